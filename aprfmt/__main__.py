@@ -1,0 +1,5 @@
+"""`python -m aprfmt` is the command line."""
+
+from aprfmt.cli.main import main
+
+main()

@@ -1,0 +1,82 @@
+"""Architectures as tables: found by name, each in a file of its family."""
+
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from aprfmt.errors import ArchError
+from aprfmt.registry import Registry
+from aprfmt.tensor import Value
+
+if TYPE_CHECKING:
+    from aprfmt.arch.spec import ArchSpec
+
+_HERE = "aprfmt.arch."
+
+ARCHS: "Registry[ArchSpec]" = Registry(
+    "arch",
+    {
+        "llama": _HERE + "llama:LLAMA",
+        "mistral": _HERE + "llama:MISTRAL",
+        "mixtral": _HERE + "llama:MIXTRAL",
+        "qwen2": _HERE + "qwen2:QWEN2",
+        "qwen3": _HERE + "qwen3:QWEN3",
+        "gemma": _HERE + "gemma:GEMMA",
+        "gemma2": _HERE + "gemma2:GEMMA2",
+        "gemma3": _HERE + "gemma3:GEMMA3",
+        "phi2": _HERE + "phi2:PHI2",
+        "phi3": _HERE + "phi3:PHI3",
+        "gpt2": _HERE + "gpt2:GPT2",
+        "gpt_oss": _HERE + "gpt_oss:GPT_OSS",
+        "olmo2": _HERE + "olmo2:OLMO2",
+        "olmo3": _HERE + "olmo2:OLMO3",
+        "stablelm": _HERE + "stablelm:STABLELM",
+        "starcoder2": _HERE + "starcoder2:STARCODER2",
+        "granite": _HERE + "granite:GRANITE",
+        "smollm3": _HERE + "smollm3:SMOLLM3",
+        "cohere": _HERE + "cohere:COHERE",
+        "qwen2_moe": _HERE + "qwen2_moe:QWEN2_MOE",
+        "qwen3_moe": _HERE + "qwen3_moe:QWEN3_MOE",
+        "deepseek_v2": _HERE + "deepseek:DEEPSEEK_V2",
+        "deepseek_v3": _HERE + "deepseek:DEEPSEEK_V3",
+    },
+    ArchError,
+)
+
+
+def arch_names() -> tuple[str, ...]:
+    """Return the names of all architectures, third parties' included."""
+    return tuple(ARCHS)
+
+
+def find_arch(
+    style: str,
+    name: str,
+    roles: Collection[str] = (),
+    values: Mapping[str, Value] | None = None,
+) -> "ArchSpec":
+    """Return the architecture that goes by a name in a style ("hf", "gguf", "apr").
+
+    Where several do (GGUF's `llama` is llama, mistral or mixtral), the stored tensor names in
+    `roles` and the metadata in `values` decide. Raises ArchError for an unknown name, with near
+    ones: an unknown architecture is never taken for another.
+    """
+    specs = [ARCHS[arch] for arch in ARCHS]
+    candidates = [spec for spec in specs if name in spec.called.get(style, ())]
+    shown = [spec for spec in candidates if spec.evidence and spec.evidence(roles, values or {})]
+    chosen = shown or [spec for spec in candidates if spec.evidence is None] or candidates
+    if len(chosen) == 1:
+        chosen[0].block.check()
+        return chosen[0]
+    if chosen:
+        raise ArchError(
+            f"{style} architecture {name!r} may be {' or '.join(spec.name for spec in chosen)}, "
+            "and nothing in the file decides; name it with --arch"
+        )
+    known = list(dict.fromkeys(n for spec in specs for n in spec.called.get(style, ())))
+    near = get_close_matches(name, known, 3, cutoff=0.4) or known
+    raise ArchError(
+        f"{style} architecture {name!r} is not known; {'near' if near != known else 'known'} "
+        f"names: {', '.join(near)}; if it is one of {', '.join(arch_names())} under another name, "
+        "say so with --arch"
+    )

@@ -1,0 +1,280 @@
+"""From stored names to roles and back, by the binding tables; and what a model must have.
+
+Nothing here knows an architecture: everything comes from the tables and the hyperparameters.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aprfmt.arch.joins import Stacked
+from aprfmt.arch.names import NO_MODEL, NameIndex, expand
+from aprfmt.arch.names import detect_style as detect_style
+from aprfmt.arch.sizes import shape_of, size_of
+from aprfmt.arch.spec import ArchSpec, Binding, TensorRule, role_key, split_key
+from aprfmt.errors import ArchError
+from aprfmt.tensor import Value
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One binding at one layer: the stored names in the binding's order, and the role keys."""
+
+    binding: Binding
+    layer: int | None
+    stored: tuple[str, ...]
+    roles: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What the tables made of a file's names.
+
+    `groups` come in execution order. `derived` are tensors that hold hyperparameters, `buffers`
+    such as are computed or belong to training only; `unbound` are names nothing claims.
+    `incomplete` says, by role key, which stored names a role lacks of which others are there
+    (those are in `unbound`).
+    """
+
+    groups: tuple[Group, ...]
+    unbound: tuple[str, ...]
+    derived: tuple[str, ...] = ()
+    incomplete: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    buffers: tuple[str, ...] = ()
+
+
+class _Order:
+    """Execution order: the embedding, the layers, the rest; inside, as in the tensor table."""
+
+    def __init__(self, spec: ArchSpec) -> None:
+        self._rank = {rule.role: i for i, rule in enumerate(spec.tensors)}
+        layered = [i for i, rule in enumerate(spec.tensors) if rule.layered]
+        self._first = layered[0] if layered else 0
+
+    def __call__(self, key: str) -> tuple[int, int, int]:
+        layer, role = split_key(key)
+        rank = self._rank.get(role, len(self._rank))
+        phase = 1 if layer is not None else 0 if rank < self._first else 2
+        return phase, layer or 0, rank
+
+
+def bind(spec: ArchSpec, style: str, names: Iterable[str]) -> Bound:
+    """Sort stored names into the groups of a style.
+
+    All bindings are tried; where two offer a role the earlier one has it and the other's names
+    stay unbound. Raises ArchError where two names spell the same tensor.
+    """
+    bindings = spec.bindings.get(style, ())
+    index = NameIndex(
+        style,
+        [(name, (b, s)) for b, row in enumerate(bindings) for s, name in enumerate(row.stored)],
+    )
+    every = list(names)
+    found: dict[tuple[int, int | None], dict[int, dict[int, str]]] = {}
+    for name in every:
+        match = index.find(name)
+        if match is None:
+            continue
+        b, s = match.value
+        slot = found.setdefault((b, match.layer), {}).setdefault(s, {})
+        other = slot.setdefault(match.element or 0, name)
+        if other != name:
+            raise ArchError(f"tensors {other!r} and {name!r} are the same one in two spellings")
+    groups: dict[tuple[int, int | None], Group] = {}
+    claimed: set[str] = set()
+    incomplete: dict[str, tuple[str, ...]] = {}
+    for b, layer in sorted(found, key=lambda at: (at[0], at[1] or 0)):
+        roles = tuple(role_key(layer, role) for role in bindings[b].roles)
+        stored, lacking = _stored_names(bindings[b], layer, found[b, layer])
+        if lacking:
+            incomplete.update(dict.fromkeys(roles, lacking))
+        elif not claimed.intersection(roles):
+            groups[b, layer] = Group(bindings[b], layer, stored, roles)
+            claimed.update(roles)
+    used = {name for group in groups.values() for name in group.stored}
+    derived = {row.name(style) for row in spec.derived}
+    templates = NameIndex(style, [(name, name) for name in spec.buffers.get(style, ())])
+    buffers = {
+        name
+        for name in every
+        if name not in used and (name.startswith(NO_MODEL) or templates.find(name))
+    }
+    claims = used | derived | buffers
+    order = _Order(spec)
+    return Bound(
+        tuple(sorted(groups.values(), key=lambda group: order(group.roles[0]))),
+        tuple(name for name in every if name not in claims),
+        tuple(name for name in every if name in derived),
+        {role: names for role, names in incomplete.items() if role not in claimed},
+        tuple(name for name in every if name in buffers),
+    )
+
+
+def _stored_names(
+    binding: Binding, layer: int | None, found: Mapping[int, Mapping[int, str]]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the stored names of a group in order, and the first few that are not there."""
+    stored: list[str] = []
+    lacking: list[str] = []
+    last = max(element for names in found.values() for element in names)
+    for s, template in enumerate(binding.stored):
+        names = found.get(s, {})
+        for element in range(last + 1) if "{E}" in template else (0,):
+            if element in names:
+                stored.append(names[element])
+                continue
+            lacking.append(expand(template, layer, element))
+            if len(lacking) == 8:
+                return (), tuple(lacking)
+    return tuple(stored), tuple(lacking)
+
+
+def known_shapes(bound: Bound, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Return logical shapes by role key as far as they follow without hyperparameters.
+
+    `shapes` are the stored ones by name. A role whose steps need sizes gets `()`: it is there,
+    its shape not yet known.
+    """
+    known: dict[str, Shape] = {}
+    for group in bound.groups:
+        try:
+            found = logical_shapes(group.binding, [shapes[name] for name in group.stored], {})
+        except (ArchError, KeyError):
+            found = [()] * len(group.roles)
+        known.update(zip(group.roles, found, strict=True))
+    return known
+
+
+def logical_shapes(
+    binding: Binding, stored: Sequence[Shape], hp: Mapping[str, Value]
+) -> list[Shape]:
+    """Return the shapes after a binding's steps; ArchError where they do not fit."""
+    shapes = [tuple(shape) for shape in stored]
+    for step in binding.steps:
+        shapes = step.shapes(shapes, hp)
+    return shapes
+
+
+def groups_for(
+    spec: ArchSpec, style: str, roles: Collection[str], hp: Mapping[str, Value]
+) -> list[Group]:
+    """Return the stored tensors that hold these role keys in a style, in execution order.
+
+    Each role goes to the first binding all of whose roles are asked for. Raises ArchError naming
+    the roles the style has no name for.
+    """
+    bindings = spec.bindings.get(style, ())
+    wanted = set(roles)
+    groups: list[Group] = []
+    done: set[str] = set()
+    homeless: list[str] = []
+    for key in sorted(wanted, key=_Order(spec)):
+        if key in done:
+            continue
+        layer, role = split_key(key)
+        if layer is not None and layer >= size_of("n_layers", hp):
+            raise ArchError(
+                f"{key}: the model has {hp['n_layers']} layers; a tensor beyond them (multi-token "
+                "prediction) has no place in a conversion; leave it out with --drop"
+            )
+        for binding in bindings:
+            keys = tuple(role_key(layer, other) for other in binding.roles)
+            if role in binding.roles and wanted.issuperset(keys) and done.isdisjoint(keys):
+                groups.append(Group(binding, layer, _written_names(binding, layer, hp), keys))
+                done.update(keys)
+                break
+        else:
+            homeless.append(key)
+    if homeless:
+        shown = ", ".join(homeless[:4]) + (" ..." if len(homeless) > 4 else "")
+        raise ArchError(
+            f"{style} files of {spec.name} have no name for {len(homeless)} of the tensors: {shown}"
+        )
+    return groups
+
+
+def _written_names(binding: Binding, layer: int | None, hp: Mapping[str, Value]) -> tuple[str, ...]:
+    names: list[str] = []
+    for template in binding.stored:
+        count = 1
+        if "{E}" in template:
+            step = next(step for step in binding.steps if isinstance(step, Stacked))
+            count = size_of(step.count, hp)
+        names += [expand(template, layer, element) for element in range(count)]
+    return tuple(names)
+
+
+# --- what a model must have -----------------------------------------------------------------
+
+
+def needed(rule: TensorRule, layer: int | None, hp: Mapping[str, Value]) -> bool:
+    """Say whether the hyperparameters demand a role (in a layer)."""
+    if rule.needs == "optional":
+        return False
+    for condition in filter(None, (part.strip() for part in rule.needs.split("&"))):
+        value = hp[condition.removeprefix("!")]
+        if isinstance(value, tuple) and layer is not None:
+            value = value[layer]
+        if bool(value) is condition.startswith("!"):
+            return False
+    return True
+
+
+def expected_roles(spec: ArchSpec, hp: Mapping[str, Value]) -> dict[str, Shape]:
+    """Return every role key the hyperparameters demand, with its logical shape, in order."""
+    expected: dict[str, Shape] = {}
+    layers = range(size_of("n_layers", hp))
+    for rule in spec.tensors:
+        for layer in layers if rule.layered else (None,):
+            if needed(rule, layer, hp):
+                expected[role_key(layer, rule.role)] = shape_of(rule.shape, hp)
+    order = _Order(spec)
+    return dict(sorted(expected.items(), key=lambda item: order(item[0])))
+
+
+def logical_shape(spec: ArchSpec, key: str, hp: Mapping[str, Value]) -> Shape:
+    """Return the logical shape of a role key; ArchError for a role the table does not have."""
+    role = split_key(key)[1]
+    for rule in spec.tensors:
+        if rule.role == role:
+            return shape_of(rule.shape, hp)
+    raise ArchError(f"{key}: {spec.name} has no such role")
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How many of the expected roles are there, which are not, and which do not fit.
+
+    `misshapen` has (role key, found, expected); roles beyond the expected count in neither.
+    """
+
+    found: int
+    expected: int
+    missing: tuple[str, ...]
+    misshapen: tuple[tuple[str, Shape, Shape], ...] = ()
+
+
+def coverage(spec: ArchSpec, hp: Mapping[str, Value], shapes: Mapping[str, Shape]) -> Coverage:
+    """Compare the roles of a file, with their logical shapes, with what its configuration demands.
+
+    A role the configuration does not demand is still held to its shape.
+    """
+    expected = expected_roles(spec, hp)
+    missing = tuple(key for key in expected if key not in shapes)
+    wrong = []
+    for key, found in shapes.items():
+        wanted = expected.get(key)
+        if wanted is None:
+            try:
+                wanted = logical_shape(spec, key, hp)
+            except ArchError:
+                continue  # a size that only the missing feature would have
+        if tuple(found) != wanted:
+            wrong.append((key, tuple(found), wanted))
+    return Coverage(len(expected) - len(missing), len(expected), missing, tuple(wrong))
+
+
+def missing_roles(spec: ArchSpec, hp: Mapping[str, Value], roles: Collection[str]) -> list[str]:
+    """Return the role keys the hyperparameters demand and the file does not have."""
+    return [key for key in expected_roles(spec, hp) if key not in roles]

@@ -1,0 +1,59 @@
+"""cohere (command-r): one LayerNorm without bias for attention and MLP side by side.
+
+Q and K pair adjacent elements in the source itself, so GGUF permutes nothing. `logit_scale` is a
+factor here (a divisor for granite). Source: architectures.md 1, 3, 4.
+"""
+
+from aprfmt.arch import rules
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, HyperRule
+
+_BEFORE, _AFTER = whole(head_gguf="")
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm"),
+        *attention(),
+        *norm("attn_q_norm", "self_attn.q_norm", ("n_heads", "head_dim"), "qk_norm"),
+        *norm("attn_k_norm", "self_attn.k_norm", ("n_kv_heads", "head_dim"), "qk_norm"),
+        *gated_mlp(),
+        *_AFTER,
+    ),
+    hf_more=FUSED,
+)
+
+COHERE = ArchSpec(
+    name="cohere",
+    called={
+        "hf": ("cohere", "CohereForCausalLM"),
+        "gguf": ("command-r",),
+        "apr": ("cohere", "command-r"),
+    },
+    hyper=rules.hyper_table(
+        rules.context_length(8192),
+        rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
+        rules.tied_embeddings(True),
+        *rules.attention_biases(),
+        rules.qk_norm(False, "use_qk_norm"),
+        rules.fixed("parallel_residual", True),
+        *rope_rules(Rope(theta=500000.0)),
+        rules.rope_style("interleaved"),
+        HyperRule(
+            "logit_scale",
+            {"hf": ("logit_scale",), "gguf": ("{arch}.logit_scale",)},
+            "float",
+            0.0625,
+            {"gguf": MISSING, "apr": MISSING},
+        ),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(
+        norm="layer", norm_cast="after_weight", qk_norm="head_layer", rope_cast="table_and_result"
+    ),
+    lost=(*rules.common_losses(), rules.ONE_BIAS_KEY),
+    # The converter takes model_max_length for the context; nothing is computed from it.
+    ignored=frozenset({"model_max_length"}),
+)

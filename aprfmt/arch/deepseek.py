@@ -1,0 +1,269 @@
+"""deepseek v2 and v3: compressed attention (MLA), shared experts, dense first layers.
+
+Queries and keys have an unrotated part and a rotated one whose pairs are adjacent in the source.
+GGUF calls both `deepseek2` and keeps kv_b cut into k_b, transposed, and v_b (older files: kv_b
+whole); its head counts and lengths describe attention on the compressed vectors. Source:
+architectures.md 1, 3-6; the converter's deepseek.py; transformers' modeling_deepseek_v2 and _v3.
+"""
+
+from collections.abc import Collection, Mapping
+
+from aprfmt.arch import moe, rules
+from aprfmt.arch.joins import KvB
+from aprfmt.arch.mla import dense_first, groups, mla_hyper
+from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
+from aprfmt.arch.rows import Q, Row, gated_mlp, linear, norm, tables, whole
+from aprfmt.arch.spec import (
+    ArchSpec,
+    Binding,
+    BlockSpec,
+    Facts,
+    HyperRule,
+    Loss,
+    Write,
+)
+from aprfmt.arch.values import text
+from aprfmt.errors import ArchError
+from aprfmt.tensor import Value
+
+Params = Mapping[str, Value]
+Found = tuple[Value, str] | None
+
+_LORA = "q_lora_rank"
+_KV_A, _KV_B = (
+    "kv_lora_rank+qk_rope_head_dim",
+    "n_heads*qk_nope_head_dim+n_heads*value_head_dim",
+)
+_ATTENTION = (
+    *linear("attn_q", "self_attn.q_proj", Q, "hidden_size", f"!{_LORA}"),
+    *linear("attn_q_a", "self_attn.q_a_proj", _LORA, "hidden_size", _LORA, bias="attention_bias"),
+    *norm("attn_q_a_norm", "self_attn.q_a_layernorm", (_LORA,), _LORA),
+    *linear("attn_q_b", "self_attn.q_b_proj", Q, _LORA, _LORA),
+    *linear(
+        "attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa", _KV_A, "hidden_size",
+        bias="attention_bias",
+    ),
+    *norm("attn_kv_a_norm", "self_attn.kv_a_layernorm", ("kv_lora_rank",)),
+    Row("attn_kv_b.weight", "self_attn.kv_b_proj.weight", (_KV_B, "kv_lora_rank"), gguf=""),
+    *linear(
+        "attn_output", "self_attn.o_proj", "hidden_size", "n_heads*value_head_dim",
+        bias="attention_out_bias",
+    ),
+)  # fmt: skip
+_ROUTER_BIAS = Row(
+    "exp_probs_b.bias", "mlp.gate.e_score_correction_bias", ("n_experts",), "moe_layers"
+)
+_GGUF_FIRST = (
+    Binding(
+        ("blk.{L}.attn_k_b.weight", "blk.{L}.attn_v_b.weight"), ("attn_kv_b.weight",), (KvB(),)
+    ),
+)
+_GGUF_MORE = (Binding(("blk.{L}.attn_kv_b.weight",), ("attn_kv_b.weight",)),)
+
+
+def _rows(mlp_bias: str | None, *router: Row) -> tuple[Row, ...]:
+    before, after = whole()
+    return (
+        *before,
+        *norm("attn_norm", "input_layernorm"),
+        *_ATTENTION,
+        *norm("ffn_norm", "post_attention_layernorm"),
+        *gated_mlp(mlp_bias, needs="!moe_layers"),
+        *router,
+        *EXPERTS,
+        *shared_expert("mlp.shared_experts", "moe_layers & shared_ffn_size"),
+        *after,
+    )
+
+
+_LOST = (
+    *rules.common_losses(),
+    rules.ONE_BIAS_KEY,
+    Loss(
+        "gguf",
+        "attention_bias",
+        lambda hp: hp["attention_bias"] or hp["attention_out_bias"],
+        "llama.cpp has no attention biases here and refuses the file",
+    ),
+    Loss(
+        "gguf",
+        "lora_norm_eps",
+        lambda hp: hp["lora_norm_eps"] != hp["norm_eps"],
+        "llama.cpp uses one epsilon for all norms, transformers 1e-6 on the compressed vectors",
+    ),
+)
+# What follows from the other sizes, or describes attention on the compressed vectors.
+_DERIVED_KEYS = frozenset(
+    """head_dim qk_head_dim num_key_value_heads num_kv_heads attention.head_count_kv
+    attention.key_length attention.value_length""".split()
+)
+_EXPERTS_HF = "n_routed_experts num_experts num_local_experts"
+
+
+def _ignored_norm(value: Value, facts: Facts, hp: Params) -> str:
+    found = facts.first("norm_topk_prob", "{arch}.expert_weights_norm")
+    if found is None or not found[0]:
+        return ""
+    return f"{found[1]} is true, but transformers never renormalises deepseek v2's weights"
+
+
+def _v2_router(facts: Facts, hp: Params) -> Found:
+    found = facts.first("topk_method")
+    if found is None:
+        return None
+    kinds = {"greedy": "softmax", "group_limited_greedy": "group_limited_greedy"}
+    kind = text(*found)
+    if kind not in kinds:
+        raise ArchError(f"topk_method: {kind!r} is not known; known: {', '.join(kinds)}")
+    return kinds[kind], found[1]
+
+
+_GATING = "{arch}.expert_gating_func"
+_SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's llama_expert_gating_func_type
+
+
+def _gguf_router(facts: Facts, number: int) -> str:
+    """Return the key that states the scores' function; ArchError for another function."""
+    found = facts.first(_GATING)
+    if found is not None and found[0] not in (0, number):
+        raise ArchError(f"{found[1]}: is {found[0]!r}; expected {number} for this architecture")
+    return "" if found is None else found[1]
+
+
+def _v2_gguf_router(facts: Facts, hp: Params) -> Found:
+    key = _gguf_router(facts, _SOFTMAX)
+    return ("group_limited_greedy" if hp["n_expert_groups"] > 1 else "softmax"), key
+
+
+def _gating(number: int) -> Write:
+    return lambda value, hp: {_GATING: number}
+
+
+_V2_TENSORS, _V2_BINDINGS = tables(
+    _rows("mlp_bias", ROUTER),
+    hf_first=EXPERT_BINDINGS,
+    gguf_first=_GGUF_FIRST,
+    gguf_more=_GGUF_MORE,
+)
+
+DEEPSEEK_V2 = ArchSpec(
+    name="deepseek_v2",
+    called={
+        "hf": ("deepseek_v2", "DeepseekV2ForCausalLM"),
+        "gguf": ("deepseek2",),
+        "apr": ("deepseek_v2", "deepseek2", "deepseek"),
+    },
+    hyper=mla_hyper(
+        rules.mlp_bias(),
+        rules.rope_style("interleaved"),
+        *moe.counts(64, 6, _EXPERTS_HF),
+        dense_first(0),
+        HyperRule("norm_topk", default=False, check=_ignored_norm),
+        HyperRule(
+            "routed_scale",
+            {"hf": ("routed_scaling_factor",), "gguf": ("{arch}.expert_weights_scale",)},
+            "float",
+            1.0,
+        ),
+        groups("n_expert_groups", "n_group", "expert_group_count", 1),
+        groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
+        HyperRule(
+            "router",
+            read={"hf": _v2_router, "gguf": _v2_gguf_router},
+            write={
+                "hf": lambda value, hp: {"topk_method": "greedy" if value == "softmax" else value},
+                "gguf": _gating(_SOFTMAX),
+            },
+            default="softmax",
+        ),
+    ),
+    tensors=_V2_TENSORS,
+    bindings=_V2_BINDINGS,
+    block=BlockSpec(attention="mla", shared_expert="plain", rope_cast="result", router_cast="none"),
+    lost=(
+        *_LOST,
+        Loss(
+            "gguf",
+            "router",
+            lambda hp: hp["router"] == "group_limited_greedy",
+            "llama.cpp ranks groups by the sum of their two best scores, deepseek v2 by the best",
+        ),
+    ),
+    ignored=_DERIVED_KEYS | {"scoring_func", "moe_layer_freq", "ep_size"},
+)
+
+_V3_TENSORS, _V3_BINDINGS = tables(
+    _rows(None, ROUTER, _ROUTER_BIAS),
+    hf_first=EXPERT_BINDINGS,
+    gguf_first=_GGUF_FIRST,
+    gguf_more=_GGUF_MORE,
+)
+
+
+def _has_router_bias(names: Collection[str], values: Mapping[str, Value]) -> bool:
+    ends = (".exp_probs_b.bias", ".e_score_correction_bias")
+    return any(name.endswith(ends) for name in names)
+
+
+def _v3_style(facts: Facts, hp: Params) -> Found:
+    found = facts.first("rope_interleave")
+    return None if found is None else ("interleaved" if found[0] else "half", found[1])
+
+
+DEEPSEEK_V3 = ArchSpec(
+    name="deepseek_v3",
+    called={
+        "hf": ("deepseek_v3", "DeepseekV3ForCausalLM"),
+        "gguf": ("deepseek2",),
+        "apr": ("deepseek_v3", "deepseek2", "deepseek"),
+    },
+    hyper=mla_hyper(
+        rules.context_length(4096),
+        HyperRule(
+            "rope_style",
+            read={"hf": _v3_style},
+            write={
+                "hf": lambda value, hp: {"rope_interleave": value == "interleaved"},
+                **rules.rope_style("interleaved").write,
+            },
+            default="interleaved",
+            check=rules.rope_style("interleaved").check,
+        ),
+        *moe.counts(256, 8, _EXPERTS_HF),
+        dense_first(3),
+        moe.norm_topk(True),
+        HyperRule(
+            "routed_scale",
+            {"hf": ("routed_scaling_factor",), "gguf": ("{arch}.expert_weights_scale",)},
+            "float",
+            2.5,
+            {"gguf": 1.0},
+        ),
+        groups("n_expert_groups", "n_group", "expert_group_count", 8),
+        groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 4),
+        HyperRule(
+            "router",
+            read={"gguf": lambda facts, hp: ("sigmoid_bias", _gguf_router(facts, _SIGMOID))},
+            write={"gguf": _gating(_SIGMOID)},
+            default="sigmoid_bias",
+        ),
+    ),
+    tensors=_V3_TENSORS,
+    bindings=_V3_BINDINGS,
+    block=BlockSpec(attention="mla", shared_expert="plain", router_cast="none"),
+    lost=(
+        *_LOST,
+        Loss(
+            "gguf",
+            "rope_style",
+            lambda hp: hp["rope_style"] != "interleaved",
+            "llama.cpp pairs adjacent elements of deepseek's rotated part",
+        ),
+    ),
+    ignored=_DERIVED_KEYS
+    | set(
+        """scoring_func topk_method moe_layer_freq ep_size num_nextn_predict_layers
+        num_mtp_layers""".split()
+    ),
+    evidence=_has_router_bias,
+)

@@ -1,0 +1,65 @@
+"""gemma 1 and what its successors share: (1 + w) norms, scaled embeddings, tanh-gelu gates.
+
+GGUF stores every norm weight with the 1 added. Source: architectures.md 1, 4; the converter's
+gemma.py; llama.cpp's gemma graphs.
+"""
+
+from aprfmt.arch import rules
+from aprfmt.arch.rows import FUSED, Row, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, BlockSpec, HyperRule, Loss
+from aprfmt.arch.steps import Added
+
+PLUS_ONE = (Added(1.0),)
+NO_BIASES = Loss(
+    "gguf",
+    "attention_bias",
+    lambda hp: hp["attention_bias"] or hp["attention_out_bias"],
+    "llama.cpp has no attention biases here and refuses the file",
+)
+
+
+def gemma_norm(role: str, hf: str, size: tuple[str, ...] = ("hidden_size",)) -> tuple[Row, ...]:
+    """Return the row of a norm that GGUF stores as 1 + w."""
+    return norm(role, hf, size, gguf_steps=PLUS_ONE)
+
+
+def embedding_scale() -> HyperRule:
+    """Return the rule for sqrt(hidden_size), to be rounded to the weights' dtype when used."""
+    return rules.fixed("embedding_scale", lambda hp: float(hp["hidden_size"]) ** 0.5)
+
+
+_BEFORE, _AFTER = whole(head_gguf="", norm_steps=PLUS_ONE)
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *gemma_norm("attn_norm", "input_layernorm"),
+        *attention(),
+        *gemma_norm("ffn_norm", "post_attention_layernorm"),
+        *gated_mlp(),
+        *_AFTER,
+    ),
+    hf_more=FUSED,
+)
+
+GEMMA = ArchSpec(
+    name="gemma",
+    called={
+        "hf": ("gemma", "GemmaForCausalLM"),
+        "gguf": ("gemma",),
+        "apr": ("gemma",),
+    },
+    hyper=rules.hyper_table(
+        rules.head_dim(256),
+        rules.context_length(8192),
+        # `gelu` in gemma 1 is an old name of the tanh form.
+        rules.activation("gelu_tanh", names={"gelu": "gelu_tanh"}),
+        rules.tied_embeddings(True),
+        *rules.attention_biases(),
+        embedding_scale(),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(norm_offset=1, norm_cast="after_weight"),
+    lost=(*rules.common_losses("gelu_tanh"), rules.ONE_BIAS_KEY, NO_BIASES),
+    ignored=frozenset({"hidden_activation", "use_bidirectional_attention"}),
+)

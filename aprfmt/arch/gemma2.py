@@ -1,0 +1,152 @@
+"""gemma 2: four norms a layer, softcaps, every other layer windowed, a scale of its own.
+
+llama.cpp knows the scale from the layer count, not from a key. Source: architectures.md 1, 4;
+llama.cpp's gemma2.cpp.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+
+from aprfmt.arch import rules
+from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE, embedding_scale, gemma_norm
+from aprfmt.arch.rows import FUSED, attention, gated_mlp, tables, whole
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.values import positive
+from aprfmt.arch.window import Window, period, window_rules
+from aprfmt.tensor import Value
+
+Params = Mapping[str, Value]
+SCALAR = 256  # transformers' query_pre_attn_scalar where the config gives none
+LARGEST = 46  # layers of the 27B model, whose scale follows from hidden_size / n_heads
+
+
+def four_norms(names: Collection[str]) -> bool:
+    """Say whether tensor names show norms after attention and MLP too."""
+    return any("pre_feedforward_layernorm" in name or "post_ffw_norm" in name for name in names)
+
+
+def qk_norms(names: Collection[str]) -> bool:
+    """Say whether tensor names show q/k-norms."""
+    return any("q_norm" in name for name in names)
+
+
+def derived_scale(largest: int) -> Callable[[Params], float]:
+    """Return llama.cpp's rule: 1/sqrt(head_dim), but by hidden_size/n_heads in the 27B model."""
+
+    def scale(hp: Params) -> float:
+        size = hp["head_dim"]
+        if hp["n_layers"] == largest:
+            size = hp["hidden_size"] // hp["n_heads"]
+        derived: float = float(size) ** -0.5
+        return derived
+
+    return scale
+
+
+def query_scale(largest: int) -> HyperRule:
+    """Return the rule for query_pre_attn_scalar ** -0.5."""
+
+    def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        found = facts.first("query_pre_attn_scalar")
+        if found is None:
+            return None
+        return rules.scale_factor(positive(*found) ** -0.5, found[1]), found[1]
+
+    def write(value: Value, hp: Params) -> Params:
+        scalar = value**-2.0
+        near = round(scalar)
+        return {"query_pre_attn_scalar": near if near and near**-0.5 == value else scalar}
+
+    return rules.attn_scale(
+        lambda hp: SCALAR**-0.5, derived_scale(largest), read={"hf": read}, write={"hf": write}
+    )
+
+
+def derived_scale_loss(largest: int) -> Loss:
+    """Return the loss of a scale that differs from llama.cpp's rule."""
+    assumed = derived_scale(largest)
+    return Loss(
+        "gguf",
+        "attn_scale",
+        lambda hp: hp["attn_scale"] != assumed(hp),
+        "llama.cpp derives query_pre_attn_scalar from the layer count: every score of a model "
+        "with another scale is multiplied wrongly",
+        assumed=True,
+    )
+
+
+def softcap(name: str, hf: str, gguf: str, default: float | None) -> HyperRule:
+    """Return the rule for a softcap; null in config.json means none."""
+    keys = {"hf": (hf,), "gguf": (f"{{arch}}.{gguf}",)}
+    return HyperRule(name, keys, "float", default, null_in=("hf",))
+
+
+def pattern_loss(every: int) -> Loss:
+    """Return the loss of a window pattern other than llama.cpp's period."""
+    usual = period(every)
+    return Loss(
+        "gguf",
+        "window_layers",
+        lambda hp: hp["sliding_window"] is not None and hp["window_layers"] != usual(None, hp),
+        f"llama.cpp windows all layers but one in {every}, older versions whatever the file says",
+        assumed=True,
+    )
+
+
+SANDWICH = (
+    *gemma_norm("post_attention_norm", "post_attention_layernorm"),
+    *gemma_norm("ffn_norm", "pre_feedforward_layernorm"),
+    *gated_mlp(),
+    *gemma_norm("post_ffw_norm", "post_feedforward_layernorm"),
+)
+
+_BEFORE, _AFTER = whole(head_gguf="", norm_steps=PLUS_ONE)
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *gemma_norm("attn_norm", "input_layernorm"),
+        *attention(),
+        *SANDWICH,
+        *_AFTER,
+    ),
+    hf_more=FUSED,
+)
+
+GEMMA2 = ArchSpec(
+    name="gemma2",
+    called={
+        "hf": ("gemma2", "Gemma2ForCausalLM"),
+        "gguf": ("gemma2",),
+        "apr": ("gemma2", "gemma"),
+    },
+    hyper=rules.hyper_table(
+        rules.n_kv_heads(4),
+        rules.head_dim(256),
+        rules.context_length(8192),
+        rules.activation("gelu_tanh", "hidden_activation"),
+        rules.tied_embeddings(True),
+        *rules.attention_biases(),
+        *window_rules(Window(4096, 4096, period(2), stated=True)),
+        query_scale(LARGEST),
+        softcap("attn_softcap", "attn_logit_softcapping", "attn_logit_softcapping", 50.0),
+        softcap("final_softcap", "final_logit_softcapping", "final_logit_softcapping", 30.0),
+        embedding_scale(),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(norm_offset=1, norm_cast="after_weight", placement="sandwich"),
+    lost=(
+        *rules.common_losses("gelu_tanh"),
+        rules.ONE_BIAS_KEY,
+        NO_BIASES,
+        derived_scale_loss(LARGEST),
+        pattern_loss(2),
+        Loss(
+            "gguf",
+            "attn_softcap",
+            lambda hp: hp["attn_softcap"] is None or hp["final_softcap"] is None,
+            "llama.cpp caps the scores at 50 and the logits at 30 where the file gives no cap",
+        ),
+    ),
+    ignored=frozenset({"hidden_act", "cache_implementation"}),
+    evidence=lambda names, values: four_norms(names) and not qk_norms(names),
+)

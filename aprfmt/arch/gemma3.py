@@ -1,0 +1,113 @@
+"""gemma 3 (text): q/k-norms, five windowed layers to one, two rope bases, no score cap.
+
+The windowed layers rotate by a base of their own, unscaled. Source: architectures.md 1, 4;
+llama.cpp's gemma3.cpp.
+"""
+
+from collections.abc import Mapping
+
+from aprfmt.arch import rules
+from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE, embedding_scale, gemma_norm
+from aprfmt.arch.gemma2 import (
+    SANDWICH,
+    derived_scale_loss,
+    four_norms,
+    pattern_loss,
+    qk_norms,
+    query_scale,
+    softcap,
+)
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import FUSED, attention, tables, whole
+from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, Loss
+from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.window import Layers, Window, period, window_rules
+from aprfmt.tensor import Value
+
+LARGEST = 62  # layers of the 27B model
+LOCAL_THETA = 10000.0
+
+
+def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> Layers:
+    """Leave every sixth layer unwindowed, or each that sliding_window_pattern (old key) says."""
+    found = None if facts is None else facts.first("sliding_window_pattern")
+    return period(6 if found is None else whole_number(*found, 1))(facts, hp)
+
+
+_BEFORE, _AFTER = whole(norm_steps=PLUS_ONE)
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *gemma_norm("attn_norm", "input_layernorm"),
+        *attention(),
+        *gemma_norm("attn_q_norm", "self_attn.q_norm", ("head_dim",)),
+        *gemma_norm("attn_k_norm", "self_attn.k_norm", ("head_dim",)),
+        *SANDWICH,
+        *_AFTER,
+    ),
+    hf_more=FUSED,
+)
+
+GEMMA3 = ArchSpec(
+    name="gemma3",
+    called={
+        "hf": ("gemma3_text", "Gemma3ForCausalLM", "gemma3", "Gemma3ForConditionalGeneration"),
+        "gguf": ("gemma3",),
+        "apr": ("gemma3", "gemma"),
+    },
+    hyper=rules.hyper_table(
+        # Multimodal checkpoints leave out whatever is transformers' default.
+        rules.hidden_size(2304),
+        rules.n_layers(26),
+        rules.n_heads(8),
+        rules.n_kv_heads(4),
+        rules.head_dim(256),
+        rules.ffn_size(9216),
+        rules.vocab_size(262208),
+        rules.context_length(131072),
+        rules.activation("gelu_tanh", "hidden_activation"),
+        rules.tied_embeddings(True),
+        *rules.attention_biases(),
+        rules.fixed("qk_norm", True),
+        *rope_rules(
+            Rope(
+                theta=1e6,
+                theta_local=LOCAL_THETA,
+                local_key="rope_local_base_freq",
+                layers="full",
+            )
+        ),
+        *window_rules(Window(4096, MISSING, _layers, stated=True)),
+        query_scale(LARGEST),
+        softcap("attn_softcap", "attn_logit_softcapping", "attn_logit_softcapping", None),
+        softcap("final_softcap", "final_logit_softcapping", "final_logit_softcapping", None),
+        embedding_scale(),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(norm_offset=1, norm_cast="after_weight", placement="sandwich", qk_norm="head"),
+    lost=(
+        *rules.common_losses("gelu_tanh"),
+        rules.ONE_BIAS_KEY,
+        NO_BIASES,
+        derived_scale_loss(LARGEST),
+        pattern_loss(6),
+        Loss(
+            "gguf",
+            "rope_theta_local",
+            lambda hp: hp["rope_theta_local"] != LOCAL_THETA,
+            "older versions of llama.cpp rotate windowed layers by base 10000 whatever the file "
+            "says",
+            assumed=True,
+        ),
+        Loss(
+            "gguf",
+            "attn_softcap",
+            lambda hp: hp["attn_softcap"] is not None,
+            "llama.cpp does not cap gemma3's scores",
+        ),
+    ),
+    ignored=frozenset({"hidden_act", "cache_implementation", "_sliding_window_pattern"}),
+    evidence=lambda names, values: four_norms(names) and qk_norms(names),
+)

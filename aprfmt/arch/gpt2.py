@@ -1,0 +1,119 @@
+"""gpt2: learned positions, LayerNorm, one c_attn; Hugging Face stores matrices as [in, out].
+
+Source: architectures.md 1, 3, 4; transformers' modeling_gpt2.
+"""
+
+from collections.abc import Mapping
+
+from aprfmt.arch import rules
+from aprfmt.arch.joins import Split
+from aprfmt.arch.rows import KV, Q, Row, linear, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.steps import Transposed
+from aprfmt.arch.values import boolean
+from aprfmt.tensor import Value
+
+_H = "transformer.h.{L}."
+_TURNED = (Transposed(),)  # Conv1D
+_ROLES = {part: tuple(f"attn_{x}.{part}" for x in "qkv") for part in ("weight", "bias")}
+_QKV = Split((Q, KV, KV))
+
+_BEFORE, _AFTER = whole(embed="transformer.wte", final="transformer.ln_f", norm_bias=True)
+_POSITIONS = Row(
+    "position_embd.weight", "transformer.wpe.weight", ("context_length", "hidden_size"),
+    layered=False,
+)  # fmt: skip
+_FUSED_ROWS = tuple(
+    Row(role, "", (rows, "hidden_size")[: 2 if part == "weight" else 1], gguf="")
+    for part, roles in _ROLES.items()
+    for role, rows in zip(roles, (Q, KV, KV), strict=True)
+)
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        _POSITIONS,
+        *norm("attn_norm", _H + "ln_1", bias=True),
+        *_FUSED_ROWS,
+        *linear("attn_output", _H + "attn.c_proj", "hidden_size", Q, bias="", hf_steps=_TURNED),
+        *norm("ffn_norm", _H + "ln_2", bias=True),
+        *linear("ffn_up", _H + "mlp.c_fc", "ffn_size", "hidden_size", bias="", hf_steps=_TURNED),
+        *linear("ffn_down", _H + "mlp.c_proj", "hidden_size", "ffn_size", bias="",
+                hf_steps=_TURNED),
+        *_AFTER,
+    ),
+    hf_first=(
+        Binding((_H + "attn.c_attn.weight",), _ROLES["weight"], (*_TURNED, _QKV)),
+        Binding((_H + "attn.c_attn.bias",), _ROLES["bias"], (_QKV,)),
+    ),
+    gguf_first=tuple(
+        Binding((f"blk.{{L}}.attn_qkv.{part}",), roles, (_QKV,)) for part, roles in _ROLES.items()
+    ),
+)  # fmt: skip
+
+
+def _read_scale(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
+    found = facts.first("scale_attn_weights")
+    if found is None:
+        return None
+    return (rules.plain_scale(hp) if boolean(*found) else 1.0), found[1]
+
+
+def _write_scale(value: Value, hp: Mapping[str, Value]) -> Mapping[str, Value]:
+    return {"scale_attn_weights": value == rules.plain_scale(hp)}
+
+
+def _four_times(hp: Mapping[str, Value]) -> int:
+    size: int = 4 * hp["hidden_size"]
+    return size
+
+
+GPT2 = ArchSpec(
+    name="gpt2",
+    called={
+        "hf": ("gpt2", "GPT2LMHeadModel"),
+        "gguf": ("gpt2",),
+        "apr": ("gpt2",),
+    },
+    hyper=rules.hyper_table(
+        rules.hidden_size(768, "n_embd hidden_size"),
+        rules.n_layers(12, "n_layer num_hidden_layers"),
+        rules.n_heads(12, "n_head num_attention_heads"),
+        rules.n_kv_heads(hf=""),
+        rules.head_dim(hf=""),
+        rules.ffn_size(_four_times, "n_inner"),
+        rules.vocab_size(50257),
+        rules.context_length(1024, "n_positions max_position_embeddings n_ctx"),
+        rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
+        rules.activation("gelu_tanh", "activation_function", tanh="gelu_new"),
+        rules.tied_embeddings(True),
+        rules.fixed("attention_bias", True),
+        rules.fixed("attention_out_bias", True),
+        rules.fixed("mlp_bias", True),
+        rules.fixed("rope_theta", None),
+        rules.fixed("rope_theta_local", None),
+        rules.fixed("rope_dim", 0),
+        rules.fixed("rope_scaling", None),
+        rules.fixed("rope_style", "half"),
+        HyperRule("rope_layers", default=rules.per_layer(False)),
+        rules.attn_scale(read={"hf": _read_scale}, write={"hf": _write_scale}),
+        rules.flag("attn_scale_by_layer", False, "scale_attn_by_inverse_layer_idx"),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(norm="layer", position="learned", mlp="plain", activation_cast="steps"),
+    lost=(
+        *rules.common_losses("gelu_tanh"),
+        Loss(
+            "gguf",
+            "attn_scale",
+            lambda hp: hp["attn_scale"] != rules.plain_scale(hp) or hp["attn_scale_by_layer"],
+            "llama.cpp divides gpt2's scores by sqrt(head_dim) in every layer",
+        ),
+    ),
+    ignored=frozenset(
+        """n_ctx reorder_and_upcast_attn summary_type summary_use_proj summary_activation
+        summary_proj_to_labels summary_first_dropout""".split()
+    ),
+    # Causal masks that early checkpoints store.
+    buffers={"hf": (_H + "attn.bias", _H + "attn.masked_bias")},
+)

@@ -1,0 +1,115 @@
+"""gpt-oss: experts in every layer, attention sinks, biases everywhere, clamped swiglu.
+
+Hugging Face keeps gate and up interleaved in one tensor, [experts, in, out] where the values are
+plain and [experts, out, in] where they are MXFP4 (`_blocks` joined with their `_scales`). GGUF
+calls the norm before the experts `post_attention_norm`. Source: architectures.md 1, 3, 4, 6; the
+converter's gpt_oss.py.
+"""
+
+from aprfmt.arch import moe, rules
+from aprfmt.arch.joins import Split
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import FUSED, LAYER, Row, attention, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, HyperRule, Loss
+from aprfmt.arch.steps import Transposed
+from aprfmt.arch.window import Window, period, window_rules
+
+_EXPERTS = LAYER + "mlp.experts."
+_TURNED = Transposed()
+_TURNS = Split(("moe_ffn_size", "moe_ffn_size"), axis=1, interleaved=True)
+_GATE_UP = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
+
+_EXPERT_ROWS = tuple(
+    Row(f"ffn_{name}_exps.{part}", "", ("n_experts", *shape), gguf=None)
+    for part, shapes in (
+        ("weight", (("moe_ffn_size", "hidden_size"), ("hidden_size", "moe_ffn_size"))),
+        ("bias", (("moe_ffn_size",), ("hidden_size",))),
+    )
+    for name, shape in (("gate", shapes[0]), ("up", shapes[0]), ("down", shapes[1]))
+)
+
+_BEFORE, _AFTER = whole()
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm"),
+        *attention(),
+        Row("attn_sinks.weight", "self_attn.sinks", ("n_heads",)),
+        Row("ffn_norm.weight", "post_attention_layernorm.weight", ("hidden_size",),
+            gguf="post_attention_norm.weight"),
+        Row("ffn_gate_inp.weight", "mlp.router.weight", ("n_experts", "hidden_size")),
+        Row("ffn_gate_inp.bias", "mlp.router.bias", ("n_experts",)),
+        *_EXPERT_ROWS,
+        *_AFTER,
+    ),
+    hf_first=(
+        Binding((_EXPERTS + "gate_up_proj",), _GATE_UP, (_TURNED, _TURNS)),
+        Binding(
+            (_EXPERTS + "gate_up_proj_bias",), ("ffn_gate_exps.bias", "ffn_up_exps.bias"),
+            (_TURNS,),
+        ),
+        Binding((_EXPERTS + "down_proj",), ("ffn_down_exps.weight",), (_TURNED,)),
+        Binding((_EXPERTS + "down_proj_bias",), ("ffn_down_exps.bias",)),
+    ),
+    hf_more=(
+        Binding((_EXPERTS + "gate_up_proj_blocks",), _GATE_UP, (_TURNS,)),
+        Binding((_EXPERTS + "down_proj_blocks",), ("ffn_down_exps.weight",)),
+        *FUSED,
+    ),
+)  # fmt: skip
+
+LIMIT, ALPHA = 7.0, 1.702
+
+GPT_OSS = ArchSpec(
+    name="gpt_oss",
+    called={
+        "hf": ("gpt_oss", "GptOssForCausalLM"),
+        "gguf": ("gpt-oss",),
+        "apr": ("gpt_oss", "gpt-oss"),
+    },
+    hyper=rules.hyper_table(
+        rules.n_kv_heads(8),
+        rules.head_dim(64),
+        rules.context_length(131072),
+        rules.norm_eps(1e-5),
+        HyperRule(
+            "activation",
+            default="swiglu_oai",
+            write={"hf": lambda value, hp: {"hidden_act": "silu"}},
+        ),
+        *rules.attention_biases(True),
+        rules.fixed("mlp_bias", True),
+        *rope_rules(Rope(theta=150000.0)),
+        *window_rules(Window(128, 128, period(2), stated=True)),
+        *moe.counts(128, 4, "num_local_experts num_experts"),
+        moe.expert_size("intermediate_size"),
+        moe.all_layers(),
+        moe.router("softmax_topk"),
+        HyperRule("swiglu_limit", {"hf": ("swiglu_limit",)}, "float", LIMIT),
+        HyperRule("swiglu_alpha", {"hf": ("swiglu_alpha",)}, "float", ALPHA),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(norm_cast="after_weight", sinks=True, softmax_cast="input"),
+    lost=(
+        *rules.common_losses("swiglu_oai"),
+        rules.ONE_BIAS_KEY,
+        Loss(
+            "gguf",
+            "window_layers",
+            lambda hp: (
+                hp["sliding_window"] is not None and hp["window_layers"] != period(2)(None, hp)
+            ),
+            "llama.cpp windows every other layer, starting with the first, whatever the file says",
+            assumed=True,
+        ),
+        Loss(
+            "gguf",
+            "swiglu_limit",
+            lambda hp: (hp["swiglu_limit"], hp["swiglu_alpha"]) != (LIMIT, ALPHA),
+            f"llama.cpp clamps at {LIMIT} with a gain of {ALPHA} whatever the model says",
+        ),
+    ),
+    ignored=frozenset({"hidden_act", "initial_context_length", "experts_per_token"}),
+)

@@ -1,0 +1,364 @@
+"""Hyperparameters read from any key style by the rule tables, and written back.
+
+Every key of the file ends in the report as read, ignored or unknown, and every value knows where
+it comes from. What a style cannot say in its own keys is written as `aprfmt.hyper.NAME` (a JSON
+text), which `write_hyper` finds out by reading back what it wrote.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from aprfmt.arch.carried import CARRIED, STYLES, carried
+from aprfmt.arch.keys import IGNORED, KNOWN
+from aprfmt.arch.spec import (
+    HYPER_NAMES,
+    MISSING,
+    ArchSpec,
+    Facts,
+    HyperParam,
+    HyperParams,
+    HyperRule,
+    Loss,
+    Origin,
+)
+from aprfmt.arch.values import (
+    boolean,
+    inverse,
+    number,
+    same_value,
+    shortest,
+    single,
+    text,
+    whole,
+)
+from aprfmt.arch.watched import Live, NotSettledError, Watched
+from aprfmt.errors import ArchError
+from aprfmt.tensor import Value
+
+_FLOAT32 = ("gguf", "apr")  # the key styles whose numbers have been through float32
+_ORIGINS: Mapping[str, Origin] = {"hf": "config", "gguf": "metadata", "apr": "metadata"}
+
+
+@dataclass(frozen=True)
+class KeyReport:
+    """What became of a file's keys.
+
+    `read`: key -> the hyperparameter it gave. `defaulted`: hyperparameters this style could have
+    said and did not. `ignored`: keys known not to change the forward pass; `unknown`: the rest.
+    `conflicts` and `warnings` are sentences.
+    """
+
+    read: Mapping[str, str]
+    defaulted: tuple[str, ...]
+    ignored: tuple[str, ...]
+    unknown: tuple[str, ...]
+    conflicts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def _checked(rule: HyperRule, value: Value, key: str) -> Value:
+    """Return a value of the rule's kind; ArchError for another."""
+    if value is not None and rule.kind in ("size", "int"):
+        return whole(value, key, 1 if rule.kind == "size" else 0, rule.high)
+    check = _KINDS.get(rule.kind)
+    return value if check is None or value is None else check(value, key)
+
+
+_KINDS: Mapping[str, Callable[[Value, str], Value]] = {
+    "float": number,
+    "bool": boolean,
+    "str": text,
+}
+
+
+def read_hyper(
+    spec: ArchSpec, facts: Facts, subject: str, *, complete: bool = True
+) -> tuple[HyperParams, KeyReport]:
+    """Read every hyperparameter of an architecture's table, in one key style.
+
+    `subject` (a path) begins every message. With `complete=False` what the style does not say and
+    no default gives is left out; else that is an ArchError, as is every value of a wrong kind.
+    """
+    reader = _Reader(spec, facts, subject)
+    for rule in spec.hyper:
+        try:
+            row = reader.settle(rule)
+        except ArchError as error:
+            raise ArchError(f"{subject}: {error}") from error
+        if row is not None:
+            reader.rows[rule.name] = row
+        elif complete:
+            raise ArchError(f"{subject}: {_nowhere(rule, facts)}")
+    return HyperParams(reader.rows, subject), reader.report()
+
+
+def _nowhere(rule: HyperRule, facts: Facts) -> str:
+    keys = [key.replace("{arch}", facts.arch_key) for key in rule.keys.get(facts.style, ())]
+    return (
+        f"nothing says {rule.name} ({HYPER_NAMES[rule.name]}); expected "
+        f"{' or '.join(keys) if keys else 'a config.json'}"
+    )
+
+
+@dataclass
+class _Reader:
+    """One pass over the rules of an architecture."""
+
+    spec: ArchSpec
+    facts: Facts
+    subject: str
+    rows: dict[str, HyperParam] = field(default_factory=dict)
+    read: dict[str, str] = field(default_factory=dict)
+    defaulted: list[str] = field(default_factory=list)
+    conflicts: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        inner = (
+            "text_config" if self.facts.style in KNOWN and KNOWN[self.facts.style].nested else ""
+        )
+        self.watched = Watched(self.facts.values, inner=inner)
+        arch_key = self.facts.arch_key or (self.spec.called.get("gguf") or ("",))[0]
+        self.facts = replace(self.facts, values=self.watched, arch_key=arch_key)
+        self.live = Live(self.rows)
+
+    def settle(self, rule: HyperRule) -> HyperParam | None:
+        """Return the value of one rule with its origin; None where nothing gives one."""
+        kept, stated = self._carried(rule), self._stated(rule)
+        found = self._against_tensors(rule, kept or stated)
+        if found is None:
+            found = self._default(rule)
+        if found is not None and rule.check is not None:
+            remark = rule.check(found.value, self.facts, self.live)
+            if remark:
+                self.conflicts.append(remark)
+        for key in self.watched.all_seen():
+            self.read.setdefault(key, rule.name)
+        return found
+
+    def _carried(self, rule: HyperRule) -> HyperParam | None:
+        """Return a value our own writer kept because the style has no key for it."""
+        usual = self._default(rule)
+        found = carried(self.facts, rule.name, usual.value if usual else MISSING, self.live)
+        if found is None:
+            return None
+        value = _checked(rule, found[0], found[1])
+        return HyperParam(_frozen(value), _ORIGINS[self.facts.style], found[1])
+
+    def _stated(self, rule: HyperRule) -> HyperParam | None:
+        """Return what the keys of this style say."""
+        style = self.facts.style
+        if style in rule.read:
+            found = rule.read[style](self.facts, self.live)
+        else:
+            found = self.facts.first(*rule.keys.get(style, ()), null=style in rule.null_in)
+        if found is None:
+            return None
+        value, key = found
+        value = _checked(rule, value, key)
+        if isinstance(value, float) and style in rule.inverse_in:
+            value = inverse(value, key)
+        elif isinstance(value, float) and style in _FLOAT32:
+            value = self._undo_rounding(rule, value)
+        origin = "tensor" if key in self.facts.tensors else _ORIGINS[style]
+        return HyperParam(_frozen(value), origin, key)
+
+    def _undo_rounding(self, rule: HyperRule, value: float) -> float:
+        """Return the number a float32 was made from: the default, or the shortest decimal."""
+        default = self._default(rule)
+        if default is not None and isinstance(default.value, float):
+            if single(default.value) == value:
+                return default.value
+        return shortest(value)
+
+    def _against_tensors(self, rule: HyperRule, found: HyperParam | None) -> HyperParam | None:
+        """Let the tensors decide what they show; report where the keys say otherwise."""
+        if not self.facts.shapes:
+            return found
+        actual: Value = None
+        if rule.present or rule.absent:
+            here = self.facts.roles.intersection(rule.present or rule.absent)
+            actual = bool(here) is bool(rule.present)
+        elif rule.shape is not None:
+            actual = rule.shape(self.facts.shapes)
+        if actual is None or (found is not None and found.value == actual):
+            return found
+        wins = bool(rule.present or rule.absent or rule.shape_wins)
+        if found is not None:
+            self.conflicts.append(
+                f"{found.key} says {rule.name} = {found.value!r}, the tensors say {actual!r}; "
+                f"{'the tensors are' if wins else 'the key is'} believed"
+            )
+        if found is None or wins:
+            return HyperParam(actual, "shape", found.key if found else "")
+        return found
+
+    def _default(self, rule: HyperRule) -> HyperParam | None:
+        default = rule.default_in.get(self.facts.style, rule.default)
+        if default is MISSING:
+            return None
+        if callable(default):
+            try:
+                default = default(self.live)
+            except NotSettledError:
+                return None
+        return HyperParam(_checked(rule, default, f"{rule.name} (computed)"), "default")
+
+    def report(self) -> KeyReport:
+        """Sort what is left of the keys and word the warnings."""
+        style, arch_key = self.facts.style, self.facts.arch_key
+        keys = KNOWN.get(style)
+        left = [key for key in self.watched.unseen() if keys is None or keys.counts(key, arch_key)]
+        known = self.spec.ignored | IGNORED.get(style, frozenset())
+        ignored = tuple(key for key in left if _bare(key, arch_key) in known)
+        defaulted = tuple(
+            rule.name
+            for rule in self.spec.hyper
+            if rule.name in self.rows
+            and self.rows[rule.name].origin == "default"
+            and (rule.keys.get(style) or style in rule.read)
+        )
+        return KeyReport(
+            self.read,
+            defaulted,
+            ignored,
+            tuple(key for key in left if key not in ignored),
+            tuple(self.conflicts),
+            tuple(self._assumptions()),
+        )
+
+    def _assumptions(self) -> Iterator[str]:
+        """Word what a foreign file does not say and the other side decides by a rule."""
+        for loss in self.spec.lost:
+            row = self.rows.get(loss.name)
+            if loss.assumed and loss.style == self.facts.style and row and row.origin == "default":
+                yield f"no key says {loss.name}, {_shown(row.value)} taken: {loss.consequence}"
+
+
+def _shown(value: Value) -> str:
+    """Return a value for a sentence; a list with one boolean a layer as a count."""
+    if isinstance(value, tuple) and all(isinstance(item, bool) for item in value):
+        return f"{sum(value)} of {len(value)} layers are"
+    return f"{value!r} is"
+
+
+def _bare(key: str, arch_key: str) -> str:
+    """Return a key without architecture prefix or the object it is nested in."""
+    return key.removeprefix(f"{arch_key}.").removeprefix("text_config.")
+
+
+def _frozen(value: Value) -> Value:
+    """Turn lists into tuples, inside mappings too, so that equal values compare equal."""
+    if isinstance(value, Mapping):
+        return {key: _frozen(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return tuple(_frozen(item) for item in value)
+    return value
+
+
+# --- writing ----------------------------------------------------------------------------------
+
+
+def write_hyper(
+    spec: ArchSpec, hp: HyperParams, style: str, *, complete: bool = True
+) -> dict[str, Value]:
+    """Return the keys and values that say the hyperparameters in a style.
+
+    "gguf": full keys; whole numbers are meant as uint32, floats as float32, lists of booleans as
+    such. "hf": the content of a config.json that transformers 4 and 5 load, `model_type` and
+    `architectures` included. "apr": the canonical typed keys. With `complete`, GGUF and APR also
+    get `aprfmt.hyper.NAME` for whatever does not survive reading the keys back.
+    """
+    arch_key = (spec.called.get("gguf") or ("",))[0]
+    out: dict[str, Value] = {}
+    for rule in spec.hyper:
+        if rule.name not in hp:
+            continue
+        for key, value in _pairs(rule, hp[rule.name], style, hp):
+            out[key.replace("{arch}", arch_key)] = _plain(value)
+    heads = KNOWN[style].heads(spec, hp) if style in KNOWN else {}
+    out = {**heads, **out}
+    if complete and style in STYLES:
+        for name in unsaid(spec, hp, style, out):
+            out[CARRIED + name] = json.dumps(_plain(hp[name]), separators=(",", ":"))
+    return out
+
+
+def _pairs(
+    rule: HyperRule, value: Value, style: str, hp: HyperParams
+) -> Iterator[tuple[str, Value]]:
+    if style in rule.write:
+        yield from rule.write[style](value, hp).items()
+        return
+    keys = rule.keys.get(style, ())
+    if not keys or (value is None and style not in rule.null_in):
+        return
+    if value is not None and style in rule.inverse_in:
+        value = inverse(value, rule.name)
+    yield keys[0], value
+
+
+def _plain(value: Value) -> Value:
+    """Turn tuples into lists, as JSON and the GGUF writer want them."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+class _Values:
+    """A derived tensor's values, read back as if from a file."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.shape = (len(values),)
+        self._values = [single(value) for value in values]
+
+    def numpy(self) -> "_Values":
+        return self
+
+    def reshape(self, _: int) -> "_Values":
+        return self
+
+    def tolist(self) -> list[float]:
+        return self._values
+
+
+def derived_tensors(
+    spec: ArchSpec, hp: Mapping[str, Value], style: str
+) -> dict[str, tuple[float, ...]]:
+    """Return the one-dimensional F32 tensors that say hyperparameters in a style, by name."""
+    made = {row.name(style): row.make(hp) for row in spec.derived}
+    return {name: tuple(values) for name, values in made.items() if name and values is not None}
+
+
+def unsaid(
+    spec: ArchSpec, hp: HyperParams, style: str, written: Mapping[str, Value] | None = None
+) -> tuple[str, ...]:
+    """Return the hyperparameters a reader of the style's own keys would get differently.
+
+    Numbers count as equal up to float32 rounding; presence of tensors is not the keys' business.
+    """
+    if written is None:
+        written = write_hyper(spec, hp, style, complete=False)
+    rounded = (
+        {key: _round(value) for key, value in written.items()} if style in _FLOAT32 else written
+    )
+    tensors = {n: _Values(v) for n, v in derived_tensors(spec, hp, style).items()}
+    facts = Facts(style, rounded, {}, tensors=tensors)
+    back, _ = read_hyper(spec, facts, f"{style} keys of {spec.name}", complete=False)
+    by_tensors = {rule.name for rule in spec.hyper if rule.present or rule.absent}
+    return tuple(
+        name
+        for name in hp
+        if name not in by_tensors and not (name in back and same_value(hp[name], back[name]))
+    )
+
+
+def _round(value: Value) -> Value:
+    if isinstance(value, float):
+        return single(value)
+    return [_round(item) for item in value] if isinstance(value, list) else value
+
+
+def losses(spec: ArchSpec, hp: Mapping[str, Value], style: str) -> list[Loss]:
+    """Return the losses that writing this model in a style has for other readers."""
+    return [loss for loss in spec.lost if loss.style == style and loss.applies(hp)]

@@ -1,0 +1,94 @@
+"""What each key style has around the hyperparameters: keys that say nothing about them.
+
+A key that is neither read by a rule nor listed here is reported as unknown, never dropped.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aprfmt.tensor import Value
+
+if TYPE_CHECKING:
+    from aprfmt.arch.spec import ArchSpec, HyperParams
+
+
+@dataclass(frozen=True)
+class KeyStyle:
+    """One key style.
+
+    `counts(key, arch_key)`: does the key concern the architecture at all. `heads(spec, hp)`: the
+    keys that name the architecture. `nested`: values may stand below `text_config`.
+    """
+
+    counts: Callable[[str, str], bool]
+    heads: Callable[["ArchSpec", "HyperParams"], Mapping[str, Value]]
+    nested: bool = False
+
+
+def class_name(spec: "ArchSpec") -> str:
+    """Return the class transformers loads the architecture with, "" without one."""
+    names = [name for name in spec.called.get("hf", ()) if name.endswith("ForCausalLM")]
+    names += [name for name in spec.called.get("hf", ()) if name.endswith("LMHeadModel")]
+    return names[0] if names else ""
+
+
+def _hf_heads(spec: "ArchSpec", hp: "HyperParams") -> Mapping[str, Value]:
+    return {"architectures": [class_name(spec)], "model_type": spec.called["hf"][0]}
+
+
+def _apr_heads(spec: "ArchSpec", hp: "HyperParams") -> Mapping[str, Value]:
+    return {
+        "architecture": spec.called["apr"][0],
+        "hf_architecture": class_name(spec),
+        "hf_model_type": spec.called["hf"][0],
+    }
+
+
+# The typed keys of APR that are not hyperparameters, and the custom keys with a meaning of their
+# own (apr-v2.md, 4.2 and 4.5); whole families by prefix.
+_APR_OTHER = frozenset(
+    """model_type name description author license data_source data_license version source
+    original_format created_at total_size param_count quantization sharding chat_template
+    chat_format special_tokens architecture hf_architecture hf_model_type tensor_shapes
+    source_metadata hf_config linear_attn_hparams format model_config""".split()
+)
+_APR_FAMILIES = ("tokenizer.", "aprfmt.", "model.")
+
+KNOWN: Mapping[str, KeyStyle] = {
+    "hf": KeyStyle(lambda key, arch: True, _hf_heads, nested=True),
+    "gguf": KeyStyle(lambda key, arch: key.startswith(f"{arch}."), lambda spec, hp: {}),
+    "apr": KeyStyle(
+        lambda key, arch: key not in _APR_OTHER and not key.startswith(_APR_FAMILIES), _apr_heads
+    ),
+}
+
+# Keys known not to change the forward pass of any architecture: training, generation, tokens,
+# bookkeeping; and the parts of multimodal configs that concern other modalities.
+IGNORED: Mapping[str, frozenset[str]] = {
+    "hf": frozenset(
+        """_name_or_path _attn_implementation_autoset architectures model_type auto_map
+        transformers_version torch_dtype dtype torchscript use_bfloat16 tf_legacy_loss pruned_heads
+        use_cache pretraining_tp initializer_range initializer_factor init_std
+        attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop embedding_dropout
+        residual_dropout classifier_dropout hidden_dropout_prob embed_pdrop
+        bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id unk_token_id
+        decoder_start_token_id forced_bos_token_id forced_eos_token_id suppress_tokens
+        begin_suppress_tokens bad_words_ids prefix tokenizer_class
+        chunk_size_feed_forward output_attentions output_hidden_states output_scores
+        return_dict return_dict_in_generate keys_to_ignore_at_inference problem_type
+        is_decoder is_encoder_decoder is_llama_config cross_attention_hidden_size
+        add_cross_attention tie_encoder_decoder finetuning_task task_specific_params
+        id2label label2id num_labels
+        max_length min_length do_sample early_stopping num_beams num_beam_groups
+        diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
+        no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences remove_invalid_values
+        exponential_decay_length_penalty cache_implementation
+        output_router_logits router_aux_loss_coef router_jitter_noise aux_loss_alpha seq_aux
+        quantization_config rope_ratio unsloth_version unsloth_fixed
+        vision_config audio_config mm_tokens_per_image boi_token_index eoi_token_index
+        image_token_index image_token_id boi_token_id eoi_token_id""".split()
+    ),
+    "gguf": frozenset({"attention.causal", "rope.scaling.finetuned", "tensor_data_layout"}),
+    "apr": frozenset(),
+}

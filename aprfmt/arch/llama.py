@@ -1,0 +1,155 @@
+"""llama, mistral and mixtral: the base case, with windows, with experts.
+
+GGUF calls all three `llama` and has Q and K in adjacent pairs. Source: architectures.md 1, 3, 4.
+"""
+
+from collections.abc import Collection, Mapping
+
+from aprfmt.arch import moe, rules
+from aprfmt.arch.joins import Stacked
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_gguf import ROPE_TENSORS
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import FUSED, LAYER, Row, attention, experts, gated_mlp, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
+from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
+from aprfmt.tensor import Value
+
+# Old checkpoints store what the rotary module computes.
+BUFFERS = {"hf": (LAYER + "self_attn.rotary_emb.inv_freq",)}
+
+_BEFORE, _AFTER = whole()
+_NORMS = norm("attn_norm", "input_layernorm"), norm("ffn_norm", "post_attention_layernorm")
+
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *_NORMS[0],
+        *attention(permuted=True),
+        *_NORMS[1],
+        *gated_mlp(bias="mlp_bias"),
+        *_AFTER,
+    ),
+    hf_more=FUSED,
+)
+
+LLAMA = ArchSpec(
+    name="llama",
+    called={
+        "hf": ("llama", "LlamaForCausalLM", "LLaMAForCausalLM"),
+        "gguf": ("llama",),
+        "apr": ("llama",),
+    },
+    hyper=rules.hyper_table(
+        *rules.attention_biases(),
+        rules.mlp_bias(),
+        rules.rope_style("half", permuted=True),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(),
+    lost=(*rules.common_losses(), rules.ONE_BIAS_KEY),
+    derived=ROPE_TENSORS,
+    buffers=BUFFERS,
+)
+
+_MISTRAL_TENSORS, _MISTRAL_BINDINGS = tables(
+    (
+        *_BEFORE,
+        *_NORMS[0],
+        *attention(bias=None, out_bias=None, permuted=True),
+        *_NORMS[1],
+        *gated_mlp(),
+        *_AFTER,
+    ),
+    hf_more=FUSED,
+)
+
+
+def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
+    return any(".ffn_gate_inp." in name or ".block_sparse_moe." in name for name in names)
+
+
+def _states_a_window(names: Collection[str], values: Mapping[str, Value]) -> bool:
+    return bool(values.get("llama.attention.sliding_window")) and not _has_experts(names, values)
+
+
+MISTRAL = ArchSpec(
+    name="mistral",
+    called={
+        "hf": ("mistral", "MistralForCausalLM"),
+        "gguf": ("llama",),
+        "apr": ("mistral",),
+    },
+    hyper=rules.hyper_table(
+        rules.n_kv_heads(8),
+        rules.context_length(4096 * 32),
+        rules.rope_style("half", permuted=True),
+        *window_rules(Window(hf_default=4096, listed=False)),
+    ),
+    tensors=_MISTRAL_TENSORS,
+    bindings=_MISTRAL_BINDINGS,
+    block=BlockSpec(),
+    lost=(*rules.common_losses(), IGNORED_WINDOW),
+    derived=ROPE_TENSORS,
+    buffers=BUFFERS,
+    evidence=_states_a_window,
+)
+
+_EXPERTS, _EXPERT_BINDINGS = experts("block_sparse_moe.experts", "w1", "w3", "w2")
+_ROUTER = Row(
+    "ffn_gate_inp.weight", "block_sparse_moe.gate.weight", ("n_experts", "hidden_size"),
+    "moe_layers",
+)  # fmt: skip
+
+_MIXTRAL_TENSORS, _MIXTRAL_BINDINGS = tables(
+    (
+        *_BEFORE,
+        *_NORMS[0],
+        *attention(bias=None, out_bias=None, permuted=True),
+        *_NORMS[1],
+        _ROUTER,
+        *_EXPERTS,
+        *_AFTER,
+    ),
+    hf_first=_EXPERT_BINDINGS,
+    # transformers 5 calls the module `mlp` in memory.
+    hf_more=(Binding((LAYER + "mlp.gate.weight",), ("ffn_gate_inp.weight",)), *FUSED),
+    # The first mixtral files have one tensor an expert.
+    gguf_more=tuple(
+        Binding(
+            (f"blk.{{L}}.ffn_{name}.{{E}}.weight",),
+            (f"ffn_{name}_exps.weight",),
+            (Stacked("n_experts"),),
+        )
+        for name in ("gate", "up", "down")
+    ),
+)
+
+MIXTRAL = ArchSpec(
+    name="mixtral",
+    called={
+        "hf": ("mixtral", "MixtralForCausalLM"),
+        "gguf": ("llama",),
+        "apr": ("mixtral",),
+    },
+    hyper=rules.hyper_table(
+        rules.n_kv_heads(8),
+        rules.context_length(4096 * 32),
+        rules.norm_eps(1e-5),
+        *rope_rules(Rope(theta=1e6)),
+        rules.rope_style("half", permuted=True),
+        *window_rules(Window(listed=False)),
+        *moe.counts(8, 2, "num_local_experts num_experts"),
+        moe.expert_size("intermediate_size"),
+        moe.all_layers(),
+        rules.fixed("norm_topk", True),
+    ),
+    tensors=_MIXTRAL_TENSORS,
+    bindings=_MIXTRAL_BINDINGS,
+    block=BlockSpec(router_cast="logits"),
+    lost=(*rules.common_losses(), IGNORED_WINDOW),
+    derived=ROPE_TENSORS,
+    buffers=BUFFERS,
+    evidence=_has_experts,
+)

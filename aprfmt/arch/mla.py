@@ -1,0 +1,173 @@
+"""Hyperparameter rules of compressed attention (MLA) and deepseek's experts.
+
+In GGUF the head counts and lengths describe attention on the compressed vectors; those of the
+heads stand in `..._mla` keys (older files have only the latter, under the plain keys). Source:
+architectures.md 2, 5; the converter's deepseek.py; llama.cpp's deepseek2.cpp.
+"""
+
+from collections.abc import Mapping
+
+from aprfmt.arch import moe, rules
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import Rope, mscale
+from aprfmt.arch.spec import MISSING, Facts, HyperRule, Read
+from aprfmt.arch.values import whole as whole_number
+from aprfmt.tensor import Value
+
+Params = Mapping[str, Value]
+Found = tuple[Value, str] | None
+NOPE, ROPE = 128, 64  # transformers' defaults, v2 and v3
+
+
+def _stated(facts: Facts, key: str, default: int) -> int:
+    found = facts.first(key)
+    size: int = default if found is None else whole_number(*found, 1)
+    return size
+
+
+def _hf_head_dim(facts: Facts, hp: Params) -> Found:
+    nope, rope = _stated(facts, "qk_nope_head_dim", NOPE), _stated(facts, "qk_rope_head_dim", ROPE)
+    return nope + rope, "qk_nope_head_dim"
+
+
+def _write_lengths(value: Value, hp: Params) -> Params:
+    """Write the lengths of attention on compressed vectors beside those of the heads."""
+    rank = hp["kv_lora_rank"]
+    return {
+        "{arch}.attention.key_length": rank + hp["qk_rope_head_dim"],
+        "{arch}.attention.value_length": rank,
+        "{arch}.attention.key_length_mla": value,
+        "{arch}.attention.value_length_mla": hp["value_head_dim"],
+    }
+
+
+def _write_shared(value: Value, hp: Params) -> int:
+    size: int = value // hp["moe_ffn_size"] if hp["moe_ffn_size"] else 0
+    return size
+
+
+def _shared(key: str) -> HyperRule:
+    """Return the rule for shared experts, counted in the file and one wide MLP here."""
+
+    def read(*keys: str) -> Read:
+        def shared(facts: Facts, hp: Params) -> Found:
+            found = facts.first(*keys)
+            return None if found is None else (
+                whole_number(*found) * hp["moe_ffn_size"], found[1]
+            )  # fmt: skip
+
+        return shared
+
+    gguf = "{arch}.expert_shared_count"
+    return HyperRule(
+        "shared_ffn_size",
+        read={"hf": read(key), "gguf": read(gguf)},
+        write={
+            "hf": lambda value, hp: {key: _write_shared(value, hp)},
+            "gguf": lambda value, hp: {gguf: _write_shared(value, hp)},
+        },
+        default=0,
+    )
+
+
+def dense_first(hf_default: int) -> HyperRule:
+    """Return the rule for moe_layers: all but the first few."""
+
+    def read(*keys: str) -> Read:
+        def layers(facts: Facts, hp: Params) -> Found:
+            found = facts.first(*keys)
+            if found is None:
+                return None
+            first = whole_number(*found)
+            return tuple(i >= first for i in range(hp["n_layers"])), found[1]
+
+        return layers
+
+    hf, gguf = "first_k_dense_replace", "{arch}.leading_dense_block_count"
+    return HyperRule(
+        "moe_layers",
+        read={"hf": read(hf), "gguf": read(gguf)},
+        write={
+            "hf": lambda value, hp: {hf: (*value, True).index(True)},
+            "gguf": lambda value, hp: {gguf: (*value, True).index(True)},
+        },
+        default=lambda hp: tuple(i >= hf_default for i in range(hp["n_layers"])),
+        default_in={"gguf": MISSING},
+    )
+
+
+def _scale(hp: Params) -> float:
+    """Return 1/sqrt(head_dim) times yarn's mscale_all_dim term, squared."""
+    scaling = hp["rope_scaling"] or {}
+    every = scaling.get("mscale_all_dim")
+    factor = mscale(scaling["factor"], every) if every else 1.0
+    return rules.plain_scale(hp) * factor * factor
+
+
+def groups(name: str, hf: str, gguf: str, default: int) -> HyperRule:
+    """Return a rule for groups of experts; none means one."""
+    return rules.size(name, hf, gguf, default=1, hf_default=default)
+
+
+def mla_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
+    """Return the whole table, with what v2 and v3 share overridden by what they do not."""
+    return rules.hyper_table(
+        # Grouped queries have no meaning here: every head has its own part of kv_b.
+        HyperRule(
+            "n_kv_heads",
+            {"apr": ("num_kv_heads",)},
+            read={"apr": lambda facts, hp: None},
+            default=lambda hp: hp["n_heads"],
+            write={
+                "hf": lambda value, hp: {"num_key_value_heads": value},
+                "gguf": lambda value, hp: {"{arch}.attention.head_count_kv": 1},
+            },
+        ),
+        HyperRule(
+            "head_dim",
+            {"gguf": ("{arch}.attention.key_length_mla", "{arch}.attention.key_length")},
+            "size",
+            read={"hf": _hf_head_dim},
+            write={"hf": lambda value, hp: {}, "gguf": _write_lengths},
+        ),
+        HyperRule(
+            "value_head_dim",
+            {
+                "hf": ("v_head_dim",),
+                "gguf": ("{arch}.attention.value_length_mla", "{arch}.attention.value_length"),
+            },
+            "size",
+            MISSING,
+            {"hf": 128},
+            write={"gguf": lambda value, hp: {}},
+        ),
+        HyperRule(
+            "lora_norm_eps", default=1e-6, default_in={"gguf": lambda hp: hp["norm_eps"]}
+        ),
+        rules.flag("attention_bias", False, "attention_bias", present=("attn_kv_a_mqa.bias",)),
+        rules.flag(
+            "attention_out_bias", False, "attention_bias", present=("attn_output.bias",),
+            written=False,
+        ),
+        *rope_rules(Rope()),
+        HyperRule(
+            "rope_dim",
+            {"hf": ("qk_rope_head_dim",), "gguf": ("{arch}.rope.dimension_count",)},
+            "size",
+            MISSING,
+            {"hf": ROPE},
+        ),
+        rules.attn_scale(_scale),
+        rules.size("q_lora_rank", "q_lora_rank", "attention.q_lora_rank", default=None,
+                   hf_default=1536, null_in=("hf",)),
+        rules.size("kv_lora_rank", "kv_lora_rank", "attention.kv_lora_rank", hf_default=512),
+        HyperRule(
+            "qk_nope_head_dim",
+            write={"hf": lambda value, hp: {"qk_nope_head_dim": value}},
+            default=lambda hp: hp["head_dim"] - hp["rope_dim"],
+        ),
+        HyperRule("qk_rope_head_dim", default=lambda hp: hp["rope_dim"]),
+        moe.expert_size(),
+        _shared("n_shared_experts"),
+        *overrides,
+    )  # fmt: skip

@@ -1,0 +1,84 @@
+"""Rules for mixtures of experts; a family's table overrides what differs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from aprfmt.arch.rules import fixed, per_layer, size
+from aprfmt.arch.spec import Facts, HyperRule, Loss
+from aprfmt.arch.values import sequence, whole
+from aprfmt.tensor import Value
+
+Params = Mapping[str, Value]
+Found = tuple[Value, str] | None
+MAX_EXPERTS = 1 << 16
+
+
+def counts(
+    experts: int, used: int, hf: str = "num_experts num_local_experts"
+) -> tuple[HyperRule, HyperRule]:
+    """Return the rules for how many experts there are and how many a token takes."""
+    return (
+        size(
+            "n_experts", hf, "expert_count", "num_experts",
+            hf_default=experts, high=MAX_EXPERTS,
+        ),
+        size(
+            "n_experts_used", "num_experts_per_tok", "expert_used_count", "num_experts_per_tok",
+            hf_default=used, high=MAX_EXPERTS,
+        ),
+    )  # fmt: skip
+
+
+def expert_size(hf: str = "moe_intermediate_size", hf_default: Any = None) -> HyperRule:
+    """Return the rule for the inner width of an expert; a GGUF without it means ffn_size."""
+    return size(
+        "moe_ffn_size", hf, "expert_feed_forward_length", "moe_intermediate_size",
+        default=lambda hp: hp["ffn_size"], hf_default=hf_default,
+    )  # fmt: skip
+
+
+def all_layers() -> HyperRule:
+    """Return the rule for models whose layers all have experts."""
+    return HyperRule("moe_layers", default=per_layer(True))
+
+
+def sparse_layers() -> HyperRule:
+    """Return qwen's rule: every decoder_sparse_step-th layer, but none of mlp_only_layers."""
+
+    def read(facts: Facts, hp: Params) -> Found:
+        step, dense = facts.first("decoder_sparse_step"), facts.first("mlp_only_layers")
+        every = 1 if step is None else whole(*step, 1)
+        without = () if dense is None else [whole(i, dense[1]) for i in sequence(*dense)]
+        layers = tuple((i + 1) % every == 0 and i not in without for i in range(hp["n_layers"]))
+        return layers, (step or dense or ("", "num_experts"))[1]
+
+    def write(value: Value, hp: Params) -> Params:
+        dense = [i for i, sparse in enumerate(value) if not sparse]
+        return {"decoder_sparse_step": 1, "mlp_only_layers": dense}
+
+    return HyperRule("moe_layers", read={"hf": read}, write={"hf": write}, default=per_layer(True))
+
+
+def norm_topk(default: bool, gguf: bool | None = None) -> HyperRule:
+    """Return the rule for renormalised weights; `gguf`: what llama.cpp always does, if it does."""
+    keys = {"hf": ("norm_topk_prob",)}
+    if gguf is None:
+        keys["gguf"] = ("{arch}.expert_weights_norm",)
+        return HyperRule("norm_topk", keys, "bool", default, {"gguf": False})
+    return HyperRule("norm_topk", keys, "bool", default, {"gguf": gguf})
+
+
+def router(kind: str) -> HyperRule:
+    """Return the rule for a routing no key can change."""
+    return fixed("router", kind)
+
+
+def norm_topk_loss(gguf: bool) -> Loss:
+    """Return the loss where llama.cpp renormalises always, or never."""
+    return Loss(
+        "gguf",
+        "norm_topk",
+        lambda hp: hp["norm_topk"] is not gguf,
+        f"GGUF has no key for it: llama.cpp {'always' if gguf else 'never'} renormalises the "
+        "chosen experts' weights",
+    )

@@ -1,0 +1,97 @@
+"""Lists of moves: which runs of elements a tensor is made of, chained and turned around.
+
+A list of moves describes one output; `list[list[Move]]` one list for each output of a step. All
+positions count elements of row-major order.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+from aprfmt.arch.spec import Move
+from aprfmt.errors import ArchError
+
+Moves = list[list[Move]]
+
+
+def element_count(shape: Sequence[int]) -> int:
+    """Return the number of elements of a shape."""
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def merged(moves: Sequence[Move]) -> list[Move]:
+    """Return the same run of elements in as few moves as possible, empty ones left out."""
+    out: list[Move] = []
+    for move in moves:
+        if move.count == 0:
+            continue
+        last = out[-1] if out else None
+        if last and last.source == move.source and last.start + last.count == move.start:
+            out[-1] = Move(last.source, last.start, last.count + move.count)
+        else:
+            out.append(move)
+    return out
+
+
+def compose(outer: Sequence[Sequence[Move]], inner: Sequence[Sequence[Move]]) -> Moves:
+    """Chain two steps: `outer` reads what `inner` makes; the result reads what `inner` reads.
+
+    Raises ArchError where `outer` reaches beyond an output of `inner`.
+    """
+    ends = [list(accumulate(move.count for move in moves)) for moves in inner]
+    return [merged([piece for move in moves for piece in _trace(move, inner, ends)])
+            for moves in outer]  # fmt: skip
+
+
+def _trace(move: Move, inner: Sequence[Sequence[Move]], ends: list[list[int]]) -> list[Move]:
+    """Return the runs of `inner`'s inputs that one run of its outputs is made of."""
+    total = ends[move.source][-1] if move.source < len(ends) and ends[move.source] else 0
+    if move.start < 0 or move.start + move.count > total:
+        raise ArchError(
+            f"a move takes elements {move.start} to {move.start + move.count} of tensor "
+            f"{move.source}, which has {total}"
+        )
+    pieces: list[Move] = []
+    at, left = move.start, move.count
+    i = bisect_right(ends[move.source], at)
+    while left:
+        source = inner[move.source][i]
+        skipped = at - (ends[move.source][i] - source.count)
+        count = min(left, source.count - skipped)
+        pieces.append(Move(source.source, source.start + skipped, count))
+        at, left, i = at + count, left - count, i + 1
+    return pieces
+
+
+def invert(moves: Sequence[Sequence[Move]], sizes: Sequence[int]) -> Moves:
+    """Turn a step around: what each of its inputs, `sizes` elements long, is made of.
+
+    Raises ArchError unless the moves take every element of every input exactly once.
+    """
+    runs: list[list[tuple[int, Move]]] = [[] for _ in sizes]
+    for output, row in enumerate(moves):
+        at = 0
+        for move in row:
+            if move.count:
+                runs[move.source].append((move.start, Move(output, at, move.count)))
+            at += move.count
+    inverse: Moves = []
+    for source, (found, size) in enumerate(zip(runs, sizes, strict=True)):
+        found.sort(key=lambda run: run[0])
+        at = 0
+        for start, move in found:
+            if start != at:
+                raise ArchError(_not_once(source, min(start, at), size, "twice" if start < at else
+                                          "never"))  # fmt: skip
+            at += move.count
+        if at != size:
+            raise ArchError(_not_once(source, min(at, size), size, "never"))
+        inverse.append(merged([move for _, move in found]))
+    return inverse
+
+
+def _not_once(source: int, element: int, size: int, times: str) -> str:
+    return f"moves take element {element} of tensor {source} ({size} elements) {times}, not once"

@@ -1,0 +1,100 @@
+"""Name templates matched both ways: `blk.{L}.attn_q.weight` <-> `blk.3.attn_q.weight`, layer 3.
+
+Matching looks a name up by its shape (numbers replaced by a mark), so it takes time linear in the
+name's length whatever the number of templates.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from aprfmt.errors import ArchError
+
+T = TypeVar("T")
+
+# What may stand before the part of a Hugging Face name that says the role; the longest first.
+# Early APR files leave `model.` out, the first gpt2 checkpoints `transformer.`, and multimodal
+# checkpoints put the language model below another module.
+PREFIXES: dict[str, tuple[str, ...]] = {
+    "hf": ("model.language_model.", "language_model.model.", "language_model.", "model.",
+           "transformer."),
+    "gguf": (),
+}  # fmt: skip
+
+# Beginnings of tensors that are no part of a model: optimiser state in training checkpoints.
+NO_MODEL = ("__training__.",)
+
+# Beginnings that betray a style; a name of neither (vision towers, optimiser state) says nothing.
+_BETRAYS: dict[str, tuple[str, ...]] = {
+    "gguf": ("blk.", "token_embd.", "output_norm.", "output.", "position_embd."),
+    "hf": (*PREFIXES["hf"], "layers.", "h.", "embed_tokens.", "wte.", "wpe.", "lm_head.", "norm."),
+}
+
+
+def core(name: str, style: str) -> str:
+    """Return a name without the prefix its style may put before it."""
+    for prefix in PREFIXES.get(style, ()):
+        if name.startswith(prefix):
+            return name[len(prefix) :]
+    return name
+
+
+def expand(template: str, layer: int | None = None, element: int | None = None) -> str:
+    """Fill {L} and {E}."""
+    return template.replace("{L}", str(layer)).replace("{E}", str(element))
+
+
+def detect_style(names: Iterable[str]) -> str | None:
+    """Return the naming style most names betray, or None where none betrays any."""
+    votes = dict.fromkeys(_BETRAYS, 0)
+    for name in names:
+        for style, starts in _BETRAYS.items():
+            if name.startswith(starts):
+                votes[style] += 1
+                break
+    best = max(votes, key=lambda style: votes[style])
+    return best if votes[best] else None
+
+
+@dataclass(frozen=True, slots=True)
+class Match(Generic[T]):
+    """A name that fits a template: what was filed under the template, and its numbers."""
+
+    value: T
+    layer: int | None
+    element: int | None
+
+
+class NameIndex(Generic[T]):
+    """The templates of one style, each with a value; {L} and {E} stand for whole components."""
+
+    def __init__(self, style: str, rows: Iterable[tuple[str, T]]) -> None:
+        self._style = style
+        self._rows: dict[str, tuple[tuple[str, ...], T]] = {}
+        for template, value in rows:
+            parts = core(template, style).split(".")
+            marks = tuple(part for part in parts if part in ("{L}", "{E}"))
+            key = ".".join("#" if part in marks else part for part in parts)
+            if key in self._rows or any(part.isdecimal() for part in parts):
+                raise ArchError(
+                    f"name template {template!r}: another one matches the same names, or it "
+                    "holds a bare number; expected distinct templates"
+                )
+            self._rows[key] = (marks, value)
+
+    def find(self, name: str) -> Match[T] | None:
+        """Return the template's value and the numbers in the name, or None."""
+        numbers: list[int] = []
+        parts = core(name, self._style).split(".")
+        for i, part in enumerate(parts):
+            if part.isascii() and part.isdigit():
+                # Numbers are canonical, so that no two names mean the same tensor.
+                if len(part) > 6 or (part[0] == "0" and len(part) > 1):
+                    return None
+                numbers.append(int(part))
+                parts[i] = "#"
+        marks, value = self._rows.get(".".join(parts), ((), None))
+        if value is None or len(marks) != len(numbers):
+            return None
+        found = dict(zip(marks, numbers, strict=True))
+        return Match(value, found.get("{L}"), found.get("{E}"))

@@ -1,0 +1,85 @@
+"""olmo2 and olmo3: norms after attention and MLP, q/k-norms over the whole projection.
+
+olmo3 adds windows (three of four layers) and scales its rope in the other layers only; GGUF calls
+both `olmo2`. Source: architectures.md 1, 3, 4; the converter's olmo.py, llama.cpp's olmo2 graph.
+"""
+
+from collections.abc import Collection, Mapping
+
+from aprfmt.arch import rules
+from aprfmt.arch.gemma2 import pattern_loss
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import FUSED, KV, Q, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
+from aprfmt.arch.window import Window, period, window_rules
+from aprfmt.tensor import Value
+
+_BEFORE, _AFTER = whole()
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *attention(),
+        *norm("attn_q_norm", "self_attn.q_norm", (Q,)),
+        *norm("attn_k_norm", "self_attn.k_norm", (KV,)),
+        *norm("post_attention_norm", "post_attention_layernorm"),
+        *gated_mlp(),
+        *norm("post_ffw_norm", "post_feedforward_layernorm"),
+        *_AFTER,
+    ),
+    hf_more=FUSED,
+)
+_BLOCK = BlockSpec(norm_cast="after_weight", placement="post", qk_norm="width", rope_cast="result")
+_HYPER = (
+    rules.norm_eps(1e-5),
+    *rules.attention_biases(),
+    rules.fixed("qk_norm", True),
+)
+
+OLMO2 = ArchSpec(
+    name="olmo2",
+    called={
+        "hf": ("olmo2", "Olmo2ForCausalLM"),
+        "gguf": ("olmo2",),
+        "apr": ("olmo2",),
+    },
+    hyper=rules.hyper_table(*_HYPER),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=_BLOCK,
+    lost=(*rules.common_losses(), rules.ONE_BIAS_KEY),
+)
+
+
+def _states_a_window(names: Collection[str], values: Mapping[str, Value]) -> bool:
+    return bool(values.get("olmo2.attention.sliding_window"))
+
+
+OLMO3 = ArchSpec(
+    name="olmo3",
+    called={
+        "hf": ("olmo3", "Olmo3ForCausalLM"),
+        "gguf": ("olmo2",),
+        "apr": ("olmo3",),
+    },
+    hyper=rules.hyper_table(
+        *_HYPER,
+        *rope_rules(Rope(theta=500000.0, layers="full", nested=True)),
+        *window_rules(Window(4096, 4096, period(4))),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=_BLOCK,
+    lost=(
+        *rules.common_losses(),
+        rules.ONE_BIAS_KEY,
+        pattern_loss(4),
+        Loss(
+            "gguf",
+            "rope_theta_local",
+            lambda hp: hp["rope_theta_local"] is not None or hp["rope_scaling_layers"] == "all",
+            "llama.cpp rotates olmo3's windowed layers by the same base, unscaled",
+        ),
+    ),
+    evidence=_states_a_window,
+)

@@ -1,0 +1,69 @@
+"""phi-1, 1.5 and 2: LayerNorm, attention and MLP side by side, partial rope, biases everywhere.
+
+Source: architectures.md 1, 3; transformers' modeling_phi.
+"""
+
+from aprfmt.arch import rules
+from aprfmt.arch.joins import Split
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import KV, Q, Row, attention, norm, plain_mlp, tables, whole
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Loss
+
+_BEFORE, _AFTER = whole(final="model.final_layernorm", norm_bias=True, head_bias=True)
+# LayerNorms over each query and key head, one weight for all heads; GGUF has no names for them.
+_QK_NORMS = tuple(
+    Row(f"attn_{x}_norm.{part}", f"self_attn.{x}_layernorm.{part}", ("head_dim",), "qk_norm",
+        gguf="")
+    for x in "qk"
+    for part in ("weight", "bias")
+)  # fmt: skip
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm", bias=True),
+        *attention(bias="", out_bias="", out="dense"),
+        *_QK_NORMS,
+        *plain_mlp("fc1", "fc2"),
+        *_AFTER,
+    ),
+    gguf_more=tuple(
+        Binding(
+            (f"blk.{{L}}.attn_qkv.{part}",),
+            tuple(f"attn_{x}.{part}" for x in "qkv"),
+            (Split((Q, KV, KV)),),
+        )
+        for part in ("weight", "bias")
+    ),
+)
+
+PHI2 = ArchSpec(
+    name="phi2",
+    called={
+        "hf": ("phi", "PhiForCausalLM"),
+        "gguf": ("phi2",),
+        "apr": ("phi2",),
+    },
+    hyper=rules.hyper_table(
+        rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
+        rules.activation("gelu_tanh", tanh="gelu_new"),
+        rules.fixed("attention_bias", True),
+        rules.fixed("attention_out_bias", True),
+        rules.fixed("mlp_bias", True),
+        rules.qk_norm(False, "qk_layernorm"),
+        rules.fixed("parallel_residual", True),
+        *rope_rules(Rope(partial=0.5)),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(norm="layer", qk_norm="head_layer", mlp="plain", activation_cast="steps"),
+    lost=(
+        *rules.common_losses("gelu_tanh"),
+        Loss(
+            "gguf",
+            "qk_norm",
+            lambda hp: hp["qk_norm"],
+            "GGUF has no names for phi's q/k-norms, and llama.cpp computes none",
+        ),
+    ),
+)

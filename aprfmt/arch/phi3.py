@@ -1,0 +1,64 @@
+"""phi-3 and phi-4: one matrix for q, k, v and one for gate and up, longrope.
+
+GGUF keeps both matrices whole (`ffn_up` has 2*ffn_size rows, gate first). Source:
+architectures.md 1, 3, 4; the converter's phi.py.
+"""
+
+from aprfmt.arch import rules
+from aprfmt.arch.joins import Split
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_gguf import ROPE_TENSORS
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import KV, LAYER, Q, Row, linear, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
+from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
+
+_QKV = ("attn_q.weight", "attn_k.weight", "attn_v.weight")
+_GATE_UP = ("ffn_gate.weight", "ffn_up.weight")
+_IN_QKV, _IN_GATE_UP = (Split((Q, KV, KV)),), (Split(("ffn_size", "ffn_size")),)
+
+_BEFORE, _AFTER = whole()
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm"),
+        *(
+            Row(role, "", (rows, "hidden_size"), gguf="")
+            for role, rows in zip(_QKV, (Q, KV, KV), strict=True)
+        ),
+        *linear("attn_output", "self_attn.o_proj", "hidden_size", Q),
+        *norm("ffn_norm", "post_attention_layernorm"),
+        *(Row(role, "", ("ffn_size", "hidden_size"), gguf="") for role in _GATE_UP),
+        *linear("ffn_down", "mlp.down_proj", "hidden_size", "ffn_size"),
+        *_AFTER,
+    ),
+    hf_first=(
+        Binding((LAYER + "self_attn.qkv_proj.weight",), _QKV, _IN_QKV),
+        Binding((LAYER + "mlp.gate_up_proj.weight",), _GATE_UP, _IN_GATE_UP),
+    ),
+    gguf_first=(
+        Binding(("blk.{L}.attn_qkv.weight",), _QKV, _IN_QKV),
+        Binding(("blk.{L}.ffn_up.weight",), _GATE_UP, _IN_GATE_UP),
+    ),
+    gguf_more=tuple(Binding((f"blk.{{L}}.{role}",), (role,)) for role in _QKV),
+)
+
+PHI3 = ArchSpec(
+    name="phi3",
+    called={
+        "hf": ("phi3", "Phi3ForCausalLM"),
+        "gguf": ("phi3",),
+        "apr": ("phi", "phi3"),
+    },
+    hyper=rules.hyper_table(
+        rules.context_length(4096),
+        rules.norm_eps(1e-5),
+        *rope_rules(Rope(original=4096, aliases={"su": "longrope", "yarn": "longrope"})),
+        *window_rules(Window(listed=False, stated=True)),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(),
+    lost=(*rules.common_losses(), IGNORED_WINDOW),
+    derived=ROPE_TENSORS,
+)

@@ -1,0 +1,59 @@
+"""qwen2 and 2.5: llama with biases on q, k, v and windows in the upper layers, if switched on.
+
+Source: architectures.md 1, 4.
+"""
+
+from collections.abc import Mapping
+
+from aprfmt.arch import rules
+from aprfmt.arch.rope_gguf import ROPE_TENSORS
+from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts
+from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.window import IGNORED_WINDOW, Layers, Window, every, window_rules
+from aprfmt.tensor import Value
+
+MAX_WINDOW_LAYERS = 28  # transformers' default
+
+
+def upper_layers(facts: Facts | None, hp: Mapping[str, Value]) -> Layers:
+    """Window the layers from max_window_layers on."""
+    found = None if facts is None else facts.first("max_window_layers")
+    first = MAX_WINDOW_LAYERS if found is None else whole_number(*found)
+    return tuple(i >= first for i in range(hp["n_layers"]))
+
+
+WINDOW = Window(layers=upper_layers, gguf_layers=every, switch=True)
+
+_BEFORE, _AFTER = whole()
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm"),
+        *attention(bias="attention_bias", out_bias=None),
+        *norm("ffn_norm", "post_attention_layernorm"),
+        *gated_mlp(),
+        *_AFTER,
+    ),
+    hf_more=FUSED,
+)
+
+QWEN2 = ArchSpec(
+    name="qwen2",
+    called={
+        "hf": ("qwen2", "Qwen2ForCausalLM"),
+        "gguf": ("qwen2",),
+        "apr": ("qwen2",),
+    },
+    hyper=rules.hyper_table(
+        rules.context_length(32768),
+        rules.flag("attention_bias", True, present=("attn_q.bias",)),
+        *window_rules(WINDOW),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(),
+    lost=(*rules.common_losses(), IGNORED_WINDOW),
+    ignored=frozenset({"use_mrope"}),
+    derived=ROPE_TENSORS,
+)

@@ -1,0 +1,103 @@
+"""qwen2-moe: qwen2 with experts, and a shared expert behind a sigmoid gate of its own.
+
+Source: architectures.md 1, 3, 6; transformers' modeling_qwen2_moe.
+"""
+
+from collections.abc import Mapping
+
+from aprfmt.arch import moe, rules
+from aprfmt.arch.qwen2 import MAX_WINDOW_LAYERS
+from aprfmt.arch.rows import FUSED, Row, attention, experts, linear, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
+from aprfmt.arch.steps import Reshaped
+from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.window import IGNORED_WINDOW, Layers, Window, every, window_rules
+from aprfmt.tensor import Value
+
+EXPERTS, EXPERT_BINDINGS = experts()
+ROUTER = Row("ffn_gate_inp.weight", "mlp.gate.weight", ("n_experts", "hidden_size"), "moe_layers")
+
+# The layers without experts; GGUF has no names for them under these architectures.
+DENSE = tuple(
+    Row(f"ffn_{name}.weight", f"mlp.{name}_proj.weight", shape, "!moe_layers", gguf="")
+    for name, shape in (
+        ("gate", ("ffn_size", "hidden_size")),
+        ("up", ("ffn_size", "hidden_size")),
+        ("down", ("hidden_size", "ffn_size")),
+    )
+)
+DENSE_LOSS = Loss(
+    "gguf",
+    "moe_layers",
+    lambda hp: not all(hp["moe_layers"]),
+    "GGUF has no names for layers without experts here, and llama.cpp expects none",
+)
+
+
+def shared_expert(module: str, needs: str = "moe_layers") -> tuple[Row, ...]:
+    """Return gate, up and down of the experts every token takes."""
+    return (
+        *linear("ffn_gate_shexp", f"{module}.gate_proj", "shared_ffn_size", "hidden_size", needs),
+        *linear("ffn_up_shexp", f"{module}.up_proj", "shared_ffn_size", "hidden_size", needs),
+        *linear("ffn_down_shexp", f"{module}.down_proj", "hidden_size", "shared_ffn_size", needs),
+    )
+
+
+_SHARED_GATE = Row(
+    "ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", ("1", "hidden_size"),
+    "moe_layers", gguf_steps=(Reshaped(("1", "hidden_size"), ("hidden_size",)),),
+)  # fmt: skip
+
+_BEFORE, _AFTER = whole()
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm"),
+        *attention(out_bias=None),
+        *norm("ffn_norm", "post_attention_layernorm"),
+        *DENSE,
+        ROUTER,
+        *EXPERTS,
+        _SHARED_GATE,
+        *shared_expert("mlp.shared_expert"),
+        *_AFTER,
+    ),
+    hf_first=EXPERT_BINDINGS,
+    hf_more=FUSED,
+)
+
+
+def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> Layers:
+    """Window every other layer below max_window_layers, as transformers does."""
+    found = None if facts is None else facts.first("max_window_layers")
+    last = MAX_WINDOW_LAYERS if found is None else whole_number(*found)
+    return tuple((i + 1) % 2 == 1 and i < last for i in range(hp["n_layers"]))
+
+
+QWEN2_MOE = ArchSpec(
+    name="qwen2_moe",
+    called={
+        "hf": ("qwen2_moe", "Qwen2MoeForCausalLM"),
+        "gguf": ("qwen2moe",),
+        "apr": ("qwen2_moe", "qwen2moe"),
+    },
+    hyper=rules.hyper_table(
+        rules.n_kv_heads(16),
+        rules.context_length(32768),
+        rules.flag("attention_bias", True, "qkv_bias", present=("attn_q.bias",)),
+        *window_rules(Window(layers=_layers, gguf_layers=every, switch=True)),
+        *moe.counts(60, 4),
+        moe.expert_size(hf_default=1408),
+        rules.size(
+            "shared_ffn_size", "shared_expert_intermediate_size",
+            "expert_shared_feed_forward_length", default=lambda hp: hp["ffn_size"],
+            hf_default=5632,
+        ),
+        moe.sparse_layers(),
+        moe.norm_topk(False, gguf=False),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(shared_expert="gated"),
+    lost=(*rules.common_losses(), IGNORED_WINDOW, DENSE_LOSS, moe.norm_topk_loss(False)),
+)  # fmt: skip

@@ -1,0 +1,48 @@
+"""qwen3: llama with RMS norms on each query and key head before rope. architectures.md 1, 3."""
+
+from aprfmt.arch import rules
+from aprfmt.arch.qwen2 import WINDOW
+from aprfmt.arch.rope_gguf import ROPE_TENSORS
+from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, BlockSpec
+from aprfmt.arch.window import IGNORED_WINDOW, window_rules
+
+QK_NORMS = (
+    *norm("attn_q_norm", "self_attn.q_norm", ("head_dim",)),
+    *norm("attn_k_norm", "self_attn.k_norm", ("head_dim",)),
+)
+
+_BEFORE, _AFTER = whole()
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm"),
+        *attention(),
+        *QK_NORMS,
+        *norm("ffn_norm", "post_attention_layernorm"),
+        *gated_mlp(),
+        *_AFTER,
+    ),
+    hf_more=FUSED,
+)
+
+QWEN3 = ArchSpec(
+    name="qwen3",
+    called={
+        "hf": ("qwen3", "Qwen3ForCausalLM"),
+        "gguf": ("qwen3",),
+        "apr": ("qwen3",),
+    },
+    hyper=rules.hyper_table(
+        rules.head_dim(128),
+        rules.context_length(32768),
+        *rules.attention_biases(),
+        rules.fixed("qk_norm", True),
+        *window_rules(WINDOW),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(qk_norm="head"),
+    lost=(*rules.common_losses(), rules.ONE_BIAS_KEY, IGNORED_WINDOW),
+    derived=ROPE_TENSORS,
+)

@@ -1,0 +1,56 @@
+"""qwen3-moe: qwen3 with experts, and layers without. architectures.md 1, 3, 6."""
+
+from aprfmt.arch import moe, rules
+from aprfmt.arch.qwen2_moe import DENSE, DENSE_LOSS, EXPERT_BINDINGS, EXPERTS, ROUTER
+from aprfmt.arch.qwen3 import QK_NORMS
+from aprfmt.arch.rows import FUSED, attention, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, BlockSpec
+from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
+
+_BEFORE, _AFTER = whole()
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm"),
+        *attention(),
+        *QK_NORMS,
+        *norm("ffn_norm", "post_attention_layernorm"),
+        *DENSE,
+        ROUTER,
+        *EXPERTS,
+        *_AFTER,
+    ),
+    hf_first=EXPERT_BINDINGS,
+    hf_more=FUSED,
+)
+
+QWEN3_MOE = ArchSpec(
+    name="qwen3_moe",
+    called={
+        "hf": ("qwen3_moe", "Qwen3MoeForCausalLM"),
+        "gguf": ("qwen3moe",),
+        "apr": ("qwen3_moe", "qwen3moe"),
+    },
+    hyper=rules.hyper_table(
+        rules.n_kv_heads(4),
+        rules.context_length(32768),
+        *rules.attention_biases(),
+        rules.fixed("qk_norm", True),
+        *window_rules(Window(listed=False, switch=True)),
+        *moe.counts(128, 8),
+        moe.expert_size(hf_default=768),
+        moe.sparse_layers(),
+        moe.norm_topk(False, gguf=True),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(qk_norm="head"),
+    lost=(
+        *rules.common_losses(),
+        rules.ONE_BIAS_KEY,
+        IGNORED_WINDOW,
+        DENSE_LOSS,
+        moe.norm_topk_loss(True),
+    ),
+    ignored=frozenset({"max_window_layers"}),
+)

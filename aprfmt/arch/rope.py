@@ -1,0 +1,112 @@
+"""The rope rows of an architecture's hyperparameter table.
+
+The normal form of the hyperparameter `rope_scaling` is None (no scaling) or a mapping with `type`
+and, every optional one settled:
+
+- linear: factor
+- dynamic: factor (the trained length is the hyperparameter context_length)
+- llama3: factor, low_freq_factor, high_freq_factor, original_context_length
+- yarn: factor, original_context_length, beta_fast, beta_slow, attention_factor, truncate, and
+  mscale, mscale_all_dim (None where the model gives none)
+- longrope: short_factor, long_factor, original_context_length, attention_factor
+- factors: factors (inverse frequency i is divided by factors[i])
+
+`attention_factor` multiplies cos and sin. Arithmetic: transformers' modeling_rope_utils.
+"""
+
+import math
+from collections.abc import Mapping
+
+from aprfmt.arch.rope_gguf import read_gguf, write_gguf
+from aprfmt.arch.rope_hf import HFRope, Rope, write_hf
+from aprfmt.arch.spec import Facts, HyperRule
+from aprfmt.arch.values import number, positive
+from aprfmt.tensor import Value
+
+Params = Mapping[str, Value]
+Found = tuple[Value, str] | None
+
+
+def rope_rules(rope: Rope) -> tuple[HyperRule, ...]:
+    """Return the rules for theta, rotated elements and scaling of an architecture."""
+
+    def hf(facts: Facts) -> HFRope:
+        return HFRope(rope, facts)
+
+    def local_or_none(found: Found, hp: Params) -> Found:
+        """Keep a base of the windowed layers only where it differs, or is always stated."""
+        if found is None or rope.theta_local is not None or found[0] != hp["rope_theta"]:
+            return found
+        return None, found[1]
+
+    def hf_dim(facts: Facts, hp: Params) -> Found:
+        found = hf(facts).partial()
+        if found is None:
+            return None
+        rotated = number(hp["head_dim"] * positive(*found), found[1])
+        return int(rotated), found[1]
+
+    def write_dim(value: Value, hp: Params) -> Params:
+        if value == hp["head_dim"] and rope.partial == 1.0:
+            return {}
+        part = value / hp["head_dim"]
+        if int(hp["head_dim"] * part) != value:
+            part = math.nextafter(part, math.inf)
+        return {"partial_rotary_factor": part}
+
+    def write_local(value: Value, hp: Params) -> Params:
+        return {rope.local_key: value} if rope.local_key and value is not None else {}
+
+    return (
+        HyperRule(
+            "rope_theta",
+            {
+                "hf": ("rope_theta",),
+                "gguf": ("{arch}.rope.freq_base",),
+                "apr": ("rope_theta", "model.rope_theta"),
+            },
+            kind="float",
+            read={"hf": lambda facts, hp: hf(facts).theta()},
+            default=rope.theta,
+            default_in={"gguf": 10000.0},
+        ),
+        HyperRule(
+            "rope_theta_local",
+            {"gguf": ("{arch}.rope.freq_base_swa",)},
+            kind="float",
+            read={
+                "hf": lambda facts, hp: local_or_none(hf(facts).theta_local(), hp),
+                "gguf": lambda facts, hp: local_or_none(
+                    facts.first("{arch}.rope.freq_base_swa"), hp
+                ),
+            },
+            write={"hf": write_local},
+            default=rope.theta_local,
+        ),
+        HyperRule(
+            "rope_dim",
+            {"gguf": ("{arch}.rope.dimension_count",)},
+            kind="size",
+            read={"hf": hf_dim},
+            write={"hf": write_dim},
+            default=lambda hp: int(hp["head_dim"] * rope.partial),
+            default_in={"gguf": lambda hp: hp["head_dim"]},
+        ),
+        HyperRule(
+            "rope_scaling",
+            read={
+                "hf": lambda facts, hp: hf(facts).scaling(hp["context_length"]),
+                "gguf": read_gguf,
+            },
+            write={
+                "hf": lambda value, hp: write_hf(rope, value, hp),
+                "gguf": lambda value, hp: write_gguf(value, hp),
+            },
+            default=None,
+        ),
+        HyperRule(
+            "rope_scaling_layers",
+            read={"hf": lambda facts, hp: hf(facts).layers()},
+            default=rope.layers,
+        ),
+    )

@@ -1,0 +1,213 @@
+"""Rotary positions as GGUF spells them: keys, and divisors of the frequencies kept as tensors.
+
+Read as llama.cpp reads them. Source: `load_hparams` and `llama_context` of llama.cpp, its
+converter's `set_gguf_parameters` and `generate_extra_tensors`.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aprfmt.arch.rope_hf import YARN_BETAS, longrope_attention, yarn_attention
+from aprfmt.arch.spec import DerivedTensor, Facts
+from aprfmt.arch.values import number, positive, same_value, shortest, text, whole
+from aprfmt.errors import ArchError
+from aprfmt.tensor import Value
+
+Params = Mapping[str, Value]
+Scaling = dict[str, Value]
+
+FREQS = "rope_freqs.weight"
+LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+_KEY = "{arch}.rope.scaling."
+
+# GGUF stores llama3 scaling as divisors only. These are the parameters of every llama 3.x release
+# (low_freq_factor, high_freq_factor, original_context_length); divisors that they explain are
+# read as llama3, all others as `factors`.
+LLAMA3 = (1.0, 4.0, 8192)
+_TOLERANCE = 1e-5  # the converter computes the divisors in float32
+
+
+def llama3_divisors(scaling: Params, theta: float, dim: int) -> tuple[float, ...]:
+    """Return what llama3 scaling divides each inverse frequency by (dim/2 numbers)."""
+    factor, original = scaling["factor"], scaling["original_context_length"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    out = []
+    for i in range(dim // 2):
+        wavelength = 2 * math.pi * theta ** (2 * i / dim)
+        if wavelength < original / high:
+            out.append(1.0)
+        elif wavelength > original / low:
+            out.append(factor)
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            out.append(1 / ((1 - smooth) / factor + smooth))
+    return tuple(out)
+
+
+def read_gguf(facts: Facts, hp: Params) -> tuple[Scaling | None, str] | None:
+    """Return the scaling in normal form and where it was found; ArchError if it is not known."""
+    long, short = _divisors(facts, LONG, hp), _divisors(facts, SHORT, hp)
+    stated = facts.first(_KEY + "type")
+    if long is not None and short is not None:
+        return _longrope(facts, hp, long, short), LONG
+    found = facts.first(_KEY + "factor", "{arch}.rope.scale_linear")
+    factor = positive(*found) if found is not None and found[0] != 0 else 1.0
+    kind = "linear" if stated is None else text(*stated)
+    freqs = _divisors(facts, FREQS, hp)
+    if kind == "yarn":
+        return _yarn(facts, hp, factor), (stated or ("", ""))[1]
+    if kind not in ("none", "linear", "longrope"):
+        raise ArchError(
+            f"{(stated or ('', ''))[1]}: rope scaling {kind!r} is not known; known: none, linear, "
+            "yarn, longrope"
+        )
+    if kind != "linear":
+        factor = 1.0  # llama.cpp leaves the factor aside
+    if freqs is not None and any(value != 1.0 for value in freqs):
+        return _factors(freqs, factor, hp), FREQS
+    if factor != 1.0 and found is not None:
+        return {"type": "linear", "factor": shortest(factor)}, found[1]
+    return None if stated is None else (None, stated[1])
+
+
+def _divisors(facts: Facts, name: str, hp: Params) -> tuple[float, ...] | None:
+    values = facts.vector(name)
+    if values is None:
+        return None
+    if len(values) != hp["rope_dim"] // 2 or not all(0 < v < math.inf for v in values):
+        raise ArchError(
+            f"tensor {name!r}: {len(values)} values; expected {hp['rope_dim'] // 2} numbers above "
+            "zero, one for every pair of rotated elements"
+        )
+    return tuple(shortest(value) for value in values)
+
+
+def _factors(freqs: tuple[float, ...], factor: float, hp: Params) -> Scaling:
+    low, high, original = LLAMA3
+    guess = {
+        "type": "llama3",
+        "factor": max(freqs),
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_context_length": original,
+    }
+    explained = llama3_divisors(guess, hp["rope_theta"], hp["rope_dim"])
+    pairs = zip(freqs, explained, strict=True)
+    if factor == 1.0 and all(math.isclose(a, b, rel_tol=_TOLERANCE) for a, b in pairs):
+        return guess
+    return {"type": "factors", "factors": tuple(value * factor for value in freqs)}
+
+
+def _original(facts: Facts, hp: Params) -> int:
+    found = facts.first(_KEY + "original_context_length")
+    length: int = hp["context_length"] if found is None else whole(*found, 1)
+    return length
+
+
+def _longrope(
+    facts: Facts, hp: Params, long: tuple[float, ...], short: tuple[float, ...]
+) -> Scaling:
+    original = _original(facts, hp)
+    found = facts.first(_KEY + "attn_factor")
+    attention = 1.0 if found is None else shortest(positive(*found))
+    implied = longrope_attention(hp["context_length"] / original, original)
+    return {
+        "type": "longrope",
+        "short_factor": short,
+        "long_factor": long,
+        "original_context_length": original,
+        "attention_factor": implied if same_value(attention, implied) else attention,
+    }
+
+
+def _yarn(facts: Facts, hp: Params, factor: float) -> Scaling:
+    def key(name: str, default: float | None) -> float | None:
+        found = facts.first(_KEY + name)
+        return default if found is None else shortest(number(*found))
+
+    # The stored number is 0.1 * mscale_all_dim; llama.cpp takes mscale to be the same.
+    logarithmic = key("yarn_log_multiplier", None)
+    every = float(f"{logarithmic * 10:.7g}") if logarithmic else None
+    implied = yarn_attention(factor, every, every)
+    attention = key("yarn_attn_factor", implied)
+    return {
+        "type": "yarn",
+        "factor": shortest(factor),
+        "original_context_length": _original(facts, hp),
+        "beta_fast": key("yarn_beta_fast", YARN_BETAS[0]),
+        "beta_slow": key("yarn_beta_slow", YARN_BETAS[1]),
+        "attention_factor": implied if same_value(attention, implied) else attention,
+        "mscale": every,
+        "mscale_all_dim": every,
+        "truncate": True,
+    }
+
+
+# --- writing ----------------------------------------------------------------------------------
+
+
+def write_gguf(scaling: Params | None, hp: Params) -> dict[str, Value]:
+    """Return the keys of a scaling, `{arch}` not yet filled; what has no key is a tensor."""
+    write = _WRITE.get(scaling["type"]) if scaling is not None else None
+    return {} if write is None else {_KEY + name: value for name, value in write(scaling).items()}
+
+
+def _write_linear(scaling: Params) -> Scaling:
+    return {"type": "linear", "factor": scaling["factor"]}
+
+
+def _write_longrope(scaling: Params) -> Scaling:
+    return {
+        "type": "longrope",
+        "original_context_length": scaling["original_context_length"],
+        "attn_factor": scaling["attention_factor"],
+    }
+
+
+def _write_yarn(scaling: Params) -> Scaling:
+    out = {
+        "type": "yarn",
+        "factor": scaling["factor"],
+        "original_context_length": scaling["original_context_length"],
+        "yarn_beta_fast": scaling["beta_fast"],
+        "yarn_beta_slow": scaling["beta_slow"],
+    }
+    every, attention = scaling["mscale_all_dim"], scaling["attention_factor"]
+    if every:
+        out["yarn_log_multiplier"] = 0.1 * every
+    if not same_value(attention, yarn_attention(scaling["factor"], every, every)):
+        out["yarn_attn_factor"] = attention
+    return out
+
+
+_WRITE: Mapping[str, Callable[[Any], Scaling]] = {
+    "linear": _write_linear,
+    "longrope": _write_longrope,
+    "yarn": _write_yarn,
+}
+
+
+def _freqs(hp: Params) -> tuple[float, ...] | None:
+    scaling = hp["rope_scaling"]
+    if scaling is None:
+        return None
+    if scaling["type"] == "llama3":
+        return llama3_divisors(scaling, hp["rope_theta"], hp["rope_dim"])
+    factors: tuple[float, ...] | None = scaling.get("factors")
+    return factors
+
+
+def _long(hp: Params) -> tuple[float, ...] | None:
+    return (hp["rope_scaling"] or {}).get("long_factor")
+
+
+def _short(hp: Params) -> tuple[float, ...] | None:
+    return (hp["rope_scaling"] or {}).get("short_factor")
+
+
+ROPE_TENSORS: tuple[DerivedTensor, ...] = (
+    DerivedTensor({"gguf": FREQS}, _freqs),
+    DerivedTensor({"gguf": LONG}, _long),
+    DerivedTensor({"gguf": SHORT}, _short),
+)

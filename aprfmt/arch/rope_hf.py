@@ -1,0 +1,318 @@
+"""Rotary positions as config.json spells them, old style and new, to the normal form and back.
+
+Old (most files on hubs): `rope_theta`, `rope_scaling` {rope_type or type, ...} or null,
+`partial_rotary_factor`, gemma3's `rope_local_base_freq`. New (transformers 5): `rope_parameters`,
+one object or one for each layer type. Source: transformers' modeling_rope_utils.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aprfmt.arch.spec import Facts
+from aprfmt.arch.values import boolean, divisors, number, positive, text, whole
+from aprfmt.errors import ArchError
+from aprfmt.tensor import Value
+
+Params = Mapping[str, Value]
+Scaling = dict[str, Value]
+ORIGINAL = "original_max_position_embeddings"
+YARN_BETAS = (32.0, 1.0)  # beta_fast and beta_slow where a model gives none: the paper's
+
+
+@dataclass(frozen=True)
+class Rope:
+    """What differs between architectures.
+
+    `theta` and `theta_local` (windowed layers, None: the same) where the config gives none;
+    `local_key` the old config key of the latter. `partial`: the rotated part of a head where the
+    config gives none. `layers`: which layers the scaling applies to ("all", "full"). `original`:
+    trained length where the config gives none (phi3). `aliases`: old names of scaling types.
+    `nested`: new configs keep one object a layer type.
+    """
+
+    theta: float = 10000.0
+    theta_local: float | None = None
+    local_key: str = ""
+    partial: float = 1.0
+    layers: str = "all"
+    original: int | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    nested: bool = False
+
+
+def mscale(factor: float, m: float = 1.0) -> float:
+    """Return yarn's correction for a scaling factor, 1 where nothing is scaled."""
+    return 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0
+
+
+def yarn_attention(factor: float, m: Value, every: Value) -> float:
+    """Return the factor on cos and sin that yarn implies: a ratio where both terms are given."""
+    return mscale(factor, m) / mscale(factor, every) if m and every else mscale(factor)
+
+
+def longrope_attention(factor: float, original: int) -> float:
+    """Return the factor on cos and sin that longrope implies."""
+    if factor <= 1 or original <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(factor) / math.log(original))
+
+
+class _Objects:
+    """Config objects asked in order, with what they are called; null counts as absent."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, Params]] = []
+
+    def find(self, *keys: str) -> tuple[Value, str] | None:
+        """Return (value, full key) of the first of these keys that is there.
+
+        All are looked at, so that one overridden by another does not count as unknown.
+        """
+        every = [
+            (value, f"{label}.{key}")
+            for label, values in self.rows
+            for key in keys
+            if (value := values.get(key)) is not None
+        ]
+        return every[0] if every else None
+
+    def get(self, key: str, check: Callable[[Value, str], Any], default: Value = None) -> Value:
+        """Return a checked value, or the default."""
+        found = self.find(key)
+        return default if found is None else check(*found)
+
+
+@dataclass
+class HFRope:
+    """The rope objects of one config: full layers, windowed layers, and the outer one."""
+
+    row: Rope
+    facts: Facts
+    full: _Objects = field(default_factory=_Objects)
+    local: _Objects = field(default_factory=_Objects)
+    outer: _Objects = field(default_factory=_Objects)
+
+    def __post_init__(self) -> None:
+        for name in ("rope_scaling", "rope_parameters"):
+            value = self.facts.values.get(name)
+            if value is None:
+                continue
+            if not isinstance(value, Mapping):
+                raise ArchError(f"{name}: is a {type(value).__name__}; expected an object or null")
+            kinds = (("full_attention", self.full), ("sliding_attention", self.local))
+            if any(isinstance(value.get(kind), Mapping) for kind, _ in kinds):
+                for kind, into in kinds:
+                    if isinstance(value.get(kind), Mapping):
+                        into.rows.append((f"{name}.{kind}", value[kind]))
+            else:
+                self.full.rows.append((name, value))
+                self.outer.rows.append((name, value))
+
+    def theta(self) -> tuple[Value, str] | None:
+        """Return the base of the full layers."""
+        top = self.facts.first("rope_theta")
+        return self.full.find("rope_theta") or top
+
+    def theta_local(self) -> tuple[Value, str] | None:
+        """Return the base of windowed layers, where the config gives one."""
+        top = self.facts.first(self.row.local_key) if self.row.local_key else None
+        return self.local.find("rope_theta") or top
+
+    def partial(self) -> tuple[Value, str] | None:
+        """Return the rotated part of a head."""
+        keys = ("partial_rotary_factor", "rope_pct", "rotary_pct")
+        return self.full.find(*keys) or self.facts.first(*keys)
+
+    def scaling(self, context: int) -> tuple[Scaling | None, str] | None:
+        """Return the scaling in normal form (None for none) and its key; ArchError if unknown."""
+        self.facts.first(ORIGINAL)  # also stands where nothing is scaled
+        full = self._scaling(self.full, context)
+        local = self._scaling(self.local, context) if self.local.rows else None
+        if local is not None and local[0] is not None and full != local:
+            same = full is not None and full[0] == local[0]
+            if not same:
+                raise ArchError(
+                    f"{local[1]}: the windowed layers have a scaling of their own; expected none, "
+                    "or the one of the full layers"
+                )
+        return full
+
+    def layers(self) -> tuple[str, str] | None:
+        """Return "all" where the windowed layers state a scaling too."""
+        found = self.local.find("rope_type", "type")
+        return None if found is None or found[0] == "default" else ("all", found[1])
+
+    def _scaling(self, rope: _Objects, context: int) -> tuple[Scaling | None, str] | None:
+        found = rope.find("rope_type", "type")
+        if found is None:
+            return None
+        kind = text(*found).lower()
+        kind = self.row.aliases.get(kind, kind)
+        if kind == "default":
+            return None, found[1]
+        if kind not in _READ:
+            raise ArchError(
+                f"{found[1]}: rope type {kind!r} is not known; known: default, {', '.join(_READ)}"
+            )
+        parts = _READ[kind](self, rope, context, self._original(rope, context))
+        return {"type": kind, **parts}, found[1]
+
+    def _original(self, rope: _Objects, context: int) -> int:
+        """Return the trained length. The config's own attribute overrides the rope object."""
+        top, stated = self.facts.first(ORIGINAL), rope.find(ORIGINAL)
+        if not self.outer.rows and self.full.rows:
+            top = None  # objects by layer type have their own
+        elif top is None and self.row.original is not None:
+            return self.row.original
+        found = top or stated
+        return context if found is None else whole(*found, 1)
+
+
+def _factor(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
+    factor = rope.get("factor", positive)
+    if factor is None:
+        raise ArchError("rope scaling: has no factor; expected a number above zero")
+    return {"factor": factor}
+
+
+def _llama3(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
+    low, high = rope.get("low_freq_factor", positive), rope.get("high_freq_factor", positive)
+    if low is None or high is None or low == high:
+        raise ArchError(
+            f"rope scaling llama3: low_freq_factor {low}, high_freq_factor {high}; expected two "
+            "different numbers"
+        )
+    return {
+        **_factor(hf, rope, context, original),
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_context_length": original,
+    }
+
+
+def _yarn(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
+    factor = rope.get("factor", positive, context / original)
+    m, every = rope.get("mscale", number), rope.get("mscale_all_dim", number)
+    return {
+        "factor": factor,
+        "original_context_length": original,
+        "beta_fast": rope.get("beta_fast", number) or YARN_BETAS[0],
+        "beta_slow": rope.get("beta_slow", number) or YARN_BETAS[1],
+        "attention_factor": rope.get(
+            "attention_factor", positive, yarn_attention(factor, m, every)
+        ),
+        "mscale": m or None,
+        "mscale_all_dim": every or None,
+        # transformers looks for `truncate` in the outer object only.
+        "truncate": hf.outer.get("truncate", boolean, True),
+    }
+
+
+def _longrope(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
+    short, long = rope.get("short_factor", divisors), rope.get("long_factor", divisors)
+    if short is None or long is None:
+        raise ArchError("rope scaling longrope: needs the lists short_factor and long_factor")
+    factor = rope.get("factor", positive, context / original)
+    attention = rope.get("attention_factor", positive, longrope_attention(factor, original))
+    if short == long and attention == 1.0:
+        return {"type": "factors", "factors": short}
+    return {
+        "short_factor": short,
+        "long_factor": long,
+        "original_context_length": original,
+        "attention_factor": attention,
+    }
+
+
+_READ: Mapping[str, Callable[[HFRope, _Objects, int, int], Scaling]] = {
+    "linear": _factor,
+    "dynamic": _factor,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
+
+
+# --- writing: old-style keys, which transformers 4 and 5 both load -----------------------------
+
+
+def write_hf(row: Rope, scaling: Mapping[str, Value] | None, hp: Params) -> dict[str, Value]:
+    """Return `rope_scaling` and its companions, and nested `rope_parameters` where used."""
+    old = None if scaling is None else _WRITE[scaling["type"]](scaling, hp)
+    out: dict[str, Value] = {"rope_scaling": old}
+    if row.original is not None:
+        out[ORIGINAL] = (scaling or {}).get("original_context_length", row.original)
+    if row.nested:
+        local = hp["rope_theta"] if hp["rope_theta_local"] is None else hp["rope_theta_local"]
+        plain = {"rope_type": "default"}
+        everywhere = hp["rope_scaling_layers"] == "all"
+        out["rope_parameters"] = {
+            "full_attention": {**(old or plain), "rope_theta": hp["rope_theta"]},
+            "sliding_attention": {**(old if old and everywhere else plain), "rope_theta": local},
+        }
+    return out
+
+
+def _plain(scaling: Params, hp: Params) -> Scaling:
+    return {"rope_type": scaling["type"], "factor": scaling["factor"]}
+
+
+def _write_llama3(scaling: Params, hp: Params) -> Scaling:
+    return {
+        **_plain(scaling, hp),
+        "low_freq_factor": scaling["low_freq_factor"],
+        "high_freq_factor": scaling["high_freq_factor"],
+        ORIGINAL: scaling["original_context_length"],
+    }
+
+
+def _write_yarn(scaling: Params, hp: Params) -> Scaling:
+    out = {
+        **_plain(scaling, hp),
+        ORIGINAL: scaling["original_context_length"],
+        "beta_fast": scaling["beta_fast"],
+        "beta_slow": scaling["beta_slow"],
+    }
+    m, every = scaling["mscale"], scaling["mscale_all_dim"]
+    optional = {"mscale": m, "mscale_all_dim": every}
+    if scaling["attention_factor"] != yarn_attention(scaling["factor"], m, every):
+        optional["attention_factor"] = scaling["attention_factor"]
+    if not scaling["truncate"]:
+        optional["truncate"] = False
+    return out | {key: value for key, value in optional.items() if value is not None}
+
+
+def _write_longrope(scaling: Params, hp: Params) -> Scaling:
+    original = scaling["original_context_length"]
+    out = {
+        "rope_type": "longrope",
+        "short_factor": list(scaling["short_factor"]),
+        "long_factor": list(scaling["long_factor"]),
+        ORIGINAL: original,
+    }
+    if scaling["attention_factor"] != longrope_attention(hp["context_length"] / original, original):
+        out["attention_factor"] = scaling["attention_factor"]
+    return out
+
+
+def _write_factors(scaling: Params, hp: Params) -> Scaling:
+    factors = list(scaling["factors"])
+    return {
+        "rope_type": "longrope",
+        "short_factor": factors,
+        "long_factor": factors,
+        ORIGINAL: hp["context_length"],
+        "attention_factor": 1.0,
+    }
+
+
+_WRITE: Mapping[str, Callable[[Params, Params], Scaling]] = {
+    "linear": _plain,
+    "dynamic": _plain,
+    "llama3": _write_llama3,
+    "yarn": _write_yarn,
+    "longrope": _write_longrope,
+    "factors": _write_factors,
+}

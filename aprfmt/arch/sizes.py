@@ -1,0 +1,38 @@
+"""Sizes written with hyperparameter names: sums of products, nothing else."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+from aprfmt.errors import ArchError
+from aprfmt.tensor import Value
+
+
+@cache
+def _terms(expression: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(
+        tuple(factor.strip() for factor in term.split("*")) for term in expression.split("+")
+    )
+
+
+def size_of(expression: str, hp: Mapping[str, Value]) -> int:
+    """Return the size an expression like `n_heads*head_dim` stands for.
+
+    Raises ArchError where a hyperparameter in it is absent or no size.
+    """
+    total = 0
+    for term in _terms(expression):
+        product = 1
+        for factor in term:
+            size = int(factor) if factor.isdecimal() else hp[factor]
+            if type(size) is not int or size < 0:
+                raise ArchError(
+                    f"size {expression!r}: {factor} is {size!r}; expected a whole number"
+                )
+            product *= size
+        total += product
+    return total
+
+
+def shape_of(expressions: Sequence[str], hp: Mapping[str, Value]) -> tuple[int, ...]:
+    """Return the shape a TensorRule's expressions stand for; raises ArchError."""
+    return tuple(size_of(expression, hp) for expression in expressions)

@@ -1,0 +1,96 @@
+"""smollm3: llama without rope in some layers (every fourth, if nothing lists them).
+
+GGUF has no key for the list: llama.cpp skips rope in every fourth layer. Source:
+architectures.md 1, 4; transformers' configuration_smollm3.
+"""
+
+from collections.abc import Mapping
+
+from aprfmt.arch import rules
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_gguf import ROPE_TENSORS
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.values import sequence
+from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.window import IGNORED_WINDOW, Layers, Window, every, window_rules
+from aprfmt.tensor import Value
+
+Params = Mapping[str, Value]
+
+_BEFORE, _AFTER = whole()
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm"),
+        *attention(permuted=True),
+        *norm("ffn_norm", "post_attention_layernorm"),
+        *gated_mlp(bias="mlp_bias"),
+        *_AFTER,
+    ),
+    hf_more=FUSED,
+)
+
+
+def _every_fourth(hp: Params, interval: int = 4) -> Layers:
+    return tuple((i + 1) % interval != 0 for i in range(hp["n_layers"]))
+
+
+def _read_layers(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+    """Read no_rope_layers, which has 1 for the layers that do rotate, or its interval."""
+    listed, interval = facts.first("no_rope_layers"), facts.first("no_rope_layer_interval")
+    if listed is not None:
+        entries = sequence(*listed, hp["n_layers"])[: hp["n_layers"]]
+        return tuple(whole_number(entry, listed[1], 0, 1) == 1 for entry in entries), listed[1]
+    if interval is not None:
+        return _every_fourth(hp, whole_number(*interval, 1)), interval[1]
+    return None
+
+
+def _unrotated(facts: Facts | None, hp: Params) -> Layers:
+    """Window the layers without rope, as transformers does where nothing lists them."""
+    return tuple(not rotated for rotated in hp["rope_layers"])
+
+
+SMOLLM3 = ArchSpec(
+    name="smollm3",
+    called={
+        "hf": ("smollm3", "SmolLM3ForCausalLM"),
+        "gguf": ("smollm3",),
+        "apr": ("smollm3",),
+    },
+    hyper=rules.hyper_table(
+        rules.n_kv_heads(4),
+        rules.context_length(32768),
+        rules.tied_embeddings(True),
+        *rules.attention_biases(),
+        rules.mlp_bias(),
+        *rope_rules(Rope(theta=2e6)),
+        rules.rope_style("half", permuted=True),
+        HyperRule(
+            "rope_layers",
+            read={"hf": _read_layers},
+            write={"hf": lambda value, hp: {"no_rope_layers": [int(on) for on in value]}},
+            default=_every_fourth,
+        ),
+        *window_rules(Window(layers=_unrotated, gguf_layers=every, switch=True)),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(),
+    lost=(
+        *rules.common_losses(),
+        rules.ONE_BIAS_KEY,
+        IGNORED_WINDOW,
+        Loss(
+            "gguf",
+            "rope_layers",
+            lambda hp: hp["rope_layers"] != _every_fourth(hp),
+            "GGUF has no key for the list: llama.cpp rotates in all layers but every fourth",
+            assumed=True,
+        ),
+    ),
+    ignored=frozenset({"max_window_layers"}),
+    derived=ROPE_TENSORS,
+)

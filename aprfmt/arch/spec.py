@@ -1,0 +1,389 @@
+"""What an architecture is: tables. Types only; the rows stand in one file per family.
+
+Three independent tables make an `ArchSpec`:
+
+- `tensors`: the roles, with logical shapes, in no file's spelling;
+- `bindings`: per naming style ("hf", "gguf"), which stored names hold which roles, and the layout
+  steps between the stored and the logical tensor;
+- `hyper`: per hyperparameter, the keys each style uses, and the default that applies where a
+  style leaves it out (a default is used from its row only and keeps origin "default").
+
+`block` says, by closed enumerations, which operations the forward pass performs.
+
+A *logical* tensor is the weight as Hugging Face's modules use it: [out, in] matrices, split
+q/k/v and gate/up, split-half rope order (unless the source itself is interleaved), experts
+stacked as [n_experts, out, in], gemma norms without the +1.
+
+Role = ggml base name plus `.weight` or `.bias` (`attn_q.weight`); per-layer instances are keyed
+`L3.attn_q.weight`, whole-model ones `token_embd.weight`.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from aprfmt.arch.vocabulary import F32_ROLES as F32_ROLES
+from aprfmt.arch.vocabulary import HYPER_NAMES as HYPER_NAMES
+from aprfmt.arch.vocabulary import role_key as role_key
+from aprfmt.arch.vocabulary import split_key as split_key
+from aprfmt.errors import ArchError
+from aprfmt.tensor import Value
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+else:
+    Array = Any
+
+# "tensor": the values of a stored tensor (rope_freqs.weight); "shape": presence or shape of one.
+Origin = Literal["config", "metadata", "shape", "tensor", "default", "user"]
+
+
+@dataclass(frozen=True, slots=True)
+class HyperParam:
+    """One hyperparameter: its value, where it comes from, and the key it was read under."""
+
+    value: Value
+    origin: Origin
+    key: str = ""
+
+
+class HyperParams(Mapping[str, Value]):
+    """Hyperparameters by name; `hp["n_heads"]` is the value, `hp.of("n_heads")` the record.
+
+    Asking for one that the architecture's table did not give raises ArchError: nothing below
+    the table has a default.
+    """
+
+    def __init__(self, rows: Mapping[str, HyperParam], subject: str = "") -> None:
+        self._rows = dict(rows)
+        self._subject = subject
+
+    def __getitem__(self, name: str) -> Value:
+        return self.of(name).value
+
+    def of(self, name: str) -> HyperParam:
+        """Return value, origin and key; ArchError if the table gave none."""
+        if name not in self._rows:
+            raise ArchError(
+                f"{self._subject or 'model'}: hyperparameter {name!r} is not given by the file "
+                "and its architecture has no default for it"
+            )
+        return self._rows[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def replaced(self, **values: Value) -> "HyperParams":
+        """Return a copy with values set by the user (origin "user"), e.g. for a hypothesis."""
+        rows = dict(self._rows)
+        rows.update({name: HyperParam(value, "user") for name, value in values.items()})
+        return HyperParams(rows, self._subject)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a file says, before any table has read it.
+
+    `style` is the key style of `values` ("hf": config.json, "gguf": metadata with the
+    architecture's prefix, "apr": APR's typed keys); `shapes` are the LOGICAL shapes by role key
+    (`bind.known_shapes`), so that what the tensors themselves say (biases, norms, head) can be
+    read. `arch_key` is the prefix GGUF keys carry. `tensors` are stored tensors by name, with
+    `.shape` and `.numpy()`: some styles keep hyperparameters there (rope_freqs.weight). `names`
+    is the style of the tensor names ("hf", "gguf"), "" where it is not known.
+    """
+
+    style: str
+    values: Mapping[str, Value]
+    shapes: Mapping[str, tuple[int, ...]]
+    arch_key: str = ""
+    tensors: Mapping[str, Any] = field(default_factory=dict)
+    names: str = ""
+
+    def first(self, *keys: str, null: bool = False) -> tuple[Value, str] | None:
+        """Return (value, key) of the first key that is there; `{arch}` is filled.
+
+        A null counts as absent, unless `null` lets it stand for None.
+        """
+        for template in keys:
+            key = template.replace("{arch}", self.arch_key)
+            value = self.values.get(key)
+            if value is not None or (null and key in self.values):
+                return value, key
+        return None
+
+    def vector(self, name: str) -> tuple[float, ...] | None:
+        """Return a small stored tensor's values, float32 exact; ArchError for more than 65536."""
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            return None
+        count = 1
+        for size in tensor.shape:
+            count *= size
+        if count > 1 << 16:
+            raise ArchError(
+                f"tensor {name!r}: shape {list(tensor.shape)}; expected a vector with one value "
+                "for every pair of rotated elements"
+            )
+        return tuple(float(value) for value in tensor.numpy().reshape(-1).tolist())
+
+    @cached_property
+    def roles(self) -> frozenset[str]:
+        """The roles that occur, without their layers."""
+        return frozenset(split_key(key)[1] for key in self.shapes)
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING: Any = _Missing()
+
+
+Read = Callable[[Facts, Mapping[str, Value]], tuple[Value, str] | None]
+Write = Callable[[Value, Mapping[str, Value]], Mapping[str, Value]]
+
+
+@dataclass(frozen=True)
+class HyperRule:
+    """How one hyperparameter is read and written.
+
+    `keys[style]` lists keys, first one present (and not null) wins; `{arch}` is the GGUF prefix.
+    `kind` is what a value must be: a size (positive integer), an integer from 0, a number, a
+    boolean, a name, or anything (the `read` function checks); `high` bounds integers. In the
+    styles of `inverse_in` the stored number is 1/x. `default` is a value or a function of the
+    hyperparameters read so far; MISSING makes absence an ArchError; `default_in` has the styles
+    where it differs (what llama.cpp assumes for a GGUF key that is not there).
+    `read[style]` replaces the key lookup: (value, key), or None for absence. `write[style]`
+    returns the key-value pairs to write; else the first key of the style is written, unless the
+    value is None. `shape` reads the value from tensor shapes: used when no
+    key has it, and against the key with `shape_wins`. `present`: the value is whether one of
+    these roles is in the file, whatever the configuration says (`absent` for the opposite).
+    `null_in`: styles where a key with the value null says None (elsewhere null is absence).
+    `check` says what in the file contradicts the settled value, or "".
+    """
+
+    name: str
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    kind: Literal["size", "int", "float", "bool", "str", "any"] = "any"
+    default: Any = MISSING
+    default_in: Mapping[str, Any] = field(default_factory=dict)
+    inverse_in: tuple[str, ...] = ()
+    read: Mapping[str, Read] = field(default_factory=dict)
+    write: Mapping[str, Write] = field(default_factory=dict)
+    shape: Callable[[Mapping[str, tuple[int, ...]]], Value | None] | None = None
+    shape_wins: bool = False
+    present: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    null_in: tuple[str, ...] = ()
+    high: int = (1 << 31) - 1
+    check: Callable[[Value, Facts, Mapping[str, Value]], str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedTensor:
+    """A hyperparameter that a style stores as a tensor (GGUF's rope_freqs.weight).
+
+    `names[style]` is its stored name; it is no role. `make` gives the values to write, to be
+    stored as a one-dimensional F32 tensor, or None where the model needs none. Reading goes
+    through `Facts.vector`.
+    """
+
+    names: Mapping[str, str]
+    make: Callable[[Mapping[str, Value]], Sequence[float] | None]
+
+    def name(self, style: str) -> str:
+        """Return the stored name in a style, "" where it has none."""
+        return self.names.get(style, "")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRule:
+    """What a role is.
+
+    `shape` entries are sums of products of hyperparameter names and integers
+    ("n_heads*head_dim", "kv_lora_rank+qk_rope_head_dim"), nothing else.
+    `needs`: "" always required; "optional"; or conditions joined by "&", each the name of a
+    hyperparameter ("attention_bias", "moe_layers", "!moe_layers", "!tied_embeddings") that makes
+    it required where true (or not zero; for per-layer ones, in the layers where it is).
+    Roles with `layered=False` exist once.
+    """
+
+    role: str
+    shape: tuple[str, ...]
+    needs: str = ""
+    layered: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """`count` elements of input `source`, from element `start` of its row-major order."""
+
+    source: int
+    start: int
+    count: int
+
+
+class LayoutStep(Protocol):
+    """m stored tensors <-> n logical ones; sizes come from hyperparameters, never from a name.
+
+    A step with `permutes` only moves elements: `undo` and `apply` then take arrays of any dtype,
+    raw bit patterns included, and lose nothing. `str(step)` names it with its parameters.
+    """
+
+    permutes: ClassVar[bool]
+
+    def shapes(
+        self, stored: Sequence[tuple[int, ...]], hp: Mapping[str, Value]
+    ) -> list[tuple[int, ...]]:
+        """Logical shapes; ArchError where the stored ones do not fit."""
+        ...
+
+    def stored_shapes(
+        self, logical: Sequence[tuple[int, ...]], hp: Mapping[str, Value], count: int
+    ) -> list[tuple[int, ...]]:
+        """Shapes of the `count` stored tensors these logical ones make; ArchError if they don't."""
+        ...
+
+    def moves(
+        self, stored: Sequence[tuple[int, ...]], hp: Mapping[str, Value]
+    ) -> list[list[Move]] | None:
+        """For each logical output the runs of stored elements it is made of; None: decode."""
+        ...
+
+    def undo(self, stored: Sequence[Array], hp: Mapping[str, Value]) -> list[Array]:
+        """Turn stored arrays into logical ones."""
+        ...
+
+    def apply(self, logical: Sequence[Array], hp: Mapping[str, Value]) -> list[Array]:
+        """Turn logical arrays into stored ones; `undo(apply(x)) == x`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """How one naming style stores some roles.
+
+    `stored` are name templates ({L} layer, {E} expert: one template with {E} stands for all
+    experts in order); `roles` are what they hold together. Steps run in order from stored to
+    logical. The first binding of a role is the one written; all are read.
+    """
+
+    stored: tuple[str, ...]
+    roles: tuple[str, ...]
+    steps: tuple[LayoutStep, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpec:
+    """Which operations a decoder block performs; closed enumerations, checked by `check`.
+
+    norm: kind of the norms on the residual stream. norm_cast: where the result is rounded to the
+    activations' dtype ("before_weight": llama, mistral, mixtral, qwen, phi3, granite, smollm3,
+    deepseek; "after_weight": olmo2, gpt-oss, cohere, gemma). placement: pre (llama), post (olmo2:
+    after attention and MLP, none before), sandwich (gemma2/3: both). qk_norm: none; head (RMS over
+    head_dim, shared weight); width (RMS over the whole projection before the split); head_layer
+    (LayerNorm over head_dim: cohere and stablelm with one weight row a head and no bias, phi2
+    with one shared weight and bias). position: rope or learned. mlp: gated or
+    plain; experts replace it on `moe_layers`. shared_expert: none; plain (added); gated (times
+    sigmoid of its own gate).
+
+    Rounding that shows in BF16 and F16 arithmetic only. softmax_cast: "input" subtracts the
+    maximum in the scores' dtype first (gpt-oss; gpt2's softmax is "float32"). rope_cast: what is
+    rounded to the activations' dtype: cos and sin, and every product (table: most); cos and sin,
+    then the float32 result (table_and_result: cohere); the float32 result only (result: olmo2,
+    olmo3, deepseek v2). router_cast: what is rounded: the logits and the experts' weights
+    (weights: qwen2-moe, qwen3-moe, gpt-oss); the logits only (logits: mixtral); nothing, the
+    product is float32 too (none: deepseek). activation_cast: each step inside gelu_tanh instead
+    of its result (steps: gpt2 and phi2, whose `gelu_new` is written out).
+    """
+
+    norm: Literal["rms", "layer"] = "rms"
+    norm_offset: Literal[0, 1] = 0
+    norm_cast: Literal["before_weight", "after_weight"] = "before_weight"
+    placement: Literal["pre", "post", "sandwich"] = "pre"
+    qk_norm: Literal["none", "head", "width", "head_layer"] = "none"
+    attention: Literal["gqa", "mla"] = "gqa"
+    sinks: bool = False
+    position: Literal["rope", "learned"] = "rope"
+    mlp: Literal["gated", "plain"] = "gated"
+    shared_expert: Literal["none", "plain", "gated"] = "none"
+    softmax_cast: Literal["float32", "input"] = "float32"
+    rope_cast: Literal["table", "table_and_result", "result"] = "table"
+    router_cast: Literal["weights", "logits", "none"] = "weights"
+    activation_cast: Literal["result", "steps"] = "result"
+
+    def check(self) -> None:
+        """Raise ArchError for a value outside the enumerations."""
+        allowed: dict[str, tuple[object, ...]] = {
+            "norm": ("rms", "layer"),
+            "norm_offset": (0, 1),
+            "norm_cast": ("before_weight", "after_weight"),
+            "placement": ("pre", "post", "sandwich"),
+            "qk_norm": ("none", "head", "width", "head_layer"),
+            "attention": ("gqa", "mla"),
+            "sinks": (False, True),
+            "position": ("rope", "learned"),
+            "mlp": ("gated", "plain"),
+            "shared_expert": ("none", "plain", "gated"),
+            "softmax_cast": ("float32", "input"),
+            "rope_cast": ("table", "table_and_result", "result"),
+            "router_cast": ("weights", "logits", "none"),
+            "activation_cast": ("result", "steps"),
+        }
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise ArchError(
+                    f"block field {name} is {getattr(self, name)!r}; expected one of {values}"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A hyperparameter a style cannot say: when it matters, and what the other side will assume.
+
+    `assumed`: a foreign file of this style has the value from the other side's rule, so reading
+    one is worth a warning with the same sentence.
+    """
+
+    style: str
+    name: str
+    applies: Callable[[Mapping[str, Value]], bool]
+    consequence: str
+    assumed: bool = False
+
+
+@dataclass(frozen=True)
+class ArchSpec:
+    """One architecture, whole. `called[style]` are the names it goes by there.
+
+    hf: `model_type` values and class names (both; the first of each is written); gguf:
+    `general.architecture` values; apr: `architecture` slugs. `evidence(tensor names, values)`
+    settles two architectures that share a name: the one whose evidence holds, else the one
+    without. `ignored` are config keys known not to change the forward pass. `buffers[style]`
+    are name templates of stored tensors that are computed, not learned (masks, inverse
+    frequencies). `derived` are hyperparameters some styles keep in tensors.
+    """
+
+    name: str
+    called: Mapping[str, tuple[str, ...]]
+    hyper: tuple[HyperRule, ...]
+    tensors: tuple[TensorRule, ...]
+    bindings: Mapping[str, tuple[Binding, ...]]
+    block: BlockSpec
+    lost: tuple[Loss, ...] = ()
+    ignored: frozenset[str] = frozenset()
+    buffers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    derived: tuple[DerivedTensor, ...] = ()
+    evidence: Callable[[Collection[str], Mapping[str, Value]], bool] | None = None
+    gguf_vectors_f32: bool = True
+    forward: str = "aprfmt.inference.forward:forward"

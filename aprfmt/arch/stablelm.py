@@ -1,0 +1,69 @@
+"""stablelm: LayerNorm, a quarter of each head rotated; q/k-norms with one weight a head.
+
+Source: architectures.md 1, 3, 4; transformers' modeling_stablelm.
+"""
+
+from aprfmt.arch import rules
+from aprfmt.arch.joins import Stacked
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_gguf import ROPE_TENSORS
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import FUSED, LAYER, Row, attention, gated_mlp, tables, whole
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
+
+_HEADS = {"q": "n_heads", "k": "n_kv_heads"}
+_BEFORE, _AFTER = whole(norm_bias=True)
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        Row("attn_norm.weight", "input_layernorm.weight", ("hidden_size",)),
+        Row("attn_norm.bias", "input_layernorm.bias", ("hidden_size",)),
+        *attention(out_bias=None),
+        *(
+            Row(f"attn_{x}_norm.weight", "", (heads, "head_dim"), "qk_norm")
+            for x, heads in _HEADS.items()
+        ),
+        *(
+            Row(f"ffn_norm.{part}", f"post_attention_layernorm.{part}", ("hidden_size",),
+                "!parallel_residual")
+            for part in ("weight", "bias")
+        ),
+        *gated_mlp(),
+        *_AFTER,
+    ),
+    hf_first=tuple(
+        Binding(
+            (f"{LAYER}self_attn.{x}_layernorm.norms.{{E}}.weight",),
+            (f"attn_{x}_norm.weight",),
+            (Stacked(heads),),
+        )
+        for x, heads in _HEADS.items()
+    ),
+    hf_more=FUSED,
+)  # fmt: skip
+
+STABLELM = ArchSpec(
+    name="stablelm",
+    called={
+        "hf": ("stablelm", "StableLmForCausalLM"),
+        "gguf": ("stablelm",),
+        "apr": ("stablelm",),
+    },
+    hyper=rules.hyper_table(
+        rules.n_kv_heads(32),
+        rules.context_length(4096),
+        rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
+        rules.flag("attention_bias", False, "use_qkv_bias", present=("attn_q.bias",)),
+        rules.qk_norm(False, "qk_layernorm"),
+        rules.flag(
+            "parallel_residual", False, "use_parallel_residual", gguf="use_parallel_residual",
+            absent=("ffn_norm.weight",),
+        ),
+        *rope_rules(Rope(partial=0.25)),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(norm="layer", qk_norm="head_layer"),
+    lost=rules.common_losses(),
+    derived=ROPE_TENSORS,
+)  # fmt: skip

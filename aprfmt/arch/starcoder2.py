@@ -1,0 +1,45 @@
+"""starcoder2: LayerNorm, biases everywhere, a plain MLP, a window. architectures.md 1, 3."""
+
+from aprfmt.arch import rules
+from aprfmt.arch.rope_gguf import ROPE_TENSORS
+from aprfmt.arch.rows import FUSED, attention, norm, plain_mlp, tables, whole
+from aprfmt.arch.spec import ArchSpec, BlockSpec
+from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
+
+_BEFORE, _AFTER = whole(norm_bias=True)
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm", bias=True),
+        *attention(),
+        *norm("ffn_norm", "post_attention_layernorm", bias=True),
+        *plain_mlp("c_fc", "c_proj", bias="mlp_bias"),
+        *_AFTER,
+    ),
+    hf_more=FUSED,
+)
+
+STARCODER2 = ArchSpec(
+    name="starcoder2",
+    called={
+        "hf": ("starcoder2", "Starcoder2ForCausalLM"),
+        "gguf": ("starcoder2",),
+        "apr": ("starcoder2",),
+    },
+    hyper=rules.hyper_table(
+        rules.n_kv_heads(2),
+        rules.context_length(4096),
+        rules.norm_eps(1e-5, "norm_epsilon", "layer_norm_epsilon"),
+        rules.activation("gelu_tanh"),
+        rules.tied_embeddings(True),
+        *rules.attention_biases(True, "use_bias"),
+        rules.flag("mlp_bias", True, "use_bias", present=("ffn_up.bias",), written=False),
+        *window_rules(Window(listed=False)),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(norm="layer", mlp="plain"),
+    lost=(*rules.common_losses("gelu_tanh"), rules.ONE_BIAS_KEY, IGNORED_WINDOW),
+    ignored=frozenset({"mlp_type", "norm_type", "layer_norm_eps"}),
+    derived=ROPE_TENSORS,
+)

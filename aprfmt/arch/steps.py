@@ -1,0 +1,212 @@
+"""Layout steps of one tensor: how it is stored, how it is used, and the way back.
+
+Every step is written once and used in both directions; joins.py has the steps between several
+tensors. All but `Added` only move elements, so
+their `undo` and `apply` take arrays of any dtype, raw bit patterns included. Where the runs of
+elements are single elements by nature (a transposition), `moves` is None and the arrays' own
+`undo` is the plan. Sources of the layouts: architectures.md section 4, llama.cpp's converter.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from aprfmt.arch.moves import Moves, element_count
+from aprfmt.arch.sizes import shape_of, size_of
+from aprfmt.arch.spec import Array, Move
+from aprfmt.errors import ArchError
+from aprfmt.tensor import Value
+
+Shape = tuple[int, ...]
+Shapes = Sequence[Shape]
+Sizes = Mapping[str, Value]
+
+MAX_MOVES = 1 << 20  # longer lists cost more than moving the array at once
+
+
+def only(shapes: Shapes, step: object) -> Shape:
+    """Return the one shape a step takes; ArchError for another number."""
+    if len(shapes) != 1:
+        raise ArchError(f"{step}: got {len(shapes)} tensors; expected one")
+    return tuple(shapes[0])
+
+
+@dataclass(frozen=True, slots=True)
+class RowsPermuted:
+    """Rows of each head in adjacent-pair rope order; logical rows are split-half.
+
+    Logical row j*(d/2)+i of a head is stored row 2i+j (j: 0 or 1, d: rows a head). `heads` names
+    the hyperparameter that counts heads. GGUF llama's Q and K, weights and biases.
+    """
+
+    heads: str
+    permutes: ClassVar[bool] = True
+
+    def _heads(self, shape: Shape, hp: Sizes) -> int:
+        """Return the number of heads, the rows being whole heads of even size."""
+        heads = size_of(self.heads, hp)
+        rows = shape[0] if shape else 0
+        if heads < 1 or rows % (2 * heads):
+            raise ArchError(
+                f"{self}: shape {list(shape)} has {rows} rows; expected {heads} heads with an "
+                f"even number of rows each; {self.heads} does not fit this tensor"
+            )
+        return heads
+
+    def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
+        """Return the stored shape."""
+        shape = only(stored, self)
+        self._heads(shape, hp)
+        return [shape]
+
+    def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
+        """Return the logical shape."""
+        return self.shapes(logical, hp)
+
+    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+        """One run a row."""
+        shape = only(stored, self)
+        heads = self._heads(shape, hp)
+        row = element_count(shape[1:])
+        size = shape[0] // heads
+        if shape[0] > MAX_MOVES:
+            return None
+        rows = (head * size + 2 * i + j for head in range(heads)
+                for j in range(2) for i in range(size // 2))  # fmt: skip
+        return [[Move(0, at * row, row) for at in rows]]
+
+    def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Adjacent pairs to split halves."""
+        x = stored[0]
+        heads = self._heads(x.shape, hp)
+        split = x.reshape(heads, x.shape[0] // heads // 2, 2, *x.shape[1:])
+        return [split.swapaxes(1, 2).reshape(x.shape)]
+
+    def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Split halves to adjacent pairs."""
+        x = logical[0]
+        heads = self._heads(x.shape, hp)
+        split = x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:])
+        return [split.swapaxes(1, 2).reshape(x.shape)]
+
+    def __str__(self) -> str:
+        return f"RowsPermuted({self.heads})"
+
+
+@dataclass(frozen=True, slots=True)
+class Transposed:
+    """The last two axes are stored the other way round (gpt2's Conv1D, gpt-oss's experts)."""
+
+    permutes: ClassVar[bool] = True
+
+    def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
+        """Return the shape with the last two axes swapped."""
+        shape = only(stored, self)
+        if len(shape) < 2:
+            raise ArchError(f"{self}: shape {list(shape)}; expected two axes or more")
+        return [(*shape[:-2], shape[-1], shape[-2])]
+
+    def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
+        """Return the shape with the last two axes swapped."""
+        return self.shapes(logical, hp)
+
+    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+        """None, unless one of the axes is 1 and nothing moves."""
+        shape = only(self.shapes(stored, hp), self)
+        return [[Move(0, 0, element_count(shape))]] if 1 in shape[-2:] else None
+
+    def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Swap the last two axes."""
+        self.shapes([stored[0].shape], hp)
+        return [stored[0].swapaxes(-1, -2)]
+
+    def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Swap the last two axes."""
+        return self.undo(logical, hp)
+
+    def __str__(self) -> str:
+        return "Transposed"
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A constant was added in float32 (GGUF gemma: norm weights are stored as 1 + w).
+
+    `undo(apply(x)) == x` holds where |x| is not small against the constant: adding 1 loses BF16
+    values below about 1.5e-5 in magnitude and float32 values that need bits below 2^-24. A
+    caller that must be exact compares and keeps the source's bits.
+    """
+
+    amount: float
+    permutes: ClassVar[bool] = False
+
+    def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
+        """Return the stored shape."""
+        return [only(stored, self)]
+
+    def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
+        """Return the logical shape."""
+        return [only(logical, self)]
+
+    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+        """None: values change."""
+        return None
+
+    def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Subtract the constant in float32."""
+        import numpy as np
+
+        return [np.asarray(stored[0], np.float32) - np.float32(self.amount)]
+
+    def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Add the constant in float32."""
+        import numpy as np
+
+        return [np.asarray(logical[0], np.float32) + np.float32(self.amount)]
+
+    def __str__(self) -> str:
+        return f"Added({self.amount:g})"
+
+
+@dataclass(frozen=True, slots=True)
+class Reshaped:
+    """The same elements in the same order under another shape; any stored shape is taken.
+
+    `logical` and `stored` are size expressions; `stored` is the shape that is written.
+    """
+
+    logical: tuple[str, ...]
+    stored: tuple[str, ...]
+    permutes: ClassVar[bool] = True
+
+    def _to(self, shape: Shape, expressions: tuple[str, ...], hp: Sizes) -> Shape:
+        wanted = shape_of(expressions, hp)
+        if element_count(shape) != element_count(wanted):
+            raise ArchError(
+                f"{self}: shape {list(shape)} has {element_count(shape)} elements; expected "
+                f"{list(wanted)}"
+            )
+        return wanted
+
+    def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
+        """Return the logical shape; ArchError unless the element counts are equal."""
+        return [self._to(only(stored, self), self.logical, hp)]
+
+    def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
+        """Return the shape that is written."""
+        return [self._to(only(logical, self), self.stored, hp)]
+
+    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+        """One run: everything."""
+        return [[Move(0, 0, element_count(self.shapes(stored, hp)[0]))]]
+
+    def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Reshape."""
+        return [stored[0].reshape(self._to(stored[0].shape, self.logical, hp))]
+
+    def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Reshape back."""
+        return [logical[0].reshape(self._to(logical[0].shape, self.stored, hp))]
+
+    def __str__(self) -> str:
+        return f"Reshaped({', '.join(self.logical)})"

@@ -1,0 +1,77 @@
+"""The words of the tables: hyperparameters, role keys, and roles ggml keeps in F32.
+
+Role = ggml base name plus `.weight` or `.bias` (`attn_q.weight`); per-layer instances are keyed
+`L3.attn_q.weight`, whole-model ones `token_embd.weight`.
+"""
+
+# The vocabulary of hyperparameters; forward.py, steps and every table use these names only.
+# "tuple" values have one entry a layer.
+HYPER_NAMES: dict[str, str] = {
+    "hidden_size": "width of the residual stream",
+    "n_layers": "decoder blocks",
+    "n_heads": "query heads",
+    "n_kv_heads": "key and value heads (GQA when fewer than n_heads)",
+    "head_dim": "elements of a query/key head",
+    "value_head_dim": "elements of a value head (MLA differs from head_dim)",
+    "ffn_size": "inner width of a dense MLP",
+    "vocab_size": "rows of the token embedding",
+    "context_length": "positions the model was made for",
+    "norm_eps": "epsilon inside every norm",
+    "lora_norm_eps": "epsilon of the norms on the compressed query and key/value (MLA)",
+    "activation": "silu, gelu (erf), gelu_tanh, relu or swiglu_oai",
+    "tied_embeddings": "the head is the token embedding (no output.weight stored)",
+    "attention_bias": "q, k, v have biases",
+    "attention_out_bias": "the attention output projection has a bias",
+    "mlp_bias": "MLP projections have biases",
+    "qk_norm": "q/k-norm tensors are there (the kind is the block's)",
+    "parallel_residual": "attention and MLP read the same norm and are added together",
+    "rope_theta": "base of the rotary frequencies",
+    "rope_theta_local": "base on sliding-window layers where it differs (gemma3), else None",
+    "rope_dim": "rotated elements of a head (partial rotary: fewer than head_dim)",
+    "rope_style": "half or interleaved pairing of the LOGICAL q/k",
+    "rope_scaling": "None, or {type, ...}: linear dynamic yarn llama3 longrope factors (rope.py)",
+    "rope_scaling_layers": "all, or full: which layers the scaling applies to (gemma3: full)",
+    "rope_layers": "tuple of bool: does layer i rotate (smollm3), True everywhere else",
+    "sliding_window": "None, or how many positions a windowed layer sees",
+    "window_layers": "tuple of bool: is layer i windowed",
+    "attn_scale": "factor on q.k before the softmax",
+    "attn_scale_by_layer": "divide the scores by layer index + 1 (gpt2 option)",
+    "attn_softcap": "None, or c in tanh(x/c)*c on the scores before the mask",
+    "final_softcap": "None, or c on the logits",
+    "embedding_scale": "factor on the embedding rows (rounded to the arithmetic's dtype)",
+    "residual_scale": "factor on what a block adds to the stream",
+    "logit_scale": "factor on the logits (granite's divisor is stored inverted here)",
+    "n_experts": "routed experts (0: dense)",
+    "n_experts_used": "experts a token takes",
+    "moe_ffn_size": "inner width of a routed expert",
+    "shared_ffn_size": "inner width of the shared expert(s) together, 0 without",
+    "moe_layers": "tuple of bool: does layer i have experts",
+    "norm_topk": "renormalise the chosen experts' weights to sum 1",
+    "routed_scale": "factor on the routed experts' weights",
+    "n_expert_groups": "groups of experts (deepseek), 1 without",
+    "n_expert_groups_used": "groups a token may choose from",
+    "router": "softmax, softmax_topk (over the chosen only), sigmoid_bias, group_limited_greedy",
+    "q_lora_rank": "None, or rank of the compressed query (MLA)",
+    "kv_lora_rank": "rank of the compressed key/value (MLA)",
+    "qk_nope_head_dim": "unrotated elements of a query/key head (MLA)",
+    "qk_rope_head_dim": "rotated elements of a query/key head (MLA)",
+    "swiglu_limit": "clamp of gpt-oss's gate and up, None elsewhere",
+    "swiglu_alpha": "gain inside the sigmoid of gpt-oss's activation, None elsewhere",
+}
+
+# Roles (the part before .weight) whose tensors ggml's readers expect as F32, besides everything
+# one-dimensional: norms, expert routers, learned positions. Source: llama.cpp's converter.
+F32_ROLES = ("_norm", "ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd")
+
+
+def role_key(layer: int | None, role: str) -> str:
+    """Return the key of a role instance: `L3.attn_q.weight`, or the role itself."""
+    return role if layer is None else f"L{layer}.{role}"
+
+
+def split_key(key: str) -> tuple[int | None, str]:
+    """Split a role key into layer (None for whole-model roles) and role."""
+    head, dot, role = key.partition(".")
+    if dot and head[:1] == "L" and head[1:].isdecimal():
+        return int(head[1:]), role
+    return None, key

@@ -1,0 +1,88 @@
+"""Two views used while rules are read: values that note who looked, and what is settled so far."""
+
+from collections.abc import Iterator, Mapping
+
+from aprfmt.arch.spec import HyperParam
+from aprfmt.errors import ArchError
+from aprfmt.tensor import Value
+
+
+class Watched(Mapping[str, Value]):
+    """Values that note which of them were looked at, nested objects included.
+
+    Keys of `text_config` (multimodal configs) are seen before the outer ones.
+    """
+
+    def __init__(self, values: Mapping[str, Value], label: str = "", inner: str = "") -> None:
+        self._values = values
+        self._label = label
+        nested = values.get(inner) if inner else None
+        self._inner = nested if isinstance(nested, Mapping) else {}
+        self._inner_label = f"{label}{inner}."
+        self._nested: dict[str, Watched] = {}
+        self.seen: dict[str, None] = {}
+
+    def __getitem__(self, key: str) -> Value:
+        if key in self._inner:
+            value, label = self._inner[key], self._inner_label
+        else:
+            value, label = self._values[key], self._label
+        if isinstance(value, Mapping):
+            if key not in self._nested:
+                self._nested[key] = Watched(value, f"{label}{key}.")
+            return self._nested[key]
+        self.seen[label + key] = None
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._inner or key in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._inner, **self._values})
+
+    def __len__(self) -> int:
+        return len({**self._inner, **self._values})
+
+    def all_seen(self) -> dict[str, None]:
+        """Return the full keys looked at so far, in order."""
+        every = dict(self.seen)
+        for nested in self._nested.values():
+            every.update(nested.all_seen())
+        return every
+
+    def unseen(self) -> Iterator[str]:
+        """Yield the full keys never looked at; an object never opened is one key."""
+        seen = self.all_seen()
+        for values, label in ((self._inner, self._inner_label), (self._values, self._label)):
+            for key, value in values.items():
+                if value is self._inner:
+                    continue
+                if key in self._nested and isinstance(value, Mapping):
+                    yield from self._nested[key].unseen()
+                elif label + key not in seen:
+                    yield label + key
+
+
+class NotSettledError(ArchError):
+    """A rule asks for a hyperparameter that nothing in the file gave."""
+
+
+class Live(Mapping[str, Value]):
+    """The hyperparameters settled so far; asking for another one is an ArchError."""
+
+    def __init__(self, rows: Mapping[str, HyperParam]) -> None:
+        self._rows = rows
+
+    def __getitem__(self, name: str) -> Value:
+        if name not in self._rows:
+            raise NotSettledError(f"{name} is not known here, and this depends on it")
+        return self._rows[name].value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)

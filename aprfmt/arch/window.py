@@ -1,0 +1,166 @@
+"""Sliding-window rules: which layers see how many positions, in every family's spelling."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aprfmt.arch.spec import Facts, HyperRule, Loss
+from aprfmt.arch.values import boolean, sequence, whole
+from aprfmt.errors import ArchError
+from aprfmt.tensor import Value
+
+Params = Mapping[str, Value]
+Found = tuple[Value, str] | None
+Layers = tuple[bool, ...]
+
+KINDS = {"sliding_attention": True, "full_attention": False}  # config.json's `layer_types`
+_KEY = "{arch}.attention.sliding_window"
+
+
+def every(facts: Facts | None, hp: Params) -> Layers:
+    """Window every layer."""
+    layers: Layers = (True,) * hp["n_layers"]
+    return layers
+
+
+def period(length: int) -> Callable[[Facts | None, Params], Layers]:
+    """Leave every length-th layer unwindowed, as llama.cpp's set_swa_pattern."""
+
+    def layers(facts: Facts | None, hp: Params) -> Layers:
+        return tuple(i % length < length - 1 for i in range(hp["n_layers"]))
+
+    return layers
+
+
+@dataclass(frozen=True)
+class Window:
+    """What differs between families.
+
+    `hf_default`: positions where config.json gives none; `gguf_default`: what llama.cpp assumes,
+    and what an APR file without a key is taken to mean (MISSING: it has to say).
+    `layers`: which layers are windowed where nothing lists them; `gguf_layers`: what llama.cpp
+    assumes (None: the same). `listed`: config.json may list `layer_types`. `switch`:
+    `use_sliding_window` must be on. `stated`: GGUF says 0 for no window instead of nothing.
+    """
+
+    hf_default: int | None = None
+    gguf_default: Any = None
+    layers: Callable[[Facts | None, Params], Layers] = every
+    gguf_layers: Callable[[Facts | None, Params], Layers] | None = None
+    listed: bool = True
+    switch: bool = False
+    stated: bool = False
+
+
+def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
+    """Return the rules for sliding_window and window_layers."""
+    assumed = window.gguf_layers or window.layers
+
+    def hf_size(facts: Facts, hp: Params) -> Found:
+        if window.switch:
+            on = facts.first("use_sliding_window")
+            if on is None or not boolean(*on):
+                facts.first("sliding_window")  # looked at, and switched off
+                return None if on is None else (None, on[1])
+        return _positions(facts.first("sliding_window", null=True))
+
+    def write_hf_size(value: Value, hp: Params) -> Params:
+        switch = {"use_sliding_window": value is not None} if window.switch else {}
+        return {"sliding_window": value, **switch}
+
+    def write_gguf_size(value: Value, hp: Params) -> Params:
+        if value is None and not window.stated:
+            return {}
+        return {_KEY: value or 0}
+
+    def hf_layers(facts: Facts, hp: Params) -> Found:
+        kinds = facts.first("layer_types") if window.listed else None
+        default = window.layers(facts, hp)
+        if hp["sliding_window"] is None:
+            return None
+        if kinds is None:
+            return default, "sliding_window"
+        listed = sequence(*kinds, hp["n_layers"])[: hp["n_layers"]]
+        for kind in listed:
+            if not isinstance(kind, str) or kind not in KINDS:
+                raise ArchError(f"layer_types: {kind!r} is not known; known: {', '.join(KINDS)}")
+        return tuple(KINDS[kind] for kind in listed), kinds[1]
+
+    def gguf_layers(facts: Facts, hp: Params) -> Found:
+        found = facts.first(_KEY + "_pattern")
+        if hp["sliding_window"] is None or found is None:
+            return None
+        value, key = found
+        if isinstance(value, int) and not isinstance(value, bool):
+            return period(whole(value, key, 1))(None, hp), key
+        listed = sequence(value, key, hp["n_layers"])[: hp["n_layers"]]
+        if not all(item in (0, 1) for item in listed):
+            raise ArchError(f"{key}: holds other values than true and false")
+        return tuple(bool(item) for item in listed), key
+
+    def default_layers(hp: Params) -> Layers:
+        on = hp["sliding_window"] is not None
+        return window.layers(None, hp) if on else (False,) * hp["n_layers"]
+
+    def assumed_layers(hp: Params) -> Layers:
+        on = hp["sliding_window"] is not None
+        return assumed(None, hp) if on else (False,) * hp["n_layers"]
+
+    def write_hf_layers(value: Value, hp: Params) -> Params:
+        names = {on: name for name, on in KINDS.items()}
+        listed = {"layer_types": [names[on] for on in value]} if window.listed else {}
+        if not (window.switch and window.listed):
+            return listed
+        return {"max_window_layers": (*value, True).index(True), **listed}
+
+    def write_gguf_layers(value: Value, hp: Params) -> Params:
+        if value == assumed_layers(hp):
+            return {}
+        for length in range(2, len(value) + 1):
+            if value == period(length)(None, hp):
+                return {_KEY + "_pattern": length}
+        return {_KEY + "_pattern": list(value)}
+
+    return (
+        HyperRule(
+            "sliding_window",
+            {"hf": ("sliding_window",), "gguf": (_KEY,)},
+            "int",
+            read={"hf": hf_size, "gguf": lambda facts, hp: _positions(facts.first(_KEY))},
+            write={"hf": write_hf_size, "gguf": write_gguf_size},
+            default=window.hf_default,
+            default_in=dict.fromkeys(("gguf", "apr"), window.gguf_default),
+        ),
+        HyperRule(
+            "window_layers",
+            read={"hf": hf_layers, "gguf": gguf_layers},
+            write={"hf": write_hf_layers, "gguf": write_gguf_layers},
+            default=default_layers,
+            default_in={"gguf": assumed_layers},
+            check=_causal,
+        ),
+    )
+
+
+def _positions(found: Found) -> Found:
+    """Return a window's positions, None for null and for 0."""
+    if found is None:
+        return None
+    value, key = found
+    return (whole(value, key) or None) if value is not None else None, key
+
+
+def _causal(value: Value, facts: Facts, hp: Params) -> str:
+    """Refuse embedding models that attend to later positions too."""
+    found = facts.first("use_bidirectional_attention")
+    if found is not None and found[0]:
+        raise ArchError(f"{found[1]}: attention is bidirectional; expected a causal model")
+    return ""
+
+
+IGNORED_WINDOW = Loss(
+    "gguf",
+    "sliding_window",
+    lambda hp: any(hp["window_layers"]),
+    "llama.cpp attends to all earlier positions here: its logits differ beyond the window",
+)

@@ -1,0 +1,200 @@
+"""Every encoding's codec, and the verbs over them: `decode`, `decode_chunked`, `encode`.
+
+Importing this imports no numpy. The table's rows are the readable numpy references; the verbs use
+the native kernel of the same name where the extension is built, has passed its golden block and
+`APRFMT_NATIVE=0` is not set.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.dtypes import encoding as encoding_row
+from aprfmt.errors import CodecError, UnsupportedError
+from aprfmt.registry import Registry
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from aprfmt.codecs.base import Array, Bytes, Codec, Fma
+
+_PLAIN = ("F32", "F64", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL", "C64")
+_ONE_A_FILE = (
+    "F16", "BF16",
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q8_1",
+    "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_K",
+    "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "IQ4_NL", "IQ4_XS",
+    "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "Q1_0", "Q2_0",
+    "APR_Q4", "APR_Q8", "NF4", "FP4", "F4",
+)  # fmt: skip
+_F8 = ("E4M3", "E5M2", "E4M3FNUZ", "E5M2FNUZ", "E8M0")
+_F6 = ("E2M3", "E3M2")
+
+CODECS: "Registry[Codec]" = Registry(
+    "codecs",
+    {name: f"aprfmt.codecs.plain:{name}" for name in _PLAIN}
+    | {name: f"aprfmt.codecs.{name.lower()}:CODEC" for name in _ONE_A_FILE}
+    | {f"F8_{kind}": f"aprfmt.codecs.fp8:{kind}" for kind in _F8}
+    | {f"F6_{kind}": f"aprfmt.codecs.f6:{kind}" for kind in _F6},
+    CodecError,
+)
+
+
+@cache
+def native_kernels() -> "ModuleType | None":
+    """Return the native extension, or None where it is not built or not wanted."""
+    if os.environ.get("APRFMT_NATIVE") == "0":
+        return None
+    try:
+        from aprfmt.codecs import native
+    except ImportError:
+        return None
+    module: ModuleType = native
+    return module
+
+
+def codec(encoding: str) -> "Codec":
+    """Return the reference codec of an encoding.
+
+    Raises UnsupportedError with the sentence that helps for a type that ggml removed or that
+    nobody has told us the layout of, CodecError for a name that is none.
+    """
+    if encoding in CODECS:
+        return CODECS[encoding]
+    row = encoding_row(encoding)
+    why = row.removed or (
+        "" if row.known else "its layout is not known to us; bytes can be copied, not decoded"
+    )
+    raise UnsupportedError(f"{encoding}: {why or 'there is no codec for it'}")
+
+
+def decode_into(
+    encoding: str, raw: "Bytes | Mapping[str, Bytes]", out: "Array", *, threads: int = 1
+) -> None:
+    """Fill `out` (1-D, contiguous, of the codec's dtype) from blocks in a row.
+
+    `raw` is the main part, or all parts by suffix; `threads` is for native kernels. Raises
+    CodecError when lengths do not fit.
+    """
+    from aprfmt.codecs.base import check_out, part
+    from aprfmt.codecs.parallel import parallel_decode
+
+    parts = raw if isinstance(raw, Mapping) else {"": raw}
+    reference, native = codec(encoding), native_kernels() if out.size else None
+    check_out(encoding, out, reference.dtype)
+    kernel = native.KERNELS.get(encoding) if native else None
+    coded: Callable[..., Any] | None = getattr(reference, "coded", None)
+    if kernel is not None:
+        main = part(encoding, parts)
+        parallel_decode(kernel, main, out, reference.block_size, reference.type_size, threads)
+        finish: Callable[..., None] | None = getattr(reference, "finish", None)
+        if finish is not None:
+            finish(parts, out)
+    elif native is not None and coded is not None:
+        coded(parts, out.size).decode(native.decode_coded, out, threads)
+    else:
+        reference.decode(parts, out)
+
+
+def decode(
+    encoding: str,
+    raw: "Bytes | Mapping[str, Bytes]",
+    shape: Sequence[int],
+    *,
+    row_bytes: int | None = None,
+    threads: int = 1,
+) -> "Array":
+    """Return a new array of `shape` (row-major) and the codec's dtype.
+
+    `row_bytes` is given where every row starts a block of its own and its last block is padded
+    (APR's K-quants): each row is decoded and cut. Raises CodecError when lengths do not fit.
+    """
+    import numpy as np
+
+    from aprfmt.codecs.base import check_length, part, shape_size
+
+    reference = codec(encoding)
+    count, columns = shape_size(shape), shape[-1] if shape else 1
+    if row_bytes is None or columns * reference.type_size == row_bytes * reference.block_size:
+        flat = np.empty(count, reference.dtype)
+        decode_into(encoding, raw, flat, threads=threads)
+        return flat.reshape(shape)
+    parts = raw if isinstance(raw, Mapping) else {"": raw}
+    rows = count // columns if columns else 0
+    expected = -(-columns // reference.block_size) * reference.type_size
+    check_length(encoding, row_bytes, expected, f"one row of {columns} elements")
+    found = part(encoding, parts).size
+    check_length(encoding, found, rows * row_bytes, f"{rows} rows of {row_bytes} bytes")
+    width = row_bytes // reference.type_size * reference.block_size
+    padded = np.empty(rows * width, reference.dtype)
+    decode_into(encoding, parts, padded, threads=threads)
+    return np.ascontiguousarray(padded.reshape(rows, width)[:, :columns]).reshape(shape)
+
+
+def decode_chunked(
+    encoding: str,
+    raw: "Bytes | Mapping[str, Bytes]",
+    shape: Sequence[int],
+    out: "Array",
+    *,
+    row_bytes: int | None = None,
+) -> "Iterator[Array]":
+    """Yield a tensor's elements in order, in views of `out`, each overwritten by the next.
+
+    `out` is 1-D, of the codec's dtype; what it holds is decoded at a time, at least one block (one
+    row where `row_bytes` is given). Raises CodecError when lengths do not fit.
+    """
+    from aprfmt.codecs.base import check_out, pieces
+
+    reference = codec(encoding)
+    check_out(encoding, out, reference.dtype)
+    parts = raw if isinstance(raw, Mapping) else {"": raw}
+    for piece, stored, kept in pieces(reference, parts, shape, out.size, row_bytes):
+        count = stored[0] * stored[1]
+        if count > out.size:
+            raise CodecError(
+                f"{encoding}: the output holds {out.size} elements, expected {count} or more"
+            )
+        decode_into(encoding, piece, out[:count])
+        rows = out[:count].reshape(stored)
+        if kept == stored[1]:
+            yield out[:count]
+        else:
+            out[: stored[0] * kept] = rows[:, :kept].copy().reshape(-1)
+            yield out[: stored[0] * kept]
+
+
+def encode(
+    encoding: str,
+    x: "Array",
+    *,
+    fma: "Fma" = "fused",
+    importance: "Array | None" = None,
+    options: Mapping[str, Any] | None = None,
+) -> "Mapping[str, bytes]":
+    """Return the parts of `x` ([..., columns]) in an encoding.
+
+    `options` are those of the codec's `with_options` (NF4 and FP4: blocksize,
+    double_quantization, dtype). Raises CodecError where `x` does not fit the codec or there is no
+    encoder.
+    """
+    reference, native = codec(encoding), native_kernels()
+    if options:
+        with_options: Callable[..., Codec] | None = getattr(reference, "with_options", None)
+        if with_options is None:
+            raise CodecError(f"{encoding}: takes no options, found {', '.join(options)}")
+        try:
+            reference = with_options(**options)
+        except TypeError as error:
+            raise CodecError(f"{encoding}: {error}") from error
+    encoder = native.ENCODERS.get((encoding, fma)) if native else None
+    encode_coded: Callable[..., Mapping[str, bytes]] | None
+    encode_coded = getattr(reference, "encode_coded", None)
+    if encoder is not None:
+        result: Mapping[str, bytes] = encoder(x, importance=importance)
+        return result
+    if native is not None and encode_coded is not None:
+        coded: Mapping[str, bytes] = encode_coded(x, native.encode_coded)
+        return coded
+    return reference.encode(x, fma=fma, importance=importance)

@@ -1,0 +1,175 @@
+"""float32 arithmetic the way C encoders do it: fused multiply-adds, C's rounding, sums in order.
+
+Two arithmetics exist in the wild, and quantized bytes depend on which one made them:
+
+strict  every product and every sum is rounded. All x86-64 binaries of ggml and libgguf do this.
+fused   a product that only additions consume is not rounded before it is added. That is what GCC
+        makes of ggml-quants.c where the processor has the instruction (aarch64, -mfma); in
+        `nearest_int(a * b)` the addition of the magic number counts, and in `w*l` that is both
+        added and multiplied on, nothing is fused. Sums stay in order: no vectorized reductions.
+
+numpy has no fmaf. The product of two float32 is exact in float64, but the sum then rounds twice
+(to 53 bits, to 24), and the two differ from one rounding exactly where the first lands on a tie
+of the second. Only those few sums are computed again, to odd (Boldo and Melquiond, 2008).
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+I32 = npt.NDArray[np.int32]
+
+_LOW_BITS = np.uint64((1 << 29) - 1)  # what float64 has beyond float32's fraction
+_TIE = np.uint64(1 << 28)
+_SMALLEST_NORMAL = 2.0**-126
+MAGIC = np.float32(12582912.0)  # 1.5 * 2**23: adding it leaves the integer in the low bits
+
+
+def fma(a: Any, b: Any, c: Any) -> F32:
+    """Return a*b + c of float32 arrays (broadcasting), rounded once, as C's fmaf."""
+    product = np.multiply(a, b, dtype=np.float64)
+    total = np.asarray(product + c)
+    result: F32 = np.asarray(total.astype(np.float32))
+    doubtful = _doubtful(total)
+    if doubtful.any():
+        addend = np.broadcast_to(np.asarray(c, np.float64), total.shape)[doubtful]
+        result[doubtful] = _to_odd(np.broadcast_to(product, total.shape)[doubtful], addend)
+    return result
+
+
+def _doubtful(total: F64) -> npt.NDArray[np.bool_]:
+    """Say which float64 sums are a tie of float32, normal or subnormal."""
+    doubtful = (total.view(np.uint64) & _LOW_BITS) == _TIE
+    small = np.abs(total) < _SMALLEST_NORMAL
+    if small.any():
+        doubtful |= small & (total != 0)
+    result: npt.NDArray[np.bool_] = doubtful
+    return result
+
+
+def _error(a: Any, b: Any) -> F64:
+    """Return what float64 a + b lacks: a + b == (a + b rounded) + error, exactly (Knuth)."""
+    total = a + b
+    virtual = total - a
+    error: F64 = (a - (total - virtual)) + (b - virtual)
+    return error
+
+
+def _to_odd(a: F64, b: F64) -> F32:
+    """Return a + b rounded to float64 towards the odd neighbour, then to float32."""
+    total, error = a + b, _error(a, b)
+    bits = total.view(np.int64)
+    inexact = (error != 0) & ((bits & 1) == 0) & np.isfinite(total)
+    # The even neighbour was chosen: step towards the true value, to the odd one.
+    outward = (error > 0) == (total > 0)
+    bits = bits + np.where(inexact, np.where(outward, 1, -1), 0)
+    odd: F32 = bits.view(np.float64).astype(np.float32)
+    return odd
+
+
+def multiply_add(a: Any, b: Any, c: Any, fused: bool) -> F32:
+    """Return a*b + c, rounded once if `fused`, else after the product and after the sum."""
+    if fused:
+        return fma(a, b, c)
+    result: F32 = np.multiply(a, b, dtype=np.float32) + c
+    return result
+
+
+def sum_of_products(a: F32, b: F32, fused: bool, start: F32 | None = None) -> F32:
+    """Return start (zero) + the sum of a*b over the first axis of [size, n], in order of index."""
+    initial = np.zeros(a.shape[1], np.float32) if start is None else start
+    if not fused:
+        return ordered_sum(a * b, initial)
+    product = np.multiply(a, b, dtype=np.float64)
+    totals = np.empty_like(product)
+    total = initial
+    for index in range(len(product)):
+        np.add(product[index], total, out=totals[index])
+        total = totals[index].astype(np.float32)
+    at, column = np.nonzero(_doubtful(totals))
+    if at.size:
+        before = np.where(at > 0, totals[at - 1, column].astype(np.float32), initial[column])
+        again = np.unique(column[_error(product[at, column], before) != 0])
+        if again.size:
+            total[again] = initial[again]
+            for index in range(len(product)):
+                total[again] = fma(a[index, again], b[index, again], total[again])
+    return total
+
+
+def ordered_sum(terms: F32, start: F32 | None = None) -> F32:
+    """Return start (zero) + the sum over the first axis in order of index, as a loop in C."""
+    total = np.zeros(terms.shape[1:], np.float32) if start is None else start.copy()
+    for term in terms:
+        total += term
+    return total
+
+
+def row_mean_square(rows: F32, fused: bool) -> F32:
+    """Return sum(x*x) / columns of each row [rows, columns], in order of index."""
+    turned = np.ascontiguousarray(rows.T)
+    result: F32 = sum_of_products(turned, turned, fused) / np.float32(rows.shape[1])
+    return result
+
+
+def nearest_int(x: F32) -> I32:
+    """Return ggml's nearest_int: ties to even within +-2**22, and its exact bits outside of it."""
+    return _from_magic(x + MAGIC)
+
+
+def nearest_product(a: Any, b: Any, fused: bool) -> I32:
+    """Return nearest_int(a * b)."""
+    return _from_magic(multiply_add(a, b, MAGIC, fused))
+
+
+def _from_magic(x: F32) -> I32:
+    result: I32 = x.view(np.int32) & 0x007FFFFF
+    result -= 0x00400000
+    return result
+
+
+def round_half_away(x: F32) -> F32:
+    """Return the nearest integers, ties away from zero (C's roundf), rounding once."""
+    whole: F32 = np.trunc(x)
+    whole += np.where(np.abs(x - whole) >= 0.5, np.copysign(np.float32(1), x), np.float32(0))
+    return whole
+
+
+def to_int(x: F32) -> I32:
+    """Return x cut to an integer; 0 for what no int32 holds, as x86's conversion gives in a byte.
+
+    The C source leaves that case undefined; it is met where a scale is so small that its
+    reciprocal overflows.
+    """
+    fits = np.abs(x) < 2.0**31
+    result: I32 = np.where(fits, x, 0).astype(np.int32)
+    return result
+
+
+def reciprocal(d: F32) -> F32:
+    """Return 1/d, and 0 where d is 0."""
+    result: F32 = np.divide(np.float32(1), d, out=np.zeros_like(d), where=d != 0)
+    return result
+
+
+def first_extreme(x: F32, key: F32) -> F32:
+    """Return the element [n] of x [n, size] whose key is largest, the first of equals.
+
+    The first matters: it decides the sign of a scale, and of a zero.
+    """
+    index = np.argmax(key, axis=1)
+    result: F32 = np.take_along_axis(x, index[:, None], axis=1)[:, 0]
+    return result
+
+
+def largest_magnitude(x: F32) -> F32:
+    """Return the element [n] of x [n, size] of largest magnitude, the first of equals.
+
+    It is +0 where all are zeros of either sign or NaN: the search in C starts from it.
+    """
+    key = np.fmax(np.abs(x), np.float32(0))
+    result: F32 = np.where(key.any(axis=1), first_extreme(x, key), np.float32(0))
+    return result

@@ -1,0 +1,61 @@
+"""BF16: the upper half of a float32.
+
+Decoding shifts the bits, so every pattern is kept, NaN payloads and signalling NaNs included.
+Encoding rounds to nearest even; a NaN keeps its sign and the upper half of its payload and is made
+quiet, as ggml_compute_fp32_to_bf16 (ggml-impl.h) does. ml_dtypes and torch give other NaNs.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from aprfmt.codecs.base import (
+    CHUNK,
+    Array,
+    Bytes,
+    Fma,
+    as_rows,
+    check_length,
+    check_out,
+    fused,
+    part,
+)
+
+
+class BF16Codec:
+    """Two bytes an element: sign, 8 bits of exponent, 7 of fraction."""
+
+    name, block_size, type_size = "BF16", 1, 2
+    parts: tuple[str, ...] = ("",)
+    dtype = "float32"
+
+    def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
+        """Widen; raises CodecError when byte and element counts disagree."""
+        data = part(self.name, raw)
+        check_out(self.name, out, self.dtype)
+        check_length(self.name, data.size, 2 * out.size, f"{out.size} elements")
+        np.left_shift(data.view("<u2"), 16, out=out.view(np.uint32), dtype=np.uint32)
+
+    def encode(
+        self, x: Array, *, fma: Fma = "fused", importance: Array | None = None
+    ) -> Mapping[str, bytes]:
+        """Round to nearest even; what is beyond the largest BF16 becomes infinity."""
+        fused(fma)
+        values = as_rows(self.name, x).reshape(-1)
+        upper = np.empty(values.size, "<u2")
+        for start in range(0, values.size, CHUNK):
+            at = slice(start, start + CHUNK)
+            upper[at] = round_to_bf16(values[at].view(np.uint32)) >> 16
+        return {"": upper.tobytes()}
+
+
+def round_to_bf16(
+    bits: np.ndarray[tuple[int, ...], np.dtype[np.uint32]],
+) -> np.ndarray[tuple[int, ...], np.dtype[np.uint32]]:
+    """Return float32 bits rounded to BF16, the upper half of each word; the lower half is noise."""
+    rounded = bits + (np.uint32(0x7FFF) + (bits >> 16 & 1))
+    nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    return np.where(nan, bits | 0x00400000, rounded)
+
+
+CODEC = BF16Codec()

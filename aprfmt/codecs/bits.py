@@ -1,0 +1,49 @@
+"""Packed bits to small integers and back, for codecs that share a way of packing.
+
+Everything works on integers, in files uint8, [n, bytes] and keeps n; `n` is the number of blocks.
+"""
+
+import numpy as np
+
+from aprfmt.codecs.base import U8, Codes
+
+
+def halves(qs: Codes) -> Codes:
+    """Return nibbles of [n, b] as [n, 2, b]: all low nibbles, then all high ones (GGML's order)."""
+    return np.stack([qs & 15, qs >> 4], axis=1)
+
+
+def join_halves(q: Codes) -> Codes:
+    """Pack [n, 2*b] nibbles into [n, b]: the first half low, the second half high."""
+    first, second = np.split(q, 2, axis=1)
+    return first | second << 4
+
+
+def pairs(qs: Codes) -> Codes:
+    """Return nibbles of [n, b] as [n, 2*b], the low nibble of each byte first."""
+    return np.stack([qs & 15, qs >> 4], axis=-1).reshape(len(qs), -1)
+
+
+def join_pairs(q: Codes) -> Codes:
+    """Pack [n, 2*b] nibbles into [n, b], even elements low."""
+    return q[:, 0::2] | q[:, 1::2] << 4
+
+
+def crumbs(qs: Codes, count: int = 4) -> Codes:
+    """Return `count` 2-bit fields of [n, b] as [n, count, b], lowest bits first."""
+    return np.stack([qs >> 2 * k & 3 for k in range(count)], axis=1)
+
+
+def join_crumbs(q: Codes) -> Codes:
+    """Pack [n, 4, b] 2-bit values into [n, b], index 0 in the lowest bits."""
+    return q[:, 0] | q[:, 1] << 2 | q[:, 2] << 4 | q[:, 3] << 6
+
+
+def bits(qs: U8) -> U8:
+    """Return the bits of [n, b] as [n, 8*b], lowest first."""
+    return np.unpackbits(qs, axis=-1, bitorder="little")
+
+
+def join_bits(q: Codes) -> Codes:
+    """Pack [n, 8*b] zeros and ones into [n, b], lowest first."""
+    return np.packbits(q, axis=-1, bitorder="little")

@@ -1,0 +1,253 @@
+"""The 4-bit storage of bitsandbytes, which NF4 and FP4 share; they differ in their code.
+
+main part  two elements a byte over the flattened weight: the HIGH nibble is the earlier element;
+           an odd count leaves the last low nibble as padding
+companions quant_state.py
+
+value = code[nibble] * absmax[block], formed in float32 and rounded once to the weight's dtype.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from aprfmt.codecs import double_quant, parallel, quant_state
+from aprfmt.codecs.base import (
+    CHUNK,
+    F32,
+    U8,
+    Array,
+    Bytes,
+    Fma,
+    as_rows,
+    check_finite,
+    check_length,
+    check_out,
+    fused,
+    part,
+)
+from aprfmt.codecs.bf16 import round_to_bf16
+from aprfmt.dtypes import ENCODINGS
+from aprfmt.errors import CodecError
+
+
+def round_to(dtype: str, values: F32) -> None:
+    """Round float32 `values` in place to what `dtype` can hold; nearest even."""
+    if dtype == "bfloat16":
+        bits = values.view(np.uint32)
+        np.bitwise_and(round_to_bf16(bits), 0xFFFF0000, out=bits)
+    elif dtype == "float16":
+        values[:] = values.astype(np.float16)
+
+
+BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # what the library accepts
+_ROUNDINGS = {"float32": 0, "bfloat16": 1, "float16": 2}
+_SMALLEST = np.float32(1e-38)  # the library divides by no less
+
+
+class Bnb4Codec:
+    """A weight of bitsandbytes' Linear4bit with its companions.
+
+    `blocksize`, `double_quantization` and `weight_dtype` are for encoding; decoding follows the
+    file. `with_options` gives a codec with others.
+    """
+
+    dtype = "float32"
+
+    def __init__(
+        self,
+        name: str,
+        code: tuple[float, ...],
+        *,
+        blocksize: int = 64,
+        double_quantization: bool = False,
+        weight_dtype: str = "float32",
+    ) -> None:
+        if weight_dtype not in quant_state.DTYPES:
+            raise CodecError(f"{name}: dtype {weight_dtype!r}; expected {quant_state.DTYPES}")
+        if blocksize not in BLOCK_SIZES:
+            raise CodecError(f"{name}: blocks of {blocksize} elements; expected {BLOCK_SIZES}")
+        self.name = name
+        self.block_size = ENCODINGS[name].block_size
+        self.type_size = ENCODINGS[name].type_size
+        self.code: F32 = np.array(code, np.float32)
+        self.blocksize, self.double_quantization = blocksize, double_quantization
+        self.weight_dtype = weight_dtype
+        self.parts = ("", quant_state.ABSMAX, quant_state.QUANT_MAP, self.claims[0])
+        self.optional_parts = (quant_state.NESTED_ABSMAX, quant_state.NESTED_QUANT_MAP)
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """Suffixes that betray this codec: a tensor W with `W.SUFFIX` beside it is ours."""
+        return (quant_state.STATE + self.name.lower(),)
+
+    def shape_of(self, raw: Mapping[str, Bytes]) -> tuple[int, ...]:
+        """Return the weight's shape, which only the quant state knows."""
+        return quant_state.state_of(self.name, raw).shape
+
+    def dtype_of(self, raw: Mapping[str, Bytes]) -> str:
+        """Return the dtype the library decodes to: float32, float16 or bfloat16."""
+        return quant_state.state_of(self.name, raw).dtype
+
+    def coded(self, raw: Mapping[str, Bytes], count: int) -> "Coded":
+        """Return the checked parts of a weight of `count` elements.
+
+        Raises CodecError when a part is missing or lengths disagree.
+        """
+        state = quant_state.state_of(self.name, raw)
+        if state.count != count:
+            raise CodecError(
+                f"{self.name}: the quant state's shape {list(state.shape)} has {state.count} "
+                f"elements, the output {count}"
+            )
+        packed = part(self.name, raw)
+        check_length(self.name, packed.size, -(-count // 2), f"shape {list(state.shape)}")
+        with np.errstate(all="ignore"):
+            absmax = quant_state.absmax_of(self.name, raw, state)
+        code = quant_state.code_of(self.name, raw)
+        return Coded(packed, absmax, code, state.blocksize, state.dtype)
+
+    def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
+        """Fill `out` with float32 that the quant state's dtype holds exactly.
+
+        Raises CodecError when a part is missing or lengths disagree.
+        """
+        check_out(self.name, out, self.dtype)
+        self.coded(raw, out.size).decode(decode_coded, out)
+
+    def granule(self, raw: Mapping[str, Bytes]) -> int:
+        """Return the elements that `cut` goes by: what one nested scale covers, in whole bytes."""
+        state = quant_state.state_of(self.name, raw)
+        return 2 * state.blocksize * max(state.nested_blocksize, 1)
+
+    def cut(self, raw: Mapping[str, Bytes], start: int, stop: int) -> Mapping[str, Bytes]:
+        """Return the parts of elements [start, stop) as a 1-D weight of their own.
+
+        `start` is a multiple of `granule(raw)`.
+        """
+        return {
+            **raw,
+            "": memoryview(raw[""])[start // 2 : -(-stop // 2)],
+            **quant_state.cut(self.name, raw, start, stop),
+        }
+
+    def with_options(
+        self, *, blocksize: int = 64, double_quantization: bool = False, dtype: str = "float32"
+    ) -> "Bnb4Codec":
+        """Return a codec that encodes so; raises CodecError for what the library refuses."""
+        return Bnb4Codec(
+            self.name,
+            tuple(map(float, self.code)),
+            blocksize=blocksize,
+            double_quantization=double_quantization,
+            weight_dtype=dtype,
+        )
+
+    def encode(
+        self, x: Array, *, fma: Fma = "fused", importance: Array | None = None
+    ) -> Mapping[str, bytes]:
+        """Return packed bytes and companions of float32 `x`, first rounded to the weight's dtype.
+
+        There is no multiply-add to fuse and nothing to weigh. Raises CodecError for a NaN or an
+        infinity.
+        """
+        fused(fma)
+        return self.encode_coded(x, encode_coded)
+
+    def encode_coded(self, x: Array, kernel: Callable[..., None]) -> Mapping[str, bytes]:
+        """Return what `encode` does, with a kernel of the signature of `encode_coded` below."""
+        values = as_rows(self.name, x).reshape(-1)
+        check_finite(self.name, values)
+        if self.weight_dtype != "float32":
+            values = values.copy()
+            with np.errstate(all="ignore"):
+                round_to(self.weight_dtype, values)
+            check_finite(f"{self.name} as {self.weight_dtype}", values)
+        order = np.argsort(self.code, kind="stable").astype(np.uint8)
+        ascending = self.code[order]
+        bounds = (ascending[:-1] + ascending[1:]) / np.float32(2)
+        packed = np.empty(-(-values.size // 2), np.uint8)
+        absmax = np.empty(-(-values.size // self.blocksize), np.float32)
+        kernel(values, packed, absmax, self.blocksize, bounds, order)
+        if values.size % 2:  # the last low nibble is padding: the library stores a zero's
+            packed[-1] = packed[-1] & 0xF0 | order[np.searchsorted(bounds, 0, side="left")]
+        return {"": packed.tobytes()} | quant_state.companions(
+            self.name,
+            self.code,
+            absmax,
+            shape=x.shape,
+            blocksize=self.blocksize,
+            dtype=self.weight_dtype,
+            nested=double_quant.quantize(absmax) if self.double_quantization else None,
+        )
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A weight's packed bytes, float32 absmax a block, and the 16 values of its code."""
+
+    packed: U8
+    absmax: F32
+    code: F32
+    blocksize: int
+    dtype: str
+
+    def decode(self, kernel: Callable[..., None], out: Array, threads: int = 1) -> None:
+        """Fill float32 `out` with a kernel of the signature of `decode_coded` below."""
+
+        def task(start: int, stop: int) -> Callable[[], None]:
+            to = _ROUNDINGS[self.dtype]
+            return lambda: kernel(
+                self.packed, self.absmax, self.code, self.blocksize, out[start:stop], start, to
+            )
+
+        unit = math.lcm(2, self.blocksize)
+        parts = parallel.split(out.size, unit, threads) if threads > 1 else [(0, out.size)]
+        parallel.run([task(start, stop) for start, stop in parts], threads)
+
+
+def decode_coded(
+    packed: U8, absmax: F32, code: F32, blocksize: int, out: F32, first: int, to: int
+) -> None:
+    """Fill `out` with elements `first`, first + 1, ... (whole blocks of whole bytes from there on).
+
+    The product is formed in float32 and rounded once to what `to` names: 0 float32, 1 bfloat16,
+    2 float16.
+    """
+    two = np.stack([code.repeat(16), np.tile(code, 16)], axis=1)  # (byte, high then low nibble)
+    unit = math.lcm(2, blocksize)
+    step = max(1, CHUNK // unit) * unit
+    dtype = next(name for name, number in _ROUNDINGS.items() if number == to)
+    with np.errstate(all="ignore"):
+        for start in range(0, out.size, step):
+            values, at = out[start : start + step], first + start
+            bytes_ = packed[at // 2 : (at + values.size + 1) // 2]
+            values[:] = two[bytes_].reshape(-1)[: values.size]
+            scales = absmax[at // blocksize : -(-(at + values.size) // blocksize)]
+            whole = values.size // blocksize
+            blocks = values[: whole * blocksize].reshape(whole, blocksize)
+            blocks *= scales[:whole, None]
+            values[whole * blocksize :] *= scales[-1]
+            round_to(dtype, values)
+
+
+def encode_coded(x: F32, packed: U8, absmax: F32, blocksize: int, bounds: F32, order: U8) -> None:
+    """Fill `packed` and `absmax` from `x`: the nibble is order[bounds below x / absmax].
+
+    A whole block is multiplied by the reciprocal, a short last one divided, as the library does.
+    An odd count leaves the last low nibble undefined.
+    """
+    whole = x.size // blocksize
+    blocks, rest = x[: whole * blocksize].reshape(whole, blocksize), x[whole * blocksize :]
+    with np.errstate(all="ignore"):
+        absmax[:whole] = np.abs(blocks).max(axis=1, initial=0)
+        scaled = np.zeros(x.size + x.size % 2, np.float32)
+        inverse = np.float32(1) / np.maximum(absmax[:whole], _SMALLEST)
+        scaled[: blocks.size] = np.clip(blocks * inverse[:, None], -1, 1).reshape(-1)
+        if rest.size:
+            absmax[-1] = np.maximum(np.abs(rest).max(), _SMALLEST)
+            scaled[blocks.size : x.size] = np.clip(rest / absmax[-1], -1, 1)
+    nibbles = order[np.searchsorted(bounds, scaled, side="left")]
+    packed[:] = nibbles[0::2] << 4 | nibbles[1::2]

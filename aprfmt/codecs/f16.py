@@ -1,0 +1,71 @@
+"""F16: IEEE binary16, decoded to float32 bit by bit.
+
+Widening keeps every pattern: a NaN keeps sign and payload (shifted left by 13) and a signalling
+NaN stays signalling, whatever the processor's own conversion would do. Encoding rounds to nearest
+even; a NaN stays a NaN, made quiet, with the high bits of its payload.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from aprfmt.codecs.base import (
+    CHUNK,
+    Array,
+    Bytes,
+    Fma,
+    as_rows,
+    check_length,
+    check_out,
+    fused,
+    part,
+)
+
+
+def _widened() -> npt.NDArray[np.uint32]:
+    """Return the float32 bits of all 65,536 patterns."""
+    bits = np.arange(1 << 16, dtype=np.uint32)
+    sign, exponent, fraction = bits >> 15 << 31, bits >> 10 & 31, bits & 0x3FF
+    normal = sign | (exponent + (127 - 15)) << 23 | fraction << 13
+    special = sign | np.uint32(0x7F800000) | fraction << 13
+    subnormal = sign | (fraction.astype(np.float32) * np.float32(2.0**-24)).view(np.uint32)
+    return np.select([exponent == 31, exponent == 0], [special, subnormal], normal)
+
+
+_FLOAT32_BITS = _widened()
+
+
+class F16Codec:
+    """Two bytes an element: sign, 5 bits of exponent (bias 15), 10 of fraction."""
+
+    name, block_size, type_size = "F16", 1, 2
+    parts: tuple[str, ...] = ("",)
+    dtype = "float32"
+
+    def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
+        """Widen; raises CodecError when byte and element counts disagree."""
+        data = part(self.name, raw)
+        check_out(self.name, out, self.dtype)
+        check_length(self.name, data.size, 2 * out.size, f"{out.size} elements")
+        halves, bits = data.view("<u2"), out.view(np.uint32)
+        for start in range(0, out.size, CHUNK):
+            at = slice(start, start + CHUNK)
+            np.take(_FLOAT32_BITS, halves[at], out=bits[at], mode="wrap")
+
+    def encode(
+        self, x: Array, *, fma: Fma = "fused", importance: Array | None = None
+    ) -> Mapping[str, bytes]:
+        """Round to nearest even; beyond 65519.99 becomes infinity, as IEEE 754 says."""
+        fused(fma)
+        values = as_rows(self.name, x).reshape(-1)
+        with np.errstate(all="ignore"):
+            halves = values.astype("<f2").view("<u2")
+        nan = np.isnan(values)
+        if nan.any():
+            bits = values[nan].view(np.uint32)
+            halves[nan] = bits >> 16 & 0x8000 | 0x7E00 | bits >> 13 & 0x1FF
+        return {"": halves.tobytes()}
+
+
+CODEC = F16Codec()

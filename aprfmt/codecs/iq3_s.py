@@ -1,0 +1,34 @@
+"""IQ3_S: 256 elements; value = d * (2*scale + 1) * grid * sign.
+
+0    2  d       float16
+2   64  qs      low 8 bits of the grid index, one for 4 elements
+66   8  qh      ninth bits of the grid indices, lowest first
+74  32  signs   one byte for 8 elements
+106  4  scales  8 nibbles, low first: one scale for 32 elements
+"""
+
+import numpy as np
+
+from aprfmt.codecs import iq_grids, iq_signs
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
+from aprfmt.codecs.bits import bits, pairs
+
+
+class IQ3_S(BlockCodec):
+    """Three and a half bits: four elements share one of 512 lattice points."""
+
+    name = "IQ3_S"
+    layout = np.dtype(
+        [("d", "<f2"), ("qs", "u1", 64), ("qh", "u1", 8), ("signs", "u1", 32), ("scales", "u1", 4)]
+    )
+
+    def decode_blocks(self, block: Blocks, out: F32) -> None:
+        """Scale, then the point, then the sign."""
+        db = half(block["d"]) * (1 + 2 * pairs(block["scales"])).astype(np.float32)
+        index = block["qs"] | bits(block["qh"]).astype(np.uint16) << 8
+        points = out.reshape(-1, 8, 32)  # (block, scale, element)
+        np.multiply(db[..., None], iq_grids.IQ3_S[index].reshape(points.shape), out=points)
+        points *= iq_signs.OF_BYTE[block["signs"]].reshape(points.shape)
+
+
+CODEC = IQ3_S()

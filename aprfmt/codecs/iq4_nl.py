@@ -1,0 +1,40 @@
+"""IQ4_NL: 32 elements over a table of 16 uneven steps; value = d * VALUES[q].
+
+0   2  d   float16
+2  16  qs  low nibbles are elements 0-15, high nibbles 16-31
+"""
+
+import numpy as np
+
+from aprfmt.codecs.arithmetic import reciprocal
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
+from aprfmt.codecs.bits import halves, join_halves
+from aprfmt.codecs.iq4_search import nearest_value, table_scales
+
+# ggml-common.h, kvalues_iq4nl
+VALUES: F32 = np.array(
+    (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.float32
+)
+
+
+class IQ4_NL(BlockCodec):
+    """Four bits, denser near zero."""
+
+    name = "IQ4_NL"
+    layout = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
+
+    def decode_blocks(self, block: Blocks, out: F32) -> None:
+        """Look up, then scale."""
+        np.take(VALUES, halves(block["qs"]), out=out.reshape(-1, 2, 16), mode="wrap")
+        out *= half(block["d"])
+
+    def encode_blocks(
+        self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
+    ) -> None:
+        """Ggml's search for the scale, then the nearest value of the table."""
+        d = table_scales(x, 32, VALUES, weights, fused)
+        block["d"] = d[:, 0]
+        block["qs"] = join_halves(nearest_value(VALUES, reciprocal(d) * x).astype(np.uint8))
+
+
+CODEC = IQ4_NL()

@@ -1,0 +1,51 @@
+"""IQ4_XS: 256 elements, 8 sub-blocks of 32; value = d * (scale - 32) * VALUES[q].
+
+0   2  d         float16
+2   2  scales_h  16 bits: bits 2s and 2s+1 are the high bits of scale s
+4   4  scales_l  8 nibbles, low first: the low bits of the scales
+8 128  qs        16 bytes a sub-block: low nibbles are elements 0-15 of it, high nibbles 16-31
+"""
+
+import numpy as np
+
+from aprfmt.codecs.arithmetic import largest_magnitude, nearest_product, reciprocal
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
+from aprfmt.codecs.bits import join_halves, join_pairs, pairs
+from aprfmt.codecs.iq4_nl import VALUES
+from aprfmt.codecs.iq4_search import nearest_value, table_scales
+
+
+class IQ4_XS(BlockCodec):
+    """IQ4_NL's table with 6-bit scales under one float16."""
+
+    name = "IQ4_XS"
+    layout = np.dtype([("d", "<f2"), ("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 128)])
+
+    def decode_blocks(self, block: Blocks, out: F32) -> None:
+        """Round the product d*(scale-32) first: bit equality needs that order."""
+        high = block["scales_h"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+        scales = (pairs(block["scales_l"]) | high << 4).astype(np.float32) - 32
+        runs = block["qs"].reshape(-1, 8, 16)
+        elements = out.reshape(-1, 8, 2, 16)  # (block, sub-block, low or high, element)
+        elements[:, :, 0] = VALUES[runs & 15]
+        elements[:, :, 1] = VALUES[runs >> 4]
+        elements *= (half(block["d"]) * scales)[..., None, None]
+
+    def encode_blocks(
+        self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
+    ) -> None:
+        """Ggml's search for the scales; the codes use d before it is rounded to float16."""
+        found = table_scales(x, 32, VALUES, weights, fused)
+        d = -largest_magnitude(found)[:, None] / np.float32(32)
+        scales = np.clip(nearest_product(reciprocal(d), found, fused), -32, 31)
+        inverse = reciprocal(d * scales.astype(np.float32))
+        codes = nearest_value(VALUES, inverse[..., None] * x.reshape(-1, 8, 32))
+        unsigned = (scales + 32).astype(np.uint16)
+        block["d"] = d[:, 0]
+        shifts = np.arange(0, 16, 2, dtype=np.uint16)
+        block["scales_h"] = np.bitwise_or.reduce(unsigned >> 4 << shifts, axis=1)
+        block["scales_l"] = join_pairs((unsigned & 15).astype(np.uint8))
+        block["qs"] = join_halves(codes.astype(np.uint8).reshape(-1, 32)).reshape(-1, 128)
+
+
+CODEC = IQ4_XS()

@@ -1,0 +1,134 @@
+"""How K-quants are encoded: scales and minima of sub-blocks, then scales of those, then the codes.
+
+Source: quantize_row_q{2,4,5}_K_ref and _impl, quantize_row_q{3,6}_K_ref and _impl of ggml-quants.c.
+The order of every operation decides bits.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from aprfmt.codecs.arithmetic import (
+    F32,
+    nearest_int,
+    nearest_product,
+    ordered_sum,
+    sum_of_products,
+)
+from aprfmt.codecs.base import Codes, half
+from aprfmt.codecs.searches import Steps, positive_scale, scale_and_min
+from aprfmt.codecs.weighted import (
+    WEIGHTED_STEPS,
+    block_first,
+    element_first,
+    element_weights,
+    square_sum,
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One row a type: sub-block size, largest code, largest scale, steps of the plain search."""
+
+    size: int
+    largest_code: int
+    largest_scale: int
+    steps: Steps
+    mean_square: float  # of the superblock, by this factor, in the weights with importance
+    pack: Callable[[Codes, Codes], Codes]  # scales and mins [n, sub-blocks] to bytes
+    unpack: Callable[[Codes], tuple[Codes, Codes]]
+    bound: int = 255  # for the scales that the search with importance finds
+
+
+class Found(NamedTuple):
+    """d and dmin as float16 [n], packed scales and mins, codes [n, 256]."""
+
+    d: npt.NDArray[np.float16]
+    dmin: npt.NDArray[np.float16]
+    scales: Codes
+    codes: Codes
+
+
+def magnitude_weights(turned: F32, fused: bool) -> F32:
+    """Return |x| + root mean square of the sub-block, of [size, n]."""
+    mean = sum_of_products(turned, turned, fused) / np.float32(len(turned))
+    weights: F32 = np.sqrt(mean) + np.abs(turned)
+    return weights
+
+
+def importance_weights(x: F32, importance: F32, factor: float, fused: bool) -> F32:
+    """Return importance * sqrt(sigma2 + x*x), sigma2 = factor * mean square of the superblock."""
+    sigma2 = np.float32(factor) * square_sum(x, fused) / np.float32(x.shape[1])
+    return element_weights(x, importance, sigma2, fused)
+
+
+def scales_and_mins(x: F32, plan: Plan, importance: F32 | None, fused: bool) -> Found:
+    """Encode superblocks x [n, 256] whose sub-blocks have a scale and a min."""
+    n, subs = len(x), x.shape[1] // plan.size
+    turned = element_first(x, plan.size)
+    if importance is None:
+        weights = np.abs(turned) if plan.steps.absolute else magnitude_weights(turned, fused)
+        scale, minimum, code = scale_and_min(turned, plan.largest_code, weights, plan.steps, fused)
+        d, scales = _by_largest(scale.reshape(n, subs), plan.largest_scale, fused)
+        dmin, mins = _by_largest(minimum.reshape(n, subs), plan.largest_scale, fused)
+    else:
+        each = importance_weights(x, importance, plan.mean_square, fused)
+        weights = element_first(each, plan.size)
+        scale, minimum, code = scale_and_min(
+            turned, plan.largest_code, weights, WEIGHTED_STEPS, fused
+        )
+        total = element_first(ordered_sum(weights).reshape(n, subs), subs)
+        d, scales = _by_search(scale.reshape(n, subs), plan.largest_scale, total, fused)
+        dmin, mins = _by_search(minimum.reshape(n, subs), plan.largest_scale, total, fused)
+        scales, mins = np.minimum(scales, plan.bound), np.minimum(mins, plan.bound)
+    packed = plan.pack(scales, mins)
+    scales, mins = plan.unpack(packed)
+    codes = recode(
+        x,
+        block_first(code, x.shape[1]),
+        half(d) * scales,
+        (0, plan.largest_code),
+        offset=half(dmin) * mins,
+        plus=0,
+    )
+    return Found(d, dmin, packed, codes)
+
+
+def _by_largest(values: F32, top: int, fused: bool) -> tuple[npt.NDArray[np.float16], Codes]:
+    """Return d and codes [n, k]: the largest value becomes `top`."""
+    largest = np.fmax.reduce(values, axis=1, initial=np.float32(0)) + np.float32(0)  # never -0
+    inverse = np.divide(np.float32(top), largest, out=np.zeros_like(largest), where=largest > 0)
+    codes = nearest_product(inverse[:, None], values, fused).astype(np.uint8)
+    return (largest / np.float32(top)).astype(np.float16), np.minimum(codes, top).astype(np.uint8)
+
+
+def _by_search(
+    values: F32, top: int, weights: F32, fused: bool
+) -> tuple[npt.NDArray[np.float16], Codes]:
+    """Return d and codes [n, k] by ggml's search, `weights` being [k, n]."""
+    scale, code = positive_scale(element_first(values, values.shape[1]), top, weights, fused)
+    return scale.astype(np.float16), block_first(code, values.shape[1])
+
+
+def recode(
+    x: F32,
+    codes: Codes,
+    d: F32,
+    bounds: tuple[int, int],
+    *,
+    offset: F32 | None = None,
+    plus: int,
+) -> Codes:
+    """Return the codes of x [n, 256] under the rounded scales d [n, sub-blocks].
+
+    Where a scale is 0 the search's own codes stay. `plus` makes signed codes unsigned.
+    """
+    subs = x.reshape(*d.shape, -1)  # (block, sub-block, element)
+    shifted = subs if offset is None else subs + offset[..., None]
+    wanted = np.clip(nearest_int(shifted / d[..., None]), *bounds) + plus
+    kept = codes.reshape(subs.shape)
+    result: Codes = np.where((d != 0)[..., None], wanted, kept).astype(np.uint8).reshape(x.shape)
+    return result

@@ -1,0 +1,188 @@
+"""The C kernels: the numpy codecs' numbers, faster. ImportError where they are not built.
+
+Importing this imports no numpy. A kernel decodes golden blocks when it is first asked for; one
+that gets them wrong is absent from its table and named in DISABLED. Kernels fill buffers of the
+caller, release the GIL and run on one thread: `aprfmt.codecs.parallel` splits work.
+
+The processor decides at import between two builds of the same source, `avx2` and `generic`.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cache, partial, reduce
+from typing import TYPE_CHECKING, Any
+
+import aprfmt.codecs.native._kernels as _kernels  # says which module is missing where it is
+from aprfmt.codecs.native.table import DISABLED, CheckedTable
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+    from aprfmt.codecs.native.encoders import Encoder
+    from aprfmt.codecs.native.moments import Moments
+
+__all__ = [
+    "CPU", "DISABLED", "ENCODERS", "KERNELS", "check", "decode_coded", "encode_coded",
+    "first_not_finite", "force", "matmul", "stats", "stats_of", "walk_strings",
+]  # fmt: skip
+
+walk_strings = _kernels.walk_strings
+first_not_finite = _kernels.first_not_finite
+decode_coded = _kernels.decode_coded
+encode_coded = _kernels.encode_coded
+
+CPU: str = _kernels.level()
+
+_DECODERS = {name: (i, *sizes) for i, (name, *sizes) in enumerate(_kernels.decoders())}
+
+# Lattices of iq_grids.py that a kernel needs; they are handed over when one is asked for.
+_GRID_OF = {
+    "IQ2_XXS": "IQ2_XXS", "IQ2_XS": "IQ2_XS", "IQ2_S": "IQ2_S",
+    "IQ3_XXS": "IQ3_XXS", "IQ3_S": "IQ3_S", "IQ1_S": "IQ1", "IQ1_M": "IQ1",
+}  # fmt: skip
+
+
+@cache
+def _hand_over_grids() -> None:
+    from aprfmt.codecs import iq_grids
+
+    for name in set(_GRID_OF.values()):
+        _kernels.set_grid(name, getattr(iq_grids, name).astype("int8").tobytes())
+
+
+def _decoders() -> Mapping[str, Callable[..., None]]:
+    rows = {name: partial(_kernels.decode, row[0]) for name, row in _DECODERS.items()}
+    return rows | {"APR_Q8": _kernels.decode_apr_q8}
+
+
+def _check_decoder(name: str, kernel: Callable[..., None]) -> str:
+    from array import array
+
+    from aprfmt.codecs.native import golden
+    from aprfmt.dtypes import ENCODINGS
+
+    row = ENCODINGS[name]
+    sizes = (row.block_size, row.type_size)
+    if name in _DECODERS and _DECODERS[name][1:] != sizes:
+        return f"the kernel has blocks of {_DECODERS[name][1:]}, the encoding of {sizes}"
+    if name in _GRID_OF:
+        _hand_over_grids()
+    blocks = golden.blocks_of(row.block_size)
+    raw = golden.raw_bytes(row.header + blocks * row.type_size)
+    for stream in (0, 1) if name in _DECODERS else (-1,):
+        out = array("f", bytes(4 * blocks * row.block_size))
+        kernel(raw, out, stream)
+        if golden.digest(out) != golden.DECODED[name]:
+            return "the golden blocks come out wrong"
+    return ""
+
+
+def _encoders() -> "Mapping[tuple[str, str], Encoder]":
+    from aprfmt.codecs.native.encoders import Encoder
+
+    return {
+        (name, fma): Encoder(i, name, block_size, type_size, fma)
+        for i, (name, block_size, type_size) in enumerate(_kernels.encoders())
+        for fma in ("fused", "strict")
+    }
+
+
+def _check_encoder(key: tuple[str, str], encoder: "Encoder") -> str:
+    from aprfmt.codecs.native import golden
+    from aprfmt.dtypes import ENCODINGS
+
+    row = ENCODINGS[key[0]]
+    if (encoder.block_size, encoder.type_size) != (row.block_size, row.type_size):
+        return f"the encoder makes blocks of {encoder.block_size}, {encoder.type_size} bytes"
+    x, blocks = golden.values(), golden.ROWS * golden.COLUMNS // row.block_size
+    for weights, expected in zip((None, golden.importance()), golden.ENCODED[key], strict=True):
+        out = bytearray(blocks * row.type_size)
+        encoder.into(x, out, golden.COLUMNS, weights)
+        if golden.digest(out) != expected:
+            return "the golden blocks come out wrong"
+    return ""
+
+
+KERNELS: Mapping[str, Callable[..., None]] = CheckedTable(_decoders, _check_decoder, "{}")
+"""Encoding -> `kernel(raw, out, stream=-1)`: fills float32 `out` (any buffer of 4 bytes an element)
+from whole blocks, of which the last may be used in part. `stream` stores past the cache: 1 always,
+0 never, -1 when `out` is large (APR_Q8 has no such choice). Raises CodecError where lengths do not
+fit; NF4 and FP4, which have companions, go through `decode_coded`."""
+
+ENCODERS: "Mapping[tuple[str, str], Encoder]" = CheckedTable(
+    _encoders, _check_encoder, "encode {0[0]} {0[1]}"
+)
+"""(encoding, fma) -> encoder."""
+
+
+def check() -> Mapping[str, str]:
+    """Check every kernel; returns those that failed, by name, with the reason."""
+    len(KERNELS), len(ENCODERS)
+    return DISABLED
+
+
+def force(level: str) -> None:
+    """Use the kernels of "avx2" or "generic", or those for this processor ("best").
+
+    Meant for tests. Raises CodecError where the processor cannot run them.
+    """
+    global CPU
+    _kernels.force(level)
+    CPU = _kernels.level()
+    DISABLED.clear()
+    for table in (KERNELS, ENCODERS):
+        assert isinstance(table, CheckedTable)
+        table.forget()
+
+
+def matmul(encoding: str, x: "Array", raw: Any, out: "Array", threads: int = 1) -> None:
+    """Fill `out` [tokens, rows] with x [tokens, columns] times encoded `raw` [rows, columns].
+
+    All arithmetic is float32 on the decoded weights; nothing decoded is kept. `x` and `out` are
+    contiguous float32, `raw` holds whole rows of blocks. A result depends on its row and its
+    token alone, not on the other tokens or on `threads`: elements 32k + 8j + i of the row are
+    added to lane i of sum j in order of k by fused multiply-adds (on the generic level product and
+    sum round apart), the sums as (0 + 1) + (2 + 3), their lanes as
+    ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)).
+
+    Raises CodecError where lengths do not fit, KeyError for an encoding without a kernel.
+    """
+    from aprfmt.codecs import parallel
+
+    KERNELS[encoding]
+    index, columns, rows = _DECODERS[encoding][0], x.shape[-1], out.shape[-1]
+
+    def task(start: int, stop: int) -> None:
+        _kernels.matmul(index, x, columns, raw, out, start, stop)
+
+    most = max(1, rows * columns // parallel.SMALLEST_PART)
+    step = -(-rows // max(1, min(threads, most)))
+    parts = [(start, min(start + step, rows)) for start in range(0, rows, max(step, 1))]
+    parallel.run([partial(task, *part) for part in parts or [(0, 0)]], threads)
+
+
+def stats(x: Any, threads: int = 1) -> "Moments":
+    """Return the moments of a contiguous float32 array, in one pass over it."""
+    view = memoryview(x).cast("B")
+    return stats_of("F32", view, len(view) // 4, threads)
+
+
+def stats_of(encoding: str, raw: Any, count: int, threads: int = 1) -> "Moments":
+    """Return the moments of `count` elements of encoded bytes; nothing decoded is kept.
+
+    The result does not depend on `threads`. Raises CodecError where lengths do not fit, KeyError
+    for an encoding without a kernel.
+    """
+    from aprfmt.codecs import parallel
+    from aprfmt.codecs.native.moments import PART, Moments
+
+    KERNELS[encoding]
+    index, block_size, type_size = _DECODERS[encoding]
+    view, step = memoryview(raw).cast("B"), PART // block_size * type_size
+    parts = max(1, -(-count // PART))
+    found = [Moments()] * parts
+
+    def task(number: int) -> None:
+        piece = view[number * step : (number + 1) * step if number < parts - 1 else None]
+        found[number] = Moments(*_kernels.moments(index, piece, min(PART, count - number * PART)))
+
+    parallel.run([partial(task, number) for number in range(parts)], threads)
+    return reduce(Moments.joined, found)

@@ -1,0 +1,3 @@
+#define LEVEL aprfmt_generic
+#define LEVEL_NAME "generic"
+#include "kernels.h"

@@ -1,0 +1,64 @@
+"""Statistics of float32 values in one pass, exact to the bit whatever the threads.
+
+Work goes in parts of PART elements that are joined in order, so neither the number of threads nor
+the processor changes a result.
+"""
+
+import math
+from typing import NamedTuple
+
+PART = 1 << 20
+
+
+class Moments(NamedTuple):
+    """Counts, sum, squares about the mean and extremes; NaN and infinities are only counted.
+
+    `least` and `most` are infinity and -infinity if no value is finite; `zeros` counts +0 and -0.
+    """
+
+    elements: int = 0
+    finite: int = 0
+    zeros: int = 0
+    nan: int = 0
+    inf: int = 0
+    total: float = 0.0
+    about: float = 0.0
+    least: float = math.inf
+    most: float = -math.inf
+
+    @property
+    def mean(self) -> float:
+        """The mean of the finite values; NaN if there are none."""
+        return self.total / self.finite if self.finite else math.nan
+
+    @property
+    def std(self) -> float:
+        """The deviation with divisor n; NaN if no value is finite."""
+        return math.sqrt(self.about / self.finite) if self.finite else math.nan
+
+    @property
+    def absmax(self) -> float:
+        """The largest finite magnitude; -infinity if there is none."""
+        return max(-self.least, self.most)
+
+    @property
+    def l2(self) -> float:
+        """The root of the sum of squares."""
+        return math.sqrt(self.about + self.total * self.mean) if self.finite else 0.0
+
+    def joined(self, other: "Moments") -> "Moments":
+        """Return the moments of both (Chan, Golub and LeVeque, 1983)."""
+        n, m = self.finite, other.finite
+        apart = other.mean - self.mean if n and m else 0.0
+        between = apart * apart * n * m / (n + m) if n and m else 0.0
+        return Moments(
+            self.elements + other.elements,
+            n + m,
+            self.zeros + other.zeros,
+            self.nan + other.nan,
+            self.inf + other.inf,
+            self.total + other.total,
+            self.about + other.about + between,
+            min(self.least, other.least),
+            max(self.most, other.most),
+        )

@@ -1,0 +1,56 @@
+"""A table of kernels that are checked when they are first asked for."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+DISABLED: dict[str, str] = {}
+"""Kernels that failed their check: name -> why. Complete once all tables have been iterated."""
+
+
+class CheckedTable(Mapping[K, V], Generic[K, V]):
+    """Rows whose `check` returns "" on first use; one that fails is absent and named in DISABLED.
+
+    `make` gives the rows, when the first is asked for.
+    """
+
+    def __init__(
+        self, make: Callable[[], Mapping[K, V]], check: Callable[[K, V], str], label: str
+    ) -> None:
+        self._make = make
+        self._check = check
+        self._label = label
+        self._made: Mapping[K, V] | None = None
+        self._passed: dict[K, bool] = {}
+
+    @property
+    def rows(self) -> Mapping[K, V]:
+        """All rows, checked or not."""
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    def __getitem__(self, key: K) -> V:
+        """Return a row that passed its check; KeyError for every other key."""
+        row = self.rows[key]
+        if key not in self._passed:
+            why = self._check(key, row)
+            if why:
+                DISABLED[self._label.format(key)] = why
+            self._passed[key] = not why
+        if not self._passed[key]:
+            raise KeyError(key)
+        return row
+
+    def __iter__(self) -> Iterator[K]:
+        """Give the keys that pass; runs the checks that have not run."""
+        return (key for key in self.rows if key in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def forget(self) -> None:
+        """Check every row again before its next use."""
+        self._passed.clear()

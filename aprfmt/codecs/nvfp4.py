@@ -1,0 +1,96 @@
+"""NVFP4: 64 E2M1 elements, a scale every 16; value = UE4M3[d] * E2M1[q].
+
+0   4  d   four UE4M3 scales (E4M3 without a sign; 0x7F reads as 0)
+4  32  qs  8 bytes for each 16 elements: low nibbles are elements 0-7, high nibbles 8-15
+
+The tensor's own float32 scale stands in a sibling tensor (`NAME.scale` beside `NAME.weight` in
+GGUF), one number, or one an expert: as part "scale" it is multiplied in after the rest.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from aprfmt.codecs.base import F32, U8, Array, BlockCodec, Blocks, Bytes, part
+from aprfmt.codecs.bits import join_halves
+from aprfmt.codecs.mxfp4 import VALUES, nearest_e2m1
+from aprfmt.errors import CodecError
+
+SCALE = "scale"
+
+
+def _half_scales() -> F32:
+    """Return half the value of all 256 scale bytes (the other half is in VALUES); bit 7 unused."""
+    byte = np.arange(256, dtype=np.int32)
+    exponent, fraction = byte >> 3 & 15, (byte & 7).astype(np.float32)
+    normal = np.ldexp(1 + fraction / 8, exponent - 7)
+    values = np.where(exponent == 0, np.ldexp(fraction, -9), normal) * np.float32(0.5)
+    values[0x7F] = 0
+    return values.astype(np.float32)
+
+
+HALF_SCALES: F32 = _half_scales()
+
+
+def scale_byte(x: F32) -> U8:
+    """Return non-negative x as UE4M3, ties away from zero; from 248 on 448 (0x7E), as in ggml."""
+    bits = np.minimum(x, np.float32(448)).view(np.int32)
+    exponent = (bits >> 23) - 127 + 7
+    normal = (exponent << 3 | bits >> 20 & 7) + (bits >> 19 & 1)
+    normal[normal >= 15 << 3] = 0x7E
+    small = np.minimum(x, np.float32(1)) * np.float32(512) + np.float32(0.5)
+    byte: U8 = np.where(exponent <= 0, np.minimum(small, 7), normal).astype(np.uint8)
+    return byte
+
+
+class NVFP4(BlockCodec):
+    """NVIDIA's four bits as GGUF holds them."""
+
+    name = "NVFP4"
+    layout = np.dtype([("d", "u1", 4), ("qs", "u1", (4, 8))])
+    optional_parts = (SCALE,)
+
+    def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
+        """Decode the blocks, then multiply by part "scale" where there is one.
+
+        Raises CodecError when lengths do not fit.
+        """
+        super().decode(raw, out)
+        self.finish(raw, out)
+
+    def finish(self, raw: Mapping[str, Bytes], out: Array) -> None:
+        """Multiply decoded blocks by part "scale" where there is one; CodecError if it is odd."""
+        if SCALE not in raw:
+            return
+        data = part(self.name, raw, SCALE)
+        experts = data.size // 4
+        if data.size % 4 or not experts or out.size % experts:
+            raise CodecError(
+                f"{self.name}: part {SCALE!r} has {data.size} bytes for {out.size} elements; "
+                "expected one float32, or one an expert"
+            )
+        with np.errstate(all="ignore"):
+            out.reshape(experts, -1)[:] *= data.view("<f4")[:, None]
+
+    def decode_blocks(self, block: Blocks, out: F32) -> None:
+        """Look up, then scale."""
+        runs = out.reshape(-1, 4, 2, 8)  # (block, scale, low or high, element)
+        runs[:, :, 0] = VALUES[block["qs"] & 15]
+        runs[:, :, 1] = VALUES[block["qs"] >> 4]
+        runs *= HALF_SCALES[block["d"]][..., None, None]
+
+    def encode_blocks(
+        self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
+    ) -> None:
+        """Map the largest of 16 elements to 6 by their scale; nothing to fuse or weigh.
+
+        The tensor's own scale stays with the caller: divide by it first and store it beside.
+        """
+        runs = x.reshape(-1, 16)
+        d = scale_byte(np.abs(runs).max(axis=1) / np.float32(6))
+        block["d"] = d.reshape(-1, 4)
+        codes = nearest_e2m1(runs, HALF_SCALES[d][:, None])
+        block["qs"] = join_halves(codes).reshape(-1, 4, 8)
+
+
+CODEC = NVFP4()

@@ -1,0 +1,136 @@
+"""The one place where work over a tensor is split between threads.
+
+Kernels release the GIL, so plain threads do. They are started on first use and kept; a process
+made by `fork` starts its own. A task that splits again runs its parts itself.
+"""
+
+import math
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from aprfmt.codecs.base import F32, Array
+
+# Elements below which a part is not worth a thread of its own: about 20 us of decoding.
+SMALLEST_PART = 1 << 17
+# Parts begin at multiples of this many elements, so that they are aligned as the whole is.
+_STEP = 1 << 10
+
+_MOST_THREADS = 256
+
+_pool: "ThreadPoolExecutor | None" = None
+_lock = threading.Lock()
+_inside = threading.local()
+
+
+def cpu_count() -> int:
+    """Return the processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def run(tasks: Sequence[Callable[[], None]], threads: int) -> None:
+    """Run all tasks on at most `threads` threads, the caller among them; raises the first error."""
+    if threads <= 1 or len(tasks) <= 1 or getattr(_inside, "busy", False):
+        for task in tasks:
+            task()
+        return
+    todo = iter(tasks)
+    turn = threading.Lock()
+
+    def work() -> None:
+        _inside.busy = True
+        try:
+            while True:
+                with turn:
+                    task = next(todo, None)
+                if task is None:
+                    return
+                task()
+        finally:
+            _inside.busy = False
+
+    pool = _threads()
+    helpers = [pool.submit(work) for _ in range(min(threads, len(tasks)) - 1)]
+    try:
+        work()
+    finally:
+        errors = [helper.exception() for helper in helpers]
+    for error in errors:
+        if error is not None:
+            raise error
+
+
+def split(count: int, block_size: int, threads: int) -> list[tuple[int, int]]:
+    """Return (start, stop) of equal parts of `count` elements, at most `threads` of them.
+
+    Starts are multiples of `block_size` and of _STEP; there is one part where more don't pay.
+    """
+    parts = max(1, min(threads, count // SMALLEST_PART))
+    step = math.lcm(block_size, _STEP)
+    size = -(-count // (parts * step)) * step
+    return [(start, min(start + size, count)) for start in range(0, count, size)] or [(0, 0)]
+
+
+def parallel_decode(
+    kernel: Callable[[Any, Any], None],
+    raw: Any,
+    out: "Array",
+    block_size: int,
+    type_size: int,
+    threads: int,
+) -> None:
+    """Fill float32 `out` from blocks `raw` with a kernel of `native.KERNELS`, on several threads.
+
+    Raises what the kernel raises where the lengths do not fit.
+    """
+    count = out.size
+    view = memoryview(raw).cast("B")
+    parts = split(count, block_size, threads)
+    fits = len(view) == -(-count // block_size) * type_size
+    if len(parts) == 1 or not fits:
+        return kernel(view, out)
+
+    def part(start: int, stop: int) -> Callable[[], None]:
+        first, last = start // block_size, -(-stop // block_size)
+        piece = view[first * type_size : last * type_size]
+        return lambda: kernel(piece, out[start:stop])
+
+    run([part(start, stop) for start, stop in parts], threads)
+
+
+def aligned(count: int) -> "F32":
+    """Return a new float32 array [count] that begins on a cache line: best for streaming stores."""
+    import numpy as np
+
+    room = np.empty(count + 16, np.float32)
+    skip = -room.ctypes.data % 64 // 4
+    result: F32 = room[skip : skip + count]
+    return result
+
+
+def _threads() -> "ThreadPoolExecutor":
+    """Return the pool; it starts threads as they are needed, and no task waits for another."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    global _pool
+    with _lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(_MOST_THREADS, "aprfmt")
+        return _pool
+
+
+def _after_fork() -> None:
+    """Forget the parent's threads, which a child does not have, and a lock one may have held."""
+    global _pool, _lock
+    _pool, _lock = None, threading.Lock()
+    _inside.busy = False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

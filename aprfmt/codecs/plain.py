@@ -1,0 +1,65 @@
+"""Encodings that are arrays already: F32, F64, the integers, BOOL and C64.
+
+Decoding gives the encoding's own dtype, so nothing is lost; who needs float32 casts afterwards.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from aprfmt.codecs.base import (
+    Array,
+    Bytes,
+    Fma,
+    as_rows,
+    check_length,
+    check_out,
+    fused,
+    part,
+)
+from aprfmt.dtypes import ENCODINGS
+
+
+class PlainCodec:
+    """One little-endian value an element."""
+
+    parts: tuple[str, ...] = ("",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.block_size = 1
+        self.type_size = ENCODINGS[name].type_size
+        self.dtype = ENCODINGS[name].numpy
+        self._stored = np.dtype(self.dtype).newbyteorder("<")
+
+    def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
+        """Copy the values; raises CodecError when byte and element counts disagree."""
+        data = part(self.name, raw)
+        check_out(self.name, out, self.dtype)
+        expected = out.size * self.type_size
+        check_length(self.name, data.size, expected, f"{out.size} elements")
+        if self.dtype == "bool":  # a byte other than 0 and 1 is no bool until it is compared
+            np.not_equal(data, 0, out=out)
+        else:
+            out[:] = data.view(self._stored)
+
+    def encode(
+        self, x: Array, *, fma: Fma = "fused", importance: Array | None = None
+    ) -> Mapping[str, bytes]:
+        """Return the array's bytes; raises CodecError for another dtype (no silent cast)."""
+        fused(fma)
+        return {"": as_rows(self.name, x, self.dtype).astype(self._stored, copy=False).tobytes()}
+
+
+F32 = PlainCodec("F32")
+F64 = PlainCodec("F64")
+I8 = PlainCodec("I8")
+I16 = PlainCodec("I16")
+I32 = PlainCodec("I32")
+I64 = PlainCodec("I64")
+U8 = PlainCodec("U8")
+U16 = PlainCodec("U16")
+U32 = PlainCodec("U32")
+U64 = PlainCodec("U64")
+BOOL = PlainCodec("BOOL")
+C64 = PlainCodec("C64")

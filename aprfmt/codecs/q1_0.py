@@ -1,0 +1,25 @@
+"""Q1_0: 128 elements, one bit each under one scale; value = d if the bit is set, else -d.
+
+0   2  d   float16
+2  16  qs  bit i % 8 of byte i // 8 is element i
+"""
+
+import numpy as np
+
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
+from aprfmt.codecs.bits import bits
+
+
+class Q1_0(BlockCodec):
+    """One bit: the sign."""
+
+    name = "Q1_0"
+    layout = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
+
+    def decode_blocks(self, block: Blocks, out: F32) -> None:
+        """Pick d or -d."""
+        d = half(block["d"])
+        out[:] = np.where(bits(block["qs"]), d, -d)
+
+
+CODEC = Q1_0()

@@ -1,0 +1,26 @@
+"""Q2_0: 64 elements, two bits each under one scale; value = (q - 1) * d.
+
+0   2  d   float16
+2  16  qs  bits 2*(i % 4) of byte i // 4 are element i
+"""
+
+import numpy as np
+
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
+
+
+class Q2_0(BlockCodec):
+    """Two bits: -1, 0, 1, 2 under one float16 scale."""
+
+    name = "Q2_0"
+    layout = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
+
+    def decode_blocks(self, block: Blocks, out: F32) -> None:
+        """Offset, then scale."""
+        fields = block["qs"][..., None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3
+        out[:] = fields.reshape(-1, 64)
+        out -= 1
+        out *= half(block["d"])
+
+
+CODEC = Q2_0()

@@ -1,0 +1,57 @@
+"""Q2_K: a superblock of 256 elements, 16 sub-blocks of 16; value = (d*scale) * q - (dmin*min).
+
+0   16  scales  low nibble the scale, high nibble the min of a sub-block
+16  64  qs      each half of 128 elements has 32 bytes; bits 2k of byte l are its element 32k + l
+80   2  d       float16
+82   2  dmin    float16
+"""
+
+import numpy as np
+
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, Codes, half
+from aprfmt.codecs.bits import join_crumbs
+from aprfmt.codecs.k_search import Plan, scales_and_mins
+from aprfmt.codecs.searches import Steps
+
+
+def pack(scales: Codes, mins: Codes) -> Codes:
+    """Return one byte a sub-block, the min in the high nibble."""
+    return scales | mins << 4
+
+
+def unpack(packed: Codes) -> tuple[Codes, Codes]:
+    """Return scales and mins, each below 16."""
+    return packed & 15, packed >> 4
+
+
+_PLAN = Plan(16, 3, 15, Steps(-0.5, 0.1, 15, absolute=True), 1, pack, unpack)
+
+
+class Q2_K(BlockCodec):
+    """Two bits with a 4-bit scale and a 4-bit min every 16 elements."""
+
+    name = "Q2_K"
+    layout = np.dtype([("scales", "u1", 16), ("qs", "u1", 64), ("d", "<f2"), ("dmin", "<f2")])
+
+    def decode_blocks(self, block: Blocks, out: F32) -> None:
+        """Round the products d*scale and dmin*min first: bit equality needs that order."""
+        scales, mins = unpack(block["scales"])
+        packed = block["qs"].reshape(-1, 2, 32)
+        q = out.reshape(-1, 2, 4, 32)  # (block, half, k, element)
+        for k in range(4):
+            q[:, :, k] = packed >> 2 * k & 3
+        elements = out.reshape(-1, 16, 16)
+        elements *= (half(block["d"]) * scales)[..., None]
+        elements -= (half(block["dmin"]) * mins)[..., None]
+
+    def encode_blocks(
+        self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
+    ) -> None:
+        """Ggml's search; the plain one weighs by magnitude and compares absolute errors."""
+        found = scales_and_mins(x, _PLAN, weights, fused)
+        block["d"], block["dmin"] = found.d, found.dmin
+        block["scales"] = found.scales
+        block["qs"] = join_crumbs(found.codes.reshape(-1, 4, 32)).reshape(-1, 64)
+
+
+CODEC = Q2_K()

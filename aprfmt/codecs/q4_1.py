@@ -1,0 +1,40 @@
+"""Q4_1: 32 elements, scale and minimum; value = q * d + m.
+
+0   2  d   float16
+2   2  m   float16, the smallest element
+4  16  qs  low nibbles are elements 0-15, high nibbles 16-31
+"""
+
+import numpy as np
+
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
+from aprfmt.codecs.bits import halves, join_halves
+from aprfmt.codecs.weighted import plain_scale_and_min, weighted_scale_and_min
+
+
+class Q4_1(BlockCodec):
+    """Four bits under a float16 scale and a float16 minimum."""
+
+    name = "Q4_1"
+    layout = np.dtype([("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16)])
+    weighs_rows = True
+
+    def decode_blocks(self, block: Blocks, out: F32) -> None:
+        """Scale, then add the minimum (two roundings, as ggml's decoder)."""
+        out.reshape(-1, 2, 16)[:] = halves(block["qs"])
+        out *= half(block["d"])
+        out += half(block["m"])
+
+    def encode_blocks(
+        self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
+    ) -> None:
+        """Go from smallest to largest in 15 steps; with importance, ggml's search."""
+        if weights is not None and sigma2 is not None:
+            d, m, q = weighted_scale_and_min(x, 15, weights, sigma2, fused)
+        else:
+            d, m, q = plain_scale_and_min(x, 15, fused)
+        block["d"], block["m"] = d, m
+        block["qs"] = join_halves(np.minimum(q, 15))
+
+
+CODEC = Q4_1()

@@ -1,0 +1,45 @@
+"""Q5_0: 32 elements, one scale; value = (q - 16) * d.
+
+0   2  d   float16
+2   4  qh  bit i is the fifth bit of element i
+6  16  qs  low nibbles are elements 0-15, high nibbles 16-31
+"""
+
+import numpy as np
+
+from aprfmt.codecs.arithmetic import largest_magnitude, multiply_add, reciprocal, to_int
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
+from aprfmt.codecs.bits import bits, halves, join_bits, join_halves
+from aprfmt.codecs.weighted import weighted_signed_scale
+
+
+class Q5_0(BlockCodec):
+    """Five bits under one float16 scale, without a minimum."""
+
+    name = "Q5_0"
+    layout = np.dtype([("d", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16)])
+    weighs_rows = True
+
+    def decode_blocks(self, block: Blocks, out: F32) -> None:
+        """Offset, then scale."""
+        low = halves(block["qs"]).reshape(-1, 32)
+        out[:] = low | bits(block["qh"]) << 4
+        out -= 16
+        out *= half(block["d"])
+
+    def encode_blocks(
+        self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
+    ) -> None:
+        """Make the element of largest magnitude -16; with importance, ggml's search."""
+        if weights is not None and sigma2 is not None:
+            d, q = weighted_signed_scale(x, 16, weights, sigma2, fused)
+        else:
+            d = largest_magnitude(x) / np.float32(-16)
+            wanted = multiply_add(x, reciprocal(d)[:, None], np.float32(16.5), fused)
+            q = np.minimum(to_int(wanted), 31).astype(np.uint8)
+        block["d"] = d
+        block["qh"] = join_bits(q >> 4)
+        block["qs"] = join_halves(q & 15)
+
+
+CODEC = Q5_0()

@@ -1,0 +1,43 @@
+"""Q5_1: 32 elements, scale and minimum; value = q * d + m.
+
+0   2  d   float16
+2   2  m   float16, the smallest element
+4   4  qh  bit i is the fifth bit of element i
+8  16  qs  low nibbles are elements 0-15, high nibbles 16-31
+"""
+
+import numpy as np
+
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
+from aprfmt.codecs.bits import bits, halves, join_bits, join_halves
+from aprfmt.codecs.weighted import plain_scale_and_min, weighted_scale_and_min
+
+
+class Q5_1(BlockCodec):
+    """Five bits under a float16 scale and a float16 minimum."""
+
+    name = "Q5_1"
+    layout = np.dtype([("d", "<f2"), ("m", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16)])
+    weighs_rows = True
+
+    def decode_blocks(self, block: Blocks, out: F32) -> None:
+        """Scale, then add the minimum (two roundings, as ggml's decoder)."""
+        low = halves(block["qs"]).reshape(-1, 32)
+        out[:] = low | bits(block["qh"]) << 4
+        out *= half(block["d"])
+        out += half(block["m"])
+
+    def encode_blocks(
+        self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
+    ) -> None:
+        """Go from smallest to largest in 31 steps; with importance, ggml's search."""
+        if weights is not None and sigma2 is not None:
+            d, m, q = weighted_scale_and_min(x, 31, weights, sigma2, fused)
+        else:
+            d, m, q = plain_scale_and_min(x, 31, fused)
+        block["d"], block["m"] = d, m
+        block["qh"] = join_bits(q >> 4 & 1)
+        block["qs"] = join_halves(q & 15)
+
+
+CODEC = Q5_1()

@@ -1,0 +1,53 @@
+"""Q5_K: a superblock of 256 elements, 8 sub-blocks of 32; value = (d*scale) * q - (dmin*min).
+
+0    2  d       float16
+2    2  dmin    float16
+4   12  scales  eight 6-bit scales and eight 6-bit mins (k_scales.py)
+16  32  qh      bit s of byte l is the fifth bit of element l of sub-block s
+48 128  qs      4 runs of 32 bytes: low nibbles are sub-block 2i, high nibbles sub-block 2i+1
+"""
+
+import numpy as np
+
+from aprfmt.codecs import k_scales
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
+from aprfmt.codecs.bits import join_halves
+from aprfmt.codecs.k_search import Plan, scales_and_mins
+from aprfmt.codecs.searches import Steps
+
+_PLAN = Plan(32, 31, 63, Steps(-0.5, 0.1, 15), 2, k_scales.pack, k_scales.unpack, bound=63)
+
+
+class Q5_K(BlockCodec):
+    """Five bits with a 6-bit scale and a 6-bit min every 32 elements."""
+
+    name = "Q5_K"
+    layout = np.dtype(
+        [("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", 128)]
+    )
+
+    def decode_blocks(self, block: Blocks, out: F32) -> None:
+        """Round the products d*scale and dmin*min first: bit equality needs that order."""
+        scales, mins = k_scales.unpack(block["scales"])
+        runs, high = block["qs"].reshape(-1, 4, 32), block["qh"]
+        q = out.reshape(-1, 4, 2, 32)  # (block, run, low or high, element)
+        for run in range(4):
+            q[:, run, 0] = runs[:, run] & 15 | (high >> 2 * run & 1) << 4
+            q[:, run, 1] = runs[:, run] >> 4 | (high >> 2 * run + 1 & 1) << 4
+        elements = out.reshape(-1, 8, 32)
+        elements *= (half(block["d"]) * scales)[..., None]
+        elements -= (half(block["dmin"]) * mins)[..., None]
+
+    def encode_blocks(
+        self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
+    ) -> None:
+        """Ggml's search for scales and mins."""
+        found = scales_and_mins(x, _PLAN, weights, fused)
+        block["d"], block["dmin"] = found.d, found.dmin
+        block["scales"] = found.scales
+        block["qs"] = join_halves((found.codes & 15).reshape(-1, 64)).reshape(-1, 128)
+        fifth = (found.codes >> 4).reshape(-1, 8, 32)  # (block, sub-block, element)
+        block["qh"] = np.packbits(fifth, axis=1, bitorder="little")[:, 0]
+
+
+CODEC = Q5_K()

@@ -1,0 +1,25 @@
+"""Q8_K: 256 signed bytes under one float32 scale, and their sums; value = q * d.
+
+0     4  d      float32
+4   256  qs     int8
+260  32  bsums  16 int16: sums of 16 elements each (for dot products; decoding does not need them)
+"""
+
+import numpy as np
+
+from aprfmt.codecs.base import F32, BlockCodec, Blocks
+
+
+class Q8_K(BlockCodec):
+    """ggml's format of activations beside K-quants, seldom in a file."""
+
+    name = "Q8_K"
+    layout = np.dtype([("d", "<f4"), ("qs", "i1", 256), ("bsums", "<i2", 16)])
+
+    def decode_blocks(self, block: Blocks, out: F32) -> None:
+        """Scale."""
+        out[:] = block["qs"]
+        out *= block["d"].astype(np.float32)[:, None]
+
+
+CODEC = Q8_K()

@@ -1,0 +1,39 @@
+"""TQ2_0: 256 ternary elements, two bits each; value = d * (q - 1).
+
+0   64  qs  each half of 128 elements has 32 bytes; bits 2k of byte l are its element 32k + l
+64   2  d   float16
+"""
+
+import numpy as np
+
+from aprfmt.codecs.arithmetic import reciprocal, round_half_away, to_int
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
+from aprfmt.codecs.bits import join_crumbs
+
+
+class TQ2_0(BlockCodec):
+    """Ternary weights at 2.06 bits."""
+
+    name = "TQ2_0"
+    layout = np.dtype([("qs", "u1", 64), ("d", "<f2")])
+
+    def decode_blocks(self, block: Blocks, out: F32) -> None:
+        """Offset, then scale."""
+        packed = block["qs"].reshape(-1, 2, 32)
+        q = out.reshape(-1, 2, 4, 32)  # (block, half, k, element)
+        for k in range(4):
+            q[:, :, k] = packed >> 2 * k & 3
+        out -= 1
+        out *= half(block["d"])
+
+    def encode_blocks(
+        self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
+    ) -> None:
+        """Scale by the largest magnitude, round ties away; nothing to fuse, nothing to weigh."""
+        d = np.abs(x).max(axis=1, keepdims=True)
+        q = (to_int(round_half_away(x * reciprocal(d))) + 1).astype(np.uint8)
+        block["d"] = d[:, 0]
+        block["qs"] = join_crumbs(q.reshape(-1, 4, 32)).reshape(-1, 64)
+
+
+CODEC = TQ2_0()

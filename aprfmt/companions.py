@@ -1,0 +1,122 @@
+"""Tensors that belong together are joined here, once, before any architecture is asked.
+
+A quantized weight of bitsandbytes is four to six stored tensors; every later stage sees one
+LazyTensor with `parts`. Each row says how a family betrays itself; a missing part is an error by
+name, an unclaimed one stays an ordinary tensor.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from aprfmt.errors import CodecError
+from aprfmt.tensor import LazyTensor, TensorInfo, Value
+
+
+class JoinedTensor:
+    """Several stored tensors as one logical weight.
+
+    `info.shape` is the weight's own shape; `info.nbytes` counts the main part only. `raw()`
+    raises CodecError and names the parts: read them through `parts[suffix].raw()`.
+    """
+
+    __slots__ = ("info", "parts", "stored")
+
+    def __init__(self, info: TensorInfo, parts: Mapping[str, LazyTensor]) -> None:
+        self.info = info
+        self.parts = parts
+        self.stored = tuple(part.info.name for part in parts.values())
+
+    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
+        """Refuse: there is no single byte string."""
+        raise CodecError(
+            f"{self.info.name}: {self.info.encoding} is stored in {len(self.parts)} tensors "
+            f"({', '.join(self.stored)}); read them through .parts"
+        )
+
+    def drop(self, start: int = 0, stop: int | None = None) -> None:
+        """Release the pages of every part."""
+        for part in self.parts.values():
+            part.drop()
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How the tensors of one quantization family are found and joined.
+
+    `find(tensors, config)` gives {weight name: {suffix: stored name}}, "" being the main part;
+    `join(name, parts)` gives encoding and shape of the weight.
+    """
+
+    name: str
+    find: Callable[[Mapping[str, LazyTensor], Mapping[str, Value]], Mapping[str, Mapping[str, str]]]
+    join: Callable[[str, Mapping[str, LazyTensor]], tuple[str, tuple[int, ...]]]
+
+
+_STATE = ".quant_state.bitsandbytes__"
+_BNB_PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
+
+
+def _find_bitsandbytes(
+    tensors: Mapping[str, LazyTensor], config: Mapping[str, Value]
+) -> Mapping[str, Mapping[str, str]]:
+    found = {}
+    for name in tensors:
+        weight, state, kind = name.partition(_STATE)
+        main = next((n for n in (weight, f"{weight}@{kind.upper()}") if n in tensors), None)
+        if state and main is not None:
+            parts = {"": main, f"quant_state.bitsandbytes__{kind}": name}
+            parts.update({p: f"{weight}.{p}" for p in _BNB_PARTS if f"{weight}.{p}" in tensors})
+            found[weight] = parts
+    return found
+
+
+def _join_bitsandbytes(name: str, parts: Mapping[str, LazyTensor]) -> tuple[str, tuple[int, ...]]:
+    from aprfmt.formats.jsonio import loads
+
+    state_key = next(key for key in parts if key.startswith("quant_state."))
+    encoding = state_key.rpartition("__")[2].upper()
+    if encoding not in ("NF4", "FP4"):
+        raise CodecError(f"{name}: quantization {encoding!r} of bitsandbytes; expected nf4 or fp4")
+    where = f"{name}.{state_key}"
+    state = loads(parts[state_key].raw(), where, max_bytes=1 << 16)
+    shape = state.get("shape") if isinstance(state, dict) else None
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise CodecError(f"{where}: holds no usable shape; expected a list of sizes")
+    needed = {"absmax", "quant_map"}
+    if "nested_blocksize" in state:
+        needed |= {"nested_absmax", "nested_quant_map"}
+    missing = sorted(needed - set(parts))
+    if missing:
+        raise CodecError(
+            f"{name}: {encoding} weight without {', '.join(f'{name}.{part}' for part in missing)}; "
+            "expected all companions in the file"
+        )
+    return encoding, tuple(shape)
+
+
+FAMILIES: tuple[Family, ...] = (Family("bitsandbytes", _find_bitsandbytes, _join_bitsandbytes),)
+
+
+def join(
+    tensors: Mapping[str, LazyTensor], config: Mapping[str, Value] | None = None
+) -> dict[str, LazyTensor]:
+    """Return the tensors with every family's companions joined under the weight's name.
+
+    Raises CodecError naming a missing part.
+    """
+    joined: dict[str, LazyTensor] = dict(tensors)
+    for family in FAMILIES:
+        for weight, names in family.find(tensors, config or {}).items():
+            parts = {suffix: tensors[stored] for suffix, stored in names.items()}
+            encoding, shape = family.join(weight, parts)
+            main = parts[""].info
+            for stored in names.values():
+                joined.pop(stored, None)  # an APR file has the main part as `WEIGHT@NF4`
+            info = TensorInfo(weight, shape, encoding, main.offset, main.nbytes, None)
+            joined[weight] = JoinedTensor(info, parts)
+    order = {name: i for i, name in enumerate(tensors)}
+    first = {
+        name: order[tensor.parts[""].info.name] if tensor.parts else order[name]
+        for name, tensor in joined.items()
+    }
+    return dict(sorted(joined.items(), key=lambda item: first[item[0]]))

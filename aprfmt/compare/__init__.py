@@ -1,0 +1,156 @@
+"""`diff`: the union of both files' roles, each with one verdict, and the facts beside them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.compare.align import Alignment, align
+from aprfmt.compare.records import DiffReport, FieldDiff, TensorDiff
+from aprfmt.errors import AprfmtError, ArchError
+from aprfmt.tensor import Value
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+__all__ = ["DiffReport", "FieldDiff", "TensorDiff", "diff", "diff_models"]
+
+# Metadata that every file has its own value of; listed, never counted as a difference.
+_OWN_KEYS = ("aprfmt.", "split.", "general.name")
+
+
+def diff(
+    a: "Path | str",
+    b: "Path | str",
+    *,
+    tensors: Sequence[str] = (),
+    arch: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> DiffReport:
+    """Compare two model files or folders, in any formats.
+
+    `tensors` are PATTERNs in any spelling; UsageError where one matches nothing. Raises
+    FormatError for a file that cannot be opened; a tensor that cannot be read is UNREADABLE.
+    """
+    from aprfmt.model import open_model
+
+    with open_model(a, arch=arch) as first, open_model(b, arch=arch) as second:
+        return diff_models(first, second, tensors=tensors, progress=progress)
+
+
+def diff_models(
+    a: "Model",
+    b: "Model",
+    *,
+    tensors: Sequence[str] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> DiffReport:
+    """Compare two open models; see `diff`."""
+    from aprfmt.compare.tensors import compare_pair
+    from aprfmt.names import select
+    from aprfmt.resolve import spellings
+
+    alignment = align(a, b)
+    pairs = list(alignment.pairs)
+    if tensors:
+        of_a, of_b = spellings(a), spellings(b)
+        names = [
+            (*pair.spellings, *of_a.get(pair.key, ()), *of_b.get(pair.key, ())) for pair in pairs
+        ]
+        pairs = [pairs[i] for i in select(names, tensors, f"{a.path} and {b.path}")]
+    imatrix = _has_imatrix(a.metadata) or _has_imatrix(b.metadata)
+    results = []
+    for i, pair in enumerate(pairs):
+        results.append(compare_pair(pair, imatrix))
+        if progress is not None:
+            progress(i + 1, len(pairs))
+    notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]
+    return DiffReport(
+        str(a.path),
+        str(b.path),
+        tuple(results),
+        _hyperparameters(a, b, alignment),
+        _tokenizer(a, b),
+        _metadata(a, b),
+        (*alignment.notes, *notes),
+    )
+
+
+def _has_imatrix(metadata: Mapping[str, Value]) -> bool:
+    return any(key.startswith("quantize.imatrix.") for key in metadata)
+
+
+def _hyperparameters(a: "Model", b: "Model", alignment: Alignment) -> tuple[FieldDiff, ...]:
+    """List differing hyperparameters; all of them change the forward pass but the lengths."""
+    from aprfmt.resolve import same_value
+
+    if not alignment.by_role:
+        return ()
+    rows = []
+    if a.spec.name != b.spec.name:
+        rows.append(FieldDiff("architecture", a.spec.name, b.spec.name, decisive=True))
+    for name in dict.fromkeys((*a.hyper, *b.hyper)):
+        mine = a.hyper.of(name) if name in a.hyper else None
+        other = b.hyper.of(name) if name in b.hyper else None
+        left = None if mine is None else mine.value
+        right = None if other is None else other.value
+        if same_value(left, right):
+            continue
+        rows.append(
+            FieldDiff(
+                name,
+                left,
+                right,
+                "" if mine is None else f"{mine.origin} {mine.key}".strip(),
+                "" if other is None else f"{other.origin} {other.key}".strip(),
+                decisive=name not in ("context_length",),
+            )
+        )
+    return tuple(rows)
+
+
+def _tokenizer(a: "Model", b: "Model") -> tuple[FieldDiff, ...]:
+    """List differing tokenizer facts; decisive where token ids would differ."""
+    from aprfmt.tokenizer import facts
+
+    sides: list[Mapping[str, Any]] = []
+    for model in (a, b):
+        try:
+            sides.append(facts(model))
+        except (AprfmtError, ArchError) as error:
+            sides.append({"unreadable": str(error)})
+    left, right = sides
+    if not left or not right:
+        return ()  # one side carries none: nothing to compare, and `inspect` says so
+    return tuple(
+        FieldDiff(name, left.get(name), right.get(name), decisive=name != "chat_template")
+        for name in dict.fromkeys((*left, *right))
+        if name in left and name in right and left[name] != right[name]
+    )
+
+
+def _metadata(a: "Model", b: "Model") -> tuple[FieldDiff, ...]:
+    """List differing metadata keys, where both files are of one format; reported only."""
+    if a.format != b.format:
+        return ()
+    rows = []
+    for key in dict.fromkeys((*a.metadata, *b.metadata)):
+        if key.startswith(_OWN_KEYS):
+            continue
+        left, right = a.metadata.get(key), b.metadata.get(key)
+        if plain(left) != plain(right):
+            rows.append(FieldDiff(key, shown(left), shown(right)))
+    return tuple(rows)
+
+
+def plain(value: Value) -> Any:
+    """Return a metadata value as plain data that compares by value."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return value
+    return tuple(value)
+
+
+def shown(value: Value) -> Any:
+    """Return a metadata value short enough for a report: long arrays become a count."""
+    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 16:
+        return f"array of {len(value)}"
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value

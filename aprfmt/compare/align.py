@@ -1,0 +1,85 @@
+"""Pairing: the union of both files' tensors by role; the unmatched stay in the denominator."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aprfmt.errors import ArchError
+from aprfmt.model import LogicalTensor, Model, Tensor
+
+Side = LogicalTensor | Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One role (or plain name) of either file, with whatever each side has for it."""
+
+    key: str
+    a: Side | None
+    b: Side | None
+    layout: tuple[str, ...] = ()
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """Every name a user may mean this pair by."""
+        names = [self.key]
+        for side in (self.a, self.b):
+            names += stored_names(side)
+        return tuple(dict.fromkeys(names))
+
+
+def stored_names(side: Side | None) -> list[str]:
+    """Return the names a side has in its file."""
+    if side is None:
+        return []
+    if isinstance(side, Tensor):
+        return [side.name]
+    return [tensor.info.name for tensor in side.stored]
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """The pairs, whether roles or plain names paired them, and remarks on the way."""
+
+    pairs: tuple[Pair, ...]
+    by_role: bool
+    notes: tuple[str, ...] = ()
+
+
+def align(a: Model, b: Model) -> Alignment:
+    """Pair two models by role where both architectures are known, else by stored name."""
+    try:
+        roles_a, roles_b = a.roles, b.roles
+    except ArchError as error:
+        pairs = [
+            Pair(name, a[name] if name in a else None, b[name] if name in b else None)
+            for name in dict.fromkeys((*a, *b))
+        ]
+        return Alignment(tuple(pairs), False, (f"paired by stored name: {error}",))
+    pairs = []
+    for key in dict.fromkeys((*roles_a, *roles_b)):
+        pairs.append(Pair(key, roles_a.get(key), roles_b.get(key)))
+    pairs = [_tied(pair, a, b) for pair in pairs]
+    extra_a, extra_b = _unclaimed(a), _unclaimed(b)
+    for name in dict.fromkeys((*extra_a, *extra_b)):
+        pairs.append(
+            Pair(name, a[name] if name in extra_a else None, b[name] if name in extra_b else None)
+        )
+    return Alignment(tuple(pairs), True)
+
+
+def _tied(pair: Pair, a: Model, b: Model) -> Pair:
+    """Pair a head stored on one side only with the other side's tied embedding."""
+    if pair.key != "output.weight" or (pair.a is None) == (pair.b is None):
+        return pair
+    embedding_a, embedding_b = a.roles.get("token_embd.weight"), b.roles.get("token_embd.weight")
+    if pair.a is None and embedding_a is not None and a.hyper["tied_embeddings"]:
+        return Pair(pair.key, embedding_a, pair.b, ("tied head stored as a copy in B",))
+    if pair.b is None and embedding_b is not None and b.hyper["tied_embeddings"]:
+        return Pair(pair.key, pair.a, embedding_b, ("tied head stored as a copy in A",))
+    return pair
+
+
+def _unclaimed(model: Model) -> Sequence[str]:
+    """Return stored tensors of no role, less those that only restate hyperparameters."""
+    derived = {row.name(model.style or "") for row in model.spec.derived}
+    return [name for name in model.resolution.unbound if name not in derived]

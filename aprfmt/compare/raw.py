@@ -1,0 +1,58 @@
+"""Comparing bytes: two tensors as streams of stored bytes, window by window, nothing decoded."""
+
+from collections.abc import Iterator, Sequence
+
+from aprfmt.model import LogicalTensor, Run, Tensor, gather
+
+WINDOW = 8 << 20
+
+
+def byte_runs(side: "LogicalTensor | Tensor") -> list[Run] | None:
+    """Return the runs that make up a tensor's bytes, or None where it has no single byte string."""
+    if isinstance(side, Tensor):
+        return None if side.parts else [Run(side.lazy, 0, side.nbytes)]
+    return side.runs
+
+
+def windows(runs: Sequence[Run], size: int = WINDOW) -> Iterator[bytes | memoryview]:
+    """Yield the concatenated bytes of the runs in windows of `size`, the last one shorter."""
+    if len(runs) == 1:
+        run = runs[0]
+        for start in range(run.start, run.start + run.nbytes, size):
+            stop = min(start + size, run.start + run.nbytes)
+            yield run.tensor.raw(start, stop)
+            run.tensor.drop(start, stop)
+        return
+    held: list[Run] = []
+    length = 0
+    for run in runs:
+        at = 0
+        while at < run.nbytes:
+            take = min(size - length, run.nbytes - at)
+            held.append(Run(run.tensor, run.start + at, take))
+            length, at = length + take, at + take
+            if length == size:
+                yield gather(held, 0, length)
+                held, length = [], 0
+    if held:
+        yield gather(held, 0, length)
+
+
+def first_difference(a: Sequence[Run], b: Sequence[Run]) -> int | None:
+    """Return the offset of the first differing byte, or None if all are equal.
+
+    Streams of different length differ at the end of the shorter one at the latest.
+    """
+    import numpy as np
+
+    at = 0
+    for left, right in zip(windows(a), windows(b), strict=False):
+        x, y = np.frombuffer(left, np.uint8), np.frombuffer(right, np.uint8)
+        shorter = min(x.size, y.size)
+        if not np.array_equal(x[:shorter], y[:shorter]):
+            return at + int(np.argmax(x[:shorter] != y[:shorter]))
+        at += shorter
+        if x.size != y.size:
+            return at
+    total_a, total_b = sum(run.nbytes for run in a), sum(run.nbytes for run in b)
+    return None if total_a == total_b else min(total_a, total_b)

@@ -1,0 +1,145 @@
+"""What comparing two models gives: frozen records with numbers, no sentences."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Verdict = Literal[
+    "SAME_BYTES",
+    "SAME_VALUES",
+    "WITHIN",
+    "DIFFERENT",
+    "SHAPE_DIFFERS",
+    "ONLY_IN_A",
+    "ONLY_IN_B",
+    "UNREADABLE",
+]
+# Worst first: the order of human output.
+VERDICTS: tuple[Verdict, ...] = (
+    "UNREADABLE",
+    "SHAPE_DIFFERS",
+    "DIFFERENT",
+    "ONLY_IN_A",
+    "ONLY_IN_B",
+    "WITHIN",
+    "SAME_VALUES",
+    "SAME_BYTES",
+)
+EQUAL: frozenset[Verdict] = frozenset({"SAME_BYTES", "SAME_VALUES"})
+
+
+@dataclass(frozen=True, slots=True)
+class ValueStats:
+    """Element-wise measures of two decoded tensors; a is the first file.
+
+    `rel_l2` is ||a-b|| / ||a||, over the elements finite on both sides; `max_abs_diff` with the
+    multi-index where it occurs; `ulp` the largest distance in float32 representations; `changed`
+    counts elements whose values differ (NaN equals NaN); `nan_*` and `inf_*` are each side's own
+    census. A NaN or infinity on one side only counts as changed and makes max_abs_diff infinite.
+    """
+
+    count: int
+    changed: int
+    max_abs_diff: float
+    max_at: tuple[int, ...] | None
+    rel_l2: float
+    cosine: float
+    ulp: int
+    nan_a: int = 0
+    nan_b: int = 0
+    inf_a: int = 0
+    inf_b: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDiff:
+    """One role of the union of both files, with one verdict.
+
+    `layout` names what the formats did to the same values (rows permuted, widened, ...);
+    `cause` names a defect (`dtype_mislabel`) or the bound that held; `first_byte` is the first
+    differing byte of the logical tensor's stored bytes, where both sides have comparable bytes.
+    """
+
+    key: str
+    verdict: Verdict
+    name_a: str = ""
+    name_b: str = ""
+    encoding_a: str = ""
+    encoding_b: str = ""
+    shape_a: tuple[int, ...] | None = None
+    shape_b: tuple[int, ...] | None = None
+    layout: tuple[str, ...] = ()
+    cause: str = ""
+    first_byte: int | None = None
+    stats: ValueStats | None = None
+    steps_off: float | None = None  # largest |a-b| in steps of the coarser encoding
+
+
+@dataclass(frozen=True, slots=True)
+class FieldDiff:
+    """One hyperparameter, tokenizer fact or metadata key that differs."""
+
+    name: str
+    a: Any
+    b: Any
+    origin_a: str = ""
+    origin_b: str = ""
+    decisive: bool = False  # changes the forward pass or the token ids
+
+
+@dataclass(frozen=True)
+class DiffReport:
+    """Everything `diff` found; `to_json` gives all of it."""
+
+    a: str
+    b: str
+    tensors: tuple[TensorDiff, ...]
+    hyperparameters: tuple[FieldDiff, ...]
+    tokenizer: tuple[FieldDiff, ...]
+    metadata: tuple[FieldDiff, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Tensors by verdict; every verdict is named."""
+        counts: dict[str, int] = dict.fromkeys(VERDICTS, 0)
+        for tensor in self.tensors:
+            counts[tensor.verdict] += 1
+        return counts
+
+    def worst(self, count: int | None = None) -> Sequence[TensorDiff]:
+        """Return tensors worst first: by verdict, then by relative L2."""
+        order = {verdict: i for i, verdict in enumerate(VERDICTS)}
+        ranked = sorted(
+            self.tensors,
+            key=lambda t: (order[t.verdict], -(t.stats.rel_l2 if t.stats else 0.0)),
+        )
+        return ranked[:count]
+
+    def exit_code(self, accept: Sequence[str] = ()) -> int:
+        """0 equal, 1 different (WITHIN too unless accepted), 2 if a tensor could not be read."""
+        verdicts = {tensor.verdict for tensor in self.tensors}
+        if "UNREADABLE" in verdicts:
+            return 2
+        fine = EQUAL | ({"WITHIN"} if "within" in accept else set())
+        decisive = any(f.decisive for f in (*self.hyperparameters, *self.tokenizer))
+        return 1 if decisive or verdicts - fine else 0
+
+    @property
+    def equal(self) -> bool:
+        """True if exit code 0 without accepting anything."""
+        return self.exit_code() == 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for `--json`."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            "equal": self.equal,
+            "counts": dict(self.counts),
+            "hyperparameters": [asdict(row) for row in self.hyperparameters],
+            "tokenizer": [asdict(row) for row in self.tokenizer],
+            "metadata": [asdict(row) for row in self.metadata],
+            "notes": list(self.notes),
+            "tensors": [asdict(row) for row in self.tensors],
+        }

@@ -1,0 +1,88 @@
+"""Comparing numbers: element-wise measures of two decoded tensors, in chunks of rows."""
+
+from typing import Any
+
+from aprfmt.compare.records import ValueStats
+
+CHUNK = 1 << 22  # elements compared at a time
+
+
+class Accumulator:
+    """Sums over chunks in float64, in order; chunk size matters by float64 rounding only."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.count = self.changed = self.ulp = 0
+        self.max_abs = 0.0
+        self.max_index: int | None = None
+        self.dd = self.aa = self.bb = self.ab = 0.0
+        self.nan_a = self.nan_b = self.inf_a = self.inf_b = 0
+
+    def add(self, a: Any, b: Any) -> None:
+        """Add one chunk; both arrays have the same shape."""
+        import numpy as np
+
+        x, y = a.reshape(-1), b.reshape(-1)
+        base, self.count = self.count, self.count + x.size
+        if x.dtype == y.dtype and np.array_equal(x, y) and np.isfinite(x).all():
+            square = float(np.dot(x.astype(np.float64), x.astype(np.float64)))
+            self.aa, self.bb, self.ab = self.aa + square, self.bb + square, self.ab + square
+            return
+        wide_x, wide_y = x.astype(np.float64), y.astype(np.float64)
+        nan_x, nan_y = np.isnan(wide_x), np.isnan(wide_y)
+        inf_x, inf_y = np.isinf(wide_x), np.isinf(wide_y)
+        self.nan_a += int(nan_x.sum())
+        self.nan_b += int(nan_y.sum())
+        self.inf_a += int(inf_x.sum())
+        self.inf_b += int(inf_y.sum())
+        differs = (wide_x != wide_y) & ~(nan_x & nan_y)
+        self.changed += int(differs.sum())
+        finite = ~(nan_x | nan_y | inf_x | inf_y)
+        wide_x, wide_y = np.where(finite, wide_x, 0.0), np.where(finite, wide_y, 0.0)
+        delta = np.abs(wide_x - wide_y)
+        delta[differs & ~finite] = np.inf
+        if delta.size and differs.any():
+            index = int(np.argmax(delta))
+            if delta[index] > self.max_abs or self.max_index is None:
+                self.max_abs, self.max_index = float(delta[index]), base + index
+            self.ulp = max(self.ulp, _ulp(x[differs & finite], y[differs & finite]))
+        error = wide_x - wide_y
+        self.dd += float(np.dot(error, error))
+        self.aa += float(np.dot(wide_x, wide_x))
+        self.bb += float(np.dot(wide_y, wide_y))
+        self.ab += float(np.dot(wide_x, wide_y))
+
+    def stats(self) -> ValueStats:
+        """Return the measures of everything added."""
+        import math
+
+        import numpy as np
+
+        if self.aa:
+            rel_l2 = math.sqrt(self.dd / self.aa)
+        else:
+            rel_l2 = 0.0 if self.dd == 0 else math.inf
+        norm = math.sqrt(self.aa * self.bb)
+        cosine = self.ab / norm if norm else (1.0 if self.aa == self.bb else 0.0)
+        at = None
+        if self.max_index is not None:
+            index = np.unravel_index(self.max_index, self.shape or (1,))
+            at = tuple(int(i) for i in index)
+        return ValueStats(
+            self.count, self.changed, self.max_abs, at, rel_l2, min(1.0, cosine), self.ulp,
+            self.nan_a, self.nan_b, self.inf_a, self.inf_b,
+        )  # fmt: skip
+
+
+def _ulp(x: Any, y: Any) -> int:
+    """Return the largest distance of two arrays in float32 representations."""
+    import numpy as np
+
+    if not x.size:
+        return 0
+    ordered = []
+    for values in (x, y):
+        with np.errstate(over="ignore"):
+            bits = values.astype(np.float32).view(np.int32).astype(np.int64)
+        ordered.append(np.where(bits < 0, -(bits & 0x7FFFFFFF), bits))
+    return int(np.abs(ordered[0] - ordered[1]).max())

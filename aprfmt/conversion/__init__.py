@@ -1,0 +1,209 @@
+"""`convert`: plan, then run, then re-open and verify; one pipeline for every pair of formats."""
+
+import hashlib
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.conversion.options import ConversionReport, Options, TensorOutcome
+from aprfmt.errors import ConversionError, UsageError
+from aprfmt.formats import FORMATS, FormatSpec
+
+if TYPE_CHECKING:
+    from aprfmt.conversion.plan import Plan
+    from aprfmt.conversion.run import Written
+    from aprfmt.model import Model
+    from aprfmt.tensor import Source
+
+__all__ = ["ConversionReport", "Options", "TensorOutcome", "convert", "target_format"]
+
+# Stands in the header while the tensors are copied and the source is hashed beside them; the
+# digest has the same length and is written over it before the file is published.
+PLACEHOLDER = hashlib.sha256(b"aprfmt: the digest of the source is written here").hexdigest()
+
+
+def target_format(path: Path, to: str | None) -> FormatSpec:
+    """Return the format to write: `to`, else by extension; UsageError where they contradict."""
+    by_name = {ext: name for name in FORMATS for ext in FORMATS[name].extensions}
+    found = by_name.get(path.suffix.lower())
+    if to is None and found is None:
+        raise UsageError(
+            f"{path}: its extension names no format; use {', '.join(sorted(by_name))} or give --to"
+        )
+    if to is not None and found is not None and to != found:
+        raise UsageError(f"{path}: --to {to}, but the extension says {found}; make them agree")
+    return FORMATS[to or found or ""]
+
+
+def convert(
+    src: "Path | str", dst: "Path | str", *, to: str | None = None, **wishes: Any
+) -> ConversionReport:
+    """Convert a model file or folder; any format to any.
+
+    Keyword arguments are the fields of `Options`. Raises ConversionError where the target cannot
+    hold the model as asked, OutputError where `dst` exists and `force` is not given, FormatError
+    and ArchError for the source.
+    """
+    from aprfmt.model import open_model
+
+    options = Options(**wishes)
+    with open_model(src, arch=None if options.arch == "none" else options.arch) as model:
+        return convert_model(model, Path(dst), to, options)
+
+
+def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -> ConversionReport:
+    """Convert an open model; see `convert`."""
+    from aprfmt.conversion.metadata import HASH_KEY, Carried, bare, carry
+    from aprfmt.conversion.plan import build
+    from aprfmt.conversion.restoring import record
+    from aprfmt.conversion.run import Written, outcome
+
+    target = FORMATS[to] if to is not None and dst.suffix == "" else target_format(dst, to)
+    plan = build(model, target, options)
+    record(model, target, plan)
+    if options.arch == "none" and model.format != target.name:
+        carried = Carried(bare(model))
+    else:
+        carried = carry(model, target.name, plan, options)
+    written = [Written() for _ in plan.outputs]
+    files: tuple[Path, ...] = ()
+    digest: str | None = None
+    hashing = options.source_hash and model.format != target.name and options.arch != "none"
+    if hashing:
+        carried.metadata[HASH_KEY] = PLACEHOLDER
+    if not options.dry_run:
+        files, digest = _write(model, target, dst, plan, carried, written, options, hashing)
+    tensors = tuple(outcome(o, w) for o, w in zip(plan.outputs, written, strict=True))
+    verified = None
+    if options.verify and not options.dry_run:
+        verified = _verify(files, plan, written)
+    arch = None
+    if options.arch != "none":
+        from aprfmt.errors import ArchError
+
+        try:
+            arch = model.spec.name
+        except ArchError:
+            arch = None
+    notes = (*model.notes, *plan.notes)
+    return ConversionReport(
+        model.path, model.format, dst, target.name, files, arch, tensors, notes, verified, digest
+    )
+
+
+def _write(
+    model: "Model",
+    target: FormatSpec,
+    dst: Path,
+    plan: "Plan",
+    carried: Any,
+    written: "list[Written]",
+    options: Options,
+    hashing: bool,
+) -> tuple[tuple[Path, ...], str | None]:
+    """Write every output and publish all files together; return them and the source's digest."""
+    from aprfmt.conversion.run import chunks
+    from aprfmt.formats.atomic import FileSet
+    from aprfmt.hf_folder import ours
+
+    weights, folder = _places(target, dst)
+    total = sum(output.info.nbytes for output in plan.outputs)
+    done = 0
+    stop: list[bool] = []
+    with (
+        ThreadPoolExecutor(1) as pool,
+        FileSet(force=options.force, folder=folder, ours=ours) as files,
+    ):
+        digest: Future[str] | None = pool.submit(_digest, model.source, stop) if hashing else None
+        try:
+            sink_options: dict[str, Any] = {"files": files}
+            if options.alignment is not None:
+                sink_options["alignment"] = options.alignment
+            sink = target.open_sink(
+                weights, force=options.force, max_shard_size=options.max_shard_size, **sink_options
+            )
+            with sink:
+                infos = target.order([output.info for output in plan.outputs])
+                by_name = {o.info.name: (o, w) for o, w in zip(plan.outputs, written, strict=True)}
+                sink.plan(carried.metadata, infos)
+                for info in infos:
+                    output, record = by_name[info.name]
+                    sink.write(info.name, chunks(output, options, record))
+                    done += info.nbytes
+                    if options.progress is not None:
+                        options.progress(done, total)
+                if digest is not None:
+                    sink.amend(PLACEHOLDER, digest.result())
+                paths = tuple(sink.files)
+            for name, text in carried.texts.items():
+                files.create(weights.parent / name).write(text.encode())
+        except BaseException:
+            stop.append(True)
+            raise
+        beside = tuple(weights.parent / name for name in carried.texts)
+    return (*paths, *beside), digest.result() if digest is not None else None
+
+
+def _places(target: FormatSpec, dst: Path) -> tuple[Path, Path | None]:
+    """Return the weights' path, and the folder if the output is one (HF folders)."""
+    if dst.suffix.lower() in target.extensions:
+        return dst, None
+    if target.weights_name is None:
+        raise UsageError(
+            f"{dst}: {target.name} is one file; give it the extension {target.extensions[0]}"
+        )
+    return dst / target.weights_name, dst
+
+
+def _digest(source: "Source", stop: list[bool]) -> str:
+    """SHA-256 of the source file; of a set, SHA-256 over its `digest  name` lines in order."""
+    from aprfmt.digest import file_sha256
+
+    digests = [(file_sha256(path, stop), path.name) for path in source.files]
+    if len(digests) == 1:
+        return digests[0][0]
+    lines = "".join(f"{digest}  {name}\n" for digest, name in digests)
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _verify(files: tuple[Path, ...], plan: "Plan", written: "list[Written]") -> int:
+    """Re-open what was written and compare it with the source; raises ConversionError."""
+    from aprfmt.conversion.run import checksum, equal_bytes
+    from aprfmt.model import open_model
+
+    with open_model(_entry(files)) as result:
+        stored: Mapping[str, Any] = result.source.tensors
+        for output, record in zip(plan.outputs, written, strict=True):
+            tensor = stored.get(output.info.name)
+            if tensor is None:
+                raise ConversionError(
+                    f"{output.info.name}: was written and is not there on reading"
+                )
+            found = (tensor.info.shape, tensor.info.encoding, tensor.info.nbytes)
+            if found != (output.info.shape, output.info.encoding, output.info.nbytes):
+                raise ConversionError(
+                    f"{output.info.name}: reads back as {found}; was written as "
+                    f"{(output.info.shape, output.info.encoding, output.info.nbytes)}"
+                )
+            if output.copies and output.runs is not None:
+                at = equal_bytes(output.runs, tensor)
+                if at is not None:
+                    raise ConversionError(f"{output.info.name}: byte {at} differs from the source")
+            elif checksum(tensor) != record.crc:
+                raise ConversionError(f"{output.info.name}: reads back with other bytes")
+    return len(plan.outputs)
+
+
+def _entry(files: tuple[Path, ...]) -> Path:
+    """Return the file that opens the whole output: the index where there is one."""
+    for path in files:
+        if path.name.endswith(".index.json"):
+            return path
+    return files[0]
+
+
+def with_options(options: Options, **changes: Any) -> Options:
+    """Return a copy of the options with fields replaced."""
+    return replace(options, **changes)

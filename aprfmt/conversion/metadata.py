@@ -1,0 +1,283 @@
+"""What travels beside the tensors: configuration, tokenizer, provenance, per target format.
+
+Every carrier keeps what its format can say in the format's own keys, and the rest verbatim under
+`aprfmt.*`, so that the way back gives the same folder again.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.conversion.options import Options
+from aprfmt.conversion.plan import Output, Plan
+from aprfmt.dtypes import encoding
+from aprfmt.errors import ConversionError
+from aprfmt.hf_folder import COMPANION_FILES
+from aprfmt.tensor import Typed, Value
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+FILES_KEY = "aprfmt.files"  # JSON {file name: text}: the folder's small files, verbatim
+GGUF_KEY = "aprfmt.gguf.metadata"  # JSON {key: [type, value]}: GGUF keys other formats cannot say
+HASH_KEY = "aprfmt.source.sha256"
+
+# llama.cpp's general.file_type by the encoding most weights have (enum llama_ftype).
+FILE_TYPES: Mapping[str, int] = {
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10,
+    "Q3_K": 12, "Q4_K": 15, "Q5_K": 17, "Q6_K": 18, "IQ2_XXS": 19, "IQ2_XS": 20, "IQ3_XXS": 23,
+    "IQ1_S": 24, "IQ4_NL": 25, "IQ3_S": 26, "IQ2_S": 28, "IQ4_XS": 30, "IQ1_M": 31, "BF16": 32,
+    "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38, "NVFP4": 39, "Q1_0": 40, "Q2_0": 41,
+}  # fmt: skip
+
+
+@dataclass
+class Carried:
+    """Metadata for the sink, and text files that stand beside the weights (HF folders)."""
+
+    metadata: dict[str, Value | Typed]
+    texts: dict[str, str] = field(default_factory=dict)
+
+
+def carry(model: "Model", target: str, plan: Plan, options: Options) -> Carried:
+    """Return what the target file says; same-format conversions keep their metadata verbatim."""
+    if model.format == target:
+        carried = Carried(_verbatim(model), _folder_texts(model))
+    else:
+        carried = CARRIERS[target](model, plan)
+        carried.metadata.update(plan.restoration.metadata())
+        carried.metadata.update(_identity(model))
+    if any(not output.copies for output in plan.outputs) and model.format == target:
+        _update_claims(carried, plan.outputs, target)
+    carried.metadata.update(options.extra_metadata)
+    for key, value in options.metadata.items():
+        carried.metadata[key] = _typed_like(model, key, value)
+    return carried
+
+
+def _verbatim(model: "Model") -> dict[str, Value | Typed]:
+    types = model.source.types
+    return {
+        key: Typed(value, types[key]) if key in types else value
+        for key, value in model.metadata.items()
+        if not key.startswith("split.")
+    }
+
+
+def _typed_like(model: "Model", key: str, value: Value) -> Value | Typed:
+    """Give a user's override the type the key already has in the file."""
+    types = model.source.types
+    return Typed(value, types[key]) if key in types else value
+
+
+def _update_claims(carried: Carried, outputs: Sequence[Output], target: str) -> None:
+    """Restate what re-encoding changed: a GGUF must not go on claiming its old file type."""
+    if target == "gguf":
+        carried.metadata["general.file_type"] = Typed(file_type(outputs), "uint32")
+
+
+def _identity(model: "Model") -> dict[str, Value]:
+    """Name the source: file, size, format, and the writer it states. The hash comes later."""
+    from aprfmt import __version__
+
+    size = sum(path.stat().st_size for path in model.source.files)
+    found: dict[str, Value] = {
+        "aprfmt.writer": f"aprfmt {__version__}",
+        "aprfmt.source.file": model.path.name,
+        "aprfmt.source.format": model.format,
+        "aprfmt.source.size": str(size),
+    }
+    for key in ("general.quantized_by", "transformers_version", "aprfmt.writer"):
+        writer = model.metadata.get(key) or (model.config or {}).get(key)
+        if isinstance(writer, str):
+            found["aprfmt.source.writer"] = f"{key} {writer}"
+    return found
+
+
+def file_type(outputs: Sequence[Output]) -> int:
+    """Return llama.cpp's file type of the encoding that holds most weights of 2-D tensors."""
+    counts: Counter[str] = Counter()
+    for output in outputs:
+        if len(output.info.shape) > 1:
+            size = 1
+            for length in output.info.shape:
+                size *= length
+            counts[output.info.encoding] += size
+    name = counts.most_common(1)[0][0] if counts else "F32"
+    return FILE_TYPES.get(name, 1024)  # 1024: guessed, as llama.cpp's own constant says
+
+
+def model_name(model: "Model") -> str:
+    """Return the name a file states, else that of its folder or file."""
+    for key in ("general.name", "name"):
+        name = model.metadata.get(key)
+        if isinstance(name, str) and name:
+            return name
+    path = model.path
+    return path.resolve().parent.name if model.folder is not None else path.stem
+
+
+def config_text(model: "Model") -> str | None:
+    """Return config.json verbatim where it is at hand, else spelled from the parsed object."""
+    if model.folder is not None and "config.json" in model.folder.texts:
+        return model.folder.texts["config.json"]
+    texts = carried_texts(model)
+    if "config.json" in texts:
+        return texts["config.json"]
+    if model.config is None:
+        return None
+    return json.dumps(dict(model.config), indent=2, ensure_ascii=False) + "\n"
+
+
+def carried_texts(model: "Model") -> dict[str, str]:
+    """Return the folder files a GGUF or APR of ours carries."""
+    from aprfmt.formats.jsonio import loads
+
+    text = model.metadata.get(FILES_KEY)
+    if not isinstance(text, str):
+        return {}
+    found = loads(text.encode(), f"{model.path}: {FILES_KEY}", max_bytes=256 << 20)
+    if not isinstance(found, dict):
+        raise ConversionError(f"{model.path}: {FILES_KEY} is no JSON object; it is damaged")
+    allowed = {"config.json", *COMPANION_FILES}
+    return {name: text for name, text in found.items() if name in allowed and type(text) is str}
+
+
+def _folder_texts(model: "Model") -> dict[str, str]:
+    return dict(model.folder.texts) if model.folder is not None else {}
+
+
+def _small_files(model: "Model") -> dict[str, str]:
+    texts = carried_texts(model)
+    if model.folder is not None:
+        texts.update({k: v for k, v in model.folder.texts.items() if k != "tokenizer.json"})
+    return texts
+
+
+def _foreign_gguf(model: "Model") -> str | None:
+    """Return the GGUF keys that other formats have no place for, as JSON, with their types."""
+    kept = {}
+    for key, value in model.metadata.items():
+        type_name = model.source.types.get(key, "")
+        if not type_name or key.startswith(("tokenizer.", "split.", "aprfmt.")):
+            continue
+        plain = value.tolist() if type_name.startswith("array") else value
+        kept[key] = [type_name, plain]
+    return json.dumps(kept, ensure_ascii=True, separators=(",", ":")) if kept else None
+
+
+def _carried_gguf(model: "Model") -> dict[str, Value | Typed]:
+    from aprfmt.formats.jsonio import loads
+
+    text = model.metadata.get(GGUF_KEY)
+    if not isinstance(text, str):
+        return {}
+    found = loads(text.encode(), f"{model.path}: {GGUF_KEY}", max_bytes=64 << 20)
+    return {key: Typed(value, type_name) for key, (type_name, value) in found.items()}
+
+
+def _to_gguf(model: "Model", plan: Plan) -> Carried:
+    from aprfmt.arch.hyper import write_hyper
+    from aprfmt.tokenizer import to_gguf
+
+    spec, hyper = model.spec, model.hyper
+    found: dict[str, Value | Typed] = {
+        "general.architecture": spec.called["gguf"][0],
+        "general.type": "model",
+        "general.name": model_name(model),
+    }
+    found.update(_carried_gguf(model))
+    found.update(write_hyper(spec, hyper, "gguf"))
+    found["general.file_type"] = Typed(file_type(plan.outputs), "uint32")
+    if any(encoding(o.info.encoding).block_size > 1 for o in plan.outputs):
+        found["general.quantization_version"] = Typed(2, "uint32")
+    found.update(to_gguf(model))
+    text = config_text(model)
+    if text is not None:
+        found["aprfmt.hf_config"] = text
+    files = _small_files(model)
+    files.pop("config.json", None)
+    if files:
+        found[FILES_KEY] = json.dumps(files, ensure_ascii=False)
+    found.update(_source_metadata(model))
+    return Carried(found)
+
+
+def _source_metadata(model: "Model") -> dict[str, Value]:
+    """Keep a safetensors `__metadata__` on its way through the other formats."""
+    if model.format != "safetensors":
+        kept = model.metadata.get("aprfmt.source.metadata")
+        return {"aprfmt.source.metadata": kept} if isinstance(kept, str) else {}
+    plain = {k: v for k, v in model.metadata.items() if not k.startswith("aprfmt.")}
+    return {"aprfmt.source.metadata": json.dumps(plain)} if plain else {}
+
+
+def _to_apr(model: "Model", plan: Plan) -> Carried:
+    from aprfmt.arch.hyper import write_hyper
+    from aprfmt.tokenizer import to_apr
+
+    config = model.config
+    found: dict[str, Value | Typed] = {
+        "model_type": model.spec.name,
+        "name": model_name(model),
+        "original_format": model.format,
+        "param_count": sum(_elements(output.info.shape) for output in plan.outputs),
+    }
+    found.update(write_hyper(model.spec, model.hyper, "apr"))
+    found.update(to_apr(model))
+    if config is not None:
+        found["hf_config"] = dict(config)
+    files = _small_files(model)
+    if files:
+        found[FILES_KEY] = json.dumps(files, ensure_ascii=False)
+    if model.source.types:
+        kept = _foreign_gguf(model)
+        if kept is not None:
+            found[GGUF_KEY] = kept
+    found.update(_source_metadata(model))
+    return Carried(found)
+
+
+def _elements(shape: Sequence[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _to_safetensors(model: "Model", plan: Plan) -> Carried:
+    from aprfmt.arch.hyper import write_hyper
+    from aprfmt.tokenizer import to_hf
+
+    texts = carried_texts(model)
+    text = config_text(model)
+    if text is None:
+        config = write_hyper(model.spec, model.hyper, "hf")
+        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    texts["config.json"] = text
+    for name, content in to_hf(model).items():
+        texts.setdefault(name, content)
+    metadata: dict[str, Value | Typed] = {"format": "pt"}
+    kept = model.metadata.get("aprfmt.source.metadata")
+    if isinstance(kept, str):
+        from aprfmt.formats.jsonio import loads
+
+        metadata.update(loads(kept.encode(), "aprfmt.source.metadata", max_bytes=64 << 20))
+    foreign = _foreign_gguf(model) if model.source.types else model.metadata.get(GGUF_KEY)
+    if isinstance(foreign, str):
+        metadata[GGUF_KEY] = foreign
+    return Carried(metadata, texts)
+
+
+CARRIERS: Mapping[str, Callable[["Model", Plan], Carried]] = {
+    "gguf": _to_gguf,
+    "apr": _to_apr,
+    "safetensors": _to_safetensors,
+}
+
+
+def bare(model: "Model") -> dict[str, Any]:
+    """Return metadata for a container-only copy (`--arch none`): plain values, nothing added."""
+    return {key: value for key, value in model.metadata.items() if not key.startswith("split.")}

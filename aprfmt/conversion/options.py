@@ -1,0 +1,120 @@
+"""What a conversion is asked to do, and what it reports having done."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from aprfmt.tensor import Note, Value
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+Outcome = Literal["bytes", "values", "lossy"]
+OUTCOMES: tuple[Outcome, ...] = ("bytes", "values", "lossy")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The wishes of one conversion.
+
+    `encoding` is stored for every weight matrix, and for every float tensor when it is a plain
+    float type; `tensor_encodings` are (pattern, encoding) pairs that win over it. `quantize` names
+    a scheme of aprfmt.quantize.SCHEMES, whose mixture decides per tensor; `pure` stores its base
+    encoding everywhere, `imatrix` is the file of an importance matrix, and `allow_requantize` lets
+    tensors that are quantized already be quantized again. `choose` and `importance` (by role or
+    name) are what a scheme and an imatrix become; `packing` are encoder options of encodings with
+    companions. `arch="none"` copies tensors and metadata
+    under their own names without asking any architecture. `drop` are patterns of tensors that the
+    output may lack. `metadata` overrides single keys of the output.
+    """
+
+    arch: str | None = None
+    encoding: str | None = None
+    tensor_encodings: Sequence[tuple[str, str]] = ()
+    choose: Callable[[str, tuple[int, ...], str], str | None] | None = None
+    quantize: str | None = None
+    pure: bool = False
+    imatrix: Path | None = None
+    allow_requantize: bool = False
+    packing: Mapping[str, Any] = field(default_factory=dict)
+    fma: Literal["fused", "strict"] = "fused"
+    threads: int | None = None
+    importance: Callable[[str], Any] | None = None
+    allow_overflow: bool = False
+    drop: Sequence[str] = ()
+    metadata: Mapping[str, Value] = field(default_factory=dict)
+    extra_metadata: Mapping[str, Value] = field(default_factory=dict)
+    max_shard_size: int | None = None
+    alignment: int | None = None
+    force: bool = False
+    verify: bool = True
+    source_hash: bool = True
+    dry_run: bool = False
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorOutcome:
+    """What became of one output tensor.
+
+    `how` is "bytes" (the logical tensor's bytes are unchanged, rows may have moved), "values"
+    (another encoding or layout, every value equal) or "lossy", with the counts that say how much.
+    `changed` counts elements whose value differs after rounding, `overflowed` finite ones that
+    became infinite, `underflowed` non-zero ones that became zero.
+    """
+
+    name: str
+    how: Outcome
+    source_encoding: str
+    encoding: str
+    shape: tuple[int, ...]
+    nbytes: int
+    steps: tuple[str, ...] = ()
+    changed: int = 0
+    overflowed: int = 0
+    underflowed: int = 0
+
+
+@dataclass(frozen=True)
+class ConversionReport:
+    """What was written and what was proven about it.
+
+    `verified` is None when verification was switched off, else how many tensors were read back
+    and found as reported.
+    """
+
+    source: Path
+    source_format: str
+    target: Path
+    target_format: str
+    files: tuple[Path, ...]
+    arch: str | None
+    tensors: tuple[TensorOutcome, ...]
+    notes: tuple[Note, ...]
+    verified: int | None
+    source_sha256: str | None
+
+    def count(self, how: Outcome) -> int:
+        """Count the tensors with one outcome."""
+        return sum(tensor.how == how for tensor in self.tensors)
+
+    @property
+    def lossless(self) -> bool:
+        """True if no value changed."""
+        return self.count("lossy") == 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for `--json`."""
+        return {
+            "source": str(self.source),
+            "source_format": self.source_format,
+            "target": str(self.target),
+            "target_format": self.target_format,
+            "files": [str(path) for path in self.files],
+            "architecture": self.arch,
+            "counts": {how: self.count(how) for how in OUTCOMES},
+            "verified": self.verified,
+            "source_sha256": self.source_sha256,
+            "notes": [asdict(note) for note in self.notes],
+            "tensors": [asdict(tensor) for tensor in self.tensors],
+        }

@@ -1,0 +1,419 @@
+"""From a Model to a list of outputs: which stored bytes land where, and what has to be re-encoded.
+
+Where source and target share a naming style, stored tensors pass through under their own names.
+Otherwise every role is taken through the source's layout steps and back through the target's;
+where those only move rows, the plan is a list of byte runs and nothing is decoded.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.conversion.options import Options
+from aprfmt.conversion.restore import Restoration
+from aprfmt.dtypes import ENCODINGS, encoding
+from aprfmt.errors import CodecError, ConversionError
+from aprfmt.formats import FormatSpec
+from aprfmt.formats.mapped import MemoryTensor
+from aprfmt.model import LogicalTensor, Model, Run, element_runs
+from aprfmt.names import compile_pattern, select
+from aprfmt.resolve import spellings, spellings_by_name
+from aprfmt.tensor import LazyTensor, Note, TensorInfo
+
+if TYPE_CHECKING:
+    from aprfmt.arch.bind import Group
+
+PLAIN_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class Output:
+    """One stored tensor of the target.
+
+    `runs` are the source bytes in the target's element order, in `source_encoding`; None where a
+    layout step changes values, then `make()` gives the decoded array of `info.shape`. The bytes
+    are copied if runs exist and the encodings agree, re-encoded otherwise.
+    """
+
+    info: TensorInfo
+    source_encoding: str
+    runs: list[Run] | None
+    make: Callable[[], Any]
+    spellings: tuple[str, ...]
+    steps: tuple[str, ...] = ()
+    sources: tuple[LazyTensor, ...] = ()
+    role: str = ""  # where exactly one role is stored in it
+
+    @property
+    def copies(self) -> bool:
+        """True if stored bytes are copied, not decoded."""
+        return self.runs is not None and self.info.encoding == self.source_encoding
+
+
+@dataclass
+class Plan:
+    """Everything a conversion will write, before a byte is written."""
+
+    outputs: list[Output]
+    style: str | None
+    notes: list[Note]
+    restoration: Restoration
+    dropped: tuple[str, ...] = ()
+
+
+def build(model: Model, target: FormatSpec, options: Options) -> Plan:
+    """Compile the plan; raises ConversionError naming what the target cannot hold."""
+    passthrough = options.arch == "none" or model.style in (None, target.style)
+    if model.format == target.name:
+        passthrough = True
+    plan = Plan([], model.style if passthrough else target.style, [], Restoration())
+    if options.arch != "none" and model.format != target.name:
+        _check_complete(model, options)
+    if passthrough:
+        names = _packed_names(model, target)
+        plan.outputs = [
+            _stored(tensor, names.get(name, name)) for name, tensor in model.source.tensors.items()
+        ]
+        if _wants_encoding(options) or target.vectors_f32:
+            plan.outputs = _stored_joined(model, target, options)
+    else:
+        plan.outputs = _mapped(model, target, options, plan)
+    plan.outputs, plan.dropped = _without_dropped(plan.outputs, options, str(model.path))
+    plan.outputs = _choose_encodings(plan.outputs, model, target, options, plan)
+    _check_names(plan.outputs, target)
+    return plan
+
+
+def _check_complete(model: Model, options: Options) -> None:
+    """Refuse a model that lacks tensors its configuration demands."""
+    matchers = [compile_pattern(pattern) for pattern in options.drop]
+    missing = [key for key in model.resolution.missing if not any(match(key) for match in matchers)]
+    if missing:
+        shown = ", ".join(missing[:4])
+        raise ConversionError(
+            f"{model.path}: {len(missing)} tensors that its configuration demands are not there: "
+            f"{shown}{' ...' if len(missing) > 4 else ''}; the model is incomplete"
+        )
+
+
+def _wants_encoding(options: Options) -> bool:
+    return bool(options.encoding or options.tensor_encodings or options.choose)
+
+
+def _stored(tensor: LazyTensor, name: str = "") -> Output:
+    """Pass one stored tensor through under its own (or the given) name."""
+    info = tensor.info
+    name = name or info.name
+
+    def make() -> Any:
+        from aprfmt.model import decode_tensor
+
+        return decode_tensor(tensor)
+
+    out = TensorInfo(name, info.shape, info.encoding, 0, info.nbytes, info.row_bytes)
+    runs = None if tensor.parts else [Run(tensor, 0, info.nbytes)]
+    return Output(out, info.encoding, runs, make, (name, info.name), sources=(tensor,))
+
+
+def _stored_joined(model: Model, target: FormatSpec, options: Options) -> list[Output]:
+    """Pass through with companions joined, so that a packed weight can be re-encoded as one.
+
+    A packed weight nobody wants re-encoded goes through in its stored parts.
+    """
+    roles = _roles_by_stored(model)
+    wanted = _requested(model, options)
+    names = _packed_names(model, target)
+    outputs: list[Output] = []
+    for name, tensor in model.items():
+        held = all(target.holds(encoding(p.info.encoding)) for p in tensor.parts.values())
+        if tensor.parts and name not in wanted and (held or target.carries):
+            stored = [(part, part.info.name) for part in tensor.parts.values()]
+            outputs += [_stored(part, names.get(at, at)) for part, at in stored]
+            continue
+        output = _stored(tensor.lazy)
+        keys = roles.get(name, ())
+        outputs.append(
+            Output(
+                output.info, output.source_encoding, output.runs, output.make,
+                (name, *keys), sources=output.sources, role=keys[0] if len(keys) == 1 else "",
+            )
+        )  # fmt: skip
+    return outputs
+
+
+def _packed_names(model: Model, target: FormatSpec) -> dict[str, str]:
+    """Return new names for the main parts of packed weights.
+
+    Where a format has no code for a packed encoding its main part goes under `WEIGHT@NF4`, so that
+    a foreign reader misses the weight instead of misreading its bytes; elsewhere under WEIGHT.
+    """
+    found = {}
+    for name, tensor in model.items():
+        if tensor.parts:
+            main = tensor.parts[""].info.name
+            found[main] = f"{name}@{tensor.encoding}" if target.carries else name
+    return found
+
+
+def _requested(model: Model, options: Options) -> set[str]:
+    if options.encoding or options.choose:
+        return set(model)
+    names = list(model)
+    patterns = [pattern for pattern, _ in options.tensor_encodings]
+    if not patterns:
+        return set()
+    every = list(spellings_by_name(model).values())
+    return {names[i] for i in select(every, patterns, str(model.path))}
+
+
+def _roles_by_stored(model: Model) -> dict[str, tuple[str, ...]]:
+    """Return the role keys each stored tensor holds; empty where the architecture is unknown."""
+    from aprfmt.errors import ArchError
+
+    found: dict[str, tuple[str, ...]] = {}
+    try:
+        roles = model.roles
+    except ArchError:
+        return found
+    for key, tensor in roles.items():
+        for stored in tensor.group.stored:
+            found[stored] = (*found.get(stored, ()), key)
+    return found
+
+
+def _mapped(model: Model, target: FormatSpec, options: Options, plan: Plan) -> list[Output]:
+    """Take every role into the target's naming style."""
+    from aprfmt.arch.bind import groups_for
+
+    resolution = model.resolution
+    _check_unbound(model, target, options, plan)
+    for loss in resolution.spec.lost:
+        if loss.style == target.style and loss.applies(resolution.hyper):
+            plan.notes.append(Note("warning", loss.name, loss.consequence))
+    outputs: list[Output] = []
+    for group in groups_for(resolution.spec, target.style, resolution.roles, resolution.hyper):
+        outputs += _group_outputs(model, group)
+    for row in resolution.spec.derived:
+        values = row.make(resolution.hyper) if row.name(target.style) else None
+        if values is not None:
+            outputs.append(_derived(row.name(target.style), values))
+    return outputs
+
+
+def _derived(name: str, values: Sequence[float]) -> Output:
+    """Return a hyperparameter that the target keeps as a one-dimensional F32 tensor."""
+    import struct
+
+    info = _info(name, (len(values),), "F32")
+    tensor = MemoryTensor(info, struct.pack(f"<{len(values)}f", *values))
+    return _stored(tensor, name)
+
+
+def _check_unbound(model: Model, target: FormatSpec, options: Options, plan: Plan) -> None:
+    """Refuse to lose tensors silently: what no role claims needs --drop."""
+    derived = {row.name(model.style or "") for row in model.spec.derived}
+    left = [name for name in model.resolution.unbound if name not in derived]
+    matchers = [compile_pattern(pattern) for pattern in options.drop]
+    for name in left:
+        if any(match(name) for match in matchers):
+            plan.notes.append(Note("warning", name, "left out, as --drop asks"))
+            continue
+        raise ConversionError(
+            f"{model.path}: tensor {name!r} has no place in architecture {model.spec.name!r}, and "
+            f"{target.name} would have no name for it; leave it out with --drop {name!r}"
+        )
+
+
+def _group_outputs(model: Model, group: "Group") -> list[Output]:
+    """Return the stored tensors of one target binding, made from the model's logical ones."""
+    from aprfmt.arch.moves import compose, invert
+    from aprfmt.arch.spec import Move
+
+    hp = model.hyper
+    logical = [model.roles[key] for key in group.roles]
+    shapes: list[list[tuple[int, ...]]] = [[tensor.shape for tensor in logical]]
+    for step in reversed(group.binding.steps):
+        shapes.append(step.stored_shapes(shapes[-1], hp, len(group.stored)))
+    stored_shapes = shapes[-1]
+    moves: list[list[Move]] | None = [
+        [Move(i, 0, _count(shape))] for i, shape in enumerate(stored_shapes)
+    ]
+    at = list(reversed(shapes))
+    for i, step in enumerate(group.binding.steps):
+        outer = step.moves(at[i], hp)
+        moves = None if outer is None or moves is None else compose(outer, moves)
+    combined: list[LazyTensor] = []
+    inner: list[list[Move]] = []
+    for tensor in logical:
+        own = tensor.moves
+        if own is None or tensor.restored or moves is None:
+            moves = None
+            break
+        base = len(combined)
+        combined += tensor.stored
+        inner.append([Move(base + m.source, m.start, m.count) for m in own])
+    back = None
+    if moves is not None:
+        sizes = [_count(shape) for shape in stored_shapes]
+        back = compose(invert(moves, sizes), inner)
+    names = tuple(str(s) for t in logical for s in t.steps) + tuple(map(str, group.binding.steps))
+    outputs = []
+    for j, (name, shape) in enumerate(zip(group.stored, stored_shapes, strict=True)):
+        sources = (
+            tuple(dict.fromkeys(combined[m.source] for m in back[j]))
+            if back is not None
+            else tuple(dict.fromkeys(s for t in logical for s in t.stored))
+        )
+        encodings = list(dict.fromkeys(s.info.encoding for s in sources))
+        runs = None
+        if back is not None and len(encodings) == 1 and not any(s.parts for s in sources):
+            runs = element_runs(combined, back[j])
+        source_encoding = encodings[0] if len(encodings) == 1 else _widest(encodings)
+        one = logical[0] if len(logical) == 1 and len(group.stored) == 1 else None
+        if one is not None and one.restored:
+            source_encoding = one.restored
+        info = _info(name, shape, source_encoding)
+        bits = one.raw() if one is not None and one.restored else None
+        if bits is not None and not group.binding.steps:
+            # Restored bits are copied: encoding the widened values would make NaNs quiet.
+            runs = [Run(MemoryTensor(info, bits), 0, info.nbytes)]
+        spellings = (name, *group.roles, *(s.info.name for s in sources))
+        outputs.append(
+            Output(
+                info, source_encoding, runs, _maker(logical, group, hp, j), spellings,
+                steps=names, sources=sources, role=group.roles[0] if one is not None else "",
+            )
+        )  # fmt: skip
+    return outputs
+
+
+def _maker(
+    logical: Sequence[LogicalTensor], group: "Group", hp: Any, index: int
+) -> Callable[[], Any]:
+    def make() -> Any:
+        arrays = [tensor.numpy() for tensor in logical]
+        for step in reversed(group.binding.steps):
+            arrays = step.apply(arrays, hp)
+        return arrays[index]
+
+    return make
+
+
+def _widest(encodings: Sequence[str]) -> str:
+    """Return the encoding that holds every value of a mixed group: F32 unless all are plain."""
+    return "F64" if "F64" in encodings else "F32"
+
+
+def _info(name: str, shape: tuple[int, ...], name_of_encoding: str) -> TensorInfo:
+    row = encoding(name_of_encoding)
+    try:
+        size = row.nbytes(shape)
+    except CodecError as error:
+        raise ConversionError(f"{name}: {error}; choose another with --tensor") from error
+    return TensorInfo(name, shape, name_of_encoding, 0, size, row.row_bytes(shape))
+
+
+def _without_dropped(
+    outputs: list[Output], options: Options, subject: str
+) -> tuple[list[Output], tuple[str, ...]]:
+    if not options.drop:
+        return outputs, ()
+    matchers = [compile_pattern(pattern) for pattern in options.drop]
+    kept: list[Output] = []
+    dropped: list[Output] = []
+    for output in outputs:
+        out = any(match(name) for match in matchers for name in output.spellings)
+        (dropped if out else kept).append(output)
+    return kept, tuple(output.info.name for output in dropped)
+
+
+def _choose_encodings(
+    outputs: list[Output], model: Model, target: FormatSpec, options: Options, plan: Plan
+) -> list[Output]:
+    """Give every output its encoding: the source's, unless a wish or a rule of the target differs.
+
+    Order: --tensor, the mixture, --encoding, the record of an earlier widening, the target's rule
+    for vectors, the source's own.
+    """
+    for wished in [options.encoding, *(e for _, e in options.tensor_encodings)]:
+        if wished is not None and wished not in ENCODINGS:
+            raise ConversionError(
+                f"encoding {wished!r} is not one we know; known: {', '.join(ENCODINGS)}"
+            )
+    every = spellings(model) if options.tensor_encodings else {}
+    names = [(*output.spellings, *every.get(output.role, ())) for output in outputs]
+    explicit: dict[int, str] = {}
+    for pattern, wished in options.tensor_encodings:
+        for i in select(names, [pattern], str(model.path)):
+            explicit[i] = wished
+    chosen: list[Output] = []
+    refused: list[str] = []
+    for i, output in enumerate(outputs):
+        wished = explicit.get(i) or _wish(output, options)
+        if wished is None:
+            wished = output.source_encoding
+            if target.vectors_f32 and _is_vector(output) and wished in PLAIN_FLOATS:
+                wished = "F32"
+        if not target.holds(encoding(wished)) and not target.carries:
+            refused.append(f"{output.info.name} ({wished})")
+            continue
+        same = wished == output.info.encoding
+        info = output.info if same else _info(output.info.name, output.info.shape, wished)
+        chosen.append(
+            Output(info, output.source_encoding, output.runs, output.make, output.spellings,
+                   output.steps, output.sources, output.role)
+        )  # fmt: skip
+    if refused:
+        raise ConversionError(
+            f"{model.path}: {target.name} has no code for the encoding of {len(refused)} tensors: "
+            f"{', '.join(refused[:3])}{' ...' if len(refused) > 3 else ''}; decode or requantize "
+            "them with --encoding (F32 keeps every value) or --tensor PATTERN=ENCODING"
+        )
+    return chosen
+
+
+def _wish(output: Output, options: Options) -> str | None:
+    role = output.role or output.info.name
+    if options.choose is not None:
+        return options.choose(role, output.info.shape, output.source_encoding)
+    wished = options.encoding
+    if wished is None or (ENCODINGS.get(output.source_encoding) or encoding("F32")).numpy in (
+        "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool",
+        "complex64",
+    ):  # fmt: skip
+        return None
+    return wished if wished in PLAIN_FLOATS or not _is_vector(output) else None
+
+
+def _is_vector(output: Output) -> bool:
+    """Say whether ggml's readers expect this tensor as F32: 1-D, norms, routers, positions."""
+    from aprfmt.arch.spec import F32_ROLES
+
+    name = output.role.partition(".")[2] if output.role.startswith("L") else output.role
+    return len(output.info.shape) <= 1 or name.rpartition(".")[0].endswith(F32_ROLES)
+
+
+def _check_names(outputs: Sequence[Output], target: FormatSpec) -> None:
+    seen: set[str] = set()
+    for output in outputs:
+        name = output.info.name
+        if name in seen:
+            raise ConversionError(f"{name}: two tensors of the output would have this name")
+        seen.add(name)
+        limit = target.max_name_bytes
+        if limit is not None and len(name.encode()) > limit:
+            raise ConversionError(
+                f"{name}: {len(name.encode())} bytes; {target.name} allows {limit} in a name"
+            )
+        if target.max_dims is not None and len(output.info.shape) > target.max_dims:
+            raise ConversionError(
+                f"{name}: {len(output.info.shape)} dimensions; {target.name} allows "
+                f"{target.max_dims}"
+            )
+
+
+def _count(shape: Sequence[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

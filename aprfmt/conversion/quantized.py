@@ -1,0 +1,146 @@
+"""What `quantize` adds to a conversion: the mixture, the importance matrix, and the record of both.
+
+Quantized bytes depend on the scheme, the arithmetic, the version of the encoders and the
+importance matrix; all four are written into the output's metadata, so that the bytes can be made
+again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aprfmt.conversion.options import Options
+from aprfmt.errors import ArchError, ConversionError, UsageError
+from aprfmt.quantize import (
+    FORMAT_VERSION,
+    QUANTIZER_VERSION,
+    SCHEMES,
+    Mixture,
+    base_name,
+    quantized,
+)
+from aprfmt.tensor import Typed, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aprfmt.conversion.plan import Output
+    from aprfmt.formats import FormatSpec
+    from aprfmt.imatrix import ImportanceMatrix
+    from aprfmt.model import Model
+
+RECORD = "aprfmt.quantize."
+
+
+def prepare(model: "Model", target: "FormatSpec", options: Options) -> Options:
+    """Return the options with what the scheme asks for; unchanged where none is named.
+
+    Raises UsageError for an unknown scheme, or flags that need one.
+    """
+    if options.quantize is None:
+        if options.pure or options.imatrix is not None:
+            raise UsageError("--pure and --imatrix need a quantization: name one with --type")
+        return options
+    if options.encoding is not None or options.choose is not None:
+        raise UsageError("a quantization and an encoding for every weight exclude each other")
+    matrix = None
+    if options.imatrix is not None:
+        from aprfmt.imatrix import read_imatrix
+
+        matrix = read_imatrix(options.imatrix)
+    mixture = _mixture(model, options, matrix is not None)
+    scheme = SCHEMES[mixture.scheme]
+    return replace(
+        options,
+        choose=mixture.choose,
+        importance=None if matrix is None else matrix.of,
+        packing=scheme.options,
+        extra_metadata={
+            **_record(mixture.scheme, options, matrix, target.name == "safetensors"),
+            **(_claims(scheme.file_type) if target.vectors_f32 else {}),
+            **options.extra_metadata,
+        },
+    )
+
+
+def _mixture(model: "Model", options: Options, imatrix: bool) -> Mixture:
+    assert options.quantize is not None
+    try:
+        hyper, names = model.hyper, list(model.roles)
+        heads, groups = hyper["n_heads"], hyper["n_kv_heads"]
+        n_layers, n_experts = hyper["n_layers"], hyper["n_experts"]
+        arch = model.spec.called.get("gguf", (model.spec.name,))[0]
+    except ArchError:
+        names = list(model)
+        arch = str(model.metadata.get("general.architecture", ""))
+        layers = [layer for _, _, layer in map(base_name, names) if layer is not None]
+        n_layers = max(layers, default=-1) + 1
+        heads, groups, n_experts = (
+            model.metadata.get(f"{arch}.{key}", 0)
+            for key in ("attention.head_count", "attention.head_count_kv", "expert_count")
+        )
+    return Mixture(
+        options.quantize,
+        names,
+        n_layers=n_layers,
+        n_gqa=_first(heads) // max(_first(groups), 1),
+        n_experts=_first(n_experts),
+        pure=options.pure,
+        imatrix=imatrix,
+        arch=arch,
+    )
+
+
+def _first(value: Value) -> int:
+    """Return a number, or the first layer's where there is one a layer; 0 where there is none."""
+    if isinstance(value, int):
+        return value
+    try:
+        return int(value[0])
+    except (TypeError, ValueError, LookupError):
+        return 0
+
+
+def _record(
+    scheme: str, options: Options, matrix: "ImportanceMatrix | None", strings: bool
+) -> Mapping[str, Value | Typed]:
+    found: dict[str, Value | Typed] = {
+        RECORD + "type": scheme,
+        RECORD + "fma": options.fma,
+        RECORD + "version": QUANTIZER_VERSION,
+    }
+    if matrix is not None:
+        found[RECORD + "imatrix"] = matrix.sha256
+        for key, value, kind in matrix.records():
+            found[key] = str(value) if strings else Typed(value, kind)
+    return found
+
+
+def _claims(file_type: int | None) -> Mapping[str, Value | Typed]:
+    claims: dict[str, Value | Typed] = {
+        "general.quantization_version": Typed(FORMAT_VERSION, "uint32")
+    }
+    if file_type is not None:
+        claims["general.file_type"] = Typed(file_type, "uint32")
+    return claims
+
+
+def check_requantization(outputs: "Sequence[Output]", options: Options, path: Path) -> None:
+    """Refuse to quantize what is quantized already, unless it is wished; ConversionError."""
+    if options.quantize is None or options.allow_requantize:
+        return
+    again = [
+        output
+        for output in outputs
+        if output.encoding != output.source_encoding
+        and quantized(output.encoding)
+        and quantized(output.source_encoding)
+    ]
+    if again:
+        shown = ", ".join(f"{o.info.name} ({o.source_encoding})" for o in again[:3])
+        raise ConversionError(
+            f"{path}: {len(again)} tensors are quantized already: {shown}"
+            f"{' ...' if len(again) > 3 else ''}; a second quantization adds its own error to the "
+            "first: start from the float model, or accept it with --allow-requantize"
+        )

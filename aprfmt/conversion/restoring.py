@@ -1,0 +1,64 @@
+"""Filling a plan's restoration record: which roles were widened, and what narrowing loses."""
+
+from typing import TYPE_CHECKING
+
+from aprfmt.conversion.plan import PLAIN_FLOATS, Plan
+from aprfmt.dtypes import encoding
+from aprfmt.formats import FormatSpec
+
+if TYPE_CHECKING:
+    from aprfmt.arch.spec import LayoutStep
+    from aprfmt.model import LogicalTensor, Model
+
+
+def record(model: "Model", target: FormatSpec, plan: Plan) -> None:
+    """Note every role whose values the target stores in a wider or shifted form.
+
+    Only float types are recorded: quantized sources keep their encoding or are lossy by wish.
+    """
+    if not target.vectors_f32:
+        return
+    for output in plan.outputs:
+        if output.copies or not output.role or output.info.encoding != "F32":
+            continue
+        tensor = model.roles.get(output.role)
+        if tensor is None or output.source_encoding not in ("F16", "BF16", "F32"):
+            continue
+        group = _target_steps(model, target, output.role)
+        if output.source_encoding == "F32" and not group:
+            continue
+        _record_one(plan, output.role, output.source_encoding, tensor, group, model)
+
+
+def _target_steps(model: "Model", target: FormatSpec, role: str) -> "tuple[LayoutStep, ...]":
+    from aprfmt.arch.bind import groups_for
+
+    for group in groups_for(model.spec, target.style, [role], model.hyper):
+        return group.binding.steps
+    return ()
+
+
+def _record_one(
+    plan: Plan,
+    role: str,
+    name: str,
+    tensor: "LogicalTensor",
+    steps: "tuple[LayoutStep, ...]",
+    model: "Model",
+) -> None:
+    import numpy as np
+
+    from aprfmt.codecs import encode
+
+    assert name in PLAIN_FLOATS
+    logical = np.asarray(tensor.numpy(), np.float32)
+    size = encoding(name).type_size
+    raw = tensor.raw()  # not encode(logical): rounding would make signalling NaNs quiet
+    bits = np.frombuffer(raw if raw is not None else encode(name, logical)[""], f"<u{size}")
+    arrays = [logical]
+    for step in reversed(steps):
+        arrays = step.apply(arrays, model.hyper)
+    for step in steps:
+        arrays = step.undo(arrays, model.hyper)
+    narrowed = np.frombuffer(encode(name, np.asarray(arrays[0], np.float32))[""], f"<u{size}")
+    plan.restoration.record(role, name, bits, narrowed)

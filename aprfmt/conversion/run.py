@@ -1,0 +1,185 @@
+"""Carrying a plan out: bytes in windows, re-encoding in chunks, counts of what changed."""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aprfmt.conversion.options import Options, TensorOutcome
+from aprfmt.conversion.plan import Output
+from aprfmt.dtypes import encoding
+from aprfmt.errors import ConversionError
+from aprfmt.model import Run, gather
+
+WINDOW = 16 << 20  # bytes handed to write() at a time; larger ones gain nothing here
+SMALL = 256 << 10  # runs below this are joined before they are written
+CHUNK = 1 << 22  # elements decoded and encoded at a time
+
+
+@dataclass
+class Counts:
+    """What re-encoding did to the values of one tensor."""
+
+    changed: int = 0
+    overflowed: int = 0
+    underflowed: int = 0
+
+    def add(self, before: Any, after: Any) -> None:
+        """Count one chunk; NaN stays equal to NaN."""
+        import numpy as np
+
+        differs = before != after
+        if not differs.any():
+            return
+        differs &= ~(np.isnan(before) & np.isnan(after))
+        self.changed += int(differs.sum())
+        self.overflowed += int((np.isfinite(before) & ~np.isfinite(after)).sum())
+        self.underflowed += int(((before != 0) & (after == 0)).sum())
+
+
+@dataclass
+class Written:
+    """What was written for one output: its checksum, and how the values fared."""
+
+    crc: int = 0
+    counts: Counts = field(default_factory=Counts)
+
+
+def chunks(output: Output, options: Options, written: Written) -> Iterator[memoryview]:
+    """Yield the stored bytes of one output; fills `written` on the way."""
+    source = (
+        _copied(output.runs)
+        if output.copies and output.runs is not None
+        else _encoded(output, options, written.counts)
+    )
+    for chunk in source:
+        written.crc = zlib.crc32(chunk, written.crc)
+        yield chunk
+
+
+def _copied(runs: Sequence[Run]) -> Iterator[memoryview]:
+    """Yield stored bytes in windows, dropping mapped pages behind; small runs are joined."""
+    batch: list[memoryview] = []
+    held = 0
+    for run in runs:
+        if run.nbytes < SMALL:
+            batch.append(run.tensor.raw(run.start, run.start + run.nbytes))
+            held += run.nbytes
+            if held >= WINDOW // 4:
+                yield memoryview(b"".join(batch))
+                batch, held = [], 0
+            continue
+        if batch:
+            yield memoryview(b"".join(batch))
+            batch, held = [], 0
+        for start in range(run.start, run.start + run.nbytes, WINDOW):
+            stop = min(start + WINDOW, run.start + run.nbytes)
+            yield run.tensor.raw(start, stop)
+            run.tensor.drop(start, stop)
+    if batch:
+        yield memoryview(b"".join(batch))
+    for tensor in dict.fromkeys(run.tensor for run in runs):
+        tensor.drop()
+
+
+def _encoded(output: Output, options: Options, counts: Counts) -> Iterator[memoryview]:
+    """Decode, encode and count; in chunks of whole rows where the source's rows are separable."""
+    from aprfmt.codecs import decode, encode
+
+    target = output.info.encoding
+    importance = options.importance(output.role) if options.importance is not None else None
+    for values in _decoded(output):
+        data = encode(target, _as_input(values, output), fma=options.fma, importance=importance)
+        if list(data) != [""]:
+            raise ConversionError(
+                f"{output.info.name}: {target} needs companion tensors; only `--type {target}` of "
+                "`aprfmt quantize` to safetensors writes them"
+            )
+        after = decode(target, data, values.shape)
+        before = values if values.dtype == after.dtype else values.astype(after.dtype)
+        if values.dtype.itemsize > after.dtype.itemsize:
+            after = after.astype(values.dtype)
+            before = values
+        counts.add(before, after)
+        if counts.overflowed and not options.allow_overflow:
+            raise ConversionError(
+                f"{output.info.name}: {counts.overflowed} finite {output.source_encoding} values "
+                f"overflow {target}; store it as BF16 or F32, or accept infinities with "
+                "--allow-overflow"
+            )
+        yield memoryview(data[""])
+    for tensor in output.sources:
+        tensor.drop()
+
+
+def _as_input(values: Any, output: Output) -> Any:
+    from aprfmt.codecs import codec
+
+    wanted = codec(output.info.encoding).dtype
+    kinds = {values.dtype.kind, "f" if wanted.startswith(("float", "bfloat")) else wanted[0]}
+    if len(kinds) > 1:
+        raise ConversionError(
+            f"{output.info.name}: {output.source_encoding} values cannot be stored as "
+            f"{output.info.encoding}; only floats become other floats"
+        )
+    return values if values.dtype.name == wanted else values.astype(wanted)
+
+
+def _decoded(output: Output) -> Iterator[Any]:
+    """Yield the target tensor's values, [rows, last axis] in chunks, or the whole array."""
+    from aprfmt.codecs import decode
+
+    row = encoding(output.source_encoding)
+    shape = output.info.shape
+    row_bytes = row.row_bytes(shape)
+    columns = shape[-1] if shape else 1
+    if output.runs is None or row_bytes is None or not columns or len(shape) < 2:
+        values = output.make()
+        yield values.reshape(shape)
+        return
+    rows = 1
+    for size in shape[:-1]:
+        rows *= size
+    step = max(1, CHUNK // columns)
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        raw = gather(output.runs, start * row_bytes, stop * row_bytes)
+        yield decode(output.source_encoding, {"": raw}, (stop - start, columns))
+
+
+def outcome(output: Output, written: Written) -> TensorOutcome:
+    """Say what became of one output tensor."""
+    counts = written.counts
+    lossy = counts.changed or counts.overflowed or counts.underflowed
+    how = "bytes" if output.copies else "lossy" if lossy else "values"
+    return TensorOutcome(
+        output.info.name, how, output.source_encoding, output.info.encoding,  # type: ignore[arg-type]
+        output.info.shape, output.info.nbytes, output.steps,
+        counts.changed, counts.overflowed, counts.underflowed,
+    )  # fmt: skip
+
+
+def equal_bytes(runs: Sequence[Run], stored: Any) -> int | None:
+    """Compare source runs with a stored tensor; return the first differing byte, or None."""
+    import numpy as np
+
+    at = 0
+    for chunk in _copied(runs):
+        for start in range(0, len(chunk), WINDOW):
+            piece = np.frombuffer(chunk[start : start + WINDOW], np.uint8)
+            other = np.frombuffer(stored.raw(at, at + piece.size), np.uint8)
+            if not np.array_equal(piece, other):
+                return at + int(np.argmax(piece != other))
+            stored.drop(at, at + piece.size)
+            at += piece.size
+    return None
+
+
+def checksum(stored: Any) -> int:
+    """Return the CRC-32 of a stored tensor's bytes, dropping pages behind."""
+    crc, size = 0, stored.info.nbytes
+    for start in range(0, size, WINDOW):
+        stop = min(start + WINDOW, size)
+        crc = zlib.crc32(stored.raw(start, stop), crc)
+        stored.drop(start, stop)
+    return crc

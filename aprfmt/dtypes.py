@@ -1,0 +1,180 @@
+"""The encoding table: every way a tensor's numbers can be stored, once.
+
+An *encoding* is how bytes in a file hold numbers (F32, BF16, Q4_K, NF4 ...); a *dtype* is the
+element type of an array in memory. Nothing here imports numpy: `inspect` and `tensors` run
+without it.
+
+Sources: ggml's type table (ids and block sizes as in the C structs of ggml-common.h), the
+safetensors format page (dtype names), the APR v2 format (codes; 8 and 9 are legacy).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aprfmt.errors import CodecError
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """One row: how many elements a block holds and how many bytes it takes.
+
+    `flat` encodings run over the flattened tensor, so that blocks cross row ends and rows cannot
+    be moved without decoding. `header` bytes stand once before the blocks of a non-empty tensor.
+    `numpy` names the element dtype of encodings that are plain arrays (ml_dtypes' names count).
+    `ggml`, `safetensors` and `apr` are the codes of the three containers, where they have one.
+    """
+
+    name: str
+    block_size: int
+    type_size: int
+    numpy: str = ""
+    safetensors: str = ""
+    ggml: int | None = None
+    apr: int | None = None
+    flat: bool = False
+    header: int = 0
+    removed: str = ""  # the sentence for a type that ggml dropped
+
+    @property
+    def known(self) -> bool:
+        """False for an id nobody has told us the layout of, and for removed types."""
+        return self.block_size > 0
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """Return the bytes a tensor of `shape` takes (row-major, a scalar is one element).
+
+        Raises CodecError for an unknown encoding or a row that is no whole number of blocks.
+        """
+        if not self.known:
+            raise CodecError(f"{self.name}: its size is not known, so no tensor of it can be made")
+        count = math.prod(shape)
+        if self.flat:
+            return self.header * (count > 0) + -(-count // self.block_size) * self.type_size
+        row = shape[-1] if shape else 1
+        if row % self.block_size:
+            raise CodecError(
+                f"{self.name} rows must be a multiple of {self.block_size} elements, "
+                f"found {row} in shape {list(shape)}"
+            )
+        return count // self.block_size * self.type_size
+
+    def row_bytes(self, shape: Sequence[int]) -> int | None:
+        """Return the bytes of one row (last axis), or None where rows are not separable."""
+        if self.flat or not self.known:
+            return None
+        row = shape[-1] if shape else 1
+        if row % self.block_size:
+            return None
+        return row // self.block_size * self.type_size
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits an element takes, companions not counted; 0.0 when unknown."""
+        return 8 * self.type_size / self.block_size if self.known else 0.0
+
+
+def _plain(name: str, size: int, numpy: str, ggml: int | None, apr: int | None) -> Encoding:
+    return Encoding(name, 1, size, numpy=numpy, safetensors=name, ggml=ggml, apr=apr)
+
+
+def _block(
+    name: str, block_size: int, type_size: int, ggml: int, apr: int | None = None
+) -> Encoding:
+    return Encoding(name, block_size, type_size, ggml=ggml, apr=apr)
+
+
+def _removed(name: str, ggml: int, todo: str) -> Encoding:
+    return Encoding(name, 0, 0, ggml=ggml, removed=todo)
+
+
+_REPACK = "ggml removed this interleaved type; repack the tensor to Q4_0 with an older llama.cpp"
+_GONE = "ggml removed this type in 2023; convert again from the original weights"
+
+_ROWS: tuple[Encoding, ...] = (
+    _plain("F32", 4, "float32", 0, 0),
+    _plain("F16", 2, "float16", 1, 1),
+    _block("Q4_0", 32, 18, 2),
+    _block("Q4_1", 32, 20, 3),
+    _removed("Q4_2", 4, _GONE),
+    _removed("Q4_3", 5, _GONE),
+    _block("Q5_0", 32, 22, 6),
+    _block("Q5_1", 32, 24, 7),
+    _block("Q8_0", 32, 34, 8),
+    _block("Q8_1", 32, 36, 9),
+    _block("Q2_K", 256, 84, 10),
+    _block("Q3_K", 256, 110, 11),
+    _block("Q4_K", 256, 144, 12, apr=12),
+    _block("Q5_K", 256, 176, 13),
+    _block("Q6_K", 256, 210, 14, apr=14),
+    _block("Q8_K", 256, 292, 15),
+    _block("IQ2_XXS", 256, 66, 16),
+    _block("IQ2_XS", 256, 74, 17),
+    _block("IQ3_XXS", 256, 98, 18),
+    _block("IQ1_S", 256, 50, 19),
+    _block("IQ4_NL", 32, 18, 20),
+    _block("IQ3_S", 256, 110, 21),
+    _block("IQ2_S", 256, 82, 22),
+    _block("IQ4_XS", 256, 136, 23),
+    _plain("I8", 1, "int8", 24, 6),
+    _plain("I16", 2, "int16", 25, None),
+    _plain("I32", 4, "int32", 26, 4),
+    _plain("I64", 8, "int64", 27, 5),
+    _plain("F64", 8, "float64", 28, 3),
+    _block("IQ1_M", 256, 56, 29),
+    _plain("BF16", 2, "bfloat16", 30, 30),
+    _removed("Q4_0_4_4", 31, _REPACK),
+    _removed("Q4_0_4_8", 32, _REPACK),
+    _removed("Q4_0_8_8", 33, _REPACK),
+    _block("TQ1_0", 256, 54, 34),
+    _block("TQ2_0", 256, 66, 35),
+    _removed("IQ4_NL_4_4", 36, _REPACK),
+    _removed("IQ4_NL_4_8", 37, _REPACK),
+    _removed("IQ4_NL_8_8", 38, _REPACK),
+    _block("MXFP4", 32, 17, 39),
+    _block("NVFP4", 64, 36, 40),
+    _block("Q1_0", 128, 18, 41),
+    _block("Q2_0", 64, 18, 42),
+    _plain("U8", 1, "uint8", None, 7),
+    _plain("U16", 2, "uint16", None, None),
+    _plain("U32", 4, "uint32", None, None),
+    _plain("U64", 8, "uint64", None, None),
+    _plain("BOOL", 1, "bool", None, None),
+    _plain("C64", 8, "complex64", None, None),
+    _plain("F8_E4M3", 1, "float8_e4m3fn", None, None),
+    _plain("F8_E5M2", 1, "float8_e5m2", None, None),
+    _plain("F8_E8M0", 1, "float8_e8m0fnu", None, None),
+    _plain("F8_E4M3FNUZ", 1, "float8_e4m3fnuz", None, None),
+    _plain("F8_E5M2FNUZ", 1, "float8_e5m2fnuz", None, None),
+    # safetensors counts 4- and 6-bit elements in the shape and refuses a tensor whose bits do not
+    # end on a byte; elements run over row ends.
+    Encoding("F4", 2, 1, safetensors="F4", flat=True),
+    Encoding("F6_E2M3", 4, 3, safetensors="F6_E2M3", flat=True),
+    Encoding("F6_E3M2", 4, 3, safetensors="F6_E3M2", flat=True),
+    # APR's own quantizations: blocks over the flattened tensor; Q8 has one float32 scale in front.
+    Encoding("APR_Q4", 32, 18, apr=128, flat=True),
+    Encoding("APR_Q8", 1, 1, apr=129, flat=True, header=4),
+    # bitsandbytes: two elements a byte over the flattened matrix; companions hold the rest.
+    Encoding("NF4", 2, 1, flat=True),
+    Encoding("FP4", 2, 1, flat=True),
+)
+
+ENCODINGS: dict[str, Encoding] = {row.name: row for row in _ROWS}
+BY_GGML: dict[int, Encoding] = {row.ggml: row for row in _ROWS if row.ggml is not None}
+BY_SAFETENSORS: dict[str, Encoding] = {row.safetensors: row for row in _ROWS if row.safetensors}
+BY_APR: dict[int, Encoding] = {row.apr: row for row in _ROWS if row.apr is not None}
+
+
+def unknown(ggml_id: int) -> Encoding:
+    """Return the row of a ggml id we have no layout for; the file opens, decoding refuses."""
+    return Encoding(f"type#{ggml_id}", 0, 0, ggml=ggml_id)
+
+
+def encoding(name: str) -> Encoding:
+    """Return the row of an encoding name; `type#142` gives an unknown row with that ggml id."""
+    row = ENCODINGS.get(name)
+    if row is not None:
+        return row
+    if name.startswith("type#") and name[5:].isdigit():
+        return unknown(int(name[5:]))
+    raise CodecError(f"encoding {name!r} is not one we know: {', '.join(ENCODINGS)}")

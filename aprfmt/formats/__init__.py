@@ -1,0 +1,142 @@
+"""The FORMATS table, detection by content, and the two verbs: open_source and open_sink.
+
+A row says how a format is recognised, who reads and writes it, and what it can hold. No format
+name stands in an `if` outside this table.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from aprfmt.dtypes import Encoding
+from aprfmt.errors import FormatError, UnsupportedError
+from aprfmt.formats.fields import HeaderField
+from aprfmt.registry import Registry
+from aprfmt.tensor import Sink, Source, TensorInfo
+
+
+class OpenSource(Protocol):
+    """How a format opens a regular file."""
+
+    def __call__(self, path: Path, *, partial: bool = False) -> Source:
+        """Open `path`; `partial` lists a truncated file's structure all the same."""
+        ...
+
+
+class OpenSink(Protocol):
+    """How a format starts a new file."""
+
+    def __call__(
+        self, path: Path, *, force: bool = False, max_shard_size: int | None = None, **options: Any
+    ) -> Sink:
+        """Start writing `path`; an existing one is refused unless `force`."""
+        ...
+
+
+@dataclass(frozen=True)
+class FormatSpec:
+    """One container format.
+
+    `recognise(head, size)` looks at the first bytes (up to 4096) and the file's size.
+    `holds(encoding)` says whether the format has a code for an encoding.
+    `style` is the naming style its own files use by default ("hf" or "gguf").
+    `vectors_f32` marks formats whose readers expect norms and 1-D tensors as F32.
+    """
+
+    name: str
+    extensions: tuple[str, ...]
+    recognise: Callable[[bytes, int], bool]
+    open_source: OpenSource
+    open_sink: OpenSink
+    holds: Callable[[Encoding], bool]
+    style: str
+    header_fields: Callable[[memoryview, str], Iterator[HeaderField]]
+    vectors_f32: bool = False
+    carries: bool = False  # True: encodings without a code are carried losslessly all the same
+    max_name_bytes: int | None = None
+    max_dims: int | None = None
+    splits: bool = True
+    order: Callable[[Sequence[TensorInfo]], list[TensorInfo]] = list  # data order on disk
+    weights_name: str | None = None  # name of the weights inside a folder output
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+FORMATS: Registry[FormatSpec] = Registry(
+    "formats",
+    {
+        "apr": "aprfmt.formats.apr:FORMAT",
+        "gguf": "aprfmt.formats.gguf:FORMAT",
+        "safetensors": "aprfmt.formats.safetensors:FORMAT",
+    },
+    FormatError,
+)
+
+# What is recognised only to be refused by name: these run code or are not model files.
+_FOREIGN: tuple[tuple[bytes, str], ...] = (
+    (
+        b"PK\x03\x04",
+        "a zip archive (a PyTorch checkpoint?); such files hold pickles, which run "
+        "code when loaded: convert it with the framework that wrote it",
+    ),
+    (b"\x80\x02", "a pickle, which runs code when loaded: convert it with what wrote it"),
+    (b"\x80\x03", "a pickle, which runs code when loaded: convert it with what wrote it"),
+    (b"\x80\x04", "a pickle, which runs code when loaded: convert it with what wrote it"),
+    (b"\x80\x05", "a pickle, which runs code when loaded: convert it with what wrote it"),
+    (b"\x89HDF\r\n", "an HDF5 file (Keras?), which this package does not read"),
+    (b"ggml", "a GGML file of before August 2023; convert it to GGUF with an older llama.cpp"),
+    (b"lmgg", "a GGML file of before August 2023; convert it to GGUF with an older llama.cpp"),
+    (b"tjgg", "a GGJT file of before August 2023; convert it to GGUF with an older llama.cpp"),
+    (b"\x93NUMPY", "a NumPy array, not a model"),
+    (b"version https://git-lfs", "a git-lfs pointer, not the model itself: fetch it with git lfs"),
+)
+
+
+def detect(path: Path) -> FormatSpec:
+    """Return the format of a file by its content, never by its name.
+
+    Raises UnsupportedError for files recognised as something else, FormatError otherwise.
+    """
+    from aprfmt.formats.mapped import MappedFile
+
+    file = MappedFile(path)
+    try:
+        head, size = bytes(file.view[:4096]), file.size
+    finally:
+        file.close()
+    for name in FORMATS:
+        spec = FORMATS[name]
+        if spec.recognise(head, size):
+            return spec
+    for magic, what in _FOREIGN:
+        if head.startswith(magic):
+            raise UnsupportedError(f"{path}: is {what}")
+    found = head[:8].hex(" ") if head else "an empty file"
+    raise FormatError(
+        f"{path}: starts with {found}; expected {', '.join(FORMATS)} content - "
+        "is it a model file, and was it copied whole?"
+    )
+
+
+def open_source(path: Path | str, *, partial: bool = False) -> Source:
+    """Open one file (any shard of a split) by its content; a context manager.
+
+    Folders and `*.safetensors.index.json` are handled by the safetensors row's caller in
+    `aprfmt.model`. Raises FormatError for anything that is not one of FORMATS.
+    """
+    path = Path(path)
+    return detect(path).open_source(path, partial=partial)
+
+
+def open_sink(
+    path: Path | str,
+    format: str,
+    *,
+    force: bool = False,
+    max_shard_size: int | None = None,
+    **options: Any,
+) -> Sink:
+    """Start writing `path` in `format`; plan first, then write in plan order."""
+    return FORMATS[format].open_sink(
+        Path(path), force=force, max_shard_size=max_shard_size, **options
+    )

@@ -1,0 +1,66 @@
+"""APR v2, the container of the aprender project: read, and written byte for byte alike.
+
+Listing a file is what this package does most, so what only writing or `hex` needs is imported then.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from aprfmt.formats import FormatSpec
+from aprfmt.formats.apr.layout import (
+    LEGACY_MAGICS,
+    MAGIC,
+    MAX_DIMS,
+    MAX_NAME_BYTES,
+    REFUSED_MAGICS,
+    order,
+)
+from aprfmt.formats.fields import HeaderField
+from aprfmt.tensor import Sink, Source
+
+_MAGICS = (MAGIC, *LEGACY_MAGICS, *REFUSED_MAGICS)
+
+
+def recognise(head: bytes, size: int) -> bool:
+    """Say whether a file is APR of any kind, or the manifest of an APR set."""
+    if head.startswith(_MAGICS):
+        return True
+    return head.lstrip()[:1] == b"{" and b'"shard_count"' in head and b'"filename"' in head
+
+
+def open_source(path: Path, *, partial: bool = False) -> Source:
+    """Open a file, any shard of a set, or its manifest; see `reader.open_source`."""
+    from aprfmt.formats.apr import reader
+
+    return reader.open_source(path, partial=partial)
+
+
+def open_sink(path: Path, **options: Any) -> Sink:
+    """Start writing `path`; the options are those of `writer.open_sink`."""
+    from aprfmt.formats.apr import writer
+
+    return writer.open_sink(path, **options)
+
+
+def header_fields(buffer: memoryview, where: str) -> Iterator[HeaderField]:
+    """Yield the header of a file, field by field, with the bytes each stands in."""
+    from aprfmt.formats.apr import fields
+
+    return fields.header_fields(buffer, where)
+
+
+FORMAT = FormatSpec(
+    name="apr",
+    extensions=(".apr",),
+    recognise=recognise,
+    open_source=open_source,
+    open_sink=open_sink,
+    holds=lambda row: row.apr is not None,
+    style="hf",
+    header_fields=header_fields,
+    carries=True,
+    max_name_bytes=MAX_NAME_BYTES,
+    max_dims=MAX_DIMS,
+    order=order,
+)

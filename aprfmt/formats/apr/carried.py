@@ -1,0 +1,102 @@
+"""Encodings APR has no code for, carried losslessly under another name.
+
+Such a tensor is stored as U8 `[..., row_bytes]` (flat encodings: `[nbytes]`) under `NAME@Q5_0`, and
+the metadata key `aprfmt.tensors` maps NAME to its encoding and shape. A reader that does not know
+this misses NAME and stops, instead of taking packed bytes for weights. Names in other words: what
+the model knows is the *logical* tensor, what the index lists is the *stored* one.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from aprfmt.dtypes import encoding
+from aprfmt.formats.cursor import MAX_DIMS
+from aprfmt.tensor import Note, TensorInfo, Value
+
+KEY = "aprfmt.tensors"
+
+
+def stored_info(info: TensorInfo) -> TensorInfo:
+    """Return how a tensor stands in the index: itself, or its bytes as U8 under `NAME@ENCODING`."""
+    row = encoding(info.encoding)
+    if row.apr is not None:
+        return info
+    by_rows = info.row_bytes is not None and info.nbytes == row.nbytes(info.shape)
+    shape = (*info.shape[:-1], info.row_bytes or 0) if by_rows else (info.nbytes,)
+    return replace(
+        info,
+        name=f"{info.name}@{info.encoding}",
+        shape=shape,
+        encoding="U8",
+        row_bytes=shape[-1],
+    )
+
+
+def describe(infos: Iterable[TensorInfo]) -> dict[str, Value]:
+    """Return the metadata entry for the tensors that are carried; empty if none is."""
+    table = {
+        info.name: {"encoding": info.encoding, "shape": list(info.shape)}
+        for info in infos
+        if encoding(info.encoding).apr is None
+    }
+    return {KEY: table} if table else {}
+
+
+def join(
+    metadata: Mapping[str, Value], stored: Mapping[str, TensorInfo], where: str
+) -> tuple[dict[str, Value], dict[str, TensorInfo], list[Note]]:
+    """Return metadata without `aprfmt.tensors`, the logical tensors in index order, and remarks.
+
+    An entry that does not fit its stored tensor joins nothing: the tensor stays under its stored
+    name, so that nothing is misread, and a warning says why.
+    """
+    plain = {name: value for name, value in metadata.items() if name != KEY}
+    table = metadata.get(KEY)
+    if table is None:
+        return plain, dict(stored), []
+    if not isinstance(table, Mapping):
+        text = f"{KEY} is {type(table).__name__}, not an object; carried tensors stay unjoined"
+        return plain, dict(stored), [Note("warning", where, text)]
+    notes: list[Note] = []
+    logical: dict[str, TensorInfo] = {}  # by stored name
+    for name, entry in table.items():
+        found = _logical(name, entry, stored)
+        if isinstance(found, str):
+            notes.append(Note("warning", where, f"{KEY} entry {name!r}: {found}"))
+        else:
+            logical[f"{name}@{found.encoding}"] = found
+    joined = [logical.get(name, info) for name, info in stored.items()]
+    return plain, {info.name: info for info in joined}, notes
+
+
+def _logical(name: str, entry: Value, stored: Mapping[str, TensorInfo]) -> TensorInfo | str:
+    """Return the logical tensor of one table entry, or what is wrong with it."""
+    if not isinstance(entry, Mapping):
+        return f"is {type(entry).__name__}, not an object"
+    encoding_name, dims = entry.get("encoding"), entry.get("shape")
+    if not isinstance(encoding_name, str) or not isinstance(dims, list):
+        return "lacks encoding (string) or shape (array)"
+    if len(dims) > MAX_DIMS or not all(type(dim) is int and 0 <= dim < 1 << 64 for dim in dims):
+        return f"its shape is not made of up to {MAX_DIMS} non-negative integers"
+    carrier = stored.get(f"{name}@{encoding_name}")
+    if carrier is None:
+        return f"the file has no tensor {name + '@' + encoding_name!r}"
+    if name in stored:
+        return f"the file holds {name!r} as well, so its carried bytes stay unjoined"
+    if carrier.encoding != "U8":
+        return f"its bytes are stored as {carrier.encoding}, not U8"
+    shape = tuple(dims)
+    try:
+        row = encoding(encoding_name)
+        expected = row.nbytes(shape) if row.known else carrier.nbytes
+    except ValueError as error:  # a CodecError, or digits int() refuses
+        return str(error)
+    if expected != carrier.nbytes:
+        return f"{encoding_name} {list(shape)} takes {expected} bytes, {carrier.nbytes} are stored"
+    return replace(
+        carrier,
+        name=name,
+        shape=shape,
+        encoding=encoding_name,
+        row_bytes=row.row_bytes(shape),
+    )

@@ -1,0 +1,223 @@
+"""APR v2 on disk: header, flags, index entries, dtype codes, metadata keys - for both directions.
+
+Layout source: the public APR v2 description of the aprender project (format module and its
+contract file `apr-format-v2.yaml`). Integers are little-endian, offsets count from the start of
+the file unless stated; a tensor's `offset` in the index counts from `data_offset`.
+"""
+
+import math
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from aprfmt.dtypes import ENCODINGS, Encoding
+from aprfmt.tensor import TensorInfo
+
+MAGIC = b"APR\0"
+# January 2026 writers put these over the same 64-byte header; only the CRC tells them from others.
+LEGACY_MAGICS = (b"APR2", b"APRN")
+REFUSED_MAGICS: dict[bytes, str] = {
+    b"APRN": "an APR v1 file (MessagePack and bincode); convert it to v2 with the apr tool",
+    b"APR1": "the simple APR1 container; convert it to APR v2 with the tool that wrote it",
+    b"APR2": "an APR2 file without a v2 header checksum: another container of that name "
+    "(a bundle, a tuner cache), or a damaged model",
+    b"APR\x02": "a magic that only documents name and no writer writes",
+}
+VERSION = (2, 0)
+ALIGNMENT = 64
+
+_HEADER = struct.Struct("<4sBBHIQIQQI20s")
+HEADER_SIZE = _HEADER.size
+assert HEADER_SIZE == 64
+CRC_AT = 40  # u32, over header[0:40] + header[44:64]
+
+FLAGS: dict[int, str] = {
+    0x0001: "LZ4_COMPRESSED",
+    0x0002: "ZSTD_COMPRESSED",
+    0x0004: "ENCRYPTED",
+    0x0008: "SIGNED",
+    0x0010: "SHARDED",
+    0x0020: "QUANTIZED",
+    0x0040: "HAS_FILTERBANK",
+    0x0080: "HAS_MODEL_CARD",
+    0x0100: "STREAMING",
+    0x0200: "HAS_VOCAB",
+    0x0400: "LAYOUT_ROW_MAJOR",
+    0x0800: "LAYOUT_COLUMN_MAJOR",
+}
+BITS: dict[str, int] = {name: bit for bit, name in FLAGS.items()}
+COMPRESSED = BITS["LZ4_COMPRESSED"] | BITS["ZSTD_COMPRESSED"]
+
+# Smallest entry: u16 name length, u8 dtype, u8 ndim, u64 offset, u64 size.
+ENTRY_SIZE = 20
+MAX_NAME_BYTES = 256  # the reference writer cuts longer names without a word; ours refuses
+MAX_DIMS = 8  # the same
+
+# Codes to what they may mean, the likeliest first; `size` in the index decides. Codes 2, 3, 6 to 11
+# changed hands between the two code bases of early 2026, 12 to 14 had other meanings in one.
+CODES: dict[int, tuple[str, ...]] = {
+    0: ("F32",),
+    1: ("F16",),
+    2: ("BF16", "Q4_0"),
+    3: ("F64", "Q4_1"),
+    4: ("I32",),
+    5: ("I64",),
+    6: ("I8", "Q5_0"),
+    7: ("U8", "Q5_1"),
+    8: ("APR_Q4", "Q8_0", "Q4_K"),
+    9: ("APR_Q8", "Q8_1", "Q6_K"),
+    10: ("Q2_K", "Q8_0"),
+    11: ("Q3_K", "Q4_0"),
+    12: ("Q4_K", "Q5_K"),
+    13: ("Q5_K", "Q3_K"),
+    14: ("Q6_K", "Q2_K"),
+    30: ("BF16",),
+    128: ("APR_Q4",),
+    129: ("APR_Q8",),
+}
+_SUPERBLOCK = 256  # K-quants: the only blocks whose rows a writer pads
+
+
+def align(count: int) -> int:
+    """Return `count` rounded up to the next multiple of 64."""
+    return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+def padding(count: int) -> bytes:
+    """Return the zeros that follow `count` bytes."""
+    return bytes(align(count) - count)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The first 64 bytes."""
+
+    magic: bytes
+    major: int
+    minor: int
+    flags: int
+    tensor_count: int
+    metadata_offset: int
+    metadata_size: int
+    index_offset: int
+    data_offset: int
+    checksum: int
+    reserved: bytes
+
+    @classmethod
+    def unpack(cls, raw: bytes | memoryview) -> "Header":
+        """Read a header from its 64 bytes."""
+        return cls(*_HEADER.unpack(raw))
+
+    def pack(self) -> bytes:
+        """Return the 64 bytes, with `checksum` as it stands."""
+        return _HEADER.pack(
+            self.magic,
+            self.major,
+            self.minor,
+            self.flags,
+            self.tensor_count,
+            self.metadata_offset,
+            self.metadata_size,
+            self.index_offset,
+            self.data_offset,
+            self.checksum,
+            self.reserved,
+        )
+
+    @property
+    def computed_checksum(self) -> int:
+        """CRC-32 (zlib's) over the header without its checksum field."""
+        raw = self.pack()
+        return zlib.crc32(raw[CRC_AT + 4 :], zlib.crc32(raw[:CRC_AT]))
+
+    def sealed(self) -> "Header":
+        """Return the header with the checksum that fits it."""
+        return replace(self, checksum=self.computed_checksum)
+
+    @property
+    def flag_names(self) -> tuple[str, ...]:
+        """Names of the flag bits that are set; undefined bits as `0x1000`."""
+        bits = (1 << at for at in range(16) if self.flags >> at & 1)
+        return tuple(FLAGS.get(bit, f"0x{bit:04x}") for bit in bits)
+
+
+def fresh_header(flags: int, count: int, metadata_size: int, index_size: int) -> Header:
+    """Return the sealed header the reference writer makes for these sizes."""
+    index_offset = HEADER_SIZE + align(metadata_size)
+    return Header(
+        MAGIC,
+        *VERSION,
+        flags,
+        count,
+        HEADER_SIZE,
+        metadata_size,
+        index_offset,
+        index_offset + align(index_size),
+        0,
+        bytes(20),
+    ).sealed()
+
+
+def pack_entry(
+    name: bytes, code: int, shape: Sequence[int], data_offset: int, nbytes: int
+) -> bytes:
+    """Return one index entry; `data_offset` counts from the header's data_offset."""
+    return struct.pack(
+        f"<H{len(name)}sBB{len(shape)}QQQ",
+        len(name),
+        name,
+        code,
+        len(shape),
+        *shape,
+        data_offset,
+        nbytes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One way a shape can take up bytes: rows padded to whole superblocks, or flat."""
+
+    nbytes: int
+    row_bytes: int | None
+
+
+def fits(row: Encoding, shape: Sequence[int]) -> tuple[Fit, ...]:
+    """Return the byte counts APR writers give a tensor of `shape`, the preferred first.
+
+    A 2-D K-quant is padded row by row; every other tensor runs flat through its blocks, the last
+    one padded. Flat rows can be moved undecoded (`row_bytes`) only if they are whole blocks.
+    """
+    count = math.prod(shape)
+    flat_bytes = row.header * (count > 0) + -(-count // row.block_size) * row.type_size
+    flat = Fit(flat_bytes, row.row_bytes(shape))
+    if row.block_size != _SUPERBLOCK or len(shape) != 2:
+        return (flat,)
+    row_bytes = -(-shape[1] // _SUPERBLOCK) * row.type_size
+    padded = Fit(shape[0] * row_bytes, row_bytes)
+    return (padded, flat) if padded != flat else (padded,)
+
+
+def resolve(code: int, shape: Sequence[int], nbytes: int) -> tuple[str, Fit] | None:
+    """Return what a dtype code means for this shape and size, or None if no meaning fits."""
+    for name in CODES.get(code, ()):
+        for fit in fits(ENCODINGS[name], shape):
+            if fit.nbytes == nbytes:
+                return name, fit
+    return None
+
+
+def expected_sizes(code: int, shape: Sequence[int]) -> str:
+    """Return the sizes a code could have for a shape, for a message: `F64 16, Q4_1 20`."""
+    found: list[str] = []
+    for name in CODES[code]:
+        sizes = sorted({fit.nbytes for fit in fits(ENCODINGS[name], shape)})
+        found.append(f"{name} {' or '.join(map(str, sizes))}")
+    return ", ".join(found)
+
+
+def order(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
+    """Return the tensors in the order the reference's in-memory writer stores them: by name."""
+    return sorted(infos, key=lambda info: info.name.encode("utf-8", "surrogatepass"))

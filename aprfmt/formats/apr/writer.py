@@ -1,0 +1,295 @@
+"""Writes APR v2: a fresh file as the reference's writer makes it, a set of shards, or a copy.
+
+Fresh files: index sorted by name, data in plan order, every tensor padded to 64 bytes, row-major
+flag, header and footer checksums; the same plan and bytes give the same file. With `like`, an
+unchanged plan keeps every byte between the tensors; a changed one keeps the flags.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aprfmt.dtypes import encoding
+from aprfmt.errors import CodecError, ConversionError, UsageError
+from aprfmt.formats.apr import carried, layout
+from aprfmt.formats.apr.layout import BITS, COMPRESSED, align
+from aprfmt.formats.apr.metadata import TYPED, canonical, spell_metadata
+from aprfmt.formats.apr.reader import AprSource
+from aprfmt.formats.apr.shards import MAX_SHARDS, manifest, manifest_name, shard_name, stem_of
+from aprfmt.formats.atomic import FileSet
+from aprfmt.formats.jsonio import dumps
+from aprfmt.formats.sequential import (
+    Checksum,
+    Program,
+    Room,
+    Segment,
+    SequentialSink,
+    check_unique,
+    deal,
+)
+from aprfmt.tensor import TensorInfo, Typed, Value
+from aprfmt.text import shorten
+
+_U64 = 1 << 64
+_MAX_METADATA = (1 << 32) - 1
+_TYPED_NAMES = frozenset(key.name for key in TYPED)
+_NEVER = COMPRESSED | BITS["SHARDED"] | BITS["ENCRYPTED"] | BITS["SIGNED"]
+
+
+class AprSink(SequentialSink):
+    """An APR v2 model being written; see `aprfmt.tensor.Sink`.
+
+    Metadata is canonical (`apr.metadata`): ConversionError for values JSON cannot hold and for
+    typed keys of another type.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        force: bool = False,
+        files: FileSet | None = None,
+        max_shard_size: int | None = None,
+        like: AprSource | None = None,
+    ) -> None:
+        super().__init__(path, force=force, files=files)
+        self._limit = max_shard_size
+        self._like = like
+
+    def order(self, infos: Sequence[TensorInfo]) -> list[TensorInfo]:
+        """Return the order to plan and write in: by name, or as they lie in `like`."""
+        if self._like is None or len(self._like.shards) > 1:
+            return layout.order(infos)
+        places = {info.name: (info.offset, info.nbytes) for info in _infos(self._like)}
+        last = (_U64, 0)
+        return sorted(layout.order(infos), key=lambda info: places.get(info.name, last))
+
+    def _lay_out(
+        self, metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]
+    ) -> Sequence[Program]:
+        where, like = str(self._path), self._like
+        same = like is not None and _same_metadata(like, metadata)
+        if like is not None and same and _unchanged(like, infos, self._limit):
+            return [_copy(self._path, like, infos)]
+        for info in infos:
+            _check(info, where)
+        parts = deal(infos, self._limit, where)
+        flags = _flags(metadata, infos) | (like.header.flags & ~_NEVER if like is not None else 0)
+        if like is not None and same and len(parts) == 1:
+            if carried.describe(infos) == carried.describe(_infos(like)):
+                return [_fresh(self._path, like.metadata_raw, infos, flags)]
+        plain = canonical(metadata, where)
+        plain.setdefault("param_count", sum(math.prod(info.shape) for info in infos))
+        if isinstance(plain.get("sharding"), Mapping) and plain["sharding"].get("shard_count") != 1:
+            del plain["sharding"]  # of the set the model came from
+        if len(parts) > 1:
+            return self._set(plain, parts, flags | BITS["SHARDED"])
+        raw = _spell({**plain, **carried.describe(infos)}, where)
+        return [_fresh(self._path, raw, infos, flags)]
+
+    def _set(
+        self, plain: Mapping[str, Value], parts: Sequence[Sequence[TensorInfo]], flags: int
+    ) -> list[Program]:
+        """Return the shards and their manifest; custom keys stand in the first shard only."""
+        where, count = str(self._path), len(parts)
+        if count > MAX_SHARDS:
+            raise ConversionError(
+                f"{where}: {count} shards of {self._limit} bytes; the limit is {MAX_SHARDS}; "
+                "allow larger ones"
+            )
+        stem = stem_of(self._path.name)
+        total = sum(info.nbytes for part in parts for info in part)
+        programs: list[Program] = []
+        rows: list[tuple[str, int, Sequence[str]]] = []
+        for number, part in enumerate(parts):
+            sharding = {"shard_count": count, "shard_index": number, "total_size": total}
+            kept = {k: v for k, v in plain.items() if number == 0 or k in _TYPED_NAMES}
+            raw = _spell({**kept, "sharding": sharding, **carried.describe(part)}, where)
+            path = self._path.with_name(shard_name(stem, number, count))
+            program = _fresh(path, raw, part, flags)
+            programs.append(program)
+            names = sorted(carried.stored_info(info).name for info in part)
+            rows.append((path.name, _size(program), names))
+        text = json.dumps(manifest(rows), indent=2, ensure_ascii=False)
+        path = self._path.with_name(manifest_name(stem))
+        return [*programs, Program(path, (text + "\n").encode("utf-8"))]
+
+
+def open_sink(
+    path: Path,
+    *,
+    force: bool = False,
+    max_shard_size: int | None = None,
+    files: FileSet | None = None,
+    like: Any = None,
+    **options: Any,
+) -> AprSink:
+    """Start writing `path`.
+
+    More than `max_shard_size` tensor bytes become STEM-00000-of-0000N.apr and STEM-manifest.json.
+    `like` is an open APR source whose bytes are kept where the plan says the same. With `files`
+    the sink writes into that set, and whoever owns it publishes.
+    """
+    if options:
+        raise UsageError(f"{path}: APR files are not written with {', '.join(options)}")
+    return AprSink(path, force=force, files=files, max_shard_size=max_shard_size, like=like)
+
+
+def _infos(source: AprSource) -> list[TensorInfo]:
+    return [tensor.info for tensor in source.tensors.values()]
+
+
+def _spell(metadata: Mapping[str, Value], where: str) -> bytes:
+    raw = spell_metadata(metadata, where)
+    if len(raw) > _MAX_METADATA:
+        raise ConversionError(
+            f"{where}: metadata takes {len(raw)} bytes, APR holds at most {_MAX_METADATA}"
+        )
+    return raw
+
+
+def _check(info: TensorInfo, where: str) -> None:
+    """Refuse what APR cannot hold. Raises ConversionError."""
+    what = f"{where}: tensor {shorten(info.name, 100)!r}"
+    stored = carried.stored_info(info)
+    length = len(_name(stored))
+    if length > layout.MAX_NAME_BYTES:
+        raise ConversionError(
+            f"{what}: its name takes {length} bytes as stored, APR names have at most "
+            f"{layout.MAX_NAME_BYTES}; shorten it"
+        )
+    if len(stored.shape) > layout.MAX_DIMS:
+        raise ConversionError(
+            f"{what}: {len(stored.shape)} dimensions, APR has at most {layout.MAX_DIMS}; reshape it"
+        )
+    if any(not 0 <= size < _U64 for size in (*stored.shape, info.nbytes)):
+        raise ConversionError(f"{what}: shape {list(info.shape)}; sizes are 0 to 2^64-1")
+    row = encoding(info.encoding)
+    try:
+        if row.apr is not None:
+            sizes = [fit.nbytes for fit in layout.fits(row, info.shape)]
+        else:
+            sizes = [row.nbytes(info.shape) if row.known else info.nbytes]
+    except CodecError as error:
+        raise ConversionError(f"{what}: {error}") from None
+    if info.nbytes not in sizes:
+        raise ConversionError(
+            f"{what}: {info.nbytes} bytes are planned, shape {list(info.shape)} of "
+            f"{info.encoding} takes {' or '.join(map(str, sizes))}"
+        )
+
+
+def _name(info: TensorInfo) -> bytes:
+    try:
+        return info.name.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ConversionError(
+            f"tensor {info.name!r}: holds half of a surrogate pair, which UTF-8 cannot hold"
+        ) from None
+
+
+def _fresh(path: Path, metadata: bytes, infos: Sequence[TensorInfo], flags: int) -> Program:
+    """Return one complete file: data in the order of `infos`, index sorted by name."""
+    stored = [carried.stored_info(info) for info in infos]
+    check_unique(stored, str(path))
+    entries: list[tuple[bytes, bytes]] = []
+    body: list[Segment] = []
+    at = 0
+    for info, place in zip(infos, stored, strict=True):
+        code = encoding(place.encoding).apr
+        assert code is not None  # stored_info gives nothing else
+        name = _name(place)
+        entries.append((name, layout.pack_entry(name, code, place.shape, at, place.nbytes)))
+        body += [Room(info.name, info.nbytes), layout.padding(info.nbytes)]
+        at += align(info.nbytes)
+    index = b"".join(entry for _, entry in sorted(entries))
+    header = layout.fresh_header(flags, len(infos), len(metadata), len(index))
+    head = [
+        header.pack(),
+        metadata,
+        layout.padding(len(metadata)),
+        index,
+        layout.padding(len(index)),
+    ]
+    return Program(path, b"".join(head), [*body, Checksum()])
+
+
+def _size(program: Program) -> int:
+    size = len(program.head)
+    for segment in program.body:
+        if isinstance(segment, Room):
+            size += segment.nbytes
+        else:
+            size += 4 if isinstance(segment, Checksum) else len(segment)
+    return size
+
+
+def _flags(metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]) -> int:
+    """Return the flags that are true of a fresh file."""
+    quantized = any(not encoding(info.encoding).numpy for info in infos)
+    return (
+        BITS["LAYOUT_ROW_MAJOR"]
+        | BITS["QUANTIZED"] * quantized
+        | BITS["HAS_VOCAB"] * ("tokenizer.vocabulary" in metadata)
+    )
+
+
+def _same_metadata(like: AprSource, metadata: Mapping[str, Value | Typed]) -> bool:
+    """Say whether a single file's metadata is meant; as JSON, since 1 == True == 1.0 in Python."""
+    if len(like.shards) > 1:
+        return False
+    plain = {k: v.value if isinstance(v, Typed) else v for k, v in metadata.items()}
+    return dumps(plain) == dumps(dict(like.metadata))
+
+
+def _unchanged(like: AprSource, infos: Sequence[TensorInfo], limit: int | None) -> bool:
+    """Say whether the plan has the tensors of the one plain file `like`, in its own data order."""
+    parsed = like.shards[0].parsed
+    if parsed.expanded or parsed.size < parsed.end:
+        return False
+    if limit is not None and sum(info.nbytes for info in infos) > limit:
+        return False
+    ours = parsed.infos
+    for info in infos:
+        known = ours.get(info.name)
+        if known is None or (known.shape, known.encoding, known.nbytes) != (
+            info.shape,
+            info.encoding,
+            info.nbytes,
+        ):
+            return False
+    offsets = [ours[info.name].offset for info in infos if info.nbytes]
+    return len(ours) == len(infos) and offsets == sorted(offsets)
+
+
+def _copy(path: Path, like: AprSource, infos: Sequence[TensorInfo]) -> Program:
+    """Return the file again: every byte between the tensors verbatim, then its footer.
+
+    The footer follows the tensors given, unless the source's own does not match its bytes: damage
+    must not be sealed.
+    """
+    parsed = like.shards[0].parsed
+    buffer = parsed.buffer
+    ours = [parsed.infos[info.name] for info in infos]
+    data = min((info.offset for info in ours if info.nbytes), default=parsed.end)
+    at = data
+    body: list[Segment] = []
+    for info in ours:
+        if info.nbytes:
+            body.append(buffer[at : info.offset])
+            at = info.offset + info.nbytes
+        body.append(Room(info.name, info.nbytes))
+    body.append(buffer[at : parsed.end])
+    after = bytes(buffer[parsed.end :])
+    if parsed.footer == "present":
+
+        def settle(computed: bytes) -> bytes:
+            damaged = computed != after and like.footer_matches() is False
+            return after if damaged else computed
+
+        body.append(Checksum(settle))
+    else:
+        body.append(after)
+    return Program(path, bytes(buffer[:data]), body)

@@ -1,0 +1,354 @@
+"""Outputs that are published whole or not at all.
+
+Data goes to hidden temporary files beside the target. Leaving the `with` block cleanly syncs them,
+renames them and syncs the folder; leaving it in any other way removes them:
+
+    with FileSet(force=force) as files:
+        out = files.create(path)
+        out.write(data)
+
+One file is one rename. Several files of one folder go through a journal (`aprfmt.formats.journal`).
+A folder as output (`folder=`) is built as a hidden sibling and published by one rename, or swapped
+with the old one in one step where the system can, else through a journal inside the folder.
+"""
+
+import atexit
+import errno
+import os
+import secrets
+import signal
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import NoReturn, Self
+
+from aprfmt.errors import OutputError
+from aprfmt.formats.exchange import exchange
+from aprfmt.formats.journal import is_journal, pending, publish_set, recover, reserved
+from aprfmt.formats.output import OutputFile
+from aprfmt.formats.temporary import (
+    as_output_error,
+    clean,
+    is_temporary,
+    output_error,
+    remove,
+    sync_folder,
+    temporary_name,
+    uninterrupted,
+)
+
+__all__ = ["FileSet", "OutputFile", "install_signal_handlers", "pending", "recover"]
+
+_SPECIAL = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+# Sets neither published nor discarded. An interrupt may come between the last line of a `with`
+# block and the first of its `__exit__`: then the end of the program tidies up.
+_OPEN: set["FileSet"] = set()
+
+
+@atexit.register
+def _discard_open() -> None:
+    for files in list(_OPEN):
+        if files._pid == os.getpid():  # what a parent writes is not its forked child's to remove
+            files.discard()
+
+
+class FileSet:
+    """Files that appear together when the `with` block ends, or not at all.
+
+    `force` allows replacing what exists. `folder` makes the set a folder of its own that replaces
+    the old one; then every name in the old one must be `ours`, or nothing is touched.
+    """
+
+    def __init__(
+        self,
+        *,
+        force: bool = False,
+        folder: Path | None = None,
+        ours: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        self._force = force
+        self._folder = None if folder is None else Path(folder)
+        self._ours = ours
+        self._files: list[OutputFile] = []
+        self._target: Path | None = None  # the folder that will hold the files, links followed
+        self._staging: Path | None = None  # the hidden sibling, if the folder is built as one
+        self._closed = False
+        self._pid = os.getpid()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self.publish()
+        finally:
+            try:
+                self.discard()
+            except BaseException:  # an interrupt right before `discard` holds interrupts back
+                self.discard()
+                raise
+
+    def create(self, path: Path) -> OutputFile:
+        """Start one file of the set.
+
+        Raises OutputError at once for an existing file without `force`, for a folder, device or
+        pipe as destination, for a missing parent and for a place that cannot be written.
+        """
+        if self._closed:
+            raise ValueError(f"{path}: the set of files is published or discarded already")
+        path = Path(path)
+        _OPEN.add(self)
+        with as_output_error(path, "cannot be written"):
+            if self._folder is not None:
+                self._prepare_folder(self._folder)
+                final = self._inside(path, self._folder)
+                old = _status(final)
+            else:
+                final, old = self._beside(path)
+            if any(file.final == final for file in self._files):
+                raise OutputError(f"{path}: is written twice by one run; give two names")
+            temporary = final.parent / temporary_name(final.name)
+            if self._staging is not None:
+                temporary = self._staging / final.name
+            file = OutputFile(path, temporary, final)
+            self._files.append(file)  # first: an interrupt may come right after it is made
+            try:
+                file.open(old)
+            except OSError:
+                self._files.remove(file)
+                file.abandon()
+                remove(temporary)
+                raise
+        return file
+
+    def publish(self) -> None:
+        """Sync everything, put it in place, sync the folder. Raises OutputError."""
+        if self._closed:
+            return
+        for file in self._files:
+            file.close()
+            if not self._force and not file.existed and os.path.lexists(file.final):
+                raise OutputError(
+                    f"{file.path}: was made by somebody else meanwhile and is left as it is; "
+                    "use --force to replace it"
+                )
+        with uninterrupted():
+            if self._target is not None and self._files:
+                with as_output_error(self._folder or self._target, "cannot be put in place"):
+                    if self._staging is None or not self._swap(self._staging, self._target):
+                        self._publish_inside(self._target)
+            self._files = []
+            self._closed = True
+            _OPEN.discard(self)
+
+    def discard(self) -> None:
+        """Remove everything that was not published; never raises OSError."""
+        with uninterrupted():
+            self._closed = True
+            _OPEN.discard(self)
+            needed: set[str] | None = set()
+            if self._files and self._target is not None:
+                needed = reserved(self._target)
+            for file in self._files:
+                file.abandon()
+                if needed is not None and file.temporary.name not in needed:
+                    remove(file.temporary)
+            if self._staging is not None:
+                remove(self._staging)
+            self._files = []
+            self._staging = None
+
+    def _beside(self, path: Path) -> tuple[Path, os.stat_result | None]:
+        """Return where a file of a plain set will lie, and the status of an old one there."""
+        old = _status(path)  # of the link's target
+        if old is not None and not stat.S_ISREG(old.st_mode):
+            what = _SPECIAL.get(stat.S_IFMT(old.st_mode), "no regular file")
+            raise OutputError(f"{path}: is {what}; give the name of a file to write")
+        final = Path(os.path.realpath(path))
+        if not final.parent.is_dir():
+            raise OutputError(f"{path}: there is no folder {final.parent}; make it first")
+        if self._target is None:
+            _put_in_order(final.parent)
+            self._target = final.parent
+        elif self._target != final.parent:
+            raise OutputError(
+                f"{path}: lies in {final.parent}, other files of the set in {self._target}; files "
+                "that belong together are written into one folder (is one of them a link?)"
+            )
+        if final.name in ("", ".", "..") or final.is_symlink():
+            raise OutputError(f"{path}: is a link that leads nowhere; remove it")
+        old = _status(path)  # again: completing an interrupted set may have made it
+        if old is not None and not self._force:
+            raise OutputError(f"{path}: exists; use --force to replace it")
+        return final, old
+
+    def _inside(self, path: Path, folder: Path) -> Path:
+        """Return where a file of a folder will lie; an old link of that name is not followed."""
+        assert self._target is not None
+        if os.path.realpath(path.parent) != os.path.realpath(folder) or path.name in ("", ".."):
+            raise OutputError(f"{path}: is not a file directly inside {folder}")
+        return self._target / path.name
+
+    def _prepare_folder(self, folder: Path) -> None:
+        if self._target is not None:
+            return
+        target = Path(os.path.realpath(folder))
+        old = _status(target)
+        if old is not None:
+            if not stat.S_ISDIR(old.st_mode):
+                raise OutputError(f"{folder}: exists and is not a folder; give another name")
+            _put_in_order(target)
+            self._check_old(folder, target)
+        elif target.is_symlink():
+            raise OutputError(f"{folder}: is a link that leads nowhere; remove it")
+        elif not target.parent.is_dir():
+            raise OutputError(f"{folder}: there is no folder {target.parent}; make it first")
+        if old is None or not _must_stay(target):
+            self._stage(target, old)
+        self._target = target
+
+    def _stage(self, target: Path, old: os.stat_result | None) -> None:
+        """Make the hidden sibling; without it the files are put into the old folder one by one."""
+        clean(target.parent)
+        self._staging = target.parent / temporary_name(target.name)
+        try:
+            os.mkdir(self._staging)
+            if old is not None:
+                os.chmod(self._staging, stat.S_IMODE(old.st_mode))
+        except OSError as error:
+            remove(self._staging)
+            self._staging = None
+            if old is None or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+
+    def _check_old(self, folder: Path, target: Path) -> None:
+        """Refuse to replace a folder that holds anything our own writer would not write."""
+        names = [name for name in sorted(os.listdir(target)) if not _is_hidden(name)]
+        if names and not self._force:
+            raise OutputError(f"{folder}: exists and is not empty; use --force to replace it")
+        foreign = next((name for name in names if not self._replaceable(target, name)), None)
+        if foreign is not None:
+            raise OutputError(
+                f"{folder}: holds {foreign}, which is not part of a model as written here and "
+                "would be lost; move it away or choose another folder"
+            )
+
+    def _replaceable(self, folder: Path, name: str) -> bool:
+        return self._ours(name) and not stat.S_ISDIR(os.lstat(folder / name).st_mode)
+
+    def _swap(self, staging: Path, target: Path) -> bool:
+        """Publish the hidden sibling in one step; False if an old folder cannot be swapped here."""
+        sync_folder(staging)
+        swapped = False
+        try:
+            os.rename(staging, target)  # new, or over an empty folder
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not self._force:
+                raise
+            swapped = exchange(staging, target)
+            if not swapped:
+                return False
+        try:
+            sync_folder(target.parent)
+        except OSError:
+            if not swapped or not exchange(staging, target):
+                os.rename(target, staging)
+            raise
+        self._staging = None
+        if swapped:
+            self._retire(staging, target)
+        return True
+
+    def _retire(self, old: Path, new: Path) -> None:
+        """Remove the old folder; what somebody else put there while we wrote is carried over."""
+        try:
+            for name in os.listdir(old):
+                if not _is_hidden(name) and not self._replaceable(old, name):
+                    os.rename(old / name, new / name)
+        except OSError as error:
+            kept = Path(f"{new}.old-{secrets.token_hex(4)}")
+            os.rename(old, kept)
+            raise output_error(
+                new, f"is written; the old folder, kept as {kept}, cannot be removed", error
+            ) from error
+        remove(old)
+
+    def _publish_inside(self, target: Path) -> None:
+        """Put the files into an existing folder together; those of a replaced folder go."""
+        moves = []
+        for file in self._files:
+            if self._staging is not None:  # now under a hidden name of the target
+                temporary = target / temporary_name(file.final.name)
+                os.rename(file.temporary, temporary)
+                file.temporary = temporary
+            moves.append((file.temporary.name, file.final.name))
+        gone: list[str] = []
+        if self._folder is not None:
+            gone = [
+                name
+                for name in sorted(os.listdir(target))
+                if not _is_hidden(name) and self._replaceable(target, name)
+            ]
+        publish_set(target, moves, gone)
+
+
+def install_signal_handlers() -> None:
+    """Let SIGTERM, and a closed terminal, end the program by SystemExit, so that outputs clean up.
+
+    The exit codes are 143 and 129. A signal that is ignored or handled already stays so.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return  # only the main thread may install handlers
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, leave)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """Return the status of what `path` leads to, None if that does not exist."""
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
+
+
+def _must_stay(folder: Path) -> bool:
+    """Say whether `folder` cannot be swapped: a mount point, or where this process stands.
+
+    A shell whose working folder is swapped away would go on in the removed one.
+    """
+    try:
+        here = Path(os.path.realpath(os.curdir))
+    except FileNotFoundError:  # it was removed
+        return os.path.ismount(folder)
+    return os.path.ismount(folder) or here.is_relative_to(folder)
+
+
+def _put_in_order(folder: Path) -> None:
+    """Complete what killed runs left half published in `folder`, then remove their leftovers."""
+    recover(folder)
+    clean(folder)
+
+
+def _is_hidden(name: str) -> bool:
+    return is_temporary(name) or is_journal(name)

@@ -1,0 +1,109 @@
+"""One bounded cursor over a buffer; every parser of the package reads through it.
+
+A length from a file is compared with the bytes that are left before anything is sliced, counted
+or allocated. The cursor works on any buffer, so parsers can be tested and fuzzed without files.
+"""
+
+import struct
+from functools import lru_cache
+
+from aprfmt.errors import FormatError, TruncatedError
+
+# Limits, one constant each. They bound memory and time by the file's own size, not by its claims.
+MAX_STRING = 64 << 20  # no real name, template or JSON value comes near; keeps one slice small
+MAX_COUNT = 1_000_000  # keys, tensors: a hundred times the largest real model
+MAX_ARRAY = 1 << 27  # array elements: 500 times the largest vocabulary
+MAX_NESTING = 16  # arrays in arrays; ggml's own writer makes none
+MAX_METADATA = 512 << 20  # all metadata together
+MAX_HEADER = 100_000_000  # a JSON header, as the safetensors format page says
+MAX_DIMS = 64  # ggml has 4, APR's writer 8, safetensors no limit; beyond this it is damage
+
+
+@lru_cache(maxsize=64)
+def _layout(fmt: str) -> struct.Struct:
+    return struct.Struct(fmt)
+
+
+class Cursor:
+    """Reads forward through `buffer[offset:end]`; `where` names the file in messages."""
+
+    __slots__ = ("buffer", "end", "offset", "order", "where")
+
+    def __init__(
+        self, buffer: memoryview, where: str, offset: int = 0, end: int | None = None
+    ) -> None:
+        self.buffer = buffer
+        self.where = where
+        self.end = len(buffer) if end is None else end
+        self.offset = offset
+        self.order = "<"
+        if not 0 <= offset <= self.end <= len(buffer):
+            raise TruncatedError(
+                f"{where}: region {offset}..{self.end} reaches past the end, "
+                f"the file has {len(buffer)} bytes"
+            )
+
+    @property
+    def remaining(self) -> int:
+        """Bytes between the cursor and its end."""
+        return self.end - self.offset
+
+    def need(self, count: int, what: str) -> None:
+        """Raise TruncatedError unless `count` more bytes are there."""
+        if count < 0 or count > self.remaining:
+            raise TruncatedError(
+                f"{self.where}: {what} at offset {self.offset} needs {count} bytes, "
+                f"{self.remaining} remain; the file is cut or damaged"
+            )
+
+    def take(self, count: int, what: str) -> memoryview:
+        """Return the next `count` bytes as a view and move past them."""
+        self.need(count, what)
+        view = self.buffer[self.offset : self.offset + count]
+        self.offset += count
+        return view
+
+    def skip(self, count: int, what: str) -> None:
+        """Move past `count` bytes without touching them."""
+        self.need(count, what)
+        self.offset += count
+
+    def unpack(self, fmt: str, what: str) -> tuple[int | float | bytes, ...]:
+        """Read one struct (no byte-order mark in `fmt`: the cursor's own order is used)."""
+        layout = _layout(self.order + fmt)
+        self.need(layout.size, what)
+        values = layout.unpack_from(self.buffer, self.offset)
+        self.offset += layout.size
+        return values
+
+    def uint(self, size: int, what: str) -> int:
+        """Read an unsigned integer of `size` bytes in the cursor's byte order."""
+        return int.from_bytes(self.take(size, what), "little" if self.order == "<" else "big")
+
+    def count(self, size: int, smallest: int, what: str, limit: int = MAX_COUNT) -> int:
+        """Read a count and judge it: `count * smallest` bytes must be left, `limit` not passed."""
+        at = self.offset
+        value = self.uint(size, what)
+        if value > limit:
+            raise FormatError(
+                f"{self.where}: {what} at offset {at} is {value}, the limit is {limit}; "
+                "the file is damaged"
+            )
+        if value * smallest > self.remaining:
+            raise TruncatedError(
+                f"{self.where}: {what} at offset {at} is {value}, which takes at least "
+                f"{value * smallest} bytes, {self.remaining} remain; the file is cut or damaged"
+            )
+        return value
+
+    def text(self, count: int, what: str) -> str:
+        """Read `count` bytes as strict UTF-8."""
+        at = self.offset
+        raw = self.take(count, what)
+        try:
+            return str(raw, "utf-8")
+        except UnicodeDecodeError as error:
+            raise FormatError(
+                f"{self.where}: {what} at offset {at} is not UTF-8 "
+                f"(byte {error.start} is 0x{raw[error.start]:02x}); the file is damaged"
+            ) from None

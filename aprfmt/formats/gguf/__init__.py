@@ -1,0 +1,43 @@
+"""GGUF, the container of llama.cpp: versions 2 and 3 read, version 3 written.
+
+Listing a file is what this package does most, so what only writing or `hex` needs is imported then.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from aprfmt.formats import FormatSpec
+from aprfmt.formats.fields import HeaderField
+from aprfmt.formats.gguf.layout import MAGIC, MAX_DIMS, MAX_NAME_BYTES
+from aprfmt.formats.gguf.reader import open_source
+from aprfmt.tensor import Sink
+
+
+def open_sink(path: Path, **options: Any) -> Sink:
+    """Start writing `path`; the options are those of `writer.open_sink`."""
+    from aprfmt.formats.gguf import writer
+
+    return writer.open_sink(path, **options)
+
+
+def header_fields(buffer: memoryview, where: str) -> Iterator[HeaderField]:
+    """Yield the header of a file, field by field, with the bytes each stands in."""
+    from aprfmt.formats.gguf import fields
+
+    return fields.header_fields(buffer, where)
+
+
+FORMAT = FormatSpec(
+    name="gguf",
+    extensions=(".gguf",),
+    recognise=lambda head, size: head.startswith(MAGIC),
+    open_source=open_source,
+    open_sink=open_sink,
+    holds=lambda row: row.ggml is not None,
+    style="gguf",
+    header_fields=header_fields,
+    vectors_f32=True,
+    max_name_bytes=MAX_NAME_BYTES,
+    max_dims=MAX_DIMS,
+)

@@ -1,0 +1,325 @@
+"""Metadata arrays that stay in the file: numbers, strings and arrays of arrays.
+
+Opening a file has to find where an array ends, so strings are stepped over once; every 64th place
+is kept, and nothing is decoded before it is asked for. All of them are sequences that are valid
+until the source is closed, and can be copied into another file as they are (`stored`).
+"""
+
+import operator
+import struct
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+from aprfmt.errors import FormatError
+from aprfmt.formats.cursor import (
+    MAX_ARRAY,
+    MAX_COUNT,
+    MAX_METADATA,
+    MAX_NESTING,
+    MAX_STRING,
+    Cursor,
+)
+from aprfmt.formats.gguf.layout import ARRAY, BOOL, STRING, TYPE_BY_ID, TYPE_BY_NAME, ValueType
+
+STRIDE = 64  # places kept: one of so many; a look-up steps over at most 63 neighbours
+_WINDOW = 1 << 20  # bools looked at in one go
+_CHUNK = 4096  # numbers decoded in one go
+_NATIVE = "<" if sys.byteorder == "little" else ">"
+
+
+class StoredArray(Sequence[Any]):
+    """An array value as it lies in the file.
+
+    `type` is its full name (`array:float32`), `order` the byte order ("<" or ">"), `stored` the
+    value's bytes as the file has them (element type, count, elements), `raw` those of the elements.
+    Comparing two of the same type and order compares bytes, anything else compares elements.
+    """
+
+    __slots__ = ("_buffer", "_count", "_end", "_start", "element", "order", "type", "where")
+
+    def __init__(self, cursor: Cursor, start: int, element: ValueType, count: int) -> None:
+        """Take the array whose elements begin at `start` and end at the cursor."""
+        self._buffer = cursor.buffer
+        self._start = start
+        self._end = cursor.offset
+        self._count = count
+        self.element = element
+        self.order = cursor.order
+        self.where = cursor.where
+        self.type = f"array:{element.name}"
+
+    @property
+    def stored(self) -> memoryview:
+        """The whole value as stored, without the u32 that says it is an array."""
+        return self._buffer[self._start - ARRAY.size : self._end]
+
+    @property
+    def raw(self) -> memoryview:
+        """The elements as stored."""
+        return self._buffer[self._start : self._end]
+
+    def tolist(self) -> list[Any]:
+        """Return all elements, decoded; arrays as lists too."""
+        return list(self)
+
+    def _element(self, index: int) -> Any:
+        raise NotImplementedError
+
+    def _cursor(self, offset: int) -> Cursor:
+        cursor = Cursor(self._buffer, self.where, offset, self._end)
+        cursor.order = self.order
+        return cursor
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Any, ...]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return tuple(self._element(at) for at in range(*index.indices(self._count)))
+        at = operator.index(index)
+        at += self._count if at < 0 else 0
+        if not 0 <= at < self._count:
+            raise IndexError(f"element {index} of {self._count}")
+        return self._element(at)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, StoredArray) and (other.type, other.order) == (self.type, self.order):
+            return self.stored == other.stored
+        if isinstance(other, Sequence) and not isinstance(other, str | bytes | bytearray):
+            return len(self) == len(other) and all(map(operator.eq, self, other))
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{self.type} of {self._count}>"
+
+
+class NumberArray(StoredArray):
+    """Numbers or bools of one size."""
+
+    __slots__ = ()
+
+    def _element(self, index: int) -> Any:
+        at = self._start + index * self.element.size
+        return struct.unpack_from(self.order + self.element.letter, self._buffer, at)[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        step = _CHUNK * self.element.size
+        for at in range(self._start, self._end, step):
+            yield from self._decode(self._buffer[at : min(at + step, self._end)])
+
+    def tolist(self) -> list[Any]:
+        """Return all numbers."""
+        return self._decode(self.raw)
+
+    def _decode(self, raw: memoryview) -> list[Any]:
+        if self.order == _NATIVE or self.element.size == 1:
+            return raw.cast(self.element.letter).tolist()  # type: ignore[call-overload, no-any-return]
+        swapped = array(self.element.letter, raw.tobytes())
+        swapped.byteswap()
+        return swapped.tolist()
+
+
+class StringArray(StoredArray):
+    """Strings; bytes that are not UTF-8 come as surrogate escapes, so nothing is lost."""
+
+    __slots__ = ("_marks",)
+
+    def __init__(self, cursor: Cursor, start: int, count: int, marks: "array[int]") -> None:
+        super().__init__(cursor, start, STRING, count)
+        self._marks = marks
+
+    def _element(self, index: int) -> str:
+        length_at = struct.Struct(f"{self.order}Q").unpack_from
+        at = self._marks[index // STRIDE]
+        for _ in range(index % STRIDE):
+            at += 8 + length_at(self._buffer, at)[0]
+        length = length_at(self._buffer, at)[0]
+        return str(self._buffer[at + 8 : at + 8 + length], "utf-8", "surrogateescape")
+
+    def __iter__(self) -> Iterator[str]:
+        length_at = struct.Struct(f"{self.order}Q").unpack_from
+        buffer, at = self._buffer, self._start
+        for _ in range(self._count):
+            start = at + 8
+            at = start + length_at(buffer, at)[0]
+            yield str(buffer[start:at], "utf-8", "surrogateescape")
+
+
+class NestedArray(StoredArray):
+    """Arrays, each with an element type of its own; elements are StoredArrays.
+
+    `type` goes on as far as all elements agree: `array:array:int32`, or `array:array`.
+    """
+
+    __slots__ = ("_marks",)
+
+    def __init__(
+        self, cursor: Cursor, start: int, count: int, marks: "array[int]", inner: str
+    ) -> None:
+        super().__init__(cursor, start, ARRAY, count)
+        self._marks = marks
+        self.type += inner
+
+    def _element(self, index: int) -> StoredArray:
+        cursor = self._cursor(self._marks[index // STRIDE])
+        _walk_arrays(cursor, index % STRIDE, "array")
+        return read_array(cursor, "array")
+
+    def tolist(self) -> list[Any]:
+        """Return lists in lists; the depth was judged on opening."""
+        return [item.tolist() for item in self]
+
+    def __iter__(self) -> Iterator[StoredArray]:
+        cursor = self._cursor(self._start)
+        for _ in range(self._count):
+            yield read_array(cursor, "array")
+
+
+def read_type(cursor: Cursor, what: str) -> ValueType:
+    """Read a u32 value type. Raises FormatError for an id that GGUF does not have."""
+    at = cursor.offset
+    found = cursor.uint(4, what)
+    if found not in TYPE_BY_ID:
+        raise FormatError(
+            f"{cursor.where}: {what} at offset {at} has value type {found}; "
+            f"GGUF has 0 to {max(TYPE_BY_ID)}; the file is damaged"
+        )
+    return TYPE_BY_ID[found]
+
+
+def read_array(cursor: Cursor, what: str) -> StoredArray:
+    """Read an array value and move past it; only its structure (and bools) are looked at.
+
+    Raises FormatError or TruncatedError.
+    """
+    element, count = _read_head(cursor, what)
+    start = cursor.offset
+    if element is STRING:
+        marks = _walk_strings(cursor, count, what)
+        return StringArray(cursor, start, count, marks)
+    if element is ARRAY:
+        marks, inner = _walk_arrays(cursor, count, what)
+        return NestedArray(cursor, start, count, marks, inner)
+    _skip_numbers(cursor, element, count, what)
+    return NumberArray(cursor, start, element, count)
+
+
+def _read_head(cursor: Cursor, what: str) -> tuple[ValueType, int]:
+    element = read_type(cursor, f"the element type of {what}")
+    limit = min(MAX_ARRAY, MAX_METADATA // element.size)
+    return element, cursor.count(8, element.size, f"the element count of {what}", limit)
+
+
+def _skip_numbers(cursor: Cursor, element: ValueType, count: int, what: str) -> None:
+    start = cursor.offset
+    cursor.skip(count * element.size, what)
+    if element is BOOL:
+        for at in range(start, cursor.offset, _WINDOW):
+            window = bytes(cursor.buffer[at : min(at + _WINDOW, cursor.offset)])
+            if bad := window.translate(None, b"\0\1"):
+                refuse_bool(cursor.where, what, at + window.index(bad[:1]), bad[0])
+
+
+def refuse_bool(where: str, what: str, at: int, found: int) -> None:
+    """Raise the FormatError for a byte that is no bool."""
+    raise FormatError(
+        f"{where}: {what} has a bool of {found} at offset {at}; GGUF has 0 and 1; "
+        "the file is damaged"
+    )
+
+
+def _walk_strings(cursor: Cursor, count: int, what: str) -> "array[int]":
+    """Step over `count` strings; returns the offset of every 64th."""
+    marks = array("Q")
+    length_at = struct.Struct(f"{cursor.order}Q").unpack_from
+    buffer, end = cursor.buffer, cursor.end
+    for done in range(0, count, STRIDE):
+        steps = min(STRIDE, count - done)
+        first = at = cursor.offset
+        try:
+            for _ in range(steps):
+                at += 8 + length_at(buffer, at)[0]
+        except (struct.error, OverflowError):  # beyond the buffer, or beyond what Python can index
+            at = end + 1
+        marks.append(first)
+        if at > end or at - first > MAX_STRING:
+            _walk_carefully(cursor, steps, done, what)
+        else:
+            cursor.offset = at
+    return marks
+
+
+def _walk_carefully(cursor: Cursor, steps: int, done: int, what: str) -> None:
+    """Step over strings one by one, to name the one that is too long."""
+    for number in range(done, done + steps):
+        cursor.skip(read_length(cursor, f"{what}[{number}]"), f"{what}[{number}]")
+
+
+def read_length(cursor: Cursor, what: str) -> int:
+    """Read the length of a string. Raises FormatError beyond MAX_STRING bytes."""
+    at = cursor.offset
+    length = cursor.uint(8, f"the length of {what}")
+    if length > MAX_STRING:
+        raise FormatError(
+            f"{cursor.where}: {what} at offset {at} is a string of {length} bytes, "
+            f"the limit is {MAX_STRING}; the file is damaged"
+        )
+    return length
+
+
+def _walk_arrays(cursor: Cursor, count: int, what: str) -> tuple["array[int]", str]:
+    """Step over `count` arrays, which may hold arrays, without recursion.
+
+    Returns the offset of every 64th, and the part of the type's name that all of them share.
+    """
+    marks = array("Q")
+    levels: list[set[str]] = []  # element types met at each level
+    open_counts = [count]  # arrays left at each open level
+    met = 0
+    while open_counts:
+        depth = len(open_counts)
+        if not open_counts[-1]:
+            open_counts.pop()
+            continue
+        if depth == 1 and (count - open_counts[0]) % STRIDE == 0:
+            marks.append(cursor.offset)
+        open_counts[-1] -= 1
+        met += 1
+        if met > MAX_COUNT:
+            raise FormatError(f"{cursor.where}: {what} holds more than {MAX_COUNT} arrays")
+        element, inner = _read_head(cursor, what)
+        if depth > len(levels):
+            levels.append(set())
+        levels[depth - 1].add(element.name)
+        if element is ARRAY:
+            if depth + 1 >= MAX_NESTING:
+                raise FormatError(
+                    f"{cursor.where}: {what} at offset {cursor.offset} nests arrays deeper than "
+                    f"the limit of {MAX_NESTING} levels"
+                )
+            open_counts.append(inner)
+        elif element is STRING:
+            _walk_strings(cursor, inner, what)
+        else:
+            _skip_numbers(cursor, element, inner, what)
+    return marks, _shared_name(levels)
+
+
+def _shared_name(levels: Sequence[set[str]]) -> str:
+    name = ""
+    for found in levels:
+        if len(found) > 1:
+            break
+        (only,) = found
+        name += f":{only}"
+        if TYPE_BY_NAME[only] is not ARRAY:
+            break
+    return name

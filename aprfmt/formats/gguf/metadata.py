@@ -1,0 +1,128 @@
+"""The key-value part of a GGUF file, read: structure at once, strings and arrays when asked for."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from aprfmt.errors import FormatError
+from aprfmt.formats.cursor import MAX_METADATA, Cursor
+from aprfmt.formats.gguf.arrays import (
+    StoredArray,
+    read_array,
+    read_length,
+    read_type,
+    refuse_bool,
+)
+from aprfmt.formats.gguf.layout import ARRAY, BOOL, FLOAT32, MAX_KEY_BYTES, STRING, ValueType
+from aprfmt.tensor import Value
+from aprfmt.text import shorten
+
+Drop = Callable[[int, int], None]  # tells the system that bytes [start, stop) are not needed now
+
+_LARGE = 1 << 20  # values whose pages are given back once they have been stepped over
+
+
+class StoredNaN(float):
+    """A float32 that is no number, with its bits: a float64, as Python has it, loses some."""
+
+    raw: bytes  # little-endian
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One value: its type's full name, where its bytes lie, and for all but strings the value."""
+
+    type: str
+    start: int
+    end: int
+    value: Value
+
+
+class Metadata(Mapping[str, Value]):
+    """Values by key in file order; strings are decoded on every look-up, arrays are lazy.
+
+    Values are int, float, bool, str (surrogate escapes for bytes that are not UTF-8) and
+    StoredArray. Valid until the source is closed.
+    """
+
+    def __init__(self, buffer: memoryview) -> None:
+        self._buffer = buffer
+        self.fields: dict[str, Field] = {}
+
+    def __getitem__(self, key: str) -> Value:
+        field = self.fields[key]
+        if field.type == STRING.name:
+            return str(self._buffer[field.start + 8 : field.end], "utf-8", "surrogateescape")
+        return field.value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.fields)
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+    @property
+    def types(self) -> dict[str, str]:
+        """Value types by key: `uint32`, `string`, `array:string`, `array:array:int32`."""
+        return {key: field.type for key, field in self.fields.items()}
+
+    def raw(self, key: str) -> memoryview:
+        """Return a value's bytes as stored, without the u32 of its type."""
+        field = self.fields[key]
+        return self._buffer[field.start : field.end]
+
+
+def read_metadata(cursor: Cursor, count: int, drop: Drop | None) -> Metadata:
+    """Read `count` keys and step over their values. Raises FormatError or TruncatedError."""
+    metadata = Metadata(cursor.buffer)
+    begin = cursor.offset
+    for number in range(count):
+        at = cursor.offset
+        key = _read_key(cursor, number)
+        what = f"key '{shorten(key, 100)}'"
+        if key in metadata.fields:
+            raise FormatError(
+                f"{cursor.where}: {what} at offset {at} stands twice; keys must be unique"
+            )
+        field = _read_value(cursor, read_type(cursor, what), what)
+        metadata.fields[key] = field
+        if cursor.offset - begin > MAX_METADATA:
+            raise FormatError(
+                f"{cursor.where}: the metadata up to {what} takes {cursor.offset - begin} bytes, "
+                f"the limit is {MAX_METADATA}"
+            )
+        if drop is not None and field.end - field.start > _LARGE:
+            drop(field.start, field.end)
+    return metadata
+
+
+def _read_key(cursor: Cursor, number: int) -> str:
+    at = cursor.offset
+    length = cursor.uint(8, f"the length of key {number}")
+    if not 0 < length <= MAX_KEY_BYTES:
+        raise FormatError(
+            f"{cursor.where}: key {number} at offset {at} has {length} bytes; "
+            f"GGUF keys have 1 to {MAX_KEY_BYTES}"
+        )
+    return cursor.text(length, f"key {number}")
+
+
+def _read_value(cursor: Cursor, kind: ValueType, what: str) -> Field:
+    start = cursor.offset
+    value: Value = None
+    if kind is ARRAY:
+        value = read_array(cursor, what)
+    elif kind is STRING:
+        cursor.skip(read_length(cursor, what), what)
+    else:
+        # A bool is read as a number first: C's 2 is not Python's True.
+        (value,) = cursor.unpack("B" if kind is BOOL else kind.letter, what)
+        if kind is BOOL:
+            if value > 1:
+                refuse_bool(cursor.where, what, start, value)
+            value = bool(value)
+        elif kind is FLOAT32 and value != value:
+            value = StoredNaN(value)
+            stored = cursor.buffer[start : cursor.offset].tobytes()
+            value.raw = stored if cursor.order == "<" else stored[::-1]
+    name = value.type if isinstance(value, StoredArray) else kind.name
+    return Field(name, start, cursor.offset, value)

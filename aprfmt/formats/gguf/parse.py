@@ -1,0 +1,308 @@
+"""From a buffer to the structure of one GGUF file: no path, no mapping, no tensor bytes.
+
+Everything is judged by the C reader's rules; where it refuses what can be read without doubt
+(holes, another data order, long names), the file opens with a note that says so.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from aprfmt.dtypes import Encoding
+from aprfmt.errors import CodecError, FormatError, TruncatedError, UnsupportedError
+from aprfmt.formats.cursor import Cursor
+from aprfmt.formats.gguf import layout
+from aprfmt.formats.gguf.layout import MAX_INT64, align, encoding_of
+from aprfmt.formats.gguf.metadata import Drop, Metadata, read_metadata
+from aprfmt.tensor import Note, TensorInfo
+from aprfmt.text import shorten
+
+
+@dataclass(slots=True)
+class Parsed:
+    """The structure of one file.
+
+    `order` is "<" or ">". `infos` are in the table's order with absolute offsets. The data section
+    begins at `data_offset`; `end` is where the last tensor's bytes end, before its padding.
+    """
+
+    where: str
+    size: int
+    version: int
+    order: str
+    alignment: int
+    metadata: Metadata
+    data_offset: int
+    end: int = 0
+    infos: dict[str, TensorInfo] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+
+    def warn(self, text: str, where: str = "") -> None:
+        """Add a warning; `where` defaults to the file."""
+        self.notes.append(Note("warning", where or self.where, text))
+
+    def remark(self, text: str) -> None:
+        """Add a note: unusual, but harmless."""
+        self.notes.append(Note("note", self.where, text))
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A line of the tensor table; `offset` counts from the data section."""
+
+    name: str
+    shape: tuple[int, ...]
+    row: Encoding
+    offset: int
+
+
+def parse(
+    buffer: memoryview, where: str, *, partial: bool = False, drop: Drop | None = None
+) -> Parsed:
+    """Return the structure of the GGUF file in `buffer`; `where` begins every message.
+
+    `partial` lists tensors that lie beyond the end of a truncated file, with a warning each; what
+    stands before the data must be whole. `drop` is told which large values have been stepped over.
+    Raises FormatError, TruncatedError or UnsupportedError.
+    """
+    cursor = Cursor(buffer, where)
+    version = _read_version(cursor)
+    tensors = cursor.count(8, layout.SMALLEST_TENSOR, "the tensor count")
+    keys = cursor.count(8, layout.SMALLEST_KEY, "the key count")
+    metadata = read_metadata(cursor, keys, drop)
+    alignment = _alignment(metadata, where)
+    entries = _read_table(cursor, tensors, alignment)
+    parsed = Parsed(
+        where, len(buffer), version, cursor.order, alignment, metadata,
+        align(cursor.offset, alignment), cursor.offset,
+    )  # fmt: skip
+    _place(parsed, entries, partial)
+    _note_entries(parsed, entries)
+    _check_overlap(parsed)
+    _check_end(parsed, partial)
+    return parsed
+
+
+def _read_version(cursor: Cursor) -> int:
+    """Read magic and version, and take the byte order from the version's empty half."""
+    magic = bytes(cursor.take(4, "the magic"))
+    if magic != layout.MAGIC:
+        raise FormatError(
+            f"{cursor.where}: starts with {magic.hex(' ')}, expected {layout.MAGIC.hex(' ')} (GGUF)"
+        )
+    raw = cursor.take(4, "the version")
+    version = int.from_bytes(raw, "little")
+    spelled = "version"
+    if version and not version & 0xFFFF:
+        cursor.order = ">"
+        version = int.from_bytes(raw, "big")
+        spelled = "big-endian version"
+    if version not in layout.VERSIONS:
+        todo = "convert it with an older llama.cpp" if version == 1 else "is it a damaged file?"
+        raise UnsupportedError(
+            f"{cursor.where}: {spelled} {version} at offset 4; this reader knows "
+            f"{' and '.join(map(str, layout.VERSIONS))}; {todo}"
+        )
+    return version
+
+
+def _alignment(metadata: Metadata, where: str) -> int:
+    key = layout.ALIGNMENT_KEY
+    if key not in metadata:
+        return layout.DEFAULT_ALIGNMENT
+    kind, value = metadata.fields[key].type, metadata.fields[key].value
+    if kind != "uint32":
+        raise FormatError(f"{where}: {key} has type {kind}; GGUF wants uint32")
+    if not 0 < value <= layout.MAX_ALIGNMENT or value & (value - 1):
+        raise FormatError(
+            f"{where}: {key} is {value}; it must be a power of two up to {layout.MAX_ALIGNMENT}"
+        )
+    return int(value)
+
+
+def _label(name: str) -> str:
+    return f"tensor {shorten(name, 100)!r}"
+
+
+def _read_table(cursor: Cursor, count: int, alignment: int) -> list[_Entry]:
+    entries: list[_Entry] = []
+    seen: set[str] = set()
+    for number in range(count):
+        at = cursor.offset
+        length = cursor.uint(8, f"the name length of tensor {number}")
+        if length > layout.MAX_KEY_BYTES:
+            raise FormatError(
+                f"{cursor.where}: the name of tensor {number} at offset {at} has {length} bytes, "
+                f"the limit is {layout.MAX_KEY_BYTES}; the file is damaged"
+            )
+        name = cursor.text(length, f"the name of tensor {number}")
+        if name in seen:
+            raise FormatError(
+                f"{cursor.where}: {_label(name)} at offset {at} stands twice in the table; "
+                "names must be unique"
+            )
+        seen.add(name)
+        entries.append(_read_entry(cursor, name, at, alignment))
+    return entries
+
+
+def _read_entry(cursor: Cursor, name: str, at: int, alignment: int) -> _Entry:
+    """Read what follows the name in a line of the table that begins at `at`."""
+    label = _label(name)
+    ndim = cursor.uint(4, label)
+    if ndim > layout.MAX_DIMS:
+        raise FormatError(
+            f"{cursor.where}: {label} at offset {at} has {ndim} dimensions, "
+            f"GGUF has at most {layout.MAX_DIMS}"
+        )
+    line = cast("tuple[int, ...]", cursor.unpack(f"{ndim}QIQ", label))
+    dims, ggml_id, offset = line[:-2], line[-2], line[-1]
+    if max(dims, default=0) > MAX_INT64 or math.prod(dims) >= MAX_INT64:
+        raise FormatError(
+            f"{cursor.where}: {label} at offset {at} has dimensions {list(dims)}, fastest first; "
+            "sizes and their product must be below 2^63 (negative numbers look like this); "
+            "the table is damaged"
+        )
+    if ggml_id >= 1 << 31:
+        raise FormatError(
+            f"{cursor.where}: {label} at offset {at} has ggml type {ggml_id - (1 << 32)}; "
+            "types are not negative; the table is damaged"
+        )
+    if offset % alignment:
+        raise FormatError(
+            f"{cursor.where}: {label} at offset {at} has data offset {offset}, "
+            f"which is no multiple of the alignment {alignment}"
+        )
+    return _Entry(name, dims[::-1], encoding_of(ggml_id), offset)
+
+
+def _place(parsed: Parsed, entries: Sequence[_Entry], partial: bool) -> None:
+    """Give every tensor its bytes; one of unknown layout takes all up to the next."""
+    starts = sorted({entry.offset for entry in entries})
+    for entry in entries:
+        if entry.row.known:
+            nbytes = _known_size(parsed, entry)
+        else:
+            nbytes = _gap(parsed, entry, starts, partial) if math.prod(entry.shape) else 0
+        offset = parsed.data_offset + entry.offset
+        if offset + nbytes > MAX_INT64:
+            raise FormatError(
+                f"{parsed.where}: {_label(entry.name)} has data offset {entry.offset} and "
+                f"{nbytes} bytes, which ends beyond 2^63; the table is damaged"
+            )
+        parsed.infos[entry.name] = TensorInfo(
+            entry.name, entry.shape, entry.row.name, offset, nbytes,
+            entry.row.row_bytes(entry.shape),
+        )  # fmt: skip
+
+
+def _gap(parsed: Parsed, entry: _Entry, starts: Sequence[int], partial: bool) -> int:
+    """Return the bytes between a tensor's start and the next one's, or the end of the file."""
+    after = bisect_right(starts, entry.offset)
+    if after < len(starts):
+        return starts[after] - entry.offset
+    left = parsed.size - parsed.data_offset - entry.offset
+    if left <= 0 and not partial:
+        raise TruncatedError(
+            f"{parsed.where}: {_label(entry.name)} of {entry.row.name} begins at offset "
+            f"{parsed.data_offset + entry.offset}, where the file of {parsed.size} bytes has none "
+            "left for it; get the file again"
+        )
+    return max(0, left)
+
+
+def _known_size(parsed: Parsed, entry: _Entry) -> int:
+    try:
+        return entry.row.nbytes(entry.shape)
+    except CodecError as error:
+        raise FormatError(f"{parsed.where}: {_label(entry.name)}: {error}") from None
+
+
+def _note_entries(parsed: Parsed, entries: Sequence[_Entry]) -> None:
+    if parsed.order == ">":
+        parsed.remark("big-endian; tensor bytes are given in little-endian order")
+    names = [e.name for e in entries if len(e.name.encode()) > layout.MAX_NAME_BYTES]
+    if names:
+        parsed.warn(
+            f"{_count(names, 'tensor name')} longer than {layout.MAX_NAME_BYTES} bytes, "
+            f"which llama.cpp refuses; the first is {shorten(names[0], 100)!r}"
+        )
+    strange: dict[Encoding, list[str]] = {}
+    for entry in entries:
+        if not entry.row.known:
+            strange.setdefault(entry.row, []).append(entry.name)
+    for row, names in strange.items():
+        why = row.removed or "this id is unknown; its bytes can be copied, not decoded"
+        parsed.warn(
+            f"{_count(names, 'tensor')} of ggml type {row.ggml} ({row.name}), the first is "
+            f"{shorten(names[0], 100)!r}: {why}; sizes are taken from the gap to the next tensor"
+        )
+    offsets = [entry.offset for entry in entries]
+    if offsets != sorted(offsets):
+        parsed.warn("tensors lie in another order than the table has; llama.cpp refuses such files")
+
+
+def _count(names: Sequence[str], noun: str) -> str:
+    return f"1 {noun} is" if len(names) == 1 else f"{len(names)} {noun}s are"
+
+
+def _check_overlap(parsed: Parsed) -> None:
+    """Refuse tensors that share bytes; warn about bytes that belong to none."""
+    holes: list[tuple[int, str]] = []
+    previous = ""
+    end = parsed.data_offset
+    for info in _by_offset(parsed.infos.values()):
+        if info.offset < end:
+            raise FormatError(
+                f"{parsed.where}: {_label(info.name)} ({info.offset}..{info.offset + info.nbytes}) "
+                f"overlaps {_label(previous)}, which ends at {end}"
+            )
+        hole = info.offset - align(end - parsed.data_offset, parsed.alignment) - parsed.data_offset
+        if hole > 0:
+            holes.append((hole, info.name))
+        previous = info.name
+        end = parsed.end = info.offset + info.nbytes
+    if holes:
+        parsed.warn(
+            f"{sum(size for size, _ in holes)} unused bytes in {len(holes)} holes, the first "
+            f"before {_label(holes[0][1])}; llama.cpp refuses such files"
+        )
+
+
+def _by_offset(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
+    """Return the tensors that have bytes, in the order of their bytes."""
+    return sorted((info for info in infos if info.nbytes), key=lambda i: (i.offset, i.nbytes))
+
+
+def _is_beyond(info: TensorInfo, parsed: Parsed) -> bool:
+    if info.nbytes:
+        return info.offset + info.nbytes > parsed.size
+    return info.offset > max(align(parsed.end, parsed.alignment), parsed.size)
+
+
+def _check_end(parsed: Parsed, partial: bool) -> None:
+    beyond = [info for info in parsed.infos.values() if _is_beyond(info, parsed)]
+    if beyond:
+        first = beyond[0]
+        stop = first.offset + first.nbytes
+        text = (
+            f"{_label(first.name)} needs bytes {first.offset}..{stop}, the file has "
+            f"{parsed.size}, {stop - parsed.size} too few"
+        )
+        if not partial:
+            raise TruncatedError(
+                f"{parsed.where}: {text}; get the file again, or list it with --partial"
+            )
+        parsed.warn(f"truncated: {text}; {len(beyond)} of {len(parsed.infos)} tensors are cut")
+        for info in beyond:
+            parsed.warn(
+                f"lies beyond the end ({info.offset}..{info.offset + info.nbytes})", info.name
+            )
+        return
+    padded = align(parsed.end, parsed.alignment)
+    if parsed.size > padded:
+        parsed.warn(f"{parsed.size - padded} bytes follow the data")
+    elif parsed.size < padded and parsed.end > parsed.data_offset:
+        parsed.remark(f"{padded - parsed.size} bytes of padding are missing behind the last tensor")

@@ -1,0 +1,139 @@
+"""GGUF files, and splits of them, as sources."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+from aprfmt.errors import FormatError, TruncatedError
+from aprfmt.formats.gguf.byteorder import SwappedTensor
+from aprfmt.formats.gguf.layout import BYTE_ORDERS
+from aprfmt.formats.gguf.parse import Parsed, parse
+from aprfmt.formats.gguf.split import Shard, check_set, siblings
+from aprfmt.formats.mapped import MappedFile, StoredTensor
+from aprfmt.tensor import LazyTensor, Note, TensorInfo, Value
+
+
+class CutTensor(StoredTensor):
+    """A tensor of a truncated file that ends beyond it."""
+
+    __slots__ = ()
+
+    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
+        """Raise TruncatedError: the bytes are not there."""
+        info = self.info
+        raise TruncatedError(
+            f"{self.path}: tensor {info.name!r} needs bytes {info.offset}.."
+            f"{info.offset + info.nbytes}, the file has {self._file.size}; get the file again"
+        )
+
+    def drop(self, start: int = 0, stop: int | None = None) -> None:
+        """Do nothing: there is nothing to release."""
+
+
+class GGUFSource:
+    """An open GGUF model: one file, or all shards of a split.
+
+    `metadata` is the first shard's. `byteorder` is that of the file ("little" or "big"); tensors
+    give little-endian bytes whatever the file has. `shards` are the structures of the files.
+    """
+
+    def __init__(self, path: Path, shards: Sequence[Shard], notes: Sequence[Note] = ()) -> None:
+        first = shards[0].parsed
+        self.format = "gguf"
+        self.path = path
+        self.shards: tuple[Parsed, ...] = tuple(shard.parsed for shard in shards)
+        self.files: tuple[Path, ...] = tuple(shard.file.path for shard in shards)
+        self.version = str(first.version)
+        self.byteorder = BYTE_ORDERS[first.order]
+        self.alignment = first.alignment
+        self.metadata: Mapping[str, Value] = first.metadata
+        self.types: Mapping[str, str] = first.metadata.types
+        self.tensors: Mapping[str, LazyTensor] = _tensors(shards)
+        self.notes: Sequence[Note] = [*notes, *(n for shard in shards for n in shard.parsed.notes)]
+        self._maps = [shard.file for shard in shards]
+
+    def raw_value(self, key: str) -> memoryview:
+        """Return a value's stored bytes, in the file's byte order; KeyError for an unknown key.
+
+        An array begins with the u32 of its element type and its u64 count, a string with its u64
+        length.
+        """
+        return self.shards[0].metadata.raw(key)
+
+    def close(self) -> None:
+        """Unmap all files; lazy values and raw views end here."""
+        for file in self._maps:
+            file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def open_source(path: Path, *, partial: bool = False) -> GGUFSource:
+    """Open a GGUF file; any shard of a split opens the whole model.
+
+    `partial` lists truncated files and incomplete splits: what is missing is said in `notes`, and
+    asking for the bytes of a cut tensor raises TruncatedError.
+    Raises FormatError (TruncatedError, UnsupportedError) for what is not GGUF, for a missing shard,
+    and for a set whose shards disagree or were left half written.
+    """
+    path = Path(path)
+    with ExitStack() as stack:
+
+        def read(shard_path: Path) -> Shard:
+            file = MappedFile(shard_path)
+            stack.callback(file.close)
+            return Shard(file, parse(file.view, str(shard_path), partial=partial, drop=file.drop))
+
+        opened = read(path)
+        names = siblings(path, opened.parsed)
+        if len(names) > 1:
+            _refuse_mixed(path, names)
+        shards, notes = [], []
+        for name in names:
+            sibling = path.with_name(name)
+            if name == path.name:
+                shards.append(opened)
+            elif sibling.is_file():
+                shards.append(read(sibling))
+            elif not partial:
+                raise FormatError(
+                    f"{path}: belongs to a split of {len(names)} files, {name} is missing beside "
+                    "it; get the missing file"
+                )
+            else:
+                notes.append(Note("warning", str(path), f"{name} is missing beside it"))
+        check_set(shards, complete=len(shards) == len(names))
+        source = GGUFSource(path, shards, notes)
+        stack.pop_all()
+        return source
+
+
+def _refuse_mixed(path: Path, names: Sequence[str]) -> None:
+    """Refuse a set that an interrupted run left partly old and partly new."""
+    from aprfmt.formats.journal import pending
+
+    mixed = {found.name for found in pending(path.parent)}.intersection(names)
+    if mixed:
+        raise FormatError(
+            f"{path}: {', '.join(sorted(mixed))} belongs to a set of files whose writing was "
+            "interrupted, so old and new files are mixed; write into this folder again, which "
+            "completes it first"
+        )
+
+
+def _tensors(shards: Sequence[Shard]) -> dict[str, LazyTensor]:
+    tensors: dict[str, LazyTensor] = {}
+    for shard in shards:
+        whole = SwappedTensor if shard.parsed.order == ">" else StoredTensor
+        for info in shard.parsed.infos.values():
+            tensors[info.name] = _kind(info, shard.file, whole)(shard.file, info)
+    return tensors
+
+
+def _kind(info: TensorInfo, file: MappedFile, whole: type[StoredTensor]) -> type[StoredTensor]:
+    return whole if info.offset + info.nbytes <= file.size or not info.nbytes else CutTensor

@@ -1,0 +1,217 @@
+"""Bounded JSON: everything JSON that comes out of a file is read here.
+
+Python's own parser does the work. Around it stand the limits (bytes, depth, digits) and the rules
+it leaves open: UTF-8 without a byte-order mark, no duplicate keys (compared after unescaping), no
+NaN or Infinity, no number beyond float64, no lone surrogates, nothing behind the value.
+"""
+
+import gc
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from aprfmt.errors import ConversionError, FormatError
+from aprfmt.text import shorten
+
+MAX_DEPTH = 64
+MAX_DIGITS = 400  # float64 ends at 309 digits; also keeps int() far from its quadratic cost
+_BOM = b"\xef\xbb\xbf"
+_WINDOW = 1 << 20  # bytes split at quotes at a time: bounds the pieces held at once
+_NO_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
+_OPENINGS = bytes.maketrans(b"[{]}", b"\2\2\0\0")  # depth = 2 x opened - brackets so far
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_NAMES = {float("inf"): "Infinity", float("-inf"): "-Infinity"}
+
+
+def loads(
+    data: bytes | bytearray | memoryview,
+    where: str,
+    *,
+    max_bytes: int,
+    max_depth: int = MAX_DEPTH,
+    duplicates: Literal["refuse", "last"] = "refuse",
+    nonfinite: bool = False,
+    surrogates: bool = False,
+) -> Any:
+    """Return the one JSON value that `data` holds; `where` begins every message.
+
+    `duplicates="last"` lets the last of equal keys win, `nonfinite` allows NaN and the infinities,
+    `surrogates` allows lone surrogate escapes. Byte offsets in messages count from `data`'s start.
+    Raises FormatError.
+    """
+    if len(data) > max_bytes:
+        raise FormatError(f"{where}: {len(data)} bytes of JSON, the limit is {max_bytes}")
+    raw = bytes(data)
+    if raw.startswith(_BOM):
+        raise FormatError(f"{where}: starts with a byte-order mark at byte 0; JSON has none")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            f"{where}: byte 0x{raw[error.start]:02x} at byte {error.start} is not UTF-8"
+        ) from None
+    _check_depth(raw, where, max_depth)
+    decoder = json.JSONDecoder(
+        object_pairs_hook=_unique(where) if duplicates == "refuse" else None,
+        parse_constant=None if nonfinite else _refuse_constant(where),
+        parse_int=_integer(where),
+        parse_float=None if nonfinite else _finite(where),
+    )
+    try:
+        with _no_collection():
+            value = decoder.decode(text)
+    except json.JSONDecodeError as error:
+        offset = len(text[: error.pos].encode("utf-8", "surrogatepass"))
+        raise FormatError(f"{where}: not JSON at byte {offset}: {error.msg}") from None
+    if not surrogates and _ESCAPED_SURROGATE.search(raw):
+        _check_surrogates(raw, where)
+    return value
+
+
+def load_file(path: Path, max_bytes: int, **options: Any) -> Any:
+    """Return the JSON value of a regular file; `options` are those of `loads`."""
+    from aprfmt.formats.mapped import MappedFile
+
+    file = MappedFile(path)
+    try:
+        return loads(file.view, str(path), max_bytes=max_bytes, **options)
+    finally:
+        file.close()
+
+
+def dumps(value: Any, where: str = "JSON") -> str:
+    """Return `value` as compact JSON: keys in their order, non-ASCII raw, encodable as UTF-8.
+
+    Lone surrogates, which UTF-8 cannot hold, are written as escapes. NaN and the infinities, which
+    JSON cannot hold, raise ConversionError.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        found = _find_nonfinite(value)
+        if found is None:
+            raise  # a circular reference: a bug of the caller
+        raise ConversionError(
+            f"{where}: {found}, which JSON cannot hold; leave it out or store it as a string"
+        ) from None
+    return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Pause the cycle collector: parsing makes no cycles, and its walks double the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _check_depth(raw: bytes, where: str, max_depth: int) -> None:
+    """Refuse nesting beyond `max_depth` before the parser, which recurses, sees it.
+
+    Everything but brackets is taken away by operations on whole buffers first: escapes, what is
+    neither quote nor bracket, what stands between quotes.
+    """
+    if raw.count(b"[") + raw.count(b"{") <= max_depth:
+        return
+    if b"\\" in raw:  # pairs first: what is left before a quote then escapes that quote
+        raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # Two quotes side by side open and close nothing, whichever of the two comes first.
+    raw = raw.translate(None, _NO_STRUCTURE).replace(b'""', b"")
+    if b'"' in raw:
+        raw = _outside_strings(raw)
+    twice_opened = accumulate(raw.translate(_OPENINGS))
+    if any(twice - i > max_depth for i, twice in enumerate(twice_opened, 1)):
+        raise FormatError(f"{where}: JSON is nested deeper than the limit of {max_depth} levels")
+
+
+def _outside_strings(raw: bytes) -> bytes:
+    kept = []
+    inside = 0
+    for start in range(0, len(raw), _WINDOW):
+        pieces = raw[start : start + _WINDOW].split(b'"')
+        kept.append(b"".join(pieces[inside::2]))
+        inside ^= (len(pieces) - 1) & 1
+    return b"".join(kept)
+
+
+def _unique(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            seen: set[str] = set()
+            again = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            raise FormatError(
+                f"{where}: key '{shorten(again, 80)}' stands twice in one JSON object; "
+                "which of the two counts is anybody's guess"
+            )
+        return result
+
+    return build
+
+
+def _integer(where: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if len(text) > MAX_DIGITS:
+            raise FormatError(
+                f"{where}: an integer of {len(text)} digits, the limit is {MAX_DIGITS}"
+            )
+        return int(text)
+
+    return parse
+
+
+def _finite(where: str) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        value = float(text)
+        if value in _NAMES:
+            raise FormatError(f"{where}: the number {shorten(text, 40)} is beyond float64")
+        return value
+
+    return parse
+
+
+def _refuse_constant(where: str) -> Callable[[str], NoReturn]:
+    def refuse(name: str) -> NoReturn:
+        raise FormatError(f"{where}: {name} stands for a number; JSON has no such number")
+
+    return refuse
+
+
+def _check_surrogates(raw: bytes, where: str) -> None:
+    r"""Refuse surrogate escapes without their partner: they are no characters and fit no UTF-8.
+
+    Blanking keeps offsets. Escaped backslashes go first, so that every `\u` left is an escape.
+    """
+    blanked = _PAIR.sub(b" " * 12, raw.replace(b"\\\\", b"  "))
+    lone = _ESCAPED_SURROGATE.search(blanked)
+    if lone is not None:
+        escape = str(raw[lone.start() : lone.start() + 6], "ascii", "replace")
+        raise FormatError(
+            f"{where}: {escape} at byte {lone.start()} is half of a surrogate pair, no character"
+        )
+
+
+def _find_nonfinite(value: Any) -> str | None:
+    """Return `path is NaN` for the first number of `value` that JSON cannot hold."""
+    stack: list[tuple[str, Any]] = [("$", value)]
+    while stack:
+        path, item = stack.pop()
+        if isinstance(item, dict):
+            stack.extend((f"{path}.{key}", child) for key, child in reversed(item.items()))
+        elif isinstance(item, list | tuple):
+            numbered = list(enumerate(item))
+            stack.extend((f"{path}[{i}]", child) for i, child in reversed(numbered))
+        elif isinstance(item, float) and not math.isfinite(item):
+            return f"{path} is {_NAMES.get(item, 'NaN')}"
+    return None

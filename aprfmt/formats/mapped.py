@@ -1,0 +1,136 @@
+"""Files mapped read-only, and stored tensors as views of them.
+
+Only regular files are opened: a pipe or a device is refused before a byte is read. Mapped pages
+count as resident memory, so whoever walks over a large tensor calls `drop` behind itself.
+"""
+
+import mmap
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from aprfmt.errors import FormatError, TruncatedError
+from aprfmt.tensor import LazyTensor, TensorInfo
+
+_PAGE = mmap.PAGESIZE
+_DONTNEED: int | None = getattr(mmap, "MADV_DONTNEED", None)
+
+
+class MappedFile:
+    """One regular file, mapped whole and read-only."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._map: mmap.mmap | None = None
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+        try:
+            fd = os.open(path, flags)
+        except OSError as error:
+            raise FormatError(f"{path}: cannot be opened: {error.strerror}") from error
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise FormatError(
+                    f"{path}: is not a regular file (pipe, device or folder); give a model file"
+                )
+            self.size = status.st_size
+            if self.size:
+                self._map = mmap.mmap(fd, self.size, access=mmap.ACCESS_READ)
+        finally:
+            os.close(fd)
+        self.view = memoryview(self._map) if self._map is not None else memoryview(b"")
+
+    def drop(self, start: int, stop: int) -> None:
+        """Release the whole pages inside [start, stop); they are read again if needed."""
+        if self._map is None or _DONTNEED is None:
+            return
+        first, last = -(-start // _PAGE) * _PAGE, stop // _PAGE * _PAGE
+        if last > first:
+            self._map.madvise(_DONTNEED, first, last - first)
+
+    def close(self) -> None:
+        """Unmap; views that callers still hold keep the mapping alive until they are gone."""
+        self.view.release()
+        if self._map is not None:
+            try:
+                self._map.close()
+            except BufferError:
+                pass  # a caller's view is alive: the mapping goes with the last of them
+            self._map = None
+
+
+class StoredTensor:
+    """A tensor whose bytes are one contiguous region of a mapped file."""
+
+    __slots__ = ("_file", "info")
+
+    parts: Mapping[str, LazyTensor] = {}
+
+    def __init__(self, file: MappedFile, info: TensorInfo) -> None:
+        self._file = file
+        self.info = info
+
+    @property
+    def path(self) -> Path:
+        """The file (shard) that holds the bytes."""
+        return self._file.path
+
+    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
+        """Return a read-only view of stored bytes [start, stop), valid until the source closes."""
+        stop = self.info.nbytes if stop is None else stop
+        if not 0 <= start <= stop <= self.info.nbytes:
+            raise ValueError(f"{self.info.name}: bytes {start}..{stop} of {self.info.nbytes}")
+        base = self.info.offset
+        return self._file.view[base + start : base + stop]
+
+    def drop(self, start: int = 0, stop: int | None = None) -> None:
+        """Release the mapped pages of stored bytes [start, stop)."""
+        base = self.info.offset
+        stop = self.info.nbytes if stop is None else stop
+        self._file.drop(base + start, base + stop)
+
+
+class CutTensor(StoredTensor):
+    """A tensor of a truncated file that ends beyond it."""
+
+    __slots__ = ()
+
+    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
+        """Raise TruncatedError: the bytes are not there."""
+        info = self.info
+        raise TruncatedError(
+            f"{self.path}: tensor {info.name!r} needs bytes {info.offset}.."
+            f"{info.offset + info.nbytes}, the file has {self._file.size}; get the file again"
+        )
+
+    def drop(self, start: int = 0, stop: int | None = None) -> None:
+        """Do nothing: there is nothing to release."""
+
+
+def stored_tensor(file: MappedFile, info: TensorInfo) -> StoredTensor:
+    """Return a tensor of a file that may be truncated."""
+    whole = info.offset + info.nbytes <= file.size or not info.nbytes
+    return (StoredTensor if whole else CutTensor)(file, info)
+
+
+class MemoryTensor:
+    """A tensor held in memory, for what is synthesised (and for tests)."""
+
+    __slots__ = ("_data", "info")
+
+    parts: Mapping[str, LazyTensor] = {}
+
+    def __init__(self, info: TensorInfo, data: bytes | bytearray | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        if len(view) != info.nbytes:
+            raise ValueError(f"{info.name}: {len(view)} bytes given, its info says {info.nbytes}")
+        self._data = view.toreadonly()
+        self.info = info
+
+    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
+        """Return a read-only view of bytes [start, stop)."""
+        return self._data[start:stop]
+
+    def drop(self, start: int = 0, stop: int | None = None) -> None:
+        """Do nothing: the bytes are ours."""

@@ -1,0 +1,113 @@
+"""The writer of one output file; `aprfmt.formats.atomic` makes it, publishes it or discards it."""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from aprfmt.errors import OutputError
+from aprfmt.formats.temporary import as_output_error
+
+_DIRECT = 64 << 10  # larger pieces are not copied into the buffer
+_BUFFER = 256 << 10
+_WINDOW = 16 << 20  # bytes a system call: an interrupt waits no longer than that
+
+
+class OutputFile:
+    """Sequential writer of one file of a set; made by `FileSet.create`.
+
+    `path` is the name asked for, `final` where its links lead, `temporary` where the data goes.
+    """
+
+    def __init__(self, path: Path, temporary: Path, final: Path) -> None:
+        self.path = path
+        self.temporary = temporary
+        self.final = final
+        self.existed = False
+        self._failed = False  # an error that a caller swallowed must not end in a torn file
+        self._buffer = bytearray()
+        self._written = 0
+        self._fd: int | None = None
+
+    def open(self, old: os.stat_result | None) -> None:
+        """Make the temporary file, with the mode of the `old` file or that of the umask."""
+        self.existed = old is not None
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        self._fd = os.open(self.temporary, flags, 0o666)
+        if old is not None and hasattr(os, "fchmod"):
+            os.fchmod(self._fd, stat.S_IMODE(old.st_mode) & 0o777)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append the bytes of a contiguous buffer; large ones are not copied.
+
+        Raises OutputError, with `errno`, for everything the system refuses.
+        """
+        if self._fd is None:
+            raise ValueError(f"{self.path}: is closed")
+        view = memoryview(data)
+        if not view.nbytes:
+            return  # an empty view of several dimensions cannot be cast
+        view = view.cast("B")
+        self._written += len(view)
+        if len(view) < _DIRECT:
+            self._buffer += view
+            if len(self._buffer) >= _BUFFER:
+                self._flush()
+        else:
+            self._flush()
+            self._send(view)
+
+    def patch(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write over bytes that were written already; the end stays where it is."""
+        if self._fd is None:
+            raise ValueError(f"{self.path}: is closed")
+        view = memoryview(data).cast("B")
+        if not 0 <= offset <= offset + len(view) <= self._written:
+            raise ValueError(f"{self.path}: bytes {offset}+{len(view)} of {self._written}")
+        self._flush()
+        with self._errors("cannot be written"):
+            while view:
+                count = os.pwrite(self._fd, view, offset)
+                view, offset = view[count:], offset + count
+
+    def tell(self) -> int:
+        """Return how many bytes were written."""
+        return self._written
+
+    def close(self) -> None:
+        """Sync the file and let go of it; only needed to keep few of many files open."""
+        if self._failed:
+            raise OutputError(f"{self.path}: an earlier write failed; the file is not published")
+        if self._fd is not None:
+            self._flush()
+            with self._errors("cannot be synced"):
+                os.fsync(self._fd)
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the file without syncing it."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with suppress(OSError):
+                os.close(fd)
+
+    def _flush(self) -> None:
+        if self._buffer:
+            buffer, self._buffer = self._buffer, bytearray()
+            self._send(memoryview(buffer))
+
+    def _send(self, view: memoryview) -> None:
+        assert self._fd is not None
+        with self._errors("cannot be written"):
+            while view:
+                view = view[os.write(self._fd, view[:_WINDOW]) :]
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        try:
+            with as_output_error(self.path, what):
+                yield
+        except BaseException:
+            self._failed = True
+            raise

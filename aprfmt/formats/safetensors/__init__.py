@@ -1,0 +1,61 @@
+"""safetensors, the container of the Hugging Face Hub: files, and sharded models by their index.
+
+Listing a file is what this package does most, so what only writing or `hex` needs is imported then.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from aprfmt.formats import FormatSpec
+from aprfmt.formats.fields import HeaderField
+from aprfmt.formats.safetensors.layout import order
+from aprfmt.tensor import Sink, Source
+
+
+def recognise(head: bytes, size: int) -> bool:
+    """Say whether a file is safetensors, whole or damaged, or the index of a sharded model.
+
+    The JSON stands behind eight bytes of length; a text file has letters there, whose number is
+    beyond any file.
+    """
+    if head.lstrip()[:1] == b"{":
+        return b'"weight_map"' in head and b".safetensors" in head
+    if head[8:].lstrip()[:1] != b"{":
+        return False
+    return not all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head[:8])
+
+
+def open_source(path: Path, *, partial: bool = False) -> Source:
+    """Open a file, or all shards of an index; see `reader.open_source`."""
+    from aprfmt.formats.safetensors import reader
+
+    return reader.open_source(path, partial=partial)
+
+
+def open_sink(path: Path, **options: Any) -> Sink:
+    """Start writing `path`; the options are those of `writer.open_sink`."""
+    from aprfmt.formats.safetensors import writer
+
+    return writer.open_sink(path, **options)
+
+
+def header_fields(buffer: memoryview, where: str) -> Iterator[HeaderField]:
+    """Yield the header of a file, field by field, with the bytes each stands in."""
+    from aprfmt.formats.safetensors import fields
+
+    return fields.header_fields(buffer, where)
+
+
+FORMAT = FormatSpec(
+    name="safetensors",
+    extensions=(".safetensors",),
+    recognise=recognise,
+    open_source=open_source,
+    open_sink=open_sink,
+    holds=lambda row: bool(row.safetensors),
+    style="hf",
+    header_fields=header_fields,
+    order=order,
+    weights_name="model.safetensors",
+)

@@ -1,0 +1,23 @@
+"""The header of a safetensors file, field by field."""
+
+from collections.abc import Iterator
+
+from aprfmt.formats.fields import HeaderField
+from aprfmt.formats.safetensors.layout import PREFIX
+from aprfmt.formats.safetensors.parse import parse
+from aprfmt.text import shorten
+
+
+def header_fields(buffer: memoryview, where: str) -> Iterator[HeaderField]:
+    """Yield the header's length, its JSON and its padding, then where every tensor lies."""
+    parsed = parse(buffer, where, partial=True)
+    raw = bytes(parsed.header_raw[PREFIX:])
+    spelled = raw.rstrip(b" ")
+    yield HeaderField(0, PREFIX, "header_size", str(parsed.header_size))
+    text = str(spelled[:240], "utf-8", "replace")
+    yield HeaderField(PREFIX, len(spelled), "header", shorten(text, 60))
+    if len(raw) > len(spelled):
+        yield HeaderField(PREFIX + len(spelled), len(raw) - len(spelled), "padding", "spaces")
+    for info in sorted(parsed.infos.values(), key=lambda info: (info.offset, info.nbytes)):
+        row = f"{info.encoding} {list(info.shape)}, {info.nbytes} bytes"
+        yield HeaderField(info.offset, info.nbytes, f"tensor {info.name}", row)

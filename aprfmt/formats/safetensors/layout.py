@@ -1,0 +1,61 @@
+"""safetensors on disk: a length, a JSON header, contiguous data - for both directions.
+
+8 bytes little-endian header length N, N bytes of JSON, then the tensors' bytes without a gap.
+Layout source: the format section of the safetensors README and the reference's own checks.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from aprfmt.dtypes import BY_SAFETENSORS, Encoding, encoding
+from aprfmt.formats.jsonio import dumps
+from aprfmt.tensor import TensorInfo, Value
+
+PREFIX = 8  # bytes of the header's length
+ALIGNMENT = 8  # the header is padded with spaces to this
+METADATA = "__metadata__"
+FIELDS = ("dtype", "shape", "data_offsets")
+INDEX_SUFFIX = ".safetensors.index.json"
+U64 = 1 << 64  # the reference computes sizes in 64 bits and refuses what does not fit
+
+# The reference's enum of dtypes; the writer sorts by descending position in it, then by name.
+DTYPE_ORDER = (
+    "BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0",
+    "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64",
+    "I64", "U64",
+)  # fmt: skip
+_RANKS = {BY_SAFETENSORS[dtype].name: rank for rank, dtype in enumerate(DTYPE_ORDER)}
+
+
+def bits(row: Encoding) -> int:
+    """Return the bits of one element; every encoding of the format has a whole number."""
+    return 8 * row.type_size // row.block_size
+
+
+def order(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
+    """Return the tensors in the order the reference writes them: widest dtypes first, then names.
+
+    Encodings the format lacks come last; planning them is refused.
+    """
+    return sorted(
+        infos,
+        key=lambda info: (
+            -_RANKS.get(info.encoding, -1),
+            info.name.encode("utf-8", "surrogatepass"),
+        ),
+    )
+
+
+def spell_header(metadata: Mapping[str, str], infos: Sequence[TensorInfo]) -> bytes:
+    """Return the length and the padded JSON header; data lies in the order of `infos`."""
+    header: dict[str, Value] = {METADATA: dict(metadata)} if metadata else {}
+    at = 0
+    for info in infos:
+        header[info.name] = {
+            "dtype": encoding(info.encoding).safetensors,
+            "shape": list(info.shape),
+            "data_offsets": [at, at + info.nbytes],
+        }
+        at += info.nbytes
+    raw = dumps(header).encode("utf-8")
+    raw += b" " * (-len(raw) % ALIGNMENT)
+    return len(raw).to_bytes(PREFIX, "little") + raw

@@ -1,0 +1,182 @@
+"""safetensors files, and sharded models by their index, as sources."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from aprfmt.errors import FormatError
+from aprfmt.formats.mapped import MappedFile, stored_tensor
+from aprfmt.formats.safetensors.parse import Parsed, merge_metadata, parse
+from aprfmt.tensor import LazyTensor, Note, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One open file and its structure."""
+
+    file: MappedFile
+    parsed: Parsed
+
+    @property
+    def tensors(self) -> dict[str, LazyTensor]:
+        """The tensors, in the header's order."""
+        infos = self.parsed.infos
+        return {name: stored_tensor(self.file, info) for name, info in infos.items()}
+
+
+class SafetensorsSource:
+    """An open safetensors model: one file, or all shards of an index.
+
+    `metadata` is `__metadata__` (strings only), of a sharded model that of all shards together.
+    `index_metadata` is the index's own, {} without an index. The format has no version.
+    """
+
+    format = "safetensors"
+    version = ""
+    types: Mapping[str, str] = {}
+
+    def __init__(
+        self,
+        path: Path,
+        shards: Sequence[Shard],
+        tensors: Mapping[str, LazyTensor],
+        index_metadata: Mapping[str, Value],
+        notes: Sequence[Note] = (),
+    ) -> None:
+        self.path = path
+        self.shards = tuple(shards)
+        self.files: tuple[Path, ...] = tuple(shard.file.path for shard in shards)
+        self.tensors = tensors
+        self.index_metadata = index_metadata
+        merged, more = merge_metadata(
+            {str(shard.file.path): shard.parsed.metadata for shard in shards}
+        )
+        self.metadata: Mapping[str, Value] = merged
+        found = [note for shard in shards for note in shard.parsed.notes]
+        self.notes: Sequence[Note] = [*notes, *more, *found]
+
+    @property
+    def header_raw(self) -> bytes:
+        """The first file's length and header, as they stand there."""
+        return bytes(self.shards[0].parsed.header_raw)
+
+    def close(self) -> None:
+        """Unmap all files; raw views end here."""
+        for shard in self.shards:
+            shard.file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def open_source(path: Path, *, partial: bool = False) -> SafetensorsSource:
+    """Open one safetensors file (a shard alone), or all shards of an index.
+
+    `partial` lists a file whose data is cut; asking for the bytes of a cut tensor then raises
+    TruncatedError. Raises FormatError for a file that breaks a rule of the format.
+    """
+    path = Path(path)
+    file = MappedFile(path)
+    try:
+        if bytes(file.view[:64]).lstrip()[:1] != b"{":
+            shard = Shard(file, parse(file.view, str(path), partial=partial))
+            return SafetensorsSource(path, [shard], shard.tensors, {})
+    except BaseException:
+        file.close()
+        raise
+    file.close()
+    return open_index(path, partial=partial)
+
+
+def open_index(path: Path, *, partial: bool = False) -> SafetensorsSource:
+    """Open every shard that a `*.safetensors.index.json` names, as one model.
+
+    Index and shards must agree on every tensor. `partial` allows missing and truncated shards; what
+    is missing is said in `notes`. Raises FormatError.
+    """
+    from aprfmt.formats.shardset import refuse_mixed, require, union
+
+    path = Path(path)
+    weight_map, metadata = _read_index(path)
+    homes = _homes(path, weight_map)
+    refuse_mixed(path, list(homes.values()))
+    notes: list[Note] = []
+    if partial:
+        for file_name, shard_path in homes.items():
+            if not shard_path.is_file():
+                notes.append(Note("warning", str(path), f"{file_name} is missing"))
+        homes = {name: shard_path for name, shard_path in homes.items() if shard_path.is_file()}
+        if not homes:
+            raise FormatError(f"{path}: none of the shards it names is there; get them")
+    else:
+        require(homes.values(), str(path))
+    with ExitStack() as stack:
+        shards: dict[str, Shard] = {}
+        for file_name, shard_path in homes.items():
+            file = MappedFile(shard_path)
+            stack.callback(file.close)
+            parsed = parse(file.view, str(shard_path), partial=partial)
+            shards[file_name] = Shard(file, parsed)
+        tensors = union([(s.file.path, s.tensors) for s in shards.values()], str(path))
+        _check_map(path, weight_map, shards)
+        total = metadata.get("total_size")
+        found = sum(tensor.info.nbytes for tensor in tensors.values())
+        if total is not None and total != found and not notes:
+            text = f"total_size is {total!r}, the tensors of all shards take {found} bytes"
+            notes.append(Note("warning", str(path), text))
+        source = SafetensorsSource(path, list(shards.values()), tensors, metadata, notes)
+        stack.pop_all()
+        return source
+
+
+def _read_index(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    from aprfmt.formats.jsonio import load_file
+    from aprfmt.formats.shardset import MAX_INDEX
+
+    index = load_file(path, MAX_INDEX)
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise FormatError(
+            f"{path}: has no weight_map; expected an index of safetensors shards, an object that "
+            "maps tensor names to file names"
+        )
+    metadata = index.get("metadata")
+    if metadata is not None and not isinstance(metadata, dict):
+        raise FormatError(f"{path}: metadata is {type(metadata).__name__}; expected an object")
+    return weight_map, metadata or {}
+
+
+def _homes(path: Path, weight_map: Mapping[str, Any]) -> dict[str, Path]:
+    """Return the shards' paths by the name the index gives, sorted: the order of their numbers."""
+    from aprfmt.formats.cursor import MAX_COUNT
+    from aprfmt.formats.shardset import member
+
+    if len(weight_map) > MAX_COUNT:
+        raise FormatError(f"{path}: {len(weight_map)} tensors, the limit is {MAX_COUNT}")
+    homes: dict[str, Path] = {}
+    for name in weight_map.values():
+        if not isinstance(name, str) or name not in homes:
+            home = member(path.parent, name, str(path))
+            homes[name] = home
+    return dict(sorted(homes.items()))
+
+
+def _check_map(path: Path, weight_map: Mapping[str, str], shards: Mapping[str, Shard]) -> None:
+    for name, file_name in weight_map.items():
+        if file_name in shards and name not in shards[file_name].parsed.infos:
+            raise FormatError(
+                f"{path}: tensor {name!r} is said to be in {file_name}, which does not hold it; "
+                "index and shards are not of one model"
+            )
+    for file_name, shard in shards.items():
+        for name in shard.parsed.infos:
+            if weight_map.get(name) != file_name:
+                raise FormatError(
+                    f"{path}: {file_name} holds tensor {name!r}, which the index does not list for "
+                    "it; index and shards are not of one model"
+                )

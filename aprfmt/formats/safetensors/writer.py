@@ -1,0 +1,216 @@
+"""Writes safetensors as the reference does: its tensor order, its spelling, its padding.
+
+More bytes than a shard may hold become `STEM-00001-of-0000N.safetensors` and
+`STEM.safetensors.index.json`, as the Hub names them. The same plan and bytes give the same files.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aprfmt.dtypes import encoding
+from aprfmt.errors import ConversionError, UsageError
+from aprfmt.formats.atomic import FileSet
+from aprfmt.formats.cursor import MAX_HEADER
+from aprfmt.formats.jsonio import dumps
+from aprfmt.formats.safetensors.layout import (
+    INDEX_SUFFIX,
+    METADATA,
+    PREFIX,
+    U64,
+    bits,
+    order,
+    spell_header,
+)
+from aprfmt.formats.safetensors.reader import SafetensorsSource
+from aprfmt.formats.sequential import Program, Room, SequentialSink, deal
+from aprfmt.tensor import TensorInfo, Typed, Value
+from aprfmt.text import shorten
+
+# transformers refuses files that do not say which framework's tensors these are.
+_FORMAT_KEY, _FORMAT = "format", "pt"
+_SHARD = re.compile(r"(?P<stem>.+)-[0-9]{5}-of-[0-9]{5}")
+
+
+class SafetensorsSink(SequentialSink):
+    """A safetensors model being written; see `aprfmt.tensor.Sink`.
+
+    Tensors are planned in the order of `order`. Metadata holds strings only, and gets `format: pt`
+    if it lacks the key. ConversionError for what the format cannot hold.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        force: bool = False,
+        files: FileSet | None = None,
+        max_shard_size: int | None = None,
+        like: SafetensorsSource | None = None,
+    ) -> None:
+        super().__init__(path, force=force, files=files)
+        self._limit = max_shard_size
+        self._like = like if like is not None and len(like.shards) == 1 else None
+
+    def order(self, infos: Sequence[TensorInfo]) -> list[TensorInfo]:
+        """Return the order to plan and write in: the reference's, or as they lie in `like`.
+
+        The order of `like` counts only while it has the very tensors that are planned.
+        """
+        if self._like is None or not _same_tensors(self._like, infos):
+            return order(infos)
+        places = self._like.shards[0].parsed.infos
+        return sorted(infos, key=lambda info: (places[info.name].offset, info.nbytes))
+
+    def _lay_out(
+        self, metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]
+    ) -> Sequence[Program]:
+        where = str(self._path)
+        texts = _texts(metadata, where)
+        like = self._like
+        if like is not None and self._unchanged(like, texts, infos):
+            return [Program(self._path, like.header_raw, _rooms(infos))]
+        texts.setdefault(_FORMAT_KEY, _FORMAT)
+        for info in infos:
+            _check(info, where)
+        if list(infos) != order(infos):
+            raise ConversionError(
+                f"{where}: tensors are planned in another order than the format's; "
+                "plan them in the order of `order`"
+            )
+        parts = deal(infos, self._limit, where)
+        if len(parts) == 1:
+            return [_program(self._path, texts, infos)]
+        return self._set(texts, parts)
+
+    def _unchanged(
+        self, like: SafetensorsSource, texts: Mapping[str, str], infos: Sequence[TensorInfo]
+    ) -> bool:
+        """Say whether the plan is that of the one file `like`, in its own data order."""
+        if self._limit is not None and sum(info.nbytes for info in infos) > self._limit:
+            return False
+        if dumps(dict(like.metadata)) != dumps(dict(texts)) or not _same_tensors(like, infos):
+            return False
+        places = like.shards[0].parsed.infos
+        offsets = [places[info.name].offset for info in infos]
+        return offsets == sorted(offsets)
+
+    def _set(
+        self, texts: Mapping[str, str], parts: Sequence[Sequence[TensorInfo]]
+    ) -> list[Program]:
+        """Return the shards and their index; other keys than `format` stand in the first only."""
+        count = len(parts)
+        stem = _stem(self._path.name)
+        programs: list[Program] = []
+        weight_map: dict[str, str] = {}
+        for number, part in enumerate(parts, 1):
+            path = self._path.with_name(f"{stem}-{number:05d}-of-{count:05d}.safetensors")
+            kept = texts if number == 1 else {_FORMAT_KEY: texts[_FORMAT_KEY]}
+            programs.append(_program(path, kept, part))
+            weight_map.update((info.name, path.name) for info in part)
+        total = sum(info.nbytes for part in parts for info in part)
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        text = json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        path = self._path.with_name(stem + INDEX_SUFFIX)
+        return [*programs, Program(path, text.encode("utf-8"))]
+
+
+def open_sink(
+    path: Path,
+    *,
+    force: bool = False,
+    max_shard_size: int | None = None,
+    files: FileSet | None = None,
+    like: Any = None,
+    **options: Any,
+) -> SafetensorsSink:
+    """Start writing `path`.
+
+    More than `max_shard_size` tensor bytes become shards with an index. `like` is an open
+    safetensors source whose header is kept where the plan says the same. With `files` the sink
+    writes into that set, and whoever owns it publishes.
+    """
+    if options:
+        raise UsageError(f"{path}: safetensors files are not written with {', '.join(options)}")
+    return SafetensorsSink(
+        Path(path), force=force, files=files, max_shard_size=max_shard_size, like=like
+    )
+
+
+def _texts(metadata: Mapping[str, Value | Typed], where: str) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for key, value in metadata.items():
+        text = value.value if isinstance(value, Typed) else value
+        if not isinstance(text, str) or not _encodable(text) or not _encodable(key):
+            raise ConversionError(
+                f"{where}: metadata key {shorten(key, 80)!r} holds {type(text).__name__} "
+                f"{shorten(repr(text), 80)}; safetensors metadata holds UTF-8 strings only"
+            )
+        texts[key] = text
+    return texts
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _check(info: TensorInfo, where: str) -> None:
+    """Refuse what the format cannot hold. Raises ConversionError."""
+    what = f"{where}: tensor {shorten(info.name, 100)!r}"
+    row = encoding(info.encoding)
+    if not row.safetensors:
+        raise ConversionError(
+            f"{what}: safetensors has no dtype for {info.encoding}; choose another one"
+        )
+    if info.name == METADATA or not _encodable(info.name):
+        raise ConversionError(f"{what}: the format has no room for that name; rename the tensor")
+    count = 1
+    for dim in info.shape:
+        count *= dim
+        if dim < 0 or count * bits(row) >= U64:
+            raise ConversionError(f"{what}: shape {list(info.shape)} does not fit into 64 bits")
+    if count * bits(row) % 8:
+        raise ConversionError(
+            f"{what}: {count} elements of {info.encoding} end inside a byte; "
+            "the format wants whole bytes"
+        )
+    if info.nbytes != count * bits(row) // 8:
+        raise ConversionError(
+            f"{what}: {info.nbytes} bytes are planned, shape {list(info.shape)} of "
+            f"{info.encoding} takes {count * bits(row) // 8}"
+        )
+
+
+def _program(path: Path, texts: Mapping[str, str], infos: Sequence[TensorInfo]) -> Program:
+    head = spell_header(texts, infos)
+    if len(head) - PREFIX > MAX_HEADER:
+        raise ConversionError(
+            f"{path}: its header takes {len(head) - PREFIX} bytes, the format allows {MAX_HEADER}"
+        )
+    return Program(path, head, _rooms(infos))
+
+
+def _rooms(infos: Sequence[TensorInfo]) -> list[Room]:
+    return [Room(info.name, info.nbytes) for info in infos]
+
+
+def _same_tensors(like: SafetensorsSource, infos: Sequence[TensorInfo]) -> bool:
+    known = like.shards[0].parsed.infos
+    return len(known) == len(infos) and all(
+        info.name in known
+        and known[info.name].shape == info.shape
+        and known[info.name].encoding == info.encoding
+        for info in infos
+    )
+
+
+def _stem(name: str) -> str:
+    stem = name.removesuffix(".safetensors")
+    match = _SHARD.fullmatch(stem)
+    return match["stem"] if match else stem

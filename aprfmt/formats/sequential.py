@@ -1,0 +1,281 @@
+"""Files written front to back from a program: literal bytes, room for tensors, a checksum.
+
+Formats whose every byte but the tensors is known when the plan is made lay out such a program and
+leave the writing, the bookkeeping and the publishing to `SequentialSink`.
+"""
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from aprfmt.errors import ConversionError, UsageError
+from aprfmt.formats.atomic import FileSet
+from aprfmt.formats.output import OutputFile
+from aprfmt.tensor import TensorInfo, Typed, Value
+from aprfmt.text import shorten
+
+_ASIDE = 1 << 20  # bytes from which a checksum is computed beside the write, not before it
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where the bytes of one tensor go."""
+
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """Four bytes: the little-endian CRC-32 (zlib's) of everything before them in the file.
+
+    `settle` is given those bytes and returns the ones to write.
+    """
+
+    settle: Callable[[bytes], bytes] = bytes
+
+
+Segment = bytes | memoryview | Room | Checksum
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One file. `head` may be amended until the end; it ends before the first tensor."""
+
+    path: Path
+    head: bytes
+    body: Sequence[Segment] = field(default=())
+
+
+class SequentialSink:
+    """A model being written; see `aprfmt.tensor.Sink`. Formats give `_lay_out`.
+
+    With `files` the sink writes into that set and whoever owns it publishes. Errors are
+    ConversionError for tensors that are missing, out of order or of another size than planned,
+    OutputError for what the system refuses.
+    """
+
+    def __init__(self, path: Path, *, force: bool = False, files: FileSet | None = None) -> None:
+        self._path = Path(path)
+        self._own = files is None
+        self._files = FileSet(force=force) if files is None else files
+        self._programs: Sequence[Program] | None = None
+        self._steps: Iterator[Room] = iter(())
+        self._next: Room | None = None
+        self._out: OutputFile | None = None
+        self._first: OutputFile | None = None
+        self._sum: _Sum | None = None
+        self._footers: list[tuple[OutputFile, int, _Sum]] = []  # of the first file
+
+    def _lay_out(
+        self, metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]
+    ) -> Sequence[Program]:
+        """Return the files to write, the one whose metadata `amend` changes first."""
+        raise NotImplementedError
+
+    def plan(self, metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]) -> None:
+        """Fix everything but the tensors' bytes."""
+        if self._programs is not None:
+            raise ConversionError(f"{self._path}: is planned already; a sink is planned once")
+        check_unique(infos, str(self._path))
+        self._programs = self._lay_out(metadata, infos)
+        self._steps = self._run(self._programs)
+        self._next = next(self._steps, None)
+
+    def write(self, name: str, chunks: Iterable[memoryview]) -> None:
+        """Write the bytes of the next planned tensor and whatever follows it."""
+        room = self._next
+        if room is None or room.name != name:
+            expected = repr(room.name) if room is not None else "no tensor"
+            raise ConversionError(f"{self._path}: tensor {name!r} was given, {expected} is next")
+        written = 0
+        for chunk in chunks:
+            view = memoryview(chunk)
+            written += view.nbytes
+            if written > room.nbytes:
+                break
+            self._emit(view)
+        if written != room.nbytes:
+            more = " or more" if written > room.nbytes else ""
+            raise ConversionError(
+                f"{self._path}: tensor {name!r}: {written} bytes{more} were given, "
+                f"{room.nbytes} were planned"
+            )
+        self._next = next(self._steps, None)
+
+    def amend(self, old: str, new: str) -> None:
+        """Write `new` over the metadata text `old`; ConversionError unless it stands there once."""
+        before, after = old.encode("ascii"), new.encode("ascii")
+        programs = self._programs or ()
+        head = programs[0].head if programs else b""
+        count = head.count(before)
+        if len(before) != len(after) or count != 1 or self._first is None:
+            raise ConversionError(
+                f"{self._path}: {shorten(old, 80)!r} stands {count} times in the metadata and has "
+                f"{len(before)} bytes; expected once, and {len(after)} bytes"
+            )
+        at = head.index(before)
+        self._first.patch(at, after)
+        head = head[:at] + after + head[at + len(before) :]
+        self._programs = (Program(programs[0].path, head, programs[0].body), *programs[1:])
+        for out, place, total in self._footers:
+            out.patch(place, total.digest(head))
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The files being written, in shard order, an index last."""
+        return [program.path for program in self._programs or ()]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            if not any(exc):
+                self._finish()
+        finally:
+            if self._own:
+                self._files.discard()
+
+    def _finish(self) -> None:
+        if self._programs is None or self._next is not None:
+            missing = repr(self._next.name) if self._next is not None else "the plan"
+            raise ConversionError(
+                f"{self._path}: not everything was written, {missing} is the first that is "
+                "missing; nothing is published"
+            )
+        if self._own:
+            self._files.publish()
+
+    def _run(self, programs: Sequence[Program]) -> Iterator[Room]:
+        """Write what is known, yielding wherever a tensor's bytes are needed."""
+        for number, program in enumerate(programs):
+            out = self._out = self._files.create(program.path)
+            if number == 0:
+                self._first = out
+            sums = any(isinstance(segment, Checksum) for segment in program.body)
+            self._sum = None
+            out.write(program.head)
+            self._sum = total = _Sum(program.head) if sums else None
+            for segment in program.body:
+                if isinstance(segment, Room):
+                    yield segment
+                elif isinstance(segment, Checksum):
+                    assert total is not None
+                    # An amended head counts as it stands now.
+                    head = (self._programs or programs)[number].head
+                    if number == 0:
+                        self._footers.append((out, out.tell(), total.copy()))
+                    self._emit(segment.settle(total.digest(head)))
+                else:
+                    self._emit(segment)
+            if number:
+                out.close()  # the first stays open, to be amended
+
+    def _emit(self, data: bytes | memoryview) -> None:
+        assert self._out is not None
+        if self._sum is None:
+            self._out.write(data)
+        else:
+            self._sum.add(data, self._out.write)
+
+
+class _Sum:
+    """CRC-32 of a head that may still change and of a body that has gone by."""
+
+    def __init__(self, head: bytes) -> None:
+        self._head_bytes = len(head)
+        self._body = 0
+        self._body_bytes = 0
+
+    def add(self, data: bytes | memoryview, write: Callable[[bytes | memoryview], None]) -> None:
+        """Write `data` and count it; large pieces are summed by another thread meanwhile."""
+        size = memoryview(data).nbytes
+        if size < _ASIDE:
+            write(data)
+            self._body = zlib.crc32(data, self._body)
+        else:
+            import threading
+
+            def summing() -> None:
+                self._body = zlib.crc32(data, self._body)
+
+            worker = threading.Thread(target=summing)
+            worker.start()
+            try:
+                write(data)
+            finally:
+                worker.join()  # the caller may reuse the buffer
+        self._body_bytes += size
+
+    def copy(self) -> "_Sum":
+        """Return the state as it is now."""
+        twin = _Sum(b"")
+        twin._head_bytes = self._head_bytes
+        twin._body, twin._body_bytes = self._body, self._body_bytes
+        return twin
+
+    def digest(self, head: bytes) -> bytes:
+        """Return the checksum of `head` and the body, four bytes little-endian."""
+        assert len(head) == self._head_bytes
+        value = combine(zlib.crc32(head), self._body, self._body_bytes)
+        return value.to_bytes(4, "little")
+
+
+def combine(first: int, second: int, length: int) -> int:
+    """Return the CRC-32 of A + B from the CRCs of A and of B and the bytes of B.
+
+    Appending zeros is linear over GF(2): A's CRC goes through the operator for one zero bit raised
+    to 8 * `length`, by squaring. The method is that of zlib's crc32_combine.
+    """
+    operator = [0xEDB88320, *(1 << bit for bit in range(31))]  # one zero bit
+    for _ in range(3):
+        operator = [_times(operator, row) for row in operator]  # one zero byte
+    while length:
+        if length & 1:
+            first = _times(operator, first)
+        operator = [_times(operator, row) for row in operator]
+        length >>= 1
+    return first ^ second
+
+
+def _times(operator: Sequence[int], vector: int) -> int:
+    result = 0
+    for row in operator:
+        if vector & 1:
+            result ^= row
+        vector >>= 1
+    return result
+
+
+def check_unique(infos: Sequence[TensorInfo], where: str) -> None:
+    """Raise ConversionError for a name that is planned twice."""
+    seen: set[str] = set()
+    for info in infos:
+        if info.name in seen:
+            raise ConversionError(
+                f"{where}: tensor {info.name!r} is planned twice; names must be unique"
+            )
+        seen.add(info.name)
+
+
+def deal(infos: Sequence[TensorInfo], limit: int | None, where: str) -> list[Sequence[TensorInfo]]:
+    """Deal tensors out to shards of at most `limit` tensor bytes, in order.
+
+    A larger tensor gets a shard of its own. Without a limit, or where all fits, one shard.
+    """
+    if limit is None:
+        return [infos]
+    if limit <= 0:
+        raise UsageError(f"{where}: a shard size of {limit} bytes; give a size > 0")
+    shards: list[list[TensorInfo]] = [[]]
+    held = 0
+    for info in infos:
+        if shards[-1] and held + info.nbytes > limit:
+            shards.append([])
+            held = 0
+        shards[-1].append(info)
+        held += info.nbytes
+    return list(shards)

@@ -1,0 +1,245 @@
+"""Hidden temporary names, who owns them, and the few system calls that publishing needs.
+
+A temporary name is `.NAME.<pid>-<place>-<random>.aprfmt-tmp`, in the folder of the file it will
+become. `pid` and `place` (host and process namespace) let a later run tell what a killed run left
+behind from what a living one still writes.
+"""
+
+import errno
+import hashlib
+import os
+import re
+import secrets
+import signal
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType
+
+from aprfmt.errors import AprfmtError, OutputError
+
+SUFFIX = ".aprfmt-tmp"
+STALE_SECONDS = 24 * 3600  # of another host or container, whose pids mean nothing here
+LOCK_SECONDS = 30  # a folder is locked for a few renames only
+_MAX_STEM = 150  # bytes of the name kept; with everything else stays below the usual 255
+_NAME = re.compile(
+    r"\..*\.(?P<pid>[0-9]{1,9})-(?P<place>[0-9a-f]{8})-[0-9a-f]{8}" + re.escape(SUFFIX),
+    re.DOTALL,
+)
+
+# What the reader of an error can do about it.
+_TODO = {
+    errno.ENOSPC: "free some space or write elsewhere",
+    errno.EDQUOT: "your quota is used up: free some space or write elsewhere",
+    errno.EROFS: "write elsewhere",
+    errno.EACCES: "allow writing in that folder or write elsewhere",
+    errno.EPERM: "allow writing in that folder or write elsewhere",
+    errno.ENOENT: "make the folder first",
+    errno.ENOTDIR: "a part of the path is a file, not a folder",
+    errno.EFBIG: "the file system or a limit (ulimit -f) forbids files of this size",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EIO: "the disk reports a fault",
+}
+
+
+def output_error(path: Path | str, what: str, error: OSError | ValueError) -> OutputError:
+    """Return the OutputError that says which output failed, why, and what to do."""
+    number = getattr(error, "errno", None)
+    reason = os.strerror(number) if number else str(error)
+    todo = f"; {_TODO[number]}" if number in _TODO else ""
+    result = OutputError(f"{path}: {what}: {reason}{todo}")
+    if number:
+        result.errno = number
+    return result
+
+
+@contextmanager
+def as_output_error(path: Path | str, what: str) -> Iterator[None]:
+    """Turn what the system refuses (ValueError: a NUL in the name) into OutputError."""
+    try:
+        yield
+    except AprfmtError:
+        raise
+    except (OSError, ValueError) as error:
+        raise output_error(path, what, error) from error
+
+
+@lru_cache(maxsize=1)
+def place() -> str:
+    """Return 8 hex digits for this host and process namespace, where a pid has a meaning."""
+    import platform
+
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        namespace = ""
+    return hashlib.sha256(f"{platform.node()}\0{namespace}".encode()).hexdigest()[:8]
+
+
+def temporary_name(name: str) -> str:
+    """Return a fresh temporary name for a file or folder called `name`."""
+    raw = os.fsencode(name)
+    if len(raw) > _MAX_STEM:
+        name = raw[:_MAX_STEM].decode("utf-8", "ignore")
+    return f".{name}.{os.getpid()}-{place()}-{secrets.token_hex(4)}{SUFFIX}"
+
+
+def is_temporary(name: str) -> bool:
+    """Say whether `name` is one that `temporary_name` makes."""
+    return _NAME.fullmatch(name) is not None
+
+
+def _alive(pid: int) -> bool:
+    if os.name == "nt":
+        return True  # os.kill(pid, 0) would end the process there: leave it to the age
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _stale(name: str, status: os.stat_result) -> bool:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return False
+    if match["place"] == place():  # no age here: the first shards of a long run are old
+        return not _alive(int(match["pid"]))
+    return time.time() - status.st_mtime > STALE_SECONDS
+
+
+def clean(folder: Path) -> None:
+    """Remove what dead runs left in `folder`; call it after `recover`, which may still need it."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                if entry.name.endswith(SUFFIX) and _stale(
+                    entry.name, entry.stat(follow_symlinks=False)
+                ):
+                    remove(Path(entry.path))
+
+
+def remove(path: Path) -> None:
+    """Remove a temporary file, or a temporary folder with its files; never raises OSError.
+
+    Not recursive: nothing here makes folders in folders, so one of those is somebody else's.
+    """
+    with suppress(OSError):
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            os.unlink(path)
+            return
+        for name in os.listdir(path):
+            with suppress(OSError):
+                os.unlink(path / name)
+        os.rmdir(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the entries of `folder` durable, where the system can sync folders."""
+    fd = _open_folder(folder)
+    if fd is not None:
+        try:
+            _sync_entries(fd)
+        finally:
+            os.close(fd)
+
+
+def _open_folder(folder: Path) -> int | None:
+    directory = getattr(os, "O_DIRECTORY", None)  # absent on Windows, which opens no folders
+    return None if directory is None else os.open(folder, os.O_RDONLY | directory)
+
+
+def _sync_entries(fd: int) -> None:
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems without folder sync
+            raise
+
+
+class LockedFolder:
+    """A folder in which one run at a time renames; `sync` makes its entries durable."""
+
+    def __init__(self, path: Path, fd: int | None) -> None:
+        self.path = path
+        self._fd = fd
+
+    def sync(self) -> None:
+        """Fsync the folder."""
+        if self._fd is not None:
+            _sync_entries(self._fd)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[LockedFolder]:
+    """Hold the folder's advisory lock; file systems without locks are used without.
+
+    Raises OutputError if another run holds it for `LOCK_SECONDS`. Not reentrant.
+    """
+    fd = _open_folder(folder)
+    try:
+        if fd is not None:
+            _lock(fd, folder)
+        yield LockedFolder(folder, fd)
+    finally:
+        if fd is not None:
+            os.close(fd)  # closing releases the lock
+
+
+def _lock(fd: int, folder: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:
+        return
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise OutputError(
+                    f"{folder}: another run has been publishing into this folder for "
+                    f"{LOCK_SECONDS} s; wait for it or end it, then run again"
+                ) from None
+            time.sleep(0.02)
+        except OSError:
+            return
+        else:
+            return
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold SIGINT and SIGTERM back until the block is done, then deliver them.
+
+    By handlers, not by a signal mask: a mask covers one thread, and numpy or torch start others.
+    Outside the main thread Python raises nothing asynchronously, so there is nothing to hold.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        held.append(number)
+
+    before = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+            handler = signal.getsignal(number)
+            if number not in before and handler not in (None, signal.SIG_IGN):
+                before[number] = handler
+                signal.signal(number, hold)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in dict.fromkeys(held):
+            signal.raise_signal(number)

@@ -1,0 +1,152 @@
+"""A Hugging Face folder: config.json, weights or their index, and the tokenizer's files.
+
+Only plain JSON and text are read here, each through the bounded loader; nothing is executed and
+nothing outside the folder is opened.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aprfmt.errors import FormatError, UsageError
+from aprfmt.tensor import Value
+
+# Files that travel with the weights, besides config.json and tokenizer.json; all are text.
+COMPANION_FILES: tuple[str, ...] = (
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "merges.txt",
+)
+TEXT_FILES: tuple[str, ...] = ("config.json", "tokenizer.json", *COMPANION_FILES)
+INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+MAX_TEXT = 64 << 20  # the largest real tokenizer.json is about 35 MB
+
+
+class FolderTexts(Mapping[str, str]):
+    """File name -> verbatim content of the text files of a folder; each is read when asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._names = tuple(name for name in TEXT_FILES if (folder / name).is_file())
+
+    def __getitem__(self, name: str) -> str:
+        if name not in self._names:
+            raise KeyError(name)
+        return read_text(self._folder / name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+
+@dataclass(frozen=True)
+class HFFolder:
+    """What stands beside the weights; absent files are absent, never empty."""
+
+    path: Path
+    config: Mapping[str, Value] | None
+    texts: Mapping[str, str]
+
+
+def ours(name: str) -> bool:
+    """Say whether a file of an output folder is one we would write, so that --force may replace it."""
+    return (
+        name in TEXT_FILES
+        or name in (INDEX, WEIGHTS)
+        or (name.startswith("model-") and name.endswith(".safetensors"))
+    )
+
+
+def read_folder(path: Path) -> HFFolder:
+    """Read config.json and list the text files of a folder.
+
+    Raises FormatError for a config.json that is there and broken.
+    """
+    from aprfmt.formats.jsonio import load_file
+
+    config: Any = None
+    target = path / "config.json"
+    if target.is_file():
+        config = load_file(target, max_bytes=16 << 20)
+        if not isinstance(config, dict):
+            raise FormatError(
+                f"{target}: holds a JSON {type(config).__name__}; expected an object of config keys"
+            )
+    return HFFolder(path, config, FolderTexts(path))
+
+
+def read_text(path: Path, limit: int = MAX_TEXT) -> str:
+    """Return a small UTF-8 text file; FormatError where it is not one."""
+    from aprfmt.formats.mapped import MappedFile
+
+    file = MappedFile(path)
+    try:
+        if file.size > limit:
+            raise FormatError(f"{path}: {file.size} bytes; expected at most {limit}")
+        return str(file.view, "utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: not UTF-8 at byte {error.start}; it is damaged") from None
+    finally:
+        file.close()
+
+
+def find_weights(folder: Path) -> Path:
+    """Return the one model file of a folder.
+
+    Order: the shard index, model.safetensors, then a single .safetensors, .apr or .gguf (the
+    first shard of a split). Raises UsageError with the candidates where the choice is not clear.
+    """
+    for name in (INDEX, WEIGHTS):
+        if (folder / name).is_file():
+            return folder / name
+    found = candidates(folder)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UsageError(
+            f"{folder}: holds no model; expected {WEIGHTS}, {INDEX}, or an .apr or .gguf file"
+        )
+    names = ", ".join(path.name for path in found)
+    raise UsageError(f"{folder}: holds several models ({names}); name one of them")
+
+
+def candidates(folder: Path) -> list[Path]:
+    """Return the model files of a folder by extension, later shards of a split left out."""
+    import re
+
+    shard = re.compile(r"-(\d{5})-of-\d{5}\.(?:gguf|apr|safetensors)$")
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.suffix not in (".apr", ".gguf", ".safetensors") or path.name.startswith("."):
+            continue
+        match = shard.search(path.name)
+        first = "00000" if path.suffix == ".apr" else "00001"
+        if path.is_file() and (match is None or match.group(1) == first):
+            found.append(path)
+    return found
+
+
+def in_hub_cache(name: str) -> Path | None:
+    """Return the newest snapshot folder of `org/name` in the local hub cache, or None."""
+    if name.count("/") != 1 or name.startswith((".", "/")):
+        return None
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    snapshots = cache / ("models--" + name.replace("/", "--")) / "snapshots"
+    if not snapshots.is_dir():
+        return None
+    found = sorted((p for p in snapshots.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime)
+    return found[-1] if found else None

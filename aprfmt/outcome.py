@@ -1,0 +1,71 @@
+"""PASS, FAIL, NOT_RUN: what a check says, and the exit codes that carry a verdict.
+
+A skip is never a pass: a report without a single PASS is NOT_RUN, never PASS.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Outcome = Literal["PASS", "FAIL", "NOT_RUN"]
+
+# The one table of exit codes; `aprfmt explain exit-codes` and docs print it.
+EXIT_CODES: dict[int, str] = {
+    0: "done, equal, passed",
+    1: "the answer is no: files differ, a check failed, a divergence was found",
+    2: "it could not be done: usage, unreadable, malformed or unsupported input, "
+    "missing extra or device, no space, every check NOT-RUN",
+    130: "interrupted (SIGINT)",
+    141: "the reader of our output closed the pipe",
+    143: "terminated (SIGTERM)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check: where it looked, what it found, what it expected, what to do about it."""
+
+    name: str
+    outcome: Outcome
+    where: str = ""
+    found: str = ""
+    expected: str = ""
+    todo: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Several checks of one subject; FAIL if any FAIL, NOT_RUN if no PASS, else PASS."""
+
+    subject: str
+    checks: tuple[Check, ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        """The verdict of all checks together."""
+        outcomes = {check.outcome for check in self.checks}
+        if "FAIL" in outcomes:
+            return "FAIL"
+        return "PASS" if "PASS" in outcomes else "NOT_RUN"
+
+    @property
+    def exit_code(self) -> int:
+        """0 for PASS, 1 for FAIL, 2 when nothing ran."""
+        return {"PASS": 0, "FAIL": 1, "NOT_RUN": 2}[self.outcome]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for `--json`."""
+        return {
+            "subject": self.subject,
+            "outcome": self.outcome,
+            "counts": count_outcomes(self.checks),
+            "checks": [asdict(check) for check in self.checks],
+        }
+
+
+def count_outcomes(checks: Iterable[Check]) -> dict[str, int]:
+    """Count the checks by outcome; all three names are always present."""
+    counts = {"PASS": 0, "FAIL": 0, "NOT_RUN": 0}
+    for check in checks:
+        counts[check.outcome] += 1
+    return counts

@@ -1,0 +1,294 @@
+"""Which encoding every tensor gets when a model is quantized: llama.cpp's mixtures as a table.
+
+Order of decision for one tensor: tensors that are never quantized keep their encoding; then the
+head (or the embedding, if tied); then the first matching row; else the scheme's base; last, the
+fallback where columns are no whole number of blocks. Source: llama.cpp's `src/llama-quant.cpp` of
+2026, where fused attn_qkv and attn_kv_b count as attn_v. One difference is meant: there a tensor
+whose encoding the user names is not counted, so that naming one moves the others; here it is.
+
+bitsandbytes' types have no mixture: transformers packs every Linear but the head, and keeps
+embeddings and stacked experts, which are parameters and no Linear.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aprfmt.dtypes import ENCODINGS, encoding
+from aprfmt.errors import UsageError
+
+# Version of our encoders' output: part of what makes quantized bytes reproducible.
+QUANTIZER_VERSION = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """What `--type` names: the base encoding, and general.file_type of a GGUF made with it."""
+
+    base: str
+    file_type: int | None
+    options: Mapping[str, bool] = field(default_factory=dict)
+
+
+SCHEMES: Mapping[str, Scheme] = {
+    "F32": Scheme("F32", 0),
+    "F16": Scheme("F16", 1),
+    "BF16": Scheme("BF16", 32),
+    "Q4_0": Scheme("Q4_0", 2),
+    "Q4_1": Scheme("Q4_1", 3),
+    "Q5_0": Scheme("Q5_0", 8),
+    "Q5_1": Scheme("Q5_1", 9),
+    "Q8_0": Scheme("Q8_0", 7),
+    "Q2_K": Scheme("Q2_K", 10),
+    "Q3_K_M": Scheme("Q3_K", 12),
+    "Q4_K_S": Scheme("Q4_K", 14),
+    "Q4_K_M": Scheme("Q4_K", 15),
+    "Q5_K_S": Scheme("Q5_K", 16),
+    "Q5_K_M": Scheme("Q5_K", 17),
+    "Q6_K": Scheme("Q6_K", 18),
+    "IQ4_NL": Scheme("IQ4_NL", 25),
+    "IQ4_XS": Scheme("IQ4_XS", 30),
+    "NF4": Scheme("NF4", None),
+    "NF4-double": Scheme("NF4", None, {"double": True}),
+    "FP4": Scheme("FP4", None),
+    "FP4-double": Scheme("FP4", None, {"double": True}),
+}
+
+# llama.cpp adds these to the metadata of what it quantizes; 2 is GGML_QNT_VERSION.
+FORMAT_VERSION = 2
+
+# Roles (without .weight) that keep their encoding whatever the scheme, besides everything with
+# fewer than two dimensions or a name that does not end in "weight".
+KEPT = (
+    "_norm", "ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "token_types", "ssm_conv1d",
+    "shortconv.conv", "per_layer_model_proj", "attn_rel_b", "time_mix_first",
+    "time_mix_w0", "time_mix_w1", "time_mix_w2",
+    "time_mix_v0", "time_mix_v1", "time_mix_v2", "time_mix_a0", "time_mix_a1", "time_mix_a2",
+    "time_mix_g1", "time_mix_g2", "time_mix_decay_w1", "time_mix_decay_w2",
+    "time_mix_lerp_fused",
+)  # fmt: skip
+# Parts of names that keep their encoding wherever they stand: vision and other small tensors.
+KEPT_PARTS = (
+    "altup", "laurel", "sam.pos_embd", "sam.neck.", "sam.net_", ".rel_pos", ".patch_embd",
+    ".patch_merger", ".position_embd",
+)  # fmt: skip
+# What is no torch Linear besides those, so that bitsandbytes leaves it alone.
+NO_LINEAR = ("token_embd", "per_layer_token_embd", "output")
+
+# Where a row of columns is no whole number of blocks.
+FALLBACK: Mapping[str, str] = {
+    "Q2_K": "Q4_0", "Q3_K": "Q4_0", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0", "Q2_0": "Q4_0",
+    "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL",
+}  # fmt: skip
+LAST_RESORT = "F16"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor stands: its running number among its kind, how many there are, the model."""
+
+    number: int
+    of: int
+    n_gqa: int
+    n_experts: int
+    imatrix: bool
+    arch: str = ""
+
+    @property
+    def falcon(self) -> bool:
+        """Falcon has rules of its own."""
+        return self.arch == "falcon"
+
+    @property
+    def more_bits(self) -> bool:
+        """llama.cpp's `use_more_bits`: the first and last eighth, and every third between."""
+        eighth = self.of // 8
+        return (
+            self.number < eighth
+            or self.number >= 7 * self.of // 8
+            or (self.number - eighth) % 3 == 2
+        )
+
+    def first(self, share: int) -> bool:
+        """Say whether the tensor is among the first 1/share of its kind."""
+        return self.number < self.of // share
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Under these schemes, tensors of this kind get `encoding` where `when` holds."""
+
+    schemes: tuple[str, ...]
+    kind: str
+    encoding: str
+    when: Callable[[Place], bool] = lambda place: True
+
+
+ROWS: tuple[Row, ...] = (
+    Row(tuple(SCHEMES), "attn_v", "Q8_0", lambda p: p.n_experts == 8),
+    Row(("Q2_K",), "attn_v", "Q4_K", lambda p: p.n_gqa >= 4),
+    Row(("Q2_K",), "attn_v", "Q3_K"),
+    Row(("Q3_K_M",), "attn_v", "Q5_K", lambda p: p.number < 2),
+    Row(("Q3_K_M",), "attn_v", "Q4_K"),
+    Row(("IQ4_NL", "IQ4_XS"), "attn_v", "Q5_K", lambda p: p.n_gqa >= 4),
+    Row(("Q4_K_M", "Q5_K_M"), "attn_v", "Q6_K", lambda p: p.more_bits),
+    Row(("Q4_K_S",), "attn_v", "Q5_K", lambda p: p.number < 4),
+    Row(tuple(SCHEMES), "attn_k", "Q8_0", lambda p: p.n_experts == 8),
+    Row(("Q2_K",), "ffn_down", "Q3_K"),
+    Row(("Q3_K_M",), "ffn_down", "Q5_K", lambda p: p.first(16)),
+    Row(("Q3_K_M",), "ffn_down", "Q4_K", lambda p: not p.falcon or p.more_bits),
+    Row(("Q4_K_M",), "ffn_down", "Q6_K", lambda p: p.falcon and p.first(16)),
+    Row(("Q4_K_M",), "ffn_down", "Q5_K", lambda p: p.falcon and p.more_bits),
+    Row(("Q4_K_M",), "ffn_down", "Q6_K", lambda p: not p.falcon and p.more_bits),
+    Row(("IQ4_NL", "IQ4_XS"), "ffn_down", "Q5_K", lambda p: p.first(8) and not p.imatrix),
+    Row(("Q5_K_M",), "ffn_down", "Q6_K", lambda p: p.more_bits),
+    Row(("Q4_K_S",), "ffn_down", "Q5_K", lambda p: not p.falcon and p.first(8)),
+    Row(("Q4_0",), "ffn_down", "Q4_1", lambda p: p.first(8) and p.imatrix),
+    Row(("Q5_0",), "ffn_down", "Q5_1", lambda p: p.first(8) and p.imatrix),
+    Row(("Q2_K", "Q3_K_M", "IQ4_NL", "IQ4_XS", "Q4_K_S", "Q4_K_M"), "attn_output", "Q5_K",
+        lambda p: p.n_experts == 8 and not p.falcon),
+    Row(("Q2_K",), "attn_output", "Q3_K", lambda p: p.n_experts != 8 and not p.falcon),
+    Row(("Q3_K_M",), "attn_output", "Q4_K", lambda p: p.n_experts != 8 and not p.falcon),
+)  # fmt: skip
+# Models of 80 layers that llama.cpp calls 70B never have attn_v below Q5_K. Source: its hparams.
+LAYERS_70B, ARCHS_70B = 80, ("llama", "qwen2", "deci", "olmo")
+
+# Which kind of the table a base name counts as.
+KINDS: Mapping[str, str] = {
+    "attn_v": "attn_v", "attn_qkv": "attn_v", "attn_kv_b": "attn_v", "attn_k": "attn_k",
+    "attn_output": "attn_output", "ffn_down": "ffn_down", "ffn_down_exps": "ffn_down",
+    "ffn_down_shexp": "ffn_down",
+}  # fmt: skip
+# These kinds are numbered by the layer in models with experts; attn_v always by running count.
+BY_LAYER = ("ffn_down",)
+
+
+def base_name(name: str) -> tuple[str, str, int | None]:
+    """Return (base, suffix, layer) of a role key or GGUF name: `L3.attn_q.weight`."""
+    parts = name.split(".")
+    layer = None
+    if parts[0] == "blk" and len(parts) > 2 and parts[1].isdecimal():
+        layer, parts = int(parts[1]), parts[2:]
+    elif parts[0][:1] == "L" and parts[0][1:].isdecimal():
+        layer, parts = int(parts[0][1:]), parts[1:]
+    return ".".join(parts[:-1]), parts[-1], layer
+
+
+def quantized(name: str) -> bool:
+    """Say whether an encoding is one of blocks: decoding and encoding it again adds an error."""
+    row = encoding(name)
+    return not row.numpy and not row.safetensors
+
+
+class Mixture:
+    """Decides encodings for the tensors of one model; made once, asked for every tensor.
+
+    `names` are the role keys (or GGUF names) of all tensors that will be stored. Running numbers
+    count over them by layer, then name, as llama.cpp walks a file.
+    """
+
+    def __init__(
+        self,
+        scheme: str,
+        names: Sequence[str],
+        *,
+        n_layers: int,
+        n_gqa: int = 1,
+        n_experts: int = 0,
+        pure: bool = False,
+        imatrix: bool = False,
+        arch: str = "",
+    ) -> None:
+        if scheme not in SCHEMES:
+            raise UsageError(f"--type {scheme}: not known; expected one of {', '.join(SCHEMES)}")
+        self.scheme, self.pure = scheme, pure
+        self._base = SCHEMES[scheme].base
+        self._has_output = any(base_name(name)[0] == "output" for name in names)
+        self._n_layers, self._n_gqa, self._n_experts = n_layers, n_gqa, n_experts
+        self._imatrix, self._arch = imatrix, arch
+        self._wide_v = arch in ARCHS_70B and n_layers == LAYERS_70B
+        self._numbers: dict[tuple[int, str], int] = {}
+        self._totals: dict[str, int] = {}
+        found = [base_name(name) for name in names]
+        placed = {(-1 if at is None else at, base) for base, suffix, at in found
+                  if suffix == "weight" and base in KINDS}  # fmt: skip
+        for layer, base in sorted(placed):
+            kind = KINDS[base]
+            count = self._totals.get(kind, 0)
+            parsed = n_experts > 1 and kind in BY_LAYER
+            self._numbers[layer, base] = layer if parsed else count
+            self._totals[kind] = count + 1
+
+    def choose(self, name: str, shape: tuple[int, ...], source: str) -> str | None:
+        """Return the encoding for one tensor; None leaves it to the target's rules for others.
+
+        `source` is what it has now.
+        """
+        row = encoding(source)
+        if row.numpy and not row.numpy.startswith(("float", "bfloat")):
+            return None
+        base, suffix, layer = base_name(name)
+        if _dimensions(shape) < 2 or suffix != "weight" or kept(name, base):
+            return None
+        if ENCODINGS[self._base].flat:
+            return None if base in NO_LINEAR or base.endswith("_exps") else self._base
+        if ENCODINGS[self._base].numpy:
+            return self._base
+        return fitting(self._wanted(base, -1 if layer is None else layer, shape), shape[-1])
+
+    def _wanted(self, base: str, layer: int, shape: tuple[int, ...]) -> str:
+        if self.pure:
+            return self._base
+        embedding = base in ("token_embd", "per_layer_token_embd")
+        if base == "output" or (embedding and not self._has_output):
+            if shape[-1] % ENCODINGS[self._base].block_size or self._arch == "falcon":
+                return "Q8_0"
+            return self._base if self._base == "Q8_0" else "Q6_K"
+        kind = KINDS.get(base)
+        if kind is None:
+            return self._base
+        total = self._n_layers if kind in BY_LAYER else self._totals.get(kind, 0)
+        place = Place(
+            self._numbers.get((layer, base), 0), total, self._n_gqa, self._n_experts,
+            self._imatrix, self._arch,
+        )  # fmt: skip
+        chosen = self._base
+        for row in ROWS:
+            if row.kind == kind and self.scheme in row.schemes and row.when(place):
+                chosen = row.encoding
+                break
+        if kind == "attn_v" and self._wide_v and chosen in ("Q3_K", "Q4_K"):
+            return "Q5_K"
+        return chosen
+
+
+def kept(name: str, base: str) -> bool:
+    """Say whether a tensor keeps its encoding whatever the scheme."""
+    return base.endswith(KEPT) or any(part in name for part in KEPT_PARTS)
+
+
+def leading(names: Sequence[str]) -> str:
+    """Return the one of a stored tensor's names that decides: an attention value's, else the first.
+
+    A fused q/k/v counts as attn_v, as in llama.cpp.
+    """
+    for name in names:
+        if KINDS.get(base_name(name)[0]) == "attn_v":
+            return name
+    return names[0]
+
+
+def _dimensions(shape: tuple[int, ...]) -> int:
+    """Count dimensions as ggml does: outermost ones of size 1 are none."""
+    count = len(shape)
+    while count > 1 and shape[len(shape) - count] == 1:
+        count -= 1
+    return count
+
+
+def fitting(wanted: str, columns: int) -> str:
+    """Return `wanted`, or what llama.cpp falls back to where columns are no whole blocks."""
+    for candidate in (wanted, FALLBACK.get(wanted, LAST_RESORT), LAST_RESORT):
+        row = ENCODINGS[candidate]
+        if row.flat or columns % row.block_size == 0:
+            return candidate
+    return LAST_RESORT

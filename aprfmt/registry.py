@@ -1,0 +1,89 @@
+"""Names to things that are imported on first use, with a helpful sentence when that fails.
+
+Every extensible table of the package (formats, codecs, architectures, backends, engines) is a
+Registry; third parties add rows through the entry-point group `aprfmt.<kind>` and cannot replace
+one of ours.
+"""
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, Generic, TypeVar
+
+from aprfmt.errors import AprfmtError, BackendUnavailableError
+
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """A lazy table; iteration gives names without importing anything.
+
+    `rows` maps a name to `"module:attribute"` or to `("module:attribute", "what to install")`.
+    `error` is the class raised for an unknown name.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        rows: Mapping[str, str | tuple[str, str]],
+        error: type[AprfmtError] = AprfmtError,
+    ) -> None:
+        self.kind = kind
+        self._error = error
+        self._rows = {
+            name: (row, "") if isinstance(row, str) else row for name, row in rows.items()
+        }
+        self._loaded: dict[str, T] = {}
+        self._third_party_read = False
+
+    def _read_entry_points(self) -> None:
+        if self._third_party_read:
+            return
+        self._third_party_read = True
+        from importlib.metadata import entry_points
+
+        for point in entry_points(group=f"aprfmt.{self.kind}"):
+            if point.name not in self._rows:
+                self._rows[point.name] = (point.value, f"the package that offers {point.name!r}")
+
+    def __getitem__(self, name: str) -> T:
+        """Import and return the row; raises the registry's error with near names if unknown."""
+        if name not in self._rows:
+            self._read_entry_points()
+        if name not in self._rows:
+            near = get_close_matches(name, self._rows, 3) or list(self._rows)
+            raise self._error(f"{self.kind} {name!r} is not known; known: {', '.join(near)}")
+        if name not in self._loaded:
+            self._loaded[name] = self._import(name)
+        return self._loaded[name]
+
+    def _import(self, name: str) -> T:
+        target, hint = self._rows[name]
+        module, _, attribute = target.partition(":")
+        try:
+            loaded: Any = getattr(import_module(module), attribute)
+        except ImportError as error:
+            if not hint:
+                raise
+            raise BackendUnavailableError(
+                f"{self.kind} {name!r} needs a package that is not installed: {hint} ({error})"
+            ) from error
+        result: T = loaded
+        return result
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names, third parties' included."""
+        self._read_entry_points()
+        return iter(tuple(self._rows))
+
+    def __len__(self) -> int:
+        """Return the number of rows, third parties' included."""
+        self._read_entry_points()
+        return len(self._rows)
+
+    def __contains__(self, name: object) -> bool:
+        """Say whether the name is known, without importing its row."""
+        if name in self._rows:
+            return True
+        self._read_entry_points()
+        return name in self._rows

@@ -1,0 +1,196 @@
+"""From an open file to architecture, hyperparameters and roles.
+
+The order: name the architecture (user, config, metadata), bind stored names to roles, read the
+hyperparameters from every key style the file has, and reconcile them. What a file's own format
+says wins over a carried config.json; where both say the same up to float32 rounding, the config's
+exact value is kept.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from aprfmt.conversion.restore import read_restoration
+from aprfmt.errors import ArchError
+from aprfmt.model import LogicalTensor, Resolution
+from aprfmt.tensor import Note, Value
+
+if TYPE_CHECKING:
+    from aprfmt.arch.hyper import KeyReport
+    from aprfmt.arch.spec import ArchSpec, HyperParam, HyperParams
+    from aprfmt.model import Model
+
+# Where each format keeps the architecture's name, first present wins; style of ARCHS.called.
+_ARCH_KEYS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "gguf": (("gguf", "general.architecture"),),
+    "apr": (("hf", "hf_model_type"), ("apr", "architecture"), ("hf", "hf_architecture")),
+}
+
+
+def architecture_names(model: "Model") -> list[tuple[str, str]]:
+    """Return (style, name) pairs under which the file states its architecture, best first."""
+    found: list[tuple[str, str]] = []
+    config = model.config
+    if config is not None:
+        config_names = [config.get("model_type")]
+        classes = config.get("architectures")
+        config_names += classes if isinstance(classes, list) else []
+        found += [("hf", name) for name in config_names if isinstance(name, str) and name]
+    for style, key in _ARCH_KEYS.get(model.format, ()):
+        name = model.metadata.get(key)
+        if isinstance(name, str) and name:
+            found.append((style, name))
+    return found
+
+
+def find_spec(model: "Model", forced: str | None) -> "ArchSpec":
+    """Return the architecture's tables; ArchError names what the file says and the way out."""
+    from aprfmt.arch import ARCHS, find_arch
+
+    if forced is not None:
+        return ARCHS[forced]
+    names = architecture_names(model)
+    if not names:
+        raise ArchError(
+            f"{model.path}: says no architecture (no config.json, no metadata key); "
+            "name it with --arch"
+        )
+    error: ArchError | None = None
+    for style, name in names:
+        try:
+            return find_arch(style, name, roles=tuple(model), values=model.config or model.metadata)
+        except ArchError as problem:
+            error = error or problem
+    assert error is not None
+    raise ArchError(f"{model.path}: {error}") from error
+
+
+def resolve(model: "Model", forced: str | None) -> Resolution:
+    """Bind roles and read hyperparameters; raises ArchError."""
+    from aprfmt.arch.bind import bind, known_shapes, missing_roles
+
+    spec = find_spec(model, forced)
+    style = model.style
+    if style is None:
+        raise ArchError(
+            f"{model.path}: tensor names fit neither naming style of {spec.name}; "
+            f"the first is {next(iter(model), 'none at all')!r}"
+        )
+    bound = bind(spec, style, tuple(model))
+    shapes = known_shapes(bound, {name: tensor.shape for name, tensor in model.items()})
+    hyper, report, notes = read_hyperparameters(model, spec, shapes)
+    records = read_restoration(model.metadata, str(model.path))
+    roles: dict[str, LogicalTensor] = {}
+    for group in bound.groups:
+        stored = [model[name].lazy for name in group.stored]
+        for key in group.roles:
+            record = None
+            if key in records.encodings:
+                record = (records.encodings[key], records.patches.get(key))
+            roles[key] = LogicalTensor(key, group, stored, hyper, record)
+    lacking = tuple(missing_roles(spec, hyper, roles))
+    return Resolution(spec, hyper, roles, report, bound.unbound, lacking, tuple(notes))
+
+
+def spellings(model: "Model") -> dict[str, tuple[str, ...]]:
+    """Return every spelling of each role: its key, the file's names, and both styles' names.
+
+    Empty where the architecture is unknown.
+    """
+    from aprfmt.arch.bind import groups_for
+
+    try:
+        resolution = model.resolution
+    except ArchError:
+        return {}
+    found: dict[str, dict[str, None]] = {
+        key: dict.fromkeys((key, *tensor.group.stored)) for key, tensor in resolution.roles.items()
+    }
+    for style in resolution.spec.bindings:
+        for key in resolution.roles:
+            try:
+                groups = groups_for(resolution.spec, style, [key], resolution.hyper)
+            except ArchError:
+                continue  # this style has no name for it
+            for group in groups:
+                found[key].update(dict.fromkeys(group.stored))
+    return {key: tuple(names) for key, names in found.items()}
+
+
+def spellings_by_name(model: "Model") -> dict[str, tuple[str, ...]]:
+    """Return every spelling of each stored tensor under the file's own name of it."""
+    found: dict[str, dict[str, None]] = {name: {name: None} for name in model}
+    every = spellings(model)
+    for key, names in every.items():
+        for name in model.roles[key].group.stored:
+            found[name].update(dict.fromkeys(names))
+    return {name: tuple(names) for name, names in found.items()}
+
+
+def read_hyperparameters(
+    model: "Model", spec: "ArchSpec", shapes: Mapping[str, tuple[int, ...]]
+) -> "tuple[HyperParams, KeyReport, list[Note]]":
+    """Read every key style the file has and reconcile them, native keys first."""
+    from aprfmt.arch.hyper import read_hyper
+    from aprfmt.arch.spec import Facts, HyperParams
+
+    subject = str(model.path)
+    config = model.config
+    carried = None
+    if config is not None:
+        facts = Facts("hf", config, shapes, names=model.style or "")
+        carried = read_hyper(spec, facts, subject)
+    if model.format not in _ARCH_KEYS:
+        if carried is None:
+            raise ArchError(
+                f"{subject}: no config.json beside the weights, so eps, theta and the head counts "
+                "are not known; put the model's config.json there"
+            )
+        return *carried, []
+    arch_key = model.metadata.get("general.architecture", "")
+    facts = Facts(model.format, model.metadata, shapes, str(arch_key), model, model.style or "")
+    native = read_hyper(spec, facts, subject, complete=carried is None)
+    if carried is None:
+        return *native, []
+    rows, notes = reconcile(native[0], carried[0], subject)
+    return HyperParams(rows, subject), carried[1], notes
+
+
+def reconcile(
+    native: "HyperParams", carried: "HyperParams", subject: str
+) -> "tuple[dict[str, HyperParam], list[Note]]":
+    """Merge: what the format states wins; equal up to float32 rounding keeps the config's."""
+    rows: dict[str, HyperParam] = {name: carried.of(name) for name in carried}
+    notes = []
+    for name in native:
+        mine = native.of(name)
+        if mine.origin != "metadata":
+            rows.setdefault(name, mine)
+            continue
+        other = rows.get(name)
+        if other is None or same_value(mine.value, other.value):
+            rows.setdefault(name, mine)
+            continue
+        notes.append(
+            Note(
+                "warning",
+                f"{subject}: {mine.key}",
+                f"says {name} = {mine.value!r}, the carried config.json says {other.value!r} "
+                f"({other.key or other.origin}); the file's own key is used",
+            )
+        )
+        rows[name] = mine
+    return rows, notes
+
+
+def same_value(a: Value, b: Value) -> bool:
+    """Say whether two values are equal, floats up to float32 rounding (2^-23 relative)."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b or a == b
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        return math.isclose(a, b, rel_tol=2.0**-23, abs_tol=0.0)
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(same_value(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(same_value(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)

@@ -1,0 +1,204 @@
+"""The one statistics function: of a tensor's values and of a captured activation alike.
+
+Sums are float64. Mean, deviation, extremes and norm are over the finite values; how many are not
+finite is counted beside them. The deviation divides by n (`std`); `std_sample` divides by n - 1.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aprfmt.tensor import LazyTensor
+
+# Elements handled at a time: their float64 copies stay in the second-level cache.
+CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Statistics of `count` values; None where no value is finite.
+
+    `std` is the root of the mean squared deviation (divisor n), `l2` the root of the sum of
+    squares, `zeros` counts +0 and -0.
+    """
+
+    count: int
+    mean: float | None
+    std: float | None
+    min: float | None
+    max: float | None
+    absmax: float | None
+    l2: float | None
+    nan: int
+    inf: int
+    zeros: int
+
+    @property
+    def finite(self) -> int:
+        """How many values the mean is of."""
+        return self.count - self.nan - self.inf
+
+    @property
+    def std_sample(self) -> float | None:
+        """The deviation with divisor n - 1, None for fewer than two finite values."""
+        if self.std is None or self.finite < 2:
+            return None
+        return self.std * math.sqrt(self.finite / (self.finite - 1))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data; the divisor of `std` is said."""
+        return asdict(self) | {"std_divisor": "n"}
+
+
+class Accumulator:
+    """Statistics of values that come in pieces, in any shapes and dtypes.
+
+    Of complex numbers the real and the imaginary parts are counted as values.
+    """
+
+    def __init__(self) -> None:
+        self._count = self._nan = self._inf = self._zeros = 0
+        self._n = 0  # finite values so far, their mean and sum of squared deviations
+        self._mean = self._deviations = 0.0
+        self._min, self._max = math.inf, -math.inf
+
+    def add(self, values: Any) -> None:
+        """Take a numpy array in."""
+        import numpy as np
+
+        flat = np.ascontiguousarray(values).reshape(-1)
+        if flat.dtype.kind == "c":
+            flat = flat.view(flat.real.dtype)
+        elif flat.dtype.kind not in "fiub":  # bfloat16 and the float8 types of ml_dtypes
+            flat = flat.astype(np.float32)
+        self._count += flat.size
+        with np.errstate(all="ignore"):
+            for start in range(0, flat.size, CHUNK):
+                self._add_chunk(flat[start : start + CHUNK])
+
+    def _add_chunk(self, chunk: Any) -> None:
+        import numpy as np
+
+        low, high = float(chunk.min()), float(chunk.max())  # a NaN comes through both
+        if not (math.isfinite(low) and math.isfinite(high)):
+            nan = np.isnan(chunk)
+            finite = np.isfinite(chunk)
+            self._nan += int(np.count_nonzero(nan))
+            self._inf += int(chunk.size - np.count_nonzero(nan) - np.count_nonzero(finite))
+            chunk = chunk[finite]
+            if not chunk.size:
+                return
+            low, high = float(chunk.min()), float(chunk.max())
+        self._zeros += int(chunk.size - np.count_nonzero(chunk))
+        self._min, self._max = min(self._min, low), max(self._max, high)
+        wide = chunk.astype(np.float64)
+        shift = float(wide[0])  # deviations from some value: constants come out exact
+        wide -= shift
+        total, squares = float(wide.sum()), float(np.dot(wide, wide))
+        n = chunk.size
+        self._join(n, shift + total / n, max(squares - total * total / n, 0.0))
+
+    def add_stats(self, part: Stats) -> None:
+        """Take in what is known of other values."""
+        self._count += part.count
+        self._nan += part.nan
+        self._inf += part.inf
+        self._zeros += part.zeros
+        if part.mean is None or part.std is None or part.min is None or part.max is None:
+            return
+        self._min, self._max = min(self._min, part.min), max(self._max, part.max)
+        self._join(part.finite, part.mean, part.finite * part.std * part.std)
+
+    def _join(self, n: int, mean: float, deviations: float) -> None:
+        """Join n more values by their mean and sum of squared deviations (Chan's formula)."""
+        both = self._n + n
+        step = mean - self._mean
+        self._deviations += deviations + step * step * self._n * n / both
+        self._mean += step * n / both
+        self._n = both
+
+    def result(self) -> Stats:
+        """Return the statistics of everything taken in."""
+        n = self._n
+        if not n:
+            none = (None,) * 6
+            return Stats(self._count, *none, nan=self._nan, inf=self._inf, zeros=self._zeros)
+        return Stats(
+            count=self._count,
+            mean=self._mean,
+            std=math.sqrt(self._deviations / n),
+            min=self._min,
+            max=self._max,
+            absmax=max(abs(self._min), abs(self._max)),
+            l2=math.sqrt(self._deviations + n * self._mean * self._mean),
+            nan=self._nan,
+            inf=self._inf,
+            zeros=self._zeros,
+        )
+
+
+def compute(values: Any) -> Stats:
+    """Return the statistics of a numpy array."""
+    accumulator = Accumulator()
+    accumulator.add(values)
+    return accumulator.result()
+
+
+def merge(parts: Iterable[Stats]) -> Stats:
+    """Return the statistics of several tensors joined, from their statistics alone."""
+    accumulator = Accumulator()
+    for part in parts:
+        accumulator.add_stats(part)
+    return accumulator.result()
+
+
+def tensor_stats(tensor: "LazyTensor") -> Stats:
+    """Return the statistics of a stored tensor's decoded values.
+
+    One pass through the native kernels where the encoding has one, else chunks of the reference
+    codec; nothing the size of the tensor is held. Raises CodecError or UnsupportedError.
+    """
+    from aprfmt.codecs import codec, decode_chunked
+
+    info = tensor.info
+    reference = codec(info.encoding)
+    parts = {suffix: part.raw() for suffix, part in tensor.parts.items()} or {"": tensor.raw()}
+    count = math.prod(info.shape)
+    try:
+        fast = _by_kernel(info.encoding, parts, count)
+        if fast is not None:
+            return fast
+        import numpy as np
+
+        columns = info.shape[-1] if info.shape else 1
+        buffer = np.empty(max(CHUNK, columns, min(count, reference.block_size)), reference.dtype)
+        accumulator = Accumulator()
+        for chunk in decode_chunked(
+            info.encoding, parts, info.shape, buffer, row_bytes=info.row_bytes
+        ):
+            accumulator.add(chunk)
+        return accumulator.result()
+    finally:
+        tensor.drop()
+
+
+def _by_kernel(encoding: str, parts: "Mapping[str, memoryview]", count: int) -> Stats | None:
+    """Return the native kernels' statistics, None where there is none or blocks are padded."""
+    from aprfmt.codecs import native_kernels
+    from aprfmt.codecs.parallel import cpu_count
+    from aprfmt.dtypes import ENCODINGS
+
+    native, row = native_kernels(), ENCODINGS[encoding]
+    fits = len(parts[""]) * row.block_size == count * row.type_size and not row.header
+    if native is None or encoding not in native.KERNELS or len(parts) > 1 or not fits:
+        return None
+    found = native.stats_of(encoding, parts[""], count, cpu_count())
+    if not found.finite:
+        none = (None,) * 6
+        return Stats(count, *none, nan=found.nan, inf=found.inf, zeros=found.zeros)
+    return Stats(
+        count, found.mean, found.std, found.least, found.most, found.absmax, found.l2,
+        nan=found.nan, inf=found.inf, zeros=found.zeros,
+    )  # fmt: skip

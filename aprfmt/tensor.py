@@ -1,0 +1,122 @@
+"""The types between all parts: what a stored tensor is, where tensors come from, where they go.
+
+Reading: a `Source` is an open file with all its shards. Writing: a `Sink` is planned first
+(all names, shapes and encodings), then fed in plan order. Nothing here knows a format.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+Value = Any  # str, int, float, bool, None, sequences and mappings of these
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A fact of a file, or of a sink's plan.
+
+    `shape` is row-major, outermost first, and that of the weight itself, also when packed.
+    `encoding` is a key of `dtypes.ENCODINGS` (or `type#142`). `offset` counts from the start of
+    the file that holds the tensor. `row_bytes` is None where blocks cross row ends, so that rows
+    cannot be moved undecoded.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    encoding: str
+    offset: int
+    nbytes: int
+    row_bytes: int | None
+
+
+class LazyTensor(Protocol):
+    """A stored tensor whose bytes are not touched until `raw` is called."""
+
+    @property
+    def info(self) -> TensorInfo:
+        """The facts."""
+        ...
+
+    @property
+    def parts(self) -> Mapping[str, "LazyTensor"]:
+        """Companion tensors by suffix; empty for most."""
+        ...
+
+    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
+        """Return a read-only zero-copy view of stored bytes [start, stop), valid until close()."""
+        ...
+
+    def drop(self, start: int = 0, stop: int | None = None) -> None:
+        """Tell the system that these bytes are not needed again soon (mapped pages are RSS)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A remark about a file that opens all the same: where, and what was found."""
+
+    level: str  # "warning" or "note"
+    where: str
+    text: str
+
+
+class Source(Protocol):
+    """An open model file, all its shards; a context manager."""
+
+    format: str  # key of FORMATS
+    path: Path  # what the caller opened
+    files: tuple[Path, ...]  # every file that belongs to it, in shard order
+    version: str
+    metadata: Mapping[str, Value]
+    types: Mapping[str, str]  # value types by metadata key where the format has them, else {}
+    tensors: Mapping[str, LazyTensor]  # in the file's own order
+    notes: Sequence[Note]
+
+    def close(self) -> None:
+        """Unmap the files; views given out by raw() end with it."""
+        ...
+
+    def __enter__(self) -> "Source": ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """A metadata value and the type it must be written as (`uint32`, `array:string`)."""
+
+    value: Value
+    type: str
+
+
+class Sink(Protocol):
+    """A file being written; published when the `with` is left cleanly and every tensor is there.
+
+    Anything else discards it.
+    """
+
+    def plan(self, metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]) -> None:
+        """Fix metadata, names, shapes and encodings; `offset` of the infos is ignored."""
+        ...
+
+    def write(self, name: str, chunks: Iterable[memoryview]) -> None:
+        """Write one tensor's bytes, in plan order; the chunks must add up to its `nbytes`."""
+        ...
+
+    def amend(self, old: str, new: str) -> None:
+        """Write `new` over the metadata text `old` and mend every checksum.
+
+        For what is known only when the tensors have been written. Both are ASCII of one length;
+        `old` occurs exactly once.
+        """
+        ...
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The files being written, in shard order, an index last."""
+        ...
+
+    def __enter__(self) -> "Sink": ...
+
+    def __exit__(self, *exc: object) -> None: ...

@@ -1,0 +1,74 @@
+"""Tokenizers of all formats: load one, carry one into another format, say what it is.
+
+    tokenizer = load(model)
+    tokenizer.encode("Hello"), tokenizer.decode([1, 2, 3])
+
+Nothing heavy is imported before `load` builds a tokenizer.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.tensor import Typed, Value
+from aprfmt.tokenizer.base import Tokenizer
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+__all__ = ["Tokenizer", "facts", "load", "scan_template", "to_apr", "to_gguf", "to_hf"]
+
+
+def load(model: "Model") -> Tokenizer:
+    """Build the tokenizer of a model: from its tokenizer.json, else from its vocabulary.
+
+    Raises FormatError where it carries none or a damaged one, UnsupportedError for a pre-tokenizer
+    or kind that is not known.
+    """
+    from aprfmt.tokenizer.loading import load as run
+
+    return run(model)
+
+
+def facts(model: "Model", quick: bool = False) -> Mapping[str, Any]:
+    """Return what identifies a model's tokenizer; {} without one.
+
+    Equal for two formats of one model, key by key. `quick` touches neither the tokens nor
+    tokenizer.json and is meant for `inspect`. Raises FormatError, UnsupportedError.
+    """
+    from aprfmt.tokenizer.identity import facts as run
+
+    return run(model, quick)
+
+
+def to_gguf(model: "Model") -> dict[str, Value | Typed]:
+    """Return the `tokenizer.*` keys of a GGUF; {} without a tokenizer.
+
+    Raises ConversionError where GGUF has no word for it, FormatError for a damaged one.
+    """
+    from aprfmt.tokenizer.carriers import to_gguf as run
+
+    return run(model)
+
+
+def to_apr(model: "Model") -> dict[str, Value]:
+    """Return the tokenizer's keys of an APR; {} without one. Raises FormatError."""
+    from aprfmt.tokenizer.carriers import to_apr as run
+
+    return run(model)
+
+
+def to_hf(model: "Model") -> dict[str, str]:
+    """Return the tokenizer's files of a Hugging Face folder, name -> text; {} without one.
+
+    Raises UnsupportedError for a foreign vocabulary whose pre-tokenizer or kind is not known.
+    """
+    from aprfmt.tokenizer.carriers import to_hf as run
+
+    return run(model)
+
+
+def scan_template(template: str) -> list[str]:
+    """Return what looks suspicious in a chat template, a sentence each, without rendering it."""
+    from aprfmt.tokenizer.template import scan_template as run
+
+    return run(template)

@@ -1,0 +1,145 @@
+"""The Tokenizer that callers get; the work is done by one of two engines."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from aprfmt.errors import FormatError, UsageError
+from aprfmt.tokenizer.vocabulary import filler
+
+
+class Engine(Protocol):
+    """Turns text into ids and back."""
+
+    @property
+    def size(self) -> int:
+        """Number of tokens, fillers left out."""
+        ...
+
+    def encode(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        """Return ids; `add_special` puts around the text what the engine itself knows of."""
+        ...
+
+    def decode(self, ids: Sequence[int], skip_special: bool) -> str:
+        """Return text; ids that are no token are left out."""
+        ...
+
+    def token(self, i: int) -> str | None:
+        """Return a token's own spelling (`Ġhello`, `▁hello`)."""
+        ...
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a spelling."""
+        ...
+
+    def is_control(self, i: int) -> bool:
+        """Say whether a token is special: matched whole, and left out by `skip_special`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """The tokenizer of a model, whichever format it came from.
+
+    `origin` names what it was built from. `frame` are the ids put before and after a text where the
+    file says so itself; None leaves that to the engine. `texts` are the special tokens a chat
+    template may name (`bos_token`).
+    """
+
+    engine: Engine
+    origin: str
+    ids: Mapping[str, int]
+    stop_ids: frozenset[int]
+    chat_template: str | None
+    texts: Mapping[str, str]
+    frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens; the embedding may have more rows."""
+        return self.engine.size
+
+    @property
+    def bos_id(self) -> int | None:
+        """Id of the token that begins a text."""
+        return self.ids.get("bos")
+
+    @property
+    def eos_id(self) -> int | None:
+        """Id of the token that ends a text or turn; `stop_ids` has all of them."""
+        return self.ids.get("eos")
+
+    @property
+    def pad_id(self) -> int | None:
+        """Id of the padding token."""
+        return self.ids.get("pad")
+
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Return the ids of a text, as the Hugging Face tokenizer gives them.
+
+        `add_special` puts bos and eos around it where the model wants them; `parse_special` takes
+        special tokens spelled out in the text for what they are. Raises UsageError for a text that
+        is no Unicode (lone surrogates).
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"the text holds half of a surrogate pair at character {error.start}; "
+                "give valid UTF-8"
+            ) from None
+        if self.frame is None:
+            return self.engine.encode(text, add_special, parse_special)
+        ids = self.engine.encode(text, False, parse_special)
+        before, after = self.frame if add_special else ((), ())
+        return [*before, *ids, *after]
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """Return the text of ids; ids beyond the vocabulary are left out."""
+        return self.engine.decode([int(i) for i in ids], skip_special)
+
+    def token(self, i: int) -> str:
+        """Return one token's own spelling; `[PAD123]` for an id without a token.
+
+        Raises UsageError for a negative id.
+        """
+        if i < 0:
+            raise UsageError(f"{i} is no token id; ids begin at 0")
+        found = self.engine.token(int(i))
+        return filler(i) if found is None else found
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool
+    ) -> str:
+        """Return the text the model's chat template makes of messages, in a child process.
+
+        Raises FormatError without a template, for a broken or unsafe one and for one that goes over
+        its limits, UsageError where it refuses the messages.
+        """
+        from aprfmt.tokenizer.template import render
+
+        if self.chat_template is None:
+            raise FormatError(
+                f"{self.origin}: carries no chat template; looked for tokenizer.chat_template, "
+                "chat_template.jinja and tokenizer_config.json"
+            )
+        return render(
+            self.chat_template,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            variables=self.texts,
+            where=self.origin,
+        )
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Return the ids of a rendered chat.
+
+        Nothing is put around it: the template writes the special tokens it wants, so they stand
+        once (transformers does the same).
+        """
+        text = self.apply_chat_template(messages, add_generation_prompt=add_generation_prompt)
+        return self.encode(text, add_special=False)

@@ -1,0 +1,200 @@
+"""A tokenizer.json from a vocabulary: for `tokenizers`, and for a Hugging Face folder.
+
+Byte-level BPE takes normalizer and splitting from the table by `pre` name. SentencePiece BPE gets
+its merges from the scores, in the order transformers' converter gives them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aprfmt.errors import FormatError, UnsupportedError
+from aprfmt.tokenizer.keys import BYTE, NORMAL, UNUSED, USER_DEFINED
+from aprfmt.tokenizer.pre import normalizer_json, pre_tokenizer, pre_tokenizer_json
+from aprfmt.tokenizer.vocabulary import BLANK, Vocabulary
+
+_BYTE_LEVEL_DECODER = {
+    "type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True
+}  # fmt: skip
+
+
+def tokenizer_json(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
+    """Return the tokenizer.json that encodes as this vocabulary does.
+
+    Raises UnsupportedError for an unknown pre-tokenizer or kind, FormatError for damaged merges.
+    """
+    if vocabulary.kind not in BUILDERS:
+        raise UnsupportedError(
+            f"{where}: a vocabulary of kind {vocabulary.kind!r}; a tokenizer.json is built for "
+            f"{' and '.join(BUILDERS)}; use the original one"
+        )
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_added(vocabulary, i) for i in split_off(vocabulary)],
+        **BUILDERS[vocabulary.kind](vocabulary, where),
+        "post_processor": _post_processor(vocabulary),
+    }
+
+
+def split_off(vocabulary: Vocabulary) -> list[int]:
+    """Return the ids matched in the text before anything else; runs of blanks come by merging."""
+    return [i for i in vocabulary.added if not is_blank_run(vocabulary.tokens[i])]
+
+
+def _added(vocabulary: Vocabulary, i: int) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    special = vocabulary.types[i] != USER_DEFINED
+    return {"id": i, "content": vocabulary.tokens[i], **flags, "special": special}
+
+
+def _model(
+    vocab: Mapping[str, int], merges: Sequence[Sequence[str]], **more: Any
+) -> dict[str, Any]:
+    model: dict[str, Any] = {
+        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+        "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+        "ignore_merges": False,
+    }  # fmt: skip
+    return {**model, **more, "vocab": dict(vocab), "merges": merges}
+
+
+def _byte_level(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
+    if not vocabulary.pre:
+        raise UnsupportedError(
+            f"{where}: does not say how its text is split (tokenizer.ggml.pre); set it, or use the "
+            "original tokenizer.json"
+        )
+    row = pre_tokenizer(vocabulary.pre, where)
+    vocab = {token: i for i, token in enumerate(vocabulary.tokens)}
+    return {
+        "normalizer": normalizer_json(row),
+        "pre_tokenizer": pre_tokenizer_json(row),
+        "decoder": dict(_BYTE_LEVEL_DECODER),
+        "model": _model(
+            vocab, split_merges(vocabulary, vocab, where), ignore_merges=row.ignore_merges
+        ),
+    }
+
+
+def split_merges(
+    vocabulary: Vocabulary, vocab: Mapping[str, int], where: str
+) -> list[tuple[str, str]]:
+    """Return merges as pairs, each first occurrence; FormatError for one that cannot be.
+
+    A pair is split at the first space that is not its first character, as llama.cpp does.
+    """
+    if vocabulary.merges is None:
+        raise FormatError(f"{where}: a BPE vocabulary without merges; the file is damaged")
+    pairs: dict[tuple[str, str], None] = {}
+    for merge in vocabulary.merges:
+        at = merge.find(" ", 1)
+        left, right = merge[:at], merge[at + 1 :]
+        if at < 0 or left not in vocab or right not in vocab or left + right not in vocab:
+            raise FormatError(
+                f"{where}: merge {merge[:60]!r} does not join two tokens to a third; "
+                "the file is damaged"
+            )
+        pairs[left, right] = None
+    return list(pairs)
+
+
+def _blank(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
+    vocab = {token: i for i, token in enumerate(vocabulary.tokens)}
+    if vocabulary.merges is not None:
+        merges = split_merges(vocabulary, vocab, where)
+    else:
+        merges = merges_from_scores(vocabulary, where)
+    replace: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": BLANK}
+    prepend = [{"type": "Prepend", "prepend": BLANK}] if vocabulary.add_space_prefix else []
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prepend else []
+    unk = vocabulary.ids.get("unk")
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]},
+        "pre_tokenizer": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": BLANK}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                *strip,
+            ],
+        },
+        "model": _model(
+            vocab,
+            merges,
+            unk_token=None if unk is None else vocabulary.tokens[unk],
+            fuse_unk=True,
+            byte_fallback=BYTE in vocabulary.types,
+        ),
+    }
+
+
+BUILDERS = {"bpe": _byte_level, "spm": _blank}
+
+
+def is_blank_run(token: str) -> bool:
+    """Say whether a piece is spelled with blanks alone."""
+    return not token.strip(BLANK)
+
+
+def priorities(vocabulary: Vocabulary, where: str) -> dict[str, tuple[float, int, int]]:
+    """Return piece -> (key, second key, id) of what merging may make; lower keys come first.
+
+    The key is the negative score. User-defined runs of blanks come before all, in id order:
+    SentencePiece matches them before merging, and so do the merges of Gemma's tokenizer.json.
+    Control and byte tokens are never made from text. Raises FormatError for missing scores.
+    """
+    scores = vocabulary.scores
+    if scores is None:
+        raise FormatError(f"{where}: a SentencePiece vocabulary without scores or merges")
+    found = {}
+    for i, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
+        if kind in (NORMAL, UNUSED):
+            found[token] = (-float(scores[i]), 0, i)
+        elif kind == USER_DEFINED and is_blank_run(token):
+            found[token] = (float("-inf"), i, i)
+    return found
+
+
+def merges_from_scores(vocabulary: Vocabulary, where: str) -> list[tuple[str, str]]:
+    """Return every pair of pieces whose joint is a piece, best first.
+
+    Order: keys of the joint, longer left part, longer right part, id (transformers'
+    `generate_merges`). A token of n characters has n - 1 candidates, so 262,144 tokens take about
+    a second.
+    """
+    pieces = priorities(vocabulary, where)
+    found = []
+    for piece, (key, second, _) in pieces.items():
+        for at in range(1, len(piece)):
+            left, right = piece[:at], piece[at:]
+            if left in pieces and right in pieces:
+                found.append((key, second, -at, at - len(piece), left, right))
+    found.sort(key=lambda row: row[:4])  # stable: what is equal keeps the order of ids
+    return [(left, right) for *_, left, right in found]
+
+
+def _post_processor(vocabulary: Vocabulary) -> dict[str, Any] | None:
+    """Return what puts bos and eos around a text; None where the model wants neither."""
+    roles = {"bos": vocabulary.add_bos, "eos": vocabulary.add_eos}
+    used = {role: vocabulary.ids[role] for role in roles if roles[role] and role in vocabulary.ids}
+    if not used:
+        return None
+    texts = {role: vocabulary.tokens[i] for role, i in used.items()}
+
+    def around(sequence: str, type_id: int) -> list[dict[str, Any]]:
+        pieces: dict[str, dict[str, Any]] = {
+            role: {"SpecialToken": {"id": text, "type_id": type_id}} for role, text in texts.items()
+        }
+        pieces["text"] = {"Sequence": {"id": sequence, "type_id": type_id}}
+        return [pieces[name] for name in ("bos", "text", "eos") if name in pieces]
+
+    entries = {t: {"id": t, "ids": [used[role]], "tokens": [t]} for role, t in texts.items()}
+    return {
+        "type": "TemplateProcessing",
+        "single": around("A", 0),
+        "pair": around("A", 0) + around("B", 1),
+        "special_tokens": entries,
+    }

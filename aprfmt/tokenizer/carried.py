@@ -1,0 +1,201 @@
+"""What a model carries of its tokenizer, as it stands: texts, and values by neutral keys.
+
+A Hugging Face folder has files; our GGUF and APR carry the same files in their metadata; any GGUF
+and APR has keys besides, and where both speak the keys win (a user may have set them).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.errors import FormatError
+from aprfmt.tensor import Value
+from aprfmt.tokenizer.keys import APR_CHAT_TEMPLATE, CHAT_TEMPLATE, FLAGS, HF_JSON, IDS, Key
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+TOKENIZER_JSON = "tokenizer.json"
+MAX_JSON = 256 << 20
+MAX_TEMPLATE = 1 << 20  # the largest real chat template has about 100 kB
+MAX_TOKENS = 1 << 24
+
+# format -> the name a Key has there; Hugging Face folders have files instead.
+_SPELLING: Mapping[str, Callable[[Key], str]] = {
+    "gguf": lambda key: key.gguf,
+    "apr": lambda key: key.apr,
+}
+
+
+@dataclass(frozen=True)
+class Carried:
+    """The tokenizer's parts of one model; nothing is parsed before it is asked for."""
+
+    model: "Model"
+
+    @property
+    def where(self) -> str:
+        """How messages begin."""
+        return str(self.model.path)
+
+    def value(self, key: Key) -> Value:
+        """Return what the metadata say under a key of the table; None where they do not."""
+        spell = _SPELLING.get(self.model.format)
+        return None if spell is None else self.model.metadata.get(spell(key))
+
+    def spelled(self, key: Key) -> str:
+        """Return `PATH: KEY`, the key as this format spells it."""
+        spell = _SPELLING.get(self.model.format)
+        return f"{self.where}: {key.gguf if spell is None else spell(key)}"
+
+    def length(self, key: Key) -> int | None:
+        """Return the length of a list without touching its elements; None without one."""
+        value = self.value(key)
+        is_list = isinstance(value, Sequence) and not isinstance(value, str)
+        return len(value) if is_list else None
+
+    def sequence(self, key: Key, kind: type | tuple[type, ...]) -> list[Any] | None:
+        """Return a list of `kind`; None where there is none. Raises FormatError for another."""
+        value = self.value(key)
+        if value is None:
+            return None
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            raise FormatError(f"{self.spelled(key)}: is {type(value).__name__}; expected a list")
+        if len(value) > MAX_TOKENS:
+            raise FormatError(
+                f"{self.spelled(key)}: {len(value)} elements, the limit is {MAX_TOKENS}"
+            )
+        found = value.tolist() if hasattr(value, "tolist") else list(value)
+        kinds = set(map(type, found))
+        allowed = set(kind) if isinstance(kind, tuple) else {kind}
+        if not kinds <= allowed:
+            names = ", ".join(sorted(k.__name__ for k in kinds - allowed))
+            raise FormatError(f"{self.spelled(key)}: holds {names}; the file is damaged")
+        return found
+
+    def text(self, key: Key) -> str | None:
+        """Return a string; None where there is none. Raises FormatError for another value."""
+        value = self.value(key)
+        if value is not None and not isinstance(value, str):
+            raise FormatError(f"{self.spelled(key)}: is {type(value).__name__}; expected a string")
+        return value
+
+    def flag(self, name: str) -> bool | None:
+        """Return one of FLAGS; None where the metadata do not say."""
+        value = self.value(FLAGS[name])
+        return value if isinstance(value, bool) else None
+
+    def ids(self) -> dict[str, int]:
+        """Return token ids by role, as far as the metadata say; FormatError for a non-number."""
+        found = {}
+        for role, key in IDS.items():
+            value = self.value(key)
+            if value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise FormatError(f"{self.spelled(key)}: is {value!r}; expected a token id")
+            found[role] = value
+        return found
+
+    # --- Hugging Face's files, in a folder or carried ------------------------------------------
+
+    @cached_property
+    def files(self) -> Mapping[str, str]:
+        """The folder's text files, or those carried, without tokenizer.json."""
+        if self.model.folder is not None:
+            return self.model.folder.texts
+        from aprfmt.conversion.metadata import carried_texts
+
+        return carried_texts(self.model)
+
+    @property
+    def origin(self) -> str:
+        """Where tokenizer.json comes from; "" without one."""
+        if self.model.folder is not None and TOKENIZER_JSON in self.model.folder.texts:
+            return str(self.model.folder.path / TOKENIZER_JSON)
+        return f"{self.where}: {HF_JSON}" if HF_JSON in self.model.metadata else ""
+
+    def tokenizer_json(self) -> str | None:
+        """Return tokenizer.json verbatim; None without one. Raises FormatError."""
+        if not self.origin:
+            return None
+        folder = self.model.folder
+        if folder is not None and TOKENIZER_JSON in folder.texts:
+            return folder.texts[TOKENIZER_JSON]
+        text = self.model.metadata[HF_JSON]
+        if not isinstance(text, str):
+            raise FormatError(f"{self.origin}: is {type(text).__name__}; expected a string")
+        return text
+
+    def parse(self, name: str) -> Mapping[str, Any]:
+        """Return one of the small JSON files; {} without it. Raises FormatError."""
+        if name not in self.files:
+            return {}
+        return self._object(self.files[name], f"{self.where}: {name}", 16 << 20)
+
+    def parse_tokenizer_json(self) -> Mapping[str, Any] | None:
+        """Return tokenizer.json parsed; None without one. Raises FormatError."""
+        text = self.tokenizer_json()
+        return None if text is None else self._object(text, self.origin, MAX_JSON)
+
+    def _object(self, text: str, where: str, limit: int) -> Mapping[str, Any]:
+        from aprfmt.formats.jsonio import loads
+
+        raw = text.encode("utf-8", "surrogateescape")
+        value = loads(raw, where, max_bytes=limit, nonfinite=True)
+        if not isinstance(value, Mapping):
+            raise FormatError(f"{where}: holds a JSON {type(value).__name__}; expected an object")
+        return value
+
+    @cached_property
+    def tokenizer_config(self) -> Mapping[str, Any]:
+        """tokenizer_config.json; {} without one."""
+        return self.parse("tokenizer_config.json")
+
+    def chat_template(self) -> str | None:
+        """Return the chat template: the metadata's, chat_template.jinja, tokenizer_config.json.
+
+        Of several named ones it is `default`, else the first. Raises FormatError.
+        """
+        found: Value = None
+        for key in (CHAT_TEMPLATE, APR_CHAT_TEMPLATE):
+            if self.model.format in _SPELLING:
+                found = found or self.model.metadata.get(key)
+        if not found and "chat_template.jinja" in self.files:
+            found = self.files["chat_template.jinja"]
+        if not found:
+            found = self.tokenizer_config.get("chat_template")
+        if not found:
+            found = self.parse("chat_template.json").get("chat_template")
+        if isinstance(found, list):
+            named = {
+                row["name"]: row["template"]
+                for row in found
+                if isinstance(row, Mapping)
+                and isinstance(row.get("name"), str)
+                and isinstance(row.get("template"), str)
+            }
+            found = named.get("default") or next(iter(named.values()), None)
+        if found is None or found == "":
+            return None
+        if not isinstance(found, str):
+            raise FormatError(
+                f"{self.where}: the chat template is {type(found).__name__}; expected a string"
+            )
+        if len(found) > MAX_TEMPLATE:
+            raise FormatError(
+                f"{self.where}: the chat template has {len(found)} characters; "
+                f"the limit is {MAX_TEMPLATE}"
+            )
+        return found
+
+    def vocab_size(self) -> int | None:
+        """Return the rows of the model's embedding as the configuration states them."""
+        config = self.model.config or {}
+        text_config = config.get("text_config")
+        for source in (config, text_config, self.model.metadata):
+            value = source.get("vocab_size") if isinstance(source, Mapping) else None
+            if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_TOKENS:
+                return value
+        return None

@@ -1,0 +1,324 @@
+"""The tokenizer in the words of a target format.
+
+Every target gets the verbatim tokenizer.json where there is one, and its own keys besides, so that
+other readers of the format understand it too.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.errors import ConversionError, FormatError
+from aprfmt.tensor import Typed, Value
+from aprfmt.tokenizer.build import is_blank_run, tokenizer_json
+from aprfmt.tokenizer.carried import TOKENIZER_JSON, Carried
+from aprfmt.tokenizer.hf_json import from_json, stated_stops
+from aprfmt.tokenizer.keys import (
+    APR_CHAT_TEMPLATE,
+    APR_GGUF,
+    BYTE,
+    CHAT_TEMPLATE,
+    CONTROL,
+    FLAGS,
+    HF_JSON,
+    IDS,
+    KEYS,
+    MERGES,
+    MODEL,
+    NORMAL,
+    PRE,
+    SCORES,
+    TOKENS,
+    TYPES,
+    USER_DEFINED,
+    Key,
+)
+from aprfmt.tokenizer.pre import name_of
+from aprfmt.tokenizer.vocabulary import (
+    BLANK,
+    NO_VOCABULARY,
+    Vocabulary,
+    from_metadata,
+    padded,
+    stop_ids,
+)
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+_PREFIX = "tokenizer."
+_MODEL_NAMES: Mapping[str, str] = {"bpe": "gpt2", "spm": "llama"}
+_SPM_PRE = "default"  # what llama.cpp's converter writes beside a SentencePiece vocabulary
+_ADDED_SCORE = -1000.0  # likewise, for tokens that merging does not make
+_BY_APR: Mapping[str, Key] = {key.apr: key for key in KEYS}
+_BY_GGUF: Mapping[str, Key] = {key.gguf: key for key in KEYS}
+
+
+def has_tokenizer(carried: Carried) -> bool:
+    """Say whether a model carries a tokenizer, without parsing anything."""
+    if carried.origin:
+        return True
+    return bool(carried.length(TOKENS)) and carried.value(MODEL) not in NO_VOCABULARY
+
+
+# --- GGUF -----------------------------------------------------------------------------------
+
+
+def to_gguf(model: "Model") -> dict[str, Value | Typed]:
+    """Return `tokenizer.*` keys for a GGUF, with their types; {} without a tokenizer.
+
+    A GGUF's own keys come back as they were, also by way of APR. Raises ConversionError where GGUF
+    has no word for the tokenizer, FormatError for a damaged one.
+    """
+    carried = Carried(model)
+    if model.format == "gguf":
+        return _verbatim(model)
+    back = _back_from_apr(carried)
+    if back or not has_tokenizer(carried):
+        return back
+    data = carried.parse_tokenizer_json()
+    found: dict[str, Value | Typed] = {}
+    if data is not None:
+        vocabulary = from_json(carried, data)
+        found.update(_gguf_vocabulary(carried, vocabulary, data))
+        found[HF_JSON] = carried.tokenizer_json()
+    else:
+        own = from_metadata(carried)
+        assert own is not None
+        found.update(_gguf_vocabulary(carried, own, None))
+    template = carried.chat_template()
+    if template is not None:
+        found[CHAT_TEMPLATE] = template
+    return found
+
+
+def _verbatim(model: "Model") -> dict[str, Value | Typed]:
+    types = model.source.types
+    return {
+        key: Typed(value, types[key]) if key in types else value
+        for key, value in model.metadata.items()
+        if key.startswith(_PREFIX)
+    }
+
+
+def _gguf_vocabulary(
+    carried: Carried, vocabulary: Vocabulary, data: Mapping[str, Any] | None
+) -> dict[str, Value | Typed]:
+    """Return the keys of a vocabulary that did not come from a GGUF."""
+    if vocabulary.kind not in _MODEL_NAMES:
+        raise ConversionError(
+            f"{carried.origin or carried.where}: a tokenizer of kind {vocabulary.kind[:40]!r}; "
+            "GGUF from this package holds byte-level BPE and SentencePiece BPE"
+        )
+    size = max(carried.vocab_size() or 0, len(vocabulary.tokens))
+    tokens, types = padded(vocabulary, size)
+    found: dict[str, Value | Typed] = {MODEL.gguf: _MODEL_NAMES[vocabulary.kind]}
+    if vocabulary.kind == "spm":
+        scores = vocabulary.scores or scores_from_merges(vocabulary)
+        found[PRE.gguf] = _SPM_PRE
+        found[SCORES.gguf] = Typed([*scores, *[_ADDED_SCORE] * (size - len(scores))], SCORES.type)
+        found[FLAGS["add_space_prefix"].gguf] = vocabulary.add_space_prefix
+        tokens = [
+            token.replace(BLANK, " ") if kind == USER_DEFINED else token
+            for token, kind in zip(tokens, types, strict=True)
+        ]
+    else:
+        found[PRE.gguf] = vocabulary.pre or _name(carried, data)
+        found[MERGES.gguf] = Typed(list(vocabulary.merges or ()), MERGES.type)
+    found[TOKENS.gguf] = Typed(tokens, TOKENS.type)
+    found[TYPES.gguf] = Typed(types, TYPES.type)
+    found.update(
+        {key: Typed(value, _BY_GGUF[key].type) for key, value in _ids(carried, vocabulary)}
+    )
+    found[FLAGS["add_bos_token"].gguf] = vocabulary.add_bos
+    found[FLAGS["add_eos_token"].gguf] = vocabulary.add_eos
+    return found
+
+
+def _name(carried: Carried, data: Mapping[str, Any] | None) -> str:
+    """Return the `pre` name of a byte-level tokenizer.json."""
+    if data is None:
+        raise ConversionError(
+            f"{carried.spelled(PRE)}: missing; GGUF readers refuse a vocabulary that does not say "
+            "how its text is split; set it, or give the original tokenizer.json"
+        )
+    return name_of(data, carried.origin)
+
+
+def _ids(carried: Carried, vocabulary: Vocabulary) -> list[tuple[str, int]]:
+    """Return (key, id) of special tokens; a second stop token becomes eot."""
+    ids = dict(vocabulary.ids)
+    others = sorted(stated_stops(carried) - {ids.get("eos"), ids.get("eom"), ids.get("eot")})
+    if others and others[0] < len(vocabulary.tokens):
+        ids.setdefault("eot", others[0])
+    return [(IDS[role].gguf, ids[role]) for role in IDS if role in ids]
+
+
+def scores_from_merges(vocabulary: Vocabulary) -> list[float]:
+    """Return SentencePiece scores that join pieces in the order of the merges.
+
+    A piece gets minus the rank of its best merge; one that no merge makes comes after all of them,
+    in id order.
+    """
+    ranks: dict[str, int] = {}
+    for rank, merge in enumerate(vocabulary.merges or ()):
+        ranks.setdefault("".join(merge.split(" ", 1)), rank)
+    after = len(ranks)
+    scores = []
+    for i, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
+        plain = kind == NORMAL or (kind == USER_DEFINED and is_blank_run(token))
+        score = -float(ranks.get(token, after + i)) if plain else _ADDED_SCORE
+        scores.append(0.0 if kind == BYTE else score)
+    return scores
+
+
+# --- APR ------------------------------------------------------------------------------------
+
+
+def to_apr(model: "Model") -> dict[str, Value]:
+    """Return `tokenizer.*` keys and the chat template for an APR; {} without a tokenizer.
+
+    Raises FormatError for a damaged tokenizer.
+    """
+    carried = Carried(model)
+    if model.format == "apr":
+        kept = (_PREFIX, APR_CHAT_TEMPLATE, "special_tokens", APR_GGUF)
+        return {key: value for key, value in model.metadata.items() if key.startswith(kept)}
+    own = model.format == "gguf" and any(key.startswith(_PREFIX) for key in model.metadata)
+    if not own and not has_tokenizer(carried):
+        return {}
+    found = _apr_from_gguf(model) if own else _apr_from_json(carried)
+    template = carried.chat_template()
+    if template is not None:
+        found[CHAT_TEMPLATE] = found[APR_CHAT_TEMPLATE] = template
+    return found
+
+
+def _apr_from_gguf(model: "Model") -> dict[str, Value]:
+    """Return a GGUF's keys under APR's names, and beside them what the way back needs."""
+    found: dict[str, Value] = {}
+    back: dict[str, list[Value]] = {}
+    for key, value in model.metadata.items():
+        if not key.startswith(_PREFIX):
+            continue
+        row = _BY_GGUF.get(key)
+        is_list = isinstance(value, Sequence) and not isinstance(value, str)
+        plain = list(value) if is_list else value
+        if row is not None:
+            found[row.apr] = plain
+        back[key] = [model.source.types.get(key, ""), None if row is not None else plain]
+    tokens = found.get(TOKENS.apr)
+    if isinstance(tokens, list):
+        found["tokenizer.vocab_size"] = len(tokens)
+    found[APR_GGUF] = json.dumps(back, ensure_ascii=True, separators=(",", ":"))
+    return found
+
+
+def _back_from_apr(carried: Carried) -> dict[str, Value | Typed]:
+    """Return the GGUF keys an APR was made from, values of today; {} for another APR."""
+    text = carried.model.metadata.get(APR_GGUF)
+    if carried.model.format != "apr" or not isinstance(text, str):
+        return {}
+    from aprfmt.formats.jsonio import loads
+
+    where = f"{carried.where}: {APR_GGUF}"
+    rows = loads(text.encode(), where, max_bytes=256 << 20, nonfinite=True, surrogates=True)
+    found: dict[str, Value | Typed] = {}
+    for key, row in rows.items() if isinstance(rows, Mapping) else ():
+        if not isinstance(row, list) or len(row) != 2 or not isinstance(row[0], str):
+            raise FormatError(f"{where}: {key!r} is not [type, value]; it is damaged")
+        type_name, value = row
+        known = _BY_GGUF.get(key)
+        if known is not None:
+            value = carried.model.metadata.get(known.apr)
+        if value is not None:
+            found[key] = Typed(value, type_name) if type_name else value
+    return found
+
+
+def _apr_from_json(carried: Carried) -> dict[str, Value]:
+    data = carried.parse_tokenizer_json()
+    assert data is not None
+    vocabulary = from_json(carried, data)
+    found: dict[str, Value] = {
+        TOKENS.apr: list(vocabulary.tokens),
+        "tokenizer.vocab_size": len(vocabulary.tokens),
+        TYPES.apr: list(vocabulary.types),
+        "tokenizer.model_type": str(data["model"].get("type") or vocabulary.kind),
+    }
+    if vocabulary.kind in _MODEL_NAMES:
+        found[MODEL.apr] = _MODEL_NAMES[vocabulary.kind]
+    if vocabulary.merges is not None:
+        found[MERGES.apr] = list(vocabulary.merges)
+    if vocabulary.kind == "spm":
+        found[SCORES.apr] = list(vocabulary.scores or scores_from_merges(vocabulary))
+        found[FLAGS["add_space_prefix"].apr] = vocabulary.add_space_prefix
+    elif vocabulary.kind == "bpe":
+        try:
+            found[PRE.apr] = name_of(data, carried.origin)
+        except ConversionError:
+            pass  # APR need not say; the verbatim tokenizer.json does
+    found.update((_BY_GGUF[key].apr, i) for key, i in _ids(carried, vocabulary))
+    found[FLAGS["add_bos_token"].apr] = vocabulary.add_bos
+    found[FLAGS["add_eos_token"].apr] = vocabulary.add_eos
+    names = {role: vocabulary.tokens[i] for role, i in vocabulary.ids.items()}
+    roles = ("bos", "eos", "unk", "pad")
+    found["special_tokens"] = {f"{role}_token": names.get(role) for role in roles}
+    found[HF_JSON] = carried.tokenizer_json()
+    return found
+
+
+# --- Hugging Face ---------------------------------------------------------------------------
+
+
+def to_hf(model: "Model") -> dict[str, str]:
+    """Return tokenizer files of a Hugging Face folder by name; {} without a tokenizer.
+
+    Those carried verbatim come back as they were; else tokenizer.json is built, and
+    tokenizer_config.json so that AutoTokenizer takes it as it stands. Raises UnsupportedError for
+    a pre-tokenizer or kind that is not known.
+    """
+    carried = Carried(model)
+    if not has_tokenizer(carried):
+        return {}
+    found = {name: text for name, text in carried.files.items() if name != "config.json"}
+    text = carried.tokenizer_json()
+    if text is not None:
+        found[TOKENIZER_JSON] = text
+    else:
+        vocabulary = from_metadata(carried)
+        assert vocabulary is not None
+        data = tokenizer_json(vocabulary, carried.where)
+        found[TOKENIZER_JSON] = json.dumps(data, ensure_ascii=False) + "\n"
+        found.setdefault("tokenizer_config.json", _config(carried, vocabulary))
+        stops = sorted(ends(carried, vocabulary))
+        if len(stops) > 1 and not stated_stops(carried):
+            found["generation_config.json"] = json.dumps({"eos_token_id": stops}, indent=2) + "\n"
+    template = carried.chat_template()
+    file = "chat_template.jinja"
+    if template is not None and (
+        file in found or carried.tokenizer_config.get("chat_template") != template
+    ):
+        found[file] = template
+    return found
+
+
+def ends(carried: Carried, vocabulary: Vocabulary) -> frozenset[int]:
+    """Return the stop ids of a vocabulary from metadata."""
+    control = {
+        vocabulary.tokens[i]: i for i, kind in enumerate(vocabulary.types) if kind == CONTROL
+    }
+    return stop_ids(vocabulary.ids, control.get, stated_stops(carried))
+
+
+def _config(carried: Carried, vocabulary: Vocabulary) -> str:
+    """Return a tokenizer_config.json for a built tokenizer.json."""
+    roles = ("bos", "eos", "unk", "sep", "pad", "mask")
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+    }
+    for role in roles:
+        if role in vocabulary.ids:
+            config[f"{role}_token"] = vocabulary.tokens[vocabulary.ids[role]]
+    return json.dumps(config, ensure_ascii=False, indent=2) + "\n"

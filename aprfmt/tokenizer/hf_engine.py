@@ -1,0 +1,111 @@
+"""The `tokenizers` library behind our Engine: for every tokenizer.json, carried or built."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from aprfmt.errors import FormatError
+from aprfmt.tokenizer.hf_json import FLAGS
+
+_MAX_ID = (1 << 32) - 1  # token ids are u32 there
+
+
+@contextmanager
+def _reading(where: str) -> Iterator[None]:
+    """Turn what the library raises, its panics included, into FormatError."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # a panic is no Exception
+        raise FormatError(f"{where}: not a tokenizer that can be read: {error}") from None
+
+
+class HfEngine:
+    """A tokenizers.Tokenizer; `where` begins the messages of FormatError."""
+
+    def __init__(self, tokenizer: Any, where: str) -> None:
+        self._tokenizer = tokenizer
+        self._where = where
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._special = self._special_ids()
+
+    @classmethod
+    def from_text(cls, text: str, where: str) -> "HfEngine":
+        """Build it from a tokenizer.json. Raises FormatError for one the library does not read."""
+        from tokenizers import Tokenizer
+
+        with _reading(where):
+            return cls(Tokenizer.from_str(text), where)
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any], where: str) -> "HfEngine":
+        """Build it from the parsed tokenizer.json of a BPE; twice as fast as from its text."""
+        from tokenizers import Tokenizer, models
+
+        model = data["model"]
+        options = {k: v for k, v in model.items() if k != "type" and v is not None}
+        empty = {"type": "BPE", "vocab": {}, "merges": []}
+        shell = {**data, "model": empty, "added_tokens": []}
+        with _reading(where):
+            parts = Tokenizer.from_str(json.dumps(shell))
+            made = Tokenizer(models.BPE(**options))
+            for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+                if getattr(parts, name) is not None:
+                    setattr(made, name, getattr(parts, name))
+            engine = cls(made, where)
+            engine.add(data["added_tokens"])
+            return engine
+
+    def _special_ids(self) -> frozenset[int]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(i for i, token in added.items() if token.special)
+
+    def added(self) -> dict[str, Mapping[str, bool]]:
+        """Return the flags of the tokens split off whole, by content."""
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return {t.content: {flag: getattr(t, flag) for flag in FLAGS} for t in added}
+
+    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add tokens given by content and flags, or change the flags of those there."""
+        from tokenizers import AddedToken
+
+        tokens = [AddedToken(row["content"], **{f: row[f] for f in FLAGS}) for row in rows]
+        if tokens:
+            self._tokenizer.add_tokens(tokens)
+            self._special = self._special_ids()
+
+    @property
+    def size(self) -> int:
+        """Number of tokens, added ones included."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        """Return ids; with `add_special`, what the post-processor puts around them."""
+        self._tokenizer.encode_special_tokens = not parse_special
+        try:
+            found = self._tokenizer.encode(text, add_special_tokens=add_special)
+        except Exception as error:  # a model without its unk token, say
+            raise FormatError(f"{self._where}: cannot encode this text: {error}") from None
+        return list(found.ids)
+
+    def decode(self, ids: Sequence[int], skip_special: bool) -> str:
+        """Return text."""
+        known = [i for i in ids if 0 <= i <= _MAX_ID]
+        return str(self._tokenizer.decode(known, skip_special_tokens=skip_special))
+
+    def token(self, i: int) -> str | None:
+        """Return a token's own spelling."""
+        found = self._tokenizer.id_to_token(i) if i <= _MAX_ID else None
+        return None if found is None else str(found)
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a spelling."""
+        found = self._tokenizer.token_to_id(token)
+        return None if found is None else int(found)
+
+    def is_control(self, i: int) -> bool:
+        """Say whether a token is special."""
+        return i in self._special

@@ -1,0 +1,267 @@
+"""tokenizer.json and its companions, read into a Vocabulary; nothing here needs `tokenizers`."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from aprfmt.errors import FormatError
+from aprfmt.tokenizer.carried import MAX_TOKENS, Carried
+from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from aprfmt.tokenizer.pre import flatten
+from aprfmt.tokenizer.vocabulary import BLANK, BYTE_TOKEN, Vocabulary, filler
+
+ROLES = ("bos", "eos", "unk", "sep", "pad", "mask")
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_MAX_HOLES = 1 << 20  # ids without a token that are filled in
+
+
+def from_json(carried: Carried, data: Mapping[str, Any]) -> Vocabulary:
+    """Return the vocabulary of a tokenizer.json, with what its companions add.
+
+    Raises FormatError where the file is not what `tokenizers` writes.
+    """
+    where = carried.origin
+    model = data.get("model")
+    if not isinstance(model, Mapping):
+        raise FormatError(f"{where}: has no object `model`; it is no tokenizer.json")
+    kind = _kind(data, model)
+    vocab, scores = _vocab(model, where)
+    added = effective_added(data, carried, vocab)
+    by_id = {i: token for token, i in vocab.items()}
+    by_id.update((token["id"], token["content"]) for token in added)
+    size = _size(by_id, where)
+    limit = carried.vocab_size()
+    if limit is not None:
+        size = min(size, limit)
+    types = [UNUSED] * size
+    for token, i in vocab.items():
+        if i < size:
+            types[i] = BYTE if kind == "spm" and BYTE_TOKEN.fullmatch(token) else NORMAL
+    unk = model.get("unk_token")
+    if isinstance(unk, str) and vocab.get(unk, size) < size:
+        types[vocab[unk]] = UNKNOWN
+    for row in added:
+        if row["id"] < size:
+            types[row["id"]] = CONTROL if row["special"] else USER_DEFINED
+    begins, ends = frame(data)
+    texts = {token: i for i, token in by_id.items() if i < size}
+    ids = special_ids(carried, texts.get)
+    return Vocabulary(
+        kind,
+        [by_id.get(i) or filler(i) for i in range(size)],
+        types,
+        _merges(model, where),
+        scores,
+        "",
+        ids,
+        ids.get("bos") in begins,
+        ids.get("eos") in ends,
+        kind == "spm" and _prepends(data),
+    )
+
+
+def _kind(data: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+    name = model.get("type")
+    if name is None:  # files from before the tag
+        vocab = model.get("vocab")
+        name = "BPE" if "merges" in model else "Unigram" if isinstance(vocab, list) else "WordPiece"
+    if name == "BPE" and _spells_blanks(data):
+        return "spm"
+    return str(name).lower()
+
+
+def _spells_blanks(data: Mapping[str, Any]) -> bool:
+    """Say whether spaces become U+2581 before merging, as SentencePiece has it."""
+    for step in flatten(data.get("normalizer"), "normalizers"):
+        if step.get("type") == "Replace" and step.get("content") == BLANK:
+            return True
+    steps = flatten(data.get("pre_tokenizer"), "pretokenizers")
+    return any(step.get("type") == "Metaspace" for step in steps)
+
+
+def _prepends(data: Mapping[str, Any]) -> bool:
+    """Say whether a text gets a blank in front."""
+    for step in flatten(data.get("normalizer"), "normalizers"):
+        if step.get("type") == "Prepend" and step.get("prepend") == BLANK:
+            return True
+    for step in flatten(data.get("pre_tokenizer"), "pretokenizers"):
+        if step.get("type") == "Metaspace":
+            return bool(step.get("prepend_scheme", "always") != "never") and bool(
+                step.get("add_prefix_space", True)
+            )
+    return False
+
+
+def _vocab(model: Mapping[str, Any], where: str) -> tuple[dict[str, int], list[float] | None]:
+    """Return token -> id, and the scores of a Unigram model."""
+    vocab = model.get("vocab")
+    if isinstance(vocab, Mapping):
+        if not all(type(i) is int and 0 <= i < MAX_TOKENS for i in vocab.values()):
+            raise FormatError(f"{where}: model.vocab holds an id that is none; it is damaged")
+        return dict(vocab), None
+    if isinstance(vocab, list):
+        pairs = [row for row in vocab if isinstance(row, list) and len(row) == 2]
+        if len(pairs) == len(vocab) and all(type(row[0]) is str for row in pairs):
+            return {row[0]: i for i, row in enumerate(pairs)}, [float(row[1]) for row in pairs]
+    raise FormatError(f"{where}: model.vocab is neither tokens with ids nor a list; it is damaged")
+
+
+def _size(by_id: Mapping[int, str], where: str) -> int:
+    size = max(by_id, default=-1) + 1
+    if size - len(by_id) > _MAX_HOLES:
+        raise FormatError(
+            f"{where}: ids go up to {size - 1} for {len(by_id)} tokens; it is damaged"
+        )
+    return size
+
+
+def _merges(model: Mapping[str, Any], where: str) -> list[str] | None:
+    """Return merges as `"left right"`; a space inside a part is spelled as byte-level BPE does."""
+    merges = model.get("merges")
+    if merges is None:
+        return None
+    if not isinstance(merges, list):
+        raise FormatError(f"{where}: model.merges is {type(merges).__name__}; expected a list")
+    if all(type(merge) is str for merge in merges):
+        return list(merges)
+    try:
+        return [f"{a.replace(' ', 'Ġ')} {b.replace(' ', 'Ġ')}" for a, b in merges]
+    except (AttributeError, TypeError, ValueError):
+        raise FormatError(f"{where}: model.merges holds what is no pair; it is damaged") from None
+
+
+def effective_added(
+    data: Mapping[str, Any], carried: Carried, vocab: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """Return the tokens split off whole, in id order: content, id and the five flags.
+
+    tokenizer.json's own, and those that transformers adds from tokenizer_config.json: its
+    `added_tokens_decoder` (whose flags win) and special tokens named there that are none yet.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    rows = data.get("added_tokens") or []
+    if not isinstance(rows, list):
+        raise FormatError(f"{carried.origin}: added_tokens is no list; it is damaged")
+    for row in rows:
+        token = _added(row, carried.origin)
+        if type(row.get("id")) is not int or not 0 <= row["id"] < MAX_TOKENS:
+            raise FormatError(f"{carried.origin}: an added token has the id {row.get('id')!r}")
+        found[token["content"]] = {**token, "id": row["id"]}
+    for extra in config_added(carried, found):
+        known = found.get(extra["content"], {}).get("id", vocab.get(extra["content"]))
+        if known is None:
+            taken = max((token["id"] for token in found.values()), default=-1)
+            known = max(taken, max(vocab.values(), default=-1)) + 1
+        found[extra["content"]] = {**extra, "id": known}
+    return sorted(found.values(), key=lambda token: int(token["id"]))
+
+
+def config_added(
+    carried: Carried, known: Mapping[str, Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Yield what tokenizer_config.json adds to `known` (content -> flags) or changes of it."""
+    config = carried.tokenizer_config
+    seen = {content: {flag: bool(row[flag]) for flag in FLAGS} for content, row in known.items()}
+    decoder = config.get("added_tokens_decoder")
+    if isinstance(decoder, Mapping):
+        for i in sorted(decoder, key=lambda i: (len(i), i)):
+            token = _added(decoder[i], f"{carried.where}: tokenizer_config.json")
+            flags = {flag: token[flag] for flag in FLAGS}
+            if seen.get(token["content"]) != flags:
+                seen[token["content"]] = flags
+                yield token
+    for content in (*special_texts(carried).values(), *_extra_special(config)):
+        if content not in seen:
+            token = _added({"content": content, "special": True, "normalized": False}, "")
+            seen[content] = {flag: token[flag] for flag in FLAGS}
+            yield token
+
+
+def _added(row: Any, where: str) -> dict[str, Any]:
+    if not isinstance(row, Mapping) or not isinstance(row.get("content"), str):
+        raise FormatError(f"{where}: an added token has no content; it is damaged")
+    token: dict[str, Any] = {"content": row["content"]}
+    defaults = {"normalized": not row.get("special", False)}
+    token.update({flag: bool(row.get(flag, defaults.get(flag, False))) for flag in FLAGS})
+    return token
+
+
+def _content(value: Any) -> str | None:
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def special_texts(carried: Carried) -> dict[str, str]:
+    """Return role -> text of the special tokens that tokenizer_config.json names (else the map)."""
+    found: dict[str, str] = {}
+    for source in (carried.tokenizer_config, carried.parse("special_tokens_map.json")):
+        for role in ROLES:
+            text = _content(source.get(f"{role}_token"))
+            if text is not None:
+                found.setdefault(role, text)
+    return found
+
+
+def _extra_special(config: Mapping[str, Any]) -> list[str]:
+    found = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()
+    values = found.values() if isinstance(found, Mapping) else found
+    if not isinstance(values, Sequence) and not isinstance(found, Mapping):
+        return []
+    return [text for text in map(_content, values) if text is not None]
+
+
+def special_ids(carried: Carried, id_of: Callable[[str], int | None]) -> dict[str, int]:
+    """Return ids by role: the metadata's, the texts', config.json's; the first that says."""
+    found = carried.ids()
+    for role, text in special_texts(carried).items():
+        i = id_of(text)
+        if i is not None:
+            found.setdefault(role, i)
+    config = carried.model.config or {}
+    for source in (config, config.get("text_config")):
+        for role in ("bos", "eos", "pad"):
+            value = source.get(f"{role}_token_id") if isinstance(source, Mapping) else None
+            value = value[0] if isinstance(value, list) and value else value
+            if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+                found.setdefault(role, value)
+    return found
+
+
+def stated_stops(carried: Carried) -> frozenset[int]:
+    """Return the eos ids of generation_config.json and config.json; empty where they say none."""
+    found: set[int] = set()
+    config = carried.model.config or {}
+    for source in (carried.parse("generation_config.json"), config, config.get("text_config")):
+        value = source.get("eos_token_id") if isinstance(source, Mapping) else None
+        values = value if isinstance(value, list) else [value]
+        found.update(i for i in values if type(i) is int and i >= 0)
+    return frozenset(found)
+
+
+def _lookup(value: Any, key: Any) -> Any:
+    """Return value[key] of a mapping; None of anything else."""
+    return value.get(key) if isinstance(value, Mapping) and isinstance(key, str) else None
+
+
+def frame(data: Mapping[str, Any]) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the ids put before and after a text by the post-processor."""
+    before: set[int] = set()
+    after: set[int] = set()
+    for step in flatten(data.get("post_processor"), "processors"):
+        single = step.get("single")
+        if isinstance(single, list):
+            tokens = step.get("special_tokens")
+            side = before
+            for piece in single:
+                if not isinstance(piece, Mapping) or "SpecialToken" not in piece:
+                    side = after
+                    continue
+                entry = _lookup(tokens, _lookup(piece["SpecialToken"], "id"))
+                ids = _lookup(entry, "ids")
+                if isinstance(ids, list):
+                    side.update(i for i in ids if type(i) is int)
+        for key, side in (("cls", before), ("sep", after)):  # Bert and Roberta: [text, id]
+            value = step.get(key)
+            if isinstance(value, list) and len(value) == 2 and type(value[1]) is int:
+                side.add(value[1])
+    return frozenset(before), frozenset(after)

@@ -1,0 +1,90 @@
+"""What can be said of a tokenizer in words any format has, for `inspect` and `diff`."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.errors import FormatError
+from aprfmt.tokenizer.carried import Carried
+from aprfmt.tokenizer.carriers import has_tokenizer
+from aprfmt.tokenizer.hf_json import from_json, special_texts
+from aprfmt.tokenizer.keys import FLAGS, MERGES, MODEL, PRE, TOKENS
+from aprfmt.tokenizer.vocabulary import from_metadata
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+
+def facts(model: "Model", quick: bool = False) -> Mapping[str, Any]:
+    """Return what identifies a tokenizer; {} without one.
+
+    Equal for two formats of one model, key by key; a key is left out where the format cannot say.
+    `quick` gives what can be had without reading tokens or tokenizer.json (for `inspect`), and the
+    static scan of the chat template; its keys are of the file rather than of the tokenizer.
+    Raises FormatError, UnsupportedError for what cannot be read.
+    """
+    carried = Carried(model)
+    if not has_tokenizer(carried):
+        return {}
+    if quick:
+        return _quick(carried)
+    data = carried.parse_tokenizer_json()
+    vocabulary = from_json(carried, data) if data is not None else from_metadata(carried)
+    if vocabulary is None:
+        return {}
+    added = vocabulary.added
+    found: dict[str, Any] = {
+        "kind": vocabulary.kind,
+        "vocab_size": len(vocabulary.tokens),
+        "tokens_sha256": _digest(vocabulary.tokens),
+        "added_tokens": len(added),
+        "added_tokens_sha256": _digest(added),
+        "add_bos": vocabulary.add_bos,
+        "add_eos": vocabulary.add_eos,
+    }
+    for role in ("bos", "eos", "pad"):
+        if role in vocabulary.ids:
+            found[f"{role}_id"] = vocabulary.ids[role]
+    if vocabulary.merges is not None:
+        found["merges"] = len(vocabulary.merges)
+        found["merges_sha256"] = _digest(vocabulary.merges)
+    template = carried.chat_template()
+    if template is not None:
+        found["chat_template"] = _digest([template])
+    return found
+
+
+def _digest(values: Sequence[Any]) -> str:
+    """Return the SHA-256 of a list, spelled as compact JSON."""
+    text = json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _quick(carried: Carried) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in (
+        ("model", carried.value(MODEL)),
+        ("pre", carried.value(PRE)),
+        ("entries", carried.length(TOKENS)),
+        ("merges", carried.length(MERGES)),
+        *((name, carried.flag(name)) for name in FLAGS),
+        ("tokenizer.json", carried.origin or None),
+    ):
+        if value is not None:
+            found[name] = value
+    found.update((f"{role}_id", i) for role, i in carried.ids().items())
+    if not any(name.endswith("_id") for name in found):
+        found.update((f"{role}_token", text) for role, text in special_texts(carried).items())
+    try:
+        template = carried.chat_template()
+    except FormatError as error:
+        found["chat_template"] = f"unreadable: {error}"
+        return found
+    if template is not None:
+        from aprfmt.tokenizer.template import scan_template
+
+        found["chat_template"] = f"{len(template)} characters"
+        findings = scan_template(template)
+        found["chat_template_scan"] = "; ".join(findings) or "nothing suspicious"
+    return found

@@ -1,0 +1,62 @@
+"""Where each format says what of a tokenizer: one row a fact.
+
+GGUF keys and value types: gguf-py `constants.Keys.Tokenizer` and `GGUFWriter` (a test compares).
+APR keys: the reference importer's custom keys; those it lacks follow its naming.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+HF_JSON = "tokenizer.huggingface.json"  # the verbatim tokenizer.json, in GGUF and in APR
+CHAT_TEMPLATE = "tokenizer.chat_template"  # variants: tokenizer.chat_template.NAME
+APR_CHAT_TEMPLATE = "chat_template"
+APR_GGUF = "aprfmt.gguf.tokenizer"  # JSON {key: [type, value or null]}: the way back to GGUF
+
+# GGUF token types (llama.cpp `llama_token_type`).
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One fact: GGUF's key and type, APR's key."""
+
+    gguf: str
+    type: str
+    apr: str
+
+
+TOKENS = Key("tokenizer.ggml.tokens", "array:string", "tokenizer.vocabulary")
+SCORES = Key("tokenizer.ggml.scores", "array:float32", "tokenizer.scores")
+TYPES = Key("tokenizer.ggml.token_type", "array:int32", "tokenizer.token_type")
+MERGES = Key("tokenizer.ggml.merges", "array:string", "tokenizer.merges")
+MODEL = Key("tokenizer.ggml.model", "string", "tokenizer.model")
+PRE = Key("tokenizer.ggml.pre", "string", "tokenizer.pre_type")
+
+# role -> key of a token id. The names of the roles are Hugging Face's (`bos_token`, `pad_token`).
+IDS: Mapping[str, Key] = {
+    role: Key(f"tokenizer.ggml.{name}_token_id", "uint32", f"tokenizer.{name}_token_id")
+    for role, name in {
+        "bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding",
+        "sep": "seperator",  # the misspelling is the format's
+        "mask": "mask", "eot": "eot", "eom": "eom",
+    }.items()
+}  # fmt: skip
+
+FLAGS: Mapping[str, Key] = {
+    name: Key(f"tokenizer.ggml.{name}", "bool", f"tokenizer.{name}")
+    for name in ("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix",
+                 "remove_extra_whitespaces")
+}  # fmt: skip
+
+KEYS: tuple[Key, ...] = (
+    MODEL, PRE, TOKENS, SCORES, TYPES, MERGES, *IDS.values(), *FLAGS.values(),
+    Key(CHAT_TEMPLATE, "string", CHAT_TEMPLATE), Key(HF_JSON, "string", HF_JSON),
+)  # fmt: skip
+
+# Texts of tokens that end a turn, for files that name one end only. llama.cpp looks for them the
+# same way (src/llama-vocab.cpp, special_eog_ids); they count only as control tokens.
+END_TEXTS: tuple[str, ...] = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<turn|>",
+    "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
+    "<end_of_utterance>", "<eos>", "</s>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
+)  # fmt: skip

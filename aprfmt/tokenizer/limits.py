@@ -1,0 +1,7 @@
+"""Limits of the process that renders chat templates; read by parent and child."""
+
+CPU_SECONDS = 5
+WALL_SECONDS = 20.0  # a template cannot sleep, so this only meets a machine without CPU limits
+MEMORY = 256 << 20  # bytes of address space
+OUTPUT = 4 << 20  # bytes of UTF-8
+REASON = 500  # characters of a template's own error message that are shown

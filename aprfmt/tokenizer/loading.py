@@ -1,0 +1,103 @@
+"""From whatever a model carries to its Tokenizer."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from aprfmt.errors import FormatError
+from aprfmt.tokenizer.base import Engine, Tokenizer
+from aprfmt.tokenizer.build import tokenizer_json
+from aprfmt.tokenizer.carried import TOKENIZER_JSON, Carried
+from aprfmt.tokenizer.hf_engine import HfEngine
+from aprfmt.tokenizer.hf_json import config_added, special_ids, special_texts, stated_stops
+from aprfmt.tokenizer.keys import HF_JSON, MODEL, TOKENS
+from aprfmt.tokenizer.spm import SpmEngine
+from aprfmt.tokenizer.vocabulary import Vocabulary, from_metadata, stop_ids
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+
+def load(model: "Model") -> Tokenizer:
+    """Build the tokenizer of a model: from its tokenizer.json, else from its vocabulary.
+
+    Raises FormatError where it carries none or a damaged one, UnsupportedError for a pre-tokenizer
+    or kind that is not known.
+    """
+    carried = Carried(model)
+    text = carried.tokenizer_json()
+    if text is not None:
+        return _from_text(carried, text)
+    vocabulary = from_metadata(carried)
+    if vocabulary is None:
+        looked = f"{TOKENIZER_JSON}, {HF_JSON}, {carried.spelled(TOKENS).rpartition(': ')[2]}"
+        raise FormatError(
+            f"{carried.where}: carries no tokenizer; looked for {looked}; "
+            "put tokenizer.json beside the weights, or give token ids"
+        )
+    return _from_vocabulary(carried, vocabulary)
+
+
+def _from_text(carried: Carried, text: str) -> Tokenizer:
+    engine = HfEngine.from_text(text, carried.origin)
+    engine.add(config_added(carried, engine.added()))
+    ids = {r: i for r, i in special_ids(carried, engine.id_of).items() if engine.token(i)}
+    texts = special_texts(carried) or {role: engine.token(i) or "" for role, i in ids.items()}
+    return _tokenizer(carried, engine, carried.origin, ids, texts, _own_frame(carried, engine, ids))
+
+
+def _own_frame(
+    carried: Carried, engine: Engine, ids: Mapping[str, int]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return the metadata's bos and eos where they contradict the post-processor; else None."""
+    framed = engine.encode("", True, True)
+    frame: list[tuple[int, ...]] = []
+    differs = False
+    for role in ("bos", "eos"):
+        stated = carried.flag(f"add_{role}_token")
+        i = ids.get(role)
+        has = i is not None and i in framed
+        wanted = has if stated is None else stated and i is not None
+        differs |= wanted != has
+        frame.append((i,) if wanted and i is not None else ())
+    return (frame[0], frame[1]) if differs else None
+
+
+def _from_vocabulary(carried: Carried, vocabulary: Vocabulary) -> Tokenizer:
+    where = carried.where
+    direct = vocabulary.kind == "spm" and vocabulary.merges is None
+    engine: Engine = (
+        SpmEngine(vocabulary, where)
+        if direct
+        else HfEngine.from_data(tokenizer_json(vocabulary, where), where)
+    )
+    used = "scores" if direct else f"merges, pre-tokenizer {vocabulary.pre or 'none'}"
+    origin = f"{carried.spelled(TOKENS)} ({carried.text(MODEL) or vocabulary.kind}, {used})"
+    texts = special_texts(carried) or {r: vocabulary.tokens[i] for r, i in vocabulary.ids.items()}
+    frame = tuple(
+        (vocabulary.ids[role],) if wanted and role in vocabulary.ids else ()
+        for role, wanted in (("bos", vocabulary.add_bos), ("eos", vocabulary.add_eos))
+    )
+    return _tokenizer(carried, engine, origin, vocabulary.ids, texts, (frame[0], frame[1]))
+
+
+def _tokenizer(
+    carried: Carried,
+    engine: Engine,
+    origin: str,
+    ids: Mapping[str, int],
+    texts: Mapping[str, str],
+    frame: tuple[tuple[int, ...], tuple[int, ...]] | None,
+) -> Tokenizer:
+    def control(text: str) -> int | None:
+        i = engine.id_of(text)
+        return i if i is not None and engine.is_control(i) else None
+
+    return Tokenizer(
+        engine,
+        origin,
+        dict(ids),
+        stop_ids(ids, control, stated_stops(carried)),
+        carried.chat_template(),
+        {f"{role}_token": text for role, text in texts.items()},
+        frame,
+    )

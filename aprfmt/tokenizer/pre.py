@@ -1,0 +1,315 @@
+r"""How a BPE vocabulary splits text before merging, by `pre` name: the one table.
+
+GGUF says only a name (`tokenizer.ggml.pre`); normalizer and pre-tokenizer of the original
+tokenizer.json stand here. The names and which of them split alike are llama.cpp's
+(src/llama-vocab.cpp); the spelling is that of the tokenizer.json files, which differs from
+llama.cpp's where its regex engine lacks something (`(?i:...)`, `\p{Lu}`), and the normalizers are
+only there. An unknown name is an error, never a default.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from aprfmt.errors import ConversionError, UnsupportedError
+
+# One step of splitting, (kind, argument): ("split", regex), ("digits", one by one?),
+# ("punctuation", ""), ("bytes", "") and ("gpt2", ""), which is "bytes" behind GPT-2's own regex.
+Step = tuple[str, str | bool]
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """Normalizer, steps of splitting, and what llama.cpp ties to the name besides.
+
+    `ignore_merges`: a piece that is a token as it stands is not merged from its characters.
+    `add_bos`: what an absent `tokenizer.ggml.add_bos_token` means. `style` "blank" is SentencePiece
+    spelling (spaces as U+2581, bytes as `<0x41>`) with merges and no splitting.
+    """
+
+    steps: tuple[Step, ...] = ()
+    normalizer: Literal["", "NFC"] = ""
+    ignore_merges: bool = False
+    add_bos: bool = False
+    style: Literal["bytes", "blank"] = "bytes"
+
+
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
+_SLASHED = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+
+LLAMA3 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_SYMBOLS}|{_BLANKS}"
+QWEN2 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}|{_SYMBOLS}|{_BLANKS}"
+QWEN35 = (
+    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_BLANKS}"
+)
+TEKKEN = rf"{_CASED % ('', '')}|\p{{N}}|{_SLASHED}|{_BLANKS}"
+GPT4O = rf"{_CASED % (_CONTRACTION + '?', _CONTRACTION + '?')}|\p{{N}}{{1,3}}|{_SLASHED}|{_BLANKS}"
+_DEEPSEEK3_WORDS = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
+    r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + _BLANKS
+)
+_BLOOM = " ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+"
+_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"  # as DeepSeek spells it, Hangul and more
+_HAN_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+
+# The cased letters DeepSeek LLM lists one range at a time, as code points: several of them turn
+# into other characters under NFC, which editors may apply.
+_CASED_LETTERS = (
+    "41-5A 61-7A B5 C0-D6 D8-F6 F8-1BA 1BC-1BF 1C4-293 295-2AF 370-373 376 377 37B-37D 37F 386 "
+    "388-38A 38C 38E-3A1 3A3-3F5 3F7-481 48A-52F 531-556 10A0-10C5 13A0-13F5 13F8-13FD 1C90-1CBA "
+    "1CBD-1CBF 1D00-1D2B 1D6B-1D77 1D79-1D9A 1E00-1F15 1F18-1F1D 1F20-1F45 1F48-1F4D 1F50-1F57 "
+    "1F59 1F5B 1F5D 1F5F-1F7D 1F80-1FB4 1FB6-1FBC 1FBE 1FC2-1FC4 1FC6-1FCC 1FD0-1FD3 1FD6-1FDB "
+    "1FE0-1FEC 1FF2-1FF4 1FF6-1FFC 2102 2107 210A-2113 2115 2119-211D 2124 2126 2128 212A-212D "
+    "212F-2134 2139 213C-213F 2145-2149 214E 2183 2184 2C00-2C7B 2C7E-2CE4 2CEB-2CEE 2CF2 2CF3 "
+    "A640-A66D A680-A69B A722-A76F A771-A787 A78B-A78E AB70-ABBF FB00-FB06 FB13-FB17 FF21-FF3A "
+    "FF41-FF5A 10400-1044F 104B0-104D3 104D8-104FB 10C80-10CB2 10CC0-10CF2 118A0-118DF 1E900-1E943"
+)
+
+
+def _characters(ranges: str) -> str:
+    """Return `41-5A B5` as the inside of a character class: `A-Zµ`."""
+    return "".join(
+        "-".join(chr(int(end, 16)) for end in part.split("-")) for part in ranges.split()
+    )
+
+
+_DIGITS: Step = ("digits", True)
+_GPT2: Step = ("gpt2", "")
+_BYTES: Step = ("bytes", "")
+
+
+def _split(*regexes: str, **options: Any) -> PreTokenizer:
+    return PreTokenizer((*(("split", regex) for regex in regexes), _BYTES), **options)
+
+
+_PLAIN_GPT2 = PreTokenizer((_GPT2,))
+_ONE_DIGIT = PreTokenizer((_DIGITS, _GPT2))
+_LLAMA_BPE = _split(LLAMA3, ignore_merges=True, add_bos=True)
+_CL100K = _split(LLAMA3)
+_QWEN2 = _split(QWEN2, normalizer="NFC")
+_QWEN2_RAW = _split(QWEN2)
+_GPT4O = _split(GPT4O)
+_DEEPSEEK3 = _split(r"\p{N}{1,3}", _HAN_KANA, _DEEPSEEK3_WORDS)
+_BAILING = _split(
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_AYA = _split(
+    r"\d{1,3}(?=(?:\d{3})*\b)",
+    GPT4O,
+)
+
+# Order matters for `name_of`: of the names that split alike, the first is the one written.
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    "gpt-2": _PLAIN_GPT2,
+    "qwen2": _QWEN2,
+    "llama-bpe": _LLAMA_BPE,
+    "dbrx": _CL100K,
+    "smollm": _ONE_DIGIT,
+    "command-r": PreTokenizer((_DIGITS, _GPT2), normalizer="NFC"),
+    "olmo": PreTokenizer((_GPT2,), normalizer="NFC"),
+    "tekken": _split(TEKKEN, ignore_merges=True, add_bos=True),
+    "gpt-4o": _GPT4O,
+    "qwen35": _split(QWEN35, normalizer="NFC"),
+    "deepseek-llm": PreTokenizer((
+        ("split", r"[\r\n]"), ("split", rf"\s?[{_characters(_CASED_LETTERS)}]+"),
+        ("split", "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"),
+        ("split", r"\s+$"), ("split", _CJK), _DIGITS, _BYTES,
+    )),
+    "deepseek-coder": PreTokenizer((
+        ("split", r"[\r\n]"), ("split", r"\s?\p{L}+"), ("split", r"\s?\p{P}+"), ("split", _CJK),
+        _DIGITS, _BYTES,
+    )),
+    "deepseek-v3": _DEEPSEEK3,
+    "falcon": PreTokenizer((
+        ("punctuation", ""), _GPT2, ("digits", False), ("split", "[0-9][0-9][0-9]"),
+    )),
+    "bloom": _split(_BLOOM),
+    "viking": PreTokenizer((("split", _BLOOM), _DIGITS, _BYTES)),
+    "superbpe": _split(r"\p{N}+", r"(?=(\d{3})+(?!\d))"),
+    "bailingmoe": _BAILING,
+    "seed-coder": _split(
+        rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_BLANKS}"
+    ),
+    "exaone-moe": _split(
+        rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+    ),
+    "jais-2": _split(
+        rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_SYMBOLS}|\s*[\r\n]+|"
+        + "|".join(rf"\s{{{n}}}(?!\S)" for n in ("512", "256", "128", "64", "32", "16", "8", "4"))
+        + r"|\s{1,2}(?!\S)|\s{1}"
+    ),
+    "minicpm5": _split(
+        r"\p{N}{1,3}", rf"{_CONTRACTION}|{_WORD}|\p{{N}}+|{_SYMBOLS}|{_BLANKS}", ignore_merges=True
+    ),
+    "laguna": _split(r"[^\n]+|[\n]+", QWEN2),
+    "ufakzeka": _split(rf"{_WORD}|\p{{N}}|{_SYMBOLS}|{_BLANKS}"),
+    "tiny_aya": _AYA,
+    "gemma4": PreTokenizer(style="blank"),
+    # llama.cpp's own rule for a file that says `default`; no tokenizer.json is split this way.
+    "default": _split(
+        r"[\p{P}\$\+<=>\^~\|]+",
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+        r"\p{N}+", "[0-9][0-9][0-9]",
+    ),
+    "stablelm2": _QWEN2, "deepseek-r1-qwen": _QWEN2, "f2llmv2": _QWEN2,
+    "megrez": _QWEN2_RAW, "kormo": _QWEN2_RAW, "hunyuan": _QWEN2_RAW, "solar-open": _QWEN2_RAW,
+    "grok-2": _QWEN2_RAW,
+    "llama3": _LLAMA_BPE, "llama-v3": _LLAMA_BPE, "falcon3": _LLAMA_BPE, "falcon-h1": _LLAMA_BPE,
+    "pixtral": _LLAMA_BPE, "midm-2.0": _LLAMA_BPE, "lfm2": _LLAMA_BPE, "jina-v5-nano": _LLAMA_BPE,
+    "smaug-bpe": _CL100K, "chatglm-bpe": _CL100K, "glm4": _CL100K,
+    "starcoder": _ONE_DIGIT, "refact": _ONE_DIGIT, "codeshell": _ONE_DIGIT, "exaone": _ONE_DIGIT,
+    "minerva-7b": _ONE_DIGIT, "mellum2": _ONE_DIGIT,
+    "phi-2": _PLAIN_GPT2, "jais": _PLAIN_GPT2, "trillion": _PLAIN_GPT2, "exaone4": _PLAIN_GPT2,
+    "granite-docling": _PLAIN_GPT2, "gigachat": _PLAIN_GPT2, "a.x-4.0": _PLAIN_GPT2,
+    "mellum": _PLAIN_GPT2, "modern-bert": PreTokenizer((_GPT2,), normalizer="NFC"),
+    "mpt": PreTokenizer((_GPT2,), normalizer="NFC"),
+    "llama4": _GPT4O, "kanana2": _GPT4O, "talkie": _GPT4O, "minimax-m2": _GPT4O,
+    "hunyuan-dense": _DEEPSEEK3, "joyai-llm": _DEEPSEEK3, "hy_v4": _DEEPSEEK3,
+    "bailingmoe2": _BAILING, "llada-moe": _BAILING, "cohere2moe": _AYA,
+    "poro-chat": _split(_BLOOM), "gpt3-finnish": _split(_BLOOM),
+    "sarvam-moe": PreTokenizer(style="blank"),
+}  # fmt: skip
+
+# Architectures whose byte-level checkpoints all split one way; for APR files that state no name.
+BY_ARCHITECTURE: Mapping[str, str] = {
+    "qwen2": "qwen2", "qwen2_moe": "qwen2", "qwen3": "qwen2", "qwen3_moe": "qwen2",
+    "gpt2": "gpt-2", "phi": "phi-2", "phi2": "phi-2", "starcoder2": "starcoder", "falcon": "falcon",
+}  # fmt: skip
+
+
+def pre_tokenizer(name: str, where: str) -> PreTokenizer:
+    """Return a row; UnsupportedError for a name that is not in the table."""
+    row = PRE_TOKENIZERS.get(name)
+    if row is None:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, PRE_TOKENIZERS, 3) or list(PRE_TOKENIZERS)[:8]
+        raise UnsupportedError(
+            f"{where}: pre-tokenizer {name!r} is not known, and guessing would give other token "
+            f"ids; known: {', '.join(near)} ({len(PRE_TOKENIZERS)} names); use the original "
+            "tokenizer.json"
+        )
+    return row
+
+
+def _byte_level(use_regex: bool) -> dict[str, Any]:
+    return {
+        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex
+    }  # fmt: skip
+
+
+def _step_json(step: Step) -> dict[str, Any]:
+    kind, argument = step
+    if kind == "split":
+        pattern = {"Regex": argument}
+        return {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    if kind == "digits":
+        return {"type": "Digits", "individual_digits": argument}
+    if kind == "punctuation":
+        return {"type": "Punctuation", "behavior": "Contiguous"}
+    return _byte_level(kind == "gpt2")
+
+
+def pre_tokenizer_json(row: PreTokenizer) -> dict[str, Any] | None:
+    """Return the `pre_tokenizer` of a tokenizer.json."""
+    steps = [_step_json(step) for step in row.steps]
+    if not steps:
+        return None
+    return steps[0] if len(steps) == 1 else {"type": "Sequence", "pretokenizers": steps}
+
+
+def normalizer_json(row: PreTokenizer) -> dict[str, Any] | None:
+    """Return the `normalizer` of a tokenizer.json."""
+    return {"type": row.normalizer} if row.normalizer else None
+
+
+def flatten(node: Any, inner: str) -> list[Mapping[str, Any]]:
+    """Return the steps of a tokenizer.json component, nested sequences laid out flat.
+
+    `inner` is the key of a sequence's members. A hostile depth is bounded by the JSON reader.
+    """
+    stack, found = [node], []
+    while stack:
+        item = stack.pop()
+        if not isinstance(item, Mapping):
+            continue
+        members = item.get(inner)
+        if item.get("type") == "Sequence" and isinstance(members, Sequence):
+            stack.extend(reversed(list(members)))
+        else:
+            found.append(item)
+    return found
+
+
+def _plain_regex(regex: str) -> str:
+    r"""Spell a regex one way: `\r`, `\n` as escapes whether the file has them so or raw."""
+    return regex.replace("\r", r"\r").replace("\n", r"\n")
+
+
+def _step_of(node: Mapping[str, Any]) -> Step:
+    """Return a comparable step; unknown kinds give one that no row has."""
+    kind = node.get("type")
+    if kind == "Split":
+        pattern = node.get("pattern")
+        regex = pattern.get("Regex") if isinstance(pattern, Mapping) else None
+        # Removed + invert keeps just the matches: Isolated, for a regex that matches everything.
+        whole = (node.get("behavior"), bool(node.get("invert")))
+        if isinstance(regex, str) and whole in (
+            ("Isolated", False), ("Isolated", True), ("Removed", True)
+        ):  # fmt: skip
+            return ("split", _plain_regex(regex))
+    if kind == "Digits":
+        return ("digits", bool(node.get("individual_digits")))
+    if kind == "Punctuation" and node.get("behavior") == "Contiguous":
+        return ("punctuation", "")
+    if kind == "ByteLevel" and not node.get("add_prefix_space"):
+        return _GPT2 if node.get("use_regex", True) else _BYTES
+    return ("unknown", str(kind))
+
+
+def _normalizer_of(node: Any) -> tuple[str, ...]:
+    return tuple(str(step.get("type")) for step in flatten(node, "normalizers"))
+
+
+def _signature(row: PreTokenizer) -> tuple[Step, ...]:
+    return tuple((kind, _plain_regex(x) if isinstance(x, str) else x) for kind, x in row.steps)
+
+
+def name_of(tokenizer: Mapping[str, Any], where: str) -> str:
+    """Return the `pre` name of a byte-level BPE tokenizer.json.
+
+    A row fits when its steps and `ignore_merges` are the file's; of several, one with the file's
+    normalizer comes first. llama.cpp applies no normalizer, so none and NFC are the same to it,
+    and any other has no name. Raises ConversionError naming what was found.
+    """
+    steps = tuple(_step_of(node) for node in flatten(tokenizer["pre_tokenizer"], "pretokenizers"))
+    normalizer = _normalizer_of(tokenizer.get("normalizer"))
+    ignores = bool(tokenizer["model"].get("ignore_merges"))
+    fits = [
+        (name, row)
+        for name, row in PRE_TOKENIZERS.items()
+        if row.style == "bytes" and row.ignore_merges == ignores and _signature(row) == steps
+    ]
+
+    fits.sort(key=lambda item: "+".join(normalizer) != item[1].normalizer)  # stable
+    if fits and normalizer in ((), ("NFC",)):
+        return fits[0][0]
+    shown = "; ".join(f"{kind} {x}".rstrip() for kind, x in steps) or "no pre-tokenizer"
+    raise ConversionError(
+        f"{where}: no pre-tokenizer name of GGUF fits: normalizer "
+        f"{'+'.join(normalizer) or 'none'}, steps {_shorten(shown)}"
+        f"{', ignore_merges' if ignores else ''}; GGUF readers would split the text otherwise"
+    )
+
+
+def _shorten(text: str, limit: int = 300) -> str:
+    return re.sub(r"\s+", " ", text[:limit]) + ("…" if len(text) > limit else "")

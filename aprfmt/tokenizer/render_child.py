@@ -1,0 +1,177 @@
+"""The process that renders or scans a chat template; started by `template.py`.
+
+Reads one JSON request from stdin, sets its own limits, then answers on stdout: a status word, a
+newline, text. The sandbox is jinja2's immutable one with the filters and functions transformers
+offers, and without those it does not need.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+
+class OutputTooLongError(Exception):
+    """The template wrote more than the limit."""
+
+
+class RefusedError(Exception):
+    """The template called raise_exception."""
+
+
+def limit_resources(cpu_seconds: int, memory: int) -> None:
+    """Bound CPU time and address space, as far as the system can."""
+    try:
+        import resource
+    except ImportError:  # no such module on Windows: the parent's timer remains
+        return
+    for what, bound in (
+        (resource.RLIMIT_CPU, cpu_seconds),
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+    ):
+        try:
+            resource.setrlimit(what, (bound, bound))
+        except (ValueError, OSError):
+            continue  # macOS bounds no address space; a lower hard limit stays
+
+
+def environment() -> Any:
+    """Return the sandboxed environment, as transformers sets it up for chat templates."""
+    from jinja2 import nodes
+    from jinja2.exceptions import SecurityError
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.utils import Namespace
+
+    class Generation(Extension):
+        """`{% generation %}` marks what the model wrote; here it is its body."""
+
+        tags = {"generation"}  # noqa: RUF012 (jinja2 reads it so)
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body).set_lineno(line)
+
+    class PlainNamespace(Namespace):
+        """namespace() without names that lead into Python."""
+
+        def __init__(*args: Any, **kwargs: Any) -> None:
+            self, *rest = args
+            names = dict(*rest, **kwargs)
+            for name in names:
+                check(name)
+            Namespace.__init__(self, names)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            check(name)
+            Namespace.__setitem__(self, name, value)
+
+    def check(name: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise SecurityError(f"a namespace cannot hold {name!r}")
+
+    class PlainDict:
+        """dict() without the class behind it."""
+
+        def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+            return dict(*args, **kwargs)
+
+        def fromkeys(self, *args: Any) -> dict[Any, Any]:
+            """Return dict.fromkeys of the arguments."""
+            return dict.fromkeys(*args)
+
+    def raise_exception(message: object) -> None:
+        raise RefusedError(str(message))
+
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: Any = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
+
+    def strftime_now(form: str) -> str:
+        from datetime import datetime
+
+        return datetime.now().strftime(form)
+
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+    )
+    made.filters["tojson"] = tojson
+    made.globals.pop("lipsum", None)  # random words, and the usual first step out of a sandbox
+    made.globals.update(
+        raise_exception=raise_exception, strftime_now=strftime_now, dict=PlainDict(),
+        namespace=PlainNamespace,
+    )  # fmt: skip
+    return made
+
+
+def render(request: Mapping[str, Any], limit: int) -> str:
+    """Return the rendered text; raises OutputTooLongError."""
+    template = environment().from_string(request["template"])
+    pieces: list[str] = []
+    size = 0
+    for piece in template.generate(**request["context"]):
+        size += len(piece.encode("utf-8", "surrogatepass"))
+        if size > limit:
+            raise OutputTooLongError
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+def answer(request: Mapping[str, Any], limit: int) -> tuple[str, str]:
+    """Return (status, text) for one request."""
+    from jinja2.exceptions import SecurityError, TemplateSyntaxError
+
+    from aprfmt.tokenizer.scan import scan
+
+    try:
+        if request["task"] == "scan":
+            return "ok", "\n".join(scan(request["template"], environment()))
+        return "ok", render(request, limit)
+    except RefusedError as error:
+        return "refused", str(error)
+    except TemplateSyntaxError as error:
+        return "syntax", f"line {error.lineno}: {error.message}"
+    except SecurityError as error:
+        return "unsafe", str(error)
+    except MemoryError:
+        return "memory", ""
+    except OutputTooLongError:
+        return "output", ""
+    except Exception as error:  # whatever a template does, the answer is one sentence
+        return "error", f"{type(error).__name__}: {error}"
+
+
+def main() -> None:
+    """Serve one request."""
+    request = json.loads(sys.stdin.buffer.read())
+    sys.path[:] = request["path"]
+    from aprfmt.tokenizer.limits import CPU_SECONDS, MEMORY, OUTPUT
+
+    limit_resources(CPU_SECONDS, MEMORY)
+    try:
+        status, text = answer(request, OUTPUT)
+        raw = f"{status}\n{text}".encode("utf-8", "surrogatepass")
+    except MemoryError:
+        raw = b"memory\n"
+    except RecursionError:
+        raw = b"error\nnested too deeply"
+    sys.stdout.buffer.write(raw)
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

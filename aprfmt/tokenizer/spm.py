@@ -1,0 +1,174 @@
+"""SentencePiece BPE straight from the scores: no merges are built, so loading costs almost nothing.
+
+Text is cut into characters, then the best pair of neighbours whose joint is a piece is joined
+until there is none; what is no piece then becomes bytes. The order of joining is that of the
+merges in `build.merges_from_scores`, so both give the same ids.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from heapq import heapify, heappop, heappush
+from itertools import groupby
+
+from aprfmt.tokenizer.build import priorities, split_off
+from aprfmt.tokenizer.keys import BYTE, CONTROL, UNKNOWN, USER_DEFINED
+from aprfmt.tokenizer.vocabulary import BLANK, Vocabulary
+
+# An entry of the queue: two keys, -left length, -right length, id of the joint, place.
+_Pair = tuple[float, int, int, int, int, int]
+
+
+class SpmEngine:
+    """Encodes and decodes with a SentencePiece BPE vocabulary; FormatError without scores."""
+
+    def __init__(self, vocabulary: Vocabulary, where: str) -> None:
+        self._vocabulary = vocabulary
+        self._keys = priorities(vocabulary, where)
+        self._unk = vocabulary.ids.get("unk")
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        tokens = self._vocabulary.tokens
+        return dict(zip(tokens, range(len(tokens)), strict=True))
+
+    @cached_property
+    def _bytes(self) -> dict[int, int]:
+        """Byte -> token id, and back by `_byte_of`."""
+        types, tokens = self._vocabulary.types, self._vocabulary.tokens
+        return {int(tokens[i][3:5], 16): i for i, kind in enumerate(types) if kind == BYTE}
+
+    @cached_property
+    def _byte_of(self) -> dict[int, int]:
+        return {i: byte for byte, i in self._bytes.items()}
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token's own spelling."""
+        return self._ids.get(token)
+
+    def token(self, i: int) -> str | None:
+        """Return a token's own spelling."""
+        return self._vocabulary.tokens[i] if 0 <= i < self.size else None
+
+    def is_control(self, i: int) -> bool:
+        """Say whether a token is special."""
+        return 0 <= i < self.size and self._vocabulary.types[i] in (CONTROL, UNKNOWN)
+
+    @property
+    def size(self) -> int:
+        """Number of tokens."""
+        return len(self._vocabulary.tokens)
+
+    def encode(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        """Return the ids of a text; what stands around it is the caller's (`Tokenizer.frame`)."""
+        found: list[int] = []
+        for piece in self._partition(text, parse_special):
+            if isinstance(piece, int):
+                found.append(piece)
+                continue
+            blank = BLANK if self._vocabulary.add_space_prefix else ""
+            self._merge(blank + piece.replace(" ", BLANK), found)
+        return found
+
+    # --- tokens split off whole -----------------------------------------------------------------
+
+    @cached_property
+    def _whole(self) -> dict[bool, dict[str, tuple[list[int], dict[str, int]]]]:
+        """parse_special -> first character -> (lengths, longest first; text -> id)."""
+        tables: dict[bool, dict[str, tuple[list[int], dict[str, int]]]] = {True: {}, False: {}}
+        for i in split_off(self._vocabulary):
+            token = self._vocabulary.tokens[i]
+            user = self._vocabulary.types[i] == USER_DEFINED
+            for parse_special in (True, False) if user else (True,):
+                _, texts = tables[parse_special].setdefault(token[0], ([], {}))
+                texts.setdefault(token, i)
+        for table in tables.values():
+            for lengths, texts in table.values():
+                lengths.extend(sorted(set(map(len, texts)), reverse=True))
+        return tables
+
+    def _partition(self, text: str, parse_special: bool) -> Iterator[str | int]:
+        """Yield text between, and ids of, the tokens found whole: leftmost, then longest."""
+        table = self._whole[parse_special]
+        start = at = 0
+        while at < len(text):
+            lengths, texts = table.get(text[at], ((), {}))
+            for length in lengths:
+                i = texts.get(text[at : at + length])
+                if i is not None:
+                    if start < at:
+                        yield text[start:at]
+                    yield i
+                    start = at = at + length
+                    break
+            else:
+                at += 1
+        if start < at:
+            yield text[start:at]
+
+    # --- merging --------------------------------------------------------------------------------
+
+    def _merge(self, text: str, found: list[int]) -> None:
+        """Append the ids of a text without special tokens."""
+        parts: list[str] = list(text)  # "" once merged into the part on the left
+        after = [*range(1, len(parts)), -1]
+        before = list(range(-1, len(parts) - 1))
+        queue = [pair for at in range(len(parts) - 1) if (pair := self._pair(parts, at, at + 1))]
+        heapify(queue)
+        while queue:
+            _, _, left, right, _, at = heappop(queue)
+            follower = after[at]
+            if follower < 0 or len(parts[at]) != -left or len(parts[follower]) != -right:
+                continue  # one of the two has been merged meanwhile
+            parts[at] += parts[follower]
+            parts[follower] = ""
+            after[at] = after[follower]
+            for one, other in ((at, after[at]), (before[at], at)):
+                if one >= 0 and other >= 0 and (pair := self._pair(parts, one, other)):
+                    heappush(queue, pair)
+            if after[at] >= 0:
+                before[after[at]] = at
+        self._emit((part for part in parts if part), found)
+
+    def _pair(self, parts: Sequence[str], at: int, follower: int) -> _Pair | None:
+        """Return the queue's entry for two neighbours; None where their joint is no piece."""
+        left, right = parts[at], parts[follower]
+        found = self._keys.get(left + right)
+        if found is None or left not in self._keys or right not in self._keys:
+            return None
+        key, second, i = found
+        return key, second, -len(left), -len(right), i, at
+
+    def _emit(self, parts: Iterator[str], found: list[int]) -> None:
+        unknown = False  # a run of characters without byte tokens is one unknown token
+        for part in parts:
+            piece = self._keys.get(part)
+            if piece is not None:
+                found.append(piece[2])
+                unknown = False
+                continue
+            ids = [i for byte in part.encode() if (i := self._bytes.get(byte)) is not None]
+            if len(ids) == len(part.encode()):
+                found.extend(ids)
+                unknown = False
+            elif self._unk is not None and not unknown:
+                found.append(self._unk)
+                unknown = True
+
+    # --- back to text ---------------------------------------------------------------------------
+
+    def decode(self, ids: Sequence[int], skip_special: bool) -> str:
+        """Return the text of ids; bytes that make no character become U+FFFD each."""
+        tokens, types = self._vocabulary.tokens, self._vocabulary.types
+        hidden = (CONTROL, UNKNOWN) if skip_special else ()
+        shown = [i for i in ids if 0 <= i < len(tokens) and types[i] not in hidden]
+        text = ""
+        for is_byte, run in groupby(shown, lambda i: types[i] == BYTE):
+            if not is_byte:
+                text += "".join(tokens[i] for i in run).replace(BLANK, " ")
+                continue
+            raw = bytes(self._byte_of[i] for i in run)
+            try:
+                text += raw.decode()
+            except UnicodeDecodeError:
+                text += "\ufffd" * len(raw)
+        return text.removeprefix(" ") if self._vocabulary.add_space_prefix else text

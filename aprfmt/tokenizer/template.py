@@ -1,0 +1,118 @@
+"""Chat templates come from files and are programs: they run in a child process, never here.
+
+The child has CPU, memory and output limits and a sandboxed jinja2 environment; it gets its work as
+JSON on stdin, has an empty environment and answers with one status word and text. The static scan
+runs there too, since parsing a hostile template may take as long as rendering one.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+from aprfmt.errors import AprfmtError, FormatError, UsageError
+from aprfmt.tokenizer.limits import CPU_SECONDS, MEMORY, OUTPUT, REASON, WALL_SECONDS
+
+_CHILD = Path(__file__).with_name("render_child.py")
+
+# status word of the child -> (class raised, how the sentence goes on)
+_ANSWERS: Mapping[str, tuple[type[AprfmtError], str]] = {
+    "refused": (UsageError, "refuses these messages: "),
+    "syntax": (FormatError, "is no jinja2 template: "),
+    "unsafe": (FormatError, "was stopped by the sandbox: "),
+    "memory": (FormatError, f"needs more than {MEMORY >> 20} MiB of memory"),
+    "output": (FormatError, f"writes more than {OUTPUT >> 20} MiB"),
+    "error": (FormatError, "failed: "),
+}
+
+
+def render(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool,
+    variables: Mapping[str, str],
+    where: str,
+) -> str:
+    """Return the text a chat template makes of messages; `variables` are bos_token and the like.
+
+    Raises UsageError where the template refuses the messages, FormatError where it is none, is
+    unsafe, or goes over a limit (5 s of CPU, 256 MiB, 4 MiB of output).
+    """
+    request = {
+        "template": template,
+        "context": {
+            **variables,
+            "messages": [dict(message) for message in messages],
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        },
+    }
+    return _ask("render", request, where)
+
+
+def scan_template(template: str) -> list[str]:
+    """Return what looks suspicious in a chat template, one sentence each; [] where nothing does.
+
+    Reading alone decides: nothing is rendered. The sandbox holds whatever this finds.
+    """
+    try:
+        return _ask("scan", {"template": template}, "the chat template").splitlines()
+    except AprfmtError as error:
+        return [f"could not be scanned: {error}"]
+
+
+def _ask(task: str, request: Mapping[str, Any], where: str) -> str:
+    """Run the child on one task and return its answer's text."""
+    here = [str(_CHILD.parents[2]), *map(os.path.abspath, sys.path)]
+    work = {"task": task, "path": here, **request}
+    try:
+        payload = json.dumps(work).encode("ascii")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: the messages are no plain JSON data: {error}") from None
+    try:
+        # -I -S: nothing from the environment, no site hooks; sys.path comes with the request.
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_CHILD)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env={}, cwd="/", start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise FormatError(
+            f"{where}: a process for the chat template could not start: {error}"
+        ) from None
+    timer = Timer(WALL_SECONDS, child.kill)
+    timer.start()
+    try:
+        raw = _exchange(child, payload)
+    finally:
+        timer.cancel()
+        child.kill()
+        code = child.wait()
+    status, separator, text = raw.partition(b"\n")
+    if not separator:
+        over = f"used more than {CPU_SECONDS} s of CPU or crashed (exit {code})"
+        raise FormatError(f"{where}: the chat template {over}; it is broken or hostile")
+    answer = text.decode("utf-8", "surrogatepass")
+    if status == b"ok":
+        return answer
+    kind, sentence = _ANSWERS.get(status.decode("ascii", "replace"), _ANSWERS["error"])
+    reason = answer[:REASON] if sentence.endswith(": ") else ""
+    raise kind(f"{where}: the chat template {sentence}{reason}")
+
+
+def _exchange(child: "subprocess.Popen[bytes]", payload: bytes) -> bytes:
+    """Write the request, read at most the limit. The child reads all before it writes."""
+    assert child.stdin is not None and child.stdout is not None
+    with child.stdin, child.stdout:
+        try:
+            child.stdin.write(payload)
+            child.stdin.close()
+        except BrokenPipeError:
+            pass  # it died early; the answer is empty
+        return child.stdout.read(OUTPUT + REASON * 4 + 64)

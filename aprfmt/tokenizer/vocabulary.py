@@ -1,0 +1,216 @@
+"""One vocabulary, whatever file it came from: tokens by id, types, merges or scores, flags."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aprfmt.errors import FormatError, UnsupportedError
+from aprfmt.tokenizer.carried import Carried
+from aprfmt.tokenizer.keys import (
+    BYTE,
+    CONTROL,
+    END_TEXTS,
+    MERGES,
+    MODEL,
+    NORMAL,
+    PRE,
+    SCORES,
+    TOKENS,
+    TYPES,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    Key,
+)
+from aprfmt.tokenizer.pre import BY_ARCHITECTURE, PRE_TOKENIZERS
+
+BLANK = "\u2581"  # how SentencePiece spells a space
+PADDING = re.compile(
+    r"\[PAD\d+\]|<\|pad_\d+\|>"
+)  # llama.cpp's and the reference importer's fillers
+BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+
+# What `tokenizer.ggml.model` (APR: tokenizer.model, tokenizer.model_type) means here. "bpe" is
+# byte-level, "spm" is spelled as SentencePiece does.
+KINDS: Mapping[str, str] = {
+    "gpt2": "bpe",
+    "bpe": "bpe",
+    "BPE": "bpe",
+    "llama": "spm",
+    "gemma4": "spm",
+}
+NO_VOCABULARY = ("none", "no_vocab")
+_SPM_IDS: Mapping[str, int] = {"unk": 0, "bos": 1, "eos": 2}  # llama.cpp's, without keys
+_MODEL_TYPE = Key("", "string", "tokenizer.model_type")  # APR from safetensors
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A vocabulary by token id.
+
+    `kind`: "bpe" (byte-level), "spm", or another model type of tokenizer.json in lower case.
+    `merges` are `"left right"`, best first; `scores` of SentencePiece, higher is better. Fillers
+    at the end (`[PAD151666]`) are not part of it. `added` are the ids split off the text before
+    anything else: control and user-defined tokens.
+    """
+
+    kind: str
+    tokens: Sequence[str]
+    types: Sequence[int]
+    merges: Sequence[str] | None = None
+    scores: Sequence[float] | None = None
+    pre: str = ""
+    ids: Mapping[str, int] = field(default_factory=dict)
+    add_bos: bool = False
+    add_eos: bool = False
+    add_space_prefix: bool = False
+
+    @property
+    def added(self) -> list[int]:
+        """Ids of control and user-defined tokens (and of the unknown token), ascending."""
+        wanted = (UNKNOWN, CONTROL, USER_DEFINED)
+        return [i for i, kind in enumerate(self.types) if kind in wanted]
+
+
+def from_metadata(carried: Carried) -> Vocabulary | None:
+    """Return the vocabulary of a GGUF's or APR's own keys; None where there are none.
+
+    Raises FormatError for damaged keys, UnsupportedError for a kind other than byte-level BPE and
+    SentencePiece BPE.
+    """
+    tokens = carried.sequence(TOKENS, str)
+    if not tokens:
+        return None
+    kind = kind_of(carried)
+    count = _without_padding(tokens)
+    del tokens[count:]
+    merges = carried.sequence(MERGES, str)
+    scores = carried.sequence(SCORES, (float, int))
+    types = carried.sequence(TYPES, int)
+    for key, values in ((SCORES, scores), (TYPES, types)):
+        if values is not None and len(values) < count:
+            raise FormatError(
+                f"{carried.spelled(key)}: {len(values)} elements for {count} tokens; "
+                "the file is damaged"
+            )
+    given = carried.ids()
+    blank = kind == "bpe" and merges is not None and "<0x00>" in tokens
+    kind = "spm" if blank else kind
+    if types is None:
+        types = _guess_types(kind, tokens, merges, given.values())
+    del types[count:]
+    if kind == "spm":
+        given = {**_SPM_IDS, **given}
+        _spell_blanks(tokens, types)
+    pre = _pre_name(carried, kind)
+    row = PRE_TOKENIZERS.get(pre)
+    add_bos, add_eos = carried.flag("add_bos_token"), carried.flag("add_eos_token")
+    prefix = carried.flag("add_space_prefix")
+    default_bos = kind == "spm" and merges is None if row is None else row.add_bos
+    return Vocabulary(
+        kind,
+        tokens,
+        types,
+        merges,
+        None if scores is None else scores[:count],
+        pre,
+        {role: i for role, i in given.items() if i < count},
+        default_bos if add_bos is None else add_bos,
+        bool(add_eos),
+        (kind == "spm" and merges is None) if prefix is None else prefix,
+    )
+
+
+def kind_of(carried: Carried) -> str:
+    """Return "bpe" or "spm" for the metadata's vocabulary. Raises UnsupportedError."""
+    name = carried.text(MODEL)
+    if name is None and carried.model.format == "apr":
+        name = carried.text(_MODEL_TYPE)
+    if name is None:
+        raise FormatError(
+            f"{carried.spelled(MODEL)}: missing beside the tokens; expected {', '.join(KINDS)}"
+        )
+    if name not in KINDS:
+        raise UnsupportedError(
+            f"{carried.spelled(MODEL)}: {name!r}; this package reads byte-level BPE and "
+            f"SentencePiece BPE ({', '.join(KINDS)}); use the original tokenizer.json"
+        )
+    return KINDS[name]
+
+
+def _pre_name(carried: Carried, kind: str) -> str:
+    """Return the `pre` name; for APR files without one, what the architecture implies."""
+    model, name = carried.text(MODEL) or "", carried.text(PRE) or ""
+    if model in PRE_TOKENIZERS:
+        return model  # gemma4 names its own
+    if kind == "spm":
+        return name if name in PRE_TOKENIZERS and PRE_TOKENIZERS[name].style == "blank" else ""
+    if not name and carried.model.format == "apr":
+        architecture = carried.model.metadata.get("architecture")
+        return BY_ARCHITECTURE.get(architecture, "") if isinstance(architecture, str) else ""
+    return name
+
+
+def _without_padding(tokens: Sequence[str]) -> int:
+    """Return the number of tokens before the fillers at the end."""
+    count = len(tokens)
+    while count and PADDING.fullmatch(tokens[count - 1]):
+        count -= 1
+    return count
+
+
+def _spell_blanks(tokens: list[str], types: Sequence[int]) -> None:
+    """Spell spaces of user-defined tokens as U+2581 again; llama.cpp's converter undoes that."""
+    for i, kind in enumerate(types[: len(tokens)]):
+        if kind == USER_DEFINED and " " in tokens[i]:
+            tokens[i] = tokens[i].replace(" ", BLANK)
+
+
+def _guess_types(
+    kind: str, tokens: Sequence[str], merges: Sequence[str] | None, special: Iterable[int]
+) -> list[int]:
+    """Return token types where a file has none.
+
+    In BPE a token of several characters that no merge makes was added whole; byte tokens are
+    known by their spelling.
+    """
+    if kind == "spm":
+        types = [BYTE if BYTE_TOKEN.fullmatch(token) else NORMAL for token in tokens]
+    else:
+        made = {"".join(merge.split(" ", 1)) for merge in merges or ()}
+        types = [CONTROL if len(t) > 1 and t not in made else NORMAL for t in tokens]
+    for i in special:
+        if i < len(types):
+            types[i] = CONTROL
+    return types
+
+
+def stop_ids(
+    ids: Mapping[str, int], control: Callable[[str], int | None], stated: frozenset[int]
+) -> frozenset[int]:
+    """Return the ids that end a generation: those stated, eos, eot and eom.
+
+    Where nothing is stated (a foreign GGUF names one end), control tokens of END_TEXTS too;
+    `control` gives the id of a control token by its text.
+    """
+    found = {ids[role] for role in ("eos", "eot", "eom") if role in ids} | stated
+    if not stated:
+        texts = {text: i for text in END_TEXTS if (i := control(text)) is not None}
+        if {"<|return|>", "<|call|>"} <= texts.keys():
+            texts.pop("<|end|>", None)  # gpt-oss: the end of a part, not of the turn
+        found.update(texts.values())
+    return frozenset(found)
+
+
+def filler(i: int) -> str:
+    """Return the text of an id without a token, as llama.cpp's converter writes it."""
+    return f"[PAD{i}]"
+
+
+def padded(vocabulary: Vocabulary, size: int) -> tuple[list[str], list[int]]:
+    """Return tokens and types cut or filled up to `size` ids."""
+    tokens, types = list(vocabulary.tokens[:size]), list(vocabulary.types[:size])
+    for i in range(len(tokens), size):
+        tokens.append(filler(i))
+        types.append(UNUSED)
+    return tokens, types

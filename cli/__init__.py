@@ -1,0 +1,1 @@
+"""The command line: `main` has the table, every other file one command."""

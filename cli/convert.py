@@ -1,0 +1,114 @@
+"""`aprfmt convert`: any format to any; import, export, split, merge are mappings onto it."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aprfmt.cli import options, render
+
+
+@click.command("convert")
+@options.model("src")
+@click.argument("dst", type=click.Path(path_type=Path))
+@click.option("--to", help="Target format, where DST's extension does not say it.")
+@options.encoding
+@options.tensor_encodings
+@options.allow_overflow
+@options.drop
+@options.max_shard_size
+@click.option("--alignment", type=int, help="Data alignment of a GGUF output (default 32).")
+@click.option("--dry-run", is_flag=True, help="Plan and report sizes; write nothing.")
+@options.arch
+@options.force
+@options.no_verify
+@options.no_hash
+@options.common
+def command(
+    src: Path,
+    dst: Path,
+    to: str | None,
+    encoding: str | None,
+    tensor_encodings: tuple[tuple[str, str], ...],
+    allow_overflow: bool,
+    drop: tuple[str, ...],
+    max_shard_size: int | None,
+    alignment: int | None,
+    dry_run: bool,
+    arch: str | None,
+    force: bool,
+    no_verify: bool,
+    no_source_hash: bool,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Convert SRC to DST, by DST's extension or --to.
+
+    Every tensor keeps its encoding and bytes unless the target's rules or a flag say otherwise;
+    each such change is listed. What was written is re-opened and compared with the source.
+    """
+    return run(
+        "convert", src, dst, to, quiet, as_json,
+        encoding=encoding, tensor_encodings=tensor_encodings, allow_overflow=allow_overflow,
+        drop=drop, max_shard_size=max_shard_size, alignment=alignment, dry_run=dry_run, arch=arch,
+        force=force, verify=not no_verify, source_hash=not no_source_hash,
+    )  # fmt: skip
+
+
+def run(
+    name: str, src: Path, dst: Path, to: str | None, quiet: bool, as_json: bool, **wishes: Any
+) -> int:
+    """Convert and report; every conversion command ends here."""
+    from aprfmt.conversion import convert
+
+    with render.Progress(name, quiet) as progress:
+        report = convert(src, dst, to=to, progress=progress, **wishes)
+    for note in report.notes:
+        if note.level == "warning":
+            render.warn(f"{note.where}: {note.text}")
+    if not as_json:
+        show(report, dry_run=bool(wishes.get("dry_run")))
+    return render.emit(name, 0, report.to_json(), as_json)
+
+
+def show(report: Any, dry_run: bool = False) -> None:
+    """Print what was written and what was proven."""
+    size = sum(tensor.nbytes for tensor in report.tensors)
+    verb = "would write" if dry_run else "wrote"
+    arch = f", {report.arch}" if report.arch else ""
+    render.line(
+        f"{verb} {render.escape(str(report.target))} ({report.target_format}{arch}): "
+        f"{len(report.tensors)} tensors, {render.size_text(size)}"
+    )
+    changed = [t for t in report.tensors if t.encoding != t.source_encoding]
+    by_change: dict[tuple[str, str, str], list[Any]] = {}
+    for tensor in changed:
+        by_change.setdefault((tensor.source_encoding, tensor.encoding, tensor.how), []).append(
+            tensor
+        )
+    for (before, after, how), tensors in by_change.items():
+        counts = ""
+        if how == "lossy":
+            fields = ("changed", "overflowed", "underflowed")
+            counts = ": " + ", ".join(
+                f"{sum(getattr(t, field) for t in tensors)} {field}" for field in fields
+            )
+        render.line(f"  {before} -> {after}: {len(tensors)} tensors, {how}{counts}")
+    steps: dict[tuple[str, ...], int] = {}
+    for tensor in report.tensors:
+        if tensor.steps:
+            steps[tensor.steps] = steps.get(tensor.steps, 0) + 1
+    for names, count in steps.items():
+        render.line(f"  {', '.join(names)}: {count} tensors")
+    if report.verified is None:
+        if not dry_run:
+            render.line("  not verified (--no-verify)", style="warn")
+    else:
+        kinds = [
+            f"{report.count(how)} {label}"
+            for how, label in (
+                ("bytes", "byte-equal"), ("values", "value-equal"), ("lossy", "lossy as asked"),
+            )
+            if report.count(how)
+        ]  # fmt: skip
+        render.line(f"  verified by reading back: {', '.join(kinds) or 'no tensors'}", style="good")

@@ -1,0 +1,92 @@
+"""`aprfmt demo`: the main job on the model that ships with the package."""
+
+import shlex
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aprfmt.cli import options, render
+
+
+@click.command("demo")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False),
+              help="Keep the files in this folder.")  # fmt: skip
+@options.common
+def command(out: Path | None, as_json: bool, quiet: bool) -> int:
+    """Import the demo model to APR v2, export it to GGUF, compare, and show the tensors.
+
+    Every step prints the aprfmt command it stands for.
+    """
+    from aprfmt.errors import OutputError
+
+    if out is not None:
+        if out.exists() and any(out.iterdir()):
+            raise OutputError(f"{out}: exists and is not empty; name a new folder")
+        out.mkdir(parents=True, exist_ok=True)
+        steps = run(out, as_json)
+    else:
+        with tempfile.TemporaryDirectory(prefix="aprfmt-demo-") as folder:
+            steps = run(Path(folder), as_json)
+    code = 0 if all(step["exit"] == step["expected"] for step in steps) else 1
+    body = {"folder": None if out is None else str(out), "steps": steps}
+    if not as_json and out is None:
+        render.line("(the files were in a temporary folder; keep them with --out DIR)",
+                    style="dim")  # fmt: skip
+    return render.emit("demo", code, body, as_json)
+
+
+def model_folder() -> Path:
+    """Return the folder of the shipped model."""
+    from importlib.resources import files
+
+    return Path(str(files("aprfmt.demo_model")))
+
+
+def plan(folder: Path) -> list[tuple[str, list[str], int]]:
+    """Return (why, arguments, expected exit code) of every step."""
+    source, apr, gguf = str(model_folder()), str(folder / "demo.apr"), str(folder / "demo.gguf")
+    return [
+        ("what the model is", ["inspect", source], 0),
+        ("safetensors to APR v2, every bit kept", ["import", source, "-o", apr], 0),
+        ("APR v2 to GGUF", ["export", apr, "--to", "gguf", "-o", gguf], 0),
+        ("the two files hold the same model", ["diff", apr, gguf], 0),
+        ("and so does the original", ["diff", source, gguf], 0),
+        ("the tensors of one layer", ["tensors", gguf, "blk.0"], 0),
+    ]
+
+
+def run(folder: Path, as_json: bool) -> list[dict[str, Any]]:
+    """Run every step in this process and return what came of it."""
+    from aprfmt.cli.main import group
+
+    results = []
+    for why, args, expected in plan(folder):
+        text = command_line(args)
+        if not as_json:
+            render.line()
+            render.line(f"# {why}", style="dim")
+            render.line(f"$ {text}", style="head")
+        exit_code = invoke(group, args, as_json)
+        results.append({"why": why, "command": text, "exit": exit_code, "expected": expected})
+        if exit_code != expected:
+            break
+    return results
+
+
+def command_line(args: Sequence[str]) -> str:
+    """Return the command a user would type."""
+    return shlex.join(["aprfmt", *args])
+
+
+def invoke(group: click.Group, args: Sequence[str], silent: bool) -> int:
+    """Run one command in this process; its output is shown unless `silent`."""
+    import contextlib
+    import io
+
+    sink: Any = contextlib.redirect_stdout(io.StringIO()) if silent else contextlib.nullcontext()
+    with sink:
+        code = group.main(args=list(args), prog_name="aprfmt", standalone_mode=False)
+    return int(code or 0)

@@ -1,0 +1,129 @@
+"""`aprfmt diff`: which tensors of two files differ, by how much, and why."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aprfmt.cli import options, render
+
+SECTIONS = ("tensors", "hyperparameters", "tokenizer", "metadata")
+
+
+@click.command("diff")
+@options.model("a")
+@options.model("b")
+@options.tensor
+@click.option("--only", type=click.Choice(SECTIONS), multiple=True, help="Only these sections.")
+@click.option("--top", type=click.IntRange(min=0), default=10, show_default=True,
+              help="Show the worst N tensors.")  # fmt: skip
+@click.option("--accept", type=click.Choice(["within"]), multiple=True,
+              help="Count WITHIN (rounding of the coarser encoding) as equal.")  # fmt: skip
+@options.arch
+@options.common
+def command(
+    a: Path,
+    b: Path,
+    patterns: tuple[str, ...],
+    only: tuple[str, ...],
+    top: int,
+    accept: tuple[str, ...],
+    arch: str | None,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Compare two models in any formats, tensor by tensor, by what they mean.
+
+    Exit 0: equal (layout-only differences are named), 1: different, 2: a tensor could not be read.
+    """
+    from dataclasses import replace
+
+    from aprfmt.compare import diff
+
+    with render.Progress("diff", quiet) as progress:
+        report = diff(a, b, tensors=patterns, arch=arch, progress=progress)
+    if patterns and not only:
+        only = ("tensors",)
+    if only:
+        left_out: dict[str, Any] = {name: () for name in SECTIONS if name not in only}
+        report = replace(report, **left_out)
+    code = report.exit_code(accept)
+    for note in report.notes:
+        render.warn(note)
+    if not as_json:
+        show(report, top, code)
+    return render.emit("diff", code, report.to_json(), as_json)
+
+
+def show(report: Any, top: int, code: int) -> None:
+    """Print the summary, then the worst tensors."""
+    counts = report.counts
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    if report.tensors:
+        render.line(f"{len(report.tensors)} tensors: {said}", style="head")
+    layouts: dict[tuple[str, ...], int] = {}
+    for tensor in report.tensors:
+        if tensor.layout and tensor.verdict in ("SAME_VALUES", "SAME_BYTES"):
+            layouts[tensor.layout] = layouts.get(tensor.layout, 0) + 1
+    for layout, count in layouts.items():
+        render.line(f"  same values in {count} tensors: {render.escape(', '.join(layout))}")
+    _fields("hyperparameters", report.hyperparameters)
+    _fields("tokenizer", report.tokenizer)
+    _fields("metadata", report.metadata)
+    shown = [t for t in report.worst() if t.verdict not in ("SAME_BYTES", "SAME_VALUES")][:top]
+    if shown:
+        render.line("worst tensors", style="head")
+    for tensor in shown:
+        _tensor(tensor)
+    left = sum(t.verdict not in ("SAME_BYTES", "SAME_VALUES") for t in report.tensors) - len(shown)
+    if left > 0:
+        render.line(f"... {left} more (--top, --json)", style="dim")
+    words = {0: ("equal", "good"), 1: ("different", "bad"), 2: ("a tensor was unreadable", "bad")}
+    render.line(words[code][0], style=words[code][1])
+
+
+def _fields(title: str, rows: Any) -> None:
+    if not rows:
+        return
+    render.line(f"{title} that differ", style="head")
+    for row in rows:
+        origins = f"  ({row.origin_a or '-'} | {row.origin_b or '-'})" if row.origin_a else ""
+        render.line(
+            render.escape(f"  {row.name}: {_short(row.a)} | {_short(row.b)}{origins}"),
+            style="bad" if row.decisive else "",
+        )
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _tensor(tensor: Any) -> None:
+    names = " | ".join(name or "-" for name in (tensor.name_a, tensor.name_b))
+    encodings = f"{tensor.encoding_a or '-'} | {tensor.encoding_b or '-'}"
+    cause = f" ({tensor.cause})" if tensor.cause else ""
+    render.line(render.escape(f"  {tensor.verdict}{cause}  {tensor.key}  {encodings}"))
+    render.line(render.escape(f"      {names}"), style="dim")
+    if tensor.shape_a != tensor.shape_b:
+        shapes = f"{render.shape_text(tensor.shape_a)} | {render.shape_text(tensor.shape_b)}"
+        render.line(f"      shape {shapes}")
+    if tensor.layout:
+        render.line(render.escape(f"      {', '.join(tensor.layout)}"))
+    if tensor.first_byte is not None:
+        render.line(f"      first differing byte {tensor.first_byte}")
+    stats = tensor.stats
+    if stats is not None:
+        at = list(stats.max_at) if stats.max_at is not None else "-"
+        render.line(
+            f"      {stats.changed} of {stats.count} values differ, relL2 {stats.rel_l2:.3g}, "
+            f"max abs {stats.max_abs_diff:.6g} at {at}, cosine {stats.cosine:.9f}, "
+            f"{stats.ulp} ulp"
+        )
+        if stats.nan_a or stats.nan_b or stats.inf_a or stats.inf_b:
+            render.line(
+                f"      NaN {stats.nan_a} | {stats.nan_b}, Inf {stats.inf_a} | {stats.inf_b}",
+                style="bad",
+            )
+    if tensor.steps_off is not None:
+        render.line(f"      at most {tensor.steps_off:.3g} steps of the coarser encoding apart")

@@ -1,0 +1,115 @@
+"""`aprfmt doctor`: what works here, and why the rest does not."""
+
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+import click
+
+from aprfmt.cli import options, render
+
+# What each package is for, and how to get it.
+PACKAGES: tuple[tuple[str, str, str], ...] = (
+    ("numpy", "everything that decodes", "pip install aprfmt"),
+    ("ml_dtypes", "FP8 and BF16 arrays", "pip install aprfmt"),
+    ("safetensors", "the tests' oracle", "pip install aprfmt"),
+    ("gguf", "the tests' oracle", "pip install aprfmt"),
+    ("tokenizers", "tokenize, run, trace --prompt", "pip install aprfmt"),
+    ("jinja2", "chat templates", "pip install aprfmt"),
+    ("torch", "backend torch", "pip install 'aprfmt[torch]'"),
+    ("cupy", "backend cupy", "pip install 'aprfmt[cuda12]' or 'aprfmt[cuda13]'"),
+    ("transformers", "engine transformers", "pip install transformers"),
+    ("zstandard", "zstd-compressed APR files", "pip install zstandard"),
+)
+_DISTRIBUTIONS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy")}
+
+
+@click.command("doctor")
+@options.common
+def command(as_json: bool, quiet: bool) -> int:
+    """Show versions, extras, native kernels and devices: what works here and why not."""
+    body = facts()
+    if not as_json:
+        show(body)
+    return render.emit("doctor", 0, body, as_json)
+
+
+def installed(name: str) -> str | None:
+    """Return the version of an installed package without importing it, else None."""
+    for distribution in _DISTRIBUTIONS.get(name, (name,)):
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
+    return "unknown" if find_spec(name) is not None else None
+
+
+def native() -> dict[str, Any]:
+    """Say whether the C extension is built, for which processor, and what is switched off."""
+    if os.environ.get("APRFMT_NATIVE") == "0":
+        return {"built": False, "why": "APRFMT_NATIVE=0 is set"}
+    try:
+        from aprfmt.codecs import native as extension
+    except ImportError as error:
+        return {"built": False, "why": f"the extension was not built: {error}"}
+    return {
+        "built": True,
+        "cpu": extension.CPU,
+        "kernels": sorted(extension.KERNELS),
+        "disabled": dict(extension.DISABLED),
+    }
+
+
+def facts() -> dict[str, Any]:
+    """Return everything `doctor` says, as plain data."""
+    from aprfmt import __version__
+
+    return {
+        "aprfmt": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "byteorder": sys.byteorder,
+        "cpus": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "packages": [
+            {"name": name, "version": installed(name), "for": purpose, "get": how}
+            for name, purpose, how in PACKAGES
+        ],
+        "native": native(),
+    }
+
+
+def version_line() -> str:
+    """Return the line of `--version`: version, extras, kernels."""
+    from aprfmt import __version__
+
+    extras = [f"{name} {found}" for name in ("torch", "cupy") if (found := installed(name))]
+    kernels = native()
+    speed = f"native kernels ({kernels['cpu']})" if kernels["built"] else "numpy kernels"
+    return f"aprfmt {__version__} ({', '.join([speed, *extras])})"
+
+
+def show(body: dict[str, Any]) -> None:
+    """Print the facts for people."""
+    render.pairs((key, body[key]) for key in ("aprfmt", "python", "system", "cpus"))
+    render.line("packages", style="head")
+    render.table(
+        [
+            (row["name"], row["version"] or "not installed", row["for"],
+             "" if row["version"] else row["get"])
+            for row in body["packages"]
+        ],
+        ("package", "version", "for", "how to get it"),
+    )  # fmt: skip
+    kernels = body["native"]
+    render.line("native kernels", style="head")
+    if not kernels["built"]:
+        render.line(f"  none: {kernels['why']}; the numpy codecs do the same, slower")
+        return
+    render.line(f"  {kernels['cpu']}: {', '.join(kernels['kernels'])}")
+    for name, why in kernels["disabled"].items():
+        render.line(f"  switched off: {name}: {render.escape(why)}", style="warn")

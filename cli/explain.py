@@ -1,0 +1,141 @@
+"""`aprfmt explain`: an error kind, a role, an encoding, an exit code, a verdict, in a paragraph."""
+
+import click
+
+from aprfmt.cli import options, render
+
+VERDICT_TEXTS: dict[str, str] = {
+    "SAME_BYTES": "equal bytes, equal encoding and equal logical shape; nothing was decoded.",
+    "SAME_VALUES": "every value equal, stored in another encoding or layout, which is named "
+    "(rows permuted for GGUF's rope pairing, norms widened to F32 or stored with one added, ...).",
+    "WITHIN": "the values differ by no more than rounding to the coarser encoding explains: one "
+    "step of its block (superblock for K-quants); with an importance matrix, the mean square "
+    "error usual for the encoding. Exit code 1 unless --accept within.",
+    "DIFFERENT": "the values differ by more than any rounding explains, or equal bytes carry "
+    "another 16-bit label (cause dtype_mislabel).",
+    "SHAPE_DIFFERS": "the logical shapes differ after both files' layout steps are undone.",
+    "ONLY_IN_A": "only the first file has it.",
+    "ONLY_IN_B": "only the second file has it.",
+    "UNREADABLE": "a tensor could not be read or decoded; the comparison exits with 2.",
+    "dtype_mislabel": "both files hold the same bytes under different labels, such as BF16 "
+    "weights tagged F16: the values read are wrong though no byte is. Convert again from the "
+    "original with a tool that keeps the tag.",
+}
+ROLE_TEXTS: dict[str, str] = {
+    "token_embd": "the token embedding: one row a token, read at the input; with tied embeddings "
+    "it is also the head.",
+    "position_embd": "learned position embedding, added to the token embedding (gpt2).",
+    "output": "the head: projects the final norm onto the vocabulary. Absent when tied.",
+    "output_norm": "the norm after the last layer.",
+    "attn_norm": "the norm before attention (llama: input_layernorm).",
+    "attn_q": "query projection, [n_heads*head_dim, hidden]. GGUF of llama-like models stores its "
+    "rows permuted inside each head.",
+    "attn_k": "key projection, [n_kv_heads*head_dim, hidden]; permuted in GGUF like attn_q, with "
+    "the KV head count.",
+    "attn_v": "value projection, [n_kv_heads*head_dim, hidden]; never permuted.",
+    "attn_output": "attention output projection (o_proj), [hidden, n_heads*head_dim].",
+    "attn_q_norm": "norm on the query before rope: one weight a head element, or the whole width.",
+    "attn_k_norm": "norm on the key before rope.",
+    "post_attention_norm": "norm on attention's output before it is added (gemma2/3, olmo2); "
+    "gpt-oss keeps its pre-MLP norm under this GGUF name.",
+    "ffn_norm": "the norm before the MLP (llama: post_attention_layernorm).",
+    "ffn_gate": "MLP gate projection, before the activation, [ffn, hidden].",
+    "ffn_up": "MLP up projection, [ffn, hidden].",
+    "ffn_down": "MLP down projection, [hidden, ffn].",
+    "post_ffw_norm": "norm on the MLP's output before it is added (gemma2/3, olmo2).",
+    "attn_sinks": "one learned logit a head that joins the softmax and is dropped (gpt-oss).",
+    "ffn_gate_inp": "expert router, [n_experts, hidden].",
+    "ffn_gate_exps": "gate projections of all experts, [n_experts, ffn, hidden].",
+    "ffn_up_exps": "up projections of all experts, [n_experts, ffn, hidden].",
+    "ffn_down_exps": "down projections of all experts, [n_experts, hidden, ffn].",
+}
+
+
+def _errors() -> dict[str, str]:
+    """Return {kind: paragraph} of the error classes, from their docstrings."""
+    from aprfmt import errors
+
+    found = {}
+    for value in vars(errors).values():
+        if isinstance(value, type) and issubclass(value, errors.AprfmtError):
+            kind = value.__name__.removesuffix("Error").lower()
+            parents = [p.__name__ for p in value.__mro__[1:3]]
+            found[kind] = f"{value.__name__} ({', '.join(parents)}): {value.__doc__}"
+    return found
+
+
+def _encodings() -> dict[str, str]:
+    from aprfmt.dtypes import ENCODINGS
+
+    found = {}
+    for name, row in ENCODINGS.items():
+        if not row.known:
+            found[name] = f"ggml id {row.ggml}. {row.removed}."
+            continue
+        codes = [
+            f"{label} {code}"
+            for label, code in (
+                ("ggml id", row.ggml), ("safetensors", row.safetensors or None), ("APR", row.apr),
+            )
+            if code is not None
+        ]  # fmt: skip
+        found[name] = (
+            f"{row.block_size} elements in {row.type_size} bytes, {row.bits_per_weight:g} bits a "
+            f"weight; {', '.join(codes) or 'no code of its own in any container'}."
+            + (" Blocks run over the flattened tensor." if row.flat else "")
+        )
+    return found
+
+
+def topics() -> dict[str, dict[str, str]]:
+    """Return every topic by section; the tables are the ones the code runs on."""
+    from aprfmt.arch.spec import HYPER_NAMES
+    from aprfmt.outcome import EXIT_CODES
+
+    return {
+        "error": _errors(),
+        "verdict": VERDICT_TEXTS,
+        "role": ROLE_TEXTS,
+        "encoding": _encodings(),
+        "hyperparameter": HYPER_NAMES,
+        "exit code": {str(code): text for code, text in EXIT_CODES.items()},
+    }
+
+
+@click.command("explain")
+@click.argument("name", required=False)
+@options.common
+def command(name: str | None, as_json: bool, quiet: bool) -> int:
+    """Explain NAME: an error kind, verdict, role, encoding, hyperparameter or exit code.
+
+    Without NAME, list every topic.
+    """
+    from aprfmt.errors import UsageError
+    from aprfmt.names import near
+
+    every = topics()
+    if name is None:
+        body: dict[str, object] = {
+            "topics": {section: list(rows) for section, rows in every.items()}
+        }
+        if not as_json:
+            for section, rows in every.items():
+                render.line(section, style="head")
+                render.line("  " + ", ".join(rows))
+        return render.emit("explain", 0, body, as_json)
+    wanted = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
+    found = [
+        (section, key, text)
+        for section, rows in every.items()
+        for key, text in rows.items()
+        if key.lower() in (name.lower(), wanted.lower())
+    ]
+    if not found:
+        keys = [key for rows in every.values() for key in rows]
+        raise UsageError(f"nothing to explain about {name!r}; near: {', '.join(near(name, keys))}")
+    if not as_json:
+        for section, key, text in found:
+            render.line(f"{key} ({section})", style="head")
+            render.line(f"  {text}")
+    body = {"found": [{"section": s, "name": k, "text": t} for s, k, t in found]}
+    return render.emit("explain", 0, body, as_json)

@@ -1,0 +1,152 @@
+"""The command line: one table of commands, imported one at a time, and errors to exit codes."""
+
+import os
+import sys
+import traceback
+from importlib import import_module
+from typing import Any
+
+import click
+
+# name -> (module in aprfmt.cli, summary). `--help` prints this table and imports no command.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("demo", "Run the main job on the model that ships with the package."),
+    "inspect": ("inspect", "Show what a file is: architecture, hyperparameters, encodings."),
+    "tensors": ("tensors", "List tensors: name, role, shape, encoding, bytes, offset."),
+    "tree": ("tree", "Show the tensors as a tree of name components."),
+    "hex": ("hex", "Show header fields or decoded blocks beside their bytes."),
+    "cat": ("cat", "Print the values of one tensor."),
+    "import": ("import_", "Convert any format to APR v2."),
+    "export": ("export", "Convert a model to GGUF or a Hugging Face folder."),
+    "convert": ("convert", "Convert any format to any, keeping every bit it can."),
+    "set": ("set_", "Change metadata without touching tensors."),
+    "split": ("split", "Write a model as several shards."),
+    "merge": ("merge", "Write a sharded model as one file."),
+    "diff": ("diff", "Say which tensors of two files differ, by how much, and why."),
+    "hash": ("hash_", "SHA-256 of every tensor, stored and decoded."),
+    "tokenize": ("tokenize", "Turn text into token ids."),
+    "template": ("template", "Render the model's chat template."),
+    "trace": ("trace", "Show activations at named capture points."),
+    "explain": ("explain", "Explain an error, a role, an exit code, an encoding."),
+    "doctor": ("doctor", "Say what works on this machine and why the rest does not."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are modules, imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the table's order."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return one command; None if the table has no such name."""
+        if cmd_name not in COMMANDS:
+            return None
+        from aprfmt.formats.atomic import install_signal_handlers
+
+        install_signal_handlers()  # SIGTERM must leave no half-written file behind
+        module = import_module(f"aprfmt.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name near commands when one is unknown."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, 3) or list(COMMANDS)[:3]
+            raise click.UsageError(f"no command {args[0]!r}; near names: {', '.join(near)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Print the table without importing a single command."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    from aprfmt.cli.doctor import version_line
+
+    click.echo(version_line())
+    ctx.exit(0)
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version,
+    help="Show the version, extras and kernels.",
+)  # fmt: skip
+def group() -> None:
+    """Work on model files that are wrong: APR v2, GGUF, safetensors.
+
+    Exit codes: 0 done, equal, passed; 1 the answer is no; 2 it could not be done.
+    """
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit with the code that carries the verdict."""
+    args = sys.argv[1:] if argv is None else argv
+    try:
+        code = group.main(args=args, prog_name="aprfmt", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = 141
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (KeyboardInterrupt, click.Abort):
+        code = 130
+    except click.exceptions.Exit as stop:
+        code = stop.exit_code
+    except click.ClickException as error:
+        code = _fail(args, "usage", _usage_line(error), error)
+    except Exception as error:
+        code = _error(args, error)
+    raise SystemExit(code or 0)
+
+
+def _usage_line(error: click.ClickException) -> str:
+    ctx = getattr(error, "ctx", None)
+    hint = f" (see {ctx.command_path} --help)" if ctx is not None else ""
+    return error.format_message().rstrip(".") + hint
+
+
+def _error(args: list[str], error: Exception) -> int:
+    from aprfmt.errors import AprfmtError
+
+    if isinstance(error, AprfmtError):
+        return _fail(args, error.kind, str(error), error)
+    if isinstance(error, MemoryError):
+        return _fail(args, "memory", "not enough memory for this; see --memory", error)
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(args, "os", f"{where}{error.strerror or error}", error)
+    text = f"bug: {type(error).__name__}: {error}; please report it with the --debug output"
+    return _fail(args, "bug", text, error)
+
+
+def _fail(args: list[str], kind: str, message: str, error: Exception) -> int:
+    """Print one line on stderr, and one JSON object on stdout if JSON was asked for."""
+    from aprfmt.text import escape
+
+    if "--debug" in args:
+        traceback.print_exception(error)
+    click.echo(f"aprfmt: {escape(message)}", err=True)
+    if "--json" in args:
+        from aprfmt.cli.render import envelope, print_json
+
+        command = next((arg for arg in args if arg in COMMANDS), "aprfmt")
+        where, _, _ = message.partition(": ")
+        body: dict[str, Any] = {"error": {"kind": kind, "message": message, "where": where}}
+        try:
+            print_json(envelope(command, 2, body))
+        except BrokenPipeError:
+            return 141
+    return 2
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""`aprfmt merge`: a sharded model in one file."""
+
+from pathlib import Path
+
+import click
+
+from aprfmt.cli import options
+from aprfmt.cli.convert import run
+
+
+@click.command("merge")
+@options.model("src")
+@click.argument("dst", type=click.Path(path_type=Path))
+@options.force
+@options.no_verify
+@options.common
+def command(src: Path, dst: Path, force: bool, no_verify: bool, as_json: bool, quiet: bool) -> int:
+    """Write a sharded SRC (any shard, or the index) as the one file DST."""
+    return run("merge", src, dst, None, quiet, as_json, force=force, verify=not no_verify)

@@ -1,0 +1,98 @@
+"""Options that several commands share, each once."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def common(function: F) -> F:
+    """Add --json, --quiet and --debug; the command gets `as_json` and `quiet`."""
+    for option in (
+        click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks."),
+        click.option("--quiet", is_flag=True, help="No progress; warnings stay."),
+        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
+    ):
+        function = option(function)
+    return function
+
+
+def model(name: str = "model") -> Callable[[F], F]:
+    """Add a MODEL argument: a file, a folder, or org/name in the local hub cache."""
+    return click.argument(name, type=click.Path(path_type=Path))
+
+
+arch = click.option("--arch", help="Architecture by name, overriding what the file says.")
+force = click.option("--force", is_flag=True, help="Overwrite an existing output.")
+no_verify = click.option("--no-verify", is_flag=True, help="Do not re-open and compare the output.")
+no_hash = click.option(
+    "--no-source-hash", is_flag=True, help="Do not record the source's SHA-256 in the output."
+)
+tensor = click.option(
+    "--tensor", "patterns", multiple=True, metavar="PATTERN",
+    help="Only these tensors: dot-components from the left, a glob, or re:...; any spelling.",
+)  # fmt: skip
+encoding = click.option(
+    "--encoding", metavar="E", help="Store weights as E (a lossy step is reported)."
+)
+allow_overflow = click.option(
+    "--allow-overflow", is_flag=True, help="Accept finite values that become infinite."
+)
+drop = click.option(
+    "--drop", multiple=True, metavar="PATTERN", help="Leave these tensors out of the output."
+)
+
+
+def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Parse `500M`, `2G`, `5GB` or plain bytes (powers of 1000, as shard sizes are given)."""
+    if value is None:
+        return None
+    text = value.strip().upper().removesuffix("B")
+    factors = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+    factor = factors.get(text[-1:], 1)
+    digits = text[:-1] if text[-1:] in factors else text
+    try:
+        result = int(float(digits) * factor)
+    except ValueError:
+        result = 0
+    if result <= 0:
+        raise click.BadParameter(f"{value!r} is no size; expected for example 500M or 2G")
+    return result
+
+
+def assignments(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[str, str], ...]:
+    """Split PATTERN=ENCODING pairs at the last equals sign."""
+    pairs = []
+    for value in values:
+        left, sign, right = value.rpartition("=")
+        if not sign or not left or not right:
+            raise click.BadParameter(f"{value!r}: expected PATTERN=ENCODING")
+        pairs.append((left, right))
+    return tuple(pairs)
+
+
+def first_equals(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[str, str], ...]:
+    """Split KEY=VALUE pairs at the first equals sign; values may hold more of them."""
+    pairs = []
+    for value in values:
+        left, sign, right = value.partition("=")
+        if not sign or not left or not right:
+            raise click.BadParameter(f"{value!r}: expected KEY=VALUE")
+        pairs.append((left, right))
+    return tuple(pairs)
+
+
+max_shard_size = click.option(
+    "--max-shard-size", callback=size, metavar="SIZE", help="Split into shards of this size (2G)."
+)
+tensor_encodings = click.option(
+    "--tensor", "tensor_encodings", multiple=True, callback=assignments,
+    metavar="PATTERN=E", help="Store these tensors as E.",
+)  # fmt: skip

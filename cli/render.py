@@ -1,0 +1,147 @@
+"""How results reach a terminal, a pipe or a JSON reader; all text from files is escaped here."""
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from aprfmt.text import escape as escape
+
+
+def envelope(command: str, exit_code: int, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the object every `--json` prints: schema, command, ok, exit, then the body."""
+    return {
+        "schema": f"aprfmt.{command}/1",
+        "command": command,
+        "ok": exit_code == 0,
+        "exit": exit_code,
+        **body,
+    }
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Print one JSON object; NaN and infinities become strings, surrogates their escapes."""
+    sys.stdout.write(json.dumps(_plain(value), ensure_ascii=True) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, str) or value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, Iterable):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+def emit(command: str, exit_code: int, body: Mapping[str, Any], as_json: bool) -> int:
+    """Print the JSON object if asked for; return the exit code for the command to return."""
+    if as_json:
+        print_json(envelope(command, exit_code, body))
+    return exit_code
+
+
+def line(text: str = "", *, style: str = "") -> None:
+    """Print one line of our own words around escaped pieces; styled on a terminal only."""
+    click.echo(click.style(text, **STYLES[style]) if style and colours() else text)
+
+
+STYLES: dict[str, dict[str, Any]] = {
+    "bad": {"fg": "red", "bold": True},
+    "warn": {"fg": "yellow"},
+    "good": {"fg": "green"},
+    "dim": {"dim": True},
+    "head": {"bold": True},
+}
+
+
+def colours() -> bool:
+    """Say whether stdout wants colours: a terminal, and NO_COLOR not set."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def warn(text: str) -> None:
+    """Print a warning on stderr."""
+    click.echo(f"warning: {escape(text)}", err=True)
+
+
+def table(rows: Sequence[Sequence[object]], headers: Sequence[str], right: str = "") -> None:
+    """Print aligned columns; `right` has an `r` for every right-aligned column (`l` else)."""
+    cells = [[escape(str(cell)) for cell in row] for row in rows]
+    widths = [
+        max([len(header), *(len(row[i]) for row in cells)]) for i, header in enumerate(headers)
+    ]
+    alignment = right.ljust(len(headers), "l")
+
+    def text(row: Sequence[str]) -> str:
+        parts = [
+            cell.rjust(width) if side == "r" else cell.ljust(width)
+            for cell, width, side in zip(row, widths, alignment, strict=True)
+        ]
+        return "  ".join(parts).rstrip()
+
+    line(text(list(headers)), style="head")
+    for row in cells:
+        click.echo(text(row))
+
+
+def pairs(rows: Iterable[tuple[str, object]], indent: str = "  ") -> None:
+    """Print `name  value` lines, names padded to one width."""
+    listed = [(name, escape(str(value))) for name, value in rows]
+    width = max((len(name) for name, _ in listed), default=0)
+    for name, value in listed:
+        click.echo(f"{indent}{escape(name).ljust(width)}  {value}")
+
+
+def size_text(count: int) -> str:
+    """Return a byte count for people: `1.2 GB` (powers of 1000)."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{count} B"
+
+
+def shape_text(shape: Sequence[int] | None) -> str:
+    """Return a shape as `[896, 4864]`."""
+    return "-" if shape is None else f"[{', '.join(map(str, shape))}]"
+
+
+class Progress:
+    """A line on stderr, only on a terminal, only after a second; quiet in a pipe."""
+
+    def __init__(self, what: str, quiet: bool) -> None:
+        self._what = what
+        self._on = sys.stderr.isatty() and not quiet
+        self._began = self._last = time.monotonic()
+        self._shown = False
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show how far the work is."""
+        now = time.monotonic()
+        if not self._on or now - self._began < 1 or now - self._last < 0.1:
+            return
+        self._last, self._shown = now, True
+        share = 100 * done // total if total else 100
+        sys.stderr.write(f"\r{self._what} {share:3d} %")
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        """Erase the line."""
+        if self._shown:
+            sys.stderr.write("\r" + " " * (len(self._what) + 6) + "\r")
+            sys.stderr.flush()
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,159 @@
+"""What every command that runs a model shares: what to run, on what, and the token ids."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from aprfmt.cli import options
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def where(function: F) -> F:
+    """Add --device, --backend, --dtype, --threads, --memory, --deterministic."""
+    for option in (
+        click.option("--deterministic", is_flag=True,
+                     help="Fixed row blocks, so that prefixes and steps are equal to the bit."),
+        click.option("--memory", callback=options.size, metavar="SIZE",
+                     help="Budget for decoded weights (2G); less means more decoding."),
+        click.option("--threads", type=click.IntRange(min=1), help="Threads of the arithmetic."),
+        click.option("--dtype", help="Arithmetic: float32 (default), float64, bfloat16, float16."),
+        click.option("--backend", help="numpy or torch."),
+        click.option("--device", help="cpu, cuda, cuda:N or auto; only auto may fall back."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def what(function: F) -> F:
+    """Add --prompt, --ids, --chat: exactly one names the tokens."""
+    for option in (
+        click.option("--chat", metavar="TEXT", help="A user's message in the chat template."),
+        click.option("--ids", metavar="IDS", help="Token ids: 1,2,3 or a .npy file."),
+        click.option("--prompt", metavar="TEXT", help="Text, tokenized as the model does it."),
+    ):
+        function = option(function)
+    return function
+
+
+def choose(device: str | None, backend: str | None, dtype: str | None, run: str | None) -> Any:
+    """Return the Choice of the options, or of the RUN behind MODEL@; both is a UsageError."""
+    from aprfmt.errors import UsageError
+    from aprfmt.inference.device import choose as by_options
+    from aprfmt.inference.device import parse_run
+
+    if run is None:
+        return by_options(device, backend, dtype)
+    if device or backend or dtype:
+        raise UsageError(f"@{run} names the run already; leave --device, --backend, --dtype out")
+    return parse_run(run)
+
+
+def model_and_run(text: str) -> tuple[str, str | None]:
+    """Split MODEL[@RUN]; an existing file whose name has an @ is a model."""
+    from aprfmt.inference.device import split_run
+
+    return (text, None) if Path(text).exists() else split_run(text)
+
+
+@contextmanager
+def session(
+    text: str,
+    *,
+    arch: str | None = None,
+    device: str | None = None,
+    backend: str | None = None,
+    dtype: str | None = None,
+    threads: int | None = None,
+    memory: int | None = None,
+    deterministic: bool = False,
+) -> Iterator[tuple[Any, Any, Any]]:
+    """Open MODEL[@RUN]; yields (model, session, choice)."""
+    from aprfmt.cli import render
+    from aprfmt.inference.session import Session
+    from aprfmt.model import open_model
+
+    path, run = model_and_run(text)
+    choice = choose(device, backend, dtype, run)
+    arithmetic = choice.open(deterministic=deterministic, threads=threads)
+    if choice.why.startswith("auto"):
+        render.warn(choice.why)
+    with open_model(path, arch=arch) as model:
+        for note in (*model.notes, *model.resolution.notes):
+            if note.level == "warning":
+                render.warn(f"{note.where}: {note.text}")
+        with Session.of(model, arithmetic, memory=memory) as opened:
+            yield model, opened, choice
+
+
+def token_ids(
+    model: Any, prompt: str | None, ids: str | None, chat: str | None
+) -> tuple[list[int], str | None]:
+    """Return (ids, the text they stand for); UsageError unless exactly one source is given."""
+    from aprfmt.errors import UsageError
+
+    given = [name for name, value in (("--prompt", prompt), ("--ids", ids), ("--chat", chat))
+             if value is not None]  # fmt: skip
+    if len(given) != 1:
+        found = " and ".join(given) or "none of them"
+        raise UsageError(f"give one of --prompt, --ids and --chat; found {found}")
+    if ids is not None:
+        return check_ids(model, parse_ids(ids)), None
+    if chat is not None:
+        message = [{"role": "user", "content": chat}]
+        text = model.tokenizer.apply_chat_template(message, add_generation_prompt=True)
+        return check_ids(model, model.tokenizer.encode(text, add_special=False)), text
+    return check_ids(model, model.tokenizer.encode(prompt)), prompt
+
+
+def parse_ids(text: str) -> list[int]:
+    """Return ids of `1,2,3`, or of a .npy file of integers."""
+    from aprfmt.errors import FormatError, UsageError
+
+    if text.endswith(".npy"):
+        import numpy as np
+
+        try:
+            values = np.load(text, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise FormatError(f"{text}: is no .npy file of token ids: {error}") from None
+        if values.dtype.kind not in "iu":
+            raise FormatError(f"{text}: holds {values.dtype.name}; expected integers")
+        return [int(value) for value in values.reshape(-1)]
+    words = text.replace(",", " ").split()
+    bad = [word for word in words if not (word.isascii() and word.isdigit() and len(word) < 10)]
+    if bad:
+        raise UsageError(f"--ids: {bad[0]!r} is no token id; expected for example 1,2,3")
+    return [int(word) for word in words]
+
+
+def check_ids(model: Any, ids: list[int]) -> list[int]:
+    """Return the ids; UsageError where there is none or one is outside the embedding."""
+    from aprfmt.errors import UsageError
+
+    vocab = int(model.hyper["vocab_size"])
+    if not ids:
+        raise UsageError(f"{model.path}: no tokens; the text is empty and the model adds none")
+    wrong = [i for i in ids if i >= vocab]
+    if wrong:
+        raise UsageError(f"{model.path}: token id {wrong[0]}; the embedding has {vocab} rows")
+    return ids
+
+
+def run_facts(model: Any, choice: Any, opened: Any) -> dict[str, Any]:
+    """Return what JSON says of where it ran: requested, ran, why, backend facts, peak memory."""
+    from aprfmt.inference.session import peak_rss
+
+    return {
+        "model": str(model.path),
+        "format": model.format,
+        "architecture": model.spec.name,
+        "requested": choice.requested,
+        "ran": str(choice),
+        "why": choice.why,
+        "backend": dict(opened.backend.facts()),
+        "peak_rss_bytes": peak_rss(),
+    }

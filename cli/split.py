@@ -1,0 +1,27 @@
+"""`aprfmt split`: the same model in several shards."""
+
+from pathlib import Path
+
+import click
+
+from aprfmt.cli import options
+from aprfmt.cli.convert import run
+
+
+@click.command("split")
+@options.model("src")
+@click.argument("dst", type=click.Path(path_type=Path))
+@click.option("--max-shard-size", callback=options.size, required=True, metavar="SIZE",
+              help="Bytes of tensor data in a shard at most (500M, 2G).")  # fmt: skip
+@options.force
+@options.no_verify
+@options.common
+def command(
+    src: Path, dst: Path, max_shard_size: int, force: bool, no_verify: bool, as_json: bool,
+    quiet: bool,
+) -> int:  # fmt: skip
+    """Write SRC as shards named after DST (x.gguf gives x-00001-of-0000N.gguf)."""
+    return run(
+        "split", src, dst, None, quiet, as_json,
+        max_shard_size=max_shard_size, force=force, verify=not no_verify,
+    )  # fmt: skip

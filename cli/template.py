@@ -1,0 +1,78 @@
+"""`aprfmt template`: the model's chat template, rendered."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aprfmt.cli import options, render
+
+
+@click.command("template")
+@options.model()
+@click.option("--user", metavar="TEXT", help="The user's message.")
+@click.option("--system", metavar="TEXT", help="The system message before it.")
+@click.option("--messages", "file", type=click.Path(path_type=Path), metavar="FILE.json",
+              help="A JSON list of {role, content} instead.")  # fmt: skip
+@click.option("--no-generation-prompt", is_flag=True, help="Do not open the assistant's turn.")
+@options.common
+def command(
+    model: Path,
+    user: str | None,
+    system: str | None,
+    file: Path | None,
+    no_generation_prompt: bool,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Render the chat template, in a child process with limits, and show its token ids."""
+    from aprfmt.model import open_model
+    from aprfmt.tokenizer import scan_template
+
+    messages = read_messages(file) if file is not None else given(user, system)
+    with open_model(model) as opened:
+        tokenizer = opened.tokenizer
+        text = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=not no_generation_prompt
+        )
+        ids = tokenizer.encode(text, add_special=False)
+        findings = scan_template(tokenizer.chat_template or "")
+        body: dict[str, Any] = {
+            "model": str(opened.path),
+            "tokenizer": tokenizer.origin,
+            "messages": messages,
+            "text": text,
+            "ids": ids,
+            "suspicious": findings,
+        }
+    for finding in findings:
+        render.warn(f"chat template, {finding}")
+    if not as_json:
+        for line in text.split("\n"):
+            render.line(render.escape(line))
+        render.line(f"{len(ids)} tokens: {' '.join(map(str, ids))}", style="dim")
+    return render.emit("template", 0, body, as_json)
+
+
+def given(user: str | None, system: str | None) -> list[dict[str, Any]]:
+    """Return the messages of --system and --user; UsageError without a user's."""
+    from aprfmt.errors import UsageError
+
+    if user is None:
+        raise UsageError("template: no message; give --user TEXT or --messages FILE.json")
+    first = [{"role": "system", "content": system}] if system is not None else []
+    return [*first, {"role": "user", "content": user}]
+
+
+def read_messages(path: Path) -> list[dict[str, Any]]:
+    """Return the messages of a JSON file. Raises FormatError for what is no list of messages."""
+    from aprfmt.errors import FormatError
+    from aprfmt.formats.jsonio import load_file
+
+    found = load_file(path, max_bytes=4 << 20)
+    if not isinstance(found, list) or not all(
+        isinstance(row, Mapping) and isinstance(row.get("role"), str) for row in found
+    ):
+        raise FormatError(f"{path}: expected a list of objects with role and content")
+    return [dict(row) for row in found]

@@ -1,0 +1,119 @@
+"""`aprfmt tensors`: every tensor of a file, one line each."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aprfmt.cli import options, render
+
+
+@click.command("tensors")
+@options.model()
+@click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
+@click.option("--stats", is_flag=True, help="Decode and add mean, std, min, max, zeros, NaN, Inf.")
+@click.option("--limit", type=click.IntRange(min=1), help="Show at most this many.")
+@click.option("--partial", is_flag=True, help="List a truncated file's structure all the same.")
+@options.arch
+@options.common
+def command(
+    model: Path,
+    patterns: tuple[str, ...],
+    stats: bool,
+    limit: int | None,
+    partial: bool,
+    arch: str | None,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """List tensors: name, role, shape, encoding, bytes, offset.
+
+    PATTERN is dot-components from the left (blk.3.ffn_gate), a glob, or re:..., in the file's
+    spelling or by role.
+    """
+    from aprfmt.model import open_model
+    from aprfmt.names import select
+    from aprfmt.resolve import spellings_by_name
+
+    with open_model(model, arch=arch, partial=partial) as opened:
+        roles = role_names(opened)
+        names = list(opened)
+        if patterns:
+            every = spellings_by_name(opened)
+            names = [names[i] for i in select(list(every.values()), patterns, str(opened.path))]
+        total = len(names)
+        rows: list[dict[str, Any]] = []
+        with render.Progress("tensors", quiet) as progress:
+            for i, name in enumerate(names[:limit]):
+                tensor = opened[name]
+                row: dict[str, Any] = {
+                    "name": name,
+                    "role": " ".join(roles.get(name, ())),
+                    "shape": list(tensor.shape),
+                    "encoding": tensor.encoding,
+                    "nbytes": tensor.nbytes,
+                    "offset": tensor.offset,
+                    "parts": {key: part.info.name for key, part in tensor.parts.items()},
+                }
+                if stats:
+                    row["stats"] = tensor_stats(tensor)
+                rows.append(row)
+                progress(i + 1, len(names[:limit]))
+        for note in opened.notes:
+            render.warn(f"{note.where}: {note.text}")
+        body = {"model": str(opened.path), "count": total, "tensors": rows}
+    if not as_json:
+        show(rows, total, stats)
+    return render.emit("tensors", 0, body, as_json)
+
+
+def role_names(opened: Any) -> dict[str, tuple[str, ...]]:
+    """Return the role keys every stored name holds; empty where no architecture fits."""
+    from aprfmt.errors import ArchError
+
+    found: dict[str, tuple[str, ...]] = {}
+    try:
+        resolution = opened.resolution
+    except ArchError:
+        return found
+    for key, logical in resolution.roles.items():
+        for name in logical.group.stored:
+            found[name] = (*found.get(name, ()), key)
+    return found
+
+
+def tensor_stats(tensor: Any) -> dict[str, Any]:
+    """Return the statistics of one tensor, or the reason there are none."""
+    from aprfmt.errors import AprfmtError
+    from aprfmt.stats import tensor_stats as of_tensor
+
+    try:
+        result: dict[str, Any] = of_tensor(tensor.lazy).to_json()
+        return result
+    except AprfmtError as error:
+        return {"error": str(error)}
+
+
+def show(rows: list[dict[str, Any]], total: int, stats: bool) -> None:
+    """Print the table for people."""
+    headers = ["name", "role", "shape", "encoding", "bytes", "offset"]
+    align = "lllrrr"
+    table = []
+    for row in rows:
+        cells = [
+            row["name"], row["role"], render.shape_text(row["shape"]), row["encoding"],
+            row["nbytes"], row["offset"],
+        ]  # fmt: skip
+        if stats:
+            found = row["stats"]
+            cells += [
+                f"{found[key]:.6g}" if isinstance(found.get(key), float) else found.get(key, "-")
+                for key in ("mean", "std", "min", "max", "zeros", "nan", "inf")
+            ]
+        table.append(cells)
+    if stats:
+        headers += ["mean", "std", "min", "max", "zeros", "nan", "inf"]
+        align += "rrrrrrr"
+    render.table(table, headers, align)
+    if len(rows) < total:
+        render.line(f"... {total - len(rows)} more (--limit)", style="dim")

@@ -1,0 +1,67 @@
+"""`aprfmt tokenize`: text to token ids, or ids back to text."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aprfmt.cli import options, render
+
+
+@click.command("tokenize")
+@options.model()
+@click.argument("text")
+@click.option("--decode", is_flag=True, help="TEXT is ids (1,2,3 or 1 2 3); print their text.")
+@click.option("--no-special", is_flag=True, help="Put no bos or eos around the text.")
+@click.option("--no-parse-special", is_flag=True,
+              help="Take special tokens spelled out in TEXT for plain text.")  # fmt: skip
+@options.common
+def command(
+    model: Path,
+    text: str,
+    decode: bool,
+    no_special: bool,
+    no_parse_special: bool,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Turn text into token ids, as the model's Hugging Face tokenizer does."""
+    from aprfmt.model import open_model
+
+    with open_model(model) as opened:
+        tokenizer = opened.tokenizer
+        body: dict[str, Any] = {"model": str(opened.path), "tokenizer": tokenizer.origin}
+        if decode:
+            ids = parse_ids(text)
+            text = tokenizer.decode(ids)
+        else:
+            ids = tokenizer.encode(
+                text, add_special=not no_special, parse_special=not no_parse_special
+            )
+        body.update(text=text, count=len(ids), ids=ids, tokens=[tokenizer.token(i) for i in ids])
+        if ids[:2] == [tokenizer.bos_id] * 2:
+            render.warn(f"begins with {body['tokens'][0]} twice: once in the text, once put there")
+    if not as_json:
+        show(body, decode)
+    return render.emit("tokenize", 0, body, as_json)
+
+
+def parse_ids(text: str) -> list[int]:
+    """Return the ids of `1,2,3` or `1 2 3`; UsageError for what is none."""
+    from aprfmt.errors import UsageError
+
+    words = text.replace(",", " ").split()
+    bad = [word for word in words if not (word.isascii() and word.isdigit() and len(word) < 10)]
+    if bad:
+        raise UsageError(f"--decode: {bad[0]!r} is no token id; expected for example 1,2,3")
+    return [int(word) for word in words]
+
+
+def show(body: dict[str, Any], decode: bool) -> None:
+    """Print ids for people: one line of numbers, then one token a line."""
+    if decode:
+        render.line(render.escape(body["text"]))
+        return
+    render.line(" ".join(map(str, body["ids"])))
+    for i, token in zip(body["ids"], body["tokens"], strict=True):
+        render.line(f"{i:>8}  {render.escape(token)}", style="dim")

@@ -1,0 +1,258 @@
+"""`aprfmt trace`: activations at named capture points."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aprfmt.cli import options, render, running
+
+
+@click.command("trace")
+@click.argument("model", required=False)
+@click.option("--payload", is_flag=True, help="Run the model; without it, the plan only.")
+@running.what
+@click.option("--points", metavar="NAMES", help="Points, slots or stages; all for every one.")
+@click.option("--layers", metavar="LIST", help="Layers like 0,3-5 (default: all).")
+@click.option("--positions", default="all", show_default=True, help="all, last, or 1,3.")
+@click.option("--save", type=click.Path(path_type=Path), help="Save values as .safetensors.")
+@click.option("--save-aprt", type=click.Path(path_type=Path, file_okay=False),
+              help="Save values as an APRT folder.")  # fmt: skip
+@click.option("--load", "loaded", type=click.Path(path_type=Path),
+              help="Show a saved trace or an APRT folder instead of running.")  # fmt: skip
+@click.option("--reference", metavar="RUN_OR_TRACE",
+              help="Compare with a saved trace, an APRT folder, or MODEL[@RUN].")  # fmt: skip
+@click.option("--list-points", is_flag=True, help="Print the capture points and their meaning.")
+@running.where
+@options.arch
+@options.force
+@options.common
+def command(
+    model: str | None,
+    payload: bool,
+    prompt: str | None,
+    ids: str | None,
+    chat: str | None,
+    points: str | None,
+    layers: str | None,
+    positions: str,
+    save: Path | None,
+    save_aprt: Path | None,
+    loaded: Path | None,
+    reference: str | None,
+    list_points: bool,
+    as_json: bool,
+    quiet: bool,
+    force: bool,
+    arch: str | None,
+    **where: Any,
+) -> int:
+    """Show activations at named capture points.
+
+    Without --payload nothing runs and the plan is printed. With it, the ten slots of every layer,
+    the logits and their top 5. Exit 1 when a NaN or an infinity appears (the first point is
+    named), or when --reference differs beyond the tolerance.
+    """
+    from aprfmt.cli import trace_show
+    from aprfmt.errors import UsageError
+    from aprfmt.inference.trace import parse_positions
+
+    if loaded is not None:
+        with ExitStack() as stack:
+            trace = load(loaded, stack)
+            body = trace_show.body(trace)
+            code = 1 if trace.nonfinite else 0
+            if not as_json:
+                trace_show.show(trace, body)
+        return render.emit("trace", code, body, as_json)
+    model = model if model is not None else only_model()
+    if list_points or not payload:
+        needs = [name for name, value in (("--save", save), ("--save-aprt", save_aprt),
+                                          ("--reference", reference)) if value]  # fmt: skip
+        if needs and not list_points:
+            raise UsageError(f"{', '.join(needs)}: needs --payload, which runs the model")
+        body = plan(model, arch, points, layers)
+        if not as_json:
+            trace_show.show_plan(body, details=list_points)
+        return render.emit("trace", 0, body, as_json)
+    wanted_positions = parse_positions(positions)
+    with ExitStack() as stack:
+        opened, session, choice = stack.enter_context(running.session(model, arch=arch, **where))
+        tokens, text = running.token_ids(opened, prompt, ids, chat)
+        keys = wanted_keys(session.points, points, layers, save_aprt is not None)
+        trace = run(
+            session, tokens, keys, wanted_positions, stack,
+            {"prompt": text, "model": str(opened.path)}, bool(save or save_aprt or reference),
+        )  # fmt: skip
+        body = trace_show.body(trace) | {"run": running.run_facts(opened, choice, session)}
+        body["tokens"] = {"ids": tokens, "text": text}
+        if "logits" in body and body["logits"] is not None:
+            trace_show.name_tokens(body["logits"], opened)
+        code = 1 if trace.nonfinite else 0
+        body["saved"] = write(trace, save, save_aprt, force)
+        if not as_json:
+            trace_show.show(trace, body)
+        if reference is not None:
+            difference = compare(trace, reference, tokens, keys, wanted_positions, stack)
+            body["reference"] = {"against": reference, **difference.to_json()}
+            code = max(code, difference.exit_code) if not code else code
+            if not as_json:
+                trace_show.show_difference(difference, reference)
+    return render.emit("trace", code, body, as_json)
+
+
+def only_model() -> str:
+    """Return the one model of the current folder, named on stderr; UsageError lists several."""
+    from aprfmt.errors import UsageError
+    from aprfmt.hf_folder import candidates
+
+    found = candidates(Path.cwd())
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "no model here"
+        raise UsageError(f"trace: name a MODEL; the current folder has {names}")
+    click.echo(f"using {render.escape(found[0].name)}", err=True)
+    return found[0].name
+
+
+def parse_layers(text: str | None, count: int) -> set[int]:
+    """Return the layers of `0,3-5`; UsageError for others than the model has."""
+    import re
+
+    from aprfmt.errors import UsageError
+
+    if text is None:
+        return set(range(count))
+    chosen: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip())
+        if match is None:
+            raise UsageError(f"--layers {text!r}: {part!r} is no layer; expected for example 0,3-5")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not first <= last < count:
+            raise UsageError(f"--layers {text!r}: the model has layers 0 to {count - 1}")
+        chosen |= set(range(first, last + 1))
+    return chosen
+
+
+def wanted_keys(known: Any, points: str | None, layers: str | None, aprt: bool) -> list[str]:
+    """Return the keys to record, in execution order."""
+    from aprfmt.inference.capture import SLOTS, STAGES, WHOLE, select_points
+
+    if points is not None:
+        names = set(select_points(points.split(",")))
+    else:
+        names = {name for parts in SLOTS.values() for name in parts}
+        names |= {"embd", "final_norm", "logits"}
+    if aprt:
+        names |= {name for parts in STAGES.values() for name in parts}
+    count = 1 + max((item.layer for item in known.values()), default=0)
+    chosen = parse_layers(layers, count)
+    return [
+        key for key, item in known.items()
+        if item.point.name in names and (item.layer == WHOLE or item.layer in chosen)
+    ]  # fmt: skip
+
+
+def run(
+    session: Any, tokens: list[int], keys: list[str], positions: Any, stack: ExitStack,
+    facts: dict[str, Any], values: bool,
+) -> Any:  # fmt: skip
+    """Run and record; values go to disk as they come, if anybody wants them."""
+    from aprfmt.inference.trace import Kept
+    from aprfmt.inference.trace_file import Spool
+
+    if not values:
+        kept = Kept()
+
+        def keep(record: Any, found: Any) -> None:
+            if record.point == "logits":  # for the top five
+                kept.keep(record, found)
+
+        return session.trace(
+            tokens, keys, positions=positions, keep=keep, fetch=kept.fetch, run=facts
+        )
+    spool = stack.enter_context(Spool())
+    return session.trace(
+        tokens, keys, positions=positions, keep=spool.keep, fetch=spool.fetch, hashes=True,
+        run=facts,
+    )  # fmt: skip
+
+
+def load(path: Path, stack: ExitStack) -> Any:
+    """Open a saved trace or an APRT folder."""
+    from aprfmt.inference.aprt import load_aprt
+    from aprfmt.inference.trace_file import load_trace
+
+    return load_aprt(path) if path.is_dir() else stack.enter_context(load_trace(path))
+
+
+def write(trace: Any, save: Path | None, save_aprt: Path | None, force: bool) -> list[str]:
+    """Save a trace where asked; return what was written."""
+    from aprfmt.inference.aprt import save_aprt as write_aprt
+    from aprfmt.inference.trace_file import save_trace
+
+    written: list[str] = []
+    if save is not None:
+        save_trace(save, trace, force=force)
+        written.append(str(save))
+    if save_aprt is not None:
+        written += [str(path) for path in write_aprt(save_aprt, trace, force=force)]
+    return written
+
+
+def is_trace(path: Path) -> bool:
+    """Say whether a path holds a saved trace: an APRT folder, or a file with a trace header."""
+    from aprfmt.formats import open_source
+    from aprfmt.inference.trace_file import HEADER
+
+    if path.is_dir():
+        return any(path.glob("layer-*/*.bin")) or any(path.glob("*.bin"))
+    if not path.is_file():
+        return False
+    with open_source(path) as source:
+        return HEADER in source.metadata
+
+
+def compare(
+    trace: Any, reference: str, tokens: list[int], keys: list[str], positions: Any,
+    stack: ExitStack,
+) -> Any:  # fmt: skip
+    """Compare with a saved trace, or with a run of another model on the same tokens."""
+    from aprfmt.compare.traces import compare_traces
+
+    path = Path(reference)
+    if is_trace(path):
+        other = load(path, stack)
+        return compare_traces(trace, other)
+    model, session, _ = stack.enter_context(running.session(reference))
+    running.check_ids(model, tokens)
+    known = session.points
+    here = [key for key in keys if key in known]
+    other = run(session, tokens, here, positions, stack, {"model": str(model.path)}, True)
+    return compare_traces(trace, other, moe=bool(model.hyper["n_experts"]))
+
+
+def plan(text: str, arch: str | None, points: str | None, layers: str | None) -> dict[str, Any]:
+    """Return the points of a model without running it: no statistics are made up."""
+    from aprfmt.inference.capture import instances
+    from aprfmt.model import open_model
+
+    path, _ = running.model_and_run(text)
+    with open_model(path, arch=arch) as opened:
+        known = instances(opened.spec.block, opened.hyper, opened.roles)
+        keys = set(wanted_keys(known, points or "all", layers, False))
+        rows = [
+            {
+                "key": key, "point": item.point.name,
+                "layer": None if item.layer < 0 else item.layer,
+                "alias_of": item.alias_of or None, "absent": item.absent,
+                "shape": item.point.shape, "says": item.point.sentence,
+                "llama_cpp": item.point.llama_cpp, "apr": item.point.apr, "hf": item.point.hf,
+            }
+            for key, item in known.items() if key in keys
+        ]  # fmt: skip
+        return {
+            "model": str(opened.path), "architecture": opened.spec.name,
+            "stats_source": "metadata-only", "points": rows,
+        }  # fmt: skip

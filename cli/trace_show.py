@@ -1,0 +1,183 @@
+"""What `aprfmt trace` prints and puts into JSON."""
+
+from typing import Any
+
+from aprfmt.cli import render
+
+SPIKE = 10.0  # a slot's deviation over the median of all layers: an observation, never a verdict
+
+
+def body(trace: Any) -> dict[str, Any]:
+    """Return records, slots, logits and observations as plain data."""
+    from aprfmt.inference.capture import SLOTS
+    from aprfmt.inference.trace_file import record_to_json
+
+    layers = sorted({record.layer for record in trace.records.values() if record.layer >= 0})
+    rows = []
+    for layer in layers:
+        for slot in SLOTS:
+            stats = trace.slot(slot, layer)
+            if stats is None:
+                continue  # not captured is absent, never zero
+            first = trace.find(f"L{layer}.{SLOTS[slot][0]}")
+            rows.append(
+                {
+                    "layer": layer, "slot": slot, "points": list(SLOTS[slot]),
+                    "positions": None if first.positions is None else list(first.positions),
+                    "dtype": first.dtype, "form": first.form, "device": first.device,
+                    "stats": stats.to_json(),
+                }
+            )  # fmt: skip
+    return {
+        "trace": {key: value for key, value in trace.run.items()},
+        "records": [record_to_json(record) for record in trace.records.values()],
+        "aliases": dict(trace.aliases),
+        "slots": rows,
+        "logits": logits(trace),
+        "nonfinite": trace.nonfinite,
+        "observations": observations(rows),
+    }
+
+
+def logits(trace: Any) -> dict[str, Any] | None:
+    """Return the last row's top five, None where the logits or their values are not there."""
+    import numpy as np
+
+    record, values = trace.find("logits"), trace.values("logits")
+    if record is None or record.stats is None:
+        return None
+    found: dict[str, Any] = {"stats": record.stats.to_json(), "top": []}
+    if values is not None:
+        last = np.asarray(values)[-1].astype(np.float64)
+        best = np.argsort(-last, kind="stable")[:5]
+        found["top"] = [{"id": int(i), "logit": float(last[i])} for i in best]
+    return found
+
+
+def name_tokens(found: dict[str, Any], model: Any) -> None:
+    """Add each top token's spelling, where the model has a tokenizer."""
+    from aprfmt.errors import AprfmtError
+
+    try:
+        tokenizer = model.tokenizer
+    except AprfmtError:
+        return
+    for row in found["top"]:
+        row["token"] = tokenizer.token(row["id"])
+
+
+def observations(rows: list[dict[str, Any]]) -> list[str]:
+    """Name spikes against the median of the layers; early massive activations are normal."""
+    from statistics import median
+
+    said = []
+    for slot in dict.fromkeys(row["slot"] for row in rows):
+        stds = {row["layer"]: row["stats"]["std"] for row in rows if row["slot"] == slot}
+        known = [std for std in stds.values() if std is not None]
+        middle = median(known) if known else 0.0
+        for layer, std in stds.items():
+            if std is not None and middle and std > SPIKE * middle:
+                said.append(
+                    f"L{layer} {slot}: std {std:.4g} is {std / middle:.0f} times the median of "
+                    "the layers (an observation, no verdict)"
+                )
+    return said
+
+
+COLUMNS = ("count", "mean", "std", "min", "max", "absmax", "l2", "zeros", "nan", "inf")
+
+
+def _cells(stats: dict[str, Any]) -> list[str]:
+    cells = []
+    for name in COLUMNS:
+        value = stats[name]
+        cells.append("-" if value is None else f"{value:.5g}" if isinstance(value, float) else
+                     str(value))  # fmt: skip
+    return cells
+
+
+def show(trace: Any, found: dict[str, Any]) -> None:
+    """Print embedding, the slots of every layer, final norm and logits."""
+    where = found.get("run")
+    if where:
+        render.line(render.escape(f"{where['model']} on {where['ran']}"), style="head")
+    rows = []
+    for key in ("embd", "embd_scaled"):
+        rows += _whole(trace, key)
+    for row in found["slots"]:
+        rows.append([f"L{row['layer']}", row["slot"], *_cells(row["stats"])])
+    for key in ("final_norm", "logits_raw", "logits"):
+        rows += _whole(trace, key)
+    shown = {f"L{row['layer']}.{point}" for row in found["slots"] for point in row["points"]}
+    for key, record in trace.records.items():
+        whole = record.layer < 0
+        if not whole and key not in shown and record.stats is not None:
+            rows.append([f"L{record.layer}", record.point, *_cells(record.stats.to_json())])
+    render.table(rows, ("layer", "point", *COLUMNS), "ll" + "r" * len(COLUMNS))
+    render.line("std divides by n; positions of every row are in --json", style="dim")
+    if found["logits"] and found["logits"]["top"]:
+        render.line("top 5 of the last row", style="head")
+        for row in found["logits"]["top"]:
+            token = render.escape(row.get("token", ""))
+            render.line(f"  {row['id']:>8}  {row['logit']:>12.6f}  {token}")
+    for text in found["observations"]:
+        render.line(render.escape(text), style="warn")
+    if found["nonfinite"]:
+        render.line(f"first NaN or infinity: {found['nonfinite']}; the pass stopped there",
+                    style="bad")  # fmt: skip
+    for path in found.get("saved", []):
+        render.line(f"saved {render.escape(path)}")
+
+
+def _whole(trace: Any, key: str) -> list[list[str]]:
+    record = trace.find(key) if key in trace.records or key in trace.aliases else None
+    if record is None or record.stats is None:
+        return []
+    return [["", key, *_cells(record.stats.to_json())]]
+
+
+def show_plan(found: dict[str, Any], details: bool) -> None:
+    """Print the points of a model; with details, what each means and other engines' names."""
+    render.line(render.escape(f"{found['model']} ({found['architecture']})"), style="head")
+    if details:
+        seen = set()
+        rows = []
+        for row in found["points"]:
+            if row["point"] in seen or row["absent"]:
+                continue
+            seen.add(row["point"])
+            rows.append((row["point"], row["shape"], row["says"], row["llama_cpp"], row["apr"],
+                         row["hf"]))  # fmt: skip
+        render.table(rows, ("point", "shape", "what it is", "llama.cpp", "apr", "transformers"))
+        return
+    by_layer: dict[Any, list[str]] = {}
+    for row in found["points"]:
+        if not row["absent"]:
+            by_layer.setdefault(row["layer"], []).append(row["point"])
+    for layer, names in by_layer.items():
+        label = "model" if layer is None else f"L{layer}"
+        render.line(render.escape(f"  {label:6} {' '.join(names)}"))
+    render.line("nothing was run; --payload runs the model", style="dim")
+
+
+def show_difference(difference: Any, reference: str) -> None:
+    """Print relL2 by point and the first one beyond its tolerance."""
+    render.line(render.escape(f"against {reference}"), style="head")
+    rows = []
+    for point in difference.points:
+        if point.why:
+            rows.append((point.key, "-", "-", "not comparable", point.why))
+        else:
+            verdict = "BEYOND" if point.beyond else "within"
+            rows.append((point.key, f"{point.rel_l2:.3g}", f"{point.max_abs_diff:.3g}", verdict,
+                         f"{point.tolerance:g}"))  # fmt: skip
+    render.table(rows, ("point", "relL2", "max abs", "verdict", "tolerance or reason"), "lrrll")
+    for label, keys in (("here", difference.only_in_a), ("the reference", difference.only_in_b)):
+        if keys:
+            render.line(f"only in {label}: {', '.join(keys[:8])}{' ...' if len(keys) > 8 else ''}")
+    if difference.first:
+        render.line(f"first point beyond tolerance: {difference.first}", style="bad")
+    elif difference.compared:
+        render.line(f"all {difference.compared} points within tolerance", style="good")
+    else:
+        render.line("no point could be compared", style="bad")

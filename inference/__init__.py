@@ -1,0 +1,1 @@
+"""Running a model with named capture points."""

@@ -1,0 +1,154 @@
+"""Attention: grouped queries (GQA) and multi-head latent (MLA), fused or step by step."""
+
+from functools import lru_cache
+
+import numpy as np
+
+from aprfmt.errors import ArchError
+from aprfmt.inference.backends.base import Array, Heads, Mask, Style
+from aprfmt.inference.context import Context
+from aprfmt.inference.rope import kind_of
+
+
+def attention(c: Context, layer: int, x: Array) -> Array:
+    """Return what the output projection makes of the layer's attention: point `attn_out`."""
+    q, k, v = _KINDS[c.block.attention](c, layer, x)
+    if c.cache is not None:
+        cached = c.cache.length > 0
+        k, v = c.cache.extend(layer, k, v)
+        if cached:
+            k, v = c.tap("k_cache", layer, k), c.tap("v_cache", layer, v)
+    mixed = _mix(c, layer, q, k, v)
+    joined = c.tap("attn", layer, mixed.reshape(len(mixed), -1))
+    return c.tap("attn_out", layer, c.linear(layer, "attn_output", joined))
+
+
+def stepped(c: Context, layer: int) -> bool:
+    """Say whether a point inside the fused operation is wanted."""
+    return c.wants("scores", layer) or c.wants("probs", layer)
+
+
+def _mix(c: Context, layer: int, q: Array, k: Array, v: Array) -> Array:
+    """Return probs.v [tokens, heads, value_dim]."""
+    heads = _heads(c, layer, int(k.shape[0]))
+    if not stepped(c, layer):
+        return c.backend.attention(q, k, v, heads)
+    scores = c.tap("scores", layer, c.backend.scores(q, k, heads))
+    probs = c.tap("probs", layer, c.backend.probs(scores, heads))
+    return c.backend.mix(probs, v)
+
+
+def _heads(c: Context, layer: int, keys: int) -> Heads:
+    hp = c.hp
+    scale = float(hp["attn_scale"])
+    if hp["attn_scale_by_layer"]:
+        scale /= layer + 1
+    cap = hp["attn_softcap"]
+    sinks = c.vector(layer, "attn_sinks.weight") if c.block.sinks else None
+    window = hp["sliding_window"] if hp["window_layers"][layer] else None
+    return Heads(
+        causal_mask(c.facts.cached, len(c.facts.ids), keys, window),
+        scale,
+        None if cap is None else float(cap),
+        sinks,
+        c.block.softmax_cast,
+    )
+
+
+@lru_cache(maxsize=4)  # every layer of a pass asks for one of two
+def causal_mask(cached: int, tokens: int, keys: int, window: int | None) -> Mask:
+    """Return [tokens, keys]: True where key j may be seen by token i, cached + i - window < j.
+
+    A window of w positions counts the token itself; None is no window.
+    """
+    query = np.arange(cached, cached + tokens)[:, None]
+    key = np.arange(keys)
+    seen: Mask = key <= query
+    return seen if window is None else seen & (key > query - window)
+
+
+def _project(c: Context, layer: int, x: Array, part: str, n_heads: int) -> Array:
+    """Return q, k or v [tokens, heads, d], with its points before and after the bias."""
+    role = f"attn_{part}"
+    w = c.weights.of(layer, f"{role}.weight")
+    bias = c.bias(layer, role)
+    shape = (len(x), n_heads, -1)
+    if bias is not None and c.wants(f"{part}_mm", layer):
+        product = c.backend.linear(x, w, None)
+        product = c.tap(f"{part}_mm", layer, product.reshape(shape))
+        y = c.backend.add(product.reshape(len(x), -1), bias)
+    else:
+        y = c.backend.linear(x, w, bias)
+    return c.tap(part, layer, y.reshape(shape))
+
+
+def _gqa(c: Context, layer: int, x: Array) -> tuple[Array, Array, Array]:
+    n_heads, n_kv = int(c.hp["n_heads"]), int(c.hp["n_kv_heads"])
+    q = _project(c, layer, x, "q", n_heads)
+    k = _project(c, layer, x, "k", n_kv)
+    v = _project(c, layer, x, "v", n_kv)
+    if c.hp["qk_norm"]:
+        q = c.tap("q_norm", layer, _qk_norm(c, layer, "attn_q_norm", q))
+        k = c.tap("k_norm", layer, _qk_norm(c, layer, "attn_k_norm", k))
+    kind = kind_of(c.hp, layer) if c.block.position == "rope" else None
+    if kind is not None:
+        q = c.tap("q_rope", layer, _rotate(c, q, c.ropes[kind]))
+        k = c.tap("k_rope", layer, _rotate(c, k, c.ropes[kind]))
+    return q, k, v
+
+
+def _rotate(c: Context, x: Array, table: tuple[Array, Array]) -> Array:
+    return c.backend.rope(x, table, style=_style(c), cast=c.block.rope_cast)
+
+
+def _style(c: Context) -> Style:
+    styles: dict[str, Style] = {"half": "half", "interleaved": "interleaved"}
+    name = str(c.hp["rope_style"])
+    if name not in styles:
+        raise ArchError(f"rope_style is {name!r}; expected one of {', '.join(styles)}")
+    return styles[name]
+
+
+def _qk_norm(c: Context, layer: int, role: str, x: Array) -> Array:
+    """Normalise q or k [tokens, heads, d] as the block says."""
+    weight = c.vector(layer, f"{role}.weight")
+    eps = float(c.hp["norm_eps"])
+    kind = c.block.qk_norm
+    if kind == "head_layer":
+        return c.backend.layer_norm(x, weight, c.bias(layer, role), eps=eps)
+    if kind == "width":
+        return c.rms_norm(x.reshape(len(x), -1), weight, eps).reshape(x.shape)
+    return c.rms_norm(x, weight, eps)
+
+
+def _mla(c: Context, layer: int, x: Array) -> tuple[Array, Array, Array]:
+    """Expand the latents: every head's key is [k_nope | k_pe], k_pe shared by all heads."""
+    hp, b = c.hp, c.backend
+    n_heads, rank = int(hp["n_heads"]), int(hp["kv_lora_rank"])
+    nope, eps = int(hp["qk_nope_head_dim"]), float(hp["lora_norm_eps"])
+    if hp["q_lora_rank"] is None:
+        q = _project(c, layer, x, "q", n_heads)
+    else:
+        latent = c.tap("q_a", layer, c.linear(layer, "attn_q_a", x))
+        latent = c.rms_norm(latent, c.vector(layer, "attn_q_a_norm.weight"), eps)
+        latent = c.tap("q_a_norm", layer, latent)
+        q = c.linear(layer, "attn_q_b", latent).reshape(len(x), n_heads, -1)
+        q = c.tap("q", layer, q)
+    latent = c.tap("kv_a", layer, c.linear(layer, "attn_kv_a_mqa", x))
+    k_pe = c.tap("k_pe", layer, latent[:, rank:].reshape(len(x), 1, -1))
+    latent = c.rms_norm(latent[:, :rank], c.vector(layer, "attn_kv_a_norm.weight"), eps)
+    latent = c.tap("kv_a_norm", layer, latent)
+    expanded = c.linear(layer, "attn_kv_b", latent).reshape(len(x), n_heads, -1)
+    k_nope = c.tap("k_nope", layer, expanded[..., :nope])
+    v = c.tap("v", layer, expanded[..., nope:])
+    kind = kind_of(hp, layer)
+    q_pe = q[..., nope:]
+    if kind is not None:
+        q_pe = _rotate(c, q_pe, c.ropes[kind])
+        k_pe = c.tap("k_pe_rope", layer, _rotate(c, k_pe, c.ropes[kind]))
+    q = c.tap("q_rope", layer, b.concat([q[..., :nope], q_pe]))
+    k = c.tap("k_rope", layer, b.concat([k_nope, b.repeat_heads(k_pe, n_heads)]))
+    return q, k, v
+
+
+_KINDS = {"gqa": _gqa, "mla": _mla}

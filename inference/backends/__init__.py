@@ -1,0 +1,23 @@
+"""The table of backends; importing this imports neither numpy nor torch."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aprfmt.errors import BackendUnavailableError
+from aprfmt.registry import Registry
+
+if TYPE_CHECKING:
+    from aprfmt.inference.backends.base import Backend
+
+# Called as `BACKENDS[name](device, dtype, deterministic=..., threads=..., tf32=...)`.
+BACKENDS: "Registry[Callable[..., Backend]]" = Registry(
+    "backends",
+    {
+        "numpy": "aprfmt.inference.backends.numpy_backend:NumpyBackend",
+        "torch": (
+            "aprfmt.inference.backends.torch_backend:TorchBackend",
+            "pip install 'aprfmt[torch]'",
+        ),
+    },
+    BackendUnavailableError,
+)

@@ -1,0 +1,53 @@
+"""Threads of numpy's BLAS, read and set where it is an OpenBLAS, as in numpy's wheels."""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from aprfmt.errors import BackendUnavailableError
+
+# The names numpy's own OpenBLAS builds and distributions' builds export.
+_SUFFIXES = ("64_", "")
+_PREFIXES = ("scipy_openblas", "openblas")
+
+
+@cache
+def _functions() -> tuple[Any, Any] | None:
+    """Return OpenBLAS's (get, set), or None where numpy was built on something else."""
+    import numpy as np
+
+    package = Path(np.__file__).parent
+    folders = (package.parent / "numpy.libs", package / ".dylibs", package.parent / "numpy.dylibs")
+    for library in sorted(path for folder in folders for path in folder.glob("*openblas*")):
+        try:
+            loaded = ctypes.CDLL(str(library))
+        except OSError:
+            continue
+        for prefix in _PREFIXES:
+            for suffix in _SUFFIXES:
+                get = getattr(loaded, f"{prefix}_get_num_threads{suffix}", None)
+                put = getattr(loaded, f"{prefix}_set_num_threads{suffix}", None)
+                if get is not None and put is not None:
+                    return get, put
+    return None
+
+
+def threads() -> int | None:
+    """Return the number of threads of numpy's products, None where it cannot be known."""
+    found = _functions()
+    return None if found is None else int(found[0]())
+
+
+def set_threads(count: int) -> None:
+    """Set the number of threads of numpy's products, for the whole process.
+
+    Raises BackendUnavailableError where numpy's BLAS cannot be asked.
+    """
+    found = _functions()
+    if found is None:
+        raise BackendUnavailableError(
+            "numpy's BLAS is no OpenBLAS of its own wheel, so its threads cannot be set while it "
+            "runs; set OMP_NUM_THREADS before the start instead"
+        )
+    found[1](ctypes.c_int(count))

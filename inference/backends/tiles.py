@@ -1,0 +1,137 @@
+"""Products in tiles of fixed shape and place, for bit-equal prefill, step, prefix and batch.
+
+A matrix product's rounding may depend on how many rows it has, and a sum's on how many terms. Here
+every row stands in a block of ROWS rows at its position modulo ROWS, among zeros where there is no
+neighbour, and sums over keys run tile by tile in order: then a row's bits depend on its own inputs
+only. Written over what numpy arrays and torch tensors have in common.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aprfmt.inference.backends.base import ROWS, Array
+
+
+class Tiles:
+    """The tiled forms; a backend gives `zeros`, `wide` and `narrow`, and says `at` where it is."""
+
+    _origin = 0
+
+    def at(self, position: int) -> None:
+        """Set the position of the next activations' first row."""
+        self._origin = position
+
+    def zeros(self, shape: Sequence[int]) -> Array:
+        """Return zeros of the dtype."""
+        raise NotImplementedError
+
+    def wide(self, x: Array) -> Array:
+        """Return x in float32 at least: what sums are made in."""
+        raise NotImplementedError
+
+    def narrow(self, x: Array) -> Array:
+        """Return x rounded to the dtype."""
+        raise NotImplementedError
+
+    def exp(self, x: Array) -> Array:
+        """Return the exponential of each element."""
+        raise NotImplementedError
+
+    def tiled_linear(self, x: Array, w: Array) -> Array:
+        """Return x [tokens, in] times w [out, in] transposed."""
+        rows, before = self._padded(x)
+        y = self.zeros((len(rows), w.shape[0]))
+        for i in range(0, len(rows), ROWS):
+            y[i : i + ROWS] = rows[i : i + ROWS] @ w.T
+        return y[before : before + len(x)]
+
+    def tiled_scores(self, q: Array, k: Array, finish: Callable[[Array], Array]) -> Array:
+        """Return finish(q.k) [heads, tokens, keys] of q [tokens, heads, d], k [keys, kv_heads, d].
+
+        `finish` scales and caps one tile.
+        """
+        rows, before = self._padded(q)
+        keys, kv_heads, d = k.shape
+        out = self.zeros((q.shape[1], len(rows), keys))
+        for i in range(0, len(rows), ROWS):
+            block = self._grouped(rows[i : i + ROWS].swapaxes(0, 1), kv_heads)
+            for j in range(0, keys, ROWS):
+                width = min(ROWS, keys - j)
+                tile = self.wide(self.zeros((kv_heads, d, ROWS)))
+                tile[..., :width] = k[j : j + width].swapaxes(0, 1).swapaxes(1, 2)
+                product = self.narrow(block @ tile).reshape(q.shape[1], ROWS, ROWS)
+                out[:, i : i + ROWS, j : j + width] = finish(product)[..., :width]
+        return out[:, before : before + len(q)]
+
+    def tiled_softmax(self, x: Array, highest: Array, sink: Array | None) -> Array:
+        """Return exp(x - highest) over its sum along the keys, plus exp(sink - highest).
+
+        x [heads, tokens, keys] wide, -inf where masked; highest and sink [heads, tokens, 1].
+        """
+        e = self._exponentials((x - highest).swapaxes(0, 1)).swapaxes(0, 1)
+        total = self.wide(self.zeros((*x.shape[:-1], 1)))
+        for j in range(0, x.shape[-1], ROWS):
+            tile = self.wide(self.zeros((*x.shape[:-1], ROWS)))
+            tile[..., : min(ROWS, x.shape[-1] - j)] = e[..., j : j + ROWS]
+            total[..., 0] += tile.sum(-1)
+        if sink is not None:
+            total = total + self._exponentials((sink - highest).swapaxes(0, 1)).swapaxes(0, 1)
+        return self.narrow(e / total)
+
+    def _exponentials(self, x: Array) -> Array:
+        """Return exp of wide x [tokens, heads, keys], a tile of ROWS keys at a time."""
+        rows, before = self._padded(x, wide=True)
+        for i in range(0, len(rows), ROWS):
+            for j in range(0, x.shape[-1], ROWS):
+                width = min(ROWS, x.shape[-1] - j)
+                tile = self.wide(self.zeros((ROWS, x.shape[1], ROWS)))
+                tile[..., :width] = rows[i : i + ROWS, :, j : j + width]
+                rows[i : i + ROWS, :, j : j + width] = self.exp(tile)[..., :width]
+        return rows[before : before + len(x)]
+
+    def by_block(self, function: Callable[..., Array], *xs: Array) -> Array:
+        """Return function(*xs) of a row-wise function, called for one whole block at a time.
+
+        Vectorised functions treat the last elements of an array by other code than the rest.
+        """
+        padded = [self._padded(x) for x in xs]
+        count, before = len(padded[0][0]), padded[0][1]
+        blocks = [
+            function(*(rows[i : i + ROWS] for rows, _ in padded)) for i in range(0, count, ROWS)
+        ]
+        out = self.zeros((count, *blocks[0].shape[1:]))
+        for i, block in enumerate(blocks):
+            out[i * ROWS : (i + 1) * ROWS] = block
+        return out[before : before + len(xs[0])]
+
+    def tiled_mix(self, probs: Array, v: Array) -> Array:
+        """Return probs [heads, tokens, keys] times v [keys, kv_heads, d]: [tokens, heads, d]."""
+        tokens = probs.shape[1]
+        rows, before = self._padded(probs.swapaxes(0, 1))
+        keys, kv_heads, d = v.shape
+        out = self.wide(self.zeros((len(rows), probs.shape[0], d)))
+        for i in range(0, len(rows), ROWS):
+            for j in range(0, keys, ROWS):
+                width = min(ROWS, keys - j)
+                weights = self.zeros((probs.shape[0], ROWS, ROWS))
+                weights[..., :width] = rows[i : i + ROWS, :, j : j + width].swapaxes(0, 1)
+                tile = self.wide(self.zeros((kv_heads, ROWS, d)))
+                tile[:, :width] = v[j : j + width].swapaxes(0, 1)
+                product = self._grouped(weights, kv_heads) @ tile
+                out[i : i + ROWS] += product.reshape(-1, ROWS, d).swapaxes(0, 1)
+        return self.narrow(out[before : before + tokens])
+
+    def _grouped(self, x: Array, kv_heads: int) -> Array:
+        """Return [heads, ROWS, n] as a contiguous wide [kv_heads, group * ROWS, n]."""
+        copy = self.wide(self.zeros(x.shape))
+        copy[...] = x
+        return copy.reshape(kv_heads, -1, x.shape[-1])
+
+    def _padded(self, x: Array, wide: bool = False) -> tuple[Array, int]:
+        """Return x [tokens, ...] among zero rows, and how many of them stand before it."""
+        before = self._origin % ROWS
+        count = -(-(before + len(x)) // ROWS) * ROWS
+        padded: Any = self.zeros((count, *x.shape[1:]))
+        padded = self.wide(padded) if wide else padded
+        padded[before : before + len(x)] = x
+        return padded, before

@@ -1,0 +1,403 @@
+"""torch in float32, float64, bfloat16 or float16, on the CPU or a CUDA device.
+
+In bfloat16 and float16 the places where a value is rounded are those of the models' own code in
+transformers; base.py states them operation by operation.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from aprfmt.errors import ArchError, BackendUnavailableError
+from aprfmt.inference.backends.base import (
+    Array,
+    Heads,
+    NormCast,
+    Numbers,
+    RopeCast,
+    Style,
+    panel_rows,
+)
+from aprfmt.inference.backends.tiles import Tiles
+from aprfmt.inference.weights import Weight
+from aprfmt.stats import Stats, compute
+
+_DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+# Query rows at a time where the scores have to be made (softcap, sinks, deterministic).
+_QUERY_BLOCK = 512
+
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+}
+
+
+def _gelu_tanh_steps(x: Array) -> Array:
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))
+    return 0.5 * x * (1.0 + torch.tanh(inner))
+
+
+# Activations written out, each operation rounded.
+STEPS: Mapping[str, Callable[[Array], Array]] = {"gelu_tanh": _gelu_tanh_steps}
+
+
+class TorchBackend(Tiles):
+    """torch; `device` is cpu or cuda:N, `tf32` allows it in float32 products (off otherwise)."""
+
+    name = "torch"
+
+    def __init__(
+        self,
+        device: str,
+        dtype: str,
+        *,
+        deterministic: bool = False,
+        threads: int | None = None,
+        tf32: bool = False,
+    ) -> None:
+        if dtype not in _DTYPES:
+            raise BackendUnavailableError(
+                f"backend torch: found dtype {dtype!r}; expected one of {', '.join(_DTYPES)}"
+            )
+        self._device = _device(device)
+        self.device = str(self._device)
+        self.dtype = dtype
+        self.deterministic = deterministic
+        self._type = _DTYPES[dtype]
+        self._wide = torch.float64 if dtype == "float64" else torch.float32
+        self.itemsize = self._type.itemsize
+        self._tf32 = tf32
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    def facts(self) -> Mapping[str, Any]:
+        """Versions, threads, TF32, the device's name."""
+        cuda = self._device.type == "cuda"
+        return {
+            "backend": self.name,
+            "device": self.device,
+            "device_name": torch.cuda.get_device_name(self._device) if cuda else "cpu",
+            "dtype": self.dtype,
+            "deterministic": self.deterministic,
+            "threads": torch.get_num_threads(),
+            "tf32": self._tf32,
+            "versions": {"torch": torch.__version__, "numpy": np.__version__},
+        }
+
+    def at(self, position: int) -> None:
+        """Set the position of the next rows; make sure of the process-wide product precision."""
+        super().at(position)
+        wanted = "high" if self._tf32 else "highest"
+        if torch.get_float32_matmul_precision() != wanted:
+            torch.set_float32_matmul_precision(wanted)
+
+    # in and out
+
+    def array(self, x: Numbers) -> Array:
+        """Copy to the device, rounded to the dtype."""
+        values = x if x.flags.writeable else np.array(x)  # torch warns about read-only memory
+        return torch.from_numpy(values).to(self._device, self._type)
+
+    def to_numpy(self, x: Array) -> Numbers:
+        """Return a numpy array on the host; numpy's own arrays pass."""
+        if isinstance(x, np.ndarray):
+            return x
+        if x.is_floating_point() and x.dtype != torch.float64:
+            x = x.float()
+        values: Numbers = x.cpu().numpy()
+        return values
+
+    def stats(self, x: Array) -> Stats:
+        """Compute the statistics on the host."""
+        return compute(self.to_numpy(x))
+
+    def zeros(self, shape: Sequence[int]) -> Array:
+        """Return zeros on the device."""
+        return torch.zeros(tuple(shape), dtype=self._type, device=self._device)
+
+    def rounded(self, value: float) -> float:
+        """Return the number as the dtype holds it."""
+        return float(torch.tensor(value, dtype=torch.float64).to(self._type))
+
+    def wide(self, x: Array) -> Array:
+        """Return x in float32, float64 where that is the dtype."""
+        return x.to(self._wide)
+
+    def narrow(self, x: Array) -> Array:
+        """Return x rounded to the dtype."""
+        return x.to(self._type)
+
+    def exp(self, x: Array) -> Array:
+        """Return the exponential of each element."""
+        return torch.exp(x)
+
+    def _rowwise(self, function: Callable[..., Array], *xs: Array) -> Array:
+        """Call a function of whole rows, block by block in deterministic mode."""
+        return self.by_block(function, *xs) if self.deterministic else function(*xs)
+
+    def _index(self, x: Numbers) -> Array:
+        return torch.from_numpy(np.ascontiguousarray(x, np.int64)).to(self._device)
+
+    # products
+
+    def embed(self, table: Weight, ids: Numbers) -> Array:
+        """Look the rows up; only these are decoded."""
+        held = table.held(self)
+        if held is not None:
+            return held[self._index(ids)]
+        return self.array(np.concatenate([table.rows(int(i), int(i) + 1) for i in ids]))
+
+    def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
+        """Multiply by the held weight, by the encoded one, or by one decoded panel at a time."""
+        encoded = self._encoded(x, w)
+        if encoded is not None:
+            return encoded if bias is None else encoded + bias
+        held = w.held(self)
+        if held is not None and not self.deterministic:
+            return functional.linear(x, held.reshape(w.n_rows, w.n_columns), bias)
+        y = self.zeros((len(x), w.n_rows))
+        for start, panel in self._panels(w, held):
+            part = self.tiled_linear(x, panel) if self.deterministic else x @ panel.T
+            y[:, start : start + len(panel)] = part
+        return y if bias is None else y + bias
+
+    def router(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
+        """Multiply in the dtype, or everything in float32."""
+        if rounded or self.deterministic:
+            return self.linear(x, w, bias)
+        weight = self.wide(w.array(self)).reshape(w.n_rows, w.n_columns)
+        return functional.linear(self.wide(x), weight, None if bias is None else self.wide(bias))
+
+    def _encoded(self, x: Array, w: Weight) -> Array | None:
+        if self._device.type != "cpu" or self.dtype != "float32" or self.deterministic:
+            return None
+        y = w.product(self.to_numpy(x))
+        return None if y is None else torch.from_numpy(y)
+
+    def _panels(self, w: Weight, held: Array | None) -> Iterator[tuple[int, Array]]:
+        step = panel_rows(w.n_columns)
+        for start in range(0, w.n_rows, step):
+            stop = min(start + step, w.n_rows)
+            if held is not None:
+                yield start, held.reshape(w.n_rows, w.n_columns)[start:stop]
+            else:
+                yield start, self.array(w.rows(start, stop))
+
+    # element by element
+
+    def add(self, a: Array, b: Array) -> Array:
+        """Return a + b."""
+        return a + b
+
+    def mul(self, a: Array, b: Array) -> Array:
+        """Return a * b."""
+        return a * b
+
+    def scale(self, x: Array, factor: float) -> Array:
+        """Return x * factor, rounded once."""
+        return x * factor
+
+    def softcap(self, x: Array, cap: float) -> Array:
+        """Return tanh(x / cap) * cap."""
+        return self._rowwise(lambda rows: _softcap(rows, cap), x)
+
+    def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
+        """Apply a function of ACTIVATIONS, or one of STEPS."""
+        if kind not in ACTIVATIONS:
+            raise ArchError(f"activation {kind!r}; expected one of {', '.join(ACTIVATIONS)}")
+        return self._rowwise((steps and STEPS.get(kind)) or ACTIVATIONS[kind], x)
+
+    def sigmoid(self, x: Array) -> Array:
+        """Return 1 / (1 + exp(-x))."""
+        return self._rowwise(torch.sigmoid, x)
+
+    def swiglu_oai(self, gate: Array, up: Array, limit: float, alpha: float) -> Array:
+        """Return gpt-oss's clamped product."""
+
+        def product(gate: Array, up: Array) -> Array:
+            gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+            return (up + 1) * (gate * torch.sigmoid(gate * alpha))
+
+        return self._rowwise(product, gate, up)
+
+    # norms
+
+    def rms_norm(
+        self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
+    ) -> Array:
+        """Normalise in float32, round before or after the weight."""
+
+        def norm(x: Array) -> Array:
+            wide = self.wide(x)
+            y = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+            if cast == "before_weight":
+                return (weight + offset if offset else weight) * self.narrow(y)
+            return self.narrow(y * (offset + self.wide(weight)))
+
+        return self._rowwise(norm, x)
+
+    def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
+        """Normalise, weigh and shift in float32, round last.
+
+        With a bias by torch's own function, as the models with biases do, bit for bit.
+        """
+        if bias is not None and weight.ndim == 1:
+            width = (weight.shape[0],)
+            return self._rowwise(
+                lambda rows: functional.layer_norm(rows, width, weight, bias, eps), x
+            )
+
+        def norm(x: Array) -> Array:
+            wide = self.wide(x)
+            wide = wide - wide.mean(-1, keepdim=True)
+            y = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * self.wide(weight)
+            return self.narrow(y if bias is None else y + self.wide(bias))
+
+        return self._rowwise(norm, x)
+
+    # rotary positions
+
+    def rope_table(
+        self, positions: Numbers, inv_freq: Numbers, *, factor: float, cast: RopeCast
+    ) -> tuple[Array, Array]:
+        """Return cos and sin of float32 angles (float64 where that is the dtype)."""
+        places = self._index(positions).to(self._wide)[:, None]
+        angles = places * torch.from_numpy(inv_freq).to(self._device, self._wide)
+        cos, sin = angles.cos() * factor, angles.sin() * factor
+        return (cos, sin) if cast == "result" else (self.narrow(cos), self.narrow(sin))
+
+    def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
+        """Rotate pairs of elements; the rotated part comes out in split halves."""
+        cos, sin = (part[:, None, :] for part in table)  # (token, 1, pair)
+        pairs = cos.shape[-1]
+        rotated = x if cast == "table" else self.wide(x)
+        if style == "half":
+            first, second = rotated[..., :pairs], rotated[..., pairs : 2 * pairs]
+        else:
+            first, second = rotated[..., 0 : 2 * pairs : 2], rotated[..., 1 : 2 * pairs : 2]
+        halves = (first * cos - second * sin, second * cos + first * sin)
+        return torch.cat([*(self.narrow(half) for half in halves), x[..., 2 * pairs :]], dim=-1)
+
+    # attention
+
+    def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
+        """Use torch's own where it has the operation, else a block of queries at a time."""
+        if heads.softcap is None and heads.sinks is None and not self.deterministic:
+            q, k, v = (x.swapaxes(0, 1)[None] for x in (q, k, v))  # (1, head, token, d)
+            mixed = functional.scaled_dot_product_attention(
+                q, k, v, self._mask(heads), scale=heads.scale, enable_gqa=q.shape[1] != k.shape[1]
+            )
+            return mixed[0].swapaxes(0, 1)
+        origin, parts, start = self._origin, [], 0
+        while start < len(q):
+            stop = min(len(q), start + _QUERY_BLOCK - (origin + start) % _QUERY_BLOCK)
+            part = Heads(
+                heads.mask[start:stop], heads.scale, heads.softcap, heads.sinks, heads.cast
+            )
+            super().at(origin + start)
+            parts.append(self.mix(self.probs(self.scores(q[start:stop], k, part), part), v))
+            start = stop
+        super().at(origin)
+        return torch.cat(parts)
+
+    def _mask(self, heads: Heads) -> Array:
+        return torch.from_numpy(heads.mask).to(self._device)
+
+    def scores(self, q: Array, k: Array, heads: Heads) -> Array:
+        """Multiply each head's queries with its group's keys."""
+
+        def finish(product: Array) -> Array:
+            scaled = product * heads.scale
+            return scaled if heads.softcap is None else _softcap(scaled, heads.softcap)
+
+        if self.deterministic:
+            return self.tiled_scores(q, k, finish)
+        (tokens, n_heads, d), (keys, kv_heads, _) = q.shape, k.shape
+        grouped = q.swapaxes(0, 1).reshape(kv_heads, -1, d)  # (kv_head, group * token, d)
+        return finish((grouped @ k.permute(1, 2, 0)).reshape(n_heads, tokens, keys))
+
+    def probs(self, scores: Array, heads: Heads) -> Array:
+        """Softmax over what the mask leaves and the sink."""
+        x = scores.masked_fill(~self._mask(heads), -torch.inf)
+        sinks = None if heads.sinks is None else heads.sinks[:, None, None].expand(*x.shape[:2], 1)
+        if heads.cast == "input":
+            highest = x.amax(-1, keepdim=True)
+            highest = highest if sinks is None else torch.maximum(highest, sinks)
+            x, sinks = x - highest, None if sinks is None else sinks - highest
+        joined = self.wide(x if sinks is None else torch.cat([x, sinks], dim=-1))
+        if self.deterministic:
+            highest = joined.amax(-1, keepdim=True)
+            return self.tiled_softmax(
+                joined[..., : x.shape[-1]], highest, None if sinks is None else joined[..., -1:]
+            )
+        return self.narrow(torch.softmax(joined, -1))[..., : x.shape[-1]]
+
+    def mix(self, probs: Array, v: Array) -> Array:
+        """Sum each head's values, weighted."""
+        if self.deterministic:
+            return self.tiled_mix(probs, v)
+        (n_heads, tokens, keys), (_, kv_heads, d) = probs.shape, v.shape
+        grouped = probs.reshape(kv_heads, -1, keys)  # (kv_head, group * token, key)
+        mixed = (grouped @ v.swapaxes(0, 1)).reshape(n_heads, tokens, d)
+        return mixed.swapaxes(0, 1).contiguous()
+
+    # shapes and experts
+
+    def concat(self, parts: Sequence[Array]) -> Array:
+        """Join along the last axis."""
+        return torch.cat(tuple(parts), dim=-1)
+
+    def stack(self, parts: Sequence[Array]) -> Array:
+        """Join along the first axis."""
+        return torch.cat(tuple(parts))
+
+    def repeat_heads(self, x: Array, n_heads: int) -> Array:
+        """Repeat the one head."""
+        return x.expand(-1, n_heads, -1)
+
+    def take(self, x: Array, rows: Numbers) -> Array:
+        """Copy the rows."""
+        return x[self._index(rows)]
+
+    def add_weighted(self, total: Array, rows: Numbers, y: Array, weights: Numbers) -> Array:
+        """Add weighted rows in place; no row occurs twice."""
+        factors = torch.from_numpy(np.ascontiguousarray(weights)).to(self._device, self._wide)
+        return total.index_add_(0, self._index(rows), self.narrow(y * factors[:, None]))
+
+
+def _softcap(x: Array, cap: float) -> Array:
+    return torch.tanh(x / cap) * cap
+
+
+def _device(name: str) -> torch.device:
+    """Return a device that is there; BackendUnavailableError names what is missing."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise BackendUnavailableError(f"device {name!r}; expected cpu, cuda or cuda:N") from None
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise BackendUnavailableError(f"device {name!r}; expected cpu, cuda or cuda:N")
+    if not torch.cuda.is_available():
+        why = (
+            "torch was built without CUDA"
+            if torch.version.cuda is None
+            else ("torch finds no CUDA device or driver")
+        )
+        raise BackendUnavailableError(f"device {name!r}: {why}; nothing was run on the CPU instead")
+    count, index = torch.cuda.device_count(), device.index or 0
+    if index >= count:
+        raise BackendUnavailableError(f"device {name!r}: there are {count} CUDA devices")
+    return torch.device("cuda", index)

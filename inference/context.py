@@ -1,0 +1,109 @@
+"""What every part of one forward pass reads: backend, weights, hyperparameters, points, rope."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.arch.spec import BlockSpec
+from aprfmt.inference.backends.base import Array, Backend
+from aprfmt.inference.kv_cache import KVCache
+from aprfmt.inference.rope import Kind
+from aprfmt.inference.weights import Weights
+from aprfmt.tensor import Value
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PassFacts:
+    """What a recorder is told before a pass: which rows mean which token."""
+
+    ids: Ids  # of this pass
+    positions: Ids  # of `ids`
+    cached: int  # positions in the cache before the pass
+    logit_rows: tuple[int, ...]  # rows of `ids` whose logits are computed
+
+
+class Recorder(Protocol):
+    """Whoever looks at, or alters, the named points of a pass."""
+
+    def begin(self, facts: PassFacts) -> None:
+        """Take note of a pass that begins."""
+        ...
+
+    def wants(self, point: str, layer: int) -> bool:
+        """Say whether `capture` is to be called; True inside a fused op takes the stepped form."""
+        ...
+
+    def capture(self, point: str, layer: int, x: Array) -> Array:
+        """Take the point's value in the backend's own array; return what the pass goes on with."""
+        ...
+
+
+@dataclass(frozen=True)
+class Context:
+    """One pass. `ropes` are cos and sin of the pass's positions by kind of layer."""
+
+    backend: Backend
+    block: BlockSpec
+    hp: Mapping[str, Value]
+    weights: Weights
+    recorder: Recorder | None
+    facts: PassFacts
+    cache: KVCache | None
+    ropes: Mapping[Kind, tuple[Array, Array]] = field(default_factory=dict)
+
+    def wants(self, point: str, layer: int) -> bool:
+        """Say whether the recorder wants a point."""
+        return self.recorder is not None and self.recorder.wants(point, layer)
+
+    def tap(self, point: str, layer: int, x: Array) -> Array:
+        """Show a point to the recorder; return what it returns, `x` without one."""
+        if self.recorder is None or not self.recorder.wants(point, layer):
+            return x
+        return self.recorder.capture(point, layer, x)
+
+    def vector(self, layer: int | None, role: str) -> Array:
+        """Return a norm's weight or the like, placed."""
+        return self.weights.of(layer, role).array(self.backend)
+
+    def bias(self, layer: int | None, role: str) -> Array | None:
+        """Return a bias, or None where the model has none."""
+        weight = self.weights.get_role(layer, f"{role}.bias")
+        return None if weight is None else weight.array(self.backend)
+
+    def linear(self, layer: int | None, role: str, x: Array) -> Array:
+        """Return x times `role`.weight, plus `role`.bias where there is one."""
+        w = self.weights.of(layer, f"{role}.weight")
+        return self.backend.linear(x, w, self.bias(layer, role))
+
+    def norm(self, layer: int | None, role: str, x: Array) -> Array:
+        """Apply one of the block's norms on the residual stream."""
+        weight = self.vector(layer, f"{role}.weight")
+        eps = float(self.hp["norm_eps"])
+        if self.block.norm == "layer":
+            return self.backend.layer_norm(x, weight, self.bias(layer, role), eps=eps)
+        return self.rms_norm(x, weight, eps)
+
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        """Apply RMSNorm with the block's offset and rounding."""
+        block = self.block
+        return self.backend.rms_norm(
+            x, weight, eps=eps, offset=block.norm_offset, cast=block.norm_cast
+        )
+
+    def gate(self, gate: Array, up: Array) -> Array:
+        """Return act(gate) * up, or gpt-oss's clamped form of it."""
+        limit: Any = self.hp["swiglu_limit"]
+        if limit is not None:
+            alpha = float(self.hp["swiglu_alpha"])
+            return self.backend.swiglu_oai(gate, up, float(limit), alpha)
+        return self.backend.mul(self.activate(gate), up)
+
+    def activate(self, x: Array) -> Array:
+        """Return the MLP's activation of x."""
+        steps = self.block.activation_cast == "steps"
+        return self.backend.activate(x, str(self.hp["activation"]), steps=steps)

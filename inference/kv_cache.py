@@ -1,0 +1,66 @@
+"""Keys and values of the positions seen so far, per layer, in buffers that grow by doubling.
+
+Every layer keeps all positions, windowed ones too: the mask decides what is seen. Keys are kept
+rotated; where the frequencies depend on the length (dynamic, longrope), a longer sequence must be
+run again from the start (`rope.same_ropes`).
+"""
+
+from typing import Any
+
+from aprfmt.errors import UsageError
+from aprfmt.inference.backends.base import ROWS, Array, Backend
+
+
+class KVCache:
+    """`length` positions are valid; a forward pass writes behind them, then `commit`s."""
+
+    def __init__(self, backend: Backend, n_layers: int) -> None:
+        self._backend = backend
+        self._keys: list[Any] = [None] * n_layers
+        self._values: list[Any] = [None] * n_layers
+        self.length = 0
+
+    def extend(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
+        """Write k and v [tokens, kv_heads, d] behind the valid positions; return all of them."""
+        stop = self.length + int(k.shape[0])
+        self._keys[layer] = self._write(self._keys[layer], k, stop)
+        self._values[layer] = self._write(self._values[layer], v, stop)
+        return self._keys[layer][:stop], self._values[layer][:stop]
+
+    def _write(self, buffer: Array | None, x: Array, stop: int) -> Array:
+        if buffer is None or buffer.shape[0] < stop:
+            capacity = ROWS
+            while capacity < stop:
+                capacity *= 2
+            grown = self._backend.zeros((capacity, *x.shape[1:]))
+            if buffer is not None:
+                grown[: self.length] = buffer[: self.length]
+            buffer = grown
+        buffer[self.length : stop] = x
+        return buffer
+
+    def commit(self, tokens: int) -> None:
+        """Make the positions written last valid; called once all layers have written."""
+        self.length += tokens
+
+    def truncate(self, length: int) -> None:
+        """Forget the positions from `length` on."""
+        if not 0 <= length <= self.length:
+            raise UsageError(
+                f"the cache holds {self.length} positions; it cannot be cut to {length}"
+            )
+        self.length = length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the buffers take."""
+        buffers = [buffer for buffer in (*self._keys, *self._values) if buffer is not None]
+        elements = sum(_count(buffer.shape) for buffer in buffers)
+        return elements * self._backend.itemsize
+
+
+def _count(shape: Any) -> int:
+    count = 1
+    for size in shape:
+        count *= int(size)
+    return count

@@ -1,0 +1,194 @@
+"""Rotary frequencies: every scaling that config files and GGUF metadata name.
+
+`inv_freq` is computed in float32 here, for every backend and dtype, as transformers does
+(modeling_rope_utils.py); the powers are correctly rounded, which its vectorised ones are too but
+for the last bit of one in some fifty. Scalings: architectures.md's table, after the papers on
+position interpolation, NTK, YaRN (2309.00071) and LongRoPE (2402.13753), and Llama 3.1's code.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.errors import ArchError
+from aprfmt.tensor import Value
+
+F32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Rope:
+    """Frequencies of one kind of layer: inv_freq [pairs] float32, factor on cos and sin."""
+
+    inv_freq: F32
+    factor: float
+
+    def same(self, other: "Rope") -> bool:
+        """Say whether keys rotated by one fit queries rotated by the other."""
+        return self.factor == other.factor and np.array_equal(self.inv_freq, other.inv_freq)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What a scaling computes from."""
+
+    theta: float
+    dim: int
+    scaling: Mapping[str, Value]
+    context_length: int
+    length: int  # positions of the whole sequence so far
+
+    def __getitem__(self, key: str) -> Any:
+        value = self.scaling.get(key)
+        if value is None:
+            raise ArchError(
+                f"rope scaling {self.scaling.get('type')!r}: {key!r} is missing; found "
+                f"{', '.join(self.scaling)}"
+            )
+        return value
+
+    def periods(self) -> F32:
+        """Return theta^(2i/dim) for i < dim/2."""
+        return _powers(self.theta, self.dim)
+
+
+def _powers(base: float, dim: int) -> F32:
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    powers: F32 = (np.float64(base) ** exponents.astype(np.float64)).astype(np.float32)
+    return powers
+
+
+def _inverse(periods: F32) -> F32:
+    inverse: F32 = np.float32(1) / periods
+    return inverse
+
+
+def _linear(request: _Request) -> Rope:
+    return Rope(_inverse(request.periods()) / np.float32(request["factor"]), 1.0)
+
+
+def _dynamic(request: _Request) -> Rope:
+    """Raise the base with the length, once that exceeds what the model was made for."""
+    factor, dim, longest = np.float32(request["factor"]), request.dim, request.context_length
+    length = np.float32(max(request.length, longest))
+    stretch = factor * length / np.float32(longest) - (factor - np.float32(1))
+    power = np.float32(np.float64(stretch) ** (dim / (dim - 2)))
+    theta = np.float32(request.theta) * power
+    return Rope(_inverse(_powers(float(theta), dim)), 1.0)
+
+
+def _llama3(request: _Request) -> Rope:
+    """Leave short wavelengths, divide long ones by the factor, blend between."""
+    inv_freq = _inverse(request.periods())
+    factor, low, high = request["factor"], request["low_freq_factor"], request["high_freq_factor"]
+    original = request["original_context_length"]
+    wavelength = np.float32(2 * math.pi) / inv_freq
+    blend = (np.float32(original) / wavelength - np.float32(low)) / np.float32(high - low)
+    blended = (1 - blend) * inv_freq / np.float32(factor) + blend * inv_freq
+    scaled = np.where(wavelength > original / low, inv_freq / np.float32(factor), blended)
+    return Rope(np.where(wavelength < original / high, inv_freq, scaled).astype(np.float32), 1.0)
+
+
+def _yarn(request: _Request) -> Rope:
+    """Divide slow pairs by the factor, leave fast ones, ramp between two pair numbers."""
+    factor, theta, dim = request["factor"], request.theta, request.dim
+    original = request["original_context_length"]
+
+    def pair(rotations: float) -> float:
+        """Return which pair turns that often over the original context."""
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair(request["beta_fast"]), pair(request["beta_slow"])
+    if request["truncate"]:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    width = high - low or 0.001
+    ramp = (np.arange(dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(width)
+    kept = np.float32(1) - np.clip(ramp, np.float32(0), np.float32(1))
+    periods = request.periods()
+    slow = _inverse(np.float32(factor) * periods)
+    inv_freq = slow * (np.float32(1) - kept) + _inverse(periods) * kept
+    return Rope(inv_freq, float(request["attention_factor"]))
+
+
+def _longrope(request: _Request) -> Rope:
+    """Divide each pair by its own number: one list up to the original context, another beyond."""
+    original = request["original_context_length"]
+    divisors = request["long_factor" if request.length > original else "short_factor"]
+    inv_freq = _inverse(_divisors(divisors, request) * request.periods())
+    return Rope(inv_freq, float(request["attention_factor"]))
+
+
+def _factors(request: _Request) -> Rope:
+    """Divide each pair by its own number (GGUF's rope_freqs.weight)."""
+    inv_freq = _inverse(request.periods())
+    return Rope(inv_freq / _divisors(request["factors"], request), 1.0)
+
+
+def _divisors(values: Any, request: _Request) -> F32:
+    divisors = np.asarray(values, np.float32)
+    if divisors.shape != (request.dim // 2,):
+        raise ArchError(
+            f"rope scaling {request.scaling.get('type')!r}: {divisors.size} factors for "
+            f"{request.dim} rotated elements; expected {request.dim // 2}"
+        )
+    return divisors
+
+
+SCALINGS: Mapping[str, Callable[[_Request], Rope]] = {
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "factors": _factors,
+}
+
+Kind = tuple[float, bool]
+
+
+def kind_of(hp: Mapping[str, Value], layer: int) -> Kind | None:
+    """Return (theta, scaled) of a layer, or None where it does not rotate."""
+    if not hp["rope_layers"][layer]:
+        return None
+    windowed = bool(hp["window_layers"][layer])
+    local = hp["rope_theta_local"]
+    theta = local if windowed and local is not None else hp["rope_theta"]
+    scaled = hp["rope_scaling"] is not None and not (
+        windowed and hp["rope_scaling_layers"] == "full"
+    )
+    return float(theta), scaled
+
+
+def make(hp: Mapping[str, Value], kind: Kind, length: int) -> Rope:
+    """Return the frequencies of a kind of layer for a sequence of `length` positions.
+
+    Raises ArchError for an unknown scaling or one that lacks a value.
+    """
+    theta, scaled = kind
+    dim = int(hp["rope_dim"])
+    if not scaled:
+        return Rope(_inverse(_powers(theta, dim)), 1.0)
+    scaling: Mapping[str, Value] = hp["rope_scaling"]
+    name = str(scaling["type"])
+    if name not in SCALINGS:
+        raise ArchError(
+            f"rope scaling {name!r} is not known; expected one of {', '.join(SCALINGS)}"
+        )
+    return SCALINGS[name](_Request(theta, dim, scaling, int(hp["context_length"]), length))
+
+
+def ropes(hp: Mapping[str, Value], length: int) -> dict[Kind, Rope]:
+    """Return the frequencies of every kind of layer the model has."""
+    kinds = {kind_of(hp, layer) for layer in range(int(hp["n_layers"]))} - {None}
+    return {kind: make(hp, kind, length) for kind in kinds if kind is not None}
+
+
+def same_ropes(hp: Mapping[str, Value], before: int, after: int) -> bool:
+    """Say whether keys cached at length `before` can be used at length `after`."""
+    old, new = ropes(hp, before), ropes(hp, after)
+    return all(new[kind].same(rope) for kind, rope in old.items())

@@ -1,0 +1,72 @@
+"""Choosing the next token: greedy, or drawn with temperature, top-k, top-p and a seed."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.errors import AprfmtError, UsageError
+
+Logits = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. temperature 0 is greedy; top_k 0 and top_p 1 keep everything."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for values that mean nothing."""
+        if not (self.temperature >= 0 and self.top_k >= 0 and 0 < self.top_p <= 1):
+            raise UsageError(
+                f"temperature {self.temperature}, top-k {self.top_k}, top-p {self.top_p}; "
+                "expected temperature and top-k not negative, top-p above 0 and at most 1"
+            )
+        if self.seed < 0:
+            raise UsageError(f"seed {self.seed}; expected a number not negative")
+
+
+class Sampler:
+    """Draws one token after another; equal seeds and logits give equal tokens."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+        self._random = np.random.Generator(np.random.PCG64(sampling.seed))
+
+    def __call__(self, logits: Logits) -> int:
+        """Return the next token for logits [vocab]; AprfmtError where one is NaN."""
+        if np.isnan(logits).any():
+            raise AprfmtError(
+                f"logits hold {int(np.isnan(logits).sum())} NaN of {logits.size}; "
+                "trace the model to find where they begin"
+            )
+        if self.sampling.temperature == 0:
+            return int(np.argmax(logits))
+        ids, probs = candidates(logits, self.sampling)
+        edges = np.cumsum(probs)
+        draw = self._random.random() * edges[-1]
+        return int(ids[min(int(np.searchsorted(edges, draw, side="right")), len(ids) - 1)])
+
+
+def candidates(logits: Logits, sampling: Sampling) -> tuple[NDArray[np.int64], Logits]:
+    """Return the tokens that may be drawn, likeliest first, and their probabilities.
+
+    In this order: temperature, the top_k highest, then the fewest whose probabilities add up to
+    top_p (the one that crosses it included); what is left is renormalised.
+    """
+    scaled = logits.astype(np.float64) / sampling.temperature
+    ids = np.argsort(-scaled, kind="stable")
+    if sampling.top_k:
+        ids = ids[: sampling.top_k]
+    probs = np.exp(scaled[ids] - scaled[ids[0]])
+    probs /= probs.sum()
+    if sampling.top_p < 1:
+        kept = int(np.searchsorted(np.cumsum(probs), sampling.top_p)) + 1
+        ids, probs = ids[:kept], probs[:kept]
+        probs = probs / probs.sum()
+    return ids, probs

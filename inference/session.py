@@ -1,0 +1,229 @@
+"""A model on a backend: prefill, step, generate and trace one sequence."""
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from aprfmt.arch.spec import ArchSpec
+from aprfmt.errors import ArchError, UsageError
+from aprfmt.inference.backends.base import Backend
+from aprfmt.inference.capture import Instance, instances
+from aprfmt.inference.context import Recorder
+from aprfmt.inference.forward import LogitRows
+from aprfmt.inference.kv_cache import KVCache
+from aprfmt.inference.rope import same_ropes
+from aprfmt.inference.sampling import Sampler
+from aprfmt.inference.trace import Positions, Record, StoppedTrace, Trace, Tracer
+from aprfmt.inference.weights import Weights, model_weights
+from aprfmt.tensor import Value
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+Numbers = NDArray[Any]
+
+
+class Session:
+    """One sequence on one backend. Logits come back as numpy, float32 (float64 in float64 runs)."""
+
+    def __init__(
+        self, spec: ArchSpec, hp: Mapping[str, Value], weights: Weights, backend: Backend
+    ) -> None:
+        self.spec = spec
+        self.hp = hp
+        self.weights = weights
+        self.backend = backend
+        self.ids: list[int] = []
+        self._cache: KVCache | None = None
+        self._forward = load_forward(spec)
+
+    @classmethod
+    def of(cls, model: "Model", backend: Backend, *, memory: int | None = None) -> "Session":
+        """Open a model's weights; `memory` is the budget in bytes for what is held decoded.
+
+        Raises ArchError for a model that lacks tensors its architecture needs.
+        """
+        missing = model.resolution.missing
+        if missing:
+            raise ArchError(
+                f"{model.path}: {len(missing)} tensors are missing that {model.spec.name} needs: "
+                f"{', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}"
+            )
+        return cls(model.spec, model.hyper, model_weights(model, memory), backend)
+
+    def close(self) -> None:
+        """Let the weights go; the model stays open."""
+        self.weights.close()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def points(self) -> dict[str, Instance]:
+        """The model's capture points by key, in execution order."""
+        return instances(self.spec.block, self.hp, self.weights)
+
+    @property
+    def cache(self) -> KVCache | None:
+        """Keys and values of the tokens so far, None before the first."""
+        return self._cache
+
+    def reset(self, length: int = 0) -> None:
+        """Forget the tokens from `length` on."""
+        if self._cache is not None:
+            self._cache.truncate(min(length, self._cache.length))
+        self.ids = self.ids[:length]
+
+    def extend(
+        self,
+        ids: Sequence[int],
+        recorder: Recorder | None = None,
+        logits_rows: LogitRows = "last",
+    ) -> Numbers:
+        """Run `ids` behind the tokens so far; return logits [rows, vocab] of the wanted rows.
+
+        Where the rotary frequencies depend on the length and change with it, the whole sequence
+        is run again, so that a step always equals a prefill.
+        """
+        new, before = [int(i) for i in ids], len(self.ids)
+        if not new:
+            raise UsageError("no tokens to run; give at least one")
+        if self._cache is None:
+            self._cache = KVCache(self.backend, int(self.hp["n_layers"]))
+        rows = logits_rows
+        if before and self.spec.block.position == "rope":
+            if not same_ropes(self.hp, before, before + len(new)):
+                self._cache.truncate(0)
+                rows = _shifted(logits_rows, len(new), before)
+                new, self.ids = self.ids + new, []
+        logits = self._forward(
+            self.backend,
+            self.spec,
+            self.hp,
+            self.weights,
+            new,
+            cache=self._cache,
+            recorder=recorder,
+            logits_rows=rows,
+        )
+        self.ids = self.ids + new
+        return self.backend.to_numpy(logits)
+
+    def prefill(self, ids: Sequence[int], logits_rows: LogitRows = "last") -> Numbers:
+        """Begin a sequence: forget what was there, run the prompt."""
+        self.reset()
+        return self.extend(ids, None, logits_rows)
+
+    def step(self, token: int) -> Numbers:
+        """Run one more token; return its logits [vocab]."""
+        logits: Numbers = self.extend([token])[0]
+        return logits
+
+    def logits(self, ids: Sequence[int], recorder: Recorder | None = None) -> Numbers:
+        """Return logits [tokens, vocab] of a whole sequence, leaving the session's own alone."""
+        return self.backend.to_numpy(self._once(ids, recorder, "all"))
+
+    def _once(self, ids: Sequence[int], recorder: Recorder | None, rows: LogitRows) -> Any:
+        return self._forward(
+            self.backend,
+            self.spec,
+            self.hp,
+            self.weights,
+            ids,
+            recorder=recorder,
+            logits_rows=rows,
+        )
+
+    def generate(
+        self, ids: Sequence[int], sampler: Sampler, limit: int, stop: Collection[int] = ()
+    ) -> Iterator[int]:
+        """Yield up to `limit` tokens after a prompt; a token of `stop` ends without being given."""
+        logits = self.prefill(ids)[-1]
+        for count in range(limit):
+            token = sampler(logits)
+            if token in stop:
+                return
+            yield token
+            if count + 1 < limit:
+                logits = self.step(token)
+
+    def trace(
+        self,
+        ids: Sequence[int],
+        wanted: Collection[str],
+        *,
+        positions: Positions = "all",
+        keep: Callable[[Record, Numbers], None] | None = None,
+        fetch: Callable[[str], Numbers | None] | None = None,
+        hashes: bool = False,
+        stop: bool = True,
+        logits_rows: LogitRows = "last",
+        run: Mapping[str, Value] | None = None,
+    ) -> Trace:
+        """Run a sequence and record the wanted keys of `points`.
+
+        `keep` gets every record with its values as they come, `fetch` gives them back
+        (trace.Kept, trace_file.Spool). `stop` ends the pass at the first NaN or infinity. `run`
+        is added to what the trace says of itself.
+        """
+        tracer = Tracer(
+            self.backend,
+            self.points,
+            wanted,
+            positions=positions,
+            keep=keep,
+            hashes=hashes,
+            stop=stop,
+        )
+        try:
+            self._once(ids, tracer, logits_rows)
+        except StoppedTrace:
+            pass  # the trace says where
+        return tracer.trace(self.facts(ids) | dict(run or {}), fetch)
+
+    def facts(self, ids: Sequence[int]) -> dict[str, Value]:
+        """Return what a trace says of its run."""
+        from aprfmt import __version__
+
+        return {
+            "architecture": self.spec.name,
+            "ids": [int(i) for i in ids],
+            "backend": dict(self.backend.facts()),
+            "aprfmt": __version__,
+        }
+
+
+def load_forward(spec: ArchSpec) -> Callable[..., Any]:
+    """Return the forward pass an architecture names; ArchError where it is not there."""
+    module, _, name = spec.forward.partition(":")
+    try:
+        forward: Callable[..., Any] = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ArchError(
+            f"{spec.name}: its forward pass {spec.forward!r} cannot be loaded: {error}"
+        ) from error
+    return forward
+
+
+def _shifted(rows: LogitRows, count: int, before: int) -> LogitRows:
+    """Return the same rows of the last `count` tokens, counted from the sequence's start."""
+    if rows == "last":
+        return rows
+    wanted = range(count) if isinstance(rows, str) else rows
+    return [before + row for row in wanted]
+
+
+def peak_rss() -> int | None:
+    """Return the process's highest resident memory in bytes, None where the system has no count."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    kilo = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilo

@@ -1,0 +1,236 @@
+"""Saved traces: one safetensors file, tensors under their keys, everything else in its header.
+
+Header key `aprfmt.trace` holds one JSON object: schema, run (prompt, ids, model, backend,
+versions), records (point, layer, shape, positions, dtype, form, device, statistics, hash),
+aliases. Values are F32, F64 where the arithmetic was float64, I64 for expert ids.
+"""
+
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.errors import FormatError, UsageError
+from aprfmt.inference.capture import parse_key
+from aprfmt.inference.trace import SCHEMA, Record, Trace
+from aprfmt.stats import Stats
+from aprfmt.tensor import Source, TensorInfo, Value
+
+Numbers = NDArray[Any]
+HEADER = "aprfmt.trace"
+MAX_HEADER = 64 << 20
+_ENCODINGS: Mapping[str, str] = {"float32": "F32", "float64": "F64", "int64": "I64"}
+_DTYPES: Mapping[str, str] = {name: dtype for dtype, name in _ENCODINGS.items()}
+_WINDOW = 8 << 20
+
+
+class Spool:
+    """Values of a running trace on disk, in the order they come; gone when it is closed."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder)
+        self._places: dict[str, tuple[int, str, tuple[int, ...]]] = {}
+        self._end = 0
+
+    def keep(self, record: Record, values: Numbers) -> None:
+        """Append the values of a record."""
+        data = np.ascontiguousarray(values)
+        if data.dtype.name not in _ENCODINGS:
+            data = data.astype(np.int64 if data.dtype.kind in "iub" else np.float32)
+        self._places[record.key] = (self._end, data.dtype.name, data.shape)
+        self._file.write(data.data.cast("B") if data.size else b"")
+        self._end += data.nbytes
+
+    def fetch(self, key: str) -> Numbers | None:
+        """Read the values of a key back."""
+        if key not in self._places:
+            return None
+        offset, dtype, shape = self._places[key]
+        self._file.flush()
+        raw = os.pread(self._file.fileno(), math.prod(shape) * np.dtype(dtype).itemsize, offset)
+        return np.frombuffer(raw, dtype).reshape(shape)
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._file.close()
+
+    def __enter__(self) -> "Spool":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def save_trace(path: Path, trace: Trace, *, force: bool = False) -> None:
+    """Write a trace whose values can be fetched; OutputError where `path` cannot be written.
+
+    Records without values (statistics only) are written as records alone.
+    """
+    from aprfmt.formats import open_sink
+    from aprfmt.formats.jsonio import dumps
+
+    infos = []
+    for key in trace.records:
+        values = trace.fetch(key)
+        if values is not None:
+            encoding = _ENCODINGS[values.dtype.name]
+            infos.append(TensorInfo(key, values.shape, encoding, 0, values.nbytes, None))
+    with open_sink(path, "safetensors", force=force) as sink:
+        sink.plan({HEADER: dumps(_to_json(trace), str(path))}, infos)
+        for info in infos:
+            sink.write(info.name, _windows(trace.fetch(info.name)))
+
+
+def _windows(values: Numbers | None) -> Iterator[memoryview]:
+    assert values is not None
+    data = np.ascontiguousarray(values)
+    raw = data.data.cast("B") if data.size else memoryview(b"")
+    for start in range(0, len(raw), _WINDOW):
+        yield raw[start : start + _WINDOW]
+
+
+def _to_json(trace: Trace) -> Mapping[str, Value]:
+    return {
+        "schema": SCHEMA,
+        "run": dict(trace.run),
+        "records": [record_to_json(record) for record in trace.records.values()],
+        "aliases": dict(trace.aliases),
+        "nonfinite": trace.nonfinite,
+    }
+
+
+def record_to_json(record: Record) -> dict[str, Value]:
+    """Return plain data for the header and for `--json`."""
+    return {
+        "key": record.key,
+        "point": record.point,
+        "layer": None if record.layer < 0 else record.layer,
+        "shape": list(record.shape),
+        "count": record.count,
+        "positions": None if record.positions is None else list(record.positions),
+        "dtype": record.dtype,
+        "form": record.form,
+        "device": record.device,
+        "stats": None if record.stats is None else record.stats.to_json(),
+        "sha256": record.sha256,
+    }
+
+
+@contextmanager
+def load_trace(path: Path) -> Iterator[Trace]:
+    """Open a saved trace; its values can be fetched until the `with` is left.
+
+    Raises FormatError for a file that is no trace, or whose records and tensors disagree.
+    """
+    from aprfmt.formats import open_source
+    from aprfmt.formats.jsonio import loads
+
+    with open_source(path) as source:
+        text = source.metadata.get(HEADER)
+        if not isinstance(text, str):
+            raise FormatError(
+                f"{path}: has no {HEADER!r} in its header; expected a trace saved by "
+                "aprfmt trace --save"
+            )
+        where = f"{path}: {HEADER}"
+        header = loads(text.encode(), where, max_bytes=MAX_HEADER)
+        yield _from_json(header, source, where)
+
+
+def _from_json(header: Any, source: Source, where: str) -> Trace:
+    if not isinstance(header, dict) or header.get("schema") != SCHEMA:
+        found = header.get("schema") if isinstance(header, dict) else type(header).__name__
+        raise FormatError(f"{where}: schema {found!r}; expected {SCHEMA}")
+    rows, run, aliases = header.get("records"), header.get("run"), header.get("aliases")
+    if not (isinstance(rows, list) and isinstance(run, dict) and isinstance(aliases, dict)):
+        raise FormatError(f"{where}: records, run or aliases are missing or of another type")
+    records = {}
+    for index, row in enumerate(rows):
+        record = _record(row, f"{where}: record {index}")
+        records[record.key] = record
+        tensor = source.tensors.get(record.key)
+        if tensor is not None and tensor.info.shape != record.shape:
+            raise FormatError(
+                f"{where}: {record.key} is recorded with shape {list(record.shape)}, its tensor "
+                f"has {list(tensor.info.shape)}"
+            )
+    if not all(isinstance(value, str) for value in aliases.values()):
+        raise FormatError(f"{where}: an alias is no string")
+    nonfinite = header.get("nonfinite")
+
+    def fetch(key: str) -> Numbers | None:
+        tensor = source.tensors.get(key)
+        if tensor is None:
+            return None
+        if tensor.info.encoding not in _DTYPES:
+            raise FormatError(
+                f"{where}: {key} is {tensor.info.encoding}; expected {', '.join(_DTYPES)}"
+            )
+        dtype = np.dtype(_DTYPES[tensor.info.encoding]).newbyteorder("<")
+        values = np.frombuffer(bytes(tensor.raw()), dtype).reshape(tensor.info.shape)
+        return values.astype(dtype.newbyteorder("="), copy=False)
+
+    return Trace(run, records, aliases, fetch, nonfinite if isinstance(nonfinite, str) else None)
+
+
+def _record(row: Any, where: str) -> Record:
+    """Return a record from plain data; FormatError names the field that is wrong."""
+    if not isinstance(row, dict):
+        raise FormatError(f"{where}: is no object")
+
+    def field(name: str, *kinds: type) -> Any:
+        value = row.get(name)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise FormatError(f"{where}: {name} is {value!r}")
+        return value
+
+    def sizes(name: str) -> tuple[int, ...]:
+        values = field(name, list)
+        if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values):
+            raise FormatError(f"{where}: {name} is {values!r}; expected numbers not negative")
+        return tuple(values)
+
+    try:
+        point, layer = parse_key(field("key", str))
+    except UsageError as error:
+        raise FormatError(f"{where}: {error}") from None
+    form = field("form", str, type(None))
+    if form not in ("fused", "stepped", None):
+        raise FormatError(f"{where}: form is {form!r}; expected fused, stepped or null")
+    positions = None if row.get("positions") is None else sizes("positions")
+    stats = field("stats", dict, type(None))
+    return Record(
+        point,
+        layer,
+        sizes("shape"),
+        positions,
+        field("dtype", str),
+        form,
+        field("device", str),
+        None if stats is None else _stats(stats, where),
+        field("sha256", str, type(None)),
+    )
+
+
+def _stats(row: Mapping[str, Any], where: str) -> Stats:
+    names = list(Stats.__dataclass_fields__)
+    values = {name: row.get(name) for name in names}
+    for name, value in values.items():
+        whole = name in ("count", "nan", "inf", "zeros")
+        kinds = (int,) if whole else (int, float, type(None))
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise FormatError(f"{where}: statistic {name} is {value!r}")
+    result: Any = values
+    return Stats(**result)

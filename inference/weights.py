@@ -1,0 +1,411 @@
+"""A model's weights as handles: encoded until used, decoded a panel or a tensor at a time.
+
+`Weights` gives a `Weight` per role key. What a backend places (decoded, in its dtype, on its
+device) is held as long as all of it fits one byte budget; what does not fit is decoded anew at
+each use. `with weights.layer(i)` reads layer i + 1 ahead and lets go of what layer i has read.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.arch.vocabulary import role_key, split_key
+from aprfmt.dtypes import encoding as encoding_row
+from aprfmt.errors import ArchError, TensorNotFoundError
+from aprfmt.names import near
+
+if TYPE_CHECKING:
+    from aprfmt.inference.backends.base import Backend
+    from aprfmt.model import LogicalTensor, Model
+
+Array = NDArray[Any]
+PAGE = 4096
+# Share of the memory that is free at the start which decoded weights may take by default.
+FREE_SHARE = 0.6
+
+
+class Rows(Protocol):
+    """Where a weight's numbers come from: [rows, last axis], by whole rows."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Logical shape, outermost first."""
+        ...
+
+    @property
+    def encoding(self) -> str:
+        """Encoding of the stored bytes."""
+        ...
+
+    def numpy(self) -> Array:
+        """Return the whole tensor, decoded."""
+        ...
+
+    def decode_rows(self, start: int, stop: int) -> Array:
+        """Return rows [start, stop) of the tensor seen as [rows, last axis]."""
+        ...
+
+    @property
+    def by_rows(self) -> bool:
+        """False where `decode_rows` has to decode everything."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes."""
+        ...
+
+    def encoded(self) -> memoryview | None:
+        """Return all rows' stored bytes in order, where one piece of the file is just that."""
+        ...
+
+    def touch(self) -> None:
+        """Have the system read the stored bytes into memory."""
+        ...
+
+    def drop(self) -> None:
+        """Let go of mapped pages."""
+        ...
+
+
+class ArrayRows:
+    """An array in memory; encoding F32 or F64."""
+
+    by_rows = True
+
+    def __init__(self, values: Array) -> None:
+        self.values = values if values.dtype.kind == "f" else values.astype(np.float32)
+        self.shape = tuple(self.values.shape)
+        self.encoding = f"F{8 * self.values.dtype.itemsize}"
+        self.nbytes = int(self.values.nbytes)
+
+    def numpy(self) -> Array:
+        """Return the array itself."""
+        return self.values
+
+    def decode_rows(self, start: int, stop: int) -> Array:
+        """Return a view."""
+        rows: Array = self.values.reshape(-1, self.values.shape[-1])[start:stop]
+        return rows
+
+    def encoded(self) -> memoryview | None:
+        """Return None: nothing is encoded."""
+        return None
+
+    def touch(self) -> None:
+        """Do nothing: it is in memory."""
+
+    def drop(self) -> None:
+        """Do nothing."""
+
+
+class StoredRows:
+    """A logical tensor of an open model."""
+
+    def __init__(self, tensor: "LogicalTensor") -> None:
+        self._tensor = tensor
+        self.shape = tensor.shape
+        self.encoding = tensor.encoding
+        parts = [part for each in tensor.stored for part in (*each.parts.values(), each)]
+        self.nbytes = sum(part.info.nbytes for part in parts)
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether stored rows can be cut without decoding their neighbours."""
+        if len(self._tensor.encodings) != 1 or self._tensor.runs is None:
+            return False
+        return encoding_row(self.encoding).row_bytes(self.shape) is not None
+
+    def numpy(self) -> Array:
+        """Return the tensor decoded; plain little-endian floats as a view of the file."""
+        raw = self.encoded()
+        row = encoding_row(self.encoding) if raw is not None else None
+        if raw is not None and row is not None and row.numpy in ("float32", "float64"):
+            if len(raw) == row.nbytes(self.shape):
+                return np.frombuffer(raw, np.dtype(row.numpy).newbyteorder("<")).reshape(self.shape)
+        values: Array = self._tensor.numpy()
+        return values
+
+    def decode_rows(self, start: int, stop: int) -> Array:
+        """Decode only these rows, where that is possible."""
+        rows: Array = self._tensor.decode_rows(start, stop)
+        return rows
+
+    def encoded(self) -> memoryview | None:
+        """Return the stored bytes where no step changes them."""
+        whole = self._tensor.whole
+        return whole.raw() if whole is not None and not whole.parts else None
+
+    def touch(self) -> None:
+        """Read one byte of every page, so that the system has the tensor in memory."""
+        for tensor in self._tensor.stored:
+            for part in tensor.parts.values() or [tensor]:
+                np.add.reduce(np.frombuffer(part.raw(), np.uint8)[::PAGE], dtype=np.int64)
+
+    def drop(self) -> None:
+        """Release the mapped pages."""
+        self._tensor.drop()
+
+
+class Holder:
+    """What backends have placed, first come, under one budget in bytes."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.used = 0
+        self._held: dict[tuple[str, Backend], Any] = {}
+
+    def get(self, key: str, backend: "Backend", count: int, place: Callable[[], Any]) -> Any | None:
+        """Return the placed tensor, placing it now if it fits; None if it does not."""
+        where = (key, backend)
+        if where not in self._held:
+            size = count * backend.itemsize
+            if self.used + size > self.budget:
+                return None
+            self._held[where] = place()
+            self.used += size
+        return self._held[where]
+
+    def holds(self, key: str) -> bool:
+        """Say whether some backend holds this tensor."""
+        return any(held == key for held, _ in self._held)
+
+
+class Weight:
+    """A handle: a role's tensor, or one expert of a stack, encoded until somebody asks."""
+
+    def __init__(
+        self, key: str, rows: Rows, holder: Holder, part: tuple[int, int] | None = None
+    ) -> None:
+        self.key = key
+        self._rows = rows
+        self._holder = holder
+        self._part = part
+        self.encoding = rows.encoding
+        self.shape = rows.shape if part is None else rows.shape[1:]
+
+    @property
+    def n_columns(self) -> int:
+        """Length of the last axis."""
+        return self.shape[-1]
+
+    @property
+    def n_rows(self) -> int:
+        """Product of the other axes."""
+        return math.prod(self.shape[:-1])
+
+    def expert(self, index: int) -> "Weight":
+        """Return one expert of [n_experts, out, in] (or [n_experts, out])."""
+        if self._part is not None or len(self.shape) < 2 or not 0 <= index < self.shape[0]:
+            raise ArchError(
+                f"{self.key}: shape {list(self.shape)} has no expert {index}; expected "
+                "[n_experts, ...]"
+            )
+        return Weight(f"{self.key}[{index}]", self._rows, self._holder, (index, self.shape[0]))
+
+    def numpy(self) -> Array:
+        """Return the tensor decoded, in its own shape."""
+        if self._part is None:
+            return self._rows.numpy()
+        if len(self.shape) == 1 or not self._rows.by_rows:
+            values: Array = self._rows.numpy()[self._part[0]]
+            return values
+        return self.rows(0, self.n_rows).reshape(self.shape)
+
+    def rows(self, start: int, stop: int) -> Array:
+        """Return rows [start, stop) of [n_rows, n_columns], decoded now."""
+        first = 0 if self._part is None else self._part[0] * self.n_rows
+        return self._rows.decode_rows(first + start, first + stop)
+
+    def held(self, backend: "Backend") -> Any | None:
+        """Return the whole tensor as the backend placed it, or None if the budget is spent.
+
+        A tensor whose rows cannot be decoded one by one is placed all the same, but not held.
+        """
+        count = math.prod(self.shape)
+        placed = self._holder.get(self.key, backend, count, lambda: self._place(backend))
+        if placed is None and not self._rows.by_rows:
+            return self._place(backend)
+        return placed
+
+    def array(self, backend: "Backend") -> Any:
+        """Return the whole tensor placed, held or not: for vectors."""
+        placed = self.held(backend)
+        return self._place(backend) if placed is None else placed
+
+    def _place(self, backend: "Backend") -> Any:
+        values = self.numpy()
+        placed = backend.array(values if values.dtype.kind == "f" else values.astype(np.float32))
+        if placed is not values:
+            self._rows.drop()
+        return placed
+
+    def product(self, x: Array) -> Array | None:
+        """Return float32 x [n, in] times this weight transposed, without decoding it in memory.
+
+        None where the codec's extension has no product for the encoding, or many rows make
+        decoding once the better way.
+        """
+        if len(x) > ENCODED_ROWS or len(self.shape) != 2:
+            return None
+        kernel = encoded_products().get(self.encoding)
+        raw = self._encoded() if kernel is not None else None
+        if kernel is None or raw is None:
+            return None
+        y = np.empty((len(x), self.n_rows), np.float32)
+        kernel(raw, np.ascontiguousarray(x), y)
+        return y
+
+    def _encoded(self) -> memoryview | None:
+        raw = self._rows.encoded()
+        size = encoding_row(self.encoding).row_bytes(self.shape)
+        if raw is None or size is None:
+            return None
+        first = 0 if self._part is None else self._part[0] * self.n_rows
+        rows = raw[first * size : (first + self.n_rows) * size]
+        return rows if len(raw) == size * math.prod(self._rows.shape[:-1]) else None
+
+
+# Up to so many rows of x a product on the encoded weight reads less than decoding it would write.
+ENCODED_ROWS = 8
+Product = Callable[[memoryview, Array, Array], None]
+
+
+def encoded_products() -> Mapping[str, Product]:
+    """Return the extension's products by encoding: `kernel(raw, x [n, in], y [n, out])`.
+
+    Empty without the extension, or with APRFMT_NATIVE=0.
+    """
+    if os.environ.get("APRFMT_NATIVE") == "0":
+        return {}
+    try:
+        from aprfmt.codecs import native
+    except ImportError:
+        return {}
+    products: Mapping[str, Product] = getattr(native, "PRODUCTS", {})
+    return products
+
+
+class Weights(Mapping[str, Weight]):
+    """Handles by role key (`token_embd.weight`, `L3.attn_q.weight`)."""
+
+    def __init__(self, rows: Mapping[str, Rows], budget: int, subject: str) -> None:
+        self._rows = dict(rows)
+        self._subject = subject
+        self.holder = Holder(budget)
+        self._handles: dict[str, Weight] = {}
+        self._ahead: Future[None] | None = None
+        self._pool: ThreadPoolExecutor | None = None
+
+    def __getitem__(self, key: str) -> Weight:
+        if key not in self._handles:
+            if key not in self._rows:
+                raise TensorNotFoundError(
+                    f"{self._subject}: no tensor for role {key!r}; near roles: "
+                    f"{', '.join(near(key, self._rows))}"
+                )
+            self._handles[key] = Weight(key, self._rows[key], self.holder)
+        return self._handles[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def overlaid(self, arrays: Mapping[str, Array]) -> "Weights":
+        """Return the same weights with some replaced, for a hypothesis; nothing held is shared."""
+        rows = self._rows | {key: ArrayRows(values) for key, values in arrays.items()}
+        return Weights(rows, self.holder.budget, self._subject)
+
+    def of(self, layer: int | None, role: str) -> Weight:
+        """Return the weight of a role in a layer; TensorNotFoundError if there is none."""
+        return self[role_key(layer, role)]
+
+    def get_role(self, layer: int | None, role: str) -> Weight | None:
+        """Return the weight of a role that need not be there (a bias)."""
+        key = role_key(layer, role)
+        return self[key] if key in self._rows else None
+
+    @contextmanager
+    def layer(self, index: int) -> Iterator[None]:
+        """Stand around the use of a layer.
+
+        Where the stored bytes alone exceed the budget, the next layer's are read ahead, and this
+        one's mapped pages are let go of afterwards.
+        """
+        if not self._streams:
+            yield
+            return
+        self._read_ahead(index + 1)
+        try:
+            yield
+        finally:
+            for key in self._by_layer.get(index, ()):
+                self._rows[key].drop()
+
+    @cached_property
+    def _streams(self) -> bool:
+        return sum(rows.nbytes for rows in self._rows.values()) > self.holder.budget
+
+    @cached_property
+    def _by_layer(self) -> Mapping[int, list[str]]:
+        layers: dict[int, list[str]] = {}
+        for key in self._rows:
+            layer, _ = split_key(key)
+            if layer is not None:
+                layers.setdefault(layer, []).append(key)
+        return layers
+
+    def _read_ahead(self, layer: int) -> None:
+        keys = self._by_layer.get(layer, ())
+        waiting = [self._rows[key] for key in keys if not self.holder.holds(key)]
+        if not waiting or (self._ahead is not None and not self._ahead.done()):
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "aprfmt-read-ahead")
+
+        def touch() -> None:
+            for rows in waiting:
+                rows.touch()
+
+        self._ahead = self._pool.submit(touch)
+
+    def close(self) -> None:
+        """Stop reading ahead; call it before the model is closed."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+            self._pool = None
+
+
+def model_weights(model: "Model", budget: int | None = None) -> Weights:
+    """Return the handles of an open model's roles.
+
+    `budget` None takes FREE_SHARE of the memory that is free now.
+    """
+    rows: dict[str, Rows] = {key: StoredRows(tensor) for key, tensor in model.roles.items()}
+    return Weights(rows, free_budget() if budget is None else budget, str(model.path))
+
+
+def array_weights(arrays: Mapping[str, Array], budget: int = 1 << 62) -> Weights:
+    """Return handles of arrays in memory, by role key."""
+    return Weights({key: ArrayRows(values) for key, values in arrays.items()}, budget, "arrays")
+
+
+def free_budget() -> int:
+    """Return FREE_SHARE of the memory the system calls available, 4 GiB where it does not say."""
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(int(line.split()[1]) * 1024 * FREE_SHARE)
+    except (OSError, ValueError):
+        pass
+    return 4 << 30

@@ -1,0 +1,28 @@
+"""Builds the optional C kernels; everything else about the package stands in pyproject.toml.
+
+Without a compiler, or where it fails, the package installs and works on its numpy codecs.
+"""
+
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+NATIVE = Path("aprfmt") / "codecs" / "native"
+
+setup(
+    ext_modules=[
+        Extension(
+            "aprfmt.codecs.native._kernels",
+            sources=[str(path) for path in sorted(NATIVE.glob("*.c"))],
+            depends=[str(path) for path in sorted(NATIVE.glob("*.h"))],
+            # Products and sums round apart unless a kernel says otherwise: the bytes depend on it.
+            extra_compile_args=[]
+            if sys.platform == "win32"
+            else ["-std=c11", "-O3", "-ffp-contract=off", "-Wno-psabi"],
+            py_limited_api=True,
+            optional=True,
+        )
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)

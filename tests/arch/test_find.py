@@ -1,0 +1,85 @@
+"""Finding an architecture: shared GGUF names, unknown names, what importing the tables costs."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aprfmt.arch import ARCHS, arch_names, find_arch
+from aprfmt.arch.bind import groups_for
+from aprfmt.arch.hyper import write_hyper
+from aprfmt.arch.spec import BlockSpec
+from aprfmt.errors import ArchError
+from tests.arch.tiny import TINY, Tiny, make, read
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
+def test_found_by_every_name_transformers_gives(tiny: Tiny) -> None:
+    made = make(tiny)
+    for name in (made.config["model_type"], type(made.model).__name__):
+        assert find_arch("hf", name).name == tiny.arch
+
+
+@pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
+def test_found_in_our_own_gguf(tiny: Tiny) -> None:
+    """llama may be mistral or mixtral, olmo2 olmo3, deepseek2 v2 or v3: names and keys decide."""
+    found = read(tiny)
+    roles = [key for key in found.shapes if tiny.label not in ("mixed", "qk_norm")]
+    groups = groups_for(found.spec, "gguf", roles, found.hp)
+    names = [name for group in groups for name in group.stored]
+    values = write_hyper(found.spec, found.hp, "gguf")
+    spec = find_arch("gguf", found.spec.called["gguf"][0], names, values)
+    # Without a window, mistral's forward pass is llama's.
+    assert spec.name == ("llama" if tiny.id == "mistral-full" else tiny.arch)
+
+
+@pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
+def test_found_by_every_apr_slug(tiny: Tiny) -> None:
+    for slug in ARCHS[tiny.arch].called["apr"]:
+        assert find_arch("apr", slug, list(make(tiny).shapes), {}).name == tiny.arch
+
+
+def test_an_unknown_architecture_is_never_another() -> None:
+    with pytest.raises(ArchError, match=r"'lama' is not known; near names: .*llama.*--arch"):
+        find_arch("gguf", "lama")
+    with pytest.raises(ArchError, match="known names"):
+        find_arch("gguf", "zzzz")
+    with pytest.raises(ArchError):
+        find_arch("gguf", "")
+    with pytest.raises(ArchError):
+        find_arch("nope", "llama")
+
+
+def test_what_nothing_decides_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    twin = replace(ARCHS["mistral"], evidence=None)
+    monkeypatch.setitem(ARCHS._loaded, "mistral", twin)
+    with pytest.raises(ArchError, match="may be llama or mistral, and nothing in the file decides"):
+        find_arch("gguf", "llama")
+
+
+def test_blocks_are_closed_enumerations() -> None:
+    for name in arch_names():
+        ARCHS[name].block.check()
+    wrong: Any = "ring"
+    with pytest.raises(ArchError, match="placement is 'ring'"):
+        BlockSpec(placement=wrong).check()
+
+
+def test_tables_import_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from aprfmt.arch import ARCHS, find_arch\n"
+        "from aprfmt.arch import bind, hyper\n"
+        "[ARCHS[name] for name in ARCHS]\n"
+        "heavy = {'numpy', 'torch', 'gguf', 'transformers', 'rich', 'click'} & set(sys.modules)\n"
+        "sys.exit(', '.join(sorted(heavy)) or 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")

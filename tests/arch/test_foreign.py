@@ -1,0 +1,122 @@
+"""Files of other writers: what a GGUF leaves out, what it keeps in tensors."""
+
+from typing import Any
+
+import pytest
+
+from aprfmt.arch import ARCHS
+from aprfmt.arch.hyper import derived_tensors, read_hyper, write_hyper
+from aprfmt.arch.spec import Facts, HyperParams
+from aprfmt.arch.values import single
+from aprfmt.errors import ArchError
+from tests.arch.tiny import SIZES, TINY, Vector, make, read
+
+LLAMA = {**SIZES, "rms_norm_eps": 1e-5, "rope_theta": 50000.0}
+
+
+def hf(arch: str, config: dict[str, Any]) -> HyperParams:
+    return read_hyper(ARCHS[arch], Facts("hf", config, {}), "config.json")[0]
+
+
+# --- foreign GGUF files ------------------------------------------------------------------------
+
+FOREIGN = {"embedding_length": 24, "block_count": 8, "feed_forward_length": 40, "context_length": 9,
+           "attention.head_count": 6, "attention.key_length": 10, "attention.sliding_window": 5,
+           "attention.layer_norm_rms_epsilon": single(1e-6), "vocab_size": 56}  # fmt: skip
+
+
+def foreign(arch: str, extra: dict[str, Any] | None = None) -> tuple[HyperParams, Any]:
+    prefix = ARCHS[arch].called["gguf"][0]
+    values = {f"{prefix}.{key}": value for key, value in {**FOREIGN, **(extra or {})}.items()}
+    return read_hyper(ARCHS[arch], Facts("gguf", values, {}, prefix), "x.gguf")
+
+
+def test_gemma_without_keys_is_read_as_llama_cpp_reads_it() -> None:
+    hp, report = foreign("gemma2")
+    assert hp["attn_scale"] == 10**-0.5
+    assert hp["window_layers"] == (True, False) * 4
+    assert (hp["attn_softcap"], hp["final_softcap"]) == (50.0, 30.0)
+    assert {text.split()[3].rstrip(",") for text in report.warnings} == {
+        "attn_scale", "window_layers",
+    }  # fmt: skip
+    largest, _ = foreign("gemma2", {"block_count": 46})
+    assert largest["attn_scale"] == (24 // 6) ** -0.5
+    hp, report = foreign("gemma3")
+    assert hp["rope_theta_local"] == 10000.0
+    assert hp["window_layers"] == (*(True,) * 5, False, True, True)
+    assert any("rope_theta_local" in text for text in report.warnings)
+
+
+def test_a_pattern_in_the_file_is_believed() -> None:
+    hp, report = foreign("gemma3", {"attention.sliding_window_pattern": 4})
+    assert hp["window_layers"] == (True, True, True, False) * 2
+    assert not any("window_layers" in text for text in report.warnings)
+    listed = [i in (2, 3) for i in range(8)]
+    hp, _ = foreign("olmo3", {"attention.sliding_window_pattern": listed})
+    assert hp["window_layers"] == tuple(listed)
+
+
+def test_smollm3_rotates_all_but_every_fourth() -> None:
+    hp, report = foreign("smollm3", {"rope.freq_base": 5e6})
+    assert hp["rope_layers"] == (True, True, True, False) * 2
+    assert any("every fourth" in text for text in report.warnings)
+
+
+def test_what_a_file_must_say() -> None:
+    with pytest.raises(ArchError, match=r"gemma3\.attention\.sliding_window"):
+        foreign("gemma3", {"attention.sliding_window": None})
+    with pytest.raises(ArchError, match=r"x\.gguf: nothing says norm_eps"):
+        foreign("llama", {"attention.layer_norm_rms_epsilon": None})
+    with pytest.raises(ArchError, match=r"granite\.logit_scale"):
+        foreign("granite")
+
+
+# --- scaling kept in tensors -------------------------------------------------------------------
+
+
+def llama3(original: int) -> dict[str, Any]:
+    return {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": original}  # fmt: skip
+
+
+@pytest.mark.parametrize("original", [8192, 4096])
+def test_rope_freqs(original: int) -> None:
+    """The standard parameters are recognised, others stay divisors; both divide alike."""
+    config = {**SIZES, "head_dim": 64, "rope_theta": 500000.0, "rope_scaling": llama3(original),
+              "max_position_embeddings": 131072}  # fmt: skip
+    hp = hf("llama", config)
+    spec = ARCHS["llama"]
+    made = derived_tensors(spec, hp, "gguf")
+    assert list(made) == ["rope_freqs.weight"]
+    written = write_hyper(spec, hp, "gguf", complete=False)
+    facts = Facts("gguf", written, {}, tensors={n: Vector(v) for n, v in made.items()})
+    back, _ = read_hyper(spec, facts, "x.gguf")
+    assert back.of("rope_scaling").origin == "tensor"
+    if original == 8192:
+        assert back["rope_scaling"] == hp["rope_scaling"]
+    else:
+        assert back["rope_scaling"]["type"] == "factors"
+        again = derived_tensors(spec, back, "gguf")["rope_freqs.weight"]
+        assert [single(x) for x in again] == [single(x) for x in made["rope_freqs.weight"]]
+
+
+def test_llama3_divisors_against_transformers() -> None:
+    tiny = next(t for t in TINY if t.id == "llama-llama3")
+    hp, rotary = read(tiny).hp, make(tiny).model.model.rotary_emb
+    divisors = derived_tensors(ARCHS["llama"], hp, "gguf")["rope_freqs.weight"]
+    dim = hp["rope_dim"]
+    ours = [hp["rope_theta"] ** (-2 * i / dim) / divisors[i] for i in range(dim // 2)]
+    assert rotary.inv_freq.tolist() == pytest.approx(ours, rel=1e-6)
+
+
+def test_divisors_go_to_config_json_as_longrope() -> None:
+    hp = hf("llama", LLAMA).replaced(rope_scaling={"type": "factors", "factors": (1.0, 2.5)})
+    config = write_hyper(ARCHS["llama"], hp, "hf")
+    assert hf("llama", config)["rope_scaling"] == hp["rope_scaling"]
+
+
+def test_a_vector_of_the_wrong_length_is_refused() -> None:
+    values = {f"llama.{key}": value for key, value in FOREIGN.items()}
+    facts = Facts("gguf", values, {}, tensors={"rope_freqs.weight": Vector((1.0, 2.0))})
+    with pytest.raises(ArchError, match=r"rope_freqs.weight.*2 values; expected 5"):
+        read_hyper(ARCHS["llama"], facts, "x.gguf")

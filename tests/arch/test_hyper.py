@@ -1,0 +1,239 @@
+"""Hyperparameters: old and new spellings, what the tensors say, what a foreign file leaves out."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aprfmt.arch import ARCHS, arch_names
+from aprfmt.arch.hyper import (
+    CARRIED,
+    losses,
+    read_hyper,
+    unsaid,
+    write_hyper,
+)
+from aprfmt.arch.spec import HYPER_NAMES, Facts, HyperParams
+from aprfmt.arch.values import inverse, shortest, single
+from aprfmt.errors import ArchError
+from tests.arch.tiny import SIZES, TINY, Tiny, as_file, make, read
+
+LLAMA = {**SIZES, "rms_norm_eps": 1e-5, "rope_theta": 50000.0}
+
+
+def hf(arch: str, config: dict[str, Any]) -> HyperParams:
+    return read_hyper(ARCHS[arch], Facts("hf", config, {}), "config.json")[0]
+
+
+def test_every_table_gives_every_hyperparameter() -> None:
+    for name in arch_names():
+        assert tuple(rule.name for rule in ARCHS[name].hyper) == tuple(HYPER_NAMES)
+
+
+# --- old and new spellings of the rotary positions ---------------------------------------------
+
+OLD_AND_NEW: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "plain": ("llama", {"rope_theta": 7000.0, "rope_scaling": None},
+              {"rope_parameters": {"rope_type": "default", "rope_theta": 7000.0}}),
+    "linear": ("llama", {"rope_theta": 7000.0, "rope_scaling": {"type": "linear", "factor": 4}},
+               {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 7000.0}}),
+    "dynamic": ("llama", {"rope_theta": 7e3, "rope_scaling": {"type": "dynamic", "factor": 2}},
+                {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 7e3}}),
+    "partial": ("phi2", {"rope_theta": 7000.0, "partial_rotary_factor": 0.4},
+                {"rope_parameters": {"rope_theta": 7000.0, "partial_rotary_factor": 0.4}}),
+    "phi3": ("phi3", {
+        "original_max_position_embeddings": 64,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 3.5]},
+    }, {
+        "original_max_position_embeddings": 64,
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.5],
+            "long_factor": [2.0, 3.5], "original_max_position_embeddings": 64,
+        },
+    }),
+    "gemma3": ("gemma3", {
+        "rope_theta": 2e6, "rope_local_base_freq": 5000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    }, {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+        },
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OLD_AND_NEW)
+def test_old_and_new_rope_keys_say_the_same(case: str) -> None:
+    arch, old, new = OLD_AND_NEW[case]
+    a, b = hf(arch, {**SIZES, **old}), hf(arch, {**SIZES, **new})
+    assert dict(a) == dict(b)
+
+
+@pytest.mark.parametrize("case", OLD_AND_NEW)
+def test_transformers_reads_the_old_keys_alike(case: str) -> None:
+    """transformers turns the old keys into the new ones; both give our hyperparameters."""
+    from transformers import AutoConfig
+
+    arch, old, _ = OLD_AND_NEW[case]
+    model_type = next(tiny.model_type for tiny in TINY if tiny.arch == arch)
+    config = AutoConfig.for_model(model_type, **{**SIZES, **copy.deepcopy(old)})
+    standard = hf(arch, config.to_dict())
+    ours = hf(arch, {**SIZES, **old})
+    for name in HYPER_NAMES:
+        if name.startswith("rope"):
+            assert ours[name] == standard[name], name
+
+
+@pytest.mark.parametrize("old_name", ["su", "yarn"])
+def test_old_names_of_longrope(old_name: str) -> None:
+    _, old, new = OLD_AND_NEW["phi3"]
+    old = {**old, "rope_scaling": {**old["rope_scaling"], "type": old_name}}
+    assert dict(hf("phi3", {**SIZES, **old})) == dict(hf("phi3", {**SIZES, **new}))
+
+
+def test_nested_text_config_is_read() -> None:
+    text = {"hidden_size": 24, "num_hidden_layers": 3, "rope_scaling": None, "sliding_window": 9}
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 99}}
+    hp, report = read_hyper(ARCHS["gemma3"], Facts("hf", config, {}), "config.json")
+    assert (hp["hidden_size"], hp["n_layers"], hp["n_heads"]) == (24, 3, 8)
+    assert report.read["text_config.hidden_size"] == "hidden_size"
+    assert hp.of("n_heads").origin == "default"
+    assert "n_heads" in report.defaulted
+    assert report.unknown == ()
+    assert "vision_config" in report.ignored
+
+
+def test_unknown_keys_are_named_nested_ones_too() -> None:
+    config = {**LLAMA, "mystery": 1, "rope_scaling": {"type": "linear", "factor": 2, "odd": 3}}
+    report = read_hyper(ARCHS["llama"], Facts("hf", config, {}), "config.json")[1]
+    assert set(report.unknown) == {"mystery", "rope_scaling.odd"}
+
+
+# --- what the tensors say -----------------------------------------------------------------------
+
+
+def test_tensors_win_over_flags_and_the_conflict_is_told() -> None:
+    shapes = {"token_embd.weight": (50, 24), "L0.attn_q.bias": (24,), "L3.ffn_up.weight": (40, 24)}
+    config = {**LLAMA, "attention_bias": False, "tie_word_embeddings": False}
+    hp, report = read_hyper(ARCHS["llama"], Facts("hf", config, shapes), "config.json")
+    assert hp["attention_bias"] is True
+    assert hp["tied_embeddings"] is True
+    assert hp["vocab_size"] == 50
+    assert [text.split()[0] for text in report.conflicts] == [
+        "vocab_size", "tie_word_embeddings", "attention_bias",
+    ]  # fmt: skip
+
+
+def test_sizes_without_a_key_come_from_the_tensors() -> None:
+    shapes = {"token_embd.weight": (50, 24), "L0.ffn_up.weight": (40, 24), "L6.attn_q.weight": ()}
+    values = {"llama.attention.head_count": 6, "llama.context_length": 9,
+              "llama.attention.layer_norm_rms_epsilon": single(1e-5)}  # fmt: skip
+    hp, report = read_hyper(ARCHS["llama"], Facts("gguf", values, shapes), "x.gguf")
+    for name, value in {"vocab_size": 50, "hidden_size": 24, "n_layers": 7, "ffn_size": 40}.items():
+        assert (hp[name], hp.of(name).origin) == (value, "shape")
+    assert hp["norm_eps"] == 1e-5
+    assert "head_dim" in report.defaulted
+
+
+def test_apr_aliases_and_null() -> None:
+    values = {"hidden_size": None, "d_model": 24, "n_layer": 3, "num_heads": 6, "n_heads": 5,
+              "num_kv_heads": None, "vocab_size": 56, "intermediate_size": 40, "rope_type": 0,
+              "model_type": "Llama", "tokenizer.model": "gpt2", "mystery": True}  # fmt: skip
+    facts = Facts("apr", values, {}, names="hf")
+    hp, report = read_hyper(ARCHS["llama"], facts, "x.apr")
+    assert [hp[n] for n in ("hidden_size", "n_layers", "n_heads", "n_kv_heads")] == [24, 3, 6, 6]
+    assert hp.of("hidden_size").key == "d_model"
+    assert report.unknown == ("n_heads", "mystery")
+    assert len(report.conflicts) == 1 and "rope_type is 0" in report.conflicts[0]
+    as_gguf = Facts("apr", values, {}, names="gguf")
+    assert read_hyper(ARCHS["llama"], as_gguf, "x.apr")[1].conflicts == ()
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+
+def test_what_gguf_cannot_say_is_kept_and_warned_of() -> None:
+    tiny = next(t for t in TINY if t.id == "smollm3-listed")
+    found = read(tiny)
+    assert unsaid(found.spec, found.hp, "gguf") == ("rope_layers",)
+    written = write_hyper(found.spec, found.hp, "gguf")
+    assert written[CARRIED + "rope_layers"] == "[false,true,true,false]"
+    assert CARRIED + "rope_layers" not in write_hyper(found.spec, found.hp, "gguf", complete=False)
+    assert {loss.name for loss in losses(found.spec, found.hp, "gguf")} == {
+        "rope_layers", "sliding_window",
+    }  # fmt: skip
+
+
+def test_apr_keys_are_canonical_and_never_null() -> None:
+    from aprfmt.arch.rules import BASE
+
+    aliases = {key for rule in BASE for key in rule.keys.get("apr", ())[1:]}
+    for tiny in TINY:
+        found = read(tiny)
+        written = write_hyper(found.spec, found.hp, "apr", complete=False)
+        assert not aliases & set(written)
+        assert None not in written.values()
+
+
+def test_gguf_numbers_have_the_types_readers_expect() -> None:
+    for tiny in TINY:
+        found = read(tiny)
+        for key, value in write_hyper(found.spec, found.hp, "gguf").items():
+            assert value is not None
+            if key.endswith(("epsilon", "freq_base", "freq_base_swa", "_scale", ".factor")):
+                assert type(value) is float, key
+            elif key.endswith(("_length", "_count", "head_count_kv", "sliding_window")):
+                assert type(value) is int, key
+
+
+# --- numbers -----------------------------------------------------------------------------------
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_shortest_is_the_same_float32(value: float) -> None:
+    assert single(shortest(value)) == value
+
+
+@given(st.floats(1e-6, 1e6))
+def test_shortest_undoes_rounding_of_short_decimals(value: float) -> None:
+    decimal = float(f"{value:.6g}")
+    assert shortest(single(decimal)) == decimal
+
+
+@given(st.integers(1, 10**6))
+def test_inverse_of_inverse(n: int) -> None:
+    assert inverse(inverse(float(n), "x"), "x") == n
+    assert math.isclose(inverse(n / 8, "x"), 8 / n)
+
+
+# --- garbage -----------------------------------------------------------------------------------
+
+GARBAGE: st.SearchStrategy[Any] = st.sampled_from([
+    0, -1, 2**70, 1.5, -0.0, 1e-320, 1e308, float("inf"), float("nan"), True, "", "yarn", "silu",
+    [], [0], [None] * 99, ["full_attention"] * 4, {}, {"rope_type": []}, {"rope_type": "llama3"},
+    {"type": "yarn", "factor": 0}, {"full_attention": {"rope_type": "linear"}},
+    {"rope_type": "longrope", "short_factor": 3}, None, b"x", [[]], {"type": "yarn", "factor": 1e9},
+])  # fmt: skip
+
+
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_garbage_is_an_arch_error_or_a_model(data: st.DataObject) -> None:
+    tiny: Tiny = data.draw(st.sampled_from(TINY))
+    style = data.draw(st.sampled_from(["hf", "gguf", "apr"]))
+    found = read(tiny)
+    written = write_hyper(found.spec, found.hp, style)
+    if style == "hf":
+        written = {**make(tiny).config, **written}
+    for key in data.draw(st.lists(st.sampled_from(sorted(written)), min_size=1, max_size=3)):
+        written[key] = data.draw(GARBAGE)
+    try:
+        hp, _ = read_hyper(found.spec, as_file(found, style, written), "garbage")
+        for target in ("hf", "gguf", "apr"):
+            write_hyper(found.spec, hp, target)
+    except ArchError as error:
+        assert "garbage" in str(error) or "keys of" in str(error)

@@ -1,0 +1,211 @@
+"""Names both ways, against the gguf package's own tables; styles, spellings, what is missing."""
+
+import gguf
+import pytest
+
+from aprfmt.arch import ARCHS, arch_names
+from aprfmt.arch.bind import (
+    bind,
+    detect_style,
+    expected_roles,
+    groups_for,
+    known_shapes,
+    missing_roles,
+)
+from aprfmt.arch.names import NameIndex, core, expand
+from aprfmt.arch.spec import ArchSpec, role_key, split_key
+from aprfmt.errors import ArchError
+from tests.arch.tiny import TINY, Tiny, make, read
+
+every_arch = pytest.mark.parametrize("arch", arch_names())
+every = pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
+
+# Base names of the gguf package that are no roles of ours: rope_freqs and factors are
+# hyperparameters, the others nobody writes.
+NO_ROLES = {"rope_freqs", "rope_factors_long", "rope_factors_short", "blk.{bid}.attn_rot_embd"}
+# Base names llama.cpp knows for an architecture that its Hugging Face form never fills: llama's
+# experts are mixtral, phi2 has one norm, phi3's q, k, v and deepseek's are stored together.
+UNFILLED = {
+    "llama": {"ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
+    "mistral": {"ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
+    "phi2": {"ffn_norm"},
+    "phi3": set(),
+    "deepseek_v2": {"attn_k", "attn_v", "exp_probs_b"},
+    "deepseek_v3": {"attn_k", "attn_v"},
+}
+
+
+def model_arch(spec: ArchSpec) -> gguf.MODEL_ARCH:
+    name = spec.called["gguf"][0]
+    return next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
+
+
+@every_arch
+def test_gguf_base_names_are_those_of_the_gguf_package(arch: str) -> None:
+    spec = ARCHS[arch]
+    theirs = {gguf.TENSOR_NAMES[t] for t in gguf.MODEL_TENSORS[model_arch(spec)]} - NO_ROLES
+    ours = {
+        name.rpartition(".")[0].replace("{L}", "{bid}").removesuffix(".{E}")
+        for binding in spec.bindings["gguf"]
+        for name in binding.stored
+    }
+    assert ours <= theirs
+    unfilled = {f"blk.{{bid}}.{name}" for name in UNFILLED.get(arch, set())}
+    assert theirs - ours == unfilled
+
+
+# The converter's own merged names where it stacks experts, and what it calls differently.
+MERGED = {
+    "block_sparse_moe.experts.w": "feed_forward.experts.w",
+    "_layernorm.norms.weight": "_layernorm.weight",
+    "down_proj_bias": "down_proj.bias",
+    "gate.e_score_correction_bias": "gate.e_score_correction.bias",
+}
+
+
+def converters_name(name: str) -> str:
+    """Return the name the converter asks the gguf package's table about."""
+    parts = [p for i, p in enumerate(name.split(".")) if not (p.isdigit() and i > 3)]
+    merged = ".".join(parts)
+    for ours, theirs in MERGED.items():
+        if ours in merged and not merged.endswith(theirs):
+            merged = merged.replace(ours, theirs)
+    merged = merged if merged.endswith((".weight", ".bias")) else merged + ".weight"
+    return merged.replace("model.layers.0.feed_forward", "layers.0.feed_forward")
+
+
+@every
+def test_names_against_the_gguf_packages_map(tiny: Tiny) -> None:
+    """A role stored whole in both styles has the GGUF name gguf-py gives its HF name."""
+    found = read(tiny)
+    table = gguf.get_tensor_name_map(model_arch(found.spec), found.hp["n_layers"])
+    first = {key for key in found.shapes if split_key(key)[0] in (None, 0)}
+    styles: dict[str, dict[str, str]] = {}
+    for style in ("hf", "gguf"):
+        styles[style] = {}
+        for key in first:
+            try:
+                group = groups_for(found.spec, style, {key}, found.hp)[0]
+            except ArchError:
+                continue  # fused with others, or a role this style has no name for
+            if style == "hf" or len(group.stored) == 1:  # deepseek's kv_b is two there
+                styles[style][key] = group.stored[0]
+    compared = 0
+    for key in styles["hf"].keys() & styles["gguf"].keys():
+        theirs = table.get_name(converters_name(styles["hf"][key]), (".weight", ".bias"))
+        assert theirs is not None, key
+        assert theirs == styles["gguf"][key], key
+        compared += 1
+    assert compared >= 5
+
+
+@every
+def test_gguf_names_bind_to_the_same_roles(tiny: Tiny) -> None:
+    found = read(tiny)
+    try:
+        groups = groups_for(found.spec, "gguf", found.shapes, found.hp)
+    except ArchError as error:
+        assert tiny.label in ("mixed", "qk_norm"), error  # GGUF has no names for these
+        return
+    bound = bind(found.spec, "gguf", [name for group in groups for name in group.stored])
+    assert bound.groups == tuple(groups)
+    assert bound.unbound == ()
+    assert missing_roles(found.spec, found.hp, {k for g in bound.groups for k in g.roles}) == []
+
+
+@every
+def test_no_template_matches_anothers_names(tiny: Tiny) -> None:
+    for style, bindings in read(tiny).spec.bindings.items():
+        NameIndex(style, [(name, 0) for binding in bindings for name in binding.stored])
+
+
+SPELLINGS = {
+    "without model.": lambda name: name.removeprefix("model."),
+    "language_model.model.": lambda name: "language_model." + name,
+    "model.language_model.": lambda name: name.replace("model.", "model.language_model.", 1),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_other_spellings_of_hf_names(spelling: str) -> None:
+    tiny = next(t for t in TINY if t.id == "gemma3-plain")
+    names = [SPELLINGS[spelling](name) for name in make(tiny).shapes]
+    assert detect_style(names) == "hf"
+    bound = bind(ARCHS["gemma3"], "hf", [*names, "vision_tower.vision_model.encoder.layers.0.x"])
+    assert len(bound.groups) == len(names)
+    assert bound.unbound == ("vision_tower.vision_model.encoder.layers.0.x",)
+
+
+def test_gpt2_without_its_prefix_and_with_its_masks() -> None:
+    names = [n.removeprefix("transformer.") for n in make(TINY_GPT2).shapes]
+    bound = bind(ARCHS["gpt2"], "hf", [*names, "h.0.attn.bias", "h.1.attn.masked_bias"])
+    assert (bound.unbound, len(bound.buffers)) == ((), 2)
+    assert detect_style(names) == "hf"
+
+
+TINY_GPT2 = next(t for t in TINY if t.id == "gpt2-plain")
+
+
+def test_two_spellings_of_one_tensor_are_refused() -> None:
+    with pytest.raises(ArchError, match="two spellings"):
+        bind(ARCHS["llama"], "hf", ["model.norm.weight", "norm.weight"])
+
+
+def test_styles() -> None:
+    assert detect_style(["token_embd.weight", "blk.0.attn_q.weight"]) == "gguf"
+    assert detect_style(["foo", "bar.0.baz"]) is None
+    assert detect_style([]) is None
+
+
+def test_numbers_are_canonical() -> None:
+    index = NameIndex("gguf", [("blk.{L}.ffn_up.{E}.weight", 1)])
+    match = index.find("blk.12.ffn_up.3.weight")
+    assert match is not None and (match.layer, match.element) == (12, 3)
+    for name in ("blk.012.ffn_up.3.weight", "blk.1.ffn_up.weight", "blk.1234567.ffn_up.0.weight",
+                 "blk.x.ffn_up.0.weight", "blk.٣.ffn_up.0.weight", "", "..."):  # fmt: skip
+        assert index.find(name) is None
+    assert expand("blk.{L}.ffn_up.{E}.weight", 12, 3) == "blk.12.ffn_up.3.weight"
+    assert core("model.layers.1.x", "hf") == "layers.1.x"
+    assert split_key(role_key(7, "attn_q.weight")) == (7, "attn_q.weight")
+    assert split_key("Largest.weight") == (None, "Largest.weight")
+
+
+def test_what_is_missing_is_named() -> None:
+    tiny = next(t for t in TINY if t.id == "mixtral-plain")
+    found, names = read(tiny), list(make(tiny).shapes)
+    stored = groups_for(found.spec, "hf", found.shapes, found.hp)
+    names = [name for group in stored for name in group.stored]
+    lost = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
+    bound = bind(found.spec, "hf", [n for n in names if n not in (lost, "model.norm.weight")])
+    roles = {key for group in bound.groups for key in group.roles}
+    assert missing_roles(found.spec, found.hp, roles) == [
+        "L1.ffn_down_exps.weight", "output_norm.weight",
+    ]  # fmt: skip
+    assert bound.incomplete == {"L1.ffn_down_exps.weight": (lost,)}
+    assert len(bound.unbound) == found.hp["n_experts"] - 1
+
+
+def test_expected_tensors_of_qwen2_5_half_a_billion() -> None:
+    """290 tensors, 291 with a head of its own, 72 of them biases (24 layers)."""
+    tiny = next(t for t in TINY if t.id == "qwen2-plain")
+    hp = read(tiny).hp.replaced(n_layers=24, tied_embeddings=True)
+    expected = expected_roles(ARCHS["qwen2"], hp)
+    assert len(expected) == 290
+    assert sum(key.endswith(".bias") for key in expected) == 72
+    assert len(expected_roles(ARCHS["qwen2"], hp.replaced(tied_embeddings=False))) == 291
+    assert list(expected)[:2] == ["token_embd.weight", "L0.attn_norm.weight"]
+    assert list(expected)[-1] == "output_norm.weight"
+
+
+def test_a_layer_beyond_the_model_has_no_place_in_a_conversion() -> None:
+    tiny = next(t for t in TINY if t.id == "deepseek_v3-plain")
+    found = read(tiny)
+    with pytest.raises(ArchError, match="multi-token prediction"):
+        groups_for(found.spec, "gguf", ["L4.attn_norm.weight"], found.hp)
+
+
+def test_shapes_known_before_the_hyperparameters() -> None:
+    tiny = next(t for t in TINY if t.id == "gpt2-plain")
+    known = known_shapes(read(tiny).bound, make(tiny).shapes)
+    assert known["L0.ffn_up.weight"] == (96, 24)  # Conv1D undone
+    assert known["L0.attn_q.weight"] == ()  # its size needs the head count

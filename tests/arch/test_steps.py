@@ -1,0 +1,175 @@
+"""Layout steps: both directions, moves that agree with the arrays, shapes that do not fit."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aprfmt.arch.joins import KvB, Split, Stacked
+from aprfmt.arch.moves import compose, element_count, invert, merged
+from aprfmt.arch.spec import LayoutStep, Move
+from aprfmt.arch.steps import Added, Reshaped, RowsPermuted, Transposed
+from aprfmt.errors import ArchError
+
+sizes = st.integers(1, 5)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[LayoutStep, list[tuple[int, ...]], dict[str, int]]:
+    """Return a step, shapes of the logical tensors, and hyperparameters."""
+    a, b, c, d = (draw(sizes) for _ in range(4))
+    hp = {"a": a, "b": b, "c": c, "n_heads": a, "kv_lora_rank": b, "qk_nope_head_dim": c,
+          "value_head_dim": d}  # fmt: skip
+    tail = draw(st.sampled_from([(), (d,), (d, 2)]))
+    rows: list[tuple[LayoutStep, list[tuple[int, ...]]]] = [
+        (RowsPermuted("a"), [(2 * a * b, *tail)]),
+        (Transposed(), [(*tail, a, b)]),
+        (Split(("a", "b", "c")), [(a, *tail), (b, *tail), (c, *tail)]),
+        (Split(("a", "a"), axis=1), [(b, a, *tail), (b, a, *tail)]),
+        (Split(("a", "a", "a"), interleaved=True), [(a, *tail)] * 3),
+        (Split(("a", "a"), axis=1, interleaved=True), [(b, a, *tail)] * 2),
+        (Stacked("a"), [(a, b, *tail)]),
+        (KvB(), [(a * (c + d), b)]),
+        (Reshaped(("a", "b"), ("a*b",)), [(a, b)]),
+    ]
+    step, shapes = draw(st.sampled_from(rows))
+    return step, shapes, hp
+
+
+def arrays(shapes: list[tuple[int, ...]]) -> list[Any]:
+    """Return arrays whose elements are all different."""
+    start = 0
+    out = []
+    for shape in shapes:
+        count = element_count(shape)
+        out.append(np.arange(start, start + count, dtype=np.uint32).reshape(shape))
+        start += count
+    return out
+
+
+def gathered(moves: list[list[Move]], inputs: list[Any]) -> list[list[int]]:
+    flat = [x.reshape(-1) for x in inputs]
+    return [
+        [int(v) for m in row for v in flat[m.source][m.start : m.start + m.count]] for row in moves
+    ]
+
+
+@given(cases())
+def test_undo_of_apply_is_the_identity_bit_for_bit(
+    case: tuple[LayoutStep, list[tuple[int, ...]], dict[str, int]],
+) -> None:
+    step, logical, hp = case
+    x = arrays(logical)
+    stored = step.apply(x, hp)
+    assert step.permutes
+    assert [y.shape for y in stored] == step.stored_shapes(logical, hp, len(stored))
+    assert step.shapes([y.shape for y in stored], hp) == logical
+    back = step.undo(stored, hp)
+    assert all(np.array_equal(p, q) and p.shape == q.shape for p, q in zip(x, back, strict=True))
+    again = step.apply(back, hp)
+    assert all(np.array_equal(p, q) for p, q in zip(stored, again, strict=True))
+
+
+@given(cases())
+def test_moves_agree_with_undo_and_apply(
+    case: tuple[LayoutStep, list[tuple[int, ...]], dict[str, int]],
+) -> None:
+    step, logical, hp = case
+    stored = step.apply(arrays(logical), hp)
+    stored = arrays([y.shape for y in stored])
+    moves = step.moves([y.shape for y in stored], hp)
+    if moves is None:
+        assert isinstance(step, (Transposed, KvB))
+        return
+    undone = step.undo(stored, hp)
+    assert gathered(moves, stored) == [y.reshape(-1).tolist() for y in undone]
+    back = invert(moves, [y.size for y in stored])
+    assert gathered(back, undone) == [y.reshape(-1).tolist() for y in stored]
+    identity = compose(back, moves)
+    assert identity == [merged([Move(i, 0, y.size)]) for i, y in enumerate(stored)]
+
+
+def test_rows_permuted_is_llama_cpps_permutation() -> None:
+    """The converter: reshape(heads, 2, rows / heads / 2, ...).swapaxes(1, 2)."""
+    x = np.arange(3 * 8 * 5).reshape(24, 5)
+    theirs = x.reshape(3, 2, 4, 5).swapaxes(1, 2).reshape(24, 5)
+    assert np.array_equal(RowsPermuted("h").apply([x], {"h": 3})[0], theirs)
+    j, i, head = 1, 2, 2
+    assert theirs[head * 8 + 2 * i + j].tolist() == x[head * 8 + j * 4 + i].tolist()
+
+
+def test_kv_b_is_the_converters_split() -> None:
+    hp = {"n_heads": 3, "kv_lora_rank": 5, "qk_nope_head_dim": 4, "value_head_dim": 2}
+    x = np.arange(3 * 6 * 5).reshape(18, 5)
+    view = x.reshape(3, 6, 5)
+    k, v = KvB().apply([x], hp)
+    assert np.array_equal(k, view[:, :4].transpose(0, 2, 1))
+    assert np.array_equal(v, view[:, 4:])
+
+
+def test_added_computes_in_float32() -> None:
+    x = np.array([0.5, -1.25, 3.0, 1e-3], np.float32)
+    stored = Added(1.0).apply([x], {})[0]
+    assert stored.dtype == np.float32
+    assert stored.tolist() == (x + np.float32(1)).tolist()
+    assert Added(1.0).undo([stored], {})[0][:3].tolist() == x[:3].tolist()
+    small = np.array([1e-9], np.float32)  # lost, as the docstring says
+    assert Added(1.0).undo(Added(1.0).apply([small], {}), {})[0].tolist() == [0.0]
+    assert Added(1.0).moves([(4,)], {}) is None
+
+
+REFUSED: dict[str, tuple[LayoutStep, list[tuple[int, ...]], dict[str, int], str]] = {
+    "odd head": (RowsPermuted("h"), [(9, 2)], {"h": 3}, "9 rows; expected 3 heads"),
+    "partial head": (RowsPermuted("h"), [(10, 2)], {"h": 4}, "10 rows"),
+    "two tensors": (RowsPermuted("h"), [(4,), (4,)], {"h": 1}, "2 tensors"),
+    "rank 1": (Transposed(), [(4,)], {}, "two axes"),
+    "parts": (Split(("a", "b")), [(5, 2)], {"a": 2, "b": 2}, r"expected 2 \+ 2"),
+    "axis": (Split(("a", "a"), axis=1), [(5,)], {"a": 2}, "0 on axis 1"),
+    "uneven turns": (Split(("a", "b"), interleaved=True), [(3,)], {"a": 1, "b": 2}, "1 \\+ 2"),
+    "missing expert": (Stacked("n"), [(2, 3)] * 3, {"n": 4}, "3 tensors; expected 4"),
+    "other expert": (Stacked("n"), [(2, 3), (3, 2)], {"n": 2}, "number 1 has shape"),
+    "elements": (Reshaped(("a",), ("a",)), [(2, 3)], {"a": 5}, "6 elements"),
+    "kv_b": (KvB(), [(1, 2, 3)], {"n_heads": 1, "kv_lora_rank": 2, "qk_nope_head_dim": 3,
+                                  "value_head_dim": 4}, "expected k_b"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refuses_shapes_that_do_not_fit(case: str) -> None:
+    step, shapes, hp, message = REFUSED[case]
+    with pytest.raises(ArchError, match=message):
+        step.shapes(shapes, hp)
+    with pytest.raises(ArchError):
+        step.undo([np.zeros(shape) for shape in shapes], hp) if len(shapes) != 2 or not isinstance(
+            step, RowsPermuted
+        ) else step.moves(shapes, hp)
+
+
+def test_sizes_that_are_none_are_refused_by_name() -> None:
+    with pytest.raises(ArchError, match="q_lora_rank is None"):
+        Stacked("q_lora_rank").shapes([(1,)], {"q_lora_rank": None})
+
+
+def test_invert_wants_every_element_once() -> None:
+    with pytest.raises(ArchError, match="never"):
+        invert([[Move(0, 1, 3)]], [4])
+    with pytest.raises(ArchError, match="twice"):
+        invert([[Move(0, 0, 3), Move(0, 2, 2)]], [4])
+    with pytest.raises(ArchError, match="never"):
+        invert([[Move(0, 0, 3)]], [4])
+    assert invert([[]], [0]) == [[]]
+
+
+def test_compose_refuses_to_read_beyond_the_end() -> None:
+    with pytest.raises(ArchError, match="which has 4"):
+        compose([[Move(0, 2, 3)]], [[Move(0, 0, 4)]])
+
+
+@given(st.permutations(range(12)), st.permutations(range(12)))
+def test_compose_is_chaining(first: list[int], second: list[int]) -> None:
+    inner, outer = ([[Move(0, i, 1) for i in order]] for order in (first, second))
+    x = np.arange(100, 112)
+    middle = np.array(gathered(inner, [x])[0])
+    assert gathered(compose(outer, inner), [x]) == gathered(outer, [middle])

@@ -1,0 +1,202 @@
+"""Every architecture against the models transformers makes of tiny configurations."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aprfmt.arch import arch_names
+from aprfmt.arch.bind import bind, coverage, groups_for
+from aprfmt.arch.hyper import read_hyper, unsaid, write_hyper
+from aprfmt.arch.spec import HYPER_NAMES
+from aprfmt.arch.values import same_value
+from tests.arch.tiny import TINY, Tiny, as_file, make, parameter_shapes, quiet, read
+
+every = pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
+
+
+def test_every_architecture_has_a_tiny_model() -> None:
+    assert {tiny.arch for tiny in TINY} == set(arch_names())
+
+
+@every
+def test_names_and_shapes(tiny: Tiny) -> None:
+    found = read(tiny)
+    assert found.spec.name == tiny.arch
+    assert found.bound.unbound == ()
+    assert not found.bound.incomplete
+    result = coverage(found.spec, found.hp, found.shapes)
+    assert (result.missing, result.misshapen) == ((), ())
+    assert result.found == result.expected == len(found.shapes)
+
+
+@every
+def test_every_key_is_accounted_for(tiny: Tiny) -> None:
+    report = read(tiny).report
+    assert report.unknown == ()
+    assert report.conflicts == ()
+    assert set(report.read) & set(report.ignored) == set()
+
+
+def attributes(c: Any, model: Any) -> dict[str, Any]:
+    """Return hyperparameters as transformers' config object and modules have them."""
+    n = c.num_hidden_layers
+    heads = c.num_attention_heads
+    mla = hasattr(c, "kv_lora_rank")
+    kinds = getattr(c, "layer_types", None) or []
+    window = getattr(c, "sliding_window", None) or None
+    layer = (getattr(model, "model", None) or model.transformer).get_submodule(
+        "layers.0" if hasattr(model, "model") else "h.0"
+    )
+    attention = getattr(layer, "self_attn", None) or layer.attn
+    found: dict[str, Any] = {
+        "hidden_size": c.hidden_size,
+        "n_layers": n,
+        "n_heads": heads,
+        "n_kv_heads": getattr(c, "num_key_value_heads", None) or heads,
+        "vocab_size": c.vocab_size,
+        "context_length": c.max_position_embeddings,
+        "sliding_window": window,
+        "tied_embeddings": c.tie_word_embeddings,
+        "attn_scale": getattr(attention, "scaling", None) or c.head_dim**-0.5,
+        "head_dim": c.qk_head_dim if mla else attention.head_dim,
+    }
+    if hasattr(c, "intermediate_size"):
+        found["ffn_size"] = c.intermediate_size
+    if kinds and window is not None and c.model_type != "mistral":
+        found["window_layers"] = tuple(kind == "sliding_attention" for kind in kinds)
+    for name, key in {
+        "norm_eps": "rms_norm_eps layer_norm_eps norm_epsilon layer_norm_epsilon",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logit_scale",
+        "attn_softcap": "attn_logit_softcapping",
+        "final_softcap": "final_logit_softcapping",
+        "norm_topk": "norm_topk_prob",
+        "routed_scale": "routed_scaling_factor",
+        "n_experts": "n_routed_experts num_local_experts num_experts",
+        "n_experts_used": "num_experts_per_tok",
+        "kv_lora_rank": "kv_lora_rank",
+        "q_lora_rank": "q_lora_rank",
+        "qk_nope_head_dim": "qk_nope_head_dim",
+        "qk_rope_head_dim": "qk_rope_head_dim",
+        "value_head_dim": "v_head_dim",
+        "shared_ffn_size": "shared_expert_intermediate_size",
+        "parallel_residual": "use_parallel_residual",
+        "attn_scale_by_layer": "scale_attn_by_inverse_layer_idx",
+        "swiglu_limit": "swiglu_limit",
+        "swiglu_alpha": "swiglu_alpha",
+    }.items():
+        present = [k for k in key.split() if hasattr(c, k)]
+        if present:
+            found[name] = getattr(c, present[0])
+    return found
+
+
+def close(a: Any, b: Any) -> bool:
+    """Say whether two values are equal, floats but for the last digits."""
+    if isinstance(a, float) and isinstance(b, (int, float)):
+        return math.isclose(a, b, rel_tol=1e-12)
+    return bool(a == b)
+
+
+# What transformers' attribute means something else for, or does not use.
+ELSEWHERE: dict[str, set[str]] = {
+    "gpt2": {"attn_scale"},
+    "deepseek_v2": {"norm_topk"},
+    "qwen2_moe": {"sliding_window", "window_layers"},
+}
+
+
+@every
+def test_hyperparameters_equal_the_configs(tiny: Tiny) -> None:
+    made, hp = make(tiny), read(tiny).hp
+    for name, value in attributes(made.live, made.model).items():
+        if name not in ELSEWHERE.get(tiny.arch, set()):
+            assert close(hp[name], value), (name, hp[name], value)
+
+
+@every
+def test_rotary_parameters(tiny: Tiny) -> None:
+    """Rotated elements, base and cos/sin factor as the rotary module has them."""
+    made, hp = make(tiny), read(tiny).hp
+    rotary = getattr(getattr(made.model, "model", None), "rotary_emb", None)
+    if rotary is None:
+        assert hp["rope_theta"] is None
+        return
+    kinds = {"": "rope_theta"}
+    if hasattr(rotary, "full_attention_inv_freq"):
+        local = "rope_theta" if hp["rope_theta_local"] is None else "rope_theta_local"
+        kinds = {"full_attention_": "rope_theta", "sliding_attention_": local}
+    for kind, theta in kinds.items():
+        frequencies = getattr(rotary, f"{kind}inv_freq")
+        assert 2 * len(frequencies) == hp["rope_dim"]
+        scaling = hp["rope_scaling"]
+        factor = 1.0
+        if scaling is not None and "attention_factor" in scaling and kind != "sliding_attention_":
+            factor = scaling["attention_factor"]
+        assert getattr(rotary, f"{kind}attention_scaling") == pytest.approx(factor)
+        if scaling is None or kind == "sliding_attention_":
+            last = 2 * (len(frequencies) - 1)
+            assert float(1 / frequencies[-1]) == pytest.approx(
+                hp[theta] ** (last / hp["rope_dim"]), rel=1e-6
+            )
+
+
+@every
+@pytest.mark.parametrize("style", ["hf", "gguf", "apr"])
+def test_written_keys_read_back_equal(tiny: Tiny, style: str) -> None:
+    found = read(tiny)
+    written = write_hyper(found.spec, found.hp, style)
+    back, report = read_hyper(found.spec, as_file(found, style, written), tiny.id)
+    assert set(back) == set(found.hp) == set(HYPER_NAMES)
+    for name in back:
+        same = back[name] == found.hp[name] or (
+            style != "hf" and same_value(back[name], found.hp[name])
+        )
+        assert same, (name, back[name], found.hp[name])
+    assert report.unknown == ()
+    assert report.conflicts == ()
+    if style == "hf":
+        assert unsaid(found.spec, found.hp, style) == ()
+
+
+@every
+def test_transformers_loads_the_written_config(tiny: Tiny, tmp_path: Path) -> None:
+    import transformers
+
+    auto: Any = transformers
+    quiet()
+    found = read(tiny)
+    (tmp_path / "config.json").write_text(json.dumps(write_hyper(found.spec, found.hp, "hf")))
+    config = auto.AutoConfig.from_pretrained(tmp_path)
+    if hasattr(config, "pad_token_id"):
+        config.pad_token_id = None
+    model = auto.AutoModelForCausalLM.from_config(config)
+    assert type(model) is type(make(tiny).model)
+    assert parameter_shapes(model) == make(tiny).shapes
+    again = attributes(config.get_text_config(), model)
+    for name, value in attributes(make(tiny).live, make(tiny).model).items():
+        assert close(again[name], value), (name, again[name], value)
+
+
+RENAMED = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "stablelm")
+SAVED = [tiny for tiny in TINY if tiny.arch in RENAMED]
+
+
+@pytest.mark.parametrize("tiny", SAVED, ids=lambda tiny: tiny.id)
+def test_names_on_disk_are_those_we_write(tiny: Tiny, tmp_path: Path) -> None:
+    """transformers 5 saves experts under other names than it holds them under."""
+    from safetensors import safe_open
+
+    found = read(tiny)
+    make(tiny).model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "np") as file:
+        names = list(file.keys())
+    bound = bind(found.spec, "hf", names)
+    assert bound.unbound == ()
+    assert {key for group in bound.groups for key in group.roles} == set(found.shapes)
+    written = groups_for(found.spec, "hf", found.shapes, found.hp)
+    assert sorted(name for group in written for name in group.stored) == sorted(names)

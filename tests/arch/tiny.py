@@ -1,0 +1,290 @@
+"""Tiny configurations of every architecture, for transformers to make models of.
+
+Sizes are chosen to tell axes apart (no two equal where the architecture allows it).
+"""
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from aprfmt.arch import find_arch
+from aprfmt.arch.bind import Bound, bind, known_shapes, logical_shapes
+from aprfmt.arch.hyper import KeyReport, derived_tensors, read_hyper
+from aprfmt.arch.spec import ArchSpec, Facts, HyperParams
+from aprfmt.arch.values import single
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 24,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "intermediate_size": 40,
+    "vocab_size": 56,
+    "max_position_embeddings": 128,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 50000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 16.0,
+    "beta_slow": 2.0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 50000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+MOE: dict[str, Any] = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+MLA: dict[str, Any] = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 10,
+    "q_lora_rank": 14,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_routed_experts": 6,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
+GPT2: dict[str, Any] = {
+    "n_embd": 24,
+    "n_layer": 3,
+    "n_head": 6,
+    "vocab_size": 56,
+    "n_positions": 128,
+}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """One configuration: our architecture, transformers' model type, keyword arguments."""
+
+    arch: str
+    model_type: str
+    label: str = "plain"
+    config: dict[str, Any] = field(default_factory=dict)
+    sizes: dict[str, Any] = field(default_factory=lambda: SIZES)
+
+    @property
+    def id(self) -> str:
+        return f"{self.arch}-{self.label}"
+
+
+TINY: tuple[Tiny, ...] = (
+    Tiny("llama", "llama"),
+    Tiny("llama", "llama", "biases", {"attention_bias": True, "mlp_bias": True, "head_dim": 10}),
+    Tiny("llama", "llama", "llama3", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    Tiny("llama", "llama", "yarn", {"rope_parameters": YARN}),
+    Tiny("mistral", "mistral", "window", {"sliding_window": 7}),
+    Tiny("mistral", "mistral", "full", {"sliding_window": None}),
+    Tiny("mixtral", "mixtral", "plain", {"num_local_experts": 5, "num_experts_per_tok": 3}),
+    Tiny("qwen2", "qwen2"),
+    Tiny("qwen2", "qwen2", "window", {
+        "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2,
+        "tie_word_embeddings": True,
+    }),
+    Tiny("qwen3", "qwen3", "plain", {"head_dim": 10}),
+    Tiny("qwen3", "qwen3", "biases", {"head_dim": 10, "attention_bias": True}),
+    Tiny("gemma", "gemma", "plain", {"head_dim": 10}),
+    Tiny("gemma2", "gemma2", "plain", {"head_dim": 10, "sliding_window": 9}),
+    Tiny("gemma2", "gemma2", "uncapped", {
+        "head_dim": 10, "attn_logit_softcapping": None, "final_logit_softcapping": None,
+        "query_pre_attn_scalar": 7, "layer_types": ["full_attention"] * 4,
+    }),
+    Tiny("gemma3", "gemma3_text", "plain", {
+        "head_dim": 10, "sliding_window": 9, "num_hidden_layers": 7,
+    }),
+    Tiny("gemma3", "gemma3_text", "scaled", {
+        "head_dim": 10, "sliding_window": 9, "num_hidden_layers": 8,
+        "query_pre_attn_scalar": 144, "final_logit_softcapping": 20.0,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+        },
+    }),
+    Tiny("phi2", "phi"),
+    Tiny("phi2", "phi", "qk_norm", {"qk_layernorm": True}),
+    Tiny("phi3", "phi3", "plain", {"pad_token_id": 0}),
+    Tiny("phi3", "phi3", "longrope", {
+        "pad_token_id": 0, "sliding_window": 11, "original_max_position_embeddings": 64,
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 1.0,
+            "short_factor": [1.0, 1.25], "long_factor": [1.5, 2.75],
+        },
+    }),
+    Tiny("gpt2", "gpt2", sizes=GPT2),
+    Tiny("gpt2", "gpt2", "scaled", {
+        "scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False, "n_inner": 32,
+    }, GPT2),
+    Tiny("gpt_oss", "gpt_oss", "plain", {
+        "head_dim": 10, "num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 9,
+    }),
+    Tiny("gpt_oss", "gpt_oss", "yarn", {
+        "head_dim": 10, "num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 9,
+        "attention_bias": False, "rope_parameters": {**YARN, "truncate": False},
+    }),
+    Tiny("olmo2", "olmo2"),
+    Tiny("olmo3", "olmo3", "plain", {"sliding_window": 9}),
+    Tiny("olmo3", "olmo3", "yarn", {
+        "sliding_window": 9, "num_hidden_layers": 6,
+        "rope_parameters": {
+            "full_attention": YARN,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50000.0},
+        },
+    }),
+    Tiny("stablelm", "stablelm", "plain", {"partial_rotary_factor": 0.5}),
+    Tiny("stablelm", "stablelm", "parallel", {
+        "use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True,
+        "partial_rotary_factor": 0.5,
+    }),
+    Tiny("starcoder2", "starcoder2", "window", {"sliding_window": 9}),
+    Tiny("starcoder2", "starcoder2", "unbiased", {"use_bias": False}),
+    Tiny("granite", "granite", "scaled", {
+        "embedding_multiplier": 12.0, "logits_scaling": 6.0, "residual_multiplier": 0.22,
+        "attention_multiplier": 0.015, "attention_bias": True,
+    }),
+    Tiny("smollm3", "smollm3", "plain", {"pad_token_id": 0}),
+    Tiny("smollm3", "smollm3", "listed", {
+        "pad_token_id": 0, "no_rope_layers": [0, 1, 1, 0], "use_sliding_window": True,
+        "sliding_window": 9,
+    }),
+    Tiny("cohere", "cohere"),
+    Tiny("cohere", "cohere", "qk_norm", {"use_qk_norm": True, "logit_scale": 0.3}),
+    Tiny("qwen2_moe", "qwen2_moe", "plain", {**MOE, "shared_expert_intermediate_size": 28}),
+    Tiny("qwen2_moe", "qwen2_moe", "mixed", {
+        **MOE, "shared_expert_intermediate_size": 28, "decoder_sparse_step": 2,
+        "use_sliding_window": True, "sliding_window": 9, "norm_topk_prob": True,
+    }),
+    Tiny("qwen3_moe", "qwen3_moe", "plain", {**MOE, "head_dim": 10, "norm_topk_prob": True}),
+    Tiny("qwen3_moe", "qwen3_moe", "mixed", {
+        **MOE, "head_dim": 10, "mlp_only_layers": [0, 2], "attention_bias": True,
+    }),
+    Tiny("deepseek_v2", "deepseek_v2", "plain", {
+        **MLA, "topk_method": "group_limited_greedy", "routed_scaling_factor": 2.0,
+    }),
+    Tiny("deepseek_v2", "deepseek_v2", "lite", {
+        **MLA, "q_lora_rank": None, "attention_bias": True, "n_group": None, "topk_group": None,
+        "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+    }),
+    Tiny("deepseek_v3", "deepseek_v3", "plain", MLA),
+    Tiny("deepseek_v3", "deepseek_v3", "halves", {
+        **MLA, "rope_interleave": False, "norm_topk_prob": False,
+        "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    }),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Made:
+    """What transformers made: the config as saved, parameter shapes, and the model itself."""
+
+    config: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+    model: Any
+
+    @property
+    def live(self) -> Any:
+        """The config object, with transformers' defaults filled in."""
+        return self.model.config.get_text_config()
+
+
+def quiet() -> None:
+    """Keep transformers from logging about sizes no real model has."""
+    import transformers
+
+    logging: Any = transformers.logging
+    logging.set_verbosity_error()
+
+
+@cache
+def _make(tiny_id: str) -> Made:
+    import json
+
+    import transformers
+
+    auto: Any = transformers
+    quiet()
+    tiny = next(t for t in TINY if t.id == tiny_id)
+    config = auto.AutoConfig.for_model(tiny.model_type, **{**tiny.sizes, **tiny.config})
+    model = auto.AutoModelForCausalLM.from_config(config)
+    saved = json.loads(model.config.to_json_string(use_diff=False))
+    return Made(saved, parameter_shapes(model), model)
+
+
+def parameter_shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a state dict, without the head where it is the embedding."""
+    shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    if model.config.get_text_config().tie_word_embeddings:
+        shapes.pop("lm_head.weight", None)  # safetensors files keep one of the two
+    return shapes
+
+
+def make(tiny: Tiny) -> Made:
+    """Build the model, once."""
+    return _make(tiny.id)
+
+
+@dataclass(frozen=True)
+class Read:
+    """A tiny model through our tables: names bound, hyperparameters read from its config.json."""
+
+    spec: ArchSpec
+    bound: Bound
+    hp: HyperParams
+    report: KeyReport
+    known: dict[str, tuple[int, ...]]  # logical, as far as they follow from the file alone
+    shapes: dict[str, tuple[int, ...]]  # logical
+
+
+@cache
+def _read(tiny_id: str) -> Read:
+    made = _make(tiny_id)
+    spec = find_arch("hf", made.config["model_type"])
+    bound = bind(spec, "hf", made.shapes)
+    known = known_shapes(bound, made.shapes)
+    facts = Facts("hf", made.config, known, names="hf")
+    hp, report = read_hyper(spec, facts, tiny_id)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for group in bound.groups:
+        stored = [made.shapes[name] for name in group.stored]
+        shapes.update(zip(group.roles, logical_shapes(group.binding, stored, hp), strict=True))
+    return Read(spec, bound, hp, report, known, shapes)
+
+
+def read(tiny: Tiny) -> Read:
+    """Read the model's config and names, once."""
+    return _read(tiny.id)
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A stored tensor of float32 values, as Facts wants it."""
+
+    values: tuple[float, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.values),)
+
+    def numpy(self) -> Any:
+        import numpy as np
+
+        return np.array(self.values, np.float32)
+
+
+def as_file(read: Read, style: str, written: dict[str, Any]) -> Facts:
+    """Return what a file with these keys says, numbers as a float32 file would have them."""
+    tensors = {
+        name: Vector(values) for name, values in derived_tensors(read.spec, read.hp, style).items()
+    }
+    if style != "hf":
+        written = {key: single(v) if isinstance(v, float) else v for key, v in written.items()}
+    return Facts(style, written, read.known, tensors=tensors)

@@ -1,0 +1,94 @@
+"""Timing whole processes and reporting rows; shared by every benchmark."""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure beside its peer: seconds (lower is better) and peak resident MiB."""
+
+    work: str
+    case: str
+    unit: str
+    ours: float
+    peer: float | None
+    peer_name: str
+    ours_rss_mib: float | None = None
+    peer_rss_mib: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours over the peer's."""
+        return None if not self.peer else self.ours / self.peer
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Median wall seconds of several runs of a command, and its peak resident set in MiB."""
+
+    seconds: float
+    rss_mib: float
+
+
+def run_process(
+    command: Sequence[str],
+    *,
+    runs: int = 3,
+    before: Callable[[], None] | None = None,
+    environment: dict[str, str] | None = None,
+) -> Process:
+    """Run a command several times; `before` cleans up ahead of each. Raises if it fails."""
+    times, peaks = [], []
+    for _ in range(runs):
+        if before is not None:
+            before()
+        began = time.perf_counter()
+        child = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
+        )
+        assert child.stderr is not None
+        error = child.stderr.read()
+        _, status, usage = os.wait4(child.pid, 0)
+        times.append(time.perf_counter() - began)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        if child.returncode:
+            raise RuntimeError(f"{' '.join(command)}: {error.decode(errors='replace')[-400:]}")
+        peaks.append(usage.ru_maxrss / 1024)
+    return Process(statistics.median(times), max(peaks))
+
+
+def cpu_name() -> str:
+    """Return the processor's name as the system gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def report(rows: Sequence[Row], path: str | None) -> None:
+    """Print the table; write the rows as JSON where a path is given."""
+    print(f"{'work':28} {'case':34} {'ours':>9} {'peer':>9} {'ratio':>6}  {'RSS':>6}  peer")
+    for row in rows:
+        peer = "-" if row.peer is None else f"{row.peer:9.3f}"
+        ratio = "-" if row.ratio is None else f"{row.ratio:6.2f}"
+        rss = "-" if row.ours_rss_mib is None else f"{row.ours_rss_mib:6.0f}"
+        print(
+            f"{row.work:28} {row.case:34} {row.ours:9.3f} {peer:>9} {ratio:>6}  {rss:>6}  "
+            f"{row.peer_name}"
+        )
+    if path:
+        machine = {"cpu": cpu_name(), "cpus": os.cpu_count(), "python": sys.version.split()[0]}
+        data = {"machine": machine, "rows": [asdict(row) for row in rows]}
+        Path(path).write_text(json.dumps(data, indent=1) + "\n")

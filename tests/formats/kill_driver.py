@@ -1,0 +1,137 @@
+"""Kills writers, as a program of its own: forking is safe in a process without threads.
+
+`python -m tests.formats.kill_driver {calls,random,SIGTERM,SIGINT} SCENARIO FOLDER` prints a JSON
+list with one record for each kill; a broken promise ends it with a traceback.
+"""
+
+import atexit
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from aprfmt.formats import atomic
+from aprfmt.formats.atomic import install_signal_handlers, pending, recover
+from aprfmt.formats.exchange import exchange
+from tests.formats.publishing import CALLS, SCENARIOS, Scenario
+
+KILLS = 20
+LONGEST = 0.02  # seconds a writer lives: some versions are written in it
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """Start `work` in a child process and return its pid; it ends by the usual exit codes."""
+    pid = os.fork()
+    if pid:
+        return pid
+    signal.alarm(30)  # whatever happens, no writer outlives its test
+    code = 0
+    try:
+        work()
+    except KeyboardInterrupt:
+        code = 130
+    except SystemExit as leaving:
+        code = int(str(leaving.code))
+    except BaseException as error:
+        print(repr(error), file=sys.stderr, flush=True)
+        code = 99
+    atexit._run_exitfuncs()
+    os._exit(code)
+
+
+def check(scenario: Scenario, root: Path, versions: set[int], record: dict[str, Any]) -> None:
+    """Verify that `root` holds one of `versions`, whole, and that the next run leaves it tidy."""
+    target = scenario.target(root)
+    record["pending"] = len(pending(target))
+    record["litter"] = len(scenario.litter(root))
+    if record["pending"]:
+        recover(target)
+        assert pending(target) == []
+    record["version"] = scenario.version_of(root)
+    assert not versions or record["version"] in versions, record
+    scenario.write(root, 1)
+    assert scenario.version_of(root) == 1
+    assert scenario.litter(root) == [], scenario.litter(root)
+
+
+def kill_at_every_call(scenario: Scenario, root: Path) -> list[dict[str, Any]]:
+    """Write version 2 over 1 and die right before the n-th system call, for every n."""
+    records: list[dict[str, Any]] = []
+    for n in itertools.count(1):
+        status = os.waitpid(in_child(lambda n=n: _write_and_die(scenario, root, n)), 0)[1]  # type: ignore[misc]
+        if os.WIFEXITED(status):
+            assert os.WEXITSTATUS(status) == 0
+            assert scenario.version_of(root) == 2
+            return records
+        record = {"n": n}
+        check(scenario, root, {1, 2}, record)
+        records.append(record)
+    raise AssertionError
+
+
+def _write_and_die(scenario: Scenario, root: Path, n: int) -> None:
+    calls = itertools.count(1)
+
+    def dying(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if next(calls) == n:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        return call
+
+    for name in CALLS:
+        setattr(os, name, dying(getattr(os, name)))
+    vars(atomic)["exchange"] = dying(exchange)
+    scenario.write(root, 2)
+
+
+def signal_at_random(scenario: Scenario, root: Path, number: int) -> list[dict[str, Any]]:
+    """Write version after version and send a signal at a random moment, `KILLS` times."""
+    seed = random.Random(7)
+    records: list[dict[str, Any]] = []
+    for kill in range(KILLS):
+        ready, started = os.pipe()
+
+        def writes(started: int = started) -> None:
+            install_signal_handlers()
+            os.write(started, b"!")
+            for version in itertools.count(2):
+                scenario.write(root, version)
+
+        pid = in_child(writes)
+        os.read(ready, 1)  # before that, Python's own code after a fork would swallow the signal
+        os.close(ready)
+        os.close(started)
+        time.sleep(seed.uniform(0, LONGEST))
+        os.kill(pid, number)
+        status = os.waitpid(pid, 0)[1]
+        record: dict[str, Any] = {"n": kill, "exit": os.waitstatus_to_exitcode(status)}
+        check(scenario, root, set(), record)
+        records.append(record)
+    return records
+
+
+def main() -> None:
+    """Run one experiment."""
+    what, name, folder = sys.argv[1:]
+    root = Path(folder)
+    scenario = SCENARIOS[name]
+    os.fsync = lambda fd: None  # a kill loses nothing that was written; only a power cut does
+    scenario.prepare(root)
+    if what == "calls":
+        records = kill_at_every_call(scenario, root)
+    else:
+        number = signal.SIGKILL if what == "random" else signal.Signals[what]
+        records = signal_at_random(scenario, root, number)
+    print(json.dumps(records))
+
+
+if __name__ == "__main__":
+    main()

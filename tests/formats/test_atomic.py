@@ -1,0 +1,277 @@
+"""One output file: what is refused at once, what is written, and what the disk holds afterwards."""
+
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.errors import OutputError
+from aprfmt.formats import temporary
+from aprfmt.formats.atomic import FileSet
+from aprfmt.formats.mapped import MappedFile
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Stand in an empty folder, and find it without litter at the end."""
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert [name for name in os.listdir(tmp_path) if name.endswith(temporary.SUFFIX)] == []
+
+
+def put(path: Path | str, data: bytes = b"new", *, force: bool = False) -> None:
+    with FileSet(force=force) as files:
+        files.create(Path(path)).write(data)
+
+
+def test_writes_and_replaces() -> None:
+    put("x.apr", b"one")
+    assert Path("x.apr").read_bytes() == b"one"
+    put("x.apr", b"two", force=True)
+    assert Path("x.apr").read_bytes() == b"two"
+    assert os.listdir() == ["x.apr"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("old", "old: exists; use --force"),
+        ("folder", "folder: is a folder"),
+        ("", "is a folder"),
+        ("/", "is a folder"),
+        ("/dev/null", "/dev/null: is a device"),
+        ("pipe", "pipe: is a pipe"),
+        ("absent/x", "no folder .*absent; make it first"),
+        ("old/x", "old/x: cannot be written: .*; a part of the path is a file"),
+        ("a\0b", "cannot be written: embedded null"),
+        ("n" * 300, "cannot be written: .*; choose a shorter name"),
+        ("loop", "loop: cannot be written: "),
+        ("/proc/aprfmt", "/proc/aprfmt: cannot be written: "),
+    ],
+)
+@pytest.mark.parametrize("force", [False, True], ids=["", "force"])
+def test_refuses_at_once(name: str, message: str, force: bool) -> None:
+    Path("old").write_bytes(b"old")
+    Path("folder").mkdir()
+    os.mkfifo("pipe")
+    Path("loop").symlink_to("loop")
+    before = sorted(os.listdir())
+    with FileSet(force=force) as files:
+        if force and "--force" in message:
+            files.create(Path(name))
+            files.discard()
+        else:
+            with pytest.raises(OutputError, match=message):
+                files.create(Path(name))
+    assert Path("old").read_bytes() == b"old"
+    assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_any_exception_discards(error: type[BaseException]) -> None:
+    put("x", b"old")
+    with pytest.raises(error), FileSet(force=True) as files:
+        files.create(Path("x")).write(bytes(500_000))
+        assert len(os.listdir()) == 2
+        raise error
+    assert os.listdir() == ["x"]
+    assert Path("x").read_bytes() == b"old"
+
+
+def test_a_file_made_meanwhile_is_not_replaced() -> None:
+    with pytest.raises(OutputError, match="x: was made by somebody else"), FileSet() as files:
+        files.create(Path("x")).write(b"ours")
+        Path("x").write_bytes(b"theirs")
+    assert Path("x").read_bytes() == b"theirs"
+
+
+def test_mode_is_that_of_the_umask_or_of_the_old_file() -> None:
+    before = os.umask(0o027)
+    try:
+        put("new")
+        Path("old").write_bytes(b"")
+        Path("old").chmod(0o600)
+        put("old", force=True)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(os.stat("new").st_mode) == 0o640
+    assert stat.S_IMODE(os.stat("old").st_mode) == 0o600
+
+
+def test_a_link_stays_and_its_target_is_replaced() -> None:
+    Path("store").mkdir()
+    Path("store/blob").write_bytes(b"old")
+    Path("link").symlink_to("store/blob")
+    Path("early").symlink_to("store/later")
+    put("link", force=True)
+    put("early")
+    assert os.readlink("link") == "store/blob"
+    assert Path("store/blob").read_bytes() == b"new"
+    assert Path("store/later").read_bytes() == b"new"
+    assert sorted(os.listdir("store")) == ["blob", "later"]
+
+
+def test_a_set_spread_by_links_is_refused() -> None:
+    Path("store").mkdir()
+    Path("b").symlink_to("store/blob")
+    with FileSet() as files:
+        files.create(Path("a"))
+        with pytest.raises(OutputError, match=r"b: lies in .*store, other files"):
+            files.create(Path("b"))
+        with pytest.raises(OutputError, match="a: is written twice"):
+            files.create(Path("../") / Path.cwd().name / "a")
+    assert sorted(os.listdir()) == ["a", "b", "store"]
+
+
+def test_the_source_may_be_the_destination() -> None:
+    data = os.urandom(300_000)
+    Path("m").write_bytes(data)
+    source = MappedFile(Path("m"))
+    with FileSet(force=True) as files:
+        out = files.create(Path("m"))
+        out.write(source.view[150_000:])
+        out.write(source.view[:150_000])
+    assert bytes(source.view) == data
+    source.close()
+    assert Path("m").read_bytes() == data[150_000:] + data[:150_000]
+
+
+def test_write_loops_over_short_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+    data = os.urandom(200_000)
+    monkeypatch.setattr(os, "write", lambda fd, view: real(fd, view[:7777]))
+    with FileSet() as files:
+        out = files.create(Path("x"))
+        for start, stop in ((0, 5), (5, 100_005), (100_005, 100_006), (100_006, 200_000)):
+            out.write(data[start:stop])
+            assert out.tell() == stop
+    assert Path("x").read_bytes() == data
+
+
+def test_large_buffers_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+    array = np.arange(100_000, dtype="<f4").reshape(100, 1000)
+    sent: list[Any] = []
+
+    def write(fd: int, view: memoryview) -> int:
+        sent.append(view.obj)
+        return real(fd, view)
+
+    monkeypatch.setattr(os, "write", write)
+    with FileSet() as files:
+        out = files.create(Path("x"))
+        out.write(array.data)
+        out.write(array[:0].data)
+    assert all(item is array for item in sent) and sent
+    assert Path("x").read_bytes() == array.tobytes()
+
+
+def test_patch() -> None:
+    with FileSet() as files:
+        out = files.create(Path("x"))
+        out.write(b"abcdef")
+        out.patch(2, b"CD")
+        out.write(b"gh")
+        assert out.tell() == 8
+        for offset, data in ((7, b"xx"), (-1, b"x"), (9, b"")):
+            with pytest.raises(ValueError, match="of 8"):
+                out.patch(offset, data)
+    assert Path("x").read_bytes() == b"abCDefgh"
+
+
+def test_closed_means_closed() -> None:
+    with FileSet() as files:
+        out = files.create(Path("x"))
+        out.write(b"1")
+        out.close()
+        with pytest.raises(ValueError, match="x: is closed"):
+            out.write(b"2")
+        with pytest.raises(ValueError, match="x: is closed"):
+            out.patch(0, b"2")
+    assert Path("x").read_bytes() == b"1"
+    with pytest.raises(ValueError, match="published or discarded"):
+        files.create(Path("y"))
+
+
+def test_leftovers_of_dead_runs_are_removed_and_those_of_living_ones_kept() -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    place, other = temporary.place(), "0" * 8
+    day = time.time() - temporary.STALE_SECONDS - 60
+    kept = [
+        f".x.{os.getpid()}-{place}-01234567.not-ours",
+        f".x.{os.getpid()}-{place}-01234567{temporary.SUFFIX}",
+        f".x.{dead.pid}-{other}-01234567{temporary.SUFFIX}",
+        f"x.{dead.pid}-{place}-01234567{temporary.SUFFIX}",
+    ]
+    removed = [
+        f".x.{dead.pid}-{place}-01234567{temporary.SUFFIX}",
+        f".y.gguf.{dead.pid}-{place}-89abcdef{temporary.SUFFIX}",
+        f".x.{os.getpid()}-{other}-01234567{temporary.SUFFIX}",
+    ]
+    for name in kept + removed:
+        Path(name).write_bytes(b"")
+    os.utime(removed[2], (day, day))
+    os.utime(kept[1], (day, day))
+    put("x")
+    assert sorted(os.listdir()) == sorted([*kept, "x"])
+    for name in kept:
+        os.unlink(name)
+
+
+def test_temporary_names_fit_and_are_recognised() -> None:
+    for name in ("x", "é" * 127, "m" * 255, os.fsdecode(b"\xff" * 200)):
+        made = temporary.temporary_name(name)
+        assert len(os.fsencode(made)) <= 200
+        assert temporary.is_temporary(made)
+    assert not temporary.is_temporary("x")
+    put("é" * 127)
+    assert os.listdir() == ["é" * 127]
+
+
+def test_a_lock_of_another_run_is_waited_for_then_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(temporary, "LOCK_SECONDS", 0)
+    with (
+        temporary.locked(Path.cwd()),
+        pytest.raises(OutputError, match="another run has been publishing"),
+    ):
+        put("x")
+    assert os.listdir() == []
+    put("x")
+
+
+def test_an_interrupt_right_before_discarding_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = FileSet.discard
+    calls = iter([KeyboardInterrupt()])
+
+    def discard(files: FileSet) -> None:
+        for interrupt in calls:
+            raise interrupt
+        real(files)
+
+    monkeypatch.setattr(FileSet, "discard", discard)
+    with pytest.raises(KeyboardInterrupt), FileSet() as files:
+        files.create(Path("x")).write(b"x")
+        raise ValueError
+    assert os.listdir() == []
+
+
+def test_the_end_of_the_program_discards_what_is_open(tmp_path: Path) -> None:
+    code = (
+        "from aprfmt.formats.atomic import FileSet; from pathlib import Path\n"
+        "FileSet().create(Path('x')).write(b'half')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=60)
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,87 @@
+"""Kill writers at every system call and at random moments: old or new, whole, never mixed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aprfmt.formats import temporary
+from aprfmt.formats.atomic import install_signal_handlers
+from tests.formats.publishing import SCENARIOS
+
+ROOT = Path(__file__).resolve().parents[2]
+EVERY = pytest.mark.parametrize("scenario", SCENARIOS)
+JOURNALED = {"shards", "journal", "inside"}
+
+
+def drive(what: str, scenario: str, tmp_path: Path) -> list[dict[str, Any]]:
+    """Run the driver; its own assertions fail the test."""
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.formats.kill_driver", what, scenario, str(tmp_path / "x")],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    records: list[dict[str, Any]] = json.loads(run.stdout)
+    return records
+
+
+@EVERY
+def test_a_kill_before_each_call_leaves_one_whole_version(scenario: str, tmp_path: Path) -> None:
+    records = drive("calls", scenario, tmp_path)
+    versions = [record["version"] for record in records]
+    assert versions == sorted(versions), "old up to one moment, new from then on"
+    assert set(versions) == {1, 2}
+    assert any(record["litter"] for record in records), "the kills came while files were written"
+    assert any(record["pending"] for record in records) == (scenario in JOURNALED)
+
+
+@EVERY
+def test_a_kill_at_any_moment_leaves_one_whole_version(scenario: str, tmp_path: Path) -> None:
+    records = drive("random", scenario, tmp_path)
+    assert len(records) == 20
+    assert {record["exit"] for record in records} == {-9}
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+@EVERY
+def test_a_signal_that_can_be_caught_leaves_no_litter(
+    scenario: str, name: str, code: int, tmp_path: Path
+) -> None:
+    records = drive(name, scenario, tmp_path)
+    assert {record["exit"] for record in records} == {code}
+    for record in records:
+        assert (record["litter"], record["pending"]) == (0, 0)
+
+
+def test_signals_are_held_back_and_delivered() -> None:
+    with pytest.raises(KeyboardInterrupt), temporary.uninterrupted():
+        with temporary.uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+        done = True
+    assert done
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_handlers_that_somebody_set_stay() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        install_signal_handlers()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        with pytest.raises(SystemExit) as leaving:
+            signal.raise_signal(signal.SIGTERM)
+        assert leaving.value.code == 143
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

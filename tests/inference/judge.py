@@ -1,0 +1,247 @@
+"""transformers as the judge: its logits and every intermediate of ours that it shows.
+
+`judged(name)` runs a tiny model twice in float64: as `.double()` leaves it (norms, softmax and
+rope still float32 inside), and with these forced to float64 too. Hooks and a wrapper around eager
+attention collect intermediates under our keys, [tokens, ...] without the batch.
+"""
+
+import contextlib
+import math
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from aprfmt.inference.backends import BACKENDS
+from aprfmt.inference.backends.base import Backend
+from aprfmt.inference.session import Session
+from aprfmt.inference.trace import Kept, Trace
+from aprfmt.model import open_model
+from tests.models import IDS, MAKERS, VARIANTS, save_tiny
+
+Found = dict[str, np.ndarray]
+_FOLDER = tempfile.TemporaryDirectory(prefix="aprfmt-judge-")
+
+# Module below a layer -> (points of its output, point of its input).
+MODULES: dict[str, tuple[tuple[str, ...], str]] = {
+    r"input_layernorm|ln_1": (("attn_norm",), ""),
+    r"self_attn\.q_proj": (("q",), ""),
+    r"self_attn\.k_proj": (("k",), ""),
+    r"self_attn\.v_proj": (("v",), ""),
+    r"self_attn\.qkv_proj|attn\.c_attn": (("q", "k", "v"), ""),
+    r"self_attn\.q_(norm|layernorm)": (("q_norm",), ""),
+    r"self_attn\.k_(norm|layernorm)": (("k_norm",), ""),
+    r"self_attn\.q_a_proj": (("q_a",), ""),
+    r"self_attn\.q_a_layernorm": (("q_a_norm",), ""),
+    r"self_attn\.q_b_proj": (("q",), ""),
+    r"self_attn\.kv_a_proj_with_mqa": (("kv_a",), ""),
+    r"self_attn\.kv_a_layernorm": (("kv_a_norm",), ""),
+    r"self_attn\.(o_proj|dense)|attn\.c_proj": (("attn_out",), "attn"),
+    r"pre_feedforward_layernorm|ln_2": (("ffn_norm",), "mid"),
+    r"post_feedforward_layernorm": (("ffn_contrib",), ""),
+    r"mlp\.gate_proj": (("ffn_gate",), ""),
+    r"mlp\.(up_proj|fc1|c_fc)": (("ffn_up",), ""),
+    r"mlp\.gate_up_proj": (("ffn_gate", "ffn_up"), ""),
+    r"mlp\.(act_fn|activation_fn|act)": (("ffn_act",), ""),
+    r"mlp\.(down_proj|fc2|c_proj)": (("ffn_out",), "ffn_mul"),
+    r"mlp\.(gate|router)": (("router",), ""),
+    r"mlp": (("ffn_out",), ""),
+    r"": (("out",), "in"),
+}
+WHOLE: dict[str, str] = {
+    r"model\.embed_tokens|transformer\.wte": "embd",
+    r"model\.(norm|final_layernorm)|transformer\.ln_f": "final_norm",
+    r"lm_head": "logits_raw",
+}
+_LAYER = re.compile(r"(?:model\.layers|transformer\.h)\.(\d+)\.?(.*)")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One tiny model, its folder, and what transformers computed in float64."""
+
+    folder: Path
+    logits: np.ndarray
+    found: Found
+    true_logits: np.ndarray
+    true_found: Found
+
+
+@cache
+def judged(name: str, tied: bool | None = None) -> Judged:
+    folder = Path(_FOLDER.name) / f"{name}-{tied}"
+    model = save_tiny(name, folder, tied=tied).double()
+    ids = torch.tensor([IDS])
+    found, true_found = {}, {}
+    with torch.no_grad():
+        with watched(model, found):
+            logits = model(ids).logits[0].numpy()
+        with everything_float64(model), watched(model, true_found):
+            true_logits = model(ids).logits[0].numpy()
+    return Judged(folder, logits, found, true_logits, true_found)
+
+
+@contextlib.contextmanager
+def everything_float64(model: Any) -> Iterator[None]:
+    """Make what the modelling code computes in float32 float64; frequencies stay as they are."""
+    saved = torch.float32, torch.float, torch.Tensor.float
+    for module in model.modules():
+        if hasattr(module, "scalar_embed_scale"):
+            module.embed_scale.fill_(module.scalar_embed_scale)
+    torch.float32 = torch.float = torch.float64  # type: ignore[misc]
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.float32, torch.float = saved[:2]  # type: ignore[misc]
+        torch.Tensor.float = saved[2]  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def watched(model: Any, found: Found) -> Iterator[None]:
+    """Collect intermediates of one forward pass under our keys."""
+    code = sys.modules[type(model).__module__]
+    original: Callable[..., Any] = code.eager_attention_forward  # type: ignore[attr-defined]
+    cfg = model.config
+
+    def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+        out, weights = original(module, query, key, value, mask, **options)
+        prefix = f"L{module.layer_idx}."
+        repeated = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        scaling = options.get("scaling")
+        scores = query @ repeated.transpose(2, 3) * scaling
+        cap = options.get("softcap")
+        found[prefix + "scores"] = (scores if cap is None else torch.tanh(scores / cap) * cap)[
+            0
+        ].numpy()
+        found[prefix + "probs"] = weights[0].numpy()
+        found[prefix + "q_rope"] = _halves(cfg, query)[0].transpose(0, 1).numpy()
+        found[prefix + "k_rope"] = _halves(cfg, key)[0].transpose(0, 1).numpy()
+        found[prefix + "v"] = value[0].transpose(0, 1).numpy()
+        return out, weights
+
+    handles = [
+        module.register_forward_hook(_hook(path, cfg, found))
+        for path, module in model.named_modules()
+    ]
+    code.eager_attention_forward = attend  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        code.eager_attention_forward = original  # type: ignore[attr-defined]
+        for handle in handles:
+            handle.remove()
+
+
+def _halves(cfg: Any, x: Any) -> Any:
+    """Bring adjacent pairs into split halves, as our q_rope and k_rope have them."""
+    if cfg.model_type == "cohere":
+        return torch.cat([x[..., 0::2], x[..., 1::2]], dim=-1)
+    if cfg.model_type == "deepseek_v2":
+        nope, pe = x[..., : cfg.qk_nope_head_dim], x[..., cfg.qk_nope_head_dim :]
+        return torch.cat([nope, pe[..., 0::2], pe[..., 1::2]], dim=-1)
+    return x
+
+
+def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
+    layer = _LAYER.fullmatch(path)
+
+    def keep(key: str, x: Any) -> None:
+        found[key] = _tokens_first(x, cfg)
+
+    def whole(module: Any, args: Any, out: Any) -> None:
+        for pattern, point in WHOLE.items():
+            if re.fullmatch(pattern, path):
+                keep("embd_scaled" if hasattr(module, "embed_scale") else point, out)
+
+    def inside(module: Any, args: Any, out: Any) -> None:
+        assert layer is not None
+        name, prefix = layer[2], f"L{layer[1]}."
+        if name == "post_attention_layernorm":
+            sandwich = cfg.model_type in ("gemma2", "gemma3_text", "olmo2", "olmo3")
+            keep(prefix + ("attn_contrib" if sandwich else "ffn_norm"), out)
+            if not sandwich:
+                keep(prefix + "mid", args[0])
+            return
+        for pattern, (points, before) in MODULES.items():
+            if not re.fullmatch(pattern, name):
+                continue
+            if before:
+                keep(prefix + before, args[0])
+            first = out[0] if isinstance(out, tuple) else out
+            widths = _widths(cfg, points, first.shape[-1])
+            for point, part in zip(points, first.split(widths, dim=-1), strict=True):
+                keep(prefix + point, part)
+            if points == ("router",):
+                order = torch.argsort(-out[1], dim=-1, stable=True)
+                keep(prefix + "expert_w", out[1].gather(-1, order))
+                keep(prefix + "experts", out[2].gather(-1, order))
+
+    return whole if layer is None else inside
+
+
+def _widths(cfg: Any, points: tuple[str, ...], width: int) -> list[int]:
+    if points != ("q", "k", "v"):
+        return [width // len(points)] * len(points)
+    kv = getattr(cfg, "num_key_value_heads", cfg.num_attention_heads)
+    head = width // (cfg.num_attention_heads + 2 * kv)
+    return [cfg.num_attention_heads * head, kv * head, kv * head]
+
+
+def _tokens_first(x: Any, cfg: Any) -> np.ndarray:
+    """Drop the batch; [heads, tokens, d] becomes [tokens, heads, d]."""
+    values: np.ndarray = x.detach().numpy()
+    values = values[0] if values.shape[0] == 1 and values.ndim > 1 else values
+    if values.ndim == 3 and values.shape[1] == len(IDS):
+        values = values.swapaxes(0, 1)
+    return values
+
+
+def traced(name: str, backend: Backend, tied: bool | None = None) -> tuple[np.ndarray, Trace]:
+    """Run ours over every point; return all logits and the trace with its values."""
+    kept = Kept()
+    with open_model(judged(name, tied).folder) as model, Session.of(model, backend) as session:
+        trace = session.trace(
+            IDS, tuple(session.points), keep=kept.keep, fetch=kept.fetch, logits_rows="all"
+        )
+    logits = trace.values("logits")
+    assert logits is not None
+    return logits, trace
+
+
+@cache
+def traced64(name: str) -> tuple[np.ndarray, Trace]:
+    """Run the reference, numpy in float64, over every point."""
+    return traced(name, backend("numpy:float64"))
+
+
+def run(name: str, backend: Backend, tied: bool | None = None) -> np.ndarray:
+    """Return ours: logits of all tokens, nothing recorded."""
+    with open_model(judged(name, tied).folder) as model, Session.of(model, backend) as session:
+        return session.logits(IDS)
+
+
+def backend(text: str, **options: Any) -> Backend:
+    """Return `numpy:float64`'s backend on the CPU."""
+    name, dtype = text.split(":")
+    return BACKENDS[name]("cpu", dtype, **options)
+
+
+def rel(found: Any, expected: Any) -> float:
+    """Return the relative L2 distance; infinite where shapes of different size are compared."""
+    a, b = (np.asarray(x, np.float64).reshape(-1) for x in (found, expected))
+    if a.size != b.size:
+        return math.inf
+    return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-300))
+
+
+def architecture(name: str) -> str:
+    """Return the architecture of a maker or a variant."""
+    return name if name in MAKERS else VARIANTS[name][0]

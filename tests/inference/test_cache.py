@@ -1,0 +1,110 @@
+"""Prefill, steps and pieces give the same logits; in deterministic mode the same bits.
+
+Seen red: the mask counting from 0 in a step, the cache not committed, windows by buffer index, a
+block placed from its first row instead of its position, sums over all keys at once.
+"""
+
+import numpy as np
+import pytest
+
+from aprfmt.errors import UsageError
+from aprfmt.inference.session import Session
+from aprfmt.inference.trace import Kept
+from aprfmt.model import open_model
+from tests.inference.judge import backend, judged, rel
+from tests.models import IDS, MAKERS
+
+# More than one block of rows, and not a whole number of them.
+LONG = [int(i) for i in np.random.default_rng(5).integers(0, 97, 150)]
+
+
+def session_logits(session: Session, ids: list[int], cuts: list[int]) -> np.ndarray:
+    """Run `ids` in pieces that end at `cuts`; return the logits of all tokens."""
+    session.reset()
+    parts, start = [], 0
+    for stop in [*cuts, len(ids)]:
+        parts.append(session.extend(ids[start:stop], logits_rows="all"))
+        start = stop
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("run_", ["numpy:float64", "torch:float32"])
+def test_steps_and_pieces_equal_the_prefill(name: str, run_: str) -> None:
+    limit = 1e-12 if run_.endswith("64") else 5e-6
+    ids = list(IDS)
+    with open_model(judged(name).folder) as model, Session.of(model, backend(run_)) as session:
+        whole = session.logits(ids)
+        steps = session_logits(session, ids, list(range(11, len(ids))))
+        pieces = session_logits(session, ids, [1, 2, 9, 20])
+    assert rel(steps, whole) < limit
+    assert rel(pieces, whole) < limit
+
+
+@pytest.mark.parametrize("name", ["llama-dynamic", "phi3-long"])
+def test_frequencies_that_change_with_the_length_rerun_the_sequence(name: str) -> None:
+    ids = list(IDS)
+    with open_model(judged(name).folder) as model:
+        with Session.of(model, backend("numpy:float64")) as session:
+            for stop in (10, 16, 17, 29):
+                session.prefill(ids[:9])
+                for token in ids[9:stop]:
+                    stepped = session.step(token)
+                assert rel(stepped, session.logits(ids[:stop])[-1]) < 1e-12
+                assert session.ids == ids[:stop]
+                assert session.cache is not None and session.cache.length == stop
+
+
+def test_a_session_can_go_back() -> None:
+    ids = list(IDS)
+    with open_model(judged("mistral").folder) as model:
+        with Session.of(model, backend("numpy:float64")) as session:
+            session.prefill(ids)
+            session.reset(12)
+            again = session.extend(ids[12:])
+            assert rel(again[-1], session.logits(ids)[-1]) < 1e-12
+            assert session.cache is not None and session.cache.nbytes > 0
+            with pytest.raises(UsageError, match="holds 29 positions"):
+                session.cache.truncate(30)
+
+
+@pytest.mark.parametrize("run_", ["numpy:float32", "torch:float32", "torch:bfloat16"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma2", "gpt2", "gpt_oss", "cohere", "deepseek_v3", "olmo2", "qwen2_moe"]
+)
+def test_deterministic_bits_depend_on_nothing_else(name: str, run_: str) -> None:
+    b = backend(run_, deterministic=True)
+    ids = LONG[:60] if name == "gpt2" else LONG
+    with open_model(judged(name).folder) as model, Session.of(model, b) as session:
+        whole = session.logits(ids)
+        prefix = session.logits(ids[: len(ids) - 13])
+        pieces = session_logits(session, ids, [1, 30, 31, 40])
+        first = session.prefill(ids[: len(ids) - 6], "all")
+        steps = np.stack([session.step(token) for token in ids[len(ids) - 6 :]])
+    np.testing.assert_array_equal(prefix, whole[: len(prefix)])
+    np.testing.assert_array_equal(pieces, whole)
+    np.testing.assert_array_equal(first, whole[: len(first)])
+    np.testing.assert_array_equal(steps, whole[len(first) :])
+
+
+@pytest.mark.parametrize("run_", ["numpy:float64", "torch:float64"])
+@pytest.mark.parametrize(
+    "name", ["mistral", "gemma2", "gpt2", "gpt_oss", "cohere", "deepseek_v3", "olmo2", "phi2"]
+)
+def test_deterministic_results_are_right(name: str, run_: str) -> None:
+    with open_model(judged(name).folder) as model:
+        with Session.of(model, backend(run_, deterministic=True)) as session:
+            assert rel(session.logits(IDS), judged(name).true_logits) < 1e-12
+
+
+def test_stepped_and_fused_are_bit_equal_in_deterministic_mode() -> None:
+    for run_ in ("numpy:float32", "torch:float32"):
+        b = backend(run_, deterministic=True)
+        with open_model(judged("gemma2").folder) as model, Session.of(model, b) as session:
+            plain = session.logits(LONG)
+            kept = Kept()
+            trace = session.trace(
+                LONG, ["L1.scores", "L3.probs", "logits"],
+                keep=kept.keep, fetch=kept.fetch, logits_rows="all",
+            )  # fmt: skip
+        np.testing.assert_array_equal(trace.values("logits"), plain)

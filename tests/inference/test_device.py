@@ -1,0 +1,68 @@
+"""What a RUN and --device stand for; asking for a GPU never ends on the CPU unsaid.
+
+Seen red: `cuda` falling back, auto without a reason, `@` inside a path taken for a run.
+"""
+
+import pytest
+import torch
+
+from aprfmt.errors import BackendUnavailableError, UsageError
+from aprfmt.inference.device import choose, parse_run, split_run
+
+NO_GPU = not torch.cuda.is_available()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("cpu", "numpy:cpu:float32"),
+        ("cuda", "torch:cuda:float32"),
+        ("cuda:1", "torch:cuda:1:float32"),
+        ("numpy", "numpy:cpu:float32"),
+        ("torch:cpu:bfloat16", "torch:cpu:bfloat16"),
+        ("torch:cuda:0:float16", "torch:cuda:0:float16"),
+        ("numpy:float64", "numpy:cpu:float64"),
+        ("numpy::float64", "numpy:cpu:float64"),
+        ("cpu:float64", "numpy:cpu:float64"),
+    ],
+)
+def test_runs_are_read(text: str, expected: str) -> None:
+    assert str(parse_run(text)) == expected
+
+
+@pytest.mark.parametrize("text", ["", "jax", "torch:tpu", "torch:cpu:float8", "numpy:cpu:3"])
+def test_words_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="expected"):
+        parse_run(text)
+
+
+def test_a_model_path_may_hold_an_at_sign() -> None:
+    assert split_run("a@b/model.gguf") == ("a@b/model.gguf", None)
+    assert split_run("a@b/model.gguf@torch:cpu") == ("a@b/model.gguf", "torch:cpu")
+    assert split_run("model.gguf@cpu") == ("model.gguf", "cpu")
+
+
+def test_defaults_and_requests_are_told_apart() -> None:
+    assert choose().why == "the default"
+    assert choose("cpu").why == "as asked"
+    assert choose("cpu", "torch", "float64").requested == "torch:cpu:float64"
+
+
+@pytest.mark.skipif(not NO_GPU, reason="NOT-RUN: this machine has a GPU")
+def test_without_a_gpu_cuda_is_refused_and_auto_says_why() -> None:
+    with pytest.raises(BackendUnavailableError, match=r"CUDA.*nothing was run on the CPU instead"):
+        parse_run("cuda").open()
+    auto = choose("auto")
+    assert str(auto) == "numpy:cpu:float32"
+    assert "auto chose the CPU" in auto.why and "CUDA" in auto.why
+
+
+def test_a_backend_refuses_what_it_cannot_do() -> None:
+    for run, message in [
+        ("numpy:cuda", "computes on cpu only"),
+        ("numpy:cpu:bfloat16", "expected float32 or float64"),
+    ]:
+        with pytest.raises(BackendUnavailableError, match=message):
+            parse_run(run).open()
+    facts = parse_run("torch:cpu:bfloat16").open().facts()
+    assert facts["device"] == "cpu" and facts["dtype"] == "bfloat16" and facts["tf32"] is False

@@ -1,0 +1,150 @@
+"""Losses against torch, window arithmetic by brute force, and the verdicts on losses and logits.
+
+Seen red: labels not shifted, a label scored twice or never, log2 for ln, 0.0 accepted, a skipped
+sample counted as 0.0, the sample deviation in the peak.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aprfmt.errors import UsageError
+from aprfmt.inference.gates import logits_gate
+from aprfmt.inference.loss import (
+    Loss,
+    cross_entropy,
+    divergence,
+    judge,
+    mean_loss,
+    sample_window,
+    windows,
+)
+
+RANDOM = np.random.default_rng(0)
+LOGITS = RANDOM.standard_normal((11, 97)).astype(np.float32) * 4
+LABELS = RANDOM.integers(0, 97, 11)
+
+
+def outcomes(loss: Loss, weights: str = "trained") -> dict[str, str]:
+    return {check.name: check.outcome for check in judge(loss, weights)}  # type: ignore[arg-type]
+
+
+def measured(nats: float, vocab: int = 1000) -> Loss:
+    return Loss(nats, 10, vocab, 1)
+
+
+def test_cross_entropy_is_torchs_in_nats() -> None:
+    expected = torch.nn.functional.cross_entropy(
+        torch.tensor(LOGITS, dtype=torch.float64), torch.tensor(LABELS), reduction="none"
+    )
+    np.testing.assert_allclose(cross_entropy(LOGITS, LABELS), expected.numpy(), rtol=1e-12)
+    uniform = cross_entropy(np.zeros((1, 151936), np.float32), [0])[0]
+    assert uniform == pytest.approx(11.931, abs=5e-4)  # ln, not log2 (17.213)
+
+
+def test_labels_outside_the_vocabulary_or_of_another_count_are_refused() -> None:
+    with pytest.raises(UsageError, match="outside the vocabulary of 97"):
+        cross_entropy(LOGITS[:1], [97])
+    with pytest.raises(UsageError, match="a row each"):
+        cross_entropy(LOGITS, LABELS[:4])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 60), st.integers(2, 20), st.integers(0, 70), st.data())
+def test_every_label_is_scored_once_and_predicted_inside_its_window(
+    tokens: int, capacity: int, prompt: int, data: st.DataObject
+) -> None:
+    overlap = data.draw(st.integers(0, capacity - 1))
+    scored = []
+    for window in windows(tokens, capacity, prompt=prompt, overlap=overlap):
+        assert 0 <= window.start < window.first < window.stop <= tokens
+        assert window.stop - window.start <= capacity
+        context = window.first - window.start
+        assert context >= min(max(overlap, 1), window.first)
+        scored += range(window.first, window.stop)
+    assert scored == list(range(max(prompt, 1), tokens))
+
+
+def test_a_window_as_large_as_the_forward_keeps_the_whole_response() -> None:
+    """The contract's case: prompt 600, response 100, capacity 2048 gives 100 loss tokens."""
+    window = sample_window(600, 100, 2048)
+    assert window is not None and window.labels == 100
+    assert sample_window(600, 100, 512) is None
+    cut = sample_window(600, 100, 640)
+    assert cut is not None and cut.labels == 40
+    with pytest.raises(UsageError, match="windows of 1"):
+        windows(10, 1)
+
+
+def test_the_mean_is_weighted_by_tokens_and_leaves_skipped_samples_out() -> None:
+    losses = [np.array([1.0, 2.0, 3.0]), np.empty(0), np.array([10.0])]
+    loss = mean_loss(losses, 1000, skipped=["sample 1: prompt 600, window 512"])
+    assert (loss.nats, loss.tokens, loss.samples) == (4.0, 4, 2)
+    assert loss.perplexity == pytest.approx(math.exp(4))
+    assert loss.uniform == pytest.approx(6.9078, abs=1e-4)
+    nothing = mean_loss([np.empty(0)], 1000)
+    assert math.isnan(nothing.nats)
+    assert outcomes(nothing) == {"loss-measured": "FAIL"}
+
+
+@pytest.mark.parametrize(
+    ("nats", "failing"),
+    [
+        (2.0, set()),
+        (0.0, {"loss-not-zero", "loss-plausible"}),
+        (0.00081, {"loss-plausible"}),
+        (6.95, {"loss-below-uniform"}),
+        (math.nan, {"loss-finite", "loss-below-uniform", "loss-plausible"}),
+    ],
+)
+def test_a_trained_models_loss_has_two_sides(nats: float, failing: set[str]) -> None:
+    found = outcomes(measured(nats))
+    assert {name for name, outcome in found.items() if outcome == "FAIL"} == failing
+
+
+@pytest.mark.parametrize(
+    ("nats", "passes"), [(6.91, True), (10.3, True), (10.5, False), (0.4, False)]
+)
+def test_a_random_models_loss_stays_near_uniform(nats: float, passes: bool) -> None:
+    assert ("FAIL" not in outcomes(measured(nats), "random").values()) == passes
+
+
+def test_divergence_is_torchs_kl_and_counts_agreement() -> None:
+    other = LOGITS + RANDOM.standard_normal(LOGITS.shape).astype(np.float32)
+    a, b = (torch.log_softmax(torch.tensor(x, dtype=torch.float64), -1) for x in (LOGITS, other))
+    expected = torch.nn.functional.kl_div(b, a, log_target=True, reduction="batchmean")
+    found = divergence(LOGITS, other, LABELS)
+    assert found.kl == pytest.approx(float(expected), rel=1e-12)
+    assert found.top1 == float((a.argmax(-1) == b.argmax(-1)).double().mean())
+    same = divergence(LOGITS, LOGITS, LABELS)
+    assert (same.kl, same.top1, same.correct_change) == (0.0, 1.0, 0.0)
+    with pytest.raises(UsageError, match="equal shapes"):
+        divergence(LOGITS, other[:, :50], LABELS)
+
+
+def test_the_logits_gate_passes_a_working_head_and_fails_dead_ones() -> None:
+    def failing(logits: np.ndarray) -> set[str]:
+        return {check.name for check in logits_gate(logits) if check.outcome == "FAIL"}
+
+    assert failing(LOGITS[0]) == set()
+    assert failing(np.zeros(97, np.float32)) == {"logits-std", "logits-peak"}
+    flat = np.where(np.arange(97) % 2, 1.0, -1.0).astype(np.float32)
+    assert failing(flat) == {"logits-peak"}
+    broken = LOGITS[0].copy()
+    broken[3] = np.nan
+    assert failing(broken) == {"logits-no-nan", "logits-argmax"}
+    broken[3] = np.inf
+    assert failing(broken) == {"logits-no-inf"}
+    assert "logits-std" in failing(np.full(5, np.nan))
+
+
+def test_the_peak_is_max_minus_mean_over_the_deviation() -> None:
+    """5.68 in the source follows from max 11.72, mean -3.33, deviation 2.65."""
+    assert (11.72 + 3.33) / 2.65 == pytest.approx(5.679, abs=1e-3)
+    peak = next(check for check in logits_gate(LOGITS[0]) if check.name == "logits-peak")
+    wide = LOGITS[0].astype(np.float64)
+    assert float(peak.found) == pytest.approx((wide.max() - wide.mean()) / wide.std(), rel=1e-3)

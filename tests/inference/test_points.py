@@ -1,0 +1,174 @@
+"""The capture table: what is captured is what the table says, aliases are equal, all points count.
+
+Seen red: a tap removed, a tap added where the point equals another, a returned value ignored.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.errors import UsageError
+from aprfmt.inference.backends.base import Array
+from aprfmt.inference.capture import (
+    POINTS,
+    SLOTS,
+    STAGES,
+    instances,
+    key_name,
+    parse_key,
+    resolve,
+    select_points,
+)
+from aprfmt.inference.context import PassFacts
+from aprfmt.inference.forward import forward
+from aprfmt.inference.session import Session
+from aprfmt.inference.weights import model_weights
+from aprfmt.model import open_model
+from tests.inference.judge import backend, judged, rel, run, traced, traced64
+from tests.models import EVERY, IDS, MAKERS
+
+CACHE_ONLY = {"k_cache", "v_cache"}
+# Not part of the computation: what a router says of itself.
+INFORMATIVE = {"router_margin"}
+
+
+class Altering:
+    """A recorder that changes one point and says whether it came by."""
+
+    def __init__(self, key: str, change: Callable[[Any], Any]) -> None:
+        self.key, self.change, self.seen = key, change, 0
+
+    def begin(self, facts: PassFacts) -> None:
+        self.seen = 0
+
+    def wants(self, point: str, layer: int) -> bool:
+        return key_name(point, layer) == self.key
+
+    def capture(self, point: str, layer: int, x: Array) -> Array:
+        self.seen += 1
+        return self.change(x)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_exactly_the_tables_points_are_captured(name: str) -> None:
+    _, trace = traced64(name)
+    with open_model(judged(name).folder) as model:
+        known = instances(model.spec.block, model.hyper, model.roles)
+    expected = [
+        key
+        for key, point in known.items()
+        if not point.absent and not point.alias_of and point.point.name not in CACHE_ONLY
+    ]
+    assert list(trace.records) == [key for key in trace.records if key in expected]
+    assert set(trace.records) == set(expected)
+    order = list(known)
+    positions = [order.index(key) for key in trace.records]
+    assert positions == sorted(positions), "the table is not in execution order"
+    for key, alias in trace.aliases.items():
+        assert known[key].alias_of and alias in trace.records
+
+
+@pytest.mark.parametrize("name", [*MAKERS, "stablelm-parallel", "deepseek_v2-lite"])
+def test_what_a_recorder_returns_is_what_the_pass_goes_on_with(name: str) -> None:
+    """Every point of the last layer, changed, changes the logits; so does every whole-model one."""
+    b = backend("numpy:float64")
+    plain = run(name, b)
+    with open_model(judged(name).folder) as model, Session.of(model, b) as session:
+        last = int(model.hyper["n_layers"]) - 1
+        for key, instance in session.points.items():
+            point = instance.point.name
+            if instance.absent or instance.alias_of or point in CACHE_ONLY | INFORMATIVE:
+                continue
+            if instance.layer not in (-1, last):
+                continue
+            recorder = Altering(key, _changed)
+            changed = session.logits(IDS, recorder)
+            assert recorder.seen == 1, key
+            assert rel(changed, plain) > 1e-9, f"{key} changed nothing"
+
+
+def _changed(x: Any) -> Any:
+    if x.dtype.kind == "i":
+        return np.roll(x, 1, axis=0)
+    return x * np.linspace(0.5, 1.5, x.shape[-1], dtype=x.dtype) + x.dtype.type(0.01)
+
+
+@pytest.mark.parametrize("run_", ["numpy:float64", "torch:float64"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_fused_and_stepped_forms_agree(name: str, run_: str) -> None:
+    b = backend(run_)
+    fused = run(name, b)
+    stepped, trace = traced(name, b)
+    assert {record.form for record in trace.records.values()} == {"stepped", None}
+    assert rel(stepped, fused) < 1e-12
+
+
+def test_without_inner_points_the_form_is_fused() -> None:
+    with open_model(judged("llama").folder) as model:
+        with Session.of(model, backend("numpy:float32")) as session:
+            trace = session.trace(IDS, ["L1.attn", "L2.probs", "final_norm"])
+    forms = {key: record.form for key, record in trace.records.items()}
+    assert forms == {"L1.attn": "fused", "L2.probs": "stepped", "final_norm": None}
+
+
+def test_aliases_and_absent_points_are_resolved() -> None:
+    with open_model(judged("llama").folder) as model:
+        known = instances(model.spec.block, model.hyper, model.roles)
+    assert known["L0.in"].alias_of == "embd"
+    assert known["L2.in"].alias_of == "L1.out"
+    assert known["L1.attn_contrib"].alias_of == "L1.attn_out"
+    assert known["L1.router"].absent
+    found = resolve("L2.ffn_contrib", known)
+    assert found is not None and found.key == "L2.ffn_out"
+    assert resolve("L1.router", known) is None
+    with pytest.raises(UsageError, match="no such layer"):
+        resolve("L9.attn", known)
+
+
+def test_every_slot_and_stage_names_points_of_the_table() -> None:
+    for points in (*SLOTS.values(), *STAGES.values()):
+        assert set(points) <= set(POINTS)
+    assert len(SLOTS) == 11 and "layer_output" not in STAGES
+    assert set(STAGES) == {
+        "embedding", "attn_norm", "qkv_matmul", "qkv_bias", "q_post_rope", "k_post_rope",
+        "attn_scores", "attn_softmax", "attention", "attn_out", "post_attn_residual", "ffn_norm",
+        "ffn_gate", "ffn_up", "ffn_silu", "ffn_swigl", "ffn_out", "post_ffn_residual",
+        "moe_router", "moe_ffn_out", "final_norm", "lm_head",
+    }  # fmt: skip
+
+
+def test_names_are_selected_by_point_slot_stage_or_all() -> None:
+    assert select_points(["qkv"]) == ("q", "k", "v")
+    assert select_points(["layer_output", "attn_norm"]) == ("attn_norm", "out")
+    assert select_points(["all"]) == tuple(POINTS)
+    with pytest.raises(UsageError, match=r"near ones: .*ffn_gate"):
+        select_points(["ffn_gat"])
+
+
+@pytest.mark.parametrize("key", ["L3.attn_outt", "L3.final_norm", "attn_out", "Lx.attn_out", ""])
+def test_a_key_that_is_none_is_refused(key: str) -> None:
+    with pytest.raises(UsageError, match="is not known"):
+        parse_key(key)
+    assert parse_key("L3.attn_out") == ("attn_out", 3)
+    assert parse_key("logits") == ("logits", -1)
+
+
+@pytest.mark.parametrize(
+    ("ids", "options", "message"),
+    [
+        ([3, 97], {}, "token 97 at position 1; the vocabulary has 97 rows"),
+        ([], {}, "expected one sequence"),
+        ([1, 2], {"positions": [0]}, "1 positions for 2 tokens"),
+        ([1, 2], {"logits_rows": [2]}, r"logits of rows \[2\]"),
+        ([1] * 65, {}, "the model has 64 learned positions"),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(
+    ids: list[int], options: dict[str, Any], message: str
+) -> None:
+    b = backend("numpy:float32")
+    with open_model(judged("gpt2").folder) as model:
+        with pytest.raises(UsageError, match=message):
+            forward(b, model.spec, model.hyper, model_weights(model), ids, **options)

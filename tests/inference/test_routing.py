@@ -1,0 +1,82 @@
+"""Each kind of router against transformers' own router module, on the same logits.
+
+Seen red: bias added to the weights too, groups ranked by their best one in v3, weights not
+renormalised, the routed scale dropped, softmax over all where only the chosen count.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from aprfmt.errors import ArchError
+from aprfmt.inference.moe import route
+from tests.models import tiny
+
+# id -> (tiny model, config values of ours, hyperparameters)
+CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("mixtral", {"router": "softmax", "norm_topk": True}),
+    "qwen2_moe": ("qwen2_moe", {"router": "softmax", "norm_topk": False}),
+    "qwen3_moe": ("qwen3_moe", {"router": "softmax", "norm_topk": True}),
+    "gpt_oss": ("gpt_oss", {"router": "softmax_topk", "norm_topk": False}),
+    "deepseek_v2": (
+        "deepseek_v2",
+        {"router": "group_limited_greedy", "norm_topk": False, "routed_scale": 1.7,
+         "n_experts_used": 3},
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {"router": "sigmoid_bias", "norm_topk": True, "routed_scale": 1.7, "n_experts_used": 3},
+    ),
+}  # fmt: skip
+
+
+def router_of(model: Any) -> Any:
+    mlp = model.model.layers[-1].mlp
+    return getattr(mlp, "gate", None) or mlp.router
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_choice_and_weights_are_those_of_transformers(case: str) -> None:
+    arch, changed = CASES[case]
+    router = router_of(tiny(arch))
+    x = torch.randn(200, router.weight.shape[1], generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        logits, weights, experts = router(x)
+    bias = getattr(router, "e_score_correction_bias", None)
+    hp = {
+        "n_experts_used": 2, "routed_scale": 1.0, "n_expert_groups": 4, "n_expert_groups_used": 2,
+    } | changed  # fmt: skip
+    routing = route(logits.numpy(), None if bias is None else bias.numpy(), hp)
+    order = np.argsort(-weights.numpy(), axis=-1, kind="stable")
+    np.testing.assert_array_equal(routing.experts, np.take_along_axis(experts.numpy(), order, -1))
+    np.testing.assert_allclose(
+        routing.weights, np.take_along_axis(weights.numpy(), order, -1), rtol=2e-6
+    )
+    assert (routing.margin > 0).all()
+
+
+def test_the_margin_is_what_separates_the_last_chosen_from_the_next() -> None:
+    hp = {"router": "softmax_topk", "n_experts_used": 2, "routed_scale": 1.0, "norm_topk": False}
+    routing = route(np.array([[3.0, 1.0, 2.5, 0.0]]), None, hp)
+    assert routing.experts.tolist() == [[0, 2]]
+    assert routing.margin == pytest.approx([1.5])
+    everyone = route(np.array([[3.0, 1.0]]), None, hp)
+    assert np.isinf(everyone.margin).all()
+
+
+def test_a_close_group_counts_as_a_margin() -> None:
+    hp = {
+        "router": "group_limited_greedy", "n_experts_used": 1, "routed_scale": 1.0,
+        "norm_topk": False, "n_expert_groups": 2, "n_expert_groups_used": 1,
+    }  # fmt: skip
+    routing = route(np.array([[5.0, 0.0, 4.999, 0.0]]), None, hp)
+    assert routing.experts.tolist() == [[0]]
+    assert 0 < routing.margin[0] < 1e-3
+
+
+def test_an_unknown_router_is_refused() -> None:
+    with pytest.raises(ArchError, match="router 'dice' is not known"):
+        route(np.zeros((1, 2)), None, {"router": "dice"})

@@ -1,0 +1,63 @@
+"""Sampling against transformers' logits processors, and what a seed promises.
+
+Seen red: the token that crosses top_p dropped, top_k after top_p, temperature multiplied.
+"""
+
+import numpy as np
+import pytest
+import torch
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from aprfmt.errors import AprfmtError, UsageError
+from aprfmt.inference.sampling import Sampler, Sampling, candidates
+
+LOGITS = np.random.default_rng(0).standard_normal(97).astype(np.float32) * 3
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+@pytest.mark.parametrize("top_k", [0, 1, 7])
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.2])
+def test_what_may_be_drawn_is_what_transformers_leaves(
+    temperature: float, top_k: int, top_p: float
+) -> None:
+    scores = torch.tensor(LOGITS, dtype=torch.float64)[None]
+    nothing = torch.zeros((1, 1), dtype=torch.long)
+    scores = TemperatureLogitsWarper(temperature)(nothing, scores)
+    if top_k:
+        scores = TopKLogitsWarper(top_k)(nothing, scores)
+    if top_p < 1:
+        scores = TopPLogitsWarper(top_p)(nothing, scores)
+    expected = torch.softmax(scores, -1)[0].numpy()
+    ids, probs = candidates(LOGITS, Sampling(temperature, top_k, top_p))
+    found = np.zeros_like(expected)
+    found[ids] = probs
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_equal_seeds_draw_equal_tokens_and_others_do_not() -> None:
+    def drawn(seed: int) -> list[int]:
+        sampler = Sampler(Sampling(1.0, seed=seed))
+        return [sampler(LOGITS) for _ in range(40)]
+
+    assert drawn(5) == drawn(5) != drawn(6)
+
+
+def test_frequencies_follow_the_probabilities() -> None:
+    sampler = Sampler(Sampling(1.0, top_k=3, seed=1))
+    ids, probs = candidates(LOGITS, sampler.sampling)
+    counts = np.bincount([sampler(LOGITS) for _ in range(4000)], minlength=97)
+    assert counts.sum() == counts[ids].sum()
+    np.testing.assert_allclose(counts[ids] / 4000, probs, atol=0.03)
+
+
+def test_greedy_takes_the_highest_and_the_lower_id_of_equals() -> None:
+    assert Sampler(Sampling())(LOGITS) == int(np.argmax(LOGITS))
+    assert Sampler(Sampling())(np.array([1.0, 3.0, 3.0])) == 1
+
+
+def test_nan_and_senseless_values_are_refused() -> None:
+    with pytest.raises(AprfmtError, match="2 NaN of 3"):
+        Sampler(Sampling())(np.array([np.nan, 1.0, np.nan]))
+    for bad in ({"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -1}, {"seed": -2}):
+        with pytest.raises(UsageError, match="expected"):
+            Sampling(**bad)  # type: ignore[arg-type]

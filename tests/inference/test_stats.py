@@ -1,0 +1,88 @@
+"""The statistics function against numpy, and joined statistics against joined values.
+
+Seen red: divisor n - 1 for std, zeros counted as finite only once, a NaN chunk dropped whole.
+"""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from aprfmt.stats import CHUNK, Accumulator, compute, merge
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    hnp.arrays(
+        np.float32,
+        hnp.array_shapes(max_dims=3, max_side=9),
+        elements=st.floats(-1e6, 1e6, width=32),
+    )
+)
+def test_equals_numpy_in_float64(values: np.ndarray) -> None:
+    wide = values.astype(np.float64)
+    stats = compute(values)
+    scale = float(np.abs(wide).max()) + 1e-30
+    assert stats.count == stats.finite == values.size
+    assert stats.mean == pytest.approx(wide.mean(), rel=1e-12, abs=1e-12 * scale)
+    assert stats.std == pytest.approx(wide.std(), rel=1e-6, abs=1e-9 * scale)
+    assert stats.l2 == pytest.approx(np.linalg.norm(wide), rel=1e-7, abs=1e-9 * scale)
+    assert (stats.min, stats.max) == (wide.min(), wide.max())
+    assert stats.absmax == np.abs(wide).max()
+    assert stats.zeros == np.count_nonzero(values == 0)
+
+
+def test_values_that_are_not_finite_are_counted_and_left_out() -> None:
+    stats = compute(np.array([np.nan, np.inf, -np.inf, -0.0, 3.0], np.float32))
+    assert (stats.nan, stats.inf, stats.zeros, stats.finite) == (1, 2, 1, 2)
+    assert (stats.mean, stats.std, stats.min, stats.max) == (1.5, 1.5, 0.0, 3.0)
+    assert stats.std_sample == pytest.approx(3 / np.sqrt(2))
+    nothing = compute(np.array([np.nan, np.inf]))
+    assert nothing.mean is nothing.std is nothing.min is nothing.l2 is None
+    assert compute(np.zeros((0, 4))).count == 0
+
+
+def test_a_constant_has_no_deviation_and_a_large_mean_does_not_hide_one() -> None:
+    assert compute(np.full(100_000, np.float32(0.1))).std == 0.0
+    values = 1e4 + np.random.default_rng(0).standard_normal(200_000) * 1e-3
+    assert compute(values).std == pytest.approx(values.std(), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int64, np.bool_, ml_dtypes.bfloat16])
+def test_takes_every_real_dtype(dtype: type) -> None:
+    values = np.array([0, 1, 1, 0, 1]).astype(dtype)
+    stats = compute(values)
+    assert (stats.mean, stats.zeros, stats.max) == (pytest.approx(0.6), 2, 1.0)
+
+
+def test_complex_numbers_count_twice() -> None:
+    assert compute(np.array([3 + 4j], np.complex64)).l2 == 5.0
+
+
+def test_pieces_and_joined_statistics_equal_the_whole() -> None:
+    """The figures of a fused q|k|v follow from its parts, as the requirements compute them."""
+    random = np.random.default_rng(1)
+    sizes = [(3584, 3.258061, 0.127345), (512, 29.464621, 1.549082), (512, 0.186556, 0.005926)]
+    parts = [random.standard_normal(n) * s + m for n, s, m in sizes]
+    whole = compute(np.concatenate(parts))
+    accumulator = Accumulator()
+    for part in parts:
+        accumulator.add(part)
+    for joined in (accumulator.result(), merge(compute(part) for part in parts)):
+        assert joined.count == whole.count
+        assert joined.mean == pytest.approx(whole.mean, rel=1e-12)
+        assert joined.std == pytest.approx(whole.std, rel=1e-12)
+        assert joined.l2 == pytest.approx(whole.l2, rel=1e-12)
+
+
+def test_more_than_one_chunk_is_joined() -> None:
+    values = np.random.default_rng(2).standard_normal(3 * CHUNK + 7).astype(np.float32)
+    stats = compute(values)
+    assert stats.mean == pytest.approx(values.astype(np.float64).mean(), rel=1e-10)
+    assert stats.std == pytest.approx(values.astype(np.float64).std(), rel=1e-12)
+
+
+def test_json_says_which_divisor() -> None:
+    assert compute(np.ones(3)).to_json()["std_divisor"] == "n"

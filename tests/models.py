@@ -1,0 +1,305 @@
+"""Tiny random models of every architecture, made by transformers, for all suites.
+
+`tiny("llama")` returns a float32 transformers model in eval mode whose weights are large enough
+that a wrong eps, pairing, bias, mask, window, softcap or scale shows in the logits; `VARIANTS`
+are the same with one thing changed. Sizes are odd where an architecture allows it (vocabulary,
+head_dim unlike hidden/heads), windows are shorter than `IDS`, eps is far from every default.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# 29 tokens: longer than every window and than the trained context of the scaled ropes.
+IDS: tuple[int, ...] = (
+    3, 17, 96, 5, 5, 41, 8, 77, 2, 60, 31, 12, 88, 19, 4,
+    73, 50, 9, 66, 21, 35, 90, 1, 14, 58, 27, 83, 6, 45,
+)  # fmt: skip
+VOCAB = 97
+EPS = 3e-4  # no architecture's default
+WINDOW = 8
+
+_LLAMA: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": EPS,
+    "rope_theta": 5000.0,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_LAYER_NORM = {k: v for k, v in _LLAMA.items() if k != "rms_norm_eps"} | {"layer_norm_eps": EPS}
+_MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 40, "num_experts": 6}
+_MLA = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 28,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 5000.0,
+    "factor": 4.0,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 16,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 5000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.7, 2.1, 2.9],
+    "long_factor": [1.0, 1.6, 2.4, 3.5, 4.4, 6.0],
+}
+
+# name -> (transformers prefix, config values); None drops an inherited value.
+MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "llama": ("Llama", _LLAMA | {"head_dim": 16}),
+    "mistral": ("Mistral", _LLAMA | {"head_dim": 16, "sliding_window": WINDOW}),
+    "mixtral": ("Mixtral", _LLAMA | {"num_local_experts": 6, "sliding_window": None}),
+    "qwen2": (
+        "Qwen2",
+        _LLAMA | {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3", _LLAMA | {"head_dim": 16}),
+    "gemma": ("Gemma", _LLAMA | {"head_dim": 16, "num_key_value_heads": 1}),
+    "gemma2": (
+        "Gemma2",
+        _LLAMA | {
+            "head_dim": 16, "num_hidden_layers": 4, "sliding_window": WINDOW,
+            "query_pre_attn_scalar": 24, "attn_logit_softcapping": 4.0,
+            "final_logit_softcapping": 6.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3",
+        _LLAMA | {
+            "head_dim": 16, "num_hidden_layers": 7, "sliding_window": WINDOW,
+            "query_pre_attn_scalar": 24, "rope_theta": None,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 9000.0, "factor": 8.0},
+            },
+        },
+    ),
+    "phi2": ("Phi", _LAYER_NORM | {"num_key_value_heads": 4, "partial_rotary_factor": 0.5}),
+    "phi3": (
+        "Phi3",
+        _LLAMA | {
+            "hidden_size": 64, "sliding_window": 12, "original_max_position_embeddings": 32,
+            "partial_rotary_factor": 0.75, "rope_theta": None, "rope_parameters": _LONGROPE,
+        },
+    ),
+    "gpt2": (
+        "GPT2",
+        {
+            "vocab_size": VOCAB, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64,
+            "layer_norm_epsilon": EPS, "bos_token_id": 1, "eos_token_id": 2,
+        },
+    ),
+    "gpt_oss": (
+        "GptOss",
+        _LLAMA | {
+            "num_hidden_layers": 4, "head_dim": 16, "sliding_window": WINDOW,
+            "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40,
+            "swiglu_limit": 1.5, "rope_theta": None,
+            "rope_parameters": _YARN | {"truncate": False},
+        },
+    ),
+    "olmo2": ("Olmo2", _LLAMA),
+    "olmo3": (
+        "Olmo3",
+        _LLAMA | {
+            "num_hidden_layers": 5, "sliding_window": WINDOW, "rope_theta": None,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+                "full_attention": _YARN,
+            },
+        },
+    ),
+    "stablelm": ("StableLm", _LAYER_NORM | {"hidden_size": 64, "partial_rotary_factor": 0.25}),
+    "starcoder2": (
+        "Starcoder2",
+        _LLAMA | {"rms_norm_eps": None, "norm_epsilon": EPS, "sliding_window": WINDOW},
+    ),
+    "granite": (
+        "Granite",
+        _LLAMA | {
+            "attention_multiplier": 0.4, "embedding_multiplier": 3.5, "residual_multiplier": 0.6,
+            "logits_scaling": 2.5,
+        },
+    ),
+    "smollm3": ("SmolLM3", _LLAMA | {"num_hidden_layers": 5}),
+    "cohere": ("Cohere", _LAYER_NORM | {"logit_scale": 0.3}),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        _LLAMA | _MOE | {"shared_expert_intermediate_size": 56},
+    ),
+    "qwen3_moe": ("Qwen3Moe", _LLAMA | _MOE | {"head_dim": 16, "norm_topk_prob": True}),
+    "deepseek_v2": ("DeepseekV2", _LLAMA | _MLA | {"topk_method": "group_limited_greedy"}),
+    "deepseek_v3": ("DeepseekV3", _LLAMA | _MLA | {"norm_topk_prob": True}),
+}  # fmt: skip
+
+# name -> (architecture, changed config values)
+VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "llama-bias": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-square": ("llama", {"head_dim": 12, "num_key_value_heads": 4}),
+    "llama-linear": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 3.0}},
+    ),
+    "llama-dynamic": (
+        "llama",
+        {
+            "max_position_embeddings": 16,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 5000.0, "factor": 3.0},
+        },
+    ),
+    "llama-yarn": ("llama", {"rope_parameters": _YARN}),
+    "llama-yarn-factor": ("llama", {"rope_parameters": _YARN | {"attention_factor": 1.3}}),
+    "llama-llama3": ("llama", {"rope_parameters": _LLAMA3}),
+    "mistral-no-window": ("mistral", {"sliding_window": None}),
+    "mixtral-window": ("mixtral", {"sliding_window": WINDOW}),
+    "qwen2-yarn": ("qwen2", {"rope_parameters": _YARN, "use_sliding_window": False}),
+    "qwen3-bias": ("qwen3", {"attention_bias": True}),
+    "gemma3-softcap": ("gemma3", {"final_logit_softcapping": 6.0}),
+    "phi2-qk-norm": ("phi2", {"qk_layernorm": True}),
+    "phi3-short": ("phi3", {"original_max_position_embeddings": 48}),
+    "phi3-long": ("phi3", {"original_max_position_embeddings": 16}),
+    "phi3-plain": (
+        "phi3",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}, "sliding_window": None},
+    ),
+    "gpt2-inverse-layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+    "gpt2-erf": ("gpt2", {"activation_function": "gelu"}),
+    "stablelm-qk-norm": ("stablelm", {"qk_layernorm": True, "use_qkv_bias": True}),
+    "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
+    "starcoder2-no-window": ("starcoder2", {"sliding_window": None}),
+    "smollm3-layers": ("smollm3", {"no_rope_layers": [1, 0, 1, 0, 0]}),
+    "cohere-qk-norm": ("cohere", {"use_qk_norm": True}),
+    "qwen2_moe-norm": ("qwen2_moe", {"norm_topk_prob": True}),
+    "qwen3_moe-dense": (
+        "qwen3_moe",
+        {"norm_topk_prob": False, "mlp_only_layers": [1], "intermediate_size": 72},
+    ),
+    "deepseek_v2-lite": ("deepseek_v2", {"q_lora_rank": None, "topk_method": "greedy"}),
+    "deepseek_v3-half": ("deepseek_v3", {"rope_interleave": False, "norm_topk_prob": False}),
+    "deepseek_v3-yarn": (
+        "deepseek_v3",
+        {"rope_parameters": _YARN | {"mscale": 0.8, "mscale_all_dim": 1.2}},
+    ),
+}
+
+EVERY: tuple[str, ...] = (*MAKERS, *VARIANTS)
+
+
+def tiny(arch: str, tied: bool | None = None, seed: int = 0, **overrides: Any) -> Any:
+    """Return a float32 transformers model; `arch` is a key of MAKERS or VARIANTS.
+
+    `tied` None keeps the architecture's own default. Keyword arguments replace config values.
+    """
+    import torch
+    import transformers
+
+    name = arch.replace("-", "_") if arch.replace("-", "_") in MAKERS else arch
+    changed: Mapping[str, Any] = {}
+    if name in VARIANTS:
+        name, changed = VARIANTS[name]
+    prefix, values = MAKERS[name]
+    values = dict(values) | dict(changed) | overrides
+    if "rope_parameters" in changed or "rope_parameters" in overrides:
+        values.pop("rope_theta", None)
+    nullable = {"sliding_window", "q_lora_rank", "pad_token_id"}
+    values = {key: v for key, v in values.items() if v is not None or key in nullable}
+    if tied is not None:
+        values["tie_word_embeddings"] = tied
+    config_name = {"Gemma3": "Gemma3TextConfig"}.get(prefix, f"{prefix}Config")
+    model_name = {"GPT2": "GPT2LMHeadModel"}.get(prefix, f"{prefix}ForCausalLM")
+    config = getattr(transformers, config_name)(**_copied(values))
+    config._attn_implementation = "eager"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = getattr(transformers, model_name)(config)
+    if getattr(model, "_can_set_experts_implementation", lambda: False)():
+        model.set_experts_implementation("eager")
+    fill(model, seed)
+    return model.float().eval()
+
+
+def _copied(value: Any) -> Any:
+    """Copy nested dicts and lists: configurations write into what they are given."""
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
+
+
+def fill(model: Any, seed: int) -> None:
+    """Set every weight and buffer that matters from one seeded generator, in module order."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed + 1)
+    centred = "Gemma" in type(model).__name__  # their norms store weight - 1
+    with torch.no_grad():
+        for path, module in model.named_modules():
+            # Conv1D and gpt-oss's experts store [in, out], everything else [out, in].
+            axis = -2 if type(module).__name__ in ("Conv1D", "GptOssExperts") else -1
+            tensors = dict(module.named_parameters(recurse=False))
+            tensors |= {k: v for k, v in module.named_buffers(recurse=False) if k.endswith("_bias")}
+            for key, tensor in tensors.items():
+                noise = torch.randn(tensor.shape, generator=generator)
+                tensor.copy_(
+                    _drawn(
+                        f"{path}.{key}", noise, noise.shape[axis] if noise.ndim > 1 else 1, centred
+                    )
+                )
+
+
+def _drawn(name: str, noise: Any, fan_in: int, centred: bool) -> Any:
+    """Scale standard normal noise to the part the tensor plays."""
+    if any(word in name for word in ("norm", ".ln_")):
+        bias = name.endswith("bias")
+        return 0.3 * noise if bias else 0.4 * noise + (0.0 if centred else 1.0)
+    if name.endswith("sinks"):
+        return noise
+    if name.endswith("bias"):
+        return (0.2 if "e_score" in name else 0.4) * noise
+    if any(word in name for word in ("embed_tokens", "wte", "wpe")):
+        return 0.08 * noise
+    gain = 1.0
+    if any(word in name for word in ("q_proj", "k_proj", "q_b_proj", "qkv_proj", "kv_b_proj")):
+        gain = 1.2
+    elif any(word in name for word in ("mlp.gate.", "router", "lm_head")):
+        gain = 2.0
+    return gain * noise / math.sqrt(fan_in)
+
+
+def save_tiny(arch: str, folder: Path, dtype: str = "float32", **options: Any) -> Any:
+    """Write a tiny model as a Hugging Face folder in `dtype`; return it, rounded, in float32."""
+    import torch
+
+    model = tiny(arch, **options).to(getattr(torch, dtype))
+    model.save_pretrained(folder)
+    return model.float().eval()

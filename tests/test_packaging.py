@@ -1,0 +1,58 @@
+"""The hand-written package list, the links, and what a wheel holds."""
+
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+MAPPED = {name: ROOT / folder for name, folder in SETTINGS["package-dir"].items()}
+
+
+def folder_of(package: str) -> Path:
+    for name, folder in MAPPED.items():
+        if package == name or package.startswith(name + "."):
+            return Path(folder, *package[len(name) :].strip(".").split("."))
+    return ROOT.joinpath(*package.split("."))
+
+
+def on_disk() -> set[str]:
+    """Return every package that stands in the repository, by its import name."""
+    found = set()
+    for top, base in (("aprfmt", ROOT / "aprfmt"), *MAPPED.items()):
+        for folder, names, files in os.walk(base):
+            names[:] = [n for n in names if n != "__pycache__" and not Path(folder, n).is_symlink()]
+            if "__init__.py" in files:
+                parts = Path(folder).relative_to(base).parts
+                found.add(".".join((top, *parts)))
+    return found
+
+
+def test_package_list_is_what_stands_on_disk() -> None:
+    assert set(SETTINGS["packages"]) == on_disk()
+
+
+def test_links_lead_to_the_mapped_folders() -> None:
+    for name, folder in MAPPED.items():
+        link = ROOT.joinpath(*name.split("."))
+        assert link.is_symlink()
+        assert link.resolve() == folder.resolve()
+
+
+def test_wheel_holds_every_module_and_the_demo_model(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation",
+         "--disable-pip-version-check", "-q", "-w", str(tmp_path), str(ROOT)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    names = set(zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist())
+    for package in SETTINGS["packages"]:
+        for module in folder_of(package).glob("*.py"):
+            assert "/".join((*package.split("."), module.name)) in names
+    for file in ("model.safetensors", "config.json", "tokenizer.json", "generation_config.json"):
+        assert f"aprfmt/demo_model/{file}" in names
+    assert "aprfmt/py.typed" in names
+    assert not [name for name in names if name.startswith(("cli/", "inference/", "tests/"))]

@@ -1,0 +1,250 @@
+"""What each format is told of a tokenizer, and what can be said of it afterwards."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aprfmt.errors import ConversionError, FormatError, UnsupportedError
+from aprfmt.model import Model
+from aprfmt.tensor import Typed
+from aprfmt.tokenizer import facts, keys, load, to_apr, to_gguf, to_hf
+from tests.tokenizer.fake import fake, folder_model, without_json, write_gguf
+
+
+def copied(demo_model: Path, tmp_path: Path, **changes: Any) -> Path:
+    """Copy the demo folder's texts; `changes` replace keys of config.json."""
+    for path in demo_model.iterdir():
+        if path.suffix in (".json", ".jinja") and path.name != "golden.json":
+            (tmp_path / path.name).write_text(path.read_text())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
+    return tmp_path
+
+
+def values(metadata: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.value if isinstance(v, Typed) else v for k, v in metadata.items()}
+
+
+def test_key_names_are_those_of_gguf() -> None:
+    from gguf import Keys
+
+    known = {value for name, value in vars(Keys.Tokenizer).items() if not name.startswith("_")}
+    assert {key.gguf for key in keys.KEYS} <= known
+
+
+def test_types_are_those_of_the_writer(demo_model: Path) -> None:
+    from aprfmt.formats.gguf.known_keys import known_type
+
+    for key in keys.KEYS:
+        if key.type != "string" and key.type != "array:string":
+            assert known_type(key.gguf, key.type.startswith("array")) == key.type, key
+
+
+def test_gguf_read_by_the_gguf_package(demo_model: Path, tmp_path: Path) -> None:
+    from gguf import GGUFReader, TokenType
+
+    reader = GGUFReader(write_gguf(tmp_path / "x.gguf", to_gguf(folder_model(demo_model))))
+    found = {name: field.contents() for name, field in reader.fields.items()}
+    data = json.loads((demo_model / "tokenizer.json").read_text())
+    assert found["tokenizer.ggml.model"] == "gpt2" and found["tokenizer.ggml.pre"] == "qwen2"
+    assert found["tokenizer.ggml.merges"] == [" ".join(m) for m in data["model"]["merges"]]
+    tokens = found["tokenizer.ggml.tokens"]
+    assert {tokens[i]: i for i in range(1533)} == data["model"]["vocab"]
+    assert tokens[1533:] == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    wanted = [TokenType.NORMAL] * 1533 + [TokenType.CONTROL] * 3
+    assert found["tokenizer.ggml.token_type"] == wanted
+    assert found["tokenizer.ggml.eos_token_id"] == 1535
+    assert found["tokenizer.huggingface.json"] == (demo_model / "tokenizer.json").read_text()
+    template = (demo_model / "chat_template.jinja").read_text()
+    assert found["tokenizer.chat_template"] == template
+
+
+def test_tokens_fill_the_embedding(demo_model: Path, tmp_path: Path) -> None:
+    source = folder_model(copied(demo_model, tmp_path, vocab_size=1540))
+    found = values(to_gguf(source))
+    tail = found["tokenizer.ggml.tokens"][1536:]
+    assert tail == ["[PAD1536]", "[PAD1537]", "[PAD1538]", "[PAD1539]"]
+    assert found["tokenizer.ggml.token_type"][1535:] == [3, 5, 5, 5, 5]
+    padded = fake("gguf", without_json(to_gguf(source)))
+    assert load(padded).vocab_size == 1536
+    assert facts(padded) == facts(source)
+
+
+def test_tokens_beyond_the_embedding_are_cut(demo_model: Path, tmp_path: Path) -> None:
+    source = folder_model(copied(demo_model, tmp_path, vocab_size=1534))
+    found = values(to_gguf(source))
+    assert len(found["tokenizer.ggml.tokens"]) == len(found["tokenizer.ggml.token_type"]) == 1534
+    assert "tokenizer.ggml.eos_token_id" not in found or found["tokenizer.ggml.eos_token_id"] < 1536
+
+
+def test_verbatim_through_gguf_and_apr(demo_model: Path) -> None:
+    """GGUF -> APR -> GGUF keeps every key, value and type, also keys APR has no name for."""
+    first = {
+        **without_json(to_gguf(folder_model(demo_model))),
+        "tokenizer.ggml.token_type": Typed([1] * 1536, "array:uint32"),
+        "tokenizer.ggml.bos_token_id": Typed(7, "int64"),
+        "tokenizer.ggml.fim_pre_token_id": Typed(9, "uint32"),
+        "tokenizer.ggml.precompiled_charsmap": Typed([0, 255], "array:uint8"),
+        "tokenizer.chat_template.tool_use": Typed("{{ 1 }}", "string"),
+    }
+    first = {
+        key: v if isinstance(v, Typed) else Typed(v, "bool" if isinstance(v, bool) else "string")
+        for key, v in first.items()
+    }
+    apr = to_apr(fake("gguf", first))
+    assert apr["tokenizer.bos_token_id"] == 7 and "chat_template" in apr
+    again = to_gguf(fake("apr", json.loads(json.dumps(apr))))
+    assert again == first
+
+
+def test_apr_from_a_folder(demo_model: Path) -> None:
+    found = to_apr(folder_model(demo_model))
+    assert found["tokenizer.model_type"] == "BPE" and found["tokenizer.pre_type"] == "qwen2"
+    assert len(found["tokenizer.vocabulary"]) == found["tokenizer.vocab_size"] == 1536
+    assert found["tokenizer.merges"][0] == "Ġ t"
+    assert found["special_tokens"]["eos_token"] == "<|im_end|>"
+    assert found["chat_template"] == found["tokenizer.chat_template"]
+    assert found["tokenizer.huggingface.json"] == (demo_model / "tokenizer.json").read_text()
+
+
+def test_apr_without_pre_or_types_is_read_by_its_architecture(demo_model: Path) -> None:
+    """The reference importer writes neither for older files."""
+    found = to_apr(folder_model(demo_model))
+    bare = {
+        key: found[key]
+        for key in ("tokenizer.vocabulary", "tokenizer.merges", "tokenizer.model_type",
+                    "tokenizer.bos_token_id", "tokenizer.eos_token_id")
+    }  # fmt: skip
+    model = fake("apr", {**bare, "architecture": "qwen2"})
+    ours, source = load(model), load(folder_model(demo_model))
+    for text in ("I'm 12 <|im_end|>\n", "Cafe\u0301"):
+        assert ours.encode(text) == source.encode(text)
+    with pytest.raises(UnsupportedError, match="does not say how its text is split"):
+        load(fake("apr", {**bare, "architecture": "llama"}))
+    with pytest.raises(ConversionError, match="pre_type: missing"):
+        to_gguf(fake("apr", {**bare, "architecture": "llama"}))
+
+
+def test_folder_files_come_back_verbatim(demo_model: Path) -> None:
+    gguf = values(to_gguf(folder_model(demo_model)))
+    names = ("tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+    texts = {name: (demo_model / name).read_text() for name in names}
+    gguf["aprfmt.files"] = json.dumps(texts)
+    found = to_hf(fake("gguf", gguf))
+    assert found == {**texts, "tokenizer.json": (demo_model / "tokenizer.json").read_text()}
+
+
+def test_a_changed_key_wins_over_the_carried_file(demo_model: Path) -> None:
+    gguf = values(to_gguf(folder_model(demo_model)))
+    texts = {"chat_template.jinja": "{{ 'old' }}"}
+    gguf.update({"aprfmt.files": json.dumps(texts), "tokenizer.chat_template": "{{ 'new' }}"})
+    gguf.update({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.eos_token_id": 1534})
+    model = fake("gguf", gguf)
+    ours = load(model)
+    assert ours.chat_template == to_hf(model)["chat_template.jinja"] == "{{ 'new' }}"
+    assert ours.encode("") == [1533] and ours.eos_id == 1534 and 1534 in ours.stop_ids
+
+
+def test_facts_agree_between_formats(demo_model: Path) -> None:
+    source = folder_model(demo_model)
+    wanted = facts(source)
+    assert wanted["vocab_size"] == 1536 and wanted["merges"] == 1277 and wanted["added_tokens"] == 3
+    for form, made in (("gguf", to_gguf), ("apr", to_apr)):
+        metadata: dict[str, Any] = made(source)  # type: ignore[operator]
+        assert facts(fake(form, metadata)) == wanted
+        assert facts(fake(form, without_json(metadata))) == wanted
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fact"),
+    [
+        ("tokenizer.ggml.tokens", None, "tokens_sha256"),
+        ("tokenizer.ggml.merges", None, "merges_sha256"),
+        ("tokenizer.ggml.eos_token_id", 3, "eos_id"),
+        ("tokenizer.ggml.add_bos_token", True, "add_bos"),
+        ("tokenizer.ggml.token_type", [1] * 1536, "added_tokens_sha256"),
+        ("tokenizer.chat_template", "x", "chat_template"),
+    ],
+)
+def test_facts_see_a_change(demo_model: Path, key: str, value: Any, fact: str) -> None:
+    metadata = values(without_json(to_gguf(folder_model(demo_model))))
+    before = facts(fake("gguf", metadata))
+    if value is None:
+        value = list(metadata[key])
+        value[10], value[11] = value[11], value[10]
+    after = facts(fake("gguf", {**metadata, key: value}))
+    assert before[fact] != after[fact]
+
+
+class Untouchable(list[str]):
+    """A list whose length may be asked for, and nothing else."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("read")
+
+    def __getitem__(self, at: Any) -> Any:
+        raise AssertionError("read")
+
+
+def test_quick_facts_read_no_list() -> None:
+    model = fake("gguf", {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": Untouchable("abc"), "tokenizer.ggml.merges": Untouchable("ab"),
+        "tokenizer.ggml.bos_token_id": 1, "tokenizer.huggingface.json": "{no JSON",
+        "tokenizer.chat_template": "{{ messages.__class__ }}",
+    })  # fmt: skip
+    found = facts(model, quick=True)
+    assert (found["model"], found["pre"], found["entries"], found["merges"]) == (
+        "gpt2",
+        "qwen2",
+        3,
+        2,
+    )
+    assert found["bos_id"] == 1 and "__class__" in found["chat_template_scan"]
+
+
+@pytest.mark.parametrize("form", ["gguf", "apr", "safetensors"])
+def test_no_tokenizer(form: str, tmp_path: Path) -> None:
+    model: Model = fake(form, {}, tmp_path if form == "safetensors" else None)
+    assert facts(model) == facts(model, quick=True) == to_gguf(model) == to_apr(model) == {}
+    assert to_hf(model) == {}
+    with pytest.raises(FormatError, match="carries no tokenizer; looked for"):
+        load(model)
+
+
+def test_a_model_without_vocabulary() -> None:
+    metadata = {"tokenizer.ggml.model": "none"}
+    assert facts(fake("gguf", metadata)) == {} and to_gguf(fake("gguf", metadata)) == metadata
+
+
+def test_wordpiece_and_unigram_are_carried_but_have_no_gguf_word(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    for name, made in (
+        ("wordpiece", models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]")),
+        ("unigram", models.Unigram([("<unk>", 0.0), ("a", -1.0), ("b", -2.0)], unk_id=0)),
+    ):
+        Tokenizer(made).save(str(tmp_path / "tokenizer.json"))
+        model = folder_model(tmp_path)
+        assert facts(model)["kind"] == name and load(model).encode("ab") == [1, 2]
+        assert load(fake("apr", to_apr(model))).encode("ab") == [1, 2]
+        with pytest.raises(ConversionError, match=name):
+            to_gguf(model)
+
+
+def test_inspecting_imports_neither_library() -> None:
+    import subprocess
+
+    code = (
+        "import sys; from types import SimpleNamespace as S; from pathlib import Path\n"
+        "from aprfmt.tokenizer import facts\n"
+        "keys = {'tokenizer.ggml.tokens': ['a'], 'tokenizer.chat_template': '{{ 1 }}'}\n"
+        "m = S(format='gguf', metadata=keys, folder=None, config=None, path=Path('x'))\n"
+        "assert facts(m, quick=True)['chat_template_scan'] == 'nothing suspicious'\n"
+        "assert not {'tokenizers', 'jinja2', 'numpy', 'click'} & set(sys.modules)"
+    )
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root)

@@ -1,0 +1,201 @@
+"""Chat templates: as transformers renders them, and held where they are hostile."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aprfmt.errors import FormatError, UsageError
+from aprfmt.tokenizer import scan_template, template
+from aprfmt.tokenizer.render_child import environment
+from aprfmt.tokenizer.scan import scan
+from aprfmt.tokenizer.template import render
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "1 < 2 & \"é\" 'x'\n{{ 3 }}"},
+    {"role": "assistant", "content": "yes", "tool_calls": [{"name": "f", "arguments": {"a": [1]}}]},
+]
+
+PLAIN: dict[str, str] = {
+    "chatml": "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "tokens": "{{ bos_token }}{{ messages[0]['content'] | trim }}{{ eos_token }}[{{ unk_token }}]",
+    "tojson": "{{ messages | tojson }}{{ messages[2].tool_calls[0] | tojson(indent=2) }}",
+    "tojson-options": "{{ {'b': 'é', 'a': 1} | tojson(sort_keys=true, ensure_ascii=true) }}",
+    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
+    "{% endfor %}{{ ns.n }}",
+    "loopcontrols": "{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{{ m.role }}"
+    "{% endfor %}",
+    "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}"
+    "{% endfor %}",
+    "blocks": "{% for m in messages %}\n    {% if m.role == 'user' %}\n  {{ m.role }}\n"
+    "    {%- endif %}\n{% endfor %}\n",
+    "macro": "{% macro show(m) %}<{{ m.role }}>{% endmacro %}{{ show(messages[1]) }}",
+    "methods": "{{ messages[0].content.split(' ')[-1].upper() }}{{ messages[2].items() | list }}",
+    "slices": "{% for m in messages[1:][::-1] %}{{ m.role }}{{ loop.index0 }}{% endfor %}",
+    "dict": "{{ dict(a=1).get('a') }}{{ dict.fromkeys(['x']) }}",
+    "tools": "{{ tools is none }}{{ documents is defined }}{{ date_string is defined }}",
+    "strftime": "{{ strftime_now('%Y') | length }}",
+    "cycler": "{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}",
+}
+
+
+def scanned(text: str) -> list[str]:
+    """Scan in this process; the child's way is tested once."""
+    return scan(text, environment())
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_renders_as_transformers_does(name: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    prompt = name != "macro"
+    variables = {"bos_token": "<s>", "eos_token": "</s>"}
+    (wanted,), _ = render_jinja_template(
+        [MESSAGES], chat_template=PLAIN[name], add_generation_prompt=prompt, **variables
+    )
+    got = render(
+        PLAIN[name], MESSAGES, add_generation_prompt=prompt, variables=variables, where="x"
+    )
+    assert got == wanted
+    assert bool(scanned(PLAIN[name])) is (name == "cycler")
+
+
+# template -> what the scan must say of it ("" where reading cannot tell)
+HOSTILE: dict[str, tuple[str, str]] = {
+    "class": ("{{ messages.__class__.__mro__ }}", "__class__"),
+    "item": ("{{ messages['__class__'].mro() }}", "__class__"),
+    "concatenated": ("{{ ''['__cl' ~ 'ass__'].mro() }}", "__class__"),
+    "added": ("{{ ''['__cl' + 'ass__'].mro() }}", "__class__"),
+    "reversed": ("{{ ''['__ssalc__' | reverse].mro() }}", "__class__"),
+    "joined": ("{{ ''[['__cl', 'ass__'] | join].mro() }}", "__class__"),
+    "escaped": (r"{{ ''['\x5f\x5fclass\x5f\x5f'].mro() }}", "__class__"),
+    "run-time": ("{{ ''['__' ~ messages[0].role ~ '__'].x.y }}", "run time"),
+    "attr": ("{{ (''|attr('__class__')).mro() }}", "attr"),
+    "map-attr": ("{{ (messages|map('attr', '__class__')|list)[0].mro() }}", "attr"),
+    "map-attribute": ("{{ (messages|map(attribute='__class__')|list)[0].mro() }}", "__class__"),
+    "groupby": ("{{ (messages|groupby('__class__'))[0][0].mro() }}", "__class__"),
+    "lipsum": ("{{ lipsum.__globals__['os'].popen('id').read() }}", "popen"),
+    "cycler": ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "cycler"),
+    "joiner": ("{{ joiner.__init__.__globals__ }}", "joiner"),
+    "namespace": ("{{ namespace.__init__.__globals__ }}", "__init__"),
+    "namespace-set": ("{{ namespace(__class__=1) }}", ""),
+    "dict-class": ("{{ dict.__class__.__mro__[1] }}", "__mro__"),
+    "self": ("{{ self._TemplateReference__context.environment.x.y }}", "_TemplateReference"),
+    "undefined": ("{{ nothing.__init__.__globals__ }}", "__globals__"),
+    "function": ("{{ raise_exception.__globals__['json'].x }}", "__globals__"),
+    "function-code": ("{{ strftime_now.func_globals.x.y }}", "func_globals"),
+    "format-bound": ("{{ '{0.__class__.__mro__}'.format('x').y.z }}", "format"),
+    "format-indirect": ("{% set f = '{0.__class__}'.format %}{{ f('x').y.z }}", "__class__"),
+    "format-map": ("{{ '{a.__class__}'.format_map({'a': 1}).x.y }}", "format_map"),
+    "format-mapped": ("{{ ['{0.__class__}'] | map('format', 1) | list }}", "__class__"),
+    "caller": ("{% macro m() %}{{ caller.__globals__.x }}{% endmacro %}{% call m() %}{% endcall %}",
+               "__globals__"),
+    "mutation": ("{{ messages.append(1) }}", ""),
+    "clear": ("{{ messages[0].clear() }}", ""),
+    "include": ("{% include '/etc/passwd' %}", "another template"),
+    "import": ("{% import 'os' as os %}{{ os }}", "another template"),
+    "extends": ("{% extends '/etc/passwd' %}", "another template"),
+    "function-call": ("{{ open('/etc/passwd').read() }}", "calls open()"),
+    "exec-name": ("{{ self.os.system('id') }}", "system"),
+    "range": ("{% for i in range(10 ** 9) %}x{% endfor %}", "range()"),
+    "repeat": ("{{ 'a' * 10 ** 10 }}", "multiplies"),
+    "repeat-list": ("{{ ([0] * 10 ** 9) | length }}", "multiplies"),
+    "output": ("{{ 'a' * 5000000 }}", "multiplies"),
+    "doubling": ("{% set ns = namespace(s='x') %}{% for i in range(64) %}"
+                 "{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s | length }}", ""),
+    "width": ("{{ '%999999999d' | format(1) }}", ""),
+    "recursion": ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", ""),
+    "nesting": ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "nested"),
+    "center": ("{{ 'x' | center(999999999) }}", ""),
+    "indent": ("{{ ('x\n' * 9999) | indent(99999) }}", ""),
+    "replace": ("{{ ('x' * 9999) | replace('x', 'y' * 99999) }}", "multiplies"),
+    "syntax": ("{% if %}", "does not parse"),
+    "unclosed": ("{% for x in messages %}", "does not parse"),
+    "raise-other": ("{{ 1 // 0 }}", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile(name: str) -> None:
+    text, finding = HOSTILE[name]
+    with pytest.raises(FormatError, match=r"x\.gguf: the chat template"):
+        render(text, MESSAGES, add_generation_prompt=True, variables={}, where="x.gguf")
+    found = scanned(text)
+    assert any(finding in line for line in found) if finding else not found
+
+
+def test_cpu_time_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The real limit is 5 s; the timer that stands behind it is drawn in to meet it sooner."""
+    monkeypatch.setattr(template, "WALL_SECONDS", 0.6)
+    text = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(FormatError, match="5 s of CPU or crashed"):
+        render(text, MESSAGES, add_generation_prompt=True, variables={}, where="x")
+    assert any("range()" in line for line in scanned(text))
+
+
+def test_limits_are_set() -> None:
+    pytest.importorskip("resource", reason="NOT-RUN: this system has no resource limits")
+    import subprocess
+    import sys
+
+    code = (
+        "import resource as r; from aprfmt.tokenizer.render_child import limit_resources\n"
+        "limit_resources(5, 256 << 20)\n"
+        "print(r.getrlimit(r.RLIMIT_CPU), r.getrlimit(r.RLIMIT_AS), r.getrlimit(r.RLIMIT_FSIZE))"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.stdout.startswith("(5, 5)") and done.stdout.endswith("(0, 0)\n")
+    if sys.platform == "linux":
+        assert str(256 << 20) in done.stdout
+
+
+def test_a_template_may_refuse() -> None:
+    text = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(UsageError, match="refuses these messages: roles must alternate"):
+        render(text, MESSAGES, add_generation_prompt=True, variables={}, where="x")
+    assert scanned(text) == []
+
+
+def test_messages_that_are_no_data() -> None:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": object()}]
+    with pytest.raises(UsageError, match="no plain JSON data"):
+        render("x", messages, add_generation_prompt=True, variables={}, where="x")
+
+
+def test_text_comes_back_as_it_was() -> None:
+    content = "".join(map(chr, range(1, 0x180))) + "\U0001f999\u2028\r\n"
+    messages = [{"role": "user", "content": content}]
+    options: dict[str, Any] = {"add_generation_prompt": False, "variables": {}, "where": "x"}
+    assert render("{{ messages[0].content }}", messages, **options) == content
+
+
+def test_a_long_answer_below_the_limit() -> None:
+    options: dict[str, Any] = {"add_generation_prompt": False, "variables": {}, "where": "x"}
+    assert render("{{ 'é' * (2 * 1024 * 1024) }}", MESSAGES, **options) == "é" * (2 << 20)
+    with pytest.raises(FormatError, match="more than 4 MiB"):
+        render("{{ 'é' * (2 * 1024 * 1024) }}x", MESSAGES, **options)
+
+
+def test_the_child_has_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "x")
+    monkeypatch.setenv("PYTHONPATH", "/nowhere")
+    seen: dict[str, Any] = {}
+    real = template.subprocess.Popen
+
+    def spy(args: Any, **options: Any) -> Any:
+        seen.update(options, args=args)
+        return real(args, **options)
+
+    monkeypatch.setattr(template.subprocess, "Popen", spy)
+    assert scan_template("{{ 1 }}") == []
+    assert seen["env"] == {} and seen["cwd"] == "/" and "-I" in seen["args"]
+
+
+def test_scan_is_bounded_and_on_one_line_each() -> None:
+    found = scan_template("\n".join(f"{{{{ x{i}.__class__ }}}}" for i in range(100)))
+    assert len(found) == 40 and found[1].startswith("line 2: ")
+    (only,) = scanned("{{ x['__a\\nb'] }}")
+    assert only.startswith("line 1: reads [") and "\n" not in only
