@@ -62,7 +62,7 @@ class HFFolder:
 
 
 def ours(name: str) -> bool:
-    """Say whether a file of an output folder is one we would write, so that --force may replace it."""
+    """Say whether a file of a folder is one we would write: --force may replace those only."""
     return (
         name in TEXT_FILES
         or name in (INDEX, WEIGHTS)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from aprfmt.arch.bind import Group
     from aprfmt.arch.hyper import KeyReport
     from aprfmt.arch.spec import ArchSpec, HyperParams, Move
+    from aprfmt.conversion.restore import Restoration
     from aprfmt.tokenizer import Tokenizer
 
 HF_CONFIG_KEYS = {"gguf": "aprfmt.hf_config", "apr": "hf_config"}
@@ -335,6 +336,13 @@ class Model(Mapping[str, Tensor]):
             raise TensorNotFoundError(self._not_found(name))
         return Tensor(self._lazy[name])
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._lazy  # Mapping's own would look for near names on every miss
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a tensor, or `default` where the file has none of that name."""
+        return self[name] if name in self._lazy else default
+
     def _not_found(self, name: str) -> str:
         from aprfmt.names import near
 
@@ -406,6 +414,13 @@ class Model(Mapping[str, Tensor]):
         from aprfmt.tokenizer import load
 
         return load(self)
+
+    @cached_property
+    def records(self) -> "Restoration":
+        """What a file of ours records of its source's bits; empty for others."""
+        from aprfmt.conversion.restore import read_restoration
+
+        return read_restoration(self.metadata, str(self.path))
 
     @property
     def notes(self) -> Sequence[Note]:

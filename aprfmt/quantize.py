@@ -12,6 +12,7 @@ embeddings and stacked experts, which are parameters and no Linear.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from aprfmt.dtypes import ENCODINGS, encoding
 from aprfmt.errors import UsageError
@@ -26,7 +27,7 @@ class Scheme:
 
     base: str
     file_type: int | None
-    options: Mapping[str, bool] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 SCHEMES: Mapping[str, Scheme] = {
@@ -48,9 +49,9 @@ SCHEMES: Mapping[str, Scheme] = {
     "IQ4_NL": Scheme("IQ4_NL", 25),
     "IQ4_XS": Scheme("IQ4_XS", 30),
     "NF4": Scheme("NF4", None),
-    "NF4-double": Scheme("NF4", None, {"double": True}),
+    "NF4-double": Scheme("NF4", None, {"double_quantization": True}),
     "FP4": Scheme("FP4", None),
-    "FP4-double": Scheme("FP4", None, {"double": True}),
+    "FP4-double": Scheme("FP4", None, {"double_quantization": True}),
 }
 
 # llama.cpp adds these to the metadata of what it quantizes; 2 is GGML_QNT_VERSION.

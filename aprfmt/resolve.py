@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from aprfmt.conversion.restore import read_restoration
 from aprfmt.errors import ArchError
 from aprfmt.model import LogicalTensor, Resolution
 from aprfmt.tensor import Note, Value
@@ -79,7 +78,7 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
     bound = bind(spec, style, tuple(model))
     shapes = known_shapes(bound, {name: tensor.shape for name, tensor in model.items()})
     hyper, report, notes = read_hyperparameters(model, spec, shapes)
-    records = read_restoration(model.metadata, str(model.path))
+    records = model.records
     roles: dict[str, LogicalTensor] = {}
     for group in bound.groups:
         stored = [model[name].lazy for name in group.stored]

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from aprfmt.codecs.native.moments import Moments
     from aprfmt.tensor import LazyTensor
 
 # Elements handled at a time: their float64 copies stay in the second-level cache.
@@ -65,14 +66,19 @@ class Accumulator:
         self._min, self._max = math.inf, -math.inf
 
     def add(self, values: Any) -> None:
-        """Take a numpy array in."""
+        """Take a numpy array in; float32 by the native kernel where there is one."""
         import numpy as np
+
+        from aprfmt.codecs import native_kernels
 
         flat = np.ascontiguousarray(values).reshape(-1)
         if flat.dtype.kind == "c":
             flat = flat.view(flat.real.dtype)
         elif flat.dtype.kind not in "fiub":  # bfloat16 and the float8 types of ml_dtypes
             flat = flat.astype(np.float32)
+        if flat.dtype == np.float32 and (native := native_kernels()) is not None:
+            self.add_stats(_of_moments(flat.size, native.stats(flat)))
+            return
         self._count += flat.size
         with np.errstate(all="ignore"):
             for start in range(0, flat.size, CHUNK):
@@ -195,6 +201,10 @@ def _by_kernel(encoding: str, parts: "Mapping[str, memoryview]", count: int) -> 
     if native is None or encoding not in native.KERNELS or len(parts) > 1 or not fits:
         return None
     found = native.stats_of(encoding, parts[""], count, cpu_count())
+    return _of_moments(count, found)
+
+
+def _of_moments(count: int, found: "Moments") -> Stats:
     if not found.finite:
         none = (None,) * 6
         return Stats(count, *none, nan=found.nan, inf=found.inf, zeros=found.zeros)

@@ -13,7 +13,9 @@ from aprfmt.cli import options, render
 @click.argument("dst", type=click.Path(path_type=Path))
 @click.option("--to", help="Target format, where DST's extension does not say it.")
 @options.encoding
+@click.option("--quantize", metavar="T", help="As `aprfmt quantize --type T`.")
 @options.tensor_encodings
+@options.quantization
 @options.allow_overflow
 @options.drop
 @options.max_shard_size
@@ -29,7 +31,12 @@ def command(
     dst: Path,
     to: str | None,
     encoding: str | None,
+    quantize: str | None,
     tensor_encodings: tuple[tuple[str, str], ...],
+    pure: bool,
+    imatrix: Path | None,
+    fma: str,
+    allow_requantize: bool,
     allow_overflow: bool,
     drop: tuple[str, ...],
     max_shard_size: int | None,
@@ -51,7 +58,8 @@ def command(
         "convert", src, dst, to, quiet, as_json,
         encoding=encoding, tensor_encodings=tensor_encodings, allow_overflow=allow_overflow,
         drop=drop, max_shard_size=max_shard_size, alignment=alignment, dry_run=dry_run, arch=arch,
-        force=force, verify=not no_verify, source_hash=not no_source_hash,
+        force=force, verify=not no_verify, source_hash=not no_source_hash, quantize=quantize,
+        pure=pure, imatrix=imatrix, fma=fma, allow_requantize=allow_requantize,
     )  # fmt: skip
 
 

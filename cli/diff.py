@@ -19,6 +19,14 @@ SECTIONS = ("tensors", "hyperparameters", "tokenizer", "metadata")
               help="Show the worst N tensors.")  # fmt: skip
 @click.option("--accept", type=click.Choice(["within"]), multiple=True,
               help="Count WITHIN (rounding of the coarser encoding) as equal.")  # fmt: skip
+@click.option(
+    "--base",
+    type=click.Path(path_type=Path),
+    metavar="SRC",
+    help="The float source: say which quantized tensors derive from it byte for byte.",
+)
+@click.option("--imatrix", type=click.Path(path_type=Path), metavar="FILE",
+              help="With --base: the importance matrix that was used.")  # fmt: skip
 @options.arch
 @options.common
 def command(
@@ -28,6 +36,8 @@ def command(
     only: tuple[str, ...],
     top: int,
     accept: tuple[str, ...],
+    base: Path | None,
+    imatrix: Path | None,
     arch: str | None,
     as_json: bool,
     quiet: bool,
@@ -41,7 +51,9 @@ def command(
     from aprfmt.compare import diff
 
     with render.Progress("diff", quiet) as progress:
-        report = diff(a, b, tensors=patterns, arch=arch, progress=progress)
+        report = diff(
+            a, b, tensors=patterns, arch=arch, base=base, imatrix=imatrix, progress=progress
+        )
     if patterns and not only:
         only = ("tensors",)
     if only:
@@ -61,6 +73,7 @@ def show(report: Any, top: int, code: int) -> None:
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     if report.tensors:
         render.line(f"{len(report.tensors)} tensors: {said}", style="head")
+    _derived(report.tensors)
     layouts: dict[tuple[str, ...], int] = {}
     for tensor in report.tensors:
         if tensor.layout and tensor.verdict in ("SAME_VALUES", "SAME_BYTES"):
@@ -80,6 +93,18 @@ def show(report: Any, top: int, code: int) -> None:
         render.line(f"... {left} more (--top, --json)", style="dim")
     words = {0: ("equal", "good"), 1: ("different", "bad"), 2: ("a tensor was unreadable", "bad")}
     render.line(words[code][0], style=words[code][1])
+
+
+def _derived(tensors: Any) -> None:
+    """Say how many quantized tensors derive from the base, by side and by how they were made."""
+    found: dict[tuple[str, str], int] = {}
+    for tensor in tensors:
+        for one in tensor.derivations:
+            words = {True: f"requantized from base, {one.mode}", False: "do not derive from base"}
+            text = words.get(one.derives, "not known whether they derive from base")
+            found[one.side, text] = found.get((one.side, text), 0) + 1
+    for (side, text), count in found.items():
+        render.line(f"  {side.upper()}: {count} tensors {text}")
 
 
 def _fields(title: str, rows: Any) -> None:

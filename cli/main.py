@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "import": ("import_", "Convert any format to APR v2."),
     "export": ("export", "Convert a model to GGUF or a Hugging Face folder."),
     "convert": ("convert", "Convert any format to any, keeping every bit it can."),
+    "quantize": ("quantize", "Quantize with llama.cpp's mixtures or as bitsandbytes does."),
     "set": ("set_", "Change metadata without touching tensors."),
     "split": ("split", "Write a model as several shards."),
     "merge": ("merge", "Write a sharded model as one file."),
@@ -27,6 +28,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tokenize": ("tokenize", "Turn text into token ids."),
     "template": ("template", "Render the model's chat template."),
     "trace": ("trace", "Show activations at named capture points."),
+    "logits": ("logits", "Compute the logits of every token, and judge the last row."),
+    "run": ("run", "Generate text from a prompt."),
+    "eval": ("eval", "Measure the loss on a text in nats, and the distance from a model."),
     "explain": ("explain", "Explain an error, a role, an exit code, an encoding."),
     "doctor": ("doctor", "Say what works on this machine and why the rest does not."),
 }

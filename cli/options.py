@@ -96,3 +96,18 @@ tensor_encodings = click.option(
     "--tensor", "tensor_encodings", multiple=True, callback=assignments,
     metavar="PATTERN=E", help="Store these tensors as E.",
 )  # fmt: skip
+
+
+def quantization(function: F) -> F:
+    """Add --pure, --imatrix, --fma and --allow-requantize."""
+    for option in (
+        click.option("--allow-requantize", is_flag=True,
+                     help="Quantize again what is quantized already (adds its own error)."),
+        click.option("--fma", type=click.Choice(["fused", "strict"]), default="fused",
+                     show_default=True, help="Rounding of multiply-adds in the searches."),
+        click.option("--imatrix", type=click.Path(path_type=Path), metavar="FILE",
+                     help="llama.cpp's importance matrix, GGUF or legacy."),
+        click.option("--pure", is_flag=True, help="One type for all weights, no mixture."),
+    ):  # fmt: skip
+        function = option(function)
+    return function

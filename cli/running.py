@@ -157,3 +157,51 @@ def run_facts(model: Any, choice: Any, opened: Any) -> dict[str, Any]:
         "backend": dict(opened.backend.facts()),
         "peak_rss_bytes": peak_rss(),
     }
+
+
+def tokenizer_of(model: Any) -> Any | None:
+    """Return the model's tokenizer, None where it has none that can be read."""
+    from aprfmt.errors import AprfmtError
+
+    try:
+        return model.tokenizer
+    except AprfmtError:
+        return None
+
+
+def top_tokens(row: Any, model: Any | None, count: int = 5) -> list[dict[str, Any]]:
+    """Return the highest logits of a row [vocab]: id, logit, and the token where it is known.
+
+    NaN is last. Equal logits come in order of their ids. `model` None leaves the tokens out.
+    """
+    import numpy as np
+
+    wide = np.asarray(row, np.float64)
+    best = np.argsort(-wide, kind="stable")[:count]
+    tokenizer = None if model is None else tokenizer_of(model)
+    found: list[dict[str, Any]] = [{"id": int(i), "logit": float(wide[i])} for i in best]
+    if tokenizer is not None:
+        for entry in found:
+            entry["token"] = tokenizer.token(entry["id"])
+    return found
+
+
+def show_top(top: list[dict[str, Any]], title: str) -> None:
+    """Print the highest logits, one a line."""
+    from aprfmt.cli import render
+
+    render.line(title, style="head")
+    for row in top:
+        token = render.escape(row.get("token", ""))
+        render.line(f"  {row['id']:>8}  {row['logit']:>12.6f}  {token}")
+
+
+def show_checks(checks: Any) -> None:
+    """Print a line for each check: outcome, name, what was found and what was expected."""
+    from aprfmt.cli import render
+
+    styles = {"PASS": "good", "FAIL": "bad", "NOT_RUN": "warn"}
+    for check in checks:
+        todo = f"; {check.todo}" if check.todo else ""
+        text = f"{check.outcome:7} {check.name}: {check.found}; expected {check.expected}{todo}"
+        render.line(render.escape(text), style=styles[check.outcome])

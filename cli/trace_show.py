@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from aprfmt.cli import render
+from aprfmt.cli import render, running
 
 SPIKE = 10.0  # a slot's deviation over the median of all layers: an observation, never a verdict
 
@@ -41,26 +41,19 @@ def body(trace: Any) -> dict[str, Any]:
 
 def logits(trace: Any) -> dict[str, Any] | None:
     """Return the last row's top five, None where the logits or their values are not there."""
-    import numpy as np
-
     record, values = trace.find("logits"), trace.values("logits")
     if record is None or record.stats is None:
         return None
     found: dict[str, Any] = {"stats": record.stats.to_json(), "top": []}
-    if values is not None:
-        last = np.asarray(values)[-1].astype(np.float64)
-        best = np.argsort(-last, kind="stable")[:5]
-        found["top"] = [{"id": int(i), "logit": float(last[i])} for i in best]
+    if values is not None and values.ndim == 2 and len(values):
+        found["top"] = running.top_tokens(values[-1], None)
     return found
 
 
 def name_tokens(found: dict[str, Any], model: Any) -> None:
     """Add each top token's spelling, where the model has a tokenizer."""
-    from aprfmt.errors import AprfmtError
-
-    try:
-        tokenizer = model.tokenizer
-    except AprfmtError:
+    tokenizer = running.tokenizer_of(model)
+    if tokenizer is None:
         return
     for row in found["top"]:
         row["token"] = tokenizer.token(row["id"])
@@ -116,10 +109,7 @@ def show(trace: Any, found: dict[str, Any]) -> None:
     render.table(rows, ("layer", "point", *COLUMNS), "ll" + "r" * len(COLUMNS))
     render.line("std divides by n; positions of every row are in --json", style="dim")
     if found["logits"] and found["logits"]["top"]:
-        render.line("top 5 of the last row", style="head")
-        for row in found["logits"]["top"]:
-            token = render.escape(row.get("token", ""))
-            render.line(f"  {row['id']:>8}  {row['logit']:>12.6f}  {token}")
+        running.show_top(found["logits"]["top"], "top 5 of the last row")
     for text in found["observations"]:
         render.line(render.escape(text), style="warn")
     if found["nonfinite"]:

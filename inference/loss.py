@@ -173,6 +173,7 @@ class Divergence:
     """Two models' next-token distributions over the same tokens, means over `tokens` labels."""
 
     kl: float  # of the second from the first, nats
+    max_kl: float  # of the token where it is largest
     top1: float  # share of equal argmax
     correct_change: float  # mean change of the right token's probability, second minus first
     tokens: int
@@ -188,9 +189,32 @@ def divergence(first: Numbers, second: Numbers, labels: Sequence[int] | Numbers)
     a, b = log_probabilities(first), log_probabilities(second)
     wanted = np.asarray(labels, np.int64)[:, None]
     change = np.exp(np.take_along_axis(b, wanted, -1)) - np.exp(np.take_along_axis(a, wanted, -1))
+    kl = np.sum(np.exp(a) * (a - b), axis=-1)
     return Divergence(
-        float(np.mean(np.sum(np.exp(a) * (a - b), axis=-1))),
+        float(np.mean(kl)),
+        float(np.max(kl)),
         float(np.mean(np.argmax(first, -1) == np.argmax(second, -1))),
         float(np.mean(change)),
         len(first),
+    )
+
+
+def mean_divergence(parts: Sequence[Divergence]) -> Divergence:
+    """Join the divergences of several runs of tokens, each weighted by its tokens.
+
+    Raises UsageError where there is none.
+    """
+    tokens = sum(part.tokens for part in parts)
+    if not tokens:
+        raise UsageError("no token was compared; give a longer text")
+
+    def mean(values: Iterable[float]) -> float:
+        return math.fsum(v * part.tokens for v, part in zip(values, parts, strict=True)) / tokens
+
+    return Divergence(
+        mean(part.kl for part in parts),
+        float(np.max([part.max_kl for part in parts])),  # a NaN comes through
+        mean(part.top1 for part in parts),
+        mean(part.correct_change for part in parts),
+        tokens,
     )

@@ -78,7 +78,7 @@ def save_trace(path: Path, trace: Trace, *, force: bool = False) -> None:
 
     Records without values (statistics only) are written as records alone.
     """
-    from aprfmt.formats import open_sink
+    from aprfmt.formats import FORMATS, open_sink
     from aprfmt.formats.jsonio import dumps
 
     infos = []
@@ -87,6 +87,7 @@ def save_trace(path: Path, trace: Trace, *, force: bool = False) -> None:
         if values is not None:
             encoding = _ENCODINGS[values.dtype.name]
             infos.append(TensorInfo(key, values.shape, encoding, 0, values.nbytes, None))
+    infos = FORMATS["safetensors"].order(infos)
     with open_sink(path, "safetensors", force=force) as sink:
         sink.plan({HEADER: dumps(_to_json(trace), str(path))}, infos)
         for info in infos:

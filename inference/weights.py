@@ -6,7 +6,6 @@ each use. `with weights.layer(i)` reads layer i + 1 ahead and lets go of what la
 """
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.vocabulary import role_key, split_key
+from aprfmt.codecs import native_kernels
 from aprfmt.dtypes import encoding as encoding_row
 from aprfmt.errors import ArchError, TensorNotFoundError
 from aprfmt.names import near
@@ -29,6 +29,9 @@ Array = NDArray[Any]
 PAGE = 4096
 # Share of the memory that is free at the start which decoded weights may take by default.
 FREE_SHARE = 0.6
+# Up to so many rows of x the product on encoded bytes reads less than decoding would write.
+ENCODED_ROWS = 2
+_FREE = ("float32", "float64")  # stored as they are computed with
 
 
 class Rows(Protocol):
@@ -127,10 +130,11 @@ class StoredRows:
         """Return the tensor decoded; plain little-endian floats as a view of the file."""
         raw = self.encoded()
         row = encoding_row(self.encoding) if raw is not None else None
-        if raw is not None and row is not None and row.numpy in ("float32", "float64"):
+        if raw is not None and row is not None and row.numpy in _FREE:
             if len(raw) == row.nbytes(self.shape):
                 return np.frombuffer(raw, np.dtype(row.numpy).newbyteorder("<")).reshape(self.shape)
-        values: Array = self._tensor.numpy()
+        # Row-major whatever the file's layout: a product's bits follow the strides.
+        values: Array = np.ascontiguousarray(self._tensor.numpy())
         return values
 
     def decode_rows(self, start: int, stop: int) -> Array:
@@ -243,24 +247,26 @@ class Weight:
     def _place(self, backend: "Backend") -> Any:
         values = self.numpy()
         placed = backend.array(values if values.dtype.kind == "f" else values.astype(np.float32))
-        if placed is not values:
+        if placed is not values or values.flags.writeable:  # no view of the mapped file
             self._rows.drop()
         return placed
 
-    def product(self, x: Array) -> Array | None:
-        """Return float32 x [n, in] times this weight transposed, without decoding it in memory.
+    def product(self, x: Array, threads: int) -> Array | None:
+        """Return float32 x [n, in] times this weight transposed, on the encoded bytes.
 
-        None where the codec's extension has no product for the encoding, or many rows make
-        decoding once the better way.
+        None where the extension has no kernel for the encoding, where decoding is free, or for so
+        many rows of x that decoding once is the better way.
         """
-        if len(x) > ENCODED_ROWS or len(self.shape) != 2:
+        native = native_kernels()
+        if native is None or len(x) > ENCODED_ROWS or len(self.shape) != 2:
             return None
-        kernel = encoded_products().get(self.encoding)
-        raw = self._encoded() if kernel is not None else None
-        if kernel is None or raw is None:
+        if self.encoding not in native.KERNELS or encoding_row(self.encoding).numpy in _FREE:
+            return None
+        raw = self._encoded()
+        if raw is None:
             return None
         y = np.empty((len(x), self.n_rows), np.float32)
-        kernel(raw, np.ascontiguousarray(x), y)
+        native.matmul(self.encoding, np.ascontiguousarray(x), raw, y, threads)
         return y
 
     def _encoded(self) -> memoryview | None:
@@ -271,26 +277,6 @@ class Weight:
         first = 0 if self._part is None else self._part[0] * self.n_rows
         rows = raw[first * size : (first + self.n_rows) * size]
         return rows if len(raw) == size * math.prod(self._rows.shape[:-1]) else None
-
-
-# Up to so many rows of x a product on the encoded weight reads less than decoding it would write.
-ENCODED_ROWS = 8
-Product = Callable[[memoryview, Array, Array], None]
-
-
-def encoded_products() -> Mapping[str, Product]:
-    """Return the extension's products by encoding: `kernel(raw, x [n, in], y [n, out])`.
-
-    Empty without the extension, or with APRFMT_NATIVE=0.
-    """
-    if os.environ.get("APRFMT_NATIVE") == "0":
-        return {}
-    try:
-        from aprfmt.codecs import native
-    except ImportError:
-        return {}
-    products: Mapping[str, Product] = getattr(native, "PRODUCTS", {})
-    return products
 
 
 class Weights(Mapping[str, Weight]):

@@ -116,9 +116,9 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
     def write_gguf_layers(value: Value, hp: Params) -> Params:
         if value == assumed_layers(hp):
             return {}
-        for length in range(2, len(value) + 1):
-            if value == period(length)(None, hp):
-                return {_KEY + "_pattern": length}
+        length = (*value, False).index(False) + 1
+        if 2 <= length <= len(value) and value == period(length)(None, hp):
+            return {_KEY + "_pattern": length}
         return {_KEY + "_pattern": list(value)}
 
     return (

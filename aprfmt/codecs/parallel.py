@@ -73,7 +73,7 @@ def split(count: int, block_size: int, threads: int) -> list[tuple[int, int]]:
     """
     parts = max(1, min(threads, count // SMALLEST_PART))
     step = math.lcm(block_size, _STEP)
-    size = -(-count // (parts * step)) * step
+    size = max(1, -(-count // (parts * step))) * step
     return [(start, min(start + size, count)) for start in range(0, count, size)] or [(0, 0)]
 
 

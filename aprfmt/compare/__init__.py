@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.compare.align import Alignment, align
 from aprfmt.compare.records import DiffReport, FieldDiff, TensorDiff
-from aprfmt.errors import AprfmtError, ArchError
+from aprfmt.errors import AprfmtError, ArchError, UsageError
 from aprfmt.tensor import Value
 
 if TYPE_CHECKING:
+    from aprfmt.compare.requant import Oracle
     from aprfmt.model import Model
 
 __all__ = ["DiffReport", "FieldDiff", "TensorDiff", "diff", "diff_models"]
@@ -24,17 +25,29 @@ def diff(
     *,
     tensors: Sequence[str] = (),
     arch: str | None = None,
+    base: "Path | str | None" = None,
+    imatrix: "Path | str | None" = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DiffReport:
     """Compare two model files or folders, in any formats.
 
+    `base` is the float source: every quantized tensor is asked whether it derives from it byte for
+    byte, given the importance matrix in the file `imatrix`, where one was used.
     `tensors` are PATTERNs in any spelling; UsageError where one matches nothing. Raises
     FormatError for a file that cannot be opened; a tensor that cannot be read is UNREADABLE.
     """
     from aprfmt.model import open_model
 
     with open_model(a, arch=arch) as first, open_model(b, arch=arch) as second:
-        return diff_models(first, second, tensors=tensors, progress=progress)
+        if base is None:
+            if imatrix is not None:
+                raise UsageError("an importance matrix explains bytes only beside a base: --base")
+            return diff_models(first, second, tensors=tensors, progress=progress)
+        from aprfmt.compare.requant import open_oracle
+
+        oracle = open_oracle(base, imatrix, arch)
+        with oracle.base:
+            return diff_models(first, second, tensors=tensors, oracle=oracle, progress=progress)
 
 
 def diff_models(
@@ -42,9 +55,11 @@ def diff_models(
     b: "Model",
     *,
     tensors: Sequence[str] = (),
+    oracle: "Oracle | None" = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DiffReport:
     """Compare two open models; see `diff`."""
+    from aprfmt.compare.requant import judged
     from aprfmt.compare.tensors import compare_pair
     from aprfmt.names import select
     from aprfmt.resolve import spellings
@@ -60,7 +75,8 @@ def diff_models(
     imatrix = _has_imatrix(a.metadata) or _has_imatrix(b.metadata)
     results = []
     for i, pair in enumerate(pairs):
-        results.append(compare_pair(pair, imatrix))
+        result = compare_pair(pair, imatrix)
+        results.append(judged(oracle, result, pair.a, pair.b, (a.metadata, b.metadata)))
         if progress is not None:
             progress(i + 1, len(pairs))
     notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]

@@ -14,6 +14,17 @@ def byte_runs(side: "LogicalTensor | Tensor") -> list[Run] | None:
     return side.runs
 
 
+def stored_runs(side: "LogicalTensor | Tensor") -> list[Run]:
+    """Return the runs of everything a tensor is stored in: all tensors of a role, all parts."""
+    tensors = [side.lazy] if isinstance(side, Tensor) else list(side.stored)
+    parts = [
+        part
+        for tensor in tensors
+        for part in ([tensor.parts[key] for key in sorted(tensor.parts)] or [tensor])
+    ]
+    return [Run(part, 0, part.info.nbytes) for part in parts]
+
+
 def windows(runs: Sequence[Run], size: int = WINDOW) -> Iterator[bytes | memoryview]:
     """Yield the concatenated bytes of the runs in windows of `size`, the last one shorter."""
     if len(runs) == 1:

@@ -52,6 +52,23 @@ class ValueStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Derivation:
+    """Whether one quantized side is what encoding the base's values again gives.
+
+    `derives` is None where that could not be decided; `mode` is how it was made, or nearly so.
+    `block` is the first that differs, in row `row`, beginning at `element` of the row.
+    """
+
+    derives: bool | None
+    mode: str
+    text: str
+    block: int | None = None
+    row: int | None = None
+    element: int | None = None
+    side: str = ""  # "a" or "b"
+
+
+@dataclass(frozen=True, slots=True)
 class TensorDiff:
     """One role of the union of both files, with one verdict.
 
@@ -73,6 +90,7 @@ class TensorDiff:
     first_byte: int | None = None
     stats: ValueStats | None = None
     steps_off: float | None = None  # largest |a-b| in steps of the coarser encoding
+    derivations: tuple[Derivation, ...] = ()  # of the quantized sides, where a base was given
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from aprfmt.compare.align import Pair, Side, stored_names
 from aprfmt.compare.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, steps
-from aprfmt.compare.raw import byte_runs, first_difference
+from aprfmt.compare.raw import byte_runs, first_difference, stored_runs
 from aprfmt.compare.records import TensorDiff
 from aprfmt.compare.values import CHUNK, Accumulator
 from aprfmt.dtypes import encoding as encoding_row
@@ -66,6 +66,8 @@ def _layout(a: Side, b: Side) -> tuple[str, ...]:
 def _compare(diff: TensorDiff, a: Side, b: Side, imatrix: bool) -> TensorDiff:
     layout = (*diff.layout, *_layout(a, b))
     diff = replace(diff, layout=layout)
+    if not layout and a.encoding == b.encoding and _same_stored(a, b):
+        return replace(diff, verdict="SAME_BYTES")
     runs_a, runs_b = byte_runs(a), byte_runs(b)
     first: int | None = None
     comparable = (
@@ -82,6 +84,11 @@ def _compare(diff: TensorDiff, a: Side, b: Side, imatrix: bool) -> TensorDiff:
         if first is None:
             return _mislabelled(diff, a, b)
     return _by_values(replace(diff, first_byte=first), a, b, imatrix)
+
+
+def _same_stored(a: Side, b: Side) -> bool:
+    """Say whether both sides store the same bytes, all parts of packed weights included."""
+    return first_difference(stored_runs(a), stored_runs(b)) is None
 
 
 def _one(side: Side) -> str:

@@ -57,10 +57,12 @@ def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -
     """Convert an open model; see `convert`."""
     from aprfmt.conversion.metadata import HASH_KEY, Carried, bare, carry
     from aprfmt.conversion.plan import build
+    from aprfmt.conversion.quantized import prepare
     from aprfmt.conversion.restoring import record
     from aprfmt.conversion.run import Written, outcome
 
     target = FORMATS[to] if to is not None and dst.suffix == "" else target_format(dst, to)
+    options = prepare(model, target, options)
     plan = build(model, target, options)
     record(model, target, plan)
     if options.arch == "none" and model.format != target.name:
@@ -75,7 +77,9 @@ def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -
         carried.metadata[HASH_KEY] = PLACEHOLDER
     if not options.dry_run:
         files, digest = _write(model, target, dst, plan, carried, written, options, hashing)
-    tensors = tuple(outcome(o, w) for o, w in zip(plan.outputs, written, strict=True))
+    tensors = tuple(
+        outcome(o, w) for o, w in zip(plan.outputs, written, strict=True) if not o.companion
+    )
     verified = None
     if options.verify and not options.dry_run:
         verified = _verify(files, plan, written)

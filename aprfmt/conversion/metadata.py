@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.conversion.options import Options
-from aprfmt.conversion.plan import Output, Plan
+from aprfmt.conversion.outputs import Output, Plan
+from aprfmt.conversion.packed import STATE, quantization_config
+from aprfmt.conversion.quantized import RECORD
 from aprfmt.dtypes import encoding
 from aprfmt.errors import ConversionError
 from aprfmt.hf_folder import COMPANION_FILES
+from aprfmt.quantize import Mixture, quantized
 from aprfmt.tensor import Typed, Value
 
 if TYPE_CHECKING:
@@ -49,12 +52,77 @@ def carry(model: "Model", target: str, plan: Plan, options: Options) -> Carried:
         carried = CARRIERS[target](model, plan)
         carried.metadata.update(plan.restoration.metadata())
         carried.metadata.update(_identity(model))
+        if all(output.copies for output in plan.outputs if quantized(output.source_encoding)):
+            carried.metadata.update(_quantization_record(model))
+    _claim_packing(carried, plan.outputs, options)
     if any(not output.copies for output in plan.outputs) and model.format == target:
         _update_claims(carried, plan.outputs, target)
     carried.metadata.update(options.extra_metadata)
     for key, value in options.metadata.items():
         carried.metadata[key] = _typed_like(model, key, value)
     return carried
+
+
+def _quantization_record(model: "Model") -> dict[str, Value]:
+    """Return how the source says it was quantized: true of a copy in another format as well."""
+    return {key: value for key, value in model.metadata.items() if key.startswith(RECORD)}
+
+
+def _claim_packing(carried: Carried, outputs: Sequence[Output], options: Options) -> None:
+    """Make every config.json that travels along say whether bitsandbytes packed the weights."""
+    packed = {output.part.packed.encoding for output in outputs if output.part is not None}
+    if not packed and any(STATE in output.info.name for output in outputs):
+        return  # packed weights that are copied: the config already says so
+    double = bool(options.packing.get("double_quantization", False))
+    claim = quantization_config(sorted(packed)[0], double, _left_out(outputs)) if packed else None
+    texts = [(carried.texts, "config.json"), (carried.metadata, "aprfmt.hf_config")]
+    for place, key in texts:
+        text = place.get(key)  # type: ignore[attr-defined]
+        if isinstance(text, str):
+            place[key] = _claimed_text(text, claim)  # type: ignore[index]
+    files = carried.metadata.get(FILES_KEY)
+    if isinstance(files, str):
+        held = json.loads(files)
+        if "config.json" in held:
+            held["config.json"] = _claimed_text(held["config.json"], claim)
+            carried.metadata[FILES_KEY] = json.dumps(held, ensure_ascii=False)
+    config = carried.metadata.get("hf_config")
+    if isinstance(config, Mapping):
+        carried.metadata["hf_config"] = _claimed(dict(config), claim)
+
+
+def _left_out(outputs: Sequence[Output]) -> list[str]:
+    """Name the modules that transformers would expect to be packed and that are not."""
+    mixture = Mixture("NF4", (), n_layers=0)
+    return [
+        output.info.name.removesuffix(".weight")
+        for output in outputs
+        if output.part is None
+        and mixture.choose(output.role or output.info.name, output.info.shape, "F32") is not None
+    ]
+
+
+def _claimed_text(text: str, claim: Mapping[str, Any] | None) -> str:
+    """Return a config.json with the claim; verbatim where it says nothing else already."""
+    config = json.loads(text)
+    if not isinstance(config, dict):
+        return text
+    changed = _claimed(dict(config), claim)
+    if changed == config:
+        return text
+    return json.dumps(changed, indent=2) + "\n"
+
+
+def _claimed(config: dict[str, Any], claim: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Set or take away `quantization_config`; keys stay sorted where they were."""
+    old = config.get("quantization_config")
+    if claim is None:
+        if isinstance(old, Mapping) and old.get("quant_method") == "bitsandbytes":
+            del config["quantization_config"]
+        return config
+    ordered = list(config) == sorted(config)
+    config["quantization_config"] = dict(claim)
+    return dict(sorted(config.items())) if ordered else config
 
 
 def _verbatim(model: "Model") -> dict[str, Value | Typed]:
@@ -168,7 +236,11 @@ def _foreign_gguf(model: "Model") -> str | None:
     return json.dumps(kept, ensure_ascii=True, separators=(",", ":")) if kept else None
 
 
-def _carried_gguf(model: "Model") -> dict[str, Value | Typed]:
+def _bare(value: Value | Typed) -> Value:
+    return value.value if isinstance(value, Typed) else value
+
+
+def _carried_gguf(model: "Model") -> dict[str, Typed]:
     from aprfmt.formats.jsonio import loads
 
     text = model.metadata.get(GGUF_KEY)
@@ -180,6 +252,7 @@ def _carried_gguf(model: "Model") -> dict[str, Value | Typed]:
 
 def _to_gguf(model: "Model", plan: Plan) -> Carried:
     from aprfmt.arch.hyper import write_hyper
+    from aprfmt.resolve import same_value
     from aprfmt.tokenizer import to_gguf
 
     spec, hyper = model.spec, model.hyper
@@ -188,9 +261,15 @@ def _to_gguf(model: "Model", plan: Plan) -> Carried:
         "general.type": "model",
         "general.name": model_name(model),
     }
-    found.update(_carried_gguf(model))
-    found.update(write_hyper(spec, hyper, "gguf"))
-    found["general.file_type"] = Typed(file_type(plan.outputs), "uint32")
+    carried = _carried_gguf(model)
+    found.update(carried)
+    for key, value in write_hyper(spec, hyper, "gguf").items():
+        if key not in carried or not same_value(carried[key].value, _bare(value)):
+            found[key] = value
+    if "general.file_type" not in carried or any(
+        o.info.encoding != o.source_encoding for o in plan.outputs
+    ):
+        found["general.file_type"] = Typed(file_type(plan.outputs), "uint32")
     if any(encoding(o.info.encoding).block_size > 1 for o in plan.outputs):
         found["general.quantization_version"] = Typed(2, "uint32")
     found.update(to_gguf(model))
@@ -223,7 +302,11 @@ def _to_apr(model: "Model", plan: Plan) -> Carried:
         "model_type": model.spec.name,
         "name": model_name(model),
         "original_format": model.format,
-        "param_count": sum(_elements(output.info.shape) for output in plan.outputs),
+        "param_count": sum(
+            _elements(o.info.shape if o.part is None else o.part.packed.shape)
+            for o in plan.outputs
+            if not o.companion
+        ),
     }
     found.update(write_hyper(model.spec, model.hyper, "apr"))
     found.update(to_apr(model))

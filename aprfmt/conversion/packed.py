@@ -5,19 +5,24 @@ planning where that matters, and once more when its bytes are written. Between t
 parts are kept; of everything else the weight encoded last is held, and no other.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from aprfmt.conversion.counts import Counts
 from aprfmt.dtypes import encoding
 from aprfmt.errors import ConversionError
 from aprfmt.tensor import TensorInfo
 
-if TYPE_CHECKING:
-    from aprfmt.conversion.run import Counts
-
-# What the parts of a packed weight are stored as, by the length of an element.
+STATE = ".quant_state.bitsandbytes__"  # in the name of a quant state, and of nothing else
 _SMALL = 4096  # bytes: parts up to this are kept from planning to writing
+
+
+def has_companions(name: str) -> bool:
+    """Say whether an encoding is stored in several tensors."""
+    from aprfmt.codecs import CODECS
+
+    return name in CODECS and len(CODECS[name].parts) > 1
 
 
 @dataclass
@@ -42,8 +47,9 @@ class Packed:
     make: Callable[[], Any]
     encode: Callable[[Any], Mapping[str, bytes]]
     latest: Latest
-    counts: "Counts"
+    counts: Counts = field(default_factory=Counts)
     kept: dict[str, bytes] = field(default_factory=dict)
+    nbytes: int = 0  # of all parts together
     counted: bool = False
 
     def part(self, suffix: str) -> bytes:
@@ -73,9 +79,12 @@ class Packed:
         found = {}
         for suffix, dtype, count in self._layout():
             name = f"{self.name}.{suffix}" if suffix else main
-            shape = (count, 1) if not suffix else (count,)
+            shape: tuple[int, ...] = (count, 1) if not suffix else (count,)
             size = encoding(dtype).nbytes(shape)
-            found[suffix] = TensorInfo(name, shape, dtype, 0, size, encoding(dtype).row_bytes(shape))
+            found[suffix] = TensorInfo(
+                name, shape, dtype, 0, size, encoding(dtype).row_bytes(shape)
+            )
+        self.nbytes = sum(info.nbytes for info in found.values())
         return found
 
     def _layout(self) -> list[tuple[str, str, int]]:
@@ -121,9 +130,12 @@ def weight_dtype(source: str, config: Mapping[str, Any] | None, name: str) -> st
     return str(said)
 
 
-def quantization_config(encoding_name: str, double: bool) -> dict[str, Any]:
+def quantization_config(
+    encoding_name: str, double: bool, left_out: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return `quantization_config` as transformers writes it for a model it packed itself.
 
+    `left_out` are Linear modules that are not packed; the head never is.
     Source: transformers' BitsAndBytesConfig.to_dict with its defaults.
     """
     return {
@@ -135,7 +147,7 @@ def quantization_config(encoding_name: str, double: bool) -> dict[str, Any]:
         "bnb_4bit_use_double_quant": double,
         "llm_int8_enable_fp32_cpu_offload": False,
         "llm_int8_has_fp16_weight": False,
-        "llm_int8_skip_modules": None,
+        "llm_int8_skip_modules": [*left_out, "lm_head"] if left_out else None,
         "llm_int8_threshold": 6.0,
         "load_in_4bit": True,
         "load_in_8bit": False,

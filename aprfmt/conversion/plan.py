@@ -6,59 +6,28 @@ where those only move rows, the plan is a list of byte runs and nothing is decod
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.conversion.choosing import check_importance, choose_encodings, in_parts
 from aprfmt.conversion.options import Options
-from aprfmt.conversion.restore import Restoration
-from aprfmt.dtypes import ENCODINGS, encoding
-from aprfmt.errors import CodecError, ConversionError
+from aprfmt.conversion.outputs import PLAIN_FLOATS as PLAIN_FLOATS
+from aprfmt.conversion.outputs import Output as Output
+from aprfmt.conversion.outputs import Plan as Plan
+from aprfmt.conversion.outputs import make_info
+from aprfmt.conversion.quantized import check_requantization
+from aprfmt.conversion.restore import Restoration, restore_bits
+from aprfmt.dtypes import encoding
+from aprfmt.errors import ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.formats.mapped import MemoryTensor
 from aprfmt.model import LogicalTensor, Model, Run, element_runs
 from aprfmt.names import compile_pattern, select
-from aprfmt.resolve import spellings, spellings_by_name
+from aprfmt.quantize import leading
+from aprfmt.resolve import spellings_by_name
 from aprfmt.tensor import LazyTensor, Note, TensorInfo
 
 if TYPE_CHECKING:
     from aprfmt.arch.bind import Group
-
-PLAIN_FLOATS = ("F64", "F32", "F16", "BF16")
-
-
-@dataclass(frozen=True)
-class Output:
-    """One stored tensor of the target.
-
-    `runs` are the source bytes in the target's element order, in `source_encoding`; None where a
-    layout step changes values, then `make()` gives the decoded array of `info.shape`. The bytes
-    are copied if runs exist and the encodings agree, re-encoded otherwise.
-    """
-
-    info: TensorInfo
-    source_encoding: str
-    runs: list[Run] | None
-    make: Callable[[], Any]
-    spellings: tuple[str, ...]
-    steps: tuple[str, ...] = ()
-    sources: tuple[LazyTensor, ...] = ()
-    role: str = ""  # where exactly one role is stored in it
-
-    @property
-    def copies(self) -> bool:
-        """True if stored bytes are copied, not decoded."""
-        return self.runs is not None and self.info.encoding == self.source_encoding
-
-
-@dataclass
-class Plan:
-    """Everything a conversion will write, before a byte is written."""
-
-    outputs: list[Output]
-    style: str | None
-    notes: list[Note]
-    restoration: Restoration
-    dropped: tuple[str, ...] = ()
 
 
 def build(model: Model, target: FormatSpec, options: Options) -> Plan:
@@ -79,7 +48,10 @@ def build(model: Model, target: FormatSpec, options: Options) -> Plan:
     else:
         plan.outputs = _mapped(model, target, options, plan)
     plan.outputs, plan.dropped = _without_dropped(plan.outputs, options, str(model.path))
-    plan.outputs = _choose_encodings(plan.outputs, model, target, options, plan)
+    plan.outputs = choose_encodings(plan.outputs, model, target, options, plan)
+    check_requantization(plan.outputs, options, model.path)
+    check_importance(plan, options)
+    plan.outputs = in_parts(plan.outputs, model, target, options)
     _check_names(plan.outputs, target)
     return plan
 
@@ -156,9 +128,21 @@ def _packed_names(model: Model, target: FormatSpec) -> dict[str, str]:
 
 
 def _requested(model: Model, options: Options) -> set[str]:
-    if options.encoding or options.choose:
+    if options.encoding:
         return set(model)
     names = list(model)
+    if options.choose:
+        roles = _roles_by_stored(model)
+        asked = [leading((*roles.get(name, ()), name)) for name in names]
+        chosen = [
+            options.choose(name, tensor.shape, tensor.encoding)
+            for name, tensor in zip(asked, model.values(), strict=True)
+        ]
+        return {
+            name
+            for name, wished in zip(names, chosen, strict=True)
+            if wished not in (None, model[name].encoding)
+        }
     patterns = [pattern for pattern, _ in options.tensor_encodings]
     if not patterns:
         return set()
@@ -204,7 +188,7 @@ def _derived(name: str, values: Sequence[float]) -> Output:
     """Return a hyperparameter that the target keeps as a one-dimensional F32 tensor."""
     import struct
 
-    info = _info(name, (len(values),), "F32")
+    info = make_info(name, (len(values),), "F32")
     tensor = MemoryTensor(info, struct.pack(f"<{len(values)}f", *values))
     return _stored(tensor, name)
 
@@ -269,10 +253,11 @@ def _group_outputs(model: Model, group: "Group") -> list[Output]:
         if back is not None and len(encodings) == 1 and not any(s.parts for s in sources):
             runs = element_runs(combined, back[j])
         source_encoding = encodings[0] if len(encodings) == 1 else _widest(encodings)
+        patch = model.records.stored.get(group.roles[0]) if len(group.roles) == 1 else None
         one = logical[0] if len(logical) == 1 and len(group.stored) == 1 else None
         if one is not None and one.restored:
             source_encoding = one.restored
-        info = _info(name, shape, source_encoding)
+        info = make_info(name, shape, source_encoding)
         bits = one.raw() if one is not None and one.restored else None
         if bits is not None and not group.binding.steps:
             # Restored bits are copied: encoding the widened values would make NaNs quiet.
@@ -280,7 +265,7 @@ def _group_outputs(model: Model, group: "Group") -> list[Output]:
         spellings = (name, *group.roles, *(s.info.name for s in sources))
         outputs.append(
             Output(
-                info, source_encoding, runs, _maker(logical, group, hp, j), spellings,
+                info, source_encoding, runs, _maker(logical, group, hp, j, patch), spellings,
                 steps=names, sources=sources, role=group.roles[0] if one is not None else "",
             )
         )  # fmt: skip
@@ -288,29 +273,43 @@ def _group_outputs(model: Model, group: "Group") -> list[Output]:
 
 
 def _maker(
-    logical: Sequence[LogicalTensor], group: "Group", hp: Any, index: int
+    logical: Sequence[LogicalTensor], group: "Group", hp: Any, index: int, patch: Any
 ) -> Callable[[], Any]:
     def make() -> Any:
         arrays = [tensor.numpy() for tensor in logical]
         for step in reversed(group.binding.steps):
             arrays = step.apply(arrays, hp)
-        return arrays[index]
+        if patch is None or arrays[index].dtype.name != "float32":
+            return arrays[index]
+        return _patched(arrays[index], patch, logical, group, hp)
 
     return make
+
+
+def _patched(
+    made: Any, patch: Any, logical: Sequence[LogicalTensor], group: "Group", hp: Any
+) -> Any:
+    """Return `made` with the bits an earlier file of this style had, if they mean the same values.
+
+    A tensor edited since then is written as the steps make it.
+    """
+    import numpy as np
+
+    bits = restore_bits(np.ascontiguousarray(made).view("<u4"), patch, logical[0].key)
+    candidate = bits.view("<f4")
+    arrays = [candidate]
+    for step in group.binding.steps:
+        arrays = step.undo(arrays, hp)
+    same = np.array_equal(
+        np.ascontiguousarray(arrays[0]).view(np.uint32),
+        np.ascontiguousarray(logical[0].numpy()).view(np.uint32),
+    )
+    return candidate if same else made
 
 
 def _widest(encodings: Sequence[str]) -> str:
     """Return the encoding that holds every value of a mixed group: F32 unless all are plain."""
     return "F64" if "F64" in encodings else "F32"
-
-
-def _info(name: str, shape: tuple[int, ...], name_of_encoding: str) -> TensorInfo:
-    row = encoding(name_of_encoding)
-    try:
-        size = row.nbytes(shape)
-    except CodecError as error:
-        raise ConversionError(f"{name}: {error}; choose another with --tensor") from error
-    return TensorInfo(name, shape, name_of_encoding, 0, size, row.row_bytes(shape))
 
 
 def _without_dropped(
@@ -325,72 +324,6 @@ def _without_dropped(
         out = any(match(name) for match in matchers for name in output.spellings)
         (dropped if out else kept).append(output)
     return kept, tuple(output.info.name for output in dropped)
-
-
-def _choose_encodings(
-    outputs: list[Output], model: Model, target: FormatSpec, options: Options, plan: Plan
-) -> list[Output]:
-    """Give every output its encoding: the source's, unless a wish or a rule of the target differs.
-
-    Order: --tensor, the mixture, --encoding, the record of an earlier widening, the target's rule
-    for vectors, the source's own.
-    """
-    for wished in [options.encoding, *(e for _, e in options.tensor_encodings)]:
-        if wished is not None and wished not in ENCODINGS:
-            raise ConversionError(
-                f"encoding {wished!r} is not one we know; known: {', '.join(ENCODINGS)}"
-            )
-    every = spellings(model) if options.tensor_encodings else {}
-    names = [(*output.spellings, *every.get(output.role, ())) for output in outputs]
-    explicit: dict[int, str] = {}
-    for pattern, wished in options.tensor_encodings:
-        for i in select(names, [pattern], str(model.path)):
-            explicit[i] = wished
-    chosen: list[Output] = []
-    refused: list[str] = []
-    for i, output in enumerate(outputs):
-        wished = explicit.get(i) or _wish(output, options)
-        if wished is None:
-            wished = output.source_encoding
-            if target.vectors_f32 and _is_vector(output) and wished in PLAIN_FLOATS:
-                wished = "F32"
-        if not target.holds(encoding(wished)) and not target.carries:
-            refused.append(f"{output.info.name} ({wished})")
-            continue
-        same = wished == output.info.encoding
-        info = output.info if same else _info(output.info.name, output.info.shape, wished)
-        chosen.append(
-            Output(info, output.source_encoding, output.runs, output.make, output.spellings,
-                   output.steps, output.sources, output.role)
-        )  # fmt: skip
-    if refused:
-        raise ConversionError(
-            f"{model.path}: {target.name} has no code for the encoding of {len(refused)} tensors: "
-            f"{', '.join(refused[:3])}{' ...' if len(refused) > 3 else ''}; decode or requantize "
-            "them with --encoding (F32 keeps every value) or --tensor PATTERN=ENCODING"
-        )
-    return chosen
-
-
-def _wish(output: Output, options: Options) -> str | None:
-    role = output.role or output.info.name
-    if options.choose is not None:
-        return options.choose(role, output.info.shape, output.source_encoding)
-    wished = options.encoding
-    if wished is None or (ENCODINGS.get(output.source_encoding) or encoding("F32")).numpy in (
-        "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool",
-        "complex64",
-    ):  # fmt: skip
-        return None
-    return wished if wished in PLAIN_FLOATS or not _is_vector(output) else None
-
-
-def _is_vector(output: Output) -> bool:
-    """Say whether ggml's readers expect this tensor as F32: 1-D, norms, routers, positions."""
-    from aprfmt.arch.spec import F32_ROLES
-
-    name = output.role.partition(".")[2] if output.role.startswith("L") else output.role
-    return len(output.info.shape) <= 1 or name.rpartition(".")[0].endswith(F32_ROLES)
 
 
 def _check_names(outputs: Sequence[Output], target: FormatSpec) -> None:

@@ -25,7 +25,7 @@ from aprfmt.tensor import Typed, Value
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aprfmt.conversion.plan import Output
+    from aprfmt.conversion.outputs import Output
     from aprfmt.formats import FormatSpec
     from aprfmt.imatrix import ImportanceMatrix
     from aprfmt.model import Model
@@ -49,7 +49,7 @@ def prepare(model: "Model", target: "FormatSpec", options: Options) -> Options:
         from aprfmt.imatrix import read_imatrix
 
         matrix = read_imatrix(options.imatrix)
-    mixture = _mixture(model, options, matrix is not None)
+    mixture = mixture_of(model, options, matrix is not None)
     scheme = SCHEMES[mixture.scheme]
     return replace(
         options,
@@ -64,7 +64,8 @@ def prepare(model: "Model", target: "FormatSpec", options: Options) -> Options:
     )
 
 
-def _mixture(model: "Model", options: Options, imatrix: bool) -> Mixture:
+def mixture_of(model: "Model", options: Options, imatrix: bool) -> Mixture:
+    """Return the mixture of a model; of an unknown architecture by what its GGUF says."""
     assert options.quantize is not None
     try:
         hyper, names = model.hyper, list(model.roles)

@@ -1,9 +1,10 @@
 """What a target format's conventions took away, written down so that the way back restores it.
 
-A GGUF stores norms as float32 (gemma's with one added). Two records under `aprfmt.source.*` undo
-that exactly: `encodings` names the encoding a role had in the source, and `restore` holds, for
+A GGUF stores norms as float32 (gemma's with one added). Records under `aprfmt.source.*` undo that
+exactly: `encodings` names the encoding a role had in the source, and `restore` holds, for
 values that narrowing does not give back bit for bit, the source's own bits: sparse as
-[index, bits] pairs, or the whole tensor as base64 where most elements need it.
+[index, bits] pairs, or the whole tensor as base64 where most elements need it. The other way round,
+`stored` holds the bits a GGUF had where taking one away and adding it again loses them.
 """
 
 import base64
@@ -16,6 +17,7 @@ from aprfmt.tensor import Value
 
 ENCODINGS_KEY = "aprfmt.source.encodings"
 RESTORE_KEY = "aprfmt.source.restore"
+STORED_KEY = "aprfmt.source.stored"
 _SPARSE_SHARE = 8  # at most one element in eight is stored as a pair; beyond that, all of them
 
 
@@ -25,6 +27,13 @@ class Restoration:
     def __init__(self) -> None:
         self.encodings: dict[str, str] = {}
         self.patches: dict[str, Value] = {}
+        self.stored: dict[str, Value] = {}
+
+    def record_stored(self, key: str, source_bits: Any, again: Any) -> None:
+        """Note the stored bits of a role that the layout steps, undone and applied, do not give."""
+        patch = _patch(source_bits.reshape(-1), again.reshape(-1))
+        if patch is not None:
+            self.stored[key] = patch
 
     def record(self, key: str, encoding: str, source_bits: Any, narrowed_bits: Any) -> None:
         """Note a role's encoding and the elements where `narrowed_bits` is not `source_bits`.
@@ -32,27 +41,34 @@ class Restoration:
         Both are unsigned integer arrays of one shape: the stored patterns in the source, and what
         undoing the target's layout and narrowing again would give.
         """
-        import numpy as np
-
         self.encodings[key] = encoding
-        source, narrowed = source_bits.reshape(-1), narrowed_bits.reshape(-1)
-        wrong = np.flatnonzero(source != narrowed)
-        if not wrong.size:
-            return
-        if wrong.size * _SPARSE_SHARE <= source.size:
-            self.patches[key] = [[int(i), int(source[i])] for i in wrong]
-        else:
-            little = source.astype(source.dtype.newbyteorder("<"))
-            self.patches[key] = base64.b64encode(little.tobytes()).decode()
+        patch = _patch(source_bits.reshape(-1), narrowed_bits.reshape(-1))
+        if patch is not None:
+            self.patches[key] = patch
 
     def metadata(self) -> dict[str, Value]:
-        """Return the two keys, each only if it says something."""
+        """Return the keys, each only if it says something."""
         found: dict[str, Value] = {}
         if self.encodings:
             found[ENCODINGS_KEY] = json.dumps(self.encodings, separators=(",", ":"))
         if self.patches:
             found[RESTORE_KEY] = json.dumps(self.patches, separators=(",", ":"))
+        if self.stored:
+            found[STORED_KEY] = json.dumps(self.stored, separators=(",", ":"))
         return found
+
+
+def _patch(source: Any, made: Any) -> Value | None:
+    """Return what turns the flat bits `made` into `source`, None where they are equal."""
+    import numpy as np
+
+    wrong = np.flatnonzero(source != made)
+    if not wrong.size:
+        return None
+    if wrong.size * _SPARSE_SHARE <= source.size:
+        return [[int(i), int(source[i])] for i in wrong]
+    little = source.astype(source.dtype.newbyteorder("<"))
+    return base64.b64encode(little.tobytes()).decode()
 
 
 def read_restoration(metadata: Mapping[str, Value], where: str) -> Restoration:
@@ -60,7 +76,10 @@ def read_restoration(metadata: Mapping[str, Value], where: str) -> Restoration:
     from aprfmt.formats.jsonio import loads
 
     found = Restoration()
-    for key, target in ((ENCODINGS_KEY, found.encodings), (RESTORE_KEY, found.patches)):
+    records = (
+        (ENCODINGS_KEY, found.encodings), (RESTORE_KEY, found.patches), (STORED_KEY, found.stored),
+    )  # fmt: skip
+    for key, target in records:
         text = metadata.get(key)
         if text is None:
             continue
@@ -89,5 +108,7 @@ def restore_bits(bits: Any, patch: Value, where: str) -> Any:
             pairs = np.asarray(patch, dtype=np.int64).reshape(-1, 2)
             flat[pairs[:, 0]] = pairs[:, 1].astype(flat.dtype)
     except (ValueError, IndexError, OverflowError, TypeError) as error:
-        raise CodecError(f"{where}: its record under {RESTORE_KEY} is damaged: {error}") from error
+        raise CodecError(
+            f"{where}: its record under aprfmt.source.* is damaged: {error}"
+        ) from error
     return result

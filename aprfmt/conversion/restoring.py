@@ -17,6 +17,7 @@ def record(model: "Model", target: FormatSpec, plan: Plan) -> None:
     Only float types are recorded: quantized sources keep their encoding or are lossy by wish.
     """
     if not target.vectors_f32:
+        _record_stored(model, plan)
         return
     for output in plan.outputs:
         if output.copies or not output.role or output.info.encoding != "F32":
@@ -28,6 +29,28 @@ def record(model: "Model", target: FormatSpec, plan: Plan) -> None:
         if output.source_encoding == "F32" and not group:
             continue
         _record_one(plan, output.role, output.source_encoding, tensor, group, model)
+
+
+def _record_stored(model: "Model", plan: Plan) -> None:
+    """Note the source's stored bits where its value-changing steps cannot be repeated exactly."""
+    import numpy as np
+
+    for output in plan.outputs:
+        tensor = model.roles.get(output.role) if output.role else None
+        if tensor is None or tensor.moves is not None or tensor.encoding != "F32":
+            continue
+        stored = [np.frombuffer(part.raw(), "<f4").reshape(part.info.shape)
+                  for part in tensor.stored]  # fmt: skip
+        if len(stored) != 1:
+            continue
+        steps = tensor.group.binding.steps
+        arrays = stored
+        for step in steps:
+            arrays = step.undo(arrays, model.hyper)
+        for step in reversed(steps):
+            arrays = step.apply(arrays, model.hyper)
+        again = np.ascontiguousarray(arrays[0], "<f4")
+        plan.restoration.record_stored(output.role, stored[0].view("<u4"), again.view("<u4"))
 
 
 def _target_steps(model: "Model", target: FormatSpec, role: str) -> "tuple[LayoutStep, ...]":

@@ -5,36 +5,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from aprfmt.conversion.choosing import importance_of
+from aprfmt.conversion.counts import Counts
 from aprfmt.conversion.options import Options, TensorOutcome
-from aprfmt.conversion.plan import Output
+from aprfmt.conversion.outputs import Output
 from aprfmt.dtypes import encoding
+from aprfmt.encoding import encode_rows
 from aprfmt.errors import ConversionError
 from aprfmt.model import Run, gather
 
 WINDOW = 16 << 20  # bytes handed to write() at a time; larger ones gain nothing here
 SMALL = 256 << 10  # runs below this are joined before they are written
 CHUNK = 1 << 22  # elements decoded and encoded at a time
-
-
-@dataclass
-class Counts:
-    """What re-encoding did to the values of one tensor."""
-
-    changed: int = 0
-    overflowed: int = 0
-    underflowed: int = 0
-
-    def add(self, before: Any, after: Any) -> None:
-        """Count one chunk; NaN stays equal to NaN."""
-        import numpy as np
-
-        differs = before != after
-        if not differs.any():
-            return
-        differs &= ~(np.isnan(before) & np.isnan(after))
-        self.changed += int(differs.sum())
-        self.overflowed += int((np.isfinite(before) & ~np.isfinite(after)).sum())
-        self.underflowed += int(((before != 0) & (after == 0)).sum())
 
 
 @dataclass
@@ -47,11 +29,13 @@ class Written:
 
 def chunks(output: Output, options: Options, written: Written) -> Iterator[memoryview]:
     """Yield the stored bytes of one output; fills `written` on the way."""
-    source = (
-        _copied(output.runs)
-        if output.copies and output.runs is not None
-        else _encoded(output, options, written.counts)
-    )
+    if output.part is not None:
+        source = iter([memoryview(output.part.data())])
+        written.counts = output.part.packed.counts
+    elif output.copies and output.runs is not None:
+        source = _copied(output.runs)
+    else:
+        source = _encoded(output, options, written.counts)
     for chunk in source:
         written.crc = zlib.crc32(chunk, written.crc)
         yield chunk
@@ -84,18 +68,24 @@ def _copied(runs: Sequence[Run]) -> Iterator[memoryview]:
 
 def _encoded(output: Output, options: Options, counts: Counts) -> Iterator[memoryview]:
     """Decode, encode and count; in chunks of whole rows where the source's rows are separable."""
-    from aprfmt.codecs import decode, encode
+    from aprfmt.codecs import decode
+    from aprfmt.codecs.parallel import cpu_count
 
     target = output.info.encoding
-    importance = options.importance(output.role) if options.importance is not None else None
+    importance = importance_of(output, options)
+    first = 0
     for values in _decoded(output):
-        data = encode(target, _as_input(values, output), fma=options.fma, importance=importance)
-        if list(data) != [""]:
-            raise ConversionError(
-                f"{output.info.name}: {target} needs companion tensors; only `--type {target}` of "
-                "`aprfmt quantize` to safetensors writes them"
-            )
-        after = decode(target, data, values.shape)
+        data = encode_rows(
+            target,
+            _as_input(values, output),
+            fma=options.fma,
+            importance=importance,
+            first=first,
+            expert_rows=output.info.shape[-2] if len(output.info.shape) > 2 else 0,
+            threads=options.threads or 0,
+        )
+        first += values.size // max(values.shape[-1] if values.ndim else 1, 1)
+        after = decode(target, data, values.shape, threads=options.threads or cpu_count())
         before = values if values.dtype == after.dtype else values.astype(after.dtype)
         if values.dtype.itemsize > after.dtype.itemsize:
             after = after.astype(values.dtype)
@@ -107,7 +97,7 @@ def _encoded(output: Output, options: Options, counts: Counts) -> Iterator[memor
                 f"overflow {target}; store it as BF16 or F32, or accept infinities with "
                 "--allow-overflow"
             )
-        yield memoryview(data[""])
+        yield memoryview(data)
     for tensor in output.sources:
         tensor.drop()
 
@@ -133,7 +123,8 @@ def _decoded(output: Output) -> Iterator[Any]:
     shape = output.info.shape
     row_bytes = row.row_bytes(shape)
     columns = shape[-1] if shape else 1
-    if output.runs is None or row_bytes is None or not columns or len(shape) < 2:
+    flat = encoding(output.info.encoding).flat  # blocks cross row ends: one piece
+    if output.runs is None or row_bytes is None or not columns or len(shape) < 2 or flat:
         values = output.make()
         yield values.reshape(shape)
         return
@@ -152,9 +143,11 @@ def outcome(output: Output, written: Written) -> TensorOutcome:
     counts = written.counts
     lossy = counts.changed or counts.overflowed or counts.underflowed
     how = "bytes" if output.copies else "lossy" if lossy else "values"
+    packed = output.part.packed if output.part is not None else None
     return TensorOutcome(
-        output.info.name, how, output.source_encoding, output.info.encoding,  # type: ignore[arg-type]
-        output.info.shape, output.info.nbytes, output.steps,
+        output.info.name, how, output.source_encoding, output.encoding,  # type: ignore[arg-type]
+        output.info.shape if packed is None else packed.shape,
+        output.info.nbytes if packed is None else packed.nbytes, output.steps,
         counts.changed, counts.overflowed, counts.underflowed,
     )  # fmt: skip
 

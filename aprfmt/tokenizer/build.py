@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aprfmt.errors import FormatError, UnsupportedError
-from aprfmt.tokenizer.keys import BYTE, NORMAL, UNUSED, USER_DEFINED
+from aprfmt.tokenizer.keys import BYTE, CONTROL, UNKNOWN, USER_DEFINED
 from aprfmt.tokenizer.pre import normalizer_json, pre_tokenizer, pre_tokenizer_json
 from aprfmt.tokenizer.vocabulary import BLANK, Vocabulary
 
+_NEVER_MADE = (UNKNOWN, CONTROL, USER_DEFINED, BYTE)  # by merging
 _BYTE_LEVEL_DECODER = {
     "type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True
 }  # fmt: skip
@@ -44,6 +45,7 @@ def split_off(vocabulary: Vocabulary) -> list[int]:
 
 def _added(vocabulary: Vocabulary, i: int) -> dict[str, Any]:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    flags["rstrip"] = i in vocabulary.rstrip
     special = vocabulary.types[i] != USER_DEFINED
     return {"id": i, "content": vocabulary.tokens[i], **flags, "special": special}
 
@@ -151,10 +153,10 @@ def priorities(vocabulary: Vocabulary, where: str) -> dict[str, tuple[float, int
         raise FormatError(f"{where}: a SentencePiece vocabulary without scores or merges")
     found = {}
     for i, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
-        if kind in (NORMAL, UNUSED):
-            found[token] = (-float(scores[i]), 0, i)
-        elif kind == USER_DEFINED and is_blank_run(token):
+        if kind == USER_DEFINED and is_blank_run(token):
             found[token] = (float("-inf"), i, i)
+        elif kind not in _NEVER_MADE:
+            found[token] = (-float(scores[i]), 0, i)
     return found
 
 

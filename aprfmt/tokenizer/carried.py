@@ -109,6 +109,12 @@ class Carried:
 
         return carried_texts(self.model)
 
+    def unread(self) -> list[str]:
+        """Return the names of tokenizer files of a folder that this package does not read."""
+        folder = self.model.folder
+        names = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
+        return [n for n in names if folder is not None and (folder.path / n).is_file()]
+
     @property
     def origin(self) -> str:
         """Where tokenizer.json comes from; "" without one."""

@@ -43,8 +43,8 @@ def from_json(carried: Carried, data: Mapping[str, Any]) -> Vocabulary:
         if row["id"] < size:
             types[row["id"]] = CONTROL if row["special"] else USER_DEFINED
     begins, ends = frame(data)
-    texts = {token: i for i, token in by_id.items() if i < size}
-    ids = special_ids(carried, texts.get)
+    texts = {token: i for i, token in by_id.items()}
+    ids = {role: i for role, i in special_ids(carried, texts.get).items() if i < size}
     return Vocabulary(
         kind,
         [by_id.get(i) or filler(i) for i in range(size)],

@@ -5,12 +5,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.errors import FormatError
+from aprfmt.errors import ConversionError, FormatError
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import has_tokenizer
 from aprfmt.tokenizer.hf_json import from_json, special_texts
 from aprfmt.tokenizer.keys import FLAGS, MERGES, MODEL, PRE, TOKENS
-from aprfmt.tokenizer.vocabulary import from_metadata
+from aprfmt.tokenizer.pre import PRE_TOKENIZERS, name_of
+from aprfmt.tokenizer.vocabulary import Vocabulary, from_metadata
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -43,6 +44,9 @@ def facts(model: "Model", quick: bool = False) -> Mapping[str, Any]:
         "add_bos": vocabulary.add_bos,
         "add_eos": vocabulary.add_eos,
     }
+    pre = _pre(carried, vocabulary, data)
+    if pre:
+        found["pre"] = pre
     for role in ("bos", "eos", "pad"):
         if role in vocabulary.ids:
             found[f"{role}_id"] = vocabulary.ids[role]
@@ -53,6 +57,18 @@ def facts(model: "Model", quick: bool = False) -> Mapping[str, Any]:
     if template is not None:
         found["chat_template"] = _digest([template])
     return found
+
+
+def _pre(carried: Carried, vocabulary: Vocabulary, data: Mapping[str, Any] | None) -> str:
+    """Return how a byte-level vocabulary splits text, as the first name that splits so; or ""."""
+    name = vocabulary.pre
+    if vocabulary.kind == "bpe" and data is not None:
+        try:
+            name = name_of(data, carried.origin)
+        except ConversionError:
+            return ""
+    row = PRE_TOKENIZERS.get(name)
+    return next((other for other, like in PRE_TOKENIZERS.items() if like == row), name)
 
 
 def _digest(values: Sequence[Any]) -> str:

@@ -53,6 +53,10 @@ KEYS: tuple[Key, ...] = (
     Key(CHAT_TEMPLATE, "string", CHAT_TEMPLATE), Key(HF_JSON, "string", HF_JSON),
 )  # fmt: skip
 
+# Architecture in GGUF -> control tokens that do not swallow the blanks behind them; all others of
+# a SentencePiece vocabulary do. GGUF cannot say it; llama.cpp goes by name (src/llama-vocab.cpp).
+SWALLOWING: Mapping[str, tuple[str, ...]] = {"phi3": ("<unk>", "<s>", "<|endoftext|>")}
+
 # Texts of tokens that end a turn, for files that name one end only. llama.cpp looks for them the
 # same way (src/llama-vocab.cpp, special_eog_ids); they count only as control tokens.
 END_TEXTS: tuple[str, ...] = (

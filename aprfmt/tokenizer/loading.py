@@ -30,8 +30,10 @@ def load(model: "Model") -> Tokenizer:
     vocabulary = from_metadata(carried)
     if vocabulary is None:
         looked = f"{TOKENIZER_JSON}, {HF_JSON}, {carried.spelled(TOKENS).rpartition(': ')[2]}"
+        others = ", ".join(carried.unread())
+        found = f"; found {others}, which transformers can save as {TOKENIZER_JSON}" * bool(others)
         raise FormatError(
-            f"{carried.where}: carries no tokenizer; looked for {looked}; "
+            f"{carried.where}: carries no tokenizer; looked for {looked}{found}; "
             "put tokenizer.json beside the weights, or give token ids"
         )
     return _from_vocabulary(carried, vocabulary)

@@ -5,6 +5,7 @@ until there is none; what is no piece then becomes bytes. The order of joining i
 merges in `build.merges_from_scores`, so both give the same ids.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from heapq import heapify, heappop, heappush
@@ -14,6 +15,8 @@ from aprfmt.tokenizer.build import priorities, split_off
 from aprfmt.tokenizer.keys import BYTE, CONTROL, UNKNOWN, USER_DEFINED
 from aprfmt.tokenizer.vocabulary import BLANK, Vocabulary
 
+# Unicode's White_Space, as `tokenizers` has it; Python's own class holds four controls more.
+_SPACES = re.compile("[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*")
 # An entry of the queue: two keys, -left length, -right length, id of the joint, place.
 _Pair = tuple[float, int, int, int, int, int]
 
@@ -98,7 +101,10 @@ class SpmEngine:
                     if start < at:
                         yield text[start:at]
                     yield i
-                    start = at = at + length
+                    at += length
+                    if i in self._vocabulary.rstrip:
+                        at = _SPACES.match(text, at).end()  # type: ignore[union-attr]
+                    start = at
                     break
             else:
                 at += 1

@@ -15,6 +15,7 @@ from aprfmt.tokenizer.keys import (
     NORMAL,
     PRE,
     SCORES,
+    SWALLOWING,
     TOKENS,
     TYPES,
     UNKNOWN,
@@ -51,7 +52,7 @@ class Vocabulary:
     `kind`: "bpe" (byte-level), "spm", or another model type of tokenizer.json in lower case.
     `merges` are `"left right"`, best first; `scores` of SentencePiece, higher is better. Fillers
     at the end (`[PAD151666]`) are not part of it. `added` are the ids split off the text before
-    anything else: control and user-defined tokens.
+    anything else: control and user-defined tokens; those of `rstrip` swallow blanks behind them.
     """
 
     kind: str
@@ -64,6 +65,7 @@ class Vocabulary:
     add_bos: bool = False
     add_eos: bool = False
     add_space_prefix: bool = False
+    rstrip: frozenset[int] = frozenset()
 
     @property
     def added(self) -> list[int]:
@@ -118,6 +120,7 @@ def from_metadata(carried: Carried) -> Vocabulary | None:
         default_bos if add_bos is None else add_bos,
         bool(add_eos),
         (kind == "spm" and merges is None) if prefix is None else prefix,
+        _swallowing(carried, tokens, types) if kind == "spm" else frozenset(),
     )
 
 
@@ -149,6 +152,15 @@ def _pre_name(carried: Carried, kind: str) -> str:
         architecture = carried.model.metadata.get("architecture")
         return BY_ARCHITECTURE.get(architecture, "") if isinstance(architecture, str) else ""
     return name
+
+
+def _swallowing(carried: Carried, tokens: Sequence[str], types: Sequence[int]) -> frozenset[int]:
+    """Return the ids of control tokens that swallow the blanks behind them."""
+    architecture = carried.model.metadata.get("general.architecture")
+    if not isinstance(architecture, str) or architecture not in SWALLOWING:
+        return frozenset()
+    plain = SWALLOWING[architecture]
+    return frozenset(i for i, t in enumerate(tokens) if types[i] == CONTROL and t not in plain)
 
 
 def _without_padding(tokens: Sequence[str]) -> int:

@@ -5,12 +5,12 @@ so the rounding rules of base.py do not apply here.
 """
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from aprfmt.codecs.parallel import cpu_count
 from aprfmt.errors import ArchError, BackendUnavailableError
 from aprfmt.inference.backends import blas
 from aprfmt.inference.backends.base import (
@@ -85,6 +85,7 @@ class NumpyBackend(Tiles):
         self.deterministic = deterministic
         self._type = _DTYPES[dtype]
         self.itemsize = np.dtype(self._type).itemsize
+        self._threads = threads or cpu_count()
         if threads is not None:
             blas.set_threads(threads)
 
@@ -95,7 +96,7 @@ class NumpyBackend(Tiles):
             "device": self.device,
             "dtype": self.dtype,
             "deterministic": self.deterministic,
-            "threads": blas.threads() or os.cpu_count(),
+            "threads": blas.threads() or self._threads,
             "tf32": False,
             "versions": {"numpy": np.__version__},
         }
@@ -160,7 +161,7 @@ class NumpyBackend(Tiles):
     def _encoded(self, x: Array, w: Weight) -> Array | None:
         if self.dtype != "float32" or self.deterministic:
             return None
-        return w.product(x)
+        return w.product(x, self._threads)
 
     def _panels(self, w: Weight) -> Iterator[tuple[int, Array]]:
         held = w.held(self)

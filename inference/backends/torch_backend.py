@@ -182,7 +182,7 @@ class TorchBackend(Tiles):
     def _encoded(self, x: Array, w: Weight) -> Array | None:
         if self._device.type != "cpu" or self.dtype != "float32" or self.deterministic:
             return None
-        y = w.product(self.to_numpy(x))
+        y = w.product(self.to_numpy(x), torch.get_num_threads())
         return None if y is None else torch.from_numpy(y)
 
     def _panels(self, w: Weight, held: Array | None) -> Iterator[tuple[int, Array]]:

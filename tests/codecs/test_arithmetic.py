@@ -70,8 +70,14 @@ def test_fma_does_not_round_twice() -> None:
     twice = (a.astype(np.float64) * b + c).astype(np.float32)
     assert (twice != exact).sum() > 1000  # else this shows nothing
     assert_same_numbers(fma(a, b, c), exact)
-    minus = fmaf(-a, b, -c)
-    assert_same_numbers(fma(-a, b, -c), minus)
+    assert_same_numbers(fma(-a, b, -c), fmaf(-a, b, -c))
+    # The same among subnormals, whose last place is 2**-149.
+    low = np.float32(2.0**-75)
+    c = (c / 2).astype(np.int64) % (1 << 19) * np.float32(2.0**-149)
+    a, b, c = a * low, b * low, c.astype(np.float32)
+    exact = fmaf(a, b, c)
+    assert ((a.astype(np.float64) * b + c).astype(np.float32) != exact).sum() > 1000
+    assert_same_numbers(fma(a, b, c), exact)
 
 
 def test_fused_sum_is_a_loop_of_fmaf() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from aprfmt.codecs import CODECS, decode, decode_chunked, encode
 from aprfmt.codecs.bnb4 import Bnb4Codec
+from aprfmt.codecs.double_quant import mean
 from aprfmt.errors import CodecError
 from tests.codecs.data import Array, decoded
 
@@ -121,13 +122,19 @@ def test_encodes_extreme_magnitudes(bnb: Any, scale: float) -> None:
 
 
 def test_many_blocks_take_the_librarys_mean(bnb: Any) -> None:
-    """Long enough for every level of torch's cascade of sums."""
-    for count in (64 * 5, 64 * 8, 64 * 1000 + 3, 64 * 20000):
+    codec = codec_of("NF4", double_quantization=True)
+    for count in (64 * 5, 64 * 8, 64 * 1000 + 3):
         x = weight((count,), "float32", seed=2)
         packed, state = bnb.quantize_4bit(x, quant_type="nf4", compress_statistics=True)
-        assert codec_of("NF4", double_quantization=True).encode(x.numpy()) == parts_of(
-            packed, state
-        )
+        assert codec.encode(x.numpy()) == parts_of(packed, state)
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 31, 32, 511, 512, 4095, 9000, 20001, 32767, 300000])
+def test_mean_sums_in_torchs_order(bnb: Any, size: int) -> None:
+    """Sizes at which torch's cascade of partial sums takes another turn."""
+    for seed in range(5):
+        x = np.random.default_rng(seed).lognormal(0, 2, size).astype(np.float32)
+        assert float(mean(x)) == torch.from_numpy(x).mean().item()
 
 
 def test_the_files_own_table_decides() -> None:

@@ -90,13 +90,19 @@ def test_every_half_pattern_survives(encoding: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("encoding", ["BF16", "F16"])
 def test_every_half_pattern_survives_as_a_norm(encoding: str, tmp_path: Path) -> None:
     """A norm is F32 in GGUF; the recorded restoration gives signalling NaNs back, too."""
+    names = [
+        f"model.layers.{layer}.{norm}.weight"
+        for layer in range(128)
+        for norm in ("input_layernorm", "post_attention_layernorm")
+    ]
     norms = {
-        f"model.layers.{layer}.input_layernorm.weight": np.arange(
-            layer * 256, (layer + 1) * 256, dtype="<u2"
-        ).tobytes()
-        for layer in range(256)
+        name: np.arange(i * 256, (i + 1) * 256, dtype="<u2").tobytes()
+        for i, name in enumerate(names)
     }
-    source = llama_folder(tmp_path / "s", encoding, hidden=256, layers=256, ffn=8, replaced=norms)
+    source = llama_folder(
+        tmp_path / "s", encoding, hidden=256, layers=128, ffn=8, heads=1, kv_heads=1, vocab=3,
+        replaced=norms,
+    )  # fmt: skip
     there = convert(source, tmp_path, "gguf")
     back = convert(there, tmp_path, "safetensors")
     assert tensors_of(back) == tensors_of(source)

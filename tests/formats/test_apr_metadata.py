@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.errors import ConversionError
@@ -53,6 +53,7 @@ def test_float64_spelling(value: float, text: str) -> None:
     assert spell_float64(value, "t", "k") == text
 
 
+@settings(deadline=None)
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
 def test_float32_is_the_shortest_that_reads_back(value: float) -> None:
     text = spell_float32(value, "t", "k")
@@ -73,6 +74,7 @@ def test_float32_powers_of_two_are_shortest_too() -> None:
         assert len(digits) == len(theirs.partition("e")[0].replace(".", "").strip("0")), power
 
 
+@settings(deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_float64_reads_back(value: float) -> None:
     again = json.loads(spell_float64(value, "t", "k"))
@@ -116,6 +118,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(st.characters(codec="utf-8"), min_size=1, max_size=8), JSON))
 def test_custom_values_read_back_equal(metadata: dict[str, Any]) -> None:
     fixed = {*(key.name for key in TYPED), *ALIASES}

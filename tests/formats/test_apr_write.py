@@ -4,7 +4,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.dtypes import ENCODINGS
@@ -90,6 +90,7 @@ def test_index_is_sorted_and_data_lies_in_plan_order(tmp_path: Path) -> None:
     assert [i.name for i in FORMATS["apr"].order(infos)] == ["Z", "a", "a.b", "b", "é"]
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -110,7 +111,7 @@ def test_any_tensors_round_trip(
 
 
 def test_the_same_plan_gives_the_same_bytes(tmp_path: Path) -> None:
-    infos = [info("b", (3, 5)), info("a", (7,), "Q8_0" if False else "I8")]
+    infos = [info("b", (3, 5)), info("a", (7,), "I8")]
     for name in ("x", "y"):
         write(tmp_path / name, infos, {"k": {"z": 1, "a": 2}, "tokenizer.vocabulary": ["a"]})
     assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()

@@ -79,7 +79,8 @@ def judged(name: str, tied: bool | None = None) -> Judged:
     folder = Path(_FOLDER.name) / f"{name}-{tied}"
     model = save_tiny(name, folder, tied=tied).double()
     ids = torch.tensor([IDS])
-    found, true_found = {}, {}
+    found: Found = {}
+    true_found: Found = {}
     with torch.no_grad():
         with watched(model, found):
             logits = model(ids).logits[0].numpy()
@@ -95,12 +96,12 @@ def everything_float64(model: Any) -> Iterator[None]:
     for module in model.modules():
         if hasattr(module, "scalar_embed_scale"):
             module.embed_scale.fill_(module.scalar_embed_scale)
-    torch.float32 = torch.float = torch.float64  # type: ignore[misc]
-    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign, assignment]
+    torch.float32 = torch.float = torch.float64
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
     try:
         yield
     finally:
-        torch.float32, torch.float = saved[:2]  # type: ignore[misc]
+        torch.float32, torch.float = saved[:2]
         torch.Tensor.float = saved[2]  # type: ignore[method-assign]
 
 
@@ -108,7 +109,7 @@ def everything_float64(model: Any) -> Iterator[None]:
 def watched(model: Any, found: Found) -> Iterator[None]:
     """Collect intermediates of one forward pass under our keys."""
     code = sys.modules[type(model).__module__]
-    original: Callable[..., Any] = code.eager_attention_forward  # type: ignore[attr-defined]
+    original: Callable[..., Any] = code.eager_attention_forward
     cfg = model.config
 
     def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
@@ -239,7 +240,7 @@ def rel(found: Any, expected: Any) -> float:
     a, b = (np.asarray(x, np.float64).reshape(-1) for x in (found, expected))
     if a.size != b.size:
         return math.inf
-    return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-300))
+    return float(np.linalg.norm(a - b)) / max(float(np.linalg.norm(b)), 1e-300)
 
 
 def architecture(name: str) -> str:

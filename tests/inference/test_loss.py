@@ -59,7 +59,7 @@ def test_every_label_is_scored_once_and_predicted_inside_its_window(
     tokens: int, capacity: int, prompt: int, data: st.DataObject
 ) -> None:
     overlap = data.draw(st.integers(0, capacity - 1))
-    scored = []
+    scored: list[int] = []
     for window in windows(tokens, capacity, prompt=prompt, overlap=overlap):
         assert 0 <= window.start < window.first < window.stop <= tokens
         assert window.stop - window.start <= capacity

@@ -109,7 +109,7 @@ def test_plain_frequencies_are_bit_equal_for_common_heads() -> None:
 def test_factors_divide_each_pair() -> None:
     plain = make(hyper(None), (5000.0, False), 10)
     scaled = make(hyper({"type": "factors", "factors": FACTORS}), (5000.0, True), 10)
-    np.testing.assert_array_equal(scaled.inv_freq, plain.inv_freq / np.float32(FACTORS))
+    np.testing.assert_array_equal(scaled.inv_freq, plain.inv_freq / np.array(FACTORS, np.float32))
 
 
 def test_windowed_layers_may_have_their_own_base_and_no_scaling() -> None:

@@ -43,7 +43,8 @@ def reference(name: str, dtype: str) -> np.ndarray:
     import transformers
 
     folder = rounded(name, dtype)
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+    loader: Any = transformers.AutoModelForCausalLM
+    model = loader.from_pretrained(
         folder, dtype=getattr(torch, dtype), attn_implementation="eager"
     ).eval()
     if getattr(model, "_can_set_experts_implementation", lambda: False)():

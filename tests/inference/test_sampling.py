@@ -60,4 +60,4 @@ def test_nan_and_senseless_values_are_refused() -> None:
         Sampler(Sampling())(np.array([np.nan, 1.0, np.nan]))
     for bad in ({"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -1}, {"seed": -2}):
         with pytest.raises(UsageError, match="expected"):
-            Sampling(**bad)  # type: ignore[arg-type]
+            Sampling(**bad)

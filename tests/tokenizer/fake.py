@@ -67,6 +67,12 @@ def byte_level(folder: Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
     return dict(model["vocab"]), [tuple(pair) for pair in model["merges"]]
 
 
+def added_ids(folder: Path) -> dict[str, int]:
+    """Return text -> id of the folder's added tokens."""
+    rows = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    return {row["content"]: row["id"] for row in rows}
+
+
 def gguf_vocabulary(folder: Path, pre: str, **more: Any) -> dict[str, Any]:
     """Return GGUF keys of the folder's byte-level vocabulary under another `pre` name."""
     vocab, merges = byte_level(folder)

@@ -11,7 +11,15 @@ from aprfmt.errors import ConversionError, FormatError, UnsupportedError
 from aprfmt.model import Model
 from aprfmt.tensor import Typed
 from aprfmt.tokenizer import facts, keys, load, to_apr, to_gguf, to_hf
-from tests.tokenizer.fake import fake, folder_model, without_json, write_gguf
+from tests.tokenizer.fake import (
+    added_ids,
+    byte_level,
+    fake,
+    folder_model,
+    gguf_vocabulary,
+    without_json,
+    write_gguf,
+)
 
 
 def copied(demo_model: Path, tmp_path: Path, **changes: Any) -> Path:
@@ -51,40 +59,46 @@ def test_gguf_read_by_the_gguf_package(demo_model: Path, tmp_path: Path) -> None
     data = json.loads((demo_model / "tokenizer.json").read_text())
     assert found["tokenizer.ggml.model"] == "gpt2" and found["tokenizer.ggml.pre"] == "qwen2"
     assert found["tokenizer.ggml.merges"] == [" ".join(m) for m in data["model"]["merges"]]
-    tokens = found["tokenizer.ggml.tokens"]
-    assert {tokens[i]: i for i in range(1533)} == data["model"]["vocab"]
-    assert tokens[1533:] == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    wanted = [TokenType.NORMAL] * 1533 + [TokenType.CONTROL] * 3
+    tokens, vocab = found["tokenizer.ggml.tokens"], data["model"]["vocab"]
+    added = added_ids(demo_model)
+    assert {token: i for i, token in enumerate(tokens)} == {**vocab, **added}
+    wanted = [TokenType.NORMAL] * len(vocab) + [TokenType.CONTROL] * len(added)
     assert found["tokenizer.ggml.token_type"] == wanted
-    assert found["tokenizer.ggml.eos_token_id"] == 1535
+    assert found["tokenizer.ggml.eos_token_id"] == added["<|im_end|>"]
     assert found["tokenizer.huggingface.json"] == (demo_model / "tokenizer.json").read_text()
     template = (demo_model / "chat_template.jinja").read_text()
     assert found["tokenizer.chat_template"] == template
 
 
 def test_tokens_fill_the_embedding(demo_model: Path, tmp_path: Path) -> None:
-    source = folder_model(copied(demo_model, tmp_path, vocab_size=1540))
+    size = max(added_ids(demo_model).values()) + 1
+    source = folder_model(copied(demo_model, tmp_path, vocab_size=size + 4))
     found = values(to_gguf(source))
-    tail = found["tokenizer.ggml.tokens"][1536:]
-    assert tail == ["[PAD1536]", "[PAD1537]", "[PAD1538]", "[PAD1539]"]
-    assert found["tokenizer.ggml.token_type"][1535:] == [3, 5, 5, 5, 5]
+    tail = found["tokenizer.ggml.tokens"][size:]
+    assert tail == [f"[PAD{i}]" for i in range(size, size + 4)]
+    assert found["tokenizer.ggml.token_type"][size - 1 :] == [3, 5, 5, 5, 5]
     padded = fake("gguf", without_json(to_gguf(source)))
-    assert load(padded).vocab_size == 1536
+    assert load(padded).vocab_size == size
     assert facts(padded) == facts(source)
 
 
 def test_tokens_beyond_the_embedding_are_cut(demo_model: Path, tmp_path: Path) -> None:
-    source = folder_model(copied(demo_model, tmp_path, vocab_size=1534))
+    last = added_ids(demo_model)["<|im_end|>"]
+    source = folder_model(copied(demo_model, tmp_path, vocab_size=last))
     found = values(to_gguf(source))
-    assert len(found["tokenizer.ggml.tokens"]) == len(found["tokenizer.ggml.token_type"]) == 1534
-    assert "tokenizer.ggml.eos_token_id" not in found or found["tokenizer.ggml.eos_token_id"] < 1536
+    assert len(found["tokenizer.ggml.tokens"]) == len(found["tokenizer.ggml.token_type"]) == last
+    ids = [value for key, value in found.items() if key.endswith("_token_id")]
+    assert ids and max(ids) < last
 
 
 def test_verbatim_through_gguf_and_apr(demo_model: Path) -> None:
     """GGUF -> APR -> GGUF keeps every key, value and type, also keys APR has no name for."""
+    first = without_json(to_gguf(folder_model(demo_model)))
     first = {
-        **without_json(to_gguf(folder_model(demo_model))),
-        "tokenizer.ggml.token_type": Typed([1] * 1536, "array:uint32"),
+        **first,
+        "tokenizer.ggml.token_type": Typed(
+            first["tokenizer.ggml.token_type"].value, "array:uint32"
+        ),
         "tokenizer.ggml.bos_token_id": Typed(7, "int64"),
         "tokenizer.ggml.fim_pre_token_id": Typed(9, "uint32"),
         "tokenizer.ggml.precompiled_charsmap": Typed([0, 255], "array:uint8"),
@@ -103,8 +117,9 @@ def test_verbatim_through_gguf_and_apr(demo_model: Path) -> None:
 def test_apr_from_a_folder(demo_model: Path) -> None:
     found = to_apr(folder_model(demo_model))
     assert found["tokenizer.model_type"] == "BPE" and found["tokenizer.pre_type"] == "qwen2"
-    assert len(found["tokenizer.vocabulary"]) == found["tokenizer.vocab_size"] == 1536
-    assert found["tokenizer.merges"][0] == "Ġ t"
+    size = max(added_ids(demo_model).values()) + 1
+    assert len(found["tokenizer.vocabulary"]) == found["tokenizer.vocab_size"] == size
+    assert found["tokenizer.merges"] == [" ".join(pair) for pair in byte_level(demo_model)[1]]
     assert found["special_tokens"]["eos_token"] == "<|im_end|>"
     assert found["chat_template"] == found["tokenizer.chat_template"]
     assert found["tokenizer.huggingface.json"] == (demo_model / "tokenizer.json").read_text()
@@ -141,19 +156,24 @@ def test_a_changed_key_wins_over_the_carried_file(demo_model: Path) -> None:
     gguf = values(to_gguf(folder_model(demo_model)))
     texts = {"chat_template.jinja": "{{ 'old' }}"}
     gguf.update({"aprfmt.files": json.dumps(texts), "tokenizer.chat_template": "{{ 'new' }}"})
-    gguf.update({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.eos_token_id": 1534})
+    start = added_ids(demo_model)["<|im_start|>"]
+    gguf.update({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.eos_token_id": start})
     model = fake("gguf", gguf)
     ours = load(model)
     assert ours.chat_template == to_hf(model)["chat_template.jinja"] == "{{ 'new' }}"
-    assert ours.encode("") == [1533] and ours.eos_id == 1534 and 1534 in ours.stop_ids
+    assert ours.encode("") == [added_ids(demo_model)["<|endoftext|>"]]
+    assert ours.eos_id == start and start in ours.stop_ids
 
 
 def test_facts_agree_between_formats(demo_model: Path) -> None:
     source = folder_model(demo_model)
     wanted = facts(source)
-    assert wanted["vocab_size"] == 1536 and wanted["merges"] == 1277 and wanted["added_tokens"] == 3
+    vocab, merges = byte_level(demo_model)
+    added = added_ids(demo_model)
+    assert wanted["vocab_size"] == len(vocab) + len(added) and wanted["merges"] == len(merges)
+    assert wanted["added_tokens"] == len(added) and wanted["eos_id"] == added["<|im_end|>"]
     for form, made in (("gguf", to_gguf), ("apr", to_apr)):
-        metadata: dict[str, Any] = made(source)  # type: ignore[operator]
+        metadata: dict[str, Any] = made(source)
         assert facts(fake(form, metadata)) == wanted
         assert facts(fake(form, without_json(metadata))) == wanted
 
@@ -165,7 +185,8 @@ def test_facts_agree_between_formats(demo_model: Path) -> None:
         ("tokenizer.ggml.merges", None, "merges_sha256"),
         ("tokenizer.ggml.eos_token_id", 3, "eos_id"),
         ("tokenizer.ggml.add_bos_token", True, "add_bos"),
-        ("tokenizer.ggml.token_type", [1] * 1536, "added_tokens_sha256"),
+        ("tokenizer.ggml.pre", "gpt-2", "pre"),
+        ("tokenizer.ggml.token_type", [1] * (1 << 16), "added_tokens_sha256"),
         ("tokenizer.chat_template", "x", "chat_template"),
     ],
 )
@@ -213,6 +234,19 @@ def test_no_tokenizer(form: str, tmp_path: Path) -> None:
     assert to_hf(model) == {}
     with pytest.raises(FormatError, match="carries no tokenizer; looked for"):
         load(model)
+
+
+def test_names_that_split_alike_are_one_fact(demo_model: Path) -> None:
+    one, other = (
+        facts(fake("gguf", gguf_vocabulary(demo_model, name))) for name in ("smollm", "starcoder")
+    )
+    assert one == other and one["pre"] == "smollm"
+
+
+def test_what_is_not_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"x")
+    with pytest.raises(FormatError, match=r"found tokenizer\.model, which transformers can save"):
+        load(folder_model(tmp_path))
 
 
 def test_a_model_without_vocabulary() -> None:

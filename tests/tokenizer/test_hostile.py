@@ -100,7 +100,7 @@ def test_any_metadata(base: dict[str, Any], changes: dict[str, Any]) -> None:
     model = fake("gguf", changed(base, changes))
     for use in (facts, to_gguf, to_hf, to_apr, lambda m: load(m).encode("a <s>b")):
         try:
-            use(model)  # type: ignore[operator]
+            use(model)
         except AprfmtError as error:
             assert "\n" not in str(error)
 
@@ -144,7 +144,7 @@ def test_any_tokenizer_json(tmp_path_factory: pytest.TempPathFactory, data: st.D
     folder = _folder(tmp_path_factory, value)
     for use in (facts, to_gguf, to_apr, to_hf):
         try:
-            use(folder_model(folder))  # type: ignore[operator]
+            use(folder_model(folder))
         except AprfmtError as error:
             assert "\n" not in str(error)
 
@@ -186,6 +186,6 @@ def test_odd_tokenizer_configs(tmp_path: Path, config: dict[str, Any]) -> None:
     _write(tmp_path, "tokenizer_config.json", json.dumps(config))
     for use in (facts, to_gguf, lambda m: load(m).encode("a<s><y>")):
         try:
-            use(folder_model(tmp_path))  # type: ignore[operator]
+            use(folder_model(tmp_path))
         except AprfmtError as error:
             assert "\n" not in str(error)

@@ -78,6 +78,16 @@ def test_demo_chat(route: str, routes: dict[str, Model], oracle: Any) -> None:
     assert text == oracle.apply_chat_template(messages, tokenize=False)
 
 
+def test_special_tokens_stand_once(routes: dict[str, Model]) -> None:
+    """A template that writes bos, for a model that wants one: once, and never twice."""
+    metadata = {**routes["gguf-table"].metadata, "tokenizer.ggml.add_bos_token": True}
+    metadata["tokenizer.chat_template"] = "{{ bos_token }}{{ messages[0].content }}"
+    ours = load(fake("gguf", metadata))
+    assert ours.encode("x")[0] == ours.bos_id
+    ids = ours.encode_chat([{"role": "user", "content": "x"}])
+    assert ids == ours.encode("x") and ids.count(ours.bos_id or -1) == 1
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=60))
 def test_demo_on_any_text(demo_model: Path, text: str) -> None:

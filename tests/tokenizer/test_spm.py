@@ -128,6 +128,26 @@ def test_every_way_back(tmp_path: Path) -> None:
         assert {k: there[k] for k in there if k in facts_of} == dict(facts_of), way
 
 
+def test_phi3_tokens_swallow_the_blanks_behind_them(tmp_path: Path) -> None:
+    """As its tokenizer.json has it (`rstrip`), which GGUF cannot say."""
+    metadata = {**keys(True), "general.architecture": "phi3"}
+    metadata["tokenizer.ggml.tokens"].value.append("<|user|>")
+    metadata["tokenizer.ggml.scores"].value.append(-1000.0)
+    metadata["tokenizer.ggml.token_type"].value.append(3)
+    source = fake("gguf", metadata)
+    user = len(metadata["tokenizer.ggml.tokens"].value) - 1
+    ours = load(source)
+    for name, text in to_hf(source).items():
+        (tmp_path / name).write_text(text)
+    built = load(folder_model(tmp_path))
+    bare, tail = (ours.encode(text, add_special=False) for text in ("the", " the"))
+    for blank in ("", " ", "\n", " \t\u3000\n  ", "\x1c"):
+        ids = ours.encode(f"<|user|>{blank}the<s> the", add_special=False)
+        assert built.encode(f"<|user|>{blank}the<s> the", add_special=False) == ids
+        assert (ids[: 1 + len(bare)] == [user, *bare]) is (blank != "\x1c")
+        assert ids[-len(tail) :] == tail != bare  # <s> leaves the blank
+
+
 def test_control_tokens_are_never_made_from_text() -> None:
     ours = load(fake("gguf", keys(False)))
     assert ours.encode("<s></s>", add_special=False) == [1, 2]

@@ -1,5 +1,7 @@
 """Chat templates: as transformers renders them, and held where they are hostile."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from aprfmt.tokenizer.render_child import environment
 from aprfmt.tokenizer.scan import scan
 from aprfmt.tokenizer.template import render
 
-MESSAGES = [
+MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "1 < 2 & \"é\" 'x'\n{{ 3 }}"},
     {"role": "assistant", "content": "yes", "tool_calls": [{"name": "f", "arguments": {"a": [1]}}]},
@@ -51,10 +53,11 @@ def test_renders_as_transformers_does(name: str) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     prompt = name != "macro"
-    variables = {"bos_token": "<s>", "eos_token": "</s>"}
-    (wanted,), _ = render_jinja_template(
+    variables: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
+    theirs: Any = render_jinja_template(
         [MESSAGES], chat_template=PLAIN[name], add_generation_prompt=prompt, **variables
     )
+    (wanted,) = theirs[0]
     got = render(
         PLAIN[name], MESSAGES, add_generation_prompt=prompt, variables=variables, where="x"
     )
@@ -137,9 +140,6 @@ def test_cpu_time_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 def test_limits_are_set() -> None:
     pytest.importorskip("resource", reason="NOT-RUN: this system has no resource limits")
-    import subprocess
-    import sys
-
     code = (
         "import resource as r; from aprfmt.tokenizer.render_child import limit_resources\n"
         "limit_resources(5, 256 << 20)\n"
@@ -183,13 +183,13 @@ def test_the_child_has_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "x")
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
     seen: dict[str, Any] = {}
-    real = template.subprocess.Popen
+    real = subprocess.Popen
 
     def spy(args: Any, **options: Any) -> Any:
         seen.update(options, args=args)
         return real(args, **options)
 
-    monkeypatch.setattr(template.subprocess, "Popen", spy)
+    monkeypatch.setattr(subprocess, "Popen", spy)
     assert scan_template("{{ 1 }}") == []
     assert seen["env"] == {} and seen["cwd"] == "/" and "-I" in seen["args"]
 

@@ -1,13 +1,6 @@
 /* Encoders of small blocks. Without importance a block goes alone, four runs of eight elements; with it, eight
  * blocks go together through ggml's searches (Q4_0, Q4_1, Q5_0, Q5_1). */
 
-FN float lanes_most(vf v) {
-    float lane[8], most = 0.0f;
-    f_store(lane, v);
-    for (int i = 0; i < 8; i++) most = lane[i] > most ? lane[i] : most;
-    return most;
-}
-
 /* Largest magnitude of n elements, n a multiple of 8. */
 FN float most_of(const float *x, int n) {
     vf most = f_all(0.0f);
@@ -15,13 +8,16 @@ FN float most_of(const float *x, int n) {
     return lanes_most(most);
 }
 
-/* The element of largest magnitude, the first of equals; 0 if all are, whatever their signs. */
-FN float first_of_most(const float *x, int n) {
-    float most = most_of(x, n);
-    for (int i = 0; i < n && most > 0.0f; i++) {
-        if (fabsf(x[i]) == most) return x[i];
+/* The element of largest magnitude of 32, the first of equals; 0 if all are, whatever their signs. */
+FN float first_of_most(const float *x) {
+    const float most = most_of(x, 32);
+    uint32_t at = 0, negative = 0;
+    for (int k = 0; k < 4; k++) {
+        vf v = f_load(x + 8 * k);
+        at |= bits_of((vi)(f_abs(v) == f_all(most))) << 8 * k;
+        negative |= bits_of((vi)v) << 8 * k;
     }
-    return 0.0f;
+    return most > 0.0f && (negative & at & -at) ? -most : most;
 }
 
 FN float inverse_of(float d) { return d != 0.0f ? 1.0f / d : 0.0f; }
@@ -40,22 +36,13 @@ FN void put_nibbles(uint8_t *to, const vi q[4]) {
 
 /* Bit 4 of 32 codes as 32 bits. */
 FN void put_fifth_bits(uint8_t *to, const vi q[4]) {
-    for (int k = 0; k < 4; k++) {
-#ifdef APRFMT_AVX2
-        to[k] = (uint8_t)_mm256_movemask_ps((__m256)(q[k] << 27));
-#else
-        int32_t lane[8], byte = 0;
-        i_store(lane, q[k]);
-        for (int i = 0; i < 8; i++) byte |= (lane[i] >> 4 & 1) << i;
-        to[k] = (uint8_t)byte;
-#endif
-    }
+    for (int k = 0; k < 4; k++) to[k] = (uint8_t)bits_of(q[k] << 27);
 }
 
 /* Q4_0 and Q5_0: the element of largest magnitude becomes -nmax. */
 FN void q_signed(const float *x, uint8_t *out, size_t n, int nmax, int bytes, int fuse) {
     for (; n--; x += 32, out += bytes) {
-        float d = first_of_most(x, 32) / (float)-nmax;
+        float d = first_of_most(x) / (float)-nmax;
         vf inverse = f_all(inverse_of(d)), middle = f_all((float)nmax + 0.5f);
         vi q[4];
         put_half(out, d);

@@ -15,9 +15,12 @@ COLUMNS = 512
 ROWS = 21
 
 
+SEED = 1  # of noise whose golden blocks hold no NaN, whose bits are the processor's own affair
+
+
 def raw_bytes(count: int) -> bytes:
     """Return bytes that vary in all bits, of which no two make a NaN or an infinite float16."""
-    state, made = 1, bytearray()
+    state, made = SEED, bytearray()
     while len(made) < count:
         state = (state * 1103515245 + 12345) & 0x7FFFFFFF
         byte = state >> 16 & 0xFF

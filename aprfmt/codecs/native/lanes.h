@@ -128,7 +128,12 @@ FN vi i_less_of(vi a, vi b) { return (vi)_mm256_min_epi32((__m256i)a, (__m256i)b
 FN vi i_more_of(vi a, vi b) { return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b); }
 FN vf f_less_of(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
 FN vf f_more_of(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
-FN int any(vi mask) { return _mm256_movemask_ps((__m256)mask) != 0; }
+FN uint32_t bits_of(vi mask) { return (uint32_t)_mm256_movemask_ps((__m256)mask); }
+FN float lanes_most(vf v) {
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
 FN vf f_sqrt(vf v) { return (vf)_mm256_sqrt_ps((__m256)v); }
 FN vf fused(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 #else
@@ -136,11 +141,19 @@ FN vi i_less_of(vi a, vi b) { return i_pick(a < b, a, b); }
 FN vi i_more_of(vi a, vi b) { return i_pick(a > b, a, b); }
 FN vf f_less_of(vf a, vf b) { return f_pick(a < b, a, b); }
 FN vf f_more_of(vf a, vf b) { return f_pick(a > b, a, b); }
-FN int any(vi mask) {
-    int32_t lane[8], all = 0;
+FN uint32_t bits_of(vi mask) {
+    uint32_t bits = 0;
+    int32_t lane[8];
     i_store(lane, mask);
-    for (int i = 0; i < 8; i++) all |= lane[i];
-    return all != 0;
+    for (int i = 0; i < 8; i++) bits |= ((uint32_t)lane[i] >> 31) << i;
+    return bits;
+}
+FN float lanes_most(vf v) {
+    float lane[8], most;
+    f_store(lane, v);
+    most = lane[0];
+    for (int i = 1; i < 8; i++) most = lane[i] > most ? lane[i] : most;
+    return most;
 }
 FN vf f_sqrt(vf v) {
     float lane[8];
@@ -157,6 +170,9 @@ FN vf fused(vf a, vf b, vf c) {
     return f_load(z);
 }
 #endif
+
+/* Bit i of bits_of: the sign of lane i of a mask. lanes_most: the largest of eight numbers that are no NaN. */
+FN int any(vi mask) { return bits_of(mask) != 0; }
 
 /* a*b + c and a*b - c where the product is exact in float32, so that both roundings agree. */
 FN vf exact_add(vf a, vf b, vf c) {
@@ -269,9 +285,14 @@ FN void turn_back(const vi *code, int n, uint8_t *runs) {
 }
 
 FN void put_half(uint8_t *at, float v) {
+#ifdef APRFMT_AVX2
+    uint16_t half = (uint16_t)_mm_cvtsi128_si32(_mm_cvtps_ph(_mm_set_ss(v), _MM_FROUND_TO_NEAREST_INT));
+    memcpy(at, &half, 2);
+#else
     uint8_t lane[16];
     store_u16(lane, to_half(f_all(v)));
     memcpy(at, lane, 2);
+#endif
 }
 
 /* One float16, as the scales of blocks are: a NaN may come out with another payload. */

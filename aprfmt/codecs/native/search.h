@@ -102,7 +102,7 @@ FN vf refined_scale(const vf *x, int n, int nmax, vi *code, int fuse) {
     fit sums = fit_codes(x, w, n, nmax, iscale, fuse);
     move_codes(x, w, n, l, &sums, -nmax, nmax - 1, 1, fuse);
     for (int i = 0; i < n; i++) code[i] = ~none & (__builtin_convertvector(l[i], vi) + nmax);
-    return f_pick(none | (vi)(sums.l2 <= zero), zero, sums.lx / sums.l2);
+    return f_pick(none | ~(vi)(sums.l2 > zero), zero, sums.lx / sums.l2);
 }
 
 FN vf positive_error(const vf *x, const vf *w, int n, int nmax, vf iscale, int fuse) {
@@ -140,7 +140,7 @@ FN vf positive_scale(const vf *x, const vf *w, int n, int nmax, vi *code, int fu
     }
     move_codes(x, w, n, l, &sums, INT32_MIN, nmax, 0, fuse);
     for (int i = 0; i < n; i++) code[i] = ~none & __builtin_convertvector(l[i], vi);
-    return f_pick(none | (vi)(sums.l2 <= zero), zero, sums.lx / sums.l2);
+    return f_pick(none | ~(vi)(sums.l2 > zero), zero, sums.lx / sums.l2);
 }
 
 /* Which inverse scales scale_and_min tries: (first + i*step + nmax) / range for i in 0..count. */

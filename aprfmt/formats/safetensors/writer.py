@@ -70,12 +70,13 @@ class SafetensorsSink(SequentialSink):
         where = str(self._path)
         texts = _texts(metadata, where)
         like = self._like
-        if like is not None and self._unchanged(like, texts, infos):
+        in_place = like is not None and _in_order_of(like, infos)
+        if like is not None and in_place and self._same_file(like, texts, infos):
             return [Program(self._path, like.header_raw, _rooms(infos))]
         texts.setdefault(_FORMAT_KEY, _FORMAT)
         for info in infos:
             _check(info, where)
-        if list(infos) != order(infos):
+        if not in_place and list(infos) != order(infos):
             raise ConversionError(
                 f"{where}: tensors are planned in another order than the format's; "
                 "plan them in the order of `order`"
@@ -85,17 +86,13 @@ class SafetensorsSink(SequentialSink):
             return [_program(self._path, texts, infos)]
         return self._set(texts, parts)
 
-    def _unchanged(
+    def _same_file(
         self, like: SafetensorsSource, texts: Mapping[str, str], infos: Sequence[TensorInfo]
     ) -> bool:
-        """Say whether the plan is that of the one file `like`, in its own data order."""
+        """Say whether metadata and sharding are those of the one file `like`."""
         if self._limit is not None and sum(info.nbytes for info in infos) > self._limit:
             return False
-        if dumps(dict(like.metadata)) != dumps(dict(texts)) or not _same_tensors(like, infos):
-            return False
-        places = like.shards[0].parsed.infos
-        offsets = [places[info.name].offset for info in infos]
-        return offsets == sorted(offsets)
+        return dumps(dict(like.metadata)) == dumps(dict(texts))
 
     def _set(
         self, texts: Mapping[str, str], parts: Sequence[Sequence[TensorInfo]]
@@ -208,6 +205,15 @@ def _same_tensors(like: SafetensorsSource, infos: Sequence[TensorInfo]) -> bool:
         and known[info.name].encoding == info.encoding
         for info in infos
     )
+
+
+def _in_order_of(like: SafetensorsSource, infos: Sequence[TensorInfo]) -> bool:
+    """Say whether the plan has the tensors of `like` as they lie there."""
+    if not _same_tensors(like, infos):
+        return False
+    places = like.shards[0].parsed.infos
+    offsets = [places[info.name].offset for info in infos]
+    return offsets == sorted(offsets)
 
 
 def _stem(name: str) -> str:

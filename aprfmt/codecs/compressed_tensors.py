@@ -1,0 +1,219 @@
+"""compressed-tensors: what llm-compressor and vLLM write, in the formats below.
+
+pack-quantized        weight_packed int32 [out, ceil(in*bits/32)], a dense stream of integers
+                      offset by 2**(bits-1); weight_scale; weight_shape; where asymmetric
+                      weight_zero_point, packed the same way along the outputs; weight_g_idx
+nvfp4-pack-quantized  weight_packed uint8 [out, in/2] (E2M1, low nibble first), weight_scale E4M3
+                      [out, in/16], weight_global_scale float32: value = code * (scale / global)
+mxfp4-pack-quantized  weight_packed uint8, weight_scale E8M0 in uint8 [out, in/32]
+mxfp6-pack-quantized  weight_packed uint8 [out, 3*in/4] (E2M3), weight_scale E8M0 [out, in/32]
+int-quantized, float-quantized, naive-quantized, mxfp8-quantized
+                      weight int8 or E4M3, weight_scale, weight_zero_point where asymmetric
+
+A scale stands for the tensor, a row ("channel"), a group of a row, or a tile ("block").
+Source: compressed-tensors 0.20, compressors/ and quantization/lifecycle/forward_helpers.py.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from aprfmt.codecs import f4, f6, fp8
+from aprfmt.codecs.base import F32, Array
+from aprfmt.codecs.dialects import (
+    Config,
+    Dialect,
+    Parts,
+    array,
+    fact,
+    fits,
+    need,
+    unpack_dense,
+)
+from aprfmt.codecs.minifloat import MinifloatCodec
+from aprfmt.errors import CodecError, UnsupportedError
+
+NAME = "compressed-tensors"
+_FLOAT = ("F32", "BF16", "F16")
+_PACKED, _SCALE, _ZERO = ".weight_packed", ".weight_scale", ".weight_zero_point"
+_SHAPE, _INDEX, _GLOBAL = ".weight_shape", ".weight_g_idx", ".weight_global_scale"
+# elements and bytes of one step of the stream, elements under a scale, what the scales are
+_MICRO: Mapping[str, tuple[MinifloatCodec, int, MinifloatCodec | None]] = {
+    "nvfp4-pack-quantized": (f4.CODEC, 16, None),
+    "mxfp4-pack-quantized": (f4.CODEC, 32, fp8.E8M0),
+    "mxfp6-pack-quantized": (f6.E2M3, 32, fp8.E8M0),
+}
+_PLAIN_FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "mxfp8-quantized")
+
+
+def _format(config: Config) -> str:
+    return str(config.get("format")) if config.get("quant_method") == NAME else ""
+
+
+def weights_of(config: Config) -> Mapping[str, Any]:
+    """Return the weight arguments of the configuration's groups, which must be one and the same.
+
+    Raises UnsupportedError where groups differ: which tensor is in which is not said here.
+    """
+    groups = config.get("config_groups")
+    sections = list(groups.values()) if isinstance(groups, Mapping) else []
+    found: list[Mapping[str, Any]] = [
+        section["weights"]
+        for section in sections
+        if isinstance(section, Mapping) and isinstance(section.get("weights"), Mapping)
+    ]
+    if not found:
+        raise CodecError(f"{NAME}: config has no config_groups with weights")
+    if any(weights != found[0] for weights in found):
+        raise UnsupportedError(f"{NAME}: {len(found)} groups of weights with different arguments")
+    return found[0]
+
+
+def _matrix(parts: Parts, suffix: str) -> tuple[int, ...]:
+    shape = need(NAME, parts, suffix).shape
+    if len(shape) < 2:
+        raise CodecError(f"{NAME}: part {suffix!r} has shape {list(shape)}, expected [out, in]")
+    return shape
+
+
+def spread(values: Array, shape: tuple[int, ...], weights: Mapping[str, Any], part: str) -> Array:
+    """Return scales or zero points as an array that broadcasts over the weight.
+
+    Tensor, channel and group scales follow from their shape; tiles need `block_structure`.
+    """
+    if values.size == 1:
+        return values.reshape((1,) * len(shape))
+    if weights.get("strategy") == "block":
+        size = weights.get("block_structure")
+        if not isinstance(size, list | tuple) or [type(n) for n in size] != [int, int]:
+            raise CodecError(f"{NAME}: config says block_structure {size!r}, expected two numbers")
+        tall, wide = (max(1, n) for n in size)
+        tiles = (*shape[:-2], -(-shape[-2] // tall), -(-shape[-1] // wide))
+        fits(NAME, part, values.shape, tiles)
+        rows = np.arange(shape[-2]) // tall
+        return values[..., rows, :][..., np.arange(shape[-1]) // wide]
+    if values.shape == shape[:-1]:
+        values = values[..., None]
+    groups = values.shape[-1] if values.ndim == len(shape) else 0
+    if not groups or shape[-1] % groups:
+        raise CodecError(
+            f"{NAME}: part {part!r} has shape {list(values.shape)}, which is no row, channel or "
+            f"group of {list(shape)}"
+        )
+    fits(NAME, part, values.shape, (*shape[:-1], groups))
+    return np.repeat(values, shape[-1] // groups, axis=-1) if groups > 1 else values
+
+
+def _shape_of_packed(parts: Parts, config: Config) -> tuple[int, ...]:
+    stored = array(NAME, parts, _SHAPE, ("I64", "I32"))
+    shape = tuple(int(n) for n in stored.reshape(-1))
+    packed = _matrix(parts, _PACKED)
+    bits = fact(NAME, weights_of(config), "num_bits", range(1, 9))
+    if len(shape) != len(packed) or min(shape) < 0:
+        raise CodecError(
+            f"{NAME}: part {_SHAPE!r} says {list(shape)}, expected {len(packed)} sizes"
+        )
+    fits(NAME, _PACKED, packed, (*shape[:-1], -(-shape[-1] * bits // 32)))
+    return shape
+
+
+def _decode_packed(parts: Parts, config: Config, out: F32) -> None:
+    weights = weights_of(config)
+    bits = fact(NAME, weights, "num_bits", range(1, 9))
+    packed = array(NAME, parts, _PACKED, ("I32",))
+    out[:] = unpack_dense(packed, bits, out.shape[-1]) - (1 << bits - 1)
+    scale, zero = array(NAME, parts, _SCALE, _FLOAT), None
+    if _ZERO in parts:
+        rows, groups = out.shape[-2], scale.shape[-1] if scale.ndim > 1 else 1
+        stored = array(NAME, parts, _ZERO, ("I32", "I8"))
+        if stored.dtype == np.int32:  # packed along the outputs
+            expected = (*out.shape[:-2], -(-rows * bits // 32), groups)
+            fits(NAME, _ZERO, stored.shape, expected)
+            turned = np.ascontiguousarray(np.swapaxes(stored, -1, -2))
+            stored = np.swapaxes(unpack_dense(turned, bits, rows), -1, -2) - (1 << bits - 1)
+        zero = stored.astype(np.float32)
+    index = array(NAME, parts, _INDEX, ("I32",)) if _INDEX in parts else None
+    if index is not None and index.size and index.min() >= 0:
+        fits(NAME, _INDEX, index.shape, out.shape[-1:])
+        if scale.ndim != out.ndim or index.max() >= scale.shape[-1]:
+            raise CodecError(
+                f"{NAME}: part {_INDEX!r} names group {index.max()}, which has no scale"
+            )
+        scale = scale[..., index]
+        zero = zero[..., index] if zero is not None else None
+    if zero is not None:
+        out -= spread(zero, out.shape, weights, _ZERO)
+    out *= spread(scale, out.shape, weights, _SCALE)
+
+
+def _shape_of_micro(parts: Parts, config: Config) -> tuple[int, ...]:
+    codes = _MICRO[_format(config)][0]
+    shape = _matrix(parts, _PACKED)
+    if shape[-1] % codes.type_size:
+        raise CodecError(f"{NAME}: rows of {shape[-1]} bytes are no whole {codes.name} blocks")
+    return *shape[:-1], shape[-1] // codes.type_size * codes.block_size
+
+
+def _decode_micro(parts: Parts, config: Config, out: F32) -> None:
+    codes, size, exponents = _MICRO[_format(config)]
+    codes.decode({"": need(NAME, parts, _PACKED).raw}, out.reshape(-1))
+    if exponents is None:
+        scale = array(NAME, parts, _SCALE, ("F8_E4M3", *_FLOAT))
+        if _GLOBAL in parts:
+            scale = scale / array(NAME, parts, _GLOBAL, _FLOAT).reshape(-1)[:1]
+    else:
+        scale = exponents.values[array(NAME, parts, _SCALE, ("U8",))]
+    fits(NAME, _SCALE, scale.shape, (*out.shape[:-1], out.shape[-1] // size))
+    out.reshape(*scale.shape, size)[:] *= scale[..., None]
+
+
+def _shape_of_plain(parts: Parts, config: Config) -> tuple[int, ...]:
+    return _matrix(parts, ".weight")
+
+
+def _decode_plain(parts: Parts, config: Config, out: F32) -> None:
+    weights = weights_of(config)
+    out[:] = array(NAME, parts, ".weight", ("I8", "F8_E4M3"))
+    scale = array(NAME, parts, _SCALE, ("U8", *_FLOAT))
+    if scale.dtype == np.uint8:
+        scale = fp8.E8M0.values[scale]
+    if _ZERO in parts:
+        zero = array(NAME, parts, _ZERO, ("I8", "F8_E4M3", *_FLOAT)).astype(np.float32)
+        out -= spread(zero, out.shape, weights, _ZERO)
+    out *= spread(scale, out.shape, weights, _SCALE)
+
+
+PACKED = Dialect(
+    name=NAME,
+    main=_PACKED,
+    weight=".weight",
+    parts=(_SCALE, _SHAPE),
+    optional=(_ZERO, _INDEX),
+    facts=("format", "config_groups"),
+    recognises=lambda config: _format(config) == "pack-quantized",
+    shape_of=_shape_of_packed,
+    decode=_decode_packed,
+)
+PACKED_FLOAT = Dialect(
+    name=NAME,
+    main=_PACKED,
+    weight=".weight",
+    parts=(_SCALE,),
+    optional=(_GLOBAL,),
+    facts=("format",),
+    recognises=lambda config: _format(config) in _MICRO,
+    shape_of=_shape_of_micro,
+    decode=_decode_micro,
+)
+PLAIN = Dialect(
+    name=NAME,
+    main=".weight",
+    weight=".weight",
+    parts=(_SCALE,),
+    optional=(_ZERO,),
+    facts=("format", "config_groups"),
+    recognises=lambda config: _format(config) in _PLAIN_FORMATS,
+    shape_of=_shape_of_plain,
+    decode=_decode_plain,
+)

@@ -1,0 +1,102 @@
+"""GPTQ: integer codes packed along the input, with scales and zero points by group of inputs.
+
+qweight  int32 [in*bits/32, out]   codes of one output, lowest bits first, along the input
+qzeros   int32 [groups, out*bits/32]  zero points along the output
+scales   [groups, out]
+g_idx    int32 [in]                the group of each input; without it input i is in i/group_size
+
+value[o, i] = scales[g, o] * (code - zero); the weight is [out, in], the stored matrices are not.
+The classic format ("gptq") stores zero - 1, "gptq_v2" the zero itself.
+Source: AutoGPTQ, nn_modules/qlinear/qlinear_cuda.py (pack and forward).
+"""
+
+import numpy as np
+
+from aprfmt.codecs.base import F32, Array
+from aprfmt.codecs.dialects import (
+    GROUP_SIZES,
+    Config,
+    Dialect,
+    Parts,
+    array,
+    fact,
+    fits,
+    need,
+    unpack_dense,
+)
+from aprfmt.errors import CodecError
+
+NAME = "gptq"
+_BITS = (2, 3, 4, 8)
+_INT = ("I32",)
+_FLOAT = ("F16", "BF16", "F32")
+_ZERO_OFFSET = {"gptq": 1, "gptq_v2": 0}
+_ROWS = 1 << 8  # outputs unpacked at a time
+
+
+def _recognises(config: Config) -> bool:
+    return config.get("quant_method") == "gptq"
+
+
+def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
+    bits = fact(NAME, config, "bits", _BITS)
+    shape = need(NAME, parts, ".qweight").shape
+    if len(shape) != 2 or shape[0] * 32 % bits:
+        raise CodecError(f"{NAME}: part '.qweight' has shape {list(shape)}, expected [in, out]")
+    return shape[1], shape[0] * 32 // bits
+
+
+def groups_of(parts: Parts, config: Config, inputs: int, groups: int) -> Array:
+    """Return the group [in] of each input; CodecError for one that has no scale."""
+    if ".g_idx" in parts:
+        index = array(NAME, parts, ".g_idx", _INT)
+        fits(NAME, ".g_idx", index.shape, (inputs,))
+    else:
+        size = config.get("group_size")
+        if size == -1:
+            size = inputs
+        size = fact(NAME, {"group_size": size}, "group_size", GROUP_SIZES)
+        index = np.arange(inputs) // size
+    if index.size and not 0 <= index.min() <= index.max() < groups:
+        raise CodecError(
+            f"{NAME}: groups go from {index.min()} to {index.max()}, but there are {groups} scales"
+        )
+    return index
+
+
+def _decode(parts: Parts, config: Config, out: F32) -> None:
+    bits = fact(NAME, config, "bits", _BITS)
+    kind = config.get("checkpoint_format", "gptq")
+    if kind not in _ZERO_OFFSET:
+        raise CodecError(
+            f"{NAME}: checkpoint_format {kind!r} is not one we decode: {', '.join(_ZERO_OFFSET)}"
+        )
+    outputs, inputs = out.shape
+    scales = array(NAME, parts, ".scales", _FLOAT)
+    qzeros = array(NAME, parts, ".qzeros", _INT)
+    packed = array(NAME, parts, ".qweight", _INT)
+    if scales.ndim != 2:
+        raise CodecError(f"{NAME}: part '.scales' has shape {list(scales.shape)}, expected 2 axes")
+    groups = scales.shape[0]
+    fits(NAME, ".scales", scales.shape, (groups, outputs))
+    fits(NAME, ".qzeros", qzeros.shape, (groups, -(-outputs * bits // 32)))
+    group = groups_of(parts, config, inputs, groups)
+    zeros = unpack_dense(qzeros, bits, outputs) + _ZERO_OFFSET[kind]
+    for start in range(0, outputs, _ROWS):
+        at = slice(start, start + _ROWS)
+        codes = unpack_dense(np.ascontiguousarray(packed[:, at].T), bits, inputs)
+        codes = codes - zeros[:, at].T[:, group]
+        np.multiply(codes, scales[:, at].T[:, group], out=out[at], dtype=np.float32)
+
+
+DIALECT = Dialect(
+    name=NAME,
+    main=".qweight",
+    weight=".weight",
+    parts=(".qzeros", ".scales"),
+    optional=(".g_idx",),
+    facts=("bits", "group_size", "checkpoint_format"),
+    recognises=_recognises,
+    shape_of=_shape_of,
+    decode=_decode,
+)

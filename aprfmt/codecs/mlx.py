@@ -1,0 +1,108 @@
+"""MLX: codes in a stream of 32-bit words by row, with scales and biases by group of inputs.
+
+weight  uint32 [..., out, in*bits/32]  codes of 2, 3, 4, 5, 6 or 8 bits, lowest bits first
+scales  [..., out, in/group_size]
+biases  the same shape; in mode "affine" only
+
+mode affine   value = scale * code + bias
+mode mxfp4    E2M1 codes, groups of 32, scales are E8M0 in uint8
+mode nvfp4    E2M1 codes, groups of 16, scales are E4M3 in uint8
+mode mxfp8    E4M3 codes, groups of 32, scales are E8M0 in uint8
+
+Source: MLX, mlx.core.quantize and dequantize.
+"""
+
+from dataclasses import dataclass
+
+from aprfmt.codecs import f4, fp8
+from aprfmt.codecs.base import F32
+from aprfmt.codecs.dialects import (
+    GROUP_SIZES,
+    Config,
+    Dialect,
+    Parts,
+    array,
+    fact,
+    fits,
+    need,
+    unpack_dense,
+)
+from aprfmt.codecs.minifloat import MinifloatCodec
+from aprfmt.errors import CodecError
+
+NAME = "mlx"
+_BITS = (2, 3, 4, 5, 6, 8)
+_ROWS = 1 << 8
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How codes and scales read; None for integers and for floating-point scales."""
+
+    codes: MinifloatCodec | None
+    scales: MinifloatCodec | None
+
+
+MODES = {
+    "affine": Mode(None, None),
+    "mxfp4": Mode(f4.CODEC, fp8.E8M0),
+    "nvfp4": Mode(f4.CODEC, fp8.E4M3),
+    "mxfp8": Mode(fp8.E4M3, fp8.E8M0),
+}
+
+
+def _recognises(config: Config) -> bool:
+    return "quant_method" not in config and "bits" in config and "group_size" in config
+
+
+def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
+    bits = fact(NAME, config, "bits", _BITS)
+    shape = need(NAME, parts, ".weight").shape
+    if len(shape) < 2 or shape[-1] * 32 % bits:
+        raise CodecError(f"{NAME}: part '.weight' has shape {list(shape)}, expected packed rows")
+    return *shape[:-1], shape[-1] * 32 // bits
+
+
+def _decode(parts: Parts, config: Config, out: F32) -> None:
+    bits = fact(NAME, config, "bits", _BITS)
+    size = fact(NAME, config, "group_size", GROUP_SIZES)
+    name = config.get("mode", "affine")
+    if name not in MODES:
+        raise CodecError(f"{NAME}: mode {name!r} is not one we decode: {', '.join(MODES)}")
+    mode, columns = MODES[name], out.shape[-1]
+    if mode.codes is not None and mode.codes.kind.bits != bits:
+        raise CodecError(f"{NAME}: mode {name!r} has {mode.codes.kind.bits} bits, config {bits}")
+    if columns % size:
+        raise CodecError(f"{NAME}: rows of {columns} are no whole number of groups of {size}")
+    groups = (*out.shape[:-1], columns // size)
+    words = array(NAME, parts, ".weight", ("U32",)).reshape(-1, columns * bits // 32)
+    allowed = ("F16", "BF16", "F32") if mode.scales is None else ("U8",)
+    stored = array(NAME, parts, ".scales", allowed)
+    fits(NAME, ".scales", stored.shape, groups)
+    scales = (stored if mode.scales is None else mode.scales.values[stored]).reshape(len(words), -1)
+    biases = None
+    if mode.codes is None:
+        found = array(NAME, parts, ".biases", allowed)
+        fits(NAME, ".biases", found.shape, groups)
+        biases = found.reshape(len(words), -1)
+    rows = out.reshape(len(words), columns // size, size)
+    for start in range(0, len(words), _ROWS):
+        at = slice(start, start + _ROWS)
+        codes = unpack_dense(words[at], bits, columns).reshape(rows[at].shape)
+        rows[at] = codes if mode.codes is None else mode.codes.values[codes]
+        rows[at] *= scales[at, :, None]
+        if biases is not None:
+            rows[at] += biases[at, :, None]
+
+
+DIALECT = Dialect(
+    name=NAME,
+    main=".weight",
+    weight=".weight",
+    parts=(".scales",),
+    optional=(".biases",),
+    facts=("bits", "group_size", "mode"),
+    recognises=_recognises,
+    shape_of=_shape_of,
+    decode=_decode,
+)

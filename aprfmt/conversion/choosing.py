@@ -1,0 +1,167 @@
+"""Which encoding every output gets, by wish and by what the target can hold."""
+
+from typing import Any
+
+from aprfmt.conversion.options import Options
+from aprfmt.conversion.outputs import PLAIN_FLOATS, Output, Plan, make_info
+from aprfmt.conversion.packed import Latest, Packed, Part, has_companions, weight_dtype
+from aprfmt.dtypes import ENCODINGS, encoding
+from aprfmt.errors import ConversionError
+from aprfmt.formats import FormatSpec
+from aprfmt.model import Model
+from aprfmt.names import select
+from aprfmt.quantize import leading, quantized
+from aprfmt.resolve import spellings
+from aprfmt.tensor import Note
+
+
+def choose_encodings(
+    outputs: list[Output], model: Model, target: FormatSpec, options: Options, plan: Plan
+) -> list[Output]:
+    """Give every output its encoding: the source's, unless a wish or a rule of the target differs.
+
+    Order: --tensor, the mixture, --encoding, the record of an earlier widening, the target's rule
+    for vectors, the source's own.
+    """
+    for wished in [options.encoding, *(e for _, e in options.tensor_encodings)]:
+        if wished is not None and wished not in ENCODINGS:
+            raise ConversionError(
+                f"encoding {wished!r} is not one we know; known: {', '.join(ENCODINGS)}"
+            )
+    every = spellings(model) if options.tensor_encodings else {}
+    names = [(*output.spellings, *every.get(output.role, ())) for output in outputs]
+    explicit: dict[int, str] = {}
+    for pattern, wished in options.tensor_encodings:
+        for i in select(names, [pattern], str(model.path)):
+            explicit[i] = wished
+    chosen: list[Output] = []
+    refused: list[str] = []
+    asked_for = False
+    for i, output in enumerate(outputs):
+        wished = explicit.get(i) or _wish(output, options)
+        if wished is None:
+            wished = output.source_encoding
+            if target.vectors_f32 and _is_vector(output) and wished in PLAIN_FLOATS:
+                wished = "F32"
+        if not _held(wished, target):
+            asked_for = asked_for or wished != output.source_encoding
+            refused.append(f"{output.info.name} ({wished})")
+            continue
+        same = wished == output.info.encoding
+        info = output.info if same else make_info(output.info.name, output.info.shape, wished)
+        chosen.append(
+            Output(info, output.source_encoding, output.runs, output.make, output.spellings,
+                   output.steps, output.sources, output.role)
+        )  # fmt: skip
+    if refused:
+        raise ConversionError(
+            f"{model.path}: {target.name} has no code for the encoding of {len(refused)} tensors: "
+            f"{', '.join(refused[:3])}{' ...' if len(refused) > 3 else ''}; "
+            + (
+                "choose a type that it has (GGUF: Q4_K_M and its kind, safetensors: NF4 and FP4), "
+                "or write APR, which holds them all"
+                if asked_for
+                else "decode or requantize them with --encoding (F32 keeps every value) or "
+                "--tensor PATTERN=ENCODING"
+            )
+        )
+    return chosen
+
+
+def _asked(output: Output) -> str:
+    """Return the name a mixture or an importance matrix knows an output by."""
+    return output.role or leading(output.spellings)
+
+
+def importance_of(output: Output, options: Options) -> Any:
+    """Return what an importance matrix says about an output, or None."""
+    if options.importance is None or not quantized(output.encoding):
+        return None
+    return options.importance(_asked(output))
+
+
+def _wish(output: Output, options: Options) -> str | None:
+    if options.choose is not None:
+        return options.choose(_asked(output), output.info.shape, output.source_encoding)
+    wished = options.encoding
+    if wished is None or (ENCODINGS.get(output.source_encoding) or encoding("F32")).numpy in (
+        "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool",
+        "complex64",
+    ):  # fmt: skip
+        return None
+    return wished if wished in PLAIN_FLOATS or not _is_vector(output) else None
+
+
+def _held(name: str, target: FormatSpec) -> bool:
+    """Say whether a target can hold an encoding: by a code, carried, or in parts of plain bytes."""
+    if target.holds(encoding(name)) or target.carries:
+        return True
+    return has_companions(name) and target.holds(encoding("U8"))
+
+
+def check_importance(plan: Plan, options: Options) -> None:
+    """Refuse an importance matrix of other sizes, and name the tensors it says nothing about."""
+    if options.importance is None:
+        return
+    without = []
+    for output in plan.outputs:
+        if output.copies or not quantized(output.encoding):
+            continue
+        found, shape = importance_of(output, options), output.info.shape
+        if found is None:
+            without.append(output.info.name)
+            continue
+        columns = shape[-1] * (shape[0] if len(shape) == 3 else 1)
+        if found.size not in (columns, shape[-1]):
+            raise ConversionError(
+                f"{output.info.name}: the importance matrix has {found.size} columns, the tensor "
+                f"{columns}; was it made for another model?"
+            )
+    if without:
+        shown = ", ".join(without[:3]) + (" ..." if len(without) > 3 else "")
+        text = f"says nothing about {len(without)} tensors, which are quantized without: {shown}"
+        plan.notes.append(Note("warning", str(options.imatrix or "importance matrix"), text))
+
+
+def in_parts(
+    outputs: list[Output], model: Model, target: FormatSpec, options: Options
+) -> list[Output]:
+    """Replace every weight whose encoding has companions by its stored parts."""
+    latest = Latest()
+    found: list[Output] = []
+    for output in outputs:
+        if output.copies or not has_companions(output.info.encoding):
+            found.append(output)
+            continue
+        packed = _packed(output, model, options, latest)
+        main = f"{packed.name}@{packed.encoding}" if target.carries else packed.name
+        for suffix, info in packed.infos(main).items():
+            names = output.spellings if not suffix else (info.name,)
+            found.append(
+                Output(
+                    info, output.source_encoding, None, output.make, names, output.steps,
+                    output.sources, output.role if not suffix else "", Part(packed, suffix),
+                )
+            )  # fmt: skip
+    return found
+
+
+def _packed(output: Output, model: Model, options: Options, latest: Latest) -> Packed:
+    dtype = weight_dtype(output.source_encoding, model.config, output.info.name)
+    name = output.info.encoding
+    wishes = {**options.packing, "dtype": dtype}
+
+    def pack(values: Any) -> Any:
+        from aprfmt.codecs import encode
+
+        return encode(name, values, fma=options.fma, options=wishes)
+
+    return Packed(output.info.name, name, output.info.shape, output.make, pack, latest)
+
+
+def _is_vector(output: Output) -> bool:
+    """Say whether ggml's readers expect this tensor as F32: 1-D, norms, routers, positions."""
+    from aprfmt.arch.spec import F32_ROLES
+
+    name = output.role.partition(".")[2] if output.role.startswith("L") else output.role
+    return len(output.info.shape) <= 1 or name.rpartition(".")[0].endswith(F32_ROLES)

@@ -1,0 +1,25 @@
+"""Counting what re-encoding did to values."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Counts:
+    """What re-encoding did to the values of one tensor."""
+
+    changed: int = 0
+    overflowed: int = 0
+    underflowed: int = 0
+
+    def add(self, before: Any, after: Any) -> None:
+        """Count one chunk; NaN stays equal to NaN."""
+        import numpy as np
+
+        differs = before != after
+        if not differs.any():
+            return
+        differs &= ~(np.isnan(before) & np.isnan(after))
+        self.changed += int(differs.sum())
+        self.overflowed += int((np.isfinite(before) & ~np.isfinite(after)).sum())
+        self.underflowed += int(((before != 0) & (after == 0)).sum())

@@ -1,0 +1,70 @@
+"""What a plan is made of: the stored tensors of the target."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aprfmt.conversion.packed import Part
+from aprfmt.conversion.restore import Restoration
+from aprfmt.dtypes import encoding
+from aprfmt.errors import CodecError, ConversionError
+from aprfmt.model import Run
+from aprfmt.tensor import LazyTensor, Note, TensorInfo
+
+PLAIN_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class Output:
+    """One stored tensor of the target.
+
+    `runs` are the source bytes in the target's element order, in `source_encoding`; None where a
+    layout step changes values, then `make()` gives the decoded array of `info.shape`. The bytes
+    are copied if runs exist and the encodings agree, re-encoded otherwise.
+    """
+
+    info: TensorInfo
+    source_encoding: str
+    runs: list[Run] | None
+    make: Callable[[], Any]
+    spellings: tuple[str, ...]
+    steps: tuple[str, ...] = ()
+    sources: tuple[LazyTensor, ...] = ()
+    role: str = ""  # where exactly one role is stored in it
+    part: Part | None = None  # of a weight that the target stores in several tensors
+
+    @property
+    def encoding(self) -> str:
+        """What the weight is encoded as, also where its parts are plain bytes."""
+        return self.info.encoding if self.part is None else self.part.packed.encoding
+
+    @property
+    def companion(self) -> bool:
+        """True for what stands beside a packed weight."""
+        return self.part is not None and self.part.suffix != ""
+
+    @property
+    def copies(self) -> bool:
+        """True if stored bytes are copied, not decoded."""
+        return self.runs is not None and self.info.encoding == self.source_encoding
+
+
+@dataclass
+class Plan:
+    """Everything a conversion will write, before a byte is written."""
+
+    outputs: list[Output]
+    style: str | None
+    notes: list[Note]
+    restoration: Restoration
+    dropped: tuple[str, ...] = ()
+
+
+def make_info(name: str, shape: tuple[int, ...], name_of_encoding: str) -> TensorInfo:
+    """Return the facts of a tensor to be written; ConversionError where it cannot be."""
+    row = encoding(name_of_encoding)
+    try:
+        size = row.nbytes(shape)
+    except CodecError as error:
+        raise ConversionError(f"{name}: {error}; choose another with --tensor") from error
+    return TensorInfo(name, shape, name_of_encoding, 0, size, row.row_bytes(shape))

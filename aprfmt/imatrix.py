@@ -1,0 +1,154 @@
+"""Importance matrices of llama.cpp: the mean square of every column of a weight's input.
+
+Two containers. GGUF: `NAME.in_sum2` [experts, columns] and `NAME.counts` [experts, 1], both F32,
+with `imatrix.datasets`, `imatrix.chunk_count`, `imatrix.chunk_size` in the metadata. The legacy
+file, all integers int32 and little-endian: entries; for each the name's length, the name, calls,
+values, float32 values; then, where the writer knew them, chunks, and length and name of the
+data set. What an encoder weighs with is sum / count, and 1 for an expert that was never called.
+Source: llama.cpp, tools/imatrix/imatrix.cpp and tools/quantize/quantize.cpp.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.errors import FormatError
+from aprfmt.formats.cursor import Cursor
+from aprfmt.formats.mapped import MappedFile
+from aprfmt.quantize import base_name
+from aprfmt.tensor import LazyTensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_MAGIC = b"GGUF"
+_SUMS, _COUNTS = ".in_sum2", ".counts"
+_LONGEST_NAME = 1 << 12
+
+
+@dataclass(frozen=True)
+class ImportanceMatrix:
+    """What a file says: float32 [columns] (or [experts * columns]) by the tensor's GGUF name."""
+
+    path: Path
+    sha256: str
+    entries: "Mapping[str, NDArray[Any]]"
+    datasets: tuple[str, ...]
+    chunks: int | None
+
+    def of(self, name: str) -> "NDArray[Any] | None":
+        """Return the weights of a tensor by GGUF name or role key; None if it says nothing."""
+        base, suffix, layer = base_name(name)
+        stored = f"{base}.{suffix}" if layer is None else f"blk.{layer}.{base}.{suffix}"
+        return self.entries.get(stored)
+
+    def records(self) -> list[tuple[str, Any, str]]:
+        """Return (key, value, GGUF type) of what llama-quantize notes in its output."""
+        found: list[tuple[str, Any, str]] = [("quantize.imatrix.file", self.path.name, "string")]
+        if self.datasets:
+            found.append(("quantize.imatrix.dataset", self.datasets[0], "string"))
+        found.append(("quantize.imatrix.entries_count", len(self.entries), "uint32"))
+        if self.chunks is not None:
+            found.append(("quantize.imatrix.chunks_count", self.chunks, "uint32"))
+        return found
+
+
+def read_imatrix(path: Path) -> ImportanceMatrix:
+    """Read either container; FormatError (TruncatedError) for what is neither, or damaged."""
+    import numpy as np
+
+    file = MappedFile(path)
+    try:
+        digest = hashlib.sha256(file.view).hexdigest()
+        modern = bytes(file.view[:4]) == _MAGIC
+        read = None if modern else _read_legacy(Cursor(file.view, str(path)))
+    finally:
+        file.close()
+    entries, datasets, chunks = _read_gguf(path) if read is None else read
+    if not entries:
+        raise FormatError(f"{path}: holds no importance of any tensor; expected NAME{_SUMS}")
+    for name, values in entries.items():
+        if not np.isfinite(values).all():
+            at = int(np.argmin(np.isfinite(values)))
+            raise FormatError(
+                f"{path}: {name}: importance {at} is {values[at]}, expected a finite number; the "
+                "matrix is damaged"
+            )
+    return ImportanceMatrix(path, digest, entries, datasets, chunks)
+
+
+_Read = tuple[dict[str, "NDArray[Any]"], tuple[str, ...], int | None]
+
+
+def _read_legacy(cursor: Cursor) -> _Read:
+    import numpy as np
+
+    found: dict[str, NDArray[Any]] = {}
+    for _ in range(cursor.count(4, 12, "imatrix entries")):
+        length = cursor.count(4, 1, "length of an imatrix name", _LONGEST_NAME)
+        name = cursor.text(length, "imatrix name")
+        calls = cursor.uint(4, f"{name}: calls")
+        count = cursor.count(4, 4, f"{name}: values", 1 << 31)
+        values = np.frombuffer(cursor.take(4 * count, f"{name}: values"), "<f4").astype(np.float32)
+        if not count or calls >= 1 << 31:
+            raise FormatError(
+                f"{cursor.where}: {name}: {count} values over {calls} calls; expected a positive "
+                "number of values; the file is no importance matrix, or damaged"
+            )
+        if name in found:
+            raise FormatError(f"{cursor.where}: {name} occurs twice; expected every tensor once")
+        found[name] = values / np.float32(calls) if calls else values
+    if not cursor.remaining:
+        return found, (), None
+    chunks = cursor.uint(4, "imatrix chunks")
+    if not cursor.remaining:
+        return found, (), chunks
+    length = cursor.count(4, 1, "length of the data set's name", 1 << 20)
+    return found, (cursor.text(length, "data set name"),), chunks
+
+
+def _read_gguf(path: Path) -> _Read:
+    from aprfmt.formats import open_source
+
+    found: dict[str, NDArray[Any]] = {}
+    with open_source(path) as source:
+        kind = source.metadata.get("general.type", "imatrix")
+        if kind != "imatrix":
+            raise FormatError(f"{path}: general.type is {kind!r}; expected 'imatrix'")
+        tensors = source.tensors
+        for name in tensors:
+            if name.endswith(_SUMS):
+                found[name.removesuffix(_SUMS)] = _means(path, name, tensors)
+        datasets = source.metadata.get("imatrix.datasets", ())
+        chunks = source.metadata.get("imatrix.chunk_count")
+        texts = () if isinstance(datasets, str) else tuple(map(str, datasets))
+        return found, texts, chunks if type(chunks) is int else None
+
+
+def _means(path: Path, name: str, tensors: Mapping[str, LazyTensor]) -> "NDArray[Any]":
+    import numpy as np
+
+    counted = tensors.get(name.removesuffix(_SUMS) + _COUNTS)
+    if counted is None:
+        raise FormatError(
+            f"{path}: {name} without {name.removesuffix(_SUMS)}{_COUNTS}; expected both"
+        )
+    arrays = []
+    for tensor in (tensors[name], counted):
+        if tensor.info.encoding != "F32":
+            raise FormatError(
+                f"{path}: {tensor.info.name} is {tensor.info.encoding}; expected F32 in an imatrix"
+            )
+        arrays.append(np.frombuffer(tensor.raw(), "<f4").astype(np.float32))
+    sums, counts = arrays
+    if not counts.size or not sums.size or sums.size % counts.size:
+        raise FormatError(
+            f"{path}: {name} has {sums.size} sums for {counts.size} counts; expected a multiple"
+        )
+    table = sums.reshape(counts.size, -1)
+    called = counts > 0
+    table[called] /= counts[called, None]
+    table[~called] = 1
+    return table.reshape(-1)

@@ -1,0 +1,91 @@
+"""`aprfmt logits`: the logits of every token, as a file, and the gate a working model passes."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aprfmt.cli import options, render, running
+
+if TYPE_CHECKING:
+    from aprfmt.outcome import Check
+
+
+@click.command("logits")
+@click.argument("model")
+@running.what
+@click.option("--out", type=click.Path(path_type=Path), help="Write float32 [tokens, vocab] .npy.")
+@running.where
+@options.arch
+@options.force
+@options.common
+def command(
+    model: str,
+    prompt: str | None,
+    ids: str | None,
+    chat: str | None,
+    out: Path | None,
+    arch: str | None,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+    **where: Any,
+) -> int:
+    """Compute the logits of every token, and judge the last row.
+
+    --out FILE.npy writes them all, float32 [tokens, vocab]. Exit 1 when the gate fails: a NaN or
+    an infinity, no spread, no peak.
+    """
+    import numpy as np
+
+    from aprfmt.cli.cat import write_npy
+    from aprfmt.outcome import Report
+
+    with running.session(model, arch=arch, **where) as (opened, session, choice):
+        tokens, text = running.token_ids(opened, prompt, ids, chat)
+        found = session.logits(tokens)
+        top = running.top_tokens(found[-1], opened)
+        report = Report(str(opened.path), tuple(checks(found)))
+        body: dict[str, Any] = {
+            "run": running.run_facts(opened, choice, session),
+            "tokens": {"ids": tokens, "text": text},
+            "shape": list(found.shape),
+            "dtype": "float32",
+            "argmax": top[0] if top else None,
+            "top": top,
+            "gate": report.to_json(),
+            "output": None if out is None else str(out),
+        }
+        if out is not None:
+            write_npy(out, np.ascontiguousarray(found, np.float32), force)
+    if not as_json:
+        show(body, report.checks)
+    return render.emit("logits", report.exit_code, body, as_json)
+
+
+def checks(logits: Any) -> "list[Check]":
+    """Return the gate of the last row, and a check that no other row has a NaN or an infinity."""
+    import numpy as np
+
+    from aprfmt.inference.gates import logits_gate
+    from aprfmt.outcome import Check
+
+    bad = np.flatnonzero(~np.isfinite(logits).all(axis=-1))
+    every = Check(
+        "logits-rows-finite", "FAIL" if bad.size else "PASS", "every row",
+        f"{bad.size} of {len(logits)} rows with NaN or Inf"
+        + (f", the first at position {int(bad[0])}" if bad.size else ""),
+        "no row", "trace the model to find the first point that is off" if bad.size else "",
+    )  # fmt: skip
+    return [*logits_gate(logits[-1], f"position {len(logits) - 1}"), every]
+
+
+def show(body: dict[str, Any], found: "tuple[Check, ...]") -> None:
+    """Print where it ran, the best tokens of the last row, and the gate."""
+    where = body["run"]
+    render.line(render.escape(f"{where['model']} on {where['ran']}"), style="head")
+    if body["output"]:
+        shape = render.shape_text(body["shape"])
+        render.line(f"{shape} float32 -> {render.escape(body['output'])}")
+    running.show_top(body["top"], "top 5 of the last row (the first is the argmax)")
+    running.show_checks(found)

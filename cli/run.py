@@ -1,0 +1,205 @@
+"""`aprfmt run`: generate text from a prompt."""
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from aprfmt.cli import options, render, running
+
+CONTEXT = 4  # prompt tokens decoded with the output, so that its first word keeps its space
+
+
+@click.command("run")
+@click.argument("model")
+@running.what
+@click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True,
+              help="Generate at most this many tokens.")  # fmt: skip
+@click.option("--temperature", type=float, default=0.0, show_default=True,
+              help="0 takes the likeliest token; above it, tokens are drawn.")  # fmt: skip
+@click.option("--top-k", type=int, default=0, show_default=True,
+              help="Draw from the k likeliest tokens only (0: from all).")  # fmt: skip
+@click.option("--top-p", type=float, default=1.0, show_default=True,
+              help="Draw from the likeliest tokens that add up to this.")  # fmt: skip
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the draws.")
+@click.option("--ignore-stop", is_flag=True, help="Go on after the model's stop tokens.")
+@running.where
+@options.arch
+@options.common
+def command(
+    model: str,
+    prompt: str | None,
+    ids: str | None,
+    chat: str | None,
+    max_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    ignore_stop: bool,
+    arch: str | None,
+    as_json: bool,
+    quiet: bool,
+    **where: Any,
+) -> int:
+    """Generate text, greedily unless --temperature says otherwise.
+
+    Generation ends at a stop token of the model, at --max-tokens, or at the end of the context.
+    """
+    from dataclasses import asdict
+
+    from aprfmt.inference.sampling import Sampler, Sampling
+
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    began = time.perf_counter()
+    with running.session(model, arch=arch, **where) as (opened, session, choice):
+        tokens, text = running.token_ids(opened, prompt, ids, chat)
+        tokenizer = running.tokenizer_of(opened)
+        if tokenizer is None:
+            render.warn(f"{opened.path}: has no tokenizer: ids only, and no stop token is known")
+        stop = frozenset() if ignore_stop or tokenizer is None else tokenizer.stop_ids
+        room = context_room(opened, len(tokens))
+        writer = Writer(tokenizer, tokens, live=not as_json and sys.stdout.isatty())
+        load = time.perf_counter() - began
+        drawn, times = generate(
+            session, tokens, Sampler(sampling), min(max_tokens, room), stop, writer
+        )
+        stopped = bool(drawn) and drawn[-1] in stop
+        made = drawn[:-1] if stopped else drawn
+        reason = "stop_token" if stopped else "max_tokens" if len(made) == max_tokens else "context"
+        body: dict[str, Any] = {
+            "run": running.run_facts(opened, choice, session),
+            "prompt": {"ids": tokens, "text": text},
+            "ids": made,
+            "text": writer.text(made),
+            "stop": {"reason": reason, "token": drawn[-1] if stopped else None},
+            "sampling": asdict(sampling),
+            "speed": speed(len(tokens), load, times),
+        }
+    if not as_json:
+        writer.finish(made)
+        if not quiet:
+            report(body)
+    return render.emit("run", 0, body, as_json)
+
+
+def context_room(model: Any, used: int) -> int:
+    """Return how many tokens fit behind a prompt; UsageError where it fills the context."""
+    from aprfmt.errors import UsageError
+
+    context = int(model.hyper["context_length"])
+    if used >= context:
+        raise UsageError(
+            f"{model.path}: the prompt has {used} tokens, the model's context {context}; "
+            "give a shorter one"
+        )
+    return context - used
+
+
+def generate(
+    session: Any, tokens: list[int], sampler: Any, limit: int, stop: frozenset[int], writer: Any
+) -> tuple[list[int], list[float]]:
+    """Return the tokens drawn, a stop token included, and the time each was drawn at.
+
+    The first time is the start: times[1] - times[0] is the prompt's pass.
+    """
+    drawn: list[int] = []
+    times = [time.perf_counter()]
+
+    def remember(logits: Any) -> int:
+        drawn.append(sampler(logits))
+        times.append(time.perf_counter())
+        return drawn[-1]
+
+    made: list[int] = []
+    for token in session.generate(tokens, remember, limit, stop):
+        made.append(token)
+        writer.show(made)
+    return drawn, times
+
+
+class Writer:
+    """Turns the tokens so far into text, and prints what is new of it on a terminal."""
+
+    def __init__(self, tokenizer: Any, prompt: Sequence[int], *, live: bool) -> None:
+        self._tokenizer = tokenizer
+        self._context = list(prompt[-CONTEXT:])
+        self._live = live
+        self._shown = 0
+        self._before = "" if tokenizer is None else tokenizer.decode(
+            self._context, skip_special=True
+        )  # fmt: skip
+
+    def text(self, ids: Sequence[int]) -> str | None:
+        """Return the text of generated ids as it reads behind the prompt; None without tokenizer.
+
+        Special tokens are left out.
+        """
+        if self._tokenizer is None:
+            return None
+        whole = self._tokenizer.decode([*self._context, *ids], skip_special=True)
+        if whole.startswith(self._before):
+            return str(whole[len(self._before) :])
+        return str(self._tokenizer.decode(ids, skip_special=True))
+
+    def show(self, ids: Sequence[int]) -> None:
+        """Print what is new, but for a character that may still be unfinished."""
+        if self._live:
+            found = self.text(ids)
+            if found is None:
+                self._print(f"{ids[-1]} ")
+            elif not found.endswith(("\ufffd", "\\")):
+                self._rest(found)
+
+    def finish(self, ids: Sequence[int]) -> None:
+        """Print what is missing, and end the line."""
+        found = self.text(ids)
+        if found is not None:
+            self._rest(found)
+        elif not self._live:
+            self._print(" ".join(map(str, ids)))
+        self._print("\n")
+
+    def _rest(self, text: str) -> None:
+        shown = "\n".join(render.escape(line) for line in text.split("\n"))
+        self._print(shown[self._shown :])
+        self._shown = len(shown)
+
+    def _print(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def speed(prompt: int, load: float, times: list[float]) -> dict[str, Any]:
+    """Return seconds and rates; the first token comes out of the prompt's pass."""
+    prefill = times[1] - times[0]
+    steps, decode = len(times) - 2, times[-1] - times[1]
+    return {
+        "load_seconds": load,
+        "prefill_tokens": prompt,
+        "prefill_seconds": prefill,
+        "prefill_tokens_per_second": prompt / prefill if prefill else None,
+        "decode_tokens": steps,
+        "decode_seconds": decode,
+        "decode_tokens_per_second": steps / decode if steps and decode else None,
+    }
+
+
+def report(body: dict[str, Any]) -> None:
+    """Say on stderr how it ended and how fast it was."""
+    took, stop = body["speed"], body["stop"]
+    why = {
+        "stop_token": f"stop token {stop['token']}",
+        "max_tokens": "--max-tokens reached",
+        "context": "the context is full",
+    }[stop["reason"]]
+    parts = [f"{len(body['ids'])} tokens, {why}"]
+    if took["decode_tokens_per_second"]:
+        parts.append(f"{took['decode_tokens_per_second']:.1f} tokens/s")
+    if took["prefill_tokens_per_second"]:
+        parts.append(f"prompt of {took['prefill_tokens']} at "
+                     f"{took['prefill_tokens_per_second']:.1f} tokens/s")  # fmt: skip
+    parts.append(f"loaded in {took['load_seconds']:.2f} s, on {body['run']['ran']}")
+    click.echo("; ".join(parts), err=True)

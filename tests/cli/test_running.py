@@ -1,0 +1,295 @@
+"""`logits`, `run` and `eval` on the demo model and on tiny ones, as a user types them.
+
+Seen red: labels not shifted, the stop token given as text, the gate left out of the exit code, the
+other model's losses taken for this one's, a sample without a label averaged as 0.0.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.errors import BackendUnavailableError
+from aprfmt.inference.backends import blas
+from tests.cli.run import aprfmt, process
+from tests.models import IDS, save_tiny
+
+FORMATS = ("folder", "apr", "gguf")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    """Tiny products gain nothing from more threads, and lose much on a busy machine."""
+    try:
+        blas.set_threads(1)
+    except BackendUnavailableError:
+        pass  # the tests hold all the same
+
+
+@pytest.fixture(scope="module")
+def golden(demo_model: Path) -> Any:
+    return json.loads((demo_model / "golden.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def models(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    folder = tmp_path_factory.mktemp("formats")
+    found = {"folder": demo_model}
+    for name in ("apr", "gguf"):
+        found[name] = folder / f"demo.{name}"
+        assert aprfmt("convert", demo_model, found[name], "--no-verify").code == 0
+    return found
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny("llama", folder)
+    return folder
+
+
+def given(ids: Any) -> str:
+    return ",".join(map(str, ids))
+
+
+def broken(source: Path, folder: Path, name: str) -> Path:
+    """Copy a one-file folder with NaN at the start of one tensor."""
+    import shutil
+
+    shutil.copytree(source, folder)
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    start = json.loads(data[8 : 8 + size])[name]["data_offsets"][0]
+    data[8 + size + start : 8 + size + start + 4] = b"\xc0\x7f\xc0\x7f"  # NaN in BF16 and in F32
+    path.write_bytes(data)
+    return folder
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_run_reproduces_golden_continuations(
+    form: str, models: Mapping[str, Path], golden: Any, demo_model: Path
+) -> None:
+    rows = golden["greedy"] if form == "folder" else golden["greedy"][1:6:4]
+    for row in rows:
+        source = ["--ids", given(row["prompt_ids"])]
+        if len(row.get("messages", ())) == 1:
+            source = ["--chat", row["messages"][0]["content"]]
+        elif "messages" not in row:
+            source = ["--prompt", row["prompt"]]
+        wanted = row["output_ids"]
+        body = aprfmt("run", models[form], *source, "--max-tokens", len(wanted), "--json").json
+        stopped = body["stop"]["reason"] == "stop_token"
+        assert body["prompt"]["ids"] == row["prompt_ids"], row["name"]
+        assert body["ids"] + [body["stop"]["token"]] * stopped == wanted, row["name"]
+        assert body["text"] == row["output_text"].removesuffix("<|im_end|>"), row["name"]
+        assert stopped == row["output_text"].endswith("<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    ("form", "index"), [("folder", 0), ("folder", 1), ("folder", 2), ("apr", 2), ("gguf", 2)]
+)
+def test_eval_gives_the_golden_loss(
+    form: str, index: int, models: Mapping[str, Path], golden: Any, tmp_path: Path
+) -> None:
+    row = golden["losses"][index]
+    text = tmp_path / "text.txt"
+    text.write_bytes(row["text"].encode())
+    done = aprfmt("eval", models[form], "--text", text, "--json")
+    assert done.json["loss"] == pytest.approx(row["nats_per_token"], abs=1e-5)
+    assert done.json["perplexity"] == pytest.approx(math.exp(row["nats_per_token"]), rel=1e-4)
+    assert done.json["unit"] == "nats per token"
+    assert done.json["uniform_loss"] == math.log(1536)
+    assert done.json["loss_tokens"] == len(row["ids"]) - 1
+    learned_by_heart = row["nats_per_token"] < 0.05  # flagged: too good for a text not trained on
+    failed = [each["name"] for each in done.json["gate"]["checks"] if each["outcome"] == "FAIL"]
+    assert (done.code, failed) == ((1, ["loss-plausible"]) if learned_by_heart else (0, []))
+
+
+def test_windows_change_the_context_and_never_the_labels(demo_model: Path, golden: Any) -> None:
+    ids = given(golden["losses"][2]["ids"])
+    runs = {
+        name: aprfmt("eval", demo_model, "--ids", ids, "--json", *options).json
+        for name, options in {
+            "whole": (), "short": ("--max-seq-len", 32),
+            "overlapping": ("--max-seq-len", 64, "--overlap", 32),
+        }.items()
+    }  # fmt: skip
+    assert {row["loss_tokens"] for row in runs.values()} == {255}
+    assert runs["short"]["windows"] > runs["whole"]["windows"] == 1
+    assert runs["whole"]["loss"] < runs["overlapping"]["loss"] < runs["short"]["loss"]
+
+
+def test_samples_score_responses_and_skip_what_does_not_fit(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    lines = tmp_path / "samples.jsonl"
+    rows = [
+        {"prompt": "It is a truth universally acknowledged", "response": ", that a single man"},
+        {"prompt": "It is a truth universally acknowledged, " * 4, "response": "that"},
+        {"text": ""},
+    ]
+    lines.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    done = aprfmt("eval", demo_model, "--samples", lines, "--max-seq-len", 24, "--json")
+    alone = tmp_path / "alone.jsonl"
+    alone.write_text(json.dumps(rows[0]))
+    first = aprfmt("eval", demo_model, "--samples", alone, "--json").json
+    assert done.json["loss"] == first["loss"] and done.json["samples"] == 1
+    assert first["loss_tokens"] == 7  # golden.json: 11 334 258 260 278 295 535
+    assert [("line 2" in text, "--max-seq-len" in text) for text in done.json["skipped"]] == [
+        (True, True), (False, False),
+    ]  # fmt: skip
+    assert done.err.count("warning: ") == 2 and "line 3" in done.err
+    nothing = tmp_path / "nothing.jsonl"
+    nothing.write_text(json.dumps(rows[1]))
+    done = aprfmt("eval", demo_model, "--samples", nothing, "--max-seq-len", 24, "--json")
+    assert (done.code, done.json["loss"]) == (1, "NaN")
+    assert done.json["gate"]["checks"][0]["name"] == "loss-measured"
+
+
+def test_eval_against_another_model(
+    demo_model: Path, tiny: Path, golden: Any, models: Mapping[str, Path], tmp_path: Path
+) -> None:
+    import torch
+
+    ids = golden["losses"][2]["ids"][:64]
+    same = aprfmt("eval", demo_model, "--ids", given(ids), "--against", models["apr"], "--json")
+    assert same.code == 0
+    assert same.json["against"]["divergence"] == {
+        "kl": 0.0, "max_kl": 0.0, "top1": 1.0, "correct_change": 0.0, "tokens": 63,
+    }  # fmt: skip
+    small = tmp_path / "small.gguf"
+    assert aprfmt("convert", demo_model, small, "--encoding", "Q4_0", "--no-verify").code == 0
+    body = aprfmt("eval", small, "--ids", given(ids), "--against", demo_model, "--json").json
+    rows = []
+    for model in (demo_model, small):
+        out = tmp_path / f"{model.name}.npy"
+        aprfmt("logits", model, "--ids", given(ids), "--out", out)
+        rows.append(torch.log_softmax(torch.tensor(np.load(out)).double(), -1)[:-1])
+    reference, mine = rows
+    labels = torch.tensor(ids[1:])[:, None]
+    kl = torch.sum(reference.exp() * (reference - mine), -1)
+    change = (mine.exp() - reference.exp()).gather(1, labels).mean()
+    found = body["against"]["divergence"]
+    assert found["kl"] == pytest.approx(float(kl.mean()), rel=1e-4) and found["kl"] > 1e-4
+    assert found["max_kl"] == pytest.approx(float(kl.max()), rel=1e-4)
+    assert found["correct_change"] == pytest.approx(float(change), rel=1e-4)
+    assert body["loss"] == pytest.approx(float(-mine.gather(1, labels).mean()), rel=1e-5)
+    assert body["against"]["loss"] == pytest.approx(
+        float(-reference.gather(1, labels).mean()), rel=1e-5
+    )
+    done = aprfmt("eval", demo_model, "--ids", given(ids), "--against", tiny)
+    assert done.code == 2 and "97 tokens in the vocabulary" in done.err
+
+
+def test_logits_file_is_transformers_float32(tiny: Path, tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    np.save(tmp_path / "ids.npy", np.array(IDS))
+    out = tmp_path / "logits.npy"
+    done = aprfmt("logits", f"{tiny}@numpy:float64", "--ids", tmp_path / "ids.npy", "--out", out,
+                  "--json")  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny).eval()
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS])).logits[0].numpy()
+    found = np.load(out)
+    assert done.code == 0 and found.dtype == np.float32 and found.shape == (29, 97)
+    assert np.abs(found - expected).max() / np.abs(expected).max() < 5e-6
+    best = int(expected[-1].argmax())
+    assert done.json["argmax"]["id"] == done.json["top"][0]["id"] == best
+    assert done.json["run"]["ran"] == "numpy:cpu:float64"
+    assert aprfmt("logits", tiny, "--ids", given(IDS), "--out", out).code == 2  # it is there
+
+
+def test_a_nan_weight_fails_logits_and_eval(tiny: Path, tmp_path: Path) -> None:
+    folder = broken(tiny, tmp_path / "nan", "model.norm.weight")
+    done = aprfmt("logits", folder, "--ids", "1,2,3", "--json")
+    checks = {row["name"]: row["outcome"] for row in done.json["gate"]["checks"]}
+    assert done.code == 1
+    assert checks["logits-no-nan"] == checks["logits-rows-finite"] == "FAIL"
+    done = aprfmt("eval", folder, "--ids", "1,2,3", "--json")
+    assert (done.code, done.json["loss"]) == (1, "NaN")
+    done = aprfmt("run", folder, "--ids", "1,2,3")
+    assert done.code == 2 and "NaN" in done.err
+
+
+def test_a_dead_head_fails_the_gate(tmp_path: Path, tiny: Path) -> None:
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "dead"
+    shutil.copytree(tiny, folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["lm_head.weight"] * 0
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    done = aprfmt("logits", folder, "--ids", "1,2,3", "--json")
+    failed = [row["name"] for row in done.json["gate"]["checks"] if row["outcome"] == "FAIL"]
+    assert (done.code, failed) == (1, ["logits-std", "logits-peak"])
+    uniform = aprfmt("eval", folder, "--ids", "1,2,3", "--json").json
+    assert uniform["loss"] == pytest.approx(math.log(97))
+
+
+def test_a_loss_above_uniform_fails_unless_the_weights_are_random(tiny: Path) -> None:
+    worse = aprfmt("eval", tiny, "--ids", given(IDS), "--json")
+    failed = [row["name"] for row in worse.json["gate"]["checks"] if row["outcome"] == "FAIL"]
+    assert worse.json["loss"] > math.log(97) and (worse.code, failed) == (1, ["loss-below-uniform"])
+    assert aprfmt("eval", tiny, "--ids", given(IDS), "--random-weights").code == 0
+
+
+def test_draws_repeat_with_their_seed_and_change_with_it(demo_model: Path) -> None:
+    options = ("--prompt", "She", "--max-tokens", 12, "--temperature", 2, "--top-k", 40, "--json")
+    first, again, other = (
+        aprfmt("run", demo_model, *options, "--seed", seed).json["ids"] for seed in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+def test_run_prints_text_and_its_speed_on_stderr(demo_model: Path) -> None:
+    done = process("run", demo_model, "--chat", "What is the capital of France?")
+    assert (done.code, done.out) == (0, "Paris\n")
+    assert "3 tokens, stop token 1535" in done.err and "tokens/s" in done.err
+    assert aprfmt("run", demo_model, "--chat", "Hello", "--quiet").err == ""
+
+
+def test_a_model_without_tokenizer_gives_ids(tiny: Path) -> None:
+    done = aprfmt("run", tiny, "--ids", "1,2,3", "--max-tokens", 4)
+    assert done.code == 0 and "has no tokenizer" in done.err
+    assert len(done.out.split()) == 4 and all(word.isdigit() for word in done.out.split())
+    full = aprfmt("run", tiny, "--ids", given(IDS * 2), "--max-tokens", 50, "--json").json
+    assert full["stop"]["reason"] == "context" and len(full["ids"]) == 64 - 58
+    assert aprfmt("run", tiny, "--ids", given(IDS * 3)).code == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "fragment"),
+    [
+        (("run", "{m}"), "--prompt, --ids and --chat; found none"),
+        (("run", "{m}", "--ids", "1", "--prompt", "x"), "found --prompt and --ids"),
+        (("run", "{m}", "--ids", "1,x"), "is no token id"),
+        (("run", "{m}", "--ids", "97"), "the embedding has 97 rows"),
+        (("run", "{m}", "--ids", "1", "--top-p", "0"), "top-p above 0"),
+        (("run", "{m}", "--ids", "1", "--max-tokens", "0"), "--max-tokens"),
+        (("logits", "{m}", "--ids", "none.npy"), "none.npy"),
+        (("logits", "{m}", "--ids", "1", "--device", "tpu"), "expected cpu, cuda"),
+        (("logits", "{m}@numpy:float16", "--ids", "1"), "float32 or float64"),
+        (("logits", "{m}@numpy", "--ids", "1", "--dtype", "float64"), "leave --device"),
+        (("eval", "{m}"), "nothing to evaluate"),
+        (("eval", "{m}", "--ids", "1,2", "--max-seq-len", "1"), "--max-seq-len"),
+        (("eval", "{m}", "--ids", "1,2", "--max-seq-len", "8", "--overlap", "8"), "overlap"),
+        (("eval", "{m}", "--text", "nowhere.txt"), "nowhere.txt"),
+        (("eval", "nowhere", "--ids", "1,2"), "no such file"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_2(
+    args: tuple[str, ...], fragment: str, tiny: Path
+) -> None:
+    done = aprfmt(*(arg.replace("{m}", str(tiny)) for arg in args))
+    assert done.code == 2
+    assert fragment in done.err
+    assert sum(not line.startswith("warning:") for line in done.err.splitlines()) == 1

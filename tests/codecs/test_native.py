@@ -1,0 +1,216 @@
+"""The loader of the C kernels, and the functions that are no codec."""
+
+import math
+import struct
+import subprocess
+import sys
+from array import array
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aprfmt import codecs
+from aprfmt.codecs.native import golden
+from aprfmt.dtypes import ENCODINGS
+from aprfmt.errors import CodecError
+from tests.codecs.levels import level, misaligned, native
+
+__all__ = ["level"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={"PATH": "", **environment},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_loads_no_numpy() -> None:
+    code = "import aprfmt.codecs.native as n, sys; print(n.CPU, 'numpy' in sys.modules)"
+    assert run(code) in ("avx2 False", "generic False")
+
+
+def test_without_the_extension_numpy_decodes() -> None:
+    code = (
+        "import sys; sys.modules['aprfmt.codecs.native._kernels'] = None\n"
+        "from aprfmt import codecs\n"
+        "try:\n    import aprfmt.codecs.native\n"
+        "except ImportError as error: print('_kernels' in str(error), end=' ')\n"
+        "print(codecs.decode('Q8_0', bytes(34), (32,)).sum())"
+    )
+    assert run(code) == "True 0.0"
+
+
+@pytest.mark.usefixtures("level")
+def test_every_kernel_passes_its_check() -> None:
+    assert dict(native.check()) == {}
+    assert len(native.KERNELS) == len(golden.DECODED)
+    assert len(native.ENCODERS) == len(golden.ENCODED)
+
+
+@pytest.mark.parametrize("name", golden.DECODED)
+def test_golden_digests_are_what_numpy_decodes(name: str) -> None:
+    row = ENCODINGS[name]
+    blocks = golden.blocks_of(row.block_size)
+    raw = golden.raw_bytes(row.header + blocks * row.type_size)
+    out = np.empty(blocks * row.block_size, np.float32)
+    codecs.codec(name).decode({"": raw}, out)
+    assert golden.digest(out) == golden.DECODED[name]
+    assert not np.isnan(out).any()
+
+
+@pytest.mark.parametrize("fma", ["fused", "strict"])
+@pytest.mark.parametrize("name", sorted({name for name, _ in golden.ENCODED}))
+def test_golden_digests_are_what_numpy_encodes(name: str, fma: str) -> None:
+    x = np.array(golden.values(), np.float32).reshape(golden.ROWS, golden.COLUMNS)
+    weights = np.array(golden.importance(), np.float32)
+    for each, expected in zip((None, weights), golden.ENCODED[name, fma], strict=True):
+        made = codecs.codec(name).encode(x, fma=fma, importance=each)[""]  # type: ignore[arg-type]
+        assert golden.digest(made) == expected
+
+
+def test_a_kernel_that_fails_its_check_is_left_out_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(golden.DECODED, "Q4_K", 1)
+    monkeypatch.setitem(golden.ENCODED, ("Q6_K", "fused"), (1, 2))
+    native.force("best")
+    try:
+        assert native.KERNELS.get("Q4_K") is None
+        assert "Q4_K" not in native.KERNELS
+        assert "Q5_K" in native.KERNELS
+        assert native.ENCODERS.get(("Q6_K", "fused")) is None
+        assert dict(native.check()) == {
+            "Q4_K": "the golden blocks come out wrong",
+            "encode Q6_K fused": "the golden blocks come out wrong",
+        }
+        out = np.empty(256, np.float32)
+        codecs.decode_into("Q4_K", bytes(144), out)  # by numpy
+        assert not out.any()
+        with pytest.raises(KeyError):
+            native.stats_of("Q4_K", bytes(144), 256)
+    finally:
+        monkeypatch.undo()
+        native.force("best")
+    assert dict(native.check()) == {}
+
+
+def test_block_sizes_are_those_of_the_encoding_table() -> None:
+    for name, block_size, type_size in native._kernels.decoders() + native._kernels.encoders():
+        assert (ENCODINGS[name].block_size, ENCODINGS[name].type_size) == (block_size, type_size)
+
+
+def test_unknown_levels_indices_and_grids_are_refused() -> None:
+    with pytest.raises(CodecError, match="level 'neon' is not to be had"):
+        native.force("neon")
+    for index in (-1, 999):
+        with pytest.raises(CodecError, match="does not exist"):
+            native._kernels.decode(index, b"", bytearray())
+        with pytest.raises(CodecError, match="does not exist"):
+            native._kernels.encode(index, b"", bytearray(), 32)
+    with pytest.raises(CodecError, match="grid 'IQ1' of 3 bytes"):
+        native._kernels.set_grid("IQ1", b"abc")
+
+
+def strings(lengths: list[int], order: str) -> bytes:
+    return b"".join(struct.pack(f"{order}Q", n) + b"x" * n for n in lengths)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_strings_are_walked_to_their_end(order: str) -> None:
+    lengths = [0, 3, 1, 200, 0, 65536, 7]
+    data = b"head" + strings(lengths, order) + b"tail"
+    starts, end = native.walk_strings(data, 4, len(lengths), order == ">")
+    expected = [4 + sum(lengths[:i]) + 8 * i for i in range(len(lengths))]
+    assert list(array("Q", starts)) == expected
+    assert end == len(data) - 4
+    assert native.walk_strings(data, 4, 0, False) == (b"", 4)
+    assert native.walk_strings(memoryview(data)[4:], 0, 1, order == ">")[1] == 8
+
+
+def test_strings_beyond_the_end_are_refused() -> None:
+    data = strings([5, 6], "<")
+    cases = ((data[:-1], 0, 2), (data, 0, 3), (data, 1, 2), (data[:12], 0, 1), (b"", 0, 1))
+    for bad, offset, count in cases:
+        with pytest.raises(ValueError, match=r"passes the end|bytes remain"):
+            native.walk_strings(bad, offset, count, False)
+    for offset, count in ((-1, 1), (len(data) + 1, 0), (0, -1), (0, 1 << 62)):
+        with pytest.raises(ValueError, match="bytes remain"):
+            native.walk_strings(data, offset, count, False)
+    for length in (2**64 - 1, 2**64 - 8, 2**63, 2**32):
+        with pytest.raises(ValueError, match="string 0 of 1 passes the end"):
+            native.walk_strings(struct.pack("<Q", length) + b"abc", 0, 1, False)
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 4095, 4096, 4097, 20_001])
+def test_moments_are_those_of_float64(count: int) -> None:
+    rng = np.random.default_rng(count)
+    x = (rng.normal(size=count) * 3 + 20).astype(np.float32)
+    if count > 8:
+        x[[1, 4]] = 0, -0.0
+        x[[2, count // 2, count - 1]] = np.nan, np.inf, -np.inf
+    found = native.stats(x)
+    finite = x[np.isfinite(x)].astype(np.float64)
+    assert (found.elements, found.finite) == (count, finite.size)
+    assert found.nan == np.isnan(x).sum()
+    assert found.inf == np.isinf(x).sum()
+    assert found.zeros == (finite == 0).sum()
+    if finite.size == 0:
+        assert math.isnan(found.mean) and math.isnan(found.std) and found.l2 == 0
+        return
+    assert (found.least, found.most) == (finite.min(), finite.max())
+    assert found.absmax == np.abs(finite).max()
+    assert found.mean == pytest.approx(finite.mean(), rel=1e-13)
+    assert found.std == pytest.approx(finite.std(), rel=1e-11, abs=1e-13)
+    assert found.l2 == pytest.approx(math.sqrt(math.fsum(finite * finite)), rel=1e-13)
+
+
+def test_moments_do_not_depend_on_threads_or_level() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=3 * (1 << 20) + 12345).astype(np.float32)
+    x[1 << 20] = np.nan
+    alone = native.stats(x)
+    assert native.stats(x, threads=3) == alone
+    assert native.stats(misaligned(x, 4).view(np.float32)) == alone
+    native.force("generic")
+    try:
+        assert native.stats(x, threads=2) == alone
+    finally:
+        native.force("best")
+
+
+def test_a_constant_has_no_deviation() -> None:
+    for value in (0.1, -3e-5, 1e30):
+        found = native.stats(np.full(100_003, value, np.float32))
+        assert found.std == 0
+        assert found.mean == np.float32(value)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "IQ4_XS", "F16", "BF16", "F32", "TQ1_0"])
+def test_moments_of_encoded_bytes_are_those_of_the_decoded(name: str) -> None:
+    row = ENCODINGS[name]
+    count = (1 << 20) + 7 * 256 if row.block_size > 1 else (1 << 20) + 333
+    raw = np.tile(np.frombuffer(golden.raw_bytes(7 * row.type_size), np.uint8), count // 7 + 7)
+    raw = raw[: -(-count // row.block_size) * row.type_size]
+    decoded = codecs.decode(name, raw, (count,))
+    assert native.stats_of(name, raw, count, threads=2) == native.stats(decoded)
+    with pytest.raises(CodecError, match=f"{name}: found"):
+        native.stats_of(name, raw, count + row.block_size)
+
+
+@pytest.mark.usefixtures("level")
+def test_the_first_nan_or_infinity_is_found() -> None:
+    x = np.ones(10_000, np.float32)
+    assert native.first_not_finite(x) == -1
+    assert native.first_not_finite(x[:0]) == -1
+    for value in (np.nan, np.inf, -np.inf):
+        for at in (9999, 4097, 4096, 4095, 9, 8, 0):
+            x[at] = value
+            assert native.first_not_finite(x) == at
+        x[:] = 1

@@ -1,0 +1,127 @@
+"""Products of float32 with encoded weights."""
+
+import numpy as np
+import pytest
+
+from aprfmt import codecs
+from aprfmt.codecs.native import golden
+from aprfmt.dtypes import ENCODINGS
+from aprfmt.errors import CodecError
+from tests.codecs.levels import F32, U8, guards_hold, level, misaligned, native, out_at
+
+__all__ = ["level"]
+
+KERNELS = [name for name, _, _ in native._kernels.decoders()]
+
+
+def weights(name: str, rows: int, columns: int) -> tuple[U8, F32]:
+    """Return encoded rows and what they decode to, of magnitudes that products can hold."""
+    row = ENCODINGS[name]
+    count = rows * columns
+    raw = np.frombuffer(golden.raw_bytes(count // row.block_size * row.type_size), np.uint8).copy()
+    if name in ("MXFP4", "Q8_K", "F32", "BF16", "F8_E8M0"):  # exponents that overflow
+        records = raw.reshape(-1, row.type_size)
+        at = {"MXFP4": 0, "Q8_K": 3, "F32": 3, "BF16": 1, "F8_E8M0": 0}[name]
+        records[:, at] = {"MXFP4": 120, "F8_E8M0": 120}.get(name, 0x3C)
+    if name == "IQ1_M":  # the top nibble of its scale
+        raw.reshape(-1, 56)[:, 55] &= 0x3F
+    raw[(raw == 0x80) & name.endswith("FNUZ")] = 0  # their NaN
+    return raw, codecs.decode(name, raw, (rows, columns))
+
+
+def bound(x: F32, w: F32) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """Return what rounding may change: columns/32 + 8 roundings of the sum of magnitudes."""
+    magnitudes = np.abs(x.astype(np.float64)) @ np.abs(w.astype(np.float64)).T
+    return magnitudes * (x.shape[1] / 32 + 8) * 2.0**-24 + 1e-37
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("name", KERNELS)
+def test_products_stay_within_rounding(name: str) -> None:
+    columns = 768 if ENCODINGS[name].block_size > 1 else 773
+    raw, w = weights(name, 9, columns)
+    x = np.random.default_rng(0).normal(size=(3, columns)).astype(np.float32)
+    out = out_at(27, 5).reshape(3, 9)
+    native.matmul(name, x, misaligned(raw, 3), out)
+    exact = x.astype(np.float64) @ w.astype(np.float64).T
+    assert (np.abs(out - exact) <= bound(x, w)).all()
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("columns", [256, 4096, 4096 + 256, 9216])
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q5_0", "Q8_0", "BF16", "NVFP4"])
+def test_a_product_depends_on_its_row_and_token_alone(name: str, columns: int) -> None:
+    raw, _ = weights(name, 7, columns)
+    x = np.random.default_rng(1).normal(size=(67, columns)).astype(np.float32)
+    whole = np.empty((67, 7), np.float32)
+    native.matmul(name, x, raw, whole)
+    for tokens in (slice(0, 1), slice(66, 67), slice(3, 6), slice(0, 64)):
+        some = np.empty((tokens.stop - tokens.start, 7), np.float32)
+        native.matmul(name, x[tokens], raw, some)
+        assert some.tobytes() == whole[tokens].tobytes()
+    half = len(raw) // 7 * 3
+    few = np.empty((67, 3), np.float32)
+    native.matmul(name, x, raw[:half], few)
+    assert few.tobytes() == whole[:, :3].tobytes()
+
+
+def test_the_order_of_sums_is_as_documented() -> None:
+    columns = 100
+    rng = np.random.default_rng(2)
+    w, x = rng.normal(size=(2, columns)).astype(np.float32)
+    lanes = np.zeros((4, 8), np.float32)
+    for i in range(columns):
+        j, lane = i // 8 % 4, i % 8
+        lanes[j, lane] += x[i] * w[i]
+    s = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3])
+    total = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]))
+    out = np.empty((1, 1), np.float32)
+    native.force("generic")  # rounds product and sum apart, as numpy does
+    try:
+        native.matmul("F32", x.reshape(1, -1), w, out)
+    finally:
+        native.force("best")
+    assert out[0, 0] == total
+
+
+def test_threads_change_nothing() -> None:
+    raw, _ = weights("Q4_K", 600, 1024)
+    x = np.random.default_rng(3).normal(size=(2, 1024)).astype(np.float32)
+    alone, split = np.empty((2, 600), np.float32), np.empty((2, 600), np.float32)
+    native.matmul("Q4_K", x, raw, alone)
+    native.matmul("Q4_K", x, raw, split, threads=3)
+    assert alone.tobytes() == split.tobytes()
+
+
+def test_only_the_rows_asked_for_are_written() -> None:
+    raw, w = weights("Q8_0", 8, 64)
+    x = np.ones((2, 64), np.float32)
+    out = out_at(16, 1)
+    out[:] = 7
+    index = [name for name, _, _ in native._kernels.decoders()].index("Q8_0")
+    native._kernels.matmul(index, x, 64, raw, out, 3, 5)
+    found = out.reshape(2, 8)
+    assert (found[:, [0, 1, 2, 5, 6, 7]] == 7).all()
+    np.testing.assert_allclose(found[:, 3:5], (x @ w.T)[:, 3:5], rtol=1e-5)
+    assert guards_hold(out)
+
+
+def test_no_tokens_and_no_rows_are_fine() -> None:
+    native.matmul("Q8_0", np.empty((0, 64), np.float32), bytes(68 * 3), np.empty((0, 3), np.float32))
+    native.matmul("Q8_0", np.empty((2, 64), np.float32), b"", np.empty((2, 0), np.float32))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x, raw, out = np.ones((2, 64), np.float32), bytes(68 * 3), np.empty((2, 3), np.float32)
+    native.matmul("Q8_0", x, raw, out)
+    wrong = (
+        (x[:, :63].copy(), raw, out), (x, raw[:-1], out), (x, raw, out[:1]),
+        (x, raw, np.empty((2, 4), np.float32)), (np.ones((1, 64), np.float32), raw, out),
+    )  # fmt: skip
+    for a, b, c in wrong:
+        with pytest.raises(CodecError, match="Q8_0: found"):
+            native.matmul("Q8_0", a, b, c)
+    index = [name for name, _, _ in native._kernels.decoders()].index("Q8_0")
+    for start, stop in ((-1, 2), (2, 1), (0, 4)):
+        with pytest.raises(CodecError, match="rows"):
+            native._kernels.matmul(index, x, 64, raw, out, start, stop)

@@ -1,0 +1,105 @@
+"""Splitting work between threads."""
+
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from aprfmt.codecs import parallel
+from aprfmt.dtypes import ENCODINGS
+from aprfmt.errors import CodecError
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("block", [1, 32, 256, 210])
+@pytest.mark.parametrize("count", [0, 1, 1000, 1 << 18, (1 << 20) + 256, 3_000_017])
+def test_parts_cover_everything_once_at_block_boundaries(
+    count: int, block: int, threads: int
+) -> None:
+    parts = parallel.split(count, block, threads)
+    assert 1 <= len(parts) <= threads
+    assert parts[0][0] == 0
+    assert parts[-1][1] == count
+    assert all(a[1] == b[0] for a, b in zip(parts, parts[1:], strict=False))
+    assert all(start % block == 0 and start % 1024 == 0 for start, _ in parts)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "F16", "APR_Q4"])
+def test_decoding_in_threads_gives_the_same_numbers(name: str) -> None:
+    native = pytest.importorskip("aprfmt.codecs.native", reason="NOT-RUN: no C extension",
+                                 exc_type=ImportError)  # fmt: skip
+    row = ENCODINGS[name]
+    count = (1 << 19) + 3 * 1024 + (row.block_size // 2 if row.flat else 0)
+    raw = np.tile(np.frombuffer(native.golden.raw_bytes(64 * row.type_size), np.uint8),
+                  count // row.block_size // 64 + 2)  # fmt: skip
+    raw = raw[: -(-count // row.block_size) * row.type_size]
+    alone, split = np.empty(count, np.float32), parallel.aligned(count)
+    native.KERNELS[name](raw, alone)
+    for threads in (2, 3):
+        split.fill(-1)
+        parallel.parallel_decode(
+            native.KERNELS[name], raw, split, row.block_size, row.type_size, threads
+        )
+        assert split.tobytes() == alone.tobytes()
+    with pytest.raises(CodecError, match=f"{name}: found"):
+        parallel.parallel_decode(
+            native.KERNELS[name], raw[:-1], split, row.block_size, row.type_size, 2
+        )
+
+
+def test_tasks_run_on_several_threads_at_a_time() -> None:
+    meet = threading.Barrier(3, timeout=20)
+    parallel.run([lambda: meet.wait() and None for _ in range(3)], 3)
+    seen = set()
+    parallel.run([lambda: seen.add(threading.get_ident()) for _ in range(50)], 1)
+    assert seen == {threading.get_ident()}
+
+
+def test_an_error_of_a_task_comes_out() -> None:
+    done = []
+
+    def fail() -> None:
+        raise CodecError("broken")
+
+    for threads in (1, 2):
+        tasks = [fail, *[lambda: done.append(1)] * 5]
+        with pytest.raises(CodecError, match="broken"):
+            parallel.run(tasks[::-1], threads)
+    assert done
+
+
+def test_a_task_that_splits_again_runs_its_parts_itself() -> None:
+    inner: list[int] = []
+
+    def outer() -> None:
+        me = threading.get_ident()
+        parallel.run([lambda: inner.append(threading.get_ident() == me)] * 4, 4)
+
+    parallel.run([outer] * 3, 3)
+    assert inner == [True] * 12
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="NOT-RUN: no fork here")
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    parallel.run([lambda: time.sleep(0.01)] * 3, 3)  # the parent has threads now
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            meet = threading.Barrier(2, timeout=20)
+            parallel.run([lambda: meet.wait() and None for _ in range(2)], 2)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_aligned_arrays_begin_on_a_cache_line() -> None:
+    for count in (1, 1000, 1 << 20):
+        array = parallel.aligned(count)
+        assert array.size == count
+        assert array.ctypes.data % 64 == 0
+        assert array.flags.c_contiguous

@@ -1,0 +1,100 @@
+"""Programs of literal bytes, tensors and checksums, written front to back."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aprfmt.errors import UsageError
+from aprfmt.formats import FORMATS
+from aprfmt.formats.sequential import Checksum, Program, Room, SequentialSink, combine, deal
+from aprfmt.tensor import TensorInfo, Typed, Value
+from tests.conftest import ROOT
+from tests.formats.apr_writing import info
+
+_MIB = 1 << 20
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_checksums_combine(first: bytes, second: bytes) -> None:
+    whole = combine(zlib.crc32(first), zlib.crc32(second), len(second))
+    assert whole == zlib.crc32(first + second)
+
+
+@pytest.mark.parametrize("length", [0, 1, 255, 4096, 5 * _MIB + 3])
+def test_checksums_combine_over_lengths(length: int) -> None:
+    tail = bytes(range(256)) * (length // 256 + 1)
+    tail = tail[:length]
+    assert combine(zlib.crc32(b"head"), zlib.crc32(tail), length) == zlib.crc32(b"head" + tail)
+
+
+class OneFile(SequentialSink):
+    """A head, the tensors with a byte between them, a checksum, a tail."""
+
+    def _lay_out(
+        self, metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]
+    ) -> Sequence[Program]:
+        body = [part for one in infos for part in (Room(one.name, one.nbytes), b"|")]
+        return [Program(self._path, b"head:", [*body, Checksum(), b"tail"])]
+
+
+def test_small_and_large_chunks_count_alike(tmp_path: Path) -> None:
+    """Chunks from a mebibyte on are summed beside the write; a reused buffer must not matter."""
+    sizes = [3, _MIB, 5 * _MIB // 2, 0]
+    infos = [TensorInfo(f"t{at}", (n,), "U8", 0, n, n) for at, n in enumerate(sizes)]
+    buffer = bytearray(_MIB)
+    expected = b"head:"
+    with OneFile(tmp_path / "x") as sink:
+        sink.plan({}, infos)
+        for one in infos:
+
+            def chunks(count: int = one.nbytes, name: str = one.name) -> list[memoryview]:
+                return [memoryview(name.encode() * count)[:count]]
+
+            if one.nbytes == 5 * _MIB // 2:
+
+                def reused(count: int = one.nbytes):  # type: ignore[no-untyped-def]
+                    for start in range(0, count, _MIB):
+                        buffer[:] = bytes([start >> 20]) * _MIB
+                        yield memoryview(buffer)[: count - start]
+
+                sink.write(one.name, reused())
+                expected += b"".join(bytes([n]) * _MIB for n in range(3))[: one.nbytes] + b"|"
+            else:
+                sink.write(one.name, chunks())
+                expected += bytes(chunks()[0]) + b"|"
+    expected += zlib.crc32(expected).to_bytes(4, "little") + b"tail"
+    assert (tmp_path / "x").read_bytes() == expected
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 50)), st.integers(1, 120))
+def test_dealing_keeps_order_and_limit(sizes: list[int], limit: int) -> None:
+    infos = [info(f"t{at}", (size,), "U8") for at, size in enumerate(sizes)]
+    parts = deal(infos, limit, "t")
+    assert [one for part in parts for one in part] == infos
+    for part in parts:
+        assert sum(one.nbytes for one in part) <= limit or len(part) == 1
+    for part, after in zip(parts, parts[1:], strict=False):
+        assert sum(one.nbytes for one in part) + after[0].nbytes > limit
+    assert deal(infos, None, "t") == [infos]
+    with pytest.raises(UsageError):
+        deal(infos, 0, "t")
+
+
+@pytest.mark.parametrize("name", ["every.apr", "carried.apr", "every.safetensors"])
+def test_header_fields_tell_true_bytes(name: str) -> None:
+    """Every field lies inside the file, none overlaps another, and the first says the format."""
+    path = ROOT / "fixtures" / "golden" / name
+    data = path.read_bytes()
+    fields = list(FORMATS[path.suffix[1:]].header_fields(memoryview(data), name))
+    at = 0
+    for found in sorted(fields, key=lambda one: (one.offset, one.nbytes)):
+        assert found.offset >= at or found.nbytes == 0
+        at = max(at, found.offset + found.nbytes)
+    assert at == len(data)
+    assert any(found.name.startswith("tensor ") for found in fields)

@@ -1,0 +1,83 @@
+"""Generation against transformers' own greedy search; sessions say what they lack.
+
+Seen red: the stop token given out, one token too many, the prompt's last logits not used.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from aprfmt.arch.spec import HyperParams
+from aprfmt.errors import ArchError, UsageError
+from aprfmt.inference.sampling import Sampler, Sampling
+from aprfmt.inference.session import Session, load_forward, peak_rss
+from aprfmt.inference.weights import array_weights
+from aprfmt.model import open_model
+from tests.inference.judge import backend, judged
+from tests.models import IDS
+
+PROMPT = list(IDS[:12])
+
+
+def greedy(name: str, count: int) -> list[int]:
+    loader: Any = transformers.AutoModelForCausalLM
+    model = loader.from_pretrained(
+        judged(name).folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    ids = torch.tensor([PROMPT])
+    with torch.no_grad():
+        for _ in range(count):
+            ids = torch.cat([ids, model(ids).logits[:, -1].argmax(-1, keepdim=True)], dim=-1)
+    return ids[0, len(PROMPT) :].tolist()
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt_oss", "deepseek_v3", "gpt2"])
+def test_greedy_generation_is_transformers(name: str) -> None:
+    expected = greedy(name, 8)
+    with open_model(judged(name).folder) as model:
+        with Session.of(model, backend("numpy:float32")) as session:
+            found = list(session.generate(PROMPT, Sampler(Sampling()), 8))
+            assert found == expected
+            stop = expected[3]
+            first = expected.index(stop)
+            stopped = list(session.generate(PROMPT, Sampler(Sampling()), 8, {stop}))
+            assert stopped == expected[:first]
+
+
+def test_a_seed_gives_the_same_text_again() -> None:
+    with open_model(judged("llama").folder) as model:
+        with Session.of(model, backend("numpy:float32")) as session:
+            sampling = Sampling(1.0, top_k=20, seed=11)
+            first = list(session.generate(PROMPT, Sampler(sampling), 12))
+            assert first == list(session.generate(PROMPT, Sampler(sampling), 12))
+            assert len(first) == 12 and len(session.ids) == len(PROMPT) + 11
+
+
+def test_what_is_missing_is_named() -> None:
+    with open_model(judged("llama").folder) as model:
+        spec, b = model.spec, backend("numpy:float32")
+        with pytest.raises(UsageError, match="no tokens"):
+            Session.of(model, b).extend([])
+        bare = Session(spec, HyperParams({}, "x.gguf"), array_weights({}), b)
+        with pytest.raises(ArchError, match=r"x\.gguf: hyperparameter 'vocab_size'"):
+            bare.logits([1])
+        from dataclasses import replace
+
+        with pytest.raises(ArchError, match="cannot be loaded"):
+            load_forward(replace(spec, forward="aprfmt.inference.forward:backward"))
+
+
+def test_a_replaced_hyperparameter_changes_the_logits() -> None:
+    with open_model(judged("llama").folder) as model:
+        b = backend("numpy:float64")
+        plain = Session.of(model, b)
+        hp = model.hyper.replaced(norm_eps=1e-5)
+        other = Session(model.spec, hp, plain.weights, b)
+        assert np.abs(plain.logits(IDS) - other.logits(IDS)).max() > 1e-4
+
+
+def test_peak_memory_is_known_or_none() -> None:
+    assert peak_rss() is None or peak_rss() > 1 << 20  # type: ignore[operator]

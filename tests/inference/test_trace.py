@@ -1,0 +1,238 @@
+"""Recording: positions, slots, stops at NaN; saved and loaded again; APRT folders.
+
+Seen red: positions shifted by one, a NaN passed over, statistics of all rows under one position,
+a record without its tensor's shape, an APRT count that does not fit accepted.
+"""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.digest import decoded_sha256
+from aprfmt.errors import FormatError, OutputError, UsageError
+from aprfmt.inference.aprt import load_aprt, save_aprt
+from aprfmt.inference.capture import STAGES, WHOLE
+from aprfmt.inference.session import Session
+from aprfmt.inference.trace import Kept, Trace, parse_positions
+from aprfmt.inference.trace_file import HEADER, Spool, load_trace, save_trace
+from aprfmt.inference.weights import model_weights
+from aprfmt.model import open_model
+from aprfmt.stats import compute
+from tests.inference.judge import backend, judged, traced64
+from tests.models import IDS
+
+
+def trace_of(name: str, wanted: list[str] | None = None, **options: Any) -> Trace:
+    kept = Kept()
+    with open_model(judged(name).folder) as model:
+        with Session.of(model, backend("numpy:float32")) as session:
+            keys = tuple(session.points) if wanted is None else wanted
+            return session.trace(IDS, keys, keep=kept.keep, fetch=kept.fetch, **options)
+
+
+def test_records_carry_shape_positions_statistics_and_hash() -> None:
+    trace = trace_of("qwen2", ["L1.q", "L1.scores", "logits", "L0.in"], hashes=True)
+    record = trace.records["L1.q"]
+    values = trace.values("L1.q")
+    assert values is not None
+    assert record.shape == values.shape == (29, 4, 12) and record.count == 29 * 48
+    assert record.positions == tuple(range(29))
+    assert record.stats == compute(values)
+    assert record.sha256 == decoded_sha256(values)
+    assert (record.dtype, record.device, record.form) == ("float32", "cpu", "stepped")
+    assert trace.records["L1.scores"].shape == (4, 29, 29)
+    assert trace.records["logits"].positions == (28,)
+    assert trace.aliases == {"L0.in": "embd"}
+    assert trace.find("L0.in") is trace.records["embd"]
+    assert trace.run["ids"] == list(IDS) and trace.run["architecture"] == "qwen2"
+
+
+@pytest.mark.parametrize("positions", ["last", (3, 7)])
+def test_chosen_positions_are_rows_of_all(positions: Any) -> None:
+    whole, some = trace_of("mixtral"), trace_of("mixtral", positions=positions)
+    wanted = [28] if positions == "last" else list(positions)
+    for key, record in some.records.items():
+        expected, found = whole.values(key), some.values(key)
+        assert expected is not None and found is not None
+        if key == "logits":
+            assert record.positions == ((28,) if positions == "last" else ())
+            continue
+        assert record.positions == tuple(wanted), key
+        scores = key.endswith((".scores", ".probs"))
+        np.testing.assert_array_equal(found, expected[:, wanted] if scores else expected[wanted])
+
+
+def test_positions_are_read_and_checked() -> None:
+    assert parse_positions("1,3") == (1, 3) and parse_positions("last") == "last"
+    with pytest.raises(UsageError, match="expected all, last"):
+        parse_positions("1;3")
+    with pytest.raises(UsageError, match="positions 29, 40 are not in the pass"):
+        trace_of("llama", ["embd"], positions=[0, 40, 29])
+
+
+def test_the_qkv_slot_joins_its_parts_and_is_absent_without_one() -> None:
+    trace = trace_of("qwen2")
+    parts = [trace.values(f"L2.{part}") for part in "qkv"]
+    joined = np.concatenate([part.reshape(len(IDS), -1) for part in parts if part is not None], -1)
+    slot = trace.slot("qkv", 2)
+    assert slot is not None and slot.count == joined.size
+    assert slot.std == pytest.approx(compute(joined).std, rel=1e-9)
+    before = trace.slot("qkv_nobias", 2)
+    assert before is not None and before.std != slot.std
+    assert trace_of("qwen2", ["L2.q"]).slot("qkv", 2) is None
+    assert traced64("deepseek_v3")[1].slot("qkv", 1) is None
+
+
+def test_recording_does_not_change_the_logits() -> None:
+    everything, nothing = trace_of("llama"), trace_of("llama", ["logits"])
+    a, b = everything.values("logits"), nothing.values("logits")
+    again = trace_of("llama", ["logits"]).values("logits")
+    assert a is not None and b is not None and again is not None
+    np.testing.assert_allclose(a, b, rtol=1e-5)
+    np.testing.assert_array_equal(b, again)
+
+
+def test_a_nan_stops_the_pass_and_names_its_first_point() -> None:
+    with open_model(judged("llama").folder) as model:
+        weights = model_weights(model)
+        broken = weights["L1.ffn_gate.weight"].numpy().copy()
+        broken[3, 5] = np.nan
+        session = Session(
+            model.spec,
+            model.hyper,
+            weights.overlaid({"L1.ffn_gate.weight": broken}),
+            backend("numpy:float32"),
+        )
+        stopped = session.trace(IDS, tuple(session.points))
+        assert stopped.nonfinite == "L1.ffn_gate" == list(stopped.records)[-1]
+        on = session.trace(IDS, tuple(session.points), stop=False)
+        assert on.nonfinite == "L1.ffn_gate" and "logits" in on.records
+        record = on.records["L1.ffn_gate"]
+        assert record.stats is not None and record.stats.nan == len(IDS)
+
+
+def test_a_tracer_records_one_pass() -> None:
+    from aprfmt.inference.trace import Tracer
+
+    with open_model(judged("llama").folder) as model:
+        with Session.of(model, backend("numpy:float32")) as session:
+            tracer = Tracer(session.backend, session.points, ["embd"])
+            session.logits(IDS, tracer)
+            with pytest.raises(UsageError, match="one pass"):
+                session.logits(IDS, tracer)
+
+
+def test_a_trace_is_saved_and_loaded_whole(tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    with open_model(judged("mixtral").folder) as model, Spool(tmp_path) as spool:
+        with Session.of(model, backend("numpy:float32")) as session:
+            trace = session.trace(
+                IDS, tuple(session.points), keep=spool.keep, fetch=spool.fetch, hashes=True,
+                run={"prompt": "What is 2+2?"},
+            )  # fmt: skip
+            save_trace(path, trace)
+            with pytest.raises(OutputError):
+                save_trace(path, trace)
+        with load_trace(path) as loaded:
+            assert loaded.records == dict(trace.records)
+            assert dict(loaded.aliases) == dict(trace.aliases)
+            assert loaded.run == json.loads(json.dumps(trace.run))
+            assert loaded.run["prompt"] == "What is 2+2?"
+            for key in trace.records:
+                a, b = loaded.values(key), trace.values(key)
+                assert a is not None and b is not None and a.dtype == b.dtype
+                np.testing.assert_array_equal(a, b)
+    import safetensors.numpy
+
+    others = safetensors.numpy.load_file(path)
+    assert set(others) == set(trace.records) and others["L0.experts"].dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda h: h.update(schema=7), "schema 7; expected 1"),
+        (lambda h: h.update(records={}), "records, run or aliases"),
+        (lambda h: h["records"][0].update(key="L0.nothing"), "is not known"),
+        (lambda h: h["records"][0].update(shape=[-1]), "expected numbers not negative"),
+        (lambda h: h["records"][0].update(shape=[1, 48]), "its tensor has"),
+        (lambda h: h["records"][0].update(form="quick"), "form is 'quick'"),
+        (lambda h: h["records"][0]["stats"].update(mean="high"), "statistic mean is 'high'"),
+        (lambda h: h["records"][0].update(device=None), "device is None"),
+    ],
+)
+def test_a_damaged_header_is_refused(change: Any, message: str, tmp_path: Path) -> None:
+    import safetensors.numpy
+
+    path, bad = tmp_path / "run.safetensors", tmp_path / "bad.safetensors"
+    save_trace(path, trace_of("llama", ["embd"]))
+    tensors = safetensors.numpy.load_file(path)
+    with safetensors.safe_open(path, "numpy") as file:
+        header = json.loads(file.metadata()[HEADER])
+    change(header)
+    safetensors.numpy.save_file(tensors, bad, {HEADER: json.dumps(header)})
+    with pytest.raises(FormatError, match=message), load_trace(bad):
+        pass
+    safetensors.numpy.save_file(tensors, bad)
+    with pytest.raises(FormatError, match="expected a trace"), load_trace(bad):
+        pass
+
+
+def test_aprt_folders_hold_every_stage(tmp_path: Path) -> None:
+    trace = trace_of("qwen2", logits_rows="all")
+    written = save_aprt(tmp_path / "out", trace)
+    stages = {path.stem for path in written}
+    assert stages == set(STAGES) - {"moe_router", "moe_ffn_out"}
+    path = tmp_path / "out" / "layer-2" / "qkv_bias.bin"
+    count = 29 * (48 + 24 + 24)
+    assert path.stat().st_size == 12 + 4 * count
+    assert path.read_bytes()[:12] == struct.pack("<4sII", b"APRT", 2, count)
+    whole = (tmp_path / "out" / "lm_head.bin").read_bytes()
+    assert whole[:12] == struct.pack("<4sII", b"APRT", 0xFFFFFFFF, 29 * 97)
+    loaded = load_aprt(tmp_path / "out")
+    record = loaded.records["L2.qkv"]
+    assert record.positions is None and record.count == count
+    q = trace.values("L2.q")
+    assert q is not None
+    first = loaded.values("L2.qkv")
+    assert first is not None
+    np.testing.assert_array_equal(first[:48], q[0].reshape(-1))
+    assert loaded.records["final_norm"].layer == WHOLE
+    with pytest.raises(OutputError, match="not empty"):
+        save_aprt(tmp_path / "out", trace)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"APRT", "an APRT header has 12"),
+        (struct.pack("<4sII", b"NOPE", 0, 1) + bytes(4), "expected APRT"),
+        (struct.pack("<4sII", b"APRT", 1, 1) + bytes(4), "says layer 1, its folder says 0"),
+        (struct.pack("<4sII", b"APRT", 0, 2) + bytes(4), "2 values take 8"),
+        (struct.pack("<4sII", b"APRT", 0, 1) + bytes(8), "1 values take 4"),
+    ],
+)
+def test_aprt_files_that_lie_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    target = tmp_path / "layer-0" / "attn_norm.bin"
+    target.parent.mkdir()
+    target.write_bytes(content)
+    with pytest.raises(FormatError, match=message):
+        load_aprt(tmp_path)
+
+
+def test_an_aprt_stage_must_be_known_and_nan_bits_stay(tmp_path: Path) -> None:
+    target = tmp_path / "layer-0" / "layer_output.bin"
+    target.parent.mkdir()
+    bits = np.array([0x7FC01234, 0x3F800000], "<u4").tobytes()
+    target.write_bytes(struct.pack("<4sII", b"APRT", 0, 2) + bits)
+    values = load_aprt(tmp_path).values("L0.out")
+    assert values is not None and values.tobytes() == bits
+    target.rename(target.with_name("guess.bin"))
+    with pytest.raises(FormatError, match="stage 'guess' is not known"):
+        load_aprt(tmp_path)
+    with pytest.raises(FormatError, match="is no folder"):
+        load_aprt(tmp_path / "nowhere")

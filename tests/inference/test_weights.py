@@ -1,0 +1,195 @@
+"""Handles: decoded under a budget, by panels, per expert; the encoded product; overlays.
+
+Seen red: an expert's rows taken from the first, a panel's offset lost, the budget ignored, pages
+of a held view dropped, the encoded product of a wrong row range.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aprfmt
+from aprfmt.codecs import decode, encode, native_kernels
+from aprfmt.errors import ArchError, TensorNotFoundError
+from aprfmt.inference.backends.base import ROWS, Backend, panel_rows
+from aprfmt.inference.session import Session
+from aprfmt.inference.weights import (
+    ENCODED_ROWS,
+    ArrayRows,
+    Weights,
+    array_weights,
+    free_budget,
+    model_weights,
+)
+from aprfmt.model import open_model
+from tests.inference.judge import backend, judged, rel, run
+from tests.models import IDS
+
+RANDOM = np.random.default_rng(0)
+
+
+class EncodedRows(ArrayRows):
+    """An encoded matrix or stack of experts that counts how often rows were decoded."""
+
+    def __init__(self, values: np.ndarray, encoding: str) -> None:
+        super().__init__(values)
+        self.raw = bytes(encode(encoding, values)[""])
+        self.encoding = encoding
+        self.decoded = 0
+        self.dropped = 0
+
+    def numpy(self) -> np.ndarray:
+        self.decoded += 1
+        return decode(self.encoding, self.raw, self.shape)
+
+    def decode_rows(self, start: int, stop: int) -> np.ndarray:
+        self.decoded += 1
+        return decode(self.encoding, self.raw, self.shape).reshape(-1, self.shape[-1])[start:stop]
+
+    def encoded(self) -> memoryview:
+        return memoryview(self.raw)
+
+    def drop(self) -> None:
+        self.dropped += 1
+
+
+def single(rows: ArrayRows, budget: int = 1 << 30) -> Weights:
+    return Weights({"w": rows}, budget, "test")
+
+
+@pytest.mark.parametrize("run_", ["numpy:float32", "numpy:float64", "torch:float32"])
+@pytest.mark.parametrize("budget", [0, 1 << 30], ids=["per-use", "held"])
+def test_a_product_is_the_same_held_and_decoded_per_use(
+    run_: str, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows enough for several panels."""
+    monkeypatch.setattr("aprfmt.inference.backends.base.PANEL_BYTES", 64 * 4 * ROWS)
+    b = backend(run_)
+    values = RANDOM.standard_normal((300, 64)).astype(np.float32)
+    x = RANDOM.standard_normal((5, 64)).astype(np.float32)
+    rows = EncodedRows(values, "Q8_0")
+    assert panel_rows(64) == ROWS
+    weights = single(rows, budget)
+    for _ in range(2):
+        y = b.to_numpy(b.linear(b.array(x), weights["w"], None))
+    expected = x.astype(np.float64) @ rows.numpy().astype(np.float64).T
+    assert rel(y, expected) < 1e-6
+    assert rows.decoded == (2 if budget else 1 + 2 * math.ceil(300 / ROWS))
+    assert weights.holder.used == (300 * 64 * b.itemsize if budget else 0)
+    assert rows.dropped == (1 if budget else 0)
+
+
+@pytest.mark.parametrize("encoding", ["Q4_K", "Q8_0", "BF16"])
+def test_few_rows_are_multiplied_encoded(encoding: str) -> None:
+    if native_kernels() is None:
+        pytest.skip("NOT-RUN: the extension is not built")
+    values = RANDOM.standard_normal((96, 256)).astype(np.float32)
+    rows = EncodedRows(values, encoding)
+    w = single(rows)["w"]
+    x = RANDOM.standard_normal((ENCODED_ROWS + 1, 256)).astype(np.float32)
+    assert w.product(x, 2) is None
+    y = w.product(x[:1], 2)
+    assert y is not None and rows.decoded == 0
+    expected = x[:1].astype(np.float64) @ rows.numpy().astype(np.float64).T
+    assert rel(y, expected) < 1e-6
+
+
+@pytest.mark.parametrize("encoding", ["Q8_0", "F32"])
+def test_an_expert_is_its_own_rows(encoding: str) -> None:
+    values = RANDOM.standard_normal((4, 6, 32)).astype(np.float32)
+    rows = EncodedRows(values, encoding) if encoding != "F32" else ArrayRows(values)
+    stack = single(rows)["w"]
+    whole = rows.numpy()
+    for index in range(4):
+        expert = stack.expert(index)
+        assert expert.shape == (6, 32)
+        np.testing.assert_array_equal(expert.numpy(), whole[index])
+        np.testing.assert_array_equal(expert.rows(2, 5), whole[index][2:5])
+        product = expert.product(np.ones((1, 32), np.float32), 1)
+        if product is not None:
+            assert rel(product[0], whole[index].sum(-1)) < 1e-6
+    np.testing.assert_array_equal(single(ArrayRows(values[0]))["w"].expert(3).numpy(), values[0][3])
+    with pytest.raises(ArchError, match="has no expert 4"):
+        stack.expert(4)
+
+
+def test_an_unknown_role_names_near_ones() -> None:
+    weights = array_weights({"L0.attn_q.weight": np.zeros((2, 2))})
+    with pytest.raises(TensorNotFoundError, match=r"near roles: L0\.attn_q\.weight"):
+        weights["L0.attn_qq.weight"]
+    assert weights.get_role(0, "attn_q.bias") is None
+
+
+def quantized(tmp_path: Path) -> Path:
+    """Return a GGUF whose matrices are Q8_0."""
+    folder, target = tmp_path / "model", tmp_path / "model.gguf"
+    from tests.models import save_tiny
+
+    save_tiny("llama", folder, hidden_size=64, intermediate_size=96)
+    aprfmt.convert(folder, target, quantize="Q8_0")
+    return target
+
+
+@pytest.mark.parametrize("run_", ["numpy:float32", "torch:float32"])
+def test_any_budget_gives_the_same_logits(run_: str, tmp_path: Path) -> None:
+    target = quantized(tmp_path)
+    found: dict[int, Any] = {}
+    with open_model(target) as model:
+        encodings = {tensor.encoding for tensor in model.roles.values()}
+        assert "Q8_0" in encodings
+        for budget in (0, 40_000, 1 << 30):
+            with Session.of(model, backend(run_), memory=budget) as session:
+                found[budget] = session.logits(IDS)
+                assert session.weights.holder.used <= budget
+                assert rel(session.prefill(IDS[:9])[-1], found[budget][8]) < 5e-6
+                assert rel(session.step(IDS[9]), found[budget][9]) < 5e-6
+    assert rel(found[0], found[1 << 30]) < 5e-6
+    assert rel(found[40_000], found[1 << 30]) < 5e-6
+
+
+def test_a_model_larger_than_the_budget_is_read_ahead_and_let_go(tmp_path: Path) -> None:
+    target = quantized(tmp_path)
+    with open_model(target) as model:
+        weights = model_weights(model, budget=10)
+        events: list[str] = []
+        for key, rows in weights._rows.items():
+            _watch(rows, key, events)
+        with weights.layer(0):
+            assert not any(event.startswith("drop") for event in events)
+        weights.close()
+    assert {"touch L1.attn_q.weight", "drop L0.attn_q.weight"} <= set(events)
+    assert "touch L2.attn_q.weight" not in events and "drop L1.attn_q.weight" not in events
+
+
+def _watch(rows: Any, key: str, events: list[str]) -> None:
+    def noted(name: str) -> Callable[[], None]:
+        original = getattr(rows, name)
+
+        def call() -> None:
+            events.append(f"{name} {key}")
+            original()
+
+        return call
+
+    for name in ("touch", "drop"):
+        setattr(rows, name, noted(name))
+
+
+def test_overlaid_weights_replace_one_tensor_and_share_nothing() -> None:
+    b: Backend = backend("numpy:float64")
+    with open_model(judged("llama").folder) as model:
+        weights = model_weights(model)
+        key = "L1.attn_norm.weight"
+        overlay: Mapping[str, np.ndarray] = {key: 2 * weights[key].numpy()}
+        session = Session(model.spec, model.hyper, weights.overlaid(overlay), b)
+        changed = session.logits(IDS)
+        np.testing.assert_array_equal(weights[key].numpy() * 2, session.weights[key].numpy())
+    assert rel(changed, run("llama", b)) > 1e-3
+
+
+def test_the_default_budget_is_a_part_of_free_memory() -> None:
+    assert 1 << 20 < free_budget() < 1 << 50

@@ -1,0 +1,199 @@
+"""Which encoding every tensor gets: literals from llama.cpp's source, and files it made."""
+
+from pathlib import Path
+
+import pytest
+
+import aprfmt
+from aprfmt.conversion import Options
+from aprfmt.conversion.quantized import mixture_of
+from aprfmt.errors import UsageError
+from aprfmt.quantize import FALLBACK, SCHEMES, Mixture, fitting, leading
+
+# Llama-3-8B: rows, columns of the GGUF tensors of a layer.
+LAYER = {
+    "attn_norm": (4096,), "attn_q": (4096, 4096), "attn_k": (1024, 4096), "attn_v": (1024, 4096),
+    "attn_output": (4096, 4096), "ffn_norm": (4096,), "ffn_gate": (14336, 4096),
+    "ffn_up": (14336, 4096), "ffn_down": (4096, 14336),
+}  # fmt: skip
+MODEL = {"token_embd": (128256, 4096), "output_norm": (4096,), "output": (128256, 4096)}
+MORE_BITS_32 = {0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31}
+ALL_32 = set(range(32))
+
+# scheme -> (base, output, {kind: {encoding: layers}}) where the base is not used.
+EXPECTED: dict[str, tuple[str, str, dict[str, dict[str, set[int]]]]] = {
+    "Q4_K_M": ("Q4_K", "Q6_K", {"attn_v": {"Q6_K": MORE_BITS_32},
+                                "ffn_down": {"Q6_K": MORE_BITS_32}}),
+    "Q5_K_M": ("Q5_K", "Q6_K", {"attn_v": {"Q6_K": MORE_BITS_32},
+                                "ffn_down": {"Q6_K": MORE_BITS_32}}),
+    "Q4_K_S": ("Q4_K", "Q6_K", {"attn_v": {"Q5_K": {0, 1, 2, 3}},
+                                "ffn_down": {"Q5_K": {0, 1, 2, 3}}}),
+    "Q5_K_S": ("Q5_K", "Q6_K", {}),
+    "Q3_K_M": ("Q3_K", "Q6_K", {"attn_v": {"Q5_K": {0, 1}, "Q4_K": ALL_32 - {0, 1}},
+                                "ffn_down": {"Q5_K": {0, 1}, "Q4_K": ALL_32 - {0, 1}},
+                                "attn_output": {"Q4_K": ALL_32}}),
+    "Q2_K": ("Q2_K", "Q6_K", {"attn_v": {"Q4_K": ALL_32}, "ffn_down": {"Q3_K": ALL_32},
+                              "attn_output": {"Q3_K": ALL_32}}),
+    "IQ4_XS": ("IQ4_XS", "Q6_K", {"attn_v": {"Q5_K": ALL_32}, "ffn_down": {"Q5_K": {0, 1, 2, 3}}}),
+    "IQ4_NL": ("IQ4_NL", "Q6_K", {"attn_v": {"Q5_K": ALL_32}, "ffn_down": {"Q5_K": {0, 1, 2, 3}}}),
+    "Q6_K": ("Q6_K", "Q6_K", {}),
+    "Q8_0": ("Q8_0", "Q8_0", {}),
+    "Q4_0": ("Q4_0", "Q6_K", {}),
+    "Q4_1": ("Q4_1", "Q6_K", {}),
+    "Q5_0": ("Q5_0", "Q6_K", {}),
+    "Q5_1": ("Q5_1", "Q6_K", {}),
+    "F16": ("F16", "F16", {}),
+    "BF16": ("BF16", "BF16", {}),
+    "F32": ("F32", "F32", {}),
+}  # fmt: skip
+FILE_TYPES = {
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10,
+    "Q3_K_M": 12, "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_S": 16, "Q5_K_M": 17, "Q6_K": 18,
+    "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32,
+}  # fmt: skip
+
+
+def llama_names(layers: int = 32) -> dict[str, tuple[int, ...]]:
+    """Return role keys and shapes, in the order of a file that sorts its names as text."""
+    names = {f"{base}.weight": shape for base, shape in MODEL.items()}
+    for layer in sorted(range(layers), key=str):
+        names |= {f"L{layer}.{base}.weight": shape for base, shape in LAYER.items()}
+    return names
+
+
+def llama(scheme: str, layers: int = 32, **facts: object) -> Mixture:
+    """Return the mixture of a model of Llama-3's shape."""
+    facts = {"n_layers": layers, "n_gqa": 4, "arch": "llama"} | facts
+    return Mixture(scheme, list(llama_names(layers)), **facts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scheme", EXPECTED)
+def test_llama_of_32_layers(scheme: str) -> None:
+    base, output, others = EXPECTED[scheme]
+    mixture = llama(scheme)
+    for name, shape in llama_names().items():
+        found = mixture.choose(name, shape, "F16")
+        kind = name.split(".")[-2]
+        expected: str | None = base
+        if "norm" in name:
+            expected = None
+        elif kind == "output":
+            expected = output
+        elif name.startswith("L"):
+            layer = int(name[1:].split(".")[0])
+            for encoding, at in others.get(kind, {}).items():
+                if layer in at:
+                    expected = encoding
+        assert found == expected, name
+
+
+def test_every_ggml_scheme_has_an_expectation_and_its_file_type() -> None:
+    ggml = {name: row.file_type for name, row in SCHEMES.items() if row.file_type is not None}
+    assert set(EXPECTED) == set(ggml)
+    assert ggml == FILE_TYPES
+
+
+@pytest.mark.parametrize("name", ["gemma", "smollm2"])
+def test_files_that_llama_cpp_made(name: str, request: pytest.FixtureRequest) -> None:
+    """Gemma's 640 columns take every fallback; SmolLM2 is Q4_1."""
+    path: Path = request.getfixturevalue(name)
+    by_type = {number: scheme for scheme, number in FILE_TYPES.items()}
+    with aprfmt.open(path) as model:
+        scheme = by_type[model.metadata["general.file_type"]]
+        mixture = mixture_of(model, Options(quantize=scheme), False)
+        for tensor in model.values():
+            found = mixture.choose(tensor.name, tensor.shape, "F32") or "F32"
+            assert found == tensor.encoding, tensor.name
+
+
+def test_a_tied_embedding_is_the_head() -> None:
+    names = [name for name in llama_names() if name != "output.weight"]
+    mixture = Mixture("Q4_K_M", names, n_layers=32)
+    assert mixture.choose("token_embd.weight", (100, 256), "F16") == "Q6_K"
+    assert mixture.choose("token_embd.weight", (100, 96), "F16") == "Q8_0"
+    assert llama("Q4_K_M").choose("token_embd.weight", (100, 256), "F16") == "Q4_K"
+
+
+def test_an_importance_matrix_spares_or_raises_ffn_down() -> None:
+    for scheme, without, given in (
+        ("IQ4_XS", "Q5_K", "IQ4_XS"), ("Q4_0", "Q4_0", "Q4_1"), ("Q5_0", "Q5_0", "Q5_1"),
+    ):  # fmt: skip
+        for imatrix, expected in ((False, without), (True, given)):
+            mixture = llama(scheme, imatrix=imatrix)
+            assert mixture.choose("L3.ffn_down.weight", (4096, 14336), "F16") == expected
+            assert mixture.choose("L4.ffn_down.weight", (4096, 14336), "F16") == scheme
+
+
+def test_seventy_billions_and_eight_experts_raise_attention() -> None:
+    assert llama("Q4_K_S", 80).choose("L40.attn_v.weight", (1024, 8192), "F16") == "Q5_K"
+    assert llama("Q4_K_S", 79).choose("L40.attn_v.weight", (1024, 8192), "F16") == "Q4_K"
+    eight = llama("Q4_K_M", n_experts=8)
+    for base, expected in (
+        ("attn_v", "Q8_0"), ("attn_k", "Q8_0"), ("attn_output", "Q5_K"), ("attn_q", "Q4_K"),
+    ):  # fmt: skip
+        assert eight.choose(f"L5.{base}.weight", (1024, 4096), "F16") == expected
+
+
+def test_experts_are_numbered_by_their_layer() -> None:
+    """Three dense-less layers: the shared and the stacked down projection have one number."""
+    names = [f"L{i}.{base}.weight" for i in range(16)
+             for base in ("attn_v", "ffn_down_exps", "ffn_down_shexp")]  # fmt: skip
+    mixture = Mixture("Q4_K_M", names, n_layers=16, n_experts=64)
+    for layer in range(16):
+        more = layer < 2 or layer >= 14 or (layer - 2) % 3 == 2
+        for base, shape in (("ffn_down_exps", (64, 512, 256)), ("ffn_down_shexp", (512, 256))):
+            found = mixture.choose(f"L{layer}.{base}.weight", shape, "F16")
+            assert found == ("Q6_K" if more else "Q4_K"), (layer, base)
+
+
+def test_falcon_has_rules_of_its_own() -> None:
+    falcon = llama("Q4_K_M", arch="falcon")
+    assert falcon.choose("output.weight", (128256, 4096), "F16") == "Q8_0"
+    found = [falcon.choose(f"L{i}.ffn_down.weight", (4096, 14336), "F16") for i in range(8)]
+    assert found == ["Q6_K", "Q6_K", "Q5_K", "Q5_K", "Q4_K", "Q4_K", "Q5_K", "Q4_K"]
+
+
+def test_pure_takes_the_base_everywhere_but_where_it_does_not_fit() -> None:
+    mixture = llama("Q4_K_M", pure=True)
+    for name, shape in llama_names().items():
+        assert mixture.choose(name, shape, "F16") == (None if "norm" in name else "Q4_K")
+    assert mixture.choose("L0.attn_q.weight", (64, 96), "F16") == "Q5_0"
+
+
+@pytest.mark.parametrize("wanted", FALLBACK)
+def test_columns_that_do_not_fit(wanted: str) -> None:
+    assert fitting(wanted, 512) == wanted
+    assert fitting(wanted, 96) == FALLBACK[wanted]
+    assert fitting(wanted, 40) == "F16"
+
+
+@pytest.mark.parametrize("name", [
+    "L0.attn_q.bias", "L0.attn_q_norm.weight", "L0.ffn_gate_inp.weight", "position_embd.weight",
+    "blk.0.ssm_conv1d.weight", "blk.2.time_mix_w1.weight", "altup_proj.weight",
+    "token_types.weight",
+    "blk.1.laurel_l.weight", "per_layer_model_proj.weight", "v.patch_embd.weight", "L0.rope_freqs",
+])  # fmt: skip
+def test_what_is_never_quantized(name: str) -> None:
+    assert Mixture("Q4_K_M", [name], n_layers=4).choose(name, (512, 512), "F16") is None
+
+
+@pytest.mark.parametrize("shape", [(512,), (1, 512), (1, 1, 512)])
+def test_ggml_counts_no_dimensions_of_one(shape: tuple[int, ...]) -> None:
+    assert Mixture("Q8_0", [], n_layers=1).choose("L0.attn_q.weight", shape, "F16") is None
+
+
+def test_integers_stay_integers() -> None:
+    assert llama("Q4_K_M").choose("L0.attn_q.weight", (512, 512), "I32") is None
+
+
+def test_a_fused_qkv_counts_as_the_value() -> None:
+    names = ("model.layers.0.qkv_proj.weight", "L0.attn_q.weight", "L0.attn_v.weight")
+    assert leading(names) == "L0.attn_v.weight"
+    assert leading(("blk.3.attn_qkv.weight", *names)) == "blk.3.attn_qkv.weight"
+    mixture = Mixture("Q4_K_M", ["blk.0.attn_qkv.weight"], n_layers=1)
+    assert mixture.choose("blk.0.attn_qkv.weight", (512, 512), "F16") == "Q6_K"
+
+
+def test_an_unknown_scheme_lists_all() -> None:
+    with pytest.raises(UsageError, match=r"Q9_K: not known; expected one of .*Q4_K_M.*NF4-double"):
+        Mixture("Q9_K", [], n_layers=1)
