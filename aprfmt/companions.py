@@ -7,9 +7,16 @@ name, an unclaimed one stays an ordinary tensor.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aprfmt.errors import CodecError
 from aprfmt.tensor import LazyTensor, TensorInfo, Value
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.dialects import Dialect
+
+# encoding, shape, and how to decode where the configuration is needed for it
+Joined: TypeAlias = tuple[str, tuple[int, ...], Callable[[], Any] | None]
 
 
 class JoinedTensor:
@@ -19,11 +26,17 @@ class JoinedTensor:
     raises CodecError and names the parts: read them through `parts[suffix].raw()`.
     """
 
-    __slots__ = ("info", "parts", "stored")
+    __slots__ = ("decode", "info", "parts", "stored")
 
-    def __init__(self, info: TensorInfo, parts: Mapping[str, LazyTensor]) -> None:
+    def __init__(
+        self,
+        info: TensorInfo,
+        parts: Mapping[str, LazyTensor],
+        decode: Callable[[], Any] | None = None,
+    ) -> None:
         self.info = info
         self.parts = parts
+        self.decode = decode  # float32 of info.shape, where decoding needs the configuration
         self.stored = tuple(part.info.name for part in parts.values())
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
@@ -44,12 +57,13 @@ class Family:
     """How the tensors of one quantization family are found and joined.
 
     `find(tensors, config)` gives {weight name: {suffix: stored name}}, "" being the main part;
-    `join(name, parts)` gives encoding and shape of the weight.
+    `join(name, parts, config)` gives encoding and shape of the weight, and how to decode it
+    where its codec alone cannot.
     """
 
     name: str
     find: Callable[[Mapping[str, LazyTensor], Mapping[str, Value]], Mapping[str, Mapping[str, str]]]
-    join: Callable[[str, Mapping[str, LazyTensor]], tuple[str, tuple[int, ...]]]
+    join: Callable[[str, Mapping[str, LazyTensor], Mapping[str, Value]], "Joined"]
 
 
 _STATE = ".quant_state.bitsandbytes__"
@@ -70,7 +84,9 @@ def _find_bitsandbytes(
     return found
 
 
-def _join_bitsandbytes(name: str, parts: Mapping[str, LazyTensor]) -> tuple[str, tuple[int, ...]]:
+def _join_bitsandbytes(
+    name: str, parts: Mapping[str, LazyTensor], config: Mapping[str, Value]
+) -> Joined:
     from aprfmt.formats.jsonio import loads
 
     state_key = next(key for key in parts if key.startswith("quant_state."))
@@ -91,10 +107,86 @@ def _join_bitsandbytes(name: str, parts: Mapping[str, LazyTensor]) -> tuple[str,
             f"{name}: {encoding} weight without {', '.join(f'{name}.{part}' for part in missing)}; "
             "expected all companions in the file"
         )
-    return encoding, tuple(shape)
+    return encoding, tuple(shape), None
 
 
-FAMILIES: tuple[Family, ...] = (Family("bitsandbytes", _find_bitsandbytes, _join_bitsandbytes),)
+# Where config.json says how its weights are quantized: transformers' key, and MLX's.
+SECTIONS = ("quantization_config", "quantization")
+
+
+def _section(config: Mapping[str, Value]) -> Mapping[str, Value] | None:
+    for key in SECTIONS:
+        section = config.get(key)
+        if isinstance(section, Mapping):
+            return section
+    return None
+
+
+def _dialect(config: Mapping[str, Value]) -> "Dialect | None":
+    """Return the dialect config.json names; None without one, and for bitsandbytes."""
+    section = _section(config)
+    if section is None:
+        return None
+    from aprfmt.codecs.dialects import dialect_of
+    from aprfmt.errors import UnsupportedError
+
+    try:
+        return dialect_of(section)
+    except UnsupportedError:
+        return None  # its tensors stay what they are stored as
+
+
+def _find_dialect(
+    tensors: Mapping[str, LazyTensor], config: Mapping[str, Value]
+) -> Mapping[str, Mapping[str, str]]:
+    """Find the weights of a dialect: a main part that only it has, or one with its scales."""
+    dialect = _dialect(config)
+    if dialect is None:
+        return {}
+    found = {}
+    for name in tensors:
+        prefix = name.removesuffix(dialect.main)
+        if prefix == name:
+            continue
+        needed = {part: prefix + part for part in dialect.parts}
+        missing = sorted(part for part in needed.values() if part not in tensors)
+        if missing and dialect.main == dialect.weight:
+            continue  # a weight that was left as it is
+        if missing:
+            raise CodecError(
+                f"{name}: {dialect.name} weight without {', '.join(missing)}; expected all of its "
+                "tensors in the file"
+            )
+        optional = {part: prefix + part for part in dialect.optional if prefix + part in tensors}
+        found[prefix + dialect.weight] = {"": name, **needed, **optional}
+    return found
+
+
+def _join_dialect(
+    name: str, parts: Mapping[str, LazyTensor], config: Mapping[str, Value]
+) -> Joined:
+    from aprfmt.codecs.dialects import Part, decode_weight
+
+    dialect, section = _dialect(config), _section(config)
+    assert dialect is not None and section is not None
+
+    def read() -> dict[str, Part]:
+        return {
+            suffix or dialect.main: Part(part.raw(), part.info.encoding, part.info.shape)
+            for suffix, part in parts.items()
+        }
+
+    try:
+        shape = dialect.shape_of(read(), section)
+    except CodecError as error:
+        raise CodecError(f"{name}: {error}") from error
+    return dialect.name.upper(), shape, lambda: decode_weight(dialect, read(), section)
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family("bitsandbytes", _find_bitsandbytes, _join_bitsandbytes),
+    Family("dialects", _find_dialect, _join_dialect),
+)
 
 
 def join(
@@ -108,12 +200,12 @@ def join(
     for family in FAMILIES:
         for weight, names in family.find(tensors, config or {}).items():
             parts = {suffix: tensors[stored] for suffix, stored in names.items()}
-            encoding, shape = family.join(weight, parts)
+            encoding, shape, decode = family.join(weight, parts, config or {})
             main = parts[""].info
             for stored in names.values():
                 joined.pop(stored, None)  # an APR file has the main part as `WEIGHT@NF4`
             info = TensorInfo(weight, shape, encoding, main.offset, main.nbytes, None)
-            joined[weight] = JoinedTensor(info, parts)
+            joined[weight] = JoinedTensor(info, parts, decode)
     order = {name: i for i, name in enumerate(tensors)}
     first = {
         name: order[tensor.parts[""].info.name] if tensor.parts else order[name]

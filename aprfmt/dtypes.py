@@ -154,6 +154,15 @@ _ROWS: tuple[Encoding, ...] = (
     # APR's own quantizations: blocks over the flattened tensor; Q8 has one float32 scale in front.
     Encoding("APR_Q4", 32, 18, apr=128, flat=True),
     Encoding("APR_Q8", 1, 1, apr=129, flat=True, header=4),
+    # Dialects of safetensors checkpoints: integers packed beside scales, in several tensors. What a
+    # block is depends on the configuration, so they have no size of their own.
+    *(
+        Encoding(name, 0, 0, flat=True)
+        for name in (
+            "GPTQ", "AWQ", "FP8_BLOCK", "GPT_OSS", "MLX", "COMPRESSED_PACKED",
+            "COMPRESSED_PACKED_FLOAT", "COMPRESSED_PLAIN",
+        )
+    ),
     # bitsandbytes: two elements a byte over the flattened matrix; companions hold the rest.
     Encoding("NF4", 2, 1, flat=True),
     Encoding("FP4", 2, 1, flat=True),

@@ -34,6 +34,12 @@ def decode_tensor(tensor: LazyTensor) -> Any:
     from aprfmt.codecs import decode
 
     info = tensor.info
+    own = getattr(tensor, "decode", None)
+    if own is not None:
+        try:
+            return own()
+        except CodecError as error:
+            raise CodecError(f"{info.name}: {error}") from error
     raw = {suffix: part.raw() for suffix, part in tensor.parts.items()} or {"": tensor.raw()}
     try:
         return decode(info.encoding, raw, info.shape, row_bytes=info.row_bytes)

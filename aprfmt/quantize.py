@@ -74,6 +74,8 @@ KEPT_PARTS = (
 )  # fmt: skip
 # What is no torch Linear besides those, so that bitsandbytes leaves it alone.
 NO_LINEAR = ("token_embd", "per_layer_token_embd", "output")
+# The gate of a shared expert is one; llama.cpp keeps it.
+LINEAR_ALL_THE_SAME = ("ffn_gate_inp_shexp",)
 
 # Where a row of columns is no whole number of blocks.
 FALLBACK: Mapping[str, str] = {
@@ -228,10 +230,10 @@ class Mixture:
         if row.numpy and not row.numpy.startswith(("float", "bfloat")):
             return None
         base, suffix, layer = base_name(name)
+        if ENCODINGS[self._base].flat:
+            return self._base if suffix == "weight" and linear(name, base, shape) else None
         if _dimensions(shape) < 2 or suffix != "weight" or kept(name, base):
             return None
-        if ENCODINGS[self._base].flat:
-            return None if base in NO_LINEAR or base.endswith("_exps") else self._base
         if ENCODINGS[self._base].numpy:
             return self._base
         return fitting(self._wanted(base, -1 if layer is None else layer, shape), shape[-1])
@@ -265,6 +267,15 @@ class Mixture:
 def kept(name: str, base: str) -> bool:
     """Say whether a tensor keeps its encoding whatever the scheme."""
     return base.endswith(KEPT) or any(part in name for part in KEPT_PARTS)
+
+
+def linear(name: str, base: str, shape: tuple[int, ...]) -> bool:
+    """Say whether transformers holds a weight as a Linear that bitsandbytes packs."""
+    if base in LINEAR_ALL_THE_SAME:
+        return True
+    if base in NO_LINEAR or base.endswith("_exps"):
+        return False
+    return len(shape) == 2 and not kept(name, base)
 
 
 def leading(names: Sequence[str]) -> str:

@@ -39,12 +39,19 @@ class Sample:
               help='One {"prompt": ..., "response": ...} or {"text": ...} a line; '
               "only responses are scored.")  # fmt: skip
 @click.option("--ids", metavar="IDS", help="Token ids instead of text: 1,2,3 or a .npy file.")
-@click.option("--max-seq-len", type=click.IntRange(min=2), metavar="N",
-              help=f"Tokens a window holds (default: {DEFAULT_WINDOW}, or the model's context).")
+@click.option(
+    "--max-seq-len",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help=f"Tokens a window holds (default: {DEFAULT_WINDOW}, or the model's context).",
+)
 @click.option("--overlap", type=click.IntRange(min=0), default=0, show_default=True,
               help="Tokens of the window before that a window repeats unscored.")  # fmt: skip
-@click.option("--against", metavar="OTHER[@RUN]",
-              help="Compare next-token distributions with this model, on the same tokens.")
+@click.option(
+    "--against",
+    metavar="OTHER[@RUN]",
+    help="Compare next-token distributions with this model, on the same tokens.",
+)
 @click.option("--random-weights", is_flag=True,
               help="The model is untrained: expect 0.5 nats to 1.5 times ln(vocab).")  # fmt: skip
 @running.where
@@ -225,15 +232,15 @@ def other_session(text: str, model: Any, samples: list[Sample], where: dict[str,
                     f"{other.path}: {sizes[1]} tokens in the vocabulary, {model.path} has "
                     f"{sizes[0]}; distributions over different tokens cannot be compared"
                 )
-            spelled = [running.tokenizer_of(each) for each in (model, other)]
+            here, there = running.tokenizer_of(model), running.tokenizer_of(other)
             used = sorted({i for sample in samples for i in sample.ids})
-            if None not in spelled:
-                unlike = [i for i in used if spelled[0].token(i) != spelled[1].token(i)]
-                if unlike:
-                    raise UsageError(
-                        f"{other.path}: token {unlike[0]} is {spelled[1].token(unlike[0])!r}, in "
-                        f"{model.path} {spelled[0].token(unlike[0])!r}; their ids mean other things"
-                    )
+            if here is not None and there is not None:
+                for i in used:
+                    if here.token(i) != there.token(i):
+                        raise UsageError(
+                            f"{other.path}: token {i} is {there.token(i)!r}, in {model.path} "
+                            f"{here.token(i)!r}; their ids mean other things"
+                        )
             yield other, session, choice
 
     return opened()

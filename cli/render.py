@@ -26,18 +26,19 @@ def envelope(command: str, exit_code: int, body: Mapping[str, Any]) -> dict[str,
 
 def print_json(value: Mapping[str, Any]) -> None:
     """Print one JSON object; NaN and infinities become strings, surrogates their escapes."""
-    sys.stdout.write(json.dumps(_plain(value), ensure_ascii=True) + "\n")
+    sys.stdout.write(json.dumps(plain(value), ensure_ascii=True) + "\n")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return plain JSON data; NaN and infinities as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, str) or value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, Iterable):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return str(value)
 
 

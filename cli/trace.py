@@ -1,5 +1,6 @@
 """`aprfmt trace`: activations at named capture points."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from aprfmt.cli import options, render, running
               help="Show a saved trace or an APRT folder instead of running.")  # fmt: skip
 @click.option("--reference", metavar="RUN_OR_TRACE",
               help="Compare with a saved trace, an APRT folder, or MODEL[@RUN].")  # fmt: skip
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write a page: heat map, histograms, sortable table.")  # fmt: skip
 @click.option("--list-points", is_flag=True, help="Print the capture points and their meaning.")
 @running.where
 @options.arch
@@ -41,6 +44,7 @@ def command(
     save_aprt: Path | None,
     loaded: Path | None,
     reference: str | None,
+    html: Path | None,
     list_points: bool,
     as_json: bool,
     quiet: bool,
@@ -54,22 +58,18 @@ def command(
     the logits and their top 5. Exit 1 when a NaN or an infinity appears (the first point is
     named), or when --reference differs beyond the tolerance.
     """
-    from aprfmt.cli import trace_show
+    from aprfmt.cli import trace_html, trace_show
     from aprfmt.errors import UsageError
     from aprfmt.inference.trace import parse_positions
 
     if loaded is not None:
-        with ExitStack() as stack:
-            trace = load(loaded, stack)
-            body = trace_show.body(trace)
-            code = 1 if trace.nonfinite else 0
-            if not as_json:
-                trace_show.show(trace, body)
-        return render.emit("trace", code, body, as_json)
+        if model is not None or payload:
+            raise UsageError("--load shows a saved trace; leave MODEL and --payload out")
+        return show_saved(loaded, reference, html, force, as_json)
     model = model if model is not None else only_model()
     if list_points or not payload:
-        needs = [name for name, value in (("--save", save), ("--save-aprt", save_aprt),
-                                          ("--reference", reference)) if value]  # fmt: skip
+        asked = {"--save": save, "--save-aprt": save_aprt, "--reference": reference, "--html": html}
+        needs = [name for name, value in asked.items() if value]
         if needs and not list_points:
             raise UsageError(f"{', '.join(needs)}: needs --payload, which runs the model")
         body = plan(model, arch, points, layers)
@@ -77,6 +77,7 @@ def command(
             trace_show.show_plan(body, details=list_points)
         return render.emit("trace", 0, body, as_json)
     wanted_positions = parse_positions(positions)
+    histograms = trace_html.Histograms()
     with ExitStack() as stack:
         opened, session, choice = stack.enter_context(running.session(model, arch=arch, **where))
         tokens, text = running.token_ids(opened, prompt, ids, chat)
@@ -84,22 +85,72 @@ def command(
         trace = run(
             session, tokens, keys, wanted_positions, stack,
             {"prompt": text, "model": str(opened.path)}, bool(save or save_aprt or reference),
+            histograms.add if html is not None else None,
         )  # fmt: skip
         body = trace_show.body(trace) | {"run": running.run_facts(opened, choice, session)}
         body["tokens"] = {"ids": tokens, "text": text}
         if "logits" in body and body["logits"] is not None:
             trace_show.name_tokens(body["logits"], opened)
-        code = 1 if trace.nonfinite else 0
+        code, difference = 1 if trace.nonfinite else 0, None
         body["saved"] = write(trace, save, save_aprt, force)
         if not as_json:
             trace_show.show(trace, body)
         if reference is not None:
             difference = compare(trace, reference, tokens, keys, wanted_positions, stack)
             body["reference"] = {"against": reference, **difference.to_json()}
-            code = max(code, difference.exit_code) if not code else code
+            code = code or difference.exit_code
             if not as_json:
                 trace_show.show_difference(difference, reference)
+        if html is not None:
+            write_html(html, trace, body, histograms, difference, force)
+            body["html"] = str(html)
     return render.emit("trace", code, body, as_json)
+
+
+def show_saved(
+    path: Path, reference: str | None, html: Path | None, force: bool, as_json: bool
+) -> int:
+    """Show a saved trace, beside another saved one if `reference` names it."""
+    from aprfmt.cli import trace_html, trace_show
+    from aprfmt.compare.traces import compare_traces
+    from aprfmt.errors import UsageError
+
+    with ExitStack() as stack:
+        trace = load(path, stack)
+        body = trace_show.body(trace)
+        code, difference = 1 if trace.nonfinite else 0, None
+        if not as_json:
+            trace_show.show(trace, body)
+        if reference is not None:
+            if not is_trace(Path(reference)):
+                raise UsageError(
+                    f"--reference {reference}: is no saved trace; a saved trace is compared with "
+                    "another, a model needs --payload"
+                )
+            difference = compare_traces(trace, load(Path(reference), stack))
+            body["reference"] = {"against": reference, **difference.to_json()}
+            code = code or difference.exit_code
+            if not as_json:
+                trace_show.show_difference(difference, reference)
+        if html is not None:
+            histograms = trace_html.Histograms()
+            for key in trace.records:
+                values = trace.values(key)
+                if values is not None:
+                    histograms.add(key, values)
+            write_html(html, trace, body, histograms, difference, force)
+            body["html"] = str(html)
+    return render.emit("trace", code, body, as_json)
+
+
+def write_html(
+    path: Path, trace: Any, body: dict[str, Any], histograms: Any, difference: Any, force: bool
+) -> None:
+    """Publish the page of a trace."""
+    from aprfmt.cli.html import write_page
+    from aprfmt.cli.trace_html import render_page
+
+    write_page(path, render_page(trace, body, histograms, difference), force)
 
 
 def only_model() -> str:
@@ -156,27 +207,23 @@ def wanted_keys(known: Any, points: str | None, layers: str | None, aprt: bool) 
 
 def run(
     session: Any, tokens: list[int], keys: list[str], positions: Any, stack: ExitStack,
-    facts: dict[str, Any], values: bool,
+    facts: dict[str, Any], values: bool, watch: Callable[[str, Any], None] | None = None,
 ) -> Any:  # fmt: skip
-    """Run and record; values go to disk as they come, if anybody wants them."""
+    """Run and record; values go to disk as they come, if anybody wants them, and past `watch`."""
     from aprfmt.inference.trace import Kept
     from aprfmt.inference.trace_file import Spool
 
-    if not values:
-        kept = Kept()
+    place: Any = stack.enter_context(Spool()) if values else Kept()
 
-        def keep(record: Any, found: Any) -> None:
-            if record.point == "logits":  # for the top five
-                kept.keep(record, found)
+    def keep(record: Any, found: Any) -> None:
+        if values or record.point == "logits":  # these for the top five
+            place.keep(record, found)
+        if watch is not None:
+            watch(record.key, found)
 
-        return session.trace(
-            tokens, keys, positions=positions, keep=keep, fetch=kept.fetch, run=facts
-        )
-    spool = stack.enter_context(Spool())
     return session.trace(
-        tokens, keys, positions=positions, keep=spool.keep, fetch=spool.fetch, hashes=True,
-        run=facts,
-    )  # fmt: skip
+        tokens, keys, positions=positions, keep=keep, fetch=place.fetch, hashes=values, run=facts
+    )
 
 
 def load(path: Path, stack: ExitStack) -> Any:

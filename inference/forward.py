@@ -42,6 +42,7 @@ def forward(
     `logits_rows` are rows of `ids`. Raises UsageError for ids outside the vocabulary, ArchError
     for a hyperparameter or tensor the architecture needs and the model lacks.
     """
+    hp = _Values(hp)
     facts = _facts(hp, ids, cache, positions, logits_rows)
     if recorder is not None:
         recorder.begin(facts)
@@ -61,6 +62,17 @@ def forward(
     if cache is not None:
         cache.commit(len(facts.ids))
     return _head(c, x)
+
+
+class _Values(dict[str, Value]):
+    """Hyperparameters looked up quickly; the table itself says what it thinks of a missing one."""
+
+    def __init__(self, table: Mapping[str, Value]) -> None:
+        super().__init__(table)
+        self._table = table
+
+    def __missing__(self, name: str) -> Value:
+        return self._table[name]
 
 
 def _facts(

@@ -19,6 +19,7 @@ from aprfmt.arch.vocabulary import role_key, split_key
 from aprfmt.codecs import native_kernels
 from aprfmt.dtypes import encoding as encoding_row
 from aprfmt.errors import ArchError, TensorNotFoundError
+from aprfmt.model import gather
 from aprfmt.names import near
 
 if TYPE_CHECKING:
@@ -65,8 +66,11 @@ class Rows(Protocol):
         """Stored bytes."""
         ...
 
-    def encoded(self) -> memoryview | None:
-        """Return all rows' stored bytes in order, where one piece of the file is just that."""
+    def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
+        """Return the stored bytes of rows [start, stop) in order, None where they have none.
+
+        A view where the file has them in one piece, else a copy.
+        """
         ...
 
     def touch(self) -> None:
@@ -98,7 +102,7 @@ class ArrayRows:
         rows: Array = self.values.reshape(-1, self.values.shape[-1])[start:stop]
         return rows
 
-    def encoded(self) -> memoryview | None:
+    def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
         """Return None: nothing is encoded."""
         return None
 
@@ -128,11 +132,12 @@ class StoredRows:
 
     def numpy(self) -> Array:
         """Return the tensor decoded; plain little-endian floats as a view of the file."""
-        raw = self.encoded()
-        row = encoding_row(self.encoding) if raw is not None else None
-        if raw is not None and row is not None and row.numpy in _FREE:
-            if len(raw) == row.nbytes(self.shape):
-                return np.frombuffer(raw, np.dtype(row.numpy).newbyteorder("<")).reshape(self.shape)
+        whole = self._tensor.whole
+        if whole is not None and not whole.parts:
+            row = encoding_row(self.encoding)
+            if row.numpy in _FREE and whole.info.nbytes == row.nbytes(self.shape):
+                dtype = np.dtype(row.numpy).newbyteorder("<")
+                return np.frombuffer(whole.raw(), dtype).reshape(self.shape)
         # Row-major whatever the file's layout: a product's bits follow the strides.
         values: Array = np.ascontiguousarray(self._tensor.numpy())
         return values
@@ -142,10 +147,13 @@ class StoredRows:
         rows: Array = self._tensor.decode_rows(start, stop)
         return rows
 
-    def encoded(self) -> memoryview | None:
-        """Return the stored bytes where no step changes them."""
-        whole = self._tensor.whole
-        return whole.raw() if whole is not None and not whole.parts else None
+    def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
+        """Return stored bytes where no step changes them; permuted rows are gathered."""
+        runs = self._tensor.runs if self.by_rows else None
+        size = encoding_row(self.encoding).row_bytes(self.shape) if runs is not None else None
+        if runs is None or size is None or sum(run.nbytes for run in runs) != size * _rows(self):
+            return None
+        return gather(runs, start * size, stop * size)
 
     def touch(self) -> None:
         """Read one byte of every page, so that the system has the tensor in memory."""
@@ -156,6 +164,10 @@ class StoredRows:
     def drop(self) -> None:
         """Release the mapped pages."""
         self._tensor.drop()
+
+
+def _rows(rows: Rows) -> int:
+    return math.prod(rows.shape[:-1])
 
 
 class Holder:
@@ -257,26 +269,23 @@ class Weight:
         None where the extension has no kernel for the encoding, where decoding is free, or for so
         many rows of x that decoding once is the better way.
         """
-        native = native_kernels()
-        if native is None or len(x) > ENCODED_ROWS or len(self.shape) != 2:
-            return None
-        if self.encoding not in native.KERNELS or encoding_row(self.encoding).numpy in _FREE:
-            return None
-        raw = self._encoded()
-        if raw is None:
+        native = native_kernels() if len(x) <= ENCODED_ROWS else None
+        if native is None or self._encoded is None:
             return None
         y = np.empty((len(x), self.n_rows), np.float32)
-        native.matmul(self.encoding, np.ascontiguousarray(x), raw, y, threads)
+        native.matmul(self.encoding, np.ascontiguousarray(x), self._encoded, y, threads)
         return y
 
-    def _encoded(self) -> memoryview | None:
-        raw = self._rows.encoded()
-        size = encoding_row(self.encoding).row_bytes(self.shape)
-        if raw is None or size is None:
+    @cached_property
+    def _encoded(self) -> bytes | memoryview | None:
+        """Whole rows of stored bytes that a kernel can multiply with."""
+        native = native_kernels()
+        if native is None or self.encoding not in native.KERNELS or len(self.shape) != 2:
+            return None
+        if encoding_row(self.encoding).numpy in _FREE:
             return None
         first = 0 if self._part is None else self._part[0] * self.n_rows
-        rows = raw[first * size : (first + self.n_rows) * size]
-        return rows if len(raw) == size * math.prod(self._rows.shape[:-1]) else None
+        return self._rows.encoded(first, first + self.n_rows)
 
 
 class Weights(Mapping[str, Weight]):
@@ -305,6 +314,9 @@ class Weights(Mapping[str, Weight]):
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._rows  # the inherited one would make an error's near names
 
     def overlaid(self, arrays: Mapping[str, Array]) -> "Weights":
         """Return the same weights with some replaced, for a hypothesis; nothing held is shared."""

@@ -9,7 +9,7 @@ converter's gpt_oss.py.
 from aprfmt.arch import moe, rules
 from aprfmt.arch.joins import Split
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import YARN_BETAS, Rope, yarn_attention
 from aprfmt.arch.rows import FUSED, LAYER, Row, attention, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, HyperRule, Loss
 from aprfmt.arch.steps import Transposed
@@ -60,6 +60,17 @@ _TENSORS, _BINDINGS = tables(
 )  # fmt: skip
 
 LIMIT, ALPHA = 7.0, 1.702
+YARN = {
+    "type": "yarn",
+    "factor": 32.0,
+    "original_context_length": 4096,
+    "beta_fast": YARN_BETAS[0],
+    "beta_slow": YARN_BETAS[1],
+    "attention_factor": yarn_attention(32.0, None, None),
+    "mscale": None,
+    "mscale_all_dim": None,
+    "truncate": False,
+}  # transformers' default
 
 GPT_OSS = ArchSpec(
     name="gpt_oss",
@@ -80,7 +91,7 @@ GPT_OSS = ArchSpec(
         ),
         *rules.attention_biases(True),
         rules.fixed("mlp_bias", True),
-        *rope_rules(Rope(theta=150000.0)),
+        *rope_rules(Rope(theta=150000.0, hf_default=YARN)),
         *window_rules(Window(128, 128, period(2), stated=True)),
         *moe.counts(128, 4, "num_local_experts num_experts"),
         moe.expert_size("intermediate_size"),

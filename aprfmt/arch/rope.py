@@ -103,6 +103,7 @@ def rope_rules(rope: Rope) -> tuple[HyperRule, ...]:
                 "gguf": lambda value, hp: write_gguf(value, hp),
             },
             default=None,
+            default_in={"hf": rope.hf_default},
         ),
         HyperRule(
             "rope_scaling_layers",

@@ -29,7 +29,8 @@ class Rope:
     `local_key` the old config key of the latter. `partial`: the rotated part of a head where the
     config gives none. `layers`: which layers the scaling applies to ("all", "full"). `original`:
     trained length where the config gives none (phi3). `aliases`: old names of scaling types.
-    `nested`: new configs keep one object a layer type.
+    `nested`: new configs keep one object a layer type. `hf_default`: the scaling (normal form)
+    where config.json says nothing about rope.
     """
 
     theta: float = 10000.0
@@ -40,6 +41,7 @@ class Rope:
     original: int | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     nested: bool = False
+    hf_default: Mapping[str, Value] | None = None
 
 
 def mscale(factor: float, m: float = 1.0) -> float:

@@ -179,6 +179,9 @@ def encode(
     double_quantization, dtype). Raises CodecError where `x` does not fit the codec or there is no
     encoder.
     """
+    from aprfmt.codecs.base import fused
+
+    fused(fma)
     reference, native = codec(encoding), native_kernels()
     if options:
         with_options: Callable[..., Codec] | None = getattr(reference, "with_options", None)

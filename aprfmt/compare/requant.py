@@ -56,7 +56,7 @@ class Oracle:
             roles = self.base.roles
         except ArchError:
             return self.base[key] if key in self.base else None
-        found = roles.get(key)
+        found: Side | None = roles.get(key)
         if found is None and key == "output.weight" and self.base.hyper["tied_embeddings"]:
             found = roles.get("token_embd.weight")
         return found if found is not None or key not in self.base else self.base[key]
@@ -87,8 +87,8 @@ class Oracle:
             return replace(diff, cause="; ".join(filter(None, (diff.cause, wrong[0].text))))
         if equal and diff.verdict in ("DIFFERENT", "WITHIN"):
             texts = {one.text: one.side.upper() for one in found}
-            said = [f"{side} {text}" for text, side in texts.items()]
-            cause = found[0].text if len(said) == 1 else "; ".join(said)
+            shown = [f"{side} {text}" for text, side in texts.items()]
+            cause = found[0].text if len(shown) == 1 else "; ".join(shown)
             return replace(diff, verdict="WITHIN", cause=cause)
         return diff
 

@@ -125,11 +125,14 @@ def _write(
             sink_options: dict[str, Any] = {"files": files}
             if options.alignment is not None:
                 sink_options["alignment"] = options.alignment
+            if target.rewrites and model.format == target.name:
+                sink_options["like"] = model.source
             sink = target.open_sink(
                 weights, force=options.force, max_shard_size=options.max_shard_size, **sink_options
             )
             with sink:
-                infos = target.order([output.info for output in plan.outputs])
+                order = getattr(sink, "order", target.order)
+                infos = order([output.info for output in plan.outputs])
                 by_name = {o.info.name: (o, w) for o, w in zip(plan.outputs, written, strict=True)}
                 sink.plan(carried.metadata, infos)
                 for info in infos:

@@ -147,6 +147,14 @@ def in_parts(
 
 
 def _packed(output: Output, model: Model, options: Options, latest: Latest) -> Packed:
+    keys = [key for key in output.spellings if key in model.roles]
+    steps = {str(step) for key in keys for step in model.roles[key].steps} | {*output.steps}
+    if any(step.startswith("Transposed") for step in steps):
+        raise ConversionError(
+            f"{output.info.name}: stored transposed (Conv1D), which bitsandbytes turns before it "
+            f"packs; expected a Linear: {output.info.encoding} of this architecture is not "
+            "supported, choose a GGUF type"
+        )
     dtype = weight_dtype(output.source_encoding, model.config, output.info.name)
     name = output.info.encoding
     wishes = {**options.packing, "dtype": dtype}

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.companions import SECTIONS
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, Plan
-from aprfmt.conversion.packed import STATE, quantization_config
-from aprfmt.conversion.quantized import RECORD
+from aprfmt.conversion.packed import quantization_config
+from aprfmt.conversion.quantized import IMATRIX_RECORD, RECORD
 from aprfmt.dtypes import encoding
 from aprfmt.errors import ConversionError
 from aprfmt.hf_folder import COMPANION_FILES
@@ -54,7 +55,7 @@ def carry(model: "Model", target: str, plan: Plan, options: Options) -> Carried:
         carried.metadata.update(_identity(model))
         if all(output.copies for output in plan.outputs if quantized(output.source_encoding)):
             carried.metadata.update(_quantization_record(model))
-    _claim_packing(carried, plan.outputs, options)
+    _claim_packing(carried, model, plan.outputs, options)
     if any(not output.copies for output in plan.outputs) and model.format == target:
         _update_claims(carried, plan.outputs, target)
     carried.metadata.update(options.extra_metadata)
@@ -63,16 +64,23 @@ def carry(model: "Model", target: str, plan: Plan, options: Options) -> Carried:
     return carried
 
 
-def _quantization_record(model: "Model") -> dict[str, Value]:
+def _quantization_record(model: "Model") -> dict[str, Value | Typed]:
     """Return how the source says it was quantized: true of a copy in another format as well."""
-    return {key: value for key, value in model.metadata.items() if key.startswith(RECORD)}
+    return {
+        key: Typed(value, "uint32") if type(value) is int else value
+        for key, value in model.metadata.items()
+        if key.startswith((RECORD, IMATRIX_RECORD))
+    }
 
 
-def _claim_packing(carried: Carried, outputs: Sequence[Output], options: Options) -> None:
-    """Make every config.json that travels along say whether bitsandbytes packed the weights."""
+def _claim_packing(
+    carried: Carried, model: "Model", outputs: Sequence[Output], options: Options
+) -> None:
+    """Make every config.json that travels along say whether, and how, the weights are packed."""
     packed = {output.part.packed.encoding for output in outputs if output.part is not None}
-    if not packed and any(STATE in output.info.name for output in outputs):
-        return  # packed weights that are copied: the config already says so
+    parts = {id(part) for tensor in model.values() for part in tensor.parts.values()}
+    if not packed and (not parts or any(id(s) in parts for o in outputs for s in o.sources)):
+        return  # nothing was packed, or packed weights are copied: the config already says so
     double = bool(options.packing.get("double_quantization", False))
     claim = quantization_config(sorted(packed)[0], double, _left_out(outputs)) if packed else None
     texts = [(carried.texts, "config.json"), (carried.metadata, "aprfmt.hf_config")]
@@ -114,12 +122,9 @@ def _claimed_text(text: str, claim: Mapping[str, Any] | None) -> str:
 
 
 def _claimed(config: dict[str, Any], claim: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Set or take away `quantization_config`; keys stay sorted where they were."""
-    old = config.get("quantization_config")
+    """Set `quantization_config` or take it away; keys stay sorted where they were."""
     if claim is None:
-        if isinstance(old, Mapping) and old.get("quant_method") == "bitsandbytes":
-            del config["quantization_config"]
-        return config
+        return {key: value for key, value in config.items() if key not in SECTIONS}
     ordered = list(config) == sorted(config)
     config["quantization_config"] = dict(claim)
     return dict(sorted(config.items())) if ordered else config
@@ -340,8 +345,7 @@ def _to_safetensors(model: "Model", plan: Plan) -> Carried:
         config = write_hyper(model.spec, model.hyper, "hf")
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     texts["config.json"] = text
-    for name, content in to_hf(model).items():
-        texts.setdefault(name, content)
+    texts.update(to_hf(model))
     metadata: dict[str, Value | Typed] = {"format": "pt"}
     kept = model.metadata.get("aprfmt.source.metadata")
     if isinstance(kept, str):

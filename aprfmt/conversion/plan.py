@@ -119,9 +119,11 @@ def _packed_names(model: Model, target: FormatSpec) -> dict[str, str]:
     Where a format has no code for a packed encoding its main part goes under `WEIGHT@NF4`, so that
     a foreign reader misses the weight instead of misreading its bytes; elsewhere under WEIGHT.
     """
+    from aprfmt.codecs import CODECS
+
     found = {}
     for name, tensor in model.items():
-        if tensor.parts:
+        if tensor.parts and tensor.encoding in CODECS:
             main = tensor.parts[""].info.name
             found[main] = f"{name}@{tensor.encoding}" if target.carries else name
     return found
@@ -257,7 +259,11 @@ def _group_outputs(model: Model, group: "Group") -> list[Output]:
         one = logical[0] if len(logical) == 1 and len(group.stored) == 1 else None
         if one is not None and one.restored:
             source_encoding = one.restored
-        info = make_info(name, shape, source_encoding)
+        if encoding(source_encoding).known:
+            info = make_info(name, shape, source_encoding)
+        else:  # bytes without a layout can be copied; a wish or a refusal settles the others
+            size = sum(run.nbytes for run in runs or ())
+            info = TensorInfo(name, shape, source_encoding, 0, size, None)
         bits = one.raw() if one is not None and one.restored else None
         if bits is not None and not group.binding.steps:
             # Restored bits are copied: encoding the widened values would make NaNs quiet.

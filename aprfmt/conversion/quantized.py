@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.conversion.options import Options
+from aprfmt.dtypes import ENCODINGS
 from aprfmt.errors import ArchError, ConversionError, UsageError
 from aprfmt.quantize import (
     FORMAT_VERSION,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
 
 RECORD = "aprfmt.quantize."
+IMATRIX_RECORD = "quantize.imatrix."  # llama.cpp's own keys
 
 
 def prepare(model: "Model", target: "FormatSpec", options: Options) -> Options:
@@ -51,13 +53,15 @@ def prepare(model: "Model", target: "FormatSpec", options: Options) -> Options:
         matrix = read_imatrix(options.imatrix)
     mixture = mixture_of(model, options, matrix is not None)
     scheme = SCHEMES[mixture.scheme]
+    if matrix is not None and (ENCODINGS[scheme.base].flat or not quantized(scheme.base)):
+        raise UsageError(f"{mixture.scheme} weighs nothing: leave --imatrix out, or choose Q4_K_M")
     return replace(
         options,
         choose=mixture.choose,
         importance=None if matrix is None else matrix.of,
         packing=scheme.options,
         extra_metadata={
-            **_record(mixture.scheme, options, matrix, target.name == "safetensors"),
+            **_record(mixture.scheme, options, matrix),
             **(_claims(scheme.file_type) if target.vectors_f32 else {}),
             **options.extra_metadata,
         },
@@ -104,7 +108,7 @@ def _first(value: Value) -> int:
 
 
 def _record(
-    scheme: str, options: Options, matrix: "ImportanceMatrix | None", strings: bool
+    scheme: str, options: Options, matrix: "ImportanceMatrix | None"
 ) -> Mapping[str, Value | Typed]:
     found: dict[str, Value | Typed] = {
         RECORD + "type": scheme,
@@ -114,7 +118,7 @@ def _record(
     if matrix is not None:
         found[RECORD + "imatrix"] = matrix.sha256
         for key, value, kind in matrix.records():
-            found[key] = str(value) if strings else Typed(value, kind)
+            found[key] = Typed(value, kind)
     return found
 
 

@@ -59,6 +59,8 @@ class FormatSpec:
     splits: bool = True
     order: Callable[[Sequence[TensorInfo]], list[TensorInfo]] = list  # data order on disk
     weights_name: str | None = None  # name of the weights inside a folder output
+    rewrites: bool = False  # open_sink takes `like`, a source of the format: what a plan leaves as
+    # it was keeps its bytes; the sink has an `order` of its own
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -5,7 +5,7 @@ so the rounding rules of base.py do not apply here.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,12 +42,25 @@ def _gelu_tanh(x: Array) -> Array:
 
 
 def _sigmoid(x: Array) -> Array:
-    e = np.exp(-np.abs(x))  # never overflows
-    return np.where(x >= 0, 1, e) / (1 + e)
+    return np.divide(1, _one_plus_exp(x))
+
+
+def _silu(x: Array) -> Array:
+    y = _one_plus_exp(x)
+    return np.divide(x, y, out=y)
+
+
+def _one_plus_exp(x: Array) -> Array:
+    """Return 1 + exp(-x); infinite far below zero, where its inverse is 0."""
+    with np.errstate(over="ignore"):
+        y = np.negative(x)
+        np.exp(y, out=y)
+    y += 1
+    return y
 
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
-    "silu": lambda x: x * _sigmoid(x),
+    "silu": _silu,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "relu": lambda x: np.maximum(x, 0),
@@ -149,10 +162,26 @@ class NumpyBackend(Tiles):
         """Multiply by the held weight, by the encoded one, or by one decoded panel at a time."""
         y = self._encoded(x, w)
         if y is None:
-            y = np.empty((len(x), w.n_rows), self._type)
-            for start, panel in self._panels(w):
-                y[:, start : start + len(panel)] = self._product(x, panel)
-        return y if bias is None else y + bias
+            held = w.held(self)
+            if held is not None and not self.deterministic:
+                y = x @ held.reshape(w.n_rows, w.n_columns).T
+            else:
+                y = self._by_panels(x, w, held)
+        if bias is not None:
+            y += bias
+        return y
+
+    def _by_panels(self, x: Array, w: Weight, held: Array | None) -> Array:
+        y = np.empty((len(x), w.n_rows), self._type)
+        step = panel_rows(w.n_columns)
+        for start in range(0, w.n_rows, step):
+            stop = min(start + step, w.n_rows)
+            if held is not None:
+                panel = held.reshape(w.n_rows, w.n_columns)[start:stop]
+            else:
+                panel = self.array(w.rows(start, stop))
+            y[:, start:stop] = self.tiled_linear(x, panel) if self.deterministic else x @ panel.T
+        return y
 
     def router(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
         """Multiply: everything here is at least float32."""
@@ -162,23 +191,6 @@ class NumpyBackend(Tiles):
         if self.dtype != "float32" or self.deterministic:
             return None
         return w.product(x, self._threads)
-
-    def _panels(self, w: Weight) -> Iterator[tuple[int, Array]]:
-        held = w.held(self)
-        step = panel_rows(w.n_columns)
-        if held is not None and not self.deterministic:
-            yield 0, held.reshape(w.n_rows, w.n_columns)
-            return
-        for start in range(0, w.n_rows, step):
-            stop = min(start + step, w.n_rows)
-            if held is not None:
-                yield start, held.reshape(w.n_rows, w.n_columns)[start:stop]
-            else:
-                yield start, self.array(w.rows(start, stop))
-
-    def _product(self, x: Array, w: Array) -> Array:
-        """Return x [n, k] times w [m, k] transposed."""
-        return self.tiled_linear(x, w) if self.deterministic else x @ w.T
 
     # element by element
 
@@ -277,8 +289,8 @@ class NumpyBackend(Tiles):
         """Multiply each head's queries with its group's keys."""
 
         def finish(product: Array) -> Array:
-            scaled = product * self._type(heads.scale)
-            return scaled if heads.softcap is None else self.softcap(scaled, heads.softcap)
+            product *= self._type(heads.scale)
+            return product if heads.softcap is None else self.softcap(product, heads.softcap)
 
         if self.deterministic:
             return self.tiled_scores(q, k, finish)
@@ -297,9 +309,13 @@ class NumpyBackend(Tiles):
             highest = np.maximum(highest, sinks)
         if self.deterministic:
             return self.tiled_softmax(masked, highest, sinks)
-        e = np.exp(masked - highest)
+        masked -= highest
+        e = np.exp(masked, out=masked)
         total = np.sum(e, axis=-1, keepdims=True)
-        return e / (total if sinks is None else total + np.exp(sinks - highest))
+        if sinks is not None:
+            total += np.exp(sinks - highest)
+        e /= total
+        return e
 
     def mix(self, probs: Array, v: Array) -> Array:
         """Sum each head's values, weighted."""

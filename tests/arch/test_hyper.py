@@ -128,6 +128,13 @@ def test_tensors_win_over_flags_and_the_conflict_is_told() -> None:
     ]  # fmt: skip
 
 
+def test_a_key_wins_over_a_shape_and_the_conflict_is_told() -> None:
+    shapes = {"token_embd.weight": (56, 30)}
+    hp, report = read_hyper(ARCHS["llama"], Facts("hf", LLAMA, shapes), "config.json")
+    assert (hp["hidden_size"], hp.of("hidden_size").origin) == (24, "config")
+    assert any("30" in text and "the key is believed" in text for text in report.conflicts)
+
+
 def test_sizes_without_a_key_come_from_the_tensors() -> None:
     shapes = {"token_embd.weight": (50, 24), "L0.ffn_up.weight": (40, 24), "L6.attn_q.weight": ()}
     values = {"llama.attention.head_count": 6, "llama.context_length": 9,
@@ -168,6 +175,15 @@ def test_what_gguf_cannot_say_is_kept_and_warned_of() -> None:
     }  # fmt: skip
 
 
+def test_logit_scale_divides_in_granite_and_multiplies_in_cohere() -> None:
+    granite = read(next(t for t in TINY if t.id == "granite-scaled"))
+    assert granite.hp["logit_scale"] == 1 / 6
+    assert write_hyper(granite.spec, granite.hp, "gguf")["granite.logit_scale"] == 6.0
+    assert write_hyper(granite.spec, granite.hp, "hf")["logits_scaling"] == 6.0
+    cohere = read(next(t for t in TINY if t.id == "cohere-qk_norm"))
+    assert write_hyper(cohere.spec, cohere.hp, "gguf")["command-r.logit_scale"] == 0.3
+
+
 def test_apr_keys_are_canonical_and_never_null() -> None:
     from aprfmt.arch.rules import BASE
 
@@ -196,6 +212,11 @@ def test_gguf_numbers_have_the_types_readers_expect() -> None:
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
 def test_shortest_is_the_same_float32(value: float) -> None:
     assert single(shortest(value)) == value
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_shortest_has_nine_digits_at_most(value: float) -> None:
+    assert float(f"{shortest(value):.9g}") == shortest(value)
 
 
 @given(st.floats(1e-6, 1e6))

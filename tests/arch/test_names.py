@@ -151,6 +151,14 @@ def test_two_spellings_of_one_tensor_are_refused() -> None:
         bind(ARCHS["llama"], "hf", ["model.norm.weight", "norm.weight"])
 
 
+def test_of_two_bindings_of_a_role_the_earlier_has_it() -> None:
+    names = ["blk.0.attn_kv_b.weight", "blk.0.attn_v_b.weight", "blk.0.attn_k_b.weight"]
+    bound = bind(ARCHS["deepseek_v2"], "gguf", names)
+    assert [group.stored for group in bound.groups] == [(names[2], names[1])]
+    assert bound.unbound == (names[0],)
+    assert bind(ARCHS["deepseek_v2"], "gguf", names[:2]).groups[0].stored == (names[0],)
+
+
 def test_styles() -> None:
     assert detect_style(["token_embd.weight", "blk.0.attn_q.weight"]) == "gguf"
     assert detect_style(["foo", "bar.0.baz"]) is None

@@ -10,7 +10,7 @@ import pytest
 from aprfmt.arch import arch_names
 from aprfmt.arch.bind import bind, coverage, groups_for
 from aprfmt.arch.hyper import read_hyper, unsaid, write_hyper
-from aprfmt.arch.spec import HYPER_NAMES
+from aprfmt.arch.spec import HYPER_NAMES, Facts
 from aprfmt.arch.values import same_value
 from tests.arch.tiny import TINY, Tiny, as_file, make, parameter_shapes, quiet, read
 
@@ -116,6 +116,17 @@ def test_hyperparameters_equal_the_configs(tiny: Tiny) -> None:
     for name, value in attributes(made.live, made.model).items():
         if name not in ELSEWHERE.get(tiny.arch, set()):
             assert close(hp[name], value), (name, hp[name], value)
+
+
+@every
+def test_defaults_are_those_of_transformers(tiny: Tiny) -> None:
+    """A config.json with the unusual keys only says what the one with every key says."""
+    found = read(tiny)
+    facts = Facts("hf", {**tiny.sizes, **tiny.config}, found.known, names="hf")
+    sparse, report = read_hyper(found.spec, facts, tiny.id)
+    for name in sparse:
+        assert sparse[name] == found.hp[name], name
+    assert report.unknown == ()
 
 
 @every

@@ -161,7 +161,8 @@ TINY: tuple[Tiny, ...] = (
     Tiny("qwen2_moe", "qwen2_moe", "plain", {**MOE, "shared_expert_intermediate_size": 28}),
     Tiny("qwen2_moe", "qwen2_moe", "mixed", {
         **MOE, "shared_expert_intermediate_size": 28, "decoder_sparse_step": 2,
-        "use_sliding_window": True, "sliding_window": 9, "norm_topk_prob": True,
+        "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2,
+        "norm_topk_prob": True,
     }),
     Tiny("qwen3_moe", "qwen3_moe", "plain", {**MOE, "head_dim": 10, "norm_topk_prob": True}),
     Tiny("qwen3_moe", "qwen3_moe", "mixed", {

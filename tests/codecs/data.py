@@ -187,6 +187,7 @@ def importances(seed: int = 2) -> dict[str, Array | None]:
         "mild": mild,
         "harsh": rng.lognormal(0, 3, COLUMNS).astype(np.float32),
         "half_zero": np.where(rng.random(COLUMNS) < 0.5, 0, mild).astype(np.float32),
+        "nearly_zero": np.where(rng.random(COLUMNS) < 0.97, 0, mild).astype(np.float32),
         "zero": np.zeros(COLUMNS, np.float32),
         "tiny": np.full(COLUMNS, 1e-30, np.float32),
         "huge": mild * np.float32(1e20),

@@ -13,6 +13,8 @@ native = pytest.importorskip(
     "aprfmt.codecs.native", reason="NOT-RUN: the C extension is not built", exc_type=ImportError
 )
 
+golden = pytest.importorskip("aprfmt.codecs.native.golden")
+
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from aprfmt import codecs
-from aprfmt.codecs.native import golden
 from aprfmt.dtypes import ENCODINGS
 from aprfmt.errors import CodecError
-from tests.codecs.levels import level, misaligned, native
+from tests.codecs.levels import golden, level, misaligned, native
 
 __all__ = ["level"]
 
@@ -198,7 +197,7 @@ def test_moments_of_encoded_bytes_are_those_of_the_decoded(name: str) -> None:
     count = (1 << 20) + 7 * 256 if row.block_size > 1 else (1 << 20) + 333
     raw = np.tile(np.frombuffer(golden.raw_bytes(7 * row.type_size), np.uint8), count // 7 + 7)
     raw = raw[: -(-count // row.block_size) * row.type_size]
-    decoded = codecs.decode(name, raw, (count,))
+    decoded = codecs.decode(name, raw.tobytes(), (count,))
     assert native.stats_of(name, raw, count, threads=2) == native.stats(decoded)
     with pytest.raises(CodecError, match=f"{name}: found"):
         native.stats_of(name, raw, count + row.block_size)

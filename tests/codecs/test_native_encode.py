@@ -13,7 +13,19 @@ __all__ = ["level"]
 
 ENCODERS = [name for name, _, _ in native._kernels.encoders()]
 BLOCKS = [name for name in ENCODERS if ENCODINGS[name].block_size > 1]
-WEIGHED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
+WEIGHED = [
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ4_NL",
+    "IQ4_XS",
+]
 
 
 def bad_blocks(name: str, found: bytes, expected: bytes, columns: int) -> str:

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from aprfmt import codecs
-from aprfmt.codecs.native import golden
 from aprfmt.dtypes import ENCODINGS
 from aprfmt.errors import CodecError
-from tests.codecs.levels import F32, U8, guards_hold, level, misaligned, native, out_at
+from tests.codecs.levels import F32, U8, golden, guards_hold, level, misaligned, native, out_at
 
 __all__ = ["level"]
 
@@ -26,13 +25,15 @@ def weights(name: str, rows: int, columns: int) -> tuple[U8, F32]:
     if name == "IQ1_M":  # the top nibble of its scale
         raw.reshape(-1, 56)[:, 55] &= 0x3F
     raw[(raw == 0x80) & name.endswith("FNUZ")] = 0  # their NaN
-    return raw, codecs.decode(name, raw, (rows, columns))
+    return raw, codecs.decode(name, raw.tobytes(), (rows, columns))
 
 
 def bound(x: F32, w: F32) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """Return what rounding may change: columns/32 + 8 roundings of the sum of magnitudes."""
     magnitudes = np.abs(x.astype(np.float64)) @ np.abs(w.astype(np.float64)).T
-    return magnitudes * (x.shape[1] / 32 + 8) * 2.0**-24 + 1e-37
+    limit: np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+    limit = magnitudes * (x.shape[1] / 32 + 8) * 2.0**-24 + 1e-37
+    return limit
 
 
 @pytest.mark.usefixtures("level")
@@ -107,7 +108,9 @@ def test_only_the_rows_asked_for_are_written() -> None:
 
 
 def test_no_tokens_and_no_rows_are_fine() -> None:
-    native.matmul("Q8_0", np.empty((0, 64), np.float32), bytes(68 * 3), np.empty((0, 3), np.float32))
+    native.matmul(
+        "Q8_0", np.empty((0, 64), np.float32), bytes(68 * 3), np.empty((0, 3), np.float32)
+    )
     native.matmul("Q8_0", np.empty((2, 64), np.float32), b"", np.empty((2, 0), np.float32))
 
 

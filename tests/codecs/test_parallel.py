@@ -1,8 +1,10 @@
 """Splitting work between threads."""
 
+import itertools
 import os
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,6 +12,10 @@ import pytest
 from aprfmt.codecs import parallel
 from aprfmt.dtypes import ENCODINGS
 from aprfmt.errors import CodecError
+
+
+def void(call: Callable[[], object]) -> None:
+    call()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
@@ -22,7 +28,7 @@ def test_parts_cover_everything_once_at_block_boundaries(
     assert 1 <= len(parts) <= threads
     assert parts[0][0] == 0
     assert parts[-1][1] == count
-    assert all(a[1] == b[0] for a, b in zip(parts, parts[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(parts))
     assert all(start % block == 0 and start % 1024 == 0 for start, _ in parts)
 
 
@@ -51,7 +57,7 @@ def test_decoding_in_threads_gives_the_same_numbers(name: str) -> None:
 
 def test_tasks_run_on_several_threads_at_a_time() -> None:
     meet = threading.Barrier(3, timeout=20)
-    parallel.run([lambda: meet.wait() and None for _ in range(3)], 3)
+    parallel.run([lambda: void(meet.wait)] * 3, 3)
     seen = set()
     parallel.run([lambda: seen.add(threading.get_ident()) for _ in range(50)], 1)
     assert seen == {threading.get_ident()}
@@ -90,7 +96,7 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
         code = 1
         try:
             meet = threading.Barrier(2, timeout=20)
-            parallel.run([lambda: meet.wait() and None for _ in range(2)], 2)
+            parallel.run([lambda: void(meet.wait)] * 2, 2)
             code = 0
         finally:
             os._exit(code)

@@ -74,20 +74,24 @@ def float_bytes(
 def write_safetensors(
     path: Path, shapes: Mapping[str, tuple[int, ...]], data: Mapping[str, bytes], encoding: str
 ) -> None:
-    """Write a safetensors file by hand: length, JSON header padded to 8, data in name order."""
+    """Write a safetensors file of one encoding by hand."""
+    write_mixed(path, {name: (encoding, shape, data[name]) for name, shape in shapes.items()})
+
+
+def write_mixed(path: Path, rows: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> None:
+    """Write {name: (dtype, shape, bytes)} by hand: length, header padded to 8, data by name."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
-    for name in sorted(shapes):
-        size = len(data[name])
+    for name in sorted(rows):
+        dtype, shape, raw = rows[name]
         header[name] = {
-            "dtype": encoding, "shape": list(shapes[name]), "data_offsets": [at, at + size],
+            "dtype": dtype, "shape": list(shape), "data_offsets": [at, at + len(raw)],
         }  # fmt: skip
-        at += size
+        at += len(raw)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    path.write_bytes(
-        struct.pack("<Q", len(text)) + text + b"".join(data[name] for name in sorted(shapes))
-    )
+    body = b"".join(rows[name][2] for name in sorted(rows))
+    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
 
 
 def tensors_of(folder: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:

@@ -144,6 +144,7 @@ WARNED: tuple[Case, ...] = tuple(
         ("undefined_flags", _F.but(flags=0xB400), "0x1000, 0x2000, 0x8000"),
         ("encrypted", _F.but(flags=0x0404), "no encryption"),
         ("code_8", _one(code=8, shape=(40,), data=bytes(36)), "code 8 read as APR_Q4"),
+        ("code_8_of_256", _one(code=8, shape=(256,), data=bytes(144)), "code 8 read as APR_Q4"),
         ("code_8_is_q8_0", _one(code=8, shape=(64,), data=bytes(68)), "code 8 read as Q8_0"),
         ("code_9", _one(code=9, shape=(3,), data=bytes(7)), "code 9 read as APR_Q8"),
         ("code_2_bf16", _one(code=2, data=bytes(8)), "code 2 read as BF16"),

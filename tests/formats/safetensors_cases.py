@@ -25,6 +25,13 @@ class Case:
         return self.id
 
 
+def reference(data: bytes) -> dict[str, dict[str, Any]]:
+    """Return what the reference library reads: dtype, shape and data by name."""
+    from safetensors import deserialize
+
+    return dict(deserialize(data))  # type: ignore[no-untyped-call]
+
+
 def entry(
     dtype: Any = "F32", shape: Any = (4,), offsets: Any = (0, 16), **more: Any
 ) -> dict[str, Any]:

@@ -8,13 +8,15 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from safetensors import deserialize, safe_open
+from safetensors import safe_open
 
 from aprfmt.codecs import decode
+from aprfmt.conversion import convert
 from aprfmt.formats import open_source
 from aprfmt.formats.apr.parse import parse
 from tests.conftest import ROOT
 from tests.formats.apr_files import AprFile, Tensor
+from tests.formats.safetensors_cases import reference
 
 GOLDEN = ROOT / "fixtures" / "golden"
 
@@ -82,7 +84,7 @@ def test_sets_open_by_every_member() -> None:
 
 def test_the_reference_library_reads_the_safetensors_files() -> None:
     data = (GOLDEN / "every.safetensors").read_bytes()
-    theirs = dict(deserialize(data))
+    theirs = reference(data)
     with open_source(GOLDEN / "every.safetensors") as source:
         assert theirs.keys() == source.tensors.keys()
         for name, tensor in source.tensors.items():
@@ -93,3 +95,12 @@ def test_the_reference_library_reads_the_safetensors_files() -> None:
         values = handle.get_tensor("all.f32")
     first = struct.unpack("<8f", bytes(theirs["all.f32"]["data"])[:32])
     assert values[0].tolist() == list(first)
+
+
+@pytest.mark.parametrize("name", ["every.apr", "carried.apr", "every.safetensors"])
+def test_converting_to_the_same_format_gives_the_whole_file_again(
+    name: str, tmp_path: Path
+) -> None:
+    report = convert(GOLDEN / name, tmp_path / name, arch="none")
+    assert report.verified is not None
+    assert (tmp_path / name).read_bytes() == (GOLDEN / name).read_bytes()

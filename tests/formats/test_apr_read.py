@@ -119,6 +119,7 @@ def test_every_code_reads_as_each_of_its_meanings(code: int) -> None:
         ((3, 300), 3 * 2 * 144, 2 * 144),  # row-padded
         ((3, 300), 4 * 144, None),  # flat, blocks cross row ends
         ((2, 512), 4 * 144, 2 * 144),
+        ((2, 200), 2 * 144, 144),  # both fit: rows first
         ((300,), 2 * 144, None),
         ((1, 300), 2 * 144, 2 * 144),
         ((2, 2, 300), 5 * 144, None),

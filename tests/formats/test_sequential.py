@@ -1,7 +1,8 @@
 """Programs of literal bytes, tensors and checksums, written front to back."""
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -47,26 +48,18 @@ def test_small_and_large_chunks_count_alike(tmp_path: Path) -> None:
     sizes = [3, _MIB, 5 * _MIB // 2, 0]
     infos = [TensorInfo(f"t{at}", (n,), "U8", 0, n, n) for at, n in enumerate(sizes)]
     buffer = bytearray(_MIB)
+
+    def reused(count: int) -> Iterator[memoryview]:
+        for start in range(0, count, _MIB):
+            buffer[:] = bytes([count % 250 + (start >> 20)]) * _MIB
+            yield memoryview(buffer)[: count - start]
+
     expected = b"head:"
     with OneFile(tmp_path / "x") as sink:
         sink.plan({}, infos)
         for one in infos:
-
-            def chunks(count: int = one.nbytes, name: str = one.name) -> list[memoryview]:
-                return [memoryview(name.encode() * count)[:count]]
-
-            if one.nbytes == 5 * _MIB // 2:
-
-                def reused(count: int = one.nbytes):  # type: ignore[no-untyped-def]
-                    for start in range(0, count, _MIB):
-                        buffer[:] = bytes([start >> 20]) * _MIB
-                        yield memoryview(buffer)[: count - start]
-
-                sink.write(one.name, reused())
-                expected += b"".join(bytes([n]) * _MIB for n in range(3))[: one.nbytes] + b"|"
-            else:
-                sink.write(one.name, chunks())
-                expected += bytes(chunks()[0]) + b"|"
+            sink.write(one.name, reused(one.nbytes))
+            expected += b"".join(bytes(chunk) for chunk in reused(one.nbytes)) + b"|"
     expected += zlib.crc32(expected).to_bytes(4, "little") + b"tail"
     assert (tmp_path / "x").read_bytes() == expected
 
@@ -79,7 +72,7 @@ def test_dealing_keeps_order_and_limit(sizes: list[int], limit: int) -> None:
     assert [one for part in parts for one in part] == infos
     for part in parts:
         assert sum(one.nbytes for one in part) <= limit or len(part) == 1
-    for part, after in zip(parts, parts[1:], strict=False):
+    for part, after in pairwise(parts):
         assert sum(one.nbytes for one in part) + after[0].nbytes > limit
     assert deal(infos, None, "t") == [infos]
     with pytest.raises(UsageError):

@@ -50,8 +50,9 @@ class EncodedRows(ArrayRows):
         self.decoded += 1
         return decode(self.encoding, self.raw, self.shape).reshape(-1, self.shape[-1])[start:stop]
 
-    def encoded(self) -> memoryview:
-        return memoryview(self.raw)
+    def encoded(self, start: int, stop: int) -> memoryview:
+        size = len(self.raw) // math.prod(self.shape[:-1])
+        return memoryview(self.raw)[start * size : stop * size]
 
     def drop(self) -> None:
         self.dropped += 1

@@ -11,6 +11,7 @@ import pytest
 import aprfmt
 from aprfmt.errors import ConversionError
 from tests.conversion.folders import llama_folder, tensors_of
+from tests.models import save_tiny
 
 KINDS = [("NF4", False), ("NF4-double", True), ("FP4", False), ("FP4-double", True)]
 
@@ -45,6 +46,21 @@ def test_what_transformers_saves(
     assert len(packed) == 4 * 7 and all(tensor.how == "lossy" for tensor in packed)
     sizes = sum(len(raw) for _, _, raw in tensors_of(tmp_path / "ours").values())
     assert sum(tensor.nbytes for tensor in report.tensors) == sizes
+
+
+@pytest.mark.parametrize("arch", ["qwen2_moe", "phi3", "deepseek_v2"])
+def test_which_modules_are_packed(arch: str, tmp_path: Path) -> None:
+    """Fused projections and a shared expert's gate are; experts, routers and heads are not."""
+    save_tiny(arch, tmp_path / "source", "bfloat16")
+    transformers_saves(tmp_path / "source", tmp_path / "theirs", "nf4", False)
+    aprfmt.convert(tmp_path / "source", tmp_path / "ours", to="safetensors", quantize="NF4")
+    assert tensors_of(tmp_path / "ours") == tensors_of(tmp_path / "theirs")
+
+
+def test_conv1d_is_refused(tmp_path: Path) -> None:
+    save_tiny("gpt2", tmp_path / "source")
+    with pytest.raises(ConversionError, match=r"c_attn\.weight: stored transposed"):
+        aprfmt.convert(tmp_path / "source", tmp_path / "q", to="safetensors", quantize="NF4")
 
 
 def test_transformers_loads_it_on_the_cpu(demo_model: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Importance matrices: both containers against libgguf's reader, and bytes given the same matrix."""
+"""Importance matrices: both containers as libgguf reads them, and its bytes given the matrix."""
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 import aprfmt
 from aprfmt.encoding import encode_rows
-from aprfmt.errors import ConversionError, FormatError
+from aprfmt.errors import ConversionError, FormatError, UsageError
 from aprfmt.imatrix import read_imatrix
 from tests.codecs.data import libgguf_blocks, libgguf_mode
 from tests.conversion.folders import llama_folder
@@ -63,7 +63,7 @@ def write_gguf(path: Path, entries: Entries, counts: float = 7.0) -> Path:
     return path
 
 
-WRITERS = {"legacy": write_legacy, "gguf": write_gguf}
+WRITERS: dict[str, Callable[[Path, Entries], Path]] = {"legacy": write_legacy, "gguf": write_gguf}
 
 
 @pytest.mark.parametrize("container", WRITERS)
@@ -102,6 +102,29 @@ def test_bytes_of_libgguf_given_the_matrix(scheme: str, tmp_path: Path) -> None:
         assert len(model.metadata["aprfmt.quantize.imatrix"]) == 64
 
 
+def test_the_record_survives_other_containers(tmp_path: Path) -> None:
+    source = llama_folder(tmp_path / "s", "BF16", hidden=256, layers=2, ffn=512, vocab=32)
+    path = write_gguf(tmp_path / "m.gguf", sums())
+    aprfmt.convert(source, tmp_path / "q.gguf", quantize="Q4_K_M", imatrix=path)
+    aprfmt.convert(source, tmp_path / "q.apr", quantize="Q4_K_M", imatrix=path)
+    aprfmt.convert(tmp_path / "q.gguf", tmp_path / "through.apr")
+    aprfmt.convert(tmp_path / "through.apr", tmp_path / "back.gguf")
+    aprfmt.convert(tmp_path / "q.apr", tmp_path / "other.gguf")
+    found = []
+    for name in ("q.gguf", "q.apr", "through.apr", "back.gguf", "other.gguf"):
+        with aprfmt.open(tmp_path / name) as model:
+            found.append({k: v for k, v in model.metadata.items() if ".imatrix" in k})
+    assert found == [found[0]] * 5 and len(found[0]) == 5
+
+
+@pytest.mark.parametrize("scheme", ["NF4", "F16"])
+def test_what_weighs_nothing_takes_no_matrix(scheme: str, tmp_path: Path) -> None:
+    source = llama_folder(tmp_path / "s", "BF16", hidden=256, layers=2, ffn=512, vocab=32)
+    path = write_legacy(tmp_path / "m.dat", sums())
+    with pytest.raises(UsageError, match=f"{scheme} weighs nothing"):
+        aprfmt.convert(source, tmp_path / "q.apr", quantize=scheme, imatrix=path)
+
+
 def test_every_expert_of_a_stack_has_its_own() -> None:
     rng = np.random.default_rng(2)
     x = rng.standard_normal((3, 5, 256)).astype(np.float32)
@@ -122,9 +145,9 @@ def test_every_expert_of_a_stack_has_its_own() -> None:
 
 
 def test_an_expert_that_was_never_called_weighs_evenly(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "m.gguf", {"blk.0.ffn_up_exps.weight": np.ones((2, 8), np.float32)},
-                      counts=0)  # fmt: skip
-    assert read_imatrix(path).entries["blk.0.ffn_up_exps.weight"].tolist() == [1.0] * 16
+    name = "blk.0.ffn_up_exps.weight"
+    path = write_gguf(tmp_path / "m.gguf", {name: np.zeros((2, 8), np.float32)}, counts=0)
+    assert read_imatrix(path).entries[name].tolist() == [1.0] * 16
 
 
 def test_a_matrix_of_another_model_is_refused_by_name(tmp_path: Path) -> None:

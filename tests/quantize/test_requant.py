@@ -59,6 +59,14 @@ def test_the_arithmetic_is_named(fma: str, source: Path, tmp_path: Path) -> None
     assert (one.derives, one.mode) == (True, fma)
 
 
+def test_where_the_arithmetic_makes_no_difference_fused_is_named(
+    source: Path, tmp_path: Path
+) -> None:
+    aprfmt.convert(source, tmp_path / "q.gguf", quantize="Q8_0", fma="strict")
+    _, one = derived(source, tmp_path / "q.gguf", source)
+    assert (one.derives, one.mode) == (True, "fused")
+
+
 @pytest.mark.parametrize("scheme", ["Q4_K_M", "Q6_K", "Q8_0", "Q2_K", "IQ4_XS"])
 def test_one_moved_weight_is_one_block(
     scheme: str,
@@ -81,7 +89,7 @@ def test_one_moved_weight_is_one_block(
 def test_a_file_made_through_f16_is_explained(source: Path, tmp_path: Path) -> None:
     aprfmt.convert(source, tmp_path / "f16.gguf", encoding="F16")
     aprfmt.convert(tmp_path / "f16.gguf", tmp_path / "q.gguf", quantize="Q6_K")
-    row, one = derived(source, tmp_path / "q.gguf", source)
+    _, one = derived(source, tmp_path / "q.gguf", source)
     assert one.derives and one.mode.endswith(", through F16")
 
 

@@ -131,3 +131,12 @@ def test_flags_that_need_a_scheme(source: Path, tmp_path: Path) -> None:
 def test_safetensors_has_no_ggml_blocks(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match=r"has no code .*Q4_K.*NF4.*or write APR"):
         aprfmt.convert(source, tmp_path / "q", to="safetensors", quantize="Q4_K_M")
+
+
+def test_an_unknown_architecture_is_quantized_by_its_names(source: Path, tmp_path: Path) -> None:
+    unknown = {"general.architecture": "mystery", "aprfmt.hf_config": "{}"}
+    aprfmt.convert(source, tmp_path / "m.gguf", metadata=unknown)
+    odd = aprfmt.convert(tmp_path / "m.gguf", tmp_path / "odd.gguf", quantize="Q4_K_M")
+    known = aprfmt.convert(source, tmp_path / "known.gguf", quantize="Q4_K_M")
+    assert odd.arch is None
+    assert {t.name: t.encoding for t in odd.tensors} == {t.name: t.encoding for t in known.tensors}

@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CPU", "DISABLED", "ENCODERS", "KERNELS", "check", "decode_coded", "encode_coded",
-    "first_not_finite", "force", "matmul", "stats", "stats_of", "walk_strings",
+    "first_not_finite", "force", "matmul", "stats", "stats_of", "stream_fill", "walk_strings",
 ]  # fmt: skip
 
 walk_strings = _kernels.walk_strings
 first_not_finite = _kernels.first_not_finite
 decode_coded = _kernels.decode_coded
 encode_coded = _kernels.encode_coded
+stream_fill = _kernels.stream_fill
 
 CPU: str = _kernels.level()
 

@@ -12,11 +12,21 @@
 
 const level *aprfmt_level = &aprfmt_generic;
 
+#ifdef APRFMT_HAS_AVX2
+/* AVX2, FMA and F16C in the processor, and a system that saves their registers. */
+static int has_avx2(void) {
+    unsigned a, b, c, d, low, high;
+    const unsigned needed = bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & needed) != needed) return 0;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    if ((low & 6) != 6) return 0;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2);
+}
+#endif
+
 static const level *best_level(void) {
 #ifdef APRFMT_HAS_AVX2
-    unsigned a, b, c, d;
-    int f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
-    if (f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &aprfmt_avx2;
+    if (has_avx2()) return &aprfmt_avx2;
 #endif
     return &aprfmt_generic;
 }

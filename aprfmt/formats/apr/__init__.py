@@ -63,4 +63,5 @@ FORMAT = FormatSpec(
     max_name_bytes=MAX_NAME_BYTES,
     max_dims=MAX_DIMS,
     order=order,
+    rewrites=True,
 )

@@ -35,7 +35,15 @@ from aprfmt.text import shorten
 _U64 = 1 << 64
 _MAX_METADATA = (1 << 32) - 1
 _TYPED_NAMES = frozenset(key.name for key in TYPED)
-_NEVER = COMPRESSED | BITS["SHARDED"] | BITS["ENCRYPTED"] | BITS["SIGNED"]
+# Not kept from `like`: what is no longer true, and what `_flags` says anew.
+_NOT_KEPT = (
+    COMPRESSED
+    | BITS["SHARDED"]
+    | BITS["ENCRYPTED"]
+    | BITS["SIGNED"]
+    | BITS["QUANTIZED"]
+    | BITS["HAS_VOCAB"]
+)
 
 
 class AprSink(SequentialSink):
@@ -76,7 +84,7 @@ class AprSink(SequentialSink):
         for info in infos:
             _check(info, where)
         parts = deal(infos, self._limit, where)
-        flags = _flags(metadata, infos) | (like.header.flags & ~_NEVER if like is not None else 0)
+        flags = _flags(metadata, infos) | (like.header.flags & ~_NOT_KEPT if like is not None else 0)
         if like is not None and same and len(parts) == 1:
             if carried.describe(infos) == carried.describe(_infos(like)):
                 return [_fresh(self._path, like.metadata_raw, infos, flags)]

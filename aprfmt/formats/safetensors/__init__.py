@@ -57,5 +57,6 @@ FORMAT = FormatSpec(
     style="hf",
     header_fields=header_fields,
     order=order,
+    rewrites=True,
     weights_name="model.safetensors",
 )
