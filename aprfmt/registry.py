@@ -33,6 +33,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self._rows = {
             name: (row, "") if isinstance(row, str) else row for name, row in rows.items()
         }
+        self.own = tuple(rows)  # our names; looking at them reads no entry points
         self._loaded: dict[str, T] = {}
         self._third_party_read = False
 

@@ -10,13 +10,15 @@ import click
 
 from aprfmt.cli import options, render
 
+OPENING = "It is a truth universally acknowledged, that a single man in possession"
+
 
 @click.command("demo")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False),
               help="Keep the files in this folder.")  # fmt: skip
 @options.common
 def command(out: Path | None, as_json: bool, quiet: bool) -> int:
-    """Import the demo model to APR v2, export it to GGUF, compare, and show the tensors.
+    """Import the demo model to APR v2, export it to GGUF, compare, show tensors, trace.
 
     Every step prints the aprfmt command it stands for.
     """
@@ -55,6 +57,11 @@ def plan(folder: Path) -> list[tuple[str, list[str], int]]:
         ("the two files hold the same model", ["diff", apr, gguf], 0),
         ("and so does the original", ["diff", source, gguf], 0),
         ("the tensors of one layer", ["tensors", gguf, "blk.0"], 0),
+        (
+            "activations of one layer, and what comes next",
+            ["trace", gguf, "--payload", "--layers", "0", "--prompt", OPENING],
+            0,
+        ),
     ]
 
 

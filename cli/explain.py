@@ -90,6 +90,7 @@ def _encodings() -> dict[str, str]:
 def topics() -> dict[str, dict[str, str]]:
     """Return every topic by section; the tables are the ones the code runs on."""
     from aprfmt.arch.spec import HYPER_NAMES
+    from aprfmt.inference.capture import POINTS
     from aprfmt.outcome import EXIT_CODES
 
     return {
@@ -98,6 +99,7 @@ def topics() -> dict[str, dict[str, str]]:
         "role": ROLE_TEXTS,
         "encoding": _encodings(),
         "hyperparameter": HYPER_NAMES,
+        "capture point": {name: point.sentence for name, point in POINTS.items()},
         "exit code": {str(code): text for code, text in EXIT_CODES.items()},
     }
 
@@ -106,7 +108,7 @@ def topics() -> dict[str, dict[str, str]]:
 @click.argument("name", required=False)
 @options.common
 def command(name: str | None, as_json: bool, quiet: bool) -> int:
-    """Explain NAME: an error kind, verdict, role, encoding, hyperparameter or exit code.
+    """Explain NAME: an error kind, verdict, role, encoding, capture point or exit code.
 
     Without NAME, list every topic.
     """

@@ -105,9 +105,9 @@ def tensor_blocks(model: Path, name: str, first: int, count: int) -> dict[str, A
         tensor = stored[found[0]]
         info = tensor.info
         row = encoding(info.encoding)
-        size = row.type_size if row.block_size > 1 else 16 // row.type_size * row.type_size
         if not row.known or not info.nbytes:
             raise UsageError(f"{info.name}: {info.encoding} has no blocks to show; use --offset")
+        size = row.type_size if row.block_size > 1 else 16 // row.type_size * row.type_size
         total = -(-(info.nbytes - row.header) // size)
         if first >= total:
             raise UsageError(f"{info.name}: --block {first}, the tensor has {total} blocks")

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from aprfmt.cli import options, render
+from aprfmt.tensor import Note
 
 
 @click.command("inspect")
@@ -62,7 +63,7 @@ def facts(opened: Any) -> dict[str, Any]:
         if opened.folder is not None and opened.folder.config is not None
         else None,
     }
-    notes = [asdict(note) for note in opened.notes]
+    notes = [asdict(note) for note in (*opened.notes, *checksum_notes(source))]
     body["architecture"] = None
     try:
         resolution = opened.resolution
@@ -79,6 +80,15 @@ def facts(opened: Any) -> dict[str, Any]:
         body["tokenizer"] = {"error": str(error)}
     body["notes"] = notes
     return body
+
+
+def checksum_notes(source: Any) -> list[Note]:
+    """Return a warning where the file carries a checksum of all its bytes and it is wrong."""
+    matches = getattr(source, "footer_matches", None)
+    if matches is None or matches() is not False:
+        return []
+    text = "the footer's checksum is not that of the bytes before it; the file is damaged"
+    return [Note("warning", str(source.path), text)]
 
 
 def resolved(resolution: Any) -> dict[str, Any]:

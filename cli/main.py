@@ -98,7 +98,9 @@ def main(argv: list[str] | None = None) -> None:
     try:
         code = group.main(args=args, prog_name="aprfmt", standalone_mode=False)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):
+        # Outside standalone mode click, like rich, exits by itself for one reason only: a closed
+        # pipe; and then with 1, which here means "the answer is no".
         code = 141
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (KeyboardInterrupt, click.Abort):

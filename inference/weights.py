@@ -189,6 +189,10 @@ class Holder:
             self.used += size
         return self._held[where]
 
+    def has(self, key: str, backend: "Backend") -> bool:
+        """Say whether this backend holds this tensor."""
+        return (key, backend) in self._held
+
     def holds(self, key: str) -> bool:
         """Say whether some backend holds this tensor."""
         return any(held == key for held, _ in self._held)
@@ -250,6 +254,15 @@ class Weight:
         if placed is None and not self._rows.by_rows:
             return self._place(backend)
         return placed
+
+    def ready(self, backend: "Backend") -> Any | None:
+        """Return the whole tensor where it is held already or where no single row can be decoded.
+
+        For look-ups: a few rows are decoded much sooner than a big vocabulary.
+        """
+        if self._rows.by_rows and not self._holder.has(self.key, backend):
+            return None
+        return self.held(backend)
 
     def array(self, backend: "Backend") -> Any:
         """Return the whole tensor placed, held or not: for vectors."""

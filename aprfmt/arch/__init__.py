@@ -61,8 +61,11 @@ def find_arch(
     `roles` and the metadata in `values` decide. Raises ArchError for an unknown name, with near
     ones: an unknown architecture is never taken for another.
     """
-    specs = [ARCHS[arch] for arch in ARCHS]
+    specs = [ARCHS[arch] for arch in ARCHS.own]
     candidates = [spec for spec in specs if name in spec.called.get(style, ())]
+    if not candidates:  # third parties' tables are looked at only where none of ours fits
+        specs = [ARCHS[arch] for arch in ARCHS]
+        candidates = [spec for spec in specs if name in spec.called.get(style, ())]
     shown = [spec for spec in candidates if spec.evidence and spec.evidence(roles, values or {})]
     chosen = shown or [spec for spec in candidates if spec.evidence is None] or candidates
     if len(chosen) == 1:

@@ -106,10 +106,11 @@ def detect(path: Path) -> FormatSpec:
         head, size = bytes(file.view[:4096]), file.size
     finally:
         file.close()
-    for name in FORMATS:
-        spec = FORMATS[name]
-        if spec.recognise(head, size):
-            return spec
+    for names in (FORMATS.own, FORMATS):  # third parties' only where none of ours fits
+        for name in names:
+            spec = FORMATS[name]
+            if spec.recognise(head, size):
+                return spec
     for magic, what in _FOREIGN:
         if head.startswith(magic):
             raise UnsupportedError(f"{path}: is {what}")

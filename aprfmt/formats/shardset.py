@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from aprfmt.errors import FormatError
-from aprfmt.formats.mapped import MappedFile
 from aprfmt.tensor import LazyTensor
 from aprfmt.text import shorten
 
@@ -111,16 +110,3 @@ def union(
             tensors[name] = tensor
             homes[name] = path
     return tensors
-
-
-def open_all(paths: Sequence[Path]) -> list[MappedFile]:
-    """Map every file; on an error none stays open."""
-    opened: list[MappedFile] = []
-    try:
-        for path in paths:
-            opened.append(MappedFile(path))
-    except BaseException:
-        for file in opened:
-            file.close()
-        raise
-    return opened

@@ -152,7 +152,7 @@ class NumpyBackend(Tiles):
 
     def embed(self, table: Weight, ids: Array) -> Array:
         """Look the rows up; only these are decoded."""
-        held = table.held(self)
+        held = table.ready(self)
         if held is not None:
             return np.ascontiguousarray(held[ids])
         rows = [table.rows(int(i), int(i) + 1) for i in ids]

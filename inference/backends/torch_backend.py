@@ -153,7 +153,7 @@ class TorchBackend(Tiles):
 
     def embed(self, table: Weight, ids: Numbers) -> Array:
         """Look the rows up; only these are decoded."""
-        held = table.held(self)
+        held = table.ready(self)
         if held is not None:
             return held[self._index(ids)]
         return self.array(np.concatenate([table.rows(int(i), int(i) + 1) for i in ids]))

@@ -71,6 +71,30 @@ def test_what_a_file_must_say() -> None:
         foreign("granite")
 
 
+def test_keys_nobody_knows_are_reported() -> None:
+    _, report = foreign("llama", {"mystery": 1})
+    assert report.unknown == ("llama.mystery",)
+    values = {"general.mystery": 1, "llama.block_count": 2, "other.block_count": 3}
+    facts = Facts("gguf", values, {}, "llama")
+    report = read_hyper(ARCHS["llama"], facts, "x.gguf", complete=False)[1]
+    assert (report.unknown, report.read) == ((), {"llama.block_count": "n_layers"})
+
+
+CARRIED_WRONG = {
+    "rope_style": '"x"', "activation": "3", "window_layers": "[true]", "moe_layers": "true",
+    "rope_scaling": '{"type": "yarn"}', "n_heads": "null", "norm_eps": '"x"', "vocab_size": "1.5",
+    "qk_norm": "1", "router": "null", "attn_scale": "{",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CARRIED_WRONG)
+def test_carried_values_are_checked(name: str) -> None:
+    values = {f"llama.{key}": value for key, value in FOREIGN.items()}
+    values[f"aprfmt.hyper.{name}"] = CARRIED_WRONG[name]
+    with pytest.raises(ArchError, match=rf"x\.gguf: aprfmt\.hyper\.{name}"):
+        read_hyper(ARCHS["llama"], Facts("gguf", values, {}), "x.gguf")
+
+
 # --- scaling kept in tensors -------------------------------------------------------------------
 
 

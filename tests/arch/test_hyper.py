@@ -88,6 +88,18 @@ def test_transformers_reads_the_old_keys_alike(case: str) -> None:
             assert ours[name] == standard[name], name
 
 
+def test_phi3s_trained_length_is_4096_unless_the_top_level_says() -> None:
+    """transformers lets its own default override the rope object."""
+    from transformers import AutoConfig
+
+    rope = {"rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 3.5],
+            "original_max_position_embeddings": 64}  # fmt: skip
+    sizes = {**SIZES, "max_position_embeddings": 8192}
+    theirs = AutoConfig.for_model("phi3", **sizes, rope_parameters=dict(rope)).rope_parameters
+    ours = hf("phi3", {**sizes, "rope_parameters": rope})["rope_scaling"]
+    assert ours["original_context_length"] == theirs["original_max_position_embeddings"] == 4096
+
+
 @pytest.mark.parametrize("old_name", ["su", "yarn"])
 def test_old_names_of_longrope(old_name: str) -> None:
     _, old, new = OLD_AND_NEW["phi3"]

@@ -159,6 +159,14 @@ def test_of_two_bindings_of_a_role_the_earlier_has_it() -> None:
     assert bind(ARCHS["deepseek_v2"], "gguf", names[:2]).groups[0].stored == (names[0],)
 
 
+def test_the_first_mixtral_files_have_one_tensor_an_expert() -> None:
+    names = [f"blk.0.ffn_{x}.{e}.weight" for x in ("gate", "up", "down") for e in range(3)]
+    bound = bind(ARCHS["mixtral"], "gguf", names)
+    assert [group.roles for group in bound.groups] == [
+        (f"L0.ffn_{x}_exps.weight",) for x in ("gate", "up", "down")
+    ]
+
+
 def test_styles() -> None:
     assert detect_style(["token_embd.weight", "blk.0.attn_q.weight"]) == "gguf"
     assert detect_style(["foo", "bar.0.baz"]) is None

@@ -162,6 +162,12 @@ def test_invert_wants_every_element_once() -> None:
     assert invert([[]], [0]) == [[]]
 
 
+def test_compose_cuts_runs_in_the_middle() -> None:
+    inner = [[Move(1, 10, 5), Move(0, 0, 5)]]
+    assert compose([[Move(0, 3, 4)]], inner) == [[Move(1, 13, 2), Move(0, 0, 2)]]
+    assert compose([[Move(0, 6, 2)]], inner) == [[Move(0, 1, 2)]]
+
+
 def test_compose_refuses_to_read_beyond_the_end() -> None:
     with pytest.raises(ArchError, match="which has 4"):
         compose([[Move(0, 2, 3)]], [[Move(0, 0, 4)]])

@@ -141,6 +141,7 @@ TINY: tuple[Tiny, ...] = (
         },
     }),
     Tiny("stablelm", "stablelm", "plain", {"partial_rotary_factor": 0.5}),
+    Tiny("stablelm", "stablelm", "quarter", {"hidden_size": 48}),
     Tiny("stablelm", "stablelm", "parallel", {
         "use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True,
         "partial_rotary_factor": 0.5,

@@ -84,7 +84,9 @@ class AprSink(SequentialSink):
         for info in infos:
             _check(info, where)
         parts = deal(infos, self._limit, where)
-        flags = _flags(metadata, infos) | (like.header.flags & ~_NOT_KEPT if like is not None else 0)
+        flags = _flags(metadata, infos) | (
+            like.header.flags & ~_NOT_KEPT if like is not None else 0
+        )
         if like is not None and same and len(parts) == 1:
             if carried.describe(infos) == carried.describe(_infos(like)):
                 return [_fresh(self._path, like.metadata_raw, infos, flags)]
