@@ -4,6 +4,7 @@
 under role keys (`L3.attn_q.weight`), with the file's layout steps undone on demand.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -463,7 +464,7 @@ def open_model(path: Path | str, *, arch: str | None = None, partial: bool = Fal
     if path.is_dir():
         named_folder = True
         path = find_weights(path)
-    source = _open_source(path, partial)
+    source = _open_source(_whole_set(path), partial)
     folder = None
     try:
         if named_folder or source.format == "safetensors":
@@ -472,6 +473,13 @@ def open_model(path: Path | str, *, arch: str | None = None, partial: bool = Fal
     except BaseException:
         source.close()
         raise
+
+
+def _whole_set(path: Path) -> Path:
+    """Return the index of a folder for one of its shards: any shard opens the whole model."""
+    index = path.with_name(INDEX)
+    shard = re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", path.name)
+    return index if shard and index.is_file() else path
 
 
 def _open_source(path: Path, partial: bool) -> Source:

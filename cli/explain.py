@@ -125,6 +125,8 @@ def command(name: str | None, as_json: bool, quiet: bool) -> int:
                 render.line(section, style="head")
                 render.line("  " + ", ".join(rows))
         return render.emit("explain", 0, body, as_json)
+    if name.endswith("Error"):
+        name = name.removesuffix("Error").lower()
     wanted = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
     found = [
         (section, key, text)

@@ -48,9 +48,12 @@ def header(model: Path, limit: int) -> dict[str, Any]:
     """Return the header's fields with their bytes."""
     from aprfmt.formats import detect
     from aprfmt.formats.mapped import MappedFile
-    from aprfmt.hf_folder import find_weights
+    from aprfmt.model import open_model
 
-    path = find_weights(model) if model.is_dir() else model
+    path = model
+    if model.is_dir() or model.suffix == ".json":  # a folder, an index, a manifest: its first file
+        with open_model(model, partial=True) as opened:
+            path = opened.source.files[0]
     spec = detect(path)
     file = MappedFile(path)
     try:

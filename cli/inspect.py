@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from aprfmt.cli import options, render
-from aprfmt.tensor import Note
 
 
 @click.command("inspect")
@@ -23,6 +22,10 @@ def command(
     """Show format, sizes, architecture, hyperparameters with origin, tokenizer, encodings."""
     from aprfmt.model import open_model
 
+    if arch is not None:
+        from aprfmt.arch import ARCHS
+
+        _ = ARCHS[arch]  # a name nobody knows is an error, not a file without architecture
     with open_model(model, arch=arch, partial=partial) as opened:
         body = facts(opened)
         if not as_json:
@@ -34,6 +37,7 @@ def facts(opened: Any) -> dict[str, Any]:
     """Return everything `inspect` says, as plain data."""
     from aprfmt.compare import shown
     from aprfmt.errors import AprfmtError
+    from aprfmt.formats import checksum_notes
 
     census: Counter[str] = Counter()
     weights: Counter[str] = Counter()
@@ -80,15 +84,6 @@ def facts(opened: Any) -> dict[str, Any]:
         body["tokenizer"] = {"error": str(error)}
     body["notes"] = notes
     return body
-
-
-def checksum_notes(source: Any) -> list[Note]:
-    """Return a warning where the file carries a checksum of all its bytes and it is wrong."""
-    matches = getattr(source, "footer_matches", None)
-    if matches is None or matches() is not False:
-        return []
-    text = "the footer's checksum is not that of the bytes before it; the file is damaged"
-    return [Note("warning", str(source.path), text)]
 
 
 def resolved(resolution: Any) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def _heads(c: Context, layer: int, keys: int) -> Heads:
     )
 
 
-@lru_cache(maxsize=4)  # every layer of a pass asks for one of two
+@lru_cache(maxsize=2)  # every layer of a pass asks for one of two
 def causal_mask(cached: int, tokens: int, keys: int, window: int | None) -> Mask:
     """Return [tokens, keys]: True where key j may be seen by token i, cached + i - window < j.
 

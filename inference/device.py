@@ -6,10 +6,13 @@ there is an error, never a run somewhere else.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from aprfmt.errors import BackendUnavailableError, UsageError
 from aprfmt.inference.backends import BACKENDS
-from aprfmt.inference.backends.base import Backend
+
+if TYPE_CHECKING:
+    from aprfmt.inference.backends.base import Backend
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda", "auto")
@@ -34,7 +37,7 @@ class Choice:
 
     def open(
         self, *, deterministic: bool = False, threads: int | None = None, tf32: bool = False
-    ) -> Backend:
+    ) -> "Backend":
         """Return the backend; BackendUnavailableError says what is missing."""
         make = BACKENDS[self.backend]
         return make(

@@ -147,6 +147,7 @@ SCALINGS: Mapping[str, Callable[[_Request], Rope]] = {
     "longrope": _longrope,
     "factors": _factors,
 }
+BY_LENGTH = ("dynamic", "longrope")  # whose frequencies change with the sequence's length
 
 Kind = tuple[float, bool]
 
@@ -190,5 +191,8 @@ def ropes(hp: Mapping[str, Value], length: int) -> dict[Kind, Rope]:
 
 def same_ropes(hp: Mapping[str, Value], before: int, after: int) -> bool:
     """Say whether keys cached at length `before` can be used at length `after`."""
+    scaling = hp["rope_scaling"]
+    if scaling is None or scaling["type"] not in BY_LENGTH:
+        return True
     old, new = ropes(hp, before), ropes(hp, after)
     return all(new[kind].same(rope) for kind, rope in old.items())

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,155 +19,18 @@ from aprfmt.arch.vocabulary import role_key, split_key
 from aprfmt.codecs import native_kernels
 from aprfmt.dtypes import encoding as encoding_row
 from aprfmt.errors import ArchError, TensorNotFoundError
-from aprfmt.model import gather
+from aprfmt.inference.rows import FREE, ArrayRows, Rows, StoredRows
 from aprfmt.names import near
 
 if TYPE_CHECKING:
     from aprfmt.inference.backends.base import Backend
-    from aprfmt.model import LogicalTensor, Model
+    from aprfmt.model import Model
 
 Array = NDArray[Any]
-PAGE = 4096
 # Share of the memory that is free at the start which decoded weights may take by default.
 FREE_SHARE = 0.6
 # Up to so many rows of x the product on encoded bytes reads less than decoding would write.
 ENCODED_ROWS = 2
-_FREE = ("float32", "float64")  # stored as they are computed with
-
-
-class Rows(Protocol):
-    """Where a weight's numbers come from: [rows, last axis], by whole rows."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Logical shape, outermost first."""
-        ...
-
-    @property
-    def encoding(self) -> str:
-        """Encoding of the stored bytes."""
-        ...
-
-    def numpy(self) -> Array:
-        """Return the whole tensor, decoded."""
-        ...
-
-    def decode_rows(self, start: int, stop: int) -> Array:
-        """Return rows [start, stop) of the tensor seen as [rows, last axis]."""
-        ...
-
-    @property
-    def by_rows(self) -> bool:
-        """False where `decode_rows` has to decode everything."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Stored bytes."""
-        ...
-
-    def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
-        """Return the stored bytes of rows [start, stop) in order, None where they have none.
-
-        A view where the file has them in one piece, else a copy.
-        """
-        ...
-
-    def touch(self) -> None:
-        """Have the system read the stored bytes into memory."""
-        ...
-
-    def drop(self) -> None:
-        """Let go of mapped pages."""
-        ...
-
-
-class ArrayRows:
-    """An array in memory; encoding F32 or F64."""
-
-    by_rows = True
-
-    def __init__(self, values: Array) -> None:
-        self.values = values if values.dtype.kind == "f" else values.astype(np.float32)
-        self.shape = tuple(self.values.shape)
-        self.encoding = f"F{8 * self.values.dtype.itemsize}"
-        self.nbytes = int(self.values.nbytes)
-
-    def numpy(self) -> Array:
-        """Return the array itself."""
-        return self.values
-
-    def decode_rows(self, start: int, stop: int) -> Array:
-        """Return a view."""
-        rows: Array = self.values.reshape(-1, self.values.shape[-1])[start:stop]
-        return rows
-
-    def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
-        """Return None: nothing is encoded."""
-        return None
-
-    def touch(self) -> None:
-        """Do nothing: it is in memory."""
-
-    def drop(self) -> None:
-        """Do nothing."""
-
-
-class StoredRows:
-    """A logical tensor of an open model."""
-
-    def __init__(self, tensor: "LogicalTensor") -> None:
-        self._tensor = tensor
-        self.shape = tensor.shape
-        self.encoding = tensor.encoding
-        parts = [part for each in tensor.stored for part in (*each.parts.values(), each)]
-        self.nbytes = sum(part.info.nbytes for part in parts)
-
-    @property
-    def by_rows(self) -> bool:
-        """Whether stored rows can be cut without decoding their neighbours."""
-        if len(self._tensor.encodings) != 1 or self._tensor.runs is None:
-            return False
-        return encoding_row(self.encoding).row_bytes(self.shape) is not None
-
-    def numpy(self) -> Array:
-        """Return the tensor decoded; plain little-endian floats as a view of the file."""
-        whole = self._tensor.whole
-        if whole is not None and not whole.parts:
-            row = encoding_row(self.encoding)
-            if row.numpy in _FREE and whole.info.nbytes == row.nbytes(self.shape):
-                dtype = np.dtype(row.numpy).newbyteorder("<")
-                return np.frombuffer(whole.raw(), dtype).reshape(self.shape)
-        # Row-major whatever the file's layout: a product's bits follow the strides.
-        values: Array = np.ascontiguousarray(self._tensor.numpy())
-        return values
-
-    def decode_rows(self, start: int, stop: int) -> Array:
-        """Decode only these rows, where that is possible."""
-        rows: Array = self._tensor.decode_rows(start, stop)
-        return rows
-
-    def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
-        """Return stored bytes where no step changes them; permuted rows are gathered."""
-        runs = self._tensor.runs if self.by_rows else None
-        size = encoding_row(self.encoding).row_bytes(self.shape) if runs is not None else None
-        if runs is None or size is None or sum(run.nbytes for run in runs) != size * _rows(self):
-            return None
-        return gather(runs, start * size, stop * size)
-
-    def touch(self) -> None:
-        """Read one byte of every page, so that the system has the tensor in memory."""
-        for tensor in self._tensor.stored:
-            for part in tensor.parts.values() or [tensor]:
-                np.add.reduce(np.frombuffer(part.raw(), np.uint8)[::PAGE], dtype=np.int64)
-
-    def drop(self) -> None:
-        """Release the mapped pages."""
-        self._tensor.drop()
-
-
-def _rows(rows: Rows) -> int:
-    return math.prod(rows.shape[:-1])
 
 
 class Holder:
@@ -295,7 +158,7 @@ class Weight:
         native = native_kernels()
         if native is None or self.encoding not in native.KERNELS or len(self.shape) != 2:
             return None
-        if encoding_row(self.encoding).numpy in _FREE:
+        if encoding_row(self.encoding).numpy in FREE:
             return None
         first = 0 if self._part is None else self._part[0] * self.n_rows
         return self._rows.encoded(first, first + self.n_rows)

@@ -8,6 +8,7 @@ head_dim unlike hidden/heads), windows are shorter than `IDS`, eps is far from e
 
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +239,7 @@ def tiny(arch: str, tied: bool | None = None, seed: int = 0, **overrides: Any) -
         values["tie_word_embeddings"] = tied
     config_name = {"Gemma3": "Gemma3TextConfig"}.get(prefix, f"{prefix}Config")
     model_name = {"GPT2": "GPT2LMHeadModel"}.get(prefix, f"{prefix}ForCausalLM")
-    config = getattr(transformers, config_name)(**_copied(values))
+    config = getattr(transformers, config_name)(**deepcopy(values))  # it writes into what it gets
     config._attn_implementation = "eager"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -247,13 +248,6 @@ def tiny(arch: str, tied: bool | None = None, seed: int = 0, **overrides: Any) -
         model.set_experts_implementation("eager")
     fill(model, seed)
     return model.float().eval()
-
-
-def _copied(value: Any) -> Any:
-    """Copy nested dicts and lists: configurations write into what they are given."""
-    if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list) else value
 
 
 def fill(model: Any, seed: int) -> None:

@@ -47,6 +47,8 @@ def windows(runs: Sequence[Run], size: int = WINDOW) -> Iterator[bytes | memoryv
                 held, length = [], 0
     if held:
         yield gather(held, 0, length)
+    for tensor in dict.fromkeys(run.tensor for run in runs):
+        tensor.drop()
 
 
 def first_difference(a: Sequence[Run], b: Sequence[Run]) -> int | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.conversion.options import ConversionReport, Options, TensorOutcome
 from aprfmt.errors import ConversionError, UsageError
-from aprfmt.formats import FORMATS, FormatSpec
+from aprfmt.formats import FORMATS, FormatSpec, checksum_notes
 
 if TYPE_CHECKING:
     from aprfmt.conversion.plan import Plan
@@ -61,12 +61,12 @@ def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -
     from aprfmt.conversion.restoring import record
     from aprfmt.conversion.run import Written, outcome
 
-    target = FORMATS[to] if to is not None and dst.suffix == "" else target_format(dst, to)
+    target = _target(model, dst, to)
     options = prepare(model, target, options)
     plan = build(model, target, options)
     record(model, target, plan)
     if options.arch == "none" and model.format != target.name:
-        carried = Carried(bare(model))
+        carried = Carried(bare(model, target))
     else:
         carried = carry(model, target.name, plan, options)
     written = [Written() for _ in plan.outputs]
@@ -91,10 +91,18 @@ def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -
             arch = model.spec.name
         except ArchError:
             arch = None
-    notes = (*model.notes, *plan.notes)
+    damage = checksum_notes(model.source) if options.verify else []
+    notes = (*model.notes, *damage, *plan.notes)
     return ConversionReport(
         model.path, model.format, dst, target.name, files, arch, tensors, notes, verified, digest
     )
+
+
+def _target(model: "Model", dst: Path, to: str | None) -> FormatSpec:
+    """Return the format to write; a folder without --to keeps the source's."""
+    if dst.suffix == "" and (to is not None or dst.is_dir() or model.folder is not None):
+        return FORMATS[to or model.format]
+    return target_format(dst, to)
 
 
 def _write(

@@ -17,6 +17,7 @@ from aprfmt.conversion.packed import quantization_config
 from aprfmt.conversion.quantized import IMATRIX_RECORD, RECORD
 from aprfmt.dtypes import encoding
 from aprfmt.errors import ConversionError
+from aprfmt.formats import FormatSpec
 from aprfmt.hf_folder import COMPANION_FILES
 from aprfmt.quantize import Mixture, quantized
 from aprfmt.tensor import Typed, Value
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 FILES_KEY = "aprfmt.files"  # JSON {file name: text}: the folder's small files, verbatim
 GGUF_KEY = "aprfmt.gguf.metadata"  # JSON {key: [type, value]}: GGUF keys other formats cannot say
+BARE_KEY = "aprfmt.metadata"  # JSON {key: value}: what a container-only copy could not say
 HASH_KEY = "aprfmt.source.sha256"
 
 # llama.cpp's general.file_type by the encoding most weights have (enum llama_ftype).
@@ -365,6 +367,26 @@ CARRIERS: Mapping[str, Callable[["Model", Plan], Carried]] = {
 }
 
 
-def bare(model: "Model") -> dict[str, Any]:
-    """Return metadata for a container-only copy (`--arch none`): plain values, nothing added."""
-    return {key: value for key, value in model.metadata.items() if not key.startswith("split.")}
+def bare(model: "Model", target: FormatSpec) -> dict[str, Any]:
+    """Return metadata for a container-only copy (`--arch none`), nothing added.
+
+    What the target has no value type for (nulls, objects, arrays) goes as JSON under one key, and
+    comes out of it again in a target that takes it.
+    """
+    from aprfmt.formats.jsonio import loads
+
+    values = {k: _plain(v) for k, v in model.metadata.items() if not k.startswith("split.")}
+    held = values.pop(BARE_KEY, None)
+    if isinstance(held, str):
+        values |= loads(held.encode(), f"{model.path}: {BARE_KEY}", max_bytes=256 << 20)
+    rest = {key: value for key, value in values.items() if not target.takes(value)}
+    found = {key: value for key, value in values.items() if key not in rest}
+    if rest:
+        found[BARE_KEY] = json.dumps(rest, ensure_ascii=False)
+    return found
+
+
+def _plain(value: Value) -> Any:
+    """Return a lazy array as a list of plain values."""
+    tolist = getattr(value, "tolist", None)
+    return value if tolist is None else tolist()

@@ -13,7 +13,7 @@ from aprfmt.dtypes import Encoding
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.formats.fields import HeaderField
 from aprfmt.registry import Registry
-from aprfmt.tensor import Sink, Source, TensorInfo
+from aprfmt.tensor import Note, Sink, Source, TensorInfo
 
 
 class OpenSource(Protocol):
@@ -61,6 +61,7 @@ class FormatSpec:
     weights_name: str | None = None  # name of the weights inside a folder output
     rewrites: bool = False  # open_sink takes `like`, a source of the format: what a plan leaves as
     # it was keeps its bytes; the sink has an `order` of its own
+    takes: Callable[[Any], bool] = lambda value: True  # can it be a metadata value?
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -129,6 +130,18 @@ def open_source(path: Path | str, *, partial: bool = False) -> Source:
     """
     path = Path(path)
     return detect(path).open_source(path, partial=partial)
+
+
+def checksum_notes(source: Source) -> list[Note]:
+    """Return a warning where a file carries a checksum of all its bytes and it is wrong.
+
+    Reads every byte of such a file.
+    """
+    matches = getattr(source, "footer_matches", None)
+    if matches is None or matches() is not False:
+        return []
+    text = "the footer's checksum is not that of the bytes before it; the file is damaged"
+    return [Note("warning", str(source.path), text)]
 
 
 def open_sink(

@@ -23,6 +23,7 @@ from aprfmt.inference.backends.base import (
     panel_rows,
 )
 from aprfmt.inference.backends.tiles import Tiles
+from aprfmt.inference.backends.torch_device import torch_device
 from aprfmt.inference.weights import Weight
 from aprfmt.stats import Stats, compute
 
@@ -70,7 +71,7 @@ class TorchBackend(Tiles):
             raise BackendUnavailableError(
                 f"backend torch: found dtype {dtype!r}; expected one of {', '.join(_DTYPES)}"
             )
-        self._device = _device(device)
+        self._device = torch_device(device)
         self.device = str(self._device)
         self.dtype = dtype
         self.deterministic = deterministic
@@ -378,26 +379,3 @@ class TorchBackend(Tiles):
 
 def _softcap(x: Array, cap: float) -> Array:
     return torch.tanh(x / cap) * cap
-
-
-def _device(name: str) -> torch.device:
-    """Return a device that is there; BackendUnavailableError names what is missing."""
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise BackendUnavailableError(f"device {name!r}; expected cpu, cuda or cuda:N") from None
-    if device.type == "cpu":
-        return torch.device("cpu")
-    if device.type != "cuda":
-        raise BackendUnavailableError(f"device {name!r}; expected cpu, cuda or cuda:N")
-    if not torch.cuda.is_available():
-        why = (
-            "torch was built without CUDA"
-            if torch.version.cuda is None
-            else ("torch finds no CUDA device or driver")
-        )
-        raise BackendUnavailableError(f"device {name!r}: {why}; nothing was run on the CPU instead")
-    count, index = torch.cuda.device_count(), device.index or 0
-    if index >= count:
-        raise BackendUnavailableError(f"device {name!r}: there are {count} CUDA devices")
-    return torch.device("cuda", index)

@@ -72,7 +72,7 @@ def test_what_a_file_must_say() -> None:
 
 
 def test_keys_nobody_knows_are_reported() -> None:
-    _, report = foreign("llama", {"mystery": 1})
+    _, report = foreign("mistral", {"mystery": 1})
     assert report.unknown == ("llama.mystery",)
     values = {"general.mystery": 1, "llama.block_count": 2, "other.block_count": 3}
     facts = Facts("gguf", values, {}, "llama")
@@ -89,7 +89,7 @@ CARRIED_WRONG = {
 
 @pytest.mark.parametrize("name", CARRIED_WRONG)
 def test_carried_values_are_checked(name: str) -> None:
-    values = {f"llama.{key}": value for key, value in FOREIGN.items()}
+    values: dict[str, Any] = {f"llama.{key}": value for key, value in FOREIGN.items()}
     values[f"aprfmt.hyper.{name}"] = CARRIED_WRONG[name]
     with pytest.raises(ArchError, match=rf"x\.gguf: aprfmt\.hyper\.{name}"):
         read_hyper(ARCHS["llama"], Facts("gguf", values, {}), "x.gguf")

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.arch import ARCHS, arch_names
+from aprfmt.arch.carried import CARRIED
 from aprfmt.arch.hyper import (
-    CARRIED,
     losses,
     read_hyper,
     unsaid,

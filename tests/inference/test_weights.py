@@ -16,10 +16,10 @@ import aprfmt
 from aprfmt.codecs import decode, encode, native_kernels
 from aprfmt.errors import ArchError, TensorNotFoundError
 from aprfmt.inference.backends.base import ROWS, Backend, panel_rows
+from aprfmt.inference.rows import ArrayRows
 from aprfmt.inference.session import Session
 from aprfmt.inference.weights import (
     ENCODED_ROWS,
-    ArrayRows,
     Weights,
     array_weights,
     free_budget,

@@ -164,8 +164,10 @@ FN void enc_tq1_0(const float *x, uint8_t *out, size_t n, size_t per_row, const 
         for (int i = 0; i < 256; i += 8) i_store(digit + i, ternary(x + i, inverse));
         for (int l = 0; l < 52; l++) {
             int width = l < 32 ? 32 : l < 48 ? 16 : 4, first = l < 32 ? l : l < 48 ? 128 + l : 192 + l;
-            int number = 0;
-            for (int k = 0; k < 5; k++) number = number * 3 + (l < 48 || k < 4 ? digit[first + width * k] : 0);
+            uint32_t number = 0; /* modulo 256 in the end */
+            for (int k = 0; k < 5; k++) {
+                number = number * 3 + (l < 48 || k < 4 ? (uint32_t)digit[first + width * k] : 0);
+            }
             out[l] = (uint8_t)(((number & 255) * 256 + 242) / 243);
         }
         put_half(out + 52, d);

@@ -28,6 +28,13 @@ def header_fields(buffer: memoryview, where: str) -> Iterator[HeaderField]:
     return fields.header_fields(buffer, where)
 
 
+def takes(value: Any) -> bool:
+    """Say whether a plain value fits a GGUF key: text, numbers, and arrays of one kind of them."""
+    if isinstance(value, list):
+        return bool(value) and len({type(item) for item in value}) == 1 and takes(value[0])
+    return isinstance(value, (str, int, float))
+
+
 FORMAT = FormatSpec(
     name="gguf",
     extensions=(".gguf",),
@@ -38,6 +45,7 @@ FORMAT = FormatSpec(
     style="gguf",
     header_fields=header_fields,
     vectors_f32=True,
+    takes=takes,
     max_name_bytes=MAX_NAME_BYTES,
     max_dims=MAX_DIMS,
 )

@@ -59,4 +59,5 @@ FORMAT = FormatSpec(
     order=order,
     rewrites=True,
     weights_name="model.safetensors",
+    takes=lambda value: isinstance(value, str),
 )

@@ -1,0 +1,152 @@
+"""Where a weight's numbers come from: an array, or a logical tensor of an open model, by rows."""
+
+import math
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.dtypes import encoding as encoding_row
+from aprfmt.model import gather
+
+if TYPE_CHECKING:
+    from aprfmt.model import LogicalTensor
+
+Array = NDArray[Any]
+PAGE = 4096
+FREE = ("float32", "float64")  # element types that are stored as they are computed with
+
+
+class Rows(Protocol):
+    """Where a weight's numbers come from: [rows, last axis], by whole rows."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Logical shape, outermost first."""
+        ...
+
+    @property
+    def encoding(self) -> str:
+        """Encoding of the stored bytes."""
+        ...
+
+    def numpy(self) -> Array:
+        """Return the whole tensor, decoded."""
+        ...
+
+    def decode_rows(self, start: int, stop: int) -> Array:
+        """Return rows [start, stop) of the tensor seen as [rows, last axis]."""
+        ...
+
+    @property
+    def by_rows(self) -> bool:
+        """False where `decode_rows` has to decode everything."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes."""
+        ...
+
+    def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
+        """Return the stored bytes of rows [start, stop) in order, None where they have none.
+
+        A view where the file has them in one piece, else a copy.
+        """
+        ...
+
+    def touch(self) -> None:
+        """Have the system read the stored bytes into memory."""
+        ...
+
+    def drop(self) -> None:
+        """Let go of mapped pages."""
+        ...
+
+
+class ArrayRows:
+    """An array in memory; encoding F32 or F64."""
+
+    by_rows = True
+
+    def __init__(self, values: Array) -> None:
+        self.values = values if values.dtype.kind == "f" else values.astype(np.float32)
+        self.shape = tuple(self.values.shape)
+        self.encoding = f"F{8 * self.values.dtype.itemsize}"
+        self.nbytes = int(self.values.nbytes)
+
+    def numpy(self) -> Array:
+        """Return the array itself."""
+        return self.values
+
+    def decode_rows(self, start: int, stop: int) -> Array:
+        """Return a view."""
+        rows: Array = self.values.reshape(-1, self.values.shape[-1])[start:stop]
+        return rows
+
+    def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
+        """Return None: nothing is encoded."""
+        return None
+
+    def touch(self) -> None:
+        """Do nothing: it is in memory."""
+
+    def drop(self) -> None:
+        """Do nothing."""
+
+
+class StoredRows:
+    """A logical tensor of an open model."""
+
+    def __init__(self, tensor: "LogicalTensor") -> None:
+        self._tensor = tensor
+        self.shape = tensor.shape
+        self.encoding = tensor.encoding
+        parts = [part for each in tensor.stored for part in (*each.parts.values(), each)]
+        self.nbytes = sum(part.info.nbytes for part in parts)
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether stored rows can be cut without decoding their neighbours."""
+        if len(self._tensor.encodings) != 1 or self._tensor.runs is None:
+            return False
+        return encoding_row(self.encoding).row_bytes(self.shape) is not None
+
+    def numpy(self) -> Array:
+        """Return the tensor decoded; plain little-endian floats as a view of the file."""
+        whole = self._tensor.whole
+        if whole is not None and not whole.parts:
+            row = encoding_row(self.encoding)
+            if row.numpy in FREE and whole.info.nbytes == row.nbytes(self.shape):
+                dtype = np.dtype(row.numpy).newbyteorder("<")
+                return np.frombuffer(whole.raw(), dtype).reshape(self.shape)
+        # Row-major whatever the file's layout: a product's bits follow the strides.
+        values: Array = np.ascontiguousarray(self._tensor.numpy())
+        return values
+
+    def decode_rows(self, start: int, stop: int) -> Array:
+        """Decode only these rows, where that is possible."""
+        rows: Array = self._tensor.decode_rows(start, stop)
+        return rows
+
+    def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
+        """Return stored bytes where no step changes them; permuted rows are gathered."""
+        runs = self._tensor.runs if self.by_rows else None
+        size = encoding_row(self.encoding).row_bytes(self.shape) if runs is not None else None
+        if (
+            runs is None
+            or size is None
+            or sum(run.nbytes for run in runs) != size * math.prod(self.shape[:-1])
+        ):
+            return None
+        return gather(runs, start * size, stop * size)
+
+    def touch(self) -> None:
+        """Read one byte of every page, so that the system has the tensor in memory."""
+        for tensor in self._tensor.stored:
+            for part in tensor.parts.values() or [tensor]:
+                np.add.reduce(np.frombuffer(part.raw(), np.uint8)[::PAGE], dtype=np.int64)
+
+    def drop(self) -> None:
+        """Release the mapped pages."""
+        self._tensor.drop()
