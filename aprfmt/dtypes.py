@@ -159,8 +159,14 @@ _ROWS: tuple[Encoding, ...] = (
     *(
         Encoding(name, 0, 0, flat=True)
         for name in (
-            "GPTQ", "AWQ", "FP8_BLOCK", "GPT_OSS", "MLX", "COMPRESSED_PACKED",
-            "COMPRESSED_PACKED_FLOAT", "COMPRESSED_PLAIN",
+            "GPTQ",
+            "AWQ",
+            "FP8_BLOCK",
+            "GPT_OSS",
+            "MLX",
+            "COMPRESSED_PACKED",
+            "COMPRESSED_PACKED_FLOAT",
+            "COMPRESSED_PLAIN",
         )
     ),
     # bitsandbytes: two elements a byte over the flattened matrix; companions hold the rest.

@@ -61,7 +61,7 @@ FN void enc_mxfp4(const float *x, uint8_t *out, size_t n, size_t per_row, const 
     }
 }
 
-/* E4M3 without a sign, nearest (the bit below decides), at most 448. */
+/* E4M3 without a sign, nearest (the bit below decides); all from 248 on is 448, as ggml has it. */
 FN uint32_t to_ue4m3(float x) {
     uint32_t bits;
     if (!(x > 0.0f)) return 0;
@@ -73,7 +73,7 @@ FN uint32_t to_ue4m3(float x) {
         return (uint32_t)(fraction > 7 ? 7 : fraction);
     }
     uint32_t code = ((uint32_t)exponent << 3 | (bits >> 20 & 7)) + (bits >> 19 & 1);
-    return code > 0x7e ? 0x7e : code;
+    return code >= 15 << 3 ? 0x7e : code;
 }
 
 FN void enc_nvfp4(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance, int fuse) {
