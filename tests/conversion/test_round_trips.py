@@ -1,12 +1,12 @@
 """Every ordered pair of formats, there and back: original bytes, original values.
 
-Seen red when broken (each change undone afterwards):
-- `RowsPermuted.moves` with the halves the wrong way: test_there_and_back[llama...] and
-  tests/conversion/test_oracles.py::test_gguf_py_sees_permuted_rows.
-- BF16 written as F16 in `_choose_encodings`: test_every_half_pattern_survives.
-- `Added` without the one in gemma's bindings: test_oracles.py::test_transformers_reads_our_gguf.
-- the tied head written as a copy: test_tied_head_stays_absent.
-- sinks padding to 16 instead of the alignment: test_oracles.py::test_gguf_py_reads_any_alignment.
+Seen red when broken, one at a time (each undone afterwards):
+- permutation, `RowsPermuted.moves` leaving rows where they are:
+  test_oracles.py::test_gguf_py_sees_permuted_rows.
+- tag, BF16 written as F16 in `choose_encodings`: test_there_and_back[BF16-qwen2].
+- +1, `PLUS_ONE` of gemma empty: test_oracles.py::test_transformers_reads_our_gguf[gemma2].
+- tied head, a copy of the embedding written as output.weight: test_tied_head_stays_absent.
+- alignment, tensors padded to 4 bytes: test_oracles.py::test_gguf_py_reads_any_alignment[8].
 """
 
 from itertools import permutations
