@@ -172,6 +172,10 @@ def make(hp: Mapping[str, Value], kind: Kind, length: int) -> Rope:
     """
     theta, scaled = kind
     dim = int(hp["rope_dim"])
+    if dim % 2 or not 0 < dim <= int(hp["head_dim"]):
+        raise ArchError(
+            f"rope_dim is {dim}; expected an even number of at most head_dim, {hp['head_dim']}"
+        )
     if not scaled:
         return Rope(_inverse(_powers(theta, dim)), 1.0)
     scaling: Mapping[str, Value] = hp["rope_scaling"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from aprfmt.arch.bind import coverage
 from aprfmt.arch.spec import ArchSpec
 from aprfmt.errors import ArchError, UsageError
 from aprfmt.inference.backends.base import Backend
@@ -44,13 +45,20 @@ class Session:
     def of(cls, model: "Model", backend: Backend, *, memory: int | None = None) -> "Session":
         """Open a model's weights; `memory` is the budget in bytes for what is held decoded.
 
-        Raises ArchError for a model that lacks tensors its architecture needs.
+        Raises ArchError for a model whose tensors are not those its architecture needs.
         """
-        missing = model.resolution.missing
-        if missing:
+        shapes = {key: tensor.shape for key, tensor in model.roles.items()}
+        found = coverage(model.spec, model.hyper, shapes)
+        if found.missing:
             raise ArchError(
-                f"{model.path}: {len(missing)} tensors are missing that {model.spec.name} needs: "
-                f"{', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}"
+                f"{model.path}: {len(found.missing)} of {found.expected} tensors are missing that "
+                f"{model.spec.name} needs: {', '.join(found.missing[:5])}"
+                f"{', ...' if len(found.missing) > 5 else ''}"
+            )
+        for key, shape, wanted in found.misshapen:
+            raise ArchError(
+                f"{model.path}: {key} has shape {list(shape)}; {model.spec.name} with these "
+                f"hyperparameters expects {list(wanted)}"
             )
         return cls(model.spec, model.hyper, model_weights(model, memory), backend)
 

@@ -4,7 +4,7 @@ Q and K pair adjacent elements in the source itself, so GGUF permutes nothing. `
 factor here (a divisor for granite). Source: architectures.md 1, 3, 4.
 """
 
-from aprfmt.arch import rules
+from aprfmt.arch import losses, rules
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
@@ -53,7 +53,7 @@ COHERE = ArchSpec(
     block=BlockSpec(
         norm="layer", norm_cast="after_weight", qk_norm="head_layer", rope_cast="table_and_result"
     ),
-    lost=(*rules.common_losses(), rules.ONE_BIAS_KEY),
+    lost=(*losses.common_losses(), losses.ONE_BIAS_KEY),
     # The converter takes model_max_length for the context; nothing is computed from it.
     ignored=frozenset({"model_max_length"}),
 )

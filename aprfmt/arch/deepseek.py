@@ -8,7 +8,7 @@ architectures.md 1, 3-6; the converter's deepseek.py; transformers' modeling_dee
 
 from collections.abc import Collection, Mapping
 
-from aprfmt.arch import moe, rules
+from aprfmt.arch import losses, moe, rules
 from aprfmt.arch.joins import KvB
 from aprfmt.arch.mla import dense_first, groups, mla_hyper
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
@@ -77,8 +77,8 @@ def _rows(mlp_bias: str | None, *router: Row) -> tuple[Row, ...]:
 
 
 _LOST = (
-    *rules.common_losses(),
-    rules.ONE_BIAS_KEY,
+    *losses.common_losses(),
+    losses.ONE_BIAS_KEY,
     Loss(
         "gguf",
         "attention_bias",

@@ -4,7 +4,7 @@ GGUF stores every norm weight with the 1 added. Source: architectures.md 1, 4; t
 gemma.py; llama.cpp's gemma graphs.
 """
 
-from aprfmt.arch import rules
+from aprfmt.arch import losses, rules
 from aprfmt.arch.rows import FUSED, Row, attention, gated_mlp, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, HyperRule, Loss
 from aprfmt.arch.steps import Added
@@ -60,6 +60,6 @@ GEMMA = ArchSpec(
     tensors=_TENSORS,
     bindings=_BINDINGS,
     block=BlockSpec(norm_offset=1, norm_cast="after_weight"),
-    lost=(*rules.common_losses("gelu_tanh"), rules.ONE_BIAS_KEY, NO_BIASES),
+    lost=(*losses.common_losses("gelu_tanh"), losses.ONE_BIAS_KEY, NO_BIASES),
     ignored=frozenset({"hidden_activation", "use_bidirectional_attention"}),
 )

@@ -6,7 +6,7 @@ llama.cpp's gemma2.cpp.
 
 from collections.abc import Callable, Collection, Mapping
 
-from aprfmt.arch import rules
+from aprfmt.arch import losses, rules
 from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE, embedding_scale, gemma_norm
 from aprfmt.arch.rows import FUSED, attention, gated_mlp, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
@@ -135,8 +135,8 @@ GEMMA2 = ArchSpec(
     bindings=_BINDINGS,
     block=BlockSpec(norm_offset=1, norm_cast="after_weight", placement="sandwich"),
     lost=(
-        *rules.common_losses("gelu_tanh"),
-        rules.ONE_BIAS_KEY,
+        *losses.common_losses("gelu_tanh"),
+        losses.ONE_BIAS_KEY,
         NO_BIASES,
         derived_scale_loss(LARGEST),
         pattern_loss(2),

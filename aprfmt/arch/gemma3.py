@@ -6,7 +6,7 @@ llama.cpp's gemma3.cpp.
 
 from collections.abc import Mapping
 
-from aprfmt.arch import rules
+from aprfmt.arch import losses, rules
 from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE, embedding_scale, gemma_norm
 from aprfmt.arch.gemma2 import (
     SANDWICH,
@@ -88,8 +88,8 @@ GEMMA3 = ArchSpec(
     bindings=_BINDINGS,
     block=BlockSpec(norm_offset=1, norm_cast="after_weight", placement="sandwich", qk_norm="head"),
     lost=(
-        *rules.common_losses("gelu_tanh"),
-        rules.ONE_BIAS_KEY,
+        *losses.common_losses("gelu_tanh"),
+        losses.ONE_BIAS_KEY,
         NO_BIASES,
         derived_scale_loss(LARGEST),
         pattern_loss(6),

@@ -5,7 +5,7 @@ Source: architectures.md 1, 3, 4; transformers' modeling_gpt2.
 
 from collections.abc import Mapping
 
-from aprfmt.arch import rules
+from aprfmt.arch import losses, rules
 from aprfmt.arch.joins import Split
 from aprfmt.arch.rows import KV, Q, Row, linear, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
@@ -102,7 +102,7 @@ GPT2 = ArchSpec(
     bindings=_BINDINGS,
     block=BlockSpec(norm="layer", position="learned", mlp="plain", activation_cast="steps"),
     lost=(
-        *rules.common_losses("gelu_tanh"),
+        *losses.common_losses("gelu_tanh"),
         Loss(
             "gguf",
             "attn_scale",

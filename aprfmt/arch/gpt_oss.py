@@ -6,7 +6,7 @@ calls the norm before the experts `post_attention_norm`. Source: architectures.m
 converter's gpt_oss.py.
 """
 
-from aprfmt.arch import moe, rules
+from aprfmt.arch import losses, moe, rules
 from aprfmt.arch.joins import Split
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import YARN_BETAS, Rope, yarn_attention
@@ -104,8 +104,8 @@ GPT_OSS = ArchSpec(
     bindings=_BINDINGS,
     block=BlockSpec(norm_cast="after_weight", sinks=True, softmax_cast="input"),
     lost=(
-        *rules.common_losses("swiglu_oai"),
-        rules.ONE_BIAS_KEY,
+        *losses.common_losses("swiglu_oai"),
+        losses.ONE_BIAS_KEY,
         Loss(
             "gguf",
             "window_layers",

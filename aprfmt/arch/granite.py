@@ -6,7 +6,7 @@ architectures.md 1, 4; llama.cpp's granite.cpp.
 
 from dataclasses import replace
 
-from aprfmt.arch import rules
+from aprfmt.arch import losses, rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
 from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, HyperRule
@@ -62,6 +62,6 @@ GRANITE = ArchSpec(
     tensors=_TENSORS,
     bindings=_BINDINGS,
     block=BlockSpec(),
-    lost=(*rules.common_losses(), rules.ONE_BIAS_KEY),
+    lost=(*losses.common_losses(), losses.ONE_BIAS_KEY),
     derived=ROPE_TENSORS,
 )

@@ -26,6 +26,7 @@ from aprfmt.arch.values import (
     boolean,
     inverse,
     number,
+    positive,
     same_value,
     shortest,
     single,
@@ -67,6 +68,7 @@ def _checked(rule: HyperRule, value: Value, key: str) -> Value:
 
 _KINDS: Mapping[str, Callable[[Value, str], Value]] = {
     "float": number,
+    "positive": positive,
     "bool": boolean,
     "str": text,
 }

@@ -5,7 +5,7 @@ GGUF calls all three `llama` and has Q and K in adjacent pairs. Source: architec
 
 from collections.abc import Collection, Mapping
 
-from aprfmt.arch import moe, rules
+from aprfmt.arch import losses, moe, rules
 from aprfmt.arch.joins import Stacked
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
@@ -48,7 +48,7 @@ LLAMA = ArchSpec(
     tensors=_TENSORS,
     bindings=_BINDINGS,
     block=BlockSpec(),
-    lost=(*rules.common_losses(), rules.ONE_BIAS_KEY),
+    lost=(*losses.common_losses(), losses.ONE_BIAS_KEY),
     derived=ROPE_TENSORS,
     buffers=BUFFERS,
 )
@@ -90,7 +90,7 @@ MISTRAL = ArchSpec(
     tensors=_MISTRAL_TENSORS,
     bindings=_MISTRAL_BINDINGS,
     block=BlockSpec(),
-    lost=(*rules.common_losses(), IGNORED_WINDOW),
+    lost=(*losses.common_losses(), IGNORED_WINDOW),
     derived=ROPE_TENSORS,
     buffers=BUFFERS,
     evidence=_states_a_window,
@@ -148,7 +148,7 @@ MIXTRAL = ArchSpec(
     tensors=_MIXTRAL_TENSORS,
     bindings=_MIXTRAL_BINDINGS,
     block=BlockSpec(router_cast="logits"),
-    lost=(*rules.common_losses(), IGNORED_WINDOW),
+    lost=(*losses.common_losses(), IGNORED_WINDOW),
     derived=ROPE_TENSORS,
     buffers=BUFFERS,
     evidence=_has_experts,

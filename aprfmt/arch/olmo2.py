@@ -6,7 +6,7 @@ both `olmo2`. Source: architectures.md 1, 3, 4; the converter's olmo.py, llama.c
 
 from collections.abc import Collection, Mapping
 
-from aprfmt.arch import rules
+from aprfmt.arch import losses, rules
 from aprfmt.arch.gemma2 import pattern_loss
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
@@ -47,7 +47,7 @@ OLMO2 = ArchSpec(
     tensors=_TENSORS,
     bindings=_BINDINGS,
     block=_BLOCK,
-    lost=(*rules.common_losses(), rules.ONE_BIAS_KEY),
+    lost=(*losses.common_losses(), losses.ONE_BIAS_KEY),
 )
 
 
@@ -71,8 +71,8 @@ OLMO3 = ArchSpec(
     bindings=_BINDINGS,
     block=_BLOCK,
     lost=(
-        *rules.common_losses(),
-        rules.ONE_BIAS_KEY,
+        *losses.common_losses(),
+        losses.ONE_BIAS_KEY,
         pattern_loss(4),
         Loss(
             "gguf",

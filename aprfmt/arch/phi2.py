@@ -3,7 +3,7 @@
 Source: architectures.md 1, 3; transformers' modeling_phi.
 """
 
-from aprfmt.arch import rules
+from aprfmt.arch import losses, rules
 from aprfmt.arch.joins import Split
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
@@ -58,7 +58,7 @@ PHI2 = ArchSpec(
     bindings=_BINDINGS,
     block=BlockSpec(norm="layer", qk_norm="head_layer", mlp="plain", activation_cast="steps"),
     lost=(
-        *rules.common_losses("gelu_tanh"),
+        *losses.common_losses("gelu_tanh"),
         Loss(
             "gguf",
             "qk_norm",

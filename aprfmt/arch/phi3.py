@@ -4,7 +4,7 @@ GGUF keeps both matrices whole (`ffn_up` has 2*ffn_size rows, gate first). Sourc
 architectures.md 1, 3, 4; the converter's phi.py.
 """
 
-from aprfmt.arch import rules
+from aprfmt.arch import losses, rules
 from aprfmt.arch.joins import Split
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
@@ -59,6 +59,6 @@ PHI3 = ArchSpec(
     tensors=_TENSORS,
     bindings=_BINDINGS,
     block=BlockSpec(),
-    lost=(*rules.common_losses(), IGNORED_WINDOW),
+    lost=(*losses.common_losses(), IGNORED_WINDOW),
     derived=ROPE_TENSORS,
 )

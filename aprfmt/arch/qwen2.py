@@ -5,7 +5,7 @@ Source: architectures.md 1, 4.
 
 from collections.abc import Mapping
 
-from aprfmt.arch import rules
+from aprfmt.arch import losses, rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts
@@ -53,7 +53,7 @@ QWEN2 = ArchSpec(
     tensors=_TENSORS,
     bindings=_BINDINGS,
     block=BlockSpec(),
-    lost=(*rules.common_losses(), IGNORED_WINDOW),
+    lost=(*losses.common_losses(), IGNORED_WINDOW),
     ignored=frozenset({"use_mrope"}),
     derived=ROPE_TENSORS,
 )

@@ -5,7 +5,7 @@ Source: architectures.md 1, 3, 6; transformers' modeling_qwen2_moe.
 
 from collections.abc import Mapping
 
-from aprfmt.arch import moe, rules
+from aprfmt.arch import losses, moe, rules
 from aprfmt.arch.qwen2 import MAX_WINDOW_LAYERS
 from aprfmt.arch.rows import FUSED, Row, attention, experts, linear, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
@@ -99,5 +99,5 @@ QWEN2_MOE = ArchSpec(
     tensors=_TENSORS,
     bindings=_BINDINGS,
     block=BlockSpec(shared_expert="gated"),
-    lost=(*rules.common_losses(), IGNORED_WINDOW, DENSE_LOSS, moe.norm_topk_loss(False)),
+    lost=(*losses.common_losses(), IGNORED_WINDOW, DENSE_LOSS, moe.norm_topk_loss(False)),
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """qwen3: llama with RMS norms on each query and key head before rope. architectures.md 1, 3."""
 
-from aprfmt.arch import rules
+from aprfmt.arch import losses, rules
 from aprfmt.arch.qwen2 import WINDOW
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
@@ -43,6 +43,6 @@ QWEN3 = ArchSpec(
     tensors=_TENSORS,
     bindings=_BINDINGS,
     block=BlockSpec(qk_norm="head"),
-    lost=(*rules.common_losses(), rules.ONE_BIAS_KEY, IGNORED_WINDOW),
+    lost=(*losses.common_losses(), losses.ONE_BIAS_KEY, IGNORED_WINDOW),
     derived=ROPE_TENSORS,
 )

@@ -1,6 +1,6 @@
 """qwen3-moe: qwen3 with experts, and layers without. architectures.md 1, 3, 6."""
 
-from aprfmt.arch import moe, rules
+from aprfmt.arch import losses, moe, rules
 from aprfmt.arch.qwen2_moe import DENSE, DENSE_LOSS, EXPERT_BINDINGS, EXPERTS, ROUTER
 from aprfmt.arch.qwen3 import QK_NORMS
 from aprfmt.arch.rows import FUSED, attention, norm, tables, whole
@@ -46,8 +46,8 @@ QWEN3_MOE = ArchSpec(
     bindings=_BINDINGS,
     block=BlockSpec(qk_norm="head"),
     lost=(
-        *rules.common_losses(),
-        rules.ONE_BIAS_KEY,
+        *losses.common_losses(),
+        losses.ONE_BIAS_KEY,
         IGNORED_WINDOW,
         DENSE_LOSS,
         moe.norm_topk_loss(True),

@@ -65,7 +65,7 @@ def rope_rules(rope: Rope) -> tuple[HyperRule, ...]:
                 "gguf": ("{arch}.rope.freq_base",),
                 "apr": ("rope_theta", "model.rope_theta"),
             },
-            kind="float",
+            kind="positive",
             read={"hf": lambda facts, hp: hf(facts).theta()},
             default=rope.theta,
             default_in={"gguf": 10000.0},
@@ -73,7 +73,7 @@ def rope_rules(rope: Rope) -> tuple[HyperRule, ...]:
         HyperRule(
             "rope_theta_local",
             {"gguf": ("{arch}.rope.freq_base_swa",)},
-            kind="float",
+            kind="positive",
             read={
                 "hf": lambda facts, hp: local_or_none(hf(facts).theta_local(), hp),
                 "gguf": lambda facts, hp: local_or_none(

@@ -9,7 +9,7 @@ from typing import Any
 
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.spec import HYPER_NAMES, MISSING, Facts, HyperRule, Loss, Write, split_key
+from aprfmt.arch.spec import HYPER_NAMES, MISSING, Facts, HyperRule, Write, split_key
 from aprfmt.arch.values import MAX_LAYERS, number, single, text
 from aprfmt.errors import ArchError
 from aprfmt.tensor import Value
@@ -144,7 +144,7 @@ def norm_eps(
             "gguf": (f"{{arch}}.attention.{gguf}",),
             "apr": ("rms_norm_eps", "layer_norm_eps", "norm_eps", "model.rms_norm_eps"),
         },
-        "float",
+        "positive",
         default,
         {"gguf": MISSING},
     )
@@ -365,43 +365,3 @@ def hyper_table(*overrides: HyperRule) -> tuple[HyperRule, ...]:
             f"rules and vocabulary differ in {sorted(rules.keys() ^ HYPER_NAMES.keys())}"
         )
     return tuple(rules[name] for name in HYPER_NAMES)
-
-
-def _scaling(*kinds: str) -> Callable[[Params], bool]:
-    return lambda hp: hp["rope_scaling"] is not None and hp["rope_scaling"]["type"] in kinds
-
-
-def common_losses(activation: str = "silu") -> tuple[Loss, ...]:
-    """Return what no architecture can say in GGUF, or in config.json."""
-    return (
-        Loss(
-            "gguf", "activation", lambda hp: hp["activation"] != activation,
-            f"GGUF has no key for it: llama.cpp computes {activation}",
-        ),
-        Loss(
-            "gguf", "rope_scaling", _scaling("dynamic"),
-            "GGUF has no key for dynamic scaling: llama.cpp rotates unscaled, so that its logits "
-            "differ beyond the trained context length",
-        ),
-        Loss(
-            "gguf", "rope_scaling",
-            lambda hp: _scaling("yarn")(hp) and not hp["rope_scaling"]["truncate"],
-            "GGUF has no key for yarn without truncation: llama.cpp rounds the bounds of the ramp "
-            "to whole dimensions, so that the frequencies between them differ",
-        ),
-        Loss(
-            "gguf", "rope_scaling",
-            lambda hp: _scaling("yarn")(hp)
-            and hp["rope_scaling"]["mscale"] != hp["rope_scaling"]["mscale_all_dim"],
-            "GGUF keeps yarn's mscale_all_dim only: llama.cpp takes mscale to be the same",
-        ),
-    )  # fmt: skip
-
-
-ONE_BIAS_KEY = Loss(
-    "hf",
-    "attention_out_bias",
-    lambda hp: hp["attention_out_bias"] != hp["attention_bias"],
-    "config.json has one key for the biases of q, k, v and of the output: transformers makes all "
-    "of them or none",
-)

@@ -6,7 +6,7 @@ architectures.md 1, 4; transformers' configuration_smollm3.
 
 from collections.abc import Mapping
 
-from aprfmt.arch import rules
+from aprfmt.arch import losses, rules
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import Rope
@@ -80,8 +80,8 @@ SMOLLM3 = ArchSpec(
     bindings=_BINDINGS,
     block=BlockSpec(),
     lost=(
-        *rules.common_losses(),
-        rules.ONE_BIAS_KEY,
+        *losses.common_losses(),
+        losses.ONE_BIAS_KEY,
         IGNORED_WINDOW,
         Loss(
             "gguf",

@@ -158,11 +158,11 @@ class HyperRule:
     """How one hyperparameter is read and written.
 
     `keys[style]` lists keys, first one present (and not null) wins; `{arch}` is the GGUF prefix.
-    `kind` is what a value must be: a size (positive integer), an integer from 0, a number, a
-    boolean, a name, or anything (the `read` function checks); `high` bounds integers. In the
-    styles of `inverse_in` the stored number is 1/x. `default` is a value or a function of the
-    hyperparameters read so far; MISSING makes absence an ArchError; `default_in` has the styles
-    where it differs (what llama.cpp assumes for a GGUF key that is not there).
+    `kind` is what a value must be: a size (positive integer), an integer from 0, a number, one
+    above zero, a boolean, a name, or anything (the `read` function checks); `high` bounds
+    integers. In the styles of `inverse_in` the stored number is 1/x. `default` is a value or a
+    function of the hyperparameters read so far; MISSING makes absence an ArchError; `default_in`
+    has the styles where it differs (what llama.cpp assumes for a GGUF key that is not there).
     `read[style]` replaces the key lookup: (value, key), or None for absence. `write[style]`
     returns the key-value pairs to write; else the first key of the style is written, unless the
     value is None. `shape` reads the value from tensor shapes: used when no
@@ -174,7 +174,7 @@ class HyperRule:
 
     name: str
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    kind: Literal["size", "int", "float", "bool", "str", "any"] = "any"
+    kind: Literal["size", "int", "float", "positive", "bool", "str", "any"] = "any"
     default: Any = MISSING
     default_in: Mapping[str, Any] = field(default_factory=dict)
     inverse_in: tuple[str, ...] = ()

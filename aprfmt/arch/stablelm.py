@@ -3,7 +3,7 @@
 Source: architectures.md 1, 3, 4; transformers' modeling_stablelm.
 """
 
-from aprfmt.arch import rules
+from aprfmt.arch import losses, rules
 from aprfmt.arch.joins import Stacked
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
@@ -64,6 +64,6 @@ STABLELM = ArchSpec(
     tensors=_TENSORS,
     bindings=_BINDINGS,
     block=BlockSpec(norm="layer", qk_norm="head_layer"),
-    lost=rules.common_losses(),
+    lost=losses.common_losses(),
     derived=ROPE_TENSORS,
 )  # fmt: skip

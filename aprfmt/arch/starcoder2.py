@@ -1,6 +1,6 @@
 """starcoder2: LayerNorm, biases everywhere, a plain MLP, a window. architectures.md 1, 3."""
 
-from aprfmt.arch import rules
+from aprfmt.arch import losses, rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rows import FUSED, attention, norm, plain_mlp, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec
@@ -39,7 +39,7 @@ STARCODER2 = ArchSpec(
     tensors=_TENSORS,
     bindings=_BINDINGS,
     block=BlockSpec(norm="layer", mlp="plain"),
-    lost=(*rules.common_losses("gelu_tanh"), rules.ONE_BIAS_KEY, IGNORED_WINDOW),
+    lost=(*losses.common_losses("gelu_tanh"), losses.ONE_BIAS_KEY, IGNORED_WINDOW),
     ignored=frozenset({"mlp_type", "norm_type", "layer_norm_eps"}),
     derived=ROPE_TENSORS,
 )

@@ -62,6 +62,11 @@ def test_what_nothing_decides_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         find_arch("gguf", "llama")
 
 
+def test_adjacent_pairs_are_cohere_and_deepseek() -> None:
+    found = {t.arch for t in TINY if read(t).hp["rope_style"] == "interleaved"}
+    assert found == {"cohere", "deepseek_v2", "deepseek_v3"}
+
+
 def test_blocks_are_closed_enumerations() -> None:
     for name in arch_names():
         ARCHS[name].block.check()

@@ -1,5 +1,6 @@
 """Every architecture against the models transformers makes of tiny configurations."""
 
+import importlib
 import json
 import math
 from pathlib import Path
@@ -154,6 +155,27 @@ def test_rotary_parameters(tiny: Tiny) -> None:
             assert float(1 / frequencies[-1]) == pytest.approx(
                 hp[theta] ** (last / hp["rope_dim"]), rel=1e-6
             )
+
+
+PAIRED = [tiny for tiny in TINY if tiny.label == "plain" and tiny.arch not in (
+    "gpt2", "gpt_oss", "gemma3", "olmo3", "deepseek_v2", "deepseek_v3",
+)]  # fmt: skip
+
+
+@pytest.mark.parametrize("tiny", PAIRED, ids=lambda tiny: tiny.id)
+def test_pairing_of_rotated_elements(tiny: Tiny) -> None:
+    """Rotate the first element: it mixes with the second, or with the one half a head on."""
+    import torch
+
+    model = make(tiny).model.model
+    module: Any = importlib.import_module(type(model).__module__)
+    dim = read(tiny).hp["rope_dim"]
+    q = torch.zeros(1, 1, 3, dim)
+    q[..., 0] = 1.0
+    cos, sin = model.rotary_emb(q, torch.arange(3)[None])
+    turned = module.apply_rotary_pos_emb(q, q, cos, sin)[0][0, 0, 2]
+    partner = {"interleaved": 1, "half": dim // 2}[read(tiny).hp["rope_style"]]
+    assert set(turned.nonzero().flatten().tolist()) == {0, partner}
 
 
 @every

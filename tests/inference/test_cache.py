@@ -1,7 +1,7 @@
 """Prefill, steps and pieces give the same logits; in deterministic mode the same bits.
 
-Seen red: the mask counting from 0 in a step, the cache not committed, windows by buffer index, a
-block placed from its first row instead of its position, sums over all keys at once.
+Seen red: a step's mask counted from 0, the cache not committed, a block placed from its first row
+instead of its position, all keys summed at once, dynamic frequencies kept over a longer sequence.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """What a RUN and --device stand for; asking for a GPU never ends on the CPU unsaid.
 
-Seen red: `cuda` falling back, auto without a reason, `@` inside a path taken for a run.
+Seen red: auto without its reason, every `@` taken for a run.
 """
 
 import pytest

@@ -1,7 +1,4 @@
-"""The same model from a folder, from our GGUF and from our APR gives the same logits, bit for bit.
-
-Seen red: the permutation of llama's q and k undone twice, gemma's norms left with their +1.
-"""
+"""One model from a folder, from our GGUF and from our APR gives the same logits, bit for bit."""
 
 from pathlib import Path
 

@@ -3,11 +3,12 @@
 The same float64 arithmetic everywhere agrees to 1e-12; what `.double()` leaves in float32 (norms,
 softmax, angles) costs up to 1e-6; float32 costs below 5e-6. Read from a Hugging Face folder.
 
-Seen red, each alone: eps taken as 1e-5; half and interleaved pairs swapped; the q/k/v bias left
-out; a key too many in the causal mask; the window one position longer; attention's softcap after
-the mask; the final softcap left out; the scale 1/sqrt(head_dim) where the file says otherwise;
-norm offset 0 for gemma; rope on smollm3's unrotated layers; sinks left out; embedding scale left
-out; residual scale on attention only; logit scale inverted; the shared expert's gate left out.
+Seen red, each alone: eps 1e-5; half and interleaved pairs swapped; biases left out; one key too
+many in the causal mask; the window one position longer; attention's softcap or the final one left
+out; head_dim^-0.5 where the file says otherwise; norm offset 0 for gemma; rope on smollm3's
+unrotated layers; sinks or the embedding scale left out; the residual scale on attention only; the
+logit scale inverted; the shared expert's gate left out; gpt2's division by layer left out; torch's
+fused attention without the window.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """Losses against torch, window arithmetic by brute force, and the verdicts on losses and logits.
 
-Seen red: labels not shifted, a label scored twice or never, log2 for ln, 0.0 accepted, a skipped
-sample counted as 0.0, the sample deviation in the peak.
+Seen red: labels not shifted, a label never scored, log2 for ln, 0.0 accepted, a skipped sample
+counted as 0.0, max/mean for the peak.
 """
 
 import math

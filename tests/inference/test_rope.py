@@ -1,7 +1,8 @@
 """Rotary frequencies against transformers' ROPE_INIT_FUNCTIONS.
 
-Seen red: yarn's truncate ignored, llama3's bounds swapped, dynamic without the exponent, longrope
-choosing by `<`, the linear factor multiplied.
+Seen red: yarn's bounds truncated where the file says not, llama3's bound for long waves taken for
+the short ones', dynamic without its exponent, longrope long at the original length, the linear
+factor multiplied.
 """
 
 from collections.abc import Mapping
@@ -72,6 +73,7 @@ def hyper(scaling: dict[str, Any] | None, **changed: Any) -> dict[str, Any]:
         "rope_theta": 5000.0,
         "rope_theta_local": None,
         "rope_dim": DIM,
+        "head_dim": 256,
         "rope_scaling": scaling,
         "rope_scaling_layers": "all",
         "context_length": 64,
@@ -127,6 +129,11 @@ def test_a_longer_sequence_changes_dynamic_frequencies_only() -> None:
     dynamic = hyper({"type": "dynamic", "factor": 3.0})
     assert same_ropes(dynamic, 10, 64)
     assert not same_ropes(dynamic, 64, 65)
+
+
+def test_an_odd_number_of_rotated_elements_is_refused() -> None:
+    with pytest.raises(ArchError, match="rope_dim is 23; expected an even number"):
+        make(hyper(None, rope_dim=23), (5000.0, False), 10)
 
 
 @pytest.mark.parametrize(

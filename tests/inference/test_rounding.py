@@ -1,9 +1,8 @@
 """BF16 and F16 arithmetic rounds where transformers does: logits equal bit for bit, mostly.
 
 Compared step by step (eager attention there, stepped here), as loaded by `from_pretrained`.
-Seen red: the norm rounded after the weight for llama or before it for gemma, cos and sin left in
-float32, softmax rounded before the division, gemma's embedding scale not rounded, the experts'
-weights not rounded.
+Seen red: the norm rounded on the other side of its weight, cos and sin left in float32, gemma's
+embedding scale not rounded, the experts' weights not rounded, softmax rounded before the division.
 """
 
 from functools import cache

@@ -1,6 +1,6 @@
 """Each kind of router against transformers' own router module, on the same logits.
 
-Seen red: bias added to the weights too, groups ranked by their best one in v3, weights not
+Seen red: v3's bias in the weights too, its groups ranked by their best one, weights not
 renormalised, the routed scale dropped, softmax over all where only the chosen count.
 """
 

@@ -1,6 +1,6 @@
 """Sampling against transformers' logits processors, and what a seed promises.
 
-Seen red: the token that crosses top_p dropped, top_k after top_p, temperature multiplied.
+Seen red: the token that crosses top_p dropped, top_k ignored, temperature multiplied.
 """
 
 import numpy as np

@@ -1,14 +1,18 @@
 """Generation against transformers' own greedy search; sessions say what they lack.
 
-Seen red: the stop token given out, one token too many, the prompt's last logits not used.
+Seen red: the stop token given out, one token too many.
 """
 
+import shutil
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.numpy import load_file, save_file
 
 from aprfmt.arch.spec import HyperParams
 from aprfmt.errors import ArchError, UsageError
@@ -64,10 +68,30 @@ def test_what_is_missing_is_named() -> None:
         bare = Session(spec, HyperParams({}, "x.gguf"), array_weights({}), b)
         with pytest.raises(ArchError, match=r"x\.gguf: hyperparameter 'vocab_size'"):
             bare.logits([1])
-        from dataclasses import replace
-
         with pytest.raises(ArchError, match="cannot be loaded"):
             load_forward(replace(spec, forward="aprfmt.inference.forward:backward"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (None, "1 of 30 tensors are missing that llama needs: L1.ffn_up.weight"),
+        ((72, 47), r"L1.ffn_up.weight has shape \[72, 47\]; llama .* expects \[72, 48\]"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(
+    change: tuple[int, int] | None, message: str, tmp_path: Path
+) -> None:
+    folder = judged("llama").folder
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    del tensors[name]
+    if change is not None:
+        tensors[name] = np.zeros(change, np.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    shutil.copy(folder / "config.json", tmp_path)
+    with open_model(tmp_path) as model, pytest.raises(ArchError, match=message):
+        Session.of(model, backend("numpy:float32"))
 
 
 def test_a_replaced_hyperparameter_changes_the_logits() -> None:

@@ -1,7 +1,7 @@
 """Recording: positions, slots, stops at NaN; saved and loaded again; APRT folders.
 
-Seen red: positions shifted by one, a NaN passed over, statistics of all rows under one position,
-a record without its tensor's shape, an APRT count that does not fit accepted.
+Seen red: positions shifted by one, a NaN passed over, all rows recorded under chosen positions, a
+record's shape not held against its tensor, an APRT count that does not fit accepted.
 """
 
 import json

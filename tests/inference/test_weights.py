@@ -1,7 +1,7 @@
 """Handles: decoded under a budget, by panels, per expert; the encoded product; overlays.
 
 Seen red: an expert's rows taken from the first, a panel's offset lost, the budget ignored, pages
-of a held view dropped, the encoded product of a wrong row range.
+not let go of, the encoded product of another expert's rows.
 """
 
 import math
