@@ -11,6 +11,7 @@ from aprfmt.arch import moe, rules
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope, mscale
 from aprfmt.arch.spec import MISSING, Facts, HyperRule, Read
+from aprfmt.arch.values import MAX_ROTATED
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.tensor import Value
 
@@ -156,6 +157,7 @@ def mla_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
             "size",
             MISSING,
             {"hf": ROPE},
+            high=MAX_ROTATED,
         ),
         rules.attn_scale(_scale),
         rules.size("q_lora_rank", "q_lora_rank", "attention.q_lora_rank", default=None,

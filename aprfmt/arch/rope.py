@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from aprfmt.arch.rope_gguf import read_gguf, write_gguf
 from aprfmt.arch.rope_hf import HFRope, Rope, write_hf
 from aprfmt.arch.spec import Facts, HyperRule
-from aprfmt.arch.values import number, positive
+from aprfmt.arch.values import MAX_ROTATED, number, positive
 from aprfmt.tensor import Value
 
 Params = Mapping[str, Value]
@@ -90,6 +90,7 @@ def rope_rules(rope: Rope) -> tuple[HyperRule, ...]:
             read={"hf": hf_dim},
             write={"hf": write_dim},
             default=lambda hp: int(hp["head_dim"] * rope.partial),
+            high=MAX_ROTATED,
             default_in={"gguf": lambda hp: hp["head_dim"]},
         ),
         HyperRule(

@@ -10,6 +10,7 @@ from aprfmt.tensor import Value
 
 MAX_SIZE = (1 << 31) - 1
 MAX_LAYERS = 1 << 12  # per-layer lists are built from the layer count
+MAX_ROTATED = 1 << 16  # lists with one number a rotated pair are built from it
 
 
 def whole(value: Value, key: str, low: int = 0, high: int = MAX_SIZE) -> int:

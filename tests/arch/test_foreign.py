@@ -80,6 +80,12 @@ def test_keys_nobody_knows_are_reported() -> None:
     assert (report.unknown, report.read) == ((), {"llama.block_count": "n_layers"})
 
 
+@pytest.mark.parametrize("key", ["block_count", "rope.dimension_count"])
+def test_sizes_that_lists_are_made_of_are_bounded(key: str) -> None:
+    with pytest.raises(ArchError, match=rf"llama\.{key}: is 2147483647"):
+        foreign("llama", {key: 2**31 - 1})
+
+
 CARRIED_WRONG = {
     "rope_style": '"x"', "activation": "3", "window_layers": "[true]", "moe_layers": "true",
     "rope_scaling": '{"type": "yarn"}', "n_heads": "null", "norm_eps": '"x"', "vocab_size": "1.5",
