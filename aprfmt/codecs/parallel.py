@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from aprfmt.codecs.base import F32, Array
 
-# Elements below which a part is not worth a thread of its own: about 20 us of decoding.
-SMALLEST_PART = 1 << 17
+# Elements below which a part is not worth a thread of its own: 50 us of decoding or multiplying,
+# twice what handing over to a thread and back takes.
+SMALLEST_PART = 1 << 19
 # Parts begin at multiples of this many elements, so that they are aligned as the whole is.
 _STEP = 1 << 10
 

@@ -53,6 +53,18 @@ def test_encodes_as_by_numpy(name: str, weighed: bool, fma: str) -> None:
 
 
 @pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("fma", ["fused", "strict"])
+@pytest.mark.parametrize("name", WEIGHED)
+def test_elements_that_alone_have_importance_encode_as_by_numpy(name: str, fma: str) -> None:
+    rng = np.random.default_rng(4)
+    weights = np.where(rng.random(1024) < 0.08, 1, 0).astype(np.float32)
+    x = (-np.abs(rng.normal(size=(40, 1024))) * 1e-6 - rng.random((40, 1))).astype(np.float32)
+    expected = codecs.codec(name).encode(x, fma=fma, importance=weights)[""]  # type: ignore[arg-type]
+    found = native.ENCODERS[name, fma](x, importance=weights)[""]
+    assert not bad_blocks(name, found, expected, 1024)
+
+
+@pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("weighed", [False, True], ids=["plain", "importance"])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_strict_bytes_are_those_of_libgguf(name: str, weighed: bool) -> None:

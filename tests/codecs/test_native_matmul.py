@@ -85,10 +85,23 @@ def test_the_order_of_sums_is_as_documented() -> None:
     assert out[0, 0] == total
 
 
+def test_several_products_are_those_of_each() -> None:
+    x = np.random.default_rng(4).normal(size=(2, 1024)).astype(np.float32)
+    jobs, alone = [], []
+    for name, rows in (("Q4_K", 700), ("Q6_K", 3), ("F32", 0), ("BF16", 900)):
+        raw = weights(name, rows, 1024)[0]
+        jobs.append((name, x, raw, np.empty((2, rows), np.float32)))
+        alone.append(np.empty((2, rows), np.float32))
+        native.matmul(name, x, raw, alone[-1])
+    native.matmuls(jobs, threads=3)
+    assert [job[3].tobytes() for job in jobs] == [out.tobytes() for out in alone]
+    native.matmuls([])
+
+
 def test_threads_change_nothing() -> None:
-    raw, _ = weights("Q4_K", 600, 1024)
+    raw, _ = weights("Q4_K", 1600, 1024)
     x = np.random.default_rng(3).normal(size=(2, 1024)).astype(np.float32)
-    alone, split = np.empty((2, 600), np.float32), np.empty((2, 600), np.float32)
+    alone, split = np.empty((2, 1600), np.float32), np.empty((2, 1600), np.float32)
     native.matmul("Q4_K", x, raw, alone)
     native.matmul("Q4_K", x, raw, split, threads=3)
     assert alone.tobytes() == split.tobytes()

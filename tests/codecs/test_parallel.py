@@ -38,7 +38,7 @@ def test_decoding_in_threads_gives_the_same_numbers(name: str) -> None:
                                  exc_type=ImportError)  # fmt: skip
     golden = pytest.importorskip("aprfmt.codecs.native.golden")
     row = ENCODINGS[name]
-    count = (1 << 19) + 3 * 1024 + (row.block_size // 2 if row.flat else 0)
+    count = (1 << 21) + 3 * 1024 + (row.block_size // 2 if row.flat else 0)
     raw = np.tile(np.frombuffer(golden.raw_bytes(64 * row.type_size), np.uint8),
                   count // row.block_size // 64 + 2)  # fmt: skip
     raw = raw[: -(-count // row.block_size) * row.type_size]

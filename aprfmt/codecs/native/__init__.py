@@ -7,7 +7,7 @@ caller, release the GIL and run on one thread: `aprfmt.codecs.parallel` splits w
 The processor decides at import between two builds of the same source, `avx2` and `generic`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial, reduce
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CPU", "DISABLED", "ENCODERS", "KERNELS", "check", "decode_coded", "encode_coded",
-    "first_not_finite", "force", "matmul", "stats", "stats_of", "stream_fill", "walk_strings",
+    "first_not_finite", "force", "matmul", "matmuls", "stats", "stats_of", "stream_fill",
+    "walk_strings",
 ]  # fmt: skip
 
 walk_strings = _kernels.walk_strings
@@ -146,18 +147,26 @@ def matmul(encoding: str, x: "Array", raw: Any, out: "Array", threads: int = 1) 
 
     Raises CodecError where lengths do not fit, KeyError for an encoding without a kernel.
     """
+    matmuls([(encoding, x, raw, out)], threads)
+
+
+def matmuls(jobs: "Sequence[tuple[str, Array, Any, Array]]", threads: int = 1) -> None:
+    """Do several products (encoding, x, raw, out) as `matmul` does each, in one go.
+
+    Threads are handed work once for all of them, which pays for the small ones of a decoding step.
+    """
     from aprfmt.codecs import parallel
 
-    KERNELS[encoding]
-    index, columns, rows = _DECODERS[encoding][0], x.shape[-1], out.shape[-1]
-
-    def task(start: int, stop: int) -> None:
-        _kernels.matmul(index, x, columns, raw, out, start, stop)
-
-    most = max(1, rows * columns // parallel.SMALLEST_PART)
-    step = -(-rows // max(1, min(threads, most)))
-    parts = [(start, min(start + step, rows)) for start in range(0, rows, max(step, 1))]
-    parallel.run([partial(task, *part) for part in parts or [(0, 0)]], threads)
+    tasks: list[Callable[[], None]] = []
+    for encoding, x, raw, out in jobs:
+        KERNELS[encoding]
+        index, columns, rows = _DECODERS[encoding][0], x.shape[-1], out.shape[-1]
+        parts = max(1, min(threads, x.size * rows * len(jobs) // parallel.SMALLEST_PART))
+        step = max(1, -(-rows // parts))
+        for start in range(0, max(rows, 1), step):
+            stop = min(start + step, rows)
+            tasks.append(partial(_kernels.matmul, index, x, columns, raw, out, start, stop))
+    parallel.run(tasks, threads)
 
 
 def stats(x: Any, threads: int = 1) -> "Moments":

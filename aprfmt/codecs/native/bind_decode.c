@@ -1,10 +1,10 @@
 /* Decoding and statistics for Python. Lengths are checked here, so that a kernel may trust them. */
 #include "bindings.h"
 
-PyDoc_STRVAR(decode_doc,
-    "decode(index, raw, out, stream=-1)\n\n"
-    "Fill float32 `out` from the blocks of `raw`, whose last may be used in part. `stream` stores past the\n"
-    "cache: 1 always, 0 never, -1 when `out` is large.");
+PyDoc_STRVAR(decode_doc, "decode(index, raw, out, stream=-1)\n\n"
+                         "Fill float32 `out` from the blocks of `raw`, whose last may be used in "
+                         "part. `stream` stores past the\n"
+                         "cache: 1 always, 0 never, -1 when `out` is large.");
 
 static PyObject *py_decode(PyObject *module, PyObject *args) {
     Py_ssize_t index, size = 0;
@@ -22,28 +22,27 @@ static PyObject *py_decode(PyObject *module, PyObject *args) {
     size_t blocks = count / row->block_size, part = count % row->block_size;
     size_t expected = (blocks + (part != 0)) * row->type_size;
     if ((size_t)size != expected) {
-        aprfmt_error("%s: found %zd bytes, expected %zu for %zu elements", row->name, size, expected, count);
+        aprfmt_error("%s: found %zd bytes, expected %zu for %zu elements", row->name, size,
+                     expected, count);
         goto done;
     }
     int mode = aprfmt_store_mode(out, count, stream);
-    Py_BEGIN_ALLOW_THREADS
-    if (blocks) row->decode[mode](raw, out, blocks);
+    Py_BEGIN_ALLOW_THREADS if (blocks) row->decode[mode](raw, out, blocks);
     if (part) {
         float last[256];
         row->decode[0](raw + blocks * row->type_size, last, 1);
         memcpy(out + blocks * row->block_size, last, 4 * part);
     }
-    Py_END_ALLOW_THREADS
-    result = Py_NewRef(Py_None);
+    Py_END_ALLOW_THREADS result = Py_NewRef(Py_None);
 done:
     aprfmt_release(&held);
     return result;
 }
 
-PyDoc_STRVAR(decode_apr_q8_doc,
-    "decode_apr_q8(raw, out, first=-1)\n\n"
-    "Fill float32 `out` from APR_Q8: a float32 scale, then an int8 for each element; with `first` only\n"
-    "elements first, first + 1, ... of `raw`.");
+PyDoc_STRVAR(decode_apr_q8_doc, "decode_apr_q8(raw, out, first=-1)\n\n"
+                                "Fill float32 `out` from APR_Q8: a float32 scale, then an int8 for "
+                                "each element; with `first` only\n"
+                                "elements first, first + 1, ... of `raw`.");
 
 static PyObject *py_decode_apr_q8(PyObject *module, PyObject *args) {
     Py_ssize_t first = -1, size = 0;
@@ -59,16 +58,16 @@ static PyObject *py_decode_apr_q8(PyObject *module, PyObject *args) {
     int fits = first < 0 ? (size_t)size == expected
                          : (size_t)first <= there && there - (size_t)first >= count;
     if (!fits) {
-        aprfmt_error("APR_Q8: found %zd bytes, expected %zu for %zu elements from %zd on and their scale",
-                    size, expected + (first > 0 ? (size_t)first : 0), count, first > 0 ? first : 0);
+        aprfmt_error(
+            "APR_Q8: found %zd bytes, expected %zu for %zu elements from %zd on and their scale",
+            size, expected + (first > 0 ? (size_t)first : 0), count, first > 0 ? first : 0);
         goto done;
     }
     if (first < 0) first = 0;
     if (count) {
         float scale;
         memcpy(&scale, raw, 4);
-        Py_BEGIN_ALLOW_THREADS
-        aprfmt_level->apr_q8(raw + 4 + first, scale, out, count);
+        Py_BEGIN_ALLOW_THREADS aprfmt_level->apr_q8(raw + 4 + first, scale, out, count);
         Py_END_ALLOW_THREADS
     }
     result = Py_NewRef(Py_None);
@@ -77,9 +76,11 @@ done:
     return result;
 }
 
-PyDoc_STRVAR(decode_coded_doc,
+PyDoc_STRVAR(
+    decode_coded_doc,
     "decode_coded(packed, absmax, code, block, out, first=0, to=0, stream=-1)\n\n"
-    "Fill float32 `out` with elements `first`, first + 1, ... of code[nibble] * absmax[element // block],\n"
+    "Fill float32 `out` with elements `first`, first + 1, ... of code[nibble] * absmax[element // "
+    "block],\n"
     "the high nibble first; `to` rounds each to what F32 (0), BF16 (1) or F16 (2) can hold.");
 
 static PyObject *py_decode_coded(PyObject *module, PyObject *args) {
@@ -102,33 +103,35 @@ static PyObject *py_decode_coded(PyObject *module, PyObject *args) {
     if (!out) goto done;
     size_t end = first < 0 ? 0 : (size_t)first + count;
     if (code_count != 16 || block <= 0 || to < 0 || to > 2 || first < 0) {
-        aprfmt_error("4-bit code: found a code of %zu values, blocks of %zd, first element %zd and rounding "
-                    "%d; expected 16, a positive size, 0 or more and 0 to 2",
-                    code_count, block, first, to);
+        aprfmt_error(
+            "4-bit code: found a code of %zu values, blocks of %zd, first element %zd and rounding "
+            "%d; expected 16, a positive size, 0 or more and 0 to 2",
+            code_count, block, first, to);
         goto done;
     }
     if ((size_t)size < (end + 1) / 2 || absmax_count < (end + (size_t)block - 1) / (size_t)block) {
-        aprfmt_error("4-bit code: %zu elements in blocks of %zd need %zu bytes and %zu scales, found %zd and "
-                    "%zu",
-                    end, block, (end + 1) / 2, (end + (size_t)block - 1) / (size_t)block, size,
-                    absmax_count);
+        aprfmt_error("4-bit code: %zu elements in blocks of %zd need %zu bytes and %zu scales, "
+                     "found %zd and "
+                     "%zu",
+                     end, block, (end + 1) / 2, (end + (size_t)block - 1) / (size_t)block, size,
+                     absmax_count);
         goto done;
     }
-    /* Storing past the cache needs every run of eight aligned, so blocks and the start in eights. */
+    /* Storing past the cache needs every run of eight aligned, so blocks and the start in eights.
+     */
     int mode = to || block % 8 || first % 8 ? 0 : aprfmt_store_mode(out, count, stream);
-    Py_BEGIN_ALLOW_THREADS
-    aprfmt_level->coded(packed, absmax, code, (size_t)block, (size_t)first, end, out, to, mode);
-    Py_END_ALLOW_THREADS
-    result = Py_NewRef(Py_None);
+    Py_BEGIN_ALLOW_THREADS aprfmt_level->coded(packed, absmax, code, (size_t)block, (size_t)first,
+                                               end, out, to, mode);
+    Py_END_ALLOW_THREADS result = Py_NewRef(Py_None);
 done:
     aprfmt_release(&held);
     return result;
 }
 
-PyDoc_STRVAR(moments_doc,
-    "moments(index, raw, count)\n\n"
-    "Decode `count` elements, a segment at a time, and return (count, finite, zeros, nan, inf, sum, squares\n"
-    "about the mean, least, most) of them.");
+PyDoc_STRVAR(moments_doc, "moments(index, raw, count)\n\n"
+                          "Decode `count` elements, a segment at a time, and return (count, "
+                          "finite, zeros, nan, inf, sum, squares\n"
+                          "about the mean, least, most) of them.");
 
 static PyObject *py_moments(PyObject *module, PyObject *args) {
     Py_ssize_t index, count, size = 0;
@@ -142,12 +145,11 @@ static PyObject *py_moments(PyObject *module, PyObject *args) {
     size_t blocks = count < 0 ? 0 : ((size_t)count + row->block_size - 1) / row->block_size;
     if (count < 0 || (size_t)size != blocks * row->type_size) {
         aprfmt_error("%s: found %zd bytes, expected %zu for %zd elements", row->name, size,
-                    blocks * row->type_size, count);
+                     blocks * row->type_size, count);
         goto done;
     }
     moments m = {.least = Py_HUGE_VAL, .most = -Py_HUGE_VAL};
-    Py_BEGIN_ALLOW_THREADS
-    float scratch[SEGMENT];
+    Py_BEGIN_ALLOW_THREADS float scratch[SEGMENT];
     const size_t step = SEGMENT / row->block_size;
     for (size_t left = (size_t)count; left;) {
         size_t now = left < SEGMENT ? left : SEGMENT;
@@ -156,16 +158,17 @@ static PyObject *py_moments(PyObject *module, PyObject *args) {
         raw += step * row->type_size;
         left -= now;
     }
-    Py_END_ALLOW_THREADS
-    result = Py_BuildValue("(KKKKKdddd)", (unsigned long long)m.count, (unsigned long long)m.finite,
-                           (unsigned long long)m.zeros, (unsigned long long)m.nan,
-                           (unsigned long long)m.inf, m.sum, m.about, (double)m.least, (double)m.most);
+    Py_END_ALLOW_THREADS result =
+        Py_BuildValue("(KKKKKdddd)", (unsigned long long)m.count, (unsigned long long)m.finite,
+                      (unsigned long long)m.zeros, (unsigned long long)m.nan,
+                      (unsigned long long)m.inf, m.sum, m.about, (double)m.least, (double)m.most);
 done:
     aprfmt_release(&held);
     return result;
 }
 
-PyDoc_STRVAR(first_not_finite_doc,
+PyDoc_STRVAR(
+    first_not_finite_doc,
     "first_not_finite(x)\n\nReturn the index of the first NaN or infinity in float32 `x`, or -1.");
 
 static PyObject *py_first_not_finite(PyObject *module, PyObject *x_object) {
@@ -178,10 +181,8 @@ static PyObject *py_first_not_finite(PyObject *module, PyObject *x_object) {
         aprfmt_release(&held);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    found = aprfmt_level->first_not_finite(x, count);
-    Py_END_ALLOW_THREADS
-    aprfmt_release(&held);
+    Py_BEGIN_ALLOW_THREADS found = aprfmt_level->first_not_finite(x, count);
+    Py_END_ALLOW_THREADS aprfmt_release(&held);
     return PyLong_FromSsize_t(found);
 }
 

@@ -1,10 +1,11 @@
 /* Products with encoded weights, and the fill that benchmarks compare with, for Python. */
 #include "bindings.h"
 
-PyDoc_STRVAR(matmul_doc,
-    "matmul(index, x, columns, raw, out, start, stop)\n\n"
-    "For rows start..stop of encoded `raw` [rows, columns]: out[t, row] = x[t] . row, in float32 of x\n"
-    "[tokens, columns]; `out` is float32 [tokens, rows]. The other entries of `out` are not touched.");
+PyDoc_STRVAR(matmul_doc, "matmul(index, x, columns, raw, out, start, stop)\n\n"
+                         "For rows start..stop of encoded `raw` [rows, columns]: out[t, row] = "
+                         "x[t] . row, in float32 of x\n"
+                         "[tokens, columns]; `out` is float32 [tokens, rows]. The other entries of "
+                         "`out` are not touched.");
 
 static PyObject *py_matmul(PyObject *module, PyObject *args) {
     Py_ssize_t index, columns, start, stop, size = 0;
@@ -14,7 +15,8 @@ static PyObject *py_matmul(PyObject *module, PyObject *args) {
     float *out = NULL;
     const uint8_t *raw = NULL;
     (void)module;
-    if (!PyArg_ParseTuple(args, "nOnOOnn", &index, &x_object, &columns, &raw_object, &out_object, &start, &stop)) {
+    if (!PyArg_ParseTuple(args, "nOnOOnn", &index, &x_object, &columns, &raw_object, &out_object,
+                          &start, &stop)) {
         return NULL;
     }
     const decoder *row = aprfmt_decoder_at(index);
@@ -24,30 +26,32 @@ static PyObject *py_matmul(PyObject *module, PyObject *args) {
     if (raw) out = aprfmt_hold_floats(&held, out_object, 1, "out", &out_count);
     if (!out) goto done;
     if (columns <= 0 || (size_t)columns % row->block_size || x_count % (size_t)columns) {
-        aprfmt_error("%s: found x of %zu elements and rows of %zd, expected rows of a multiple of %u elements",
+        aprfmt_error("%s: found x of %zu elements and rows of %zd, expected rows of a multiple of "
+                     "%u elements",
                      row->name, x_count, columns, row->block_size);
         goto done;
     }
     const size_t bytes = (size_t)columns / row->block_size * row->type_size;
     const size_t rows = (size_t)size / bytes, tokens = x_count / (size_t)columns;
-    if ((size_t)size % bytes || out_count != rows * tokens || start < 0 || start > stop || (size_t)stop > rows) {
-        aprfmt_error("%s: found %zd bytes of weights, rows %zd to %zd and an output of %zu elements; expected "
+    if ((size_t)size % bytes || out_count != rows * tokens || start < 0 || start > stop ||
+        (size_t)stop > rows) {
+        aprfmt_error("%s: found %zd bytes of weights, rows %zd to %zd and an output of %zu "
+                     "elements; expected "
                      "whole rows of %zu bytes and %zu elements of output",
                      row->name, size, start, stop, out_count, bytes, rows * tokens);
         goto done;
     }
-    Py_BEGIN_ALLOW_THREADS
-    aprfmt_level->products(row, raw + (size_t)start * bytes, (size_t)(stop - start), x, tokens,
-                           (size_t)columns, out + start, rows);
-    Py_END_ALLOW_THREADS
-    result = Py_NewRef(Py_None);
+    Py_BEGIN_ALLOW_THREADS aprfmt_level->products(row, raw + (size_t)start * bytes,
+                                                  (size_t)(stop - start), x, tokens,
+                                                  (size_t)columns, out + start, rows);
+    Py_END_ALLOW_THREADS result = Py_NewRef(Py_None);
 done:
     aprfmt_release(&held);
     return result;
 }
 
-PyDoc_STRVAR(stream_fill_doc,
-    "stream_fill(out)\n\nFill float32 `out` with 1 past the cache: the limit of every decoder of large tensors.");
+PyDoc_STRVAR(stream_fill_doc, "stream_fill(out)\n\nFill float32 `out` with 1 past the cache: the "
+                              "limit of every decoder of large tensors.");
 
 static PyObject *py_stream_fill(PyObject *module, PyObject *out_object) {
     buffers held = {.used = 0};
@@ -58,10 +62,8 @@ static PyObject *py_stream_fill(PyObject *module, PyObject *out_object) {
         aprfmt_release(&held);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    aprfmt_level->stream_fill(out, count, aprfmt_store_mode(out, count, 1));
-    Py_END_ALLOW_THREADS
-    aprfmt_release(&held);
+    Py_BEGIN_ALLOW_THREADS aprfmt_level->stream_fill(out, count, aprfmt_store_mode(out, count, 1));
+    Py_END_ALLOW_THREADS aprfmt_release(&held);
     return Py_NewRef(Py_None);
 }
 

@@ -1,6 +1,7 @@
 #include "bindings.h"
 
-/* From this many bytes on, results go past the cache: about one core's share of a last-level cache. */
+/* From this many bytes on, results go past the cache: about one core's share of a last-level cache.
+ */
 enum { PAST_CACHE = 4 << 20 };
 
 PyObject *aprfmt_error(const char *format, ...) {
@@ -30,12 +31,14 @@ void *aprfmt_hold(buffers *held, PyObject *from, int writable, Py_ssize_t *size)
     return view->len ? view->buf : (void *)held->view; /* an empty buffer may have no address */
 }
 
-float *aprfmt_hold_floats(buffers *held, PyObject *from, int writable, const char *what, size_t *count) {
+float *aprfmt_hold_floats(buffers *held, PyObject *from, int writable, const char *what,
+                          size_t *count) {
     Py_ssize_t size = 0;
     float *at = aprfmt_hold(held, from, writable, &size);
     if (at && (size % 4 || (uintptr_t)at % 4)) {
-        aprfmt_error("%s: found %zd bytes at an address that is %zu modulo 4, expected float32 aligned to 4",
-                     what, size, (size_t)at % 4);
+        aprfmt_error(
+            "%s: found %zd bytes at an address that is %zu modulo 4, expected float32 aligned to 4",
+            what, size, (size_t)at % 4);
         return NULL;
     }
     *count = (size_t)size / 4;

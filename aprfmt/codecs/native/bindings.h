@@ -29,9 +29,11 @@ void aprfmt_release(buffers *held);
 void *aprfmt_hold(buffers *held, PyObject *from, int writable, Py_ssize_t *size);
 
 /* The same for float32, aligned to 4 bytes. */
-float *aprfmt_hold_floats(buffers *held, PyObject *from, int writable, const char *what, size_t *count);
+float *aprfmt_hold_floats(buffers *held, PyObject *from, int writable, const char *what,
+                          size_t *count);
 
-/* The way of storing (sink.h) for an output; `stream`: 1 past the cache, 0 through it, -1 if it is large. */
+/* The way of storing (sink.h) for an output; `stream`: 1 past the cache, 0 through it, -1 if it is
+ * large. */
 int aprfmt_store_mode(const float *out, size_t count, int stream);
 
 /* A decoder by its index, or NULL with an exception set. */

@@ -1,7 +1,10 @@
-/* Decoders of the IQ1, IQ2 and IQ3 encodings: indices into lattices of 4 or 8 magnitudes, and signs. The
- * lattices come from aprfmt/codecs/iq_grids.py (tables.c holds what the loader hands over). */
+/* Decoders of the IQ1, IQ2 and IQ3 encodings: indices into lattices of 4 or 8 magnitudes, and
+ * signs. The lattices come from aprfmt/codecs/iq_grids.py (tables.c holds what the loader hands
+ * over). */
 
-FN vf grid8(const int8_t *grid, uint32_t index) { return to_f(load_i8((const uint8_t *)grid + 8 * index)); }
+FN vf grid8(const int8_t *grid, uint32_t index) {
+    return to_f(load_i8((const uint8_t *)grid + 8 * index));
+}
 
 FN vf grid4x2(const int8_t *grid, uint32_t first, uint32_t second) {
     uint8_t both[8];
@@ -14,9 +17,7 @@ FN vf grid4x2(const int8_t *grid, uint32_t first, uint32_t second) {
 FN vf eighth(uint32_t bit) { return (vf)i_all((int32_t)(0x3e000000u | (bit != 0) * 0x80000000u)); }
 
 /* Seven stored signs; the eighth makes the number of negative elements even. */
-FN uint32_t even_signs(uint32_t seven) {
-    return seven | (uint32_t)__builtin_parity(seven) << 7;
-}
+FN uint32_t even_signs(uint32_t seven) { return seven | (uint32_t)__builtin_parity(seven) << 7; }
 
 /* 2 d; for each 32 elements 4 index bytes, then 4 times 7 signs and a 4-bit scale */
 FN void iq2_xxs(const uint8_t *raw, float *out, size_t n, sink *to) {
@@ -67,7 +68,8 @@ FN void iq2_s(const uint8_t *raw, float *out, size_t n, sink *to) {
     }
 }
 
-/* 2 d; 64 index bytes, one for 4 elements; for each 32 elements 4 times 7 signs and a 4-bit scale */
+/* 2 d; 64 index bytes, one for 4 elements; for each 32 elements 4 times 7 signs and a 4-bit scale
+ */
 FN void iq3_xxs(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 98, out += 256) {
         float d = half_at(raw);
@@ -117,8 +119,8 @@ FN void iq1_s(const uint8_t *raw, float *out, size_t n, sink *to) {
     }
 }
 
-/* 32 index bytes; 16 bytes of nibbles: 3 high index bits and the sign of delta; 4 words of four 3-bit
- * scales, one for 16 elements, whose top nibbles are together d */
+/* 32 index bytes; 16 bytes of nibbles: 3 high index bits and the sign of delta; 4 words of four
+ * 3-bit scales, one for 16 elements, whose top nibbles are together d */
 FN void iq1_m(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 56, out += 256) {
         uint8_t top[2];

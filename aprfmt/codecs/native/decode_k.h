@@ -1,7 +1,7 @@
 /* Decoders of the K-quants: superblocks of 256 elements, sub-blocks with scales of their own.
  *
- * value = (d * scale) * q - (dmin * min). A scale times d has at most 19 significant bits and q at most
- * 6, so except for Q6_K the product with q is exact and only the subtraction rounds.
+ * value = (d * scale) * q - (dmin * min). A scale times d has at most 19 significant bits and q at
+ * most 6, so except for Q6_K the product with q is exact and only the subtraction rounds.
  */
 
 /* The 12 bytes of eight 6-bit scales and eight 6-bit mins (k_scales.py), times d and dmin. */
@@ -18,7 +18,8 @@ FN void k_scales(const uint8_t *packed, float d, float dmin, float scale[8], flo
     f_store(min, to_f(load_u8(bytes + 8)) * f_all(dmin));
 }
 
-/* 2 d, 2 dmin, 12 scales and mins, 128 nibbles: of each 32 bytes first the low ones, then the high */
+/* 2 d, 2 dmin, 12 scales and mins, 128 nibbles: of each 32 bytes first the low ones, then the high
+ */
 FN void q4_k(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 144, out += 256) {
         float scale[8], min[8];
@@ -31,7 +32,8 @@ FN void q4_k(const uint8_t *raw, float *out, size_t n, sink *to) {
             vi q[4];
             for (int k = 0; k < 4; k++) q[k] = load_u8(qs + 8 * k);
             for (int k = 0; k < 4; k++) put(at + 8 * k, exact_sub(to_f(q[k] & 15), s, m), to);
-            for (int k = 0; k < 4; k++) put(at + 32 + 8 * k, exact_sub(to_f(q[k] >> 4), s2, m2), to);
+            for (int k = 0; k < 4; k++)
+                put(at + 32 + 8 * k, exact_sub(to_f(q[k] >> 4), s2, m2), to);
         }
     }
 }
@@ -72,7 +74,8 @@ FN void q6_k(const uint8_t *raw, float *out, size_t n, sink *to) {
             const uint8_t *ql = raw + 64 * half, *qh = raw + 128 + 32 * half;
             vi high[4];
             for (int k = 0; k < 4; k++) high[k] = load_u8(qh + 8 * k) << 4;
-            for (int run = 0; run < 4; run++) { /* bytes 0-31, 32-63, and again their high nibbles */
+            for (int run = 0; run < 4;
+                 run++) { /* bytes 0-31, 32-63, and again their high nibbles */
                 const uint8_t *from = ql + 32 * (run & 1);
                 float *at = out + 128 * half + 32 * run;
                 for (int k = 0; k < 4; k++) {
@@ -86,16 +89,21 @@ FN void q6_k(const uint8_t *raw, float *out, size_t n, sink *to) {
     }
 }
 
+/* The scales and mins of a Q2_K block, multiplied out. */
+FN void q2_k_scales(const uint8_t *raw, float scale[16], float min[16]) {
+    vf d = f_all(half_at(raw + 80)), dmin = f_all(half_at(raw + 82));
+    for (int k = 0; k < 16; k += 8) {
+        vi both = load_u8(raw + k);
+        f_store(scale + k, to_f(both & 15) * d);
+        f_store(min + k, to_f(both >> 4) * dmin);
+    }
+}
+
 /* 16 scale (low) and min (high) nibbles, 64 bytes of 2 bits, 2 d, 2 dmin */
 FN void q2_k(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 84, out += 256) {
         float scale[16], min[16];
-        vf d = f_all(half_at(raw + 80)), dmin = f_all(half_at(raw + 82));
-        for (int k = 0; k < 16; k += 8) {
-            vi both = load_u8(raw + k);
-            f_store(scale + k, to_f(both & 15) * d);
-            f_store(min + k, to_f(both >> 4) * dmin);
-        }
+        q2_k_scales(raw, scale, min);
         for (int half = 0; half < 2; half++) {
             vi b[4];
             for (int k = 0; k < 4; k++) b[k] = load_u8(raw + 16 + 32 * half + 8 * k);
@@ -111,8 +119,8 @@ FN void q2_k(const uint8_t *raw, float *out, size_t n, sink *to) {
     }
 }
 
-/* 32 bytes of third bits (set: do not subtract 4), 64 bytes of 2 bits, 12 bytes of sixteen 6-bit scales,
- * 2 d: (d * (scale - 32)) * (q - 4) */
+/* 32 bytes of third bits (set: do not subtract 4), 64 bytes of 2 bits, 12 bytes of sixteen 6-bit
+ * scales, 2 d: (d * (scale - 32)) * (q - 4) */
 FN void q3_k(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 110, out += 256) {
         uint32_t a = u32_at(raw + 96), b = u32_at(raw + 100), c = u32_at(raw + 104);

@@ -1,5 +1,6 @@
-/* Decoders of small blocks: one or two scales over 32 to 128 elements. All integers are little-endian,
- * d is float16; the byte maps are those of the numpy codecs, one file each beside this folder. */
+/* Decoders of small blocks: one or two scales over 32 to 128 elements. All integers are
+ * little-endian, d is float16; the byte maps are those of the numpy codecs, one file each beside
+ * this folder. */
 
 /* Sixteen bytes of nibbles: the low ones are elements 0-15, the high ones 16-31. */
 FN void nibbles_32(const uint8_t *qs, vi q[4]) {
@@ -10,7 +11,8 @@ FN void nibbles_32(const uint8_t *qs, vi q[4]) {
     q[3] = b >> 4;
 }
 
-/* All ones where the fifth bit of elements 8k to 8k+7 is set in Q5_0's and Q5_1's 32 high bits, in all lanes. */
+/* All ones where the fifth bit of elements 8k to 8k+7 is set in Q5_0's and Q5_1's 32 high bits, in
+ * all lanes. */
 FN vi fifth_set(vi high, int k) {
     const vi bit = (vi)((vu){1, 2, 4, 8, 16, 32, 64, 128} << 8 * k);
     return (vi)((high & bit) == bit);
@@ -126,8 +128,8 @@ FN void apr_q8(const uint8_t *q, float scale, float *out, size_t n, sink *to) {
     }
 }
 
-/* 48 and 4 bytes of base-3 digits (five and four a byte), 2 d: (digit - 1) * d. Digit k of a byte is the
- * integer part of 3/256 of the byte times 3**k modulo 256. */
+/* 48 and 4 bytes of base-3 digits (five and four a byte), 2 d: (digit - 1) * d. Digit k of a byte
+ * is the integer part of 3/256 of the byte times 3**k modulo 256. */
 FN void tq1_0(const uint8_t *raw, float *out, size_t n, sink *to) {
     static const int power[5] = {1, 3, 9, 27, 81};
     for (; n--; raw += 54, out += 256) {

@@ -52,8 +52,8 @@ FN void iq4_nl(const uint8_t *raw, float *out, size_t n, sink *to) {
 FN void iq4_xs(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 136, out += 256) {
         vi low = i_all((int32_t)u32_at(raw + 4)), high = i_all(u16_at(raw + 2));
-        vi six = (low >> (vi){0, 4, 8, 12, 16, 20, 24, 28} & 15)
-               | (high >> (vi){0, 2, 4, 6, 8, 10, 12, 14} & 3) << 4;
+        vi six = (low >> (vi){0, 4, 8, 12, 16, 20, 24, 28} & 15) |
+                 (high >> (vi){0, 2, 4, 6, 8, 10, 12, 14} & 3) << 4;
         float scale[8];
         f_store(scale, to_f(six - 32) * f_all(half_at(raw)));
         for (int k = 0; k < 8; k++) {
@@ -63,7 +63,8 @@ FN void iq4_xs(const uint8_t *raw, float *out, size_t n, sink *to) {
     }
 }
 
-/* Round float32 to what a BF16 or F16 weight can hold, nearest even (bitsandbytes stores such weights). */
+/* Round float32 to what a BF16 or F16 weight can hold, nearest even (bitsandbytes stores such
+ * weights). */
 enum { TO_F32, TO_BF16, TO_F16 };
 
 FN vf rounded_to(vf v, int to) {
@@ -75,10 +76,10 @@ FN vf rounded_to(vf v, int to) {
     return to == TO_F16 ? half_bits(to_half(v)) : v;
 }
 
-/* NF4 and FP4 of bitsandbytes: code[nibble] * absmax[element / block], the high nibble first. `at` is the
- * first element's index and even; blocks may have any size. */
-FN void coded(const uint8_t *packed, const float *absmax, const float *code, size_t block, size_t at,
-              size_t end, float *out, int round, sink *to) {
+/* NF4 and FP4 of bitsandbytes: code[nibble] * absmax[element / block], the high nibble first. `at`
+ * is the first element's index and even; blocks may have any size. */
+FN void coded(const uint8_t *packed, const float *absmax, const float *code, size_t block,
+              size_t at, size_t end, float *out, int round, sink *to) {
     const vf low = f_load(code), high = f_load(code + 8);
     while (at < end) {
         size_t stop = (at / block + 1) * block;

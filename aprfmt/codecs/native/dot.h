@@ -1,4 +1,5 @@
-/* Products of float32 x [tokens, columns] with rows of encoded weights; the order of sums stands in sink.h. */
+/* Products of float32 x [tokens, columns] with rows of encoded weights; the order of sums stands in
+ * sink.h. */
 
 FN float lanes_total(const vf sum[4]) {
     vf all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
@@ -43,8 +44,8 @@ FN void add_last(const float *w, const float *x, size_t n, vf *sum) {
 }
 
 /* One row with up to TOKENS tokens: decode a segment, then use it for all of them. */
-FN void row_products(decode_fn decode, const decoder *kind, const uint8_t *row, const float *x, size_t tokens,
-                     size_t columns, float *out, size_t stride) {
+FN void row_products(decode_fn decode, const decoder *kind, const uint8_t *row, const float *x,
+                     size_t tokens, size_t columns, float *out, size_t stride) {
     float scratch[SEGMENT];
     vf sums[TOKENS][4];
     memset(sums, 0, sizeof sums);

@@ -1,6 +1,6 @@
-/* Encoders of the K-quants, as aprfmt/codecs/k_search.py: scales of sub-blocks by search, scales of those, then
- * codes under the rounded scales. Up to eight superblocks go together: sub-blocks are lanes first, superblocks
- * are afterwards. */
+/* Encoders of the K-quants, as aprfmt/codecs/k_search.py: scales of sub-blocks by search, scales of
+ * those, then codes under the rounded scales. Up to eight superblocks go together: sub-blocks are
+ * lanes first, superblocks are afterwards. */
 
 typedef struct {
     float scale[16][8], min[16][8], weight[16][8]; /* (sub-block, superblock) */
@@ -20,7 +20,8 @@ FN float square_sum(const float *x, size_t n, int fuse) {
 
 /* importance * sqrt(sigma2 + x*x) */
 FN void weigh(const vf *x, const vf *importance, vf sigma2, int n, vf *w, int fuse) {
-    for (int i = 0; i < n; i++) w[i] = importance[i] * f_sqrt(multiply_add(x[i], x[i], sigma2, fuse));
+    for (int i = 0; i < n; i++)
+        w[i] = importance[i] * f_sqrt(multiply_add(x[i], x[i], sigma2, fuse));
 }
 
 /* Eight sub-blocks' results into the group: from `sub` on, of superblock `block`. */
@@ -38,17 +39,22 @@ FN vf sum_in_order(const vf *terms, int n) {
 
 /* Which search a type takes, and its sizes. */
 typedef struct {
-    int size, nmax;      /* elements of a sub-block; largest code, or half the codes if signed */
-    int top;             /* largest code of scales */
-    float mean_square;   /* of the superblock, by this factor, in the weights with importance; 0: not in it */
-    steps plain;         /* of scale_and_min without importance */
+    int size, nmax;    /* elements of a sub-block; largest code, or half the codes if signed */
+    int top;           /* largest code of scales */
+    float mean_square; /* of the superblock, by this factor, in the weights with importance; 0: not
+                          in it */
+    steps plain;       /* of scale_and_min without importance */
 } k_plan;
 
-enum { WITH_MIN, SIGNED, REFINED }; /* scale_and_min; signed_scale; without importance refined_scale */
+enum {
+    WITH_MIN,
+    SIGNED,
+    REFINED
+}; /* scale_and_min; signed_scale; without importance refined_scale */
 
 /* Search all sub-blocks of one superblock. */
-FN void search_block(const float *x, const float *importance, const k_plan *plan, int search, group *g,
-                     int block, int fuse) {
+FN void search_block(const float *x, const float *importance, const k_plan *plan, int search,
+                     group *g, int block, int fuse) {
     const int n = plan->size, subs = 256 / n;
     const int weighs = importance && plan->mean_square != 0.0f;
     const vf sigma2 = f_all(weighs ? plan->mean_square * square_sum(x, 256, fuse) / 256.0f : 0.0f);
@@ -84,7 +90,8 @@ FN void search_block(const float *x, const float *importance, const k_plan *plan
     }
 }
 
-/* Codes of non-negative scales and what they are multiples of: by search, or so that the largest is `top`. */
+/* Codes of non-negative scales and what they are multiples of: by search, or so that the largest is
+ * `top`. */
 FN void positive_outer(float scale[16][8], float weight[16][8], int subs, int top, int weighted,
                        int32_t outer[16][8], float d[8], int fuse) {
     vf v[16], w[16];
@@ -107,24 +114,13 @@ FN void positive_outer(float scale[16][8], float weight[16][8], int subs, int to
 }
 
 /* Codes of 256 elements under rounded scales; where a scale is 0 the search's own stay. */
-FN void recode(const float *x, uint8_t *code, int size, const float *scale, const float *min, int low, int high,
-               int plus) {
+FN void recode(const float *x, uint8_t *code, int size, const float *scale, const float *min,
+               int low, int high, int plus) {
     for (int i = 0; i < 256; i += 8) {
         float d = scale[i / size];
         if (d == 0.0f) continue;
         vf shifted = min ? f_load(x + i) + f_all(min[i / size]) : f_load(x + i);
         store_u8(code + i, clamp(nearest(shifted / f_all(d)), low, high) + plus);
-    }
-}
-
-/* d and dmin of one superblock, rounded and multiplied out; the float16 go to `to` and `to` + 2. */
-FN void rounded_scales(const group *g, int block, int subs, uint8_t *to, float scale[16], float min[16]) {
-    put_half(to, g->d[block]);
-    put_half(to + 2, g->dmin[block]);
-    float d = half_at(to), dmin = half_at(to + 2);
-    for (int k = 0; k < subs; k++) {
-        scale[k] = d * (float)g->outer[k][block];
-        min[k] = dmin * (float)g->outer_min[k][block];
     }
 }
 
@@ -139,26 +135,37 @@ FN void join_crumbs(const uint8_t *code, uint8_t *to) {
     }
 }
 
+/* Scales are multiplied out as a decoder will read them: a garbage code of theirs shows in what is
+ * stored. */
 FN void pack_q2_k(const float *x, group *g, int block, uint8_t *to) {
     float scale[16], min[16];
-    rounded_scales(g, block, 16, to + 80, scale, min);
+    put_half(to + 80, g->d[block]);
+    put_half(to + 82, g->dmin[block]);
+    for (int k = 0; k < 16; k++)
+        to[k] = (uint8_t)(g->outer[k][block] | g->outer_min[k][block] << 4);
+    q2_k_scales(to, scale, min);
     recode(x, g->code[block], 16, scale, min, 0, 3, 0);
-    for (int k = 0; k < 16; k++) to[k] = (uint8_t)(g->outer[k][block] | g->outer_min[k][block] << 4);
     join_crumbs(g->code[block], to + 16);
 }
 
 /* d, dmin, the 12 bytes of scales and mins and the low nibbles of Q4_K and Q5_K. */
 FN void pack_q45(const float *x, group *g, int block, int nmax, uint8_t *head, uint8_t *nibbles) {
-    float scale[16], min[16];
-    rounded_scales(g, block, 8, head, scale, min);
-    recode(x, g->code[block], 32, scale, min, 0, nmax, 0);
+    float scale[8], min[8];
+    put_half(head, g->d[block]);
+    put_half(head + 2, g->dmin[block]);
     for (int k = 0; k < 4; k++) {
         int s = g->outer[k][block], s4 = g->outer[k + 4][block];
         int m = g->outer_min[k][block], m4 = g->outer_min[k + 4][block];
+        if (nmax == 31) { /* ggml limits those of Q5_K and not those of Q4_K */
+            s = s < 63 ? s : 63, s4 = s4 < 63 ? s4 : 63;
+            m = m < 63 ? m : 63, m4 = m4 < 63 ? m4 : 63;
+        }
         head[4 + k] = (uint8_t)(s | s4 >> 4 << 6);
         head[8 + k] = (uint8_t)(m | m4 >> 4 << 6);
         head[12 + k] = (uint8_t)((s4 & 15) | (m4 & 15) << 4);
     }
+    k_scales(head + 4, half_at(head), half_at(head + 2), scale, min);
+    recode(x, g->code[block], 32, scale, min, 0, nmax, 0);
     for (int run = 0; run < 4; run++) {
         const uint8_t *c = g->code[block] + 64 * run;
         for (int l = 0; l < 32; l++) {
@@ -167,7 +174,9 @@ FN void pack_q45(const float *x, group *g, int block, int nmax, uint8_t *head, u
     }
 }
 
-FN void pack_q4_k(const float *x, group *g, int block, uint8_t *to) { pack_q45(x, g, block, 15, to, to + 16); }
+FN void pack_q4_k(const float *x, group *g, int block, uint8_t *to) {
+    pack_q45(x, g, block, 15, to, to + 16);
+}
 
 FN void pack_q5_k(const float *x, group *g, int block, uint8_t *to) {
     pack_q45(x, g, block, 31, to, to + 48);
@@ -178,8 +187,8 @@ FN void pack_q5_k(const float *x, group *g, int block, uint8_t *to) {
     }
 }
 
-/* Signed scales of 16 sub-blocks: codes low..-low-1, the largest by magnitude becomes `low`, and so do all
- * where every scale is 0. */
+/* Signed scales of 16 sub-blocks: codes low..-low-1, the largest by magnitude becomes `low`, and so
+ * do all where every scale is 0. */
 FN void signed_outer(group *g, int low, int wraps, int fuse) {
     vf v[16];
     for (int k = 0; k < 16; k++) v[k] = f_load(g->scale[k]);
@@ -187,7 +196,9 @@ FN void signed_outer(group *g, int low, int wraps, int fuse) {
     vi some = (vi)(largest != f_all(0.0f));
     for (int k = 0; k < 16; k++) {
         vi code = nearest_product(inverse, v[k], fuse);
-        if (wraps) code = i_more_of(code << 24 >> 24, i_all(low)); /* ggml passes it through an int8 first */
+        if (wraps)
+            code =
+                i_more_of(code << 24 >> 24, i_all(low)); /* ggml passes it through an int8 first */
         i_store(g->outer[k], i_pick(some, i_less_of(code, i_all(-low - 1)), i_all(low)));
     }
     f_store(g->d, f_pick(some, f_all(1.0f) / inverse, f_all(0.0f)));
@@ -207,7 +218,8 @@ FN void pack_q3_k(const float *x, group *g, int block, uint8_t *to) {
     recode(x, code, 16, scale, NULL, -4, 3, 4);
     for (int k = 0; k < 8; k++) to[96 + k] = (uint8_t)((six[k] & 15) | (six[k + 8] & 15) << 4);
     for (int k = 0; k < 4; k++) {
-        to[104 + k] = (uint8_t)(six[k] >> 4 | six[k + 4] >> 4 << 2 | six[k + 8] >> 4 << 4 | six[k + 12] >> 4 << 6);
+        to[104 + k] = (uint8_t)(six[k] >> 4 | six[k + 4] >> 4 << 2 | six[k + 8] >> 4 << 4 |
+                                six[k + 12] >> 4 << 6);
     }
     for (int l = 0; l < 32; l++) {
         int mask = 0;
@@ -234,7 +246,8 @@ FN void pack_q6_k(const float *x, group *g, int block, uint8_t *to) {
     recode(x, code, 16, scale, NULL, -32, 31, 32);
     for (int half = 0; half < 2; half++) {
         const uint8_t *c = code + 128 * half;
-        for (int l = 0; l < 64; l++) to[64 * half + l] = (uint8_t)((c[l] & 15) | (c[l + 64] & 15) << 4);
+        for (int l = 0; l < 64; l++)
+            to[64 * half + l] = (uint8_t)((c[l] & 15) | (c[l + 64] & 15) << 4);
     }
     for (int i = 0; i < 256; i++) high[i] = code[i] >> 4;
     join_crumbs(high, to + 128);
@@ -247,22 +260,23 @@ static const k_plan Q5_K_PLAN = {32, 31, 63, 2.0f, {-0.5f, 0.1f, 15, 0}};
 static const k_plan Q6_K_PLAN = {16, 32, 128, 0.0f, {0, 0, 0, 0}};
 
 /* Encode superblocks of a plan; `pack` writes one of `bytes` bytes. */
-#define K_ENCODER(fn, PLAN, search, bytes)                                                             \
-    FN void enc_##fn(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance,  \
-                     int fuse) {                                                                       \
-        group g;                                                                                       \
-        memset(&g, 0, sizeof g);                                                                       \
-        for (size_t at = 0; at < n; at += 8) {                                                         \
-            int blocks = n - at < 8 ? (int)(n - at) : 8;                                               \
-            for (int b = 0; b < blocks; b++) {                                                         \
-                const float *weights = importance ? importance + (at + (size_t)b) % per_row * 256 : NULL; \
-                search_block(x + (at + (size_t)b) * 256, weights, &PLAN, search, &g, b, fuse);         \
-            }                                                                                          \
-            outer_stage(&g, &PLAN, search, importance != NULL, fuse);                                  \
-            for (int b = 0; b < blocks; b++) {                                                         \
-                pack_##fn(x + (at + (size_t)b) * 256, &g, b, out + (at + (size_t)b) * bytes);          \
-            }                                                                                          \
-        }                                                                                              \
+#define K_ENCODER(fn, PLAN, search, bytes)                                                     \
+    FN void enc_##fn(const float *x, uint8_t *out, size_t n, size_t per_row,                   \
+                     const float *importance, int fuse) {                                      \
+        group g;                                                                               \
+        memset(&g, 0, sizeof g);                                                               \
+        for (size_t at = 0; at < n; at += 8) {                                                 \
+            int blocks = n - at < 8 ? (int)(n - at) : 8;                                       \
+            for (int b = 0; b < blocks; b++) {                                                 \
+                const float *weights =                                                         \
+                    importance ? importance + (at + (size_t)b) % per_row * 256 : NULL;         \
+                search_block(x + (at + (size_t)b) * 256, weights, &PLAN, search, &g, b, fuse); \
+            }                                                                                  \
+            outer_stage(&g, &PLAN, search, importance != NULL, fuse);                          \
+            for (int b = 0; b < blocks; b++) {                                                 \
+                pack_##fn(x + (at + (size_t)b) * 256, &g, b, out + (at + (size_t)b) * bytes);  \
+            }                                                                                  \
+        }                                                                                      \
     }
 
 FN void outer_stage(group *g, const k_plan *plan, int search, int weighted, int fuse) {

@@ -1,5 +1,5 @@
-/* Encoders of small blocks. Without importance a block goes alone, four runs of eight elements; with it, eight
- * blocks go together through ggml's searches (Q4_0, Q4_1, Q5_0, Q5_1). */
+/* Encoders of small blocks. Without importance a block goes alone, four runs of eight elements;
+ * with it, eight blocks go together through ggml's searches (Q4_0, Q4_1, Q5_0, Q5_1). */
 
 /* Largest magnitude of n elements, n a multiple of 8. */
 FN float most_of(const float *x, int n) {
@@ -8,7 +8,8 @@ FN float most_of(const float *x, int n) {
     return lanes_most(most);
 }
 
-/* The element of largest magnitude of 32, the first of equals; 0 if all are, whatever their signs. */
+/* The element of largest magnitude of 32, the first of equals; 0 if all are, whatever their signs.
+ */
 FN float first_of_most(const float *x) {
     const float most = most_of(x, 32);
     uint32_t at = 0, negative = 0;
@@ -96,8 +97,8 @@ FN float row_sigma2(row_weights *of, const float *x, size_t block, int fuse) {
 }
 
 /* Q4_0 to Q5_1 with importance: ggml's searches, eight blocks at a time. */
-FN void q_weighted(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance, int ranged,
-                   int nmax, int bytes, int fuse) {
+FN void q_weighted(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance,
+                   int ranged, int nmax, int bytes, int fuse) {
     row_weights of = {importance, per_row, SIZE_MAX, 0.0f};
     const int five = nmax == 16 || nmax == 31;
     for (size_t at = 0; at < n; at += 8) {
@@ -131,18 +132,21 @@ FN void q_weighted(const float *x, uint8_t *out, size_t n, size_t per_row, const
     }
 }
 
-#define SMALL_ENCODER(fn, plain, ranged, nmax, bytes)                                                   \
-    FN void enc_##fn(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance,    \
-                     int fuse) {                                                                         \
-        if (importance) q_weighted(x, out, n, per_row, importance, ranged, nmax, bytes, fuse);           \
-        else plain(x, out, n, nmax, bytes, fuse);                                                        \
+#define SMALL_ENCODER(fn, plain, ranged, nmax, bytes)                              \
+    FN void enc_##fn(const float *x, uint8_t *out, size_t n, size_t per_row,       \
+                     const float *importance, int fuse) {                          \
+        if (importance)                                                            \
+            q_weighted(x, out, n, per_row, importance, ranged, nmax, bytes, fuse); \
+        else                                                                       \
+            plain(x, out, n, nmax, bytes, fuse);                                   \
     }
 SMALL_ENCODER(q4_0, q_signed, 0, 8, 18)
 SMALL_ENCODER(q4_1, q_ranged, 1, 15, 20)
 SMALL_ENCODER(q5_0, q_signed, 0, 16, 22)
 SMALL_ENCODER(q5_1, q_ranged, 1, 31, 24)
 
-FN void enc_q8_0(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance, int fuse) {
+FN void enc_q8_0(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance,
+                 int fuse) {
     (void)per_row, (void)importance, (void)fuse;
     for (; n--; x += 32, out += 34) {
         float d = most_of(x, 32) / 127.0f;
@@ -155,7 +159,8 @@ FN void enc_q8_0(const float *x, uint8_t *out, size_t n, size_t per_row, const f
 /* The digit of a ternary element: -1, 0 or 1 plus 1. */
 FN vi ternary(const float *x, vf inverse) { return round_away(f_load(x) * inverse) + 1; }
 
-FN void enc_tq1_0(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance, int fuse) {
+FN void enc_tq1_0(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance,
+                  int fuse) {
     (void)per_row, (void)importance, (void)fuse;
     for (; n--; x += 256, out += 54) {
         float d = most_of(x, 256);
@@ -163,7 +168,12 @@ FN void enc_tq1_0(const float *x, uint8_t *out, size_t n, size_t per_row, const 
         int32_t digit[256];
         for (int i = 0; i < 256; i += 8) i_store(digit + i, ternary(x + i, inverse));
         for (int l = 0; l < 52; l++) {
-            int width = l < 32 ? 32 : l < 48 ? 16 : 4, first = l < 32 ? l : l < 48 ? 128 + l : 192 + l;
+            int width = l < 32   ? 32
+                        : l < 48 ? 16
+                                 : 4,
+                first = l < 32   ? l
+                        : l < 48 ? 128 + l
+                                 : 192 + l;
             uint32_t number = 0; /* modulo 256 in the end */
             for (int k = 0; k < 5; k++) {
                 number = number * 3 + (l < 48 || k < 4 ? (uint32_t)digit[first + width * k] : 0);
@@ -174,7 +184,8 @@ FN void enc_tq1_0(const float *x, uint8_t *out, size_t n, size_t per_row, const 
     }
 }
 
-FN void enc_tq2_0(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance, int fuse) {
+FN void enc_tq2_0(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance,
+                  int fuse) {
     (void)per_row, (void)importance, (void)fuse;
     for (; n--; x += 256, out += 66) {
         float d = most_of(x, 256);

@@ -1,7 +1,7 @@
 /* Encoders of encodings whose codes index a table of 16 values, and of F16 and BF16. */
 
-/* Where a value stands among 15 ascending bounds, in four comparisons. `from`: a bound itself and NaN count as
- * above it; else as below. */
+/* Where a value stands among 15 ascending bounds, in four comparisons. `from`: a bound itself and
+ * NaN count as above it; else as below. */
 FN vi above(vf v, vf bound, int from) { return from ? ~(vi)(v < bound) : (vi)(v > bound); }
 
 typedef struct {
@@ -9,7 +9,10 @@ typedef struct {
 } ranks;
 
 FN ranks ranks_of(const float *b) {
-    return (ranks){f_all(b[7]), f_all(b[3]), f_all(b[11]), {b[1], b[5], b[9], b[13]},
+    return (ranks){f_all(b[7]),
+                   f_all(b[3]),
+                   f_all(b[11]),
+                   {b[1], b[5], b[9], b[13]},
                    {b[0], b[2], b[4], b[6], b[8], b[10], b[12], b[14]}};
 }
 
@@ -30,13 +33,15 @@ FN uint8_t e2m1_far(float v, float d) {
     return best;
 }
 
-/* Codes of v / d for d >= 0: the nearest value of E2M1, of equally near ones the smaller. The midpoints times d
- * are exact. Zero is code 0 whatever its sign. */
+/* Codes of v / d for d >= 0: the nearest value of E2M1, of equally near ones the smaller. The
+ * midpoints times d are exact. Zero is code 0 whatever its sign. */
 FN vi e2m1(vf v, float d) {
-    static const float middle[7] = {0.5f, 1.5f, 2.5f, 3.5f, 5.0f, 7.0f, 10.0f}; /* of the doubled values */
+    static const float middle[7] = {0.5f, 1.5f, 2.5f, 3.5f,
+                                    5.0f, 7.0f, 10.0f}; /* of the doubled values */
     const vf magnitude = f_abs(v);
     vi code = i_all(0);
-    if (__builtin_expect(any((vi)(magnitude > f_all(0x1p20f * d))), 0)) { /* differences drown in rounding */
+    if (__builtin_expect(any((vi)(magnitude > f_all(0x1p20f * d))),
+                         0)) { /* differences drown in rounding */
         float lane[8];
         uint8_t far[8];
         f_store(lane, v);
@@ -47,7 +52,8 @@ FN vi e2m1(vf v, float d) {
     return code | ((vi)(v < f_all(0.0f)) & (vi)(code > 0) & 8);
 }
 
-FN void enc_mxfp4(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance, int fuse) {
+FN void enc_mxfp4(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance,
+                  int fuse) {
     (void)per_row, (void)importance, (void)fuse;
     for (; n--; x += 32, out += 17) {
         float most = most_of(x, 32), half_power;
@@ -76,7 +82,8 @@ FN uint32_t to_ue4m3(float x) {
     return code >= 15 << 3 ? 0x7e : code;
 }
 
-FN void enc_nvfp4(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance, int fuse) {
+FN void enc_nvfp4(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance,
+                  int fuse) {
     (void)per_row, (void)importance, (void)fuse;
     for (; n--; x += 64, out += 36) {
         for (int k = 0; k < 4; k++) {
@@ -122,7 +129,8 @@ FN vf nl_scale(const vf *x, const vf *w, int fuse) {
     return f_pick((vi)(f_abs(largest) < f_all(SMALLEST)), zero, d);
 }
 
-/* Weights of eight blocks of 32 and their scales; `sigma2` is twice the mean square, a lane a block. */
+/* Weights of eight blocks of 32 and their scales; `sigma2` is twice the mean square, a lane a
+ * block. */
 FN vf nl_search(const float *runs, const float *weights, vf sigma2, int fuse) {
     vf t[32], w[32];
     turn(runs, 32, t);
@@ -141,7 +149,8 @@ FN void nl_pack(const float *x, float inverse, uint8_t *to) {
     put_nibbles(to, q);
 }
 
-FN void enc_iq4_nl(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance, int fuse) {
+FN void enc_iq4_nl(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance,
+                   int fuse) {
     for (size_t at = 0; at < n; at += 8) {
         const size_t blocks = n - at < 8 ? n - at : 8;
         float runs[256] = {0}, weights[256] = {0}, sigma2[8] = {0}, d[8];
@@ -159,7 +168,8 @@ FN void enc_iq4_nl(const float *x, uint8_t *out, size_t n, size_t per_row, const
     }
 }
 
-FN void enc_iq4_xs(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance, int fuse) {
+FN void enc_iq4_xs(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance,
+                   int fuse) {
     for (size_t at = 0; at < n; at++, x += 256, out += 136) {
         const float *weights = importance ? importance + at % per_row * 256 : NULL;
         float sigma2 = weights ? square_sum(x, 256, fuse) * (2.0f / 256.0f) : 0.0f;
@@ -183,7 +193,8 @@ FN void enc_iq4_xs(const float *x, uint8_t *out, size_t n, size_t per_row, const
     }
 }
 
-FN void enc_f16(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance, int fuse) {
+FN void enc_f16(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance,
+                int fuse) {
     (void)per_row, (void)importance, (void)fuse;
     size_t i = 0;
     for (; i + 8 <= n; i += 8) store_u16(out + 2 * i, to_half(f_load(x + i)));
@@ -197,7 +208,8 @@ FN vi bf16_bits(vf v) {
     return (vi)((vu)i_pick(nan, (vi)(bits | 0x00400000), (vi)up) >> 16);
 }
 
-FN void enc_bf16(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance, int fuse) {
+FN void enc_bf16(const float *x, uint8_t *out, size_t n, size_t per_row, const float *importance,
+                 int fuse) {
     (void)per_row, (void)importance, (void)fuse;
     size_t i = 0;
     for (; i + 8 <= n; i += 8) store_u16(out + 2 * i, bf16_bits(f_load(x + i)));
@@ -227,10 +239,11 @@ FN uint32_t join_pairs(const uint8_t nibble[8]) {
     return (uint32_t)(w | w >> 16);
 }
 
-/* NF4 and FP4 of bitsandbytes: order[how many bounds lie below x / absmax], the high nibble first. The last
- * block may be short, and is then divided by absmax, which others are multiplied with the reciprocal of. */
-FN void enc_coded(const float *x, uint8_t *packed, float *absmax, size_t n, size_t block, const float *bounds,
-                  const uint8_t *order) {
+/* NF4 and FP4 of bitsandbytes: order[how many bounds lie below x / absmax], the high nibble first.
+ * The last block may be short, and is then divided by absmax, which others are multiplied with the
+ * reciprocal of. */
+FN void enc_coded(const float *x, uint8_t *packed, float *absmax, size_t n, size_t block,
+                  const float *bounds, const uint8_t *order) {
     const vi low = load_u8(order), high = load_u8(order + 8);
     const ranks split = ranks_of(bounds);
     for (size_t at = 0, b = 0; at < n; at += block, b++) {
@@ -252,8 +265,10 @@ FN void enc_coded(const float *x, uint8_t *packed, float *absmax, size_t n, size
             }
             for (size_t k = 0; k < now; k++) {
                 size_t element = first + k;
-                if (element & 1) packed[element / 2] |= nibble[k];
-                else packed[element / 2] = (uint8_t)(nibble[k] << 4);
+                if (element & 1)
+                    packed[element / 2] |= nibble[k];
+                else
+                    packed[element / 2] = (uint8_t)(nibble[k] << 4);
             }
         }
     }

@@ -18,107 +18,111 @@
 #include "dot.h"
 
 /* function, encoding, elements and bytes of a block */
-#define DECODERS(X)                                                                              \
-    X(f32, "F32", 1, 4)                                                                          \
-    X(f16, "F16", 1, 2)                                                                          \
-    X(bf16, "BF16", 1, 2)                                                                        \
-    X(f8_e4m3, "F8_E4M3", 1, 1)                                                                  \
-    X(f8_e5m2, "F8_E5M2", 1, 1)                                                                  \
-    X(f8_e8m0, "F8_E8M0", 1, 1)                                                                  \
-    X(f8_e4m3fnuz, "F8_E4M3FNUZ", 1, 1)                                                          \
-    X(f8_e5m2fnuz, "F8_E5M2FNUZ", 1, 1)                                                          \
-    X(q4_0, "Q4_0", 32, 18)                                                                      \
-    X(q4_1, "Q4_1", 32, 20)                                                                      \
-    X(q5_0, "Q5_0", 32, 22)                                                                      \
-    X(q5_1, "Q5_1", 32, 24)                                                                      \
-    X(q8_0, "Q8_0", 32, 34)                                                                      \
-    X(q8_1, "Q8_1", 32, 36)                                                                      \
-    X(q1_0, "Q1_0", 128, 18)                                                                     \
-    X(q2_0, "Q2_0", 64, 18)                                                                      \
-    X(q2_k, "Q2_K", 256, 84)                                                                     \
-    X(q3_k, "Q3_K", 256, 110)                                                                    \
-    X(q4_k, "Q4_K", 256, 144)                                                                    \
-    X(q5_k, "Q5_K", 256, 176)                                                                    \
-    X(q6_k, "Q6_K", 256, 210)                                                                    \
-    X(q8_k, "Q8_K", 256, 292)                                                                    \
-    X(iq2_xxs, "IQ2_XXS", 256, 66)                                                               \
-    X(iq2_xs, "IQ2_XS", 256, 74)                                                                 \
-    X(iq2_s, "IQ2_S", 256, 82)                                                                   \
-    X(iq3_xxs, "IQ3_XXS", 256, 98)                                                               \
-    X(iq3_s, "IQ3_S", 256, 110)                                                                  \
-    X(iq1_s, "IQ1_S", 256, 50)                                                                   \
-    X(iq1_m, "IQ1_M", 256, 56)                                                                   \
-    X(iq4_nl, "IQ4_NL", 32, 18)                                                                  \
-    X(iq4_xs, "IQ4_XS", 256, 136)                                                                \
-    X(mxfp4, "MXFP4", 32, 17)                                                                    \
-    X(nvfp4, "NVFP4", 64, 36)                                                                    \
-    X(tq1_0, "TQ1_0", 256, 54)                                                                   \
-    X(tq2_0, "TQ2_0", 256, 66)                                                                   \
+#define DECODERS(X)                     \
+    X(f32, "F32", 1, 4)                 \
+    X(f16, "F16", 1, 2)                 \
+    X(bf16, "BF16", 1, 2)               \
+    X(f8_e4m3, "F8_E4M3", 1, 1)         \
+    X(f8_e5m2, "F8_E5M2", 1, 1)         \
+    X(f8_e8m0, "F8_E8M0", 1, 1)         \
+    X(f8_e4m3fnuz, "F8_E4M3FNUZ", 1, 1) \
+    X(f8_e5m2fnuz, "F8_E5M2FNUZ", 1, 1) \
+    X(q4_0, "Q4_0", 32, 18)             \
+    X(q4_1, "Q4_1", 32, 20)             \
+    X(q5_0, "Q5_0", 32, 22)             \
+    X(q5_1, "Q5_1", 32, 24)             \
+    X(q8_0, "Q8_0", 32, 34)             \
+    X(q8_1, "Q8_1", 32, 36)             \
+    X(q1_0, "Q1_0", 128, 18)            \
+    X(q2_0, "Q2_0", 64, 18)             \
+    X(q2_k, "Q2_K", 256, 84)            \
+    X(q3_k, "Q3_K", 256, 110)           \
+    X(q4_k, "Q4_K", 256, 144)           \
+    X(q5_k, "Q5_K", 256, 176)           \
+    X(q6_k, "Q6_K", 256, 210)           \
+    X(q8_k, "Q8_K", 256, 292)           \
+    X(iq2_xxs, "IQ2_XXS", 256, 66)      \
+    X(iq2_xs, "IQ2_XS", 256, 74)        \
+    X(iq2_s, "IQ2_S", 256, 82)          \
+    X(iq3_xxs, "IQ3_XXS", 256, 98)      \
+    X(iq3_s, "IQ3_S", 256, 110)         \
+    X(iq1_s, "IQ1_S", 256, 50)          \
+    X(iq1_m, "IQ1_M", 256, 56)          \
+    X(iq4_nl, "IQ4_NL", 32, 18)         \
+    X(iq4_xs, "IQ4_XS", 256, 136)       \
+    X(mxfp4, "MXFP4", 32, 17)           \
+    X(nvfp4, "NVFP4", 64, 36)           \
+    X(tq1_0, "TQ1_0", 256, 54)          \
+    X(tq2_0, "TQ2_0", 256, 66)          \
     X(apr_q4, "APR_Q4", 32, 18)
 
-#define ONE_MODE(fn, suffix, mode)                                                               \
-    TARGET static void fn##_##suffix(const uint8_t *raw, float *out, size_t blocks) {            \
-        sink to = {.kind = mode};                                                                \
-        fn(raw, out, blocks, &to);                                                               \
-        if (mode != PLAIN) fence();                                                              \
+#define ONE_MODE(fn, suffix, mode)                                                    \
+    TARGET static void fn##_##suffix(const uint8_t *raw, float *out, size_t blocks) { \
+        sink to = {.kind = mode};                                                     \
+        fn(raw, out, blocks, &to);                                                    \
+        if (mode != PLAIN) fence();                                                   \
     }
 
 /* One row times one x: nothing is stored. Kernels only read what they multiply with. */
-#define ROW_DOT(fn, block)                                                                       \
-    TARGET static float fn##_dot(const uint8_t *raw, const float *x, size_t blocks) {            \
-        sink to = {.kind = DOT};                                                                 \
-        fn(raw, (float *)(uintptr_t)x, blocks, &to);                                             \
-        unturn(to.sum, (blocks * block + 7) / 8);                                                \
-        return lanes_total(to.sum);                                                              \
+#define ROW_DOT(fn, block)                                                            \
+    TARGET static float fn##_dot(const uint8_t *raw, const float *x, size_t blocks) { \
+        sink to = {.kind = DOT};                                                      \
+        fn(raw, (float *)(uintptr_t)x, blocks, &to);                                  \
+        unturn(to.sum, (blocks * block + 7) / 8);                                     \
+        return lanes_total(to.sum);                                                   \
     }
 
 #ifdef APRFMT_AVX2
-#define DEFINE(fn, name, block, size)                                                            \
-    ONE_MODE(fn, plain, PLAIN) ONE_MODE(fn, past32, PAST32) ONE_MODE(fn, past16, PAST16) ROW_DOT(fn, block)
-#define ROW(fn, name, block, size) {name, block, size, {fn##_plain, fn##_past32, fn##_past16}, fn##_dot},
+#define DEFINE(fn, name, block, size) \
+    ONE_MODE(fn, plain, PLAIN)        \
+    ONE_MODE(fn, past32, PAST32) ONE_MODE(fn, past16, PAST16) ROW_DOT(fn, block)
+#define ROW(fn, name, block, size) \
+    {name, block, size, {fn##_plain, fn##_past32, fn##_past16}, fn##_dot},
 #else
 #define DEFINE(fn, name, block, size) ONE_MODE(fn, plain, PLAIN) ROW_DOT(fn, block)
-#define ROW(fn, name, block, size) {name, block, size, {fn##_plain, fn##_plain, fn##_plain}, fn##_dot},
+#define ROW(fn, name, block, size) \
+    {name, block, size, {fn##_plain, fn##_plain, fn##_plain}, fn##_dot},
 #endif
 
 DECODERS(DEFINE)
 
 static const decoder DECODER_ROWS[] = {DECODERS(ROW){NULL, 0, 0, {NULL, NULL, NULL}, NULL}};
 
-#define ENCODERS(X)                                                                              \
-    X(f16, "F16", 1, 2)                                                                          \
-    X(bf16, "BF16", 1, 2)                                                                        \
-    X(q4_0, "Q4_0", 32, 18)                                                                      \
-    X(q4_1, "Q4_1", 32, 20)                                                                      \
-    X(q5_0, "Q5_0", 32, 22)                                                                      \
-    X(q5_1, "Q5_1", 32, 24)                                                                      \
-    X(q8_0, "Q8_0", 32, 34)                                                                      \
-    X(q2_k, "Q2_K", 256, 84)                                                                     \
-    X(q3_k, "Q3_K", 256, 110)                                                                    \
-    X(q4_k, "Q4_K", 256, 144)                                                                    \
-    X(q5_k, "Q5_K", 256, 176)                                                                    \
-    X(q6_k, "Q6_K", 256, 210)                                                                    \
-    X(iq4_nl, "IQ4_NL", 32, 18)                                                                  \
-    X(iq4_xs, "IQ4_XS", 256, 136)                                                                \
-    X(tq1_0, "TQ1_0", 256, 54)                                                                   \
-    X(tq2_0, "TQ2_0", 256, 66)                                                                   \
-    X(mxfp4, "MXFP4", 32, 17)                                                                    \
+#define ENCODERS(X)               \
+    X(f16, "F16", 1, 2)           \
+    X(bf16, "BF16", 1, 2)         \
+    X(q4_0, "Q4_0", 32, 18)       \
+    X(q4_1, "Q4_1", 32, 20)       \
+    X(q5_0, "Q5_0", 32, 22)       \
+    X(q5_1, "Q5_1", 32, 24)       \
+    X(q8_0, "Q8_0", 32, 34)       \
+    X(q2_k, "Q2_K", 256, 84)      \
+    X(q3_k, "Q3_K", 256, 110)     \
+    X(q4_k, "Q4_K", 256, 144)     \
+    X(q5_k, "Q5_K", 256, 176)     \
+    X(q6_k, "Q6_K", 256, 210)     \
+    X(iq4_nl, "IQ4_NL", 32, 18)   \
+    X(iq4_xs, "IQ4_XS", 256, 136) \
+    X(tq1_0, "TQ1_0", 256, 54)    \
+    X(tq2_0, "TQ2_0", 256, 66)    \
+    X(mxfp4, "MXFP4", 32, 17)     \
     X(nvfp4, "NVFP4", 64, 36)
 
-#define ONE_FMA(fn, suffix, fuse)                                                                \
-    TARGET static void enc_##fn##_##suffix(const float *x, uint8_t *out, size_t blocks,          \
-                                           size_t per_row, const float *importance) {            \
-        enc_##fn(x, out, blocks, per_row, importance, fuse);                                     \
+#define ONE_FMA(fn, suffix, fuse)                                                       \
+    TARGET static void enc_##fn##_##suffix(const float *x, uint8_t *out, size_t blocks, \
+                                           size_t per_row, const float *importance) {   \
+        enc_##fn(x, out, blocks, per_row, importance, fuse);                            \
     }
 #define DEFINE_ENCODER(fn, name, block, size) ONE_FMA(fn, strict, 0) ONE_FMA(fn, fused, 1)
-#define ENCODER_ROW(fn, name, block, size) {name, block, size, {enc_##fn##_strict, enc_##fn##_fused}},
+#define ENCODER_ROW(fn, name, block, size) \
+    {name, block, size, {enc_##fn##_strict, enc_##fn##_fused}},
 
 ENCODERS(DEFINE_ENCODER)
 
 static const encoder ENCODER_ROWS[] = {ENCODERS(ENCODER_ROW){NULL, 0, 0, {NULL, NULL}}};
 
-TARGET static void run_encode_coded(const float *x, uint8_t *packed, float *absmax, size_t n, size_t block,
-                                    const float *bounds, const uint8_t *order) {
+TARGET static void run_encode_coded(const float *x, uint8_t *packed, float *absmax, size_t n,
+                                    size_t block, const float *bounds, const uint8_t *order) {
     enc_coded(x, packed, absmax, n, block, bounds, order);
 }
 
@@ -127,22 +131,28 @@ TARGET static void run_apr_q8(const uint8_t *q, float scale, float *out, size_t 
     apr_q8(q, scale, out, n, &to);
 }
 
-#define ONE_CODED(round, mode)                                                                   \
-    do {                                                                                         \
-        sink to = {.kind = mode};                                                                \
-        coded(packed, absmax, code, block, first, end, out, round, &to);                         \
+#define ONE_CODED(round, mode)                                           \
+    do {                                                                 \
+        sink to = {.kind = mode};                                        \
+        coded(packed, absmax, code, block, first, end, out, round, &to); \
     } while (0)
 
-TARGET static void run_coded(const uint8_t *packed, const float *absmax, const float *code, size_t block,
-                             size_t first, size_t end, float *out, int round, int mode) {
+TARGET static void run_coded(const uint8_t *packed, const float *absmax, const float *code,
+                             size_t block, size_t first, size_t end, float *out, int round,
+                             int mode) {
 #ifdef APRFMT_AVX2
-    if (round == TO_F32 && mode == PAST32) ONE_CODED(TO_F32, PAST32);
-    else if (round == TO_F32 && mode == PAST16) ONE_CODED(TO_F32, PAST16);
+    if (round == TO_F32 && mode == PAST32)
+        ONE_CODED(TO_F32, PAST32);
+    else if (round == TO_F32 && mode == PAST16)
+        ONE_CODED(TO_F32, PAST16);
     else
 #endif
-    if (round == TO_F32) ONE_CODED(TO_F32, PLAIN);
-    else if (round == TO_BF16) ONE_CODED(TO_BF16, PLAIN);
-    else ONE_CODED(TO_F16, PLAIN);
+        if (round == TO_F32)
+        ONE_CODED(TO_F32, PLAIN);
+    else if (round == TO_BF16)
+        ONE_CODED(TO_BF16, PLAIN);
+    else
+        ONE_CODED(TO_F16, PLAIN);
     if (mode != PLAIN) fence();
 }
 
@@ -150,15 +160,19 @@ TARGET static void run_stream_fill(float *out, size_t n, int mode) {
     const vf v = f_all(1.0f);
     sink past32 = {.kind = PAST32}, past16 = {.kind = PAST16}, plain = {.kind = PLAIN};
     for (size_t i = 0; i + 8 <= n; i += 8) {
-        if (mode == PAST32) put(out + i, v, &past32);
-        else if (mode == PAST16) put(out + i, v, &past16);
-        else put(out + i, v, &plain);
+        if (mode == PAST32)
+            put(out + i, v, &past32);
+        else if (mode == PAST16)
+            put(out + i, v, &past16);
+        else
+            put(out + i, v, &plain);
     }
     fence();
 }
 
-TARGET static void run_products(const decoder *kind, const uint8_t *raw, size_t rows, const float *x,
-                                size_t tokens, size_t columns, float *out, size_t stride) {
+TARGET static void run_products(const decoder *kind, const uint8_t *raw, size_t rows,
+                                const float *x, size_t tokens, size_t columns, float *out,
+                                size_t stride) {
     const size_t blocks = columns / kind->block_size, bytes = blocks * kind->type_size;
     for (size_t r = 0; r < rows; r++) {
         const uint8_t *row = raw + r * bytes;
@@ -168,7 +182,8 @@ TARGET static void run_products(const decoder *kind, const uint8_t *raw, size_t 
         }
         for (size_t t = 0; t < tokens; t += TOKENS) {
             const size_t now = tokens - t < TOKENS ? tokens - t : TOKENS;
-            row_products(kind->decode[0], kind, row, x + t * columns, now, columns, out + r + t * stride, stride);
+            row_products(kind->decode[0], kind, row, x + t * columns, now, columns,
+                         out + r + t * stride, stride);
         }
     }
 }
@@ -187,7 +202,6 @@ TARGET static ptrdiff_t run_first_not_finite(const float *x, size_t n) {
 }
 
 const level LEVEL = {
-    LEVEL_NAME, DECODER_ROWS,     ENCODER_ROWS,    run_apr_q8,
-    run_coded,  run_encode_coded, run_add_moments, run_first_not_finite,
-    run_products, run_stream_fill,
+    LEVEL_NAME,       DECODER_ROWS,    ENCODER_ROWS,         run_apr_q8,   run_coded,
+    run_encode_coded, run_add_moments, run_first_not_finite, run_products, run_stream_fill,
 };

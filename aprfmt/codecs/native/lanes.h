@@ -2,9 +2,9 @@
  *
  * Every kernel file is compiled twice, by generic.c for any processor and by avx2.c for x86-64 with
  * AVX2, F16C and FMA; only what differs between the two stands under APRFMT_AVX2 here. The vector
- * types are the compiler's own (gcc and clang), so + - * / & | << >> and comparisons are plain C and
- * round as IEEE 754 says. Nothing is contracted (-ffp-contract=off): a fused multiply-add happens
- * where `fused` below is called and nowhere else.
+ * types are the compiler's own (gcc and clang), so + - * / & | << >> and comparisons are plain C
+ * and round as IEEE 754 says. Nothing is contracted (-ffp-contract=off): a fused multiply-add
+ * happens where `fused` below is called and nowhere else.
  */
 #ifndef APRFMT_LANES_H
 #define APRFMT_LANES_H
@@ -130,7 +130,8 @@ FN vf f_less_of(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
 FN vf f_more_of(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
 FN uint32_t bits_of(vi mask) { return (uint32_t)_mm256_movemask_ps((__m256)mask); }
 FN float lanes_most(vf v) {
-    __m128 four = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    __m128 four =
+        _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
     four = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 }
@@ -171,7 +172,8 @@ FN vf fused(vf a, vf b, vf c) {
 }
 #endif
 
-/* Bit i of bits_of: the sign of lane i of a mask. lanes_most: the largest of eight numbers that are no NaN. */
+/* Bit i of bits_of: the sign of lane i of a mask. lanes_most: the largest of eight numbers that are
+ * no NaN. */
 FN int any(vi mask) { return bits_of(mask) != 0; }
 
 /* a*b + c and a*b - c where the product is exact in float32, so that both roundings agree. */
@@ -200,15 +202,16 @@ FN vf half_bits(vi h) {
     return (vf)(wide | sign);
 }
 
-/* float32 to float16, nearest even, in the low 16 bits of each lane: a NaN becomes quiet and keeps its sign
- * and the upper bits of its payload, as the processor's own conversion does it. */
+/* float32 to float16, nearest even, in the low 16 bits of each lane: a NaN becomes quiet and keeps
+ * its sign and the upper bits of its payload, as the processor's own conversion does it. */
 FN vi to_half(vf v) {
 #ifdef APRFMT_AVX2
     return (vi)_mm256_cvtepu16_epi32(_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
 #else
     vi bits = (vi)v, sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
     vi half = (rest - (112 << 23) + 0xfff + (rest >> 13 & 1)) >> 13;
-    vi small = (vi)((vf)rest + f_all(0.5f)) - 0x3f000000; /* 0.5 has the unit of the smallest halves */
+    vi small =
+        (vi)((vf)rest + f_all(0.5f)) - 0x3f000000; /* 0.5 has the unit of the smallest halves */
     half = i_pick((vi)(rest < 0x38800000), small, half);
     half = i_pick((vi)(rest >= 0x47800000), i_all(0x7c00), half);
     half = i_pick((vi)(rest > 0x7f800000), 0x7e00 | (rest >> 13 & 0x1ff), half);
@@ -231,10 +234,12 @@ FN void store_u16(uint8_t *at, vi v) {
 /* The low 8 bits of eight lanes to memory. */
 FN void store_u8(uint8_t *at, vi v) {
 #ifdef APRFMT_AVX2
-    const __m256i low = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
-                                         0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+    const __m256i low =
+        _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12,
+                         -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
     __m256i fours = _mm256_shuffle_epi8((__m256i)v, low);
-    __m128i bytes = _mm_unpacklo_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
+    __m128i bytes =
+        _mm_unpacklo_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
     _mm_storel_epi64((__m128i *)(void *)at, bytes);
 #else
     u8x8 narrow = __builtin_convertvector(v, u8x8);
@@ -286,7 +291,8 @@ FN void turn_back(const vi *code, int n, uint8_t *runs) {
 
 FN void put_half(uint8_t *at, float v) {
 #ifdef APRFMT_AVX2
-    uint16_t half = (uint16_t)_mm_cvtsi128_si32(_mm_cvtps_ph(_mm_set_ss(v), _MM_FROUND_TO_NEAREST_INT));
+    uint16_t half =
+        (uint16_t)_mm_cvtsi128_si32(_mm_cvtps_ph(_mm_set_ss(v), _MM_FROUND_TO_NEAREST_INT));
     memcpy(at, &half, 2);
 #else
     uint8_t lane[16];

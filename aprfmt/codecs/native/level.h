@@ -16,8 +16,10 @@ typedef struct {
     float (*dot)(const uint8_t *raw, const float *x, size_t blocks); /* one row times one x */
 } decoder;
 
-/* x is `blocks` whole blocks, `per_row` to a row; importance has one weight for each column, or is NULL. */
-typedef void (*encode_fn)(const float *x, uint8_t *out, size_t blocks, size_t per_row, const float *importance);
+/* x is `blocks` whole blocks, `per_row` to a row; importance has one weight for each column, or is
+ * NULL. */
+typedef void (*encode_fn)(const float *x, uint8_t *out, size_t blocks, size_t per_row,
+                          const float *importance);
 
 typedef struct {
     const char *name;
@@ -43,9 +45,10 @@ typedef struct {
     void (*add_moments)(const float *x, size_t n, moments *m);
     ptrdiff_t (*first_not_finite)(const float *x, size_t n); /* -1: all are finite */
     /* out[t * stride + r] = row r of raw times row t of x [tokens, columns] */
-    void (*products)(const decoder *kind, const uint8_t *raw, size_t rows, const float *x, size_t tokens,
-                     size_t columns, float *out, size_t stride);
-    void (*stream_fill)(float *out, size_t n, int mode); /* the limit that benchmarks compare with */
+    void (*products)(const decoder *kind, const uint8_t *raw, size_t rows, const float *x,
+                     size_t tokens, size_t columns, float *out, size_t stride);
+    void (*stream_fill)(float *out, size_t n,
+                        int mode); /* the limit that benchmarks compare with */
 } level;
 
 extern const level aprfmt_generic;
@@ -54,9 +57,9 @@ extern const level aprfmt_generic;
 extern const level aprfmt_avx2;
 #endif
 
-/* strings.c: starts[i] becomes the offset of string i's length field; returns the offset after the last
- * string, or SIZE_MAX where one passes the end, with its index in *bad. */
-size_t aprfmt_walk_strings(const uint8_t *data, size_t size, size_t offset, size_t count, int swapped,
-                           uint64_t *starts, size_t *bad);
+/* strings.c: starts[i] becomes the offset of string i's length field; returns the offset after the
+ * last string, or SIZE_MAX where one passes the end, with its index in *bad. */
+size_t aprfmt_walk_strings(const uint8_t *data, size_t size, size_t offset, size_t count,
+                           int swapped, uint64_t *starts, size_t *bad);
 
 #endif

@@ -1,7 +1,7 @@
 /* The Python module aprfmt.codecs.native._kernels: buffers in, caller-owned buffers out.
  *
- * Nothing is allocated but walk_strings' result, and the GIL is released while a kernel runs. Errors are
- * aprfmt's CodecError, of walk_strings ValueError.
+ * Nothing is allocated but walk_strings' result, and the GIL is released while a kernel runs.
+ * Errors are aprfmt's CodecError, of walk_strings ValueError.
  */
 #include "bindings.h"
 #include "tables.h"
@@ -31,11 +31,13 @@ static const level *best_level(void) {
     return &aprfmt_generic;
 }
 
-PyDoc_STRVAR(walk_strings_doc,
-    "walk_strings(buffer, offset, count, swapped)\n\n"
-    "Step over `count` strings, each a 64-bit length and its bytes, from `offset` on; `swapped` for a\n"
-    "big-endian file. Returns (starts, end): the offsets of the length fields as native 64-bit integers in\n"
-    "bytes, and the offset after the last string. Raises ValueError where a string passes the end.");
+PyDoc_STRVAR(walk_strings_doc, "walk_strings(buffer, offset, count, swapped)\n\n"
+                               "Step over `count` strings, each a 64-bit length and its bytes, "
+                               "from `offset` on; `swapped` for a\n"
+                               "big-endian file. Returns (starts, end): the offsets of the length "
+                               "fields as native 64-bit integers in\n"
+                               "bytes, and the offset after the last string. Raises ValueError "
+                               "where a string passes the end.");
 
 static PyObject *py_walk_strings(PyObject *module, PyObject *args) {
     Py_ssize_t offset, count, size = 0;
@@ -47,7 +49,8 @@ static PyObject *py_walk_strings(PyObject *module, PyObject *args) {
     const uint8_t *data = aprfmt_hold(&held, buffer_object, 0, &size);
     if (!data) return NULL;
     if (offset < 0 || offset > size || count < 0 || count > (size - offset) / 8) {
-        PyErr_Format(PyExc_ValueError, "%zd strings at offset %zd take at least 8 bytes each, %zd bytes remain",
+        PyErr_Format(PyExc_ValueError,
+                     "%zd strings at offset %zd take at least 8 bytes each, %zd bytes remain",
                      count, offset, offset < 0 || offset > size ? 0 : size - offset);
         goto done;
     }
@@ -55,11 +58,11 @@ static PyObject *py_walk_strings(PyObject *module, PyObject *args) {
     if (!starts) goto done;
     size_t end, bad = 0;
     uint64_t *into = (uint64_t *)(void *)PyBytes_AsString(starts);
-    Py_BEGIN_ALLOW_THREADS
-    end = aprfmt_walk_strings(data, (size_t)size, (size_t)offset, (size_t)count, swapped, into, &bad);
-    Py_END_ALLOW_THREADS
-    if (end == SIZE_MAX) {
-        PyErr_Format(PyExc_ValueError, "string %zu of %zd passes the end of %zd bytes", bad, count, size);
+    Py_BEGIN_ALLOW_THREADS end =
+        aprfmt_walk_strings(data, (size_t)size, (size_t)offset, (size_t)count, swapped, into, &bad);
+    Py_END_ALLOW_THREADS if (end == SIZE_MAX) {
+        PyErr_Format(PyExc_ValueError, "string %zu of %zd passes the end of %zd bytes", bad, count,
+                     size);
         Py_CLEAR(starts);
         goto done;
     }
@@ -77,28 +80,34 @@ static PyObject *py_level(PyObject *module, PyObject *none) {
     return PyUnicode_FromString(aprfmt_level->name);
 }
 
-PyDoc_STRVAR(force_doc,
-    "force(level)\n\nUse \"generic\", \"avx2\" or \"best\"; raises CodecError where the processor lacks it.");
+PyDoc_STRVAR(force_doc, "force(level)\n\nUse \"generic\", \"avx2\" or \"best\"; raises CodecError "
+                        "where the processor lacks it.");
 
 static PyObject *py_force(PyObject *module, PyObject *args) {
     const char *name;
     (void)module;
     if (!PyArg_ParseTuple(args, "s", &name)) return NULL;
     const level *best = best_level();
-    if (!strcmp(name, "best") || !strcmp(name, best->name)) aprfmt_level = best;
-    else if (!strcmp(name, aprfmt_generic.name)) aprfmt_level = &aprfmt_generic;
-    else return aprfmt_error("level '%s' is not to be had on this processor; it can run '%s'", name, best->name);
+    if (!strcmp(name, "best") || !strcmp(name, best->name))
+        aprfmt_level = best;
+    else if (!strcmp(name, aprfmt_generic.name))
+        aprfmt_level = &aprfmt_generic;
+    else
+        return aprfmt_error("level '%s' is not to be had on this processor; it can run '%s'", name,
+                            best->name);
     return Py_NewRef(Py_None);
 }
 
-static PyObject *append_row(PyObject *rows, const char *name, unsigned block_size, unsigned type_size) {
+static PyObject *append_row(PyObject *rows, const char *name, unsigned block_size,
+                            unsigned type_size) {
     PyObject *one = Py_BuildValue("(sII)", name, block_size, type_size);
     if (!one || PyList_Append(rows, one) < 0) Py_CLEAR(rows);
     Py_XDECREF(one);
     return rows;
 }
 
-PyDoc_STRVAR(decoders_doc, "decoders()\n\nReturn (encoding, block_size, type_size) of each kernel, by index.");
+PyDoc_STRVAR(decoders_doc,
+             "decoders()\n\nReturn (encoding, block_size, type_size) of each kernel, by index.");
 
 static PyObject *py_decoders(PyObject *module, PyObject *none) {
     PyObject *rows = PyList_New(0);
@@ -109,7 +118,8 @@ static PyObject *py_decoders(PyObject *module, PyObject *none) {
     return rows;
 }
 
-PyDoc_STRVAR(encoders_doc, "encoders()\n\nReturn (encoding, block_size, type_size) of each encoder, by index.");
+PyDoc_STRVAR(encoders_doc,
+             "encoders()\n\nReturn (encoding, block_size, type_size) of each encoder, by index.");
 
 static PyObject *py_encoders(PyObject *module, PyObject *none) {
     PyObject *rows = PyList_New(0);
@@ -120,7 +130,8 @@ static PyObject *py_encoders(PyObject *module, PyObject *none) {
     return rows;
 }
 
-PyDoc_STRVAR(set_grid_doc, "set_grid(name, entries)\n\nHand over one lattice of iq_grids.py as int8 bytes.");
+PyDoc_STRVAR(set_grid_doc,
+             "set_grid(name, entries)\n\nHand over one lattice of iq_grids.py as int8 bytes.");
 
 static PyObject *py_set_grid(PyObject *module, PyObject *args) {
     const char *name, *entries;

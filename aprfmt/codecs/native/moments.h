@@ -1,9 +1,9 @@
 /* Statistics of float32 in one stream: counts, extremes, sum, and squares about the mean.
  *
- * Elements are taken in segments of SEGMENT; lane i of a segment adds elements i, i + 8, ... in float64, the
- * lanes are added as a fixed tree, and segments are merged in order (Chan, Golub and LeVeque, 1983). So the
- * result is a function of the data alone, bit for bit, on every level. NaN and infinity are counted and
- * otherwise left out. */
+ * Elements are taken in segments of SEGMENT; lane i of a segment adds elements i, i + 8, ... in
+ * float64, the lanes are added as a fixed tree, and segments are merged in order (Chan, Golub and
+ * LeVeque, 1983). So the result is a function of the data alone, bit for bit, on every level. NaN
+ * and infinity are counted and otherwise left out. */
 
 FN double lanes_sum(vd a, vd b) {
     vd c = a + b;
@@ -27,9 +27,12 @@ FN size_t finite_only(const float *x, size_t n, float *kept, moments *m) {
         uint32_t bits;
         memcpy(&bits, x + i, 4);
         bits &= 0x7fffffff;
-        if (bits > 0x7f800000) m->nan++;
-        else if (bits == 0x7f800000) m->inf++;
-        else kept[count++] = x[i];
+        if (bits > 0x7f800000)
+            m->nan++;
+        else if (bits == 0x7f800000)
+            m->inf++;
+        else
+            kept[count++] = x[i];
     }
     return count;
 }

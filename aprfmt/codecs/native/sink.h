@@ -1,12 +1,14 @@
 /* Where a decoder's results go, eight at a time: to memory, or into a dot product.
  *
- * Every decoder is written once over a sink, which is a constant wherever it is inlined. A dot product has four
- * accumulators of eight lanes: elements 32k + 8j + i are added to lane i of accumulator j, in order of k, by
- * fused multiply-adds (on the generic level by a product and a sum). At the end the accumulators are added as
- * (0 + 1) + (2 + 3) and their lanes as a tree. So a result depends on the row and on x, and on nothing else.
+ * Every decoder is written once over a sink, which is a constant wherever it is inlined. A dot
+ * product has four accumulators of eight lanes: elements 32k + 8j + i are added to lane i of
+ * accumulator j, in order of k, by fused multiply-adds (on the generic level by a product and a
+ * sum). At the end the accumulators are added as (0 + 1) + (2 + 3) and their lanes as a tree. So a
+ * result depends on the row and on x, and on nothing else.
  */
 
-/* Store through the cache, or past it to addresses aligned to 32 or to 16; or multiply with what is there. */
+/* Store through the cache, or past it to addresses aligned to 32 or to 16; or multiply with what is
+ * there. */
 enum { PLAIN, PAST32, PAST16, DOT };
 
 typedef struct {
@@ -58,8 +60,8 @@ FN void put_some(float *at, vf v, size_t n, sink *to) {
     }
 }
 
-/* Ask for input before it is needed. Worth 4 % where results go past the cache and an element's input is a
- * byte or more; the address may lie past the end. */
+/* Ask for input before it is needed. Worth 4 % where results go past the cache and an element's
+ * input is a byte or more; the address may lie past the end. */
 FN void ahead(const uint8_t *at) { __builtin_prefetch(at + 2048); }
 
 FN void fence(void) {

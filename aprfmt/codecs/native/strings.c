@@ -8,8 +8,8 @@ static uint64_t length_at(const uint8_t *at, int swapped) {
     return length;
 }
 
-size_t aprfmt_walk_strings(const uint8_t *data, size_t size, size_t offset, size_t count, int swapped,
-                           uint64_t *starts, size_t *bad) {
+size_t aprfmt_walk_strings(const uint8_t *data, size_t size, size_t offset, size_t count,
+                           int swapped, uint64_t *starts, size_t *bad) {
     for (size_t i = 0; i < count; i++) {
         *bad = i;
         if (offset > size || size - offset < 8) return SIZE_MAX;

@@ -9,8 +9,8 @@ int8_t aprfmt_iq2_xxs[256 * 8], aprfmt_iq2_xs[512 * 8], aprfmt_iq2_s[1024 * 8];
 int8_t aprfmt_iq3_xxs[256 * 4], aprfmt_iq3_s[512 * 4];
 int8_t aprfmt_iq1[2048 * 8];
 
-/* `nan` and `inf` are the magnitudes from which codes are NaN and infinity; the "uz" kinds have neither
- * infinities nor a negative zero, whose place their only NaN takes. */
+/* `nan` and `inf` are the magnitudes from which codes are NaN and infinity; the "uz" kinds have
+ * neither infinities nor a negative zero, whose place their only NaN takes. */
 static const struct {
     int fraction_bits, bias, inf, nan, uz;
 } KIND[F8_KINDS] = {
@@ -34,10 +34,12 @@ static float f8_value(int kind, int byte) {
 void aprfmt_fill_tables(void) {
     for (int byte = 0; byte < 256; byte++) {
         for (int kind = 0; kind < F8_KINDS; kind++) {
-            aprfmt_f8[kind][byte] = kind == F8_E8M0 ? ldexpf(1.0f, byte - 127) : f8_value(kind, byte);
+            aprfmt_f8[kind][byte] =
+                kind == F8_E8M0 ? ldexpf(1.0f, byte - 127) : f8_value(kind, byte);
         }
         int exponent = byte >> 3 & 15, fraction = byte & 7;
-        float value = exponent ? ldexpf((float)(fraction + 8), exponent - 10) : ldexpf((float)fraction, -9);
+        float value =
+            exponent ? ldexpf((float)(fraction + 8), exponent - 10) : ldexpf((float)fraction, -9);
         aprfmt_half_ue4m3[byte] = byte == 0x7f ? 0.0f : value * 0.5f;
     }
     aprfmt_f8[F8_E8M0][255] = NAN;
