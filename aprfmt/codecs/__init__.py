@@ -70,16 +70,23 @@ def codec(encoding: str) -> "Codec":
 
 
 def decode_into(
-    encoding: str, raw: "Bytes | Mapping[str, Bytes]", out: "Array", *, threads: int = 1
+    encoding: str,
+    raw: "Bytes | Mapping[str, Bytes]",
+    out: "Array",
+    *,
+    threads: int = 1,
+    fresh: bool = False,
 ) -> None:
     """Fill `out` (1-D, contiguous, of the codec's dtype) from blocks in a row.
 
-    `raw` is the main part, or all parts by suffix; `threads` is for native kernels. Raises
-    CodecError when lengths do not fit.
+    `raw` is the main part, or all parts by suffix; `threads` and `fresh` (nothing was stored in
+    `out` yet, see `parallel.STORE_FRESH`) are for native kernels. Raises CodecError when lengths
+    do not fit.
     """
     from aprfmt.codecs.base import check_out, part
-    from aprfmt.codecs.parallel import parallel_decode
+    from aprfmt.codecs.parallel import STORE_BY_SIZE, STORE_FRESH, parallel_decode
 
+    store = STORE_FRESH if fresh else STORE_BY_SIZE
     parts = raw if isinstance(raw, Mapping) else {"": raw}
     reference, native = codec(encoding), native_kernels() if out.size else None
     check_out(encoding, out, reference.dtype)
@@ -87,12 +94,14 @@ def decode_into(
     coded: Callable[..., Any] | None = getattr(reference, "coded", None)
     if kernel is not None:
         main = part(encoding, parts)
-        parallel_decode(kernel, main, out, reference.block_size, reference.type_size, threads)
+        parallel_decode(
+            kernel, main, out, reference.block_size, reference.type_size, threads, store
+        )
         finish: Callable[..., None] | None = getattr(reference, "finish", None)
         if finish is not None:
             finish(parts, out)
     elif native is not None and coded is not None:
-        coded(parts, out.size).decode(native.decode_coded, out, threads)
+        coded(parts, out.size).decode(native.decode_coded, out, threads, store)
     else:
         reference.decode(parts, out)
 
@@ -118,7 +127,7 @@ def decode(
     count, columns = shape_size(shape), shape[-1] if shape else 1
     if row_bytes is None or columns * reference.type_size == row_bytes * reference.block_size:
         flat = np.empty(count, reference.dtype)
-        decode_into(encoding, raw, flat, threads=threads)
+        decode_into(encoding, raw, flat, threads=threads, fresh=True)
         return flat.reshape(shape)
     parts = raw if isinstance(raw, Mapping) else {"": raw}
     rows = count // columns if columns else 0
@@ -128,7 +137,7 @@ def decode(
     check_length(encoding, found, rows * row_bytes, f"{rows} rows of {row_bytes} bytes")
     width = row_bytes // reference.type_size * reference.block_size
     padded = np.empty(rows * width, reference.dtype)
-    decode_into(encoding, parts, padded, threads=threads)
+    decode_into(encoding, parts, padded, threads=threads, fresh=True)
     return np.ascontiguousarray(padded.reshape(rows, width)[:, :columns]).reshape(shape)
 
 

@@ -194,13 +194,26 @@ class Coded:
     blocksize: int
     dtype: str
 
-    def decode(self, kernel: Callable[..., None], out: Array, threads: int = 1) -> None:
+    def decode(
+        self,
+        kernel: Callable[..., None],
+        out: Array,
+        threads: int = 1,
+        store: int = parallel.STORE_BY_SIZE,
+    ) -> None:
         """Fill float32 `out` with a kernel of the signature of `decode_coded` below."""
 
         def task(start: int, stop: int) -> Callable[[], None]:
             to = _ROUNDINGS[self.dtype]
             return lambda: kernel(
-                self.packed, self.absmax, self.code, self.blocksize, out[start:stop], start, to
+                self.packed,
+                self.absmax,
+                self.code,
+                self.blocksize,
+                out[start:stop],
+                start,
+                to,
+                store,
             )
 
         unit = math.lcm(2, self.blocksize)
@@ -209,9 +222,18 @@ class Coded:
 
 
 def decode_coded(
-    packed: U8, absmax: F32, code: F32, blocksize: int, out: F32, first: int, to: int
+    packed: U8,
+    absmax: F32,
+    code: F32,
+    blocksize: int,
+    out: F32,
+    first: int,
+    to: int,
+    store: int = parallel.STORE_BY_SIZE,
 ) -> None:
     """Fill `out` with elements `first`, first + 1, ... (whole blocks of whole bytes from there on).
+
+    `store` is the native kernel's concern.
 
     The product is formed in float32 and rounded once to what `to` names: 0 float32, 1 bfloat16,
     2 float16.

@@ -23,6 +23,11 @@ _STEP = 1 << 10
 
 _MOST_THREADS = 256
 
+# The kernels' `stream`. Memory that was never stored to comes zeroed, a page at a time, into the
+# cache: storing through it is then twice as fast as storing past it. In memory in use the large
+# output goes past the cache, as a store through it would read first what it overwrites.
+STORE_FRESH, STORE_BY_SIZE = 0, -1
+
 _pool: "ThreadPoolExecutor | None" = None
 _lock = threading.Lock()
 _inside = threading.local()
@@ -79,12 +84,13 @@ def split(count: int, block_size: int, threads: int) -> list[tuple[int, int]]:
 
 
 def parallel_decode(
-    kernel: Callable[[Any, Any], None],
+    kernel: Callable[[Any, Any, int], None],
     raw: Any,
     out: "Array",
     block_size: int,
     type_size: int,
     threads: int,
+    store: int = STORE_BY_SIZE,
 ) -> None:
     """Fill float32 `out` from blocks `raw` with a kernel of `native.KERNELS`, on several threads.
 
@@ -95,12 +101,12 @@ def parallel_decode(
     parts = split(count, block_size, threads)
     fits = len(view) == -(-count // block_size) * type_size
     if len(parts) == 1 or not fits:
-        return kernel(view, out)
+        return kernel(view, out, store)
 
     def part(start: int, stop: int) -> Callable[[], None]:
         first, last = start // block_size, -(-stop // block_size)
         piece = view[first * type_size : last * type_size]
-        return lambda: kernel(piece, out[start:stop])
+        return lambda: kernel(piece, out[start:stop], store)
 
     run([part(start, stop) for start, stop in parts], threads)
 

@@ -102,6 +102,11 @@ def target(warm: Any, fresh: bool) -> Any:
     return parallel.aligned(warm.size) if fresh else warm
 
 
+def store(fresh: bool) -> int:
+    """Return how `codecs.decode` and `codecs.decode_into` store to such memory."""
+    return parallel.STORE_FRESH if fresh else parallel.STORE_BY_SIZE
+
+
 def block_tasks(
     encoding: str, library: peers.Ggml | None, warm: Any, fresh: bool, threads: int
 ) -> tuple[dict[str, Task], str]:
@@ -110,7 +115,7 @@ def block_tasks(
     tasks: dict[str, Task] = {
         "limit": lambda: peers.fill(target(warm, fresh), threads),
         "ours": lambda: parallel.parallel_decode(
-            kernel, raw, target(warm, fresh), row.block_size, row.type_size, threads
+            kernel, raw, target(warm, fresh), row.block_size, row.type_size, threads, store(fresh)
         ),
     }
     decode = library.decoder(encoding) if library else None
@@ -140,7 +145,7 @@ def nf4_tasks(warm: Any, fresh: bool, threads: int) -> tuple[dict[str, Task], st
         out = target(warm, fresh)
 
         def part(a: int, b: int) -> None:
-            native.decode_coded(packed, absmax, code, 64, out[a:b], a)
+            native.decode_coded(packed, absmax, code, 64, out[a:b], a, 0, store(fresh))
 
         in_parts(count, 64, threads, part)
 

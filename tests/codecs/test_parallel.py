@@ -50,6 +50,12 @@ def test_decoding_in_threads_gives_the_same_numbers(name: str) -> None:
             native.KERNELS[name], raw, split, row.block_size, row.type_size, threads
         )
         assert split.tobytes() == alone.tobytes()
+    for store in (parallel.STORE_FRESH, 1):
+        split.fill(0)
+        parallel.parallel_decode(
+            native.KERNELS[name], raw, split, row.block_size, row.type_size, 2, store
+        )
+        assert split.tobytes() == alone.tobytes()
     with pytest.raises(CodecError, match=f"{name}: found"):
         parallel.parallel_decode(
             native.KERNELS[name], raw[:-1], split, row.block_size, row.type_size, 2

@@ -39,35 +39,32 @@ done:
     return result;
 }
 
-PyDoc_STRVAR(decode_apr_q8_doc, "decode_apr_q8(raw, out, first=-1)\n\n"
+PyDoc_STRVAR(decode_apr_q8_doc, "decode_apr_q8(raw, out, stream=-1)\n\n"
                                 "Fill float32 `out` from APR_Q8: a float32 scale, then an int8 for "
-                                "each element; with `first` only\n"
-                                "elements first, first + 1, ... of `raw`.");
+                                "each element. `stream` is\n"
+                                "there because every decoder has it: results go through the cache.");
 
 static PyObject *py_decode_apr_q8(PyObject *module, PyObject *args) {
-    Py_ssize_t first = -1, size = 0;
+    Py_ssize_t size = 0;
+    int stream;
     PyObject *raw_object, *out_object, *result = NULL;
     buffers held = {.used = 0};
     size_t count;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OO|n", &raw_object, &out_object, &first)) return NULL;
+    if (!PyArg_ParseTuple(args, "OO|i", &raw_object, &out_object, &stream)) return NULL;
     const uint8_t *raw = aprfmt_hold(&held, raw_object, 0, &size);
     float *out = raw ? aprfmt_hold_floats(&held, out_object, 1, "APR_Q8", &count) : NULL;
     if (!out) goto done;
-    size_t there = size < 4 ? 0 : (size_t)size - 4, expected = count ? count + 4 : 0;
-    int fits = first < 0 ? (size_t)size == expected
-                         : (size_t)first <= there && there - (size_t)first >= count;
-    if (!fits) {
-        aprfmt_error(
-            "APR_Q8: found %zd bytes, expected %zu for %zu elements from %zd on and their scale",
-            size, expected + (first > 0 ? (size_t)first : 0), count, first > 0 ? first : 0);
+    size_t expected = count ? count + 4 : 0;
+    if ((size_t)size != expected) {
+        aprfmt_error("APR_Q8: found %zd bytes, expected %zu for %zu elements and their scale", size,
+                     expected, count);
         goto done;
     }
-    if (first < 0) first = 0;
     if (count) {
         float scale;
         memcpy(&scale, raw, 4);
-        Py_BEGIN_ALLOW_THREADS aprfmt_level->apr_q8(raw + 4 + first, scale, out, count);
+        Py_BEGIN_ALLOW_THREADS aprfmt_level->apr_q8(raw + 4, scale, out, count);
         Py_END_ALLOW_THREADS
     }
     result = Py_NewRef(Py_None);

@@ -22,8 +22,10 @@ FN void k_scales(const uint8_t *packed, float d, float dmin, float scale[8], flo
  */
 FN void q4_k(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 144, out += 256) {
+        ahead_block(raw, 144);
         float scale[8], min[8];
         k_scales(raw + 4, half_at(raw), half_at(raw + 2), scale, min);
+#pragma GCC unroll 4
         for (int run = 0; run < 4; run++) {
             const uint8_t *qs = raw + 16 + 32 * run;
             float *at = out + 64 * run;
@@ -41,10 +43,12 @@ FN void q4_k(const uint8_t *raw, float *out, size_t n, sink *to) {
 /* As Q4_K with 32 bytes of fifth bits before the nibbles: bit j of byte l is of element 32j + l */
 FN void q5_k(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 176, out += 256) {
+        ahead_block(raw, 176);
         float scale[8], min[8];
         k_scales(raw + 4, half_at(raw), half_at(raw + 2), scale, min);
         vi high[4];
         for (int k = 0; k < 4; k++) high[k] = load_u8(raw + 16 + 8 * k) << 4;
+#pragma GCC unroll 4
         for (int run = 0; run < 4; run++) {
             const uint8_t *qs = raw + 48 + 32 * run;
             float *at = out + 64 * run;
@@ -67,6 +71,7 @@ FN void q5_k(const uint8_t *raw, float *out, size_t n, sink *to) {
 /* 128 low nibbles, 64 bytes of two high bits, 16 int8 scales, 2 d: (d * scale) * (q - 32) */
 FN void q6_k(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 210, out += 256) {
+        ahead_block(raw, 210);
         float scale[16], d = half_at(raw + 208);
         f_store(scale, to_f(load_i8(raw + 192)) * f_all(d));
         f_store(scale + 8, to_f(load_i8(raw + 200)) * f_all(d));
@@ -102,11 +107,13 @@ FN void q2_k_scales(const uint8_t *raw, float scale[16], float min[16]) {
 /* 16 scale (low) and min (high) nibbles, 64 bytes of 2 bits, 2 d, 2 dmin */
 FN void q2_k(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 84, out += 256) {
+        ahead_block(raw, 84);
         float scale[16], min[16];
         q2_k_scales(raw, scale, min);
         for (int half = 0; half < 2; half++) {
             vi b[4];
             for (int k = 0; k < 4; k++) b[k] = load_u8(raw + 16 + 32 * half + 8 * k);
+#pragma GCC unroll 4
             for (int run = 0; run < 4; run++) {
                 for (int k = 0; k < 4; k++) {
                     int sub = 8 * half + 2 * run + k / 2;
@@ -123,6 +130,7 @@ FN void q2_k(const uint8_t *raw, float *out, size_t n, sink *to) {
  * scales, 2 d: (d * (scale - 32)) * (q - 4) */
 FN void q3_k(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 110, out += 256) {
+        ahead_block(raw, 110);
         uint32_t a = u32_at(raw + 96), b = u32_at(raw + 100), c = u32_at(raw + 104);
         uint32_t six[4] = {
             (a & 0x0f0f0f0f) | (c << 4 & 0x30303030),
@@ -140,6 +148,7 @@ FN void q3_k(const uint8_t *raw, float *out, size_t n, sink *to) {
         for (int half = 0; half < 2; half++) {
             vi low[4];
             for (int k = 0; k < 4; k++) low[k] = load_u8(raw + 32 + 32 * half + 8 * k);
+#pragma GCC unroll 4
             for (int run = 0; run < 4; run++) {
                 for (int k = 0; k < 4; k++) {
                     vi q = (low[k] >> 2 * run & 3) | (third[k] >> (4 * half + run) & 4);

@@ -81,10 +81,9 @@ FN vf rounded_to(vf v, int to) {
 FN void coded(const uint8_t *packed, const float *absmax, const float *code, size_t block,
               size_t at, size_t end, float *out, int round, sink *to) {
     const vf low = f_load(code), high = f_load(code + 8);
-    while (at < end) {
-        size_t stop = (at / block + 1) * block;
-        float scale = absmax[at / block];
-        if (stop > end) stop = end;
+    for (size_t b = at / block; at < end; b++) {
+        const size_t stop = (b + 1) * block < end ? (b + 1) * block : end;
+        const float scale = absmax[b];
         if (!(at & 1)) {
             vf l = low * f_all(scale), h = high * f_all(scale);
             for (; at + 8 <= stop; at += 8, out += 8) {

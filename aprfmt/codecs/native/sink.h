@@ -64,6 +64,10 @@ FN void put_some(float *at, vf v, size_t n, sink *to) {
  * input is a byte or more; the address may lie past the end. */
 FN void ahead(const uint8_t *at) { __builtin_prefetch(at + 2048); }
 
+FN void ahead_block(const uint8_t *at, int bytes) {
+    for (int i = 0; i < bytes; i += 64) ahead(at + i);
+}
+
 FN void fence(void) {
 #ifdef APRFMT_AVX2
     _mm_sfence();
