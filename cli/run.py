@@ -2,7 +2,9 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 
 import click
@@ -56,16 +58,16 @@ def command(
     began = time.perf_counter()
     with running.session(model, arch=arch, **where) as (opened, session, choice):
         tokens, text = running.token_ids(opened, prompt, ids, chat)
-        tokenizer = running.tokenizer_of(opened)
-        if tokenizer is None:
-            render.warn(f"{opened.path}: has no tokenizer: ids only, and no stop token is known")
-        stop = frozenset() if ignore_stop or tokenizer is None else tokenizer.stop_ids
         room = context_room(opened, len(tokens))
-        writer = Writer(tokenizer, tokens, live=not as_json and sys.stdout.isatty())
-        load = time.perf_counter() - began
-        drawn, times = generate(
-            session, tokens, Sampler(sampling), min(max_tokens, room), stop, writer
-        )
+        with Beside(lambda: running.tokenizer_of(opened)) as tokenizer:
+            stop = Stops(tokenizer, ignore=ignore_stop)
+            writer = Writer(tokenizer, tokens, live=not as_json and sys.stdout.isatty())
+            load = time.perf_counter() - began
+            drawn, times = generate(
+                session, tokens, Sampler(sampling), min(max_tokens, room), stop, writer
+            )
+        if tokenizer.result is None:
+            render.warn(f"{opened.path}: has no tokenizer: ids only, and no stop token is known")
         stopped = bool(drawn) and drawn[-1] in stop
         made = drawn[:-1] if stopped else drawn
         reason = "stop_token" if stopped else "max_tokens" if len(made) == max_tokens else "context"
@@ -76,7 +78,7 @@ def command(
             "text": writer.text(made),
             "stop": {"reason": reason, "token": drawn[-1] if stopped else None},
             "sampling": asdict(sampling),
-            "speed": speed(len(tokens), load, times),
+            "speed": speed(len(tokens), load, times) | {"tokenizer_seconds": tokenizer.seconds},
         }
     if not as_json:
         writer.finish(made)
@@ -98,8 +100,58 @@ def context_room(model: Any, used: int) -> int:
     return context - used
 
 
+class Beside:
+    """Something made on a thread of its own: the tokenizer, while the prompt runs from its ids.
+
+    Leaving the `with` waits for it, as what it reads is closed then.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.seconds = 0.0
+        self._pool = ThreadPoolExecutor(1)
+        self._future = self._pool.submit(self._timed, make)
+
+    def _timed(self, make: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        made = make()
+        self.seconds = time.perf_counter() - began
+        return made
+
+    def __enter__(self) -> "Beside":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._pool.shutdown(wait=True)
+
+    @property
+    def result(self) -> Any:
+        """What was made, waited for; raises what making it raised."""
+        return self._future.result()
+
+
+class Stops(Collection[int]):
+    """The ids that end a generation, asked of the tokenizer when the first token is there."""
+
+    def __init__(self, tokenizer: Beside, *, ignore: bool) -> None:
+        self._tokenizer, self._ignore = tokenizer, ignore
+
+    def _ids(self) -> frozenset[int]:
+        tokenizer = None if self._ignore else self._tokenizer.result
+        ids: frozenset[int] = frozenset() if tokenizer is None else tokenizer.stop_ids
+        return ids
+
+    def __contains__(self, token: object) -> bool:
+        return token in self._ids()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ids())
+
+    def __len__(self) -> int:
+        return len(self._ids())
+
+
 def generate(
-    session: Any, tokens: list[int], sampler: Any, limit: int, stop: frozenset[int], writer: Any
+    session: Any, tokens: list[int], sampler: Any, limit: int, stop: Collection[int], writer: Any
 ) -> tuple[list[int], list[float]]:
     """Return the tokens drawn, a stop token included, and the time each was drawn at.
 
@@ -123,14 +175,20 @@ def generate(
 class Writer:
     """Turns the tokens so far into text, and prints what is new of it on a terminal."""
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int], *, live: bool) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Beside, prompt: Sequence[int], *, live: bool) -> None:
+        self._later = tokenizer
         self._context = list(prompt[-CONTEXT:])
         self._live = live
         self._shown = 0
-        self._before = "" if tokenizer is None else tokenizer.decode(
-            self._context, skip_special=True
-        )  # fmt: skip
+
+    @property
+    def _tokenizer(self) -> Any | None:
+        return self._later.result
+
+    @cached_property
+    def _before(self) -> str:
+        assert self._tokenizer is not None
+        return str(self._tokenizer.decode(self._context, skip_special=True))
 
     def text(self, ids: Sequence[int]) -> str | None:
         """Return the text of generated ids as it reads behind the prompt; None without tokenizer.
@@ -201,5 +259,6 @@ def report(body: dict[str, Any]) -> None:
     if took["prefill_tokens_per_second"]:
         parts.append(f"prompt of {took['prefill_tokens']} at "
                      f"{took['prefill_tokens_per_second']:.1f} tokens/s")  # fmt: skip
-    parts.append(f"loaded in {took['load_seconds']:.2f} s, on {body['run']['ran']}")
+    parts.append(f"loaded in {took['load_seconds']:.2f} s, tokenizer beside it in "
+                 f"{took['tokenizer_seconds']:.2f} s, on {body['run']['ran']}")  # fmt: skip
     click.echo("; ".join(parts), err=True)

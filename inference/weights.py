@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 # Share of the memory that is free at the start which decoded weights may take by default.
 FREE_SHARE = 0.6
-# Up to so many rows of x the product on encoded bytes reads less than decoding would write.
-ENCODED_ROWS = 2
+# Up to so many rows of x the product on encoded bytes takes no longer than that on decoded weights,
+# which have to be decoded first, at four to eight times the memory.
+ENCODED_ROWS = 16
 
 
 class Holder:

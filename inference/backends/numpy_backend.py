@@ -59,6 +59,13 @@ def _one_plus_exp(x: Array) -> Array:
     return y
 
 
+def _mean(x: Array) -> Array:
+    """Return the mean over the last axis, kept: `np.mean` without its 10 us of preparation."""
+    total = np.add.reduce(x, axis=-1, keepdims=True)
+    total /= x.shape[-1]
+    return total
+
+
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "silu": _silu,
     "gelu": _gelu,
@@ -232,14 +239,14 @@ class NumpyBackend(Tiles):
         self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
     ) -> Array:
         """Divide by the root of the mean square, multiply by weight + offset."""
-        mean_square = np.mean(x * x, axis=-1, keepdims=True)
-        return x / np.sqrt(mean_square + self._type(eps)) * (weight + self._type(offset))
+        y = x / np.sqrt(_mean(x * x) + self._type(eps))
+        y *= weight + self._type(offset)
+        return y
 
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
         """Subtract the mean, divide by the standard deviation, multiply, add."""
-        x = x - np.mean(x, axis=-1, keepdims=True)
-        variance = np.mean(x * x, axis=-1, keepdims=True)
-        y = x / np.sqrt(variance + self._type(eps)) * weight
+        x = x - _mean(x)
+        y = x / np.sqrt(_mean(x * x) + self._type(eps)) * weight
         return y if bias is None else y + bias
 
     # rotary positions

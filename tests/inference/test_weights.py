@@ -71,7 +71,7 @@ def test_a_product_is_the_same_held_and_decoded_per_use(
     monkeypatch.setattr("aprfmt.inference.backends.base.PANEL_BYTES", 64 * 4 * ROWS)
     b = backend(run_)
     values = RANDOM.standard_normal((300, 64)).astype(np.float32)
-    x = RANDOM.standard_normal((5, 64)).astype(np.float32)
+    x = RANDOM.standard_normal((ENCODED_ROWS + 5, 64)).astype(np.float32)
     rows = EncodedRows(values, "Q8_0")
     assert panel_rows(64) == ROWS
     weights = single(rows, budget)

@@ -21,6 +21,7 @@ FN vi fifth_set(vi high, int k) {
 /* 2 d, 16 nibbles: (q - 8) * d */
 FN void q4_0(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 18, out += 32) {
+        ahead(raw);
         vf d = f_all(half_at(raw));
         vi q[4];
         nibbles_32(raw + 2, q);
@@ -31,6 +32,7 @@ FN void q4_0(const uint8_t *raw, float *out, size_t n, sink *to) {
 /* 2 d, 2 m, 16 nibbles: q * d + m */
 FN void q4_1(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 20, out += 32) {
+        ahead(raw);
         vf d = f_all(half_at(raw)), m = f_all(half_at(raw + 2));
         vi q[4];
         nibbles_32(raw + 4, q);
@@ -41,6 +43,7 @@ FN void q4_1(const uint8_t *raw, float *out, size_t n, sink *to) {
 /* 2 d, 4 fifth bits, 16 nibbles: (q - 16) * d */
 FN void q5_0(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 22, out += 32) {
+        ahead(raw);
         vf d = f_all(half_at(raw));
         vi high = i_all((int32_t)u32_at(raw + 2));
         vi q[4];
@@ -54,6 +57,7 @@ FN void q5_0(const uint8_t *raw, float *out, size_t n, sink *to) {
 /* 2 d, 2 m, 4 fifth bits, 16 nibbles: q * d + m */
 FN void q5_1(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 24, out += 32) {
+        ahead(raw);
         vf d = f_all(half_at(raw)), m = f_all(half_at(raw + 2));
         vi high = i_all((int32_t)u32_at(raw + 4));
         vi q[4];

@@ -66,9 +66,11 @@
 /* One row times one x: nothing is stored. Kernels only read what they multiply with. */
 #define ROW_DOT(fn, block)                                                            \
     TARGET static float fn##_dot(const uint8_t *raw, const float *x, size_t blocks) { \
-        sink to = {.kind = DOT};                                                      \
+        sink to;                                                                      \
+        to.kind = DOT;                                                                \
+        for (int k = 0; k < 4; k++) to.sum[k] = f_all(0.0f);                          \
         fn(raw, (float *)(uintptr_t)x, blocks, &to);                                  \
-        unturn(to.sum, (blocks * block + 7) / 8);                                     \
+        if (block % 32) unturn(to.sum, (blocks * block + 7) / 8);                     \
         return lanes_total(to.sum);                                                   \
     }
 

@@ -60,8 +60,9 @@ FN void put_some(float *at, vf v, size_t n, sink *to) {
     }
 }
 
-/* Ask for input before it is needed. Worth 4 % where results go past the cache and an element's
- * input is a byte or more; the address may lie past the end. */
+/* Ask for input before it is needed: a product with small blocks runs three times as fast where the
+ * processor does not do so by itself (measured on a virtual machine), a decoder a tenth faster. The
+ * address may lie past the end. */
 FN void ahead(const uint8_t *at) { __builtin_prefetch(at + 2048); }
 
 FN void ahead_block(const uint8_t *at, int bytes) {
