@@ -66,7 +66,7 @@ def find_spec(model: "Model", forced: str | None) -> "ArchSpec":
 
 def resolve(model: "Model", forced: str | None) -> Resolution:
     """Bind roles and read hyperparameters; raises ArchError."""
-    from aprfmt.arch.bind import bind, known_shapes, missing_roles
+    from aprfmt.arch.bind import bind, known_shapes, missing_roles, of_packed
 
     spec = find_spec(model, forced)
     style = model.style
@@ -75,7 +75,8 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
             f"{model.path}: tensor names fit neither naming style of {spec.name}; "
             f"the first is {next(iter(model), 'none at all')!r}"
         )
-    bound = bind(spec, style, tuple(model))
+    packed = {name for name, tensor in model.items() if tensor.lazy.parts}
+    bound = of_packed(bind(spec, style, tuple(model)), packed)
     shapes = known_shapes(bound, {name: tensor.shape for name, tensor in model.items()})
     hyper, report, notes = read_hyperparameters(model, spec, shapes)
     records = model.records

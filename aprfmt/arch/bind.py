@@ -3,14 +3,15 @@
 Nothing here knows an architecture: everything comes from the tables and the hyperparameters.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 
 from aprfmt.arch.joins import Stacked
 from aprfmt.arch.names import NO_MODEL, NameIndex, expand
 from aprfmt.arch.names import detect_style as detect_style
 from aprfmt.arch.sizes import shape_of, size_of
 from aprfmt.arch.spec import ArchSpec, Binding, TensorRule, role_key, split_key
+from aprfmt.arch.steps import Transposed
 from aprfmt.errors import ArchError
 from aprfmt.tensor import Value
 
@@ -128,6 +129,27 @@ def _stored_names(
             if len(lacking) == 8:
                 return (), tuple(lacking)
     return tuple(stored), tuple(lacking)
+
+
+def of_packed(bound: Bound, packed: Set[str]) -> Bound:
+    """Return the groups with the weights in `packed` (stored names) bound as packed ones are.
+
+    Quantizers store a weight's rows as its outputs, also where the plain one stands the other way
+    round (gpt2's Conv1D). Source: transformers' bitsandbytes integration, which turns it first.
+    """
+    groups = tuple(
+        replace(group, binding=packed_binding(group.binding))
+        if not packed.isdisjoint(group.stored)
+        else group
+        for group in bound.groups
+    )
+    return replace(bound, groups=groups)
+
+
+def packed_binding(binding: Binding) -> Binding:
+    """Return a binding as it is for packed weights: rows are outputs."""
+    steps = tuple(step for step in binding.steps if not isinstance(step, Transposed))
+    return replace(binding, steps=steps)
 
 
 def known_shapes(bound: Bound, shapes: Mapping[str, Shape]) -> dict[str, Shape]:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from aprfmt.arch.steps import Transposed
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import PLAIN_FLOATS, Output, Plan, make_info
 from aprfmt.conversion.packed import Latest, Packed, Part, has_companions, weight_dtype
@@ -133,7 +134,7 @@ def in_parts(
         if output.copies or not has_companions(output.info.encoding):
             found.append(output)
             continue
-        packed = _packed(output, model, options, latest)
+        packed = _packed(output, model, target, options, latest)
         main = f"{packed.name}@{packed.encoding}" if target.carries else packed.name
         for suffix, info in packed.infos(main).items():
             names = output.spellings if not suffix else (info.name,)
@@ -146,25 +147,24 @@ def in_parts(
     return found
 
 
-def _packed(output: Output, model: Model, options: Options, latest: Latest) -> Packed:
-    keys = [key for key in output.spellings if key in model.roles]
-    steps = {str(step) for key in keys for step in model.roles[key].steps} | {*output.steps}
-    if any(step.startswith("Transposed") for step in steps):
-        raise ConversionError(
-            f"{output.info.name}: stored transposed (Conv1D), which bitsandbytes turns before it "
-            f"packs; expected a Linear: {output.info.encoding} of this architecture is not "
-            "supported, choose a GGUF type"
-        )
+def _packed(
+    output: Output, model: Model, target: FormatSpec, options: Options, latest: Latest
+) -> Packed:
+    from aprfmt.conversion.restoring import target_steps
+
     dtype = weight_dtype(output.source_encoding, model.config, output.info.name)
-    name = output.info.encoding
+    name, shape, make = output.info.encoding, output.info.shape, output.make
     wishes = {**options.packing, "dtype": dtype}
+    roles = [key for key in output.spellings if key in model.roles]
+    if any(isinstance(step, Transposed) for step in target_steps(model, target, roles)):
+        shape, make = shape[::-1], lambda: output.make().T.copy()  # see bind.of_packed
 
     def pack(values: Any) -> Any:
         from aprfmt.codecs import encode
 
         return encode(name, values, fma=options.fma, options=wishes)
 
-    return Packed(output.info.name, name, output.info.shape, output.make, pack, latest)
+    return Packed(output.info.name, name, shape, make, pack, latest)
 
 
 def _is_vector(output: Output) -> bool:

@@ -1,5 +1,6 @@
 """Filling a plan's restoration record: which roles were widened, and what narrowing loses."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from aprfmt.conversion.plan import PLAIN_FLOATS, Plan
@@ -25,7 +26,7 @@ def record(model: "Model", target: FormatSpec, plan: Plan) -> None:
         tensor = model.roles.get(output.role)
         if tensor is None or output.source_encoding not in ("F16", "BF16", "F32"):
             continue
-        group = _target_steps(model, target, output.role)
+        group = target_steps(model, target, [output.role])
         if output.source_encoding == "F32" and not group:
             continue
         _record_one(plan, output.role, output.source_encoding, tensor, group, model)
@@ -53,10 +54,13 @@ def _record_stored(model: "Model", plan: Plan) -> None:
         plan.restoration.record_stored(output.role, stored[0].view("<u4"), again.view("<u4"))
 
 
-def _target_steps(model: "Model", target: FormatSpec, role: str) -> "tuple[LayoutStep, ...]":
+def target_steps(
+    model: "Model", target: FormatSpec, roles: Sequence[str]
+) -> "tuple[LayoutStep, ...]":
+    """Return the steps between a target's stored tensor and the roles it holds."""
     from aprfmt.arch.bind import groups_for
 
-    for group in groups_for(model.spec, target.style, [role], model.hyper):
+    for group in groups_for(model.spec, target.style, roles, model.hyper):
         return group.binding.steps
     return ()
 
