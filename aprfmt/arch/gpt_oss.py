@@ -1,7 +1,7 @@
 """gpt-oss: experts in every layer, attention sinks, biases everywhere, clamped swiglu.
 
 Hugging Face keeps gate and up interleaved in one tensor, [experts, in, out] where the values are
-plain and [experts, out, in] where they are MXFP4 (`_blocks` joined with their `_scales`). GGUF
+plain and [experts, out, in] where they are MXFP4 (bind.of_packed). GGUF
 calls the norm before the experts `post_attention_norm`. Source: architectures.md 1, 3, 4, 6; the
 converter's gpt_oss.py.
 """
@@ -52,11 +52,7 @@ _TENSORS, _BINDINGS = tables(
         Binding((_EXPERTS + "down_proj",), ("ffn_down_exps.weight",), (_TURNED,)),
         Binding((_EXPERTS + "down_proj_bias",), ("ffn_down_exps.bias",)),
     ),
-    hf_more=(
-        Binding((_EXPERTS + "gate_up_proj_blocks",), _GATE_UP, (_TURNS,)),
-        Binding((_EXPERTS + "down_proj_blocks",), ("ffn_down_exps.weight",)),
-        *FUSED,
-    ),
+    hf_more=FUSED,
 )  # fmt: skip
 
 LIMIT, ALPHA = 7.0, 1.702

@@ -185,7 +185,7 @@ def _decode_plain(parts: Parts, config: Config, out: F32) -> None:
 
 
 PACKED = Dialect(
-    name=NAME,
+    name="compressed_packed",
     main=_PACKED,
     weight=".weight",
     parts=(_SCALE, _SHAPE),
@@ -196,7 +196,7 @@ PACKED = Dialect(
     decode=_decode_packed,
 )
 PACKED_FLOAT = Dialect(
-    name=NAME,
+    name="compressed_packed_float",
     main=_PACKED,
     weight=".weight",
     parts=(_SCALE,),
@@ -207,7 +207,7 @@ PACKED_FLOAT = Dialect(
     decode=_decode_micro,
 )
 PLAIN = Dialect(
-    name=NAME,
+    name="compressed_plain",
     main=".weight",
     weight=".weight",
     parts=(_SCALE,),

@@ -3,9 +3,9 @@
 NAME_blocks  uint8 [experts, out, in/32, 16]  two codes a byte, the low nibble first
 NAME_scales  uint8 [experts, out, in/32]      exponents, biased by 127
 
-value = E2M1[code] * 2**(exponent - 127). The weight is [experts, in, out]: transformers turns the
-two last axes, and unquantized checkpoints hold it so. Not GGUF's MXFP4: there the nibbles of a
-block are its two halves.
+value = E2M1[code] * 2**(exponent - 127). The weight is [experts, out, in] as it is stored;
+transformers turns the two last axes, as unquantized checkpoints hold it. Not GGUF's MXFP4: there
+the nibbles of a block are its two halves.
 Source: transformers, integrations/mxfp4.py (convert_moe_packed_tensors).
 """
 
@@ -30,7 +30,7 @@ def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
         raise CodecError(
             f"{NAME}: part '_blocks' has shape {list(shape)}, expected [experts, out, in/32, 16]"
         )
-    return shape[0], shape[2] * 32, shape[1]
+    return shape[0], shape[1], shape[2] * 32
 
 
 def scaled_pairs(packed: Array, exponents: Array) -> F32:
@@ -51,11 +51,8 @@ def _decode(parts: Parts, config: Config, out: F32) -> None:
     fits(NAME, "_scales", scales.shape, blocks.shape[:3])
     for expert in range(len(blocks)):
         for start in range(0, blocks.shape[1], _ROWS):
-            rows = blocks[expert, start : start + _ROWS]
-            values = scaled_pairs(
-                rows.reshape(len(rows), -1), scales[expert, start : start + _ROWS]
-            )
-            out[expert, :, start : start + _ROWS] = values.T
+            rows, at = blocks[expert, start : start + _ROWS], slice(start, start + _ROWS)
+            out[expert, at] = scaled_pairs(rows.reshape(len(rows), -1), scales[expert, at])
 
 
 DIALECT = Dialect(

@@ -7,72 +7,95 @@ import numpy as np
 import pytest
 
 import aprfmt
+from aprfmt.codecs.dialects import DIALECTS
+from aprfmt.dtypes import ENCODINGS
 from aprfmt.errors import CodecError, ConversionError
+from tests.conversion.dialect_folders import FOLDERS, write_folder, write_gpt_oss
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 
-Values = dict[str, "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"]
+FOLDER = pytest.mark.parametrize("dialect", FOLDERS)
 
 
-def mlx_folder(folder: Path) -> Values:
-    """Write a llama folder whose projections are MLX affine, 4 bits, groups of 32, by hand."""
-    rng = np.random.default_rng(0)
-    llama_folder(folder, "F16", hidden=64)
-    expected: Values = {}
-    rows: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
-    for name, row in tensors_of(folder).items():
-        if "_proj" not in name:
-            rows[name] = row
-            continue
-        shape = row[1]
-        codes = rng.integers(0, 16, shape).astype(np.uint32)
-        words = np.zeros((shape[0], shape[1] // 8), np.uint32)
-        for k in range(8):
-            words |= codes[:, k::8] << np.uint32(4 * k)
-        scales, biases = (
-            rng.random((shape[0], shape[1] // 32)).astype(np.float16) for _ in range(2)
-        )
-        prefix = name.removesuffix("weight")
-        rows[name] = ("U32", words.shape, words.tobytes())
-        rows[prefix + "scales"] = ("F16", scales.shape, scales.tobytes())
-        rows[prefix + "biases"] = ("F16", biases.shape, biases.tobytes())
-        wide = [np.repeat(x.astype(np.float32), 32, axis=1) for x in (scales, biases)]
-        expected[name] = codes.astype(np.float32) * wide[0] + wide[1]
-    write_mixed(folder / "model.safetensors", rows)
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization"] = {"group_size": 32, "bits": 4}
-    (folder / "config.json").write_text(json.dumps(config))
-    return expected
+def test_every_dialect_has_its_folder() -> None:
+    assert {*FOLDERS, "gpt_oss"} == set(DIALECTS)
+    for name in DIALECTS:  # the name is that of the encoding which everybody sees
+        assert DIALECTS[name].name == name and name.upper() in ENCODINGS
 
 
-def test_one_logical_tensor_with_its_values(tmp_path: Path) -> None:
-    expected = mlx_folder(tmp_path / "mlx")
-    with aprfmt.open(tmp_path / "mlx") as model:
-        assert len(model) == 21
+@FOLDER
+def test_one_logical_tensor_with_its_values(dialect: str, tmp_path: Path) -> None:
+    expected = write_folder(tmp_path / "m", dialect)
+    with aprfmt.open(tmp_path / "m") as model:
+        assert len(model) == 21 and not model.resolution.unbound
         for name, values in expected.items():
             tensor = model[name]
-            assert (tensor.encoding, tensor.shape) == ("MLX", values.shape)
+            assert (tensor.encoding, tensor.shape) == (DIALECTS[dialect].name.upper(), values.shape)
             np.testing.assert_array_equal(tensor.numpy(), values)
-            with pytest.raises(CodecError, match="scales"):
+            with pytest.raises(CodecError, match=r"read them through \.parts"):
                 tensor.raw()
 
 
-def test_through_apr_every_stored_byte_comes_back(tmp_path: Path) -> None:
-    mlx_folder(tmp_path / "mlx")
-    aprfmt.convert(tmp_path / "mlx", tmp_path / "m.apr")
+@FOLDER
+def test_through_apr_every_stored_byte_comes_back(dialect: str, tmp_path: Path) -> None:
+    write_folder(tmp_path / "m", dialect)
+    aprfmt.convert(tmp_path / "m", tmp_path / "m.apr")
     aprfmt.convert(tmp_path / "m.apr", tmp_path / "back", to="safetensors")
-    assert tensors_of(tmp_path / "back") == tensors_of(tmp_path / "mlx")
-    assert aprfmt.diff(tmp_path / "mlx", tmp_path / "m.apr").counts["SAME_BYTES"] == 21
+    assert tensors_of(tmp_path / "back") == tensors_of(tmp_path / "m")
+    assert aprfmt.diff(tmp_path / "m", tmp_path / "m.apr").counts["SAME_BYTES"] == 21
 
 
-def test_decoded_it_converts_to_the_others(tmp_path: Path) -> None:
-    mlx_folder(tmp_path / "mlx")
+@FOLDER
+def test_decoded_it_converts_to_the_others(dialect: str, tmp_path: Path) -> None:
+    write_folder(tmp_path / "m", dialect)
     with pytest.raises(ConversionError, match="--encoding"):
-        aprfmt.convert(tmp_path / "mlx", tmp_path / "m.gguf")
-    report = aprfmt.convert(tmp_path / "mlx", tmp_path / "m.gguf", encoding="F32")
+        aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf")
+    report = aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf", encoding="F32")
     assert report.lossless
-    assert aprfmt.diff(tmp_path / "mlx", tmp_path / "m.gguf").equal
-    aprfmt.convert(tmp_path / "mlx", tmp_path / "hf", to="safetensors", encoding="F32")
-    assert "quantization" not in json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert aprfmt.diff(tmp_path / "m", tmp_path / "m.gguf").equal
+    aprfmt.convert(tmp_path / "m", tmp_path / "hf", to="safetensors", encoding="F32")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert not {"quantization", "quantization_config"} & config.keys()
+
+
+@FOLDER
+def test_one_bit_of_any_part_is_a_difference(dialect: str, tmp_path: Path) -> None:
+    """Companions take part in the comparison, each of them."""
+    write_folder(tmp_path / "a", dialect)
+    rows = tensors_of(tmp_path / "a")
+    prefix = "model.layers.1.mlp.up_proj"
+    parts = [name for name in rows if name.startswith(prefix) and not name.endswith(
+        ("weight_shape", "g_idx"))]  # fmt: skip
+    assert len(parts) > 1
+    for name in parts:
+        encoding, shape, raw = rows[name]
+        write_folder(tmp_path / "b", dialect)
+        flipped = bytes([raw[0] ^ 1]) + raw[1:]
+        write_mixed(tmp_path / "b" / "model.safetensors",
+                    {**rows, name: (encoding, shape, flipped)})  # fmt: skip
+        report = aprfmt.diff(tmp_path / "a", tmp_path / "b")
+        different = [pair.key for pair in report.tensors if pair.verdict == "DIFFERENT"]
+        assert different == ["L1.ffn_up.weight"], name
+
+
+def test_the_experts_of_gpt_oss(tmp_path: Path) -> None:
+    expected = write_gpt_oss(tmp_path / "m")
+    with aprfmt.open(tmp_path / "m") as model:
+        assert not model.resolution.unbound and not model.resolution.missing
+        for name, values in expected.items():
+            np.testing.assert_array_equal(model[name].numpy(), values)
+            layer, kind = name.split(".")[2], name.rpartition(".")[2]
+            if kind == "down_proj":
+                found = model.roles[f"L{layer}.ffn_down_exps.weight"].numpy()
+                np.testing.assert_array_equal(found, values)
+            else:  # gate and up alternate
+                for at, part in enumerate(("gate", "up")):
+                    found = model.roles[f"L{layer}.ffn_{part}_exps.weight"].numpy()
+                    np.testing.assert_array_equal(found, values[:, at::2])
+    aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf", encoding="F32")
+    assert aprfmt.diff(tmp_path / "m", tmp_path / "m.gguf").equal
+    aprfmt.convert(tmp_path / "m", tmp_path / "m.apr")
+    aprfmt.convert(tmp_path / "m.apr", tmp_path / "back", to="safetensors")
+    assert tensors_of(tmp_path / "back") == tensors_of(tmp_path / "m")
 
 
 def test_a_dialects_missing_part_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,185 @@
+"""Hugging Face folders whose weights are stored in a dialect's several tensors, made by hand."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.codecs.test_dialects import pack
+from tests.conversion.folders import llama_folder, tensors_of, write_mixed
+
+Array = Any
+Rows = dict[str, tuple[str, tuple[int, ...], bytes]]
+# Makes the stored tensors of a weight [out, in], by suffix of the module's name, and its values.
+Maker = Callable[[tuple[int, int], np.random.Generator], tuple[Mapping[str, Array], Array]]
+
+GROUP = 32
+_DTYPES = {"int32": "I32", "uint32": "U32", "int64": "I64", "uint8": "U8", "float16": "F16",
+           "float32": "F32"}  # fmt: skip
+
+
+def _affine(shape: tuple[int, int], rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:
+    """Return codes [out, in], zero points and scales [in / GROUP, out], and the values."""
+    out, columns = shape
+    codes = rng.integers(0, 16, shape)
+    zeros = rng.integers(1, 16, (columns // GROUP, out))
+    scales = rng.random((columns // GROUP, out)).astype(np.float16)
+    wide: list[Array] = [np.repeat(x, GROUP, 0).T for x in (zeros, scales.astype(np.float32))]
+    return codes, zeros, scales, ((codes - wide[0]) * wide[1]).astype(np.float32)
+
+
+def gptq(shape: tuple[int, int], rng: np.random.Generator) -> tuple[Mapping[str, Array], Array]:
+    """GPTQ v1, 4 bits, act-order index in order."""
+    codes, zeros, scales, values = _affine(shape, rng)
+    return {
+        "qweight": pack(codes, 4).T,
+        "qzeros": pack(zeros - 1, 4),
+        "scales": scales,
+        "g_idx": (np.arange(shape[1]) // GROUP).astype(np.int32),
+    }, values
+
+
+def awq(shape: tuple[int, int], rng: np.random.Generator) -> tuple[Mapping[str, Array], Array]:
+    """AWQ GEMM layout: eight columns of a word stand in the order 0 2 4 6 1 3 5 7."""
+    codes, zeros, scales, values = _affine(shape, rng)
+
+    def mixed(x: Array) -> Array:
+        turned = x.reshape(len(x), -1, 8)[:, :, [0, 2, 4, 6, 1, 3, 5, 7]]
+        return pack(turned.reshape(len(x), -1), 4)
+
+    return {"qweight": mixed(codes.T), "qzeros": mixed(zeros), "scales": scales}, values
+
+
+def fp8(shape: tuple[int, int], rng: np.random.Generator) -> tuple[Mapping[str, Array], Array]:
+    """FP8 in blocks of 128 x 128 with an inverse scale."""
+    import ml_dtypes
+
+    weight = rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn)
+    scale = rng.random([-(-n // 128) for n in shape]).astype(np.float32)
+    wide = np.repeat(np.repeat(scale, 128, 0), 128, 1)[: shape[0], : shape[1]]
+    return {"weight": weight, "weight_scale_inv": scale}, weight.astype(np.float32) * wide
+
+
+def packed(shape: tuple[int, int], rng: np.random.Generator) -> tuple[Mapping[str, Array], Array]:
+    """compressed-tensors pack-quantized: symmetric integers of 4 bits in groups."""
+    codes = rng.integers(0, 16, shape)
+    scale = rng.random((shape[0], shape[1] // GROUP)).astype(np.float32)
+    values = (codes - 8) * np.repeat(scale, GROUP, axis=1)
+    return {
+        "weight_packed": pack(codes, 4),
+        "weight_scale": scale,
+        "weight_shape": np.array(shape, np.int64),
+    }, values.astype(np.float32)
+
+
+def mlx(shape: tuple[int, int], rng: np.random.Generator) -> tuple[Mapping[str, Array], Array]:
+    """MLX affine, 4 bits."""
+    codes = rng.integers(0, 16, shape)
+    scales, biases = (rng.random((shape[0], shape[1] // GROUP)).astype(np.float16) for _ in "sb")
+    wide = [np.repeat(x.astype(np.float32), GROUP, axis=1) for x in (scales, biases)]
+    return {
+        "weight": pack(codes, 4).view(np.uint32), "scales": scales, "biases": biases,
+    }, codes.astype(np.float32) * wide[0] + wide[1]  # fmt: skip
+
+
+def mxfp4(shape: tuple[int, int], rng: np.random.Generator) -> tuple[Mapping[str, Array], Array]:
+    """compressed-tensors mxfp4-pack-quantized: E2M1, the low nibble first, and E8M0."""
+    codes = rng.integers(0, 16, shape, np.uint8)
+    scale = rng.integers(120, 130, (shape[0], shape[1] // 32), np.uint8)
+    code = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    table = np.concatenate([code, -code])
+    values = table[codes] * np.repeat(np.exp2(scale.astype(np.float32) - 127), 32, axis=1)
+    return {"weight_packed": codes[:, ::2] | codes[:, 1::2] << 4, "weight_scale": scale}, values
+
+
+def channel(shape: tuple[int, int], rng: np.random.Generator) -> tuple[Mapping[str, Array], Array]:
+    """compressed-tensors float-quantized: FP8 with a scale a row."""
+    import ml_dtypes
+
+    weight = rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn)
+    scale = rng.random((shape[0], 1)).astype(np.float32)
+    return {"weight": weight, "weight_scale": scale}, weight.astype(np.float32) * scale
+
+
+def _compressed(form: str, **weights: Any) -> Mapping[str, Any]:
+    return {
+        "quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+            "symmetric": True, **weights,
+        }}},
+    }  # fmt: skip
+
+
+_INT4 = _compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=GROUP)
+_MX = _compressed("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group",
+                  group_size=32)  # fmt: skip
+_FP8 = _compressed("float-quantized", num_bits=8, type="float", strategy="channel")
+# dialect of aprfmt.codecs.dialects -> (maker, key of config.json, what it says)
+FOLDERS: Mapping[str, tuple[Maker, str, Mapping[str, Any]]] = {
+    "gptq": (gptq, "quantization_config",
+             {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}),
+    "awq": (awq, "quantization_config",
+            {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}),
+    "fp8_block": (fp8, "quantization_config",
+                  {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+    "compressed_packed": (packed, "quantization_config", _INT4),
+    "compressed_packed_float": (mxfp4, "quantization_config", _MX),
+    "compressed_plain": (channel, "quantization_config", _FP8),
+    "mlx": (mlx, "quantization", {"group_size": GROUP, "bits": 4}),
+}  # fmt: skip
+
+
+def stored_row(x: Array) -> tuple[str, tuple[int, ...], bytes]:
+    """Return dtype, shape and bytes of an array as safetensors stores it."""
+    x = np.ascontiguousarray(x)
+    return _DTYPES.get(x.dtype.name, "F8_E4M3"), x.shape, x.tobytes()
+
+
+def write_folder(folder: Path, dialect: str) -> dict[str, Array]:
+    """Write a llama folder with every projection in a dialect; return their values by name."""
+    make, key, section = FOLDERS[dialect]
+    rng = np.random.default_rng(0)
+    llama_folder(folder, "F16", hidden=64)
+    rows: Rows = {}
+    expected = {}
+    for name, row in tensors_of(folder).items():
+        if "_proj" not in name:
+            rows[name] = row
+            continue
+        rows_, columns = row[1]
+        parts, expected[name] = make((rows_, columns), rng)
+        prefix = name.removesuffix("weight")
+        rows.update({prefix + suffix: stored_row(x) for suffix, x in parts.items()})
+    write_mixed(folder / "model.safetensors", rows)
+    config = json.loads((folder / "config.json").read_text())
+    config[key] = dict(section)
+    (folder / "config.json").write_text(json.dumps(config))
+    return expected
+
+
+def write_gpt_oss(folder: Path) -> dict[str, Array]:
+    """Write a tiny gpt-oss folder whose experts are MXFP4; return their values [E, out, in]."""
+    from tests.models import save_tiny
+
+    save_tiny("gpt_oss", folder, "bfloat16", hidden_size=64, intermediate_size=32)
+    rng = np.random.default_rng(0)
+    rows: Rows = {}
+    expected = {}
+    for name, row in tensors_of(folder).items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            rows[name] = row
+            continue
+        experts, columns, out = row[1]
+        parts, values = mxfp4((experts * out, columns), rng)
+        shape = (experts, out, columns // 32)
+        blocks = parts["weight_packed"].reshape(*shape, 16)
+        rows[name + "_blocks"] = stored_row(blocks)
+        rows[name + "_scales"] = stored_row(parts["weight_scale"].reshape(shape))
+        expected[name] = values.reshape(experts, out, columns)
+    write_mixed(folder / "model.safetensors", rows)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return expected
