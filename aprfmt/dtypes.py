@@ -11,8 +11,12 @@ safetensors format page (dtype names), the APR v2 format (codes; 8 and 9 are leg
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
 
 from aprfmt.errors import CodecError
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,11 @@ def _removed(name: str, ggml: int, todo: str) -> Encoding:
 _REPACK = "ggml removed this interleaved type; repack the tensor to Q4_0 with an older llama.cpp"
 _GONE = "ggml removed this type in 2023; convert again from the original weights"
 
+_DIALECTS = (
+    "GPTQ", "AWQ", "FP8_BLOCK", "GPT_OSS", "MLX",
+    "COMPRESSED_PACKED", "COMPRESSED_PACKED_FLOAT", "COMPRESSED_PLAIN",
+)  # fmt: skip
+
 _ROWS: tuple[Encoding, ...] = (
     _plain("F32", 4, "float32", 0, 0),
     _plain("F16", 2, "float16", 1, 1),
@@ -156,28 +165,61 @@ _ROWS: tuple[Encoding, ...] = (
     Encoding("APR_Q8", 1, 1, apr=129, flat=True, header=4),
     # Dialects of safetensors checkpoints: integers packed beside scales, in several tensors. What a
     # block is depends on the configuration, so they have no size of their own.
-    *(
-        Encoding(name, 0, 0, flat=True)
-        for name in (
-            "GPTQ",
-            "AWQ",
-            "FP8_BLOCK",
-            "GPT_OSS",
-            "MLX",
-            "COMPRESSED_PACKED",
-            "COMPRESSED_PACKED_FLOAT",
-            "COMPRESSED_PLAIN",
-        )
-    ),
+    *(Encoding(name, 0, 0, flat=True) for name in _DIALECTS),
     # bitsandbytes: two elements a byte over the flattened matrix; companions hold the rest.
     Encoding("NF4", 2, 1, flat=True),
     Encoding("FP4", 2, 1, flat=True),
 )
 
-ENCODINGS: dict[str, Encoding] = {row.name: row for row in _ROWS}
-BY_GGML: dict[int, Encoding] = {row.ggml: row for row in _ROWS if row.ggml is not None}
-BY_SAFETENSORS: dict[str, Encoding] = {row.safetensors: row for row in _ROWS if row.safetensors}
-BY_APR: dict[int, Encoding] = {row.apr: row for row in _ROWS if row.apr is not None}
+
+class Rows(dict[K, Encoding]):
+    """Rows by a key; one that is missing is looked for among the rows other packages offer.
+
+    They come from the entry-point group `aprfmt.encodings`, whose objects are Encoding rows, and
+    take no name and no code that a row here has. Iteration gives what is known so far.
+    """
+
+    def __missing__(self, key: K) -> Encoding:
+        if key in self:
+            return self[key]
+        raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        if not super().__contains__(key):
+            _read_entry_points()
+        return super().__contains__(key)
+
+    def get(self, key: K, default: Any = None) -> Any:
+        """Return the row of a key, or `default`."""
+        return self[key] if key in self else default
+
+
+def _rows(key: str) -> Rows[Any]:
+    found = ((getattr(row, key), row) for row in _ROWS)
+    return Rows({code: row for code, row in found if code not in ("", None)})
+
+
+ENCODINGS: Rows[str] = _rows("name")
+BY_GGML: Rows[int] = _rows("ggml")
+BY_SAFETENSORS: Rows[str] = _rows("safetensors")
+BY_APR: Rows[int] = _rows("apr")
+
+
+@cache
+def _read_entry_points() -> None:
+    """Add the rows that other packages offer, once."""
+    from importlib.metadata import entry_points
+
+    tables: tuple[tuple[str, Rows[Any]], ...] = (
+        ("name", ENCODINGS), ("ggml", BY_GGML), ("safetensors", BY_SAFETENSORS), ("apr", BY_APR),
+    )  # fmt: skip
+    for point in entry_points(group="aprfmt.encodings"):
+        row: Encoding = point.load()
+        codes = [(table, getattr(row, key)) for key, table in tables]
+        codes = [(table, code) for table, code in codes if code not in ("", None)]
+        if not any(dict.__contains__(table, code) for table, code in codes):
+            for table, code in codes:
+                table[code] = row
 
 
 def unknown(ggml_id: int) -> Encoding:
@@ -187,7 +229,7 @@ def unknown(ggml_id: int) -> Encoding:
 
 def encoding(name: str) -> Encoding:
     """Return the row of an encoding name; `type#142` gives an unknown row with that ggml id."""
-    row = ENCODINGS.get(name)
+    row: Encoding | None = ENCODINGS.get(name)
     if row is not None:
         return row
     if name.startswith("type#") and name[5:].isdigit():

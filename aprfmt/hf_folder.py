@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.errors import FormatError, UsageError
+from aprfmt.formats.mapped import Buffer, MappedFile
 from aprfmt.tensor import Value
 
 # Files that travel with the weights, besides config.json and tokenizer.json; all are text.
@@ -27,6 +28,7 @@ COMPANION_FILES: tuple[str, ...] = (
 TEXT_FILES: tuple[str, ...] = ("config.json", "tokenizer.json", *COMPANION_FILES)
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
+MAX_CONFIG = 16 << 20  # the largest real config.json has some hundred kB
 MAX_TEXT = 64 << 20  # the largest real tokenizer.json is about 35 MB
 
 
@@ -75,23 +77,31 @@ def read_folder(path: Path) -> HFFolder:
 
     Raises FormatError for a config.json that is there and broken.
     """
-    from aprfmt.formats.jsonio import load_file
-
-    config: Any = None
+    config: Mapping[str, Value] | None = None
     target = path / "config.json"
     if target.is_file():
-        config = load_file(target, max_bytes=16 << 20)
-        if not isinstance(config, dict):
-            raise FormatError(
-                f"{target}: holds a JSON {type(config).__name__}; expected an object of config keys"
-            )
+        file = MappedFile(target)
+        try:
+            config = parse_config(file.view, target)
+        finally:
+            file.close()
     return HFFolder(path, config, FolderTexts(path))
+
+
+def parse_config(buffer: Buffer, path: Path) -> Mapping[str, Value]:
+    """Return the object in a config.json's bytes; `path` begins the messages. FormatError."""
+    from aprfmt.formats.jsonio import loads
+
+    config: Any = loads(buffer, str(path), max_bytes=MAX_CONFIG)
+    if not isinstance(config, dict):
+        raise FormatError(
+            f"{path}: holds a JSON {type(config).__name__}; expected an object of config keys"
+        )
+    return config
 
 
 def read_text(path: Path, limit: int = MAX_TEXT) -> str:
     """Return a small UTF-8 text file; FormatError where it is not one."""
-    from aprfmt.formats.mapped import MappedFile
-
     file = MappedFile(path)
     try:
         if file.size > limit:

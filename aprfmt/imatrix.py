@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import FormatError
 from aprfmt.formats.cursor import Cursor
-from aprfmt.formats.mapped import MappedFile
+from aprfmt.formats.mapped import Buffer, MappedFile
 from aprfmt.quantize import base_name
-from aprfmt.tensor import LazyTensor
+from aprfmt.tensor import LazyTensor, Source
+from aprfmt.text import shorten
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,24 +58,43 @@ class ImportanceMatrix:
 
 def read_imatrix(path: Path) -> ImportanceMatrix:
     """Read either container; FormatError (TruncatedError) for what is neither, or damaged."""
-    import numpy as np
+    from aprfmt.formats import open_source
 
     file = MappedFile(path)
     try:
+        if bytes(file.view[:4]) != _MAGIC:
+            return parse_imatrix(file.view, path)
         digest = hashlib.sha256(file.view).hexdigest()
-        modern = bytes(file.view[:4]) == _MAGIC
-        read = None if modern else _read_legacy(Cursor(file.view, str(path)))
     finally:
         file.close()
-    entries, datasets, chunks = _read_gguf(path) if read is None else read
+    with open_source(path) as source:  # all files of a split
+        return _checked(path, digest, _read_gguf(source))
+
+
+def parse_imatrix(buffer: Buffer, path: Path) -> ImportanceMatrix:
+    """Read either container from memory; `path` begins the messages. FormatError as above."""
+    from aprfmt.formats.gguf.reader import open_buffer
+
+    view = memoryview(buffer)
+    digest = hashlib.sha256(view).hexdigest()
+    if bytes(view[:4]) == _MAGIC:
+        with open_buffer(view, path) as source:
+            return _checked(path, digest, _read_gguf(source))
+    return _checked(path, digest, _read_legacy(Cursor(view, str(path))))
+
+
+def _checked(path: Path, digest: str, read: "_Read") -> ImportanceMatrix:
+    import numpy as np
+
+    entries, datasets, chunks = read
     if not entries:
         raise FormatError(f"{path}: holds no importance of any tensor; expected NAME{_SUMS}")
     for name, values in entries.items():
         if not np.isfinite(values).all():
             at = int(np.argmin(np.isfinite(values)))
             raise FormatError(
-                f"{path}: {name}: importance {at} is {values[at]}, expected a finite number; the "
-                "matrix is damaged"
+                f"{path}: {shorten(name, 100)}: importance {at} is {values[at]}, expected a finite "
+                "number; the matrix is damaged"
             )
     return ImportanceMatrix(path, digest, entries, datasets, chunks)
 
@@ -89,16 +109,17 @@ def _read_legacy(cursor: Cursor) -> _Read:
     for _ in range(cursor.count(4, 12, "imatrix entries")):
         length = cursor.count(4, 1, "length of an imatrix name", _LONGEST_NAME)
         name = cursor.text(length, "imatrix name")
-        calls = cursor.uint(4, f"{name}: calls")
-        count = cursor.count(4, 4, f"{name}: values", 1 << 31)
-        values = np.frombuffer(cursor.take(4 * count, f"{name}: values"), "<f4").astype(np.float32)
+        label = shorten(name, 100)
+        calls = cursor.uint(4, f"{label}: calls")
+        count = cursor.count(4, 4, f"{label}: values", 1 << 31)
+        values = np.frombuffer(cursor.take(4 * count, f"{label}: values"), "<f4").astype(np.float32)
         if not count or calls >= 1 << 31:
             raise FormatError(
-                f"{cursor.where}: {name}: {count} values over {calls} calls; expected a positive "
+                f"{cursor.where}: {label}: {count} values over {calls} calls; expected a positive "
                 "number of values; the file is no importance matrix, or damaged"
             )
         if name in found:
-            raise FormatError(f"{cursor.where}: {name} occurs twice; expected every tensor once")
+            raise FormatError(f"{cursor.where}: {label} occurs twice; expected every tensor once")
         found[name] = values / np.float32(calls) if calls else values
     if not cursor.remaining:
         return found, (), None
@@ -109,43 +130,44 @@ def _read_legacy(cursor: Cursor) -> _Read:
     return found, (cursor.text(length, "data set name"),), chunks
 
 
-def _read_gguf(path: Path) -> _Read:
-    from aprfmt.formats import open_source
-
+def _read_gguf(source: Source) -> _Read:
+    path = source.path
     found: dict[str, NDArray[Any]] = {}
-    with open_source(path) as source:
-        kind = source.metadata.get("general.type", "imatrix")
-        if kind != "imatrix":
-            raise FormatError(f"{path}: general.type is {kind!r}; expected 'imatrix'")
-        tensors = source.tensors
-        for name in tensors:
-            if name.endswith(_SUMS):
-                found[name.removesuffix(_SUMS)] = _means(path, name, tensors)
-        datasets = source.metadata.get("imatrix.datasets", ())
-        chunks = source.metadata.get("imatrix.chunk_count")
-        texts = () if isinstance(datasets, str) else tuple(map(str, datasets))
-        return found, texts, chunks if type(chunks) is int else None
+    kind = source.metadata.get("general.type", "imatrix")
+    if kind != "imatrix":
+        raise FormatError(
+            f"{path}: general.type is {shorten(str(kind), 100)!r}; expected 'imatrix'"
+        )
+    tensors = source.tensors
+    for name in tensors:
+        if name.endswith(_SUMS):
+            found[name.removesuffix(_SUMS)] = _means(path, name, tensors)
+    datasets = source.metadata.get("imatrix.datasets", ())
+    chunks = source.metadata.get("imatrix.chunk_count")
+    texts = () if isinstance(datasets, str) else tuple(map(str, datasets))
+    return found, texts, chunks if type(chunks) is int else None
 
 
 def _means(path: Path, name: str, tensors: Mapping[str, LazyTensor]) -> "NDArray[Any]":
     import numpy as np
 
-    counted = tensors.get(name.removesuffix(_SUMS) + _COUNTS)
+    counted, label = tensors.get(name.removesuffix(_SUMS) + _COUNTS), shorten(name, 100)
     if counted is None:
         raise FormatError(
-            f"{path}: {name} without {name.removesuffix(_SUMS)}{_COUNTS}; expected both"
+            f"{path}: {label} without {label.removesuffix(_SUMS)}{_COUNTS}; expected both"
         )
     arrays = []
     for tensor in (tensors[name], counted):
         if tensor.info.encoding != "F32":
             raise FormatError(
-                f"{path}: {tensor.info.name} is {tensor.info.encoding}; expected F32 in an imatrix"
+                f"{path}: {shorten(tensor.info.name, 100)} is {tensor.info.encoding}; expected F32 "
+                "in an imatrix"
             )
         arrays.append(np.frombuffer(tensor.raw(), "<f4").astype(np.float32))
     sums, counts = arrays
     if not counts.size or not sums.size or sums.size % counts.size:
         raise FormatError(
-            f"{path}: {name} has {sums.size} sums for {counts.size} counts; expected a multiple"
+            f"{path}: {label} has {sums.size} sums for {counts.size} counts; expected a multiple"
         )
     table = sums.reshape(counts.size, -1)
     called = counts > 0

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from aprfmt.errors import ArchError
-from aprfmt.model import LogicalTensor, Resolution
+from aprfmt.logical import LogicalTensor
+from aprfmt.model import Resolution
 from aprfmt.tensor import Note, Value
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def architecture_names(model: "Model") -> list[tuple[str, str]]:
         classes = config.get("architectures")
         config_names += classes if isinstance(classes, list) else []
         found += [("hf", name) for name in config_names if isinstance(name, str) and name]
-    for style, key in _ARCH_KEYS.get(model.format, ()):
+    for style, key in _ARCH_KEYS.get(model.key_style, ()):
         name = model.metadata.get(key)
         if isinstance(name, str) and name:
             found.append((style, name))
@@ -140,7 +141,7 @@ def read_hyperparameters(
     if config is not None:
         facts = Facts("hf", config, shapes, names=model.style or "")
         carried = read_hyper(spec, facts, subject)
-    if model.format not in _ARCH_KEYS:
+    if model.key_style not in _ARCH_KEYS:
         if carried is None:
             raise ArchError(
                 f"{subject}: no config.json beside the weights, so eps, theta and the head counts "
@@ -148,7 +149,7 @@ def read_hyperparameters(
             )
         return *carried, []
     arch_key = model.metadata.get("general.architecture", "")
-    facts = Facts(model.format, model.metadata, shapes, str(arch_key), model, model.style or "")
+    facts = Facts(model.key_style, model.metadata, shapes, str(arch_key), model, model.style or "")
     native = read_hyper(spec, facts, subject, complete=carried is None)
     if carried is None:
         return *native, []

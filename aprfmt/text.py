@@ -30,6 +30,7 @@ _CODE = r"[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U00(?:0[0-9a-f]|10)[0-9a-f]{4}"
 _LONGEST = 10  # characters of the longest escape
 
 _ESCAPED = re.compile(rf"[{_UNSAFE}]|\\(?=\\|{_CODE}|[{_UNSAFE}])")
+_RAW = re.compile(rf"(?!\n)[{_UNSAFE}]")
 _UNIT = re.compile(rf"\\(?:\\|{_CODE})|.", re.DOTALL)  # of escaped text: never cut inside one
 _ESCAPE = re.compile(rf"\\(?:\\|{_CODE})")
 _BACK = {"\\\\": "\\"} | {escaped: plain for plain, escaped in _SHORT.items()}
@@ -45,6 +46,14 @@ def escape(text: str, limit: int | None = None) -> str:
         return _cut(_escape(text[: limit + _LONGEST]), limit)
     escaped = _escape(text)
     return escaped if limit is None or len(escaped) <= limit else _cut(escaped, limit)
+
+
+def guard(text: str) -> str:
+    """Return `text` with what is unsafe spelled out, but for line breaks; escapes stay as they are.
+
+    For text that should be escaped already: should a piece have been forgotten, it harms nobody.
+    """
+    return text if text.isprintable() else _RAW.sub(_spell, text)
 
 
 def unescape(escaped: str) -> str:

@@ -56,7 +56,7 @@ def carried(
     from aprfmt.formats.jsonio import loads
 
     try:
-        value = loads(text(*found).encode(), found[1], max_bytes=_MAX_BYTES)
+        value = loads(text(*found), found[1], max_bytes=_MAX_BYTES)
     except (FormatError, UnicodeEncodeError) as error:
         raise ArchError(f"{found[1]}: holds no JSON value ({error})") from None
     return _checked(name, found[1], value, usual, settled), found[1]

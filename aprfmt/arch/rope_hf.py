@@ -144,7 +144,7 @@ class HFRope:
     def layers(self) -> tuple[str, str] | None:
         """Return "all" where the windowed layers state a scaling too."""
         found = self.local.find("rope_type", "type")
-        return None if found is None or found[0] == "default" else ("all", found[1])
+        return None if found is None or text(*found).lower() == "default" else ("all", found[1])
 
     def _scaling(self, rope: _Objects, context: int) -> tuple[Scaling | None, str] | None:
         found = rope.find("rope_type", "type")
@@ -246,10 +246,14 @@ def write_hf(row: Rope, scaling: Mapping[str, Value] | None, hp: Params) -> dict
     out: dict[str, Value] = {"rope_scaling": old}
     if row.original is not None:
         out[ORIGINAL] = (scaling or {}).get("original_context_length", row.original)
-    if row.nested:
+    everywhere = hp["rope_scaling_layers"] == "all"
+    # Old-style keys scale the full layers alone where the architecture says so, and some have no
+    # word for another base in windowed layers.
+    wider = old is not None and everywhere and row.layers == "full"
+    unsaid = hp.get("rope_theta_local") is not None and not row.local_key
+    if row.nested or wider or unsaid:
         local = hp["rope_theta"] if hp["rope_theta_local"] is None else hp["rope_theta_local"]
         plain = {"rope_type": "default"}
-        everywhere = hp["rope_scaling_layers"] == "all"
         out["rope_parameters"] = {
             "full_attention": {**(old or plain), "rope_theta": hp["rope_theta"]},
             "sliding_attention": {**(old if old and everywhere else plain), "rope_theta": local},

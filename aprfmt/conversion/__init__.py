@@ -1,7 +1,7 @@
 """`convert`: plan, then run, then re-open and verify; one pipeline for every pair of formats."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from aprfmt.conversion.plan import Plan
     from aprfmt.conversion.run import Written
     from aprfmt.model import Model
-    from aprfmt.tensor import Source
+    from aprfmt.tensor import Sink, Source, TensorInfo
 
 __all__ = ["ConversionReport", "Options", "TensorOutcome", "convert", "target_format"]
 
@@ -70,13 +70,16 @@ def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -
     else:
         carried = carry(model, target.name, plan, options)
     written = [Written() for _ in plan.outputs]
-    files: tuple[Path, ...] = ()
     digest: str | None = None
     hashing = options.source_hash and model.format != target.name and options.arch != "none"
     if hashing:
         carried.metadata[HASH_KEY] = PLACEHOLDER
-    if not options.dry_run:
+    if options.dry_run:
+        sizes = _planned(model, target, dst, plan, carried, options)
+        files = tuple(sizes)
+    else:
         files, digest = _write(model, target, dst, plan, carried, written, options, hashing)
+        sizes = {path: path.stat().st_size for path in files}
     tensors = tuple(
         outcome(o, w) for o, w in zip(plan.outputs, written, strict=True) if not o.companion
     )
@@ -94,8 +97,9 @@ def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -
     damage = checksum_notes(model.source) if options.verify else []
     notes = (*model.notes, *damage, *plan.notes)
     return ConversionReport(
-        model.path, model.format, dst, target.name, files, arch, tensors, notes, verified, digest
-    )
+        model.path, model.format, dst, target.name, files, arch, tensors, notes, verified, digest,
+        sizes,
+    )  # fmt: skip
 
 
 def _target(model: "Model", dst: Path, to: str | None) -> FormatSpec:
@@ -103,6 +107,39 @@ def _target(model: "Model", dst: Path, to: str | None) -> FormatSpec:
     if dst.suffix == "" and (to is not None or dst.is_dir() or model.folder is not None):
         return FORMATS[to or model.format]
     return target_format(dst, to)
+
+
+def _open_sink(
+    model: "Model", target: FormatSpec, weights: Path, options: Options, files: Any
+) -> "Sink":
+    """Open the target's sink into a set of files, with the options it understands."""
+    wishes: dict[str, Any] = {"files": files}
+    if options.alignment is not None:
+        wishes["alignment"] = options.alignment
+    if target.rewrites and model.format == target.name:
+        wishes["like"] = model.source
+    return target.open_sink(
+        weights, force=options.force, max_shard_size=options.max_shard_size, **wishes
+    )
+
+
+def _in_order(target: FormatSpec, sink: "Sink", plan: "Plan") -> "list[TensorInfo]":
+    order: Callable[[list[TensorInfo]], list[TensorInfo]] = getattr(sink, "order", target.order)
+    return order([output.info for output in plan.outputs])
+
+
+def _planned(
+    model: "Model", target: FormatSpec, dst: Path, plan: "Plan", carried: Any, options: Options
+) -> dict[Path, int]:
+    """Return every file that would be written and its bytes; nothing is."""
+    from aprfmt.conversion.beside import planned_sizes
+
+    weights, _ = _places(target, dst)
+    return planned_sizes(
+        lambda files: _open_sink(model, target, weights, options, files),
+        lambda sink: sink.plan(carried.metadata, _in_order(target, sink, plan)),
+        {weights.parent / name: _utf8(name, text) for name, text in carried.texts.items()},
+    )
 
 
 def _write(
@@ -116,11 +153,13 @@ def _write(
     hashing: bool,
 ) -> tuple[tuple[Path, ...], str | None]:
     """Write every output and publish all files together; return them and the source's digest."""
+    from aprfmt.conversion.beside import texts_to_write
     from aprfmt.conversion.run import chunks
     from aprfmt.formats.atomic import FileSet
     from aprfmt.hf_folder import ours
 
     weights, folder = _places(target, dst)
+    texts = texts_to_write(weights, folder, carried.texts, options.force)
     total = sum(output.info.nbytes for output in plan.outputs)
     done = 0
     stop: list[bool] = []
@@ -130,17 +169,8 @@ def _write(
     ):
         digest: Future[str] | None = pool.submit(_digest, model.source, stop) if hashing else None
         try:
-            sink_options: dict[str, Any] = {"files": files}
-            if options.alignment is not None:
-                sink_options["alignment"] = options.alignment
-            if target.rewrites and model.format == target.name:
-                sink_options["like"] = model.source
-            sink = target.open_sink(
-                weights, force=options.force, max_shard_size=options.max_shard_size, **sink_options
-            )
-            with sink:
-                order = getattr(sink, "order", target.order)
-                infos = order([output.info for output in plan.outputs])
+            with _open_sink(model, target, weights, options, files) as sink:
+                infos = _in_order(target, sink, plan)
                 by_name = {o.info.name: (o, w) for o, w in zip(plan.outputs, written, strict=True)}
                 sink.plan(carried.metadata, infos)
                 for info in infos:
@@ -152,13 +182,23 @@ def _write(
                 if digest is not None:
                     sink.amend(PLACEHOLDER, digest.result())
                 paths = tuple(sink.files)
-            for name, text in carried.texts.items():
-                files.create(weights.parent / name).write(text.encode())
+            for path, text in texts.items():
+                files.create(path).write(_utf8(path.name, text))
         except BaseException:
             stop.append(True)
             raise
         beside = tuple(weights.parent / name for name in carried.texts)
     return (*paths, *beside), digest.result() if digest is not None else None
+
+
+def _utf8(name: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ConversionError(
+            f"{name}: character {error.start} of the text the source carries is not UTF-8; "
+            "mend the source, or set the key to a text"
+        ) from None
 
 
 def _places(target: FormatSpec, dst: Path) -> tuple[Path, Path | None]:
@@ -180,7 +220,7 @@ def _digest(source: "Source", stop: list[bool]) -> str:
     if len(digests) == 1:
         return digests[0][0]
     lines = "".join(f"{digest}  {name}\n" for digest, name in digests)
-    return hashlib.sha256(lines.encode()).hexdigest()
+    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _verify(files: tuple[Path, ...], plan: "Plan", written: "list[Written]") -> int:

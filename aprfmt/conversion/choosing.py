@@ -44,6 +44,10 @@ def choose_encodings(
             wished = output.source_encoding
             if target.vectors_f32 and _is_vector(output) and wished in PLAIN_FLOATS:
                 wished = "F32"
+        if wished != output.source_encoding and not encoding(wished).known:
+            raise ConversionError(
+                f"{output.info.name}: {wished} is not written here; choose another encoding"
+            )
         if not _held(wished, target):
             asked_for = asked_for or wished != output.source_encoding
             refused.append(f"{output.info.name} ({wished})")

@@ -17,7 +17,7 @@ from aprfmt.conversion.packed import quantization_config
 from aprfmt.conversion.quantized import IMATRIX_RECORD, RECORD
 from aprfmt.dtypes import encoding
 from aprfmt.errors import ConversionError
-from aprfmt.formats import FormatSpec
+from aprfmt.formats import FORMATS, FormatSpec
 from aprfmt.hf_folder import COMPANION_FILES
 from aprfmt.quantize import Mixture, quantized
 from aprfmt.tensor import Typed, Value
@@ -52,7 +52,8 @@ def carry(model: "Model", target: str, plan: Plan, options: Options) -> Carried:
     if model.format == target:
         carried = Carried(_verbatim(model), _folder_texts(model))
     else:
-        carried = CARRIERS[target](model, plan)
+        style = FORMATS[target].keys_like or target
+        carried = CARRIERS[style](model, plan)
         carried.metadata.update(plan.restoration.metadata())
         carried.metadata.update(_identity(model))
         if all(output.copies for output in plan.outputs if quantized(output.source_encoding)):
@@ -213,7 +214,7 @@ def carried_texts(model: "Model") -> dict[str, str]:
     text = model.metadata.get(FILES_KEY)
     if not isinstance(text, str):
         return {}
-    found = loads(text.encode(), f"{model.path}: {FILES_KEY}", max_bytes=256 << 20)
+    found = loads(text, f"{model.path}: {FILES_KEY}", max_bytes=256 << 20)
     if not isinstance(found, dict):
         raise ConversionError(f"{model.path}: {FILES_KEY} is no JSON object; it is damaged")
     allowed = {"config.json", *COMPANION_FILES}
@@ -253,7 +254,7 @@ def _carried_gguf(model: "Model") -> dict[str, Typed]:
     text = model.metadata.get(GGUF_KEY)
     if not isinstance(text, str):
         return {}
-    found = loads(text.encode(), f"{model.path}: {GGUF_KEY}", max_bytes=64 << 20)
+    found = loads(text, f"{model.path}: {GGUF_KEY}", max_bytes=64 << 20)
     return {key: Typed(value, type_name) for key, (type_name, value) in found.items()}
 
 
@@ -353,7 +354,7 @@ def _to_safetensors(model: "Model", plan: Plan) -> Carried:
     if isinstance(kept, str):
         from aprfmt.formats.jsonio import loads
 
-        metadata.update(loads(kept.encode(), "aprfmt.source.metadata", max_bytes=64 << 20))
+        metadata.update(loads(kept, "aprfmt.source.metadata", max_bytes=64 << 20))
     foreign = _foreign_gguf(model) if model.source.types else model.metadata.get(GGUF_KEY)
     if isinstance(foreign, str):
         metadata[GGUF_KEY] = foreign
@@ -378,7 +379,7 @@ def bare(model: "Model", target: FormatSpec) -> dict[str, Any]:
     values = {k: _plain(v) for k, v in model.metadata.items() if not k.startswith("split.")}
     held = values.pop(BARE_KEY, None)
     if isinstance(held, str):
-        values |= loads(held.encode(), f"{model.path}: {BARE_KEY}", max_bytes=256 << 20)
+        values |= loads(held, f"{model.path}: {BARE_KEY}", max_bytes=256 << 20)
     rest = {key: value for key, value in values.items() if not target.takes(value)}
     found = {key: value for key, value in values.items() if key not in rest}
     if rest:

@@ -80,7 +80,7 @@ class ConversionReport:
     """What was written and what was proven about it.
 
     `verified` is None when verification was switched off, else how many tensors were read back
-    and found as reported.
+    and found as reported. `sizes` are the bytes of every file; of a dry run, those it would have.
     """
 
     source: Path
@@ -93,6 +93,7 @@ class ConversionReport:
     notes: tuple[Note, ...]
     verified: int | None
     source_sha256: str | None
+    sizes: Mapping[Path, int] = field(default_factory=dict)
 
     def count(self, how: Outcome) -> int:
         """Count the tensors with one outcome."""
@@ -111,6 +112,8 @@ class ConversionReport:
             "target": str(self.target),
             "target_format": self.target_format,
             "files": [str(path) for path in self.files],
+            "sizes": {str(path): size for path, size in self.sizes.items()},
+            "file_bytes": sum(self.sizes.values()),
             "architecture": self.arch,
             "counts": {how: self.count(how) for how in OUTCOMES},
             "verified": self.verified,

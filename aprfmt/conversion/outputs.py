@@ -8,7 +8,7 @@ from aprfmt.conversion.packed import Part
 from aprfmt.conversion.restore import Restoration
 from aprfmt.dtypes import encoding
 from aprfmt.errors import CodecError, ConversionError
-from aprfmt.model import Run
+from aprfmt.logical import Run
 from aprfmt.tensor import LazyTensor, Note, TensorInfo
 
 PLAIN_FLOATS = ("F64", "F32", "F16", "BF16")

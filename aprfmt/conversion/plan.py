@@ -20,7 +20,8 @@ from aprfmt.dtypes import encoding
 from aprfmt.errors import ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.formats.mapped import MemoryTensor
-from aprfmt.model import LogicalTensor, Model, Run, element_runs
+from aprfmt.logical import LogicalTensor, Run, element_runs
+from aprfmt.model import Model
 from aprfmt.names import compile_pattern, select
 from aprfmt.quantize import leading
 from aprfmt.resolve import spellings_by_name
@@ -78,7 +79,7 @@ def _stored(tensor: LazyTensor, name: str = "") -> Output:
     name = name or info.name
 
     def make() -> Any:
-        from aprfmt.model import decode_tensor
+        from aprfmt.views import decode_tensor
 
         return decode_tensor(tensor)
 
@@ -340,10 +341,9 @@ def _check_names(outputs: Sequence[Output], target: FormatSpec) -> None:
             raise ConversionError(f"{name}: two tensors of the output would have this name")
         seen.add(name)
         limit = target.max_name_bytes
-        if limit is not None and len(name.encode()) > limit:
-            raise ConversionError(
-                f"{name}: {len(name.encode())} bytes; {target.name} allows {limit} in a name"
-            )
+        size = len(name.encode("utf-8", "surrogatepass"))
+        if limit is not None and size > limit:
+            raise ConversionError(f"{name}: {size} bytes; {target.name} allows {limit} in a name")
         if target.max_dims is not None and len(output.info.shape) > target.max_dims:
             raise ConversionError(
                 f"{name}: {len(output.info.shape)} dimensions; {target.name} allows "

@@ -84,9 +84,7 @@ def read_restoration(metadata: Mapping[str, Value], where: str) -> Restoration:
         if text is None:
             continue
         value = (
-            loads(text.encode(), f"{where}: {key}", max_bytes=64 << 20)
-            if isinstance(text, str)
-            else text
+            loads(text, f"{where}: {key}", max_bytes=64 << 20) if isinstance(text, str) else text
         )
         if not isinstance(value, Mapping):
             raise FormatError(f"{where}: {key} holds no JSON object; it is damaged")

@@ -9,7 +9,8 @@ from aprfmt.formats import FormatSpec
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import LayoutStep
-    from aprfmt.model import LogicalTensor, Model
+    from aprfmt.logical import LogicalTensor
+    from aprfmt.model import Model
 
 
 def record(model: "Model", target: FormatSpec, plan: Plan) -> None:

@@ -12,7 +12,7 @@ from aprfmt.conversion.outputs import Output
 from aprfmt.dtypes import encoding
 from aprfmt.encoding import encode_rows
 from aprfmt.errors import ConversionError
-from aprfmt.model import Run, gather
+from aprfmt.logical import Run, gather
 
 WINDOW = 16 << 20  # bytes handed to write() at a time; larger ones gain nothing here
 SMALL = 256 << 10  # runs below this are joined before they are written

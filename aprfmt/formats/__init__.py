@@ -4,6 +4,7 @@ A row says how a format is recognised, who reads and writes it, and what it can 
 name stands in an `if` outside this table.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +42,8 @@ class FormatSpec:
     `recognise(head, size)` looks at the first bytes (up to 4096) and the file's size.
     `holds(encoding)` says whether the format has a code for an encoding.
     `style` is the naming style its own files use by default ("hf" or "gguf").
-    `vectors_f32` marks formats whose readers expect norms and 1-D tensors as F32.
+    `vectors_f32` marks formats whose readers expect norms and 1-D tensors as F32; `keys_like` names
+    the format whose metadata keys it uses, where it has none of its own.
     """
 
     name: str
@@ -53,6 +55,7 @@ class FormatSpec:
     style: str
     header_fields: Callable[[memoryview, str], Iterator[HeaderField]]
     vectors_f32: bool = False
+    keys_like: str = ""
     carries: bool = False  # True: encodings without a code are carried losslessly all the same
     max_name_bytes: int | None = None
     max_dims: int | None = None
@@ -75,6 +78,14 @@ FORMATS: Registry[FormatSpec] = Registry(
     FormatError,
 )
 
+_PICKLE = "a pickle, which runs code when loaded: convert it with what wrote it"
+_PACKED = (
+    "compressed as joblib and archives are ({}); joblib files hold pickles, which run code when "
+    "loaded: convert it with what wrote it, or unpack the archive"
+)
+# The oldest pickles are text: `cMODULE\nNAME\n` names what is to be called, as some of the first.
+_TEXT_PICKLE = re.compile(rb"(?:\(|\(l?p?[0-9]*\n)?c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n")
+
 # What is recognised only to be refused by name: these run code or are not model files.
 _FOREIGN: tuple[tuple[bytes, str], ...] = (
     (
@@ -82,10 +93,21 @@ _FOREIGN: tuple[tuple[bytes, str], ...] = (
         "a zip archive (a PyTorch checkpoint?); such files hold pickles, which run "
         "code when loaded: convert it with the framework that wrote it",
     ),
-    (b"\x80\x02", "a pickle, which runs code when loaded: convert it with what wrote it"),
-    (b"\x80\x03", "a pickle, which runs code when loaded: convert it with what wrote it"),
-    (b"\x80\x04", "a pickle, which runs code when loaded: convert it with what wrote it"),
-    (b"\x80\x05", "a pickle, which runs code when loaded: convert it with what wrote it"),
+    *((bytes([0x80, protocol]), _PICKLE) for protocol in range(2, 6)),
+    *(
+        (magic, _PACKED.format(name))
+        for magic, name in (
+            (b"\x1f\x8b", "gzip"),
+            (b"BZh", "bzip2"),
+            (b"\xfd7zXZ\0", "xz"),
+            (b"\x04\x22\x4d\x18", "lz4"),
+            (b"\x28\xb5\x2f\xfd", "zstd"),
+            (b"\x78\x01", "zlib"),
+            (b"\x78\x5e", "zlib"),
+            (b"\x78\x9c", "zlib"),
+            (b"\x78\xda", "zlib"),
+        )
+    ),
     (b"\x89HDF\r\n", "an HDF5 file (Keras?), which this package does not read"),
     (b"ggml", "a GGML file of before August 2023; convert it to GGUF with an older llama.cpp"),
     (b"lmgg", "a GGML file of before August 2023; convert it to GGUF with an older llama.cpp"),
@@ -115,9 +137,11 @@ def detect(path: Path) -> FormatSpec:
     for magic, what in _FOREIGN:
         if head.startswith(magic):
             raise UnsupportedError(f"{path}: is {what}")
-    found = head[:8].hex(" ") if head else "an empty file"
+    if _TEXT_PICKLE.match(head):
+        raise UnsupportedError(f"{path}: is {_PICKLE}")
+    found = f"starts with {head[:8].hex(' ')}" if head else "is an empty file"
     raise FormatError(
-        f"{path}: starts with {found}; expected {', '.join(FORMATS)} content - "
+        f"{path}: {found}; expected {', '.join(FORMATS)} content - "
         "is it a model file, and was it copied whole?"
     )
 

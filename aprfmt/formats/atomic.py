@@ -49,6 +49,9 @@ _SPECIAL = {
     stat.S_IFSOCK: "a socket",
 }
 
+# The journal lists names of one folder.
+_NOT_AT_ONCE = "cannot be replaced in one step here; give the name of a new folder"
+
 # Sets neither published nor discarded. An interrupt may come between the last line of a `with`
 # block and the first of its `__exit__`: then the end of the program tidies up.
 _OPEN: set["FileSet"] = set()
@@ -65,7 +68,8 @@ class FileSet:
     """Files that appear together when the `with` block ends, or not at all.
 
     `force` allows replacing what exists. `folder` makes the set a folder of its own that replaces
-    the old one; then every name in the old one must be `ours`, or nothing is touched.
+    the old one; then every name in the old one must be `ours`, or nothing is touched. With `nested`
+    files may lie one folder deeper (`ours` is asked for `SUB` and `SUB/NAME`).
     """
 
     def __init__(
@@ -74,10 +78,12 @@ class FileSet:
         force: bool = False,
         folder: Path | None = None,
         ours: Callable[[str], bool] = lambda name: False,
+        nested: bool = False,
     ) -> None:
         self._force = force
         self._folder = None if folder is None else Path(folder)
         self._ours = ours
+        self._nested = nested
         self._files: list[OutputFile] = []
         self._target: Path | None = None  # the folder that will hold the files, links followed
         self._staging: Path | None = None  # the hidden sibling, if the folder is built as one
@@ -123,8 +129,10 @@ class FileSet:
             if any(file.final == final for file in self._files):
                 raise OutputError(f"{path}: is written twice by one run; give two names")
             temporary = final.parent / temporary_name(final.name)
-            if self._staging is not None:
-                temporary = self._staging / final.name
+            if self._staging is not None and self._target is not None:
+                temporary = self._staging / final.relative_to(self._target)
+                if temporary.parent != self._staging:
+                    temporary.parent.mkdir(exist_ok=True)
             file = OutputFile(path, temporary, final)
             self._files.append(file)  # first: an interrupt may come right after it is made
             try:
@@ -200,9 +208,12 @@ class FileSet:
     def _inside(self, path: Path, folder: Path) -> Path:
         """Return where a file of a folder will lie; an old link of that name is not followed."""
         assert self._target is not None
-        if os.path.realpath(path.parent) != os.path.realpath(folder) or path.name in ("", ".."):
+        parent, name = path.parent, Path(path.name)
+        if self._nested and path.is_relative_to(folder) and parent != folder:
+            parent, name = parent.parent, Path(parent.name, path.name)
+        if os.path.realpath(parent) != os.path.realpath(folder) or {"", ".."} & {*name.parts}:
             raise OutputError(f"{path}: is not a file directly inside {folder}")
-        return self._target / path.name
+        return self._target / name
 
     def _prepare_folder(self, folder: Path) -> None:
         if self._target is not None:
@@ -220,6 +231,8 @@ class FileSet:
             raise OutputError(f"{folder}: there is no folder {target.parent}; make it first")
         if old is None or not _must_stay(target):
             self._stage(target, old)
+        if self._nested and self._staging is None:
+            raise OutputError(f"{folder}: {_NOT_AT_ONCE}")
         self._target = target
 
     def _stage(self, target: Path, old: os.stat_result | None) -> None:
@@ -233,7 +246,8 @@ class FileSet:
         except OSError as error:
             remove(self._staging)
             self._staging = None
-            if old is None or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            passable = not self._nested and old is not None
+            if not passable or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
 
     def _check_old(self, folder: Path, target: Path) -> None:
@@ -249,11 +263,18 @@ class FileSet:
             )
 
     def _replaceable(self, folder: Path, name: str) -> bool:
-        return self._ours(name) and not stat.S_ISDIR(os.lstat(folder / name).st_mode)
+        if not self._ours(name) or not stat.S_ISDIR(os.lstat(folder / name).st_mode):
+            return self._ours(name)
+        return self._nested and all(
+            self._ours(f"{name}/{inner}")
+            and not stat.S_ISDIR(os.lstat(folder / name / inner).st_mode)
+            for inner in os.listdir(folder / name)
+        )
 
     def _swap(self, staging: Path, target: Path) -> bool:
         """Publish the hidden sibling in one step; False if an old folder cannot be swapped here."""
-        sync_folder(staging)
+        for folder in {staging, *(file.temporary.parent for file in self._files)}:
+            sync_folder(folder)
         swapped = False
         try:
             os.rename(staging, target)  # new, or over an empty folder
@@ -290,6 +311,8 @@ class FileSet:
 
     def _publish_inside(self, target: Path) -> None:
         """Put the files into an existing folder together; those of a replaced folder go."""
+        if self._nested:
+            raise OutputError(f"{target}: {_NOT_AT_ONCE}")
         moves = []
         for file in self._files:
             if self._staging is not None:  # now under a hidden name of the target

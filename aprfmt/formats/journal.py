@@ -239,7 +239,11 @@ def _journals(folder: Path) -> list[str]:
 def _read(folder: Path, name: str) -> Journal:
     """Read a journal; it came with the folder, so it may name nothing outside of it."""
     path = folder / name
-    value = jsonio.load_file(path, _MAX_BYTES, surrogates=True)
+    return parse_journal(jsonio.load_file(path, _MAX_BYTES, surrogates=True), path)
+
+
+def parse_journal(value: Any, path: Path) -> Journal:
+    """Return the journal in a JSON value read from `path`. Raises FormatError."""
     moves = value.get("moves") if isinstance(value, dict) else None
     removes = value.get("removes") if isinstance(value, dict) else None
     if not (
@@ -254,7 +258,7 @@ def _read(folder: Path, name: str) -> Journal:
             f"{path}: is not a journal of {SCHEMA} with plain file names; nobody can complete it: "
             "check the files of this folder, then remove it"
         )
-    return Journal(name, [(source, final) for source, final in moves], removes)
+    return Journal(path.name, [(source, final) for source, final in moves], removes)
 
 
 def _is_plain(name: Any) -> bool:

@@ -11,19 +11,18 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from aprfmt.errors import ConversionError, FormatError
+from aprfmt.formats import jsonlimits
 from aprfmt.text import shorten
 
 MAX_DEPTH = 64
 MAX_DIGITS = 400  # float64 ends at 309 digits; also keeps int() far from its quadratic cost
 _BOM = b"\xef\xbb\xbf"
-_WINDOW = 1 << 20  # bytes split at quotes at a time: bounds the pieces held at once
-_NO_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
-_OPENINGS = bytes.maketrans(b"[{]}", b"\2\2\0\0")  # depth = 2 x opened - brackets so far
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_LONG = b"0" * (MAX_DIGITS + 1)  # where no digits stand so close, int() needs no watch
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -31,7 +30,7 @@ _NAMES = {float("inf"): "Infinity", float("-inf"): "-Infinity"}
 
 
 def loads(
-    data: bytes | bytearray | memoryview,
+    data: bytes | bytearray | memoryview | str,
     where: str,
     *,
     max_bytes: int,
@@ -42,10 +41,13 @@ def loads(
 ) -> Any:
     """Return the one JSON value that `data` holds; `where` begins every message.
 
+    Text may come from a file that is not UTF-8; its surrogates are then found as what they are.
     `duplicates="last"` lets the last of equal keys win, `nonfinite` allows NaN and the infinities,
     `surrogates` allows lone surrogate escapes. Byte offsets in messages count from `data`'s start.
     Raises FormatError.
     """
+    if isinstance(data, str):
+        data = data.encode("utf-8", "surrogatepass")
     if len(data) > max_bytes:
         raise FormatError(f"{where}: {len(data)} bytes of JSON, the limit is {max_bytes}")
     raw = bytes(data)
@@ -57,11 +59,11 @@ def loads(
         raise FormatError(
             f"{where}: byte 0x{raw[error.start]:02x} at byte {error.start} is not UTF-8"
         ) from None
-    _check_depth(raw, where, max_depth)
+    jsonlimits.check(raw, where, max_depth)
     decoder = json.JSONDecoder(
         object_pairs_hook=_unique(where) if duplicates == "refuse" else None,
         parse_constant=None if nonfinite else _refuse_constant(where),
-        parse_int=_integer(where),
+        parse_int=_integer(where) if _LONG in raw.translate(_DIGITS) else None,
         parse_float=None if nonfinite else _finite(where),
     )
     try:
@@ -114,35 +116,6 @@ def _no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _check_depth(raw: bytes, where: str, max_depth: int) -> None:
-    """Refuse nesting beyond `max_depth` before the parser, which recurses, sees it.
-
-    Everything but brackets is taken away by operations on whole buffers first: escapes, what is
-    neither quote nor bracket, what stands between quotes.
-    """
-    if raw.count(b"[") + raw.count(b"{") <= max_depth:
-        return
-    if b"\\" in raw:  # pairs first: what is left before a quote then escapes that quote
-        raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # Two quotes side by side open and close nothing, whichever of the two comes first.
-    raw = raw.translate(None, _NO_STRUCTURE).replace(b'""', b"")
-    if b'"' in raw:
-        raw = _outside_strings(raw)
-    twice_opened = accumulate(raw.translate(_OPENINGS))
-    if any(twice - i > max_depth for i, twice in enumerate(twice_opened, 1)):
-        raise FormatError(f"{where}: JSON is nested deeper than the limit of {max_depth} levels")
-
-
-def _outside_strings(raw: bytes) -> bytes:
-    kept = []
-    inside = 0
-    for start in range(0, len(raw), _WINDOW):
-        pieces = raw[start : start + _WINDOW].split(b'"')
-        kept.append(b"".join(pieces[inside::2]))
-        inside ^= (len(pieces) - 1) & 1
-    return b"".join(kept)
 
 
 def _unique(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:

@@ -13,8 +13,26 @@ from pathlib import Path
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.tensor import LazyTensor, TensorInfo
 
+Buffer = bytes | bytearray | memoryview
+
 _PAGE = mmap.PAGESIZE
 _DONTNEED: int | None = getattr(mmap, "MADV_DONTNEED", None)
+
+
+def open_regular(path: Path) -> int:
+    """Open a regular file for reading; FormatError for anything else, which is never waited for."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    try:
+        fd = os.open(path, flags)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise FormatError(f"{path}: cannot be opened: {reason}") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FormatError(
+            f"{path}: is not a regular file (pipe, device or folder); give a model file"
+        )
+    return fd
 
 
 class MappedFile:
@@ -23,18 +41,9 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._map: mmap.mmap | None = None
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+        fd = open_regular(path)
         try:
-            fd = os.open(path, flags)
-        except OSError as error:
-            raise FormatError(f"{path}: cannot be opened: {error.strerror}") from error
-        try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise FormatError(
-                    f"{path}: is not a regular file (pipe, device or folder); give a model file"
-                )
-            self.size = status.st_size
+            self.size = os.fstat(fd).st_size
             if self.size:
                 self._map = mmap.mmap(fd, self.size, access=mmap.ACCESS_READ)
         finally:
@@ -58,6 +67,16 @@ class MappedFile:
             except BufferError:
                 pass  # a caller's view is alive: the mapping goes with the last of them
             self._map = None
+
+
+class BufferFile(MappedFile):
+    """A file's bytes that lie in memory already, in place of the mapped file."""
+
+    def __init__(self, buffer: Buffer, path: Path) -> None:
+        self.path = path
+        self._map = None
+        self.view = memoryview(buffer).toreadonly().cast("B")
+        self.size = len(self.view)
 
 
 class StoredTensor:

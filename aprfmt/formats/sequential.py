@@ -7,6 +7,7 @@ leave the writing, the bookkeeping and the publishing to `SequentialSink`.
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -128,6 +129,11 @@ class SequentialSink:
         """The files being written, in shard order, an index last."""
         return [program.path for program in self._programs or ()]
 
+    @property
+    def sizes(self) -> Mapping[Path, int]:
+        """Bytes of every file, known as soon as it is planned."""
+        return {program.path: program_size(program) for program in self._programs or ()}
+
     def __enter__(self) -> Self:
         return self
 
@@ -182,6 +188,17 @@ class SequentialSink:
             self._sum.add(data, self._out.write)
 
 
+def program_size(program: Program) -> int:
+    """Return the bytes of the file a program writes."""
+    size = len(program.head)
+    for segment in program.body:
+        if isinstance(segment, Room):
+            size += segment.nbytes
+        else:
+            size += 4 if isinstance(segment, Checksum) else memoryview(segment).nbytes
+    return size
+
+
 class _Sum:
     """CRC-32 of a head that may still change and of a body that has gone by."""
 
@@ -227,18 +244,25 @@ class _Sum:
 def combine(first: int, second: int, length: int) -> int:
     """Return the CRC-32 of A + B from the CRCs of A and of B and the bytes of B.
 
-    Appending zeros is linear over GF(2): A's CRC goes through the operator for one zero bit raised
-    to 8 * `length`, by squaring. The method is that of zlib's crc32_combine.
+    Appending zeros is linear over GF(2): A's CRC goes through the operators for 2^n zero bytes, for
+    every bit n of `length`. The method is that of zlib's crc32_combine.
     """
+    for power in range(length.bit_length()):
+        if length >> power & 1:
+            first = _times(_zero_bytes(power), first)
+    return first ^ second
+
+
+@cache
+def _zero_bytes(power: int) -> Sequence[int]:
+    """Return the operator that appends 2^`power` zero bytes: the one of half of them, twice."""
+    if power:
+        operator = _zero_bytes(power - 1)
+        return [_times(operator, row) for row in operator]
     operator = [0xEDB88320, *(1 << bit for bit in range(31))]  # one zero bit
     for _ in range(3):
-        operator = [_times(operator, row) for row in operator]  # one zero byte
-    while length:
-        if length & 1:
-            first = _times(operator, first)
         operator = [_times(operator, row) for row in operator]
-        length >>= 1
-    return first ^ second
+    return operator
 
 
 def _times(operator: Sequence[int], vector: int) -> int:

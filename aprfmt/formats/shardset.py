@@ -9,7 +9,7 @@ from aprfmt.errors import FormatError
 from aprfmt.tensor import LazyTensor
 from aprfmt.text import shorten
 
-MAX_INDEX = 256 << 20  # bytes of an index or manifest: a million tensors with long names
+MAX_INDEX = 128 << 20  # bytes of an index or manifest: a million tensors with long names
 
 # Names that are devices on Windows, whatever their extension.
 _DEVICES = frozenset(

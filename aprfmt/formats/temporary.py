@@ -129,15 +129,22 @@ def clean(folder: Path) -> None:
 def remove(path: Path) -> None:
     """Remove a temporary file, or a temporary folder with its files; never raises OSError.
 
-    Not recursive: nothing here makes folders in folders, so one of those is somebody else's.
+    One folder deep, as deep as outputs are: what lies deeper is somebody else's.
     """
+    _remove(path, depth=1)
+
+
+def _remove(path: Path, depth: int) -> None:
     with suppress(OSError):
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             os.unlink(path)
             return
         for name in os.listdir(path):
             with suppress(OSError):
-                os.unlink(path / name)
+                if depth:
+                    _remove(path / name, depth - 1)
+                else:
+                    os.unlink(path / name)
         os.rmdir(path)
 
 

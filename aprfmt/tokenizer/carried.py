@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
 
 TOKENIZER_JSON = "tokenizer.json"
-MAX_JSON = 256 << 20
+MAX_JSON = 64 << 20  # the largest real tokenizer.json is about 35 MB
 MAX_TEMPLATE = 1 << 20  # the largest real chat template has about 100 kB
 MAX_TOKENS = 1 << 24
 
@@ -41,12 +41,12 @@ class Carried:
 
     def value(self, key: Key) -> Value:
         """Return what the metadata say under a key of the table; None where they do not."""
-        spell = _SPELLING.get(self.model.format)
+        spell = _SPELLING.get(self.model.key_style)
         return None if spell is None else self.model.metadata.get(spell(key))
 
     def spelled(self, key: Key) -> str:
         """Return `PATH: KEY`, the key as this format spells it."""
-        spell = _SPELLING.get(self.model.format)
+        spell = _SPELLING.get(self.model.key_style)
         return f"{self.where}: {key.gguf if spell is None else spell(key)}"
 
     def length(self, key: Key) -> int | None:
@@ -148,8 +148,7 @@ class Carried:
     def _object(self, text: str, where: str, limit: int) -> Mapping[str, Any]:
         from aprfmt.formats.jsonio import loads
 
-        raw = text.encode("utf-8", "surrogateescape")
-        value = loads(raw, where, max_bytes=limit, nonfinite=True)
+        value = loads(text, where, max_bytes=limit, nonfinite=True)
         if not isinstance(value, Mapping):
             raise FormatError(f"{where}: holds a JSON {type(value).__name__}; expected an object")
         return value
@@ -166,7 +165,7 @@ class Carried:
         """
         found: Value = None
         for key in (CHAT_TEMPLATE, APR_CHAT_TEMPLATE):
-            if self.model.format in _SPELLING:
+            if self.model.key_style in _SPELLING:
                 found = found or self.model.metadata.get(key)
         if not found and "chat_template.jinja" in self.files:
             found = self.files["chat_template.jinja"]

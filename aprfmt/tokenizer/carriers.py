@@ -71,7 +71,7 @@ def to_gguf(model: "Model") -> dict[str, Value | Typed]:
     has no word for the tokenizer, FormatError for a damaged one.
     """
     carried = Carried(model)
-    if model.format == "gguf":
+    if model.key_style == "gguf":
         return _verbatim(model)
     back = _back_from_apr(carried)
     if back or not has_tokenizer(carried):
@@ -181,10 +181,10 @@ def to_apr(model: "Model") -> dict[str, Value]:
     Raises FormatError for a damaged tokenizer.
     """
     carried = Carried(model)
-    if model.format == "apr":
+    if model.key_style == "apr":
         kept = (_PREFIX, APR_CHAT_TEMPLATE, "special_tokens", APR_GGUF)
         return {key: value for key, value in model.metadata.items() if key.startswith(kept)}
-    own = model.format == "gguf" and any(key.startswith(_PREFIX) for key in model.metadata)
+    own = model.key_style == "gguf" and any(key.startswith(_PREFIX) for key in model.metadata)
     if not own and not has_tokenizer(carried):
         return {}
     found = _apr_from_gguf(model) if own else _apr_from_json(carried)
@@ -217,12 +217,12 @@ def _apr_from_gguf(model: "Model") -> dict[str, Value]:
 def _back_from_apr(carried: Carried) -> dict[str, Value | Typed]:
     """Return the GGUF keys an APR was made from, values of today; {} for another APR."""
     text = carried.model.metadata.get(APR_GGUF)
-    if carried.model.format != "apr" or not isinstance(text, str):
+    if carried.model.key_style != "apr" or not isinstance(text, str):
         return {}
     from aprfmt.formats.jsonio import loads
 
     where = f"{carried.where}: {APR_GGUF}"
-    rows = loads(text.encode(), where, max_bytes=256 << 20, nonfinite=True, surrogates=True)
+    rows = loads(text, where, max_bytes=256 << 20, nonfinite=True, surrogates=True)
     found: dict[str, Value | Typed] = {}
     for key, row in rows.items() if isinstance(rows, Mapping) else ():
         if not isinstance(row, list) or len(row) != 2 or not isinstance(row[0], str):

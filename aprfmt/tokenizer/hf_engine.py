@@ -1,25 +1,51 @@
 """The `tokenizers` library behind our Engine: for every tokenizer.json, carried or built."""
 
 import json
+import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from aprfmt.errors import FormatError
 from aprfmt.tokenizer.hf_json import FLAGS
 
+_STDERR = 2
+_LOCK = threading.RLock()  # of stderr's place: two threads must not keep each other's
 _MAX_ID = (1 << 32) - 1  # token ids are u32 there
 
 
 @contextmanager
-def _reading(where: str) -> Iterator[None]:
+def _asking(where: str, what: str) -> Iterator[None]:
     """Turn what the library raises, its panics included, into FormatError."""
     try:
-        yield
+        with _unheard():
+            yield
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # a panic is no Exception
-        raise FormatError(f"{where}: not a tokenizer that can be read: {error}") from None
+        raise FormatError(f"{where}: {what}: {error}") from None
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Keep a panic's own report, several lines, away from stderr: the error says it in one."""
+    with _LOCK, open(os.devnull, "wb") as nothing:
+        try:
+            kept = os.dup(_STDERR)
+        except OSError:  # closed: nothing can be written there
+            yield
+            return
+        try:
+            os.dup2(nothing.fileno(), _STDERR)
+            yield
+        finally:
+            os.dup2(kept, _STDERR)
+            os.close(kept)
+
+
+def _reading(where: str) -> AbstractContextManager[None]:
+    return _asking(where, "not a tokenizer that can be read")
 
 
 class HfEngine:
@@ -85,16 +111,14 @@ class HfEngine:
     def encode(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         """Return ids; with `add_special`, what the post-processor puts around them."""
         self._tokenizer.encode_special_tokens = not parse_special
-        try:
-            found = self._tokenizer.encode(text, add_special_tokens=add_special)
-        except Exception as error:  # a model without its unk token, say
-            raise FormatError(f"{self._where}: cannot encode this text: {error}") from None
-        return list(found.ids)
+        with _asking(self._where, "cannot encode this text"):  # no unk token, say
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)
 
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
         """Return text."""
         known = [i for i in ids if 0 <= i <= _MAX_ID]
-        return str(self._tokenizer.decode(known, skip_special_tokens=skip_special))
+        with _asking(self._where, "cannot decode these ids"):
+            return str(self._tokenizer.decode(known, skip_special_tokens=skip_special))
 
     def token(self, i: int) -> str | None:
         """Return a token's own spelling."""

@@ -100,7 +100,9 @@ def _vocab(model: Mapping[str, Any], where: str) -> tuple[dict[str, int], list[f
         return dict(vocab), None
     if isinstance(vocab, list):
         pairs = [row for row in vocab if isinstance(row, list) and len(row) == 2]
-        if len(pairs) == len(vocab) and all(type(row[0]) is str for row in pairs):
+        if len(pairs) == len(vocab) and all(
+            type(row[0]) is str and type(row[1]) in (int, float) for row in pairs
+        ):
             return {row[0]: i for i, row in enumerate(pairs)}, [float(row[1]) for row in pairs]
     raise FormatError(f"{where}: model.vocab is neither tokens with ids nor a list; it is damaged")
 

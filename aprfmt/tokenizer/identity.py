@@ -74,7 +74,7 @@ def _pre(carried: Carried, vocabulary: Vocabulary, data: Mapping[str, Any] | Non
 def _digest(values: Sequence[Any]) -> str:
     """Return the SHA-256 of a list, spelled as compact JSON."""
     text = json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _quick(carried: Carried) -> dict[str, Any]:

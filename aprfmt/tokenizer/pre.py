@@ -291,7 +291,9 @@ def name_of(tokenizer: Mapping[str, Any], where: str) -> str:
     normalizer comes first. llama.cpp applies no normalizer, so none and NFC are the same to it,
     and any other has no name. Raises ConversionError naming what was found.
     """
-    steps = tuple(_step_of(node) for node in flatten(tokenizer["pre_tokenizer"], "pretokenizers"))
+    steps = tuple(
+        _step_of(node) for node in flatten(tokenizer.get("pre_tokenizer"), "pretokenizers")
+    )
     normalizer = _normalizer_of(tokenizer.get("normalizer"))
     ignores = bool(tokenizer["model"].get("ignore_merges"))
     fits = [

@@ -13,7 +13,7 @@ from itertools import groupby
 
 from aprfmt.tokenizer.build import priorities, split_off
 from aprfmt.tokenizer.keys import BYTE, CONTROL, UNKNOWN, USER_DEFINED
-from aprfmt.tokenizer.vocabulary import BLANK, Vocabulary
+from aprfmt.tokenizer.vocabulary import BLANK, BYTE_TOKEN, Vocabulary
 
 # Unicode's White_Space, as `tokenizers` has it; Python's own class holds four controls more.
 _SPACES = re.compile("[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*")
@@ -35,14 +35,19 @@ class SpmEngine:
         return dict(zip(tokens, range(len(tokens)), strict=True))
 
     @cached_property
-    def _bytes(self) -> dict[int, int]:
-        """Byte -> token id, and back by `_byte_of`."""
-        types, tokens = self._vocabulary.types, self._vocabulary.tokens
-        return {int(tokens[i][3:5], 16): i for i, kind in enumerate(types) if kind == BYTE}
+    def _byte_of(self) -> dict[int, int]:
+        """Token id -> byte; two ids of a damaged vocabulary may mean the same."""
+        tokens = self._vocabulary.tokens
+        return {
+            i: int(tokens[i][3:5], 16)
+            for i, kind in enumerate(self._vocabulary.types)
+            if kind == BYTE and BYTE_TOKEN.fullmatch(tokens[i])
+        }
 
     @cached_property
-    def _byte_of(self) -> dict[int, int]:
-        return {i: byte for byte, i in self._bytes.items()}
+    def _bytes(self) -> dict[int, int]:
+        """Byte -> token id."""
+        return {byte: i for i, byte in self._byte_of.items()}
 
     def id_of(self, token: str) -> int | None:
         """Return the id of a token's own spelling."""
@@ -168,7 +173,7 @@ class SpmEngine:
         hidden = (CONTROL, UNKNOWN) if skip_special else ()
         shown = [i for i in ids if 0 <= i < len(tokens) and types[i] not in hidden]
         text = ""
-        for is_byte, run in groupby(shown, lambda i: types[i] == BYTE):
+        for is_byte, run in groupby(shown, self._byte_of.__contains__):
             if not is_byte:
                 text += "".join(tokens[i] for i in run).replace(BLANK, " ")
                 continue

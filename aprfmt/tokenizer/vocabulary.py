@@ -127,7 +127,7 @@ def from_metadata(carried: Carried) -> Vocabulary | None:
 def kind_of(carried: Carried) -> str:
     """Return "bpe" or "spm" for the metadata's vocabulary. Raises UnsupportedError."""
     name = carried.text(MODEL)
-    if name is None and carried.model.format == "apr":
+    if name is None and carried.model.key_style == "apr":
         name = carried.text(_MODEL_TYPE)
     if name is None:
         raise FormatError(
@@ -148,7 +148,7 @@ def _pre_name(carried: Carried, kind: str) -> str:
         return model  # gemma4 names its own
     if kind == "spm":
         return name if name in PRE_TOKENIZERS and PRE_TOKENIZERS[name].style == "blank" else ""
-    if not name and carried.model.format == "apr":
+    if not name and carried.model.key_style == "apr":
         architecture = carried.model.metadata.get("architecture")
         return BY_ARCHITECTURE.get(architecture, "") if isinstance(architecture, str) else ""
     return name

@@ -1,7 +1,8 @@
 """Kills writers, as a program of its own: forking is safe in a process without threads.
 
-`python -m tests.formats.kill_driver {calls,random,SIGTERM,SIGINT} SCENARIO FOLDER` prints a JSON
-list with one record for each kill; a broken promise ends it with a traceback.
+`python -m tests.formats.kill_driver {calls,random,SIGTERM,SIGINT} SUBJECT FOLDER [KILLS]` prints a
+JSON list with one record for each kill; a broken promise ends it with a traceback. SUBJECT is a
+scenario of `publishing` or a writer of `writers`.
 """
 
 import atexit
@@ -20,9 +21,12 @@ from aprfmt.formats import atomic
 from aprfmt.formats.atomic import install_signal_handlers, pending, recover
 from aprfmt.formats.exchange import exchange
 from tests.formats.publishing import CALLS, SCENARIOS, Scenario
+from tests.formats.writers import VERSIONS, WRITERS, Writer
+
+Subject = Scenario | Writer
 
 KILLS = 20
-LONGEST = 0.02  # seconds a writer lives: some versions are written in it
+LONGEST = 0.02  # seconds a writer lives at least: some versions are written in it
 
 
 def in_child(work: Callable[[], None]) -> int:
@@ -45,7 +49,7 @@ def in_child(work: Callable[[], None]) -> int:
     os._exit(code)
 
 
-def check(scenario: Scenario, root: Path, versions: set[int], record: dict[str, Any]) -> None:
+def check(scenario: Subject, root: Path, versions: set[int], record: dict[str, Any]) -> None:
     """Verify that `root` holds one of `versions`, whole, and that the next run leaves it tidy."""
     target = scenario.target(root)
     record["pending"] = len(pending(target))
@@ -60,7 +64,7 @@ def check(scenario: Scenario, root: Path, versions: set[int], record: dict[str, 
     assert scenario.litter(root) == [], scenario.litter(root)
 
 
-def kill_at_every_call(scenario: Scenario, root: Path) -> list[dict[str, Any]]:
+def kill_at_every_call(scenario: Subject, root: Path) -> list[dict[str, Any]]:
     """Write version 2 over 1 and die right before the n-th system call, for every n."""
     records: list[dict[str, Any]] = []
     for n in itertools.count(1):
@@ -75,7 +79,7 @@ def kill_at_every_call(scenario: Scenario, root: Path) -> list[dict[str, Any]]:
     raise AssertionError
 
 
-def _write_and_die(scenario: Scenario, root: Path, n: int) -> None:
+def _write_and_die(scenario: Subject, root: Path, n: int) -> None:
     calls = itertools.count(1)
 
     def dying(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,11 +96,16 @@ def _write_and_die(scenario: Scenario, root: Path, n: int) -> None:
     scenario.write(root, 2)
 
 
-def signal_at_random(scenario: Scenario, root: Path, number: int) -> list[dict[str, Any]]:
-    """Write version after version and send a signal at a random moment, `KILLS` times."""
+def signal_at_random(
+    scenario: Subject, root: Path, number: int, kills: int
+) -> list[dict[str, Any]]:
+    """Write version after version and send a signal at a random moment, `kills` times."""
     seed = random.Random(7)
+    began = time.monotonic()
+    scenario.write(root, 1)
+    longest = max(LONGEST, 2 * (time.monotonic() - began))
     records: list[dict[str, Any]] = []
-    for kill in range(KILLS):
+    for kill in range(kills):
         ready, started = os.pipe()
 
         def writes(started: int = started) -> None:
@@ -109,7 +118,7 @@ def signal_at_random(scenario: Scenario, root: Path, number: int) -> list[dict[s
         os.read(ready, 1)  # before that, Python's own code after a fork would swallow the signal
         os.close(ready)
         os.close(started)
-        time.sleep(seed.uniform(0, LONGEST))
+        time.sleep(seed.uniform(0, longest))
         os.kill(pid, number)
         status = os.waitpid(pid, 0)[1]
         record: dict[str, Any] = {"n": kill, "exit": os.waitstatus_to_exitcode(status)}
@@ -120,16 +129,22 @@ def signal_at_random(scenario: Scenario, root: Path, number: int) -> list[dict[s
 
 def main() -> None:
     """Run one experiment."""
-    what, name, folder = sys.argv[1:]
+    what, name, folder, *rest = sys.argv[1:]
+    kills = int(rest[0]) if rest else KILLS
     root = Path(folder)
-    scenario = SCENARIOS[name]
+    scenario: Subject = SCENARIOS[name] if name in SCENARIOS else WRITERS[name]
+    # Started in a shell's background, SIGINT would be ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.fsync = lambda fd: None  # a kill loses nothing that was written; only a power cut does
+    if isinstance(scenario, Writer):
+        for version in VERSIONS:
+            scenario.expected(version)  # in peace, and everything is imported before the first fork
     scenario.prepare(root)
     if what == "calls":
         records = kill_at_every_call(scenario, root)
     else:
         number = signal.SIGKILL if what == "random" else signal.Signals[what]
-        records = signal_at_random(scenario, root, number)
+        records = signal_at_random(scenario, root, number, kills)
     print(json.dumps(records))
 
 

@@ -18,8 +18,8 @@ from aprfmt.formats.temporary import SUFFIX
 
 # System calls that publishing makes; a fault or a kill may come at each of them.
 CALLS = (
-    "open", "write", "fsync", "fchmod", "close", "mkdir", "chmod", "link", "replace", "rename",
-    "unlink", "rmdir",
+    "open", "write", "pwrite", "fsync", "fchmod", "close", "mkdir", "chmod", "link", "replace",
+    "rename", "unlink", "rmdir",
 )  # fmt: skip
 BYSTANDER = "notes.txt"  # a file of somebody else, in the parent or in the folder of shards
 

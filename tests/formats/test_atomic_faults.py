@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from aprfmt.errors import OutputError
+from aprfmt.errors import FormatError, OutputError
 from aprfmt.formats.atomic import FileSet, pending, recover
 from aprfmt.formats.temporary import temporary_name
 from tests.formats.publishing import SCENARIOS, Scenario
+from tests.formats.writers import Writer
 
 STRICT = ("open", "write", "fsync", "fchmod", "mkdir", "chmod", "link", "replace", "rename")
 MAX_CALLS = 200
@@ -35,20 +36,20 @@ class Fault:
 
 
 def attempts(
-    scenario: Scenario, call: str, number: int, times: int, tmp_path: Path
-) -> list[tuple[Path, OutputError | None]]:
+    scenario: Scenario | Writer, call: str, number: int, times: int, tmp_path: Path
+) -> list[tuple[Path, OutputError | FormatError | None]]:
     """Write version 2 over version 1 with a fault at every n; return the folders and the errors."""
-    done: list[tuple[Path, OutputError | None]] = []
+    done: list[tuple[Path, OutputError | FormatError | None]] = []
     for n in range(1, MAX_CALLS):
         root = tmp_path / str(n)
         scenario.prepare(root)
         with pytest.MonkeyPatch.context() as patch:
             fault = Fault(call, n, number, times)
             patch.setattr(os, call, fault)
-            error = None
+            error: OutputError | FormatError | None = None
             try:
                 scenario.write(root, 2)
-            except OutputError as raised:
+            except (OutputError, FormatError) as raised:  # FormatError: a source that is not read
                 error = raised
         if fault.count < n:
             assert error is None
@@ -74,7 +75,7 @@ def test_one_failure_leaves_the_old_files_and_no_litter(
             assert scenario.version_of(root) == 2
         else:
             assert str(root) in str(error) and os.strerror(errno.EIO) in str(error)
-            assert error.errno == errno.EIO
+            assert isinstance(error, OutputError) and error.errno == errno.EIO
             assert scenario.version_of(root) == (2 if "is written" in str(error) else 1)
         assert scenario.litter(root) == []
 
@@ -173,8 +174,6 @@ def test_a_swallowed_error_is_not_published(
     ],
 )
 def test_a_journal_of_somebody_else_reaches_nothing_outside(text: str, tmp_path: Path) -> None:
-    from aprfmt.errors import FormatError
-
     folder = tmp_path / "download"
     folder.mkdir()
     temporary = temporary_name("x")

@@ -13,6 +13,7 @@ import pytest
 from aprfmt.formats import temporary
 from aprfmt.formats.atomic import install_signal_handlers
 from tests.formats.publishing import SCENARIOS
+from tests.formats.writers import WRITERS
 
 ROOT = Path(__file__).resolve().parents[2]
 EVERY = pytest.mark.parametrize("scenario", SCENARIOS)
@@ -24,7 +25,8 @@ def drive(what: str, scenario: str, tmp_path: Path) -> list[dict[str, Any]]:
     run = subprocess.run(
         [sys.executable, "-m", "tests.formats.kill_driver", what, scenario, str(tmp_path / "x")],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        # No threads of numpy's: the driver forks.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -50,6 +52,24 @@ def test_a_kill_at_any_moment_leaves_one_whole_version(scenario: str, tmp_path: 
     records = drive("random", scenario, tmp_path)
     assert len(records) == 20
     assert {record["exit"] for record in records} == {-9}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_killed_writer_leaves_one_whole_version(writer: str, tmp_path: Path) -> None:
+    records = drive("random", writer, tmp_path)
+    assert len(records) == 20
+    assert {record["exit"] for record in records} == {-9}
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+@pytest.mark.parametrize("writer", ["gguf-shards", "hf-shards", "aprt"])
+def test_an_interrupted_writer_leaves_no_litter(
+    writer: str, name: str, code: int, tmp_path: Path
+) -> None:
+    records = drive(name, writer, tmp_path)
+    assert {record["exit"] for record in records} == {code}
+    for record in records:
+        assert (record["litter"], record["pending"]) == (0, 0)
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
@@ -85,3 +105,48 @@ def test_handlers_that_somebody_set_stay() -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGKILL", -9)])
+def test_a_whole_command_is_interrupted_and_run_again(
+    name: str, code: int, demo_model: Path, tmp_path: Path
+) -> None:
+    old = tmp_path / "m.gguf"
+    for _ in range(20):  # a quick machine may be done before the signal comes
+        old.write_bytes(b"old")
+        found = _interrupt(["convert", str(demo_model), str(old), "--force"], name)
+        if found == code:
+            break
+        assert found == 0
+    else:
+        raise AssertionError(f"no {name} came in time")
+    assert old.read_bytes() == b"old"
+    left = [path.name for path in tmp_path.iterdir() if path != old]
+    assert bool(left) == (name == "SIGKILL"), left
+    again = ["convert", str(demo_model), str(old), "--force"]
+    assert subprocess.run(_command(again), env=_environment(), check=False).returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def _interrupt(args: list[str], name: str) -> int:
+    """Start a command, send a signal as soon as a temporary file is there; its exit code."""
+    folder = Path(args[2]).parent
+    running = subprocess.Popen(_command(args), env=_environment(), stderr=subprocess.DEVNULL)
+    while running.poll() is None:
+        if any(path.name.endswith(temporary.SUFFIX) for path in folder.iterdir()):
+            running.send_signal(signal.Signals[name])
+            break
+    return running.wait(timeout=60)
+
+
+def _command(args: list[str]) -> list[str]:
+    # A shell in the background lets programs ignore SIGINT; this one has it back.
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from aprfmt.cli.main import main; main()"
+    )
+    return [sys.executable, "-c", code, *args]
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}

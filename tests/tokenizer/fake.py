@@ -20,6 +20,7 @@ def fake(form: str, metadata: Mapping[str, Any], folder: Path | None = None) -> 
         Model,
         SimpleNamespace(
             format=form,
+            key_style=form,
             metadata=plain,
             source=SimpleNamespace(types=types if form == "gguf" else {}),
             folder=opened,

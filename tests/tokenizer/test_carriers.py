@@ -276,7 +276,8 @@ def test_inspecting_imports_neither_library() -> None:
         "import sys; from types import SimpleNamespace as S; from pathlib import Path\n"
         "from aprfmt.tokenizer import facts\n"
         "keys = {'tokenizer.ggml.tokens': ['a'], 'tokenizer.chat_template': '{{ 1 }}'}\n"
-        "m = S(format='gguf', metadata=keys, folder=None, config=None, path=Path('x'))\n"
+        "m = S(format='gguf', key_style='gguf', metadata=keys, folder=None, config=None,"
+        " path=Path('x'))\n"
         "assert facts(m, quick=True)['chat_template_scan'] == 'nothing suspicious'\n"
         "assert not {'tokenizers', 'jinja2', 'numpy', 'click'} & set(sys.modules)"
     )

@@ -48,6 +48,19 @@ def test_no_ids_to_decode(demo_model: Path, text: str) -> None:
     assert done.code == 2 and "is no token id" in done.err and not done.out
 
 
+def test_ids_without_a_token_are_warned_of(demo_model: Path) -> None:
+    done = aprfmt("tokenize", demo_model, "30,99999", "--decode")
+    assert (done.code, done.out) == (0, "?\n") and "no token has id 99999 (1 of 2)" in done.err
+
+
+def test_messages_stand_alone(demo_model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    file.write_text(json.dumps([{"role": "user", "content": "hi"}]))
+    for option in ("--user", "--system"):
+        done = aprfmt("template", demo_model, "--messages", file, option, "x")
+        assert done.code == 2 and "leave --user and --system out" in done.err and not done.out
+
+
 def test_template(demo_model: Path, tmp_path: Path) -> None:
     done = aprfmt("template", demo_model, "--user", "hi", "--system", "Be brief.")
     assert done.code == 0 and not done.err

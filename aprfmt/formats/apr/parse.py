@@ -5,7 +5,7 @@ metadata, index; then what the reference leaves out: sizes, overlap, the file's 
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
@@ -66,6 +66,15 @@ class Parsed:
         if self.size == self.end + 4:
             return "present"
         return "missing" if self.size <= self.end else "trailing"
+
+    def regions(self) -> Iterator[tuple[int, int]]:
+        """Yield (start, stop) of everything that has a meaning; the rest should be zeros."""
+        header = self.header
+        yield 0, HEADER_SIZE
+        yield header.metadata_offset, header.metadata_offset + header.metadata_size
+        yield header.index_offset, self.index_end
+        for entry in self.entries:
+            yield entry.info.offset, entry.info.offset + entry.info.nbytes
 
     def warn(self, text: str, where: str = "") -> None:
         """Add a warning; `where` defaults to the file."""

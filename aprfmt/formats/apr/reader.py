@@ -9,7 +9,7 @@ from typing import Self
 
 from aprfmt.formats.apr.layout import Header
 from aprfmt.formats.apr.parse import FooterState, Parsed, parse
-from aprfmt.formats.mapped import MappedFile, MemoryTensor, stored_tensor
+from aprfmt.formats.mapped import Buffer, BufferFile, MappedFile, MemoryTensor, stored_tensor
 from aprfmt.tensor import LazyTensor, Note, TensorInfo, Value
 
 _WINDOW = 8 << 20
@@ -166,6 +166,15 @@ def open_source(path: Path, *, partial: bool = False) -> AprSource:
                 source = AprSource(path, [shard])
         stack.pop_all()
         return source
+
+
+def open_buffer(buffer: Buffer, path: Path, *, partial: bool = False) -> AprSource:
+    """Open the bytes of one APR v2 file; of a set that file alone. `path` begins the messages.
+
+    Raises FormatError (TruncatedError, UnsupportedError).
+    """
+    file = BufferFile(buffer, path)
+    return AprSource(path, [Shard(file, parse(file.view, str(path), partial=partial))])
 
 
 def _is_manifest(path: Path) -> bool:

@@ -65,8 +65,12 @@ class Member:
 
 def read_manifest(path: Path) -> list[Member]:
     """Return the shards a manifest names, in order; FormatError where it contradicts itself."""
+    return parse_manifest(jsonio.load_file(path, MAX_INDEX), path)
+
+
+def parse_manifest(value: Any, path: Path) -> list[Member]:
+    """Return the shards of a manifest's JSON value, in order; FormatError, as `read_manifest`."""
     where = str(path)
-    value = jsonio.load_file(path, MAX_INDEX)
     if not isinstance(value, dict) or not isinstance(value.get("shards"), list):
         raise FormatError(f"{where}: has no array 'shards'; expected an APR shard manifest")
     shards: list[Any] = value["shards"]

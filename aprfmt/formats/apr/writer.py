@@ -28,6 +28,7 @@ from aprfmt.formats.sequential import (
     SequentialSink,
     check_unique,
     deal,
+    program_size,
 )
 from aprfmt.tensor import TensorInfo, Typed, Value
 from aprfmt.text import shorten
@@ -121,7 +122,7 @@ class AprSink(SequentialSink):
             program = _fresh(path, raw, part, flags)
             programs.append(program)
             names = sorted(carried.stored_info(info).name for info in part)
-            rows.append((path.name, _size(program), names))
+            rows.append((path.name, program_size(program), names))
         text = json.dumps(manifest(rows), indent=2, ensure_ascii=False)
         path = self._path.with_name(manifest_name(stem))
         return [*programs, Program(path, (text + "\n").encode("utf-8"))]
@@ -224,16 +225,6 @@ def _fresh(path: Path, metadata: bytes, infos: Sequence[TensorInfo], flags: int)
         layout.padding(len(index)),
     ]
     return Program(path, b"".join(head), [*body, Checksum()])
-
-
-def _size(program: Program) -> int:
-    size = len(program.head)
-    for segment in program.body:
-        if isinstance(segment, Room):
-            size += segment.nbytes
-        else:
-            size += 4 if isinstance(segment, Checksum) else len(segment)
-    return size
 
 
 def _flags(metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]) -> int:

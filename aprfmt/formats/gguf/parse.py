@@ -6,7 +6,7 @@ Everything is judged by the C reader's rules; where it refuses what can be read 
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -25,7 +25,8 @@ class Parsed:
     """The structure of one file.
 
     `order` is "<" or ">". `infos` are in the table's order with absolute offsets. The data section
-    begins at `data_offset`; `end` is where the last tensor's bytes end, before its padding.
+    begins at `data_offset`, the tensor table ends at `table_end`; `end` is where the last tensor's
+    bytes end, before its padding.
     """
 
     where: str
@@ -38,6 +39,13 @@ class Parsed:
     end: int = 0
     infos: dict[str, TensorInfo] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
+    table_end: int = 0
+
+    def regions(self) -> Iterator[tuple[int, int]]:
+        """Yield (start, stop) of everything that has a meaning; the rest should be zeros."""
+        yield 0, self.table_end
+        for info in self.infos.values():
+            yield info.offset, info.offset + info.nbytes
 
     def warn(self, text: str, where: str = "") -> None:
         """Add a warning; `where` defaults to the file."""
@@ -76,7 +84,7 @@ def parse(
     entries = _read_table(cursor, tensors, alignment)
     parsed = Parsed(
         where, len(buffer), version, cursor.order, alignment, metadata,
-        align(cursor.offset, alignment), cursor.offset,
+        align(cursor.offset, alignment), cursor.offset, table_end=cursor.offset,
     )  # fmt: skip
     _place(parsed, entries, partial)
     _note_entries(parsed, entries)

@@ -10,7 +10,7 @@ from aprfmt.formats.gguf.byteorder import SwappedTensor
 from aprfmt.formats.gguf.layout import BYTE_ORDERS
 from aprfmt.formats.gguf.parse import Parsed, parse
 from aprfmt.formats.gguf.split import Shard, check_set, siblings
-from aprfmt.formats.mapped import MappedFile, StoredTensor
+from aprfmt.formats.mapped import Buffer, BufferFile, MappedFile, StoredTensor
 from aprfmt.tensor import LazyTensor, Note, TensorInfo, Value
 
 
@@ -111,6 +111,15 @@ def open_source(path: Path, *, partial: bool = False) -> GGUFSource:
         source = GGUFSource(path, shards, notes)
         stack.pop_all()
         return source
+
+
+def open_buffer(buffer: Buffer, path: Path, *, partial: bool = False) -> GGUFSource:
+    """Open the bytes of one GGUF file; of a split that file alone. `path` begins the messages.
+
+    Raises FormatError (TruncatedError, UnsupportedError).
+    """
+    file = BufferFile(buffer, path)
+    return GGUFSource(path, [Shard(file, parse(file.view, str(path), partial=partial))])
 
 
 def _refuse_mixed(path: Path, names: Sequence[str]) -> None:

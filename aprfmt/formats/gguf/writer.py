@@ -143,10 +143,20 @@ class GGUFSink:
                 f"{self._path}: tensor {name!r}: {written} bytes or more were given, "
                 f"{info.nbytes} were planned"
             )
-        out.write(bytes(align(written, self._alignment) - written))
         self._left.pop()
+        last = not self._left or self._left[-1][0] != number
+        out.write(bytes(self._room(info, last) - written))
         if number and (not self._left or self._left[-1][0] != number):
             out.close()  # the first stays open, to be amended
+
+    def _room(self, info: TensorInfo, last: bool) -> int:
+        """Return the bytes a tensor takes, padding included.
+
+        Nothing follows the last of a file where its encoding is unknown: a reader takes all that
+        is left for such a tensor.
+        """
+        unpadded = last and not encoding(info.encoding).known
+        return info.nbytes if unpadded else align(info.nbytes, self._alignment)
 
     def amend(self, old: str, new: str) -> None:
         """Write `new` over the metadata text `old`; ConversionError unless it stands there once."""
@@ -164,6 +174,17 @@ class GGUFSink:
     def files(self) -> Sequence[Path]:
         """The files being written, in shard order."""
         return [shard.path for shard in self._shards]
+
+    @property
+    def sizes(self) -> Mapping[Path, int]:
+        """Bytes of every file, known as soon as it is planned."""
+        found = {}
+        for shard, infos in zip(self._shards, self._parts, strict=True):
+            head = HEADER_SIZE + sum(len(piece) for piece in shard.metadata)
+            head += sum(len(_entry(info, 0)) for info in infos)
+            data = sum(self._room(info, info is infos[-1]) for info in infos)
+            found[shard.path] = align(head, self._alignment) + data
+        return found
 
     def __enter__(self) -> Self:
         return self

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from aprfmt.errors import FormatError
-from aprfmt.formats.mapped import MappedFile, stored_tensor
+from aprfmt.formats.mapped import Buffer, BufferFile, MappedFile, stored_tensor
 from aprfmt.formats.safetensors.parse import Parsed, merge_metadata, parse
 from aprfmt.tensor import LazyTensor, Note, Value
 
@@ -93,6 +93,13 @@ def open_source(path: Path, *, partial: bool = False) -> SafetensorsSource:
     return open_index(path, partial=partial)
 
 
+def open_buffer(buffer: Buffer, path: Path, *, partial: bool = False) -> SafetensorsSource:
+    """Open the bytes of one safetensors file; `path` begins the messages. Raises FormatError."""
+    file = BufferFile(buffer, path)
+    shard = Shard(file, parse(file.view, str(path), partial=partial))
+    return SafetensorsSource(path, [shard], shard.tensors, {})
+
+
 def open_index(path: Path, *, partial: bool = False) -> SafetensorsSource:
     """Open every shard that a `*.safetensors.index.json` names, as one model.
 
@@ -102,8 +109,12 @@ def open_index(path: Path, *, partial: bool = False) -> SafetensorsSource:
     from aprfmt.formats.shardset import refuse_mixed, require, union
 
     path = Path(path)
-    weight_map, metadata = _read_index(path)
-    homes = _homes(path, weight_map)
+    file = MappedFile(path)
+    try:
+        weight_map, metadata = parse_index(file.view, path)
+    finally:
+        file.close()
+    homes = members(path, weight_map)
     refuse_mixed(path, list(homes.values()))
     notes: list[Note] = []
     if partial:
@@ -134,11 +145,12 @@ def open_index(path: Path, *, partial: bool = False) -> SafetensorsSource:
         return source
 
 
-def _read_index(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    from aprfmt.formats.jsonio import load_file
+def parse_index(buffer: Buffer, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return weight map (names are not judged yet) and metadata of an index; FormatError."""
+    from aprfmt.formats.jsonio import loads
     from aprfmt.formats.shardset import MAX_INDEX
 
-    index = load_file(path, MAX_INDEX)
+    index = loads(buffer, str(path), max_bytes=MAX_INDEX)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise FormatError(
@@ -151,8 +163,11 @@ def _read_index(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return weight_map, metadata or {}
 
 
-def _homes(path: Path, weight_map: Mapping[str, Any]) -> dict[str, Path]:
-    """Return the shards' paths by the name the index gives, sorted: the order of their numbers."""
+def members(path: Path, weight_map: Mapping[str, Any]) -> dict[str, Path]:
+    """Return the shards' paths by the name the index gives, sorted: the order of their numbers.
+
+    Raises FormatError for a name that leads out of the index's folder.
+    """
     from aprfmt.formats.cursor import MAX_COUNT
     from aprfmt.formats.shardset import member
 

@@ -1,0 +1,89 @@
+"""What a conversion makes besides weights: how large it all is, and texts beside a single file."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from aprfmt.errors import OutputError
+
+if TYPE_CHECKING:
+    from aprfmt.formats.atomic import FileSet
+    from aprfmt.tensor import Sink
+
+
+class _Nowhere:
+    """A set of files that keeps nothing: for a sink that is only planned."""
+
+    def create(self, path: Path) -> "_Nowhere":
+        return self
+
+    def write(self, data: Any) -> None: ...
+
+    def tell(self) -> int:
+        return 0
+
+    def close(self) -> None: ...
+
+    def discard(self) -> None: ...
+
+
+def planned_sizes(
+    open_sink: "Callable[[FileSet], Sink]",
+    plan: "Callable[[Sink], None]",
+    texts: Mapping[Path, bytes],
+) -> dict[Path, int]:
+    """Return the bytes of every file a conversion would write; nothing is written.
+
+    `open_sink` opens the target's sink into a set of files, `plan` plans it.
+    """
+    sink = open_sink(cast("FileSet", _Nowhere()))
+    plan(sink)
+    return {**sink.sizes, **{path: len(text) for path, text in texts.items()}}
+
+
+def texts_to_write(
+    weights: Path, folder: Path | None, texts: Mapping[str, str], force: bool
+) -> dict[Path, str]:
+    """Return the texts that stand beside the weights, by path, without those that do already.
+
+    Beside a single file (`folder` is None) may lie another model's config.json: it is replaced
+    only with `force`, together with the weights it belongs to, and never while other weights lie
+    there. Raises OutputError.
+    """
+    found = {weights.parent / name: text for name, text in texts.items()}
+    if folder is not None:
+        return found
+    found = {path: text for path, text in found.items() if not _same(path, text)}
+    taken = [path for path in found if path.exists()]
+    others = _other_weights(weights) if taken else []
+    if taken and (others or not force or not weights.exists()):
+        whose = f"that of {others[0].name}" if others else "of another model"
+        raise OutputError(
+            f"{taken[0]}: is there already and says something else ({whose}?); give "
+            f"{weights.name} a folder of its own"
+        )
+    return found
+
+
+def _same(path: Path, text: str) -> bool:
+    from aprfmt.errors import AprfmtError
+    from aprfmt.hf_folder import read_text
+
+    try:
+        return path.is_file() and read_text(path) == text
+    except AprfmtError:
+        return False
+
+
+def _other_weights(weights: Path) -> list[Path]:
+    """Return other model files of the folder: its config.json may be theirs."""
+    from aprfmt.formats import FORMATS
+
+    extensions = {extension for name in FORMATS.own for extension in FORMATS[name].extensions}
+    return [
+        path
+        for path in sorted(weights.parent.iterdir())
+        if path.suffix in extensions
+        and path.name != weights.name
+        and not path.name.startswith(f"{weights.stem}-")  # its own shards
+    ]
