@@ -7,6 +7,7 @@ import click
 
 from aprfmt.cli import options, render
 
+FINDINGS = 12  # causes shown
 SECTIONS = ("tensors", "hyperparameters", "tokenizer", "metadata")
 
 
@@ -27,7 +28,12 @@ SECTIONS = ("tensors", "hyperparameters", "tokenizer", "metadata")
 )
 @click.option("--imatrix", type=click.Path(path_type=Path), metavar="FILE",
               help="With --base: the importance matrix that was used.")  # fmt: skip
+@click.option("--explain/--no-explain", default=True, show_default=True,
+              help="Test every differing tensor against the known causes.")  # fmt: skip
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write a page: findings, map of all tensors, difference images.")  # fmt: skip
 @options.arch
+@options.force
 @options.common
 def command(
     a: Path,
@@ -38,7 +44,10 @@ def command(
     accept: tuple[str, ...],
     base: Path | None,
     imatrix: Path | None,
+    explain: bool,
+    html: Path | None,
     arch: str | None,
+    force: bool,
     as_json: bool,
     quiet: bool,
 ) -> int:
@@ -48,23 +57,33 @@ def command(
     """
     from dataclasses import replace
 
+    from aprfmt.cli import diff_html
     from aprfmt.compare import diff
 
     with render.Progress("diff", quiet) as progress:
         report = diff(
-            a, b, tensors=patterns, arch=arch, base=base, imatrix=imatrix, progress=progress
-        )
+            a, b, tensors=patterns, arch=arch, base=base, imatrix=imatrix, explain=explain,
+            images=0 if html is None else diff_html.IMAGES, progress=progress,
+        )  # fmt: skip
     if patterns and not only:
         only = ("tensors",)
     if only:
         left_out: dict[str, Any] = {name: () for name in SECTIONS if name not in only}
+        if "tensors" not in only:
+            left_out |= {"findings": (), "images": ()}
         report = replace(report, **left_out)
     code = report.exit_code(accept)
     for note in report.notes:
         render.warn(note)
     if not as_json:
         show(report, top, code)
-    return render.emit("diff", code, report.to_json(), as_json)
+    body = report.to_json()
+    if html is not None:
+        from aprfmt.cli.html import write_page
+
+        write_page(html, diff_html.render_page(report, code), force)
+        body["html"] = str(html)
+    return render.emit("diff", code, body, as_json)
 
 
 def show(report: Any, top: int, code: int) -> None:
@@ -73,6 +92,7 @@ def show(report: Any, top: int, code: int) -> None:
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     if report.tensors:
         render.line(f"{len(report.tensors)} tensors: {said}", style="head")
+    _findings(report.findings)
     _derived(report.tensors)
     layouts: dict[tuple[str, ...], int] = {}
     for tensor in report.tensors:
@@ -93,6 +113,19 @@ def show(report: Any, top: int, code: int) -> None:
         render.line(f"... {left} more (--top, --json)", style="dim")
     words = {0: ("equal", "good"), 1: ("different", "bad"), 2: ("a tensor was unreadable", "bad")}
     render.line(words[code][0], style=words[code][1])
+
+
+def _findings(findings: Any) -> None:
+    """Say what explains the differing tensors, one line a cause."""
+    for found in findings[:FINDINGS]:
+        sure = "" if found.confirmed else " (unconfirmed)"
+        many = f"{len(found.keys)} tensor{'s' if len(found.keys) > 1 else ''}"
+        render.line(
+            render.escape(f"  {found.cause}{sure}, {many}: {found.text}"),
+            style="bad" if found.confirmed else "warn",
+        )
+    if len(findings) > FINDINGS:
+        render.line(f"  ... {len(findings) - FINDINGS} more findings (--json)", style="dim")
 
 
 def _derived(tensors: Any) -> None:
@@ -150,5 +183,18 @@ def _tensor(tensor: Any) -> None:
                 f"      NaN {stats.nan_a} | {stats.nan_b}, Inf {stats.inf_a} | {stats.inf_b}",
                 style="bad",
             )
+    if tensor.explanation is not None:
+        _explanation(tensor.explanation)
     if tensor.steps_off is not None:
         render.line(f"      at most {tensor.steps_off:.3g} steps of the coarser encoding apart")
+
+
+def _explanation(found: Any) -> None:
+    sure = "confirmed" if found.confirmed else "unconfirmed"
+    after = ""
+    if found.residual_after is not None:
+        before = "-" if found.residual_before is None else f"{found.residual_before:.3g}"
+        after = f", residual {before} to {found.residual_after:.3g}"
+    render.line(render.escape(f"      {sure} {found.cause}{after}"))
+    for sentence in found.evidence:
+        render.line(render.escape(f"        {sentence}"))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.compare.align import Alignment, align
-from aprfmt.compare.records import DiffReport, FieldDiff, TensorDiff
+from aprfmt.compare.records import DiffReport, Explanation, FieldDiff, Finding, Image, TensorDiff
 from aprfmt.errors import AprfmtError, ArchError, UsageError
 from aprfmt.tensor import Value
 
@@ -13,8 +13,19 @@ if TYPE_CHECKING:
     from aprfmt.compare.requant import Oracle
     from aprfmt.model import Model
 
-__all__ = ["DiffReport", "FieldDiff", "TensorDiff", "diff", "diff_models"]
+__all__ = [
+    "DiffReport",
+    "Explanation",
+    "FieldDiff",
+    "Finding",
+    "Image",
+    "TensorDiff",
+    "diff",
+    "diff_models",
+]
 
+# Verdicts that the hypotheses are asked about.
+EXPLAINED = ("DIFFERENT", "SHAPE_DIFFERS", "ONLY_IN_A", "ONLY_IN_B")
 # Metadata that every file has its own value of; listed, never counted as a difference.
 _OWN_KEYS = ("aprfmt.", "split.", "general.name")
 
@@ -27,14 +38,18 @@ def diff(
     arch: str | None = None,
     base: "Path | str | None" = None,
     imatrix: "Path | str | None" = None,
+    explain: bool = True,
+    images: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> DiffReport:
     """Compare two model files or folders, in any formats.
 
     `base` is the float source: every quantized tensor is asked whether it derives from it byte for
     byte, given the importance matrix in the file `imatrix`, where one was used.
-    `tensors` are PATTERNs in any spelling; UsageError where one matches nothing. Raises
-    FormatError for a file that cannot be opened; a tensor that cannot be read is UNREADABLE.
+    `tensors` are PATTERNs in any spelling; UsageError where one matches nothing. With `explain`
+    every differing pair is tested against the hypotheses of compare.explain; `images` is the
+    number of worst tensors to make difference images of. Raises FormatError for a file that
+    cannot be opened; a tensor that cannot be read is UNREADABLE.
     """
     from aprfmt.model import open_model
 
@@ -42,12 +57,22 @@ def diff(
         if base is None:
             if imatrix is not None:
                 raise UsageError("an importance matrix explains bytes only beside a base: --base")
-            return diff_models(first, second, tensors=tensors, progress=progress)
+            return diff_models(
+                first, second, tensors=tensors, explain=explain, images=images, progress=progress
+            )
         from aprfmt.compare.requant import open_oracle
 
         oracle = open_oracle(base, imatrix, arch)
         with oracle.base:
-            return diff_models(first, second, tensors=tensors, oracle=oracle, progress=progress)
+            return diff_models(
+                first,
+                second,
+                tensors=tensors,
+                oracle=oracle,
+                explain=explain,
+                images=images,
+                progress=progress,
+            )
 
 
 def diff_models(
@@ -56,6 +81,8 @@ def diff_models(
     *,
     tensors: Sequence[str] = (),
     oracle: "Oracle | None" = None,
+    explain: bool = True,
+    images: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> DiffReport:
     """Compare two open models; see `diff`."""
@@ -79,6 +106,18 @@ def diff_models(
         results.append(judged(oracle, result, pair.a, pair.b, (a.metadata, b.metadata)))
         if progress is not None:
             progress(i + 1, len(pairs))
+    found: tuple[Finding, ...] = ()
+    if explain and any(row.verdict in EXPLAINED for row in results):
+        from aprfmt.compare.explain import explained
+        from aprfmt.compare.explain.summary import findings
+
+        results = explained(a, b, None if oracle is None else oracle.base, pairs, results)
+        found = findings(results)
+    pictures: tuple[Image, ...] = ()
+    if images:
+        from aprfmt.compare.image import images as made
+
+        pictures = made(pairs, results, images)
     notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]
     return DiffReport(
         str(a.path),
@@ -88,6 +127,8 @@ def diff_models(
         _tokenizer(a, b),
         _metadata(a, b),
         (*alignment.notes, *notes),
+        found,
+        pictures,
     )
 
 
@@ -135,8 +176,9 @@ def _tokenizer(a: "Model", b: "Model") -> tuple[FieldDiff, ...]:
         except (AprfmtError, ArchError) as error:
             sides.append({"unreadable": str(error)})
     left, right = sides
-    if not left or not right:
-        return ()  # one side carries none: nothing to compare, and `inspect` says so
+    if bool(left) != bool(right):  # one side carries none: ids cannot be compared
+        said = ("present", "absent") if left else ("absent", "present")
+        return (FieldDiff("tokenizer", *said),)
     return tuple(
         FieldDiff(name, left.get(name), right.get(name), decisive=name != "chat_template")
         for name in dict.fromkeys((*left, *right))

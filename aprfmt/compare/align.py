@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aprfmt.errors import ArchError
-from aprfmt.model import LogicalTensor, Model, Tensor
+from aprfmt.logical import LogicalTensor
+from aprfmt.model import Model
+from aprfmt.views import Tensor
 
 Side = LogicalTensor | Tensor
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from aprfmt.model import LogicalTensor, Run, Tensor, gather
+from aprfmt.logical import LogicalTensor, Run, gather
+from aprfmt.views import Tensor
 
 WINDOW = 8 << 20
 

@@ -33,9 +33,10 @@ class ValueStats:
     """Element-wise measures of two decoded tensors; a is the first file.
 
     `rel_l2` is ||a-b|| / ||a||, over the elements finite on both sides; `max_abs_diff` with the
-    multi-index where it occurs; `ulp` the largest distance in float32 representations; `changed`
-    counts elements whose values differ (NaN equals NaN); `nan_*` and `inf_*` are each side's own
-    census. A NaN or infinity on one side only counts as changed and makes max_abs_diff infinite.
+    multi-index where it occurs; `norm_a` and `norm_b` are ||a|| and ||b||; `ulp` the largest
+    distance in float32 representations; `changed` counts elements whose values differ (NaN equals
+    NaN); `nan_*` and `inf_*` are each side's own census. A NaN or infinity on one side only counts
+    as changed and makes max_abs_diff infinite.
     """
 
     count: int
@@ -49,6 +50,8 @@ class ValueStats:
     nan_b: int = 0
     inf_a: int = 0
     inf_b: int = 0
+    norm_a: float = 0.0
+    norm_b: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +72,43 @@ class Derivation:
 
 
 @dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why two tensors of one role differ.
+
+    `cause` is a name of aprfmt.causes. `where` is the role key, then the roles it was confused
+    with, if any. `evidence` are sentences: the first is the same for every tensor with the same
+    defect, the later ones have this tensor's own numbers. `residual_before` and `residual_after`
+    are ||a-b|| / max(||a||, ||b||) as stored and after the transformation (infinite where a NaN or
+    infinity stands on one side only); `residual_after` is None where nothing was transformed.
+    `confirmed` says that the transformation was applied to all the values it speaks of and made
+    them equal: to the bit, or within the rounding of the coarser encoding.
+    """
+
+    cause: str
+    where: tuple[str, ...]
+    evidence: tuple[str, ...]
+    residual_before: float | None
+    residual_after: float | None
+    confirmed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One cause and every tensor it explains, in one sentence."""
+
+    cause: str
+    text: str
+    keys: tuple[str, ...]
+    confirmed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TensorDiff:
     """One role of the union of both files, with one verdict.
 
     `layout` names what the formats did to the same values (rows permuted, widened, ...);
-    `cause` names a defect (`dtype_mislabel`) or the bound that held; `first_byte` is the first
+    `cause` names a defect that was confirmed or the bound that held; `explanation` is what the
+    hypotheses found; `first_byte` is the first
     differing byte of the logical tensor's stored bytes, where both sides have comparable bytes.
     """
 
@@ -91,6 +126,23 @@ class TensorDiff:
     stats: ValueStats | None = None
     steps_off: float | None = None  # largest |a-b| in steps of the coarser encoding
     derivations: tuple[Derivation, ...] = ()  # of the quantized sides, where a base was given
+    explanation: Explanation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Where a tensor differs: one number a cell of [height, width] elements.
+
+    `rows` and `columns` are those of the tensor seen as a matrix. A number is the root mean square
+    of a - b over that of all of a, infinite where one side alone is not finite.
+    """
+
+    key: str
+    rows: int
+    columns: int
+    height: int
+    width: int
+    cells: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +159,7 @@ class FieldDiff:
 
 @dataclass(frozen=True)
 class DiffReport:
-    """Everything `diff` found; `to_json` gives all of it."""
+    """Everything `diff` found; `to_json` gives all of it but the images."""
 
     a: str
     b: str
@@ -116,6 +168,8 @@ class DiffReport:
     tokenizer: tuple[FieldDiff, ...]
     metadata: tuple[FieldDiff, ...]
     notes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()  # what explains the differing tensors
+    images: tuple[Image, ...] = ()  # of the worst tensors, where they were asked for
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -159,5 +213,6 @@ class DiffReport:
             "tokenizer": [asdict(row) for row in self.tokenizer],
             "metadata": [asdict(row) for row in self.metadata],
             "notes": list(self.notes),
+            "findings": [asdict(row) for row in self.findings],
             "tensors": [asdict(row) for row in self.tensors],
         }

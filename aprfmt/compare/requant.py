@@ -17,8 +17,10 @@ from aprfmt.compare.values import CHUNK
 from aprfmt.dtypes import encoding as encoding_row
 from aprfmt.encoding import encode_rows
 from aprfmt.errors import AprfmtError, ArchError, CodecError
-from aprfmt.model import LogicalTensor, Model, Tensor, gather
+from aprfmt.logical import LogicalTensor, gather
+from aprfmt.model import Model
 from aprfmt.quantize import quantized
+from aprfmt.views import Tensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,10 +8,11 @@ from aprfmt.compare.align import Pair, Side, stored_names
 from aprfmt.compare.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, steps
 from aprfmt.compare.raw import byte_runs, first_difference, stored_runs
 from aprfmt.compare.records import TensorDiff
-from aprfmt.compare.values import CHUNK, Accumulator
+from aprfmt.compare.values import CHUNK, Accumulator, wide
 from aprfmt.dtypes import encoding as encoding_row
 from aprfmt.errors import AprfmtError, CodecError
-from aprfmt.model import LogicalTensor, Tensor
+from aprfmt.logical import LogicalTensor
+from aprfmt.views import Tensor
 
 
 def compare_pair(pair: Pair, imatrix: bool = False) -> TensorDiff:
@@ -104,18 +105,21 @@ def _mislabelled(diff: TensorDiff, a: Side, b: Side) -> TensorDiff:
 
 
 def _by_values(diff: TensorDiff, a: Side, b: Side, imatrix: bool) -> TensorDiff:
+    import numpy as np
+
     accumulator = Accumulator(a.shape)
     off: float | None = 0.0
     beyond = 0
-    for x, y, step in _chunks(a, b):
-        accumulator.add(x, y)
-        if step is None:
-            off = None
-            continue
-        ratio = _in_steps(x, y, step)
-        if off is not None:
-            off = max(off, float(ratio.max(initial=0.0)))
-        beyond += int((ratio > 1.0).sum())
+    with np.errstate(all="ignore"):  # damaged scales make wild steps, and are judged by them
+        for x, y, step in chunks(a, b):
+            accumulator.add(x, y)
+            if step is None:
+                off = None
+                continue
+            ratio = steps_between(x, y, step)
+            if off is not None:
+                off = max(off, float(ratio.max(initial=0.0)))
+            beyond += int((ratio > 1.0).sum())
     stats = accumulator.stats()
     diff = replace(diff, stats=stats)
     if not stats.changed:
@@ -148,11 +152,21 @@ def coarser_of(a: str, b: str) -> str:
     return min((a, b), key=lambda name: encoding_row(name.split("+")[0]).bits_per_weight)
 
 
-def _in_steps(x: Any, y: Any, step: Any) -> Any:
+def in_steps(a: Side, b: Side) -> float | None:
+    """Return the largest |a-b| of two tensors in steps of both encodings, None where unknown."""
+    off = 0.0
+    for x, y, step in chunks(a, b):
+        if step is None:
+            return None
+        off = max(off, float(steps_between(x, y, step).max(initial=0.0)))
+    return off
+
+
+def steps_between(x: Any, y: Any, step: Any) -> Any:
     """Return |x - y| in steps; a difference where the step is zero is infinitely many."""
     import numpy as np
 
-    delta = np.abs(x.astype(np.float64).reshape(-1) - y.astype(np.float64).reshape(-1))
+    delta = np.abs(wide(x).reshape(-1) - wide(y).reshape(-1))
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = delta / step
     ratio[delta == 0] = 0.0
@@ -160,7 +174,7 @@ def _in_steps(x: Any, y: Any, step: Any) -> Any:
     return ratio
 
 
-def _chunks(a: Side, b: Side) -> Iterator[tuple[Any, Any, Any]]:
+def chunks(a: Side, b: Side) -> Iterator[tuple[Any, Any, Any]]:
     """Yield (values of a, values of b, step of every element or None), in chunks of rows."""
     shape = a.shape
     columns = shape[-1] if shape else 1
@@ -224,7 +238,7 @@ def _steps(a: Side, b: Side, start: int, stop: int, columns: int) -> Any:
             parts: dict[str, Any] = {suffix: part.raw() for suffix, part in lazy.parts.items()}
             parts = parts or {"": lazy.raw()}
         else:
-            from aprfmt.model import gather
+            from aprfmt.logical import gather
 
             row_bytes = row.row_bytes(side.shape)
             if row_bytes is None:
@@ -256,5 +270,5 @@ def _float_step(name: str, other: Side, start: int, stop: int, columns: int) -> 
         return 0.0
     whole = len(other.shape) < 2 or _whole(other)
     values = other.numpy().reshape(-1, columns)[start:stop] if whole else _rows(other, start, stop)
-    _, exponent = np.frexp(np.abs(values.astype(np.float64)).reshape(-1))
+    _, exponent = np.frexp(np.abs(wide(values)).reshape(-1))
     return 0.5 * np.ldexp(1.0, np.maximum(exponent - 1, smallest) - bits)

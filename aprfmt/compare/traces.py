@@ -1,11 +1,11 @@
 """Comparing two traces point by point: equal tokens, positions and counts, or a refusal."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from aprfmt.errors import UsageError
-from aprfmt.thresholds import DISCRETE, tolerance
+from aprfmt.thresholds import DISCRETE, UNIT, Measured, ratio_band, threshold
 
 
 class RecordLike(Protocol):
@@ -36,6 +36,11 @@ class RecordLike(Protocol):
         """Of the arithmetic."""
         ...
 
+    @property
+    def stats(self) -> Any:
+        """Statistics of the recorded values, None where they are not known."""
+        ...
+
 
 class TraceLike(Protocol):
     """What is used of a trace."""
@@ -54,8 +59,21 @@ class TraceLike(Protocol):
         """Return the record of a key or of the key it equals."""
         ...
 
+    def parts(self, key: str) -> list[str]:
+        """Return the keys that a key stands for: a joined slot's parts, or the key itself."""
+        ...
+
     def values(self, key: str) -> Any:
         """Return the recorded values, None where only statistics were kept."""
+        ...
+
+    def mask(self, key: str) -> Any:
+        """Return which of the values are there, None for all."""
+        ...
+
+    @property
+    def resolution(self) -> float:
+        """Half a unit of the last decimal of values that were printed, else 0."""
         ...
 
 
@@ -63,7 +81,12 @@ class TraceLike(Protocol):
 class PointDiff:
     """One point of both traces. `why` says what keeps it from being compared, else "".
 
-    `rel_l2` is ||a-b|| / ||b||, b being the reference; `max_abs_diff` stands with the index.
+    `rel_l2` is ||a-b|| / ||b||, b being the reference; `max_abs_diff` stands with the index;
+    `max_over_rms` is it over the root mean square of the reference. `rows` says how many values
+    were looked at where that is not all of them. `bits` says whether all are equal. `tolerance`
+    bounds `rel_l2`, `max_tolerance` bounds `max_over_rms`, both for `reason`. `std_ratio` is a's
+    deviation over b's on equal rows, `outside` whether it leaves its band: a screen that says
+    where to look when only statistics were kept, and never a verdict.
     """
 
     key: str
@@ -73,6 +96,14 @@ class PointDiff:
     tolerance: float
     beyond: bool
     why: str = ""
+    max_over_rms: float | None = None
+    max_tolerance: float | None = None
+    bits: bool = False
+    values: int = 0
+    reason: str = ""
+    unit: str = UNIT
+    std_ratio: float | None = None
+    outside: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,8 +138,8 @@ class TraceDiff:
         }
 
 
-def compare_traces(a: TraceLike, b: TraceLike, *, moe: bool = False) -> TraceDiff:
-    """Compare `a` with the reference `b`; UsageError where their tokens are not the same."""
+def check_ids(a: TraceLike, b: TraceLike) -> None:
+    """Raise UsageError where two traces are known to be of other tokens."""
     ids_a, ids_b = a.run.get("ids"), b.run.get("ids")
     if ids_a is not None and ids_b is not None and list(ids_a) != list(ids_b):
         at = next(
@@ -119,7 +150,51 @@ def compare_traces(a: TraceLike, b: TraceLike, *, moe: bool = False) -> TraceDif
             f"the traces are of other tokens: {len(ids_a)} against {len(ids_b)} ids, the first "
             f"difference at {at}; give both the same --ids"
         )
-    points = [_point(key, a, b, moe) for key in a.records if b.find(key) is not None]
+
+
+def common_keys(a: TraceLike, b: TraceLike) -> list[str]:
+    """Return the keys that both traces have, in a's order.
+
+    A key that a has under other names (an alias, or the parts of a joined slot) stands behind
+    the last of them.
+    """
+    order = {key: place for place, key in enumerate(a.records)}
+    places = {key: (order[key], 0) for key in a.records if b.find(key) is not None}
+    for key in b.records:
+        if key not in order and a.find(key) is not None:
+            named = [found.key for part in a.parts(key) if (found := a.find(part)) is not None]
+            places[key] = (max((order[name] for name in named if name in order), default=-1), 1)
+    return sorted(places, key=places.__getitem__)
+
+
+def backend_name(trace: TraceLike) -> str:
+    """Return what ran a trace: a backend's or an engine's name, "" where it is not known."""
+    backend = trace.run.get("backend")
+    name = backend.get("backend") if isinstance(backend, Mapping) else None
+    return str(name) if name is not None else ""
+
+
+def arithmetic(trace: TraceLike, dtype: str) -> str:
+    """Return the dtype that bounds a trace's errors: `tf32` for float32 with TF32 products."""
+    backend = trace.run.get("backend")
+    tf32 = isinstance(backend, Mapping) and bool(backend.get("tf32"))
+    return "tf32" if tf32 and dtype == "float32" else dtype
+
+
+def weights_between(a: TraceLike, b: TraceLike) -> str:
+    """Return the class of weights that keys a pair: the finer, where an engine decoded them."""
+    order = ("exact", "half", "quantized")
+    found = [str(run["weights"]) for run in (a.run, b.run) if run.get("weights") in order]
+    return min(found, key=order.index, default="exact")
+
+
+def compare_traces(
+    a: TraceLike, b: TraceLike, *, moe: bool = False, calibrated: Sequence[Measured] = ()
+) -> TraceDiff:
+    """Compare `a` with the reference `b`; UsageError where their tokens are not the same."""
+    check_ids(a, b)
+    keys = common_keys(a, b)
+    points = [compare_point(key, a, b, moe=moe, calibrated=calibrated) for key in keys]
     first = next((point.key for point in points if point.beyond), None)
     return TraceDiff(
         tuple(points),
@@ -129,31 +204,110 @@ def compare_traces(a: TraceLike, b: TraceLike, *, moe: bool = False) -> TraceDif
     )
 
 
-def _point(key: str, a: TraceLike, b: TraceLike, moe: bool) -> PointDiff:
+def compare_point(
+    key: str,
+    a: TraceLike,
+    b: TraceLike,
+    *,
+    moe: bool = False,
+    calibrated: Sequence[Measured] = (),
+    before: int | None = None,
+) -> PointDiff:
+    """Compare one key of both; `before` looks only at rows of earlier token positions."""
     import numpy as np
 
     mine, other = a.find(key), b.find(key)
     assert mine is not None and other is not None
-    bound = tolerance(mine.dtype, other.dtype, moe=moe).rel_l2
+    layer = key[1:].partition(".")[0]
+    bound = threshold(
+        mine.point,
+        (backend_name(a), backend_name(b)),
+        (arithmetic(a, mine.dtype), arithmetic(b, other.dtype)),
+        weights_between(a, b),
+        moe=moe,
+        depth=int(layer) if "." in key and layer.isdigit() else 0,
+        calibrated=calibrated,
+    )
     why = _unlike(mine, other)
-    x, y = a.values(key), b.values(key)
+    ratio = None if why else _ratio(mine, other)
+    low, high = ratio_band(mine.point)
+    outside = ratio is not None and not low <= ratio <= high
+    x, y = (None, None) if why else (a.values(key), b.values(key))
     if not why and (x is None or y is None):
         why = "only statistics were kept; save the values"
     if why:
-        return PointDiff(key, None, None, None, bound, False, why)
+        return PointDiff(
+            key, None, None, None, bound.rel_l2, False, why, std_ratio=ratio, outside=outside
+        )
     x, y = np.asarray(x, np.float64).reshape(-1), np.asarray(y, np.float64).reshape(-1)
+    chosen = _chosen(a.mask(key), b.mask(key), x.size)
+    if before is not None:
+        chosen &= _earlier(mine, before)
+    places = np.flatnonzero(chosen)
+    if x.size and not len(places):
+        return PointDiff(key, None, None, None, bound.rel_l2, False, "no value is on both sides")
+    x, y = x[places], y[places]
     finite = np.isfinite(x) & np.isfinite(y)
     same = (x == y) | (np.isnan(x) & np.isnan(y))
-    delta = np.where(finite, np.abs(x - y), np.where(same, 0.0, np.inf))
+    with np.errstate(invalid="ignore"):
+        delta = np.where(finite, np.abs(x - y), np.where(same, 0.0, np.inf))
     norm = float(np.sqrt(np.sum(np.where(finite, y, 0.0) ** 2)))
     distance = float(np.sqrt(np.sum(np.where(finite, delta, 0.0) ** 2)))
     rel = np.inf if np.isinf(delta).any() else distance / norm if norm else np.inf * (distance > 0)
     rel = 0.0 if np.isnan(rel) else float(rel)
     at = int(np.argmax(delta)) if delta.size else 0
-    index = tuple(int(i) for i in np.unravel_index(at, mine.shape)) if delta.size else None
-    beyond = rel > bound and mine.point not in DISCRETE
     largest = float(delta[at]) if delta.size else 0.0
-    return PointDiff(key, rel, largest, index, bound, beyond)
+    if x.size and not norm and not largest and mine.point not in DISCRETE:
+        why = "zero on both sides: nothing was measured"
+        return PointDiff(key, None, None, None, bound.rel_l2, False, why)
+    rms = norm / float(np.sqrt(max(y.size, 1)))
+    peak = largest / rms if rms else float("inf") if largest else 0.0
+    # What was printed to few decimals may be half a unit of the last one off, everywhere.
+    coarse = max(a.resolution, b.resolution) / rms if rms else 0.0
+    limit, max_limit = bound.rel_l2 + coarse, bound.max_over_rms + coarse
+    if coarse and rms and largest <= max(a.resolution, b.resolution):
+        limit = max(limit, rel)
+    shape = mine.shape if mine.shape else other.shape
+    index = tuple(int(i) for i in np.unravel_index(int(places[at]), shape)) if x.size else None
+    beyond = bool(rel > limit or peak > max_limit) and mine.point not in DISCRETE
+    return PointDiff(
+        key, rel, largest, index, limit, beyond, "", float(peak), max_limit,
+        bool(same.all()), int(x.size), bound.reason, bound.unit, ratio, outside,
+    )  # fmt: skip
+
+
+def _ratio(a: RecordLike, b: RecordLike) -> float | None:
+    """Return a's standard deviation over b's, None where either is not known or 0."""
+    if a.stats is None or b.stats is None or not a.stats.std or not b.stats.std:
+        return None
+    return float(a.stats.std / b.stats.std)
+
+
+def _chosen(a: Any, b: Any, size: int) -> Any:
+    """Return which values of both are there."""
+    import numpy as np
+
+    chosen = np.ones(size, np.bool_)
+    for mask in (a, b):
+        if mask is not None:
+            chosen &= np.asarray(mask).reshape(-1)
+    return chosen
+
+
+def _earlier(record: RecordLike, before: int) -> Any:
+    """Return which values are of token positions before one."""
+    import numpy as np
+
+    size = int(np.prod(record.shape))
+    if record.positions is None:
+        return np.ones(size, np.bool_)
+    axis = 1 if record.point in ("scores", "probs") else 0
+    rows = np.asarray(record.positions) < before
+    shape = [1] * len(record.shape)
+    shape[axis] = len(rows)
+    if record.shape[axis] != len(rows):
+        return np.ones(size, np.bool_)
+    return np.broadcast_to(rows.reshape(shape), record.shape).reshape(-1)
 
 
 def _unlike(a: RecordLike, b: RecordLike) -> str:

@@ -1,0 +1,191 @@
+"""Why two tensors of one role differ: hypotheses that need no forward pass, tried in one order.
+
+The cost is bounded. A pair costs one pass over both tensors for the distance, and samples of
+SAMPLE_ROWS rows for every hypothesis; each guess that holds on the sample costs one more pass.
+The index of all other tensors reads four rows of each, once for a comparison.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from aprfmt.compare.align import Pair, Side
+from aprfmt.compare.explain.case import Case, row_distances
+from aprfmt.compare.explain.compound import remainder, rereadings
+from aprfmt.compare.explain.context import Context
+from aprfmt.compare.explain.elsewhere import renamed
+from aprfmt.compare.explain.reading import Part, Reader
+from aprfmt.compare.explain.records import Explanation, Guess
+from aprfmt.compare.records import TensorDiff
+from aprfmt.errors import AprfmtError
+from aprfmt.logical import LogicalTensor
+from aprfmt.model import Model
+
+__all__ = ["Context", "Explanation", "explain_pair", "explained"]
+
+TRIED = 6  # guesses confirmed in full for one pair
+PART = 0.5  # share of rows that differ up to which they are looked at alone
+PART_ROWS = 1 << 12
+DENSE = 0.3  # distance below which values were not misread as a whole
+REREAD = ("dtype_mislabel", "endianness", "rounding", "quantisation")  # no second cause beside one
+
+
+def explain_pair(a: Side, b: Side, context: Context, key: str = "") -> Explanation | None:
+    """Return the first hypothesis that makes two differing tensors equal, or the likeliest one.
+
+    `key` is the pair's, where it is not the tensors' own. None where nothing fits, or where the
+    tensors do not differ. Raises AprfmtError for a tensor that cannot be read.
+    """
+    import numpy as np
+
+    with np.errstate(all="ignore"):  # misread values are wild, and expected to be
+        return _explain(a, b, context, key)
+
+
+def _explain(a: Side, b: Side, context: Context, key: str) -> Explanation | None:
+    name = key or (a.key if isinstance(a, LogicalTensor) else a.name)
+    first, second = Reader(a), Reader(b)
+    if not first.size or not second.size:
+        return None
+    case = Case(name, first, second, context)
+    if a.shape != b.shape:
+        shaped = _tried(case, shapes=True)
+        return None if shaped is None else shaped[0]
+    if not case.before.changed:
+        return None
+    found = _tried(case)
+    if found is None or not found[0].confirmed:
+        part = _of_part(case)
+        vague = found is None or found[0].cause == "stale_tensor"
+        found = part if part is not None and (vague or part[0].confirmed) else found
+    if found is not None and found[0].confirmed:
+        return found[0]
+    return _compound(case, found) or _reread(case) or (None if found is None else found[0])
+
+
+Tried = tuple[Explanation, Guess | None]
+
+
+def _tried(case: Case, *, shapes: bool = False, part: bool = False) -> Tried | None:
+    """Go through the table; the first confirmed one wins, else the first likely one."""
+    likely: Tried | None = None
+    budget = TRIED
+    for guess in _guesses(case, shapes, part):
+        if isinstance(guess, Explanation):
+            if guess.confirmed:
+                return guess, None
+            likely = likely or (guess, None)
+            continue
+        if not case.holds_on_sample(guess):
+            continue
+        if not budget:
+            break
+        budget -= 1
+        found = _confirmed(case, guess, shapes)
+        if found is not None and found.confirmed:
+            return found, guess
+        if found is not None and (likely is None or likely[1] is None):
+            likely = found, guess
+    return likely
+
+
+def _guesses(case: Case, shapes: bool, part: bool) -> Iterator[Guess | Explanation]:
+    from aprfmt.compare.explain.table import TABLE
+
+    for row in TABLE:
+        if (row.shapes or not shapes) and (row.part or not part):
+            yield from row.find(case)
+
+
+def _confirmed(case: Case, guess: Guess, shapes: bool) -> Explanation | None:
+    """Apply a guess to everything it speaks of; None where it improves little."""
+    after = case.distance(guess.left, guess.right, guess.rows, guess.slack)
+    before = None if shapes else case.before.relative
+    equal = not after.changed
+    if guess.slack:
+        equal = after.relative <= guess.slack and not after.stray
+    if before is not None and after.relative > 0.5 * before and after.changed:
+        return None
+    says = guess.says
+    if not equal:
+        says = (
+            *says,
+            f"then {after.changed} of {after.count} values still differ, by {after.relative:.3g} "
+            "of the norm",
+        )
+    elif after.changed:
+        says = (*says, "equal within the rounding of the coarser encoding")
+    where = guess.where or (case.key,)
+    return Explanation(guess.cause, where, says, before, after.relative, equal)
+
+
+def _of_part(case: Case) -> Tried | None:
+    """Explain just the rows that differ, where they are few."""
+    if case.a.columns == 1:
+        return None
+    near = row_distances(case.sample_a, case.sample_b) <= case.slack()
+    if near.mean() < PART / 2:
+        return None
+    rows = case.changed_rows
+    if not 0 < len(rows) <= min(PART * case.a.rows, PART_ROWS):
+        return None
+    part = Case(case.key, Part(case.a, rows), Part(case.b, rows), case.context)
+    part.numbers, part.known = rows, False
+    found = _tried(part, part=True)
+    if found is None:
+        return None
+    shown = ", ".join(str(i) for i in rows[:6].tolist()) + (" ..." if len(rows) > 6 else "")
+    evidence = (*found[0].evidence, f"in {len(rows)} of {case.a.rows} rows: {shown}")
+    return replace(found[0], evidence=evidence, residual_before=case.before.relative), None
+
+
+def _compound(case: Case, found: Tried | None) -> Explanation | None:
+    """Explain what a guess that helps leaves over; both causes are then in the evidence."""
+    if found is None or found[1] is None:
+        return None
+    rest = remainder(case, found[1])
+    if rest is None or not rest.before.changed:
+        return None
+    second = _tried(rest) or _of_part(rest)
+    if second is None or not second[0].confirmed:
+        return None
+    said = (*found[0].evidence, f"then {second[0].cause}:", *second[0].evidence)
+    return replace(found[0], evidence=said, residual_after=second[0].residual_after, confirmed=True)
+
+
+def _reread(case: Case) -> Explanation | None:
+    """Explain a side's bytes read as another type, where elements moved besides."""
+    if case.before.relative < DENSE:
+        return None
+    for cause, text, reread in rereadings(case):
+        found = _tried(reread)
+        if found is not None and found[0].confirmed and found[0].cause not in REREAD:
+            return replace(
+                found[0],
+                cause=cause,
+                evidence=(text, f"then {found[0].cause}:", *found[0].evidence),
+                residual_before=case.before.relative,
+            )
+    return None
+
+
+def explained(
+    a: Model, b: Model, base: Model | None, pairs: Sequence[Pair], results: Sequence[TensorDiff]
+) -> list[TensorDiff]:
+    """Return the records with an explanation for every pair that differs and can be read."""
+    context = Context(a, b, base, {row.key: row for row in results})
+    made = []
+    for pair, row in zip(pairs, results, strict=True):
+        found = None
+        try:
+            if row.verdict in ("DIFFERENT", "SHAPE_DIFFERS") and pair.a and pair.b:
+                found = explain_pair(pair.a, pair.b, context, row.key)
+            elif row.verdict in ("ONLY_IN_A", "ONLY_IN_B"):
+                found = renamed(row.key, row.verdict[-1].lower(), context)
+        except AprfmtError:
+            found = None  # it was read a moment ago; what it was then is said
+        if found is not None:
+            cause = found.cause if found.confirmed and not row.cause else row.cause
+            made.append(replace(row, explanation=found, cause=cause))
+        else:
+            made.append(row)
+    return made

@@ -1,0 +1,334 @@
+"""Hypotheses that compute: one added, a factor, rounding, quantization."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from aprfmt.compare.explain.case import Case, row_distances
+from aprfmt.compare.explain.noise import UNIT, noise_of
+from aprfmt.compare.explain.records import Explanation, Guess
+from aprfmt.compare.values import wide
+from aprfmt.dtypes import encoding as encoding_row
+
+LOOSE = 0.25  # rounding beyond which a factor proves nothing
+NARROW = 16  # columns below which a factor a row explains too little
+REQUANTIZED = 1 << 22  # elements encoded again to confirm
+# Encodings a float file is asked about: whether its values went through them.
+THROUGH = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K")
+
+
+def norm_offset(case: Case) -> Iterator[Guess]:
+    """Ask for a vector with one added, or without the one it should have."""
+    import numpy as np
+
+    if case.a.columns != 1:
+        return
+    apart = wide(case.sample_b) - wide(case.sample_a)
+    offset = float(np.median(apart)) if np.isfinite(apart).all() else 0.0
+    # Adding, storing and taking away again round three times, at the size of one.
+    slack = 4 * case.slack(moved=False)
+    for one in (1.0, -1.0):
+        if abs(offset - one) > 0.05:
+            continue
+        # Add to the smaller side: what is stored with one added was rounded there.
+        left = (lambda rows: case.a.take(rows) + np.float32(1)) if one > 0 else case.a.take
+        right = case.b.take if one > 0 else (lambda rows: case.b.take(rows) + np.float32(1))
+        text = "B's values are A's plus 1" if one > 0 else "B's values are A's minus 1"
+        yield Guess("norm_offset", (text,), left, right, slack=slack)
+
+
+def scale(case: Case) -> Iterator[Guess]:
+    """Ask for a factor: one, one a row, or one a column."""
+    import numpy as np
+
+    x, y = wide(case.sample_a), wide(case.sample_b)
+    if not (np.isfinite(x).all() and np.isfinite(y).all()) or not x.any() or not y.any():
+        return
+    slack = case.slack(moved=False)
+    if slack > LOOSE:
+        return  # such coarse values fit any factor
+    a, b = case.a, case.b
+    factor = float(np.vdot(x, y) / np.vdot(x, x))
+    if _differs(np.array([factor]), slack):
+        yield Guess(
+            "scale",
+            (f"B's values are A's times {_told(case, factor)}",),
+            lambda rows: wide(a.take(rows)) * factor,
+            b.take,
+            slack=slack,
+        )
+    if a.columns < NARROW:
+        return
+    factors = _ratio(x, y, 1)
+    if _differs(factors, slack) and _fit(x * factors[:, None], y, slack):
+
+        def times(rows: Any) -> Any:
+            mine = wide(a.take(rows))
+            return mine * _ratio(mine, wide(b.take(rows)), 1)[:, None]
+
+        low, high = float(factors.min()), float(factors.max())
+        yield Guess(
+            "scale",
+            ("every row of B is A's times a factor of its own",
+             f"factors from {low:.6g} to {high:.6g} in the rows looked at"),
+            times,
+            b.take,
+            slack=slack,
+        )  # fmt: skip
+    across = _ratio(x, y, 0)
+    if len(x) >= NARROW and _differs(across, slack) and _fit(x * across[None, :], y, slack):
+        low, high = float(across.min()), float(across.max())
+        yield Guess(
+            "scale",
+            ("every column of B is A's times a factor of its own",
+             f"factors from {low:.6g} to {high:.6g}"),
+            lambda rows: a.take(rows) * across[None, :],
+            b.take,
+            slack=slack,
+        )  # fmt: skip
+
+
+def _ratio(x: Any, y: Any, axis: int) -> Any:
+    """Return the least-squares factor of every row (axis 1) or column (axis 0); 1 for zeros."""
+    import numpy as np
+
+    square, product = (x * x).sum(axis=axis), (x * y).sum(axis=axis)
+    return np.where(square > 0, product / np.where(square > 0, square, 1.0), 1.0)
+
+
+def _differs(factors: Any, slack: float) -> bool:
+    """Say whether factors are none near 0 (that is loss, not scale) and not all near 1."""
+    import numpy as np
+
+    return bool(np.abs(factors - 1.0).max(initial=0.0) > 4 * slack) and bool(
+        np.abs(factors).min() > 1e-9
+    )
+
+
+def _fit(x: Any, y: Any, slack: float) -> bool:
+    return bool((row_distances(x, y) <= 2 * slack).all())
+
+
+def _told(case: Case, factor: float) -> str:
+    """Return a factor with what it may be: a root of a size, a multiplier, a power of two."""
+    names: dict[str, float] = {}
+    for size in ("hidden_size", "head_dim", "n_layers", "ffn_size"):
+        for value in case.sizes(size):
+            names[f"sqrt({size})"] = float(value) ** 0.5
+            names[f"1/sqrt({size})"] = float(value) ** -0.5
+    for hyper in case.context.hyper:
+        for name, value in hyper.items():
+            if isinstance(value, float) and ("multiplier" in name or "scale" in name):
+                names[name] = value
+                names[f"1/{name}"] = 1 / value if value else 0.0
+    for name, known in names.items():
+        if known and abs(factor / known - 1) < 4 * case.slack(moved=False) + 1e-6:
+            return f"{factor:.6g} ({name})"
+    return f"{factor:.6g}"
+
+
+# --- rounding -------------------------------------------------------------------------------
+
+
+def _stored_as(name: str) -> Callable[[Any], Any]:
+    def through(values: Any) -> Any:
+        import numpy as np
+
+        from aprfmt.codecs import decode, encode
+
+        values = np.asarray(values, np.float32)
+        return decode(name, encode(name, values), values.shape)
+
+    return through
+
+
+def _cast(values: Any, dtype: str) -> Any:
+    import ml_dtypes
+    import numpy as np
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = np.asarray(values, np.float32).astype(getattr(ml_dtypes, dtype))
+        return narrow.astype(np.float32)
+
+
+def _cut(values: Any, bits: int) -> Any:
+    """Return float32 values with the low bits of the significand zero: towards zero."""
+    import numpy as np
+
+    found = np.ascontiguousarray(values, np.float32).copy()
+    found.view(np.uint32)[...] &= np.uint32(0xFFFFFFFF << bits & 0xFFFFFFFF)
+    return found
+
+
+def _f16_cut(values: Any) -> Any:
+    import numpy as np
+
+    cut = _cut(values, 13)
+    tiny = np.abs(cut) < 2.0**-14
+    return np.where(tiny, np.trunc(cut * np.float32(2**24)) * np.float32(2**-24), cut)
+
+
+def _f16_flushed(values: Any) -> Any:
+    import numpy as np
+
+    found = _stored_as("F16")(values)
+    return np.where(np.abs(found) < np.float32(2.0**-14), np.float32(0), found)
+
+
+def _f16_halved(values: Any) -> Any:
+    import numpy as np
+
+    found = _stored_as("F16")(values)
+    return np.where(np.abs(found) < np.float32(2.0**-14), found * np.float32(0.5), found)
+
+
+# (what was done to the values, how)
+ROUNDINGS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+    ("rounded to BF16", _stored_as("BF16")),
+    ("rounded to F16", _stored_as("F16")),
+    ("cut to BF16 instead of rounded", lambda x: _cut(x, 16)),
+    ("cut to F16 instead of rounded", _f16_cut),
+    ("rounded to F16 with subnormals flushed to zero", _f16_flushed),
+    ("rounded to F16 with subnormals read at half their size", _f16_halved),
+    ("rounded to F8_E4M3", lambda x: _cast(x, "float8_e4m3fn")),
+    ("rounded to F8_E5M2", lambda x: _cast(x, "float8_e5m2")),
+)
+
+
+def rounding(case: Case) -> Iterator[Guess | Explanation]:
+    """Ask for A rounded or cut to fewer bits (or B); else for one unit apart at most."""
+    a, b = case.a, case.b
+    if not (_float(a.encoding) and _float(b.encoding)):
+        return
+    for fine, coarse, told in ((a, b, "B's values are A's"), (b, a, "A's values are B's")):
+        if fine.encoding == "F64":
+            continue
+        for text, apply in ROUNDINGS:
+            made = _after(fine.take, apply)
+            yield Guess(
+                "rounding",
+                (f"{told}, {text}",),
+                made if fine is a else coarse.take,
+                coarse.take if fine is a else made,
+            )
+    unit = 2 * max(UNIT[a.encoding], UNIT[b.encoding])
+    x, y = wide(case.sample_a), wide(case.sample_b)
+    if not _within(x, y, unit):
+        return
+    for rows in case.windows(None):
+        x, y = wide(a.take(rows)), wide(b.take(rows))
+        if not _within(x, y, unit):
+            return
+    coarser = max(a.encoding, b.encoding, key=lambda name: UNIT[name])
+    yield Explanation(
+        "rounding",
+        (case.key,),
+        (f"no two values are further apart than one unit in the last place of {coarser}",
+         f"{case.before.changed} of {case.before.count} values differ"),
+        case.before.relative,
+        None,
+        True,
+    )  # fmt: skip
+
+
+def _within(x: Any, y: Any, unit: float) -> bool:
+    """Say whether all values are equal or within `unit` of their size, infinities equal."""
+    import numpy as np
+
+    finite = np.isfinite(x) & np.isfinite(y)
+    near = finite & (np.abs(x - y) <= unit * np.maximum(np.abs(x), np.abs(y)))
+    return bool((near | (x == y) | (np.isnan(x) & np.isnan(y))).all())
+
+
+def _after(take: Callable[[Any], Any], apply: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda rows: apply(take(rows))
+
+
+def _float(encoding: str) -> bool:
+    return encoding in UNIT
+
+
+# --- quantization ---------------------------------------------------------------------------
+
+
+def quantisation(case: Case) -> Iterator[Guess | Explanation]:
+    """Ask for one side being the other encoded again, or both encodings of one source."""
+    import numpy as np
+
+    a, b = case.a, case.b
+    if case.before.relative > 1.0:
+        return
+    step = max(1, a.rows * a.columns // REQUANTIZED)
+    rows = np.arange(0, a.rows, step)
+    for fine, coarse, told in ((a, b, "B's"), (b, a, "A's")):
+        other = "A's" if told == "B's" else "B's"
+        for name in _through_what(coarse.encoding):
+            if a.columns % max(1, encoding_row(name).block_size) or not _encodes(name):
+                continue
+            if case.before.relative > 2 * noise_of(name):
+                continue
+            again = _again(fine.take, name)
+            through = "" if name == coarse.encoding else " and decoded again"
+            slack = 0.0 if coarse.encoding in ("F32", name) else 2 * noise_of(coarse.encoding)
+            if 2 * slack > case.before.relative:
+                continue  # the stored encoding itself hides what went before
+            checked = f"encoded {len(rows)} of {a.rows} rows again: equal"
+            yield Guess(
+                "quantisation",
+                (f"{told} values are {other}, quantized to {name}{through}", checked),
+                again if fine is a else coarse.take,
+                coarse.take if fine is a else again,
+                rows=rows,
+                slack=slack,
+            )
+    off = steps_apart(case)
+    if off is not None and off <= 1.0:
+        yield Explanation(
+            "quantisation",
+            (case.key,),
+            (f"both are {a.encoding} of one source: no two values are further apart than one step "
+             "of each (another quantizer, arithmetic or importance matrix)",
+             f"at most {off:.3g} of both steps apart"),
+            case.before.relative,
+            None,
+            True,
+        )  # fmt: skip
+
+
+def _through_what(stored: str) -> list[str]:
+    """Return the encodings values stored so may have gone through: itself, or coarser ones."""
+    own = [] if _float(stored) else [stored]
+    bits = encoding_row(stored.split("+")[0]).bits_per_weight or 32.0
+    return own + [name for name in THROUGH if encoding_row(name).bits_per_weight < bits]
+
+
+def _encodes(name: str) -> bool:
+    from aprfmt.codecs import codec
+    from aprfmt.errors import AprfmtError
+
+    try:
+        found = codec(name)
+    except AprfmtError:
+        return False
+    return found.parts == ("",) and encoding_row(name).block_size > 1
+
+
+def _again(take: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
+    def through(rows: Any) -> Any:
+        import numpy as np
+
+        from aprfmt.codecs import decode
+        from aprfmt.encoding import encode_rows
+
+        values = np.asarray(take(rows), np.float32)
+        return decode(name, {"": encode_rows(name, values)}, values.shape)
+
+    return through
+
+
+def steps_apart(case: Case) -> float | None:
+    """Return the largest |a-b| in steps of both sides' encodings, None where steps are unknown."""
+    from aprfmt.compare.tensors import in_steps
+
+    if case.a.encoding != case.b.encoding or encoding_row(case.a.encoding).block_size == 1:
+        return None
+    return in_steps(case.a.side, case.b.side)

@@ -1,0 +1,198 @@
+"""One pair that differs, as the hypotheses see it: samples, distances, names of sizes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.compare.explain.noise import noise
+from aprfmt.compare.explain.reading import Reader
+from aprfmt.compare.explain.records import Guess
+from aprfmt.compare.values import wide
+
+if TYPE_CHECKING:
+    from aprfmt.compare.explain.context import Context
+
+SAMPLE_ROWS = 24  # rows every guess is tried on first
+STRAY = 4.0  # slacks beyond which a row is not equal, whatever the others are
+STRAY_COLUMNS = 16  # columns below which single values decide a row
+WINDOW = 1 << 20  # elements compared at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """||l-r|| / max(||l||, ||r||), how many values differ and of how many, the largest |l-r|.
+
+    `stray` counts rows far beyond the slack that was asked for: a few large rows must not speak
+    for the others.
+    `norms` are ||l|| and ||r||; all are over the values finite on both sides, but `relative` and
+    `largest` are infinite where one side alone is not finite.
+    """
+
+    relative: float
+    changed: int
+    count: int
+    largest: float
+    norms: tuple[float, float] = (0.0, 0.0)
+    stray: int = 0
+
+
+class Case:
+    """Two tensors of one role and shape, and what is around them."""
+
+    def __init__(
+        self, key: str, a: Reader, b: Reader, context: "Context", shape: tuple[int, ...] = ()
+    ) -> None:
+        self.key, self.a, self.b, self.context = key, a, b, context
+        self.shape = shape or a.shape
+        self.known = True  # the comparison's numbers are those of these two
+        self.numbers: Any = None  # the rows' own numbers, where only some are looked at
+        self.role = key.partition(".")[2] if key[:1] == "L" and key[1:2].isdigit() else key
+
+    @cached_property
+    def sample(self) -> Any:
+        """Row numbers: evenly spread ones, each with an uneven neighbour (int64)."""
+        import numpy as np
+
+        rows = self.a.rows
+        if self.a.columns == 1:
+            return np.arange(min(rows, 4096))
+        even = np.linspace(0, rows - 1, SAMPLE_ROWS // 2).astype(np.int64)
+        other = (even * 7 + 3) % max(rows, 1)
+        return np.unique(np.concatenate([even, other]))
+
+    @cached_property
+    def sample_a(self) -> Any:
+        """The sample's rows of A."""
+        return self.a.take(self.sample)
+
+    @cached_property
+    def sample_b(self) -> Any:
+        """The sample's rows of B."""
+        return self.b.take(self.sample)
+
+    @cached_property
+    def before(self) -> Distance:
+        """The distance as stored, over everything; taken from the comparison where it was one."""
+        known = self.context.results.get(self.key)
+        if known is not None and known.stats is not None and self.known:
+            stats = known.stats
+            norms = stats.norm_a, stats.norm_b
+            away = stats.rel_l2 * stats.norm_a / max(norms) if max(norms) else 0.0
+            if stats.max_abs_diff == float("inf"):
+                away = stats.max_abs_diff
+            return Distance(away, stats.changed, stats.count, stats.max_abs_diff, norms)
+        return self.distance(self.a.take, self.b.take, None)
+
+    @cached_property
+    def changed_rows(self) -> Any:
+        """Numbers of the rows that differ by more than rounding (int64), in order."""
+        import numpy as np
+
+        found = []
+        for index in self.windows(None):
+            x, y = self.a.take(index), self.b.take(index)
+            found.append(index[row_distances(x, y) > self.slack()])
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+    def slack(self, *, moved: bool = True) -> float:
+        """Distance that counts as equal for this pair's encodings."""
+        return noise(self.a.encoding, self.b.encoding, moved=moved)
+
+    def windows(self, rows: Any) -> Any:
+        """Yield row numbers in windows of WINDOW elements."""
+        import numpy as np
+
+        step = max(1, WINDOW // max(1, self.a.columns))
+        total = self.a.rows if rows is None else len(rows)
+        for start in range(0, total, step):
+            stop = min(total, start + step)
+            yield np.arange(start, stop) if rows is None else rows[start:stop]
+
+    def distance(
+        self,
+        left: Callable[[Any], Any],
+        right: Callable[[Any], Any],
+        rows: Any,
+        slack: float = 0.0,
+    ) -> Distance:
+        """Return the distance over all of `rows` (None: of the tensor), window by window."""
+        import numpy as np
+
+        dd = ll = rr = 0.0
+        changed = count = stray = 0
+        largest = 0.0
+        broken = False
+        for index in self.windows(rows):
+            x, y = wide(left(index)), wide(right(index))
+            differs = (x != y) & ~(np.isnan(x) & np.isnan(y))
+            finite = np.isfinite(x) & np.isfinite(y)
+            broken = broken or bool((differs & ~finite).any())
+            x, y = np.where(finite, x, 0.0), np.where(finite, y, 0.0)
+            with np.errstate(over="ignore"):
+                delta = x - y
+                dd, ll, rr = (
+                    total + float(np.einsum("ij,ij->", part, part))
+                    for total, part in ((dd, delta), (ll, x), (rr, y))
+                )
+            if slack and delta.shape[1] >= STRAY_COLUMNS:
+                stray += _stray(delta, x, y, slack)
+            changed, count = changed + int(differs.sum()), count + differs.size
+            largest = max(largest, float(np.abs(delta).max(initial=0.0)))
+        norm = max(ll, rr)
+        relative = (dd / norm) ** 0.5 if dd else 0.0
+        if broken or not np.isfinite(relative):
+            relative = largest = float(np.inf)
+        return Distance(relative, changed, count, largest, (ll**0.5, rr**0.5), stray)
+
+    def holds_on_sample(self, guess: Guess) -> bool:
+        """Say whether a guess makes the sample's rows equal."""
+        import numpy as np
+
+        rows = self.sample if guess.rows is None else np.intersect1d(self.sample, guess.rows)
+        if not rows.size:
+            rows = guess.rows[: len(self.sample)]
+        found = self.distance(guess.left, guess.right, rows)
+        return found.relative <= 1.5 * guess.slack if guess.slack else not found.changed
+
+    def row_name(self, row: int) -> str:
+        """Return a row's number in the tensor."""
+        return str(row if self.numbers is None else int(self.numbers[row]))
+
+    # --- what the sizes are called -----------------------------------------------------------
+
+    def sizes(self, *names: str) -> list[int]:
+        """Return the values of hyperparameters of either model that are whole numbers > 0."""
+        found: dict[int, None] = {}
+        for hyper in self.context.hyper:
+            for name in names:
+                value = hyper.get(name)
+                for one in value if isinstance(value, tuple | list) else (value,):
+                    if isinstance(one, int) and not isinstance(one, bool) and one > 0:
+                        found[one] = None
+        return list(found)
+
+
+def _stray(delta: Any, x: Any, y: Any, slack: float) -> int:
+    """Count rows that are beyond STRAY slacks of their own norm (or of a hundredth of all)."""
+    import numpy as np
+
+    away = np.einsum("ij,ij->i", delta, delta)
+    own = np.maximum(np.einsum("ij,ij->i", x, x), np.einsum("ij,ij->i", y, y))
+    least = 1e-4 * float(np.median(own)) if own.size else 0.0
+    return int((away > (STRAY * slack) ** 2 * np.maximum(own, least)).sum())
+
+
+def row_distances(x: Any, y: Any) -> Any:
+    """Return ||x-y|| / max(||x||, ||y||) of every row (float64); infinite where not finite."""
+    import numpy as np
+
+    x, y = wide(x), wide(y)
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    with np.errstate(invalid="ignore", over="ignore"):
+        delta = np.where(same, 0.0, x - y)
+        dd = np.einsum("ij,ij->i", delta, delta)
+        norm = np.maximum(np.einsum("ij,ij->i", x, x), np.einsum("ij,ij->i", y, y))
+        found = np.sqrt(dd / np.where(norm > 0, norm, 1.0))
+    found = np.where(dd == 0, 0.0, found)
+    return np.where(np.isnan(found), np.inf, found)

@@ -1,0 +1,102 @@
+"""Two defects in one tensor: what is left after the first, and values to be read otherwise."""
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+from aprfmt.compare.explain.case import Case
+from aprfmt.compare.explain.reading import Reader
+from aprfmt.compare.explain.records import Guess
+from aprfmt.compare.explain.stored import SIXTEEN, swapped
+from aprfmt.compare.values import wide
+from aprfmt.dtypes import encoding as encoding_row
+
+SANE = 4.0  # how far two root mean squares may be apart for a reading to be worth a try
+
+
+class Made(Reader):
+    """A tensor as another one would be after a transformation; it has no bytes of its own."""
+
+    def __init__(self, like: Reader, take: Callable[[Any], Any]) -> None:
+        super().__init__(like.side)
+        self.rows, self.columns, self.shape = like.rows, like.columns, like.shape
+        self._take = take
+
+    def take(self, index: Any) -> Any:
+        """Return the rows of these numbers, transformed."""
+        return self._take(index)
+
+    @cached_property
+    def whole(self) -> Any:
+        """All values [rows, columns]."""
+        import numpy as np
+
+        return self.take(np.arange(self.rows))
+
+    @cached_property
+    def row_bytes(self) -> int | None:
+        """None: nothing is stored."""
+        return None
+
+
+def remainder(case: Case, guess: Guess) -> Case | None:
+    """Return the pair as it is once a guess has been applied; None where it speaks of a part."""
+    if guess.rows is not None or case.a.shape != case.b.shape:
+        return None
+    a, b = Made(case.a, guess.left), Made(case.b, guess.right)
+    rest = Case(case.key, a, b, case.context)
+    rest.numbers, rest.known = case.numbers, False
+    return rest
+
+
+def rereadings(case: Case) -> Iterator[tuple[str, str, Case]]:
+    """Yield (cause, sentence, case) of one side's bytes read as another type or byte order.
+
+    Only where the values then are of the other side's size, and were not before.
+    """
+    for label, side, other in (("B", case.b, case.a), ("A", case.a, case.b)):
+        row = encoding_row(side.encoding.split("+")[0])
+        if side.row_bytes is None or not row.numpy or row.type_size == 1:
+            continue
+        size = _size(other.take(case.sample))
+        readings: list[tuple[str, str, Callable[[Any], Any]]] = [
+            (
+                "endianness",
+                f"{label} has every {row.type_size}-byte value in the other byte order",
+                swapped(side, True),
+            )
+        ]
+        if side.encoding in SIXTEEN:
+            name = SIXTEEN[1 - SIXTEEN.index(side.encoding)]
+            readings.append(
+                (
+                    "dtype_mislabel",
+                    f"{label} is {name} under the label {side.encoding}",
+                    _labelled(side, name),
+                )
+            )
+        for cause, text, take in readings:
+            now = _size(take(case.sample))
+            if not 1 / SANE < now / max(size, 1e-300) < SANE:
+                continue
+            made = Made(side, take)
+            a, b = (other, made) if label == "B" else (made, other)
+            reread = Case(case.key, a, b, case.context)
+            reread.known = False
+            yield cause, text, reread
+
+
+def _labelled(side: Reader, name: str) -> Callable[[Any], Any]:
+    return lambda rows: side.decoded(side.raw(rows), name)
+
+
+def _size(values: Any) -> float:
+    """Return the root mean square, 0 for values that are not finite."""
+    import numpy as np
+
+    values = wide(values)
+    if not np.isfinite(values).all() or not values.size:
+        return 0.0
+    with np.errstate(over="ignore"):
+        found = float(np.sqrt(np.mean(values * values)))
+    return found if np.isfinite(found) else 0.0

@@ -1,0 +1,153 @@
+"""What is around a pair: the other tensors of both files, sizes, the base, the other verdicts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from aprfmt.compare.align import Pair, Side, align
+from aprfmt.compare.explain.noise import noise
+from aprfmt.compare.explain.reading import KEPT, Reader
+from aprfmt.compare.records import TensorDiff
+from aprfmt.compare.values import wide
+from aprfmt.errors import AprfmtError, ArchError
+from aprfmt.model import Model
+
+SPOTS = 4  # rows of every tensor in the index
+WIDTH = 64  # values of such a row
+
+Label = Literal["a", "b", "base"]
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Tensors of one shape of one file: their keys and one line of sample values each."""
+
+    keys: tuple[str, ...]
+    encodings: tuple[str, ...]
+    values: Any  # float64 [tensors, samples]
+
+
+class Context:
+    """Both models, and an optional third one, asked about tensors by key.
+
+    `results` are the records of all pairs by key where they are known: they save passes, and
+    say how the other tensors fared. Nothing is read before it is asked for; the index reads SPOTS
+    rows of every tensor, once.
+    """
+
+    def __init__(
+        self,
+        a: Model,
+        b: Model,
+        base: Model | None = None,
+        results: Mapping[str, TensorDiff] | None = None,
+    ) -> None:
+        self.models: dict[str, Model] = {"a": a, "b": b}
+        if base is not None:
+            self.models["base"] = base
+        self.results: Mapping[str, TensorDiff] = results or {}
+        self._readers: dict[tuple[str, str], Reader] = {}
+        self._shelves: dict[str, dict[tuple[int, ...], Shelf]] = {}
+
+    @cached_property
+    def pairs(self) -> Mapping[str, Pair]:
+        """Every pair of both files by key."""
+        return {pair.key: pair for pair in align(self.models["a"], self.models["b"]).pairs}
+
+    @cached_property
+    def hyper(self) -> list[Mapping[str, Any]]:
+        """The hyperparameters of both models, as far as they can be read."""
+        found: list[Mapping[str, Any]] = []
+        for label in ("a", "b"):
+            try:
+                rows = self.models[label].hyper
+                found.append({name: rows[name] for name in rows})
+            except AprfmtError:
+                continue
+        return found
+
+    def sides(self, label: str) -> Mapping[str, Side]:
+        """Return the tensors of a model by the keys of the pairs."""
+        if label in ("a", "b"):
+            picked = {key: pair.a if label == "a" else pair.b for key, pair in self.pairs.items()}
+            return {key: side for key, side in picked.items() if side is not None}
+        model = self.models[label]
+        try:
+            return dict(model.roles)
+        except ArchError:
+            return dict(model)
+
+    def reader(self, label: str, key: str) -> Reader | None:
+        """Return a model's tensor, None where it has none of that key."""
+        if label not in self.models:
+            return None
+        if (label, key) not in self._readers:
+            side = self.sides(label).get(key)
+            if side is None:
+                return None
+            self._readers[label, key] = Reader(side)
+        return self._readers[label, key]
+
+    def shelf(self, label: str, shape: tuple[int, ...]) -> Shelf | None:
+        """Return the samples of all tensors of a shape; None where there is none."""
+        if label not in self._shelves:
+            self._shelves[label] = self._read_shelves(label)
+        return self._shelves[label].get(shape)
+
+    def _read_shelves(self, label: str) -> dict[tuple[int, ...], Shelf]:
+        import numpy as np
+
+        found: dict[tuple[int, ...], list[tuple[str, str, Any]]] = {}
+        for key in self.sides(label):
+            reader = self.reader(label, key)
+            if reader is None or not reader.size:
+                continue
+            if not reader.by_row and reader.size > 16 * KEPT:
+                continue  # reading four rows of it would mean decoding all of it
+            try:
+                line = sample_line(reader)
+            except AprfmtError:
+                continue
+            found.setdefault(reader.shape, []).append((key, reader.encoding, line))
+            reader.drop()
+        return {
+            shape: Shelf(
+                tuple(row[0] for row in rows),
+                tuple(row[1] for row in rows),
+                np.stack([row[2] for row in rows]),
+            )
+            for shape, rows in found.items()
+        }
+
+    def alike(self, label: str, reader: Reader) -> list[str]:
+        """Return the keys of a model's tensors whose samples equal this tensor's, nearest first.
+
+        Empty for a tensor whose sample is one value: constants equal each other everywhere.
+        """
+        import numpy as np
+
+        shelf = self.shelf(label, reader.shape)
+        if shelf is None:
+            return []
+        line = sample_line(reader)
+        if not np.isfinite(line).all() or np.ptp(line) == 0:
+            return []
+        values = np.where(np.isfinite(shelf.values), shelf.values, 0.0)
+        norm = np.maximum(np.linalg.norm(values, axis=1), np.linalg.norm(line))
+        away = np.linalg.norm(values - line, axis=1) / np.where(norm > 0, norm, 1.0)
+        limits = np.array([1.5 * noise(reader.encoding, name) for name in shelf.encodings])
+        near = np.flatnonzero(away <= limits)
+        return [shelf.keys[i] for i in near[np.argsort(away[near], kind="stable")]]
+
+
+def sample_line(reader: Reader) -> Any:
+    """Return the same few values of every tensor of a shape (float64, 1-D)."""
+    import numpy as np
+
+    if reader.columns == 1:
+        at = np.unique(np.linspace(0, reader.rows - 1, SPOTS * WIDTH).astype(np.int64))
+        return wide(reader.take(at)).reshape(-1)
+    rows = np.unique(np.linspace(0, reader.rows - 1, SPOTS).astype(np.int64))
+    columns = np.unique(np.linspace(0, reader.columns - 1, WIDTH).astype(np.int64))
+    return wide(reader.take(rows)[:, columns]).reshape(-1)

@@ -1,0 +1,164 @@
+"""Hypotheses about other tensors: exchanged, of another layer, left from another checkpoint."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.compare.explain.case import Case, row_distances
+from aprfmt.compare.explain.noise import noise
+from aprfmt.compare.explain.reading import Reader
+from aprfmt.compare.explain.records import Explanation, Guess
+from aprfmt.compare.records import EQUAL
+from aprfmt.compare.values import wide
+
+if TYPE_CHECKING:
+    from aprfmt.compare.explain.context import Context
+
+SHOWN = 3  # other tensors named
+TIED = ("output.weight", "token_embd.weight")  # what a tied head is, and what it reads
+RELATED = 0.3  # relative distance up to which a tensor is an older state of the other
+
+
+def split_role(key: str) -> tuple[int | None, str]:
+    """Return the layer and the role of a key; (None, key) for tensors of no layer."""
+    head, _, rest = key.partition(".")
+    return (int(head[1:]), rest) if head[:1] == "L" and head[1:].isdigit() else (None, key)
+
+
+def other_tensor(case: Case) -> Iterator[Guess]:
+    """B has another tensor's values under this name: exchanged, renumbered or copied."""
+    context = case.context
+    for label, mine, others in (("B", case.b, "a"), ("A", case.a, "b")):
+        for key in [key for key in context.alike(others, mine) if key != case.key][:SHOWN]:
+            other = context.reader(others, key)
+            if other is None:
+                continue
+            yield _renamed(case, label, mine, key, other)
+
+
+def _renamed(case: Case, label: str, mine: Reader, key: str, other: Reader) -> Guess:
+    """Return the guess that `label`'s tensor of this role is the other file's tensor `key`."""
+    layer, role = split_role(case.key)
+    layer_there, role_there = split_role(key)
+    told, there = ("B", "A") if label == "B" else ("A", "B")
+    back = "a" if label == "A" else "b"
+    returned = case.context.reader(back, key)
+    held = case.a if label == "B" else case.b
+    exchanged = (
+        returned is not None and returned.shape == held.shape and _same_sample(returned, held)
+    )
+    if not exchanged and (case.key, key) == TIED:
+        cause = "tied_embedding"
+        text = f"{told}'s head has the values of the embedding; {there} has a head of its own"
+    elif role == role_there and layer is not None and layer_there is not None:
+        cause = "layer_order"
+        text = f"{told}'s layer {layer} has the tensor of {there}'s layer {layer_there}"
+    else:
+        cause = "swapped_tensors"
+        text = f"{told}'s {role} has the values of {there}'s {role_there}"
+        if layer != layer_there:
+            text = f"{told}'s {case.key} has the values of {there}'s {key}"
+    more = (
+        f"and the other way round: {case.key} and {key} are exchanged"
+        if exchanged
+        else (f"{told}'s {case.key} equals {there}'s {key}")
+    )
+    slack = noise(mine.encoding, other.encoding)
+    return Guess(
+        cause,
+        (text, more),
+        other.take if label == "B" else mine.take,
+        mine.take if label == "B" else other.take,
+        where=(case.key, key),
+        slack=slack,
+    )
+
+
+def _same_sample(x: Reader, y: Reader) -> bool:
+    import numpy as np
+
+    from aprfmt.compare.explain.context import sample_line
+
+    a, b = sample_line(x), sample_line(y)
+    norm = max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
+    return float(np.linalg.norm(a - b)) <= 1.5 * noise(x.encoding, y.encoding) * norm
+
+
+def renamed(key: str, label: str, context: "Context") -> Explanation | None:
+    """Ask whether a tensor of one file only stands under another name in the other file only.
+
+    `label` is the file that has it, "a" or "b".
+    """
+    there = "b" if label == "a" else "a"
+    mine = context.reader(label, key)
+    if mine is None:
+        return None
+    for other in context.alike(there, mine):
+        row = context.results.get(other)
+        reader = context.reader(there, other)
+        if row is None or row.verdict != f"ONLY_IN_{there.upper()}" or reader is None:
+            continue
+        a, b = (mine, reader) if label == "a" else (reader, mine)
+        case = Case(key, a, b, context)
+        case.known = False
+        apart = case.before
+        if apart.relative <= case.slack() and (case.slack() or not apart.changed):
+            names = (key, other) if label == "a" else (other, key)
+            text = "the same tensor stands under another name in each file"
+            more = f"A's {names[0]} equals B's {names[1]}"
+            return Explanation("swapped_tensors", (key, other), (text, more), None,
+                               apart.relative, True)  # fmt: skip
+    return None
+
+
+def stale_tensor(case: Case) -> Iterator[Guess | Explanation]:
+    """B's tensor is the base's, or constant, or from nowhere while its siblings are equal."""
+    context = case.context
+    for label, mine, other in (("B", case.b, "A"), ("A", case.a, "B")):
+        base = context.reader("base", case.key) if case.numbers is None else None
+        if base is not None and base.shape == mine.shape:
+            yield Guess(
+                "stale_tensor",
+                (f"{label}'s tensor is the base's, {other}'s is not",),
+                base.take,
+                mine.take,
+                slack=noise(base.encoding, mine.encoding),
+            )
+    for label, mine in (("B", case.sample_b), ("A", case.sample_a)):
+        value = _constant(case, label, mine)
+        if value is not None:
+            text = f"{label} holds {value:g} everywhere: it was never filled"
+            yield Explanation(
+                "stale_tensor", (case.key,), (text,), case.before.relative, None, False
+            )
+            return
+    if case.numbers is not None:
+        return  # siblings say something about whole tensors only
+    verdicts = [row.verdict for key, row in context.results.items() if key != case.key]
+    equal = sum(verdict in EQUAL or verdict == "WITHIN" for verdict in verdicts)
+    apart = case.before
+    far = row_distances(case.sample_a, case.sample_b) > 2 * case.slack()
+    if not verdicts or equal < 0.5 * len(verdicts) or far.mean() < 0.5:
+        return
+    relation = "an earlier or later state of it" if apart.relative < RELATED else "unrelated values"
+    yield Explanation(
+        "stale_tensor",
+        (case.key,),
+        ("this tensor looks taken from another checkpoint; a base (--base) could show which",
+         f"{equal} of {len(verdicts)} other tensors are equal, {apart.changed} of {apart.count} "
+         f"values of this one are not, by {apart.relative:.3g} of its norm: {relation}"),
+        apart.relative,
+        None,
+        False,
+    )  # fmt: skip
+
+
+def _constant(case: Case, label: str, sample: Any) -> float | None:
+    """Return the one value a whole side has, None where it has more or the other side has too."""
+    import numpy as np
+
+    other = case.sample_a if label == "B" else case.sample_b
+    if not sample.size or np.ptp(wide(sample)) != 0 or np.ptp(other) == 0:
+        return None
+    value = float(sample.flat[0])
+    side = case.b if label == "B" else case.a
+    return value if all(bool((side.take(r) == value).all()) for r in case.windows(None)) else None

@@ -1,0 +1,41 @@
+"""What two encodings of the same values may differ by, as a relative L2 distance."""
+
+from aprfmt.compare.bounds import NMSE, NMSE_SLACK
+from aprfmt.dtypes import encoding as encoding_row
+
+# Half the distance of neighbouring numbers, relative to the number (2 ** -significand bits).
+UNIT = {
+    "F64": 2.0**-53, "F32": 2.0**-24, "F16": 2.0**-11, "BF16": 2.0**-8,
+    "F8_E4M3": 2.0**-4, "F8_E5M2": 2.0**-3, "F8_E4M3FNUZ": 2.0**-4, "F8_E5M2FNUZ": 2.0**-3,
+}  # fmt: skip
+
+
+def noise_of(encoding: str) -> float:
+    """Return the relative L2 error that storing values in an encoding costs at most.
+
+    Quantized: the measured mean square error of heavy-tailed weights with slack; where none was
+    measured, that of a uniform quantizer of as many bits.
+    """
+    worst = 0.0
+    for name in encoding.split("+"):
+        row = encoding_row(name)
+        if name in UNIT:
+            found = UNIT[name]
+        elif row.numpy:
+            found = 0.0  # integers are exact
+        else:
+            usual = NMSE.get(name, 4.0 ** (1.0 - (row.bits_per_weight or 4.0)))
+            found = float((usual * NMSE_SLACK) ** 0.5)
+        worst = max(worst, found)
+    return worst
+
+
+def noise(a: str, b: str, *, moved: bool = True) -> float:
+    """Return the distance up to which values of two encodings count as equal.
+
+    `moved` values keep their bits, so equal encodings then have to be equal exactly; computed
+    ones are rounded once more.
+    """
+    if a == b and moved:
+        return 0.0
+    return float((noise_of(a) ** 2 + noise_of(b) ** 2) ** 0.5)

@@ -1,0 +1,103 @@
+"""Damage seen through another encoding: a few values beyond the bound, all others inside it."""
+
+from collections.abc import Iterator
+
+from aprfmt.compare.explain.case import Case
+from aprfmt.compare.explain.noise import noise_of
+from aprfmt.compare.explain.reading import Reader
+from aprfmt.compare.records import Explanation
+from aprfmt.compare.values import wide
+from aprfmt.dtypes import encoding as encoding_row
+
+FEW = 64  # values beyond the bound
+FINE = 0.02  # noise of the other encoding up to which a restored value proves something
+
+
+def outliers(case: Case) -> Iterator[Explanation]:
+    """Ask for few values beyond one step, and for the bit whose flip brings them back."""
+    import numpy as np
+
+    a, b = case.a, case.b
+    if a.encoding == b.encoding or case.numbers is not None:
+        return
+    found = _beyond(case)
+    if not found:
+        return
+    shape = case.shape or (1,)
+    places = [[int(i) for i in np.unravel_index(at, shape)] for at, _, _ in found]
+    shown = "; ".join(
+        f"{place}: {x:g} | {y:g}" for place, (_, x, y) in zip(places, found, strict=True)
+    )
+    shown = shown if len(found) <= 4 else f"{'; '.join(shown.split('; ')[:4])} ..."
+    many = f"{len(found)} value{'s' if len(found) > 1 else ''}"
+    says: tuple[str, ...] = (
+        "all other values are within one step of the encodings: damage or an edit, no "
+        "transformation",
+        f"{many} of {case.before.count} further apart: {shown}",
+    )
+    for label, side, other in (("B", b, a), ("A", a, b)):
+        bit = _bit(side, other, [at for at, _, _ in found])
+        if bit is not None:
+            sure = noise_of(other.encoding) <= FINE
+            says = (*says, f"flipping {bit} of {label} brings it back within the bound")
+            yield Explanation("bit_rot", (case.key,), says, case.before.relative, None, sure)
+            return
+    yield Explanation("bit_rot", (case.key,), says, case.before.relative, None, False)
+
+
+def _beyond(case: Case) -> list[tuple[int, float, float]]:
+    """Return (flat index, value of A, of B) beyond one step; empty where none or too many are."""
+    import numpy as np
+
+    from aprfmt.compare.tensors import chunks, steps_between
+
+    found: list[tuple[int, float, float]] = []
+    start = 0
+    for x, y, step in chunks(case.a.side, case.b.side):
+        if step is None:
+            return []
+        at = np.flatnonzero(steps_between(x, y, step) > 1.0)
+        if len(found) + at.size > min(FEW, max(1, case.before.count // 100)):
+            return []
+        flat_x, flat_y = x.reshape(-1), y.reshape(-1)
+        found += [(start + int(i), float(flat_x[i]), float(flat_y[i])) for i in at]
+        start += x.size
+    return found
+
+
+def _bit(side: Reader, other: Reader, at: list[int]) -> str | None:
+    """Return the one bit of a value or block whose flip brings every place back, in words."""
+    import numpy as np
+
+    row = encoding_row(side.encoding.split("+")[0])
+    if side.row_bytes is None or len({i // row.block_size for i in at}) != 1:
+        return None
+    flat = at[0] // row.block_size * row.block_size
+    line, column = divmod(flat, side.columns)
+    if side.columns > 1 and side.columns % row.block_size:
+        return None
+    index = np.array([line])
+    raw = side.raw(index).reshape(-1, row.type_size)[column // row.block_size]
+    whole = wide(other.take(index)).reshape(-1)
+    theirs = whole[column : column + row.block_size]
+    count = 8 * row.type_size
+    tried = np.repeat(raw[None, :], count, axis=0)
+    bits = np.arange(count)
+    tried[bits, bits // 8] ^= (1 << (bits % 8)).astype(np.uint8)
+    from aprfmt.codecs import decode
+
+    values = decode(side.encoding, {"": tried.tobytes()}, (count, row.block_size))
+    values = np.nan_to_num(wide(values), nan=np.inf, posinf=np.inf, neginf=-np.inf)
+    with np.errstate(invalid="ignore", over="ignore"):
+        away = np.abs(values - theirs[None, :]).max(axis=1)
+    best = int(np.argmin(away))
+    noise = noise_of(side.encoding) + noise_of(other.encoding)
+    if not away[best] <= 2.0 * noise * float(np.abs(whole).max(initial=0.0)):
+        return None
+    tensor, offset = side.bytes.locate(line * side.row_bytes + column // row.block_size
+                                       * row.type_size + best // 8)  # fmt: skip
+    what = "value" if row.block_size == 1 else "block"
+    return (
+        f"bit {best % 8} of byte {best // 8} of the {side.encoding} {what} "
+        f"(byte {tensor.info.offset + offset} of {tensor.info.name})"
+    )

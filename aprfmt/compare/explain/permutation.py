@@ -1,0 +1,230 @@
+"""Finding which row (or column) of B each of A's is, and what kind of rearrangement that is."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from aprfmt.compare.explain.case import Case
+from aprfmt.compare.values import wide
+
+PROJECTIONS = 16  # numbers a row is known by
+MATCHED = 1 << 14  # rows up to which each is looked for
+FOUND = 0.98  # share of rows that must be found
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`at[i]` of B holds what `index[i]` of A holds; `count` of them in all, on `axis`."""
+
+    index: Any
+    at: Any
+    count: int
+    axis: int
+
+    @property
+    def full(self) -> bool:
+        """Say whether every one was found."""
+        return len(self.index) == self.count
+
+
+def find_rows(case: Case) -> Found | None:
+    """Return where A's rows stand in B; the sample's only for tensors of many rows."""
+    import numpy as np
+
+    slack = 2 * case.slack() + 1e-6
+    if case.a.columns == 1:
+        return _sorted(case)
+    if case.b.rows != case.a.rows:
+        return None
+    if case.a.rows > MATCHED and case.slack() == 0 and case.a.row_bytes == case.b.row_bytes:
+        return _hashed(case)
+    rng = np.random.default_rng(16)
+    onto = rng.standard_normal((case.a.columns, PROJECTIONS))
+    b = _projected(case.b, case, onto)
+    first = _nearest(wide(case.sample_a) @ onto, b, slack, case.sample)
+    if (first >= 0).mean() < 0.5:
+        return None
+    if case.a.rows > MATCHED:
+        known = first >= 0
+        return Found(case.sample[known], first[known], case.a.rows, 0)
+    every = np.arange(case.a.rows)
+    at = _nearest(_projected(case.a, case, onto), b, slack, every)
+    return Found(every[at >= 0], at[at >= 0], case.a.rows, 0)
+
+
+def _hashed(case: Case) -> Found | None:
+    """Find rows again by their bytes; equal ones stay where they are if they can."""
+    import numpy as np
+
+    if case.a.row_bytes is None:
+        return None
+    known: dict[bytes, int] = {}
+    for rows in case.windows(None):
+        for number, row in zip(rows.tolist(), case.b.raw(rows), strict=True):
+            known.setdefault(row.tobytes(), number)
+    at = np.full(case.a.rows, -1)
+    for rows in case.windows(None):
+        mine, theirs = case.a.raw(rows), case.b.raw(rows)
+        stays = (mine == theirs).all(axis=1)
+        at[rows] = [
+            number if same else known.get(row.tobytes(), -1)
+            for number, same, row in zip(rows.tolist(), stays.tolist(), mine, strict=True)
+        ]
+        if rows[0] == 0 and (at[rows] >= 0).mean() < 0.5:
+            return None
+    every = np.arange(case.a.rows)
+    return Found(every[at >= 0], at[at >= 0], case.a.rows, 0)
+
+
+def find_columns(case: Case) -> Found | None:
+    """Return where A's columns stand in B, judged by the sample's rows."""
+    import numpy as np
+
+    columns = case.a.columns
+    if not 1 < columns <= MATCHED or case.b.columns != columns:
+        return None
+    a, b = (np.nan_to_num(wide(side)).T for side in (case.sample_a, case.sample_b))
+    few = np.linspace(0, columns - 1, 16).astype(np.int64)
+    slack = 2 * case.slack() + 1e-6
+    if (_nearest(a[few], b, slack, few) >= 0).mean() < 0.5:
+        return None
+    every = np.arange(columns)
+    at = _nearest(a, b, slack, every)
+    return Found(every[at >= 0], at[at >= 0], columns, 1)
+
+
+def _sorted(case: Case) -> Found | None:
+    """Match the values of a vector by size; equal ones stay where they are if they can."""
+    import numpy as np
+
+    if case.a.size > MATCHED or case.a.size != case.b.size:
+        return None
+    every = np.arange(case.a.rows)
+    a, b = (wide(side.take(every)).reshape(-1) for side in (case.a, case.b))
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return None
+    at = np.full(a.size, -1)
+    same = a == b
+    at[same] = every[same]
+    rest_a, rest_b = every[~same], every[~same]
+    rest_a, rest_b = rest_a[np.argsort(a[rest_a])], rest_b[np.argsort(b[rest_b])]
+    if not np.allclose(a[rest_a], b[rest_b], rtol=2 * case.slack() + 1e-12, atol=0):
+        return None
+    at[rest_a] = rest_b
+    return Found(every, at, a.size, 0)
+
+
+def _projected(side: Any, case: Case, onto: Any) -> Any:
+    import numpy as np
+
+    return np.concatenate(
+        [np.nan_to_num(wide(side.take(rows))) @ onto for rows in case.windows(None)]
+    )
+
+
+def matched(a: Any, b: Any, slack: float) -> Any:
+    """Return for every row of `a` its row of `b` (both [n, columns]), -1 where there is none."""
+    import numpy as np
+
+    a, b = np.nan_to_num(wide(a)), np.nan_to_num(wide(b))
+    return _nearest(a, b, 2 * slack + 1e-6, np.arange(len(a)))
+
+
+def _nearest(a: Any, b: Any, slack: float, own: Any) -> Any:
+    """Return for every line of `a` the nearest line of `b`, -1 where none is near enough.
+
+    `own` are the lines' own numbers in `b`: where that one is near enough, it is taken.
+    """
+    import numpy as np
+
+    found = np.full(len(a), -1, np.int64)
+    norm = np.einsum("ij,ij->i", b, b)
+    for start in range(0, len(a), 1024):
+        part = a[start : start + 1024]
+        mine = np.einsum("ij,ij->i", part, part)
+        away = mine[:, None] + norm[None, :] - 2.0 * (part @ b.T)
+        at = away.argmin(axis=1)
+        limit = np.maximum(slack**2, 1e-9) * mine
+        near = away[np.arange(len(part)), at] <= limit
+        found[start : start + 1024] = np.where(near, at, -1)
+        mine_at = own[start : start + 1024]
+        stays = away[np.arange(len(part)), mine_at] <= limit
+        found[start : start + 1024][stays] = mine_at[stays]
+    return found
+
+
+# --- kinds of rearrangement -------------------------------------------------------------------
+
+
+def to_pairs(count: int, heads: int) -> Any:
+    """Return p with split-half row i of each head standing at row p[i] of adjacent pairs."""
+    import numpy as np
+
+    size = count // heads
+    inside = np.arange(size).reshape(size // 2, 2).T.reshape(-1)
+    return (np.arange(heads)[:, None] * size + inside[None, :]).reshape(-1)
+
+
+def inverse(p: Any) -> Any:
+    """Return the permutation that undoes `p`."""
+    import numpy as np
+
+    found = np.empty_like(p)
+    found[p] = np.arange(len(p))
+    return found
+
+
+def head_counts(case: Case, count: int) -> list[int]:
+    """Return numbers of heads `count` rows may be, the model's own first."""
+    told = case.sizes("n_heads", "n_kv_heads")
+    sizes = [count // size for size in case.sizes("head_dim", "rope_dim") if count % size == 0]
+    every = [h for h in range(1, count // 2 + 1) if count % (2 * h) == 0][:256]
+    return [h for h in dict.fromkeys((*sizes, *told, *every)) if h and count % (2 * h) == 0]
+
+
+def fits(found: Found, p: Any) -> bool:
+    """Say whether a permutation puts everything found where it was found."""
+    return bool((p[found.index] == found.at).all())
+
+
+def pairings(case: Case, found: Found) -> Iterator[tuple[int, str, Any]]:
+    """Yield (heads, direction, p) of every pair order that fits."""
+    for heads in head_counts(case, found.count):
+        p = to_pairs(found.count, heads)
+        if fits(found, p):
+            yield heads, "split halves in A, adjacent pairs in B", p
+        elif fits(found, inverse(p)):
+            yield heads, "adjacent pairs in A, split halves in B", inverse(p)
+
+
+def blocks(found: Found, size: int) -> Any | None:
+    """Return q with block b of A standing whole at block q[b] of B; None if blocks are broken."""
+    import numpy as np
+
+    if size < 1 or found.count % size or found.count == size:
+        return None
+    if not bool((found.at % size == found.index % size).all()):
+        return None
+    q = np.full(found.count // size, -1, np.int64)
+    q[found.index // size] = found.at // size
+    if (q < 0).any() or not bool((q[found.index // size] == found.at // size).all()):
+        return None
+    return q if len(set(q.tolist())) == len(q) else None
+
+
+def spread(q: Any, size: int) -> Any:
+    """Return the permutation of single rows that moves whole blocks."""
+    import numpy as np
+
+    return (q[:, None] * size + np.arange(size)[None, :]).reshape(-1)
+
+
+def shift(found: Found) -> int | None:
+    """Return k where everything found stands k further down (k < 0: up), wrapping round."""
+    import numpy as np
+
+    away = np.unique((found.at - found.index) % found.count)
+    if len(away) != 1 or away[0] == 0:
+        return None
+    k = int(away[0])
+    return k if k <= found.count // 2 else k - found.count

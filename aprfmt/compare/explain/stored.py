@@ -1,0 +1,372 @@
+"""Hypotheses about stored bytes: another label, another byte order, a shift, damaged bits."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from aprfmt.compare.explain.case import Case
+from aprfmt.compare.explain.noise import noise
+from aprfmt.compare.explain.reading import Bytes, Reader
+from aprfmt.compare.explain.records import Explanation, Guess
+from aprfmt.dtypes import encoding as encoding_row
+from aprfmt.logical import LogicalTensor
+
+SIXTEEN = ("BF16", "F16")
+FEW_BITS = 16  # damaged bits up to which they are named one by one
+FEW_BYTES = 64  # differing bytes beyond which a tensor is not damaged but another one
+REACH = 1 << 16  # furthest shift looked for, in bytes
+ANCHOR = 48  # bytes that must be found again
+STORED = 64 << 20  # bytes up to which A is laid out as B stores it
+
+# Where the 16-bit floats of a block stand, which a converter for the other byte order swaps.
+HALVES: dict[str, tuple[int, ...]] = {
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q8_1": (0, 2),
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+    "IQ4_NL": (0,), "IQ4_XS": (0,),
+}  # fmt: skip
+
+
+def dtype_mislabel(case: Case) -> Iterator[Guess]:
+    """Ask for the same bytes under another label, or values made by reading them so."""
+    a, b = case.a, case.b
+    if a.encoding != b.encoding and a.row_bytes is not None and a.row_bytes == b.row_bytes:
+        yield Guess(
+            "dtype_mislabel",
+            (f"B's bytes read as {a.encoding} instead of {b.encoding} are A's values",),
+            a.take,
+            lambda rows: b.decoded(b.raw(rows), a.encoding),
+        )
+    for label, side, other, mine in (("A", a, b, case.sample_a), ("B", b, a, case.sample_b)):
+        told = "B" if label == "A" else "A"
+        for first in SIXTEEN:
+            if encoding_row(side.encoding).block_size != 1 or not _holds(mine, first):
+                continue
+            second = SIXTEEN[1 - SIXTEEN.index(first)]
+            misread = _misread(side, first, second)
+            slack = noise(second, other.encoding) if other.encoding != "F32" else 0.0
+            yield Guess(
+                "dtype_mislabel",
+                (f"{told}'s values are {label}'s {first} bits read as {second}",),
+                misread if label == "A" else other.take,
+                other.take if label == "A" else misread,
+                slack=slack,
+            )
+
+
+def _holds(values: Any, encoding: str) -> bool:
+    """Say whether values are stored in a 16-bit type without loss."""
+    import numpy as np
+
+    from aprfmt.codecs import decode, encode
+
+    if values.dtype != np.float32:
+        return False
+    again = decode(encoding, encode(encoding, values), values.shape)
+    return bool(np.array_equal(again, values, equal_nan=True))
+
+
+def _misread(side: Reader, first: str, second: str) -> Any:
+    from aprfmt.codecs import decode, encode
+
+    def take(rows: Any) -> Any:
+        if side.encoding == first and side.row_bytes is not None:
+            return side.decoded(side.raw(rows), second)
+        values = side.take(rows)
+        return decode(second, encode(first, values), values.shape)
+
+    return take
+
+
+def endianness(case: Case) -> Iterator[Guess]:
+    """Ask for every value, or every block's scales, in the other byte order."""
+    for label, side, other in (("B", case.b, case.a), ("A", case.a, case.b)):
+        row = encoding_row(side.encoding.split("+")[0])
+        whole = bool(row.numpy) or side.encoding in SIXTEEN
+        if side.row_bytes is None or (whole and row.type_size == 1):
+            continue
+        if not whole and side.encoding not in HALVES:
+            continue
+        what = f"{row.type_size}-byte value" if whole else f"{side.encoding} block's 16-bit scales"
+        other_order = swapped(side, whole)
+        yield Guess(
+            "endianness",
+            (f"{label} has every {what} in the other byte order",),
+            other.take if label == "B" else other_order,
+            other_order if label == "B" else other.take,
+            slack=noise(side.encoding, other.encoding),
+        )
+        if side.encoding == other.encoding:
+            return  # swapping either side is the same test
+
+
+def swapped(side: Reader, whole: bool) -> Callable[[Any], Any]:
+    """Return how to take rows with every value (or block's halves) in the other byte order."""
+    row = encoding_row(side.encoding)
+
+    def take(rows: Any) -> Any:
+        raw = side.raw(rows).copy()
+        blocks = raw.reshape(-1, row.type_size)
+        if whole:
+            blocks[:] = blocks[:, ::-1]
+        else:
+            for at in HALVES[side.encoding]:
+                blocks[:, [at, at + 1]] = blocks[:, [at + 1, at]]
+        return side.decoded(raw)
+
+    return take
+
+
+# --- damaged bits ---------------------------------------------------------------------------
+
+
+def bit_rot(case: Case) -> Iterator[Explanation]:
+    """Ask for a few damaged bits, or one run of lost bytes, all else being equal."""
+    a, b = case.a, case.b
+    if a.encoding == b.encoding and a.row_bytes is not None and a.row_bytes == b.row_bytes:
+        found = None
+        for one, other, _ in _layouts(case):
+            found = found or _bytes_apart(case, one, other)
+    else:
+        found = _patterns_apart(case)
+    if found is not None:
+        yield found
+
+
+def _bytes_apart(case: Case, a: "Bytes | bytes", b: Bytes) -> Explanation | None:
+    """Compare the streams; None where more than FEW_BYTES differ, unless they are one lost run."""
+    import numpy as np
+
+    first = last = -1
+    places: list[int] = []
+    lost = True  # all of B between the first and the last difference is zero
+    count = 0
+    for start in range(0, len(a), 1 << 20):
+        stop = min(len(a), start + (1 << 20))
+        x = np.frombuffer(_window(a, start, stop), np.uint8)
+        y = np.frombuffer(b.window(start, stop), np.uint8)
+        at = np.flatnonzero(x != y)
+        if first >= 0 and last + 1 < start and at.size:
+            lost = lost and _zeros(b, last + 1, start + int(at[0]))
+        if at.size:
+            lost = lost and not y[at[0] : at[-1] + 1].any()
+            first = start + int(at[0]) if first < 0 else first
+            last = start + int(at[-1])
+        count += at.size
+        if count <= FEW_BYTES:
+            places += [start + int(i) for i in at]
+        elif not lost:
+            return None
+    if not count:
+        return None
+    if count > FEW_BYTES:
+        # All of it zero is a tensor never written; a run inside is damage.
+        if last - first + 1 > len(a) // 2:
+            return None
+        return _damage(
+            case, f"bytes {first} to {last} are zero in B ({last - first + 1} bytes)", (), True
+        )
+    flips = []
+    for place in places:
+        changed = _window(a, place, place + 1)[0] ^ b.window(place, place + 1)[0]
+        flips += [(place, bit) for bit in range(8) if changed >> bit & 1]
+    lines = tuple(_flip_text(case, place, bit) for place, bit in flips[:FEW_BITS])
+    if len(flips) == 1:
+        return _damage(case, f"one bit differs: {lines[0]}", (), True)
+    if len(flips) <= FEW_BITS and len(flips) <= 2 * len(places):
+        text = f"{len(flips)} bits in {count} bytes differ"
+        return _damage(case, text, lines, True)
+    text = f"{count} bytes differ, in {_elements(case, places)}"
+    return _damage(case, text, (), False)
+
+
+def _zeros(data: Bytes, start: int, stop: int) -> bool:
+    return not any(bytes(data.window(start, stop)))
+
+
+def _damage(case: Case, text: str, more: tuple[str, ...], confirmed: bool) -> Explanation:
+    general = "all other bytes are equal: damage or an edit, no transformation"
+    return Explanation(
+        "bit_rot", (case.key,), (general, text, *more), case.before.relative, 0.0, confirmed
+    )
+
+
+def _element(case: Case, at: int) -> tuple[int, ...]:
+    """Return the index of the first element a byte of the logical tensor belongs to."""
+    import numpy as np
+
+    row = encoding_row(case.b.encoding)
+    element = at // row.type_size * row.block_size
+    return tuple(int(i) for i in np.unravel_index(element, case.shape or (1,)))
+
+
+def _elements(case: Case, places: list[int]) -> str:
+    found = list(dict.fromkeys(_element(case, at) for at in places))
+    what = "value" if encoding_row(case.b.encoding).block_size == 1 else "block"
+    shown = ", ".join(str(list(index)) for index in found[:3])
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return f"the {what}{'s' if len(found) > 1 else ''} at {shown}{more}"
+
+
+def _flip_text(case: Case, at: int, bit: int) -> str:
+    row = encoding_row(case.b.encoding)
+    inside = at % row.type_size
+    place = list(_element(case, at))
+    if row.block_size == 1:
+        index = case.b.rows, case.b.columns
+        flat = at // row.type_size
+        rows = [flat // index[1]]
+        x, y = (float(side.take(rows)[0, flat % index[1]]) for side in (case.a, case.b))
+        where = f"bit {8 * inside + bit} of the {row.name} value at {place}: {x:g} | {y:g}"
+    else:
+        where = f"bit {bit} of byte {inside} of the {row.name} block at {place}"
+    tensor, offset = _locate(case.b, at)
+    return f"{where} (byte {offset} of {tensor})"
+
+
+def _locate(side: Reader, at: int) -> tuple[str, int]:
+    """Return the stored name and the offset in the file of a byte of the logical tensor."""
+    tensor, inside = side.bytes.locate(at)
+    return tensor.info.name, tensor.info.offset + inside
+
+
+def _patterns_apart(case: Case) -> Explanation | None:
+    """As `_bytes_apart` for values stored in two types: all equal but single bits of float32."""
+    import numpy as np
+
+    a, b = case.a, case.b
+    if case.before.changed > FEW_BITS or not case.before.changed:
+        return None
+    flips = []
+    for rows in case.windows(None):
+        x, y = a.take(rows), b.take(rows)
+        if x.dtype != np.float32 or y.dtype != np.float32:
+            return None
+        at = np.argwhere((x != y) & ~(np.isnan(x) & np.isnan(y)))
+        for i, j in at:
+            changed = int(x[i, j].view(np.uint32) ^ y[i, j].view(np.uint32))
+            flat = int(rows[i]) * a.columns + int(j)
+            place = [int(k) for k in np.unravel_index(flat, case.shape or (1,))]
+            flips += [(place, bit, x[i, j], y[i, j]) for bit in range(32) if changed >> bit & 1]
+    lines = tuple(
+        f"bit {bit} (of float32) of the value at {place}: {x:g} | {y:g}"
+        for place, bit, x, y in flips[:FEW_BITS]
+    )
+    if len(flips) == 1:
+        return _damage(case, f"one bit differs: {lines[0]}", (), True)
+    few = len(flips) <= FEW_BITS and len(flips) <= 2 * case.before.changed
+    return _damage(
+        case, f"{len(flips)} bits in {case.before.changed} values differ", lines if few else (), few
+    )
+
+
+# --- a shift --------------------------------------------------------------------------------
+
+
+def byte_offset(case: Case) -> Iterator[Explanation]:
+    """Ask whether B's stored bytes are A's, begun some bytes too early or too late."""
+    for a, b, name in _layouts(case):
+        shift = _shift(a, b)
+        if shift is not None:
+            if not _heads_turned(case, a, b, shift):
+                yield _offset(case, shift, len(b), name)
+            return
+
+
+def _heads_turned(case: Case, a: Bytes | bytes, b: Bytes, shift: int) -> bool:
+    """Say whether whole heads moved and came round at the end: an order of heads (moves.py)."""
+    row, size, far = case.b.row_bytes or 0, len(b), abs(shift)
+    heads = case.sizes("head_dim") if case.role.startswith("attn_") else []
+    if not row or case.b.columns == 1 or all(far % (row * rows) for rows in heads):
+        return False
+    if shift > 0:
+        return _window(a, 0, far) == _window(b, size - far, size)
+    return _window(a, size - far, size) == _window(b, 0, far)
+
+
+def _offset(case: Case, shift: int, total: int, name: str) -> Explanation:
+    """Put a shift of `total` bytes into words: of whole rows, of values or of bytes."""
+    row = case.b.row_bytes or 0
+    rows = shift // row if case.b.columns > 1 and row and shift % row == 0 else 0
+    kept = total - abs(shift)
+    values = ""
+    size = encoding_row(case.b.encoding).type_size
+    if shift % size == 0 and encoding_row(case.b.encoding).block_size == 1:
+        values = f" ({abs(shift) // size} values)"
+    if rows:
+        text = f"row i of B is row i{rows:+d} of A"
+        more = f"{kept // row} of {case.b.rows} rows are equal there, byte for byte"
+        cause = "row_offset"
+    else:
+        way = "too late" if shift > 0 else "too early"
+        text = f"B's data begins {abs(shift)} bytes{values} {way}"
+        more = f"{kept} of {total} bytes of {name} are equal when shifted"
+        cause = "byte_offset"
+    return Explanation(cause, (case.key,), (text, more), case.before.relative, 0.0, True)
+
+
+def _layouts(case: Case) -> Iterator[tuple[Bytes | bytes, Bytes, str]]:
+    """Yield (A's bytes, B's bytes, B's stored name): in logical order, then as B stores them."""
+    a, b = case.a, case.b
+    if a.encoding != b.encoding or a.row_bytes is None or a.row_bytes != b.row_bytes:
+        return
+    yield a.bytes, b.bytes, b.name
+    if isinstance(b.side, LogicalTensor) and b.side.whole is None:
+        laid = _as_stored(case, b.side)
+        if laid is not None:
+            yield laid, Bytes.of(b.side.stored[0]), b.name
+
+
+def _as_stored(case: Case, side: LogicalTensor) -> bytes | None:
+    """Return A's bytes in the order B's file stores them, None where that decodes or is long."""
+    import numpy as np
+
+    a = case.a
+    steps = side.group.binding.steps
+    if len(side.stored) != 1 or len(side.group.roles) != 1 or len(a.bytes) > STORED:
+        return None
+    if not all(step.permutes for step in steps):
+        return None
+    row = encoding_row(a.encoding)
+    flat = np.frombuffer(a.bytes.window(0, len(a.bytes)), np.uint8)
+    shape = case.shape if row.block_size == 1 else case.shape[:-1]
+    cell = row.type_size if row.block_size == 1 else a.row_bytes or 0
+    arrays = [flat.view(np.dtype((np.void, cell))).reshape(shape)]
+    for step in reversed(steps):
+        arrays = step.apply(arrays, case.context.models["b"].hyper)
+    return np.ascontiguousarray(arrays[0]).tobytes()
+
+
+def _window(data: Bytes | bytes, start: int, stop: int) -> bytes:
+    return bytes(data.window(start, stop) if isinstance(data, Bytes) else data[start:stop])
+
+
+def _shift(a: Bytes | bytes, b: Bytes) -> int | None:
+    """Return k with B[i] == A[i+k] wherever both are, k not 0; None where there is none."""
+    size = len(b)
+    if len(a) != size or size < 4 * ANCHOR:
+        return None
+    for part in (2, 3, 5, 7):
+        at = size // part
+        if at + ANCHOR > size:
+            continue
+        anchor = _window(b, at, at + ANCHOR)
+        if len(set(anchor)) < 8:
+            continue  # zeros are found everywhere
+        low, high = max(0, at - REACH), min(size, at + ANCHOR + REACH)
+        hay = _window(a, low, high)
+        found = hay.find(anchor)
+        if found < 0:
+            return None
+        shift = low + found - at
+        if shift == 0 or abs(shift) > size // 2:
+            return None
+        return shift if _overlap_equal(a, b, shift) else None
+    return None
+
+
+def _overlap_equal(a: Bytes | bytes, b: Bytes, shift: int) -> bool:
+    start, stop = max(0, -shift), min(len(b), len(b) - shift)
+    for at in range(start, stop, 1 << 20):
+        end = min(stop, at + (1 << 20))
+        if _window(a, at + shift, end + shift) != _window(b, at, end):
+            return False
+    return True

@@ -1,0 +1,89 @@
+"""Explanations of many tensors in few lines: a swapped layer is one finding, not nine."""
+
+from collections.abc import Iterable, Sequence
+
+from aprfmt.compare.explain.elsewhere import split_role
+from aprfmt.compare.explain.records import Explanation
+from aprfmt.compare.records import Finding, TensorDiff
+
+
+def findings(tensors: Sequence[TensorDiff]) -> tuple[Finding, ...]:
+    """Return what explains the differing tensors, most tensors first; confirmed ones lead."""
+    groups: dict[tuple[str, str, bool], list[TensorDiff]] = {}
+    for tensor in tensors:
+        found = tensor.explanation
+        if isinstance(found, Explanation):
+            groups.setdefault(_same(found), []).append(tensor)
+    made = [_finding(*key, rows) for key, rows in groups.items()]
+    return tuple(sorted(made, key=lambda row: (not row.confirmed, -len(row.keys))))
+
+
+def _same(found: Explanation) -> tuple[str, str, bool]:
+    """Return what explanations of one finding have in common."""
+    if found.cause == "layer_order":
+        return found.cause, "", found.confirmed
+    if found.cause == "swapped_tensors" and len(found.where) > 1:
+        (layer, role), (there, other) = map(split_role, found.where)
+        if layer == there and any(text.endswith("are exchanged") for text in found.evidence):
+            pair = " and ".join(sorted((role, other)))
+            return found.cause, f"{pair} are exchanged", found.confirmed
+    return found.cause, found.evidence[0], found.confirmed
+
+
+def _finding(cause: str, text: str, confirmed: bool, rows: Sequence[TensorDiff]) -> Finding:
+    keys = tuple(row.key for row in rows)
+    if cause == "layer_order":
+        return Finding(cause, _layers(rows), keys, confirmed)
+    return Finding(cause, f"{named(keys)} - {text}", keys, confirmed)
+
+
+def _layers(rows: Sequence[TensorDiff]) -> str:
+    """Say which layers stand where: exchanged, moved along, or each for itself."""
+    moved: dict[int, dict[int, int]] = {}  # layer -> other layer -> tensors
+    for row in rows:
+        assert isinstance(row.explanation, Explanation)
+        (layer, _), (there, _) = map(split_role, row.explanation.where)
+        if layer is not None and there is not None:
+            counts = moved.setdefault(layer, {})
+            counts[there] = counts.get(there, 0) + 1
+    whole = {layer: max(counts, key=lambda k: counts[k]) for layer, counts in moved.items()}
+    tensors = {layer: sum(counts.values()) for layer, counts in moved.items()}
+    said: list[str] = []
+    done: set[int] = set()
+    for layer, there in sorted(whole.items()):
+        if layer not in done and whole.get(there) == layer:
+            many = tensors[layer]
+            each = f"{many} tensor{'s' if many > 1 else ''} each"
+            said.append(f"layers {layer} and {there} are exchanged ({each})")
+            done |= {layer, there}
+    rest = {layer: there for layer, there in sorted(whole.items()) if layer not in done}
+    if rest:
+        shown = ", ".join(f"{layer} is {there}" for layer, there in list(rest.items())[:12])
+        more = " ..." if len(rest) > 12 else ""
+        said.append(f"layers stand elsewhere, by number in one file and the other: {shown}{more}")
+    return "; ".join(said)
+
+
+def named(keys: Iterable[str]) -> str:
+    """Return keys in short: each role with its layers as ranges."""
+    roles: dict[str, list[int | None]] = {}
+    for key in keys:
+        layer, role = split_role(key)
+        roles.setdefault(role, []).append(layer)
+    said = []
+    for role, layers in roles.items():
+        numbers = sorted(layer for layer in layers if layer is not None)
+        at = f" in layer{'s' if len(numbers) > 1 else ''} {_ranges(numbers)}" if numbers else ""
+        said.append(role + at)
+    shown = ", ".join(said[:4])
+    return shown if len(said) <= 4 else f"{shown} and {len(said) - 4} more roles"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in runs)

@@ -1,0 +1,48 @@
+"""The hypotheses that need no forward pass, in the order they are tried: one row each.
+
+Cheap and specific ones come first. A row's function looks at samples (SAMPLE_ROWS rows, or what
+its docstring says) and yields guesses with their values filled in; only a guess that holds on the
+sample is applied to the whole tensor. `shapes` says that the row speaks of tensors whose shapes
+differ, `part` that it is also tried on just the rows that differ.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from aprfmt.compare.explain import arithmetic, elsewhere, moves, outliers, stored
+from aprfmt.compare.explain.case import Case
+from aprfmt.compare.explain.records import Explanation, Guess
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One row: the causes it can name, how it is tried, and on what."""
+
+    causes: tuple[str, ...]
+    find: Callable[[Case], Iterator[Guess | Explanation]]
+    shapes: bool = False
+    part: bool = False
+
+
+TABLE: tuple[Hypothesis, ...] = (
+    Hypothesis(("dtype_mislabel",), stored.dtype_mislabel),
+    Hypothesis(("endianness",), stored.endianness),
+    Hypothesis(("bit_rot",), stored.bit_rot),
+    Hypothesis(("byte_offset", "row_offset"), stored.byte_offset),
+    Hypothesis(("norm_offset",), arithmetic.norm_offset),
+    Hypothesis(("layer_order", "swapped_tensors", "tied_embedding"), elsewhere.other_tensor),
+    Hypothesis(("transpose",), moves.transpose, shapes=True),
+    Hypothesis(("scale",), arithmetic.scale, part=True),
+    Hypothesis(("rounding",), arithmetic.rounding),
+    Hypothesis(
+        ("rope_pairing", "gqa_mapping", "head_order", "expert_order", "row_offset"),
+        moves.rearranged,
+        part=True,
+    ),
+    Hypothesis(("byte_offset",), moves.value_offset),
+    Hypothesis(("quantisation",), arithmetic.quantisation),
+    Hypothesis(("bit_rot",), outliers.outliers),
+    Hypothesis(("stale_tensor",), elsewhere.stale_tensor, part=True),
+    Hypothesis(("gqa_mapping",), moves.repeated, shapes=True),
+    Hypothesis(("row_offset",), moves.window, shapes=True),
+)

@@ -1,0 +1,113 @@
+"""Where two tensors differ, as a small grid: one number for every block of rows and columns."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.compare.records import Image, TensorDiff
+from aprfmt.dtypes import encoding as encoding_row
+from aprfmt.errors import AprfmtError
+
+if TYPE_CHECKING:
+    from aprfmt.compare.align import Pair, Side
+
+ROWS, COLUMNS = 64, 96  # cells of an image at most
+WINDOW = 1 << 20  # elements decoded at a time
+
+
+def image_of(a: "Side", b: "Side", key: str) -> Image | None:
+    """Return the image of a pair of one shape, None for an empty one.
+
+    A cell's number is the root mean square of a - b in it over that of all of `a`; it is infinite
+    where one side alone is not finite. A vector is wrapped into rows. Where an encoding has blocks,
+    cells end where blocks do.
+    """
+    import numpy as np
+
+    from aprfmt.compare.explain.reading import Reader
+    from aprfmt.compare.values import wide
+
+    left, right = Reader(a), Reader(b)
+    if a.shape != b.shape or not left.size:
+        return None
+    rows, columns = left.rows, left.columns
+    if columns == 1:
+        columns = min(COLUMNS, -(-rows // 8))
+        rows = -(-rows // columns)
+    block = max(encoding_row(side.encoding.split("+")[0]).block_size for side in (left, right))
+    width = -(-columns // COLUMNS)
+    if left.columns > 1 and block > 1 and columns % block == 0:
+        width = -(-width // block) * block
+    height = -(-rows // ROWS)
+    across, down = -(-columns // width), -(-rows // height)
+    sums, norm = np.zeros((down, across)), 0.0
+    wild = np.zeros((down, across), bool)
+    step = max(1, WINDOW // max(1, columns * height)) * height
+    for start in range(0, rows, step):
+        stop = min(rows, start + step)
+        x, y = (_window(side, start, stop, columns) for side in (left, right))
+        x, y = wide(x), wide(y)
+        same = (x == y) | (np.isnan(x) & np.isnan(y))
+        finite = np.isfinite(x) & np.isfinite(y)
+        x, y = np.where(finite, x, 0.0), np.where(finite, y, 0.0)
+        with np.errstate(over="ignore"):
+            square = np.minimum((x - y) ** 2, 1e300)
+            norm += float(np.minimum(x * x, 1e300).sum())
+        at = start // height
+        for into, part in ((sums, square), (wild, ~same & ~finite)):
+            cells = _cells(part, height, width, across)
+            into[at : at + len(cells)] = into[at : at + len(cells)] + cells
+    size = (norm / left.size) ** 0.5 or 1.0
+    found = np.sqrt(sums / (height * width)) / size
+    found[wild] = np.inf
+    left.drop()
+    right.drop()
+    return Image(key, rows, columns, height, width, tuple(tuple(row) for row in found.tolist()))
+
+
+def _window(side: Any, start: int, stop: int, columns: int) -> Any:
+    """Return rows [start, stop) of the image's [rows, columns], a vector's end padded with 0."""
+    import numpy as np
+
+    if side.columns > 1 or columns == 1:
+        return side.take(np.arange(start, stop))
+    low, high = start * columns, min(stop * columns, side.rows)
+    flat = np.zeros((stop - start) * columns, side.whole.dtype)
+    flat[: high - low] = side.take(np.arange(low, high)).reshape(-1)
+    return flat.reshape(stop - start, columns)
+
+
+def _cells(values: Any, height: int, width: int, across: int) -> Any:
+    """Sum [n, columns] over cells of [height, width], the last ones padded with 0."""
+    import numpy as np
+
+    down = -(-values.shape[0] // height)
+    padded = np.zeros((down * height, across * width), values.dtype)
+    padded[: values.shape[0], : values.shape[1]] = values
+    return padded.reshape(down, height, across, width).sum(axis=(1, 3))
+
+
+def images(pairs: "Sequence[Pair]", tensors: Sequence[TensorDiff], count: int) -> tuple[Image, ...]:
+    """Return images of the worst tensors that differ, one of each finding before a second."""
+    order = sorted(
+        (row for row in tensors if row.verdict in ("DIFFERENT", "WITHIN")),
+        key=lambda row: (row.verdict != "DIFFERENT", -(row.stats.rel_l2 if row.stats else 0.0)),
+    )
+    seen: dict[str, int] = {}
+    ranked = []
+    for row in order:
+        what = row.explanation.evidence[0] if row.explanation is not None else row.verdict
+        seen[what] = seen.get(what, 0) + 1
+        ranked.append((seen[what], row.key))
+    by_key = {pair.key: pair for pair in pairs}
+    found = []
+    for _, key in sorted(ranked, key=lambda one: one[0])[:count]:
+        pair = by_key[key]
+        if pair.a is None or pair.b is None:
+            continue
+        try:
+            image = image_of(pair.a, pair.b, key)
+        except AprfmtError:
+            continue
+        if image is not None:
+            found.append(image)
+    return tuple(found)
