@@ -6,7 +6,9 @@ make them jump. Measured: float32 runs of an 8-layer model are within 1.2e-6 of 
 float64, f16 3.9e-3, bf16 1.5e-2; the smallest real bug seen is 2.7e-4.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class Tolerance:
 BASE: dict[str, Tolerance] = {
     "float64": Tolerance(1e-9, "float64 on both sides; rope tables are float32 everywhere"),
     "float32": Tolerance(2e-5, "float32 reductions in another order, ten times the measured"),
+    "tf32": Tolerance(5e-3, "products in TF32: five times the measured 9.4e-4"),
     "float16": Tolerance(2e-2, "float16 arithmetic, five times the measured"),
     "bfloat16": Tolerance(8e-2, "bfloat16 arithmetic, five times the measured"),
 }
@@ -36,3 +39,172 @@ def tolerance(dtype_a: str, dtype_b: str, *, moe: bool = False) -> Tolerance:
     if not moe or worst.rel_l2 < 1e-3:
         return worst
     return Tolerance(worst.rel_l2 * MOE_FACTOR, worst.reason + ", experts may flip")
+
+
+# One operation, or the few between two recorded points, on equal inputs: no error accumulates.
+# A cast to bfloat16 is 1.7e-3, half a step of relative 2^-8; a softmax over scores of 10 to 20
+# makes ten times that of it.
+ONE_OPERATION: dict[str, Tolerance] = {
+    "float64": Tolerance(1e-9, "float64 on both sides; rope tables are float32 everywhere"),
+    "float32": Tolerance(2e-5, "float32 reductions in another order"),
+    "tf32": Tolerance(2e-3, "one product in TF32"),
+    "float16": Tolerance(4e-3, "roundings to float16 inside one block's operations"),
+    "bfloat16": Tolerance(3e-2, "roundings to bfloat16 inside one block's operations"),
+}
+# (engine, class of the weight or name of the operation) -> bound of one operation, where an engine
+# computes a product otherwise than its dtype says.
+ENGINE_OPERATION: dict[tuple[str, str], Tolerance] = {
+    ("llama.cpp", "quantized"): Tolerance(
+        4e-2, "activations are quantized to 8 bits: 6e-3 a product, measured up to 1.8e-2"
+    ),
+    ("llama.cpp", "half"): Tolerance(5e-3, "activations are rounded to the weights' 16 bits"),
+    ("llama.cpp", "activate"): Tolerance(2e-3, "gelu is looked up in a table of float16 values"),
+}
+
+
+def one_operation(
+    dtype_a: str, dtype_b: str, engine: str = "", kinds: Sequence[str] = ()
+) -> Tolerance:
+    """Return the bound for one operation on equal inputs, by the coarser arithmetic.
+
+    `kinds` are what it consists of: classes of weights it multiplies, names of operations; they
+    count where `engine` computes these in its own way.
+    """
+    rows = [ONE_OPERATION[dtype_a], ONE_OPERATION[dtype_b]]
+    rows += [ENGINE_OPERATION[engine, k] for k in kinds if (engine, k) in ENGINE_OPERATION]
+    return max(rows, key=lambda row: row.rel_l2)
+
+
+# --- screens by statistics ----------------------------------------------------------------------
+
+# Ratio of two standard deviations of one point on equal rows: what is outside is worth a look.
+# Both bands are symmetric in logarithm. The gate's product is where a wrong weight shows first.
+RATIO_BAND = (0.5, 2.0)
+FIRST_CAUSE_BAND: dict[str, tuple[float, float]] = {"ffn_gate": (0.7, 1.4)}
+
+
+def ratio_band(point: str) -> tuple[float, float]:
+    """Return the band of a point's ratio."""
+    return FIRST_CAUSE_BAND.get(point, RATIO_BAND)
+
+
+# --- keyed by backend pair, weight encoding and point -------------------------------------------
+
+Weights = Literal["exact", "half", "quantized"]
+UNIT = "relative L2 distance of the point's values"
+MAX_UNIT = "largest absolute difference over the root mean square of the reference"
+# A point's largest difference against its L2: measured up to 60 where activations are massive.
+MAX_FACTOR = 200.0
+# Errors of equal operations grow with the root of the depth; the table is for this many layers.
+DEPTH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """What two runs of one model may differ by at one point, and why."""
+
+    rel_l2: float
+    max_over_rms: float
+    reason: str
+    source: str = "the table"
+    unit: str = UNIT
+    max_unit: str = MAX_UNIT
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured bound; "" in `point`, `weights` or `dtype` stands for all.
+
+    `backend` is the one of the pair that explains the bound, `dtype` the coarser arithmetic's.
+    The most specific row counts.
+    """
+
+    backend: str
+    weights: str
+    point: str
+    rel_l2: float
+    reason: str
+    dtype: str = ""
+
+
+_TABLE_GELU = "ggml looks gelu up in a table of float16 values: measured 3.5e-4 after one MLP"
+ROWS: tuple[Row, ...] = (
+    Row("llama.cpp", "exact", "", 2e-3, _TABLE_GELU + ", four layers later 1e-3"),
+    Row("llama.cpp", "half", "", 3e-2, "activations are rounded to the weights' 16 bits"),
+    Row("llama.cpp", "quantized", "", 2e-1,
+        "activations are quantized to 8 bits: 6e-3 a product, measured 7.7e-2 in 30 layers"),
+    Row("llama.cpp", "quantized", "embd", 1e-6, "a lookup: no product"),
+    Row("transformers", "", "", 5e-6,
+        "its norms, softmax and rope stay float32 in a float64 model", "float64"),
+    Row("npz", "", "", 5e-6,
+        "norms, softmax and rope of transformers stay float32 in a float64 model", "float64"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A calibrated bound of one pair, weight class, point and dtype, with what it was taken from.
+
+    `largest` is the largest relative L2 distance seen in `runs` comparisons.
+    """
+
+    pair: tuple[str, str]
+    weights: str
+    point: str
+    dtype: str
+    rel_l2: float
+    max_over_rms: float
+    largest: float
+    runs: int
+    evidence: str
+
+
+def weights_class(encodings: Sequence[str]) -> Weights:
+    """Return the class of a model's matrices: the coarsest that has a tenth of them."""
+    exact = [name for name in encodings if name in ("F32", "F64")]
+    half = [name for name in encodings if name in ("F16", "BF16")]
+    other = len(encodings) - len(exact) - len(half)
+    if other * 10 >= max(len(encodings), 1):
+        return "quantized"
+    return "half" if len(half) * 10 >= max(len(encodings), 1) else "exact"
+
+
+def pair_of(a: str, b: str) -> tuple[str, str]:
+    """Return two backends in the order of keys."""
+    return (a, b) if a <= b else (b, a)
+
+
+def threshold(
+    point: str,
+    backends: tuple[str, str],
+    dtypes: tuple[str, str],
+    weights: str,
+    *,
+    moe: bool = False,
+    depth: int = 0,
+    calibrated: Sequence[Measured] = (),
+) -> Threshold:
+    """Return the bound of a point for two runs.
+
+    A calibrated row of this very pair, weight class and dtype wins; then the rows above; then the
+    bound of the coarser arithmetic, which grows with the depth of the layer.
+    """
+    base = tolerance(*dtypes, moe=moe)
+    coarser = max(dtypes, key=lambda dtype: BASE[dtype].rel_l2)
+    pair = pair_of(*backends)
+    for row in calibrated:
+        if (row.pair, row.weights, row.point, row.dtype) == (pair, weights, point, coarser):
+            return Threshold(row.rel_l2, row.max_over_rms, row.evidence, "calibrated")
+    found = [
+        row for row in ROWS
+        if row.backend in backends and row.weights in ("", weights)
+        and row.point in ("", point) and row.dtype in ("", coarser)
+    ]  # fmt: skip
+    growth = max(1.0, (depth / DEPTH) ** 0.5)
+    if found:
+        best = max(found, key=lambda row: (bool(row.point), bool(row.weights)))
+        bound = max(best.rel_l2, base.rel_l2 if not best.point else 0.0)
+        return Threshold(bound, MAX_FACTOR * bound, best.reason)
+    bound = base.rel_l2 * growth
+    grown = "" if growth == 1 else f", times the root of {depth}/{DEPTH} layers"
+    return Threshold(bound, MAX_FACTOR * bound, base.reason + grown)

@@ -15,9 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.errors import FormatError, OutputError, TruncatedError
+from aprfmt.errors import FormatError, TruncatedError
+from aprfmt.formats.atomic import FileSet
+from aprfmt.formats.mapped import Buffer, MappedFile
 from aprfmt.inference.capture import POINTS, SLOTS, STAGE_ALIASES, STAGES, WHOLE, key_name
 from aprfmt.inference.trace import Record, Trace
+from aprfmt.inference.trace_file import whole
 from aprfmt.stats import compute
 
 Numbers = NDArray[Any]
@@ -30,32 +33,39 @@ _JOINED = {points: slot for slot, points in SLOTS.items() if len(points) > 1}
 
 
 def save_aprt(folder: Path, trace: Trace, *, force: bool = False) -> list[Path]:
-    """Write every stage whose points were all kept; return the files.
+    """Write every stage whose points were all kept, together; return the files.
 
-    Raises OutputError for a folder that is there and not empty, unless `force`.
+    Raises OutputError for a folder that is there and not empty, unless `force`; then it is replaced
+    if it holds APRT files only.
     """
-    if folder.exists() and not force and any(folder.iterdir()):
-        raise OutputError(f"{folder}: exists and is not empty; choose another or use --force")
+    whole(trace, folder)
     written = []
     layers = sorted({record.layer for record in trace.records.values()})
-    for layer in layers:
-        target = folder if layer == WHOLE else folder / f"layer-{layer}"
-        for stage, points in STAGES.items():
-            if POINTS[points[0]].layered != (layer != WHOLE):
-                continue
-            values = _joined(trace, points, layer)
-            if values is None:
-                continue
-            data = np.ascontiguousarray(values, "<f4")
-            number = WHOLE_MODEL if layer == WHOLE else layer
-            path = target / f"{stage}.bin"
-            try:
-                target.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(_HEADER.pack(MAGIC, number, data.size) + data.tobytes())
-            except OSError as error:
-                raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
-            written.append(path)
+    with FileSet(force=force, folder=folder, ours=_ours, nested=True) as files:
+        for layer in layers:
+            target = folder if layer == WHOLE else folder / f"layer-{layer}"
+            for stage, points in STAGES.items():
+                if POINTS[points[0]].layered != (layer != WHOLE):
+                    continue
+                values = _joined(trace, points, layer)
+                if values is None:
+                    continue
+                data = np.ascontiguousarray(values, "<f4")
+                number = WHOLE_MODEL if layer == WHOLE else layer
+                out = files.create(target / f"{stage}.bin")
+                out.write(_HEADER.pack(MAGIC, number, data.size))
+                out.write(data.tobytes())
+                out.close()  # a model has more stages than a process may keep files open
+                written.append(out.path)
     return written
+
+
+def _ours(name: str) -> bool:
+    """Say whether a file or folder of an APRT folder is one that `save_aprt` writes."""
+    folder, slash, file = name.rpartition("/")
+    if slash:
+        return _FOLDER.fullmatch(folder) is not None and file.endswith(".bin")
+    return name.endswith(".bin") or _FOLDER.fullmatch(name) is not None
 
 
 def _joined(trace: Trace, points: tuple[str, ...], layer: int) -> Numbers | None:
@@ -67,6 +77,11 @@ def _joined(trace: Trace, points: tuple[str, ...], layer: int) -> Numbers | None
     if len(found) == 1:
         return found[0]
     return np.concatenate([part.reshape(len(part), -1) for part in found], axis=-1)
+
+
+def is_aprt(path: Path) -> bool:
+    """Say whether a path is a folder of APRT files."""
+    return path.is_dir() and (any(path.glob("layer-*/*.bin")) or any(path.glob("*.bin")))
 
 
 def load_aprt(folder: Path) -> Trace:
@@ -110,19 +125,28 @@ def _files(folder: Path) -> Iterator[tuple[Path, int]]:
 
 def read_aprt(path: Path, layer: int) -> Numbers:
     """Return one file's values; `layer` is what its place says. NaN bits are kept."""
-    with open(path, "rb") as file:
-        head = file.read(_HEADER.size)
-        if len(head) < _HEADER.size:
-            raise TruncatedError(f"{path}: {len(head)} bytes; an APRT header has {_HEADER.size}")
-        magic, number, count = _HEADER.unpack(head)
-        if magic != MAGIC:
-            raise FormatError(f"{path}: starts with {magic.hex(' ')}; expected APRT")
-        expected = WHOLE_MODEL if layer == WHOLE else layer
-        if number != expected:
-            raise FormatError(f"{path}: says layer {number}, its folder says {expected}")
-        size = os.fstat(file.fileno()).st_size - _HEADER.size
-        if size != 4 * count:
-            kind = TruncatedError if size < 4 * count else FormatError
-            raise kind(f"{path}: {size} bytes follow the header; {count} values take {4 * count}")
-        values: Numbers = np.frombuffer(file.read(size), "<f4").astype(np.float32, copy=False)
-        return values
+    file = MappedFile(path)  # refuses pipes and devices
+    try:
+        return parse_aprt(file.view, path, layer)
+    finally:
+        file.close()
+
+
+def parse_aprt(buffer: Buffer, path: Path, layer: int) -> Numbers:
+    """Return the values of one file's bytes, as `read_aprt` does. Raises FormatError."""
+    size = len(buffer) - _HEADER.size
+    if size < 0:
+        raise TruncatedError(f"{path}: {len(buffer)} bytes; an APRT header has {_HEADER.size}")
+    magic, number, count = _HEADER.unpack(buffer[: _HEADER.size])
+    if magic != MAGIC:
+        raise FormatError(f"{path}: starts with {magic.hex(' ')}; expected APRT")
+    expected = WHOLE_MODEL if layer == WHOLE else layer
+    if number != expected:
+        raise FormatError(f"{path}: says layer {number}, its folder says {expected}")
+    if size != 4 * count:
+        kind = TruncatedError if size < 4 * count else FormatError
+        raise kind(f"{path}: {size} bytes follow the header; {count} values take {4 * count}")
+    values: Numbers = np.frombuffer(bytes(buffer[_HEADER.size :]), "<f4").astype(
+        np.float32, copy=False
+    )
+    return values

@@ -1,5 +1,6 @@
 """Attention: grouped queries (GQA) and multi-head latent (MLA), fused or step by step."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -11,7 +12,7 @@ from aprfmt.inference.rope import kind_of
 
 
 def attention(c: Context, layer: int, x: Array) -> Array:
-    """Return what the output projection makes of the layer's attention: point `attn_out`."""
+    """Return a layer's attention, heads joined, before the output product: point `attn`."""
     q, k, v = _KINDS[c.block.attention](c, layer, x)
     if c.cache is not None:
         cached = c.cache.length > 0
@@ -19,8 +20,7 @@ def attention(c: Context, layer: int, x: Array) -> Array:
         if cached:
             k, v = c.tap("k_cache", layer, k), c.tap("v_cache", layer, v)
     mixed = _mix(c, layer, q, k, v)
-    joined = c.tap("attn", layer, mixed.reshape(len(mixed), -1))
-    return c.tap("attn_out", layer, c.linear(layer, "attn_output", joined))
+    return c.tap("attn", layer, mixed.reshape(len(mixed), -1))
 
 
 def stepped(c: Context, layer: int) -> bool:
@@ -52,6 +52,7 @@ def _heads(c: Context, layer: int, keys: int) -> Heads:
         None if cap is None else float(cap),
         sinks,
         c.block.softmax_cast,
+        (c.facts.cached, window),
     )
 
 
@@ -67,33 +68,37 @@ def causal_mask(cached: int, tokens: int, keys: int, window: int | None) -> Mask
     return seen if window is None else seen & (key > query - window)
 
 
-def _project(c: Context, layer: int, x: Array, part: str, n_heads: int) -> Array:
-    """Return q, k or v [tokens, heads, d], with its points before and after the bias."""
-    role = f"attn_{part}"
-    w = c.weights.of(layer, f"{role}.weight")
-    bias = c.bias(layer, role)
-    shape = (len(x), n_heads, -1)
-    if bias is not None and c.wants(f"{part}_mm", layer):
-        product = c.backend.linear(x, w, None)
-        product = c.tap(f"{part}_mm", layer, product.reshape(shape))
-        y = c.backend.add(product.reshape(len(x), -1), bias)
-    else:
-        y = c.backend.linear(x, w, bias)
-    return c.tap(part, layer, y.reshape(shape))
+def _project(c: Context, layer: int, x: Array, heads: Mapping[str, int]) -> list[Array]:
+    """Return q, k, v [tokens, heads, d] of these parts, with their points around the bias."""
+    biases = {part: c.bias(layer, f"attn_{part}") for part in heads}
+    late = {part for part in heads if biases[part] is not None and c.wants(f"{part}_mm", layer)}
+    products = c.backend.projections(
+        x,
+        [
+            (c.weights.of(layer, f"attn_{part}.weight"), None if part in late else biases[part])
+            for part in heads
+        ],
+    )
+    found = []
+    for (part, n_heads), y in zip(heads.items(), products, strict=True):
+        shape = (len(x), n_heads, -1)
+        if part in late:
+            y = c.tap(f"{part}_mm", layer, y.reshape(shape)).reshape(len(x), -1)
+            y = c.backend.add(y, biases[part])
+        found.append(c.tap(part, layer, y.reshape(shape)))
+    return found
 
 
 def _gqa(c: Context, layer: int, x: Array) -> tuple[Array, Array, Array]:
     n_heads, n_kv = int(c.hp["n_heads"]), int(c.hp["n_kv_heads"])
-    q = _project(c, layer, x, "q", n_heads)
-    k = _project(c, layer, x, "k", n_kv)
-    v = _project(c, layer, x, "v", n_kv)
+    q, k, v = _project(c, layer, x, {"q": n_heads, "k": n_kv, "v": n_kv})
     if c.hp["qk_norm"]:
         q = c.tap("q_norm", layer, _qk_norm(c, layer, "attn_q_norm", q))
         k = c.tap("k_norm", layer, _qk_norm(c, layer, "attn_k_norm", k))
     kind = kind_of(c.hp, layer) if c.block.position == "rope" else None
     if kind is not None:
-        q = c.tap("q_rope", layer, _rotate(c, q, c.ropes[kind]))
-        k = c.tap("k_rope", layer, _rotate(c, k, c.ropes[kind]))
+        q, k = c.backend.ropes([q, k], c.ropes[kind], style=_style(c), cast=c.block.rope_cast)
+        q, k = c.tap("q_rope", layer, q), c.tap("k_rope", layer, k)
     return q, k, v
 
 
@@ -127,7 +132,7 @@ def _mla(c: Context, layer: int, x: Array) -> tuple[Array, Array, Array]:
     n_heads, rank = int(hp["n_heads"]), int(hp["kv_lora_rank"])
     nope, eps = int(hp["qk_nope_head_dim"]), float(hp["lora_norm_eps"])
     if hp["q_lora_rank"] is None:
-        q = _project(c, layer, x, "q", n_heads)
+        [q] = _project(c, layer, x, {"q": n_heads})
     else:
         latent = c.tap("q_a", layer, c.linear(layer, "attn_q_a", x))
         latent = c.rms_norm(latent, c.vector(layer, "attn_q_a_norm.weight"), eps)

@@ -103,6 +103,16 @@ class Context:
             return self.backend.swiglu_oai(gate, up, float(limit), alpha)
         return self.backend.mul(self.activate(gate), up)
 
+    def gated(self, layer: int, x: Array) -> Array:
+        """Return the gated MLP's inner product, act(gate x) * up x, as one operation."""
+        gate, up = (
+            (self.weights.of(layer, f"{role}.weight"), self.bias(layer, role))
+            for role in ("ffn_gate", "ffn_up")
+        )
+        steps = self.block.activation_cast == "steps"
+        kind = str(self.hp["activation"])
+        return self.backend.gated(x, gate, up, kind, steps=steps)
+
     def activate(self, x: Array) -> Array:
         """Return the MLP's activation of x."""
         steps = self.block.activation_cast == "steps"

@@ -4,20 +4,25 @@ Only `auto` may fall back, and it says what it chose and why. Asking for a devic
 there is an error, never a run somewhere else.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aprfmt.errors import BackendUnavailableError, UsageError
 from aprfmt.inference.backends import BACKENDS
+from aprfmt.inference.cuda_driver import NOT_ELSEWHERE
+from aprfmt.inference.engines import ENGINES
 
 if TYPE_CHECKING:
     from aprfmt.inference.backends.base import Backend
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-DEVICES = ("cpu", "cuda", "auto")
+_DEVICE = re.compile(r"cpu|auto|cuda(:\d{1,3}|:all)?")
 # The backend a device gets where none is named.
 _DEFAULT_BACKEND: Mapping[str, str] = {"cpu": "numpy", "cuda": "torch"}
+# Where a backend runs that cannot run on the CPU.
+_HOME: Mapping[str, str] = {"cupy": "cuda"}
 # Short forms of a run.
 _SHORT: Mapping[str, tuple[str, str]] = {"cpu": ("numpy", "cpu"), "cuda": ("torch", "cuda")}
 
@@ -35,10 +40,23 @@ class Choice:
     def __str__(self) -> str:
         return f"{self.backend}:{self.device}:{self.dtype}"
 
+    @property
+    def is_engine(self) -> bool:
+        """Whether a foreign engine runs the whole model, rather than a backend of ours."""
+        return self.backend in ENGINES
+
     def open(
         self, *, deterministic: bool = False, threads: int | None = None, tf32: bool = False
     ) -> "Backend":
-        """Return the backend; BackendUnavailableError says what is missing."""
+        """Return the backend; BackendUnavailableError says what is missing.
+
+        Raises UsageError for an engine, which runs whole models and has no operations.
+        """
+        if self.is_engine:
+            raise UsageError(
+                f"{self}: {self.backend} is an engine of its own; trace, parity and diagnose take "
+                f"it, here expected one of {', '.join(BACKENDS)}"
+            )
         make = BACKENDS[self.backend]
         return make(
             self.device, self.dtype, deterministic=deterministic, threads=threads, tf32=tf32
@@ -52,15 +70,16 @@ def choose(
 
     Raises UsageError for a word that is none, BackendUnavailableError for what is not there.
     """
-    asked = device or "cpu"
+    asked = device or _HOME.get(backend or "", "cpu")
     kind = asked.partition(":")[0]
-    if kind not in DEVICES or (kind != "cuda" and kind != asked):
-        raise UsageError(f"device {asked!r}; expected cpu, cuda, cuda:N or auto")
+    if not _DEVICE.fullmatch(asked):
+        raise UsageError(f"device {asked!r}; expected cpu, cuda, cuda:N, cuda:all or auto")
     number = dtype or "float32"
     if number not in DTYPES:
         raise UsageError(f"dtype {number!r}; expected one of {', '.join(DTYPES)}")
-    if backend is not None and backend not in BACKENDS:
-        raise UsageError(f"backend {backend!r} is not known; known: {', '.join(BACKENDS)}")
+    if backend is not None and backend not in BACKENDS and backend not in ENGINES:
+        known = ", ".join((*BACKENDS, *ENGINES))
+        raise UsageError(f"backend {backend!r} is not known; known: {known}")
     requested = ":".join(part for part in (backend, device, dtype) if part) or "default"
     if kind == "auto":
         return _auto(requested, backend, number)
@@ -75,7 +94,8 @@ def _auto(requested: str, backend: str | None, dtype: str) -> Choice:
         BACKENDS[wanted]("cuda", dtype)
     except BackendUnavailableError as error:
         name = backend or _DEFAULT_BACKEND["cpu"]
-        return Choice(requested, name, "cpu", dtype, f"auto chose the CPU: {error}")
+        why = str(error).removesuffix(NOT_ELSEWHERE)
+        return Choice(requested, name, "cpu", dtype, f"auto chose the CPU: {why}")
     return Choice(requested, wanted, "cuda", dtype, "auto chose the GPU")
 
 
@@ -87,18 +107,23 @@ def parse_run(text: str) -> Choice:
     device = ":".join(part for part in parts if part) or None
     if name in _SHORT:
         backend, place = _SHORT[name]
-        device = f"{place}:{device}" if device and device.isdecimal() else place
+        device = f"{place}:{device}" if device else place
         return choose(device, backend, dtype)
-    if name not in BACKENDS:
+    if name not in BACKENDS and name not in ENGINES:
         raise UsageError(
             f"run {text!r}: backend {name!r} is not known; expected BACKEND[:DEVICE][:DTYPE] with "
-            f"{', '.join(BACKENDS)}, or {', '.join(_SHORT)}"
+            f"{', '.join((*BACKENDS, *ENGINES))}, or {', '.join(_SHORT)}"
         )
     return choose(device, name, dtype)
+
+
+def is_run(text: str) -> bool:
+    """Say whether a text names a run: it begins with a backend, an engine, cpu or cuda."""
+    name = text.partition(":")[0]
+    return name in BACKENDS or name in ENGINES or name in _SHORT
 
 
 def split_run(text: str) -> tuple[str, str | None]:
     """Split `MODEL@RUN`: what follows the last @ counts only if it begins with a known name."""
     model, at, run = text.rpartition("@")
-    name = run.partition(":")[0]
-    return (model, run) if at and (name in BACKENDS or name in _SHORT) else (text, None)
+    return (model, run) if at and is_run(run) else (text, None)

@@ -5,6 +5,7 @@ default or knows an architecture's name. Named points (capture.py) go past the r
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -58,7 +59,7 @@ def forward(
     x = _embed(c)
     for layer in range(int(hp["n_layers"])):
         with weights.layer(layer):
-            x = _block(c, layer, x)
+            x = _block(c, layer, backend.at_layer(layer, int(hp["n_layers"]), x))
     if cache is not None:
         cache.commit(len(facts.ids))
     return _head(c, x)
@@ -82,16 +83,7 @@ def _facts(
     positions: Sequence[int] | None,
     logits_rows: LogitRows,
 ) -> PassFacts:
-    tokens: Ids = np.asarray(ids, np.int64)
-    vocab = int(hp["vocab_size"])
-    if tokens.ndim != 1 or not len(tokens):
-        raise UsageError(f"token ids have shape {list(tokens.shape)}; expected one sequence")
-    wrong = np.flatnonzero((tokens < 0) | (tokens >= vocab))
-    if len(wrong):
-        raise UsageError(
-            f"token {int(tokens[wrong[0]])} at position {int(wrong[0])}; the vocabulary has "
-            f"{vocab} rows; was the text tokenized for another model?"
-        )
+    tokens = check_tokens(ids, int(hp["vocab_size"]))
     cached = 0 if cache is None else cache.length
     counted = np.arange(cached, cached + len(tokens), dtype=np.int64)
     places = counted if positions is None else np.asarray(positions, np.int64)
@@ -106,6 +98,23 @@ def _facts(
         if not rows or any(not 0 <= row < len(tokens) for row in rows):
             raise UsageError(f"logits of rows {rows}; the pass has {len(tokens)} tokens")
     return PassFacts(tokens, places, cached, tuple(rows))
+
+
+def check_tokens(ids: Sequence[int], vocab: int) -> Ids:
+    """Return one sequence of token ids as int64, itself if it is; UsageError for wrong ones."""
+    given = np.asarray(ids)
+    if given.ndim != 1 or not len(given):
+        raise UsageError(f"token ids have shape {list(given.shape)}; expected one sequence")
+    if given.dtype.kind not in "iu":
+        raise UsageError(f"token ids are {given.dtype.name}; expected integers")
+    tokens: Ids = given.astype(np.int64, copy=False)
+    if int(tokens.min()) < 0 or int(tokens.max()) >= vocab:
+        wrong = np.flatnonzero((tokens < 0) | (tokens >= vocab))
+        raise UsageError(
+            f"token {int(tokens[wrong[0]])} at position {int(wrong[0])}; the vocabulary has "
+            f"{vocab} rows; was the text tokenized for another model?"
+        )
+    return tokens
 
 
 def _embed(c: Context) -> Array:
@@ -132,44 +141,81 @@ def _block(c: Context, layer: int, x: Array) -> Array:
     h = x
     if c.block.placement != "post":
         h = c.tap("attn_norm", layer, c.norm(layer, "attn_norm", x))
-    attended = _contribution(
-        c, layer, attention(c, layer, h), "post_attention_norm", "attn_contrib"
-    )
+    mixed = attention(c, layer, h)
     if c.hp["parallel_residual"]:
-        fed = _contribution(c, layer, _ffn(c, layer, h), "post_ffw_norm", "ffn_contrib")
-        return c.tap("out", layer, b.add(b.add(x, attended), fed))
-    x = c.tap("mid", layer, b.add(x, attended))
+        x = b.add(x, _contribution(c, layer, _ATTENTION.product(c, layer, mixed), _ATTENTION))
+        fed = moe(c, layer, h) if c.hp["moe_layers"][layer] else _fed(c, layer, h)
+        return c.tap("out", layer, b.add(x, _contribution(c, layer, fed, _MLP)))
+    x = c.tap("mid", layer, _added(c, layer, x, mixed, _ATTENTION))
     h = x
     if c.block.placement != "post":
         h = c.tap("ffn_norm", layer, c.norm(layer, "ffn_norm", x))
-    fed = _contribution(c, layer, _ffn(c, layer, h), "post_ffw_norm", "ffn_contrib")
-    return c.tap("out", layer, b.add(x, fed))
+    if c.hp["moe_layers"][layer]:
+        x = b.add(x, _contribution(c, layer, moe(c, layer, h), _MLP))
+    else:
+        x = _added(c, layer, x, _inner(c, layer, h), _MLP)
+    return c.tap("out", layer, x)
 
 
-def _contribution(c: Context, layer: int, x: Array, norm: str, point: str) -> Array:
+@dataclass(frozen=True)
+class _Half:
+    """Attention or the MLP: the role of its last product, its point, its post-norm, and theirs."""
+
+    role: str
+    point: str
+    norm: str
+    contrib: str
+
+    def product(self, c: Context, layer: int, inner: Array) -> Array:
+        """Return the last product."""
+        return c.tap(self.point, layer, c.linear(layer, self.role, inner))
+
+
+_ATTENTION = _Half("attn_output", "attn_out", "post_attention_norm", "attn_contrib")
+_MLP = _Half("ffn_down", "ffn_out", "post_ffw_norm", "ffn_contrib")
+
+
+def _unscaled(c: Context) -> bool:
+    """Say whether what a block computes is added to the stream as it is."""
+    return c.block.placement == "pre" and float(c.hp["residual_scale"]) == 1
+
+
+def _added(c: Context, layer: int, x: Array, inner: Array, half: _Half) -> Array:
+    """Return the stream after one half: one operation where nothing between is wanted."""
+    if _unscaled(c) and not c.wants(half.point, layer):
+        w = c.weights.of(layer, f"{half.role}.weight")
+        return c.backend.add_linear(x, inner, w, c.bias(layer, half.role))
+    return c.backend.add(x, _contribution(c, layer, half.product(c, layer, inner), half))
+
+
+def _contribution(c: Context, layer: int, x: Array, half: _Half) -> Array:
     """Return what is added to the stream: after the post-norm and the residual factor."""
-    scale = float(c.hp["residual_scale"])
-    if c.block.placement == "pre" and scale == 1:
+    if _unscaled(c):
         return x
+    scale = float(c.hp["residual_scale"])
     if c.block.placement != "pre":
-        x = c.norm(layer, norm, x)
+        x = c.norm(layer, half.norm, x)
     if scale != 1:
         x = c.backend.scale(x, scale)
-    return c.tap(point, layer, x)
+    return c.tap(half.contrib, layer, x)
 
 
-def _ffn(c: Context, layer: int, x: Array) -> Array:
-    if c.hp["moe_layers"][layer]:
-        return moe(c, layer, x)
+def _fed(c: Context, layer: int, x: Array) -> Array:
+    """Return a dense MLP's output."""
+    return _MLP.product(c, layer, _inner(c, layer, x))
+
+
+def _inner(c: Context, layer: int, x: Array) -> Array:
+    """Return what a dense MLP's last product reads."""
     if c.block.mlp == "plain":
         up = c.tap("ffn_up", layer, c.linear(layer, "ffn_up", x))
-        inner = c.tap("ffn_act", layer, c.activate(up))
-    else:
-        gate = c.tap("ffn_gate", layer, c.linear(layer, "ffn_gate", x))
-        up = c.tap("ffn_up", layer, c.linear(layer, "ffn_up", x))
-        act = c.tap("ffn_act", layer, c.activate(gate))
-        inner = c.tap("ffn_mul", layer, c.backend.mul(act, up))
-    return c.tap("ffn_out", layer, c.linear(layer, "ffn_down", inner))
+        return c.tap("ffn_act", layer, c.activate(up))
+    if not any(c.wants(point, layer) for point in ("ffn_gate", "ffn_up", "ffn_act")):
+        return c.tap("ffn_mul", layer, c.gated(layer, x))
+    gate = c.tap("ffn_gate", layer, c.linear(layer, "ffn_gate", x))
+    up = c.tap("ffn_up", layer, c.linear(layer, "ffn_up", x))
+    act = c.tap("ffn_act", layer, c.activate(gate))
+    return c.tap("ffn_mul", layer, c.backend.mul(act, up))
 
 
 def _head(c: Context, x: Array) -> Array:

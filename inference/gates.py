@@ -1,9 +1,11 @@
 """The sanity gate on logits: what a working model's forward pass cannot fail.
 
 Thresholds with their source: a working Qwen2.5-0.5B gave standard deviation 2.65 and a peak of
-(max - mean) / std = 5.68 over 151,936 logits; dead or broken heads give a flat vector.
+(max - mean) / std = 5.68 over 151,936 logits; dead or broken heads give a flat vector, or one
+logit above a flat rest, whose peak is sqrt(n - 1).
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,15 @@ from aprfmt.outcome import Check, Outcome
 from aprfmt.stats import compute
 
 MIN_STD = 0.01
+MAX_STD = 100.0  # seen: 1 to 5; a lost scale or norm gives thousands
 MIN_PEAK = 1.5  # (max - mean) / std, no unit
+MAX_PEAK = 0.95  # of the largest peak there can be
+TODO = "trace the model to find the first point that is off"
+
+
+def _check(name: str, passed: bool, where: str, found: str, expected: str) -> Check:
+    outcome: Outcome = "PASS" if passed else "FAIL"
+    return Check(name, outcome, where, found, expected, "" if passed else TODO)
 
 
 def logits_gate(logits: NDArray[Any], where: str = "") -> list[Check]:
@@ -22,21 +32,31 @@ def logits_gate(logits: NDArray[Any], where: str = "") -> list[Check]:
     size = int(logits.size)
 
     def check(name: str, passed: bool, found: str, expected: str) -> Check:
-        outcome: Outcome = "PASS" if passed else "FAIL"
-        todo = "" if passed else "trace the model to find the first point that is off"
-        return Check(name, outcome, where, found, expected, todo)
+        return _check(name, passed, where, found, expected)
 
     checks = [
         check("logits-no-nan", stats.nan == 0, f"{stats.nan} of {size}", "0 NaN"),
         check("logits-no-inf", stats.inf == 0, f"{stats.inf} of {size}", "0 infinities"),
     ]
+    spread = f"above {MIN_STD}, at most {MAX_STD:g}"
     if stats.mean is None or stats.std is None or stats.max is None:
-        return [*checks, check("logits-std", False, "no finite logit", f"above {MIN_STD}")]
+        return [*checks, check("logits-std", False, "no finite logit", spread)]
     peak = (stats.max - stats.mean) / stats.std if stats.std else 0.0
+    most = MAX_PEAK * math.sqrt(max(size - 1, 1))
     best = int(np.argmax(logits))
     return [
         *checks,
-        check("logits-std", stats.std > MIN_STD, f"{stats.std:.4g}", f"above {MIN_STD}"),
-        check("logits-peak", peak > MIN_PEAK, f"{peak:.4g}", f"(max - mean)/std above {MIN_PEAK}"),
+        check("logits-std", MIN_STD < stats.std <= MAX_STD, f"{stats.std:.4g}", spread),
+        check("logits-peak", MIN_PEAK < peak < most, f"{peak:.4g}",
+              f"(max - mean)/std above {MIN_PEAK}, below {most:.4g}"),
         check("logits-argmax", 0 <= best < size and stats.nan == 0, str(best), f"in [0, {size})"),
-    ]
+    ]  # fmt: skip
+
+
+def rows_gate(logits: NDArray[Any]) -> list[Check]:
+    """Return the gate of the last of some rows [tokens, vocab], and whether all are finite."""
+    bad = np.flatnonzero(~np.isfinite(logits).all(axis=-1))
+    found = f"{bad.size} of {len(logits)} rows with NaN or Inf"
+    found += f", the first at position {int(bad[0])}" if bad.size else ""
+    every = _check("logits-rows-finite", not bad.size, "every row", found, "no row")
+    return [*logits_gate(logits[-1], f"position {len(logits) - 1}"), every]

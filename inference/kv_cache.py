@@ -19,25 +19,36 @@ class KVCache:
         self._keys: list[Any] = [None] * n_layers
         self._values: list[Any] = [None] * n_layers
         self.length = 0
+        self._capacity, self._measured = 0, -1  # rows of the smallest buffer, as of a generation
+        self.generation = 0  # counts new buffers: what was recorded with the old ones is void
 
     def extend(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
         """Write k and v [tokens, kv_heads, d] behind the valid positions; return all of them."""
         stop = self.length + int(k.shape[0])
-        self._keys[layer] = self._write(self._keys[layer], k, stop)
-        self._values[layer] = self._write(self._values[layer], v, stop)
-        return self._keys[layer][:stop], self._values[layer][:stop]
+        keys = self._keys[layer] = self._room(self._keys[layer], k, stop)
+        values = self._values[layer] = self._room(self._values[layer], v, stop)
+        return self._backend.append((keys, values), k, v, self.length)
 
-    def _write(self, buffer: Array | None, x: Array, stop: int) -> Array:
-        if buffer is None or buffer.shape[0] < stop:
-            capacity = ROWS
-            while capacity < stop:
-                capacity *= 2
-            grown = self._backend.zeros((capacity, *x.shape[1:]))
-            if buffer is not None:
-                grown[: self.length] = buffer[: self.length]
-            buffer = grown
-        buffer[self.length : stop] = x
-        return buffer
+    def fits(self, tokens: int) -> bool:
+        """Say whether that many more positions fit without new buffers."""
+        if self._measured != self.generation:
+            buffers = (*self._keys, *self._values)
+            sizes = [0 if buffer is None else int(buffer.shape[0]) for buffer in buffers]
+            self._measured, self._capacity = self.generation, min(sizes, default=0)
+        return self.length + tokens <= self._capacity
+
+    def _room(self, buffer: Array | None, x: Array, stop: int) -> Array:
+        """Return a buffer of at least `stop` rows like x's, with what was valid."""
+        if buffer is not None and buffer.shape[0] >= stop:
+            return buffer
+        capacity = ROWS
+        while capacity < stop:
+            capacity *= 2
+        grown = self._backend.zeros((capacity, *x.shape[1:]))
+        if buffer is not None:
+            grown[: self.length] = buffer[: self.length]
+        self.generation += 1
+        return grown
 
     def commit(self, tokens: int) -> None:
         """Make the positions written last valid; called once all layers have written."""

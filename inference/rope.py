@@ -193,10 +193,15 @@ def ropes(hp: Mapping[str, Value], length: int) -> dict[Kind, Rope]:
     return {kind: make(hp, kind, length) for kind in kinds if kind is not None}
 
 
+def lengthy(hp: Mapping[str, Value]) -> bool:
+    """Say whether the frequencies depend on the sequence's length."""
+    scaling = hp["rope_scaling"]
+    return scaling is not None and scaling["type"] in BY_LENGTH
+
+
 def same_ropes(hp: Mapping[str, Value], before: int, after: int) -> bool:
     """Say whether keys cached at length `before` can be used at length `after`."""
-    scaling = hp["rope_scaling"]
-    if scaling is None or scaling["type"] not in BY_LENGTH:
+    if not lengthy(hp):
         return True
     old, new = ropes(hp, before), ropes(hp, after)
     return all(new[kind].same(rope) for kind, rope in old.items())

@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.dtypes import encoding as encoding_row
-from aprfmt.model import gather
+from aprfmt.logical import gather
 
 if TYPE_CHECKING:
-    from aprfmt.model import LogicalTensor
+    from aprfmt.codecs.bnb4 import Coded
+    from aprfmt.logical import LogicalTensor
 
 Array = NDArray[Any]
 PAGE = 4096
@@ -55,6 +56,10 @@ class Rows(Protocol):
         """
         ...
 
+    def coded(self) -> "Coded | None":
+        """Return the parts of a 4-bit weight stored as the tensor is, None of another."""
+        ...
+
     def touch(self) -> None:
         """Have the system read the stored bytes into memory."""
         ...
@@ -85,6 +90,10 @@ class ArrayRows:
         return rows
 
     def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
+        """Return None: nothing is encoded."""
+        return None
+
+    def coded(self) -> "Coded | None":
         """Return None: nothing is encoded."""
         return None
 
@@ -140,6 +149,20 @@ class StoredRows:
         ):
             return None
         return gather(runs, start * size, stop * size)
+
+    def coded(self) -> "Coded | None":
+        """Return the checked parts where the codec is bitsandbytes'."""
+        whole = self._tensor.whole
+        if whole is None or not whole.parts:
+            return None
+        from aprfmt.codecs import codec
+        from aprfmt.codecs.bnb4 import Bnb4Codec
+
+        found = codec(self.encoding)
+        if not isinstance(found, Bnb4Codec):
+            return None
+        parts = {suffix: part.raw() for suffix, part in whole.parts.items()}
+        return found.coded(parts, math.prod(self.shape))
 
     def touch(self) -> None:
         """Read one byte of every page, so that the system has the tensor in memory."""

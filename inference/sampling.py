@@ -1,7 +1,7 @@
 """Choosing the next token: greedy, or drawn with temperature, top-k, top-p and a seed."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,16 @@ class Sampling:
             raise UsageError(f"seed {self.seed}; expected a number not negative")
 
 
+class DeviceLogits(Protocol):
+    """Logits on a device: `greedy` is enough for the likeliest token, an array is all of them."""
+
+    def greedy(self) -> int | None:
+        """Return the first place of the highest; None where one is NaN."""
+        ...
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Logits: ...
+
+
 class Sampler:
     """Draws one token after another; equal seeds and logits give equal tokens."""
 
@@ -38,8 +48,13 @@ class Sampler:
         self.sampling = sampling
         self._random = np.random.Generator(np.random.PCG64(sampling.seed))
 
-    def __call__(self, logits: Logits) -> int:
+    def __call__(self, logits: "Logits | DeviceLogits") -> int:
         """Return the next token for logits [vocab]; AprfmtError where one is NaN."""
+        if self.sampling.temperature == 0 and not isinstance(logits, np.ndarray):
+            best = logits.greedy()
+            if best is not None:
+                return best
+        logits = np.asarray(logits)
         if np.isnan(logits).any():
             raise AprfmtError(
                 f"logits hold {int(np.isnan(logits).sum())} NaN of {logits.size}; "

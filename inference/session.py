@@ -1,7 +1,8 @@
 """A model on a backend: prefill, step, generate and trace one sequence."""
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,9 @@ from aprfmt.errors import ArchError, UsageError
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import Instance, instances
 from aprfmt.inference.context import Recorder
-from aprfmt.inference.forward import LogitRows
+from aprfmt.inference.forward import LogitRows, check_tokens
 from aprfmt.inference.kv_cache import KVCache
-from aprfmt.inference.rope import same_ropes
+from aprfmt.inference.rope import lengthy, same_ropes
 from aprfmt.inference.sampling import Sampler
 from aprfmt.inference.trace import Positions, Record, StoppedTrace, Trace, Tracer
 from aprfmt.inference.weights import Weights, model_weights
@@ -40,6 +41,8 @@ class Session:
         self.ids: list[int] = []
         self._cache: KVCache | None = None
         self._forward = load_forward(spec)
+        self._graphs = backend.graphs()
+        self._templates: dict[Hashable, Any] = {}  # of recorded traces
 
     @classmethod
     def of(cls, model: "Model", backend: Backend, *, memory: int | None = None) -> "Session":
@@ -60,7 +63,8 @@ class Session:
                 f"{model.path}: {key} has shape {list(shape)}; {model.spec.name} with these "
                 f"hyperparameters expects {list(wanted)}"
             )
-        return cls(model.spec, model.hyper, model_weights(model, memory), backend)
+        budget = backend.budget() if memory is None else memory
+        return cls(model.spec, model.hyper, model_weights(model, budget), backend)
 
     def close(self) -> None:
         """Let the weights go; the model stays open."""
@@ -72,7 +76,16 @@ class Session:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    @property
+    @cached_property
+    def _lengthy(self) -> bool:
+        """Whether what a position rotates by depends on the sequence's length."""
+        return self.spec.block.position == "rope" and lengthy(self.hp)
+
+    @cached_property
+    def _vocab(self) -> int:
+        return int(self.hp["vocab_size"])
+
+    @cached_property
     def points(self) -> dict[str, Instance]:
         """The model's capture points by key, in execution order."""
         return instances(self.spec.block, self.hp, self.weights)
@@ -99,29 +112,69 @@ class Session:
         Where the rotary frequencies depend on the length and change with it, the whole sequence
         is run again, so that a step always equals a prefill.
         """
+        return self.backend.to_numpy(self._extend(ids, recorder, logits_rows))
+
+    def _extend(self, ids: Sequence[int], recorder: Recorder | None, logits_rows: LogitRows) -> Any:
         new, before = [int(i) for i in ids], len(self.ids)
         if not new:
             raise UsageError("no tokens to run; give at least one")
         if self._cache is None:
             self._cache = KVCache(self.backend, int(self.hp["n_layers"]))
         rows = logits_rows
-        if before and self.spec.block.position == "rope":
+        if before and self._lengthy:
             if not same_ropes(self.hp, before, before + len(new)):
                 self._cache.truncate(0)
                 rows = _shifted(logits_rows, len(new), before)
                 new, self.ids = self.ids + new, []
-        logits = self._forward(
-            self.backend,
-            self.spec,
-            self.hp,
-            self.weights,
-            new,
-            cache=self._cache,
-            recorder=recorder,
-            logits_rows=rows,
-        )
+        logits = self._pass(new, self._cache, recorder, rows)
         self.ids = self.ids + new
-        return self.backend.to_numpy(logits)
+        return logits
+
+    def _pass(
+        self, ids: Sequence[int], cache: KVCache | None, recorder: Recorder | None, rows: LogitRows
+    ) -> Any:
+        """Run the forward pass, or replay it where it was recorded on the device."""
+
+        def run(ids: Sequence[int] | Numbers, positions: Numbers | None = None) -> Any:
+            return self._forward(
+                self.backend,
+                self.spec,
+                self.hp,
+                self.weights,
+                ids,
+                cache=cache,
+                recorder=recorder,
+                positions=positions,
+                logits_rows=rows,
+            )
+
+        tracer = recorder if isinstance(recorder, Tracer) and recorder.kind is not None else None
+        if self._graphs is None or (recorder is not None and (tracer is None or cache is not None)):
+            return run(ids)
+        tokens = check_tokens(ids, self._vocab)
+        kind = rows if isinstance(rows, str) else tuple(rows)
+        if tracer is None:
+            return self._graphs.run(run, tokens, cache, kind, steps=not self._lengthy)
+        return self._traced(tracer, run, tokens, (kind, tracer.kind))
+
+    def _traced(
+        self, tracer: Tracer, run: Callable[..., Any], tokens: Numbers, kind: Hashable
+    ) -> Any:
+        """Run a pass whose statistics wait on the device, or replay one that was recorded."""
+        assert self._graphs is not None
+
+        def traced(ids: Numbers, positions: Numbers) -> Any:
+            tracer.again()
+            logits = run(ids, positions)
+            tracer.end()
+            return logits
+
+        logits = self._graphs.run(traced, tokens, None, kind, steps=False)
+        if not tracer.ran:
+            tracer.replayed(self._templates[kind, len(tokens)])
+        elif self._graphs.best is not None:
+            self._templates[kind, len(tokens)] = tracer.template()
+        return logits
 
     def prefill(self, ids: Sequence[int], logits_rows: LogitRows = "last") -> Numbers:
         """Begin a sequence: forget what was there, run the prompt."""
@@ -138,28 +191,26 @@ class Session:
         return self.backend.to_numpy(self._once(ids, recorder, "all"))
 
     def _once(self, ids: Sequence[int], recorder: Recorder | None, rows: LogitRows) -> Any:
-        return self._forward(
-            self.backend,
-            self.spec,
-            self.hp,
-            self.weights,
-            ids,
-            recorder=recorder,
-            logits_rows=rows,
-        )
+        return self._pass(ids, None, recorder, rows)
 
     def generate(
         self, ids: Sequence[int], sampler: Sampler, limit: int, stop: Collection[int] = ()
     ) -> Iterator[int]:
         """Yield up to `limit` tokens after a prompt; a token of `stop` ends without being given."""
-        logits = self.prefill(ids)[-1]
-        for count in range(limit):
-            token = sampler(logits)
+        self.reset()
+        given: Sequence[int] = ids
+        for _ in range(limit):
+            token = sampler(self._last_row(given))
             if token in stop:
                 return
             yield token
-            if count + 1 < limit:
-                logits = self.step(token)
+            given = [token]
+
+    def _last_row(self, ids: Sequence[int]) -> Any:
+        """Return the last row's logits as a sampler takes them: read only if it needs them."""
+        logits = self._extend(ids, None, "last")
+        best = None if self._graphs is None else self._graphs.best
+        return self.backend.host_row(logits[-1], best)
 
     def trace(
         self,
@@ -173,8 +224,13 @@ class Session:
         stop: bool = True,
         logits_rows: LogitRows = "last",
         run: Mapping[str, Value] | None = None,
+        behind: int = 0,
     ) -> Trace:
         """Run a sequence and record the wanted keys of `points`.
+
+        The first `behind` tokens only fill the cache; the rest is recorded behind them, and so is
+        what attention reads of the cache. Where the rotary frequencies change with the length the
+        whole sequence is run, and recorded.
 
         `keep` gets every record with its values as they come, `fetch` gives them back
         (trace.Kept, trace_file.Spool). `stop` ends the pass at the first NaN or infinity. `run`
@@ -188,9 +244,16 @@ class Session:
             keep=keep,
             hashes=hashes,
             stop=stop,
+            cached=behind > 0,
         )
+        if not 0 <= behind < len(ids):
+            raise UsageError(f"{behind} of {len(ids)} tokens to fill the cache; leave one to trace")
         try:
-            self._once(ids, tracer, logits_rows)
+            if behind:
+                self.prefill(ids[:behind])
+                self.extend(ids[behind:], tracer, logits_rows)
+            else:
+                self._once(ids, tracer, logits_rows)
         except StoppedTrace:
             pass  # the trace says where
         return tracer.trace(self.facts(ids) | dict(run or {}), fetch)

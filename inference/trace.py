@@ -1,7 +1,7 @@
 """Traces: what a pass recorded at its capture points, and the recorder that fills them."""
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -20,6 +20,8 @@ Numbers = NDArray[Any]
 Positions = Literal["all", "last"] | Sequence[int]
 Form = Literal["fused", "stepped"]
 SCHEMA = 1
+# What attention reads with a cache -> what it reads without one.
+CACHED: Mapping[str, str] = {"k_cache": "k_rope", "v_cache": "v"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class Trace:
     `run` has what identifies the run: ids, prompt, model, architecture, and the backend's facts.
     `aliases` maps keys that were asked for to the keys they equal by construction. `fetch` returns
     the recorded values of a key, None where only statistics were kept. `nonfinite` is the first
-    key with a NaN or an infinity; the pass ended there if it was told to.
+    key with a NaN or an infinity; the pass ended there if it was told to. `masks` say which values
+    are there of keys whose file holds only some, `resolution` half a unit of its last decimal.
     """
 
     run: Mapping[str, Value]
@@ -71,14 +74,50 @@ class Trace:
     aliases: Mapping[str, str] = field(default_factory=dict)
     fetch: Callable[[str], Numbers | None] = lambda key: None
     nonfinite: str | None = None
+    masks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    resolution: float = 0.0
 
     def find(self, key: str) -> Record | None:
-        """Return the record of a key or of the key it equals; None where it was not captured."""
-        return self.records.get(self.aliases.get(key, key))
+        """Return the record of a key or of the key it equals; None where it was not captured.
+
+        The key of a joined slot (`L3.qkv`) gives its parts side by side, if all were recorded.
+        """
+        found = self.records.get(self.aliases.get(key, key))
+        return self._joined(key) if found is None else found
 
     def values(self, key: str) -> Numbers | None:
-        """Return the recorded values of a key or of the key it equals."""
-        return self.fetch(self.aliases.get(key, key))
+        """Return the recorded values of a key or of the key it equals, parts joined by token."""
+        if self.aliases.get(key, key) in self.records:
+            return self.fetch(self.aliases.get(key, key))
+        if self._joined(key) is None:
+            return None
+        found = [self.fetch(self.aliases.get(part, part)) for part in self.parts(key)]
+        whole = [values.reshape(len(values), -1) for values in found if values is not None]
+        return np.concatenate(whole, axis=-1) if len(whole) == len(found) else None
+
+    def mask(self, key: str) -> NDArray[np.bool_] | None:
+        """Return which values of a key are there; None for all of them."""
+        return self.masks.get(self.aliases.get(key, key))
+
+    def parts(self, key: str) -> list[str]:
+        """Return the keys that a key stands for: a joined slot's parts, or the key itself."""
+        layer, _, slot = key.rpartition(".")
+        points = SLOTS.get(slot, ())
+        return [f"{layer}.{point}" for point in points] if layer and len(points) > 1 else [key]
+
+    def _joined(self, key: str) -> Record | None:
+        keys = self.parts(key)
+        found = [self.records.get(self.aliases.get(part, part)) for part in keys]
+        parts = [record for record in found if record is not None]
+        if len(keys) < 2 or len(parts) != len(found):
+            return None
+        first, rows = parts[0], parts[0].shape[0]
+        if any(part.shape[:1] != (rows,) or part.positions != first.positions for part in parts):
+            return None  # parts of unknown shape, or of other rows
+        width = sum(part.count for part in parts) // rows if rows else 0
+        slot = key.rpartition(".")[2]
+        stats = self.slot(slot, first.layer)
+        return replace(first, point=slot, shape=(rows, width), stats=stats, sha256=None)
 
     def slot(self, name: str, layer: int) -> Stats | None:
         """Return the statistics of a slot of SLOTS, its parts joined; None where one is missing."""
@@ -86,6 +125,36 @@ class Trace:
         stats = [record.stats for record in found if record is not None]
         parts = [part for part in stats if part is not None]
         return merge(parts) if len(parts) == len(SLOTS[name]) else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what identifies the run, every record with its statistics, and the aliases."""
+        from aprfmt.inference.trace_file import record_to_json
+
+        return {
+            "trace": dict(self.run),
+            "records": [record_to_json(record) for record in self.records.values()],
+            "aliases": dict(self.aliases),
+            "nonfinite": self.nonfinite,
+        }
+
+
+def joined_slots(keys: Iterable[str]) -> list[str]:
+    """Return keys in order, a joined slot's (`L3.qkv`) moved to where its first part would be."""
+    listed = list(keys)
+    joined = {key for key in listed if len(SLOTS.get(key.rpartition(".")[2], ())) > 1}
+    found = [key for key in listed if key not in joined]
+    for key in (key for key in listed if key in joined):
+        layer = key.rpartition(".")[0]
+        after = f"{layer}.attn_norm"
+        at = (
+            found.index(after) + 1
+            if after in found
+            else next(
+                (i for i, other in enumerate(found) if other.startswith(f"{layer}.")), len(found)
+            )
+        )
+        found.insert(at, key)
+    return found
 
 
 class StoppedTrace(Exception):
@@ -98,7 +167,8 @@ class Tracer:
     `wanted` are keys of `known` (aliases are followed, absent points dropped); `positions` are
     token positions, of which only those in the pass are recorded. `keep` receives every record
     with its values as they come; `hashes` adds their SHA-256; `stop` ends the pass at the first
-    point that is not finite.
+    point that is not finite. `cached` passes read k_cache and v_cache; in others these equal
+    k_rope and v.
     """
 
     def __init__(
@@ -111,6 +181,7 @@ class Tracer:
         keep: Callable[[Record, Numbers], None] | None = None,
         hashes: bool = False,
         stop: bool = False,
+        cached: bool = False,
     ) -> None:
         self._backend = backend
         self._positions = positions
@@ -121,13 +192,20 @@ class Tracer:
         self.records: dict[str, Record] = {}
         self.aliases: dict[str, str] = {}
         self.nonfinite: str | None = None
+        self._every: dict[str, tuple[int, ...]] = {}  # all positions, by what rows count
         self._wanted: set[tuple[str, int]] = set()
         for key in wanted:
-            instance = resolve(key, known)
+            instance = known.get(key)
+            if instance is None or instance.alias_of or instance.absent:
+                instance = resolve(key, known)
             if instance is not None:
                 self._wanted.add((instance.point.name, instance.layer))
                 if instance.key != key:
                     self.aliases[key] = instance.key
+        if not cached:
+            self._alias_cache(known)
+        # Where statistics wait until the pass is over; values that are kept come over anyhow.
+        self._slots = backend.slots() if keep is None and not hashes else None
         self._stepped = {layer for point, layer in self._wanted if POINTS[point].inner}
 
     def begin(self, facts: PassFacts) -> None:
@@ -144,6 +222,16 @@ class Tracer:
                     f"{int(facts.positions[0])} to {int(facts.positions[-1])}"
                 )
 
+    def _alias_cache(self, known: Mapping[str, Instance]) -> None:
+        """Record, of a pass without a cache, what its attention reads under its own name."""
+        for cached, own in CACHED.items():
+            for layer in [layer for point, layer in self._wanted if point == cached]:
+                self._wanted.discard((cached, layer))
+                instance = resolve(key_name(own, layer), known)
+                if instance is not None:
+                    self._wanted.add((instance.point.name, instance.layer))
+                    self.aliases[key_name(cached, layer)] = instance.key
+
     def wants(self, point: str, layer: int) -> bool:
         """Say whether the point is recorded."""
         return (point, layer) in self._wanted
@@ -152,7 +240,11 @@ class Tracer:
         """Record the point; the pass goes on with the same value."""
         assert self._facts is not None
         x_rows, positions = self._cut(point, x, self._facts)
-        stats = self._backend.stats(x_rows)
+        stats = None
+        if self._slots is None:
+            stats = self._backend.stats(x_rows)
+        else:
+            self._slots.add(x_rows)
         form: Form | None = None
         if layer != WHOLE:
             form = "stepped" if layer in self._stepped else "fused"
@@ -173,22 +265,79 @@ class Tracer:
             if self._keep is not None:
                 self._keep(record, values)
         self.records[record.key] = record
-        if self.nonfinite is None and POINTS[point].finite and stats.nan + stats.inf:
-            self.nonfinite = record.key
-            if self._stop:
-                raise StoppedTrace(record.key)
+        if stats is not None and self._ends(record):
+            raise StoppedTrace(record.key)
         return x
+
+    def _ends(self, record: Record) -> bool:
+        """Note the first point that is not finite; say whether the trace ends there."""
+        stats = record.stats
+        if self.nonfinite is None and POINTS[record.point].finite and stats is not None:
+            if stats.nan + stats.inf:
+                self.nonfinite = record.key
+                return self._stop
+        return False
+
+    def _read(self) -> None:
+        """Fill in the statistics that waited; what came after the end is left out."""
+        if self._slots is None:
+            return
+        waited = self.records
+        self.records = {key: replace(record) for key, record in waited.items()}
+        for key, stats in zip(waited, self._slots.read(), strict=True):
+            # Its own copy, filled once: what is made while the device works costs no time after.
+            object.__setattr__(self.records[key], "stats", stats)
+            if self._ends(self.records[key]):
+                kept = list(waited)[: list(waited).index(key) + 1]
+                self.records = {key: self.records[key] for key in kept}
+                break
+        self._slots = None
+
+    @property
+    def kind(self) -> Hashable | None:
+        """What two passes have in common that one recording serves; None where none does."""
+        if self._slots is None:
+            return None
+        chosen = self._positions if isinstance(self._positions, str) else tuple(self._positions)
+        return frozenset(self._wanted), chosen
+
+    def again(self) -> None:
+        """Forget the pass, to record the same one anew."""
+        self._facts, self.records, self.nonfinite = None, {}, None
+        if self._slots is not None:
+            self._slots = self._backend.slots()
+
+    def end(self) -> None:
+        """Have what was enqueued beside the pass done before what follows it."""
+        if self._slots is not None:
+            self._slots.join()
+
+    @property
+    def ran(self) -> bool:
+        """Whether a pass went past this recorder; a replayed one does not."""
+        return self._facts is not None
+
+    def template(self) -> tuple[dict[str, Record], Any]:
+        """Return the records of a pass being recorded, and where each replay leaves statistics."""
+        return self.records, self._slots
+
+    def replayed(self, template: tuple[dict[str, Record], Any]) -> None:
+        """Take over what a replay of the same pass has recorded."""
+        self.records, self._slots = template
 
     def _cut(self, point: str, x: Array, facts: PassFacts) -> tuple[Array, tuple[int, ...]]:
         """Return the rows of the chosen positions, and these positions."""
         kind = POINTS[point].rows
         if kind == "keys":
             return x, tuple(range(int(x.shape[0])))
+        if self._positions == "all" and kind in self._every:
+            return x, self._every[kind]  # of a long prompt they are slow to list at each point
         there = facts.positions.tolist()
         if kind == "logits":
             there = [there[row] for row in facts.logit_rows]
         if self._positions == "all":
-            return x, tuple(there)
+            self._every[kind] = tuple(there)
+            return x, self._every[kind]
         wanted = {int(facts.positions[-1])} if self._positions == "last" else set(self._positions)
         rows = [row for row, position in enumerate(there) if position in wanted]
         kept = tuple(there[row] for row in rows)
@@ -200,6 +349,7 @@ class Tracer:
         self, run: Mapping[str, Value], fetch: Callable[[str], Numbers | None] | None = None
     ) -> Trace:
         """Return what was recorded."""
+        self._read()
         return Trace(
             run,
             dict(self.records),

@@ -7,9 +7,10 @@ aliases. Values are F32, F64 where the arithmetic was float64, I64 for expert id
 
 import math
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.errors import FormatError, UsageError
-from aprfmt.inference.capture import parse_key
+from aprfmt.formats.temporary import as_output_error
+from aprfmt.inference.capture import SLOTS, parse_key
 from aprfmt.inference.trace import SCHEMA, Record, Trace
 from aprfmt.stats import Stats
 from aprfmt.tensor import Source, TensorInfo, Value
@@ -29,13 +31,20 @@ MAX_HEADER = 64 << 20
 _ENCODINGS: Mapping[str, str] = {"float32": "F32", "float64": "F64", "int64": "I64"}
 _DTYPES: Mapping[str, str] = {name: dtype for dtype, name in _ENCODINGS.items()}
 _WINDOW = 8 << 20
+# Keys of joined slots (`L3.qkv`), which foreign files may hold instead of their parts.
+_JOINED = re.compile(
+    rf"L(\d{{1,9}})\.({'|'.join(slot for slot, points in SLOTS.items() if len(points) > 1)})"
+)
+_NO_ROOM = "cannot hold the values of the trace while it runs (another place: TMPDIR)"
 
 
 class Spool:
     """Values of a running trace on disk, in the order they come; gone when it is closed."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._file = tempfile.TemporaryFile(dir=folder)
+        self._folder = folder or Path(tempfile.gettempdir())
+        with as_output_error(self._folder, _NO_ROOM):
+            self._file = tempfile.TemporaryFile(dir=folder)
         self._places: dict[str, tuple[int, str, tuple[int, ...]]] = {}
         self._end = 0
 
@@ -45,7 +54,8 @@ class Spool:
         if data.dtype.name not in _ENCODINGS:
             data = data.astype(np.int64 if data.dtype.kind in "iub" else np.float32)
         self._places[record.key] = (self._end, data.dtype.name, data.shape)
-        self._file.write(data.data.cast("B") if data.size else b"")
+        with as_output_error(self._folder, _NO_ROOM):
+            self._file.write(data.data.cast("B") if data.size else b"")
         self._end += data.nbytes
 
     def fetch(self, key: str) -> Numbers | None:
@@ -53,13 +63,15 @@ class Spool:
         if key not in self._places:
             return None
         offset, dtype, shape = self._places[key]
-        self._file.flush()
+        with as_output_error(self._folder, _NO_ROOM):
+            self._file.flush()
         raw = os.pread(self._file.fileno(), math.prod(shape) * np.dtype(dtype).itemsize, offset)
         return np.frombuffer(raw, dtype).reshape(shape)
 
     def close(self) -> None:
-        """Let the file go."""
-        self._file.close()
+        """Let the file go; what could not be written is not missed any more."""
+        with suppress(OSError):
+            self._file.close()
 
     def __enter__(self) -> "Spool":
         return self
@@ -73,11 +85,22 @@ class Spool:
         self.close()
 
 
+def whole(trace: Trace, path: Path) -> None:
+    """Raise UsageError for a trace of which only some values are there."""
+    if trace.masks:
+        raise UsageError(
+            f"{path}: of {len(trace.masks)} points only printed values are there, which is not "
+            "enough to save; compare the text itself with --reference"
+        )
+
+
 def save_trace(path: Path, trace: Trace, *, force: bool = False) -> None:
     """Write a trace whose values can be fetched; OutputError where `path` cannot be written.
 
-    Records without values (statistics only) are written as records alone.
+    Records without values (statistics only) are written as records alone. Raises UsageError for a
+    trace of which only some values are there (printed text): what is missing would be zeros.
     """
+    whole(trace, path)
     from aprfmt.formats import FORMATS, open_sink
     from aprfmt.formats.jsonio import dumps
 
@@ -129,6 +152,20 @@ def record_to_json(record: Record) -> dict[str, Value]:
     }
 
 
+def is_trace_file(path: Path) -> bool:
+    """Say whether a file is a model container that holds a saved trace."""
+    from aprfmt.errors import AprfmtError
+    from aprfmt.formats import open_source
+
+    if not path.is_file():
+        return False
+    try:
+        with open_source(path) as source:
+            return HEADER in source.metadata
+    except AprfmtError:
+        return False  # whoever opens it says what is wrong
+
+
 @contextmanager
 def load_trace(path: Path) -> Iterator[Trace]:
     """Open a saved trace; its values can be fetched until the `with` is left.
@@ -136,18 +173,23 @@ def load_trace(path: Path) -> Iterator[Trace]:
     Raises FormatError for a file that is no trace, or whose records and tensors disagree.
     """
     from aprfmt.formats import open_source
-    from aprfmt.formats.jsonio import loads
 
     with open_source(path) as source:
-        text = source.metadata.get(HEADER)
-        if not isinstance(text, str):
-            raise FormatError(
-                f"{path}: has no {HEADER!r} in its header; expected a trace saved by "
-                "aprfmt trace --save"
-            )
-        where = f"{path}: {HEADER}"
-        header = loads(text.encode(), where, max_bytes=MAX_HEADER)
-        yield _from_json(header, source, where)
+        yield trace_of(source)
+
+
+def trace_of(source: Source) -> Trace:
+    """Return the trace an open file holds, valid while it is open. Raises FormatError."""
+    from aprfmt.formats.jsonio import loads
+
+    text = source.metadata.get(HEADER)
+    if not isinstance(text, str):
+        raise FormatError(
+            f"{source.path}: has no {HEADER!r} in its header; expected a trace saved by "
+            "aprfmt trace --save"
+        )
+    where = f"{source.path}: {HEADER}"
+    return _from_json(loads(text, where, max_bytes=MAX_HEADER), source, where)
 
 
 def _from_json(header: Any, source: Source, where: str) -> Trace:
@@ -159,7 +201,7 @@ def _from_json(header: Any, source: Source, where: str) -> Trace:
         raise FormatError(f"{where}: records, run or aliases are missing or of another type")
     records = {}
     for index, row in enumerate(rows):
-        record = _record(row, f"{where}: record {index}")
+        record = record_from_json(row, f"{where}: record {index}")
         records[record.key] = record
         tensor = source.tensors.get(record.key)
         if tensor is not None and tensor.info.shape != record.shape:
@@ -186,8 +228,8 @@ def _from_json(header: Any, source: Source, where: str) -> Trace:
     return Trace(run, records, aliases, fetch, nonfinite if isinstance(nonfinite, str) else None)
 
 
-def _record(row: Any, where: str) -> Record:
-    """Return a record from plain data; FormatError names the field that is wrong."""
+def record_from_json(row: Any, where: str) -> Record:
+    """Return what `record_to_json` said; FormatError names the field that is wrong."""
     if not isinstance(row, dict):
         raise FormatError(f"{where}: is no object")
 
@@ -203,8 +245,9 @@ def _record(row: Any, where: str) -> Record:
             raise FormatError(f"{where}: {name} is {values!r}; expected numbers not negative")
         return tuple(values)
 
+    joined = _JOINED.fullmatch(field("key", str))
     try:
-        point, layer = parse_key(field("key", str))
+        point, layer = (joined[2], int(joined[1])) if joined else parse_key(field("key", str))
     except UsageError as error:
         raise FormatError(f"{where}: {error}") from None
     form = field("form", str, type(None))

@@ -23,6 +23,7 @@ from aprfmt.inference.rows import FREE, ArrayRows, Rows, StoredRows
 from aprfmt.names import near
 
 if TYPE_CHECKING:
+    from aprfmt.codecs.bnb4 import Coded
     from aprfmt.inference.backends.base import Backend
     from aprfmt.model import Model
 
@@ -42,16 +43,23 @@ class Holder:
         self.used = 0
         self._held: dict[tuple[str, Backend], Any] = {}
 
-    def get(self, key: str, backend: "Backend", count: int, place: Callable[[], Any]) -> Any | None:
-        """Return the placed tensor, placing it now if it fits; None if it does not."""
+    def get(self, key: str, backend: "Backend", size: int, place: Callable[[], Any]) -> Any | None:
+        """Return the placed tensor, placing it now if `size` bytes fit; None if they do not."""
         where = (key, backend)
         if where not in self._held:
-            size = count * backend.itemsize
             if self.used + size > self.budget:
                 return None
             self._held[where] = place()
             self.used += size
         return self._held[where]
+
+    def find(self, key: str, backend: "Backend") -> Any | None:
+        """Return the placed tensor, None where there is none."""
+        return self._held.get((key, backend))
+
+    def replace(self, key: str, backend: "Backend", placed: Any) -> None:
+        """Hold equal numbers at another place instead."""
+        self._held[key, backend] = placed
 
     def has(self, key: str, backend: "Backend") -> bool:
         """Say whether this backend holds this tensor."""
@@ -113,8 +121,8 @@ class Weight:
 
         A tensor whose rows cannot be decoded one by one is placed all the same, but not held.
         """
-        count = math.prod(self.shape)
-        placed = self._holder.get(self.key, backend, count, lambda: self._place(backend))
+        size = math.prod(self.shape) * backend.itemsize
+        placed = self._holder.get(self.key, backend, size, lambda: self._place(backend))
         if placed is None and not self._rows.by_rows:
             return self._place(backend)
         return placed
@@ -133,7 +141,36 @@ class Weight:
         placed = self.held(backend)
         return self._place(backend) if placed is None else placed
 
+    def encoded_on(self, backend: "Backend") -> Any | None:
+        """Return what `kept` has placed, None before."""
+        return self._holder.find(f"{self.key}@{self.encoding}", backend)
+
+    def kept(self, backend: "Backend", size: int, place: Callable[[], Any]) -> Any | None:
+        """Return what `place` makes of the stored bytes, held under the budget like `held`."""
+        return self._holder.get(f"{self.key}@{self.encoding}", backend, size, place)
+
+    def moved(self, backend: "Backend", placed: Any) -> None:
+        """Hold the whole tensor at another place instead: several tensors in one piece."""
+        self._holder.replace(self.key, backend, placed)
+
+    def stored(self) -> bytes | memoryview | None:
+        """Return the stored bytes of all rows in order, None where they are not stored so."""
+        first = 0 if self._part is None else self._part[0] * self.n_rows
+        return self._rows.encoded(first, first + self.n_rows)
+
+    def coded(self) -> "Coded | None":
+        """Return the checked parts of a whole 4-bit weight of bitsandbytes, None of another."""
+        return self._rows.coded() if self._part is None else None
+
+    def drop(self) -> None:
+        """Let go of mapped pages."""
+        self._rows.drop()
+
     def _place(self, backend: "Backend") -> Any:
+        direct = backend.place(self)
+        if direct is not None:
+            self._rows.drop()
+            return direct
         values = self.numpy()
         placed = backend.array(values if values.dtype.kind == "f" else values.astype(np.float32))
         if placed is not values or values.flags.writeable:  # no view of the mapped file

@@ -15,8 +15,12 @@ BACKENDS: "Registry[Callable[..., Backend]]" = Registry(
     {
         "numpy": "aprfmt.inference.backends.numpy_backend:NumpyBackend",
         "torch": (
-            "aprfmt.inference.backends.torch_backend:TorchBackend",
+            "aprfmt.inference.backends.torch_cuda:open_torch",
             "pip install 'aprfmt[torch]'",
+        ),
+        "cupy": (
+            "aprfmt.inference.backends.cupy_backend:CupyBackend",
+            "pip install 'aprfmt[cuda13]'",
         ),
     },
     BackendUnavailableError,

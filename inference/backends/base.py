@@ -9,7 +9,7 @@ otherwise; sums inside float16 and bfloat16 operations are float32. In float32 a
 everything is computed in the dtype itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from aprfmt.stats import Stats
 
 if TYPE_CHECKING:
+    from aprfmt.inference.kv_cache import KVCache
     from aprfmt.inference.weights import Weight
 
 Array = Any  # the backend's own
@@ -47,7 +48,8 @@ class Heads:
 
     `mask` [tokens, keys] is True where a query may look; `scale` multiplies q.k; `softcap` c is
     tanh(x/c)*c on the scaled scores, before the mask; `sinks` [heads] are logits that join every
-    softmax and are dropped from its result.
+    softmax and are dropped from its result. `causal` is (cached, window) where the mask is
+    attention.causal_mask of these and says no more; None where only the mask tells.
     """
 
     mask: Mask
@@ -55,6 +57,45 @@ class Heads:
     softcap: float | None
     sinks: Array | None
     cast: SoftmaxCast
+    causal: tuple[int, int | None] | None = None
+
+
+class Slots(Protocol):
+    """Statistics that are enqueued on a device and read together."""
+
+    def add(self, x: Array) -> None:
+        """Enqueue the statistics of the next value."""
+        ...
+
+    def join(self) -> None:
+        """Order what was enqueued before what is enqueued next."""
+        ...
+
+    def read(self) -> list[Stats]:
+        """Return the statistics of every value added, in order."""
+        ...
+
+
+class Graphs(Protocol):
+    """One session's recorded passes."""
+
+    best: Any | None  # of the last pass, if it was replayed: what `host_row` takes
+
+    def run(
+        self,
+        run: Callable[[Numbers, Numbers], Array],
+        ids: Numbers,
+        cache: "KVCache | None",
+        rows: Hashable,
+        *,
+        steps: bool,
+    ) -> Array:
+        """Return the logits of `run(ids, positions)`, which a replay gives where one is there.
+
+        `rows` tells passes apart that return other rows; `steps` says that a step's arithmetic
+        depends on nothing but its token, its position and the cache.
+        """
+        ...
 
 
 class Backend(Protocol):
@@ -93,7 +134,34 @@ class Backend(Protocol):
         """Say at which position the first row of the following activations stands."""
         ...
 
+    def at_layer(self, layer: int, n_layers: int, x: Array) -> Array:
+        """Return x on the device that computes a layer; what follows is placed there."""
+        ...
+
+    def graphs(self) -> "Graphs | None":
+        """Return what records and replays one session's passes; None where nothing does."""
+        ...
+
+    def slots(self) -> "Slots | None":
+        """Return where one trace's statistics wait until the pass is over; None: they do not."""
+        ...
+
+    def budget(self) -> int | None:
+        """Return how many bytes of weights the device may hold; None: a share of the host's."""
+        ...
+
     # in and out
+
+    def host_row(self, x: Array, best: Any | None) -> Any:
+        """Return logits [vocab] for a sampler: a numpy array, or what becomes one when asked.
+
+        `best` is what Graphs knows of the row already.
+        """
+        ...
+
+    def place(self, weight: "Weight") -> Array | None:
+        """Return a whole weight's numbers brought over as stored; None: decode, then `array`."""
+        ...
 
     def array(self, x: Numbers) -> Array:
         """Place floating-point numbers on the device, rounded to the dtype."""
@@ -136,6 +204,14 @@ class Backend(Protocol):
         """
         ...
 
+    def projections(self, x: Array, parts: "Sequence[tuple[Weight, Array | None]]") -> list[Array]:
+        """Return `linear` of x and each (weight, bias), maybe as one product."""
+        ...
+
+    def add_linear(self, residual: Array, x: Array, w: "Weight", bias: Array | None) -> Array:
+        """Return residual plus `linear` of x, which is rounded before the sum is."""
+        ...
+
     # element by element
 
     def add(self, a: Array, b: Array) -> Array:
@@ -170,6 +246,18 @@ class Backend(Protocol):
 
         g is gate, at most limit; u is up, clamped to [-limit, limit].
         """
+        ...
+
+    def gated(
+        self,
+        x: Array,
+        gate: "tuple[Weight, Array | None]",
+        up: "tuple[Weight, Array | None]",
+        kind: str,
+        *,
+        steps: bool,
+    ) -> Array:
+        """Return act(linear(x, gate)) times linear(x, up), every step rounded."""
         ...
 
     # norms
@@ -208,6 +296,12 @@ class Backend(Protocol):
         """
         ...
 
+    def ropes(
+        self, xs: Sequence[Array], table: tuple[Array, Array], *, style: Style, cast: RopeCast
+    ) -> list[Array]:
+        """Return `rope` of each of two or more tensors, maybe at once."""
+        ...
+
     # attention
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
@@ -227,6 +321,16 @@ class Backend(Protocol):
 
     def mix(self, probs: Array, v: Array) -> Array:
         """Return the values weighted by probs [heads, tokens, keys]: [tokens, heads, value_dim]."""
+        ...
+
+    def append(
+        self, buffers: tuple[Array, Array], k: Array, v: Array, start: int
+    ) -> tuple[Array, Array]:
+        """Write k and v [tokens, kv_heads, d] to rows `start` on of a cache's two buffers.
+
+        Returns the rows that attention reads: up to the last written, or, in a pass that is being
+        recorded, whole buffers of which the mask leaves out what is not valid.
+        """
         ...
 
     # shapes and experts

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aprfmt.inference.backends.base import ROWS, Array
+from aprfmt.inference.backends.composed import Composed
 
 
-class Tiles:
+class Tiles(Composed):
     """The tiled forms; a backend gives `zeros`, `wide` and `narrow`, and says `at` where it is."""
 
     _origin = 0

@@ -6,6 +6,7 @@ transformers; base.py states them operation by operation.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,11 @@ from aprfmt.inference.backends.base import (
     panel_rows,
 )
 from aprfmt.inference.backends.tiles import Tiles
-from aprfmt.inference.backends.torch_device import torch_device
+from aprfmt.inference.backends.torch_device import torch_devices
 from aprfmt.inference.weights import Weight
 from aprfmt.stats import Stats, compute
 
-_DTYPES: Mapping[str, torch.dtype] = {
+DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
     "float64": torch.float64,
     "bfloat16": torch.bfloat16,
@@ -54,7 +55,10 @@ STEPS: Mapping[str, Callable[[Array], Array]] = {"gelu_tanh": _gelu_tanh_steps}
 
 
 class TorchBackend(Tiles):
-    """torch; `device` is cpu or cuda:N, `tf32` allows it in float32 products (off otherwise)."""
+    """torch on the CPU, and what torch_cuda.py builds on.
+
+    `tf32` allows it in float32 products of a GPU; it is off otherwise.
+    """
 
     name = "torch"
 
@@ -67,15 +71,15 @@ class TorchBackend(Tiles):
         threads: int | None = None,
         tf32: bool = False,
     ) -> None:
-        if dtype not in _DTYPES:
+        if dtype not in DTYPES:
             raise BackendUnavailableError(
-                f"backend torch: found dtype {dtype!r}; expected one of {', '.join(_DTYPES)}"
+                f"backend torch: found dtype {dtype!r}; expected one of {', '.join(DTYPES)}"
             )
-        self._device = torch_device(device)
+        self._device = torch_devices(device)[0]
         self.device = str(self._device)
         self.dtype = dtype
         self.deterministic = deterministic
-        self._type = _DTYPES[dtype]
+        self._type = DTYPES[dtype]
         self._wide = torch.float64 if dtype == "float64" else torch.float32
         self.itemsize = self._type.itemsize
         self._tf32 = tf32
@@ -83,12 +87,11 @@ class TorchBackend(Tiles):
             torch.set_num_threads(threads)
 
     def facts(self) -> Mapping[str, Any]:
-        """Versions, threads, TF32, the device's name."""
-        cuda = self._device.type == "cuda"
+        """Versions, threads, TF32."""
         return {
             "backend": self.name,
             "device": self.device,
-            "device_name": torch.cuda.get_device_name(self._device) if cuda else "cpu",
+            "device_name": "cpu",
             "dtype": self.dtype,
             "deterministic": self.deterministic,
             "threads": torch.get_num_threads(),
@@ -164,7 +167,7 @@ class TorchBackend(Tiles):
         encoded = self._encoded(x, w)
         if encoded is not None:
             return encoded if bias is None else encoded + bias
-        held = w.held(self)
+        held = self._held(w)
         if held is not None and not self.deterministic:
             return functional.linear(x, held.reshape(w.n_rows, w.n_columns), bias)
         y = self.zeros((len(x), w.n_rows))
@@ -179,6 +182,9 @@ class TorchBackend(Tiles):
             return self.linear(x, w, bias)
         weight = self.wide(w.array(self)).reshape(w.n_rows, w.n_columns)
         return functional.linear(self.wide(x), weight, None if bias is None else self.wide(bias))
+
+    def _held(self, w: Weight) -> Array | None:
+        return w.held(self)
 
     def _encoded(self, x: Array, w: Weight) -> Array | None:
         if self._device.type != "cpu" or self.dtype != "float32" or self.deterministic:
@@ -303,9 +309,8 @@ class TorchBackend(Tiles):
         origin, parts, start = self._origin, [], 0
         while start < len(q):
             stop = min(len(q), start + _QUERY_BLOCK - (origin + start) % _QUERY_BLOCK)
-            part = Heads(
-                heads.mask[start:stop], heads.scale, heads.softcap, heads.sinks, heads.cast
-            )
+            seen = heads.causal and (heads.causal[0] + start, heads.causal[1])
+            part = replace(heads, mask=heads.mask[start:stop], causal=seen)
             super().at(origin + start)
             parts.append(self.mix(self.probs(self.scores(q[start:stop], k, part), part), v))
             start = stop

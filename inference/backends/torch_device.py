@@ -1,28 +1,28 @@
-"""The torch device a name stands for, or the reason it is not there."""
+"""The torch devices a name stands for, or the reason they are not there."""
 
 import torch
 
 from aprfmt.errors import BackendUnavailableError
+from aprfmt.inference.cuda_driver import NOT_ELSEWHERE, torch_problem
 
 
-def torch_device(name: str) -> torch.device:
-    """Return a device that is there; BackendUnavailableError names what is missing."""
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise BackendUnavailableError(f"device {name!r}; expected cpu, cuda or cuda:N") from None
-    if device.type == "cpu":
-        return torch.device("cpu")
-    if device.type != "cuda":
-        raise BackendUnavailableError(f"device {name!r}; expected cpu, cuda or cuda:N")
+def torch_devices(name: str) -> tuple[torch.device, ...]:
+    """Return the devices of `cpu`, `cuda`, `cuda:N` or `cuda:all`, which are there.
+
+    BackendUnavailableError names what is missing and what to do.
+    """
+    kind, _, number = name.partition(":")
+    if name == "cpu":
+        return (torch.device("cpu"),)
+    if kind != "cuda" or not (number in ("", "all") or number.isdecimal()):
+        raise BackendUnavailableError(f"device {name!r}; expected cpu, cuda, cuda:N or cuda:all")
     if not torch.cuda.is_available():
-        why = (
-            "torch was built without CUDA"
-            if torch.version.cuda is None
-            else ("torch finds no CUDA device or driver")
+        why = torch_problem(torch.__version__, torch.version.cuda)
+        raise BackendUnavailableError(f"device {name!r}: {why}{NOT_ELSEWHERE}")
+    count = torch.cuda.device_count()
+    chosen = range(count) if number == "all" else [int(number or 0)]
+    if chosen[-1] >= count:
+        raise BackendUnavailableError(
+            f"device {name!r}: torch sees {count} GPUs; expected cuda:0 to cuda:{count - 1}"
         )
-        raise BackendUnavailableError(f"device {name!r}: {why}; nothing was run on the CPU instead")
-    count, index = torch.cuda.device_count(), device.index or 0
-    if index >= count:
-        raise BackendUnavailableError(f"device {name!r}: there are {count} CUDA devices")
-    return torch.device("cuda", index)
+    return tuple(torch.device("cuda", index) for index in chosen)

@@ -24,6 +24,9 @@ NO_GPU = not torch.cuda.is_available()
         ("numpy:float64", "numpy:cpu:float64"),
         ("numpy::float64", "numpy:cpu:float64"),
         ("cpu:float64", "numpy:cpu:float64"),
+        ("cupy", "cupy:cuda:float32"),
+        ("transformers:bfloat16", "transformers:cpu:bfloat16"),
+        ("llama.cpp", "llama.cpp:cpu:float32"),
     ],
 )
 def test_runs_are_read(text: str, expected: str) -> None:

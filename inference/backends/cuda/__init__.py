@@ -1,0 +1,46 @@
+"""CUDA kernels that both GPU backends use: decoding, products on encoded weights, statistics.
+
+Importing this imports neither cupy nor torch. Arguments are torch tensors, cupy arrays, anything
+with `__dlpack__`, or `Flat(ptr, count, dtype)`; all are contiguous and on the current device.
+Nothing is copied, nothing is allocated, nothing waits: a call enqueues kernels on `stream`
+(`torch.cuda.current_stream().cuda_stream`; None is cupy's current stream), so that it can be
+captured in a CUDA graph. The first call of a kind compiles or loads its module: make one before a
+capture. A launch that the driver refuses raises.
+
+    decode("Q4_K", raw, out, stream=s)              whole tensors or whole rows of them
+    decode_coded(packed, absmax, code, out, ...)    NF4 and FP4
+    matvec("Q4_K", raw, x, out, stream=s)           x [tokens, in] times encoded [out, in], turned
+    stats(x, slot, workspace, stream=s)             one-pass statistics; `to_stats(slot)` later
+    compare(a, b, slot, workspace, stream=s)        one-pass comparison of two arrays
+"""
+
+from aprfmt.inference.backends.cuda.arrays import Flat, flat
+from aprfmt.inference.backends.cuda.decode import DECODED, decode, decode_coded
+from aprfmt.inference.backends.cuda.matvec import MATVEC, MATVEC_TOKENS, matvec
+from aprfmt.inference.backends.cuda.reduce import (
+    SLOT,
+    WORKSPACE,
+    Difference,
+    compare,
+    stats,
+    to_difference,
+    to_stats,
+)
+
+__all__ = [
+    "DECODED",
+    "MATVEC",
+    "MATVEC_TOKENS",
+    "SLOT",
+    "WORKSPACE",
+    "Difference",
+    "Flat",
+    "compare",
+    "decode",
+    "decode_coded",
+    "flat",
+    "matvec",
+    "stats",
+    "to_difference",
+    "to_stats",
+]

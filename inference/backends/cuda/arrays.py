@@ -1,0 +1,53 @@
+"""GPU memory as kernels see it - a pointer, a count, a dtype - from whatever holds it."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from aprfmt.errors import CodecError
+from aprfmt.inference.backends.cuda.loader import cupy
+
+ITEM = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "uint8": 1}
+
+
+@dataclass(slots=True)
+class Flat:
+    """Contiguous elements in GPU memory; whoever makes one keeps the memory alive."""
+
+    ptr: int
+    count: int
+    dtype: str
+
+
+def flat(x: Any, dtype: str | None = None) -> Flat:
+    """Return the memory of a torch tensor, a cupy array, or anything with `__dlpack__`.
+
+    Nothing is copied. `dtype` says what the elements mean where the array's own dtype cannot
+    (bfloat16 kept as uint16). Raises CodecError for memory that is not contiguous.
+    """
+    if isinstance(x, Flat):
+        return x
+    if hasattr(x, "data_ptr"):
+        contiguous, ptr, count = x.is_contiguous(), int(x.data_ptr()), int(x.numel())
+        name = str(x.dtype).removeprefix("torch.")
+    else:
+        if not hasattr(x, "__cuda_array_interface__"):
+            x = cupy().from_dlpack(x)
+        contiguous, ptr, count = bool(x.flags.c_contiguous), int(x.data.ptr), int(x.size)
+        name = str(x.dtype.name)
+    if not contiguous:
+        raise CodecError(f"an array of shape {list(x.shape)} is not contiguous; copy it first")
+    return Flat(ptr, count, dtype or name)
+
+
+class _Stream:
+    """What a launch asks of a stream."""
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
+
+
+@lru_cache(maxsize=64)
+def stream_of(ptr: int | None) -> Any | None:
+    """Return what to launch on for a raw stream handle; None is cupy's current stream."""
+    return None if ptr is None else _Stream(ptr)

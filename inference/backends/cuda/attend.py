@@ -1,0 +1,153 @@
+"""Attention on the GPU: kernels that take a query at a time, and cuBLAS for many queries.
+
+The kernels' bits do not depend on how many queries or hidden keys there are; the deterministic
+mode uses nothing else.
+"""
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from aprfmt.inference.backends.base import Array, Heads
+from aprfmt.inference.backends.cuda import gemm, memory
+from aprfmt.inference.backends.cuda.ops import GROUP, SHARED_LIMIT, Ops
+
+# From so many queries on, cuBLAS's scores in memory are the faster way.
+MANY_QUERIES = 256
+# Queries whose scores are in memory at a time.
+QUERY_BLOCK = 512
+
+
+class Attention:
+    """The attention operations of one dtype."""
+
+    def __init__(self, ops: Ops, dtype: str, *, deterministic: bool, tf32: bool) -> None:
+        self._ops = ops
+        self._dtype = dtype
+        self._deterministic = deterministic
+        self._tf32 = tf32
+        self._wide = np.dtype("float64" if dtype == "float64" else "float32")
+        self._masks: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
+
+    def _empty(self, *shape: int) -> Array:
+        return memory.arrays().empty(shape, memory.STORED[self._dtype])
+
+    def mask(self, heads: Heads) -> Array:
+        """Return the mask on the GPU; layers of a pass share it."""
+        key = id(heads.mask)
+        if key not in self._masks:
+            placed = memory.put(np.ascontiguousarray(heads.mask).view(np.uint8))
+            self._masks[key] = (heads.mask, placed)  # held, so that its id stays its own
+            while len(self._masks) > 4:
+                self._masks.popitem(last=False)
+        return self._masks[key][1]
+
+    def _row(self, keys: int, rows: int) -> tuple[int, int, Any]:
+        """Return shared bytes, or an address of `rows` rows and what keeps it alive."""
+        size = keys * self._wide.itemsize
+        if size <= SHARED_LIMIT - 1024:
+            return size, 0, None
+        room = memory.arrays().empty(rows * keys, self._wide.name)
+        return 0, memory.pointer(room), room
+
+    def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
+        """Return the fused form; q, k, v are contiguous."""
+        tokens, n_heads = q.shape[:2]
+        if tokens < MANY_QUERIES or self._deterministic:
+            return self._attend(q, k, v, heads)
+        out = self._empty(tokens, n_heads, v.shape[-1])
+        mask = self.mask(heads)
+        for start in range(0, tokens, QUERY_BLOCK):
+            stop = min(start + QUERY_BLOCK, tokens)
+            scores = self.scores(q[start:stop], k, heads)
+            probs = self._probs(scores, mask[start:stop], heads)
+            out[start:stop] = self.mix(probs, v)
+        return out
+
+    def _attend(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
+        (tokens, n_heads, d), (keys, kv_heads, _) = q.shape, k.shape
+        out = self._empty(tokens, n_heads, v.shape[-1])
+        shared, rows, room = self._row(keys, tokens * n_heads)
+        self._ops.run(
+            "attend", (tokens, n_heads), memory.pointer(q), memory.pointer(k), memory.pointer(v),
+            memory.pointer(self.mask(heads)), self._sinks(heads), memory.pointer(out), rows, keys,
+            kv_heads, d, int(v.shape[-1]), int(heads.cast == "input"), float(heads.scale),
+            float(heads.softcap or 0.0), shared=shared,
+        )  # fmt: skip
+        del room
+        return out
+
+    @staticmethod
+    def _sinks(heads: Heads) -> int:
+        return 0 if heads.sinks is None else memory.pointer(heads.sinks)
+
+    def scores(self, q: Array, k: Array, heads: Heads) -> Array:
+        """Return [heads, tokens, keys], scaled and capped."""
+        (tokens, n_heads, d), (keys, kv_heads, _) = q.shape, k.shape
+        out = self._empty(n_heads, tokens, keys)
+        if self._deterministic:
+            warps = GROUP // 32
+            self._ops.run(
+                "scores", (-(-keys // warps), tokens, n_heads), memory.pointer(q),
+                memory.pointer(k), memory.pointer(out), keys, n_heads, kv_heads, d,
+                float(heads.scale), float(heads.softcap or 0.0),
+            )  # fmt: skip
+            return out
+        group, item = n_heads // kv_heads, int(q.itemsize)
+        for g in range(group):  # one query head of every group at a time, in place
+            gemm.product(
+                self._dtype,
+                memory.pointer(q) + g * d * item,
+                memory.pointer(k),
+                memory.pointer(out) + g * tokens * keys * item,
+                rows=tokens, columns=keys, depth=d, turned=True,
+                strides=(n_heads * d, kv_heads * d, keys),
+                batch=kv_heads, steps=(group * d, d, group * tokens * keys), tf32=self._tf32,
+            )  # fmt: skip
+        place, count = memory.pointer(out), int(out.size)
+        self._ops.over("scale", count, place, place, count, float(heads.scale))
+        if heads.softcap is not None:
+            self._ops.over("softcap", count, place, place, count, float(heads.softcap))
+        return out
+
+    def probs(self, scores: Array, heads: Heads) -> Array:
+        """Return the masked softmax."""
+        return self._probs(scores, self.mask(heads), heads)
+
+    def _probs(self, scores: Array, mask: Array, heads: Heads) -> Array:
+        n_heads, tokens, keys = scores.shape
+        out = self._empty(n_heads, tokens, keys)
+        shared, rows, room = self._row(keys, tokens * n_heads)
+        self._ops.run(
+            "probs", (tokens, n_heads), memory.pointer(scores), memory.pointer(mask),
+            self._sinks(heads), memory.pointer(out), rows, keys, int(heads.cast == "input"),
+            shared=shared,
+        )  # fmt: skip
+        del room
+        return out
+
+    def mix(self, probs: Array, v: Array) -> Array:
+        """Return [tokens, heads, value_dim]."""
+        (n_heads, tokens, keys), (_, kv_heads, dv) = probs.shape, v.shape
+        out = self._empty(tokens, n_heads, dv)
+        if self._deterministic:
+            shared, rows, room = self._row(keys, tokens * n_heads)
+            self._ops.run(
+                "mix", (tokens, n_heads), memory.pointer(probs), memory.pointer(v),
+                memory.pointer(out), rows, keys, n_heads, kv_heads, dv, shared=shared,
+            )  # fmt: skip
+            del room
+            return out
+        group, item = n_heads // kv_heads, int(v.itemsize)
+        for g in range(group):
+            gemm.product(
+                self._dtype,
+                memory.pointer(probs) + g * tokens * keys * item,
+                memory.pointer(v),
+                memory.pointer(out) + g * dv * item,
+                rows=tokens, columns=dv, depth=keys, turned=False,
+                strides=(keys, kv_heads * dv, n_heads * dv),
+                batch=kv_heads, steps=(group * tokens * keys, dv, group * dv), tf32=self._tf32,
+            )  # fmt: skip
+        return out

@@ -1,0 +1,183 @@
+"""Launches of layers.cu: a layer's fused parts on contiguous torch tensors, at their pointers.
+
+Sizes are the caller's word; nothing is allocated and nothing waits, so all of it can be captured
+in a CUDA graph. `stream` is a raw stream handle.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aprfmt.inference.backends.cuda.arrays import stream_of
+from aprfmt.inference.backends.cuda.loader import function
+
+FILES = ("prelude.cuh", "layers.cu")
+# Arithmetic dtypes that have kernels, and the types' names in prelude.cuh.
+TYPES = {"float32": "float", "bfloat16": "bf16", "float16": "f16"}
+# Activations by their place in layers.cu.
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+BLOCK, KEYS = 128, 256  # threads of a product's and of an attention's block, as in layers.cu
+WARPS = BLOCK // 32
+# Parts that the keys of a one-query attention are cut into.
+SPLITS = 16
+MAX_DIM = 512
+# So many warps keep the memory of a big GPU busy: fewer rows are shared by several warps.
+BUSY_WARPS = 2048
+
+_NAMES = ("rope_wide", "rope_rounded", "matvec1", "matvec2", "matvec_gated")
+Tensor = Any
+
+
+def _kernel(name: str, dtype: str) -> Callable[..., None]:
+    real = TYPES[dtype]
+    return function(FILES, name, (f"REAL {real}", f"STORED {real}"))
+
+
+def load(dtype: str) -> None:
+    """Compile and load every kernel on the current device."""
+    for name in (*_NAMES, "rms_norm", "append", "act_mul", "softmax_causal", "attend"):
+        _kernel(name, dtype)
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor, y: Tensor, *, dtype: str, eps: float, offset: int, before: bool,
+    stream: int,
+) -> None:  # fmt: skip
+    """Fill y with the RMS norm of x [..., width] by its last axis."""
+    width = x.shape[-1]
+    pieces = -(-width * x.element_size() // 16)
+    threads = min(1024, -(-pieces // 32) * 32)
+    _kernel("rms_norm", dtype)(
+        (x.numel() // width,), (threads,),
+        (x.data_ptr(), weight.data_ptr(), y.data_ptr(), width, eps, float(offset), int(before)),
+        stream=stream_of(stream),
+    )  # fmt: skip
+
+
+def rope(
+    x: Tensor, x_out: Tensor, z: Tensor | None, z_out: Tensor | None, table: tuple[Tensor, Tensor],
+    *, dtype: str, wide: bool, interleaved: bool, stepped: bool, stream: int,
+) -> None:  # fmt: skip
+    """Rotate x and z [tokens, heads, dim] (heads of a token lie together) by one table.
+
+    `wide`: the table is float32 whatever the dtype. `stepped`: each product is rounded.
+    """
+    tokens, heads, dim = x.shape
+    more = (0, 0, 0, 0) if z is None else (
+        z.data_ptr(), z.stride(0), z_out.data_ptr() if z_out is not None else 0, z.shape[1]
+    )  # fmt: skip
+    pairs = table[0].shape[-1]
+    _kernel("rope_wide" if wide else "rope_rounded", dtype)(
+        (heads + more[3], tokens), (32 if dim <= 64 else 64,),
+        (x.data_ptr(), x.stride(0), x_out.data_ptr(), heads, *more, table[0].data_ptr(),
+         table[1].data_ptr(), dim, pairs, int(interleaved), int(stepped)),
+        stream=stream_of(stream),
+    )  # fmt: skip
+
+
+def append(
+    k: Tensor, v: Tensor, keys: Tensor, values: Tensor, cached: Tensor, *, dtype: str, stream: int
+) -> None:
+    """Write one token's k and v to row `cached` (int64 on the device) of keys and values."""
+    widths = k.numel(), v.numel()
+    _kernel("append", dtype)(
+        (-(-sum(widths) // 256),), (256,),
+        (k.data_ptr(), v.data_ptr(), keys.data_ptr(), values.data_ptr(), cached.data_ptr(),
+         *widths),
+        stream=stream_of(stream),
+    )  # fmt: skip
+
+
+def act_mul(gate: Tensor, up: Tensor, y: Tensor, kind: str, *, dtype: str, stream: int) -> None:
+    """Fill y [rows, width] with act(gate) * up; the rows of each may lie apart."""
+    rows, width = y.shape
+    _kernel("act_mul", dtype)(
+        (-(-width // 256), rows), (256,),
+        (gate.data_ptr(), gate.stride(0), up.data_ptr(), up.stride(0), y.data_ptr(), width,
+         ACTIVATIONS.index(kind)),
+        stream=stream_of(stream),
+    )  # fmt: skip
+
+
+def split_of(rows: int, columns: int, lane_elements: int) -> int:
+    """Return how many warps share a row: more for few long rows."""
+    steps, split = columns // (32 * lane_elements), 1
+    while split < WARPS and rows * split < BUSY_WARPS and steps >= 2 * split:
+        split *= 2
+    return split
+
+
+def matvec(
+    weights: Sequence[Tensor], biases: Sequence[Tensor | None], x: Tensor, y: Tensor, *,
+    dtype: str, stream: int, residual: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Fill y with x times one to three weights [n, columns], one after another, plus biases.
+
+    A row takes a multiple of 16 bytes, and everything begins at a multiple of 16.
+    """
+    columns = x.shape[-1]
+    counts = [w.shape[0] for w in weights] + [0] * (3 - len(weights))
+    pointers = [w.data_ptr() for w in weights] + [0] * (3 - len(weights))
+    added = [0 if b is None else b.data_ptr() for b in biases] + [0] * (3 - len(biases))
+    total = sum(counts)
+    split = split_of(total, columns, 16 // x.element_size())
+    several = 2 if total >= 8 * BUSY_WARPS else 1
+    _kernel(f"matvec{several}", dtype)(
+        (-(-total // (WARPS // split * several)),), (BLOCK,),
+        (*pointers, *added, *counts, x.data_ptr(), y.data_ptr(),
+         0 if residual is None else residual.data_ptr(), columns, split),
+        stream=stream_of(stream),
+    )  # fmt: skip
+
+
+def matvec_gated(
+    gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None, x: Tensor,
+    y: Tensor, kind: str, *, dtype: str, stream: int,
+) -> None:  # fmt: skip
+    """Fill y with act(gate x) * (up x); the same conditions as matvec's."""
+    rows, columns = gate.shape
+    split = split_of(rows, columns, 16 // x.element_size())
+    added = [0 if b is None else b.data_ptr() for b in (gate_bias, up_bias)]
+    _kernel("matvec_gated", dtype)(
+        (-(-rows // (WARPS // split)),), (BLOCK,),
+        (gate.data_ptr(), up.data_ptr(), *added, rows, x.data_ptr(), y.data_ptr(), columns, split,
+         ACTIVATIONS.index(kind)),
+        stream=stream_of(stream),
+    )  # fmt: skip
+
+
+def softmax_causal(
+    scores: Tensor, sinks: Tensor | None, probs: Tensor, *, cached: Tensor | None, before: int,
+    window: int | None, dtype: str, stream: int,
+) -> None:  # fmt: skip
+    """Fill probs with the causal softmax of scores [heads, tokens, keys], which are contiguous.
+
+    `before` keys stand before the first token; `cached` (int64 on the device) says so instead.
+    """
+    heads, tokens, keys = scores.shape
+    _kernel("softmax_causal", dtype)(
+        (heads * tokens,), (128 if keys <= 1024 else 256,),
+        (scores.data_ptr(), 0 if sinks is None else sinks.data_ptr(), probs.data_ptr(),
+         0 if cached is None else cached.data_ptr(), before, tokens, keys, window or 0),
+        stream=stream_of(stream),
+    )  # fmt: skip
+
+
+def attend(
+    q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None, y: Tensor, parts: Tensor,
+    arrived: Tensor, *, cached: Tensor | None, count: int, window: int | None, scale: float,
+    softcap: float | None, dtype: str, stream: int,
+) -> None:  # fmt: skip
+    """Fill y [heads, v_dim] with one query's attention over a cache's buffers.
+
+    It sees `cached` + 1 keys (int64 on the device), or `count` where `cached` is None. `parts`
+    has heads * SPLITS * (v_dim + 2) float32, `arrived` heads int32, all zero.
+    """
+    heads, dim, v_dim = q.shape[-2], q.shape[-1], values.shape[-1]
+    _kernel("attend", dtype)(
+        (heads, SPLITS), (KEYS,),
+        (q.data_ptr(), keys.data_ptr(), values.data_ptr(),
+         0 if sinks is None else sinks.data_ptr(), y.data_ptr(), parts.data_ptr(),
+         arrived.data_ptr(), 0 if cached is None else cached.data_ptr(), count, window or 0,
+         keys.shape[1], dim, v_dim, scale, softcap or 0.0),
+        shared_mem=4 * (dim + max(v_dim, KEYS * 16 // q.element_size())), stream=stream_of(stream),
+    )  # fmt: skip

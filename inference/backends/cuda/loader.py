@@ -1,0 +1,134 @@
+"""Kernel sources to functions: compiled once for a GPU model, kept on disk, launched and checked.
+
+NVRTC compiles to machine code, which is kept in `cache_folder()` under a name made of source,
+options, compiler version and architecture; a later process loads it from there. CuPy's own
+compilation is not used because it flushes subnormal numbers to zero. A launch that the driver
+refuses raises at once; a fault inside a kernel raises at the next transfer.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from aprfmt.errors import BackendUnavailableError
+
+Function = Callable[..., None]  # (grid, block, args, shared_mem=0, stream=None)
+_FLAGS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+@cache
+def cupy() -> Any:
+    """Return the module; BackendUnavailableError says what to install where it is missing."""
+    try:
+        import cupy as module
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"cupy cannot be imported ({error}); pip install 'aprfmt[cuda13]', or 'aprfmt[cuda12]' "
+            "for a driver of CUDA 12"
+        ) from error
+    return module
+
+
+@cache
+def source(*names: str) -> str:
+    """Return the text of kernel files of this folder, joined in order."""
+    folder = files("aprfmt.inference.backends.cuda")
+    return "\n".join(
+        f'#line 1 "{name}"\n' + (folder / name).read_text(encoding="utf-8") for name in names
+    )
+
+
+def cache_folder() -> Path:
+    """Return where compiled kernels are kept: $APRFMT_KERNEL_CACHE or ~/.cache/aprfmt/kernels."""
+    chosen = os.environ.get("APRFMT_KERNEL_CACHE")
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(chosen) if chosen else Path(home) / "aprfmt" / "kernels"
+
+
+@cache
+def _compiled(names: tuple[str, ...], defines: tuple[str, ...], arch: str) -> bytes:
+    """Return a module's machine code for sm_`arch`, from disk where it was compiled before."""
+    nvrtc = import_module("cupy_backends.cuda.libs.nvrtc")
+    text = "".join(f"#define {define}\n" for define in defines) + source(*names)
+    flags = (*_FLAGS, f"--gpu-architecture=sm_{arch}")
+    key = "\0".join([text, *flags, str(nvrtc.getVersion())])
+    path = cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
+    try:
+        return path.read_bytes()
+    except OSError:
+        pass
+    program = nvrtc.createProgram(text, names[-1], (), ())
+    try:
+        nvrtc.compileProgram(program, flags)
+        code = bytes(nvrtc.getCUBIN(program))
+    except nvrtc.NVRTCError as error:
+        raise BackendUnavailableError(
+            f"the kernels of {names[-1]} do not compile for sm_{arch}: {error}; "
+            f"{nvrtc.getProgramLog(program).strip()[:400]}"
+        ) from error
+    finally:
+        nvrtc.destroyProgram(program)
+    _keep(path, code)
+    return code
+
+
+def _keep(path: Path, code: bytes) -> None:
+    """Write a file as one step; a folder that cannot be written costs time, not the run."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(code)
+        os.replace(file.name, path)
+    except OSError:
+        pass
+
+
+@cache
+def _module(device: int, names: tuple[str, ...], defines: tuple[str, ...]) -> Any:
+    """Return a module loaded on the current device."""
+    arch = str(cupy().cuda.Device(device).compute_capability)
+    loaded = cupy().cuda.function.Module()
+    loaded.load(_compiled(names, defines, arch))
+    return loaded
+
+
+@cache
+def _function(
+    device: int, names: tuple[str, ...], name: str, defines: tuple[str, ...], shared: int
+) -> Function:
+    """Return a kernel loaded on a device: a thin call, a few microseconds each."""
+    found = _module(device, names, defines).get_function(name)
+    if shared:
+        limit = min(shared, int(attributes(device)["MaxSharedMemoryPerBlockOptin"]))
+        cupy().cuda.driver.funcSetAttribute(found.ptr, _MAX_DYNAMIC_SHARED, limit)
+    kernel: Function = found
+    return kernel
+
+
+def function(
+    names: tuple[str, ...], name: str, defines: tuple[str, ...] = (), *, shared: int = 0
+) -> Function:
+    """Return a kernel on the current device. Integers are passed as int64, floats as double.
+
+    `shared` is the most dynamic shared memory a launch will ask for, where it is above 48 KiB.
+    """
+    return _function(cupy().cuda.runtime.getDevice(), names, name, defines, shared)
+
+
+@cache
+def attributes(device: int) -> Mapping[str, int]:
+    """Return a device's attributes by CUDA's names (MultiProcessorCount ...)."""
+    found: Mapping[str, int] = cupy().cuda.Device(device).attributes
+    return found
+
+
+def processors() -> int:
+    """Return the number of multiprocessors of the current device."""
+    return int(attributes(cupy().cuda.runtime.getDevice())["MultiProcessorCount"])

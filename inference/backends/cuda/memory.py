@@ -1,0 +1,103 @@
+"""GPU memory of the cupy backend: made, filled, read. 16-bit floats are kept as uint16 bits.
+
+So slicing, joining and copying are CuPy's, arithmetic is the kernels', and no version of CuPy has
+to know bfloat16.
+"""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from aprfmt.errors import BackendUnavailableError
+from aprfmt.inference.backends.cuda.loader import cupy
+from aprfmt.inference.cuda_driver import driver_version
+
+# Dtype of the arithmetic -> numpy's name of what holds it.
+STORED = {"float32": "float32", "float64": "float64", "bfloat16": "uint16", "float16": "uint16"}
+
+
+def arrays() -> Any:
+    """Return the array module: cupy."""
+    return cupy()
+
+
+def put(x: Any) -> Any:
+    """Copy a numpy array to the GPU."""
+    return cupy().asarray(x)
+
+
+def get(x: Any) -> Any:
+    """Copy an array to the host; waits for what is enqueued, and raises for a fault in it."""
+    return x.get()
+
+
+def pointer(x: Any) -> int:
+    """Return where a contiguous array begins."""
+    return int(x.data.ptr)
+
+
+def is_device(x: Any) -> bool:
+    """Say whether an array is in GPU memory."""
+    return isinstance(x, cupy().ndarray)
+
+
+def use_device(name: str) -> int:
+    """Make `cuda` or `cuda:N` the current device of this thread; return N.
+
+    Raises BackendUnavailableError for a device, a driver or a CuPy that is not there.
+    """
+    kind, _, number = name.partition(":")
+    if kind != "cuda" or (number and not number.isdecimal()):
+        raise BackendUnavailableError(
+            f"backend cupy: found device {name!r}; it computes on cuda or cuda:N only"
+        )
+    runtime, index = cupy().cuda.runtime, int(number or 0)
+    try:
+        count = int(runtime.getDeviceCount())
+    except runtime.CUDARuntimeError as error:
+        raise BackendUnavailableError(
+            f"device {name!r}: CUDA does not start ({error}); this CuPy is built for CUDA "
+            f"{_major(cupy())}, a driver of at least that version and a GPU are needed; nothing "
+            "was run on the CPU instead"
+        ) from error
+    if index >= count:
+        raise BackendUnavailableError(f"device {name!r}: there are {count} CUDA devices")
+    cupy().cuda.Device(index).use()
+    return index
+
+
+def _major(module: Any) -> int:
+    return int(module.cuda.runtime.runtimeGetVersion()) // 1000
+
+
+def facts(index: int) -> dict[str, Any]:
+    """Return a device's name, driver and memory, and the most memory CuPy's pool has taken."""
+    module = cupy()
+    runtime = module.cuda.runtime
+    free, total = runtime.memGetInfo()
+    return {
+        "device_name": _device_name(index),
+        "driver": driver_version(),
+        "cuda": _version(int(runtime.runtimeGetVersion())),
+        "memory_total": int(total),
+        "memory_free": int(free),
+        "memory_peak": int(module.get_default_memory_pool().total_bytes()),
+        "versions": {"cupy": module.__version__, "numpy": np.__version__},
+    }
+
+
+@cache
+def _device_name(index: int) -> str:
+    return str(cupy().cuda.runtime.getDeviceProperties(index)["name"].decode())
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def free_bytes() -> int:
+    """Return the GPU memory that is free now, CuPy's unused blocks counted."""
+    module = cupy()
+    free, _ = module.cuda.runtime.memGetInfo()
+    return int(free) + int(module.get_default_memory_pool().free_bytes())

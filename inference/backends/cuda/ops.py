@@ -1,0 +1,33 @@
+"""Launches of ops.cu and attention.cu for one dtype."""
+
+from typing import Any
+
+from aprfmt.inference.backends.cuda.loader import Function, function
+
+FILES = ("prelude.cuh", "ops.cu", "attention.cu")
+GROUP = 256  # threads a block, ops.cu
+SHARED_LIMIT = 227 * 1024  # dynamic shared memory a block may ask for on sm_90
+_MOST_BLOCKS = 1 << 16  # of kernels that go on from their end
+_C_NAMES = {"float32": "float", "float64": "double", "bfloat16": "bf16", "float16": "f16"}
+
+
+class Ops:
+    """The kernels of one dtype. Integers go as int64, addresses too, floats as double."""
+
+    def __init__(self, dtype: str) -> None:
+        self._defines = (f"ELEMENT {_C_NAMES[dtype]}",)
+        self._kernels: dict[tuple[str, int], Function] = {}  # of the backend's one device
+
+    def run(self, name: str, grid: tuple[int, ...], *args: Any, shared: int = 0) -> None:
+        """Launch on a grid of blocks of GROUP threads with `shared` bytes of dynamic memory."""
+        large = SHARED_LIMIT if shared > 48 * 1024 else 0
+        kernel = self._kernels.get((name, large))
+        if kernel is None:
+            kernel = function(FILES, name, self._defines, shared=large)
+            self._kernels[name, large] = kernel
+        kernel(grid, (GROUP,), args, shared_mem=shared)
+
+    def over(self, name: str, count: int, *args: Any) -> None:
+        """Launch over `count` elements; a kernel's arguments say the count themselves."""
+        if count:
+            self.run(name, (min(-(-count // GROUP), _MOST_BLOCKS),), *args)

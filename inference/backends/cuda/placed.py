@@ -1,0 +1,249 @@
+"""Weights in GPU memory as the file stores them, decoded panel by panel into a reused buffer.
+
+What has no GPU kernel, or is not stored row by row, is decoded on the CPU and placed in the dtype
+of the arithmetic; `on_cpu` names these encodings.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from aprfmt.dtypes import ENCODINGS
+from aprfmt.inference.backends.cuda import memory
+from aprfmt.inference.backends.cuda.arrays import Flat
+from aprfmt.inference.backends.cuda.decode import DECODED, decode, decode_coded
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.bnb4 import Coded
+    from aprfmt.inference.backends.base import Backend
+    from aprfmt.inference.weights import Weight
+
+# Decoded bytes at a time of a weight that is stored encoded.
+PANEL_BYTES = 256 << 20
+# Stored plainly in a dtype, so that there is nothing to decode.
+PLAIN: Mapping[str, str] = {
+    "F32": "float32", "F64": "float64", "BF16": "bfloat16", "F16": "float16",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Dense:
+    """[rows, columns] in the dtype of the arithmetic."""
+
+    values: Any
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Whole rows of blocks."""
+
+    encoding: str
+    raw: Any  # uint8
+    row_bytes: int
+
+    def panel(self, start: int, stop: int, out: Flat) -> None:
+        """Decode rows [start, stop)."""
+        size = (stop - start) * self.row_bytes
+        decode(
+            self.encoding,
+            Flat(memory.pointer(self.raw) + start * self.row_bytes, size, "uint8"),
+            out,
+        )
+
+
+@dataclass(frozen=True)
+class CodedWeight:
+    """bitsandbytes' nibbles; absmax was brought to float32 on the CPU (1/64 of the elements)."""
+
+    packed: Any
+    absmax: Any
+    code: Any
+    blocksize: int
+    saved: str
+    columns: int
+
+    def panel(self, start: int, stop: int, out: Flat) -> None:
+        """Decode rows [start, stop), which begin at a block (`granule`) or are all rows."""
+        first, count = start * self.columns, (stop - start) * self.columns
+        blocks = -(-count // self.blocksize)
+        decode_coded(
+            Flat(memory.pointer(self.packed) + first // 2, -(-count // 2), "uint8"),
+            Flat(memory.pointer(self.absmax) + 4 * (first // self.blocksize), blocks, "float32"),
+            Flat(memory.pointer(self.code), 16, "float32"),
+            out,
+            blocksize=self.blocksize,
+            saved=self.saved,
+        )
+
+    def rows(self, index: Any) -> "CodedWeight | None":
+        """Return these rows as a weight of their own, None where rows share a block or a byte."""
+        if self.columns % self.blocksize:
+            return None
+        packed = self.packed.reshape(-1, self.columns // 2)[index]
+        return replace(
+            self,
+            packed=packed,
+            absmax=self.absmax.reshape(len(self.packed) * 2 // self.columns, -1)[index],
+        )
+
+    @property
+    def granule(self) -> int:
+        """The rows of which a multiple begins at a whole block."""
+        return self.blocksize // int(np.gcd(self.blocksize, self.columns))
+
+
+Placed = Dense | Encoded | CodedWeight
+
+
+@dataclass
+class Placer:
+    """Places weights for a backend, in memory of its device, as its dtype's arithmetic reads them.
+
+    `held` counts the bytes that stay, `streamed` the tensors placed for one use because the budget
+    is spent, `on_cpu` has the encodings of tensors that were decoded on the CPU.
+    """
+
+    backend: "Backend"
+    held: int = 0
+    streamed: int = 0
+    on_cpu: dict[str, str] = field(default_factory=dict)
+    _buffer: Any = None
+    _ready: "WeakKeyDictionary[Weight, Placed]" = field(default_factory=WeakKeyDictionary)
+
+    def place(self, w: "Weight") -> Placed:
+        """Return a weight in GPU memory: held if the budget allows, else for this use only."""
+        placed = self._ready.get(w)
+        if placed is None:
+            placed, make = self._try(w)
+            if placed is None:
+                self.streamed += 1
+                return make()
+            self._ready[w] = placed
+        return placed
+
+    def gather(self, w: "Weight", ids: Any) -> Any:
+        """Return rows `ids` [n, columns] of a table in the backend's dtype.
+
+        Where the table does not fit the budget only these rows are placed.
+        """
+        placed, _ = self._try(w)
+        if placed is None:
+            rows = [w.rows(int(i), int(i) + 1) for i in ids]
+            return self.backend.array(np.concatenate(rows))
+        index, dtype = memory.put(np.ascontiguousarray(ids, np.int64)), self.backend.dtype
+        if isinstance(placed, Dense):
+            return placed.values[index]
+        out = memory.arrays().empty((len(ids), w.n_columns), memory.STORED[dtype])
+        to = Flat(memory.pointer(out), int(out.size), dtype)
+        if isinstance(placed, CodedWeight):
+            rows_alone = placed.rows(index)
+            if rows_alone is None:
+                return self._gather_panels(w, placed, ids, out)
+            rows_alone.panel(0, len(ids), to)
+        else:
+            raw = placed.raw.reshape(w.n_rows, -1)[index]
+            replace(placed, raw=raw).panel(0, len(ids), to)
+        return out
+
+    def _gather_panels(self, w: "Weight", placed: Placed, ids: Any, out: Any) -> Any:
+        """Fill `out` from whole panels: rows that do not begin at a block."""
+        for start, stop, panel in self.panels(w, placed, self.backend.dtype):
+            here = np.flatnonzero((ids >= start) & (ids < stop))
+            rows = self._buffer[: panel.count * out.itemsize].view(out.dtype)
+            table = rows.reshape(stop - start, w.n_columns)
+            if len(here):
+                out[memory.put(here)] = table[memory.put(np.asarray(ids)[here] - start)]
+        return out
+
+    def _try(self, w: "Weight") -> tuple[Placed | None, Callable[[], Placed]]:
+        """Return the weight if it is or can be held, and what places it for one use."""
+        coded = w.coded()
+        if coded is not None:
+            size = coded.packed.nbytes + coded.absmax.nbytes
+            return self._kept(w, size, lambda: self._coded(w, coded))
+        raw = w.stored() if self._decodable(w.encoding) else None
+        if raw is not None:
+            return self._kept(w, len(raw), lambda: self._encoded(w, raw))
+        held = w.held(self.backend)
+        if w.encoding not in PLAIN:
+            self.on_cpu[w.key] = w.encoding
+        shape = (w.n_rows, w.n_columns)
+
+        def for_now() -> Placed:
+            return Dense(self.backend.array(_floats(w.numpy())).reshape(shape))
+
+        return (None if held is None else Dense(held.reshape(shape))), for_now
+
+    def _decodable(self, encoding: str) -> bool:
+        return encoding in DECODED or PLAIN.get(encoding) == self.backend.dtype
+
+    def _kept(
+        self, w: "Weight", size: int, make: Callable[[], Placed]
+    ) -> tuple[Placed | None, Callable[[], Placed]]:
+        def counted() -> Placed:
+            self.held += size
+            return make()
+
+        return w.kept(self.backend, size, counted), make
+
+    def _encoded(self, w: "Weight", raw: bytes | memoryview) -> Placed:
+        data = np.frombuffer(raw, np.uint8)
+        plain = PLAIN.get(w.encoding)
+        if plain == self.backend.dtype:
+            stored = data.view(memory.STORED[plain]) if _aligned(data, plain) else data.copy()
+            placed: Placed = Dense(
+                memory.put(stored.view(memory.STORED[plain])).reshape(w.n_rows, w.n_columns)
+            )
+        else:
+            row = ENCODINGS[w.encoding]
+            size = w.n_columns // row.block_size * row.type_size
+            placed = Encoded(w.encoding, memory.put(data), size)
+        w.drop()
+        return placed
+
+    def _coded(self, w: "Weight", coded: "Coded") -> Placed:
+        placed = CodedWeight(
+            memory.put(coded.packed), memory.put(coded.absmax), memory.put(coded.code),
+            coded.blocksize, coded.dtype, w.n_columns,
+        )  # fmt: skip
+        w.drop()
+        return placed
+
+    def panels(self, w: "Weight", placed: Placed, dtype: str) -> Iterator[tuple[int, int, Flat]]:
+        """Yield (start, stop, [stop - start, columns] in `dtype`), decoded where it is encoded.
+
+        Each panel overwrites the one before; a Dense one is in its own dtype whatever is asked.
+        """
+        if isinstance(placed, Dense):
+            yield 0, w.n_rows, Flat(memory.pointer(placed.values), int(placed.values.size), dtype)
+            return
+        item = np.dtype(memory.STORED[dtype]).itemsize
+        step = max(1, PANEL_BYTES // (item * max(w.n_columns, 1)))
+        if isinstance(placed, CodedWeight):
+            granule = placed.granule
+            step = -(-step // granule) * granule
+        step = min(step, w.n_rows)
+        buffer = self._room(step * w.n_columns * item)
+        for start in range(0, w.n_rows, step):
+            stop = min(start + step, w.n_rows)
+            out = Flat(memory.pointer(buffer), (stop - start) * w.n_columns, dtype)
+            placed.panel(start, stop, out)
+            yield start, stop, out
+
+    def _room(self, size: int) -> Any:
+        """Return the decode buffer, at least `size` bytes."""
+        if self._buffer is None or self._buffer.size < size:
+            self._buffer = None  # its memory can serve the larger one
+            self._buffer = memory.arrays().empty(size, "uint8")
+        return self._buffer
+
+
+def _aligned(data: Any, dtype: str) -> bool:
+    return int(data.ctypes.data) % np.dtype(memory.STORED[dtype]).itemsize == 0
+
+
+def _floats(values: Any) -> Any:
+    return values if values.dtype.kind == "f" else values.astype(np.float32)

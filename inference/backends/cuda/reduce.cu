@@ -1,0 +1,225 @@
+// Statistics of one array and the comparison of two, in one pass and one launch: every group of
+// threads reduces one piece, the last one to finish joins the pieces in their order. Which group
+// that is changes nothing, so results are equal bit for bit from run to run.
+//
+// workspace: u64 counter (0 before the first launch, put back by each), then `pieces` rows of
+// COLUMNS doubles. Sums are float64.
+
+#define REDUCE_THREADS 256
+#define COLUMNS 16
+
+template <class W> __device__ __forceinline__ bool is_finite(W x) { return x - x == 0; }
+
+// Join what the threads of a block have, in a fixed order: the first SUMS numbers are added, of the
+// others the largest is taken. Thread 0 has the result; `room` is shared, [warps][COUNT].
+#define WARPS_EACH (REDUCE_THREADS / WARP)
+template <int SUMS, int COUNT> __device__ __forceinline__ void join(double* x, double (*room)[COUNT]) {
+#pragma unroll
+  for (int k = 0; k < COUNT; k++) x[k] = k < SUMS ? warp_sum(x[k]) : warp_max(x[k]);
+  __syncthreads();
+  if (threadIdx.x % WARP == 0)
+#pragma unroll
+    for (int k = 0; k < COUNT; k++) room[threadIdx.x / WARP][k] = x[k];
+  __syncthreads();
+  if (threadIdx.x < WARP) {  // a lane joins one number of all warps
+    int k = threadIdx.x;
+    if (k < COUNT) {
+      double all = room[0][k];
+#pragma unroll
+      for (int i = 1; i < WARPS_EACH; i++) {
+        double other = room[i][k];
+        all = k < SUMS ? all + other : other > all ? other : all;
+      }
+      room[0][k] = all;
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) x[i] = room[0][i];
+  }
+}
+
+// Say whether this block is the last; if so everything the others wrote can be read.
+__device__ __forceinline__ bool last_block(u64* counter, bool* room) {
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    *room = atomicAdd(counter, 1ull) == gridDim.x - 1;
+    if (*room) *counter = 0;
+  }
+  __syncthreads();
+  if (*room) __threadfence();
+  return *room;
+}
+
+// Elements of a 16-byte read; a thread takes reads side by side with its neighbours. `ready` is
+// called once, when the first reads are on their way.
+template <class T, class R, class F>
+__device__ __forceinline__ void each(const T* x, i64 begin, i64 end, R ready, F f) {
+  const int N = 16 / sizeof(T), AHEAD = 4;
+  i64 at = begin + (i64)threadIdx.x * N;
+  bool whole = ((u64)x & 15) == 0, fresh = true;  // begin is a multiple of 16 bytes
+  const i64 step = (i64)REDUCE_THREADS * N;
+  for (; whole && at + (AHEAD - 1) * step + N <= end; at += AHEAD * step) {
+    uint4 words[AHEAD];
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) words[k] = load_once((const uint4*)(x + at + k * step));
+    if (fresh) ready();
+    fresh = false;
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++)
+#pragma unroll
+      for (int i = 0; i < N; i++) f(((const T*)&words[k])[i]);
+  }
+  if (fresh) ready();
+  for (; at < end; at += step)
+    for (int i = 0; i < N; i++)
+      if (at + i < end) f(x[at + i]);
+}
+
+// [n finite, origin, sum of (x - origin), sum of (x - origin)^2, least, most, NaNs, infinities,
+//  zeros]; the origin is some value of the array, so that constants come out exact
+template <class T>
+__device__ __forceinline__ void stats(const T* x, i64 count, i64 size, u64* workspace, double* slot) {
+  __shared__ double room[WARPS_EACH][8];
+  __shared__ bool last;
+  typedef typename Wide<T>::type W;
+  i64 begin = (i64)blockIdx.x * size, end = begin + size < count ? begin + size : count;
+  double* pieces = (double*)(workspace + 2);
+  W first = begin < end ? widen(x[begin]) : 0;
+  double shift = 0, sum = 0, squares = 0;
+  W least = (W)INFINITY, most = -(W)INFINITY;
+  u32 n = 0, nan = 0, zeros = 0, seen = 0;
+  each(
+      x, begin, end, [&]() { shift = is_finite(first) ? (double)first : 0.0; },
+      [&](T element) {
+        W v = widen(element);
+        seen++;
+        if (is_finite(v)) {
+          double d = (double)v - shift;
+          sum += d;
+          squares = fma(d, d, squares);
+          least = v < least ? v : least;
+          most = v > most ? v : most;
+          zeros += v == 0;
+          n++;
+        } else {
+          nan += v != v;
+        }
+      });
+  double all[8] = {(double)n, sum, squares, (double)nan, (double)(seen - n - nan), (double)zeros,
+                   -(double)least, (double)most};
+  join<6, 8>(all, room);
+  if (threadIdx.x == 0) {
+    double* row = pieces + (i64)blockIdx.x * COLUMNS;
+    for (int k = 0; k < 8; k++) row[k] = all[k];
+    row[8] = shift;
+  }
+  if (!last_block(workspace, &last)) return;
+  double origin = ((const volatile double*)pieces)[8];
+  double joined[8] = {0, 0, 0, 0, 0, 0, -INFINITY, -INFINITY};
+  for (i64 i = threadIdx.x; i < gridDim.x; i += REDUCE_THREADS) {
+    const volatile double* row = pieces + i * COLUMNS;
+    double many = row[0], total = row[1], step = row[8] - origin;
+    joined[0] += many;
+    joined[1] += total + many * step;
+    joined[2] += row[2] + step * (2 * total + many * step);
+    for (int k = 3; k < 6; k++) joined[k] += row[k];
+    for (int k = 6; k < 8; k++) joined[k] = row[k] > joined[k] ? row[k] : joined[k];
+  }
+  join<6, 8>(joined, room);
+  if (threadIdx.x == 0) {
+    slot[0] = joined[0];
+    slot[1] = origin;
+    slot[2] = joined[1];
+    slot[3] = joined[2];
+    slot[4] = -joined[6];
+    slot[5] = joined[7];
+    for (int k = 3; k < 6; k++) slot[k + 3] = joined[k];
+  }
+}
+
+__device__ __forceinline__ bool same_bits(float a, float b) { return __float_as_uint(a) == __float_as_uint(b); }
+__device__ __forceinline__ bool same_bits(double a, double b) { return __double_as_longlong(a) == __double_as_longlong(b); }
+__device__ __forceinline__ bool same_bits(bf16 a, bf16 b) { return a.bits == b.bits; }
+__device__ __forceinline__ bool same_bits(f16 a, f16 b) { return a.bits == b.bits; }
+
+// [finite pairs, sum (a-b)^2, sum a^2, sum b^2, sum ab, largest |a-b|, bits that differ (elements),
+//  other pairs (a NaN or an infinity), those of them whose bits differ]
+template <class T>
+__device__ __forceinline__ void compare(const T* x, const T* y, i64 count, i64 size, u64* workspace, double* slot) {
+  const int SUMS = 8;
+  __shared__ double room[WARPS_EACH][SUMS + 1];
+  __shared__ bool last;
+  i64 begin = (i64)blockIdx.x * size, end = begin + size < count ? begin + size : count;
+  double* pieces = (double*)(workspace + 2);
+  double difference = 0, xx = 0, yy = 0, xy = 0, largest = 0;
+  u32 pairs = 0, differ = 0, others = 0, odd = 0;
+  auto pair = [&](T p, T q) {
+    double a = widen(p), b = widen(q);
+    bool same = same_bits(p, q);
+    differ += !same;
+    if (is_finite(a) && is_finite(b)) {
+      double d = a - b, size = fabs(d);
+      pairs++;
+      difference = fma(d, d, difference);
+      xx = fma(a, a, xx);
+      yy = fma(b, b, yy);
+      xy = fma(a, b, xy);
+      largest = size > largest ? size : largest;
+    } else {
+      others++;
+      odd += !same;
+    }
+  };
+  const int N = 16 / sizeof(T), AHEAD = 2;
+  const i64 step = (i64)REDUCE_THREADS * N;
+  i64 at = begin + (i64)threadIdx.x * N;
+  bool whole = (((u64)x | (u64)y) & 15) == 0;
+  for (; whole && at + (AHEAD - 1) * step + N <= end; at += AHEAD * step) {
+    uint4 u[AHEAD], v[AHEAD];
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) {
+      u[k] = load_once((const uint4*)(x + at + k * step));
+      v[k] = load_once((const uint4*)(y + at + k * step));
+    }
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++)
+#pragma unroll
+      for (int i = 0; i < N; i++) pair(((const T*)&u[k])[i], ((const T*)&v[k])[i]);
+  }
+  for (; at < end; at += step)
+    for (int i = 0; i < N; i++)
+      if (at + i < end) pair(x[at + i], y[at + i]);
+  double all[SUMS + 1] = {(double)pairs, difference, xx, yy, xy, (double)differ, (double)others, (double)odd,
+                          largest};
+  join<SUMS, SUMS + 1>(all, room);
+  if (threadIdx.x == 0)
+    for (int k = 0; k <= SUMS; k++) pieces[(i64)blockIdx.x * COLUMNS + k] = all[k];
+  if (!last_block(workspace, &last)) return;
+  double joined[SUMS + 1] = {};
+  for (i64 i = threadIdx.x; i < gridDim.x; i += REDUCE_THREADS) {
+    const volatile double* row = pieces + i * COLUMNS;
+    for (int k = 0; k < SUMS; k++) joined[k] += row[k];
+    joined[SUMS] = row[SUMS] > joined[SUMS] ? row[SUMS] : joined[SUMS];
+  }
+  join<SUMS, SUMS + 1>(joined, room);
+  if (threadIdx.x == 0) {
+    for (int k = 0; k < 5; k++) slot[k] = joined[k];
+    slot[5] = joined[SUMS];
+    for (int k = 5; k < SUMS; k++) slot[k + 1] = joined[k];
+  }
+}
+
+#define REDUCERS(suffix, T)                                                                           \
+  extern "C" __global__ void __launch_bounds__(REDUCE_THREADS)                                        \
+      stats_##suffix(const T* x, i64 count, i64 size, u64* workspace, double* slot) {                 \
+    stats<T>(x, count, size, workspace, slot);                                                        \
+  }                                                                                                   \
+  extern "C" __global__ void __launch_bounds__(REDUCE_THREADS)                                        \
+      compare_##suffix(const T* x, const T* y, i64 count, i64 size, u64* workspace, double* slot) {   \
+    compare<T>(x, y, count, size, workspace, slot);                                                   \
+  }
+REDUCERS(float32, float)
+REDUCERS(float64, double)
+REDUCERS(bfloat16, bf16)
+REDUCERS(float16, f16)

@@ -1,0 +1,151 @@
+"""One-pass statistics of an array and comparison of two, in GPU memory until somebody asks.
+
+Sums are float64 and their order is fixed: results are equal bit for bit from run to run. The
+definitions are those of aprfmt.stats.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from aprfmt.errors import CodecError
+from aprfmt.inference.backends.cuda.arrays import ITEM, Flat, flat, stream_of
+from aprfmt.inference.backends.cuda.loader import Function, function
+from aprfmt.stats import Stats
+
+# float64 a result takes, and float64 one stream's launches share (zeros before the first).
+SLOT = 16
+_PIECES = 1056
+WORKSPACE = 2 + _PIECES * 16
+_SMALLEST_PIECE = 4096  # elements; below it a group of threads has too little to do
+_FILES = ("prelude.cuh", "reduce.cu")
+THREADS = 256  # reduce.cu
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How two arrays of `count` elements differ.
+
+    Sums, `max_abs` and `rel_l2` are over the pairs of finite values; `differing` counts elements
+    whose bits differ, `nonfinite` pairs with a NaN or an infinity, `nonfinite_differing` those of
+    them whose bits differ. `rel_l2` is |a - b| / |b|, `cosine` a.b / (|a| |b|), None where a norm
+    is zero or no pair is finite.
+    """
+
+    count: int
+    rel_l2: float | None
+    max_abs: float | None
+    cosine: float | None
+    differing: int
+    nonfinite: int
+    nonfinite_differing: int
+
+
+def stats(
+    x: Any, slot: Any, workspace: Any, *, dtype: str | None = None, stream: int | None = None
+) -> None:
+    """Put the statistics of x (float32, float64, bfloat16, float16) into `slot`.
+
+    `slot` holds SLOT float64, `workspace` WORKSPACE float64 that are zero before their first use
+    and serve one stream at a time. `to_stats` reads the slot.
+    """
+    data = flat(x, dtype)
+    _launch("stats", data, (data.ptr,), slot, workspace, stream)
+
+
+def compare(
+    a: Any,
+    b: Any,
+    slot: Any,
+    workspace: Any,
+    *,
+    dtype: str | None = None,
+    stream: int | None = None,
+) -> None:
+    """Put the comparison of two arrays of one dtype and size into `slot`; see `to_difference`."""
+    data, other = flat(a, dtype), flat(b, dtype)
+    if data.count != other.count or data.dtype != other.dtype:
+        raise CodecError(
+            f"compared: {data.count} {data.dtype} and {other.count} {other.dtype}; expected equal "
+            "sizes and dtypes"
+        )
+    _launch("compare", data, (data.ptr, other.ptr), slot, workspace, stream)
+
+
+def _launch(
+    name: str, data: Flat, inputs: tuple[int, ...], slot: Any, workspace: Any, stream: int | None
+) -> None:
+    result, room = flat(slot), flat(workspace)
+    if result.count < SLOT or room.count < WORKSPACE:
+        raise CodecError(
+            f"{name}: a slot of {result.count} and a workspace of {room.count} numbers; expected "
+            f"{SLOT} and {WORKSPACE}"
+        )
+    if data.dtype not in ITEM or data.dtype == "uint8":
+        raise CodecError(f"{name}: found {data.dtype}, expected a floating-point type")
+    pieces, size = split(data.count)
+    args = (*inputs, data.count, size, room.ptr, result.ptr)
+    kernel(name, data.dtype)((pieces,), (THREADS,), args, stream=stream_of(stream))
+
+
+def kernel(name: str, dtype: str) -> Function:
+    """Return `stats` or `compare` of a dtype, to be launched as `_launch` does."""
+    return function(_FILES, f"{name}_{dtype}")
+
+
+def split(count: int) -> tuple[int, int]:
+    """Return how many pieces an array is reduced in and their size: of the count alone."""
+    size = max(_SMALLEST_PIECE, -(-count // _PIECES))
+    size = -(-size // 1024) * 1024
+    return max(1, -(-count // size)), size
+
+
+def to_stats(count: int, slot: Sequence[float]) -> Stats:
+    """Return the statistics of `count` values from a slot brought to the host."""
+    return to_stats_of([count], np.array([slot], np.float64))[0]
+
+
+def to_stats_of(counts: Sequence[int], slots: Any) -> list[Stats]:
+    """Return the statistics of arrays of these sizes from numpy slots [rows, SLOT], in order.
+
+    There may be more slots than sizes.
+    """
+    n, origin, total, squares, least, most, nan, inf, zeros = slots[: len(counts), :9].T
+    whole = np.maximum(n, 1)
+    step = total / whole
+    mean = origin + step
+    deviations = np.maximum(squares - total * step, 0)
+    reals = (
+        mean,
+        np.sqrt(deviations / whole),
+        least,
+        most,
+        np.maximum(np.abs(least), np.abs(most)),
+        np.sqrt(deviations + n * mean * mean),
+    )
+    integers = (x.astype(np.int64).tolist() for x in (nan, inf, zeros))
+    none = (None,) * len(reals)
+    return [
+        Stats(count, *(values if some else none), *others)
+        for count, some, values, *others in zip(
+            counts, n.tolist(), zip(*(x.tolist() for x in reals), strict=True), *integers,
+            strict=True,
+        )
+    ]  # fmt: skip
+
+
+def to_difference(count: int, slot: Sequence[float]) -> Difference:
+    """Return the comparison of two arrays of `count` elements from a slot on the host."""
+    pairs, squares, aa, bb, ab, largest, differing, others, odd = (float(x) for x in slot[:9])
+    return Difference(
+        count=count,
+        rel_l2=math.sqrt(squares / bb) if pairs and bb > 0 else None,
+        max_abs=largest if pairs else None,
+        cosine=ab / math.sqrt(aa) / math.sqrt(bb) if pairs and aa > 0 and bb > 0 else None,
+        differing=int(differing),
+        nonfinite=int(others),
+        nonfinite_differing=int(odd),
+    )

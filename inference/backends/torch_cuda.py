@@ -1,0 +1,344 @@
+"""torch on CUDA devices: fused kernels, encoded weights, recorded passes, layers over several GPUs.
+
+Rounding is torch_backend.py's; sums run in another order. Without cupy there are no kernels:
+torch's own operations do the same, weights are decoded on the CPU, and `facts` says so.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from aprfmt.inference.backends.base import Array, Heads, NormCast, Numbers, RopeCast, Style
+from aprfmt.inference.backends.cuda import layers
+from aprfmt.inference.backends.graphs import Recording, TorchGraphs
+from aprfmt.inference.backends.torch_backend import TorchBackend
+from aprfmt.inference.backends.torch_device import torch_devices
+from aprfmt.inference.backends.torch_products import TorchProducts
+from aprfmt.inference.backends.torch_slots import TorchSlots
+from aprfmt.inference.backends.torch_weights import HALVES, NotRecordable, Uploader, current
+from aprfmt.inference.cuda_driver import cupy_problem, driver_version
+from aprfmt.stats import Stats, compute
+
+# Share of a GPU's free memory that weights may take by default; the rest is for activations.
+MEMORY_SHARE = 0.8
+
+
+def open_torch(device: str, dtype: str, **options: Any) -> TorchBackend:
+    """Return the backend of a device: `cpu`, `cuda`, `cuda:N`, or `cuda:all`."""
+    kind = TorchBackend if device == "cpu" else CudaBackend
+    return kind(device, dtype, **options)
+
+
+def kernels_problem() -> str:
+    """Say why cupy's kernels cannot be used here; "" where they can."""
+    try:
+        import cupy
+    except ImportError as error:
+        return cupy_problem() or f"cupy cannot be imported: {error}"
+    try:
+        return "" if cupy.cuda.runtime.getDeviceCount() else "cupy sees no GPU"
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return cupy_problem() or f"cupy cannot use the GPU: {error}"
+
+
+class CudaBackend(TorchProducts):
+    """torch on one GPU, or on all of them with layers spread in order (`cuda:all`)."""
+
+    def __init__(self, device: str, dtype: str, **options: Any) -> None:
+        super().__init__(device, dtype, **options)
+        self._devices = torch_devices(device)
+        if len(self._devices) > 1:
+            self.device = "cuda:all"
+        torch.cuda.set_device(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        self.problem = kernels_problem()
+        self._decodes = not self.problem
+        self._fused = self._decodes and dtype in layers.TYPES and not self.deterministic
+        self.recording: Recording | None = None
+        self._masks: dict[Hashable, torch.Tensor] = {}
+        self._constants: dict[Hashable, torch.Tensor] = {}
+        self._scratch: dict[torch.device, list[torch.Tensor]] = {}
+        self._uploaders: dict[torch.device, Uploader] = {}
+
+    def facts(self) -> Mapping[str, Any]:
+        """Versions, TF32, the GPU's name, its driver, the highest memory torch took there."""
+        names = [torch.cuda.get_device_name(device) for device in self._devices]
+        peaks = [torch.cuda.max_memory_allocated(device) for device in self._devices]
+        versions = dict(super().facts()["versions"]) | {"cuda": torch.version.cuda}
+        if not self.problem:
+            import cupy
+
+            versions["cupy"] = cupy.__version__
+        return dict(super().facts()) | {
+            "device_name": names[0],
+            "device_names": names,
+            "driver": driver_version(),
+            "memory_peak_bytes": sum(peaks),
+            "kernels": "cupy" if self._decodes else f"none: {self.problem}; weights are decoded "
+            "on the CPU and held in the dtype",
+            "versions": versions,
+        }  # fmt: skip
+
+    def at(self, position: int) -> None:
+        """Set the position of the next rows; make sure of product precision and device."""
+        super().at(position)
+        if len(self._devices) == 1 and torch.cuda.current_device() != self._device.index:
+            torch.cuda.set_device(self._device)
+
+    def at_layer(self, layer: int, n_layers: int, x: Array) -> Array:
+        """Go on where the layer is: the first layers on the first GPU."""
+        if len(self._devices) == 1:
+            return x
+        self._go(self._devices[layer * len(self._devices) // n_layers])
+        return x.to(self._device)
+
+    def _go(self, device: torch.device) -> None:
+        self._device = device
+        torch.cuda.set_device(device)
+
+    def budget(self) -> int:
+        """Return MEMORY_SHARE of what is free on the devices now."""
+        return int(sum(torch.cuda.mem_get_info(d)[0] for d in self._devices) * MEMORY_SHARE)
+
+    def graphs(self) -> TorchGraphs | None:
+        """Return a recorder where one device computes all, in any order of rows."""
+        if self.deterministic or len(self._devices) > 1:
+            return None
+        return TorchGraphs(self, self._device)
+
+    def prepare(self) -> None:
+        """Load every kernel that a recorded pass may launch."""
+        if self._fused:
+            layers.load(self.dtype)
+
+    # in and out
+
+    def array(self, x: Numbers) -> Array:
+        """Copy to the device, rounded to the dtype."""
+        self._needs_host("numbers are brought to the device")
+        return super().array(x)
+
+    def to_numpy(self, x: Array) -> Numbers:
+        """Return a numpy array on the host; numpy's own arrays pass."""
+        self._needs_host("the host reads a value")
+        return super().to_numpy(x)
+
+    def stats(self, x: Array) -> Stats:
+        """Compute the statistics on the device, in one pass."""
+        slots = None if isinstance(x, np.ndarray) else self.slots()
+        if slots is None:
+            return compute(self.to_numpy(x))
+        slots.add(x)
+        return slots.read()[0]
+
+    def slots(self) -> TorchSlots | None:
+        """Return where a trace's statistics wait; None without kernels, or on several GPUs."""
+        return TorchSlots(self._device) if self._decodes and len(self._devices) == 1 else None
+
+    def best(self, row: torch.Tensor) -> torch.Tensor:
+        """Return [highest logit's place, whether it is a NaN] of logits [vocab], on the device."""
+        place = row.argmax().view(1)  # a NaN counts as highest
+        return torch.cat((place, row[place].isnan().to(torch.int64)))
+
+    def host_row(self, x: Array, best: Any | None) -> Any:
+        """Return logits whose best is found on the device, and which are read only if needed."""
+        return DeviceRow(self, x, self.best(x) if best is None else best)
+
+    def _index(self, x: Numbers) -> Array:
+        if self.recording is not None:
+            found = self.recording.find(x)
+            if found is None:
+                raise NotRecordable("rows are chosen on the host")
+            return found
+        return super()._index(x)
+
+    def _constant(self, x: Numbers) -> torch.Tensor:
+        """Return a small array on the device, in the wide dtype; equal ones are placed once."""
+        key = (self._device, x.tobytes())
+        if key not in self._constants:
+            self._needs_host("a constant is new")
+            self._constants[key] = torch.from_numpy(x).to(self._device, self._wide)
+        return self._constants[key]
+
+    # norms and rotary positions
+
+    def rms_norm(
+        self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
+    ) -> Array:
+        """Normalise in float32 by one kernel."""
+        if not self._fused or weight.ndim != 1 or len(weight) != x.shape[-1]:
+            return super().rms_norm(x, weight, eps=eps, offset=offset, cast=cast)
+        x, weight = x.contiguous(), weight.to(x.device)
+        y = torch.empty_like(x)
+        layers.rms_norm(
+            x, weight, y, dtype=self.dtype, eps=eps, offset=offset,
+            before=cast == "before_weight", stream=current(),
+        )  # fmt: skip
+        return y
+
+    def rope_table(
+        self, positions: Numbers, inv_freq: Numbers, *, factor: float, cast: RopeCast
+    ) -> tuple[Array, Array]:
+        """Return cos and sin of float32 angles (float64 where that is the dtype)."""
+        angles = self._index(positions).to(self._wide)[:, None] * self._constant(inv_freq)
+        cos, sin = angles.cos(), angles.sin()
+        if factor != 1:
+            cos, sin = cos * factor, sin * factor
+        return (cos, sin) if cast == "result" else (self.narrow(cos), self.narrow(sin))
+
+    def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
+        """Rotate pairs of elements; the rotated part comes out in split halves."""
+        return self.ropes([x], table, style=style, cast=cast)[0]
+
+    def ropes(
+        self, xs: Sequence[Array], table: tuple[Array, Array], *, style: Style, cast: RopeCast
+    ) -> list[Array]:
+        """Rotate one or two tensors by one kernel."""
+        table = (table[0].to(xs[0].device), table[1].to(xs[0].device))
+        dims = {x.shape[-1] for x in xs}
+        lined = all(x.stride(2) == 1 and x.stride(1) == x.shape[2] for x in xs)
+        if not (self._fused and lined and len(xs) <= 2 and len(dims) == 1):
+            return [super(CudaBackend, self).rope(x, table, style=style, cast=cast) for x in xs]
+        outs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in xs]
+        other = len(xs) == 2
+        layers.rope(
+            xs[0], outs[0], xs[1] if other else None, outs[1] if other else None, table,
+            dtype=self.dtype, wide=table[0].dtype != self._type,
+            interleaved=style == "interleaved", stepped=cast == "table", stream=current(),
+        )  # fmt: skip
+        return outs
+
+    # attention
+
+    def append(
+        self, buffers: tuple[Array, Array], k: Array, v: Array, start: int
+    ) -> tuple[Array, Array]:
+        """Write behind the valid positions; in a recorded step, where the device says they end."""
+        cached = None if self.recording is None else self.recording.cached
+        if cached is None:
+            return super().append(buffers, k, v, start)
+        keys, values = buffers
+        if self._fused:
+            k, v = k.contiguous(), v.contiguous()
+            layers.append(k, v, keys, values, cached, dtype=self.dtype, stream=current())
+        else:
+            keys.index_copy_(0, cached.view(1), k)
+            values.index_copy_(0, cached.view(1), v)
+        return keys, values
+
+    def _mask(self, heads: Heads) -> Array:
+        """Return the mask, made on the device where it is causal; each kind once a pass."""
+        if heads.causal is None:
+            self._needs_host("a mask is brought to the device")
+            return super()._mask(heads)
+        (cached, window), (tokens, keys) = heads.causal, heads.mask.shape
+        recorded = self.recording
+        begin: Any = cached if recorded is None or recorded.cached is None else recorded.cached
+        masks = self._masks if recorded is None else recorded.masks
+        key = (self._device, cached, window, tokens, keys)
+        if key not in masks:
+            if len(masks) >= 8:
+                masks.clear()
+            query = torch.arange(tokens, device=self._device)[:, None] + begin
+            places = torch.arange(keys, device=self._device)
+            seen = places <= query
+            masks[key] = seen if window is None else seen & (places > query - window)
+        return masks[key]
+
+    def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
+        """Use a kernel for one query, torch's for many, else a block of queries at a time."""
+        if self.deterministic:
+            return super().attention(q, k, v, heads)
+        if len(q) == 1 and self._fused and heads.causal is not None:
+            if max(q.shape[-1], v.shape[-1]) <= layers.MAX_DIM:
+                return self._attend(q, k.contiguous(), v.contiguous(), heads, heads.causal[1])
+        if heads.softcap is not None or heads.sinks is not None:
+            return super().attention(q, k, v, heads)
+        (tokens, n_heads, d), (keys, kv_heads, _) = q.shape, k.shape
+        plain = False
+        if heads.causal is not None and tokens == keys:
+            cached, window = heads.causal
+            plain = cached == 0 and (window is None or window >= tokens)
+        flash = plain and self._type in HALVES and v.shape[-1] == d
+        if kv_heads != n_heads and not flash:  # only flash attention takes groups
+            k, v = (
+                x[:, :, None].expand(-1, -1, n_heads // kv_heads, -1).reshape(keys, n_heads, -1)
+                for x in (k, v)
+            )
+        mask = None if plain else self._mask(heads)
+        q, k, v = (x.swapaxes(0, 1)[None] for x in (q, k, v))  # (1, head, token, d)
+        mixed = functional.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=plain, scale=heads.scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )  # fmt: skip
+        return mixed[0].swapaxes(0, 1)
+
+    def scores(self, q: Array, k: Array, heads: Heads) -> Array:
+        """Multiply each head's queries with its group's keys; float32 is scaled on the way."""
+        if self.deterministic or self._type in HALVES:
+            return super().scores(q, k, heads)
+        (tokens, n_heads, d), (keys, kv_heads, _) = q.shape, k.shape
+        grouped = q.swapaxes(0, 1).reshape(kv_heads, -1, d)  # (kv_head, group * token, d)
+        out = torch.empty((kv_heads, grouped.shape[1], keys), dtype=self._type, device=q.device)
+        out = torch.baddbmm(out, grouped, k.permute(1, 2, 0), beta=0, alpha=heads.scale)
+        scaled = out.view(n_heads, tokens, keys)
+        return scaled if heads.softcap is None else self.softcap(scaled, heads.softcap)
+
+    def probs(self, scores: Array, heads: Heads) -> Array:
+        """Mask, exponentiate and divide in one kernel where the mask is causal."""
+        plain = heads.cast == "float32" or self.dtype == "float32"
+        if not (self._fused and plain and heads.causal is not None and scores.is_contiguous()):
+            return super().probs(scores, heads)
+        before, window = heads.causal
+        probs = torch.empty_like(scores)
+        layers.softmax_causal(
+            scores, heads.sinks, probs, before=before, window=window, dtype=self.dtype,
+            cached=None if self.recording is None else self.recording.cached, stream=current(),
+        )  # fmt: skip
+        return probs
+
+    def _attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: Heads, window: int | None
+    ) -> torch.Tensor:
+        n_heads, v_dim = q.shape[1], v.shape[2]
+        key = ("attend", self._device, n_heads, v_dim)
+        if key not in self._constants:
+            self._needs_host("a buffer is new")
+            size = n_heads * layers.SPLITS * (v_dim + 2)
+            self._constants[key] = torch.zeros(size, dtype=torch.float32, device=self._device)
+            self._constants["arrived", *key] = torch.zeros(
+                n_heads, dtype=torch.int32, device=self._device
+            )
+        y = torch.empty((1, n_heads, v_dim), dtype=self._type, device=q.device)
+        layers.attend(
+            q.contiguous(), k, v, heads.sinks, y, self._constants[key],
+            self._constants["arrived", *key], count=len(k), window=window, scale=heads.scale,
+            cached=None if self.recording is None else self.recording.cached,
+            softcap=heads.softcap, dtype=self.dtype, stream=current(),
+        )  # fmt: skip
+        return y
+
+
+class DeviceRow:
+    """Logits [vocab] on a device, read only by who wants more than the best."""
+
+    def __init__(self, backend: CudaBackend, row: torch.Tensor, best: torch.Tensor) -> None:
+        self._backend = backend
+        self._row = row
+        self._best = best
+
+    def greedy(self) -> int | None:
+        """Return the first place of the highest logit; None where one is NaN."""
+        if not self._best.is_cuda:  # a replay copies it here
+            torch.cuda.current_stream().synchronize()
+        place, nan = self._best.tolist()
+        return None if nan else int(place)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Numbers:
+        values = self._backend.to_numpy(self._row)
+        return values if dtype is None else values.astype(dtype)

@@ -1,0 +1,237 @@
+"""Products of the CUDA backend: with numbers on the device, with encoded weights, and fused."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from aprfmt.inference.backends.base import Array, Numbers
+from aprfmt.inference.backends.cuda import layers
+from aprfmt.inference.backends.torch_backend import DTYPES, STEPS, TorchBackend
+from aprfmt.inference.backends.torch_weights import (
+    HALVES,
+    SCRATCH,
+    Coded,
+    Encoded,
+    NotRecordable,
+    Uploader,
+    current,
+    keeps,
+    plain_bytes,
+    prepared,
+)
+from aprfmt.inference.weights import Weight
+
+Part = tuple[Weight, Array | None]
+
+
+class TorchProducts(TorchBackend):
+    """What CudaBackend multiplies with; `recording` is a pass being recorded."""
+
+    recording: Any | None
+    _decodes: bool  # cupy's kernels are there
+    _fused: bool  # and have this dtype, and rows need not stand in blocks
+    _uploaders: dict[torch.device, Uploader]
+    _devices: tuple[torch.device, ...]
+    _scratch: dict[torch.device, list[torch.Tensor]]
+
+    def _go(self, device: torch.device) -> None:
+        raise NotImplementedError
+
+    def _needs_host(self, what: str) -> None:
+        if self.recording is not None:
+            raise NotRecordable(what)
+
+    # weights
+
+    def place(self, w: Weight) -> Array | None:
+        """Return a weight of plain floats, brought over in its own type; None for any other."""
+        self._needs_host("a weight is placed")
+        plain = plain_bytes(w, DTYPES)
+        if plain is None:
+            return None
+        stored, dtype = plain
+        numbers = self._upload(stored).view(dtype)
+        return numbers.to(self._type).reshape(w.shape)
+
+    def _upload(self, data: Any) -> torch.Tensor:
+        """Return bytes on the current device."""
+        if self._device not in self._uploaders:
+            self._uploaders[self._device] = Uploader()
+        return self._uploaders[self._device].upload(data, self._device)
+
+    def _to(self, device: torch.device, x: torch.Tensor) -> torch.Tensor:
+        """Return x where a weight is (a tied head is on the first device), and go on there."""
+        if x.device == device:
+            return x
+        self._go(device)
+        return x.to(device)
+
+    def _kept(self, w: Weight) -> Encoded | Coded | None:
+        """Return a weight that stays encoded on the device; None for one held as numbers."""
+        if not (self._decodes and keeps(w.encoding, self.dtype)):
+            return None
+        kept: Encoded | Coded | None = w.encoded_on(self)
+        if kept is not None:
+            return kept
+        found = prepared(w, self._upload)
+        if found is None:
+            return None
+        self._needs_host("a weight is brought to the device")
+        size, make = found
+        kept = w.kept(self, size, make)
+        return make() if kept is None else kept  # beyond the budget: for this use only
+
+    def _decoded(self, w: Weight, kept: Encoded | Coded) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield (first row, rows) of a decoded weight, all in the one scratch buffer."""
+        step = SCRATCH // (w.n_columns * self.itemsize)
+        if isinstance(kept, Coded):
+            step = step // kept.step * kept.step if kept.step else w.n_rows
+        for start in range(0, w.n_rows, max(step, 1)):
+            stop = min(start + step, w.n_rows)
+            panel = self._room((stop - start) * w.n_columns).view(stop - start, w.n_columns)
+            kept.decode(start, stop, panel)
+            yield start, panel
+
+    def _room(self, count: int) -> torch.Tensor:
+        """Return numbers of the scratch buffer; bigger ones replace it, recordings keep the old."""
+        buffers = self._scratch.setdefault(self._device, [])
+        if not buffers or buffers[-1].numel() < count:
+            self._needs_host("a buffer grows")
+            buffers.append(torch.empty(count, dtype=self._type, device=self._device))
+        return buffers[-1][:count]
+
+    def _held(self, w: Weight) -> Array | None:
+        """Return a weight's numbers; None where it is encoded or too big."""
+        return None if self._kept(w) is not None else w.held(self)
+
+    def embed(self, table: Weight, ids: Numbers) -> Array:
+        """Look rows up on the device where the table is there, decode only these."""
+        if len(self._devices) > 1:
+            self._go(self._devices[0])
+        kept = self._kept(table)
+        if isinstance(kept, Encoded):
+            out = torch.empty((len(ids), table.n_columns), dtype=self._type, device=self._device)
+            kept.rows(self._index(ids), out)
+            return out
+        held = table.held(self) if kept is None else None
+        if held is not None:
+            return held.reshape(table.n_rows, -1)[self._index(ids)]
+        self._needs_host("rows are decoded on the host")
+        return self.array(np.concatenate([table.rows(int(i), int(i) + 1) for i in ids]))
+
+    # products
+
+    def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
+        """Multiply by numbers on the device, by encoded bytes, or by a decoded panel at a time."""
+        kept = self._kept(w)
+        if kept is None:
+            held = w.held(self)
+            if held is None or self.deterministic:
+                x = x if held is None else self._to(held.device, x)
+                return super().linear(x, w, bias)
+            return self._product(x, held.reshape(w.n_rows, w.n_columns), bias)
+        x = self._to(kept.device, x)
+        y = torch.empty((len(x), w.n_rows), dtype=self._type, device=x.device)
+        if self.deterministic or not kept.product(x, y):
+            for start, panel in self._decoded(w, kept):
+                part = self.tiled_linear(x, panel) if self.deterministic else x @ panel.T
+                if len(panel) == w.n_rows:
+                    y = part
+                else:
+                    y[:, start : start + len(panel)] = part
+        return y if bias is None else y + bias
+
+    def _product(self, x: torch.Tensor, w: torch.Tensor, bias: Array | None) -> torch.Tensor:
+        """Multiply by a weight's numbers; one row by a kernel that reads it at memory's speed."""
+        x = self._to(w.device, x)
+        if len(x) == 1 and self._one_row(x, w):
+            y = torch.empty((1, len(w)), dtype=self._type, device=w.device)
+            layers.matvec([w], [bias], x, y, dtype=self.dtype, stream=current())
+            return y
+        if bias is None or self._type in HALVES:
+            return functional.linear(x, w, bias)
+        return functional.linear(x, w).add_(bias)  # cuBLAS' own bias makes float32 slower
+
+    def add_linear(self, residual: Array, x: Array, w: Weight, bias: Array | None) -> Array:
+        """Add in the kernel where one row is multiplied, else in place."""
+        held = self._held(w) if len(x) == 1 and self._fused else None
+        if held is not None and residual.device == held.device:
+            rows = held.reshape(w.n_rows, w.n_columns)
+            if self._one_row(x, rows):
+                y = torch.empty((1, len(rows)), dtype=self._type, device=rows.device)
+                layers.matvec(
+                    [rows], [bias], x, y, residual=residual, dtype=self.dtype, stream=current()
+                )
+                return y
+        return residual + self.linear(x, w, bias)
+
+    def _one_row(self, x: torch.Tensor, *weights: torch.Tensor) -> bool:
+        """Say whether the kernels take a row: 16-byte pieces, at 16-byte places."""
+        return (
+            self._fused
+            and x.shape[-1] * self.itemsize % 16 == 0
+            and all(t.data_ptr() % 16 == 0 and t.is_contiguous() for t in (x, *weights))
+        )
+
+    def projections(self, x: Array, parts: Sequence[Part]) -> list[Array]:
+        """Multiply by all weights at once where all are numbers on the device."""
+        held = [] if self.deterministic or len(parts) < 2 else [self._held(w) for w, _ in parts]
+        if not held or any(w is None for w in held) or len(parts) > 3:
+            return super().projections(x, parts)
+        weights = [w.reshape(len(w), -1) for w in held if w is not None]
+        biases = [bias for _, bias in parts]
+        sizes = [len(w) for w in weights]
+        # Joined at the first use, before any pass is recorded: a recording knows where weights are.
+        joined = self._joined([w for w, _ in parts], weights)
+        if len(x) == 1 and self._one_row(x, *weights):
+            y = torch.empty((1, sum(sizes)), dtype=self._type, device=x.device)
+            layers.matvec(weights, biases, x, y, dtype=self.dtype, stream=current())
+            return list(torch.split(y, sizes, dim=-1))
+        if joined is None:
+            return super().projections(x, parts)
+        given = [bias for bias in biases if bias is not None]
+        if len(given) not in (0, len(biases)):
+            ys = torch.split(functional.linear(x, joined), sizes, dim=-1)
+            return [y if b is None else y + b for y, b in zip(ys, biases, strict=True)]
+        y = self._product(x, joined, torch.cat(given) if given else None)
+        return list(torch.split(y, sizes, dim=-1))
+
+    def _joined(self, parts: list[Weight], held: list[torch.Tensor]) -> torch.Tensor | None:
+        """Return weights as one [rows, columns]; from then on they are held as its rows."""
+        total = sum(len(w) for w in held)
+        size, first = held[0].element_size(), held[0]
+        at, storage = first.data_ptr(), first.untyped_storage().data_ptr()
+        for w in held:
+            if w.data_ptr() != at or w.untyped_storage().data_ptr() != storage:
+                break
+            at += w.numel() * size
+        else:
+            return first.as_strided((total, first.shape[1]), (first.shape[1], 1))
+        if self.recording is not None:
+            return None
+        joined = torch.cat(held)
+        sizes = [len(w) for w in held]
+        for each, rows in zip(parts, torch.split(joined, sizes), strict=True):
+            each.moved(self, rows.reshape(each.shape))
+        return joined
+
+    def gated(self, x: Array, gate: Part, up: Part, kind: str, *, steps: bool) -> Array:
+        """Multiply, activate and multiply; one row in one kernel."""
+        rounded_steps = steps and kind in STEPS and self._type in HALVES
+        if not self._fused or rounded_steps or kind not in layers.ACTIVATIONS:
+            return super().gated(x, gate, up, kind, steps=steps)
+        if len(x) == 1:
+            first, second = self._held(gate[0]), self._held(up[0])
+            if first is not None and second is not None and self._one_row(x, first, second):
+                y = torch.empty((1, len(first)), dtype=self._type, device=x.device)
+                layers.matvec_gated(
+                    first, second, gate[1], up[1], x, y, kind, dtype=self.dtype, stream=current()
+                )
+                return y
+        g, u = self.linear(x, *gate), self.linear(x, *up)
+        y = torch.empty_like(g)
+        layers.act_mul(g, u, y, kind, dtype=self.dtype, stream=current())
+        return y

@@ -1,0 +1,83 @@
+"""Statistics of a trace's points that wait on the device until the pass is over.
+
+They are made on a stream of their own beside the pass: a point's tensor is kept until its
+statistics are done, and the pass waits where too much would be kept.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from aprfmt.stats import Stats, compute
+
+_BLOCK = 256  # slots of one allocation
+KEPT = 1 << 30  # bytes of tensors whose statistics are not known to be done
+
+
+@cache
+def _beside(device: torch.device) -> tuple[torch.cuda.Stream, torch.Tensor]:
+    """Return a device's second stream and the workspace of its kernels."""
+    from aprfmt.inference.backends import cuda
+
+    workspace = torch.zeros(cuda.WORKSPACE, dtype=torch.float64, device=device)
+    torch.cuda.synchronize(device)
+    return torch.cuda.Stream(device), workspace  # type: ignore[no-untyped-call]
+
+
+class TorchSlots:
+    """Each value's statistics are one kernel; `read` waits for all."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream, self._workspace = _beside(device)
+        self._slots: list[torch.Tensor] = []
+        self._found: list[Stats | int] = []  # done, or how many values
+        self._used = 0
+        self._waiting: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
+        self._bytes = 0
+
+    def add(self, x: Any) -> None:
+        """Enqueue the statistics of a tensor; a numpy array's (expert ids) are made at once."""
+        if isinstance(x, np.ndarray) or not x.is_floating_point() or not x.numel():
+            self._found.append(compute(x if isinstance(x, np.ndarray) else x.cpu().numpy()))
+            return
+        from aprfmt.inference.backends import cuda
+
+        x = x.contiguous()
+        if self._used == len(self._slots) * _BLOCK:
+            block = torch.empty((_BLOCK, cuda.SLOT), dtype=torch.float64, device=self._device)
+            self._slots.append(block)
+        main = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(main)
+        slot = self._slots[-1][self._used % _BLOCK]
+        cuda.stats(x, slot, self._workspace, stream=int(self._stream.cuda_stream))
+        self._waiting.append((x, self._stream.record_event()))
+        self._bytes += x.numel() * x.element_size()
+        while self._bytes > KEPT and len(self._waiting) > 1:
+            done, event = self._waiting.popleft()
+            main.wait_event(event)
+            self._bytes -= done.numel() * done.element_size()
+        self._found.append(int(x.numel()))
+        self._used += 1
+
+    def join(self) -> None:
+        """Order what was enqueued before what is enqueued next."""
+        if self._used:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        self._waiting.clear()
+        self._bytes = 0
+
+    def read(self) -> list[Stats]:
+        """Return the statistics of every value added, in order."""
+        from aprfmt.inference.backends.cuda.reduce import to_stats_of
+
+        self.join()
+        counts = [found for found in self._found if isinstance(found, int)]
+        made: Iterator[Stats] = iter(())
+        if counts:
+            made = iter(to_stats_of(counts, torch.cat(self._slots).cpu().numpy()))
+        return [next(made) if isinstance(found, int) else found for found in self._found]

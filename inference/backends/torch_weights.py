@@ -1,0 +1,191 @@
+"""Weights on a CUDA device as the file has them: uploaded once, decoded by kernels where used.
+
+What is stored in the arithmetic's own type is placed as numbers; every other encoding that has a
+kernel stays encoded and is decoded into a scratch buffer that all weights share, or multiplied as
+it is. Uploads go through pinned memory in pieces.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from aprfmt.dtypes import ENCODINGS
+from aprfmt.inference.backends.base import Array
+from aprfmt.inference.weights import Weight
+
+# 4-bit encodings of several parts, which decode_coded takes.
+CODED = ("NF4", "FP4")
+# Types that take more memory than any arithmetic's numbers would, or as much: placed as numbers.
+WIDE = ("float32", "float64")
+HALVES = (torch.bfloat16, torch.float16)
+_PIECE = 32 << 20  # bytes of one piece of an upload
+# Decoded bytes at a time of a weight that is used once: a whole one, but for big vocabularies.
+SCRATCH = 256 << 20
+
+
+class NotRecordable(Exception):
+    """A pass did something that a recording cannot repeat; the message says what."""
+
+
+class Uploader:
+    """Two pieces of pinned memory in turn: one is filled while the other is on its way."""
+
+    def __init__(self) -> None:
+        self._pieces: list[tuple[torch.Tensor, torch.cuda.Event]] = []
+        self._next = 0
+
+    def upload(self, data: Any, device: torch.device) -> torch.Tensor:
+        """Return a uint8 tensor with the bytes of a buffer; the copy may still be on its way."""
+        source = np.frombuffer(data, np.uint8)
+        placed = torch.empty(source.size, dtype=torch.uint8, device=device)
+        for start in range(0, source.size, _PIECE):
+            piece, sent = self._turn()
+            part = source[start : start + _PIECE]
+            sent.synchronize()
+            np.copyto(piece.numpy()[: part.size], part)
+            placed[start : start + part.size].copy_(piece[: part.size], non_blocking=True)
+            sent.record(torch.cuda.current_stream(device))
+        return placed
+
+    def _turn(self) -> tuple[torch.Tensor, torch.cuda.Event]:
+        if len(self._pieces) < 2:
+            piece = torch.empty(_PIECE, dtype=torch.uint8, pin_memory=True)
+            sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._pieces.append((piece, sent))
+            return self._pieces[-1]
+        self._next = 1 - self._next
+        return self._pieces[self._next]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Stored bytes [n_rows, row_bytes] of an encoding with a kernel."""
+
+    encoding: str
+    raw: torch.Tensor
+    n_columns: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where the bytes are."""
+        return self.raw.device
+
+    def decode(self, start: int, stop: int, out: torch.Tensor) -> None:
+        """Fill `out` [stop - start, n_columns] with these rows."""
+        from aprfmt.inference.backends import cuda
+
+        cuda.decode(self.encoding, self.raw[start:stop], out, stream=current())
+
+    def rows(self, ids: torch.Tensor, out: torch.Tensor) -> None:
+        """Fill `out` [ids, n_columns] with rows of these numbers."""
+        from aprfmt.inference.backends import cuda
+
+        cuda.decode(self.encoding, self.raw[ids], out, stream=current())
+
+    def product(self, x: torch.Tensor, out: torch.Tensor) -> bool:
+        """Fill `out` [tokens, n_rows] with x times the rows; False where no kernel does it."""
+        from aprfmt.inference.backends import cuda
+
+        few = len(x) <= cuda.MATVEC_TOKENS and x.dtype != torch.float64
+        if not few or self.encoding not in cuda.MATVEC:
+            return False
+        x = x.contiguous()
+        x = x.clone() if x.data_ptr() % 16 else x
+        cuda.matvec(self.encoding, self.raw, x, out, stream=current())
+        return True
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A whole 4-bit weight of bitsandbytes: packed nibbles, absmax and code in float32."""
+
+    packed: torch.Tensor
+    absmax: torch.Tensor
+    code: torch.Tensor
+    blocksize: int
+    saved: str
+    n_columns: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where the bytes are."""
+        return self.packed.device
+
+    def decode(self, start: int, stop: int, out: torch.Tensor) -> None:
+        """Fill `out` with rows [start, stop), which begin and end with a block."""
+        from aprfmt.inference.backends import cuda
+
+        first, last = start * self.n_columns, stop * self.n_columns
+        cuda.decode_coded(
+            self.packed[first // 2 : -(-last // 2)],
+            self.absmax[first // self.blocksize : -(-last // self.blocksize)],
+            self.code, out, blocksize=self.blocksize, saved=self.saved, stream=current(),
+        )  # fmt: skip
+
+    @property
+    def step(self) -> int:
+        """Rows between two that begin with a block (the packed bytes 16-aligned); 0: only all."""
+        for rows in (1, 2, 4, 8, 16, 32, 64):
+            if rows * self.n_columns % max(self.blocksize, 64) == 0:
+                return rows
+        return 0
+
+    def product(self, x: torch.Tensor, out: torch.Tensor) -> bool:
+        """Return False: there is no product on these."""
+        return False
+
+
+def current() -> int:
+    """Return the handle of torch's stream on the current device."""
+    return int(torch.cuda.current_stream().cuda_stream)
+
+
+def keeps(encoding: str, dtype: str) -> bool:
+    """Say whether a weight stays encoded on the device in arithmetic of a dtype."""
+    from aprfmt.inference.backends import cuda
+
+    return encoding in CODED or (
+        encoding in cuda.DECODED and ENCODINGS[encoding].numpy not in (dtype, *WIDE)
+    )
+
+
+def prepared(
+    w: Weight, upload: Callable[[Any], torch.Tensor]
+) -> tuple[int, Callable[[], Encoded | Coded]] | None:
+    """Return (bytes, how to place) of a weight that stays encoded; None where it is not whole."""
+    if w.encoding not in CODED:
+        stored = w.stored()
+        if stored is None:
+            return None
+        raw, size = stored, memoryview(stored).nbytes
+
+        def encoded() -> Encoded:
+            placed = upload(raw).view(w.n_rows, -1)
+            w.drop()
+            return Encoded(w.encoding, placed, w.n_columns)
+
+        return size, encoded
+    parts = w.coded()
+    if parts is None:
+        return None
+
+    def coded() -> Coded:
+        absmax, code = (
+            upload(np.ascontiguousarray(x).view(np.uint8)).view(torch.float32)
+            for x in (parts.absmax, parts.code)
+        )
+        placed = upload(np.ascontiguousarray(parts.packed))
+        w.drop()
+        return Coded(placed, absmax, code, parts.blocksize, parts.dtype, w.n_columns)
+
+    return parts.packed.nbytes + parts.absmax.nbytes, coded
+
+
+def plain_bytes(w: Weight, dtypes: Mapping[str, torch.dtype]) -> tuple[Array, torch.dtype] | None:
+    """Return the stored bytes of a weight that is an array of floats, and their dtype."""
+    name = ENCODINGS[w.encoding].numpy if w.encoding in ENCODINGS else ""
+    stored = w.stored() if name in dtypes else None
+    return None if stored is None else (stored, dtypes[name])

@@ -1,0 +1,43 @@
+"""Foreign runs read at our capture points: engines that run a model, and files they left.
+
+Importing this imports no engine. An engine is a row of ENGINES; third parties add rows through
+the entry-point group `aprfmt.engines`.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.errors import BackendUnavailableError
+from aprfmt.registry import Registry
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from aprfmt.inference.engines.opening import is_trace as is_trace
+    from aprfmt.inference.engines.opening import open_run as open_run
+    from aprfmt.inference.engines.opening import open_trace as open_trace
+    from aprfmt.inference.engines.opening import run_model as run_model
+    from aprfmt.inference.trace import Trace
+
+# Called as `ENGINES[name](model, ids, choice, wanted=..., positions=..., threads=..., hashes=...)`
+# with an open Model and a device.Choice; gives a context manager of a Trace.
+ENGINES: "Registry[Callable[..., AbstractContextManager[Trace]]]" = Registry(
+    "engines",
+    {
+        "transformers": (
+            "aprfmt.inference.engines.transformers:run",
+            "pip install torch transformers",
+        ),
+        "llama.cpp": "aprfmt.inference.engines.llama_cpp:run",
+    },
+    BackendUnavailableError,
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Import what opening.py has when it is asked for: it needs device.py, which needs ENGINES."""
+    if name in ("is_trace", "open_run", "open_trace", "run_model"):
+        from aprfmt.inference.engines import opening
+
+        return getattr(opening, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

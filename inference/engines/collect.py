@@ -1,0 +1,261 @@
+"""What an engine's tensors become: records under our keys, [tokens, ...], rows by position."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.digest import decoded_sha256
+from aprfmt.inference.capture import POINTS, Instance, instances, key_name, resolve
+from aprfmt.inference.forward import LogitRows
+from aprfmt.inference.trace import Positions, Record, Trace, joined_slots
+from aprfmt.inference.trace_file import Spool
+from aprfmt.stats import compute
+from aprfmt.tensor import Value
+from aprfmt.thresholds import weights_class
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+Numbers = NDArray[Any]
+# Points with an axis of heads, and the hyperparameter that counts them.
+HEADED: Mapping[str, str] = {
+    "q_mm": "n_heads", "q": "n_heads", "q_b": "n_heads", "q_norm": "n_heads", "q_rope": "n_heads",
+    "k_mm": "n_kv_heads", "k": "n_kv_heads", "k_norm": "n_kv_heads", "k_rope": "n_kv_heads",
+    "v_mm": "n_kv_heads", "v": "n_kv_heads", "k_nope": "n_heads",
+    "k_cache": "n_kv_heads", "v_cache": "n_kv_heads",
+}  # fmt: skip
+
+
+class Collector:
+    """Takes values as they come, in any order, and makes a Trace of them.
+
+    `tokens` is the length of the pass, None where it is not known. Values of a point that the
+    model's table calls an alias are recorded under the key they equal. Everything goes to disk at
+    once; `unknown` maps names that became no record to the reason.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        model: "Model | None",
+        *,
+        tokens: int | None,
+        dtype: str,
+        device: str = "cpu",
+        positions: Positions = "all",
+        wanted: Collection[str] | None = None,
+        hashes: bool = False,
+        logits_rows: LogitRows = "all",
+    ) -> None:
+        self._spool = spool
+        self.hp: Mapping[str, Value] | None = None if model is None else model.hyper
+        self.known: Mapping[str, Instance] = {}
+        if model is not None:
+            self.known = instances(model.spec.block, model.hyper, model.roles)
+        self._tokens, self._dtype, self._device = tokens, dtype, device
+        self._positions, self._hashes = positions, hashes
+        self._logits_rows = logits_rows
+        self._wanted = None if wanted is None else {self.target(key) for key in wanted}
+        self._ranks: dict[str, int] = {}
+        self.records: dict[str, Record] = {}
+        self.seen: dict[str, NDArray[np.bool_]] = {}
+        self.unknown: dict[str, str] = {}
+
+    def target(self, key: str) -> str | None:
+        """Return the key a point is recorded under; None where the model has no such point."""
+        if not self.known:
+            return key
+        if key not in self.known:
+            return None
+        instance = resolve(key, self.known)
+        return None if instance is None else instance.key
+
+    def expect(self, tokens: int) -> None:
+        """Say how long the pass is, once that is known."""
+        self._tokens = tokens
+
+    def heads(self, point: str) -> int | None:
+        """Return how many heads a point of q, k or v has, None where that is not known."""
+        if self.hp is None or point not in HEADED:
+            return None
+        if point[0] in "kv" and self.known and not self.known["L0.kv_a"].absent:
+            return int(self.hp["n_heads"])  # MLA expands one latent to every head
+        return int(self.hp[HEADED[point]])
+
+    def add(
+        self,
+        point: str,
+        layer: int,
+        values: Numbers,
+        *,
+        rows: Sequence[int] | None = None,
+        rank: int = 0,
+        seen: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Record [tokens, ...] values (`scores`, `probs`: [heads, tokens, keys]).
+
+        `rows` are the token positions of the rows, None for all of them from 0 on. Of several
+        values for one key the one of the lowest rank counts, of equal ranks the last. `seen` says
+        which values are there at all (a text that leaves most out); None is all of them.
+        """
+        own = key_name(point, layer)
+        key = self.target(own)
+        if key is None or (self._wanted is not None and key not in self._wanted):
+            return
+        if self._ranks.get(key, rank) < rank or (key != own and key in self.records):
+            return
+        self._ranks[key] = rank
+        axis = 1 if POINTS[point].rows == "scores" else 0
+        count = int(values.shape[axis])
+        there = self._places(point, count, rows)
+        if POINTS[point].rows == "logits" and there is not None and self._logits_rows != "all":
+            final = self._logits_rows == "last"
+            kept = [len(there) - 1] if final else [int(row) for row in self._logits_rows]
+            values, there = values[kept], tuple(there[row] for row in kept)
+        if there is not None and self._positions != "all":
+            last = self._tokens - 1 if self._tokens else there[-1]
+            wanted = {last} if self._positions == "last" else set(self._positions)
+            kept = [row for row, position in enumerate(there) if position in wanted]
+            values = np.take(values, kept, axis)
+            seen = None if seen is None else np.take(seen, kept, axis)
+            there = tuple(there[row] for row in kept)
+        values = narrow(values)
+        target = POINTS[self.known[key].point.name if self.known else point].name
+        record = Record(
+            target,
+            self.known[key].layer if self.known else layer,
+            tuple(values.shape),
+            there,
+            self._dtype,
+            None,
+            self._device,
+            compute(values) if seen is None or seen.all() else None,
+            decoded_sha256(values) if self._hashes and seen is None else None,
+        )
+        self.records[key] = record
+        if seen is not None:
+            self.seen[key] = seen
+        self._spool.keep(record, values)
+
+    def add_joined(self, slot: str, layer: int, values: Numbers) -> None:
+        """Record a joined [tokens, ...] under a slot's name (`L3.qkv`), to be compared joined."""
+        key = key_name(slot, layer)
+        shape = tuple(values.shape)
+        there = self._places("q", len(values), None)
+        record = Record(slot, layer, shape, there, self._dtype, None, self._device, compute(values))
+        self.records[key] = record
+        self._spool.keep(record, narrow(values))
+
+    def _places(self, point: str, count: int, rows: Sequence[int] | None) -> tuple[int, ...] | None:
+        if rows is not None:
+            return tuple(rows)
+        if POINTS[point].rows == "keys":
+            return tuple(range(count))
+        if self._tokens is None or count == self._tokens:
+            return tuple(range(count))
+        # An engine that computes the rows it needs keeps the last one.
+        return (self._tokens - 1,) if count == 1 else None
+
+    def trace(self, run: Mapping[str, Value], *, resolution: float = 0.0) -> Trace:
+        """Return what was recorded, in execution order; every alias of the model is known.
+
+        `resolution` is half a unit of the last printed decimal, 0 for values kept whole.
+        """
+        order = list(self.known) or sorted(self.records, key=_place)
+        known = [key for key in order if key in self.records]
+        known += [key for key in self.records if key not in set(known)]
+        aliases = {
+            key: target
+            for key, instance in self.known.items()
+            if instance.alias_of and (target := self.target(key)) in self.records
+        }
+        bad = next(
+            (
+                key
+                for key in known
+                if (stats := self.records[key].stats) is not None
+                and (key.rpartition(".")[2] not in POINTS or POINTS[key.rpartition(".")[2]].finite)
+                and stats.nan + stats.inf
+            ),
+            None,
+        )
+        facts = dict(run) | {"unknown": dict(self.unknown)}
+        return Trace(
+            facts,
+            {key: self.records[key] for key in joined_slots(known)},
+            {key: target for key, target in aliases.items() if target is not None},
+            self._spool.fetch,
+            bad,
+            dict(self.seen),
+            resolution,
+        )
+
+
+def _place(key: str) -> tuple[int, int, int]:
+    """Order keys as a pass does: what comes before the layers, the layers, what comes after."""
+    layer, _, point = key.rpartition(".")
+    row = list(POINTS).index(point) if point in POINTS else len(POINTS)
+    if layer:
+        return (1, int(layer[1:]), row)
+    return (0 if point.startswith("embd") else 2, 0, row)
+
+
+def narrow(values: Numbers) -> Numbers:
+    """Return what a trace keeps: float32, float64, or int64 for ids."""
+    if values.dtype.kind in "iub":
+        return np.ascontiguousarray(values, np.int64)
+    wide = values.dtype == np.float64
+    return np.ascontiguousarray(values, np.float64 if wide else np.float32)
+
+
+def unbatched(values: Numbers, where: str) -> Numbers:
+    """Return one sequence's values; ValueError for a batch of several."""
+    if values.ndim > 2 and values.shape[0] == 1:
+        values = values[0]
+    if values.ndim < 1:
+        raise ValueError(f"{where}: a single number")
+    return values
+
+
+def by_heads(
+    values: Numbers, heads: int | None, tokens: int | None, like: Numbers | None, first: bool
+) -> Numbers:
+    """Return [tokens, heads, d] of [tokens, width], [tokens, heads, d] or [heads, tokens, d].
+
+    Where both axes are as long as each other, `like` [tokens, heads, d] decides by resemblance,
+    and without it `first`: whether heads come first by the engine's habit.
+    """
+    if values.ndim == 2:
+        return values if heads is None else values.reshape(len(values), heads, -1)
+    if values.ndim != 3:
+        return values
+    a, b = values.shape[:2]
+    if a == b and (heads is None or heads == a):
+        if like is not None and like.shape == values.shape:
+            swapped = values.swapaxes(0, 1)
+            return max((values, swapped), key=lambda x: _likeness(x, like))
+        return values.swapaxes(0, 1) if first else values
+    if (tokens is not None and b == tokens and a != tokens) or (heads == a and heads != b):
+        return values.swapaxes(0, 1)
+    return values
+
+
+def _likeness(x: Numbers, like: Numbers) -> float:
+    """Return the mean |cosine| of the vectors of two [tokens, heads, d]."""
+    dot = np.abs(np.sum(x * like, axis=-1))
+    norms = np.linalg.norm(x, axis=-1) * np.linalg.norm(like, axis=-1)
+    return float(np.mean(dot / np.maximum(norms, 1e-30)))
+
+
+def halves(x: Numbers, start: int = 0) -> Numbers:
+    """Bring adjacent pairs of the last axis, from `start` on, into split halves."""
+    kept, pairs = x[..., :start], x[..., start:]
+    return np.concatenate([kept, pairs[..., 0::2], pairs[..., 1::2]], axis=-1)
+
+
+def weights_of(model: "Model") -> str:
+    """Return the class of a model's matrices that tolerances are keyed by."""
+    matrices = [tensor.encoding for tensor in model.roles.values() if len(tensor.shape) > 1]
+    return weights_class(matrices)

@@ -1,0 +1,240 @@
+"""llama.cpp's graph nodes read by the table of points, from its callback or from printed text.
+
+A node is told by (name, operation), the last occurrence counting, or by the weight it reads,
+whatever it is called. Undone here: rows of llama's Q and K in adjacent pairs, rope on adjacent
+pairs, a joined qkv, keys padded to the cache's size, the head axis before the tokens.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.arch.steps import RowsPermuted
+from aprfmt.arch.vocabulary import split_key
+from aprfmt.inference.capture import POINTS, WHOLE
+from aprfmt.inference.engines.collect import HEADED, Collector, halves
+from aprfmt.inference.points import Name
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+Numbers = NDArray[Any]
+Mask = NDArray[np.bool_]
+_NODE = re.compile(r"(.*?)-(\d{1,6})")
+_WEIGHT = re.compile(r"(?:blk\.(\d{1,6})\.)?([\w.]+\.(?:weight|bias))")
+# Operations that show another's result again; a later view must not hide the node itself.
+VIEWS = ("VIEW", "PERMUTE", "TRANSPOSE", "RESHAPE")
+
+
+@dataclass(frozen=True)
+class Node:
+    """One evaluated node: `shape` outermost first, `scale` of a SOFT_MAX where it is known."""
+
+    name: str
+    op: str
+    shape: tuple[int, ...]
+    sources: tuple[str, ...]
+    scale: float | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node's values belong: a share of columns [start, stop) of it, None for all."""
+
+    point: str
+    layer: int
+    rank: int
+    columns: tuple[int, int] | None = None
+
+
+@dataclass
+class GraphReader:
+    """Puts nodes into a Collector; `model` is the GGUF that ran, None where it is not at hand."""
+
+    collector: Collector
+    model: "Model | None"
+    tokens: int
+    outputs: Sequence[int] | None = None  # positions whose logits were asked for, None: all
+    _roles: Mapping[str, list[tuple[str, int]]] = field(default_factory=dict)
+    _routed: dict[int, dict[str, Numbers]] = field(default_factory=dict)
+    _scaled_q: set[int] = field(default_factory=set)
+    _scores: dict[int, tuple[Numbers, Mask | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.model is not None:
+            self._roles = stored_roles(self.model)
+
+    def places(self, node: Node) -> list[Place]:
+        """Return the points a node is, by the table's llama.cpp names."""
+        text, layer = self._split(node.name)
+        weights = [place for source in node.sources for place in self._weights(source)]
+        found = []
+        for point in POINTS.values():
+            for rank, name in enumerate(point.llama_cpp):
+                if name.op and name.op != node.op:
+                    continue
+                if name.role:
+                    found += self._by_weight(point.name, name, rank, weights)
+                elif name.text == text and (name.op or node.op not in VIEWS):
+                    found.append(Place(point.name, layer, rank))
+        layered = [p for p in found if POINTS[p.point].layered == (p.layer != WHOLE)]
+        return list({(p.point, p.layer): p for p in reversed(layered)}.values())
+
+    def _split(self, name: str) -> tuple[str, int]:
+        match = _NODE.fullmatch(name)
+        return (match[1], int(match[2])) if match else (name, WHOLE)
+
+    def _weights(self, source: str) -> list[tuple[str, int, tuple[int, int] | None]]:
+        """Return (role, layer, columns) of a weight's name; nothing for an activation."""
+        match = _WEIGHT.fullmatch(source)
+        if match is None:
+            return []
+        if source not in self._roles:
+            return [(match[2], WHOLE if match[1] is None else int(match[1]), None)]
+        found = []
+        start = 0
+        held = self._roles[source]
+        for key, rows in held:
+            layer, role = split_key(key)
+            columns = (start, start + rows) if len(held) > 1 else None
+            found.append((role, WHOLE if layer is None else layer, columns))
+            start += rows
+        return found
+
+    def _by_weight(
+        self, point: str, name: Name, rank: int,
+        weights: list[tuple[str, int, tuple[int, int] | None]],
+    ) -> list[Place]:  # fmt: skip
+        return [Place(point, layer, rank, cut) for role, layer, cut in weights if role == name.role]
+
+    def wants(self, node: Node) -> bool:
+        """Say whether a node's values are needed."""
+        return bool(self.places(node)) or self._scales_q(node) is not None
+
+    def _scales_q(self, node: Node) -> int | None:
+        """Return the layer whose queries a SCALE node scales, None for another node."""
+        if node.op != "SCALE" or not node.sources:
+            return None
+        text, layer = self._split(node.sources[0])
+        return layer if text == "Qcur" else None
+
+    def add(self, node: Node, values: Numbers, seen: Mask | None = None) -> None:
+        """Take a node's values in its own shape (outermost first)."""
+        scaled = self._scales_q(node)
+        if scaled is not None:
+            self._scaled_q.add(scaled)
+        for place in self.places(node):
+            if place.point == "scores":
+                self._scores[place.layer] = (values, seen)
+                continue
+            if place.point == "probs":
+                self._add_scores(place.layer, node.scale)
+            if place.point in ("experts", "expert_w") and seen is None:
+                self._add_routed(place, values)
+                continue
+            cut, mask = values, seen
+            if place.columns is not None:
+                cut = values[..., place.columns[0] : place.columns[1]]
+                mask = None if seen is None else seen[..., place.columns[0] : place.columns[1]]
+            self._put(place, cut, mask)
+
+    def _add_scores(self, layer: int, scale: float | None) -> None:
+        """Record kq times the softmax's scale; without it in the text, times the model's."""
+        if layer not in self._scores:
+            return
+        if scale is None:
+            hp = self.collector.hp
+            if hp is None:
+                self.collector.unknown[f"kq-{layer}"] = "its scale is not known without the model"
+                return
+            scale = float(hp["attn_scale"])
+            if layer in self._scaled_q or hp["attn_softcap"] is not None:
+                scale = 1.0
+        values, seen = self._scores.pop(layer)
+        self._put(Place("scores", layer, 0), values * np.float32(scale), seen)
+
+    def _add_routed(self, place: Place, values: Numbers) -> None:
+        """Record chosen experts and weights together, heaviest first: they come by score."""
+        shaped = self._shape(place.point, place.layer, values)
+        if shaped is None:
+            return
+        routed = self._routed.setdefault(place.layer, {})
+        routed[place.point] = shaped
+        experts, weights = routed.get("experts"), routed.get("expert_w")
+        if experts is None or weights is None or experts.shape != weights.shape:
+            return
+        order = np.argsort(-weights, axis=-1, kind="stable")
+        for point, x in (("experts", experts), ("expert_w", weights)):
+            rank = place.rank if point == "expert_w" else 0
+            sorted_ = np.take_along_axis(x, order, -1)
+            self.collector.add(point, place.layer, sorted_, rank=rank)
+
+    def _put(self, place: Place, values: Numbers, seen: Mask | None) -> None:
+        point, layer = place.point, place.layer
+        shaped = self._shape(point, layer, values)
+        if shaped is None:
+            self.collector.unknown[f"{point} of layer {layer}"] = f"shape {list(values.shape)}"
+            return
+        mask = None if seen is None else self._shape(point, layer, seen)
+        axis = 1 if POINTS[point].rows == "scores" else 0
+        rows: Sequence[int] | None = None
+        if POINTS[point].rows != "keys" and self.outputs is not None:
+            rows = self.outputs if shaped.shape[axis] == len(self.outputs) else None
+            rows = None if shaped.shape[axis] == self.tokens else rows
+        self.collector.add(point, layer, shaped, rows=rows, rank=place.rank, seen=mask)
+
+    def _shape(self, point: str, layer: int, values: Any) -> Any | None:
+        """Return [tokens, ...] of a node's four axes, layouts undone; None where it cannot be."""
+        while values.ndim > 2 and values.shape[0] == 1:
+            values = values[0]
+        kind = POINTS[point].rows
+        if kind == "scores":
+            return values[..., : self.tokens] if values.ndim == 3 else None
+        if kind == "keys":
+            return None  # the cache is stored transposed or not; k_rope and v say the same
+        if point in HEADED:
+            heads = self.collector.heads(point)
+            if values.ndim == 2 and heads is not None:
+                values = values.reshape(len(values), heads, -1)
+            if values.ndim == 3:
+                values = self._unpaired(point, layer, values)
+            return values
+        if point.startswith("k_pe"):
+            values = values.reshape(self.tokens, 1, -1)
+            adjacent = point == "k_pe_rope" and self._interleaved
+            return halves(values) if adjacent else values
+        if point == "expert_w" and values.ndim == 3:  # [tokens, used, 1]
+            return values.reshape(len(values), -1)
+        return values if values.ndim == 2 else None
+
+    @property
+    def _interleaved(self) -> bool:
+        return self.model is not None and self.model.hyper["rope_style"] == "interleaved"
+
+    def _unpaired(self, point: str, layer: int, values: Any) -> Any:
+        """Bring adjacent pairs into split halves: stored rows of llama, rotated ones of others."""
+        if self.model is None or point[0] not in "qk":
+            return values
+        tensor = self.model.roles.get(f"L{layer}.attn_{point[0]}.weight")
+        permuted = tensor is not None and any(
+            isinstance(step, RowsPermuted) for step in tensor.group.binding.steps
+        )
+        adjacent = point.endswith("_rope") and self._interleaved
+        return halves(values) if permuted or adjacent else values
+
+
+def stored_roles(model: "Model") -> dict[str, list[tuple[str, int]]]:
+    """Return the roles of each stored tensor in order, with their rows: one table, the bindings."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for tensor in model.roles.values():
+        if len(tensor.stored) != 1:
+            continue  # experts and split heads: no one node is the role's
+        held = [model.roles[key] for key in tensor.group.roles if key in model.roles]
+        found[tensor.stored[0].info.name] = [
+            (part.key, part.shape[0] if part.shape else 0) for part in held
+        ]
+    return found

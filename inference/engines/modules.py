@@ -1,0 +1,197 @@
+"""Module paths of transformers read by the table of points: which module's result is which point.
+
+A key is a module's path (`model.layers.0.self_attn.q_proj`), `<layer>#in`, `<layer>#out`,
+`<layer>#q_rope` with a layer's path or its number, or `logits`. What belongs to no point is
+listed with the reason.
+"""
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.inference.capture import POINTS, WHOLE, key_name
+from aprfmt.inference.engines.collect import HEADED, Collector, by_heads, halves, unbatched
+from aprfmt.inference.points import Name, Point
+
+Numbers = NDArray[Any]
+# What comes before a layer's number, and before a whole-model module.
+_LAYER = re.compile(r"(?:\w+\.)*?(?:layers|h)\.(\d{1,9})(?:\.([\w.]+))?(#\w+)?")
+_NUMBER = re.compile(r"\d{1,9}#\w+")
+_ABOVE = re.compile(r"(?:(?:model|language_model|transformer|base_model)\.)*([\w.]+(?:#\w+)?)")
+# Architectures whose modelling code leaves rotated vectors in adjacent pairs.
+ADJACENT = ("cohere", "deepseek_v2")
+# Rope is applied to [batch, heads, tokens, head_dim]; projections are [batch, tokens, width].
+HEADS_FIRST = ("#q_rope", "#k_rope", "#v", "#k_cache", "#v_cache")
+_WHOLE_NAMES = frozenset(
+    name.text for point in POINTS.values() if not point.layered for name in point.hf
+)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One key becomes (a share of) one point."""
+
+    point: Point
+    layer: int
+    name: Name
+    rank: int
+
+
+def parse_module(key: str) -> tuple[int, str] | None:
+    """Return (layer, path below it) of a module's key; None for what is neither."""
+    match = _LAYER.fullmatch(f"layers.{key}" if _NUMBER.fullmatch(key) else key)
+    if match:
+        return int(match[1]), f"{match[2] or ''}{match[3] or ''}"
+    above = _ABOVE.fullmatch(key)
+    return (WHOLE, above[1]) if above and above[1] in _WHOLE_NAMES else None
+
+
+class Modules:
+    """The reading of a set of keys; `placement` None is settled by which norms a layer has."""
+
+    def __init__(self, keys: Iterable[str], placement: str | None = None) -> None:
+        self._below: dict[int, set[str]] = {}
+        self._parsed: dict[str, tuple[int, str]] = {}
+        for key in keys:
+            parsed = parse_module(key)
+            if parsed is not None:
+                self._parsed[key] = parsed
+                self._below.setdefault(parsed[0], set()).add(parsed[1])
+        self._placement = placement
+
+    def read(self, key: str) -> list[Reading]:
+        """Return every point a key holds; none for a key that is no point of ours."""
+        if key not in self._parsed:
+            return []
+        layer, below = self._parsed[key]
+        found = []
+        for point in POINTS.values():
+            if point.layered != (layer != WHOLE):
+                continue
+            for rank, name in enumerate(point.hf):
+                if name.text == below and self._fits(name, layer):
+                    found.append(Reading(point, layer, name, rank))
+                    break
+        return found
+
+    def _fits(self, name: Name, layer: int) -> bool:
+        siblings = self._below[layer]
+        if name.text == "mlp":  # a mixture's router stands beside it
+            return True
+        if not name.placement:
+            return True
+        return name.placement == (self._placement or placement_of(siblings))
+
+    def is_mixture(self, layer: int) -> bool:
+        """Say whether a layer's keys show a router."""
+        return any(name.text in self._below.get(layer, ()) for name in POINTS["router"].hf)
+
+
+def placement_of(siblings: Collection[str]) -> str:
+    """Return the block placement that a layer's norms betray."""
+    names = {name.partition("#")[0] for name in siblings}
+    if "pre_feedforward_layernorm" in names:
+        return "sandwich"
+    if "post_feedforward_layernorm" in names and "input_layernorm" not in names:
+        return "post"
+    return "pre"
+
+
+class ModuleReader:
+    """Puts module outputs into a Collector: splits, layouts, alternatives."""
+
+    def __init__(
+        self,
+        collector: Collector,
+        keys: Iterable[str],
+        *,
+        block: Any = None,
+        architecture: str = "",
+        tokens: int | None = None,
+        scaled_embedding: bool | None = None,
+    ) -> None:
+        self._collector = collector
+        self.modules = Modules(keys, None if block is None else block.placement)
+        self._adjacent = architecture in ADJACENT
+        self._tokens = tokens
+        self._scaled = scaled_embedding
+        self._like: dict[str, Numbers] = {}
+
+    def add(self, key: str, values: Numbers) -> None:
+        """Take one key's values; what cannot be read is noted in the collector's `unknown`."""
+        readings = self.modules.read(key)
+        if not readings:
+            self._collector.unknown[key] = "no point of ours"
+            return
+        try:
+            values = unbatched(values, key)
+            taken = [self._add(reading, values) for reading in readings]
+        except ValueError as error:
+            self._collector.unknown[key] = str(error)
+            return
+        if not any(taken):
+            self._collector.unknown[key] = "the model has no such point"
+
+    def _add(self, reading: Reading, values: Numbers) -> bool:
+        point, layer, name = reading.point.name, reading.layer, reading.name
+        collector = self._collector
+        if point in ("embd", "embd_scaled") and (name.part == "scaled") != bool(self._scaled):
+            return False
+        mixture = self.modules.is_mixture(layer)
+        if name.text == "mlp" and not collector.known and (point == "moe_out") != mixture:
+            return False
+        if collector.known and collector.target(key_name(point, layer)) is None:
+            return False
+        if name.part in ("qkv", "halves", "heads", "tail"):
+            share = self._share(point, name.part, values)
+            if share is None:
+                if point == "q":
+                    collector.add_joined("qkv", layer, values)
+                return True
+            values = share
+        if point in HEADED:
+            values = self._headed(point, layer, name.text, values)
+        elif values.ndim == 3 and POINTS[point].rows != "scores" and point != "k_pe":
+            raise ValueError(f"shape {list(values.shape)}; expected one sequence [tokens, width]")
+        collector.add(point, layer, values, rank=reading.rank)
+        return True
+
+    def _share(self, point: str, part: str, values: Numbers) -> Numbers | None:
+        """Return a point's share of a joined result, None where its size is not known."""
+        width = values.shape[-1]
+        if part == "halves":
+            half = width // 2
+            return values[..., :half] if point == "ffn_gate" else values[..., half:]
+        heads, kv = self._collector.heads("q"), self._collector.heads("k")
+        if heads is None or kv is None:
+            return None
+        if part == "qkv":
+            size = width // (heads + 2 * kv)
+            first = {"q": 0, "k": heads * size, "v": (heads + kv) * size}[point]
+            return values[..., first : first + (heads if point == "q" else kv) * size]
+        assert self._collector.hp is not None
+        nope = int(self._collector.hp["qk_nope_head_dim"])
+        if part == "tail":
+            rank = int(self._collector.hp["kv_lora_rank"])
+            return values[..., None, rank:]
+        each = values.reshape(values.size // width, heads, -1)
+        return each[..., :nope] if point == "k_nope" else each[..., nope:]
+
+    def _headed(self, point: str, layer: int, text: str, values: Numbers) -> Numbers:
+        like = self._like.get(f"{layer}.{point[0]}")
+        first = text in HEADS_FIRST
+        heads = self._collector.heads(point)
+        values = by_heads(values, heads, self._tokens, like, first)
+        if point in ("q", "k") and values.ndim == 3:
+            self._like[f"{layer}.{point}"] = np.array(values)
+        if point.endswith("_rope") and self._adjacent and values.ndim == 3:
+            hp = self._collector.hp
+            mla = hp is not None and "L0.kv_a" in self._collector.known
+            mla = mla and not self._collector.known["L0.kv_a"].absent
+            start = int(hp["qk_nope_head_dim"]) if hp is not None and mla else 0
+            values = halves(values, start)
+        return values

@@ -1,0 +1,295 @@
+"""`.npz` files of module outputs: keys are transformers module paths, arrays are read one by one.
+
+The file is somebody else's: sizes are checked before anything is allocated, pickles are refused,
+and a member is decompressed in windows up to the size its own array header gives.
+"""
+
+import ast
+import math
+import os
+import struct
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
+from aprfmt.formats.mapped import open_regular
+from aprfmt.inference.engines.collect import Collector
+from aprfmt.inference.engines.modules import ModuleReader
+from aprfmt.inference.trace import Positions, Trace
+from aprfmt.inference.trace_file import Spool
+from aprfmt.text import shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from aprfmt.model import Model
+
+Numbers = NDArray[Any]
+IDS, ORDER = "input_ids", "__order__"
+MAX_MEMBERS = 1 << 16
+MAX_HEADER = 64 << 10
+MAX_MEMBER = 8 << 30  # bytes of one array
+MAX_TOTAL = 64 << 30  # bytes of all arrays
+# Activations do not shrink a hundredfold; zeros, and bombs, do.
+MAX_RATIO, SMALL = 100, 64 << 20
+_WINDOW = 1 << 20
+
+
+def _short(found: object) -> str:
+    """Return what a file says, or what is said about it, in a line's length."""
+    return shorten(str(found), 200)
+
+
+class NpzFile:
+    """An open .npz: `arrays` maps keys to (shape, dtype); `read` gives one array.
+
+    `file` are its bytes where they lie in memory already.
+    """
+
+    def __init__(self, path: Path, stack: ExitStack, file: BinaryIO | None = None) -> None:
+        self.path = path
+        if file is None:
+            file = stack.enter_context(os.fdopen(open_regular(path), "rb"))
+        try:
+            self._zip = stack.enter_context(zipfile.ZipFile(file))
+            members = self._zip.infolist()
+        except (zipfile.BadZipFile, OSError, ValueError, struct.error, EOFError) as error:
+            raise FormatError(f"{path}: is no .npz file: {_short(error)}") from error
+        except NotImplementedError as error:
+            raise UnsupportedError(f"{path}: {_short(error)}") from error
+        if len(members) > MAX_MEMBERS:
+            raise FormatError(f"{path}: {len(members)} members; at most {MAX_MEMBERS} are read")
+        self._members: dict[str, zipfile.ZipInfo] = {}
+        self.arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        self._fortran: dict[str, bool] = {}
+        total = 0
+        for member in members:
+            key = self._key(member)
+            total += member.file_size
+            if total > MAX_TOTAL:
+                raise FormatError(f"{path}: declares over {MAX_TOTAL} bytes of arrays")
+            self._members[key] = member
+            with self._open(member) as file:
+                self.arrays[key], self._fortran[key] = self._header(file, key, member)
+
+    def _key(self, member: zipfile.ZipInfo) -> str:
+        name = member.filename
+        if not name.endswith(".npy"):
+            raise FormatError(
+                f"{self.path}: member {_short(name)!r} is no array; expected NAME.npy"
+            )
+        key = name.removesuffix(".npy")
+        if key in self._members:
+            raise FormatError(f"{self.path}: {_short(key)!r} appears twice")
+        if member.flag_bits & 1:
+            raise UnsupportedError(f"{self.path}: {_short(key)!r} is encrypted")
+        packed = max(member.compress_size, 1)
+        if member.file_size > MAX_MEMBER or (
+            member.file_size > SMALL and member.file_size / packed > MAX_RATIO
+        ):
+            raise FormatError(
+                f"{self.path}: {_short(key)!r} declares {member.file_size} bytes in {packed}; "
+                f"expected at most {MAX_MEMBER}, and activations that compress less than "
+                f"1:{MAX_RATIO}"
+            )
+        return key
+
+    @contextmanager
+    def _open(self, member: zipfile.ZipInfo) -> Iterator[Any]:
+        where = f"{self.path}: {_short(member.filename)!r}"
+        try:
+            with self._zip.open(member) as file:
+                yield file
+        except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError) as error:
+            raise FormatError(f"{where}: {_short(error)}") from error
+        except (NotImplementedError, RuntimeError) as error:
+            raise UnsupportedError(f"{where}: {_short(error)}") from error
+        except (OSError, ValueError, struct.error) as error:
+            if isinstance(error, FormatError):
+                raise
+            raise FormatError(f"{where}: {_short(error)}") from error
+        except Exception as error:  # zlib.error and lzma.LZMAError, whichever module is there
+            if type(error).__module__ not in ("zlib", "lzma", "_lzma", "bz2"):
+                raise
+            raise FormatError(f"{where}: {_short(error)}") from error
+
+    def _header(
+        self, file: Any, key: str, member: zipfile.ZipInfo
+    ) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], bool]:
+        where = f"{self.path}: {_short(key)!r}"
+        magic = file.read(8)
+        if len(magic) < 8 or magic[:6] != b"\x93NUMPY" or magic[6] not in (1, 2, 3):
+            raise FormatError(f"{where}: begins with {magic.hex(' ')}; expected an .npy array")
+        size_format = "<H" if magic[6] == 1 else "<I"
+        raw = file.read(struct.calcsize(size_format))
+        if len(raw) < struct.calcsize(size_format):
+            raise TruncatedError(f"{where}: ends inside its header")
+        (length,) = struct.unpack(size_format, raw)
+        if length > MAX_HEADER:
+            raise FormatError(f"{where}: a header of {length} bytes; at most {MAX_HEADER} are read")
+        text = file.read(length)
+        if len(text) < length:
+            raise TruncatedError(f"{where}: ends inside its header")
+        try:
+            found = ast.literal_eval(text.decode("utf-8" if magic[6] == 3 else "latin1").strip())
+            shape, descr, fortran = found["shape"], found["descr"], found["fortran_order"]
+            dtype = np.dtype(descr) if isinstance(descr, str) else None
+        except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError) as error:
+            raise FormatError(f"{where}: its header is not readable: {_short(error)}") from None
+        if (
+            not isinstance(shape, tuple)
+            or len(shape) > 8
+            or not all(type(size) is int and 0 <= size < 1 << 48 for size in shape)
+            or type(fortran) is not bool
+        ):
+            raise FormatError(f"{where}: shape {_short(shape)}; expected up to 8 sizes")
+        if dtype is None or dtype.kind not in "fiubU" or not dtype.itemsize:
+            raise UnsupportedError(
+                f"{where}: holds {_short(descr)!r}; expected numbers (pickled objects are not read)"
+            )
+        body = member.file_size - (8 + len(raw) + length)
+        if math.prod(shape) * dtype.itemsize != body:
+            raise FormatError(
+                f"{where}: shape {list(shape)} of {dtype} takes {math.prod(shape) * dtype.itemsize}"
+                f" bytes; {body} follow the header"
+            )
+        return (shape, dtype), fortran
+
+    def read(self, key: str) -> Numbers:
+        """Return one array; FormatError where the stream is not what the header says."""
+        shape, dtype = self.arrays[key]
+        size = math.prod(shape) * dtype.itemsize
+        member = self._members[key]
+        data = bytearray()
+        with self._open(member) as file:
+            file.read(member.file_size - size)
+            while len(data) < size:
+                window = file.read(min(_WINDOW, size - len(data)))
+                if not window:
+                    raise TruncatedError(
+                        f"{self.path}: {_short(key)!r} ends after {len(data)} of {size} bytes"
+                    )
+                data += window
+            file.read(1)  # the checksum is held against the bytes at the end
+        if dtype.kind == "U" and size:
+            codes = np.frombuffer(data, np.dtype("u4").newbyteorder(dtype.byteorder))
+            if codes.max() > sys.maxunicode:
+                raise FormatError(f"{self.path}: {_short(key)!r} holds text that is no Unicode")
+        flat = np.frombuffer(data, dtype)
+        order: Any = "F" if self._fortran[key] else "C"
+        return flat.reshape(shape, order=order).astype(dtype.newbyteorder("="), copy=False)
+
+
+@contextmanager
+def load_npz(
+    path: Path,
+    ids: Sequence[int] | None = None,
+    model: "Model | None" = None,
+    *,
+    positions: Positions = "all",
+    wanted: "Collection[str] | None" = None,
+    file: BinaryIO | None = None,
+) -> Iterator[Trace]:
+    """Open an .npz of module outputs as a trace; `file` are its bytes if they lie in memory.
+
+    `ids` are what the run was of where the file has no `input_ids`. Raises FormatError for a
+    damaged or hostile file, UnsupportedError for arrays that are no numbers.
+    """
+    with ExitStack() as stack:
+        opened = NpzFile(path, stack, file)
+        found = _ids(opened)
+        given = None if ids is None else [int(i) for i in ids]
+        tokens = found if found is not None else given
+        keys = [key for key in opened.arrays if key not in (IDS, ORDER)]
+        order, missing = _order(opened, keys)
+        collector = Collector(
+            stack.enter_context(Spool()), model, tokens=None if tokens is None else len(tokens),
+            dtype=_dtype(opened, keys), positions=positions, wanted=wanted,
+        )  # fmt: skip
+        reader = ModuleReader(
+            collector, keys, block=None if model is None else model.spec.block,
+            architecture="" if model is None else model.spec.name,
+            tokens=None if tokens is None else len(tokens),
+            scaled_embedding=_is_scaled(opened, keys, model, tokens),
+        )  # fmt: skip
+        for key in order:
+            if opened.arrays[key][1].kind == "U":
+                collector.unknown[key] = "holds text"
+            else:
+                reader.add(key, opened.read(key))
+        for key in missing:
+            collector.unknown[key] = f"named in {ORDER}, but not in the file"
+        run = {
+            "format": "npz", "path": str(path), "ids": tokens, "order": order,
+            "backend": {"backend": "npz", "of": "transformers module outputs"},
+        }  # fmt: skip
+        yield collector.trace(run)
+
+
+def _ids(file: NpzFile) -> list[int] | None:
+    if IDS not in file.arrays:
+        return None
+    shape, dtype = file.arrays[IDS]
+    if dtype.kind not in "iu" or math.prod(shape) != max(shape, default=0):
+        raise FormatError(
+            f"{file.path}: {IDS} is {dtype} {list(shape)}; expected the ids of one sequence"
+        )
+    return [int(i) for i in file.read(IDS).reshape(-1)]
+
+
+def _order(file: NpzFile, keys: list[str]) -> tuple[list[str], list[str]]:
+    """Return the keys in execution order, and what `__order__` names but the file lacks."""
+    if ORDER not in file.arrays:
+        return keys, []
+    if file.arrays[ORDER][1].kind != "U":
+        raise FormatError(f"{file.path}: {ORDER} is no list of names")
+    named = [str(name) for name in file.read(ORDER).reshape(-1)]
+    known = set(keys)
+    first = [name for name in dict.fromkeys(named) if name in known]
+    chosen = set(first)
+    missing = [n for n in dict.fromkeys(named) if n not in known and n not in (IDS, ORDER)]
+    return first + [key for key in keys if key not in chosen], missing
+
+
+def _dtype(file: NpzFile, keys: list[str]) -> str:
+    """Return the arithmetic's dtype: what the arrays are, or the narrower type they fit."""
+    kinds = {file.arrays[key][1].name for key in keys if file.arrays[key][1].kind == "f"}
+    if "float16" in kinds and "float32" not in kinds:
+        return "float16"
+    if kinds == {"float64"}:
+        return "float64"
+    # A run in bfloat16 is stored as float32, there being no such type: its low halves are zero.
+    sample = [k for k in keys if file.arrays[k][1] == np.float32 and "norm" in k][:4]
+    arrays = [file.read(key) for key in sample]
+    if arrays and all(
+        array.size and not (array.view(np.uint32) & 0xFFFF).any() for array in arrays
+    ):
+        return "bfloat16"
+    return "float32"
+
+
+def _is_scaled(
+    file: NpzFile, keys: list[str], model: "Model | None", ids: list[int] | None
+) -> bool:
+    """Say whether the embedding module gives scaled rows (gemma), by its own numbers.
+
+    It does where its rows are nearer to the model's rows times the factor than to the rows.
+    """
+    name = next((key for key in keys if key.endswith("embed_tokens")), None)
+    if name is None or model is None or float(model.hyper["embedding_scale"]) == 1 or not ids:
+        return False
+    from aprfmt.inference.weights import model_weights
+
+    table = model_weights(model)["token_embd.weight"]
+    rows = np.concatenate([table.rows(i, i + 1) for i in ids[:8] if i < table.n_rows])
+    found = file.read(name).reshape(-1, file.arrays[name][0][-1])[: len(rows)]
+    ratio = float(np.linalg.norm(found)) / max(float(np.linalg.norm(rows)), 1e-30)
+    scale = float(model.hyper["embedding_scale"])
+    return abs(math.log(max(ratio, 1e-30) / scale)) < abs(math.log(max(ratio, 1e-30)))

@@ -1,0 +1,238 @@
+"""transformers as an engine: hooks record our points wherever a module exposes them.
+
+A Hugging Face folder is opened by transformers itself. Of any other container, and of packed
+weights, only the forward pass is judged: our converter writes a float32 folder of the same
+weights, which transformers then opens; the trace says so (`via`). The attention of a model is
+called through one function, which is wrapped for rotated queries and keys, scores and
+probabilities; scores are recomputed from the engine's own queries and keys. Nothing of a model
+folder is executed, nothing is downloaded.
+"""
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from aprfmt.errors import ArchError, BackendUnavailableError
+from aprfmt.hf_folder import INDEX, WEIGHTS
+from aprfmt.inference.device import Choice
+from aprfmt.inference.engines.collect import Collector
+from aprfmt.inference.engines.modules import ModuleReader, Modules
+from aprfmt.inference.forward import LogitRows
+from aprfmt.inference.trace import Positions, Trace
+from aprfmt.inference.trace_file import Spool
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+Numbers = NDArray[Any]
+Take = Callable[[str, Any], None]
+DTYPES = {
+    "float32": torch.float32, "float64": torch.float64,
+    "bfloat16": torch.bfloat16, "float16": torch.float16,
+}  # fmt: skip
+_ATTENTION = ("#q_rope", "#k_rope", "#scores", "#probs")
+
+
+@contextmanager
+def run(
+    model: "Model",
+    ids: Sequence[int],
+    choice: Choice,
+    *,
+    wanted: Collection[str] | None = None,
+    positions: Positions = "all",
+    threads: int | None = None,
+    hashes: bool = False,
+    logits_rows: LogitRows = "all",
+    **_: Any,
+) -> Iterator[Trace]:
+    """Run a sequence through transformers; yields a trace whose values can be fetched.
+
+    Raises BackendUnavailableError for a device that is not there, ArchError for a model that
+    transformers does not open.
+    """
+    device = _device(choice.device)
+    with ExitStack() as stack:
+        folder, via = _folder(model, stack)
+        network = load(folder, choice.dtype, device)
+        if threads is not None:
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(threads)
+        collector = Collector(
+            stack.enter_context(Spool()), model, tokens=len(ids), dtype=choice.dtype,
+            device=str(device), positions=positions, wanted=wanted, hashes=hashes,
+            logits_rows=logits_rows,
+        )  # fmt: skip
+        names = [name for name, _ in network.named_modules()]
+        layers = [name for name in names if name.rpartition(".")[2].isdigit()]
+        keys = [*names, *(f"{name}#in" for name in names), "logits"]
+        keys += [f"{layer}{part}" for layer in layers for part in (*_ATTENTION, *_ROUTED)]
+        embedding = network.get_input_embeddings()
+        reader = ModuleReader(
+            collector, keys, block=model.spec.block, architecture=model.spec.name,
+            tokens=len(ids), scaled_embedding=hasattr(embedding, "embed_scale"),
+        )  # fmt: skip
+        known = reader.modules
+
+        def take(key: str, values: Any) -> None:
+            if known.read(key):
+                reader.add(key, _numbers(values))
+
+        with torch.inference_mode(), hooked(network, known, take):
+            logits = network(torch.tensor([list(ids)], device=device), use_cache=False).logits
+        take("logits", logits)
+        facts = {
+            "ids": [int(i) for i in ids],
+            "model": str(model.path),
+            "architecture": model.spec.name,
+            "via": via,
+            "backend": {
+                "backend": "transformers", "device": str(device), "dtype": choice.dtype,
+                "versions": {"transformers": transformers.__version__, "torch": torch.__version__},
+                "threads": torch.get_num_threads(), "class": type(network).__name__,
+                "attention": "eager", "deterministic": False,
+                "tf32": bool(torch.backends.cuda.matmul.allow_tf32) if device.type == "cuda"
+                else False,
+            },
+            "derived": ["scores"],
+        }  # fmt: skip
+        yield collector.trace(facts)
+
+
+_ROUTED = ("#experts", "#expert_w")
+
+
+def _device(text: str) -> torch.device:
+    if text.startswith("cuda") and not torch.cuda.is_available():
+        raise BackendUnavailableError(
+            f"transformers on {text}: torch finds no CUDA device; use @transformers:cpu, or run "
+            "where a driver and a GPU are"
+        )
+    return torch.device(text)
+
+
+def _folder(model: "Model", stack: ExitStack) -> tuple[Path, str]:
+    """Return a folder that transformers opens, and how the weights came there."""
+    folder = model.folder
+    packed = model.config is not None and "quantization_config" in model.config
+    if folder is not None and folder.config is not None and model.format == "safetensors":
+        names = (WEIGHTS, INDEX)
+        if not packed and any((folder.path / name).is_file() for name in names):
+            return folder.path, "the folder itself"
+    from aprfmt.conversion import Options
+    from aprfmt.conversion import convert_model as convert
+
+    temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="aprfmt-hf-"))
+    target = Path(temporary) / "model"
+    options = Options(encoding="F32", source_hash=False, verify=False)
+    convert(model, target, "safetensors", options)
+    return target, f"{model.format} decoded to float32 and written as a folder by aprfmt"
+
+
+def load(folder: Path, dtype: str, device: torch.device) -> Any:
+    """Return transformers' own model of a folder, in eval mode, with eager attention."""
+    log: Any = transformers.logging
+    verbosity = log.get_verbosity()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        network: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=DTYPES[dtype], attn_implementation="eager", local_files_only=True,
+            trust_remote_code=False,
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ArchError(f"{folder}: transformers does not open it: {first}") from error
+    finally:
+        log.set_verbosity(verbosity)
+    if getattr(network, "_can_set_experts_implementation", lambda: False)():
+        network.set_experts_implementation("eager")
+    return network.to(device).eval()
+
+
+def _numbers(values: Any) -> Numbers:
+    """Return float64 as float64, every other float as float32, integers as int64."""
+    if not values.dtype.is_floating_point:
+        found: Numbers = values.detach().cpu().numpy().astype(np.int64)
+        return found
+    wide = values.dtype == torch.float64
+    found = values.detach().to("cpu", torch.float64 if wide else torch.float32).numpy()
+    return found
+
+
+@contextlib.contextmanager
+def hooked(network: Any, known: Modules, take: Take) -> Iterator[None]:
+    """Show every module's result, and what the layers and output projections read, to `take`."""
+    paths = {id(module): name for name, module in network.named_modules()}
+    handles = []
+    for name, module in network.named_modules():
+        if known.read(name) or known.read(f"{name}#in"):
+            hook = _hook(name, known, take)
+            handles.append(module.register_forward_hook(hook, with_kwargs=True))
+    code = sys.modules[type(network).__module__]
+    original = getattr(code, "eager_attention_forward", None)
+    if original is not None:
+        setattr(code, "eager_attention_forward", _watched(original, paths, take))  # noqa: B010
+    try:
+        yield
+    finally:
+        if original is not None:
+            setattr(code, "eager_attention_forward", original)  # noqa: B010
+        for handle in handles:
+            handle.remove()
+
+
+def _hook(name: str, known: Modules, take: Take) -> Callable[..., None]:
+    def hook(module: Any, args: Any, kwargs: Any, result: Any) -> None:
+        before = args[0] if args else kwargs.get("hidden_states")
+        if before is not None and known.read(f"{name}#in"):
+            take(f"{name}#in", before)
+        first = result[0] if isinstance(result, tuple) else result
+        points = [reading.point.name for reading in known.read(name)]
+        if "router" in points and isinstance(result, tuple) and len(result) == 3:
+            _routed(name, result, take)
+        if isinstance(first, torch.Tensor):
+            take(name, first)
+
+    return hook
+
+
+def _routed(name: str, result: Any, take: Take) -> None:
+    """Show the chosen experts and their weights, heaviest first."""
+    layer = name.rpartition(".")[0].rpartition(".")[0]
+    weights, experts = result[1], result[2]
+    if weights.shape != experts.shape:
+        return
+    order = torch.argsort(-weights, dim=-1, stable=True)
+    take(f"{layer}#expert_w", weights.gather(-1, order))
+    take(f"{layer}#experts", experts.gather(-1, order))
+
+
+def _watched(original: Callable[..., Any], paths: dict[int, str], take: Take) -> Callable[..., Any]:
+    """Wrap eager attention: rotated q and k, scores as the softmax reads them, probabilities."""
+
+    def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+        result, weights = original(module, query, key, value, mask, **options)
+        layer = paths[id(module)].rpartition(".")[0]
+        take(f"{layer}#q_rope", query)
+        take(f"{layer}#k_rope", key)
+        take(f"{layer}#probs", weights)
+        scaling = options.get("scaling")
+        if scaling is None:  # gpt2 keeps it to itself
+            return result, weights
+        repeated = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        scores = query @ repeated.transpose(2, 3) * scaling
+        cap = options.get("softcap")
+        take(f"{layer}#scores", scores if cap is None else torch.tanh(scores / cap) * cap)
+        return result, weights
+
+    return attend

@@ -1,0 +1,326 @@
+"""Run one model several times and compare every run with the first, point by point."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from aprfmt.compare.traces import (
+    PointDiff,
+    TraceDiff,
+    check_ids,
+    common_keys,
+    compare_point,
+)
+from aprfmt.errors import UsageError
+from aprfmt.inference.capture import POINTS, parse_key
+from aprfmt.inference.device import Choice
+from aprfmt.inference.engines.opening import run_model, weights_of
+from aprfmt.inference.parity.matched import matched_weights
+from aprfmt.inference.parity.operations import rel_l2, take_apart
+from aprfmt.inference.parity.outcomes import (
+    compare_experts,
+    compare_logits,
+    gates,
+    loss,
+    own_loss,
+)
+from aprfmt.inference.parity.records import (
+    Distance,
+    ExpertFlip,
+    Losses,
+    Operation,
+    Pair,
+    Parity,
+    RunFacts,
+    Verdict,
+)
+from aprfmt.inference.parity.request import Request
+from aprfmt.inference.session import Session
+from aprfmt.inference.trace import Trace
+from aprfmt.inference.trace_file import Spool
+from aprfmt.outcome import Check, Report
+from aprfmt.thresholds import Measured
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+Numbers = NDArray[Any]
+PLAIN_ROWS = 64
+ARBITER = Choice("arbiter", "numpy", "cpu", "float64", "float64 arbiter")
+
+
+def parity(
+    model: "Model", choices: Sequence[Choice], request: Request, base: "Model | None" = None
+) -> Parity:
+    """Run `model` once for each choice and compare the others with the first.
+
+    `base` is the model before quantization: the reference runs it too, for the distance that
+    quantization alone makes. Raises UsageError for fewer than two runs, BackendUnavailableError
+    for one that cannot be run here.
+    """
+    if len(choices) < 2:
+        raise UsageError(f"{len(choices)} run to compare; give at least two: --between cpu torch")
+    with ExitStack() as stack:
+        ran = [stack.enter_context(run_once(model, choice, request)) for choice in choices]
+        traces = [each.trace for each in ran]
+        runs = [
+            _facts(choice, trace, request) for choice, trace in zip(choices, traces, strict=True)
+        ]
+        pairs = [_pair(model, choices, ran, index, request) for index in range(1, len(choices))]
+        noise = None
+        if request.through is not None:
+            plain = stack.enter_context(run_once(model, choices[0], replace(request, through=None)))
+            noise = distance(
+                0, f"the weights before {request.through}", traces[0], plain.trace, request
+            )
+        elif base is not None:
+            plain = stack.enter_context(run_once(base, choices[0], request))
+            noise = distance(
+                0, f"{base.path}, before quantization", traces[0], plain.trace, request
+            )
+        arbiter: list[Distance] = []
+        if request.arbiter:
+            exact = stack.enter_context(run_once(model, ARBITER, request))
+            arbiter = [
+                distance(i, "numpy:cpu:float64", trace, exact.trace, request)
+                for i, trace in enumerate(traces)
+            ]
+        encodings = Counter(tensor.encoding for tensor in model.roles.values())
+        return Parity(
+            str(model.path), model.spec.name, model.format, request.ids, request.text,
+            weights_of(model), dict(encodings), request.through, tuple(runs), tuple(pairs), noise,
+            tuple(arbiter), request.calibrated_by, int(model.hyper["vocab_size"]),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run's trace, and the logits of its last PLAIN_ROWS rows without a recorder.
+
+    A trace takes every operation step by step; what users run is the fused form. `plain` is None
+    for an engine, which has one form only.
+    """
+
+    trace: Trace
+    plain: Numbers | None
+
+
+@contextmanager
+def run_once(model: "Model", choice: Choice, request: Request) -> Iterator[Ran]:
+    """Run one choice on the request's ids; yields its trace. Logits are of every row."""
+    if choice.is_engine:
+        if request.through is not None:
+            raise UsageError(
+                f"{choice}: an engine reads the file's own weights; write the model through "
+                f"{request.through} first (aprfmt quantize), and compare that"
+            )
+        with run_model(
+            model, request.ids, choice, wanted=request.wanted, threads=request.threads
+        ) as trace:
+            yield Ran(trace, None)
+        return
+    backend = choice.open(deterministic=request.deterministic, threads=request.threads)
+    weights = None
+    if request.through is not None:
+        weights = matched_weights(model, request.through, request.memory)
+    facts = {
+        "model": str(model.path),
+        "weights": "quantized" if request.through is not None else weights_of(model),
+        "through": request.through,
+    }
+    count = len(request.ids)
+    rows = range(max(0, count - PLAIN_ROWS), count)
+    with Spool() as spool, ExitStack() as stack:
+        session = stack.enter_context(
+            Session.of(model, backend, memory=request.memory)
+            if weights is None
+            else Session(model.spec, model.hyper, weights, backend)
+        )
+        keys = tuple(session.points) if request.wanted is None else request.wanted
+        trace = session.trace(
+            request.ids, keys, keep=spool.keep, fetch=spool.fetch, stop=False, logits_rows="all",
+            run=facts,
+        )  # fmt: skip
+        yield Ran(trace, session.prefill(request.ids, list(rows)))
+
+
+def _facts(choice: Choice, trace: Trace, request: Request) -> RunFacts:
+    backend: Any = trace.run.get("backend")
+    unknown: Any = trace.run.get("unknown")
+    via: Any = trace.run.get("via")
+    return RunFacts(
+        choice.requested, str(choice), choice.why, dict(backend or {}),
+        "as stored" if request.through is None else f"through {request.through} and back",
+        len(trace.records), trace.nonfinite, via, unknown,
+    )  # fmt: skip
+
+
+def _pair(
+    model: "Model", choices: Sequence[Choice], ran: Sequence[Ran], index: int, request: Request
+) -> Pair:
+    """Compare one run with the first."""
+    a, b = ran[0].trace, ran[index].trace
+    flips = compare_experts(a, b)
+    diff, before = compare_runs(b, a, flips, request.calibrated, bool(model.hyper["n_experts"]))
+    x, y = a.values("logits"), b.values("logits")
+    point = next((p for p in diff.points if p.key == "logits"), None)
+    within = point is not None and not point.beyond and not point.why
+    logits, losses = None, Losses(None, None, None, "no logits on both sides")
+    if x is not None and y is not None and x.shape == y.shape:
+        logits = compare_logits(x, y, request.ids, within)
+        backend = None if choices[index].is_engine else choices[index].open()
+        own, why = own_loss(backend, y, request.ids)
+        losses = Losses(logits.ce_a, logits.ce_b, own, why)
+    operations, cell = take_apart(model, choices[0], choices[index], a, b, diff, request)
+    checks = [_points_check(diff, str(choices[index]))]
+    if x is not None and point is not None and not flips:
+        for each in (0, index) if index == 1 else (index,):
+            checks += _plain_check(ran[each].plain, x, point, str(choices[each]))
+    checks += gates(
+        logits, losses, flips,
+        quantized=request.through is not None or weights_of(model) == "quantized",
+        text=request.text is not None, labels=len(request.ids) - 1,
+        vocab=int(model.hyper["vocab_size"]), where=str(choices[index]),
+    )  # fmt: skip
+    for trace, choice in ((a, choices[0]), (b, choices[index])):
+        if trace.nonfinite:
+            checks.append(
+                Check("finite", "FAIL", str(choice), f"NaN or infinity first at {trace.nonfinite}",
+                      "finite values", "trace that run with --points all")
+            )  # fmt: skip
+    report = Report(f"{choices[index]} against {choices[0]}", tuple(checks))
+    verdict, cause = _verdict(diff, report, operations, bool(flips), before)
+    recorded = None
+    if cell is not None and choices[index].is_engine:
+        recorded = b.values(cell.key)
+        if recorded is not None and cell.rows:
+            recorded = recorded[..., list(cell.rows)]
+    return Pair(
+        0, index, diff, logits, tuple(flips), losses, tuple(operations), report, verdict, cause,
+        cell, recorded, before,
+    )  # fmt: skip
+
+
+def compare_runs(
+    a: Trace,
+    b: Trace,
+    flips: Sequence[ExpertFlip],
+    calibrated: Sequence[Measured],
+    moe: bool,
+) -> tuple[TraceDiff, dict[str, int]]:
+    """Compare `a` with the reference `b`; rows behind an explained expert flip are left out.
+
+    A token that rounding sent to other experts is another computation from there on, and so is
+    every token that attends to it: only earlier positions are compared behind that layer.
+    Returns the comparison and, by key, the position its rows end before.
+    """
+    check_ids(a, b)
+    limits: dict[int, int] = {}
+    for flip in flips:
+        layer = parse_key(flip.key)[1]
+        if flip.explained:
+            limits[layer] = min(limits.get(layer, flip.position), flip.position)
+    points: list[PointDiff] = []
+    before: dict[str, int] = {}
+    for key in common_keys(a, b):
+        limit = _limit(key, limits)
+        if limit is not None:
+            before[key] = limit
+        points.append(compare_point(key, a, b, moe=moe, calibrated=calibrated, before=limit))
+    first = next((point.key for point in points if point.beyond), None)
+    here = tuple(key for key in a.records if b.find(key) is None)
+    there = tuple(key for key in b.records if a.find(key) is None)
+    return TraceDiff(tuple(points), first, here, there), before
+
+
+def _limit(key: str, limits: Mapping[int, int]) -> int | None:
+    """Return the position that comparable rows of a key end before, None for all rows."""
+    name = key.rpartition(".")[2]
+    if not limits or name.startswith("embd"):
+        return None
+    order = list(POINTS)
+    if "." not in key:
+        return min(limits.values())
+    layer = int(key.partition(".")[0][1:])
+    at = order.index(name) if name in order else order.index("q")
+    behind = [limit for other, limit in limits.items()
+              if other < layer or (other == layer and at >= order.index("experts"))]  # fmt: skip
+    return min(behind, default=None)
+
+
+def _plain_check(
+    plain: Numbers | None, logits: Numbers, point: PointDiff, where: str
+) -> list[Check]:
+    """Hold a run's logits without a recorder, its fused form, against the reference's."""
+    if plain is None:
+        return []
+    apart = rel_l2(plain, logits[len(logits) - len(plain) :])
+    passed = apart <= point.tolerance
+    return [
+        Check("fused-form", "PASS" if passed else "FAIL", where,
+              f"logits without a recorder at relative L2 {apart:.3g}",
+              f"at most {point.tolerance:.3g} from the reference step by step",
+              "" if passed else "a fused operation of this run is wrong: step by step it agrees"
+              if not point.beyond else "see the points")
+    ]  # fmt: skip
+
+
+def _points_check(diff: TraceDiff, where: str) -> Check:
+    if not diff.compared:
+        return Check("points", "NOT_RUN", where, "no point on both sides", "at least one")
+    beyond = [point for point in diff.points if point.beyond]
+    if not beyond:
+        return Check("points", "PASS", where, f"{diff.compared} points within", "all within")
+    first = beyond[0]
+    return Check(
+        "points", "FAIL", where,
+        f"{len(beyond)} of {diff.compared} points beyond, the first {first.key} at relative L2 "
+        f"{first.rel_l2:.3g}", f"at most {first.tolerance:.3g} ({first.reason})",
+        "write a reproduction with --bundle FILE",
+    )  # fmt: skip
+
+
+def _verdict(
+    diff: TraceDiff,
+    report: Report,
+    operations: Sequence[Operation],
+    flipped: bool,
+    before: Mapping[str, int],
+) -> tuple[Verdict, str]:
+    if not diff.compared:
+        return "not_comparable", "no point has values on both sides"
+    if report.outcome == "FAIL":
+        wrong = next((operation for operation in operations if operation.wrong), None)
+        if wrong is not None:
+            return "bug", f"the operation that makes {wrong.key} is wrong on equal inputs"
+        if diff.first is not None:
+            return "bug", (
+                f"{diff.first} is beyond its tolerance; every operation taken alone is within its "
+                "own: the difference was there before, or grew on the way"
+            )
+        failed = next(check for check in report.checks if check.outcome == "FAIL")
+        return "bug", f"{failed.name}: {failed.found}"
+    if all(point.bits for point in diff.points if not point.why):
+        return "same", "every value is equal to the bit"
+    if flipped:
+        return "precision", f"rounding sent tokens to other experts; {len(before)} points cut"
+    return "precision", "rounding, within tolerance at every point"
+
+
+def distance(of: int, what: str, run: Trace, exact: Trace, request: Request) -> Distance:
+    """Return how far a run is from another by point, and by how much its loss differs."""
+    found: dict[str, float] = {}
+    for key in common_keys(run, exact):
+        x, y = run.values(key), exact.values(key)
+        if x is not None and y is not None and x.size == y.size:
+            found[key] = rel_l2(x, y)
+    x, y = run.values("logits"), exact.values("logits")
+    ce = None
+    if x is not None and y is not None:
+        mine, other = loss(x, request.ids), loss(y, request.ids)
+        ce = None if mine is None or other is None else mine - other
+    return Distance(of, what, found, ce)

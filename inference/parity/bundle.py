@@ -1,0 +1,262 @@
+"""A minimal reproduction in one file: inputs, weights, config, command, versions of an operation.
+
+The file is safetensors: tensors `input/KEY`, `weight/ROLE` (stored bytes as U8 where the encoding
+keeps whole rows, else F32), `expected` (the reference's result) and `found` (the other run's).
+Header key `aprfmt.bundle` holds one JSON object, schema 1. `replay` runs it without the model.
+"""
+
+import platform
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.errors import BackendUnavailableError, FormatError, UsageError
+from aprfmt.inference.device import Choice, parse_run
+from aprfmt.inference.parity.cell import BundledRows, Cell
+from aprfmt.inference.rows import ArrayRows, Rows
+from aprfmt.tensor import Source, TensorInfo
+
+Numbers = NDArray[Any]
+HEADER = "aprfmt.bundle"
+SCHEMA = 1
+MAX_HEADER = 64 << 20
+_DTYPES: Mapping[str, str] = {"F32": "float32", "F64": "float64", "I64": "int64"}
+_NAMES: Mapping[str, str] = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A cell with the two results it is about, and how it came to be.
+
+    `runs` are the reference and the other as `torch:cpu:float32`; `found` is None where the other
+    run was an engine that computes no single operation (`shadow` then has its recorded value).
+    """
+
+    cell: Cell
+    expected: Numbers
+    found: Numbers
+    runs: tuple[str, str]
+    residual: float
+    bound: float
+    shadow: bool
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay found: residuals are relative L2 distances.
+
+    `reference` is the reference's result now against the recorded one, `other` the other run's now
+    against the recorded one, None for an engine; `apart` is the distance of the two results now.
+    """
+
+    key: str
+    runs: tuple[str, str]
+    reference: float
+    other: float | None
+    apart: float
+    recorded: float
+    bound: float
+    largest: float
+    at: tuple[int, ...]
+    shadow: bool
+    facts: Mapping[str, Any]
+
+    @property
+    def reproduced(self) -> bool:
+        """The two results are further apart than rounding goes."""
+        return not self.apart <= self.bound
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "key": self.key,
+            "runs": list(self.runs),
+            "reproduced": self.reproduced,
+            "apart": self.apart,
+            "bound": self.bound,
+            "recorded": self.recorded,
+            "reference_moved": self.reference,
+            "other_moved": self.other,
+            "max_abs_diff": self.largest,
+            "max_at": list(self.at),
+            "shadow": self.shadow,
+            "bundle": dict(self.facts),
+        }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions a result depends on, of what is loaded."""
+    from aprfmt import __version__
+
+    found = {"aprfmt": __version__, "python": platform.python_version(),
+             "machine": platform.machine()}  # fmt: skip
+    for name in ("numpy", "torch", "cupy", "transformers"):
+        module = sys.modules.get(name)
+        if module is not None and hasattr(module, "__version__"):
+            found[name] = str(module.__version__)
+    return found
+
+
+def save_bundle(path: Path, bundle: Bundle, command: Sequence[str], *, force: bool = False) -> None:
+    """Write a reproduction, atomically; OutputError where `path` cannot be written."""
+    from aprfmt.formats import FORMATS, open_sink
+    from aprfmt.formats.jsonio import dumps
+
+    cell = bundle.cell
+    tensors: dict[str, Numbers] = {f"input/{key}": _kept(x) for key, x in cell.inputs.items()}
+    stored: dict[str, dict[str, Any]] = {}
+    for role, rows in cell.weights.items():
+        tensors[f"weight/{role}"], encoding = _weight(rows)
+        stored[role] = {"encoding": encoding, "shape": list(rows.shape)}
+    tensors |= {"expected": _kept(bundle.expected), "found": _kept(bundle.found)}
+    header = {
+        "schema": SCHEMA,
+        "key": cell.key,
+        "point": cell.point,
+        "layer": cell.layer,
+        "architecture": cell.architecture,
+        "hyper": {name: _plain(value) for name, value in cell.hyper.items()},
+        "ids": list(cell.ids),
+        "vocab_rows": list(cell.rows),
+        "roles": {role: list(shape) for role, shape in cell.shapes.items()},
+        "weights": stored,
+        "runs": list(bundle.runs),
+        "residual": bundle.residual,
+        "bound": bundle.bound,
+        "shadow": bundle.shadow,
+        "command": list(command),
+        "versions": versions(),
+        "facts": dict(bundle.facts),
+    }
+    infos = [
+        TensorInfo(name, x.shape, "U8" if x.dtype == np.uint8 else _NAMES[x.dtype.name], 0,
+                   x.nbytes, None)
+        for name, x in tensors.items()
+    ]  # fmt: skip
+    infos = FORMATS["safetensors"].order(infos)
+    with open_sink(path, "safetensors", force=force) as sink:
+        sink.plan({HEADER: dumps(header, str(path))}, infos)
+        for info in infos:
+            data = np.ascontiguousarray(tensors[info.name])
+            sink.write(info.name, _windows(data))
+
+
+def _windows(data: Numbers) -> Iterator[memoryview]:
+    raw = data.data.cast("B") if data.size else memoryview(b"")
+    for start in range(0, len(raw), 8 << 20):
+        yield raw[start : start + (8 << 20)]
+
+
+def _kept(x: Numbers) -> Numbers:
+    if x.dtype.name in _NAMES:
+        return x
+    return x.astype(np.int64 if x.dtype.kind in "iub" else np.float32)
+
+
+def _weight(rows: Rows) -> tuple[Numbers, str]:
+    """Return a weight's stored bytes and encoding, or its numbers where bytes are not enough."""
+    if isinstance(rows, BundledRows):
+        return np.frombuffer(rows.stored, np.uint8), rows.encoding
+    values = _kept(np.ascontiguousarray(rows.numpy()))
+    return values, _NAMES[values.dtype.name]
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def load_bundle(path: Path) -> Bundle:
+    """Read a reproduction; FormatError for a file that is none, or does not fit together."""
+    from aprfmt.formats import open_source
+    from aprfmt.formats.jsonio import loads
+
+    with open_source(path) as source:
+        text = source.metadata.get(HEADER)
+        if not isinstance(text, str):
+            raise FormatError(
+                f"{path}: has no {HEADER!r} in its header; expected a file of parity --bundle"
+            )
+        header = loads(text, f"{path}: {HEADER}", max_bytes=MAX_HEADER)
+        try:
+            return _bundle(header, source, path)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, FormatError):
+                raise
+            raise FormatError(
+                f"{path}: {HEADER} is not complete: {type(error).__name__} {error}"
+            ) from error
+
+
+def _bundle(header: Any, source: Source, path: Path) -> Bundle:
+    if not isinstance(header, dict) or header.get("schema") != SCHEMA:
+        found = header.get("schema") if isinstance(header, dict) else type(header).__name__
+        raise FormatError(f"{path}: {HEADER}: schema {found!r}; expected {SCHEMA}")
+
+    def array(name: str) -> Numbers:
+        tensor = source.tensors[name]
+        dtype = np.dtype(_DTYPES[tensor.info.encoding]).newbyteorder("<")
+        values = np.frombuffer(bytes(tensor.raw()), dtype).reshape(tensor.info.shape)
+        return values.astype(dtype.newbyteorder("="))
+
+    inputs = {
+        name.removeprefix("input/"): array(name)
+        for name in source.tensors if name.startswith("input/")
+    }  # fmt: skip
+    weights: dict[str, Rows] = {}
+    for role, row in header["weights"].items():
+        name, shape = f"weight/{role}", tuple(int(size) for size in row["shape"])
+        tensor = source.tensors[name]
+        if tensor.info.encoding == "U8":
+            weights[role] = BundledRows(bytes(tensor.raw()), str(row["encoding"]), shape)
+        else:
+            weights[role] = ArrayRows(array(name))
+        if weights[role].shape != shape:
+            raise FormatError(f"{path}: {name} has shape {list(weights[role].shape)}, not {shape}")
+    shapes = {role: tuple(int(s) for s in shape) for role, shape in header["roles"].items()}
+    cell = Cell(
+        str(header["architecture"]), header["hyper"], str(header["key"]), str(header["point"]),
+        int(header["layer"]), tuple(int(i) for i in header["ids"]), inputs, weights, shapes,
+        tuple(int(i) for i in header["vocab_rows"]),
+    )  # fmt: skip
+    first, second = (str(run) for run in header["runs"])
+    facts = {"command": header["command"], "versions": header["versions"], **header["facts"]}
+    return Bundle(
+        cell, array("expected"), array("found"), (first, second), float(header["residual"]),
+        float(header["bound"]), bool(header["shadow"]), facts,
+    )  # fmt: skip
+
+
+def replay(path: Path, between: Sequence[str] = ()) -> Replayed:
+    """Run a reproduction again, on its own runs or on `between`, without the model.
+
+    Raises BackendUnavailableError for a run that is not possible here.
+    """
+    from aprfmt.inference.parity.operations import rel_l2
+
+    bundle = load_bundle(path)
+    if len(between) not in (0, 2):
+        raise UsageError(f"{path}: is of two runs, found {len(between)} to replay it on")
+    names = tuple(between) or bundle.runs
+    choices: list[Choice] = [parse_run(name) for name in names]
+    expected = bundle.cell.run(choices[0].open())
+    engine = choices[1].is_engine
+    if engine and not bundle.shadow:
+        raise BackendUnavailableError(
+            f"{path}: {choices[1]} is an engine, which computes no single operation; name a backend"
+        )
+    found = bundle.found if engine else bundle.cell.run(choices[1].open())
+    delta = np.abs(np.asarray(found, np.float64).reshape(-1)
+                   - np.asarray(expected, np.float64).reshape(-1))  # fmt: skip
+    at = int(np.argmax(delta)) if delta.size else 0
+    place = tuple(int(i) for i in np.unravel_index(at, expected.shape)) if delta.size else ()
+    return Replayed(
+        bundle.cell.key, (str(choices[0]), str(choices[1])), rel_l2(expected, bundle.expected),
+        None if engine else rel_l2(found, bundle.found), rel_l2(found, expected), bundle.residual,
+        bundle.bound, float(delta[at]) if delta.size else 0.0, place, engine, bundle.facts,
+    )  # fmt: skip

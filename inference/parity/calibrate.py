@@ -1,0 +1,180 @@
+"""Calibrated tolerances: measured over repeated runs, kept in a file with their evidence.
+
+Each repeat runs all runs on another sequence of ids: the given ones, rotated. A bound is a
+multiple of the largest distance seen and never above the table's: what is beyond that is a
+difference to explain, not a tolerance to raise.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.compare.traces import arithmetic, backend_name, weights_between
+from aprfmt.errors import FormatError, UsageError
+from aprfmt.inference.device import Choice
+from aprfmt.inference.parity.between import compare_runs, run_once
+from aprfmt.inference.parity.outcomes import compare_experts
+from aprfmt.inference.parity.request import Request
+from aprfmt.thresholds import BASE, DISCRETE, MAX_UNIT, UNIT, Measured, pair_of, threshold
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+SCHEMA = "aprfmt.thresholds/1"
+# How far above the largest distance seen a bound is set.
+SAFETY = 5.0
+MAX_FILE = 16 << 20
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Measured rows, and points that no calibration may excuse."""
+
+    rows: tuple[Measured, ...]
+    beyond: tuple[str, ...]
+    repeats: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data: what the file holds."""
+        return {
+            "schema": SCHEMA,
+            "unit": UNIT,
+            "max_unit": MAX_UNIT,
+            "safety": SAFETY,
+            "repeats": self.repeats,
+            "rows": [asdict(row) for row in self.rows],
+            "beyond": list(self.beyond),
+        }
+
+
+def calibrate(
+    model: "Model", choices: Sequence[Choice], request: Request, repeats: int
+) -> Calibration:
+    """Measure every pair with the first run `repeats` times; UsageError for fewer than two."""
+    if repeats < 2:
+        raise UsageError(f"{repeats} repeat to calibrate with; give at least two")
+    seen: dict[tuple[tuple[str, str], str, str, str], list[tuple[float, float]]] = {}
+    beyond: list[str] = []
+    moe = bool(model.hyper["n_experts"])
+    shift = max(1, len(request.ids) // repeats)
+    for repeat in range(repeats):
+        at = repeat * shift % len(request.ids)
+        turned = replace(request, ids=request.ids[at:] + request.ids[:at], calibrated=())
+        with run_once(model, choices[0], turned) as first:
+            a = first.trace
+            for choice in choices[1:]:
+                with run_once(model, choice, turned) as second:
+                    b = second.trace
+                    diff, _ = compare_runs(b, a, compare_experts(a, b), (), moe)
+                    pair = pair_of(backend_name(a), backend_name(b))
+                    for point in diff.points:
+                        record = a.find(point.key)
+                        other = b.find(point.key)
+                        if record is None or other is None or point.rel_l2 is None:
+                            continue
+                        if point.beyond:
+                            beyond.append(f"{choice}: {point.key}: {point.rel_l2:.3g}")
+                        dtypes = (arithmetic(a, record.dtype), arithmetic(b, other.dtype))
+                        coarser = max(dtypes, key=lambda dtype: BASE[dtype].rel_l2)
+                        measured = (point.rel_l2, point.max_over_rms or 0.0)
+                        key = (pair, weights_between(a, b), record.point, coarser)
+                        seen.setdefault(key, []).append(measured)
+    if not seen:
+        raise UsageError("no point was compared; the runs have none in common")
+    rows = [
+        _row(pair, weights, point, dtype, found, repeats, str(model.path), moe)
+        for (pair, weights, point, dtype), found in seen.items()
+        if point not in DISCRETE
+    ]
+    return Calibration(tuple(rows), tuple(dict.fromkeys(beyond)), repeats)
+
+
+def _row(
+    pair: tuple[str, str],
+    weights: str,
+    point: str,
+    dtype: str,
+    found: Sequence[tuple[float, float]],
+    repeats: int,
+    model: str,
+    moe: bool,
+) -> Measured:
+    largest = max(rel for rel, _ in found)
+    widest = max(ratio for _, ratio in found)
+    table = threshold(point, pair, (dtype, dtype), weights, moe=moe)
+    bound = min(max(SAFETY * largest, _floor(dtype)), table.rel_l2)
+    wide = min(max(SAFETY * widest, _floor(dtype)), table.max_over_rms)
+    middle = median(rel for rel, _ in found)
+    evidence = (
+        f"{SAFETY:g} times the largest of {len(found)} comparisons in {repeats} sequences of "
+        f"{model}: largest {largest:.3g}, median {middle:.3g}"
+    )
+    return Measured(pair, weights, point, dtype, bound, wide, largest, len(found), evidence)
+
+
+def _floor(dtype: str) -> float:
+    """Return half a unit in the last place: runs that were equal by chance get no bound of 0."""
+    bits = {"float64": 53, "float32": 24, "tf32": 11, "float16": 11, "bfloat16": 8}
+    return math.ldexp(1.0, -bits[dtype])
+
+
+def save_calibration(path: Path, calibration: Calibration, *, force: bool = False) -> None:
+    """Write the rows as JSON, atomically; OutputError where that is not possible."""
+    import json
+
+    from aprfmt.formats.atomic import FileSet
+
+    text = json.dumps(calibration.to_json(), indent=1) + "\n"
+    with FileSet(force=force) as files:
+        files.create(path).write(text.encode())
+
+
+def load_calibration(path: Path) -> tuple[Measured, ...]:
+    """Read what `save_calibration` wrote; FormatError for another file."""
+    from aprfmt.formats.jsonio import loads
+    from aprfmt.hf_folder import read_text
+
+    found: Any = loads(read_text(path, MAX_FILE).encode(), str(path), max_bytes=MAX_FILE)
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        raise FormatError(f"{path}: is no file of parity --calibrate; expected schema {SCHEMA}")
+    rows = found.get("rows")
+    if not isinstance(rows, list):
+        raise FormatError(f"{path}: rows are missing")
+    return tuple(_measured(row, f"{path}: row {index}") for index, row in enumerate(rows))
+
+
+def _measured(row: Any, where: str) -> Measured:
+    if not isinstance(row, dict):
+        raise FormatError(f"{where}: is no object")
+    values = dict(row)
+    kinds: dict[str, Any] = {
+        "weights": str, "point": str, "dtype": str, "evidence": str, "runs": int,
+        "rel_l2": (int, float), "max_over_rms": (int, float), "largest": (int, float),
+    }  # fmt: skip
+    pair = values.get("pair")
+    if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(p, str) for p in pair)):
+        raise FormatError(f"{where}: pair is {pair!r}; expected two backends")
+    for name, kind in kinds.items():
+        value = values.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise FormatError(f"{where}: {name} is {value!r}")
+    for name in ("rel_l2", "max_over_rms"):
+        if not (math.isfinite(values[name]) and values[name] > 0):
+            raise FormatError(f"{where}: {name} is {values[name]!r}; expected a bound above 0")
+    if values["dtype"] not in BASE:
+        raise FormatError(f"{where}: dtype is {values['dtype']!r}")
+    table = threshold(values["point"], (pair[0], pair[1]), (values["dtype"],) * 2,
+                      values["weights"], moe=True)  # fmt: skip
+    if values["rel_l2"] > table.rel_l2 * 1.0001:
+        raise FormatError(
+            f"{where}: rel_l2 {values['rel_l2']} is above the table's {table.rel_l2}; a "
+            "calibration only narrows"
+        )
+    return Measured(
+        (pair[0], pair[1]), values["weights"], values["point"], values["dtype"],
+        float(values["rel_l2"]), float(values["max_over_rms"]), float(values["largest"]),
+        values["runs"], values["evidence"],
+    )  # fmt: skip

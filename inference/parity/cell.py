@@ -1,0 +1,323 @@
+"""One operation of a model cut out: the inputs it reads, its weights, and nothing else.
+
+A cell is run by the model's own forward pass, shrunk to the one layer: a recorder puts the given
+values in at their points and takes the wanted one out. Weights that the operation does not need
+are zeros that take no memory. What is needed is found by leaving things out: an input or a weight
+without which the result is the same to the bit is not part of the cell.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.arch import ARCHS
+from aprfmt.arch.spec import HyperParam, HyperParams
+from aprfmt.arch.vocabulary import role_key, split_key
+from aprfmt.dtypes import encoding as encoding_row
+from aprfmt.errors import UsageError
+from aprfmt.inference.backends.base import Backend
+from aprfmt.inference.capture import WHOLE, instances, key_name, parse_key
+from aprfmt.inference.context import PassFacts
+from aprfmt.inference.rows import ArrayRows, Rows, StoredRows
+from aprfmt.inference.session import load_forward
+from aprfmt.inference.weights import Weights
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+Numbers = NDArray[Any]
+# Hyperparameters with one value a layer.
+PER_LAYER = ("moe_layers", "rope_layers", "window_layers")
+# Whole-model points behind the layers.
+BEHIND = ("final_norm", "logits_raw", "logits")
+# Rows of the vocabulary that a cell of the logits keeps.
+VOCAB_ROWS = 256
+_BUDGET = 1 << 62
+
+
+class BundledRows(ArrayRows):
+    """A weight kept in its encoded bytes, decoded once when asked for."""
+
+    def __init__(self, raw: bytes, encoding: str, shape: tuple[int, ...]) -> None:
+        from aprfmt.codecs import decode
+
+        super().__init__(decode(encoding, {"": raw}, shape))
+        self.stored, self.encoding = raw, encoding
+        self.nbytes = len(raw)
+
+    def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
+        """Return the stored bytes of rows [start, stop)."""
+        size = encoding_row(self.encoding).row_bytes(self.shape)
+        return None if size is None else memoryview(self.stored)[start * size : stop * size]
+
+
+class ZeroRows(ArrayRows):
+    """Zeros of a shape that take no memory: a weight the operation does not need."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__(np.broadcast_to(np.float32(0), shape))
+
+    def decode_rows(self, start: int, stop: int) -> Numbers:
+        """Return zeros."""
+        return np.zeros((stop - start, self.shape[-1]), np.float32)
+
+    def numpy(self) -> Numbers:
+        """Return zeros in one piece."""
+        return np.zeros(self.shape, np.float32)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`key` is the wanted point as it was called in the model, `point` and `layer` in the cell.
+
+    `inputs` are values by the cell's keys (`L0.attn_norm`, the stream as `embd`), `weights` by
+    the cell's role keys; `shapes` are those of every role of the layer.
+    """
+
+    architecture: str
+    hyper: Mapping[str, Any]
+    key: str
+    point: str
+    layer: int
+    ids: tuple[int, ...]
+    inputs: Mapping[str, Numbers]
+    weights: Mapping[str, Rows]
+    shapes: Mapping[str, tuple[int, ...]]
+    rows: tuple[int, ...] = ()  # of the vocabulary, where only some were kept
+
+    def run(self, backend: Backend) -> Numbers:
+        """Return what the operation gives on a backend, from the cell's inputs."""
+        spec = ARCHS[self.architecture]
+        hp = HyperParams({n: HyperParam(v, "config") for n, v in self.hyper.items()}, self.key)
+        rows: dict[str, Rows] = {
+            key: self.weights.get(key) or ZeroRows(shape) for key, shape in self.shapes.items()
+        }
+        weights = Weights(rows, _BUDGET, f"cell of {self.key}")
+        wanted = (self.point, self.layer)
+        recorder = _Injector(backend, self.inputs, wanted, instances(spec.block, hp, weights))
+        try:
+            load_forward(spec)(
+                backend, spec, hp, weights, list(self.ids), recorder=recorder, logits_rows="all"
+            )
+        except _Done:
+            pass
+        finally:
+            weights.close()
+        if recorder.found is None:
+            raise UsageError(f"{self.key}: the pass never came to this point")
+        return recorder.found
+
+
+class _Done(Exception):
+    """The wanted value is there; nothing after it is needed."""
+
+
+class _Injector:
+    """Puts inputs in, takes the wanted value out; the form is stepped as in a full trace."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        inputs: Mapping[str, Numbers],
+        wanted: tuple[str, int],
+        known: Mapping[str, Any],
+    ) -> None:
+        self._backend, self._inputs, self._wanted = backend, inputs, wanted
+        self._known = known
+        self.found: Numbers | None = None
+
+    def begin(self, facts: PassFacts) -> None:
+        """Take note of a pass that begins."""
+
+    def wants(self, point: str, layer: int) -> bool:
+        """Want every point: their step-by-step form is what a full trace takes."""
+        return key_name(point, layer) in self._known
+
+    def capture(self, point: str, layer: int, x: Any) -> Any:
+        """Return the given input, or end the pass with the wanted value."""
+        if (point, layer) == self._wanted:
+            self.found = np.array(self._backend.to_numpy(x))
+            raise _Done
+        given = self._inputs.get(key_name(point, layer))
+        if given is None:
+            return x
+        shaped = np.ascontiguousarray(given).reshape(tuple(int(size) for size in x.shape))
+        if isinstance(x, np.ndarray):
+            return shaped.astype(x.dtype)
+        return self._backend.array(shaped)
+
+
+def cut_out(
+    model: "Model",
+    key: str,
+    ids: Sequence[int],
+    values: Callable[[str], Numbers | None],
+    reference: Backend,
+    columns: Sequence[int] = (),
+    weights: Weights | None = None,
+) -> Cell:
+    """Return the smallest cell that gives the point `key` from recorded values.
+
+    `values` gives the reference run's value of a key, None where it was not recorded; `columns`
+    are rows of the vocabulary to keep where the point is the logits; `weights` are those that ran,
+    None for the model's. Raises UsageError where a value that comes before the point was not
+    recorded.
+    """
+    name, layer = parse_key(key)
+    known = instances(model.spec.block, model.hyper, model.roles)
+    whole = name in BEHIND
+    hyper = _hyper(model, None if layer == WHOLE else layer)
+    held = _roles(model, layer)
+    cell = Cell(
+        model.spec.name, hyper, key, name, WHOLE if layer == WHOLE else 0,
+        tuple(int(i) for i in ids), {},
+        {cell_key: _rows(model, own, weights) for cell_key, own in held.items()},
+        {cell_key: model.roles[own].shape for cell_key, own in held.items()},
+    )  # fmt: skip
+    if not name.startswith("embd"):
+        cell = replace(cell, inputs=_inputs(model, key, layer, known, values))
+    if whole and name != "final_norm":
+        cell = _few_rows(cell, columns)
+    elif name == "embd" or not cell.inputs:
+        cell = _own_rows(cell)
+    return _owned(_smallest(cell, reference))
+
+
+def _hyper(model: "Model", layer: int | None) -> dict[str, Any]:
+    """Return the hyperparameters of a model of this one layer, or of none."""
+    kept = {name: model.hyper[name] for name in model.hyper}
+    for name in PER_LAYER:
+        if name in kept:
+            kept[name] = [] if layer is None else [kept[name][layer]]
+    kept["n_layers"] = 0 if layer is None else 1
+    if layer is not None and kept.get("attn_scale_by_layer"):
+        kept["attn_scale"] = float(kept["attn_scale"]) / (layer + 1)
+        kept["attn_scale_by_layer"] = False
+    return kept
+
+
+def _roles(model: "Model", layer: int) -> dict[str, str]:
+    """Return the cell's role keys and the model's: the layer's own, and the whole model's."""
+    found = {}
+    for key in model.roles:
+        own, role = split_key(key)
+        if own is None:
+            found[key] = key
+        elif own == layer:
+            found[role_key(0, role)] = key
+    return found
+
+
+def _rows(model: "Model", key: str, weights: Weights | None) -> Rows:
+    if weights is not None and weights[key].encoding != model.roles[key].encoding:
+        return ArrayRows(weights[key].numpy())
+    return StoredRows(model.roles[key])
+
+
+def _inputs(
+    model: "Model",
+    key: str,
+    layer: int,
+    known: Mapping[str, Any],
+    values: Callable[[str], Numbers | None],
+) -> dict[str, Numbers]:
+    """Return every recorded value of the layer before the point, by the cell's keys."""
+    stream = "embd_scaled" if not known["embd_scaled"].alias_of else "embd"
+    last = int(model.hyper["n_layers"]) - 1
+    before = f"L{layer}.in" if layer != WHOLE else f"L{last}.out"
+    first = values(before)
+    if first is None:
+        raise UsageError(f"{key}: {before} was not recorded, and the operation may read it")
+    found = {stream: first}
+    for other, instance in known.items():
+        if other == key:
+            break
+        inside = instance.layer == layer and (layer != WHOLE or instance.point.name in BEHIND)
+        if not inside or instance.alias_of or instance.absent:
+            continue
+        value = values(other)
+        if value is not None:
+            found[key_name(instance.point.name, WHOLE if layer == WHOLE else 0)] = value
+    return found
+
+
+def _few_rows(cell: Cell, columns: Sequence[int]) -> Cell:
+    """Keep some rows of the vocabulary: each logit is an operation of its own."""
+    chosen = [int(c) for c in columns][:VOCAB_ROWS] or list(range(VOCAB_ROWS))
+    vocab = int(cell.hyper["vocab_size"])
+    chosen = sorted({c for c in chosen if c < vocab})
+    weights, shapes = dict(cell.weights), dict(cell.shapes)
+    for role in ("token_embd.weight", "output.weight", "output.bias"):
+        if role in weights:
+            weights[role] = ArrayRows(_take(weights[role], chosen))
+            shapes[role] = weights[role].shape
+    inputs = {
+        name: value[..., chosen] if name in ("logits_raw", "logits") else value
+        for name, value in cell.inputs.items()
+    }
+    return replace(
+        cell, hyper=dict(cell.hyper) | {"vocab_size": len(chosen)}, weights=weights, shapes=shapes,
+        inputs=inputs, ids=tuple(0 for _ in cell.ids), rows=tuple(chosen),
+    )  # fmt: skip
+
+
+def _own_rows(cell: Cell) -> Cell:
+    """Keep the rows of the embedding that the ids look up."""
+    used = sorted(set(cell.ids))
+    weights, shapes = dict(cell.weights), dict(cell.shapes)
+    role = "token_embd.weight"
+    weights[role] = ArrayRows(_take(weights[role], used))
+    shapes[role] = weights[role].shape
+    return replace(
+        cell, hyper=dict(cell.hyper) | {"vocab_size": len(used)}, weights=weights, shapes=shapes,
+        ids=tuple(used.index(i) for i in cell.ids),
+    )  # fmt: skip
+
+
+def _take(rows: Rows, chosen: Sequence[int]) -> Numbers:
+    if len(rows.shape) == 1:
+        return np.array(rows.numpy()[list(chosen)])
+    return np.concatenate([rows.decode_rows(i, i + 1) for i in chosen])
+
+
+def _smallest(cell: Cell, backend: Backend) -> Cell:
+    """Leave out what the result does not need: weights while every input is given, then inputs.
+
+    In this order an input that is left out would be computed from zeros, so that only one that
+    is not read can go.
+    """
+    expected = cell.run(backend)
+
+    def same(other: Cell) -> bool:
+        found = other.run(backend)
+        return found.shape == expected.shape and found.tobytes() == expected.tobytes()
+
+    bare = replace(cell, weights={})
+    if same(bare):
+        cell = bare
+    for name in list(cell.weights):
+        fewer = replace(cell, weights={k: v for k, v in cell.weights.items() if k != name})
+        if same(fewer):
+            cell = fewer
+    for name in list(cell.inputs):
+        fewer = replace(cell, inputs={k: v for k, v in cell.inputs.items() if k != name})
+        if same(fewer):
+            cell = fewer
+    return cell
+
+
+def _owned(cell: Cell) -> Cell:
+    """Return the cell with copies of its weights, stored bytes where they are whole rows."""
+    weights: dict[str, Rows] = {}
+    for role, rows in cell.weights.items():
+        count = int(np.prod(rows.shape[:-1])) if rows.shape else 1
+        plain = rows.encoding in ("F32", "F64") or len(rows.shape) < 2
+        raw = None if plain else rows.encoded(0, count)
+        if raw is None:
+            weights[role] = ArrayRows(np.array(rows.numpy()))
+        else:
+            weights[role] = BundledRows(bytes(raw), rows.encoding, rows.shape)
+    return replace(cell, weights=weights)

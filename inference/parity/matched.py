@@ -1,0 +1,74 @@
+"""Quantization-matched weights: every matrix pushed through an encoding and back, for all runs.
+
+So a difference between the runs is the forward pass, never the quantization; the distance from
+the weights as they are is measured beside it.
+"""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.arch.vocabulary import split_key
+from aprfmt.codecs import CODECS, decode, encode
+from aprfmt.dtypes import encoding as encoding_row
+from aprfmt.errors import CodecError, UsageError
+from aprfmt.inference.rows import ArrayRows, Rows, StoredRows
+from aprfmt.inference.weights import Weights, free_budget
+
+if TYPE_CHECKING:
+    from aprfmt.logical import LogicalTensor
+    from aprfmt.model import Model
+
+Numbers = NDArray[Any]
+
+
+class ThroughRows(ArrayRows):
+    """A tensor encoded and decoded when it is asked for; never kept here."""
+
+    by_rows = False
+
+    def __init__(self, tensor: "LogicalTensor", through: str) -> None:
+        self._tensor, self._through = tensor, through
+        self.shape = tensor.shape
+        self.encoding = through
+        self.nbytes = 4 * math.prod(tensor.shape)
+
+    def numpy(self) -> Numbers:
+        """Return what is left of the tensor."""
+        values = np.ascontiguousarray(self._tensor.numpy(), np.float32)
+        found: Numbers = decode(self._through, encode(self._through, values), self.shape)
+        return np.asarray(found, np.float32)
+
+    def decode_rows(self, start: int, stop: int) -> Numbers:
+        """Return rows; everything is decoded for them."""
+        rows: Numbers = self.numpy().reshape(-1, self.shape[-1])[start:stop]
+        return rows
+
+
+def matched_weights(model: "Model", through: str, budget: int | None) -> Weights:
+    """Return a model's weights, the matrices of its layers through an encoding and back.
+
+    Embeddings, head, norms and vectors stay: NF4 and K-quant recipes leave them apart too.
+    Raises UsageError for an encoding that is not known, or whose blocks do not fit the rows.
+    """
+    if through not in CODECS:
+        raise UsageError(f"--through {through!r}: no such encoding; near: NF4, Q8_0, Q4_K, BF16")
+    row = encoding_row(through)
+    rows: dict[str, Rows] = {}
+    changed = 0
+    for key, tensor in model.roles.items():
+        layer, role = split_key(key)
+        if layer is None or len(tensor.shape) < 2 or "norm" in role:
+            rows[key] = StoredRows(tensor)
+            continue
+        try:
+            row.nbytes(tensor.shape)
+        except CodecError as error:
+            raise UsageError(f"--through {through}: {key}: {error}; choose another") from error
+        rows[key] = ThroughRows(tensor, through)
+        changed += 1
+    if not changed:
+        raise UsageError(f"{model.path}: has no matrix that --through {through} would change")
+    return Weights(rows, free_budget() if budget is None else budget, str(model.path))

@@ -1,0 +1,131 @@
+"""Single operations of points beyond tolerance, run alone on equal inputs in both runs."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.compare.traces import PointDiff, TraceDiff, arithmetic, backend_name
+from aprfmt.errors import AprfmtError
+from aprfmt.inference.backends.base import Backend
+from aprfmt.inference.device import Choice
+from aprfmt.inference.parity.cell import BEHIND, Cell, cut_out
+from aprfmt.inference.parity.matched import matched_weights
+from aprfmt.inference.parity.records import Operation
+from aprfmt.inference.parity.request import Request
+from aprfmt.inference.trace import Trace
+from aprfmt.thresholds import one_operation
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+Numbers = NDArray[Any]
+# How many points beyond tolerance are taken apart to find the first operation that is wrong.
+MAX_OPERATIONS = 12
+
+
+def take_apart(
+    model: "Model",
+    first: Choice,
+    second: Choice,
+    a: Trace,
+    b: Trace,
+    diff: TraceDiff,
+    request: Request,
+) -> tuple[list[Operation], Cell | None]:
+    """Run single operations of points beyond tolerance until one is wrong by itself."""
+    beyond = [point for point in diff.points if point.beyond and "qkv" not in point.key]
+    if not beyond or first.is_engine:
+        return [], None
+    reference = first.open(deterministic=request.deterministic, threads=request.threads)
+    other: Backend | None = None
+    if not second.is_engine:
+        other = second.open(deterministic=request.deterministic, threads=request.threads)
+    found: list[Operation] = []
+    fallback: Cell | None = None
+    for point in beyond[:MAX_OPERATIONS]:
+        try:
+            cell = cut(model, point, a, b, reference, other is None, request)
+            operation = _operation(cell, point, a, b, reference, other)
+        except AprfmtError:
+            continue  # an input was not recorded: this point cannot be taken apart
+        found.append(operation)
+        fallback = fallback or cell
+        if operation.wrong:
+            return found, cell
+    return found, fallback
+
+
+def cut(
+    model: "Model", point: PointDiff, a: Trace, b: Trace, reference: Backend, shadow: bool,
+    request: Request,
+) -> Cell:  # fmt: skip
+    """Return the cell of a point; `shadow`: with the other run's own inputs, where it has them."""
+    columns: list[int] = []
+    if point.key.rpartition(".")[2] in BEHIND[1:]:
+        x, y = a.values(point.key), b.values(point.key)
+        if x is not None and y is not None:
+            apart = np.max(np.abs(x.astype(np.float64) - y), axis=0)
+            columns = [int(c) for c in np.argsort(-apart, kind="stable")]
+
+    def values(key: str) -> Numbers | None:
+        theirs = b.values(key) if shadow else None
+        return a.values(key) if theirs is None else theirs
+
+    weights = None
+    if request.through is not None:
+        weights = matched_weights(model, request.through, request.memory)
+    return cut_out(model, point.key, request.ids, values, reference, columns, weights)
+
+
+def _operation(
+    cell: Cell, point: PointDiff, a: Trace, b: Trace, reference: Backend, other: Backend | None
+) -> Operation:
+    mine = cell.run(reference)
+    if other is not None:
+        theirs = other_result = cell.run(other)
+    else:
+        recorded = b.values(point.key)
+        assert recorded is not None
+        other_result = recorded[..., list(cell.rows)] if cell.rows else recorded
+        theirs = other_result
+    residual = rel_l2(theirs, mine)
+    record = a.find(point.key)
+    dtypes = (arithmetic(b, record.dtype if record else "float32"),) * 2
+    second = b.find(point.key)
+    if second is not None:
+        dtypes = (dtypes[0], arithmetic(b, second.dtype))
+    bound = one_operation(
+        *(name if name != "tf32" else "float16" for name in dtypes)
+    ).rel_l2  # a product in TF32 rounds its inputs as float16 does
+    if other is None and backend_name(b) in ("llama.cpp",):
+        bound = max(bound, point.tolerance)
+    inputs = [_input_distance(key, point.key, a, b) for key in cell.inputs]
+    known = [value for value in inputs if value is not None]
+    before = max(known) if known else None
+    output = float(point.rel_l2 or 0.0)
+    return Operation(
+        point.key, residual, bound, not residual <= bound, tuple(cell.inputs),
+        tuple(cell.weights), before, output, output / before if before else None, other is None,
+    )  # fmt: skip
+
+
+def _input_distance(cell_key: str, key: str, a: Trace, b: Trace) -> float | None:
+    """Return how far an input was apart in the whole runs."""
+    layer = key.partition(".")[0] if "." in key else ""
+    name = cell_key.rpartition(".")[2]
+    own = f"{layer}.{name}" if layer and not name.startswith("embd") else name
+    if name.startswith("embd") and layer:
+        own = f"{layer}.in"
+    x, y = a.values(own), b.values(own)
+    return None if x is None or y is None or x.shape != y.shape else rel_l2(y, x)
+
+
+def rel_l2(found: Numbers, expected: Numbers) -> float:
+    """Return the relative L2 distance; infinite where shapes or finiteness differ."""
+    x, y = (np.asarray(v, np.float64).reshape(-1) for v in (found, expected))
+    if x.size != y.size or not np.isfinite(x).all():
+        return float("inf")
+    norm = float(np.linalg.norm(y))
+    gap = float(np.linalg.norm(x - y))
+    return gap / norm if norm else float("inf") if gap else 0.0

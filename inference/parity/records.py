@@ -1,0 +1,248 @@
+"""What parity finds, as plain records."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from aprfmt.compare.traces import TraceDiff
+from aprfmt.inference.parity.cell import Cell
+from aprfmt.outcome import Check, Report
+
+Verdict = Literal["same", "precision", "bug", "not_comparable"]
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """One run: what was asked for, what ran, and on which weights.
+
+    `weights` says how the weights came to the run: as stored, or through an encoding and back.
+    `nonfinite` is the first point with a NaN or an infinity. `unknown` are names of a foreign
+    engine that are no point of ours, with the reason.
+    """
+
+    requested: str
+    ran: str
+    why: str
+    backend: Mapping[str, Any]
+    weights: str
+    points: int
+    nonfinite: str | None
+    via: str | None = None
+    unknown: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A token whose argmax differs: by how much each run preferred its own, in logits.
+
+    `largest` is the largest difference of a logit in that row; `explained` says that the logits
+    are within their tolerance, so that rounding may turn a margin this small.
+    """
+
+    position: int
+    a: int
+    b: int
+    margin_a: float
+    margin_b: float
+    largest: float
+    explained: bool
+
+
+@dataclass(frozen=True)
+class LogitsDiff:
+    """The reference's logits `a` and another run's `b` over the same rows.
+
+    `argmax` and `top_k` are shares of rows and of the k best that agree; `kl_*` the divergence of
+    b from a in nats; `ce_*` the mean loss of the next ids in nats, None for a single token.
+    """
+
+    rows: int
+    rel_l2: float
+    max_abs: float
+    argmax: float
+    k: int
+    top_k: float
+    flips: tuple[Flip, ...]
+    kl_mean: float
+    kl_max: float
+    ce_a: float | None
+    ce_b: float | None
+
+    @property
+    def ce_difference(self) -> float | None:
+        """B minus a, in nats."""
+        return None if self.ce_a is None or self.ce_b is None else self.ce_b - self.ce_a
+
+
+@dataclass(frozen=True)
+class ExpertFlip:
+    """A token that went to other experts.
+
+    `gap` is by how much the reference's router preferred the expert it lost (logits), `largest`
+    the largest difference of a router logit there; a gap that two such differences can close is
+    `explained` by rounding.
+    """
+
+    key: str
+    position: int
+    gone: tuple[int, ...]
+    came: tuple[int, ...]
+    gap: float | None
+    largest: float | None
+    explained: bool
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The three oracles of one pair, in nats: which part a difference of the loss comes from.
+
+    `reference`: reference forward, float64 loss. `forward`: the other's forward, float64 loss.
+    `own`: the other's forward and its own loss in its arithmetic, None with `why`.
+    """
+
+    reference: float | None
+    forward: float | None
+    own: float | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """The operation that makes a point, alone, on equal inputs in both runs.
+
+    `residual` is the relative L2 distance of its two results, `bound` what rounding may do;
+    `input_rel_l2` is how far the inputs were apart in the whole runs and `gain` output over input.
+    `shadow`: the other run is an engine, so its own inputs went through the reference's operation.
+    """
+
+    key: str
+    residual: float
+    bound: float
+    wrong: bool
+    inputs: tuple[str, ...]
+    weights: tuple[str, ...]
+    input_rel_l2: float | None
+    output_rel_l2: float
+    gain: float | None
+    shadow: bool
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One run against the reference.
+
+    `first` is the first point beyond its tolerance, `operations` what was found by running single
+    operations of such points on equal inputs, `first_operation` the first that is wrong by
+    itself. `cell` reproduces it, and is no part of the JSON.
+    """
+
+    a: int
+    b: int
+    diff: TraceDiff
+    logits: LogitsDiff | None
+    experts: tuple[ExpertFlip, ...]
+    losses: Losses
+    operations: tuple[Operation, ...]
+    report: Report
+    verdict: Verdict
+    cause: str
+    cell: Cell | None = None
+    recorded: Any = None  # an engine's own values of the cell's point
+    compared_before: Mapping[str, int] | None = None
+
+    @property
+    def first(self) -> str | None:
+        """The first point beyond its tolerance."""
+        return self.diff.first
+
+    @property
+    def first_operation(self) -> Operation | None:
+        """The first operation that is wrong on equal inputs."""
+        return next((operation for operation in self.operations if operation.wrong), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        found = self.first_operation
+        return {
+            "a": self.a,
+            "b": self.b,
+            "verdict": self.verdict,
+            "cause": self.cause,
+            **self.diff.to_json(),
+            "logits": None
+            if self.logits is None
+            else asdict(self.logits) | {"ce_difference": self.logits.ce_difference},
+            "experts": [asdict(flip) for flip in self.experts],
+            "losses": asdict(self.losses) | {"unit": "nats"},
+            "operations": [asdict(operation) for operation in self.operations],
+            "first_operation": None if found is None else asdict(found),
+            "compared_before": dict(self.compared_before or {}),
+            "gate": self.report.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far one run is from another one, by point, without a verdict: the float oracle."""
+
+    of: int
+    what: str
+    rel_l2: Mapping[str, float]
+    ce: float | None
+
+
+@dataclass(frozen=True)
+class Parity:
+    """All runs of one model, each compared with the first."""
+
+    model: str
+    architecture: str
+    format: str
+    ids: tuple[int, ...]
+    text: str | None
+    weights_class: str
+    encodings: Mapping[str, int]
+    through: str | None
+    runs: tuple[RunFacts, ...]
+    pairs: tuple[Pair, ...]
+    noise: Distance | None
+    arbiter: tuple[Distance, ...]
+    calibrated: str | None
+    vocab: int
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of the pairs'."""
+        order: tuple[Verdict, ...] = ("same", "precision", "not_comparable", "bug")
+        return max((pair.verdict for pair in self.pairs), key=order.index)
+
+    @property
+    def exit_code(self) -> int:
+        """0 same or precision, 1 beyond tolerance somewhere, 2 nothing could be compared."""
+        return {"same": 0, "precision": 0, "bug": 1, "not_comparable": 2}[self.verdict]
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """The gates of all pairs."""
+        return tuple(check for pair in self.pairs for check in pair.report.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "verdict": self.verdict,
+            "model": self.model,
+            "architecture": self.architecture,
+            "format": self.format,
+            "tokens": {"ids": list(self.ids), "text": self.text},
+            "weights": {
+                "class": self.weights_class,
+                "encodings": dict(self.encodings),
+                "through": self.through,
+            },
+            "runs": [asdict(run) for run in self.runs],
+            "pairs": [pair.to_json() for pair in self.pairs],
+            "noise": None if self.noise is None else asdict(self.noise),
+            "arbiter": [asdict(distance) for distance in self.arbiter],
+            "calibrated": self.calibrated,
+            "vocab_size": self.vocab,
+        }

@@ -1,0 +1,345 @@
+"""The table of capture points, in execution order, with the names other engines have for them.
+
+A point's meaning is fixed here: the tensor as the next operation reads it, [tokens, ...]. Where an
+architecture makes a point equal to another by construction it is not captured but has an alias;
+where the architecture has no such tensor it is absent. docs/capture_points.md is printed from
+this table, and foreign traces are read by it.
+"""
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from aprfmt.arch.spec import BlockSpec
+from aprfmt.arch.vocabulary import role_key
+from aprfmt.tensor import Value
+
+WHOLE = -1  # the layer of whole-model points
+Rows = Literal["tokens", "scores", "keys", "logits"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A layer of one model: what decides which points it has."""
+
+    block: BlockSpec
+    hp: Mapping[str, Value]
+    roles: Collection[str]
+    layer: int
+
+    def has(self, role: str) -> bool:
+        """Say whether the layer has a tensor (`attn_q.bias`)."""
+        return role_key(None if self.layer == WHOLE else self.layer, role) in self.roles
+
+    @property
+    def mla(self) -> bool:
+        """Multi-head latent attention."""
+        return self.block.attention == "mla"
+
+    @property
+    def moe(self) -> bool:
+        """The layer has experts."""
+        return bool(self.hp["moe_layers"][self.layer])
+
+    @property
+    def rotates(self) -> bool:
+        """The layer rotates q and k."""
+        return self.block.position == "rope" and bool(self.hp["rope_layers"][self.layer])
+
+    @property
+    def parallel(self) -> bool:
+        """Attention and MLP read the same norm."""
+        return bool(self.hp["parallel_residual"])
+
+    @property
+    def unscaled(self) -> bool:
+        """What a block computes is added to the stream as it is."""
+        return self.block.placement == "pre" and float(self.hp["residual_scale"]) == 1
+
+
+# HERE: computed and captured. ABSENT: the architecture has no such tensor. Any other string is
+# the name of the point it equals (of the same layer, or a whole-model one; "out-" is the layer
+# before).
+HERE, ABSENT, BEFORE = "", "-", "out-"
+Where = Callable[[Place], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """One name another engine has for a point.
+
+    transformers: `text` is a module's path below the layer (or the model); `#in` is what the
+    module reads. `part` is the point's share where the module's result holds several side by
+    side; `placement` says for which block placement the name means this point, "" for all.
+    llama.cpp: `text` is a graph node's name without its layer, `op` its operation; with `role`
+    the node is the one that reads this weight, whatever it is called. Of several nodes the last
+    one counts.
+    """
+
+    text: str
+    part: str = ""
+    placement: str = ""
+    op: str = ""
+    role: str = ""
+
+    def __str__(self) -> str:
+        words = [self.text, self.op, f"of {self.role}" if self.role else ""]
+        words += [f"({self.part})" if self.part else "", self.placement and f"[{self.placement}]"]
+        return " ".join(word for word in words if word)
+
+
+_MODULE = re.compile(r"([\w.#]*)(?:\[(\w+)\])?(?: (\S+))?")
+_NODE = re.compile(r"(\w*) ?([A-Z_]*)(?::(\S+))?")
+
+
+def _hf(*texts: str) -> tuple[Name, ...]:
+    """Read `self_attn.qkv_proj[q]`, `mlp.down_proj#in`, `post_attention_layernorm pre`."""
+    found = [_MODULE.fullmatch(text) for text in texts]
+    return tuple(Name(m[1], m[2] or "", m[3] or "") for m in found if m)
+
+
+def _cpp(*texts: str) -> tuple[Name, ...]:
+    """Read `kq_soft_max`, `Qcur ROPE`, ` MUL_MAT:attn_q.weight`."""
+    found = [_NODE.fullmatch(text) for text in texts]
+    return tuple(Name(m[1], op=m[2], role=m[3] or "") for m in found if m)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One row: what is captured where.
+
+    `shape` names its axes; `rows` says what its first axis (of `scores`: its second) counts.
+    `llama_cpp` are graph nodes and `hf` modules, the first that is there counts; `apr` is the
+    stage of `--save-tensor` (points of one stage are joined in this table's order).
+    `inner`: inside a fused operation, so that wanting it takes the stepped form.
+    """
+
+    name: str
+    shape: str
+    sentence: str
+    llama_cpp: tuple[Name, ...] = ()
+    apr: str = ""
+    hf: tuple[Name, ...] = ()
+    rows: Rows = "tokens"
+    layered: bool = True
+    inner: bool = False
+    finite: bool = True  # an infinity here is a fault
+    where: Where = lambda place: HERE
+
+
+def _if(condition: Callable[[Place], bool], otherwise: str = ABSENT) -> Where:
+    return lambda place: HERE if condition(place) else otherwise
+
+
+def _product(part: str) -> Where:
+    """Say where q_mm, k_mm or v_mm is: only a bias sets it apart."""
+
+    def where(place: Place) -> str:
+        if not place.has(f"attn_{part}.weight"):
+            return ABSENT
+        return HERE if place.has(f"attn_{part}.bias") else part
+
+    return where
+
+
+def _is_normed(place: Place) -> bool:
+    return bool(place.hp["qk_norm"]) and not place.mla
+
+
+def _rotated(part: str) -> Where:
+    """Say where q_rope or k_rope is; without rotation the point before it."""
+
+    def where(place: Place) -> str:
+        if place.rotates or place.mla:
+            return HERE
+        return f"{part}_norm" if place.hp["qk_norm"] else part
+
+    return where
+
+
+def _contribution(otherwise: Callable[[Place], str]) -> Where:
+    return lambda place: HERE if not place.unscaled else otherwise(place)
+
+
+def _is_scaled(place: Place) -> bool:
+    return place.block.position == "learned" or float(place.hp["embedding_scale"]) != 1
+
+
+def _entering(place: Place) -> str:
+    if place.layer > 0:
+        return BEFORE
+    return "embd_scaled" if _is_scaled(place) else "embd"
+
+
+def _multiplied(place: Place) -> str:
+    if place.moe:
+        return ABSENT
+    return HERE if place.block.mlp == "gated" else "ffn_act"
+
+
+def _ffn_norm(place: Place) -> str:
+    if place.parallel:
+        return "attn_norm" if place.block.placement != "post" else "in"
+    return HERE if place.block.placement != "post" else "mid"
+
+
+def _raw_logits(place: Place) -> str:
+    scaled = float(place.hp["logit_scale"]) != 1 or place.hp["final_softcap"] is not None
+    return HERE if scaled else "logits"
+
+
+_GATED = _if(lambda place: not place.moe and place.block.mlp == "gated")
+_DENSE = _if(lambda place: not place.moe)
+_MOE = _if(lambda place: place.moe)
+_LATENT_Q = _if(lambda place: place.mla and place.hp["q_lora_rank"] is not None)
+_MLA = _if(lambda place: place.mla)
+
+
+def _product_names(part: str) -> tuple[Name, ...]:
+    return _cpp(f" MUL_MAT:attn_{part}.weight")
+
+
+def _biased(*roles: str) -> tuple[Name, ...]:
+    """Return the node that adds a role's bias, else the one that reads its weight."""
+    op = "MUL" if any("norm" in role for role in roles) else "MUL_MAT"
+    return _cpp(
+        *(f" ADD:{role}.bias" for role in roles), *(f" {op}:{role}.weight" for role in roles)
+    )
+
+
+_ROWS: tuple[Point, ...] = (
+    Point("embd", "tokens, hidden_size", "rows of the token embedding, unscaled",
+          _cpp(" GET_ROWS:token_embd.weight"), "embedding", _hf("embed_tokens", "wte"),
+          layered=False),
+    Point("embd_scaled", "tokens, hidden_size",
+          "after the embedding's factor or with learned positions added: the input of layer 0",
+          _cpp("inp_scaled SCALE", "embd SCALE", "inp_embd SCALE", "inpL ADD"), "",
+          _hf("embed_tokens[scaled]"), layered=False, where=_if(_is_scaled, "embd")),
+    Point("in", "tokens, hidden_size", "residual stream entering the layer", (), "",
+          _hf("#in"), where=_entering),
+    Point("attn_norm", "tokens, hidden_size",
+          "after the norm before attention, weight and bias applied", _biased("attn_norm"),
+          "attn_norm", _hf("input_layernorm", "ln_1"),
+          where=_if(lambda place: place.block.placement != "post", "in")),
+    Point("q_a", "tokens, q_lora_rank", "compressed query (MLA)", _biased("attn_q_a"), "",
+          _hf("self_attn.q_a_proj"), where=_LATENT_Q),
+    Point("q_a_norm", "tokens, q_lora_rank", "compressed query after its norm (MLA)",
+          _biased("attn_q_a_norm"), "", _hf("self_attn.q_a_layernorm"), where=_LATENT_Q),
+    Point("q_mm", "tokens, heads, head_dim", "query product only, before the bias",
+          _product_names("q"), "qkv_matmul", inner=True, where=_product("q")),
+    Point("q_b", "tokens, heads, head_dim", "query expanded from its compressed form (MLA)",
+          _biased("attn_q_b"), "", _hf("self_attn.q_b_proj"),
+          where=lambda place: "q" if _LATENT_Q(place) == HERE else ABSENT),
+    Point("q", "tokens, heads, head_dim", "query with its bias, before norm and rope",
+          _biased("attn_q"), "qkv_bias",
+          _hf("self_attn.q_proj", "self_attn.qkv_proj[qkv]", "attn.c_attn[qkv]")),
+    Point("kv_a", "tokens, kv_lora_rank+qk_rope_head_dim",
+          "compressed keys and values, then the part to rotate (MLA)", _biased("attn_kv_a_mqa"),
+          "", _hf("self_attn.kv_a_proj_with_mqa"), where=_MLA),
+    Point("k_pe", "tokens, 1, qk_rope_head_dim",
+          "part of the key that all heads share, before rope (MLA)", _cpp("k_pe VIEW"), "",
+          _hf("self_attn.kv_a_proj_with_mqa[tail]"), where=_MLA),
+    Point("kv_a_norm", "tokens, kv_lora_rank", "compressed keys and values after their norm (MLA)",
+          _biased("attn_kv_a_norm"), "", _hf("self_attn.kv_a_layernorm"), where=_MLA),
+    Point("k_nope", "tokens, heads, qk_nope_head_dim", "unrotated part of the keys (MLA)",
+          _cpp("k_nope_view VIEW"), "", _hf("self_attn.kv_b_proj[heads]"), where=_MLA),
+    Point("k_mm", "tokens, kv_heads, head_dim", "key product only, before the bias",
+          _product_names("k"), "qkv_matmul", inner=True, where=_product("k")),
+    Point("k", "tokens, kv_heads, head_dim", "key with its bias, before norm and rope",
+          _biased("attn_k"), "qkv_bias",
+          _hf("self_attn.k_proj", "self_attn.qkv_proj[qkv]", "attn.c_attn[qkv]"),
+          where=_if(lambda place: not place.mla)),
+    Point("v_mm", "tokens, kv_heads, value_dim", "value product only, before the bias",
+          _product_names("v"), "qkv_matmul", inner=True, where=_product("v")),
+    Point("v", "tokens, kv_heads, value_dim", "value with its bias", _biased("attn_v"), "qkv_bias",
+          _hf("self_attn.v_proj", "self_attn.qkv_proj[qkv]", "attn.c_attn[qkv]",
+              "self_attn.kv_b_proj[heads]")),
+    Point("k_pe_rope", "tokens, 1, qk_rope_head_dim", "the shared part after rope (MLA)",
+          _cpp("k_pe ROPE"), "",
+          where=lambda place: ABSENT if not place.mla else HERE if place.rotates else "k_pe"),
+    Point("q_norm", "tokens, heads, head_dim", "query after its norm, before rope",
+          _biased("attn_q_norm"), "", _hf("self_attn.q_norm", "self_attn.q_layernorm"),
+          where=_if(_is_normed)),
+    Point("k_norm", "tokens, kv_heads, head_dim", "key after its norm, before rope",
+          _biased("attn_k_norm"), "", _hf("self_attn.k_norm", "self_attn.k_layernorm"),
+          where=_if(_is_normed)),
+    Point("q_rope", "tokens, heads, head_dim",
+          "query after rope, unscaled, rotated part in split halves", _cpp("Qcur ROPE"),
+          "q_post_rope", _hf("#q_rope"), where=_rotated("q")),
+    Point("k_rope", "tokens, kv_heads, head_dim",
+          "key after rope, rotated part in split halves", _cpp("Kcur ROPE"), "k_post_rope",
+          _hf("#k_rope"), where=_rotated("k")),
+    Point("k_cache", "keys, kv_heads, head_dim", "keys that attention reads, cached ones first",
+          _cpp("cache_k VIEW"), "", _hf("#k_cache"), rows="keys"),
+    Point("v_cache", "keys, kv_heads, value_dim",
+          "values that attention reads, cached ones first", _cpp("cache_v VIEW"), "",
+          _hf("#v_cache"), rows="keys"),
+    Point("scores", "heads, tokens, keys",
+          "q.k times the scale, after the softcap, before mask and sinks",
+          _cpp("kq_scaled_2 SCALE", "kq MUL_MAT"), "attn_scores", _hf("#scores"), rows="scores",
+          inner=True),
+    Point("probs", "heads, tokens, keys", "after mask, sinks and softmax, a sink's column dropped",
+          _cpp("kq_soft_max SOFT_MAX"), "attn_softmax", _hf("#probs"), rows="scores", inner=True),
+    Point("attn", "tokens, heads*value_dim", "probs.v, heads joined, before the output product",
+          _cpp("kqv_out"), "attention",
+          _hf("self_attn.o_proj#in", "self_attn.dense#in", "attn.c_proj#in")),
+    Point("attn_out", "tokens, hidden_size", "output projection with its bias",
+          _biased("attn_output"), "attn_out",
+          _hf("self_attn.o_proj", "self_attn.dense", "attn.c_proj", "self_attn", "attn")),
+    Point("attn_contrib", "tokens, hidden_size",
+          "what is added to the stream: after the post-norm or the residual factor",
+          _cpp(" MUL:post_attention_norm.weight"), "",
+          _hf("post_attention_layernorm sandwich", "post_attention_layernorm post"),
+          where=_contribution(lambda place: "attn_out")),
+    Point("mid", "tokens, hidden_size", "residual stream after attention",
+          _cpp("ffn_inp ADD", "sa_out ADD"), "post_attn_residual",
+          _hf("pre_feedforward_layernorm#in", "ln_2#in", "post_attention_layernorm#in pre"),
+          where=_if(lambda place: not place.parallel)),
+    Point("ffn_norm", "tokens, hidden_size", "after the norm before the MLP",
+          _biased("ffn_norm"), "ffn_norm",
+          _hf("pre_feedforward_layernorm", "ln_2", "post_attention_layernorm pre"),
+          where=_ffn_norm),
+    Point("router", "tokens, n_experts", "expert logits with bias", _biased("ffn_gate_inp"), "",
+          _hf("mlp.gate", "mlp.router", "block_sparse_moe.gate"), where=_MOE),
+    Point("experts", "tokens, n_experts_used", "ids of the chosen experts, heaviest first",
+          _cpp("ffn_moe_topk VIEW"), "", _hf("#experts"), where=_MOE),
+    Point("expert_w", "tokens, n_experts_used", "weights of the chosen experts as applied",
+          _cpp("ffn_moe_weights_scaled SCALE", "ffn_moe_weights_softmax RESHAPE",
+               "ffn_moe_weights_norm RESHAPE", "ffn_moe_weights_norm DIV",
+               "ffn_moe_weights GET_ROWS"),
+          "moe_router", _hf("#expert_w"), where=_MOE),
+    Point("router_margin", "tokens",
+          "score of the last chosen expert or group minus the next one's, infinite without one",
+          finite=False, where=_MOE),
+    Point("ffn_gate", "tokens, ffn_size", "gate product with bias", _biased("ffn_gate"),
+          "ffn_gate", _hf("mlp.gate_proj", "mlp.gate_up_proj[halves]"), where=_GATED),
+    Point("ffn_up", "tokens, ffn_size", "up product with bias", _biased("ffn_up"), "ffn_up",
+          _hf("mlp.up_proj", "mlp.fc1", "mlp.c_fc", "mlp.gate_up_proj[halves]"), where=_DENSE),
+    Point("ffn_act", "tokens, ffn_size", "act(gate); of a plain MLP act(up)",
+          _cpp("ffn_gelu", "ffn_silu", "ffn_relu"), "ffn_silu",
+          _hf("mlp.act_fn", "mlp.activation_fn", "mlp.act"), where=_DENSE),
+    Point("ffn_mul", "tokens, ffn_size", "act(gate) times up",
+          _cpp("ffn_swiglu", "ffn_geglu", "ffn_gate_par"), "ffn_swigl", _hf("mlp.down_proj#in"),
+          where=_multiplied),
+    Point("ffn_out", "tokens, hidden_size", "down product with bias", _biased("ffn_down"),
+          "ffn_out", _hf("mlp.down_proj", "mlp.fc2", "mlp.c_proj", "mlp"),
+          where=_if(lambda place: not place.moe, "moe_out")),
+    Point("moe_out", "tokens, hidden_size", "weighted sum of the experts plus the shared expert",
+          _cpp("ffn_out", "ffn_moe_out"), "moe_ffn_out", _hf("mlp", "block_sparse_moe"),
+          where=_MOE),
+    Point("ffn_contrib", "tokens, hidden_size",
+          "what is added to the stream: after the post-norm or the residual factor",
+          _cpp(" MUL:post_ffw_norm.weight"), "", _hf("post_feedforward_layernorm"),
+          where=_contribution(lambda place: "moe_out" if place.moe else "ffn_out")),
+    Point("out", "tokens, hidden_size", "residual stream leaving the layer", _cpp("l_out"),
+          "post_ffn_residual", _hf("#out", "")),
+    Point("final_norm", "tokens, hidden_size", "after the last norm", _biased("output_norm"),
+          "final_norm", _hf("norm", "final_layernorm", "ln_f"), layered=False),
+    Point("logits_raw", "rows, vocab_size", "head product with its bias",
+          (*_biased("output"), *_cpp(" MUL_MAT:token_embd.weight")), "",
+          _hf("lm_head"), rows="logits", layered=False, where=_raw_logits),
+    Point("logits", "rows, vocab_size", "after factor and softcap", _cpp("result_output"),
+          "lm_head", _hf("logits"), rows="logits", layered=False),
+)  # fmt: skip
+POINTS: Mapping[str, Point] = {point.name: point for point in _ROWS}

@@ -1,0 +1,64 @@
+"""docs/capture_points.md, printed from the table: `python -m aprfmt.inference.points_page`."""
+
+from collections.abc import Sequence
+
+from aprfmt.inference.capture import SLOTS
+from aprfmt.inference.points import POINTS, Name
+
+_HEAD = """# Capture points
+
+Printed from the table in `inference/points.py` by `python -m aprfmt.inference.points_page`.
+
+A point is a named place in the forward pass. Its key is `L3.attn_out`, of whole-model points the
+bare name. Its value is the tensor as the next operation reads it, rows by token position. Where an
+architecture makes a point equal to another by construction (llama's `attn_contrib` is its
+`attn_out`) it is an alias; where it has no such tensor the point is absent. Absent is never zero.
+
+`aprfmt trace --list-points MODEL` prints the points of one model.
+
+Names of other engines: in **llama.cpp** a graph node by name and operation (`Qcur ROPE`), or the
+node that reads a weight, whatever it is called (`MUL_MAT of attn_q.weight`); of several, the last
+one. In **transformers** a module's path below the layer; `#in` is what it reads, `(qkv)` the share
+of a joined result, `[pre]` the block placement for which the name means this point; `#q_rope` and
+the like are keys of an `.npz` and what our hooks call the same. In **apr** the stage of
+`--save-tensor`; stages of several points hold them side by side.
+
+"""
+_CACHE = """
+`k_cache` and `v_cache` are recorded in passes that continue a cache (`trace --behind N`); without
+one, attention reads `k_rope` and `v`, and they are aliases of these.
+
+## Slots
+
+`trace --payload` shows these slots, under the names users of `apr trace` know:
+
+"""
+
+
+def page() -> str:
+    """Return the page as Markdown."""
+    rows = [
+        (
+            f"`{point.name}`", f"[{point.shape}]", point.sentence, _names(point.llama_cpp),
+            f"`{point.apr}`" if point.apr else "", _names(point.hf),
+        )
+        for point in POINTS.values()
+    ]  # fmt: skip
+    slots = [(f"`{slot}`", " ".join(f"`{point}`" for point in points))
+             for slot, points in SLOTS.items()]  # fmt: skip
+    head = ("point", "shape", "what it is", "llama.cpp", "apr", "transformers")
+    return _HEAD + _table(head, rows) + _CACHE + _table(("slot", "points"), slots)
+
+
+def _names(names: Sequence[Name]) -> str:
+    return ", ".join(f"`{name}`" if name.text or name.role else "the layer" for name in names)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
+    lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,107 @@
+"""Backends that are wrong in one operation: what parity has to find."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from aprfmt.inference.backends.numpy_backend import NumpyBackend
+
+
+class WrongEps(NumpyBackend):
+    """RMSNorm with the epsilon of another family."""
+
+    name = "wrong-eps"
+
+    def rms_norm(self, x: Any, weight: Any, *, eps: float, offset: int, cast: Any) -> Any:
+        return super().rms_norm(x, weight, eps=eps * 30, offset=offset, cast=cast)
+
+
+class WrongPairs(NumpyBackend):
+    """Rope on adjacent pairs where halves are meant, left in their places."""
+
+    name = "wrong-pairs"
+
+    def rope(self, x: Any, table: Any, *, style: Any, cast: Any) -> Any:
+        y = super().rope(x, table, style="interleaved", cast=cast)
+        half = y.shape[-1] // 2
+        return np.stack([y[..., :half], y[..., half:]], axis=-1).reshape(y.shape)
+
+
+class NoBias(NumpyBackend):
+    """Products that forget their bias."""
+
+    name = "no-bias"
+
+    def linear(self, x: Any, w: Any, bias: Any) -> Any:
+        return super().linear(x, w, None)
+
+
+class NoMask(NumpyBackend):
+    """Attention that sees the future."""
+
+    name = "no-mask"
+
+    def probs(self, scores: Any, heads: Any) -> Any:
+        from dataclasses import replace
+
+        everything = np.ones_like(heads.mask)
+        return super().probs(scores, replace(heads, mask=everything, causal=None))
+
+
+class WrongActivation(NumpyBackend):
+    """The erf gelu for the tanh one, and a silu that is too steep."""
+
+    name = "wrong-activation"
+
+    def activate(self, x: Any, kind: str, *, steps: bool) -> Any:
+        if kind == "gelu_tanh":
+            return super().activate(x, "gelu", steps=steps)
+        return super().activate(x * np.float32(1.001), kind, steps=steps)
+
+
+class Truncated(NumpyBackend):
+    """A product that forgets its last input column, as a partial warp did."""
+
+    name = "truncated"
+
+    def linear(self, x: Any, w: Any, bias: Any) -> Any:
+        x = np.array(x)
+        x[..., -1] = 0
+        return super().linear(x, w, bias)
+
+
+class WrongLoss(NumpyBackend):
+    """A forward pass that is right and a loss that is not: labels not shifted."""
+
+    name = "wrong-loss"
+
+    def cross_entropy(self, logits: Any, labels: Any) -> float:
+        wide = logits - np.max(logits, axis=-1, keepdims=True)
+        logs = wide - np.log(np.sum(np.exp(wide), axis=-1, keepdims=True))
+        return float(np.mean(-np.take_along_axis(logs, np.roll(labels, 1)[:, None], -1)))
+
+
+CROOKED = {
+    backend.name: backend
+    for backend in (WrongEps, WrongPairs, NoBias, NoMask, WrongActivation, Truncated, WrongLoss)
+}
+
+
+@contextmanager
+def halved(model: Any, ids: Any, choice: Any, **options: Any) -> Iterator[Any]:
+    """Give numpy's trace with the final norm halved: an engine that is wrong in one place."""
+    from dataclasses import replace
+
+    from aprfmt.inference.device import choose
+    from aprfmt.inference.engines.opening import run_model
+
+    rows = options.get("logits_rows", "all")
+    with run_model(model, ids, choose(), wanted=options.get("wanted"), logits_rows=rows) as trace:
+
+        def fetch(key: str) -> Any:
+            values = trace.fetch(key)
+            return values / 2 if values is not None and key == "final_norm" else values
+
+        yield replace(trace, fetch=fetch, run={**trace.run, "backend": {"backend": "halves"}})

@@ -1,0 +1,209 @@
+"""Where kernels run in these tests: a GPU, or a C++ compiler's emulation of one on this machine.
+
+`Machine` gives the same few verbs over both: put numpy data there, get it back, launch. The
+emulated one replaces the loader's `function`, so the package's own calls run unchanged.
+"""
+
+import ctypes
+import hashlib
+import importlib
+import os
+import pkgutil
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from aprfmt.inference.backends.cuda import loader
+from aprfmt.inference.backends.cuda.arrays import Flat
+
+HERE = Path(__file__).resolve().parent
+_FLAGS = (
+    "-std=c++17", "-O1", "-fPIC", "-shared", "-mavx2", "-mfma", "-mf16c", "-ffp-contract=off",
+    "-fno-strict-aliasing", "-fvisibility=hidden", "-Wno-unknown-pragmas", "-w",
+)  # fmt: skip
+# Kept from run to run: a compilation takes as long as the tests of its kernels.
+_FOLDER = Path(tempfile.gettempdir()) / f"aprfmt-emulated-{os.getuid()}"
+PROCESSORS = 3  # few, so that every block has several tiles
+
+
+def on(name: str, emulated: Iterable[Any], gpu: Iterable[Any]) -> pytest.MarkDecorator:
+    """Parametrize (machine, name): these emulated, and those on a GPU."""
+    return pytest.mark.parametrize(
+        ("machine", name),
+        [("emulated", each) for each in emulated]
+        + [pytest.param("gpu", each, marks=pytest.mark.gpu) for each in gpu],
+        indirect=["machine"],
+    )
+
+
+def compiler() -> str | None:
+    """Return a C++ compiler for this machine's processor, None where there is none."""
+    import platform
+
+    return shutil.which("g++") if platform.machine() in ("x86_64", "AMD64") else None
+
+
+def gpu() -> bool:
+    """Say whether cupy is there and finds a GPU."""
+    try:
+        import cupy
+
+        return int(cupy.cuda.runtime.getDeviceCount()) > 0
+    except Exception:  # no cupy, no driver, no device: each with errors of its own
+        return False
+
+
+@cache
+def _library(names: tuple[str, ...], defines: tuple[str, ...]) -> ctypes.CDLL:
+    text = "".join(f"#define {define}\n" for define in defines)
+    text = f"{(HERE / 'emulated.h').read_text()}\n{text}{loader.source(*names)}"
+    key = hashlib.sha256("\0".join([text, *_FLAGS]).encode()).hexdigest()
+    target = _FOLDER / f"{key}.so"
+    if not target.is_file():
+        found = compiler()
+        assert found is not None
+        _FOLDER.mkdir(mode=0o700, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=_FOLDER) as folder:
+            source, made = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
+            source.write_text(text)
+            command = [found, *_FLAGS, str(source), "-o", str(made)]
+            done = subprocess.run(command, capture_output=True)
+            assert done.returncode == 0, done.stderr.decode()[-3000:]
+            made.replace(target)
+    return ctypes.CDLL(str(target))
+
+
+def emulated(
+    names: tuple[str, ...], name: str, defines: tuple[str, ...] = (), *, shared: int = 0
+) -> Callable[..., None]:
+    """Return a kernel that runs here, called as cupy's."""
+    library = _library(names, defines)
+    kernel = ctypes.cast(getattr(library, name), ctypes.c_void_p)
+
+    def launch(
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: tuple[Any, ...],
+        shared_mem: int = 0,
+        stream: Any = None,
+    ) -> None:
+        assert shared_mem <= 227 << 10 and 0 < block[0] <= 1024 and min(grid) > 0
+        assert max(grid[1:], default=1) < 65536
+        integers = [int(a) for a in args if not isinstance(a, float)]
+        reals = [a for a in args if isinstance(a, float)]
+        assert len(integers) <= 14 and len(reals) <= 4
+        library.emulate(
+            kernel,
+            (ctypes.c_uint * 3)(*(*grid, 1, 1)[:3]),
+            ctypes.c_uint(block[0]),
+            (ctypes.c_longlong * 14)(*integers),
+            (ctypes.c_double * 4)(*reals),
+        )
+
+    return launch
+
+
+class Emulated:
+    """Numpy memory as the device's."""
+
+    name = "emulated"
+
+    def put(self, x: np.ndarray) -> Any:
+        return np.array(x)
+
+    def get(self, x: Any) -> np.ndarray:
+        return np.array(x)
+
+    def flat(
+        self, x: Any, dtype: str | None = None, offset: int = 0, count: int | None = None
+    ) -> Flat:
+        size = x.size - offset if count is None else count
+        return Flat(x.ctypes.data + offset * x.itemsize, size, dtype or x.dtype.name)
+
+
+class Gpu:
+    """Cupy's memory."""
+
+    name = "gpu"
+
+    def put(self, x: np.ndarray) -> Any:
+        import cupy
+
+        return cupy.asarray(x)
+
+    def get(self, x: Any) -> np.ndarray:
+        values: np.ndarray = x.get()
+        return values
+
+    def flat(
+        self, x: Any, dtype: str | None = None, offset: int = 0, count: int | None = None
+    ) -> Flat:
+        size = x.size - offset if count is None else count
+        return Flat(x.data.ptr + offset * x.itemsize, size, dtype or x.dtype.name)
+
+
+def _view(address: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    """Return memory as an array, strides in elements."""
+    kind = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
+    last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + 1
+    raw = (ctypes.c_char * (last * kind.itemsize)).from_address(address)
+    flat: np.ndarray = np.frombuffer(memoryview(raw), kind)
+    return np.lib.stride_tricks.as_strided(flat, shape, [step * kind.itemsize for step in strides])
+
+
+def product(
+    dtype: str, a: int, b: int, c: int, *, rows: int, columns: int, depth: int, turned: bool,
+    strides: tuple[int, int, int], batch: int = 1, steps: tuple[int, int, int] = (0, 0, 0),
+    tf32: bool = False,
+) -> None:  # fmt: skip
+    """Do what gemm.product does, by numpy."""
+    left = _view(a, dtype, (batch, rows, depth), (steps[0], strides[0], 1))
+    shape = (batch, columns, depth) if turned else (batch, depth, columns)
+    right = _view(b, dtype, shape, (steps[1], strides[1], 1))
+    result = _view(c, dtype, (batch, rows, columns), (steps[2], strides[2], 1))
+    wide = right.swapaxes(1, 2) if turned else right
+    result[:] = (left.astype(np.float64) @ wide.astype(np.float64)).astype(result.dtype)
+
+
+class _Memory:
+    """What memory.py gives, over numpy's."""
+
+    arrays = staticmethod(lambda: np)
+    put = staticmethod(lambda x: np.array(x))
+    get = staticmethod(lambda x: np.array(x))
+    pointer = staticmethod(lambda x: int(x.ctypes.data))
+    is_device = staticmethod(lambda x: x.dtype.kind in "fu")
+    use_device = staticmethod(lambda name: 0)
+    facts = staticmethod(lambda index: {"versions": {"numpy": np.__version__}})
+    free_bytes = staticmethod(lambda: 1 << 34)
+
+
+@contextmanager
+def on_this_machine() -> Iterator[Emulated]:
+    """Have the package's launches, products and memory here."""
+    from aprfmt.inference.backends import cuda
+    from aprfmt.inference.backends.cuda import gemm, memory
+
+    names = [info.name for info in pkgutil.iter_modules(cuda.__path__, f"{cuda.__name__}.")]
+    modules = [importlib.import_module(name) for name in names]  # attributes are functions too
+    with ExitStack() as stack:
+        for module in modules:
+            if hasattr(module, "function"):
+                stack.enter_context(mock.patch.object(module, "function", emulated))
+            if hasattr(module, "processors"):
+                stack.enter_context(mock.patch.object(module, "processors", lambda: PROCESSORS))
+        stack.enter_context(mock.patch.object(gemm, "product", product))
+        for name in vars(_Memory):
+            if hasattr(memory, name) and not name.startswith("_"):
+                stack.enter_context(mock.patch.object(memory, name, getattr(_Memory, name)))
+        yield Emulated()

@@ -1,0 +1,28 @@
+"""What the tests of the torch backend on a GPU share; without one they are NOT-RUN."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from aprfmt.inference.backends import BACKENDS
+from aprfmt.inference.backends.torch_cuda import CudaBackend
+
+
+@cache
+def gpus() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def need(count: int = 1) -> None:
+    """Report the test as NOT-RUN where there are fewer GPUs."""
+    if gpus() < count:
+        pytest.skip(f"NOT-RUN: {gpus()} CUDA devices, the test needs {count}")
+
+
+def cuda(dtype: str = "float32", device: str = "cuda", **options: Any) -> CudaBackend:
+    """Return the torch backend on a GPU."""
+    found = BACKENDS["torch"](device, dtype, **options)
+    assert isinstance(found, CudaBackend)
+    return found

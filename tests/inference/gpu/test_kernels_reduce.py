@@ -1,0 +1,134 @@
+"""Statistics and comparisons of one pass against aprfmt.stats and numpy, and against themselves.
+
+Seen red, each alone: the last piece left out, a NaN counted as finite, pieces joined without their
+origins, the counter not put back.
+"""
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from aprfmt.errors import CodecError
+from aprfmt.inference.backends.cuda import (
+    SLOT,
+    WORKSPACE,
+    Difference,
+    compare,
+    stats,
+    to_difference,
+    to_stats,
+)
+from aprfmt.stats import Stats, compute
+
+NUMPY = {
+    "float32": np.float32, "float64": np.float64,
+    "bfloat16": ml_dtypes.bfloat16, "float16": np.float16,
+}  # fmt: skip
+LENGTHS = (1, 2, 7, 31, 32, 33, 255, 1025, 4095, 4096, 4097, 3 * 4096 + 5, 60_001)
+
+
+def measured(machine: Any, x: np.ndarray, room: Any = None) -> tuple[Stats, np.ndarray]:
+    m = machine
+    bits = x.view(f"u{x.itemsize}")
+    data, slot = m.put(bits), m.put(np.full(SLOT, 7.0))
+    room = m.put(np.zeros(WORKSPACE)) if room is None else room
+    stats(m.flat(data, x.dtype.name), m.flat(slot), m.flat(room))
+    found = m.get(slot)
+    return to_stats(x.size, found), found
+
+
+def compared(machine: Any, a: np.ndarray, b: np.ndarray) -> Difference:
+    m = machine
+    left, right = (m.put(x.view(f"u{x.itemsize}")) for x in (a, b))
+    slot, room = m.put(np.zeros(SLOT)), m.put(np.zeros(WORKSPACE))
+    name = a.dtype.name
+    compare(m.flat(left, name), m.flat(right, name), m.flat(slot), m.flat(room))
+    return to_difference(a.size, m.get(slot))
+
+
+def assert_close(found: Stats, wanted: Stats) -> None:
+    for name in ("count", "nan", "inf", "zeros", "min", "max", "absmax"):
+        assert getattr(found, name) == getattr(wanted, name), name
+    scale = (wanted.absmax or 0.0) + 1e-300
+    for name in ("mean", "std", "l2"):
+        a, b = getattr(found, name), getattr(wanted, name)
+        assert a == pytest.approx(b, rel=1e-9, abs=1e-12 * scale), name
+
+
+@pytest.mark.parametrize("dtype", NUMPY)
+def test_equals_the_one_statistics_function(machine: Any, dtype: str) -> None:
+    random = np.random.default_rng(0)
+    for count in LENGTHS:
+        x = (random.standard_normal(count) * 3 + 0.7).astype(NUMPY[dtype])
+        x[random.integers(0, count, count // 7)] = 0
+        found, _ = measured(machine, x)
+        assert_close(found, compute(x))
+
+
+def test_values_that_are_not_finite(machine: Any) -> None:
+    random = np.random.default_rng(1)
+    x = random.standard_normal(20_000).astype(np.float32)
+    x[::97], x[5::131], x[3::211] = np.nan, np.inf, -np.inf
+    x[0] = np.nan  # what deviations would be taken from
+    found, _ = measured(machine, x)
+    assert_close(found, compute(x))
+    found, _ = measured(machine, np.full(5000, np.nan, np.float32))
+    assert found == compute(np.full(5000, np.nan, np.float32))
+
+
+def test_constants_and_a_large_mean(machine: Any) -> None:
+    found, _ = measured(machine, np.full(30_000, np.float32(0.1)))
+    assert found.std == 0.0
+    x = (1e4 + np.random.default_rng(2).standard_normal(50_000)).astype(np.float32)
+    found, _ = measured(machine, x)
+    assert found.std == pytest.approx(x.astype(np.float64).std(), rel=1e-9)
+
+
+def test_the_same_bits_every_time_and_from_a_used_workspace(machine: Any) -> None:
+    x = np.random.default_rng(3).standard_normal(40_000).astype(np.float32)
+    room = machine.put(np.zeros(WORKSPACE))
+    first = measured(machine, x, room)[1]
+    for _ in range(3):
+        np.testing.assert_array_equal(measured(machine, x, room)[1][:8], first[:8])
+
+
+@pytest.mark.parametrize("dtype", NUMPY)
+def test_comparison_equals_numpy(machine: Any, dtype: str) -> None:
+    random = np.random.default_rng(4)
+    for count in LENGTHS:
+        a = random.standard_normal(count).astype(NUMPY[dtype])
+        b = a.copy()
+        b[random.integers(0, count, count // 3)] += NUMPY[dtype](0.25)
+        found = compared(machine, a, b)
+        x, y = a.astype(np.float64), b.astype(np.float64)
+        bits = f"u{a.itemsize}"
+        assert found.count == count
+        assert found.differing == np.count_nonzero(a.view(bits) != b.view(bits))
+        assert found.max_abs == np.abs(x - y).max()
+        assert found.rel_l2 == pytest.approx(np.linalg.norm(x - y) / np.linalg.norm(y), rel=1e-9)
+        cosine = float(x @ y) / math.sqrt(float(x @ x) * float(y @ y))
+        assert found.cosine == pytest.approx(cosine, rel=1e-9)
+
+
+def test_comparison_counts_what_is_not_finite(machine: Any) -> None:
+    a, b = np.ones(1000, np.float32), np.ones(1000, np.float32)
+    a[3] = b[3] = np.nan
+    a[4], b[5] = np.inf, -np.inf
+    found = compared(machine, a, b)
+    assert (found.nonfinite, found.nonfinite_differing, found.differing) == (3, 2, 2)
+    assert (found.rel_l2, found.max_abs) == (0.0, 0.0)
+    nothing = compared(machine, np.zeros(4, np.float32), np.zeros(4, np.float32))
+    assert nothing.rel_l2 is nothing.cosine is None and nothing.max_abs == 0.0
+
+
+def test_arrays_that_do_not_fit_are_refused(machine: Any) -> None:
+    m = machine
+    slot, room = m.put(np.zeros(SLOT)), m.put(np.zeros(WORKSPACE))
+    a, b = m.put(np.zeros(4, np.float32)), m.put(np.zeros(5, np.float32))
+    with pytest.raises(CodecError, match="expected equal sizes"):
+        compare(m.flat(a), m.flat(b), m.flat(slot), m.flat(room))
+    with pytest.raises(CodecError, match="a slot of 4"):
+        stats(m.flat(a), m.flat(a), m.flat(room))
