@@ -1,0 +1,234 @@
+"""One divergence under examination: what the reference did there, and trying changes on it."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.diagnosis.measure import Recorded, rel
+from aprfmt.diagnosis.shadow import Pass, View, shadow
+from aprfmt.diagnosis.world import Call, World
+
+Array = NDArray[Any]
+Layers = frozenset[int] | None  # None: all
+
+
+@dataclass(frozen=True)
+class Change:
+    """A hypothesis with its values filled in: how the reference becomes what the trace ran.
+
+    `make(world, layers)` applies it in these layers (None: all; ignored unless `scoped`). `where`
+    are tensor keys, hyperparameters or operations; a layer is put before those that are scoped.
+    `drop` are keys of the trace that the hypothesis says were taken elsewhere or on other rows.
+    `general` fits anything of its kind (frequencies as they are): an answer only without others.
+    """
+
+    cause: str
+    says: str
+    where: tuple[str, ...]
+    make: Callable[[World, Layers], World] = lambda world, layers: world
+    values: Mapping[str, Any] = field(default_factory=dict)
+    scoped: bool = True
+    drop: frozenset[str] = frozenset()
+    general: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """The first point that the reference, on the trace's own input, does not reproduce.
+
+    `plain` are the reference's own values by key, `found` the pass that showed the divergence.
+    """
+
+    world: World
+    recorded: Recorded
+    view: View
+    found: Pass
+    plain: Mapping[str, Array]
+
+    # --- what the reference did -------------------------------------------------------------
+
+    def call(self, *ops: str) -> Call | None:
+        """Return the last call of one of these operations since the last point the trace has."""
+        for call in reversed(self.view.calls):
+            if call.op in ops:
+                return call
+        return None
+
+    def calls(self, *ops: str) -> list[Call]:
+        """Return all of them, in order."""
+        return [call for call in self.view.calls if call.op in ops]
+
+    def exact(self, call: Call | None) -> bool:
+        """Say whether the call's result is the very value that diverges."""
+        return call is not None and self.part(call) is not None
+
+    def part(self, call: Call) -> Array | None:
+        """Return the trace's value of a call's result, in its shape; None where it has none.
+
+        The result is the whole point, or the last elements of its last axis (MLA's rotated part).
+        """
+        result, mine = self.array(call.result), self.view.mine
+        if result.size == mine.size and np.array_equal(result.reshape(mine.shape), mine):
+            return self.view.theirs.reshape(result.shape)
+        width = result.shape[-1]
+        if result.shape[:-1] == mine.shape[:-1] and width < mine.shape[-1]:
+            if np.array_equal(mine[..., -width:], result):
+                return self.view.theirs[..., -width:]
+        return None
+
+    def array(self, x: Any) -> Array:
+        """Return one of the backend's arrays as numpy's."""
+        return np.asarray(self.world.backend.to_numpy(x))
+
+    @cached_property
+    def rows(self) -> Array:
+        """Rows of the point that the trace has."""
+        seen = self.view.seen
+        assert seen is not None
+        return np.arange(self.view.mine.shape[self.view.axis]) if seen.rows is None else seen.rows
+
+    @cached_property
+    def tokens(self) -> int:
+        """How many tokens the pass has."""
+        return len(self.world.ids)
+
+    @property
+    def layer(self) -> int:
+        """Of the divergence; -1 for a whole-model point."""
+        return self.view.layer
+
+    def differs(self, other: Array) -> float:
+        """Return how far another value of the point is from the trace's."""
+        return self.view.distance(other.reshape(self.view.mine.shape))
+
+    def close(self, mine: Array, theirs: Array) -> bool:
+        """Say whether two arrays agree within the point's tolerance."""
+        return rel(mine, theirs) <= self.view.tolerance
+
+    def by_row(self, view: View) -> Array:
+        """Return the relative distance of every token's row of a view of this point."""
+        axis = view.axis
+        mine, theirs = (np.moveaxis(x, axis, 0) for x in (view.mine, view.theirs))
+        mine, theirs = mine.reshape(len(mine), -1), theirs.reshape(len(theirs), -1)
+        norm = np.maximum(np.linalg.norm(theirs, axis=1), 1e-30)
+        out: Array = np.linalg.norm(mine - theirs, axis=1) / norm
+        return out
+
+    # --- trying -----------------------------------------------------------------------------
+
+    def without(self, drop: Iterable[str]) -> Recorded:
+        """Return the trace with some keys taken as not recorded."""
+        chosen = self.recorded.without | set(drop)
+        if chosen == self.recorded.without:
+            return self.recorded
+        return Recorded(self.recorded.trace, self.recorded.ids, self.recorded.shapes, chosen)
+
+    def attempt(self, change: Change, layers: Layers = None) -> View | None:
+        """Return the point's view under a change, the layers before it passed over."""
+        world = change.make(self.world, layers)
+        key = self.view.key
+        recorded = self.without(change.drop)
+        before = f"L{self.layer - 1}.out"
+        seen = recorded.at(before) if self.layer > 0 else None
+        if seen is not None and seen.rows is None:
+            world = _skipping(world, self.layer)
+        instance = world.points.get(key)
+        # Without its operation a point equals the one before.
+        before_it = "" if instance is None else instance.alias_of
+        found = shadow(world, recorded, self.view.base if before_it else key).views
+        return found.get(key) or found.get(before_it)
+
+    def trial(self, change: Change, layers: Layers = None) -> float:
+        """Return the point's residual under a change; infinite where it is gone."""
+        view = self.attempt(change, layers)
+        if view is None or view.residual is None or math.isnan(view.residual):
+            return math.inf
+        return view.residual
+
+    def best_number(
+        self, make: Callable[[float], Change], values: Iterable[float], refine: bool = True
+    ) -> Iterator[Change]:
+        """Yield changes for the number that fits best: rounded ones first, if they fit as well.
+
+        `values` are tried; with `refine` the best is improved between its neighbours by golden
+        section, in logarithms. Nothing is yielded unless the residual falls to half.
+        """
+        tried = sorted({float(value) for value in values})
+        scores = {value: self.trial(make(value)) for value in tried}
+        if not scores:
+            return
+        best = min(scores, key=lambda value: scores[value])
+        assert self.view.residual is not None
+        if refine and best > 0 and scores[best] > self.view.tolerance:
+            at = tried.index(best)
+            low = tried[at - 1] if at and tried[at - 1] > 0 else best / 4
+            high = tried[at + 1] if at + 1 < len(tried) else best * 4
+            best, scores[best] = self._golden(make, low, high, best, scores[best])
+        if scores.get(best, math.inf) > 0.5 * self.view.residual:
+            return
+        yield from self.rounded(make, best)
+
+    def _golden(
+        self, make: Callable[[float], Change], low: float, high: float, best: float, score: float
+    ) -> tuple[float, float]:
+        ratio = (math.sqrt(5) - 1) / 2
+        a, b = math.log(low), math.log(high)
+        for _ in range(40):
+            c, d = b - ratio * (b - a), a + ratio * (b - a)
+            fc, fd = self.trial(make(math.exp(c))), self.trial(make(math.exp(d)))
+            value, found = (math.exp(c), fc) if fc < fd else (math.exp(d), fd)
+            if found < score:
+                best, score = value, found
+            a, b = (a, d) if fc < fd else (c, b)
+            if b - a < 1e-7 or (score <= self.view.tolerance and b - a < 1e-4):
+                break
+        return best, score
+
+    def rounded(self, make: Callable[[float], Change], value: float) -> Iterator[Change]:
+        """Yield the change for the shortest number near `value` that is inside the tolerance."""
+        for candidate in short_numbers(value):
+            change = make(candidate)
+            if self.trial(change) <= self.view.tolerance:
+                yield change
+                return
+        yield make(value)
+
+
+def short_numbers(value: float) -> list[float]:
+    """Return a number rounded to 1, 2, ... significant digits, its square's too, then itself."""
+    found = [float(f"{value:.{digits}g}") for digits in (1, 2, 3, 4, 5, 6)]
+    return list(dict.fromkeys([*found, value]))
+
+
+def _skipping(world: World, layer: int) -> World:
+    """Return the world with the products of the layers before `layer` left out.
+
+    Their points are put in from the trace, so nothing of it reaches the layer.
+    """
+
+    def zeros(op: Any, at: Any, x: Any, w: Any, bias: Any, **kwargs: Any) -> Any:
+        return world.backend.zeros((len(x), w.n_rows))
+
+    before = frozenset(range(layer))
+    return world.with_op("linear", zeros, before).with_op("router", zeros, before)
+
+
+def heads_changed(world: World, layers: Layers, **values: Any) -> World:
+    """Return the world whose attention combines queries and keys by other facts.
+
+    A value may be a function of the layer's own Heads and the number of tokens.
+    """
+
+    def override(op: Any, at: Any, *args: Any) -> Any:
+        *first, heads = args
+        settled = {
+            name: value(heads) if callable(value) else value for name, value in values.items()
+        }
+        return op(*first, replace(heads, **settled))
+
+    return world.with_op("scores", override, layers).with_op("probs", override, layers)

@@ -1,0 +1,57 @@
+"""What the numbers of two runs come to where no cause was found: nothing, or rounding."""
+
+from collections.abc import Iterator, Sequence
+
+from aprfmt.diagnosis.records import Evidence, Finding, PointRow
+
+GAIN = 3.0  # jumps worth a line
+
+
+def rounding(
+    points: Sequence[PointRow], found: Sequence[Finding], evidence: Sequence[Evidence]
+) -> Finding | None:
+    """Return the finding that all differences are rounding, None where there are none.
+
+    Points that were taken elsewhere are not counted. A difference beyond the tolerance of whole
+    runs is rounding only where every operation was judged on the run's own input and none is
+    wrong.
+    """
+    elsewhere = {key for finding in found if finding.level == "capture" for key in finding.where}
+    rows = [row for row in points if row.key not in elsewhere and row.direct is not None]
+    rows = [row for row in rows if row.point not in ("experts", "router_margin")]
+    if not rows:
+        return None
+    worst = max(rows, key=lambda row: row.direct or 0.0)
+    if not worst.direct:
+        return None
+    beyond = [row for row in rows if row.direct is not None and not row.direct <= row.tolerance]
+    if not beyond and elsewhere:
+        return None
+    shadows = [row.shadow for row in rows if row.shadow is not None]
+    says = f"runs differ by {worst.direct:.3g} at most, at {worst.key}"
+    if beyond:
+        says += (
+            f"; {beyond[0].key} is beyond the tolerance of whole runs, yet every operation gives "
+            "the run's own values on its own inputs: rounding, amplified"
+        )
+    if any("margin inside the rounding" in row.says for row in evidence):
+        says += "; experts were chosen otherwise by margins inside the rounding"
+    explained = bool(shadows) or not beyond
+    return Finding(
+        "rounding", says, "forward", "precision" if explained else "bug", (worst.key,),
+        explained, beyond[0].key if beyond else "", worst.direct, max(shadows, default=None),
+        "the worst point; after: one operation at a time",
+    )  # fmt: skip
+
+
+def spikes(points: Sequence[PointRow]) -> Iterator[Evidence]:
+    """Yield the largest gains: what a layer makes of a difference that came in."""
+    jumps = [row for row in points if row.gain is not None and row.gain > GAIN and row.direct]
+    for row in sorted(jumps, key=lambda row: -(row.gain or 0.0))[:3]:
+        yield Evidence(
+            "forward",
+            f"{row.key} is {row.direct:.3g} apart, {row.gain:.3g} times its layer's input: a "
+            "gain, no cause by itself",
+            (row.key,),
+            row.gain,
+        )

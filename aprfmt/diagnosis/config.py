@@ -1,0 +1,66 @@
+"""Level two: hyperparameters that change the forward pass, and the cause each stands for."""
+
+from collections.abc import Iterator, Mapping
+
+from aprfmt.compare.records import FieldDiff, TensorDiff
+from aprfmt.model import Model
+
+# Hyperparameter -> cause; "" for sizes: models that differ in them are other models.
+HYPER_CAUSES: Mapping[str, str] = {
+    "hidden_size": "", "n_layers": "", "n_heads": "gqa_mapping", "n_kv_heads": "gqa_mapping",
+    "head_dim": "gqa_mapping", "value_head_dim": "gqa_mapping", "ffn_size": "", "vocab_size": "",
+    "context_length": "rope_scaling", "norm_eps": "norm_eps", "lora_norm_eps": "norm_eps",
+    "activation": "activation", "tied_embeddings": "tied_embedding",
+    "attention_bias": "missing_bias", "attention_out_bias": "missing_bias",
+    "mlp_bias": "missing_bias", "qk_norm": "", "parallel_residual": "residual",
+    "rope_theta": "rope_theta", "rope_theta_local": "rope_theta", "rope_dim": "partial_rotary",
+    "rope_style": "rope_pairing", "rope_scaling": "rope_scaling",
+    "rope_scaling_layers": "rope_layers", "rope_layers": "rope_layers",
+    "sliding_window": "sliding_window", "window_layers": "sliding_window",
+    "attn_scale": "attention_scale", "attn_scale_by_layer": "attention_scale",
+    "attn_softcap": "softcap", "final_softcap": "softcap", "embedding_scale": "multiplier",
+    "residual_scale": "multiplier", "logit_scale": "multiplier", "n_experts": "",
+    "n_experts_used": "moe_routing", "moe_ffn_size": "", "shared_ffn_size": "", "moe_layers": "",
+    "norm_topk": "moe_routing", "routed_scale": "moe_routing", "n_expert_groups": "moe_routing",
+    "n_expert_groups_used": "moe_routing", "router": "moe_routing", "q_lora_rank": "",
+    "kv_lora_rank": "", "qk_nope_head_dim": "", "qk_rope_head_dim": "",
+    "swiglu_limit": "activation", "swiglu_alpha": "activation",
+}  # fmt: skip
+
+# Hyperparameters that tensors show: -> the roles that come and go with them.
+SHOWN_BY: Mapping[str, tuple[str, ...]] = {
+    "attention_bias": ("attn_q.bias", "attn_k.bias", "attn_v.bias"),
+    "attention_out_bias": ("attn_output.bias",),
+    "mlp_bias": ("ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"),
+    "tied_embeddings": ("output.weight",),
+}
+
+
+def said(row: FieldDiff) -> str:
+    """Return one differing hyperparameter with both origins."""
+    return (
+        f"{row.name}: A has {_value(row.a)} ({row.origin_a or 'not there'}), "
+        f"B {_value(row.b)} ({row.origin_b or 'not there'})"
+    )
+
+
+def _value(value: object) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def shown_tensors(name: str, tensors: Mapping[str, TensorDiff]) -> tuple[str, ...]:
+    """Return the keys of tensors that one side only has because of a hyperparameter."""
+    roles = SHOWN_BY.get(name, ())
+    return tuple(
+        key
+        for key, row in tensors.items()
+        if row.verdict in ("ONLY_IN_A", "ONLY_IN_B")
+        and (key in roles or key.partition(".")[2] in roles)
+    )
+
+
+def tensors_say(model: Model, label: str) -> Iterator[str]:
+    """Yield what the tensors of a model show against its keys."""
+    for conflict in model.resolution.report.conflicts:
+        yield f"{label}: {conflict}"

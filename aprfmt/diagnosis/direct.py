@@ -1,0 +1,202 @@
+"""Two traces side by side: every point both have, rows by position, neighbours before a verdict."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.compare.traces import TraceLike
+from aprfmt.diagnosis.measure import axis_of, fit, near_keys, rel
+from aprfmt.diagnosis.records import Finding
+from aprfmt.errors import UsageError
+from aprfmt.inference.capture import key_name, parse_key
+from aprfmt.inference.points import POINTS
+from aprfmt.thresholds import DISCRETE, tolerance
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One point of both traces: how far apart, on which rows; `why` where it is not comparable."""
+
+    key: str
+    residual: float | None
+    tolerance: float
+    rows: str = ""
+    why: str = ""
+
+    @property
+    def beyond(self) -> bool:
+        """The distance is outside the tolerance of whole runs."""
+        point = self.key.rpartition(".")[2]
+        return (
+            self.residual is not None
+            and not self.residual <= self.tolerance
+            and point not in DISCRETE
+        )
+
+
+def keys_of(a: TraceLike, b: TraceLike) -> list[str]:
+    """Return the keys both traces have, in execution order."""
+    both = [key for key in a.records if b.find(key) is not None]
+    both += [key for key in b.records if key not in a.records and a.find(key) is not None]
+    return sorted(dict.fromkeys(both), key=place_of)
+
+
+def place_of(key: str) -> tuple[int, int]:
+    """Return where a key stands in the order of execution; keys of no point come last."""
+    order = {name: i for i, name in enumerate(POINTS)}
+    try:
+        point, layer = parse_key(key)
+    except UsageError:
+        return (1 << 30, 0)
+    if layer < 0:
+        return (-1 if point.startswith("embd") else 1 << 29, order[point])
+    return (layer, order[point])
+
+
+def compared(a: TraceLike, b: TraceLike, tokens: int, moe: bool) -> list[Pair]:
+    """Return every point that both traces have, in execution order."""
+    return [one(key, a, b, tokens, moe) for key in keys_of(a, b)]
+
+
+def one(key: str, a: TraceLike, b: TraceLike, tokens: int, moe: bool) -> Pair:
+    """Compare one point on the rows both have."""
+    mine, other = a.find(key), b.find(key)
+    assert mine is not None and other is not None
+    bound = tolerance(mine.dtype, other.dtype, moe=moe).rel_l2
+    x, y = a.values(key), b.values(key)
+    if x is None or y is None:
+        return Pair(key, None, bound, why="only statistics were kept")
+    x, y = np.asarray(x), np.asarray(y)
+    axis = axis_of(key)
+    if x.size == y.size:
+        if mine.positions and other.positions and mine.positions != other.positions:
+            shared = sorted(set(mine.positions) & set(other.positions))
+            if len(mine.positions) < tokens and not shared:
+                return Pair(key, None, bound, why="other positions")
+        return Pair(key, rel(x, y.reshape(x.shape)), bound)
+    small, large = (x, y) if x.size < y.size else (y, x)
+    few, many = (mine, other) if x.size < y.size else (other, mine)
+    positions = few.positions
+    if positions is not None and many.positions is not None and len(many.positions) < tokens:
+        index = {position: row for row, position in enumerate(many.positions)}
+        if not all(position in index for position in positions):
+            return Pair(key, None, bound, why="other positions")
+        positions = tuple(index[position] for position in positions)
+    shape = large.shape
+    if axis >= len(shape) or (len(shape) == 1 and small.ndim == 1):
+        return Pair(key, None, bound, why=f"{x.size} values against {y.size}")
+    seen = fit(small, positions, few.dtype, shape, axis, shape[axis])
+    if seen is None:
+        return Pair(key, None, bound, why=f"shape {list(x.shape)} against {list(y.shape)}")
+    return Pair(key, seen.distance(large, axis), bound, rows=seen.note)
+
+
+def neighbour(key: str, a: TraceLike, b: TraceLike, bound: float) -> str:
+    """Return the point of A that B's value of `key` equals, "" where there is none.
+
+    Sums with the residual stream count: `out` less `in` is what the layer added.
+    """
+    theirs = b.values(key)
+    if theirs is None:
+        return ""
+    theirs = np.asarray(theirs)
+    for name, value in _around(key, a):
+        if value.size == theirs.size and rel(value, theirs) <= bound:
+            return name
+    return ""
+
+
+def _around(key: str, a: TraceLike) -> Iterator[tuple[str, Array]]:
+    point, layer = parse_key(key)
+    others = near_keys(key, layer)
+    if layer >= 0:
+        others += [key_name("out", layer - 1)] if layer else ["embd", "embd_scaled"]
+    for other in others:
+        if other != key and a.find(other) is not None:
+            value = a.values(other)
+            if value is not None:
+                yield other, np.asarray(value)
+    own = a.values(key)
+    for stream in ("in", "mid"):
+        if layer < 0 or own is None:
+            continue
+        value = a.values(key_name(stream, layer))
+        if value is None and stream == "in" and layer:
+            value = a.values(key_name("out", layer - 1))
+        if value is not None and np.asarray(value).size == np.asarray(own).size:
+            added = np.asarray(value).reshape(np.asarray(own).shape)
+            yield f"{point} plus the residual stream", np.asarray(own) + added
+            yield f"{point} less the residual stream", np.asarray(own) - added
+
+
+def guess(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
+    """Return the likeliest cause of a first divergence by its signature alone, and why."""
+    x, y = a.values(key), b.values(key)
+    point = key.rpartition(".")[2]
+    if x is None or y is None or np.asarray(x).size != np.asarray(y).size:
+        return "", ""
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64).reshape(np.asarray(x).shape)
+    rows = x.reshape(len(x), -1)
+    away = y.reshape(rows.shape) - rows
+    if point in ("q", "k", "v", "attn_out", "ffn_gate", "ffn_up", "ffn_out", "router"):
+        if len(rows) > 1 and np.linalg.norm(away - away.mean(0)) < 1e-3 * np.linalg.norm(away):
+            return "missing_bias", "the difference is the same vector in every row"
+    if point in ("probs",):
+        upper = np.triu(np.ones(y.shape[-2:]), 1) > 0
+        if np.abs(y[..., upper]).sum() > 1e-6:
+            return "mask", "probabilities of later tokens are not zero"
+        sums = y.sum(-1)
+        if np.abs(sums - 1).max() > 1e-3:
+            return "softmax_reduction", "rows of the probabilities do not sum to 1"
+    if point.endswith("_rope") and rel(_lengths(x), _lengths(y)) < 1e-4:
+        return "rope_theta", "the rotated vectors have equal lengths and other angles"
+    factor = float(np.sum(x * y) / max(float(np.sum(x * x)), 1e-300))
+    if rel(x * factor, y) < 1e-4:
+        cause = "attention_scale" if point == "scores" else "multiplier"
+        return cause, f"all values differ by the factor {factor:.6g}"
+    if point.endswith("norm"):
+        ratio = np.sum(rows * (rows + away), 1) / np.maximum(np.sum(rows * rows, 1), 1e-300)
+        if rel(rows * ratio[:, None], rows + away) < 1e-4:
+            return "norm_eps", "each row differs by a factor of its own"
+    return "", ""
+
+
+def by_signature(pairs: Sequence[Pair], a: TraceLike, b: TraceLike) -> Finding | None:
+    """Name what two traces show without weights: neighbours first, then signatures."""
+    rows = [pair for pair in pairs if pair.rows]
+    rows = [pair for pair in rows if POINTS[parse_key(pair.key)[0]].rows != "logits"]
+    beyond = [pair for pair in pairs if pair.beyond]
+    if not beyond and rows:
+        return Finding(
+            "capture_rows", f"the traces hold other rows ({rows[0].rows}); these agree",
+            "capture", "same", tuple(pair.key for pair in rows[:8]), True, rows[0].key,
+            max(pair.residual or 0.0 for pair in rows), None, "the rows both have",
+        )  # fmt: skip
+    if not beyond:
+        return None
+    first = beyond[0]
+    moved = {
+        pair.key: name for pair in beyond if (name := neighbour(pair.key, a, b, pair.tolerance))
+    }
+    if len(moved) == len(beyond):
+        point, other = parse_key(first.key)[0], moved[first.key]
+        return Finding(
+            "capture_point",
+            f"what B records as {point} is A's {other}; every other point agrees",
+            "capture", "same", tuple(moved), True, first.key, first.residual, 0.0, first.key,
+            {"recorded_as": point, "is": other},
+        )  # fmt: skip
+    cause, why = guess(first.key, a, b)
+    return Finding(
+        cause, why or f"{first.key} is the first point beyond its tolerance", "forward", "bug",
+        (first.key,), False, first.key, first.residual, None, first.key,
+    )  # fmt: skip
+
+
+def _lengths(x: Array) -> Array:
+    return np.asarray(np.linalg.norm(x, axis=-1))

@@ -1,0 +1,200 @@
+"""A trace against the reference: find the first wrong operation, name it, take it away, go on."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from aprfmt.compare.bounds import NMSE, NMSE_SLACK
+from aprfmt.diagnosis.case import Case, Change, Layers
+from aprfmt.diagnosis.hypotheses import HYPOTHESES
+from aprfmt.diagnosis.measure import Recorded
+from aprfmt.diagnosis.shadow import Pass, View, plain, shadow
+from aprfmt.diagnosis.world import World
+
+Array = NDArray[Any]
+LIMIT = 24  # divergences examined in one trace
+# Answers are told apart where one is so much closer than the other.
+CLOSER = 10.0
+ENOUGH = 4  # changes of one row that hold are compared with each other
+# What a divergence behind one of these operations is most likely of, where nothing fits.
+SUSPECTS: Mapping[str, str] = {
+    "linear": "stale_tensor", "router": "stale_tensor", "embed": "stale_tensor",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A change that makes the point agree. `then` is the next divergence with it, None for none."""
+
+    change: Change
+    layers: Layers
+    residual: float
+    then: View | None
+    reach: float  # how far the pass agrees with it, in points
+    world: World
+    recorded: Recorded
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """One explained (or unexplained) divergence. `others` explain it just as well."""
+
+    view: View
+    answer: Answer | None
+    others: tuple[Answer, ...] = ()
+    likely: str = ""
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What examining a trace gave: divergences in order, the first pass and the last one."""
+
+    divergences: tuple[Divergence, ...]
+    before: Pass
+    after: Pass
+    plain: Mapping[str, Array]
+    unfinished: bool = False
+
+
+def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
+    """Judge every point of a trace on its own input, and explain what does not agree."""
+    values = plain(world)
+    for key, value in values.items():
+        recorded.shapes.setdefault(key, value.shape)
+    found = before = shadow(world, recorded)
+    known: set[str] = set()  # diverging points that nothing explains
+    divergences: list[Divergence] = []
+    while True:
+        view = next((view for view in found.flagged if view.key not in known), None)
+        if view is None or len(divergences) >= limit:
+            break
+        case = Case(world, recorded, view, found, values)
+        answers = list(_answers(case, known))
+        if not answers:
+            likely = _likely(case)
+            known |= _like_weights(case, likely)
+            divergences.append(Divergence(view, None, (), likely))
+            continue
+        best = max(answers, key=_worth)
+        others = tuple(
+            answer
+            for answer in answers
+            if answer.change.cause != best.change.cause
+            and answer.reach == best.reach
+            and answer.change.general == best.change.general
+            and answer.residual <= CLOSER * best.residual + view.tolerance / CLOSER
+        )
+        divergences.append(Divergence(view, best, _one_each(others)))
+        world, recorded = best.world, best.recorded
+        values = plain(world)
+        found = shadow(world, recorded)
+    return Examined(tuple(divergences), before, found, values, view is not None)
+
+
+def _worth(answer: Answer) -> tuple[float, bool, bool, float]:
+    """Rank answers: how far the pass agrees; a wrong name of a point only where nothing else does.
+
+    What fits anything of its kind comes last.
+    """
+    change = answer.change
+    return (answer.reach, not change.general, change.cause != "capture_point", -answer.residual)
+
+
+def _one_each(answers: tuple[Answer, ...]) -> tuple[Answer, ...]:
+    return tuple({answer.change.cause: answer for answer in reversed(answers)}.values())
+
+
+def _like(view: View, found: Pass) -> set[str]:
+    """Return the diverging keys of the same point in every layer: one unexplained finding."""
+    return {other.key for other in found.flagged if other.point == view.point}
+
+
+def _likely(case: Case) -> str:
+    """Return the cause to suspect: of a quantized weight, values that were never quantized."""
+    last = next((call for call in reversed(case.view.calls) if call.op in SUSPECTS), None)
+    if last is None:
+        return ""
+    weight = last.args[0] if last.op == "embed" else last.args[1]
+    usual = NMSE.get(weight.encoding)
+    residual = case.view.residual or math.inf
+    if usual is not None and residual**2 <= NMSE_SLACK * usual:
+        return "quantisation"
+    return SUSPECTS[last.op] if case.view.calls[-1] is last or last.op != "embed" else ""
+
+
+def _like_weights(case: Case, likely: str) -> set[str]:
+    """Return the diverging keys that the same suspicion covers."""
+    found = _like(case.view, case.found)
+    if likely == "quantisation":
+        for view in case.found.flagged:
+            if _likely(replace(case, view=view)) == likely:
+                found.add(view.key)
+    return found
+
+
+def _answers(case: Case, known: set[str]) -> Iterator[Answer]:
+    """Yield, for every row of the table, the change that holds furthest in a whole pass."""
+    order = {key: i for i, key in enumerate(case.found.views)}
+    here = order[case.view.key]
+    for row in HYPOTHESES:
+        best: Answer | None = None
+        held = 0
+        for change in row.propose(case):
+            answer = _verified(case, change, known, order, here)
+            if answer is None:
+                continue
+            held += 1
+            if best is None or _worth(answer) > _worth(best):
+                best = answer
+            if best.reach == math.inf or held == ENOUGH:
+                break
+        if best is not None:
+            yield best
+
+
+def _verified(
+    case: Case, change: Change, known: set[str], order: Mapping[str, int], here: int
+) -> Answer | None:
+    """Apply a change to the whole pass: nothing up to the divergence may differ any more."""
+    if change.drop:
+        residual = 0.0
+    else:
+        residual = case.trial(change)
+        if not residual <= case.view.tolerance:
+            return None
+    best: Answer | None = None
+    for layers in _scopes(case, change):
+        world, recorded = change.make(case.world, layers), case.without(change.drop)
+        found = shadow(world, recorded)
+        then = next((view for view in found.flagged if view.key not in known), None)
+        reach = math.inf if then is None else order.get(then.key, _place(then, order))
+        if reach > here and (best is None or reach > best.reach):
+            best = Answer(change, layers, residual, then, reach, world, recorded)
+        if reach == math.inf:
+            break
+    return best
+
+
+def _scopes(case: Case, change: Change) -> list[Layers]:
+    """Return where a change may hold: everywhere, in the layers of this kind, in this layer."""
+    if not change.scoped or case.layer < 0:
+        return [None]
+    hp = case.world.hp
+    lists = ("window_layers", "rope_layers", "moe_layers")
+    own = [hp[name][case.layer] for name in lists]
+    alike = frozenset(
+        layer for layer in range(case.world.n_layers) if [hp[name][layer] for name in lists] == own
+    )
+    found: list[Layers] = [None]
+    if 1 < len(alike) < case.world.n_layers:
+        found.append(alike)
+    return [*found, frozenset({case.layer})]
+
+
+def _place(view: View, order: Mapping[str, int]) -> float:
+    """Return where a point stands that the pass before did not have: at its layer's end."""
+    same = [place for key, place in order.items() if key.startswith(f"L{view.layer}.")]
+    return max(same, default=len(order)) + 0.5

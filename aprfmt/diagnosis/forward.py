@@ -1,0 +1,199 @@
+"""Level four: a side's trace judged by the reference, as findings and evidence."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from aprfmt.arch.vocabulary import split_key
+from aprfmt.causes import CAUSES
+from aprfmt.diagnosis.examine import SUSPECTS, Divergence, Examined
+from aprfmt.diagnosis.records import Evidence, Finding
+from aprfmt.inference.points import POINTS
+
+
+@dataclass
+class Judged:
+    """What examining one side's trace gave, in words."""
+
+    label: str
+    examined: Examined
+    findings: list[Finding] = field(default_factory=list)
+    evidence: list[Evidence] = field(default_factory=list)
+
+
+def judged(label: str, examined: Examined) -> Judged:
+    """Turn divergences into findings: one for each cause and value, with all its places."""
+    found = Judged(label, examined)
+    for divergence in examined.divergences:
+        _add(found.findings, _finding(label, divergence))
+        found.evidence += _evidence(label, divergence)
+    rows = _other_rows(label, examined)
+    if rows is not None:
+        _add(found.findings, rows)
+    for view in examined.before.views.values():
+        if view.note:
+            found.evidence.append(Evidence("forward", f"{view.key}: {view.note}", (view.key,)))
+    return found
+
+
+def _where(divergence: Divergence) -> tuple[str, ...]:
+    answer = divergence.answer
+    if answer is None:
+        weights = [
+            call.args[0] if call.op == "embed" else call.args[1]
+            for call in divergence.view.calls
+            if call.op in SUSPECTS
+        ]
+        if divergence.likely and weights:
+            return (weights[-1].key,)
+        return (divergence.view.key,)
+    if answer.layers is None or not answer.change.scoped:
+        return answer.change.where
+    layers = sorted(answer.layers)
+    names = answer.change.where
+    if any(split_key(name)[0] is not None for name in names):
+        return names
+    return tuple(f"L{layer}.{name}" for layer in layers for name in names)
+
+
+def _finding(label: str, divergence: Divergence) -> Finding:
+    view, answer = divergence.view, divergence.answer
+    if answer is None:
+        return _unexplained(label, divergence)
+    change = answer.change
+    return Finding(
+        change.cause,
+        change.says,
+        CAUSES[change.cause].level if CAUSES[change.cause].level == "capture" else "forward",
+        CAUSES[change.cause].verdict,
+        _where(divergence),
+        True,
+        view.key,
+        view.residual,
+        answer.residual,
+        view.key,
+        change.values,
+        label,
+        tuple(other.change.cause for other in divergence.others),
+    )
+
+
+def _unexplained(label: str, divergence: Divergence) -> Finding:
+    view, cause = divergence.view, divergence.likely
+    ops = ", ".join(dict.fromkeys(call.op for call in view.calls)) or "no operation"
+    says = f"{view.key} is not what {ops} makes of this run's own input"
+    if cause == "quantisation":
+        says += ", by no more than quantizing these weights costs: the run had finer ones"
+    elif view.residual is not None and view.residual <= view.whole_tolerance:
+        cause, says = "rounding", says + ", by less than whole runs may differ"
+    verdict = CAUSES[cause].verdict if cause else "bug"
+    return Finding(
+        cause, says, "forward", verdict, _where(divergence), False, view.key, view.residual, None,
+        view.key, side=label,
+    )  # fmt: skip
+
+
+def _add(found: list[Finding], finding: Finding) -> None:
+    """Add a finding, or its places to one of the same cause that says the same."""
+    for i, other in enumerate(found):
+        same = (other.cause, other.confirmed) == (finding.cause, finding.confirmed)
+        if same and _alike(other, finding):
+            where = tuple(dict.fromkeys((*other.where, *finding.where)))
+            found[i] = replace(other, where=where)
+            return
+    found.append(finding)
+
+
+# Causes whose values belong to one place each: several places are one finding all the same.
+_PLACES = ("capture_point", "quantisation", "rounding", "rope_layers")
+
+
+def _alike(a: Finding, b: Finding) -> bool:
+    """Say whether two findings are one cause in several places."""
+    return a.cause in _PLACES or (
+        dict(a.values) == dict(b.values) and _words(a.says) == _words(b.says)
+    )
+
+
+def _words(text: str) -> str:
+    """Return a sentence without its tensor names and layers."""
+    kept = (word for word in text.split() if not any(c.isdigit() for c in word))
+    return " ".join(word for word in kept if "." not in word.rstrip(".,"))
+
+
+def _evidence(label: str, divergence: Divergence) -> Iterable[Evidence]:
+    view, answer = divergence.view, divergence.answer
+    calls = ", ".join(dict.fromkeys(call.op for call in view.calls)) or f"what follows {view.base}"
+    cause = divergence.likely if answer is None else answer.change.cause
+    wrong = "wrong" if not cause or CAUSES[cause].verdict == "bug" else "where they part"
+    yield Evidence(
+        "forward",
+        f"{label}'s own input through the model's {calls} is {view.residual:.3g} from {label}'s "
+        f"{view.key} (tolerance {view.tolerance:.3g}): this operation is {wrong}, not its input",
+        (view.key,),
+        view.residual,
+    )
+    if answer is None:
+        yield Evidence("forward", f"nothing in the table makes {view.key} agree", (view.key,))
+        return
+    then = (
+        "every later point agrees"
+        if answer.then is None
+        else (f"the next divergence is {answer.then.key}")
+    )
+    layers = ", ".join(map(str, sorted(answer.layers or ())))
+    scope = f" in layer {layers} alone" if layers else ""
+    yield Evidence(
+        "forward",
+        f"with this applied{scope} - {answer.change.says} - {view.key} is {answer.residual:.3g} "
+        f"away; {then}",
+        (view.key,),
+        answer.residual,
+    )
+    for other in divergence.others:
+        yield Evidence(
+            "forward",
+            f"{other.change.cause} explains it as well ({other.change.says}): these tokens and "
+            "points cannot tell the two apart",
+            (view.key,),
+            other.residual,
+        )
+
+
+def _other_rows(label: str, examined: Examined) -> Finding | None:
+    """Return a finding where a trace has other rows than the pass, and these agree."""
+    views = [
+        view
+        for view in examined.before.views.values()
+        if view.seen is not None and view.seen.rows is not None
+        if POINTS[view.point].rows != "logits"
+    ]
+    if not views:
+        return None
+    seen = views[0].seen
+    assert seen is not None
+    return Finding(
+        "capture_rows",
+        f"{label} holds {seen.note} only; these agree",
+        "capture",
+        "same",
+        tuple(view.key for view in views[:8]),
+        all(not view.flagged for view in views) or bool(examined.divergences),
+        views[0].key,
+        max((view.residual for view in views if view.residual is not None), default=None),
+        None,
+        "the rows both have",
+        side=label,
+    )
+
+
+def common(first: Sequence[Finding], second: Sequence[Finding]) -> list[Finding]:
+    """Return the findings of one side that the other has too: they make no difference."""
+    return [
+        finding
+        for finding in first
+        if any(
+            finding.cause == other.cause and dict(finding.values) == dict(other.values)
+            and finding.where == other.where
+            for other in second
+        )
+    ]  # fmt: skip

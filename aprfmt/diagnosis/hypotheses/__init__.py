@@ -1,0 +1,72 @@
+"""The table of hypotheses about a forward pass: one row a cause and the places it is told by.
+
+A row proposes changes of the reference, with their values solved from the numbers, likeliest
+first; nothing is proposed where the signature does not fit. A change is a cause only once the
+pass with it no longer differs (examine.py).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from aprfmt.diagnosis.case import Case, Change
+from aprfmt.diagnosis.hypotheses import (
+    attention,
+    cache,
+    capture,
+    linear,
+    mlp,
+    moe,
+    norm,
+    rope,
+    softmax,
+    stream,
+    values,
+)
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One cause of causes.py, and what proposes changes for it."""
+
+    cause: str
+    propose: Callable[[Case], Iterator[Change]]
+
+
+HYPOTHESES: tuple[Hypothesis, ...] = (
+    Hypothesis("capture_point", capture.neighbour),
+    Hypothesis("row_offset", stream.embedding_rows),
+    Hypothesis("multiplier", stream.factor),
+    Hypothesis("missing_bias", linear.bias),
+    Hypothesis("norm_eps", norm.eps),
+    Hypothesis("norm_offset", norm.offset),
+    Hypothesis("stale_tensor", norm.weight),
+    Hypothesis("tied_embedding", values.head),
+    Hypothesis("swapped_tensors", linear.other_weight),
+    Hypothesis("transpose", linear.transposed),
+    Hypothesis("head_order", linear.rows_moved),
+    Hypothesis("scale", values.scaled),
+    Hypothesis("dtype_mislabel", values.reread),
+    Hypothesis("bit_rot", values.one_value),
+    Hypothesis("quantisation", values.quantised),
+    Hypothesis("stale_tensor", values.stale),
+    Hypothesis("rope_layers", rope.layers),
+    Hypothesis("positions", rope.positions),
+    Hypothesis("positions", rope.learned),
+    Hypothesis("rope_pairing", rope.pairing),
+    Hypothesis("partial_rotary", rope.partial),
+    Hypothesis("rope_theta", rope.theta),
+    Hypothesis("rope_scaling", rope.scaling),
+    Hypothesis("gqa_mapping", attention.gqa),
+    Hypothesis("attention_scale", attention.scale),
+    Hypothesis("softcap", attention.softcap),
+    Hypothesis("sliding_window", attention.window),
+    Hypothesis("mask", attention.mask),
+    Hypothesis("softmax_reduction", softmax.softmax),
+    Hypothesis("kv_cache", cache.cache),
+    Hypothesis("residual", stream.residual),
+    Hypothesis("activation", mlp.activation),
+    Hypothesis("activation", mlp.clamp),
+    Hypothesis("moe_routing", moe.routing),
+    Hypothesis("expert_order", moe.order),
+    Hypothesis("softcap", stream.final_cap),
+)

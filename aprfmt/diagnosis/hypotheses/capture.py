@@ -1,0 +1,98 @@
+"""Values of the same computation, taken at another point: nothing is wrong but the name."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.diagnosis.case import Case, Change
+from aprfmt.diagnosis.measure import near_keys
+from aprfmt.inference.capture import key_name
+
+Array = NDArray[Any]
+
+
+def neighbour(case: Case) -> Iterator[Change]:
+    """Compare the trace's value with the reference's at the points around."""
+    for name, value in _around(case):
+        if value.size != case.view.mine.size:
+            continue
+        if not case.differs(value) <= case.view.tolerance:
+            continue
+        here = case.view.key
+        same = frozenset(_alike(case))
+        yield Change(
+            "capture_point",
+            f"what is recorded as {case.view.point} was taken at another point: it is {name}",
+            tuple(key for key in (here, *sorted(same - {here})) if case.recorded.has(key)),
+            drop=same,
+            values={"recorded_as": case.view.point, "is": name},
+            scoped=False,
+            general=_declared(case, name),
+        )
+        return
+
+
+def _declared(case: Case, name: str) -> bool:
+    """Say whether the trace also holds the other point, as equal: then a step was left out."""
+    point = name.rpartition(" ")[2]
+    key = point if case.layer < 0 or "." in point else key_name(point, case.layer)
+    return case.recorded.trace.find(key) is not None
+
+
+def _alike(case: Case) -> Iterator[str]:
+    """Yield the point's keys in every layer: engines take a point in one way."""
+    if case.layer < 0:
+        yield case.view.key
+        return
+    for layer in range(case.world.n_layers):
+        yield key_name(case.view.point, layer)
+
+
+def _around(case: Case) -> Iterator[tuple[str, Array]]:
+    """Yield the points of the layer on the trace's inputs, and what is a step from this one."""
+    views, key = case.found.views, case.view.key
+    keys = near_keys(key, case.layer)
+    keys += ["embd", "embd_scaled"] if case.layer == 0 else []
+    before, after = f"L{case.layer - 1}.out", f"L{case.layer + 1}.attn_norm"
+    for other in (*keys, before, after):
+        if other == key:
+            continue
+        name = other if other in (before, after) else other.rpartition(".")[2]
+        for source in (views[other].mine if other in views else None, case.plain.get(other)):
+            if source is not None:
+                yield f"what belongs to {name}", np.asarray(source)
+    mine = case.view.mine
+    stream = _stream(case)
+    if stream is not None and stream.size == mine.size:
+        stream = stream.reshape(mine.shape)
+        yield f"{case.view.point} plus the residual stream", mine + stream
+        yield f"{case.view.point} less the residual stream", mine - stream
+    call = case.call("scores")
+    if call is not None and case.exact(call):
+        q, k = (case.array(x).astype(np.float64) for x in call.args[:2])
+        bare = np.einsum("thd,jhd->htj", q, np.repeat(k, q.shape[1] // k.shape[1], axis=1))
+        yield "scores before the scale", bare
+        yield "scores before the softcap", bare * call.args[2].scale
+    call = case.call("rope")
+    if call is not None and case.exact(call):
+        scale = float(case.world.hp["attn_scale"])
+        yield f"{case.view.point} times the attention scale", mine * scale
+    linear = case.call("linear", "router")
+    if linear is not None and linear.args[2] is not None and case.exact(linear):
+        bias = case.array(linear.args[2])
+        yield f"{case.view.point} before its bias", mine - bias.reshape(mine.shape[1:])
+
+
+def _stream(case: Case) -> Array | None:
+    """Return the residual stream that the sublayer of the point is added to."""
+    names = ("in", "embd_scaled", "embd") if "attn" in case.view.point else ("mid",)
+    for name in names:
+        keys = [f"L{case.layer}.{name}", name]
+        keys += [f"L{case.layer - 1}.out"] if name == "in" else []
+        for key in keys:
+            view = case.found.views.get(key)
+            if view is not None:
+                return view.theirs if view.seen is not None else view.mine
+    return None

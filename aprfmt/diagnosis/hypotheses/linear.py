@@ -1,0 +1,192 @@
+"""What can be wrong with a product: its bias, and which weight was read in which order."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.diagnosis.case import Case, Change
+from aprfmt.diagnosis.hypotheses.product import laid, numbers, overlaid, product_of, same_shape
+from aprfmt.diagnosis.measure import rel
+from aprfmt.diagnosis.world import World
+
+Array = NDArray[Any]
+
+
+def bias(case: Case) -> Iterator[Change]:
+    """Find one vector in every row's difference: the bias, dropped."""
+    found = product_of(case)
+    if found is None:
+        yield from _coarse_bias(case)
+        return
+    away = found.theirs.astype(np.float64) - found.ours
+    vector = away.mean(axis=0)
+    size = float(np.linalg.norm(found.theirs))
+    if np.linalg.norm(away - vector) > 3 * case.view.tolerance * size:
+        if found.key:
+            yield from _coarse_bias(case)
+        return
+    name = f"{found.role}.bias"
+    near = max(1e-3, 10 * case.view.tolerance)
+    if found.bias is None:
+        small = np.linalg.norm(vector) * len(away) ** 0.5 <= case.view.tolerance * size
+        if len(away) > 1 and not small:
+            yield Change(
+                "missing_bias",
+                f"a bias is added that the model does not have: the same vector in every row of "
+                f"{case.view.key}",
+                (name,),
+                overlaid({name: vector.astype(np.float32)}),
+                scoped=False,
+            )
+    elif rel(vector, -found.bias) <= near:
+        yield dropped_bias(case.world, name)
+    elif rel(vector, found.bias) <= near:
+        yield Change(
+            "missing_bias", f"{name} is added twice", (name,),
+            overlaid({name: (2 * found.bias).astype(np.float32)}), scoped=False,
+        )  # fmt: skip
+    elif len(away) > 1:
+        yield Change(
+            "stale_tensor",
+            f"{name} has other values (the same vector is off in every row)",
+            (name,),
+            overlaid({name: (found.bias + vector).astype(np.float32)}),
+            scoped=False,
+            general=True,
+        )
+
+
+def dropped_bias(world: World, name: str) -> Change:
+    """Return the change that adds no bias."""
+    zeros = np.zeros(world.weights[name].shape, np.float32)
+    return Change(
+        "missing_bias", f"{name} is not added", (name,), overlaid({name: zeros}), scoped=False
+    )
+
+
+def _coarse_bias(case: Case) -> Iterator[Change]:
+    """Drop each bias between the trace's points, one at a time."""
+    for call in case.calls("linear", "router"):
+        name = f"{call.args[1].key.removesuffix('.weight')}.bias"
+        if name in case.world.weights:
+            yield dropped_bias(case.world, name)
+
+
+def other_weight(case: Case) -> Iterator[Change]:
+    """Multiply the same input with every other weight of the shape."""
+    found = product_of(case)
+    if found is None or not found.key:
+        return
+    some = min(len(found.x), 4)
+    for other in same_shape(case.world, found.key):
+        w = numbers(case.world, other)
+        if w is None:
+            return
+        y = found.x[:some] @ w.T
+        shifts = [0.0 if found.bias is None else found.bias, 0.0]
+        bias_name = f"{other.removesuffix('.weight')}.bias"
+        if bias_name in case.world.stored:
+            shifts.append(np.asarray(case.world.stored[bias_name].numpy()))
+        if any(rel(y + shift, found.theirs[:some]) <= 10 * case.view.tolerance for shift in shifts):
+            yield laid(case, {found.key: other})
+            return
+
+
+def transposed(case: Case) -> Iterator[Change]:
+    """Read the weight by columns."""
+    found = product_of(case)
+    w = None if found is None or not found.key else numbers(case.world, found.key)
+    if found is None or w is None:
+        return
+    flat = np.ascontiguousarray(w.T).reshape(w.shape)  # the same numbers, columns first
+    if found.close(case, flat):
+        yield Change(
+            "transpose",
+            f"{found.key} is read with rows and columns exchanged",
+            (found.key,),
+            overlaid({found.key: flat.reshape(case.world.weights[found.key].shape)}),
+            scoped=False,
+        )
+
+
+def rows_moved(case: Case) -> Iterator[Change]:
+    """Match every output column with the weight row it came from."""
+    found = product_of(case)
+    w = None if found is None or not found.key else numbers(case.world, found.key)
+    if found is None or w is None or len(found.x) < 2 or w.shape[0] > 20000:
+        return
+    order = _matching(found.x @ w.T, found.bare, case.view.tolerance)
+    if order is None or np.array_equal(order, np.arange(len(order))):
+        return
+    cause, says, values = _named_order(case, found.key, order)
+    yield Change(
+        cause,
+        f"{found.key}: {says}",
+        (found.key,),
+        overlaid({found.key: w[order].reshape(case.world.weights[found.key].shape)}),
+        values,
+        scoped=False,
+    )
+
+
+def _matching(ours: Array, theirs: Array, bound: float) -> Array | None:
+    """Return which column of `ours` each column of `theirs` is, None where one is none."""
+    keys: dict[tuple[int, ...], list[int]] = {}
+    scale = np.linalg.norm(ours, axis=0).mean() / len(ours) ** 0.5 or 1.0
+    grain = max(1e-3, 20 * bound) * scale
+    for j, column in enumerate(ours.T):
+        keys.setdefault(tuple(np.floor(column[:3] / grain).astype(int)), []).append(j)
+    order = np.empty(theirs.shape[1], np.int64)
+    for j, column in enumerate(theirs.T):
+        base = np.floor(column[:3] / grain).astype(int)
+        near = [
+            i
+            for step in np.ndindex(*(3,) * len(base))
+            for i in keys.get(tuple(base + np.asarray(step) - 1), ())
+        ]
+        away = [np.linalg.norm(ours[:, i] - column) for i in near]
+        if not near or min(away) > 10 * max(bound, 1e-4) * max(np.linalg.norm(column), scale):
+            return None
+        order[j] = near[int(np.argmin(away))]
+    return order
+
+
+def _named_order(case: Case, key: str, order: Array) -> tuple[str, str, Mapping[str, Any]]:
+    """Say what permutation of rows was found."""
+    role = key.removesuffix(".weight").rpartition(".")[2]
+    d = int(case.world.hp["head_dim"])
+    count = len(order)
+    if role in ("attn_q", "attn_k", "attn_v") and count % d == 0:
+        heads = order.reshape(-1, d)
+        if (heads // d == heads[:, :1] // d).all() and (heads % d == np.arange(d)).all():
+            found = (heads[:, 0] // d).tolist()
+            return "head_order", f"heads stand in the order {found}", {"order": found}
+        half = np.arange(d).reshape(2, -1).T.reshape(-1)
+        for inside, words in ((half, "adjacent pairs"), (np.argsort(half), "split halves")):
+            if (heads == np.arange(count).reshape(-1, d)[:, inside]).all():
+                return (
+                    "rope_pairing",
+                    f"rows of each head are ordered for {words}",
+                    {"rows_of_a_head": inside.tolist()[:16]},
+                )
+        for n in range(1, count // 2 + 1):
+            if count % n or count // n == d:
+                continue
+            size = count // n
+            if size % 2:
+                continue
+            half = np.arange(size).reshape(2, -1).T.reshape(-1)
+            for inside in (half, np.argsort(half)):
+                if (order.reshape(n, size) == np.arange(count).reshape(n, size)[:, inside]).all():
+                    return (
+                        "gqa_mapping",
+                        f"rows were permuted for {n} heads; the tensor has {count // d}",
+                        {"heads": n},
+                    )
+    shift = np.unique((order - np.arange(count)) % count)
+    if len(shift) == 1:
+        move = int(shift[0]) if shift[0] <= count // 2 else int(shift[0]) - count
+        return "row_offset", f"rows are read {move} further on", {"offset": move}
+    return "row_offset", f"rows are in another order ({order[:6].tolist()}, ...)", {}

@@ -1,0 +1,65 @@
+"""What can be wrong with the MLP's activation."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from aprfmt.diagnosis.case import Case, Change, Layers
+from aprfmt.diagnosis.world import World
+
+KINDS = ("silu", "gelu", "gelu_tanh", "relu")
+
+
+def activation(case: Case) -> Iterator[Change]:
+    """Try every activation function on the same input."""
+    if case.call("activate") is None:
+        return
+    told = str(case.world.hp["activation"])
+    for kind in KINDS:
+        if kind != told:
+            yield Change(
+                "activation",
+                f"the activation is {kind}; the model says {told}",
+                ("activation",),
+                _activated(kind),
+                {"activation": kind},
+            )
+
+
+def _activated(kind: str) -> Any:
+    def make(world: World, layers: Layers) -> World:
+        def override(op: Any, at: Any, x: Any, told: str, **kwargs: Any) -> Any:
+            return op(x, kind, **kwargs)
+
+        return world.with_op("activate", override, layers)
+
+    return make
+
+
+def clamp(case: Case) -> Iterator[Change]:
+    """Leave gpt-oss's clamp out, or use another gain."""
+    call = case.call("swiglu_oai")
+    if call is None:
+        return
+    limit, alpha = float(call.args[2]), float(call.args[3])
+    tries = [(1e30, alpha), (limit, 1.0), (limit, 1.702), (7.0, alpha)]
+    for other, gain in tries:
+        if (other, gain) != (limit, alpha):
+            yield Change(
+                "activation",
+                "gate and up are not clamped" if other >= 1e30 else
+                f"gate and up are clamped at {other:g} with gain {gain:g}; the model says "
+                f"{limit:g} and {alpha:g}",
+                ("swiglu_limit",) if other != limit else ("swiglu_alpha",),
+                _clamped(other, gain),
+                {"swiglu_limit": None if other >= 1e30 else other, "swiglu_alpha": gain},
+            )  # fmt: skip
+
+
+def _clamped(limit: float, alpha: float) -> Any:
+    def make(world: World, layers: Layers) -> World:
+        def override(op: Any, at: Any, gate: Any, up: Any, *told: float) -> Any:
+            return op(gate, up, limit, alpha)
+
+        return world.with_op("swiglu_oai", override, layers)
+
+    return make

@@ -1,0 +1,214 @@
+"""What can be wrong with routing, and with which experts the chosen numbers mean."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.diagnosis.case import Case, Change
+from aprfmt.diagnosis.hypotheses.product import overlaid
+
+Array = NDArray[Any]
+STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+MAX_TRIES = 5000  # assignments of experts to slots tried for a token
+
+
+def _routes_here(case: Case) -> bool:
+    return case.view.point in ("experts", "expert_w", "moe_out", "ffn_contrib", "out") and bool(
+        case.layer >= 0 and case.world.hp["moe_layers"][case.layer]
+    )
+
+
+def routing(case: Case) -> Iterator[Change]:
+    """Choose or weigh the experts by another rule."""
+    if not _routes_here(case):
+        return
+    hp = case.world.hp
+    tries: list[tuple[str, Mapping[str, Any]]] = [
+        (
+            "the chosen experts' weights are "
+            f"{'not ' if hp['norm_topk'] else ''}renormalised to sum 1",
+            {"norm_topk": not hp["norm_topk"]},
+        )
+    ]
+    for router in ("softmax", "softmax_topk", "sigmoid_bias", "group_limited_greedy"):
+        if router != hp["router"]:
+            tries.append(
+                (f"the router is {router}; the model says {hp['router']}", {"router": router})
+            )
+    if int(hp["n_expert_groups"]) > 1:
+        tries.append(
+            ("groups of experts are ignored", {"n_expert_groups_used": hp["n_expert_groups"]})
+        )
+    used = int(hp["n_experts_used"])
+    for count in {1, used - 1, used + 1, 2 * used} - {0, used}:
+        if count <= int(hp["n_experts"]):
+            tries.append(
+                (f"a token takes {count} experts; the model says {used}", {"n_experts_used": count})
+            )
+    for says, values in tries:
+        yield Change(
+            "moe_routing",
+            says,
+            tuple(values),
+            _with(values),
+            values,
+            scoped=False,
+        )
+    yield from _factor(case)
+    key = f"L{case.layer}.exp_probs_b.bias"
+    if key in case.world.weights:
+        keys = [k for k in case.world.weights if k.endswith(".exp_probs_b.bias")]
+        yield Change(
+            "moe_routing",
+            "the correction added for the choice of experts is left out",
+            tuple(keys),
+            overlaid({k: np.zeros(case.world.weights[k].shape, np.float32) for k in keys}),
+            scoped=False,
+        )
+
+
+def _with(values: Mapping[str, Any]) -> Any:
+    return lambda world, layers: world.with_hyper(**values)
+
+
+def _factor(case: Case) -> Iterator[Change]:
+    """Find a factor on all of the experts' weights."""
+    told = float(case.world.hp["routed_scale"])
+
+    def change(value: float) -> Change:
+        return Change(
+            "moe_routing",
+            f"routed experts are weighted by {value:g}; the model says {told:g}",
+            ("routed_scale",),
+            lambda world, layers: world.with_hyper(routed_scale=value),
+            {"routed_scale": value},
+            scoped=False,
+        )
+
+    if case.view.point == "expert_w":
+        ours, theirs = case.view.mine.astype(np.float64), case.view.theirs.astype(np.float64)
+        if ours.shape == theirs.shape and np.sum(ours):
+            found = float(np.sum(theirs) / np.sum(ours)) * told
+            if abs(found - told) > 1e-3 * told:
+                yield from case.rounded(change, found)
+    elif told != 1:
+        yield change(1.0)
+
+
+def order(case: Case) -> Iterator[Change]:
+    """Find which expert each number means: the sum of which outputs is the trace's."""
+    if case.view.point not in ("moe_out", "ffn_contrib", "out") or not _routes_here(case):
+        return
+    world, layer = case.world, case.layer
+    count = int(world.hp["n_experts"])
+    calls = case.calls("add_weighted")
+    keys = [f"L{layer}.{role}.weight" for role in STACKS]
+    if not calls or not all(key in world.weights for key in keys) or count > 64:
+        return
+    mapping = _mapping(case, calls, count)
+    if mapping is None or mapping == list(range(count)):
+        return
+    arrays = {}
+    for key in [f"L{layer}.{role}.{part}" for role in STACKS for part in ("weight", "bias")]:
+        if key in world.weights:
+            arrays[key] = np.asarray(world.weights[key].numpy())[mapping]
+    yield Change(
+        "expert_order",
+        f"experts of layer {layer} stand in the order {mapping}",
+        tuple(keys),
+        overlaid(arrays),
+        {"order": mapping},
+        scoped=False,
+    )
+
+
+def _mapping(case: Case, calls: list[Any], count: int) -> list[int] | None:
+    """Vote over tokens: which experts, at the tokens' weights, make up the routed sum."""
+    tokens = case.tokens
+    outputs = _every_output(case, count)
+    if outputs is None:
+        return None
+    chosen: dict[int, list[tuple[int, float]]] = {t: [] for t in range(tokens)}
+    routed = np.zeros_like(outputs[0])
+    for expert, call in zip(_experts_run(case), calls, strict=True):
+        _, rows, y, weights = call.args
+        for row, value, weight in zip(rows, case.array(y), weights, strict=True):
+            chosen[int(row)].append((expert, float(weight)))
+            routed[int(row)] += value * weight
+    # What is besides the routed sum (a shared expert) is the same on both sides.
+    point = case.view.mine if case.view.point == "moe_out" else None
+    if point is None:
+        return None
+    wanted = case.view.theirs - (point - routed)
+    votes = np.zeros((count, count))
+    for token in case.rows.tolist():
+        slots = chosen[token]
+        if not slots or count ** len(slots) > MAX_TRIES:
+            continue
+        best, answer = np.inf, None
+        for guess in itertools.permutations(range(count), len(slots)):
+            total = sum(w * outputs[g][token] for g, (_, w) in zip(guess, slots, strict=True))
+            away = float(np.linalg.norm(total - wanted[token]))
+            if away < best:
+                best, answer = away, guess
+        scale = max(float(np.linalg.norm(wanted[token])), 1e-30)
+        if answer is not None and best <= 0.01 * scale:
+            for g, (e, _) in zip(answer, slots, strict=True):
+                votes[e, g] += 1
+    mapping = [int(np.argmax(row)) if row.any() else -1 for row in votes]
+    left = [g for g in range(count) if g not in mapping]
+    if len(set(mapping) - {-1}) + len(left) != count:
+        return None
+    if mapping.count(-1) == len(left) and int(votes.any(axis=1).sum()) >= 2:
+        own = [e for e in range(count) if mapping[e] < 0]
+        for e in own:  # experts nobody chose: as they are, else whatever is left
+            mapping[e] = e if e in left else -1
+            if mapping[e] >= 0:
+                left.remove(e)
+        return [m if m >= 0 else left.pop(0) for m in mapping]
+    return None
+
+
+def _experts_run(case: Case) -> list[int]:
+    """Return the experts in the order in which the pass added them."""
+    found: list[int] = []
+    for call in case.view.calls:
+        if call.op == "linear" and "ffn_down_exps.weight[" in call.args[1].key:
+            found.append(int(call.args[1].key.partition("[")[2].rstrip("]")))
+    return found
+
+
+def _every_output(case: Case, count: int) -> list[Array] | None:
+    """Return every expert's output for all tokens, by the reference's own arithmetic."""
+    world, layer = case.world, case.layer
+    view = case.found.views.get(f"L{layer}.ffn_norm") or case.found.views.get(f"L{layer}.mid")
+    if view is None:
+        return None
+    x = view.theirs if view.seen is not None else view.mine
+    gated = case.call("swiglu_oai", "mul", "activate")
+    if gated is None:
+        return None
+    from aprfmt.inference.context import Context, PassFacts
+
+    ids = np.asarray(world.ids)
+    facts = PassFacts(ids, np.arange(len(ids)), 0, (0,))
+    context = Context(world.backend, world.spec.block, world.hp, world.weights, None, facts, None)
+
+    def product(role: str, expert: int, inputs: Any) -> Any:
+        y = world.backend.linear(
+            inputs, world.weights.of(layer, f"{role}.weight").expert(expert), None
+        )
+        bias = world.weights.get_role(layer, f"{role}.bias")
+        return y if bias is None else world.backend.add(y, bias.expert(expert).array(world.backend))
+
+    outputs = []
+    for expert in range(count):
+        inner = context.gate(
+            product("ffn_gate_exps", expert, world.backend.array(x)),
+            product("ffn_up_exps", expert, world.backend.array(x)),
+        )
+        outputs.append(np.asarray(case.array(product("ffn_down_exps", expert, inner)), np.float64))
+    return outputs

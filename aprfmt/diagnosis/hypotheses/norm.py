@@ -1,0 +1,161 @@
+"""What can be wrong with a norm: its epsilon, the one added to its weight, the weight itself."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from aprfmt.diagnosis.case import Case, Change, Layers
+from aprfmt.diagnosis.measure import rel
+from aprfmt.diagnosis.world import World
+
+OPS = ("rms_norm", "layer_norm")
+EPS = tuple(10.0**-k for k in range(1, 13))
+
+
+def _eps_change(case: Case, eps: float) -> Change:
+    name = "lora_norm_eps" if case.view.point.endswith("_a_norm") else "norm_eps"
+    told = case.world.hp[name]
+
+    def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
+        return op(*args, **kwargs | {"eps": eps})
+
+    def make(world: World, layers: Layers) -> World:
+        for op in OPS:
+            world = world.with_op(op, override, layers)
+        return world
+
+    return Change(
+        "norm_eps",
+        f"the norms add eps {eps:g} where the model says {told:g}",
+        (name,),
+        make,
+        {name: eps},
+    )
+
+
+def eps(case: Case) -> Iterator[Change]:
+    """Solve every row's ratio for epsilon; the row with the smallest mean square says it best."""
+    call = case.call(*OPS)
+    if call is None:
+        return
+    theirs = case.part(call)
+    if theirs is None:
+        yield from case.best_number(lambda e: _eps_change(case, e), EPS)
+        return
+    x, ours = case.array(call.args[0]), case.array(call.result)
+    if call.op == "layer_norm":
+        x = x - x.mean(-1, keepdims=True)
+        bias = call.args[2]
+        if bias is not None:
+            ours, theirs = ours - case.array(bias), theirs - case.array(bias)
+    width = x.shape[-1]
+    square = np.mean(x.astype(np.float64) ** 2, -1).reshape(-1)
+    mine, other = (np.asarray(v, np.float64).reshape(-1, width) for v in (ours, theirs))
+    ratio = np.sum(other * mine, -1) / np.maximum(np.sum(mine * mine, -1), 1e-300)
+    if rel(mine * ratio[:, None], other) > 10 * case.view.tolerance or not (ratio > 0).all():
+        return
+    found = (square + call.kwargs["eps"]) / ratio**2 - square
+    smallest = np.argsort(square, kind="stable")[: max(1, len(square) // 4)]
+    value = float(np.median(found[smallest]))
+    if value <= 0:
+        yield _eps_change(case, 0.0)
+        return
+    yield from case.rounded(lambda e: _eps_change(case, e), value)
+
+
+def offset(case: Case) -> Iterator[Change]:
+    """Try the weight with one added or taken away, as files of gemma differ in it."""
+    if case.call(*OPS) is None:
+        return
+    for plus in (1, -1):
+        yield Change(
+            "norm_offset",
+            f"the norms multiply by their weight {'plus' if plus > 0 else 'minus'} 1",
+            ("norm_offset",),
+            _bound(plus),
+            {"offset": plus},
+        )
+
+
+def _bound(plus: int) -> Any:
+    def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
+        return op(x, w + plus, *args, **kwargs)
+
+    def make(world: World, layers: Layers) -> World:
+        for op in OPS:
+            world = world.with_op(op, override, layers)
+        return world
+
+    return make
+
+
+def weight(case: Case) -> Iterator[Change]:
+    """Solve a norm's weight: the ratio of each column is the same in every row."""
+    call = case.call(*OPS)
+    if call is None:
+        return
+    theirs = case.part(call)
+    key = norm_key(case)
+    if theirs is None or key is None:
+        return
+    ours, bias = case.array(call.result), None
+    if call.op == "layer_norm" and call.args[2] is not None:
+        bias = case.array(call.args[2])
+    w = np.asarray(case.world.stored[key].numpy(), np.float64)
+    width = ours.shape[-1]
+    factor = w.reshape(-1)[-width:] + float(call.kwargs.get("offset", 0)) if w.ndim == 1 else None
+    if factor is None or factor.shape != (width,):
+        return
+    shift = 0.0 if bias is None else np.asarray(bias, np.float64)
+    mine = (np.asarray(ours, np.float64) - shift).reshape(-1, width)
+    other = (np.asarray(theirs, np.float64) - shift).reshape(-1, width)
+    plain = np.divide(mine, factor, out=np.zeros_like(mine), where=factor != 0)
+    weights = np.sum(other * plain, 0) / np.maximum(np.sum(plain * plain, 0), 1e-300)
+    if not case.close(plain * weights, other):
+        return
+    stored = weights - float(call.kwargs.get("offset", 0))
+    yield from _named(case, key, stored)
+
+
+def _named(case: Case, key: str, stored: Any) -> Iterator[Change]:
+    """Say what a solved norm weight is: another tensor of the model, a multiple, or neither."""
+    from aprfmt.diagnosis.hypotheses.product import laid, same_shape
+
+    own = np.asarray(case.world.stored[key].numpy(), np.float64)
+    for other in same_shape(case.world, key):
+        if case.close(np.asarray(case.world.stored[other].numpy(), np.float64), stored):
+            yield laid(case, {key: other})
+            return
+    factor = float(np.sum(stored * own) / np.sum(own * own)) if own.any() else 0.0
+    values = stored.reshape(own.shape)
+    if factor and case.close(own * factor, stored):
+        cause, says = "scale", f"{key} is multiplied by {factor:.6g}"
+    else:
+        cause, says = "stale_tensor", f"{key} has other values (solved from the norm's output)"
+    yield Change(
+        cause,
+        says,
+        (key,),
+        lambda world, layers: world.with_weights({key: values}),
+        {"factor": factor} if cause == "scale" else {},
+        scoped=False,
+        general=True,
+    )
+
+
+_ROLES = {
+    "attn_norm": "attn_norm", "ffn_norm": "ffn_norm", "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm", "attn_contrib": "post_attention_norm",
+    "ffn_contrib": "post_ffw_norm", "q_a_norm": "attn_q_a_norm", "kv_a_norm": "attn_kv_a_norm",
+    "final_norm": "output_norm",
+}  # fmt: skip
+
+
+def norm_key(case: Case) -> str | None:
+    """Return the key of the norm's weight at the divergence, None where it has none."""
+    role = _ROLES.get(case.view.point)
+    if role is None:
+        return None
+    key = f"{role}.weight" if case.layer < 0 else f"L{case.layer}.{role}.weight"
+    return key if key in case.world.weights else None

@@ -1,0 +1,123 @@
+"""A product that a trace's value came out of, and the weights that might have been in it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.arch.vocabulary import role_key, split_key
+from aprfmt.diagnosis.case import Case, Change
+from aprfmt.diagnosis.measure import rel
+from aprfmt.diagnosis.world import MOVES, World
+
+Array = NDArray[Any]
+MAX_VALUES = 1 << 26  # of one weight that is read for a hypothesis
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product the trace's value came out of: rows of its input and of the trace's output.
+
+    `ours` is the reference's output; `bias` what was added to the product, None for nothing;
+    `key` the weight, "" where the trace holds the product itself and only the bias is between.
+    """
+
+    x: Array
+    theirs: Array
+    ours: Array
+    bias: Array | None
+    key: str
+    role: str
+
+    @property
+    def bare(self) -> Array:
+        """The trace's output less the reference's bias."""
+        return self.theirs if self.bias is None else self.theirs - self.bias
+
+    def close(self, case: Case, w: Array, slack: float = 10.0) -> bool:
+        """Say whether the input times a weight is the trace's output."""
+        return rel(self.x @ w.T, self.bare) <= slack * case.view.tolerance
+
+
+def product_of(case: Case) -> Product | None:
+    """Return the product whose result diverges, None where the divergence is no product's."""
+    last = next((call for call in reversed(case.view.calls) if call.op not in MOVES), None)
+    if last is None or last.op not in ("linear", "router", "add") or not case.exact(last):
+        return None
+    theirs, rows = case.part(last), case.rows
+    assert theirs is not None
+    theirs, ours = theirs.reshape(len(theirs), -1), case.array(last.result)
+    ours = ours.reshape(len(ours), -1)
+    if last.op == "add":
+        if case.array(last.args[1]).ndim != 1:
+            return None
+        inner = case.call("linear", "router")
+        bias: Array | None = case.array(last.args[1])
+        role = ROLES.get(case.view.point, "")
+        if inner is None:
+            layer = "" if case.layer < 0 else f"L{case.layer}."
+            return Product(ours[rows], theirs[rows], ours[rows], bias, "", f"{layer}{role}")
+    else:
+        inner, bias = last, None if last.args[2] is None else case.array(last.args[2])
+    key = inner.args[1].key
+    x = case.array(inner.args[0])[rows]
+    return Product(x, theirs[rows], ours[rows], bias, key, key.removesuffix(".weight"))
+
+
+ROLES = {"q": "attn_q", "k": "attn_k", "v": "attn_v"}
+
+
+def numbers(world: World, key: str) -> Array | None:
+    """Return a weight's values [rows, columns], None where it is too big for a guess."""
+    weight = world.stored[key]
+    if weight.n_rows * weight.n_columns > MAX_VALUES:
+        return None
+    return np.asarray(weight.numpy(), np.float32).reshape(weight.n_rows, weight.n_columns)
+
+
+def same_shape(world: World, key: str) -> list[str]:
+    """Return the other weights of a key's shape, those of the same role or layer first."""
+    shape, layer = world.weights[key].shape, key.partition(".")[0]
+    role = key.partition(".")[2]
+    others = [k for k in world.weights if k != key and world.weights[k].shape == shape]
+    return sorted(others, key=lambda k: (not k.startswith(f"{layer}."), not k.endswith(role)))
+
+
+def overlaid(arrays: Mapping[str, Array]) -> Any:
+    """Return a maker that lays arrays over weights."""
+    return lambda world, layers: world.with_weights(arrays)
+
+
+def laid(case: Case, moved: Mapping[str, str]) -> Change:
+    """Return the change that puts other tensors of the model in the place of these.
+
+    Two tensors of one layer are exchanged; a tensor of the same role is that of another layer.
+    """
+    (key, other), *_ = moved.items()
+    stored = case.world.stored
+    (layer, role), (from_layer, other_role) = split_key(key), split_key(other)
+    if role == other_role and layer is not None and from_layer is not None:
+        arrays = {}
+        for own in stored:
+            its_layer, its_role = split_key(own)
+            there = role_key(from_layer, its_role)
+            if its_layer == layer and there in stored:
+                arrays[own] = stored[there].numpy()
+        return Change(
+            "layer_order",
+            f"layer {layer} runs the tensors of layer {from_layer}",
+            (key, other),
+            overlaid(arrays),
+            {"layer": layer, "runs": from_layer},
+            scoped=False,
+        )
+    arrays = {key: stored[other].numpy(), other: stored[key].numpy()}
+    return Change(
+        "swapped_tensors",
+        f"{key} and {other} stand under each other's names",
+        (key, other),
+        overlaid(arrays),
+        scoped=False,
+    )

@@ -1,0 +1,352 @@
+"""What can be wrong with rope: pairing, base, scaling, rotated part, layers, positions."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.diagnosis.case import Case, Change, Layers
+from aprfmt.diagnosis.hypotheses.turning import (
+    coarse,
+    kinds,
+    length_of,
+    own_kind,
+    places,
+    rope_of,
+    rotates_here,
+    rotation,
+    solved,
+    turned,
+    unturned,
+)
+from aprfmt.diagnosis.world import World
+from aprfmt.inference.rope import Kind, make
+
+Array = NDArray[Any]
+# Bases in use, for traces that show no angles.
+THETAS = (1e4, 2.5e4, 5e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7)
+
+
+def pairing(case: Case) -> Iterator[Change]:
+    """Turn adjacent elements for split halves, or the other way round."""
+    call = case.call("rope")
+    if call is None:
+        return
+    style = call.kwargs["style"]
+    other = "interleaved" if style == "half" else "half"
+    pairs = case.array(call.args[1][0]).shape[-1]
+    for recorded in ("split halves", "adjacent pairs"):
+        keeps = recorded == "adjacent pairs"
+        yield Change(
+            "rope_pairing",
+            f"rope pairs {_words(other)}; the weights are laid out for {_words(style)}"
+            + (", and the rotated vectors are recorded in that order" if keeps else ""),
+            ("rope_style",),
+            _restyled(other, pairs if keeps else 0),
+            {"rope_style": other},
+        )
+
+
+def _words(style: str) -> str:
+    return "element i with i + d/2" if style == "half" else "elements 2i with 2i + 1"
+
+
+def _restyled(style: str, interleave: int) -> Any:
+    def make_world(world: World, layers: Layers) -> World:
+        def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+            y = op(x, table, **kwargs | {"style": style})
+            if not interleave:
+                return y
+            values = np.array(world.backend.to_numpy(y))
+            halves = values[..., : 2 * interleave].copy()
+            values[..., 0 : 2 * interleave : 2] = halves[..., :interleave]
+            values[..., 1 : 2 * interleave : 2] = halves[..., interleave:]
+            return world.backend.array(values)
+
+        return world.with_op("rope", override, layers)
+
+    return make_world
+
+
+def layers(case: Case) -> Iterator[Change]:
+    """No rotation where there should be one, one where there should be none, or the other kind."""
+    kind = own_kind(case)
+    still = kind is not None and not case.world.hp["rope_layers"][case.layer]
+    if kind is None or not (rotates_here(case) or (still and case.call("scores") is not None)):
+        return
+    if still:
+        rows = list(case.world.hp["rope_layers"])
+        rows[case.layer] = True
+        yield Change(
+            "rope_layers",
+            f"layer {case.layer} rotates; it should not",
+            (f"L{case.layer}.rope_layers",),
+            lambda world, layers: world.with_hyper(rope_layers=tuple(rows)),
+            {"rotates": True},
+            scoped=False,
+        )
+        return
+    for other in kinds(case.world):
+        if other != kind:
+            rope = rope_of(case.world, other)
+            yield Change(
+                "rope_layers",
+                f"layer {case.layer} rotates with base {other[0]:g}"
+                f"{' and scaling' if other[1] else ''}, which belongs to the other kind of layer",
+                (f"L{case.layer}.rope_layers",),
+                _here(turned(rope.inv_freq, rope.factor), case.layer),
+                {"rope_theta": other[0], "scaled": other[1]},
+                scoped=False,
+            )
+    found = rotation(case)
+    if found is not None and not found.still:
+        return
+    yield Change(
+        "rope_layers",
+        f"layer {case.layer} does not rotate; it should",
+        (f"L{case.layer}.rope_layers",),
+        _here(unturned, case.layer),
+        {"rotates": False},
+        scoped=False,
+    )
+
+
+def _here(maker: Any, layer: int) -> Any:
+    return lambda world, layers: maker(world, frozenset({layer}))
+
+
+def positions(case: Case) -> Iterator[Change]:
+    """Find every token's position from its angles."""
+    kind = own_kind(case)
+    if kind is None or not rotates_here(case) or case.view.base:
+        return
+    ours, count = places(case.world), case.tokens
+    found = solved(case)
+    if found is None:
+        if coarse(case):
+            for where in _usual_positions(ours):
+                yield positions_change(ours, where)
+        return
+    inv_freq = rope_of(case.world, kind).inv_freq.astype(np.float64)
+    candidates = np.arange(-count, 4 * count + 1024)
+    unit = found.turn / np.maximum(np.abs(found.turn), 1e-30)
+    expected = np.exp(1j * candidates[:, None] * inv_freq)
+    fit = np.real(unit @ np.conj(expected).T)  # (row, candidate)
+    theirs = np.array(ours)
+    theirs[found.rows] = candidates[np.argmax(fit, axis=1)]
+    if fit.max(axis=1).min() < (1 - 1e-3) * len(inv_freq) or np.array_equal(theirs, ours):
+        return
+    if theirs.min() < 0:
+        return
+    yield positions_change(ours, theirs)
+
+
+def _usual_positions(ours: Array) -> list[Array]:
+    shifts = (1, 2, 3, 4, 8, len(ours))
+    return [
+        np.zeros_like(ours), *(ours + shift for shift in shifts), np.maximum(ours - 1, 0),
+        ours[::-1].copy(),
+    ]  # fmt: skip
+
+
+def positions_change(ours: Array, theirs: Array) -> Change:
+    """Return the change to other positions, in words."""
+    shift = np.unique(theirs - ours)
+    if len(shift) == 1:
+        says = f"positions are counted from {int(theirs[0])} instead of {int(ours[0])}"
+    elif len(np.unique(theirs)) == 1:
+        says = f"every token has position {int(theirs[0])}"
+    else:
+        head = ", ".join(map(str, theirs[:6].tolist()))
+        says = f"tokens have positions {head}{', ...' if len(theirs) > 6 else ''}"
+    where = tuple(int(p) for p in theirs)
+    return Change(
+        "positions",
+        says,
+        ("positions",),
+        lambda world, layers: world.with_positions(where),
+        {"positions": list(where[:64]), "offset": int(shift[0]) if len(shift) == 1 else None},
+        scoped=False,
+    )
+
+
+def partial(case: Case) -> Iterator[Change]:
+    """Another number of rotated elements."""
+    kind = own_kind(case)
+    if kind is None or not rotates_here(case) or case.view.base:
+        return
+    width = int(case.world.hp["qk_rope_head_dim"] or case.world.hp["head_dim"])
+    told = int(case.world.hp["rope_dim"])
+    if case.world.hp["rope_scaling"] is not None and kind[1]:
+        return  # its tables are made for the number of pairs
+    chosen = [n for n in range(2, width + 1, 2) if n != told]
+    if coarse(case) and len(chosen) > 8:
+        chosen = [n for n in (width, 3 * width // 4, width // 2, width // 4) if n in chosen]
+    for n in chosen:
+        rope = make(case.world.hp.replaced(rope_dim=n), kind, length_of(case.world))
+        change = Change(
+            "partial_rotary",
+            f"{n} elements of each head are rotated; the model says {told}",
+            ("rope_dim",),
+            turned(rope.inv_freq, rope.factor),
+            {"rope_dim": n},
+        )
+        if case.trial(change) <= case.view.tolerance:
+            yield change
+            return
+
+
+def _theta_change(case: Case, kind: Kind, theta: float) -> Change:
+    local = kind[0] != case.world.hp["rope_theta"]
+    name = "rope_theta_local" if local else "rope_theta"
+    hp = case.world.hp.replaced(rope_theta=theta)
+    rope = make(hp, (theta, kind[1]), length_of(case.world))
+    return Change(
+        "rope_theta",
+        f"rope's base is {theta:g}; the model says {kind[0]:g}",
+        (name,),
+        turned(rope.inv_freq, rope.factor),
+        {name: theta},
+    )
+
+
+def theta(case: Case) -> Iterator[Change]:
+    """Fit one base to the frequencies."""
+    kind = own_kind(case)
+    if kind is None or not rotates_here(case) or case.view.base:
+        return
+    found = solved(case)
+    if found is None:
+        if coarse(case):
+            yield from case.best_number(
+                lambda t: _theta_change(case, kind, t), (t for t in THETAS if t != kind[0])
+            )
+        return
+    if found.still or len(found.rows) < 2:
+        return
+    told = rope_of(case.world, kind).inv_freq.astype(np.float64)
+    seen = found.frequencies
+    plain = make(case.world.hp, (kind[0], False), length_of(case.world)).inv_freq
+    # The scaling of a kind is a factor on each pair; a base shows behind it.
+    factors = told / plain.astype(np.float64)
+    bare = seen / factors
+    index = np.arange(len(bare))
+    use = (index > 0) & (bare > 0)
+    if not use.any() or abs(bare[0] - 1) > 0.01:
+        return
+    weights = bare[use] ** 2 * index[use]  # a slow pair's angle is known to fewer digits
+    slopes = -np.log(bare[use]) / index[use]
+    slope = float(np.sum(weights * slopes) / np.sum(weights))
+    value = math.exp(slope * len(bare))
+    if not 1 < value < 1e12 or math.isclose(value, kind[0], rel_tol=1e-4):
+        return
+    yield from case.rounded(lambda t: _theta_change(case, kind, t), value)
+
+
+def scaling(case: Case) -> Iterator[Change]:
+    """Drop the scaling, try one factor, or take the frequencies as the angles say them."""
+    kind = own_kind(case)
+    if kind is None or not rotates_here(case) or case.view.base:
+        return
+    told = case.world.hp["rope_scaling"]
+    length = length_of(case.world)
+    plain = make(case.world.hp, (kind[0], False), length)
+    own = rope_of(case.world, kind)
+    if kind[1]:
+        yield Change(
+            "rope_scaling",
+            f"the scaling {told['type']} is left out",
+            ("rope_scaling",),
+            turned(plain.inv_freq, 1.0),
+            {"rope_scaling": None},
+        )
+        if own.factor != 1.0:
+            yield Change(
+                "rope_scaling",
+                f"the scaling's factor {own.factor:.6g} on cos and sin is left out",
+                ("rope_scaling.attention_factor",),
+                turned(own.inv_freq, 1.0),
+                {"attention_factor": 1.0},
+            )
+    found = solved(case)
+
+    def by(factor: float) -> Change:
+        return Change(
+            "rope_scaling",
+            f"positions are divided by {factor:g}, which the model does not say"
+            if not kind[1]
+            else f"positions are divided by {factor:g}; the model says {_said(told)}",
+            ("rope_scaling",),
+            turned(plain.inv_freq / np.float32(factor), 1.0),
+            {"rope_scaling": {"type": "linear", "factor": factor}},
+        )
+
+    if found is None:
+        if coarse(case):
+            yield from case.best_number(by, (2.0, 3.0, 4.0, 8.0, 16.0, 32.0))
+        return
+    if found.still or len(found.rows) < 2:
+        return
+    seen = found.frequencies
+    ratio = plain.inv_freq.astype(np.float64) / np.where(seen > 0, seen, np.nan)
+    fast = ratio[: max(1, len(ratio) // 2)]
+    if np.isfinite(fast).all() and np.ptp(fast) <= 0.02 * np.median(fast):
+        yield from case.rounded(by, float(fast[0]))
+    yield Change(
+        "rope_scaling",
+        f"the pairs turn by {_listed(ratio)} times less than the base alone says"
+        + (f", vectors grow by {found.length:.6g}" if abs(found.length - 1) > 1e-3 else "")
+        + (f"; the model says {_said(told)}" if kind[1] else "; the model has no scaling"),
+        ("rope_scaling",),
+        turned(seen, found.length),
+        {"factors": [float(f"{value:.6g}") for value in ratio], "attention_factor": found.length},
+        general=True,
+    )
+
+
+def _said(scaling: Mapping[str, Any] | None) -> str:
+    if scaling is None:
+        return "none"
+    factor = scaling.get("factor")
+    return f"{scaling['type']}" + (f" {factor:g}" if isinstance(factor, (int, float)) else "")
+
+
+def _listed(values: Array) -> str:
+    shown = ", ".join(f"{value:.4g}" for value in values[:8])
+    return shown + (", ..." if len(values) > 8 else "")
+
+
+def learned(case: Case) -> Iterator[Change]:
+    """Find which rows of a learned position table were added."""
+    if case.world.spec.block.position != "learned" or case.layer > 0:
+        return
+    added = next((call for call in case.calls("add") if call.at.point == "embd"), None)
+    if added is None:
+        return
+    if not case.exact(added):
+        for where in _usual_positions(places(case.world)):
+            yield positions_change(places(case.world), where)
+        return
+    rows = case.view.theirs - case.array(added.args[0])
+    table = np.asarray(case.world.weights["position_embd.weight"].numpy(), np.float64)
+    ours = places(case.world)
+    if rel_zero(rows, case.view.theirs) <= case.view.tolerance:
+        yield Change(
+            "positions",
+            "no position is added to the embedding",
+            ("position_embd.weight",),
+            lambda world, layers: world.with_weights({"position_embd.weight": 0 * table}),
+            scoped=False,
+        )
+        return
+    nearest = [int(np.argmin(np.linalg.norm(table - row, axis=1))) for row in rows]
+    theirs = np.asarray(nearest, np.int64)
+    if case.close(table[theirs], rows) and not np.array_equal(theirs, ours):
+        yield positions_change(ours, theirs)
+
+
+def rel_zero(x: Array, against: Array) -> float:
+    """Return the size of x relative to another array."""
+    return float(np.linalg.norm(x)) / max(float(np.linalg.norm(against)), 1e-300)

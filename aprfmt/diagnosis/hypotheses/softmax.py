@@ -1,0 +1,91 @@
+"""A softmax that does not sum over all its keys: over tiles, or without the sinks."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.diagnosis.case import Case, Change, Layers, heads_changed
+from aprfmt.diagnosis.world import World
+
+Array = NDArray[Any]
+TILES = (32, 16, 64, 8, 128)
+
+
+def _softmax(name: str, tile: int) -> Any:
+    """Return a maker: probabilities with sums over another set of keys."""
+
+    def make(world: World, layers: Layers) -> World:
+        def override(op: Any, at: Any, scores: Any, heads: Any) -> Any:
+            masked = np.where(heads.mask, world.backend.to_numpy(scores), -np.inf)
+            return world.backend.array(SUMS[name](masked, tile))
+
+        return world.with_op("probs", override, layers)
+
+    return make
+
+
+def _first_tile(masked: Array, tile: int) -> Array:
+    e = np.exp(masked - masked.max(axis=-1, keepdims=True))
+    return _divided(e, e[..., :tile].sum(axis=-1, keepdims=True))
+
+
+def _last_tile(masked: Array, tile: int) -> Array:
+    e = np.exp(masked - masked.max(axis=-1, keepdims=True))
+    last = (masked.shape[-1] - 1) // tile * tile
+    total = e[..., last:].sum(axis=-1, keepdims=True)
+    return _divided(e, np.where(total > 0, total, e.sum(axis=-1, keepdims=True)))
+
+
+def _whole_tiles(masked: Array, tile: int) -> Array:
+    e = np.exp(masked - masked.max(axis=-1, keepdims=True))
+    whole = masked.shape[-1] // tile * tile
+    return _divided(e, e[..., : whole or None].sum(axis=-1, keepdims=True))
+
+
+def _each_tile(masked: Array, tile: int) -> Array:
+    parts = []
+    for start in range(0, masked.shape[-1], tile):
+        part = masked[..., start : start + tile]
+        highest = part.max(axis=-1, keepdims=True)
+        e = np.exp(part - np.where(np.isfinite(highest), highest, 0.0))
+        parts.append(_divided(e, e.sum(axis=-1, keepdims=True)))
+    return np.concatenate(parts, axis=-1)
+
+
+def _divided(e: Array, total: Array) -> Array:
+    return np.divide(e, total, out=np.zeros_like(e), where=total > 0)
+
+
+SUMS: dict[str, Any] = {
+    "the first tile of {} keys only": _first_tile,
+    "the last tile of {} keys only": _last_tile,
+    "whole tiles of {} keys only": _whole_tiles,
+    "each tile of {} keys by itself": _each_tile,
+}
+
+
+def softmax(case: Case) -> Iterator[Change]:
+    """Sum over tiles, or without the sinks."""
+    if case.call("probs") is None:
+        return
+    if case.world.spec.block.sinks:
+        yield Change(
+            "softmax_reduction",
+            "the softmax sums without the sinks",
+            ("softmax",),
+            lambda world, layers: heads_changed(world, layers, sinks=None),
+            {"sinks": False},
+        )
+    for tile in TILES:
+        if tile >= case.tokens:
+            continue
+        for name in SUMS:
+            yield Change(
+                "softmax_reduction",
+                f"the softmax sums over {name.format(tile)}",
+                ("softmax",),
+                _softmax(name, tile),
+                {"tile": tile},
+            )

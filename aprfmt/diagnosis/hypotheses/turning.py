@@ -1,0 +1,179 @@
+"""By what the reference turns q and k, and by what a trace did.
+
+Where a trace holds q or k before and after rope, every pair of elements is a complex number that
+was turned by some angle: the angles give positions and frequencies, and these give the cause.
+Where it does not, usual values are tried on the next point it holds.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.diagnosis.case import Case, Layers
+from aprfmt.diagnosis.world import World
+from aprfmt.inference.rope import Kind, Rope, kind_of, make
+
+Array = NDArray[Any]
+
+
+# --- what the reference rotates by ---------------------------------------------------------------
+
+
+def length_of(world: World) -> int:
+    """Return how many positions the pass spans."""
+    return max(len(world.ids), max(world.positions or (0,)) + 1)
+
+
+def kinds(world: World) -> list[Kind]:
+    """Return the kinds of rope of the model's layers, and the plain one."""
+    found = [kind_of(world.hp, layer) for layer in range(world.n_layers)]
+    return list(dict.fromkeys([kind for kind in found if kind is not None]))
+
+
+def own_kind(case: Case) -> Kind | None:
+    """Return the kind of the divergence's layer, or the model's only one where it has none."""
+    if case.world.spec.block.position != "rope" or case.layer < 0:
+        return None
+    kind = kind_of(case.world.hp, case.layer)
+    every = kinds(case.world)
+    return kind if kind is not None else every[0] if every else None
+
+
+def rope_of(world: World, kind: Kind) -> Rope:
+    """Return the frequencies of a kind."""
+    return make(world.hp, kind, length_of(world))
+
+
+def places(world: World) -> Array:
+    """Return the positions of the pass's tokens."""
+    given = world.positions
+    return np.arange(len(world.ids)) if given is None else np.asarray(given, np.int64)
+
+
+def turned(inv_freq: Array, factor: float, positions: Array | None = None) -> Any:
+    """Return a maker: rope over other frequencies (and positions) in some layers."""
+
+    def make_world(world: World, layers: Layers) -> World:
+        where = places(world) if positions is None else positions
+
+        def override(op: Any, at: Any, x: Any, table: Any, *, style: Any, cast: Any) -> Any:
+            other = world.backend.rope_table(
+                where, np.asarray(inv_freq, np.float32), factor=factor, cast=cast
+            )
+            return op(x, other, style=style, cast=cast)
+
+        return world.with_op("rope", override, layers)
+
+    return make_world
+
+
+def unturned(world: World, layers: Layers) -> World:
+    """Return the world without rope in some layers."""
+
+    def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+        cos, sin = table
+        still = (world.backend.array(np.ones_like(world.backend.to_numpy(cos))),
+                 world.backend.array(np.zeros_like(world.backend.to_numpy(sin))))  # fmt: skip
+        return op(x, still, **kwargs)
+
+    return world.with_op("rope", override, layers)
+
+
+# --- the angles ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """What a trace's rope did: `turn` [rows, pairs] complex, length and angle, of every token."""
+
+    turn: Array
+    rows: Array  # token of each row of `turn`
+    explained: float  # relative distance of the turned input from the trace's value
+    still: bool  # nothing was turned
+
+    @property
+    def frequencies(self) -> Array:
+        """Angle per position of each pair, from tokens at growing distances."""
+        unit = self.turn / np.maximum(np.abs(self.turn), 1e-30)
+        found = np.zeros(unit.shape[1])
+        span = 1
+        while span < len(unit):
+            if not np.array_equal(np.diff(self.rows), np.ones(len(self.rows) - 1, np.int64)):
+                break
+            measured = np.angle(np.sum(unit[span:] * np.conj(unit[:-span]), axis=0))
+            found += _wrapped(measured - span * found) / span
+            span *= 2
+        return found
+
+    @property
+    def length(self) -> float:
+        """By how much vectors grow."""
+        return float(np.median(np.abs(self.turn)))
+
+
+def _wrapped(angle: Array) -> Array:
+    return (angle + math.pi) % (2 * math.pi) - math.pi
+
+
+def rotation(case: Case) -> Rotation | None:
+    """Solve what turned q or k, None where the trace does not hold both sides of it."""
+    call = case.call("rope")
+    if call is None:
+        return _rotation_of_alias(case)
+    theirs = case.part(call)
+    if theirs is None:
+        return None
+    pairs = case.array(call.args[1][0]).shape[-1]
+    return _solve(case, case.array(call.args[0]), theirs, pairs, call.kwargs["style"])
+
+
+def _rotation_of_alias(case: Case) -> Rotation | None:
+    """Solve a rotation in a layer where the reference has none."""
+    if case.view.point not in ("q_rope", "k_rope") or not case.view.base:
+        return None
+    kind = own_kind(case)
+    if kind is None:
+        return None
+    pairs = len(rope_of(case.world, kind).inv_freq)
+    return _solve(case, case.view.mine, case.view.theirs, pairs, str(case.world.hp["rope_style"]))
+
+
+def _solve(case: Case, x: Array, y: Array, pairs: int, style: str) -> Rotation:
+    rows = case.rows
+    x, y = x[rows].astype(np.float64), y[rows].astype(np.float64)
+    before, after = complex_pairs(x, pairs, style), complex_pairs(y, pairs, "half")
+    power = np.sum(np.abs(before) ** 2, axis=1)
+    turn = np.sum(after * np.conj(before), axis=1) / np.maximum(power, 1e-300)
+    missed = float(np.linalg.norm(after - turn[:, None] * before))
+    size = max(float(np.linalg.norm(after)), 1e-300)
+    still = np.linalg.norm(turn - 1) / math.sqrt(turn.size) <= 10 * case.view.tolerance
+    return Rotation(turn, rows, missed / size, bool(still))
+
+
+def complex_pairs(x: Array, pairs: int, style: str) -> Array:
+    """Return [rows, heads, pairs] complex of the rotated elements of [rows, heads, d]."""
+    if style == "half":
+        return np.asarray(x[..., :pairs] + 1j * x[..., pairs : 2 * pairs])
+    return np.asarray(x[..., 0 : 2 * pairs : 2] + 1j * x[..., 1 : 2 * pairs : 2])
+
+
+def solved(case: Case) -> Rotation | None:
+    """Return the rotation where it explains the trace's value."""
+    found = rotation(case)
+    return found if found is not None and found.explained <= 10 * case.view.tolerance else None
+
+
+def rotates_here(case: Case) -> bool:
+    """Say whether one of the two sides rotates between the trace's points."""
+    return case.call("rope") is not None or (
+        case.view.point in ("q_rope", "k_rope") and bool(case.view.base)
+    )
+
+
+def coarse(case: Case) -> bool:
+    """Say whether rope is between the trace's points but shows no angles."""
+    call = case.call("rope")
+    return call is not None and case.part(call) is None

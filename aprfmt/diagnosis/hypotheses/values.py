@@ -1,0 +1,197 @@
+"""What can be wrong with a weight's values: scaled, mislabelled, quantized, damaged, stale."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from aprfmt.diagnosis.case import Case, Change
+from aprfmt.diagnosis.hypotheses.norm import norm_key
+from aprfmt.diagnosis.hypotheses.product import numbers, overlaid, product_of
+from aprfmt.diagnosis.measure import rel
+from aprfmt.errors import CodecError
+
+MOST = 1 << 28  # values of all weights that are read again together
+OTHER_16 = {"BF16": "F16", "F16": "BF16"}
+# Encodings a copy may have been quantized to, finest first.
+ENCODINGS = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "NF4")
+
+
+def scaled(case: Case) -> Iterator[Change]:
+    """Find one factor of the whole output, or one of each column."""
+    found = product_of(case)
+    w = None if found is None or not found.key else numbers(case.world, found.key)
+    if found is None or w is None:
+        return
+    shape = case.world.weights[found.key].shape
+    ours = (found.x @ w.T).astype(np.float64)
+    theirs = found.bare
+    power = float(np.sum(ours * ours))
+    if not power:
+        return
+    factor = float(np.sum(ours * theirs)) / power
+    if factor and rel(ours * factor, theirs) <= 3 * case.view.tolerance:
+        yield Change(
+            "scale", f"{found.key} is multiplied by {factor:.6g}", (found.key,),
+            overlaid({found.key: (w * np.float32(factor)).reshape(shape)}),
+            {"factor": factor}, scoped=False,
+        )  # fmt: skip
+        return
+    columns = np.sum(ours * theirs, 0) / np.maximum(np.sum(ours * ours, 0), 1e-300)
+    if len(ours) > 2 and columns.all() and rel(ours * columns, theirs) <= 3 * case.view.tolerance:
+        changed = np.flatnonzero(np.abs(columns - 1) > 1e-3)
+        yield Change(
+            "scale",
+            f"{len(changed)} rows of {found.key} are multiplied by numbers of their own",
+            (found.key,),
+            overlaid({found.key: (w * columns[:, None].astype(np.float32)).reshape(shape)}),
+            {"rows": changed.tolist()[:16]}, scoped=False, general=True,
+        )  # fmt: skip
+
+
+def reread(case: Case) -> Iterator[Change]:
+    """Read the stored bytes of a weight or a bias as the other 16-bit type; then those of all."""
+    stored = case.world.stored
+    behind = [call for call in case.calls("linear", "router", "embed")]
+    keys = [(call.args[0] if call.op == "embed" else call.args[1]).key for call in behind]
+    norm, product = norm_key(case), product_of(case)
+    if norm is not None:
+        keys.append(norm)
+    if product is not None and product.bias is not None:
+        keys.append(f"{product.role}.bias")
+    known = [key for key in keys if key in stored and stored[key].encoding in OTHER_16]
+    for key in known:
+        yield from _reread(case, (key,))
+    for encoding in {stored[key].encoding for key in known}:
+        alike = tuple(key for key in stored if stored[key].encoding == encoding)
+        if sum(math.prod(stored[key].shape) for key in alike) <= MOST:
+            yield from _reread(case, alike)
+
+
+def _reread(case: Case, keys: tuple[str, ...]) -> Iterator[Change]:
+    """Propose that all of these, of one encoding, are read as the other 16-bit type."""
+    from aprfmt.codecs import decode, encode
+
+    stored, read = case.world.stored, {}
+    own = stored[keys[0]].encoding
+    for key in keys:
+        values = numbers(case.world, key)
+        if values is None:
+            return
+        with np.errstate(all="ignore"):
+            other = decode(OTHER_16[own], encode(own, values), values.shape)
+        read[key] = np.asarray(other, np.float32).reshape(stored[key].shape)
+    what = f"{keys[0]} holds {own} and" if len(keys) == 1 else f"every {own} tensor"
+    yield Change(
+        "dtype_mislabel",
+        f"{what} is read as {OTHER_16[own]}",
+        keys,
+        overlaid(read),
+        {"stored": own, "read": OTHER_16[own]},
+        scoped=False,
+    )
+
+
+def quantised(case: Case) -> Iterator[Change]:
+    """Encode the model's weights as a copy may have been, and see whether that is the run's."""
+    from aprfmt.codecs import CODECS, decode, encode
+
+    if case.view.residual is None or case.view.residual > 0.5:
+        return
+    found = product_of(case)
+    values = None if found is None or not found.key else numbers(case.world, found.key)
+    if found is None or values is None:
+        return
+    weight = case.world.stored[found.key]
+    for name in ENCODINGS:
+        if name not in CODECS or name == weight.encoding:
+            continue
+        try:
+            with np.errstate(all="ignore"):
+                copy = decode(name, encode(name, values), values.shape)
+        except CodecError:
+            continue  # rows that are no whole number of blocks
+        if found.close(case, np.asarray(copy, np.float32), 3.0):
+            yield Change(
+                "quantisation",
+                f"{found.key} is a {name} copy",
+                (found.key,),
+                overlaid({found.key: np.asarray(copy, np.float32).reshape(weight.shape)}),
+                {"encoding": name},
+                scoped=False,
+            )
+            return
+
+
+def one_value(case: Case) -> Iterator[Change]:
+    """Find a single weight: one column differs, by a multiple of one input column."""
+    found = product_of(case)
+    values = None if found is None or not found.key else numbers(case.world, found.key)
+    if found is None or values is None or len(found.x) < 3:
+        return
+    away = found.theirs.astype(np.float64) - found.ours
+    norms = np.linalg.norm(away, axis=0)
+    wrong = np.flatnonzero(norms > 10 * np.median(norms) + 1e-3 * norms.max())
+    if len(wrong) != 1:
+        return
+    row = int(wrong[0])
+    delta, inputs = away[:, row], found.x.astype(np.float64)
+    factors = inputs.T @ delta / np.maximum(np.sum(inputs**2, 0), 1e-300)
+    missed = np.linalg.norm(delta[:, None] - inputs * factors, axis=0) / np.linalg.norm(delta)
+    column = int(np.argmin(missed))
+    if missed[column] > 0.01:
+        return
+    values = values.copy()
+    old = float(values[row, column])
+    values[row, column] += np.float32(factors[column])
+    yield Change(
+        "bit_rot",
+        f"{found.key}[{row}, {column}] is {values[row, column]:.6g} instead of {old:.6g}",
+        (found.key,),
+        overlaid({found.key: values.reshape(case.world.weights[found.key].shape)}),
+        {"index": [row, column], "value": float(values[row, column]), "was": old},
+        scoped=False,
+    )
+
+
+def stale(case: Case) -> Iterator[Change]:
+    """See that a weight is all zero, or solve it where there are more tokens than columns."""
+    found = product_of(case)
+    if found is None or not found.key:
+        return
+    shape = case.world.weights[found.key].shape
+    if not np.any(found.bare):
+        yield Change(
+            "stale_tensor", f"{found.key} is all zero", (found.key,),
+            overlaid({found.key: np.zeros(shape, np.float32)}), scoped=False, general=True,
+        )  # fmt: skip
+    elif len(found.x) > 1.2 * found.x.shape[1] and len(shape) == 2:
+        inputs = found.x.astype(np.float64)
+        solved = np.linalg.lstsq(inputs, found.bare.astype(np.float64), rcond=None)[0].T
+        yield Change(
+            "stale_tensor",
+            f"{found.key} has other values (solved from {len(inputs)} tokens)",
+            (found.key,),
+            overlaid({found.key: solved.astype(np.float32)}),
+            scoped=False,
+            general=True,
+        )
+
+
+def head(case: Case) -> Iterator[Change]:
+    """Multiply with the embedding instead of the head."""
+    call = case.call("linear")
+    if call is None or case.layer >= 0 or call.args[1].key != "output.weight":
+        return
+    weights = case.world.weights
+    if weights["token_embd.weight"].shape != weights["output.weight"].shape:
+        return
+    yield Change(
+        "tied_embedding",
+        "the head is the embedding; the model has a head of its own",
+        ("output.weight",),
+        lambda world, layers: world.with_weights(
+            {"output.weight": world.stored["token_embd.weight"].numpy()}
+        ),
+        scoped=False,
+    )

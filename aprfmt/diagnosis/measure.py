@@ -1,0 +1,208 @@
+"""How far two values of one point are apart, and which rows of them mean the same tokens."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.compare.traces import TraceLike
+from aprfmt.inference.capture import POINTS, SLOTS, key_name
+
+Array = NDArray[Any]
+
+
+def rel(mine: Any, theirs: Any) -> float:
+    """Return ||mine - theirs|| / ||theirs|| in float64; infinite for other sizes or a lone NaN.
+
+    Where `theirs` is all zero, the distance is against `mine`. Equal infinities count as equal.
+    """
+    x = np.asarray(mine, np.float64).reshape(-1)
+    y = np.asarray(theirs, np.float64).reshape(-1)
+    if x.size != y.size:
+        return math.inf
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    if not np.all(same | (np.isfinite(x) & np.isfinite(y))):
+        return math.inf
+    x, y = np.where(same, 0.0, x), np.where(same, 0.0, y)
+    away = float(np.linalg.norm(x - y))
+    if away == 0:
+        return 0.0
+    norm = float(np.linalg.norm(np.where(np.isfinite(theirs), theirs, 0.0)))
+    if norm == 0:
+        norm = float(np.linalg.norm(np.where(np.isfinite(mine), mine, 0.0)))
+    return away / norm if norm else math.inf
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a trace holds at a point, on rows that the reference has too.
+
+    `rows` are row numbers of the reference's value, None for all of them. `finite` is False where
+    entries were masked out (infinities, or numbers no score has); these are not compared.
+    `note` says what was done to bring the values into the reference's shape.
+    """
+
+    values: Array
+    rows: NDArray[np.int64] | None
+    dtype: str
+    note: str = ""
+    mask: NDArray[np.bool_] | None = None  # of the entries that count
+
+    def of(self, mine: Array, axis: int) -> Array:
+        """Return the reference's value on the same rows."""
+        return mine if self.rows is None else np.take(mine, self.rows, axis=axis)
+
+    def distance(self, mine: Array, axis: int) -> float:
+        """Return the relative distance of the reference's value, on rows and entries that count."""
+        cut = self.of(mine, axis)
+        if self.mask is None or cut.shape != self.values.shape:
+            return rel(cut, self.values)
+        return rel(cut[self.mask], self.values[self.mask])
+
+    def into(self, mine: Array, axis: int) -> Array:
+        """Return the reference's value with this trace's rows and entries put in."""
+        values = self.values.astype(mine.dtype, copy=False)
+        if self.mask is not None:
+            values = np.where(self.mask, values, self.of(mine, axis))
+        if self.rows is None:
+            return values
+        out = np.array(mine)
+        index: list[Any] = [slice(None)] * out.ndim
+        index[axis] = self.rows
+        out[tuple(index)] = values
+        return out
+
+
+# A score so low can only be a mask's: half of float16's lowest.
+MASKED = -3e4
+
+
+class Recorded:
+    """A trace asked for the reference's points: rows by position, joined stages taken apart."""
+
+    def __init__(
+        self,
+        trace: TraceLike,
+        ids: Sequence[int],
+        shapes: Mapping[str, tuple[int, ...]],
+        without: Collection[str] = (),
+    ) -> None:
+        self.trace = trace
+        self.ids = tuple(ids)
+        self.shapes = dict(shapes)
+        self.without = frozenset(without)  # keys taken as not recorded
+        self._cut: dict[str, Seen | None] = {}
+
+    def has(self, key: str) -> bool:
+        """Say whether the trace recorded the key itself (not one it equals)."""
+        return key in self.trace.records
+
+    def at(self, key: str) -> Seen | None:
+        """Return the values of a key, None where there are none or they cannot be brought to fit.
+
+        The shape is the reference's, known after its first pass.
+        """
+        if key in self.without or key not in self.shapes:
+            return None
+        if key not in self._cut:
+            self._cut[key] = self._read(key, self.shapes[key])
+        return self._cut[key]
+
+    def _read(self, key: str, shape: tuple[int, ...]) -> Seen | None:
+        record = self.trace.find(key)
+        if record is None:
+            return self._part(key, shape)
+        values = self.trace.values(key)
+        if values is None:
+            return None
+        return fit(
+            np.asarray(values), record.positions, record.dtype, shape, axis_of(key), len(self.ids)
+        )
+
+    def _part(self, key: str, shape: tuple[int, ...]) -> Seen | None:
+        """Return a point out of a stage that joins several (`L0.qkv` of an APRT folder)."""
+        layer, _, point = key.rpartition(".")
+        for slot, parts in SLOTS.items():
+            joined = f"{layer}.{slot}"
+            if len(parts) == 1 or point not in parts or joined not in self.trace.records:
+                continue
+            record, values = self.trace.find(joined), self.trace.values(joined)
+            widths = [
+                math.prod(self.shapes[f"{layer}.{part}"][1:])
+                for part in parts
+                if f"{layer}.{part}" in self.shapes
+            ]
+            if record is None or values is None or len(widths) != len(parts):
+                return None
+            rows = np.asarray(values).reshape(-1)
+            if rows.size % sum(widths):
+                return None
+            at = parts.index(point)
+            start = sum(widths[:at])
+            cut = rows.reshape(-1, sum(widths))[:, start : start + widths[at]]
+            return fit(cut, record.positions, record.dtype, shape, 0, len(self.ids))
+        return None
+
+
+def axis_of(key: str) -> int:
+    """Return the axis of a point's value that counts tokens."""
+    row = POINTS.get(key.rpartition(".")[2])
+    return 1 if row is not None and row.rows == "scores" else 0
+
+
+def fit(
+    values: Array,
+    positions: Sequence[int] | None,
+    dtype: str,
+    shape: tuple[int, ...],
+    axis: int,
+    tokens: int,
+) -> Seen | None:
+    """Bring recorded values into the reference's shape; None where they are something else.
+
+    Rows are the reference's where all tokens were recorded; else they go by position; without
+    positions they are the last ones.
+    """
+    note = ""
+    rows: NDArray[np.int64] | None = None
+    width = math.prod(shape) // max(shape[axis], 1)
+    if values.size == math.prod(shape):
+        values = values.reshape(shape)
+    elif width and values.size and values.size % width == 0 and values.size < math.prod(shape):
+        count = values.size // width
+        if positions is not None and len(positions) == count:
+            chosen = [p for p in positions if p < tokens]
+            note = f"rows of positions {_spans(chosen)}"
+        else:
+            chosen = list(range(shape[axis] - count, shape[axis]))
+            note = f"{count} of {shape[axis]} rows, taken as the last ones"
+        if len(chosen) != count:
+            return None
+        rows = np.asarray(chosen, np.int64)
+        values = values.reshape(*shape[:axis], count, *shape[axis + 1 :])
+    elif axis == 1 and values.ndim == 3 and values.shape[:2] == shape[:2]:
+        if values.shape[2] < shape[2]:
+            return None
+        values, note = values[:, :, : shape[2]], f"padded to {values.shape[2]} keys"
+    else:
+        return None
+    mask = None
+    if axis == 1 and values.dtype.kind == "f":
+        counts = values > MASKED
+        if not counts.all():
+            mask, note = counts, (note + "; " if note else "") + "masked entries left out"
+    return Seen(values, rows, dtype, note, mask)
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    if len(numbers) > 4 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
+
+
+def near_keys(key: str, layer: int) -> list[str]:
+    """Return the keys of one layer's points, or of the whole model's, in execution order."""
+    return [key_name(name, layer) for name, row in POINTS.items() if row.layered == (layer >= 0)]

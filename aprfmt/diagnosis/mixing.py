@@ -1,0 +1,141 @@
+"""Two models' passes, and passes of one with parts of the other: which part makes the difference.
+
+Every finding about hyperparameters or tensors is a part of B that A's can stand in for. All parts
+together must make B agree with A; leaving one out again shows what that one does.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from aprfmt.diagnosis.measure import rel
+from aprfmt.diagnosis.shadow import plain
+from aprfmt.diagnosis.world import World
+from aprfmt.inference.backends import BACKENDS
+from aprfmt.inference.rows import Rows, StoredRows
+from aprfmt.inference.weights import Weights, free_budget
+from aprfmt.model import Model
+from aprfmt.thresholds import DISCRETE, tolerance
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a finding speaks of: hyperparameters and role keys."""
+
+    hyper: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+
+
+def world_of(model: Model, ids: Sequence[int], dtype: str, memory: int | None = None) -> World:
+    """Return the reference of a model: numpy, in float32 or float64."""
+    return _world(model, model, (), ids, dtype, memory)
+
+
+def mixed(
+    a: Model, b: Model, parts: Iterable[Part], ids: Sequence[int], dtype: str, memory: int | None
+) -> World:
+    """Return B with these parts as A has them."""
+    return _world(a, b, parts, ids, dtype, memory)
+
+
+def _world(
+    a: Model,
+    b: Model,
+    parts: Iterable[Part],
+    ids: Sequence[int],
+    dtype: str,
+    memory: int | None,
+) -> World:
+    rows: dict[str, Rows] = {key: StoredRows(tensor) for key, tensor in b.roles.items()}
+    hp = b.hyper
+    for part in parts:
+        values = {name: a.hyper[name] for name in part.hyper if name in a.hyper}
+        hp = hp.replaced(**values)
+        for key in part.keys:
+            if key in a.roles:
+                rows[key] = StoredRows(a.roles[key])
+            else:
+                rows.pop(key, None)
+    budget = free_budget() if memory is None else memory
+    weights = Weights(rows, budget, str(b.path))
+    backend = BACKENDS["numpy"]("cpu", dtype)
+    return World(b.spec, hp, weights, backend, tuple(ids))
+
+
+def distances(mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> dict[str, float]:
+    """Return the relative distance at every point both passes have, in execution order."""
+    return {key: rel(mine[key], theirs[key]) for key in mine if key in theirs}
+
+
+def first_beyond(found: Mapping[str, float], dtypes: tuple[str, str], moe: bool) -> str:
+    """Return the first point beyond its tolerance, "" where none is."""
+    bound = tolerance(*dtypes, moe=moe).rel_l2
+    return next(
+        (
+            key
+            for key, value in found.items()
+            if not value <= bound and key.rpartition(".")[2] not in DISCRETE
+        ),
+        "",
+    )
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one part does: the residual with every other part taken over, and with all of them."""
+
+    before: float
+    after: float
+    first: str
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """What every part does, and the distances of all points with no part taken over."""
+
+    shares: tuple[Share, ...]
+    bare: Mapping[str, float]
+
+    @property
+    def rest(self) -> float:
+        """What is left at the logits with every part taken over."""
+        return self.shares[0].after if self.shares else _end(self.bare)
+
+
+def shares(
+    a: Model, b: Model, parts: Sequence[Part], ids: Sequence[int], dtype: str, memory: int | None
+) -> Mixed:
+    """Return what each part does to the logits, all others taken over from A."""
+    moe = bool(a.hyper["n_experts"])
+    world = world_of(a, ids, dtype, memory)
+    reference = plain(world)
+    world.weights.close()
+    known: dict[tuple[int, ...], dict[str, float]] = {}
+
+    def away(*chosen: int) -> dict[str, float]:
+        if chosen not in known:
+            world = mixed(a, b, [parts[i] for i in chosen], ids, dtype, memory)
+            try:
+                known[chosen] = distances(reference, plain(world))
+            except (ValueError, IndexError):
+                known[chosen] = {}  # these parts alone do not fit together
+            finally:
+                world.weights.close()
+        return known[chosen]
+
+    every = tuple(range(len(parts)))
+    found = []
+    for i in every:
+        others = away(*(j for j in every if j != i))
+        first = first_beyond(others, (dtype, dtype), moe)
+        found.append(Share(_end(others), _end(away(*every)), first))
+    return Mixed(tuple(found), away())
+
+
+def _end(found: Mapping[str, float]) -> float:
+    return found.get("logits", math.inf)

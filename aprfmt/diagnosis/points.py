@@ -1,0 +1,50 @@
+"""One row for every capture point of both sides: how far apart, and whose operation it is."""
+
+from collections.abc import Mapping, Sequence
+
+from aprfmt.diagnosis.direct import Pair, place_of
+from aprfmt.diagnosis.records import PointRow
+from aprfmt.diagnosis.shadow import Pass, View
+from aprfmt.inference.capture import parse_key
+
+
+def point_rows(pairs: Sequence[Pair], passes: Mapping[str, Pass]) -> list[PointRow]:
+    """Return the rows in execution order: distances of the runs, shadows by side."""
+    by_key = {pair.key: pair for pair in pairs}
+    shadows = {
+        key: (label, view)
+        for label, found in passes.items()
+        for key, view in found.views.items()
+        if view.residual is not None
+    }
+    entering: dict[int, float] = {}
+    for pair in pairs:
+        point, layer = parse_key(pair.key)
+        if point in ("embd", "embd_scaled", "out") and pair.residual is not None:
+            entering[layer + 1 if point == "out" else 0] = pair.residual
+    rows = []
+    for key in sorted({*by_key, *shadows}, key=place_of):
+        label, view = shadows.get(key, ("", None))
+        rows.append(_row(key, by_key.get(key), label, view, entering))
+    return rows
+
+
+def _row(
+    key: str, pair: Pair | None, label: str, view: View | None, entering: Mapping[int, float]
+) -> PointRow:
+    point, layer = parse_key(key)
+    away = None if pair is None else pair.residual
+    before = entering.get(layer)
+    bound = pair.tolerance if pair is not None else view.tolerance if view is not None else 0.0
+    return PointRow(
+        key,
+        point,
+        None if layer < 0 else layer,
+        away,
+        None if view is None else view.residual,
+        bound,
+        away / before if away is not None and before else None,
+        label,
+        (pair is not None and pair.beyond) or (view is not None and view.flagged),
+        "" if pair is None else pair.why or pair.rows,
+    )

@@ -1,0 +1,60 @@
+"""Which token ids a pass is made with, and which causes they cannot show."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from aprfmt.tensor import Value
+
+SHORT, MARGIN = 48, 16
+LONGEST = 1024  # longer passes cost minutes; windows beyond are named instead
+TILE = 32
+
+
+def chosen_ids(every: Sequence[Mapping[str, Value]], *, long: bool) -> tuple[int, ...]:
+    """Return ids that show as much as they can of models with these hyperparameters.
+
+    Long enough for softmax tiles and, with `long`, for the windows and trained contexts up to
+    LONGEST; spread over the vocabulary, with one token twice in a row and no two rows alike.
+    """
+    vocab = min(int(hp["vocab_size"]) for hp in every)
+    length = SHORT
+    if long:
+        for hp in every:
+            for reach in _reaches(hp):
+                if reach + MARGIN <= LONGEST:
+                    length = max(length, reach + MARGIN)
+    ids = [(7919 * i + 13 * (i // 7) + 5) % vocab for i in range(length)]
+    if length > 5:
+        ids[4] = ids[3]
+    return tuple(ids)
+
+
+def _reaches(hp: Mapping[str, Value]) -> Iterator[int]:
+    """Yield how many tokens it takes until a window or a scaling by length shows."""
+    if hp["sliding_window"] is not None and any(hp["window_layers"]):
+        yield int(hp["sliding_window"])
+    scaling = hp["rope_scaling"]
+    if scaling is not None:
+        original = scaling.get("original_context_length")
+        if scaling["type"] == "dynamic":
+            yield int(hp["context_length"])
+        elif scaling["type"] == "longrope" and original is not None:
+            yield int(original)
+
+
+def hidden_from(hp: Mapping[str, Value], tokens: int) -> Iterator[str]:
+    """Yield what a pass over so many tokens cannot show of a model, as sentences."""
+    rotates = any(hp["rope_layers"])
+    if tokens < 2:
+        yield "mask, positions and rope: one token at position 0 does not show them"
+    elif tokens < 4 and rotates:
+        yield f"rope: {tokens} tokens hardly tell a base from a scaling"
+    window = hp["sliding_window"]
+    if window is not None and any(hp["window_layers"]) and tokens <= int(window):
+        yield f"sliding_window: {tokens} tokens; more than {window} would show it, give --ids"
+    if tokens <= TILE:
+        yield f"softmax_reduction: {tokens} tokens; more than {TILE} would show tiles of {TILE}"
+    scaling = hp["rope_scaling"]
+    if scaling is not None and scaling["type"] in ("dynamic", "longrope"):
+        for reach in _reaches({**hp, "sliding_window": None}):
+            if tokens <= reach:
+                yield f"rope_scaling: {tokens} tokens; beyond {reach} other frequencies apply"

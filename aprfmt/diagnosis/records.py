@@ -1,0 +1,183 @@
+"""What a diagnosis is: frozen records with numbers and sentences, whole as JSON."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from aprfmt.causes import CAUSES, Level, Verdict
+
+Confidence = Literal["confirmed", "ambiguous", "unconfirmed"]
+EXIT: Mapping[Verdict, int] = {"same": 0, "precision": 0, "bug": 1, "not_comparable": 2}
+# Worst first: what several findings together are.
+_WORST: tuple[Verdict, ...] = ("not_comparable", "bug", "precision", "same")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One cause, where it is and how well it is known.
+
+    `cause` is a name of CAUSES, "" where none fits. `where` are tensor names, config keys or
+    operations; `first` is the first capture point it shows at, "" where no pass was needed.
+    Residuals are relative L2 distances (`of` says of what) before and after the cause is taken
+    away. `values` are what was solved for. `side` is the one that departs from the model, "" where
+    nothing says which of the two is right. `also` are causes that explain it as well.
+    """
+
+    cause: str
+    says: str
+    level: Level
+    verdict: Verdict
+    where: tuple[str, ...]
+    confirmed: bool
+    first: str = ""
+    residual_before: float | None = None
+    residual_after: float | None = None
+    of: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    side: str = ""
+    also: tuple[str, ...] = ()
+
+    @property
+    def confidence(self) -> Confidence:
+        """Confirmed by applying it; ambiguous where others do as well; else unconfirmed."""
+        if not self.confirmed:
+            return "unconfirmed"
+        return "ambiguous" if self.also else "confirmed"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One link of the chain: at which level, what was seen, and the number."""
+
+    level: Level
+    says: str
+    where: tuple[str, ...] = ()
+    number: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PointRow:
+    """One capture point of both sides.
+
+    `direct` is the relative L2 distance of the two runs, `shadow` that of the reference's
+    operation on the run's own input from the run's value; `gain` is `direct` over that of the
+    layer's input: what a spike has to be measured by. `side` is whose shadow it is.
+    """
+
+    key: str
+    point: str
+    layer: int | None
+    direct: float | None
+    shadow: float | None
+    tolerance: float
+    gain: float | None = None
+    side: str = ""
+    beyond: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Where two models, traces or runs first differ, and why. `exit_code` carries the verdict."""
+
+    a: str
+    b: str
+    findings: tuple[Finding, ...]
+    evidence: tuple[Evidence, ...]
+    checked: tuple[str, ...]
+    not_checked: tuple[str, ...]
+    reason: str = ""  # why the two cannot be compared
+    ids: tuple[int, ...] = ()
+    points: tuple[PointRow, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of the findings; `same` without any."""
+        if self.reason:
+            return "not_comparable"
+        verdicts = {finding.verdict for finding in self.findings}
+        return next((verdict for verdict in _WORST if verdict in verdicts), "same")
+
+    @property
+    def lead(self) -> Finding | None:
+        """The first finding of the verdict's kind."""
+        rows = [finding for finding in self.findings if finding.verdict == self.verdict]
+        return rows[0] if rows else None
+
+    @property
+    def cause(self) -> str | None:
+        """The first cause; "none" for equal sides, None where none is known."""
+        if self.lead is not None:
+            return self.lead.cause or None
+        return None if self.reason else "none"
+
+    @property
+    def first(self) -> str | None:
+        """The first capture point that shows the cause, or the first beyond its tolerance."""
+        if self.lead is not None and self.lead.first:
+            return self.lead.first
+        return next((row.key for row in self.points if row.beyond), None)
+
+    @property
+    def confidence(self) -> Confidence:
+        """That of the first cause; a verdict of no difference is what was compared."""
+        return "confirmed" if self.lead is None else self.lead.confidence
+
+    @property
+    def exit_code(self) -> int:
+        """0 same or precision, 1 bug, 2 not comparable."""
+        return EXIT[self.verdict]
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in a sentence."""
+        lead = self.lead
+        if self.reason:
+            return f"not comparable: {self.reason}"
+        if lead is None:
+            return "same: nothing that was compared differs"
+        words = {
+            "bug": "bug", "precision": "precision: the same computation in other rounding",
+            "same": "the same computation",
+        }[lead.verdict]  # fmt: skip
+        name = lead.cause or "no cause of the table fits"
+        says = lead.says.removeprefix(f"{name}: ")
+        known = "" if lead.confidence == "confirmed" else f" ({lead.confidence})"
+        also = f"; {', '.join(lead.also)} would explain it as well" if lead.also else ""
+        at = f", first seen at {self.first}" if self.first else ""
+        more = len({f.cause for f in self.findings if f.verdict == self.verdict}) - 1
+        others = f"; {more} more cause{'s' if more > 1 else ''} behind it" if more > 0 else ""
+        return f"{words}: {name}{known} - {says}{at}{also}{others}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data: the verdict's fields first, then everything behind them."""
+        lead = self.lead
+        return {
+            "verdict": self.verdict,
+            "cause": self.cause,
+            "where": list(lead.where) if lead is not None else [],
+            "first": self.first,
+            "confidence": self.confidence,
+            "residual_before": None if lead is None else lead.residual_before,
+            "residual_after": None if lead is None else lead.residual_after,
+            "evidence": [asdict(row) for row in self.evidence],
+            "checked": list(self.checked),
+            "not_checked": list(self.not_checked),
+            "a": self.a,
+            "b": self.b,
+            "sentence": self.sentence,
+            "reason": self.reason,
+            "causes": [
+                {**asdict(row), "confidence": row.confidence, "means": means(row.cause)}
+                for row in self.findings
+            ],
+            "ids": list(self.ids),
+            "points": [asdict(row) for row in self.points],
+            "facts": dict(self.facts),
+        }
+
+
+def means(cause: str) -> str:
+    """Return what a cause says, "" for none."""
+    return CAUSES[cause].means if cause in CAUSES else ""

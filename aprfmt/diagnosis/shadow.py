@@ -1,0 +1,308 @@
+"""Shadowing: a trace's input through the reference's operation, at every point of one pass.
+
+The recorder keeps what the reference computes at a point and lets the pass go on with what the
+trace holds there. So every point is judged on the trace's own input: an operation that is wrong
+shows, one that was only fed wrong does not.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.compare.traces import TraceLike
+from aprfmt.diagnosis.measure import Recorded, Seen, axis_of
+from aprfmt.diagnosis.world import Call, Recording, Stop, World
+from aprfmt.inference.capture import key_name, parse_key, resolve
+from aprfmt.inference.moe import route
+from aprfmt.thresholds import one_operation, tolerance, weights_class
+
+Array = NDArray[Any]
+# Points that are compared by another rule, or follow from one that is.
+_APART = ("experts", "expert_w", "router_margin")
+
+
+@dataclass(frozen=True)
+class View:
+    """One point of a shadowed pass.
+
+    `mine` is the reference's value on the trace's input, `seen` the trace's. `residual` is their
+    relative L2 distance, None where the trace has nothing there. `calls` are the operations since
+    the last point the trace holds: what the reference did to get here. `base` is the point a view
+    is compared with where the reference has no operation between the two ("" otherwise).
+    """
+
+    key: str
+    point: str
+    layer: int
+    mine: Array
+    seen: Seen | None
+    residual: float | None
+    tolerance: float
+    whole_tolerance: float
+    calls: tuple[Call, ...]
+    base: str = ""
+    note: str = ""
+
+    @property
+    def flagged(self) -> bool:
+        """The reference's operation on the trace's input is not what the trace holds."""
+        return self.residual is not None and not self.residual <= self.tolerance
+
+    @property
+    def axis(self) -> int:
+        """The axis that counts tokens."""
+        return axis_of(self.key)
+
+    def distance(self, other: Array) -> float:
+        """Return how far another value, in the reference's shape, is from the trace's."""
+        assert self.seen is not None
+        return self.seen.distance(other, self.axis)
+
+    @property
+    def theirs(self) -> Array:
+        """The trace's value, the reference's on rows and entries the trace lacks."""
+        assert self.seen is not None
+        return self.seen.into(self.mine, self.axis)
+
+
+@dataclass
+class Pass:
+    """The views of one pass, in execution order."""
+
+    views: dict[str, View] = field(default_factory=dict)
+
+    @property
+    def flagged(self) -> list[View]:
+        """The views beyond their tolerance, in execution order."""
+        return [view for view in self.views.values() if view.flagged]
+
+    @property
+    def first(self) -> View | None:
+        """The first of them."""
+        return next(iter(self.flagged), None)
+
+    @property
+    def compared(self) -> int:
+        """How many points the trace has."""
+        return sum(view.residual is not None for view in self.views.values())
+
+
+class Plain(Recording):
+    """A pass on its own: every point's value."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+        self.values: dict[str, Array] = {}
+
+    def capture(self, point: str, layer: int, x: Any) -> Any:
+        """Copy the value."""
+        self.values[key_name(point, layer)] = np.array(self._world.backend.to_numpy(x))
+        self.calls = []
+        self.passed(point, layer)
+        return x
+
+
+def plain(world: World) -> dict[str, Array]:
+    """Return every point's value of a pass, by key, in execution order."""
+    recorder = Plain(world)
+    world.run(recorder)
+    return recorder.values
+
+
+def shadow(world: World, recorded: Recorded, until: str = "") -> Pass:
+    """Run a pass on the trace's own inputs; end it behind the key `until`."""
+    recorder = _Shadow(world, recorded, until)
+    try:
+        world.run(recorder)
+    except Stop:
+        pass
+    return recorder.found
+
+
+class _Shadow(Recording):
+    def __init__(self, world: World, recorded: Recorded, until: str) -> None:
+        super().__init__()
+        self._world = world
+        self._recorded = recorded
+        self._until = until
+        self._moe = bool(world.hp["n_experts"])
+        self._extras = _extras(world, recorded)
+        self._engine = engine_of(recorded.trace)
+        self._logits: Array | None = None
+        self._experts: tuple[Array, Array] | None = None
+        self.found = Pass()
+
+    def capture(self, point: str, layer: int, x: Any) -> Any:
+        """Compare the reference's value with the trace's; go on with the trace's."""
+        key = key_name(point, layer)
+        backend = self._world.backend
+        mine = np.asarray(backend.to_numpy(x))
+        self._recorded.shapes.setdefault(key, mine.shape)
+        seen = self._recorded.at(key)
+        calls, goes_on = self.behind(x, seen is not None), x
+        if point in _APART:
+            goes_on, mine = self._routing(key, point, layer, mine, seen, calls, x), mine
+        else:
+            view = self._view(key, point, layer, mine, seen, calls)
+            if seen is not None:
+                mine = view.theirs
+                goes_on = backend.array(mine)
+            for extra in self._extras.get(key, ()):
+                goes_on, mine = self._extra(extra, key, mine, goes_on)
+        if point == "router":
+            self._logits = mine
+        self.passed(point, layer)
+        if key == self._until:
+            raise Stop
+        return goes_on
+
+    def _view(
+        self,
+        key: str,
+        point: str,
+        layer: int,
+        mine: Array,
+        seen: Seen | None,
+        calls: tuple[Call, ...],
+        base: str = "",
+    ) -> View:
+        dtype = self._world.backend.dtype
+        other = dtype if seen is None else seen.dtype
+        view = View(
+            key,
+            point,
+            layer,
+            mine,
+            seen,
+            None if seen is None else seen.distance(mine, axis_of(key)),
+            one_operation(dtype, other, self._engine, _kinds(calls, self._world)).rel_l2,
+            tolerance(dtype, other, moe=self._moe).rel_l2,
+            calls,
+            base,
+        )
+        self.found.views[key] = view
+        return view
+
+    def _extra(self, key: str, base: str, mine: Array, x: Any) -> tuple[Any, Array]:
+        """Compare a point that only the trace tells apart from `base`."""
+        self._recorded.shapes.setdefault(key, mine.shape)
+        seen = self._recorded.at(key)
+        if seen is None:
+            return x, mine
+        point, layer = parse_key(key)
+        view = self._view(key, point, layer, mine, seen, (), base)
+        return self._world.backend.array(view.theirs), view.theirs
+
+    def _routing(
+        self,
+        key: str,
+        point: str,
+        layer: int,
+        mine: Array,
+        seen: Seen | None,
+        calls: tuple[Call, ...],
+        x: Any,
+    ) -> Any:
+        """Compare chosen experts as sets, and their weights by expert."""
+        if (
+            seen is None
+            or seen.rows is not None
+            or seen.values.shape != mine.shape
+            or (point == "router_margin")
+        ):
+            if point == "experts":
+                self._experts = (mine, mine)
+            return x
+        dtype = self._world.backend.dtype
+        whole = tolerance(dtype, seen.dtype, moe=True).rel_l2
+        bound = one_operation(dtype, seen.dtype).rel_l2
+        if point == "experts":
+            theirs = np.asarray(np.rint(seen.values), np.int64)
+            self._experts = (mine, theirs)
+            wrong, close = self._flips(layer, mine, theirs, bound)
+            note = (
+                f"{close} tokens chose otherwise by a margin inside the rounding" if close else ""
+            )
+            self.found.views[key] = View(
+                key, point, layer, mine, seen, wrong / len(mine), bound, whole, calls, "", note
+            )
+            return theirs if f"L{layer}.expert_w" in self._recorded.trace.records else x
+        assert self._experts is not None
+        ours, chosen = self._experts
+        size = int(self._world.hp["n_experts"])
+        same = (np.sort(ours, -1) == np.sort(chosen, -1)).all(-1)
+        theirs = np.asarray(seen.values, np.float64)
+        residual = (
+            seen.distance(mine, 0)
+            if ours is chosen
+            else Seen(_spread(chosen, theirs, size)[same], None, seen.dtype).distance(
+                _spread(ours, mine, size)[same], 0
+            )
+        )
+        self.found.views[key] = View(
+            key, point, layer, mine, seen, residual if same.any() else None, bound, whole, calls
+        )
+        return self._world.backend.array(theirs.astype(mine.dtype))
+
+    def _flips(self, layer: int, mine: Array, theirs: Array, bound: float) -> tuple[int, int]:
+        """Count tokens whose experts differ: by more than the margin allows, and within it."""
+        differ = (np.sort(mine, -1) != np.sort(theirs, -1)).any(-1)
+        if not differ.any() or self._logits is None:
+            return int(differ.sum()), 0
+        correction = self._world.weights.get_role(layer, "exp_probs_b.bias")
+        bias = None if correction is None else correction.numpy().astype(self._logits.dtype)
+        margin = route(self._logits, bias, self._world.hp).margin
+        slack = bound * max(1.0, float(np.abs(self._logits).max()))
+        close = differ & (margin <= slack)
+        return int((differ & ~close).sum()), int(close.sum())
+
+
+def engine_of(trace: TraceLike) -> str:
+    """Return the name of the backend or engine a trace was run by, "" where it does not say."""
+    facts = trace.run.get("backend")
+    if not isinstance(facts, Mapping):
+        return ""
+    return str(facts.get("backend") or facts.get("name") or "")
+
+
+def _kinds(calls: Sequence[Call], world: World) -> list[str]:
+    """Return what operations consist of, as the tolerances of engines know it.
+
+    A weight counts as it is stored, whatever a hypothesis laid over it: the engine read the file.
+    """
+    read = [call.args[1] for call in calls if call.op in ("linear", "router")]
+    stored = world.stored
+    weights = [(stored[w.key] if w.key in stored else w).encoding for w in read]
+    found = [call.op for call in calls if call.op == "activate"]
+    return [*found, *(weights_class([encoding]) for encoding in weights)]
+
+
+def _spread(ids: Array, weights: Array, size: int) -> Array:
+    """Return [tokens, n_experts] with each chosen expert's weight in its place."""
+    out = np.zeros((len(ids), size))
+    np.put_along_axis(out, np.clip(ids, 0, size - 1), weights, -1)
+    return out
+
+
+def _extras(world: World, recorded: Recorded) -> Mapping[str, list[str]]:
+    """Return which later points, equal by construction here, the trace recorded for themselves."""
+    known = world.points
+    order = {key: i for i, key in enumerate(known)}
+    found: dict[str, list[str]] = {}
+    for key, instance in known.items():
+        if not instance.alias_of or not recorded.has(key):
+            continue
+        target = resolve(key, known)
+        if target is not None and order[target.key] < order[key]:
+            found.setdefault(target.key, []).append(key)
+    for layer in range(world.n_layers):  # what a step reads is what all tokens wrote
+        for written, read in (("k_rope", "k_cache"), ("v", "v_cache")):
+            target = resolve(key_name(written, layer), known)
+            key = key_name(read, layer)
+            if target is not None and recorded.has(key):
+                found.setdefault(target.key, []).append(key)
+    return found

@@ -1,0 +1,391 @@
+"""The order of evidence: identity, hyperparameters, tensors, the forward pass, then the cause."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from aprfmt.diagnosis import conclude, direct
+from aprfmt.diagnosis.examine import examine
+from aprfmt.diagnosis.forward import Judged, common, judged
+from aprfmt.diagnosis.measure import Recorded
+from aprfmt.diagnosis.mixing import shares, world_of
+from aprfmt.diagnosis.models import Levels, compare_models, settled
+from aprfmt.diagnosis.points import point_rows
+from aprfmt.diagnosis.prompt import chosen_ids, hidden_from
+from aprfmt.diagnosis.records import Diagnosis, Evidence, PointRow
+from aprfmt.diagnosis.shadow import engine_of
+from aprfmt.diagnosis.sides import Side, open_side, trace_ids, trace_of
+from aprfmt.errors import AprfmtError, UsageError
+from aprfmt.inference.capture import instances
+from aprfmt.inference.trace import Trace
+from aprfmt.model import Model, open_model
+from aprfmt.thresholds import tolerance
+
+
+@dataclass
+class Walk:
+    """One diagnosis while it is being made."""
+
+    a: Side
+    b: Side
+    stack: ExitStack
+    reference: Model | None
+    ids: tuple[int, ...] | None
+    memory: int | None = None
+    levels: Levels = field(default_factory=Levels)
+    traces: dict[str, Trace] = field(default_factory=dict)
+    judged: dict[str, Judged] = field(default_factory=dict)
+    points: list[PointRow] = field(default_factory=list)
+
+    def done(self, reason: str = "") -> Diagnosis:
+        """Return what was found so far."""
+        levels = self.levels
+        return Diagnosis(
+            self.a.text, self.b.text, tuple(levels.findings), tuple(levels.evidence),
+            tuple(levels.checked), tuple(dict.fromkeys(levels.not_checked)),
+            reason or levels.reason, self.ids or (), tuple(self.points), self.facts(),
+        )  # fmt: skip
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was compared: kinds, architectures, backends."""
+        found: dict[str, Any] = {}
+        for side in (self.a, self.b):
+            row: dict[str, Any] = {"text": side.text, "kind": side.kind}
+            if side.model is not None:
+                row |= {"format": side.model.format, "architecture": side.model.spec.name}
+            if side.choice is not None:
+                row["run"] = str(side.choice)
+            trace = self.traces.get(side.label)
+            if trace is not None:
+                row["backend"] = trace.run.get("backend")
+                row["model"] = trace.run.get("model")
+                row["points"] = len(trace.records)
+            found[side.label.lower()] = row
+        return found
+
+    def say(self, level: Any, text: str, *where: str, number: float | None = None) -> None:
+        """Add a link to the chain."""
+        self.levels.evidence.append(Evidence(level, text, tuple(where), number))
+
+    # --- the walk ---------------------------------------------------------------------------
+
+    def run(self) -> Diagnosis:
+        """Go through the levels until one explains what the later ones show."""
+        if self.a.model is not None and self.b.model is not None:
+            self.levels = compare_models(self.a.model, self.b.model)
+            if self.levels.reason:
+                self.levels.not_checked.append("forward pass: the levels before it stop here")
+                return self.done()
+        for side in (self.a, self.b):
+            if side.kind == "trace":
+                self._load(side)
+        reason = self._settle_ids()
+        if reason:
+            return self.done(reason)
+        if self.ids is None:
+            return self._without_ids()
+        try:
+            self._forward()
+        except AprfmtError as error:
+            if not self.levels.findings:
+                raise
+            self.levels.not_checked.append(f"forward pass: {error}")
+        if not self.judged and not self.points and not self.levels.findings:
+            if not self.levels.checked:
+                return self.done("there is nothing that both sides have")
+        return self.done(self._incomparable())
+
+    def model_of(self, side: Side) -> Model | None:
+        """Return the weights a side ran on: its own, the given ones, or the other side's."""
+        other = self.b if side is self.a else self.a
+        return side.model or self.reference or other.model
+
+    def _load(self, side: Side) -> None:
+        """Open a saved trace and say what it is."""
+        trace = trace_of(side, self.ids, self.stack, self.model_of(side))
+        self.traces[side.label] = trace
+        held = sum(trace.values(key) is not None for key in list(trace.records)[:1])
+        engine = engine_of(trace)
+        name = f", run by {engine}" if engine else ""
+        self.say(
+            "identity",
+            f"{side.label}: a trace of {len(trace.records)} points{name}"
+            + (f" from {trace.run['model']}" if trace.run.get("model") else ""),
+        )
+        if not held:
+            self.levels.not_checked.append(f"{side.label}: holds statistics, no values")
+        unknown = trace.run.get("unknown")
+        rows = unknown.items() if isinstance(unknown, Mapping) else ()
+        self.levels.not_checked += [f"{side.label}: {key}: {_entry(why)}" for key, why in rows]
+        if trace.nonfinite:
+            where = trace.nonfinite
+            self.say("forward", f"{side.label} has a NaN or an infinity, first at {where}", where)
+
+    def _settle_ids(self) -> str:
+        """Take the ids of the traces, the given ones, or choose; return why it cannot be."""
+        named = {
+            side.label: found
+            for side in (self.a, self.b)
+            if side.label in self.traces
+            and (found := trace_ids(self.traces[side.label])) is not None
+        }
+        given = self.ids
+        for label, found in named.items():
+            if given is not None and given != found:
+                return (
+                    f"{label} was run on other token ids than those given ({_first(given, found)})"
+                )
+        if len(set(named.values())) > 1:
+            return "the traces are of other token ids: " + _first(named["A"], named["B"])
+        if named:
+            self.ids = next(iter(named.values()))
+            self.levels.checked.append(f"token ids: {len(self.ids)}, the same on both sides")
+        if self.ids is None and not self.traces:
+            models = [side.model for side in (self.a, self.b) if side.model is not None]
+            every = [model.hyper for model in models]
+            names = {name for part in self.levels.parts for name in part.hyper}
+            runs = any(side.kind == "run" for side in (self.a, self.b))
+            long = runs or bool(
+                names & {"sliding_window", "window_layers", "rope_scaling", "context_length"}
+            )
+            self.ids = chosen_ids(every, long=long)
+            self.say("identity", f"token ids: {len(self.ids)} chosen, the same for both")
+        for side in (self.a, self.b):
+            model = self.model_of(side)
+            if model is not None and self.ids is not None:
+                self.levels.not_checked += hidden_from(model.hyper, len(self.ids))
+                size = int(model.hyper["vocab_size"])
+                if max(self.ids) >= size:
+                    return f"token id {max(self.ids)}; {side.label}'s embedding has {size} rows"
+        return ""
+
+    def _without_ids(self) -> Diagnosis:
+        """Compare traces that do not say their tokens, point by point only."""
+        self.levels.not_checked.append(
+            "token ids: the trace does not say them; give --ids for shadowing and causes"
+        )
+        if len(self.traces) < 2:
+            return self.done("the trace does not say its token ids; give --ids")
+        self._direct(0)
+        return self.done(self._incomparable())
+
+    # --- the forward pass -------------------------------------------------------------------
+
+    def _forward(self) -> None:
+        assert self.ids is not None
+        dtype = self._dtype()
+        if self._two_models():
+            self._parts(dtype)
+        for side in (self.a, self.b):
+            if side.kind != "model":
+                self._examine(side, dtype)
+        if self.traces:
+            self._direct(len(self.ids))
+        self._conclude()
+
+    def _two_models(self) -> bool:
+        return self.a.model is not None and self.b.model is not None and not self._same_model()
+
+    def _same_model(self) -> bool:
+        a, b = self.a.model, self.b.model
+        return a is not None and b is not None and a.path.resolve() == b.path.resolve()
+
+    def _dtype(self) -> str:
+        wide = any(side.choice is not None and side.choice.dtype == "float64"
+                   for side in (self.a, self.b))  # fmt: skip
+        for trace in self.traces.values():
+            wide |= any(record.dtype == "float64" for record in trace.records.values())
+        return "float64" if wide else "float32"
+
+    def _parts(self, dtype: str) -> None:
+        """See what each finding about the files does to the forward pass."""
+        a, b = self.a.model, self.b.model
+        assert a is not None and b is not None and self.ids is not None
+        levels = self.levels
+        moe = bool(a.hyper["n_experts"])
+        bound = tolerance(dtype, dtype, moe=moe).rel_l2
+        found = shares(a, b, levels.parts, self.ids, dtype, self.memory)
+        self._rows([direct.Pair(key, value, bound) for key, value in found.bare.items()])
+        for i, (finding, share) in enumerate(zip(levels.findings, found.shares, strict=True)):
+            levels.findings[i] = settled(finding, share.before, share.after, share.first, bound)
+            if share.before > bound:
+                text = (
+                    f"with everything else as in A, {finding.cause} makes the logits differ by "
+                    f"{share.before:.3g}, first at {share.first}; taken over too: {share.after:.3g}"
+                )
+            else:
+                text = f"{finding.cause} does not show in the logits of these tokens"
+            self.say("forward", text, *finding.where[:4], number=share.before)
+        levels.checked.append(
+            f"forward pass: numpy {dtype} of both models on {len(self.ids)} tokens, with each "
+            "finding taken away"
+        )
+        if not found.rest <= bound:
+            self.say(
+                "forward",
+                f"what was found does not explain all: the logits still differ by {found.rest:.3g}",
+                number=found.rest,
+            )
+            self._unexplained(dtype)
+
+    def _unexplained(self, dtype: str) -> None:
+        """Judge B's pass by A's model: the files do not say what differs."""
+        self._examine(self.b, dtype, against=self.a.model)
+
+    def _examine(self, side: Side, dtype: str, against: Model | None = None) -> None:
+        model = against or self.model_of(side)
+        assert self.ids is not None
+        if model is None:
+            self.levels.not_checked.append(
+                f"{side.label}: shadowing and confirmation need the weights; give --model"
+            )
+            return
+        trace = self.traces.get(side.label)
+        if trace is None:
+            trace = trace_of(side, self.ids, self.stack, model, memory=self.memory)
+            self.traces[side.label] = trace
+        world = world_of(model, self.ids, dtype, self.memory)
+        recorded = Recorded(trace, self.ids, {})
+        found = judged(side.label, examine(world, recorded))
+        world.weights.close()
+        self.judged[side.label] = found
+        self.levels.evidence += found.evidence
+        count = found.examined.before.compared
+        if count:
+            self.levels.checked.append(
+                f"{side.label}: {count} points on its own inputs through the operations of "
+                f"{model.path.name} (numpy {dtype})"
+            )
+        else:
+            self.levels.not_checked.append(
+                f"{side.label}: no point of it can be compared with {model.path.name}"
+            )
+        left = [key for key, view in found.examined.before.views.items() if view.residual is None]
+        if left:
+            self.levels.not_checked.append(
+                f"{side.label}: {len(left)} points are not in the trace: {', '.join(left[:4])}, ..."
+            )
+        if found.examined.unfinished:
+            self.levels.not_checked.append(f"{side.label}: divergences beyond the first ones")
+
+    def _direct(self, tokens: int) -> None:
+        """Compare the two runs with each other at every point."""
+        model = self.model_of(self.a)
+        moe = model is not None and bool(model.hyper["n_experts"])
+        for side, other in ((self.a, self.b), (self.b, self.a)):
+            if side.label in self.traces or side.model is None:
+                continue
+            known = instances(side.model.spec.block, side.model.hyper, side.model.roles)
+            there = self.traces.get(other.label)
+            wanted = [key for key in (known if there is None else there.records) if key in known]
+            self.traces[side.label] = trace_of(
+                side, self.ids, self.stack, None, wanted or ["logits"], self.memory
+            )
+        if len(self.traces) < 2:
+            return
+        a, b = self.traces["A"], self.traces["B"]
+        pairs = direct.compared(a, b, tokens, moe)
+        self._rows(pairs)
+        compared = sum(pair.residual is not None for pair in pairs)
+        self.levels.checked.append(f"both runs with each other: {compared} points")
+        for pair in pairs:
+            if pair.why:
+                self.levels.not_checked.append(f"{pair.key}: {pair.why}")
+        if not self.judged and not self._two_models():
+            finding = direct.by_signature(pairs, a, b)
+            if finding is not None:
+                self.levels.findings.append(finding)
+                if not finding.confirmed:
+                    self.levels.not_checked.append(
+                        "confirmation by recomputation: the traces do not hold the weights; give "
+                        "--model"
+                    )
+
+    def _rows(self, pairs: Sequence[direct.Pair]) -> None:
+        passes = {label: found.examined.before for label, found in self.judged.items()}
+        self.points = point_rows(pairs, passes)
+
+    # --- what it comes to -------------------------------------------------------------------
+
+    def _conclude(self) -> None:
+        """Join the sides' findings; what both share is no difference; then rounding."""
+        levels = self.levels
+        a, b = (self.judged[x].findings if x in self.judged else [] for x in ("A", "B"))
+        shared = common(a, b)
+        for finding in shared:
+            self.say("forward", f"both sides depart from the model alike: {finding.says}",
+                     *finding.where[:4])  # fmt: skip
+        for finding in (*a, *b):
+            if finding not in shared and not any(
+                finding.cause == other.cause and finding.where == other.where for other in shared
+            ):
+                levels.findings.append(finding)
+        levels.evidence += conclude.spikes(self.points)
+        if any(finding.verdict in ("bug", "precision") for finding in levels.findings):
+            return
+        rounded = conclude.rounding(self.points, levels.findings, levels.evidence)
+        if rounded is not None:
+            levels.findings.append(rounded)
+
+    def _incomparable(self) -> str:
+        """Return why nothing could be compared, "" where something was."""
+        if self.levels.findings or self.levels.reason:
+            return ""
+        if self.traces and not any(
+            row.direct is not None or row.shadow is not None for row in self.points
+        ):
+            return "no point of the two has values on the same rows"
+        return ""
+
+
+def _entry(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {text}" for key, text in value.items())
+    if isinstance(value, (list, tuple)):
+        return " - ".join(map(str, value))
+    return str(value)
+
+
+def _first(a: Sequence[int], b: Sequence[int]) -> str:
+    at = next((i for i, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]),
+              min(len(a), len(b)))  # fmt: skip
+    return f"{len(a)} and {len(b)} ids, the first difference at {at}"
+
+
+def diagnose(
+    a: str,
+    b: str,
+    *,
+    model: str | None = None,
+    ids: Sequence[int] | None = None,
+    prompt: str | None = None,
+    arch: str | None = None,
+    memory: int | None = None,
+) -> Diagnosis:
+    """Find where two models, runs or traces first differ, and why.
+
+    Each of `a` and `b` is a model in any format, `MODEL@RUN`, or a saved trace; `model` is the
+    one a trace ran on. `ids` (or the text `prompt`) are what both are run on, chosen where
+    neither is given. Raises UsageError for what is no file, FormatError for a damaged one.
+    """
+    if ids is not None and prompt is not None:
+        raise UsageError("give one of ids and prompt")
+    import numpy as np
+
+    with ExitStack() as stack:
+        stack.enter_context(np.errstate(all="ignore"))  # damaged weights overflow as they like
+        first, second = open_side("A", a, stack, arch), open_side("B", b, stack, arch)
+        reference = None
+        if model is not None:
+            reference = stack.enter_context(open_model(model, arch=arch))
+            for side in (first, second):
+                if side.kind == "trace":
+                    side.model = reference
+        tokens = None if ids is None else tuple(int(i) for i in ids)
+        if prompt is not None:
+            opened = first.model or second.model
+            if opened is None:
+                raise UsageError("a prompt needs a tokenizer; give a model, or ids")
+            tokens = tuple(int(i) for i in opened.tokenizer.encode(prompt))
+        return Walk(first, second, stack, reference, tokens, memory).run()

@@ -1,0 +1,215 @@
+"""The reference pass, altered one hypothesis at a time: hyperparameters, weights, operations.
+
+A World is a model's architecture, numbers and a numpy backend. A hypothesis never touches
+forward.py: it replaces hyperparameters, lays arrays over weights, wraps single operations of the
+backend, or gives other positions. Every operation of a pass can be asked for its arguments.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from aprfmt.arch.spec import ArchSpec, HyperParams
+from aprfmt.inference.backends.composed import Composed
+from aprfmt.inference.capture import POINTS, WHOLE, Instance, instances
+from aprfmt.inference.session import load_forward
+from aprfmt.inference.weights import Weights
+
+# The operations that are noted; a hypothesis may wrap them.
+OPS = (
+    "embed", "linear", "router", "add", "mul", "scale", "softcap", "activate", "sigmoid",
+    "swiglu_oai", "rms_norm", "layer_norm", "rope", "scores", "probs", "mix", "add_weighted",
+    "concat", "stack", "repeat_heads", "take",
+)  # fmt: skip
+# Those that only move values.
+MOVES = ("concat", "stack", "repeat_heads", "take")
+# Operations made of others: taken apart, so that the others are seen.
+COMPOSED = ("projections", "ropes", "gated", "add_linear")
+# Called as override(op, at, *args, **kwargs): `op` is the operation beneath.
+Override = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class At:
+    """Where a pass is: the point captured last ("" before the first) and the layer it is in."""
+
+    point: str
+    layer: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation of a pass, with its arguments and what came of it."""
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: Any
+    at: At
+
+
+@dataclass(frozen=True)
+class World:
+    """What a pass is made of. `original` are the weights before any was replaced."""
+
+    spec: ArchSpec
+    hp: HyperParams
+    weights: Weights
+    backend: Any
+    ids: tuple[int, ...]
+    overrides: Mapping[str, tuple[Override, ...]] = field(default_factory=dict)
+    positions: tuple[int, ...] | None = None
+    original: Weights | None = None
+
+    @property
+    def stored(self) -> Weights:
+        """The weights of the model, whatever a hypothesis laid over them."""
+        return self.weights if self.original is None else self.original
+
+    @property
+    def points(self) -> dict[str, Instance]:
+        """Every point by key, in execution order."""
+        return instances(self.spec.block, self.hp, self.weights)
+
+    @property
+    def n_layers(self) -> int:
+        """How many blocks the model has."""
+        return int(self.hp["n_layers"])
+
+    def with_hyper(self, **values: Any) -> "World":
+        """Return the world with hyperparameters replaced."""
+        return replace(self, hp=self.hp.replaced(**values))
+
+    def with_weights(self, arrays: Mapping[str, Any]) -> "World":
+        """Return the world with arrays laid over weights, by role key."""
+        return replace(self, weights=self.weights.overlaid(arrays), original=self.stored)
+
+    def with_op(self, op: str, override: Override, layers: frozenset[int] | None) -> "World":
+        """Return the world with one operation wrapped, in these layers or in all."""
+
+        def scoped(beneath: Callable[..., Any], at: At, *args: Any, **kwargs: Any) -> Any:
+            if layers is not None and at.layer not in layers:
+                return beneath(*args, **kwargs)
+            return override(beneath, at, *args, **kwargs)
+
+        return replace(
+            self, overrides={**self.overrides, op: (*self.overrides.get(op, ()), scoped)}
+        )
+
+    def with_positions(self, positions: Sequence[int]) -> "World":
+        """Return the world with other positions of the tokens."""
+        return replace(self, positions=tuple(positions))
+
+    def run(self, recorder: "Recording") -> None:
+        """Run the pass past a recorder; logits of all rows."""
+        with np.errstate(all="ignore"):  # a wrong hypothesis may well overflow
+            load_forward(self.spec)(
+                Wrapped(self.backend, self.overrides, recorder),
+                self.spec,
+                self.hp,
+                self.weights,
+                self.ids,
+                recorder=recorder,
+                positions=self.positions,
+                logits_rows="all",
+            )
+
+
+class Stop(Exception):
+    """A pass was ended where nothing further was wanted; not an error."""
+
+
+class Recording:
+    """A recorder that knows where the pass is and what was called since the last known value."""
+
+    def __init__(self) -> None:
+        self.at = At("", 0)
+        self.calls: list[Call] = []
+
+    def begin(self, facts: Any) -> None:
+        """Take note of a pass that begins."""
+
+    def wants(self, point: str, layer: int) -> bool:
+        """Look at every point, step by step."""
+        return True
+
+    def capture(self, point: str, layer: int, x: Any) -> Any:
+        """Move on behind a point."""
+        return x
+
+    def behind(self, x: Any, take: bool) -> tuple[Call, ...]:
+        """Return the operations that made `x` out of values known before, in order.
+
+        With `take` they are forgotten: what follows starts from `x`. Where nothing noted made it,
+        all operations since are returned.
+        """
+        wanted: set[int] = set()
+        front = [x]
+        while front:
+            value = front.pop()
+            for i, call in enumerate(self.calls):
+                if i not in wanted and _same_memory(call.result, value):
+                    wanted.add(i)
+                    front += _arrays(call.args)
+        if not wanted:
+            wanted = set(range(len(self.calls)))
+        found = tuple(call for i, call in enumerate(self.calls) if i in wanted)
+        if take:
+            self.calls = [call for i, call in enumerate(self.calls) if i not in wanted]
+        return found
+
+    def passed(self, point: str, layer: int) -> None:
+        """Note that a point is behind the pass."""
+        here = self.at.layer if layer == WHOLE else layer
+        last = point == "out" and POINTS[point].layered
+        self.at = At(point, here + 1 if last else here)
+
+
+def _arrays(args: Sequence[Any]) -> list[Any]:
+    found: list[Any] = []
+    for arg in args:
+        if isinstance(arg, (tuple, list)):
+            found += _arrays(arg)
+        elif isinstance(arg, np.ndarray):
+            found.append(arg)
+    return found
+
+
+def _same_memory(a: Any, b: Any) -> bool:
+    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.may_share_memory(a, b)
+
+
+class Wrapped:
+    """A backend whose operations are noted and can be overridden; what it holds is the base's."""
+
+    def __init__(
+        self, base: Any, overrides: Mapping[str, tuple[Override, ...]], recording: Recording
+    ) -> None:
+        self._base = base
+        self._overrides = overrides
+        self._recording = recording
+
+    def __eq__(self, other: object) -> bool:
+        return other is self._base or (isinstance(other, Wrapped) and other._base is self._base)
+
+    def __hash__(self) -> int:
+        return hash(self._base)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in COMPOSED:
+            return partial(getattr(Composed, name), self)
+        value = getattr(self._base, name)
+        if name not in OPS:
+            return value
+        return partial(self._call, name, value)
+
+    def _call(self, name: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        at = self._recording.at
+        for override in self._overrides.get(name, ()):
+            op = partial(override, op, at)
+        result = op(*args, **kwargs)
+        self._recording.calls.append(Call(name, args, kwargs, result, at))
+        return result

@@ -1,0 +1,170 @@
+"""Wrong engines made by code: a model's own pass with one thing broken, saved as a trace."""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aprfmt.inference.backends.numpy_backend import NumpyBackend
+from aprfmt.inference.capture import SLOTS
+from aprfmt.inference.forward import forward
+from aprfmt.inference.kv_cache import KVCache
+from aprfmt.inference.session import Session
+from aprfmt.inference.trace import Kept, Record, Trace, Tracer
+from aprfmt.inference.trace_file import save_trace
+from aprfmt.model import open_model
+from tests.models import IDS, VOCAB, save_tiny
+
+Array = Any
+FOLDER = tempfile.TemporaryDirectory(prefix="aprfmt-diagnose-")
+# Longer than a tile of 32 keys.
+LONG: tuple[int, ...] = tuple((37 * i + 11 * (i // 5) + 3) % VOCAB for i in range(44))
+COARSE = frozenset({name for parts in SLOTS.values() for name in parts}
+                   | {"embd", "final_norm", "logits"})  # fmt: skip
+
+
+@cache
+def tiny_folder(arch: str, dtype: str = "float32", **options: Any) -> Path:
+    """Return a tiny model's folder, made once."""
+    name = "-".join([arch, dtype, *(f"{k}={v}" for k, v in options.items())])
+    folder = Path(FOLDER.name) / name
+    save_tiny(arch, folder, dtype, **options)
+    return folder
+
+
+def place(name: str) -> Path:
+    """Return a path in this run's temporary folder."""
+    return Path(FOLDER.name) / name
+
+
+# --- backends that compute something else ----------------------------------------------------
+
+
+def broken(op: str, change: Callable[..., Any]) -> NumpyBackend:
+    """Return a backend whose operation is `change(beneath, *args, **kwargs)`."""
+
+    class Broken(NumpyBackend):
+        pass
+
+    def method(self: NumpyBackend, *args: Any, **kwargs: Any) -> Any:
+        return change(lambda *a, **k: getattr(NumpyBackend, op)(self, *a, **k), *args, **kwargs)
+
+    setattr(Broken, op, method)
+    return Broken("cpu", "float32")
+
+
+class Altered(Tracer):
+    """A tracer through which the pass goes on with other values at some points."""
+
+    def __init__(self, *args: Any, alter: Callable[[str, int, Array], Array], **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._alter = alter
+
+    def wants(self, point: str, layer: int) -> bool:
+        return True
+
+    def capture(self, point: str, layer: int, x: Array) -> Array:
+        x = self._alter(point, layer, x)
+        if (point, layer) in self._wanted:
+            super().capture(point, layer, x)
+        return x
+
+
+class Stale(KVCache):
+    """A cache that gives back other rows than those written."""
+
+    rows: Callable[[int], Sequence[int]]
+    layer = 0
+
+    def extend(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
+        keys, values = super().extend(layer, k, v)
+        if layer != self.layer:
+            return keys, values
+        chosen = list(self.rows(len(keys)))
+        return keys[chosen], values[chosen]
+
+
+# --- traces ------------------------------------------------------------------------------------
+
+
+def trace(
+    folder: Path,
+    name: str,
+    *,
+    ids: Sequence[int] = IDS,
+    points: frozenset[str] | None = None,
+    hp: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
+    weights: Callable[[Any], Mapping[str, Array]] | None = None,
+    backend: Callable[[], NumpyBackend] | None = None,
+    alter: Callable[[], Callable[[str, int, Array], Array]] | None = None,
+    positions: Sequence[int] | None = None,
+    rows: Any = "all",
+    cache: Callable[[NumpyBackend, int], KVCache] | None = None,
+    rename: Callable[[dict[str, Array]], dict[str, Array]] | None = None,
+    cached: int = 0,
+) -> Path:
+    """Run a model with one thing broken and save what it did at its points.
+
+    `hp` are other hyperparameters, `weights` an overlay, `backend` and `alter` make a backend and
+    a change of points anew for every run, `rows` the positions recorded, `rename` changes which
+    values stand under which key. `cached` tokens come before the pass that is recorded.
+    """
+    with open_model(folder) as model:
+        arithmetic = NumpyBackend("cpu", "float32") if backend is None else backend()
+        with Session.of(model, arithmetic) as session:
+            values = hp(session.hp) if callable(hp) else hp
+            numbers = session.hp.replaced(**(values or {}))  # type: ignore[attr-defined]
+            held = session.weights
+            if weights is not None:
+                held = held.overlaid(weights(session.weights))
+            wrong = Session(session.spec, numbers, held, arithmetic)
+            known = wrong.points
+            wanted = [k for k, i in known.items() if points is None or i.point.name in points]
+            kept = Kept()
+            keep: dict[str, Any] = {
+                "positions": rows, "keep": kept.keep, "cached": bool(cached),
+            }  # fmt: skip
+            tracer = (
+                Tracer(arithmetic, known, wanted, **keep)
+                if alter is None
+                else Altered(arithmetic, known, wanted, alter=alter(), **keep)
+            )
+            kept_rows = None if cache is None else cache(arithmetic, int(numbers["n_layers"]))
+            if cached:
+                forward(arithmetic, wrong.spec, numbers, held, ids[:cached], cache=kept_rows)
+            forward(
+                arithmetic, wrong.spec, numbers, held, ids[cached:], cache=kept_rows,
+                recorder=tracer, positions=positions, logits_rows="all",
+            )  # fmt: skip
+            made = tracer.trace(wrong.facts(ids) | {"model": str(folder)}, kept.fetch)
+            return saved(made, name, rename)
+
+
+def saved(
+    made: Trace, name: str, rename: Callable[[dict[str, Array]], dict[str, Array]] | None = None
+) -> Path:
+    """Save a trace; `rename` changes which values stand under which key."""
+    path = place(f"{name}.safetensors")
+    if rename is not None:
+        values = {key: np.asarray(made.values(key)) for key in made.records}
+        changed = rename(values)
+        records: dict[str, Record] = {}
+        for key, value in changed.items():
+            old = made.records[key]
+            records[key] = Record(
+                old.point, old.layer, value.shape, old.positions, old.dtype, old.form, old.device,
+                None, None,
+            )  # fmt: skip
+        made = Trace(made.run, records, made.aliases, lambda key: changed.get(key))
+    save_trace(path, made, force=True)
+    return path
+
+
+def stats_only(folder: Path, name: str) -> Path:
+    """Save a trace that holds statistics and no values."""
+    with open_model(folder) as model, Session.of(model, NumpyBackend("cpu", "float32")) as session:
+        made = session.trace(IDS, tuple(session.points))
+    return saved(made, name)

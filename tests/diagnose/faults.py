@@ -1,0 +1,605 @@
+"""The table of seeded faults: one thing broken each, and what `diagnose` has to say of it.
+
+A fault is a damaged copy of a model's files, or the saved trace of an engine that computes
+something else. Controls are pairs with nothing wrong. `upstream` are the numbers of bugs this
+project learned from (section F of the requirements).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aprfmt.inference.kv_cache import KVCache
+from tests.diagnose import files
+from tests.diagnose.engines import (
+    COARSE,
+    LONG,
+    Stale,
+    broken,
+    stats_only,
+    tiny_folder,
+    trace,
+)
+from tests.models import IDS
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "fixtures" / "demo"
+Pair = tuple[object, object]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One row: `make()` gives A and B; `causes` are all that must be named, the first one first.
+
+    `where` must be among the places of the first cause. `base` is the architecture.
+    """
+
+    name: str
+    base: str
+    says: str
+    make: Callable[[], Pair]
+    causes: tuple[str, ...]
+    where: tuple[str, ...] = ()
+    verdict: str = "bug"
+    confidence: str = "confirmed"
+    upstream: tuple[int, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def control(self) -> bool:
+        """Nothing is broken: a verdict of a bug here is a false alarm."""
+        return self.verdict in ("same", "precision")
+
+
+# --- engines that compute something else -------------------------------------------------------
+
+Values = Callable[[Any], Mapping[str, Any]]
+
+
+def engine(
+    name: str, base: str, says: str, causes: str | Sequence[str], where: str | Sequence[str],
+    *, fine: bool = False, upstream: Sequence[int] = (), confidence: str = "confirmed",
+    verdict: str = "bug", **how: Any,
+) -> Fault:  # fmt: skip
+    """Return the fault of a trace against the model it was run on."""
+
+    def make() -> Pair:
+        folder = tiny_folder(base)
+        return folder, trace(folder, f"engine-{name}", points=None if fine else COARSE, **how)
+
+    return Fault(
+        name, base, says, make, _all(causes), _all(where), verdict, confidence, tuple(upstream)
+    )
+
+
+def _all(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def heads(**facts: Any) -> Callable[..., Any]:
+    """Return an operation of attention that sees other facts of its heads."""
+
+    def change(op: Any, *args: Any) -> Any:
+        *first, own = args
+        new = {name: value(own) if callable(value) else value for name, value in facts.items()}
+        return op(*first, replace(own, **new))
+
+    return change
+
+
+def shared_heads(op: Any, q: Any, k: Any, own: Any) -> Any:
+    """Query head h reads key head h modulo the number of key heads."""
+    return op(q, k[:, np.arange(q.shape[1]) % k.shape[1]], own)
+
+
+def first_tile(op: Any, scores: Any, own: Any) -> Any:
+    """Divide by the sum of the first 32 keys only."""
+    masked = np.where(own.mask, scores, -np.inf)
+    e = np.exp(masked - masked.max(-1, keepdims=True))
+    return e / e[..., :32].sum(-1, keepdims=True)
+
+
+def left_out(kept: str, at: str) -> Callable[[], Callable[[str, int, Any], Any]]:
+    """Return a maker of a pass in which the value at `kept` stands for the sum at `at`."""
+
+    def fresh() -> Callable[[str, int, Any], Any]:
+        held: dict[str, Any] = {}
+
+        def alter(point: str, layer: int, x: Any) -> Any:
+            if point == kept:
+                held["x"] = x
+            return held["x"] if point == at else x
+
+        return alter
+
+    return fresh
+
+
+def stale(rows: Callable[[int], Sequence[int]], layer: int = 0) -> Callable[[Any, int], Stale]:
+    """Return a maker of caches that give back other rows in one layer."""
+
+    def make(backend: Any, n_layers: int) -> Stale:
+        cache = Stale(backend, n_layers)
+        cache.rows, cache.layer = rows, layer
+        return cache
+
+    return make
+
+
+def number(weights: Any, key: str) -> Any:
+    """Return a weight's values, writable."""
+    return np.array(weights[key].numpy(), np.float32)
+
+
+def without_biases(weights: Any) -> Mapping[str, Any]:
+    """Return zeros for every q, k and v bias."""
+    names = [key for key in weights if ".attn_" in key and key.endswith(".bias")]
+    return {key: 0 * number(weights, key) for key in names}
+
+
+def exchanged(first: str, second: str) -> Values:
+    """Return an overlay that exchanges two weights."""
+    return lambda w: {first: number(w, second), second: number(w, first)}
+
+
+def layers_exchanged(weights: Any) -> Mapping[str, Any]:
+    """Return an overlay with layers 1 and 2 exchanged."""
+    names = {"L1.": "L2.", "L2.": "L1."}
+    return {names[key[:3]] + key[3:]: number(weights, key) for key in weights if key[:3] in names}
+
+
+def changed(key: str, change: Callable[[Any], Any]) -> Values:
+    """Return an overlay of one weight."""
+    return lambda w: {key: change(number(w, key))}
+
+
+def halves_for_pairs(x: Any, heads: int) -> Any:
+    """Order the rows of each head for adjacent pairs, as GGUF has them."""
+    return x.reshape(heads, 2, -1, x.shape[-1]).swapaxes(1, 2).reshape(x.shape)
+
+
+def one_bit(x: Any) -> Any:
+    """Flip the highest exponent bit of one value."""
+    x = x.copy()
+    x.view(np.uint32)[5, 7] ^= np.uint32(1 << 26)
+    return x
+
+
+def experts_exchanged(weights: Any) -> Mapping[str, Any]:
+    """Return an overlay with experts 0 and 1 of layer 1 exchanged, the router not."""
+    keys = [f"L1.ffn_{part}_exps.weight" for part in ("gate", "up", "down")]
+    return {key: number(weights, key)[[1, 0, 2, 3, 4, 5]] for key in keys}
+
+
+def recorded_as(at: str, instead: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return a renaming: under `at` stands what `instead` was."""
+
+    def rename(values: dict[str, Any]) -> dict[str, Any]:
+        return {
+            key: values.get(key.rpartition(".")[0] + "." + instead, value)
+            if key.endswith("." + at) else value
+            for key, value in values.items()
+        }  # fmt: skip
+
+    return rename
+
+
+def without_stream(values: dict[str, Any]) -> dict[str, Any]:
+    """Record what a layer adds where the stream leaving it should stand."""
+    return {
+        key: value - values[key.replace(".out", ".mid")] if key.endswith(".out") else value
+        for key, value in values.items()
+    }
+
+
+def read_as_f16() -> Pair:
+    """Return the demo model, and the trace of an engine that reads its BF16 bytes as F16."""
+    wrong = files.copy(DEMO, "read-as-f16", tensors=files.relabel("F16"))
+    return DEMO, trace(wrong, "engine-read-as-f16", points=COARSE)
+
+
+ALL = lambda own: np.ones_like(own.mask)  # noqa: E731
+SHIFTED = lambda n: [0, *range(n - 1)]  # noqa: E731
+ENGINES: tuple[Fault, ...] = (
+    Fault("read-as-f16", "demo", "BF16 bytes read as F16", read_as_f16, ("dtype_mislabel",),
+          ("token_embd.weight", "L0.attn_norm.weight", "L1.attn_q.bias", "L2.ffn_up.weight"),
+          upstream=(8,)),
+    engine("eps-1e-6", "llama", "norms add 1e-6 for 3e-4", "norm_eps", "norm_eps",
+           hp={"norm_eps": 1e-6}),
+    engine("eps-layer-norm", "gpt2", "layer norms add 1e-6", "norm_eps", "norm_eps",
+           hp={"norm_eps": 1e-6}),
+    engine("eps-post-norm", "olmo2", "q/k and post norms add 1e-6", "norm_eps", "norm_eps",
+           hp={"norm_eps": 1e-6}),
+    engine("theta", "llama", "base 10000 for 5000", "rope_theta", "rope_theta", upstream=(3,),
+           hp={"rope_theta": 10000.0}),
+    engine("theta-odd", "qwen3", "base 7345, behind a q/k-norm", "rope_theta", "rope_theta",
+           fine=True, hp={"rope_theta": 7345.0}),
+    engine("scaling-dropped", "llama-llama3", "llama3 scaling left out", "rope_scaling",
+           "rope_scaling", hp={"rope_scaling": None}),
+    engine("yarn-dropped", "llama-yarn", "yarn left out", "rope_scaling", "rope_scaling",
+           fine=True, hp={"rope_scaling": None}),
+    engine("linear-factor", "llama", "positions divided by 4", "rope_scaling", "rope_scaling",
+           fine=True, hp={"rope_scaling": {"type": "linear", "factor": 4.0}}),
+    engine("pairing", "llama", "adjacent pairs for split halves", "rope_pairing", "rope_style",
+           upstream=(24,), hp={"rope_style": "interleaved"}),
+    engine("pairing-cohere", "cohere", "split halves for adjacent pairs", "rope_pairing",
+           "rope_style", fine=True, upstream=(24,), hp={"rope_style": "half"}),
+    engine("local-theta", "gemma3", "local layers rotate with the global base", "rope_theta",
+           "L0.rope_theta_local", fine=True,
+           hp=lambda hp: {"rope_theta_local": hp["rope_theta"]}),
+    engine("nope-rotates", "smollm3", "a layer rotates that should not", "rope_layers",
+           "L3.rope_layers", hp={"rope_layers": (True,) * 5}),
+    engine("layer-still", "llama", "layer 1 does not rotate", "rope_layers", "L1.rope_layers",
+           hp={"rope_layers": (True, False, True)}),
+    engine("partial-whole", "phi2", "all elements rotated for half of them", "partial_rotary",
+           "rope_dim", hp=lambda hp: {"rope_dim": hp["head_dim"]}),
+    engine("positions-5", "llama", "positions counted from 5", "positions", "positions",
+           fine=True, positions=range(5, 5 + len(IDS))),
+    engine("positions-learned", "gpt2", "learned positions two rows on", "positions",
+           "positions", positions=range(2, 2 + len(IDS))),
+    engine("window-dropped", "mistral", "no sliding window", "sliding_window", "sliding_window",
+           hp={"sliding_window": None}),
+    engine("window-5", "qwen2", "a window of 5 for 8, where layers have one", "sliding_window",
+           "L1.sliding_window", fine=True, hp={"sliding_window": 5}),
+    engine("mask-none", "llama", "attention sees later tokens", "mask", "mask", upstream=(25,),
+           backend=lambda: broken("probs", heads(mask=ALL))),
+    engine("attn-softcap", "gemma2", "scores not capped", "softcap", "attn_softcap",
+           hp={"attn_softcap": None}),
+    engine("attn-softcap-3", "gemma2", "scores capped at 3 for 4", "softcap", "attn_softcap",
+           fine=True, hp={"attn_softcap": 3.0}),
+    engine("final-softcap", "gemma2", "logits not capped", "softcap", "final_softcap", fine=True,
+           hp={"final_softcap": None}),
+    engine("final-softcap-only-logits", "gemma2", "the same, from the ten slots", "softcap",
+           "final_softcap", confidence="ambiguous", hp={"final_softcap": None}),
+    engine("attention-scale", "granite", "1/sqrt(d) for the model's factor", "attention_scale",
+           "attn_scale", hp=lambda hp: {"attn_scale": hp["head_dim"] ** -0.5}),
+    engine("attention-scale-1", "phi3", "scores not scaled", "attention_scale", "attn_scale",
+           fine=True, hp={"attn_scale": 1.0}),
+    engine("tiles", "llama", "softmax sums over the first 32 keys", "softmax_reduction",
+           "softmax", upstream=(25,), ids=LONG, backend=lambda: broken("probs", first_tile)),
+    engine("sinks", "gpt_oss", "sinks left out of the softmax", "softmax_reduction", "softmax",
+           fine=True, backend=lambda: broken("probs", heads(sinks=None))),
+    engine("gqa", "llama", "query head h reads key head h mod 2", "gqa_mapping", "n_kv_heads",
+           fine=True, backend=lambda: broken("scores", shared_heads)),
+    engine("activation", "llama", "gelu for silu", "activation", "activation",
+           hp={"activation": "gelu"}),
+    engine("activation-erf", "gpt2", "gelu with erf for tanh", "activation", "activation",
+           hp={"activation": "gelu"}),
+    engine("clamp", "gpt_oss", "gate and up clamped at 7 for 1.5", "activation", "swiglu_limit",
+           hp={"swiglu_limit": 7.0}),
+    engine("residual-attention", "llama", "attention replaces the stream", "residual", "residual",
+           alter=left_out("attn_out", "mid")),
+    engine("residual-mlp", "qwen3", "the MLP is not added", "residual", "residual",
+           alter=left_out("mid", "out")),
+    engine("embedding-scale", "gemma", "embedding not multiplied", "multiplier",
+           "embedding_scale", hp={"embedding_scale": 1.0}),
+    engine("residual-scale", "granite", "what is added is not multiplied", "multiplier",
+           "residual_scale", hp={"residual_scale": 1.0}),
+    engine("logit-scale", "cohere", "logits multiplied by 1 for 0.3", "multiplier", "logit_scale",
+           fine=True, hp={"logit_scale": 1.0}),
+    engine("norm-topk", "mixtral", "weights of the experts not renormalised", "moe_routing",
+           "norm_topk", hp={"norm_topk": False}),
+    engine("routed-scale", "deepseek_v3", "experts' factor left out", "moe_routing",
+           "routed_scale", fine=True, hp={"routed_scale": 1.0}),
+    engine("groups", "deepseek_v3", "groups of experts ignored", "moe_routing",
+           "n_expert_groups_used", hp={"n_expert_groups_used": 4}),
+    engine("cache-shifted", "llama", "layer 0 reads the row before", "kv_cache", "L0.kv_cache",
+           cache=stale(SHIFTED)),
+    engine("cache-one", "llama", "one row of the cache is its neighbour's", "kv_cache",
+           "L1.kv_cache", fine=True, upstream=(26,),
+           cache=stale(lambda n: [*range(7), 6, *range(8, n)], 1)),
+    engine("cache-steps", "llama", "later tokens read one stale row",
+           ("kv_cache", "capture_rows"), "L1.v_cache", fine=True, cached=20,
+           cache=stale(lambda n: [*range(7), 6, *range(8, n)], 1)),
+    engine("clean-steps", "llama", "nothing: tokens 20 to 28 behind a cache", "capture_rows",
+           "L0.q", fine=True, verdict="same", cached=20, cache=KVCache),
+    engine("bias-dropped", "qwen2", "no q, k, v bias", "missing_bias", "L0.attn_q.bias",
+           upstream=(25,), weights=without_biases),
+    engine("norm-offset", "gemma", "norms multiply by w for 1 + w", "norm_offset", "norm_offset",
+           backend=lambda: broken("rms_norm", lambda op, x, w, **k: op(x, w - 1, **k))),
+    engine("tied-head", "llama", "the embedding for the head", "tied_embedding", "output.weight",
+           weights=lambda w: {"output.weight": number(w, "token_embd.weight")}),
+    engine("swapped", "llama", "gate and up exchanged", "swapped_tensors", "L1.ffn_gate.weight",
+           weights=exchanged("L1.ffn_gate.weight", "L1.ffn_up.weight")),
+    engine("layers", "llama", "layers 1 and 2 exchanged", "layer_order", "L1.attn_norm.weight",
+           weights=layers_exchanged),
+    engine("by-columns", "llama-square", "a square weight read by columns", "transpose",
+           "L0.attn_output.weight", upstream=(23,),
+           weights=changed("L0.attn_output.weight", lambda x: x.T)),
+    engine("key-heads", "llama", "key heads 0 and 1 exchanged", "head_order", "L1.attn_k.weight",
+           weights=changed("L1.attn_k.weight", lambda x: np.roll(x, 16, 0))),
+    engine("heads", "llama", "query heads 0 and 1 exchanged", "head_order", "L1.attn_q.weight",
+           weights=changed("L1.attn_q.weight",
+                           lambda x: x.reshape(4, 16, -1)[[1, 0, 2, 3]].reshape(64, -1))),
+    engine("rows-one-off", "llama", "embedding read one row on", "row_offset",
+           "token_embd.weight",
+           weights=changed("token_embd.weight", lambda x: np.roll(x, -1, 0))),
+    engine("scaled", "llama", "a weight times 1.5", "scale", "L1.ffn_down.weight",
+           weights=changed("L1.ffn_down.weight", lambda x: 1.5 * x)),
+    engine("one-bit", "llama", "one exponent bit of one weight", "bit_rot", "L1.ffn_down.weight",
+           weights=changed("L1.ffn_down.weight", one_bit)),
+    engine("stale-weight", "llama", "a weight of another checkpoint", "stale_tensor",
+           "L1.ffn_down.weight", confidence="unconfirmed",
+           weights=changed("L1.ffn_down.weight",
+                           lambda x: np.random.default_rng(0).permutation(x.reshape(-1))
+                           .reshape(x.shape))),
+    engine("stale-norm", "llama", "a norm left at its initial ones", "stale_tensor",
+           "L1.ffn_norm.weight", weights=changed("L1.ffn_norm.weight", np.ones_like)),
+    engine("experts", "qwen2_moe", "experts 0 and 1 exchanged", "expert_order",
+           "L1.ffn_up_exps.weight", weights=experts_exchanged),
+    engine("one-layer-only", "qwen3", "only the last layer has another activation", "activation",
+           "L2.activation", upstream=(29,), backend=lambda: broken("activate", only_third())),
+    engine("stacked", "qwen2", "pairing, biases, mask and activation at once",
+           ("missing_bias", "rope_pairing", "mask", "activation"), "L0.attn_q.bias",
+           fine=True, upstream=(25,), weights=without_biases,
+           hp={"rope_style": "interleaved", "activation": "gelu"},
+           backend=lambda: broken("probs", heads(mask=ALL))),
+    engine("numbers", "qwen2", "eps, base and window at once",
+           ("norm_eps", "rope_theta", "sliding_window"), "norm_eps", fine=True,
+           hp={"norm_eps": 1e-6, "rope_theta": 1e4, "sliding_window": None}),
+    engine("bias-elsewhere", "qwen2", "q recorded before its bias", "capture_point", "L0.q",
+           fine=True, verdict="same", rename=recorded_as("q", "q_mm")),
+    engine("stream-elsewhere", "llama", "what a layer adds recorded as its output",
+           "capture_point", "L0.out", fine=True, verdict="same", rename=without_stream),
+    engine("last-row", "llama", "the last token's rows only", "capture_rows", "L0.q",
+           verdict="same", rows="last"),
+    engine("clean-trace", "deepseek_v2", "nothing", (), (), verdict="same", fine=True),
+)  # fmt: skip
+
+
+def only_third() -> Callable[..., Any]:
+    """Return an activation that is another function from the third call on."""
+    calls = iter(range(1 << 30))
+
+    def change(op: Any, x: Any, kind: str, **how: Any) -> Any:
+        return op(x, "gelu" if next(calls) == 2 else kind, **how)
+
+    return change
+
+
+# --- damaged files -----------------------------------------------------------------------------
+
+
+def damaged(
+    name: str, base: str, says: str, causes: str | Sequence[str], where: str | Sequence[str],
+    *, dtype: str = "float32", upstream: Sequence[int] = (), verdict: str = "bug",
+    confidence: str = "confirmed", **how: Any,
+) -> Fault:  # fmt: skip
+    """Return the fault of a copied folder against the original."""
+
+    def make() -> Pair:
+        source = DEMO if base == "demo" else tiny_folder(base, dtype)
+        return source, files.copy(source, f"damaged-{name}", **how)
+
+    return Fault(
+        name, base, says, make, _all(causes), _all(where), verdict, confidence, tuple(upstream)
+    )
+
+
+L1 = "model.layers.1."
+UP = f"{L1}mlp.up_proj.weight"
+
+
+def shifted(count: int) -> Callable[[bytes], bytes]:
+    return lambda data: data[count:] + bytes(count)
+
+
+def flipped(at: int) -> Callable[[bytes], bytes]:
+    return lambda data: data[:at] + bytes([data[at] ^ 0x20]) + data[at + 1 :]
+
+
+def swapped_bytes(data: bytes) -> bytes:
+    return np.frombuffer(data, "<f4").byteswap().tobytes()
+
+
+def other_theta(config: dict[str, Any]) -> None:
+    config["rope_parameters"]["rope_theta"] = 10000.0
+
+
+def no_theta(config: dict[str, Any]) -> None:
+    """Leave the base out, as a writer without a key for it does: a default stands in."""
+    config.pop("rope_parameters", None)
+    config.pop("rope_theta", None)
+
+
+def plain_rope(config: dict[str, Any]) -> None:
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": 5000.0}
+
+
+def whole_rotary(config: dict[str, Any]) -> None:
+    config["partial_rotary_factor"] = config["rope_parameters"]["partial_rotary_factor"] = 1.0
+
+
+def first_experts(rows: files.Rows) -> None:
+    for part in ("gate", "up", "down"):
+        a, b = (f"{L1}mlp.experts.{i}.{part}_proj.weight" for i in (0, 1))
+        rows[a], rows[b] = rows[b], rows[a]
+
+
+def head_overwritten(rows: files.Rows) -> None:
+    rows["lm_head.weight"] = rows["model.embed_tokens.weight"]
+
+
+def two_edits(rows: files.Rows) -> None:
+    files.edit(UP, lambda x: x * 1.25)(rows)
+    files.raw(f"{L1}self_attn.o_proj.weight", flipped(103))(rows)
+
+
+FILES: tuple[Fault, ...] = (
+    damaged("demo-mislabel", "demo", "BF16 bytes tagged F16", "dtype_mislabel",
+            "token_embd.weight", upstream=(8,), tensors=files.relabel("F16")),
+    damaged("mislabel-one", "llama", "one tensor's label", "dtype_mislabel", "L1.attn_q.weight",
+            dtype="bfloat16", upstream=(8,),
+            tensors=files.relabel("F16", f"{L1}self_attn.q_proj.weight")),
+    damaged("demo-bias-dropped", "demo", "the k biases are gone", "missing_bias",
+            "L0.attn_k.bias", upstream=(33,), tensors=files.drop("k_proj.bias")),
+    damaged("demo-eps", "demo", "eps 1e-5 for 1e-6", "norm_eps", "norm_eps",
+            config={"rms_norm_eps": 1e-5}),
+    damaged("demo-theta-lost", "demo", "no base in the configuration: a default", "rope_theta",
+            "rope_theta", upstream=(3,), config=no_theta),
+    damaged("byte-order", "llama", "values in the other byte order", "endianness",
+            "L1.ffn_up.weight", tensors=files.raw(UP, swapped_bytes)),
+    damaged("two-bytes-off", "llama", "data two bytes too early", "byte_offset",
+            "L1.ffn_up.weight", tensors=files.raw(UP, shifted(2))),
+    damaged("bit", "llama", "one bit", "bit_rot", "L1.ffn_up.weight",
+            tensors=files.raw(UP, flipped(103))),
+    damaged("transposed", "llama", "a matrix and its shape transposed", "transpose",
+            "L1.ffn_up.weight", upstream=(2, 23), tensors=files.edit(UP, lambda x: x.T)),
+    damaged("reversed-shape", "llama-square", "a square matrix by columns", "transpose",
+            "L1.attn_output.weight", upstream=(2,),
+            tensors=files.edit(f"{L1}self_attn.o_proj.weight", lambda x: x.T)),
+    damaged("embedding-rows", "llama", "embedding one row on", "row_offset", "token_embd.weight",
+            tensors=files.edit("model.embed_tokens.weight", lambda x: np.roll(x, 1, 0))),
+    damaged("head-order", "llama", "heads exchanged", "head_order", "L1.attn_q.weight",
+            tensors=files.edit(f"{L1}self_attn.q_proj.weight",
+                               lambda x: x.reshape(4, 16, -1)[[1, 0, 2, 3]].reshape(64, -1))),
+    damaged("key-head-order", "llama", "the two key heads exchanged", "head_order",
+            "L1.attn_k.weight",
+            tensors=files.edit(f"{L1}self_attn.k_proj.weight", lambda x: np.roll(x, 16, 0))),
+    damaged("pairing-rows", "llama", "q rows as GGUF orders them", "rope_pairing",
+            "L0.attn_q.weight", upstream=(24,),
+            tensors=files.edit_all("q_proj.weight", lambda x: halves_for_pairs(x, 4))),
+    damaged("wrong-head-count", "llama", "k rows permuted for 4 heads, of 2", "gqa_mapping",
+            "L0.attn_k.weight",
+            tensors=files.edit_all("k_proj.weight", lambda x: halves_for_pairs(x, 4))),
+    damaged("gate-up", "llama", "gate and up exchanged", "swapped_tensors", "L1.ffn_gate.weight",
+            tensors=files.swap(f"{L1}mlp.gate_proj.weight", UP)),
+    damaged("layers-exchanged", "llama", "layers 1 and 2 exchanged", "layer_order",
+            "L1.attn_q.weight", tensors=files.swap("model.layers.1.", "model.layers.2.")),
+    damaged("experts-exchanged", "qwen3_moe", "experts 0 and 1 exchanged", "expert_order",
+            "L1.ffn_up_exps.weight", tensors=first_experts),
+    damaged("left-at-zero", "llama", "a weight never written", "stale_tensor",
+            "L1.ffn_up.weight", tensors=files.edit(UP, lambda x: 0 * x)),
+    damaged("old-weight", "llama", "a weight of another checkpoint", "stale_tensor",
+            "L1.ffn_up.weight",
+            tensors=files.edit(UP, lambda x: np.random.default_rng(1).normal(0, 0.14, x.shape))),
+    damaged("times-1.25", "llama", "a weight times 1.25", "scale", "L1.ffn_up.weight",
+            tensors=files.edit(UP, lambda x: 1.25 * x)),
+    damaged("norms-plus-1", "gemma", "1 added to norms that are stored without", "norm_offset",
+            "L0.attn_norm.weight", tensors=files.edit_all("norm.weight", lambda x: x + 1)),
+    damaged("head-gone", "llama", "no head, tied instead", "tied_embedding", "output.weight",
+            tensors=files.drop("lm_head.weight"), config={"tie_word_embeddings": True}),
+    damaged("head-overwritten", "llama", "the embedding stored as the head", "tied_embedding",
+            "output.weight", tensors=head_overwritten),
+    damaged("theta-key", "llama", "base 10000 for 5000", "rope_theta", "rope_theta",
+            config=other_theta),
+    damaged("scaling-key", "llama-llama3", "no rope scaling", "rope_scaling", "rope_scaling",
+            config=plain_rope),
+    damaged("no-rope-key", "smollm3", "all layers rotate", "rope_layers", "rope_layers",
+            config={"no_rope_layers": [1] * 5}),
+    damaged("rotary-key", "phi2", "whole heads rotate", "partial_rotary", "rope_dim",
+            config=whole_rotary),
+    damaged("window-key", "mistral", "no window", "sliding_window", "sliding_window",
+            config={"sliding_window": None}),
+    damaged("softcap-key", "gemma2", "no cap on the scores", "softcap", "attn_softcap",
+            config={"attn_logit_softcapping": None}),
+    damaged("scale-key", "gemma2", "another attention scale", "attention_scale", "attn_scale",
+            config={"query_pre_attn_scalar": 16}),
+    damaged("activation-key", "llama", "gelu for silu", "activation", "activation",
+            config={"hidden_act": "gelu"}),
+    damaged("multiplier-key", "granite", "residual multiplier 1", "multiplier", "residual_scale",
+            config={"residual_multiplier": 1.0}),
+    damaged("routing-key", "qwen3_moe", "weights not renormalised", "moe_routing", "norm_topk",
+            config={"norm_topk_prob": False}),
+    damaged("head-count-key", "llama-square", "2 heads of 24 for 4 of 12", "gqa_mapping",
+            "n_heads", config={"num_attention_heads": 2, "num_key_value_heads": 2,
+                               "head_dim": 24}),
+    damaged("key-and-tensors", "llama", "eps, a factor and a bit at once",
+            ("norm_eps", "bit_rot", "scale"), "norm_eps", config={"rms_norm_eps": 1e-5},
+            tensors=two_edits),
+    damaged("tensors-lost", "llama", "a layer's MLP is not in the file", (), (),
+            upstream=(1, 33), verdict="not_comparable", tensors=files.drop("2.mlp.up_proj.weight")),
+    damaged("same-bytes", "llama", "nothing", (), (), verdict="same"),
+)  # fmt: skip
+
+
+# --- pairs with nothing wrong, or nothing to compare ---------------------------------------------
+
+
+def runs(base: str, *names: str) -> Callable[[], Pair]:
+    """Return a maker of runs of one model; "" is the model itself."""
+
+    def make() -> Pair:
+        folder = DEMO if base == "demo" else tiny_folder(base)
+        a, b = (f"{folder}@{name}" if name else folder for name in names)
+        return a, b
+
+    return make
+
+
+def converted(name: str, **options: Any) -> Callable[[], Pair]:
+    """Return a maker of the demo model and a copy in another container or encoding."""
+    return lambda: (DEMO, files.converted(DEMO, name, **options))
+
+
+def quantized(name: str, scheme: str) -> Callable[[], Pair]:
+    return lambda: (DEMO, files.quantized(DEMO, name, scheme))
+
+
+def two_traces(first: Mapping[str, Any], second: Mapping[str, Any]) -> Callable[[], Pair]:
+    """Return a maker of two traces of one model."""
+
+    def make() -> Pair:
+        folder = tiny_folder("llama")
+        tag = "-".join(map(str, (*first, *second)))
+        return trace(folder, f"pair-a-{tag}", **first), trace(folder, f"pair-b-{tag}", **second)
+
+    return make
+
+
+def finer_weights() -> Pair:
+    """A trace of the float model against its Q8_0 copy."""
+    return files.quantized(DEMO, "demo-q8.gguf", "Q8_0"), trace(DEMO, "finer", points=COARSE)
+
+
+ROUNDING, QUANTISED = ("rounding",), ("quantisation",)
+CONTROLS: tuple[Fault, ...] = (
+    Fault("gguf-copy", "demo", "as GGUF", converted("demo.gguf"), (), verdict="same"),
+    Fault("apr-copy", "demo", "as APR", converted("demo.apr"), (), verdict="same"),
+    Fault("shards", "demo", "in shards", converted("shards", to="safetensors",
+          max_shard_size=1 << 20), (), verdict="same"),
+    Fault("f16-copy", "demo", "as F16", converted("demo-f16.gguf", encoding="F16"), ROUNDING,
+          verdict="precision"),
+    Fault("q8-copy", "demo", "as Q8_0", quantized("demo-q8.gguf", "Q8_0"), QUANTISED,
+          ("L0.attn_q.weight",), "precision"),
+    Fault("q4k-copy", "demo", "as Q4_K_M", quantized("demo-q4k.gguf", "Q4_K_M"), QUANTISED,
+          (), "precision"),
+    Fault("torch", "demo", "torch in float32", runs("demo", "", "torch:cpu:float32"), ROUNDING,
+          verdict="precision"),
+    Fault("torch-bf16", "demo", "torch in bfloat16", runs("demo", "", "torch:cpu:bfloat16"),
+          ROUNDING, verdict="precision"),
+    Fault("float64-arbiter", "gemma3", "bfloat16 against float64",
+          runs("gemma3", "torch:cpu:bfloat16", "numpy:float64"), ROUNDING,
+          verdict="precision", upstream=(28,)),
+    Fault("experts-bf16", "mixtral", "a mixture of experts in bfloat16",
+          runs("mixtral", "", "torch:cpu:bfloat16"), ROUNDING, verdict="precision"),
+    Fault("latent-bf16", "deepseek_v3", "latent attention in bfloat16",
+          runs("deepseek_v3", "", "torch:cpu:bfloat16"), ROUNDING, verdict="precision"),
+    Fault("transformers", "gpt_oss", "transformers", runs("gpt_oss", "", "transformers"),
+          ROUNDING, verdict="precision"),
+    Fault("one-token", "qwen2", "one token only", runs("qwen2", "", "torch:cpu:bfloat16"),
+          ROUNDING, verdict="precision", upstream=(27,), options={"ids": (3,)}),
+    Fault("finer-trace", "demo", "a float trace against a Q8_0 copy", finer_weights, QUANTISED,
+          (), "precision", "unconfirmed"),
+    Fault("other-rows", "llama", "two traces of other rows",
+          two_traces({"rows": "all"}, {"rows": (3, 7, 9)}), ("capture_rows",), ("L0.q",), "same"),
+    Fault("other-ids", "llama", "two traces of other tokens",
+          two_traces({}, {"ids": IDS[:-1]}), (), verdict="not_comparable", upstream=(30,)),
+    Fault("no-values", "llama", "a trace of statistics only",
+          lambda: (tiny_folder("llama"), stats_only(tiny_folder("llama"), "statistics")), (),
+          verdict="not_comparable", upstream=(31, 32, 34)),
+    Fault("other-checkpoint", "llama", "the same sizes, trained elsewhere",
+          lambda: (tiny_folder("llama"), tiny_folder("llama", seed=5)), (),
+          verdict="not_comparable", upstream=(31,)),
+    Fault("other-architecture", "gemma", "another architecture",
+          lambda: (tiny_folder("llama"), tiny_folder("gemma", seed=5)), (),
+          verdict="not_comparable"),
+    Fault("two-traces-blind", "llama", "two traces without the model", two_traces(
+          {"points": None}, {"hp": {"rope_theta": 1e4}}), ("rope_theta",), ("L0.q_rope",),
+          confidence="unconfirmed"),
+)  # fmt: skip
+
+FAULTS: dict[str, Fault] = {fault.name: fault for fault in (*ENGINES, *FILES, *CONTROLS)}

@@ -1,0 +1,97 @@
+"""Every fault diagnosed once, and the tables of docs/diagnose.md made from the answers.
+
+`python -m tests.diagnose.table` writes them anew.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+from aprfmt.causes import CAUSES
+from aprfmt.diagnosis import Diagnosis, diagnose
+from tests.diagnose.faults import CONTROLS, ENGINES, FAULTS, FILES, ROOT, Fault
+
+PAGE = ROOT / "docs" / "diagnose.md"
+START, END = "<!-- table: {} -->", "<!-- end: {} -->"
+
+
+@cache
+def answer(name: str) -> Diagnosis:
+    """Return what `diagnose` says of a fault."""
+    fault = FAULTS[name]
+    a, b = fault.make()
+    return diagnose(str(a), str(b), **fault.options)
+
+
+def row(fault: Fault, found: Diagnosis) -> str:
+    """Return a fault's line: what was broken, and what was said of it."""
+    named = list(dict.fromkeys(finding.cause for finding in found.findings))
+    lead = found.lead
+    where = ", ".join(lead.where[:1]) if lead is not None else ""
+    also = f" or {', '.join(lead.also)}" if lead is not None and lead.also else ""
+    numbers = ", ".join(map(str, fault.upstream))
+    seeded = ", ".join(fault.causes) or "none"
+    return (
+        f"| {fault.name} | {fault.base} | {fault.says} | {numbers} | {seeded} | {found.verdict} | "
+        f"{(', '.join(named) or found.cause or '-') + also} | {found.confidence} | {where} |"
+    )
+
+
+HEAD = (
+    "| fault | model | what is broken | upstream | seeded | verdict | named | confidence | "
+    "where |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+)
+
+
+def listing(faults: Iterable[Fault]) -> str:
+    """Return the table of some faults."""
+    return "\n".join([HEAD, *(row(fault, answer(fault.name)) for fault in faults)])
+
+
+def cells(line: str) -> list[str]:
+    """Return a table line's cells."""
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def confusion(lines: Sequence[str]) -> str:
+    """Return seeded against named causes, counted over listed lines; every cause has a row."""
+    counts: dict[str, dict[str, int]] = {cause: {} for cause in CAUSES}
+    for line in lines:
+        _, _, _, _, seeded, verdict, named, *_ = cells(line)
+        first = seeded.split(", ")[0]
+        said = (
+            "not comparable" if verdict == "not_comparable" else named.split(",")[0].split(" ")[0]
+        )
+        counts[first][said] = counts[first].get(said, 0) + 1
+    made = ["| seeded first | times | first named |", "| --- | --- | --- |"]
+    for cause, found in counts.items():
+        said = ", ".join(f"{name} {count}" for name, count in sorted(found.items()))
+        made.append(f"| {cause} | {sum(found.values())} | {said or '-'} |")
+    return "\n".join(made)
+
+
+def parts() -> dict[str, str]:
+    """Return every generated part of the page by name."""
+    made = {"engines": listing(ENGINES), "files": listing(FILES), "controls": listing(CONTROLS)}
+    lines = [line for text in made.values() for line in text.splitlines()[2:]]
+    return made | {"confusion": confusion(lines)}
+
+
+def between(page: str, name: str) -> str:
+    """Return a generated part as the page has it."""
+    start, end = START.format(name), END.format(name)
+    return page[page.index(start) + len(start) : page.index(end)].strip()
+
+
+def main() -> None:
+    """Write the parts into the page."""
+    page = PAGE.read_text()
+    for name, text in parts().items():
+        start, end = START.format(name), END.format(name)
+        head, tail = page[: page.index(start) + len(start)], page[page.index(end) :]
+        page = f"{head}\n{text}\n{tail}"
+    PAGE.write_text(page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Every seeded fault is named, with its place, and nothing sound raises an alarm."""
+
+import pytest
+
+from aprfmt.arch.vocabulary import HYPER_NAMES
+from aprfmt.causes import CAUSES
+from aprfmt.diagnosis.config import HYPER_CAUSES, SHOWN_BY
+from aprfmt.diagnosis.hypotheses import HYPOTHESES
+from tests.diagnose.faults import CONTROLS, ENGINES, FAULTS, FILES
+from tests.diagnose.table import PAGE, answer, between, cells, confusion, row
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_verdict_the_cause_and_the_place(name: str) -> None:
+    fault, found = FAULTS[name], answer(name)
+    assert found.verdict == fault.verdict, found.sentence
+    named = tuple(dict.fromkeys(finding.cause for finding in found.findings))
+    assert named == fault.causes, found.sentence
+    assert found.confidence == fault.confidence, found.sentence
+    if fault.where:
+        assert found.lead is not None
+        assert set(fault.where) <= set(found.lead.where), found.lead.where
+    assert found.cause == (fault.causes[0] if fault.causes else
+                           None if found.reason else "none")  # fmt: skip
+    if fault.verdict == "bug" and fault.confidence == "confirmed":
+        lead = found.lead
+        assert lead is not None and lead.residual_before is not None
+        assert lead.residual_after is not None
+        assert lead.residual_after < 0.01 * lead.residual_before
+    assert row(fault, found) in PAGE.read_text(), "run python -m tests.diagnose.table"
+
+
+def test_the_page_lists_every_fault_once_and_counts_them() -> None:
+    page = PAGE.read_text()
+    lines = [
+        line
+        for part in ("engines", "files", "controls")
+        for line in between(page, part).splitlines()[2:]
+    ]
+    assert [cells(line)[0] for line in lines] == list(FAULTS)
+    assert between(page, "confusion") == confusion(lines)
+
+
+def test_the_table_is_as_wide_as_it_has_to_be() -> None:
+    faults = [fault for fault in FAULTS.values() if not fault.control]
+    controls = [fault for fault in FAULTS.values() if fault.control]
+    assert len(FAULTS) == len(ENGINES) + len(FILES) + len(CONTROLS)
+    assert len(faults) >= 40 and len(controls) >= 10
+    assert len({fault.base.partition("-")[0] for fault in faults} - {"demo"}) >= 10
+    seeded = {cause for fault in FAULTS.values() for cause in fault.causes}
+    assert set(CAUSES) - {"none"} <= seeded
+    assert any(fault.verdict == "same" and not fault.causes for fault in controls)
+    upstream = {number for fault in FAULTS.values() for number in fault.upstream}
+    assert {1, 2, 3, 8, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34} <= upstream
+
+
+def test_tables_name_causes_of_the_one_table() -> None:
+    assert {hypothesis.cause for hypothesis in HYPOTHESES} <= set(CAUSES)
+    assert set(HYPER_CAUSES) == set(HYPER_NAMES)
+    assert set(HYPER_CAUSES.values()) - {""} <= set(CAUSES)
+    assert set(SHOWN_BY) <= set(HYPER_NAMES)
+    told_by_tensors = {"endianness", "byte_offset", "none"}  # a pass shows them as stale_tensor
+    proposed = {"gqa_mapping", "rope_pairing", "layer_order", "rounding", "capture_rows"}
+    assert set(CAUSES) - {row.cause for row in HYPOTHESES} <= told_by_tensors | proposed

@@ -1,0 +1,348 @@
+"""The order of evidence, what is said of what cannot be told, and the command itself."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aprfmt
+from aprfmt.causes import CAUSES
+from aprfmt.diagnosis import Diagnosis, conclude, diagnose, hypotheses
+from aprfmt.diagnosis import examine as examining
+from aprfmt.diagnosis.case import short_numbers
+from aprfmt.diagnosis.hypotheses.attention import cap_of
+from aprfmt.diagnosis.measure import fit, rel
+from aprfmt.diagnosis.prompt import LONGEST, chosen_ids, hidden_from
+from aprfmt.inference.aprt import save_aprt
+from aprfmt.inference.trace_file import load_trace
+from tests.cli.run import aprfmt as command
+from tests.diagnose import files
+from tests.diagnose.engines import place, tiny_folder, trace
+from tests.diagnose.faults import FAULTS
+from tests.diagnose.table import answer
+from tests.models import IDS, WINDOW
+
+FIELDS = (
+    "verdict", "cause", "where", "first", "confidence", "residual_before", "residual_after",
+    "evidence", "checked", "not_checked",
+)  # fmt: skip
+
+
+def wrong_theta() -> Path:
+    return trace(tiny_folder("llama"), "wrong-theta", hp={"rope_theta": 1e4})
+
+
+# --- evidence ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["eps-1e-6", "theta-odd", "pairing", "mask-none", "window-5", "bias-dropped", "experts",
+     "activation", "residual-mlp", "routed-scale"],
+)  # fmt: skip
+def test_without_its_row_a_cause_is_not_named(name: str, monkeypatch: Any) -> None:
+    """What is named follows from the table of hypotheses, not from the resemblance."""
+    fault = FAULTS[name]
+    rows = tuple(row for row in hypotheses.HYPOTHESES if row.cause != fault.causes[0])
+    monkeypatch.setattr(examining, "HYPOTHESES", rows)
+    a, b = fault.make()
+    found = diagnose(str(a), str(b))
+    assert found.verdict == "bug"
+    assert fault.causes[0] not in {finding.cause for finding in found.findings}
+
+
+def test_a_change_that_only_resembles_is_not_confirmed(monkeypatch: Any) -> None:
+    """A hypothesis that does not make the difference vanish is no answer."""
+    kept = hypotheses.HYPOTHESES
+    monkeypatch.setattr(examining, "HYPOTHESES", ())
+    folder = tiny_folder("llama")
+    found = diagnose(str(folder), str(wrong_theta()))
+    assert (found.verdict, found.confidence, found.cause) == ("bug", "unconfirmed", None)
+    assert found.first == "L0.q_rope"
+    monkeypatch.setattr(examining, "HYPOTHESES", kept)
+    assert diagnose(str(folder), str(wrong_theta())).confidence == "confirmed"
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("eps-1e-6", "norm_eps", 1e-6),
+        ("theta", "rope_theta", 1e4),
+        ("theta-odd", "rope_theta", 7345.0),
+        ("linear-factor", "rope_scaling", {"type": "linear", "factor": 4.0}),
+        ("window-5", "sliding_window", 5),
+        ("attn-softcap-3", "attn_softcap", 3.0),
+        ("attention-scale-1", "attn_scale", 1.0),
+        ("partial-whole", "rope_dim", 12),
+        ("positions-5", "offset", 5),
+        ("positions-learned", "offset", 2),
+        ("rows-one-off", "offset", 1),
+        ("scaled", "factor", 1.5),
+        ("one-bit", "index", [5, 7]),
+        ("norm-offset", "offset", -1),
+        ("heads", "order", [1, 0, 2, 3]),
+        ("experts", "order", [1, 0, 2, 3, 4, 5]),
+        ("logit-scale", "logit_scale", 1.0),
+        ("gqa", "key_head_of_query_head", [0, 1, 0, 1]),
+    ],
+)
+def test_the_wrong_value_is_solved_for(name: str, key: str, value: Any) -> None:
+    lead = answer(name).lead
+    assert lead is not None
+    found = lead.values[key]
+    assert found == pytest.approx(value, rel=1e-4) if isinstance(value, float) else found == value
+
+
+def test_one_operation_is_blamed_and_not_what_it_was_fed() -> None:
+    """Everything behind a wrong rope differs; on its own input only rope does."""
+    found = answer("theta-odd")
+    rows = {row.key: row for row in found.points}
+    beyond = [row.key for row in found.points if row.shadow is not None
+              and row.shadow > row.tolerance]  # fmt: skip
+    assert {key.partition(".")[2] for key in beyond} == {"q_rope", "k_rope"}
+    assert rows["L1.attn_out"].direct is not None and rows["L1.attn_out"].shadow is not None
+    assert rows["L1.attn_out"].direct > 100 * rows["L1.attn_out"].shadow
+    assert any("this operation is wrong, not its input" in row.says for row in found.evidence)
+
+
+def test_levels_come_in_order_and_a_file_difference_is_not_sought_in_the_pass() -> None:
+    found = answer("key-and-tensors")
+    order = [row.level for row in found.evidence if row.level != "forward"]
+    assert [level for i, level in enumerate(order) if level not in order[:i]] == [
+        "identity", "config", "tensor",
+    ]  # fmt: skip
+    assert [finding.level for finding in found.findings] == ["config", "tensor", "tensor"]
+    for finding in found.findings:
+        assert finding.confirmed
+
+
+def test_a_default_in_place_of_a_key_is_said() -> None:
+    found = answer("demo-theta-lost")
+    lead = found.lead
+    assert lead is not None
+    assert lead.side == "B" and "default" in lead.says
+
+
+def test_tensors_that_contradict_the_keys_are_said() -> None:
+    source = tiny_folder("llama-bias")
+    copy = files.copy(source, "says-no-bias", config={"attention_bias": False})
+    found = diagnose(str(source), str(copy))
+    assert found.verdict == "same"
+    assert any("the tensors say" in row.says for row in found.evidence)
+
+
+def test_gains_are_printed_so_that_a_spike_is_no_cause() -> None:
+    rows = {row.key: row for row in answer("theta-odd").points}
+    entering, here = rows["L0.out"].direct, rows["L1.attn_out"]
+    assert entering and here.direct and here.gain == pytest.approx(here.direct / entering)
+    spike = replace(here, gain=53.0, direct=0.5)
+    (said,) = conclude.spikes([here, spike] if (here.gain or 0) <= conclude.GAIN else [spike])
+    assert "53 times its layer's input: a gain, no cause by itself" in said.says
+
+
+def test_common_faults_of_both_sides_are_no_difference_of_theirs() -> None:
+    folder = tiny_folder("llama")
+    first = trace(folder, "same-theta-a", hp={"rope_theta": 1e4})
+    second = trace(folder, "same-theta-b", hp={"rope_theta": 1e4})
+    found = diagnose(str(first), str(second), model=str(folder))
+    assert found.verdict == "same"
+    assert any("both sides depart from the model alike" in row.says for row in found.evidence)
+
+
+def test_the_side_at_fault_is_found_between_two_traces() -> None:
+    folder = tiny_folder("llama")
+    good = trace(folder, "good")
+    for a, b, side in ((wrong_theta(), good, "A"), (good, wrong_theta(), "B")):
+        found = diagnose(str(a), str(b), model=str(folder))
+        assert (found.cause, found.lead.side if found.lead else "") == ("rope_theta", side)
+
+
+def test_two_traces_of_other_capture_points_need_no_model() -> None:
+    folder = tiny_folder("qwen2")
+    good = trace(folder, "good-qwen2")
+    other = FAULTS["bias-elsewhere"].make()[1]
+    found = diagnose(str(good), str(other))
+    assert (found.verdict, found.cause) == ("same", "capture_point")
+
+
+# --- tokens --------------------------------------------------------------------------------------
+
+
+def hyper(name: str) -> Any:
+    with aprfmt.open(tiny_folder(name)) as model:
+        return model.hyper
+
+
+def test_chosen_ids_are_long_enough_for_windows_and_lengths() -> None:
+    windowed = hyper("mistral")
+    wide = windowed.replaced(sliding_window=200)
+    assert len(chosen_ids([wide], long=True)) > 200
+    assert len(chosen_ids([wide], long=False)) < 200
+    assert len(chosen_ids([windowed.replaced(sliding_window=10**6)], long=True)) <= LONGEST
+    dynamic = hyper("llama-dynamic")
+    assert len(chosen_ids([dynamic], long=True)) > int(dynamic["context_length"])
+    ids = chosen_ids([windowed], long=False)
+    assert all(0 <= token < int(windowed["vocab_size"]) for token in ids)
+    assert len(set(ids)) > 20 and ids[3] == ids[4]
+
+
+def test_what_tokens_cannot_show_is_said() -> None:
+    windowed = hyper("mistral")
+    said = " ".join(hidden_from(windowed, 1))
+    assert "mask" in said and "sliding_window" in said and "softmax_reduction" in said
+    assert not any("sliding_window" in text for text in hidden_from(windowed, WINDOW + 1))
+    assert "rope_scaling" in " ".join(hidden_from(hyper("llama-dynamic"), 10))
+    source = tiny_folder("mistral")
+    copy = files.copy(source, "no-window", config={"sliding_window": None})
+    short = diagnose(str(source), str(copy), ids=IDS[:4])
+    assert short.cause == "sliding_window" and short.confidence == "unconfirmed"
+    assert any("does not show" in row.says for row in short.evidence)
+    assert any(text.startswith("sliding_window") for text in short.not_checked)
+
+
+def test_one_token_hides_a_wrong_base_and_it_is_said() -> None:
+    folder = tiny_folder("llama")
+    blind = trace(folder, "one-token-theta", ids=IDS[:1], hp={"rope_theta": 1e4})
+    found = diagnose(str(folder), str(blind))
+    assert found.verdict == "same"
+    assert any("rope" in text for text in found.not_checked)
+
+
+def test_two_tokens_leave_a_base_and_a_scaling_open() -> None:
+    """Where the tokens cannot tell causes apart, all are named."""
+    folder = tiny_folder("llama")
+    found = diagnose(
+        str(folder), str(trace(folder, "two-tokens", ids=IDS[:2], hp={"activation": "relu"}))
+    )
+    assert found.cause == "activation"
+    ambiguous = answer("final-softcap-only-logits")
+    assert ambiguous.lead is not None
+    assert (ambiguous.confidence, ambiguous.lead.also) == ("ambiguous", ("capture_point",))
+    assert "capture_point would explain it as well" in ambiguous.sentence
+
+
+# --- foreign traces ------------------------------------------------------------------------------
+
+
+def test_aprt_folders_have_counts_only_and_are_judged(tmp_path: Path) -> None:
+    folder = tiny_folder("qwen2")
+    for name, hp, cause in (("sound", {}, "none"), ("eps", {"norm_eps": 1e-6}, "norm_eps")):
+        with load_trace(trace(folder, f"aprt-{name}", hp=hp)) as made:
+            save_aprt(tmp_path / name, made)
+        found = diagnose(str(folder), str(tmp_path / name), ids=IDS)
+        assert found.cause == cause, found.sentence
+    blind = diagnose(str(folder), str(tmp_path / "eps"))
+    assert blind.verdict == "not_comparable" and "--ids" in blind.reason
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+def test_distances_rows_and_masks() -> None:
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    assert rel(x, x) == 0 and rel(x, x[:2]) == math.inf
+    assert rel(np.array([np.nan, 1]), np.array([np.nan, 1])) == 0
+    assert rel(np.array([np.nan, 1]), np.array([2.0, 1])) == math.inf
+    assert rel(np.zeros(3), np.zeros(3)) == 0 and rel(np.ones(3), np.zeros(3)) == 1
+    part = fit(x[[1, 3]], (1, 3), "float32", (4, 3), 0, 4)
+    assert part is not None and part.rows is not None and part.rows.tolist() == [1, 3]
+    assert part.distance(x, 0) == 0 and part.distance(x + 1, 0) > 0
+    assert np.array_equal(part.into(np.zeros((4, 3)), 0)[[0, 2]], np.zeros((2, 3)))
+    last = fit(x[-1:].reshape(-1), None, "float32", (4, 3), 0, 4)
+    assert last is not None and last.rows is not None and last.rows.tolist() == [3]
+    assert fit(x.reshape(-1)[:5], None, "float32", (4, 3), 0, 4) is None
+    scores = np.array([[[1.0, -np.inf], [2.0, 3.0]]])
+    masked = fit(scores, (0, 1), "float32", (1, 2, 2), 1, 2)
+    assert masked is not None and masked.distance(np.array([[[1.0, 9.0], [2.0, 3.0]]]), 1) == 0
+
+
+def test_numbers_are_short_where_they_can_be() -> None:
+    assert short_numbers(9999.7)[0] == 10000.0
+    assert short_numbers(7345.2)[-1] == 7345.2
+    plain = np.linspace(-20, 20, 101)
+    assert cap_of(plain, 7 * np.tanh(plain / 7)) == pytest.approx(7, rel=1e-4)
+    assert cap_of(plain, plain) is None
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["theta", "clean-trace", "torch", "other-ids", "demo-eps"])
+def test_exit_codes_and_json(name: str) -> None:
+    fault = FAULTS[name]
+    a, b = fault.make()
+    done = command("diagnose", a, b, "--json")
+    body = done.json
+    assert tuple(field for field in body if field in FIELDS) == FIELDS
+    assert body["schema"] == "aprfmt.diagnose/1" and body["exit"] == done.code
+    assert body["verdict"] == fault.verdict
+    assert done.code == {"same": 0, "precision": 0, "bug": 1, "not_comparable": 2}[fault.verdict]
+    assert body["ok"] is (done.code == 0)
+    text = command("diagnose", a, b)
+    assert text.code == done.code
+    assert text.out.startswith(body["sentence"].split(",")[0][:20])
+
+
+def test_every_unknown_key_of_a_foreign_trace_is_listed_with_the_reason() -> None:
+    folder = tiny_folder("llama")
+    with load_trace(trace(folder, "unknown-keys")) as known:
+        logits = np.array(known.values("logits"))
+    strange: dict[str, Any] = {f"model.layers.1.mystery{i}": np.zeros(3) for i in range(30)}
+    path = place("unknown-keys.npz")
+    np.savez(path, logits=logits, input_ids=np.array(IDS), **strange)
+    found = diagnose(str(folder), str(path))
+    assert found.verdict == "same"
+    assert {f"B: {key}: no point of ours" for key in strange} <= set(found.not_checked)
+
+
+def test_the_human_output_has_the_chain_and_what_was_not_checked() -> None:
+    a, b = FAULTS["theta"].make()
+    out = command("diagnose", a, b).out
+    for word in ("rope_theta", "evidence", "checked", "not checked", "residual", "where"):
+        assert word in out
+    assert "the model says 5000" in out
+
+
+def test_unreadable_sides_are_errors_not_verdicts(tmp_path: Path) -> None:
+    folder = tiny_folder("llama")
+    missing = command("diagnose", folder, tmp_path / "nothing", "--json")
+    assert (missing.code, missing.json["error"]["kind"]) == (2, "usage")
+    cut = tmp_path / "cut.safetensors"
+    whole = (folder / "model.safetensors").read_bytes()
+    cut.write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    truncated = command("diagnose", folder, cut, "--json")
+    assert truncated.code == 2 and "error" in truncated.json  # upstream 35: 95 % gone, "valid"
+    absent = command("diagnose", folder, f"{folder}@torch:cuda:7", "--json")
+    assert absent.code == 2 and "error" in absent.json  # upstream 38: asked for, never replaced
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_explain_tells_every_cause(cause: str) -> None:
+    done = command("explain", cause, "--json")
+    assert done.code == 0
+    texts = [row["text"] for row in done.json["found"] if row["section"] == "cause"]
+    assert len(texts) == 1 and CAUSES[cause].means in texts[0]
+
+
+def test_the_public_function_and_its_record() -> None:
+    folder = tiny_folder("llama")
+    found = aprfmt.diagnose(folder, wrong_theta(), ids=IDS)
+    assert isinstance(found, Diagnosis)
+    again = json.loads(json.dumps(found.to_json(), default=str))
+    assert again["cause"] == "rope_theta" and again["causes"][0]["confidence"] == "confirmed"
+    with pytest.raises(AttributeError):
+        found.a = "other"  # type: ignore[misc]
+    worse = replace(found, reason="of other tokens")
+    assert (worse.verdict, worse.exit_code, worse.lead) == ("not_comparable", 2, None)
+
+
+def test_ids_that_a_trace_was_not_run_on_are_refused() -> None:
+    folder = tiny_folder("llama")
+    found = diagnose(str(folder), str(wrong_theta()), ids=(1, 2, 3))
+    assert found.exit_code == 2 and "other token ids" in found.reason
+    assert place("anything").parent.exists()
