@@ -1,0 +1,116 @@
+"""Baselines: what a model scored before, and whether it got worse since.
+
+The file is a JSON object of `format` 1: for every gate its outcome, and every number with unit,
+tolerance and the reason for it. Tolerances are read from the file, so a user may change them.
+Wall times are kept out: they say more about the machine than about the model.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.errors import FormatError
+from aprfmt.outcome import Check
+from aprfmt.qa.records import Findings, GateResult, NotRunError, QaReport, check
+
+if TYPE_CHECKING:
+    from aprfmt.qa.subject import Subject
+
+FORMAT = 1
+MAX_BYTES = 16 << 20
+GATE = "baseline"
+
+
+def to_json(report: QaReport) -> dict[str, Any]:
+    """Return what a baseline file holds of a report."""
+    return {
+        "format": FORMAT,
+        "model": report.model,
+        "ran": str(report.choice),
+        "gates": {
+            gate.name: {
+                "outcome": gate.outcome,
+                "measures": {
+                    name: {
+                        "value": measure.value if math.isfinite(measure.value) else None,
+                        "unit": measure.unit, "tolerance": measure.tolerance,
+                        "kind": measure.kind, "reason": measure.reason,
+                    }
+                    for name, measure in gate.measures.items()
+                },
+            }
+            for gate in report.gates if gate.name != GATE
+        },
+    }  # fmt: skip
+
+
+def save(report: QaReport, path: Path, *, force: bool = False) -> None:
+    """Write a baseline file; OutputError where it exists and `force` is not given."""
+    from aprfmt.formats.atomic import FileSet
+
+    with FileSet(force=force) as files:
+        files.create(path).write((json.dumps(to_json(report), indent=1) + "\n").encode())
+
+
+def read(path: Path) -> Mapping[str, Any]:
+    """Return the gates of a baseline file; FormatError for a file that is none."""
+    from aprfmt.formats.jsonio import load_file
+
+    data = load_file(path, max_bytes=MAX_BYTES)
+    if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+        raise FormatError(f'{path}: expected a baseline of "format": {FORMAT}')
+    gates = data.get("gates")
+    if not isinstance(gates, Mapping) or not all(_sound(gate) for gate in gates.values()):
+        raise FormatError(f"{path}: its gates are no objects with outcome and measures")
+    return gates
+
+
+def _sound(gate: Any) -> bool:
+    if not isinstance(gate, Mapping) or not isinstance(gate.get("measures"), Mapping):
+        return False
+    return all(
+        isinstance(row, Mapping)
+        and isinstance(row.get("value"), (int, float, type(None)))
+        and isinstance(row.get("tolerance"), (int, float))
+        and row.get("kind") in ("absolute", "relative")
+        for row in gate["measures"].values()
+    )
+
+
+def baseline(subject: "Subject") -> Findings:
+    """Compare the gates of this run with a baseline file."""
+    if subject.baseline is None:
+        raise NotRunError("no baseline was given; make one with --save-baseline FILE")
+    return Findings(list(compare(subject.baseline, subject.done)))
+
+
+def compare(before: Mapping[str, Any], now: Iterable[GateResult]) -> Iterable[Check]:
+    """Yield a check for every gate and number of a baseline; what is gone is a FAIL."""
+    results = {gate.name: gate for gate in now}
+    for name, old in before.items():
+        gate = results.get(name)
+        outcome = "absent" if gate is None else gate.outcome
+        worse = old.get("outcome") == "PASS" and outcome != "PASS"
+        yield check(f"{name}-outcome", not worse, outcome, f"{old.get('outcome')} as before",
+                    "see the gate above")  # fmt: skip
+        if gate is None or gate.outcome == "NOT_RUN":
+            continue
+        for key, row in old["measures"].items():
+            yield _moved(key, row, gate)
+
+
+def _moved(key: str, row: Mapping[str, Any], gate: GateResult) -> Check:
+    measure = gate.measures.get(key)
+    unit, old = row.get("unit", ""), row["value"]
+    if old is None or measure is None:
+        same = old is None and (measure is None or not math.isfinite(measure.value))
+        found = "absent" if measure is None else f"{measure.value:.6g} {unit}"
+        return check(key, same, found, f"{old} {unit}", "the model or the golden file changed")
+    allowed = row["tolerance"] * (abs(old) if row["kind"] == "relative" else 1)
+    return check(
+        key, abs(measure.value - old) <= allowed, f"{measure.value:.6g} {unit}",
+        f"{old:.6g} {unit}, off by at most {allowed:.3g}: {row.get('reason', '')}",
+        "the model got another one: aprfmt diff OLD NEW",
+    )  # fmt: skip

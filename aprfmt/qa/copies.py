@@ -1,0 +1,227 @@
+"""Gates that hold one model against itself: in the other formats, and on other devices."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.compare import diff_models
+from aprfmt.compare.traces import compare_traces
+from aprfmt.errors import (
+    ArchError,
+    BackendUnavailableError,
+    ConversionError,
+    UnsupportedError,
+)
+from aprfmt.inference.device import Choice, choose
+from aprfmt.inference.loss import cross_entropy, divergence
+from aprfmt.inference.trace import Kept
+from aprfmt.outcome import Check
+from aprfmt.qa.records import Findings, Measure, NotRunError, check, listed, not_run
+from aprfmt.thresholds import tolerance
+
+if TYPE_CHECKING:
+    from aprfmt.compare import DiffReport
+    from aprfmt.inference.session import Session
+    from aprfmt.model import Model
+    from aprfmt.qa.subject import Subject
+
+Numbers = NDArray[Any]
+TOP = 5  # tokens whose order two devices must share, near ties aside
+MAX_CE = 0.05  # nats between two devices on the same tokens; seen 0.0005
+MAX_CE_LOSSY = 0.5  # nats that another encoding of the weights may cost
+MIN_COSINE = 0.999
+COARSE = 0.1  # relative distance from which two runs are no closer than two encodings
+
+
+# --- formats ----------------------------------------------------------------------------------
+
+
+def format_parity(subject: "Subject") -> Findings:
+    """Convert to every other format and compare bytes, capture points and logits."""
+    from aprfmt.formats import FORMATS
+
+    checks: list[Check] = []
+    mine = _Run.of(subject, subject.model)
+    for name in FORMATS.own:
+        if name == subject.model.format:
+            continue
+        try:
+            copy = subject.copy(name)
+        except (ArchError, ConversionError, UnsupportedError) as error:
+            checks.append(not_run(f"{name}-converts", str(error)))  # the format cannot hold it
+            continue
+        checks += _same(subject, mine, copy, name)
+    if subject.other is not None:
+        checks += _against(subject, mine, subject.other)
+    return Findings(checks)
+
+
+class _Run:
+    """Hashes of all points of a pass, and its logits."""
+
+    @classmethod
+    def of(cls, subject: "Subject", model: "Model") -> "_Run":
+        """Run the probe through a model, in a session of its own."""
+        with subject.open_session(model) as session:
+            return cls(session, subject.probe)
+
+    def __init__(self, session: "Session", ids: list[int]) -> None:
+        trace = session.trace(ids, tuple(session.points), hashes=True, stop=False,
+                              logits_rows="all")  # fmt: skip
+        self.hashes = {key: record.sha256 for key, record in trace.records.items()}
+        self.logits: Numbers = session.logits(ids)
+
+
+def _same(subject: "Subject", mine: _Run, copy: "Model", name: str) -> Iterator[Check]:
+    report = diff_models(subject.model, copy)
+    yield _bytes(report, name)
+    yield _facts(report, name)
+    theirs = _Run.of(subject, copy)
+    yield from _runs(mine, theirs, name)
+
+
+def _bytes(report: "DiffReport", name: str) -> Check:
+    wrong = [t.key for t in report.worst() if t.verdict not in ("SAME_BYTES", "SAME_VALUES")]
+    counts = {verdict: count for verdict, count in report.counts.items() if count}
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    return check(f"{name}-bytes", not wrong and bool(report.tensors),
+                 said + (f": {listed(wrong)}" if wrong else ""),
+                 "SAME_BYTES or SAME_VALUES for every tensor",
+                 "aprfmt diff names the tensors and the first byte")  # fmt: skip
+
+
+def _facts(report: "DiffReport", name: str) -> Check:
+    rows = [row for row in (*report.hyperparameters, *report.tokenizer) if row.decisive]
+    found = [f"{row.name} {row.a!r} | {row.b!r}" for row in rows]
+    return check(f"{name}-facts", not found, listed(found) if found else "equal",
+                 "equal hyperparameters and token ids",
+                 "aprfmt diff --only hyperparameters")  # fmt: skip
+
+
+def _runs(mine: _Run, theirs: _Run, name: str) -> Iterator[Check]:
+    wrong = [key for key, digest in mine.hashes.items() if theirs.hashes.get(key) != digest]
+    yield check(f"{name}-points", not wrong and mine.hashes.keys() == theirs.hashes.keys(),
+                f"{len(mine.hashes) - len(wrong)} of {len(mine.hashes)} points equal"
+                + (f", the first other one {wrong[0]}" if wrong else ""),
+                "equal bits at every capture point", "aprfmt diagnose names the cause")  # fmt: skip
+    same = mine.logits.shape == theirs.logits.shape and bool(
+        np.array_equal(_bits(mine.logits), _bits(theirs.logits))
+    )
+    yield check(f"{name}-logits", same, "equal bits" if same else "other logits",
+                "equal logits for every token", "see the first point that differs")  # fmt: skip
+
+
+def _bits(values: Numbers) -> Numbers:
+    """Return the numbers as unsigned integers: NaN compares by its bits."""
+    return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
+
+
+def _against(subject: "Subject", mine: _Run, other: "Model") -> Iterator[Check]:
+    """Compare with the copy the user gave: equal, or the same model in a coarser encoding."""
+    report = diff_models(subject.model, other)
+    yield _facts(report, "against")
+    code = report.exit_code(("within",))
+    wrong = [t.key for t in report.worst() if t.verdict not in _CLOSE]
+    said = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items() if count)
+    yield check("against-tensors", code == 0, said + (f": {listed(wrong)}" if wrong else ""),
+                "every tensor equal, or within rounding of the coarser encoding",
+                f"aprfmt diff {subject.where} {other.path}")  # fmt: skip
+    theirs = _Run.of(subject, other)
+    if report.equal:
+        yield from _runs(mine, theirs, "against")
+    elif mine.logits.shape == theirs.logits.shape:
+        labels = subject.probe[1:]
+        far = divergence(theirs.logits[:-1], mine.logits[:-1], labels)
+        change = _loss(mine.logits, labels) - _loss(theirs.logits, labels)
+        yield check("against-loss", abs(change) <= MAX_CE_LOSSY,
+                    f"{change:+.4f} nats, KL {far.kl:.4g}, top token equal in {far.top1:.0%}",
+                    f"at most {MAX_CE_LOSSY} nats apart",
+                    "aprfmt diagnose names the cause")  # fmt: skip
+
+
+_CLOSE = ("SAME_BYTES", "SAME_VALUES", "WITHIN")
+
+
+def _loss(logits: Numbers, labels: list[int]) -> float:
+    return float(np.mean(cross_entropy(logits[:-1], labels)))
+
+
+# --- devices ----------------------------------------------------------------------------------
+
+
+def device_parity(subject: "Subject") -> Findings:
+    """Run the same tokens on every device asked for, and compare points, logits and loss."""
+    request = subject.request
+    others = list(request.also)
+    reference = choose()  # numpy on the CPU, float32
+    if (request.choice.backend, request.choice.device) != (reference.backend, reference.device):
+        others.insert(0, reference)
+    if not others:
+        raise NotRunError("one device only; name another: --also torch, --also cuda")
+    checks: list[Check] = []
+    measures: dict[str, Measure] = {}
+    for choice in others:
+        try:
+            session = subject.open_session(subject.model, choice)
+        except BackendUnavailableError as error:
+            checks.append(not_run(f"{choice}-runs", str(error)))
+            continue
+        with session:
+            found, measures[f"relL2 {choice}"] = _pair(subject, session, choice)
+        checks += found
+    return Findings(checks, measures)
+
+
+def _pair(subject: "Subject", other: "Session", choice: Choice) -> tuple[list[Check], Measure]:
+    ids = subject.probe
+    mine, theirs = subject.session, other
+    a, b = mine.logits(ids).astype(np.float64), theirs.logits(ids).astype(np.float64)
+    norm = float(np.linalg.norm(b))
+    distance = float(np.linalg.norm(a - b)) / norm if norm else float(np.linalg.norm(a) > 0)
+    moe = bool(subject.model.hyper["n_experts"])
+    bound = tolerance(mine.backend.dtype, theirs.backend.dtype, moe=moe)
+    cosine = float(np.sum(a * b) / (np.linalg.norm(a) * norm)) if norm and a.any() else 0.0
+    change = _loss(a, ids[1:]) - _loss(b, ids[1:])
+    todo = "aprfmt parity and aprfmt diagnose name the operation"
+    first = _first_point(mine, theirs, ids, moe)
+    flipped = _flips(a, b)
+    straight = min(MIN_COSINE, 1 - bound.rel_l2**2 / 2)  # what the allowed distance makes of it
+    most = MAX_CE if bound.rel_l2 < COARSE else MAX_CE_LOSSY
+    checks = [
+        check(f"{choice}-logits", distance <= bound.rel_l2, f"relL2 {distance:.3g}",
+              f"at most {bound.rel_l2:g} ({bound.reason})", todo),
+        check(f"{choice}-cosine", cosine >= straight, f"{cosine:.9f}", f"at least {straight:.6g}",
+              todo),
+        check(f"{choice}-top", not flipped, listed([f"position {i}" for i in flipped]),
+              f"the same {TOP} likeliest tokens, ties by rounding aside", todo),
+        check(f"{choice}-loss", abs(change) <= most, f"{change:+.6f} nats",
+              f"at most {most} nats apart", todo),
+        check(f"{choice}-points", first is None, f"first beyond its bound: {first or 'none'}",
+              "every capture point inside its bound", todo),
+    ]  # fmt: skip
+    unit = "relative L2 of all logits"
+    return checks, Measure(distance, unit, bound.rel_l2, "absolute", bound.reason)
+
+
+def _flips(a: Numbers, b: Numbers) -> list[int]:
+    """Return the rows whose likeliest tokens differ by more than the rows' own difference."""
+    rows = []
+    for at, (x, y) in enumerate(zip(a, b, strict=True)):
+        slack = 2 * float(np.max(np.abs(x - y)))
+        edge = np.sort(y)[-min(TOP, len(y))]
+        best_x = np.argsort(-x, kind="stable")[:TOP]
+        if float(np.min(y[best_x])) < edge - slack or float(y[best_x[0]]) < float(y.max()) - slack:
+            rows.append(at)
+    return rows
+
+
+def _first_point(mine: "Session", theirs: "Session", ids: list[int], moe: bool) -> str | None:
+    """Return the first capture point beyond its tolerance, None where there is none."""
+    traces = []
+    for session in (mine, theirs):
+        kept = Kept()
+        traces.append(session.trace(ids, tuple(session.points), keep=kept.keep, fetch=kept.fetch,
+                                    stop=False, logits_rows="all"))  # fmt: skip
+    return compare_traces(traces[0], traces[1], moe=moe).first

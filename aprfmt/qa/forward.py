@@ -1,0 +1,205 @@
+"""Gates on one forward pass: its logits, its loss, and that calls leave nothing behind."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.dtypes import encoding
+from aprfmt.inference.gates import rows_gate
+from aprfmt.inference.loss import Loss, cross_entropy, judge, mean_loss, windows
+from aprfmt.outcome import Check
+from aprfmt.qa import bounds
+from aprfmt.qa.golden import TEXT, Text
+from aprfmt.qa.records import Findings, Measure, NotRunError, check
+from aprfmt.thresholds import Tolerance, tolerance
+
+if TYPE_CHECKING:
+    from aprfmt.inference.session import Session
+    from aprfmt.qa.subject import Subject
+
+Numbers = NDArray[Any]
+WINDOW = 512  # tokens of a pass, or the model's context where that is less
+STEPS = 6  # tokens run one by one
+
+
+def logits(subject: "Subject") -> Findings:
+    """Judge the logits of a short text: finite everywhere, the last row spread and peaked."""
+    rows = subject.session.logits(subject.probe)
+    last = rows[-1].astype(np.float64)
+    std = float(last.std())
+    measures = {
+        "logits std": Measure(std, "logits", 0.02, "relative", "rounding moves it far less"),
+        "logits peak": Measure(
+            float((last.max() - last.mean()) / std) if std else 0.0,
+            "(max - mean)/std", 0.02, "relative", "rounding moves it far less",
+        ),
+    }  # fmt: skip
+    return Findings(rows_gate(rows), measures, {"argmax": int(last.argmax())})
+
+
+# --- loss -------------------------------------------------------------------------------------
+
+
+def loss(subject: "Subject") -> Findings:
+    """Measure the loss of each golden text in nats, and hold it to bounds on both sides."""
+    kind: Literal["trained", "random"]
+    kind = "random" if subject.request.random_weights else "trained"
+    texts = subject.golden.texts or (Text("harbour", TEXT),)
+    checks: list[Check] = []
+    measures: dict[str, Measure] = {}
+    for text in texts:
+        found, shifts = measure(subject.session, _ids(subject, text), text.name)
+        allowed = text.tolerance if text.tolerance is not None else _allowed(subject)
+        checks += judged(text, found, shifts, kind, allowed)
+        measures[f"loss {text.name}"] = Measure(
+            found.nats, "nats per token", 0.01, "absolute", "rounding moves a loss far less"
+        )
+    return Findings(checks, measures)
+
+
+def _ids(subject: "Subject", text: Text) -> list[int]:
+    if subject.tokenizer is not None and text.text is not None:
+        return subject.tokenizer.encode(text.text)
+    if text.ids is not None:
+        return list(text.ids)
+    if subject.request.random_weights:
+        return subject.probe
+    raise NotRunError("the model carries no tokenizer, and no golden file gives token ids")
+
+
+def _allowed(subject: "Subject") -> float:
+    """Return how far a stated loss may be off: quantized weights, or float16, cost something."""
+    plain = all(encoding(tensor.encoding).block_size == 1 for tensor in subject.model.values())
+    exact = subject.session.backend.dtype in ("float32", "float64")
+    return bounds.LOSS_GIVEN if plain and exact else bounds.LOSS_QUANTIZED
+
+
+def measure(session: "Session", ids: Sequence[int], where: str) -> tuple[Loss, list[float]]:
+    """Return the loss of a text, and the means against the token itself, the next, the one after.
+
+    The three are over the same rows, so that they can be compared: labels are the next token.
+    """
+    vocab = int(session.hp["vocab_size"])
+    losses: list[Numbers] = []
+    shifted: list[list[Numbers]] = [[], [], []]
+    capacity = min(int(session.hp["context_length"]), WINDOW)
+    for window in windows(len(ids), capacity):
+        part = ids[window.start : window.stop]
+        first = window.first - 1 - window.start
+        rows = session.prefill(part, range(first, len(part) - 1))
+        losses.append(cross_entropy(rows, ids[window.first : window.stop]))
+        for shift, kept in enumerate(shifted):
+            labels = part[first + shift :][: len(rows) - 1]
+            if len(labels):
+                kept.append(cross_entropy(rows[: len(labels)], labels))
+    means = [mean_loss(each, vocab).nats for each in shifted]
+    return mean_loss(losses, vocab, () if losses else (where,)), means
+
+
+def judged(
+    text: Text, found: Loss, shifts: Sequence[float],
+    kind: Literal["trained", "random"], allowed: float,
+) -> list[Check]:  # fmt: skip
+    """Return the checks of one text's loss; a stated loss replaces the bound on good ones."""
+    checks = judge(found, kind, text.name)
+    if text.nats is not None and found.tokens:
+        uniform = found.uniform
+        checks = [each for each in checks if each.name != "loss-plausible"]
+        checks.append(check(
+            "loss-stated-in-nats", text.nats <= uniform, f"{text.nats:.6g} is stated",
+            f"at most ln({found.vocab}) = {uniform:.4f}: a loss in bits would be higher",
+            "state it in nats", text.name,
+        ))  # fmt: skip
+        checks.append(check(
+            "loss-as-stated", abs(found.nats - text.nats) <= allowed, f"{found.nats:.6f} nats",
+            f"{text.nats:.6f} nats, off by at most {allowed:g}",
+            "compare the model with the one the golden file was made with", text.name,
+        ))  # fmt: skip
+    if kind == "trained" and found.tokens > 2:
+        best = int(np.argmin(shifts))
+        checks.append(check(
+            "loss-labels-shifted", best == 1,
+            "nats against the token itself, the next, the one after: "
+            + ", ".join(f"{each:.4f}" for each in shifts),
+            "lowest against the next token", "labels must be the inputs shifted by one", text.name,
+        ))  # fmt: skip
+    return checks
+
+
+# --- state ------------------------------------------------------------------------------------
+
+
+def state(subject: "Subject") -> Findings:
+    """Ask the same before and after other work: equal bits, in this session and a fresh one."""
+    session, ids = subject.session, subject.probe
+    if len(ids) < 4:
+        raise NotRunError(f"the probe has {len(ids)} tokens; give a golden text of at least 4")
+    cut = len(ids) // 2
+    other = ids[cut:] + ids[:1]
+    row = session.prefill(ids)
+    if not np.isfinite(row).all():
+        raise NotRunError("the logits are not finite; see the gate logits")
+    first = _bits(row)
+    far = _relative(session.prefill(other)[-1], row[-1])
+    again = _bits(session.prefill(ids))
+    for token in list(ids[:STEPS]):
+        session.step(token)
+    after_steps = _bits(session.prefill(ids))
+    session.logits(other)
+    after_whole = _bits(session.prefill(ids))
+    with subject.open_session(subject.model) as another:
+        fresh = _bits(another.prefill(ids))
+    repeats = [
+        ("another prompt", again), ("steps of generation", after_steps),
+        ("a whole pass", after_whole), ("in a fresh session", fresh),
+    ]  # fmt: skip
+    checks = [
+        check(f"same-after-{name.replace(' ', '-')}", bool(np.array_equal(bits, first)),
+              _difference(bits, first), "the bits of the first call",
+              "something is carried from call to call: a cache, a buffer, a setting")
+        for name, bits in repeats
+    ]  # fmt: skip
+    least = _bound(session).rel_l2  # less is rounding
+    checks.append(check(
+        "input-matters", far > least, f"relL2 {far:.3g} between two prompts",
+        f"more than {least:g}", "nothing is computed from the tokens",
+    ))  # fmt: skip
+    checks.append(_stepped(session, ids))
+    return Findings(checks)
+
+
+def _bits(values: Numbers) -> Numbers:
+    """Return the last row as unsigned integers: NaN compares by its bits."""
+    row = np.ascontiguousarray(values[-1])
+    return row.view(np.uint64 if row.dtype.itemsize == 8 else np.uint32)
+
+
+def _difference(a: Numbers, b: Numbers) -> str:
+    count = int(np.count_nonzero(a != b))
+    return f"{count} of {a.size} logits differ" if count else "equal bits"
+
+
+def _relative(x: Numbers, y: Numbers) -> float:
+    """Return the distance of x from y, relative to y's norm."""
+    wide = y.astype(np.float64)
+    norm, distance = float(np.linalg.norm(wide)), float(np.linalg.norm(x - wide))
+    return distance / norm if norm else float(distance > 0)
+
+
+def _bound(session: "Session") -> Tolerance:
+    dtype = session.backend.dtype
+    return tolerance(dtype, dtype, moe=bool(session.hp["n_experts"]))
+
+
+def _stepped(session: "Session", ids: Sequence[int]) -> Check:
+    """Hold prefill and steps through the cache to rounding."""
+    whole = session.prefill(ids)[-1]
+    session.prefill(ids[:-STEPS] or ids[:1])
+    for token in ids[max(len(ids) - STEPS, 1) :]:
+        stepped = session.step(token)
+    distance, bound = _relative(stepped, whole), _bound(session)
+    return check("steps-are-prefill", distance <= bound.rel_l2, f"relL2 {distance:.3g}",
+                 f"at most {bound.rel_l2:g} ({bound.reason})",
+                 "keys and values of earlier tokens are not what a whole pass gives")  # fmt: skip

@@ -1,0 +1,261 @@
+"""The gate on generated text: golden answers, gibberish, stop tokens, and whose fault it is.
+
+A forward pass that agrees does not make generation right: templates, stop tokens and the cache
+are only seen here.
+"""
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.errors import AprfmtError, FormatError
+from aprfmt.inference.sampling import Sampler, Sampling
+from aprfmt.outcome import Check
+from aprfmt.qa import bounds
+from aprfmt.qa.gibberish import signals
+from aprfmt.qa.golden import Prompt
+from aprfmt.qa.records import Findings, NotRunError, check, not_run
+
+if TYPE_CHECKING:
+    from aprfmt.inference.session import Session
+    from aprfmt.qa.subject import Subject
+    from aprfmt.tokenizer import Tokenizer
+
+FORMS = ("direct", "chat")
+SHOWN = 60  # characters of an answer in a message
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model made of a prompt; `stop` is the stop token that ended it, None at the limit."""
+
+    prompt: str
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    text: str
+    stop: int | None
+
+
+def golden_output(subject: "Subject") -> Findings:
+    """Generate greedily from every golden prompt; compare, look for gibberish, name the side."""
+    tokenizer = subject.need_tokenizer()
+    prompts = subject.golden.prompts
+    if not prompts:
+        raise NotRunError(f"{subject.golden.origin} holds no prompt")
+    checks: list[Check] = []
+    answers: dict[str, str] = {}
+    good: dict[str, bool] = {}
+    typical: dict[str, Prompt] = {}  # of each form: the first that fails, else the first
+    for prompt in prompts:
+        if prompt.messages and tokenizer.chat_template is None:
+            checks.append(not_run(f"{prompt.name}-answer", "the model has no chat template"))
+            continue
+        found, answer = ask(subject.session, tokenizer, prompt)
+        checks += found
+        if answer is not None:
+            answers[prompt.name] = answer.text
+        if prompt.form not in typical or (good[prompt.form] and _bad(found)):
+            typical[prompt.form] = prompt
+        good[prompt.form] = good.get(prompt.form, True) and not _bad(found)
+    cells: dict[tuple[str, str], bool | None] = {
+        (subject.model.format, form): good.get(form) for form in FORMS
+    }
+    details: dict[str, Any] = {"golden": subject.golden.origin, "answers": answers}
+    if not all(good.values()):
+        other, cells_there = _other_side(subject, typical)
+        cells |= cells_there
+        details["faulty_side"] = faulty_side(cells, subject.model.format, other)
+        checks.append(
+            Check("faulty-side", "FAIL", subject.where, _cells(cells),
+                  "PASS in all of format x prompt form", details["faulty_side"])
+        )  # fmt: skip
+    details["grid"] = [
+        {"side": side, "form": form, "passed": passed} for (side, form), passed in cells.items()
+    ]
+    return Findings(checks, details=details)
+
+
+def _bad(checks: Sequence[Check]) -> bool:
+    return any(each.outcome == "FAIL" for each in checks)
+
+
+# --- one prompt -------------------------------------------------------------------------------
+
+
+class _Remembering(Sampler):
+    """A sampler that keeps what it drew, the stop token included."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        super().__init__(sampling)
+        self.drawn: list[int] = []
+
+    def __call__(self, logits: Any) -> int:
+        self.drawn.append(super().__call__(logits))
+        return self.drawn[-1]
+
+
+def generate(session: "Session", tokenizer: "Tokenizer", prompt: Prompt) -> Answer:
+    """Answer a prompt greedily; stop tokens and template are the model's own."""
+    if prompt.messages:
+        text = tokenizer.apply_chat_template(prompt.messages, add_generation_prompt=True)
+        ids = tokenizer.encode(text, add_special=False)
+    else:
+        assert prompt.prompt is not None
+        text, ids = prompt.prompt, tokenizer.encode(prompt.prompt)
+    room = int(session.hp["context_length"]) - len(ids)
+    rows = int(session.hp["vocab_size"])
+    if ids and max(ids) >= rows:
+        raise FormatError(f"token id {max(ids)}; the embedding has {rows} rows")
+    if not ids or room < 1:
+        raise NotRunError(f"{len(ids)} tokens do not fit a context of {len(ids) + room}")
+    sampler = _Remembering(Sampling())
+    for _ in session.generate(ids, sampler, min(prompt.max_tokens, room), tokenizer.stop_ids):
+        pass
+    drawn = sampler.drawn
+    stop = drawn[-1] if drawn and drawn[-1] in tokenizer.stop_ids else None
+    shown = tokenizer.decode([i for i in drawn if i != stop], skip_special=True)
+    return Answer(text, tuple(ids), tuple(drawn), shown, stop)
+
+
+def ask(
+    session: "Session", tokenizer: "Tokenizer", prompt: Prompt
+) -> tuple[list[Check], Answer | None]:
+    """Return the checks of one prompt, and its answer."""
+    try:
+        answer = generate(session, tokenizer, prompt)
+    except NotRunError as reason:
+        return [not_run(f"{prompt.name}-answer", str(reason))], None
+    except AprfmtError as error:  # a NaN, a template that does not render: never a skip
+        return [check(f"{prompt.name}-answer", False, str(error), "an answer",
+                      "trace the model on this prompt")], None  # fmt: skip
+    return list(judged(prompt, answer, tokenizer)), answer
+
+
+def judged(prompt: Prompt, answer: Answer, tokenizer: "Tokenizer") -> list[Check]:
+    """Compare an answer with what is expected of it, and look for gibberish."""
+    checks = []
+    if prompt.messages and prompt.prompt is not None:
+        checks.append(check(
+            f"{prompt.name}-template", answer.prompt == prompt.prompt, repr(answer.prompt),
+            repr(prompt.prompt), "the chat template is another one",
+        ))  # fmt: skip
+    if prompt.prompt_ids is not None:
+        checks.append(check(
+            f"{prompt.name}-tokens", answer.prompt_ids == prompt.prompt_ids,
+            _ids(answer.prompt_ids), _ids(prompt.prompt_ids),
+            "the tokenizer is another one" if not _bad(checks) else "see the template",
+        ))  # fmt: skip
+    found = signals(answer.text, answer.prompt)
+    checks.append(check(
+        f"{prompt.name}-readable", not found, "; ".join(found) or _short(answer.text),
+        "no gibberish", "compare the model with its source: aprfmt diagnose",
+    ))  # fmt: skip
+    if prompt.expects:
+        checks.append(_expected(prompt, answer, tokenizer))
+    return checks
+
+
+def _expected(prompt: Prompt, answer: Answer, tokenizer: "Tokenizer") -> Check:
+    name, todo = f"{prompt.name}-answer", "compare the model with its source: aprfmt diagnose"
+    wrong = ""
+    if prompt.output_ids is not None and answer.ids != prompt.output_ids:
+        pairs = zip(answer.ids, prompt.output_ids, strict=False)
+        at = next((i for i, (a, b) in enumerate(pairs) if a != b),
+                  min(len(answer.ids), len(prompt.output_ids)))  # fmt: skip
+        wrong = f"leaves the expected tokens after {at}"
+    elif prompt.output_ids is None and prompt.output_text is not None:
+        if answer.text.strip() != prompt.output_text.strip():
+            wrong = "another text"
+    missing = [text for text in prompt.contains if text not in answer.text]
+    if missing:
+        wrong = f"without {missing[0]!r}"
+    if prompt.parses is not None:
+        wrong = wrong or python_fault(answer.prompt + answer.text, prompt.defines)
+    expected = prompt.output_text
+    if expected is None:
+        expected = f"containing {', '.join(prompt.contains)}" if prompt.contains else "as stated"
+    lead = prompt.smallest_lead
+    if wrong and lead is not None and lead < bounds.LEAD:
+        return not_run(name, f"{wrong}, which says nothing: the expected token leads by {lead:g}")
+    found = f"{wrong}: {_short(answer.text)}" if wrong else _short(answer.text)
+    return check(name, not wrong, found, _short(expected), todo)
+
+
+def python_fault(text: str, functions: Sequence[str]) -> str:
+    """Say why a text is not Python that defines these functions, "" if it is.
+
+    The last lines may be cut off: as few of them as it takes are left out.
+    """
+    lines = text.splitlines()
+    for end in range(len(lines), 0, -1):
+        try:
+            tree = ast.parse("\n".join(lines[:end]))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        missing = [name for name in functions if name not in defined]
+        return f"defines no function {missing[0]}" if missing else ""
+    return "a syntax error in the first line"
+
+
+def _ids(ids: Sequence[int]) -> str:
+    return f"{len(ids)} ids: {' '.join(map(str, ids[:8]))}{' ...' if len(ids) > 8 else ''}"
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")
+
+
+# --- format x prompt form ---------------------------------------------------------------------
+
+
+def _other_side(
+    subject: "Subject", typical: Mapping[str, Prompt]
+) -> tuple[str | None, dict[tuple[str, str], bool | None]]:
+    """Ask the model of `--against`, else a copy in another format, one prompt of each form."""
+    from aprfmt.formats import FORMATS
+
+    try:
+        if subject.other is not None:
+            model, name = subject.other, f"{subject.other.format} (--against)"
+        else:
+            target = next(name for name in FORMATS.own if name != subject.model.format)
+            model, name = subject.copy(target), target
+        tokenizer = model.tokenizer
+        session = subject.open_session(model)
+    except (AprfmtError, NotRunError):
+        return None, {}
+    cells: dict[tuple[str, str], bool | None] = dict.fromkeys((name, form) for form in FORMS)
+    with session:
+        for form, prompt in typical.items():
+            if form == "direct" or tokenizer.chat_template is not None:
+                cells[name, form] = not _bad(ask(session, tokenizer, prompt)[0])
+    return name, cells
+
+
+def faulty_side(cells: Mapping[tuple[str, str], bool | None], here: str, there: str | None) -> str:
+    """Name what is at fault from which of {here, there} x {direct, chat} pass."""
+    mine = {form: cells.get((here, form)) for form in FORMS}
+    if there is None:
+        if mine["chat"] is False and mine["direct"]:
+            return "only chat fails: the chat template, its special tokens or the stop tokens"
+        return "no other copy could be asked: the weights, the tokenizer or the engine"
+    other = {form: cells.get((there, form)) for form in FORMS}
+    ours = [form for form in FORMS if mine[form] is False]
+    both = [form for form in ours if other[form] is False]
+    if not both:
+        what = "its chat template, special or stop tokens" if ours == ["chat"] else (
+            "its weights, configuration or tokenizer"
+        )  # fmt: skip
+        return f"{here} fails where {there} passes: {what}"
+    if both == ["chat"] and mine["direct"]:
+        return "chat fails in both and direct prompts pass: the chat template both carry"
+    if both == ["direct"] and mine["chat"]:
+        return "direct prompts fail in both and chat passes: the model expects a template"
+    return f"{here} and {there} fail alike: the model itself, or the engine"
+
+
+def _cells(cells: Mapping[tuple[str, str], bool | None]) -> str:
+    words = {True: "PASS", False: "FAIL", None: "NOT-RUN"}
+    return ", ".join(f"{side} {form} {words[passed]}" for (side, form), passed in cells.items())

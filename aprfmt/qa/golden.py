@@ -1,0 +1,197 @@
+"""The golden file: prompts, what a model answers to them, and the losses of texts.
+
+A JSON object, at most 16 MB. `greedy` is a list of prompts, each with
+
+- `name`, and either `prompt` (a text) or `messages` (a chat; `prompt` is then the rendered text);
+- what is expected, any of: `output_ids` (the stop token included), `output_text`, `contains`
+  (a text or several), `parses` ("python", with `defines`: names of functions);
+- `prompt_ids`, `max_tokens` (64 without `output_ids`), and `smallest_lead`: by how many logits
+  the expected tokens won at least; below bounds.LEAD another answer is no verdict.
+
+`losses` is a list of texts with `name`, `text` (or `ids`), `nats_per_token` and `tolerance`, the
+last two optional. Without a file every model gets DEFAULT: nothing is expected of its answers but
+that they are no gibberish.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.errors import FormatError
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+NAME = "golden.json"  # beside the weights
+FORMAT = 1
+MAX_BYTES = 16 << 20
+MAX_TOKENS = 64
+# Written for this purpose: ordinary English that stands in no training set.
+TEXT = (
+    "The harbour master counted nineteen boats before breakfast, and wrote the number on a slate "
+    "that hung beside the stove. It had rained in the night; the planks were dark, and two gulls "
+    "walked along them as if they had been hired. Nobody expected the ferry until noon, so he put "
+    "the kettle on, moved his chair towards the window, and began to mend the strap of his bag "
+    "with a needle that was much too small for the leather."
+)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt and what is expected of the answer; see the module's text."""
+
+    name: str
+    prompt: str | None
+    messages: tuple[Mapping[str, str], ...] = ()
+    prompt_ids: tuple[int, ...] | None = None
+    output_ids: tuple[int, ...] | None = None
+    output_text: str | None = None
+    contains: tuple[str, ...] = ()
+    parses: str | None = None
+    defines: tuple[str, ...] = ()
+    max_tokens: int = MAX_TOKENS
+    smallest_lead: float | None = None
+
+    @property
+    def form(self) -> str:
+        """`chat` or `direct`."""
+        return "chat" if self.messages else "direct"
+
+    @property
+    def expects(self) -> bool:
+        """Whether anything is expected of the answer's content."""
+        given = (self.output_ids, self.output_text, self.parses)
+        return any(item is not None for item in given) or bool(self.contains)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text, or its ids, and the loss it should have; None: only judged as any text is."""
+
+    name: str
+    text: str | None
+    ids: tuple[int, ...] | None = None
+    nats: float | None = None
+    tolerance: float | None = None
+
+
+@dataclass(frozen=True)
+class Golden:
+    """What a model is asked; `origin` is the file, or what stands in for one."""
+
+    origin: str
+    prompts: tuple[Prompt, ...]
+    texts: tuple[Text, ...]
+
+
+DEFAULT = Golden(
+    "the built-in prompts",
+    (
+        Prompt("direct", "The three primary colours are"),
+        Prompt("chat", None, ({"role": "user", "content": "What is the capital of France?"},)),
+    ),
+    (Text("harbour", TEXT),),
+)
+
+
+def find(model: "Model", given: Path | None) -> Golden:
+    """Return the golden file that was given, or the model folder's own, or DEFAULT."""
+    if given is not None:
+        return read(given)
+    if model.folder is not None and (model.folder.path / NAME).is_file():
+        return read(model.folder.path / NAME)
+    return DEFAULT
+
+
+def read(path: Path) -> Golden:
+    """Return a golden file; FormatError names the entry and key that is wrong."""
+    from aprfmt.formats.jsonio import load_file
+
+    data = load_file(path, max_bytes=MAX_BYTES)
+    if not isinstance(data, Mapping) or data.get("format", FORMAT) != FORMAT:
+        raise FormatError(f'{path}: expected an object with "format": {FORMAT}')
+    prompts = [_prompt(row, path) for row in _rows(data, "greedy", path)]
+    texts = [_text(row, path) for row in _rows(data, "losses", path)]
+    if not prompts and not texts:
+        raise FormatError(f'{path}: holds neither "greedy" prompts nor "losses"')
+    return Golden(str(path), tuple(prompts), tuple(texts))
+
+
+def _rows(data: Mapping[str, Any], key: str, path: Path) -> list[Mapping[str, Any]]:
+    rows = data.get(key, [])
+    if not isinstance(rows, list) or not all(
+        isinstance(row, Mapping) and isinstance(row.get("name"), str) for row in rows
+    ):
+        raise FormatError(f'{path}: "{key}" is no list of objects with a name')
+    names = [row["name"] for row in rows]
+    if len(set(names)) != len(names):
+        raise FormatError(f'{path}: "{key}" names one entry twice')
+    return rows
+
+
+def _prompt(row: Mapping[str, Any], path: Path) -> Prompt:
+    where = f"{path}: {row['name']}"
+    messages = row.get("messages", [])
+    if not isinstance(messages, list) or not all(
+        isinstance(m, Mapping) and all(isinstance(m.get(k), str) for k in ("role", "content"))
+        for m in messages
+    ):
+        raise FormatError(f"{where}: messages are no list of objects with role and content")
+    prompt = _value(row, "prompt", str, where)
+    if prompt is None and not messages:
+        raise FormatError(f"{where}: has neither prompt nor messages")
+    contains = row.get("contains", [])
+    contains = [contains] if isinstance(contains, str) else contains
+    output_ids = _ids(row, "output_ids", where)
+    parses = _value(row, "parses", str, where)
+    if parses not in (None, "python"):
+        raise FormatError(f"{where}: parses is {parses!r}; expected python")
+    limit = _value(row, "max_tokens", int, where)
+    return Prompt(
+        row["name"],
+        prompt,
+        tuple(dict(message) for message in messages),
+        _ids(row, "prompt_ids", where),
+        output_ids,
+        _value(row, "output_text", str, where),
+        _strings(contains, "contains", where),
+        parses,
+        _strings(row.get("defines", []), "defines", where),
+        limit if limit is not None else len(output_ids) if output_ids else MAX_TOKENS,
+        _value(row, "smallest_lead", (int, float), where),
+    )
+
+
+def _text(row: Mapping[str, Any], path: Path) -> Text:
+    where = f"{path}: {row['name']}"
+    text, ids = _value(row, "text", str, where), _ids(row, "ids", where)
+    if text is None and ids is None:
+        raise FormatError(f"{where}: has neither text nor ids")
+    numbers = (int, float)
+    return Text(
+        row["name"], text, ids, _value(row, "nats_per_token", numbers, where),
+        _value(row, "tolerance", numbers, where),
+    )  # fmt: skip
+
+
+def _value(row: Mapping[str, Any], key: str, kind: Any, where: str) -> Any:
+    value = row.get(key)
+    if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+        raise FormatError(f"{where}: {key} is {value!r}, which is none")
+    return value
+
+
+def _ids(row: Mapping[str, Any], key: str, where: str) -> tuple[int, ...] | None:
+    value = row.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(type(i) is int and i >= 0 for i in value):
+        raise FormatError(f"{where}: {key} is no list of token ids")
+    return tuple(value)
+
+
+def _strings(value: Any, key: str, where: str) -> tuple[str, ...]:
+    if not isinstance(value, Sequence) or not all(isinstance(item, str) for item in value):
+        raise FormatError(f"{where}: {key} is no list of texts")
+    return tuple(value)

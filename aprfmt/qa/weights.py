@@ -1,0 +1,150 @@
+"""The gate on what weights look like: statistics by role, inside the bounds of bounds.py.
+
+Statistics find weights that were never filled, were read under another type, or lost a scale.
+They prove nothing about single elements: that is what `aprfmt diff` is for.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.arch.spec import split_key
+from aprfmt.outcome import Check
+from aprfmt.qa import bounds
+from aprfmt.qa.bounds import Bound, RoleBounds
+from aprfmt.qa.records import Findings, Measure, check, listed
+from aprfmt.stats import Accumulator, Stats, merge, tensor_stats
+
+if TYPE_CHECKING:
+    from aprfmt.logical import LogicalTensor
+    from aprfmt.qa.subject import Subject
+
+ROWS_AT_ONCE = 1 << 22  # elements decoded at a time
+
+
+@dataclass(frozen=True)
+class RoleStats:
+    """One tensor's statistics, with `offset` (gemma's norms store weight - 1) added back."""
+
+    key: str
+    stats: Stats
+    offset: float
+
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        """What RoleBounds bounds, by name; NaN where no value is finite."""
+        s = self.stats
+        if s.mean is None or s.std is None or s.absmax is None:
+            return dict.fromkeys(("mean", "std", "rms", "absmax", "zeros"), math.nan)
+        mean = s.mean + self.offset
+        return {
+            "mean": mean,
+            "std": s.std,
+            "rms": math.hypot(mean, s.std),
+            "absmax": s.absmax,
+            "zeros": s.zeros / s.count if not self.offset else 0.0,
+        }
+
+
+def init_statistics(subject: "Subject") -> Findings:
+    """Bound mean, deviation, norm and zeros of every tensor by the part it plays."""
+    model = subject.model
+    arch, block = model.spec.name, model.spec.block
+    by_role: dict[str, list[RoleStats]] = {}
+    for key, tensor in model.roles.items():
+        role = split_key(key)[1]
+        bound = bounds.role_bounds(arch, role)
+        offset = float(block.norm_offset) if bound.rms is not None else 0.0
+        by_role.setdefault(role, []).append(RoleStats(key, logical_stats(tensor), offset))
+    checks = [_judge(role, rows, bounds.role_bounds(arch, role)) for role, rows in by_role.items()]
+    if "token_embd.weight" in model.roles:
+        checks.append(_dead_rows(model.roles["token_embd.weight"]))
+    measures = {
+        f"{role} {name}": Measure(
+            value, "weight", 1e-3, "relative", "the same weights have the same statistics"
+        )
+        for role, rows in by_role.items()
+        for name, value in _joined(rows).items()
+    }
+    details = {role: _row(rows) for role, rows in by_role.items()}
+    return Findings(checks, measures, {"roles": details})
+
+
+def logical_stats(tensor: "LogicalTensor") -> Stats:
+    """Return the statistics of a logical tensor, without decoding it whole where steps allow."""
+    if tensor.moves is not None and len(tensor.group.roles) == 1:
+        return merge(tensor_stats(stored) for stored in tensor.stored)  # moved, not changed
+    accumulator = Accumulator()
+    if tensor.moves is None:
+        accumulator.add(tensor.numpy())
+        return accumulator.result()
+    for _, rows in _chunks(tensor):
+        accumulator.add(rows)
+    return accumulator.result()
+
+
+def _chunks(tensor: "LogicalTensor") -> Iterator[tuple[int, Any]]:
+    """Yield (first row, decoded rows) of a tensor seen as [rows, last axis]."""
+    columns = tensor.shape[-1] if tensor.shape else 1
+    count = math.prod(tensor.shape) // max(columns, 1)
+    step = max(1, ROWS_AT_ONCE // max(columns, 1))
+    for start in range(0, count, step):
+        yield start, tensor.decode_rows(start, min(start + step, count))
+
+
+def _judge(role: str, rows: list[RoleStats], bound: RoleBounds) -> Check:
+    """Return one check for all tensors of a role."""
+    wrong: list[str] = []
+    for row in rows:
+        if row.stats.nan or row.stats.inf:
+            wrong.append(f"{row.key} has {row.stats.nan} NaN and {row.stats.inf} infinities")
+            continue
+        for name, limit in _limits(bound):
+            value = row.numbers[name]
+            if not limit.holds(value):
+                wrong.append(f"{row.key} {name} {value:.4g}")
+    expected = "; ".join(f"{name} {limit}" for name, limit in _limits(bound))
+    ranges = _row(rows)["range"].items()
+    seen = ", ".join(f"{name} {low:.4g} to {high:.4g}" for name, (low, high) in ranges)
+    return check(f"weights-{role}", not wrong, listed(wrong) if wrong else seen, expected,
+                 "compare with the source: were these weights filled, and read as their own type?",
+                 f"{len(rows)} tensors")  # fmt: skip
+
+
+def _limits(bound: RoleBounds) -> list[tuple[str, Bound]]:
+    every = {"mean": bound.mean, "std": bound.std, "rms": bound.rms,
+             "absmax": bound.absmax, "zeros": bound.zeros}  # fmt: skip
+    return [(name, limit) for name, limit in every.items() if limit is not None]
+
+
+def _joined(rows: list[RoleStats]) -> dict[str, float]:
+    """Return mean and deviation over all layers."""
+    stats = merge(row.stats for row in rows)
+    return {} if stats.mean is None or stats.std is None else {"mean": stats.mean, "std": stats.std}
+
+
+def _row(rows: list[RoleStats]) -> dict[str, Any]:
+    """Return what JSON says of a role: its statistics over all layers, and their ranges."""
+    numbers = [row.numbers for row in rows]
+    names = ("mean", "std", "rms", "absmax")
+    return {
+        "tensors": len(rows),
+        "stats": merge(row.stats for row in rows).to_json(),
+        "range": {name: [min(n[name] for n in numbers), max(n[name] for n in numbers)]
+                  for name in names},
+    }  # fmt: skip
+
+
+def _dead_rows(tensor: "LogicalTensor") -> Check:
+    """Count the embedding's rows of zeros: padding is some, a lost half is many."""
+    import numpy as np
+
+    dead = 0
+    for _, rows in _chunks(tensor):
+        dead += int(np.count_nonzero(np.linalg.norm(rows, axis=-1) < bounds.DEAD_ROW_L2))
+    share = dead / tensor.shape[0] if tensor.shape else 0.0
+    bound = bounds.DEAD_ROWS
+    return check("embedding-rows", bound.holds(share), f"{dead} of {tensor.shape[0]} are zeros",
+                 f"{bound} {bound.unit}: {bound.reason}",
+                 "compare with the source: part of the vocabulary is empty")  # fmt: skip

@@ -1,0 +1,50 @@
+"""The JSON schemas of every command's `--json`, as JSON Schema 2020-12.
+
+    from aprfmt.schemas import schema
+    jsonschema.validate(output, schema("diff"))
+
+`aprfmt.COMMAND.1.json` holds one command; the number is that of the object's own `schema` key
+(`aprfmt.diff/1`). A key may be added under the same number where a reader can ignore it; removing
+or changing one raises the number, and the old file stays. `aprfmt.common.1.json` holds what
+several share. `aprfmt explain --schema COMMAND` prints one whole.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from aprfmt.errors import UsageError
+
+VERSION = 1
+COMMON = f"aprfmt.common.{VERSION}.json"
+
+
+def names() -> Sequence[str]:
+    """Return the commands that have a schema, and `aprfmt` for what was no command."""
+    found = [path.name.split(".") for path in files(__name__).iterdir()]
+    suffix = [str(VERSION), "json"]
+    every = [parts[1] for parts in found if parts[0] == "aprfmt" and parts[2:] == suffix]
+    return sorted(set(every) - {"common"})
+
+
+def schema(command: str) -> dict[str, Any]:
+    """Return the whole schema of a command, with the common parts inside.
+
+    Raises UsageError for a name that is no command.
+    """
+    if command not in names():
+        raise UsageError(f"no schema of {command!r}; known: {', '.join(names())}")
+    found = _read(f"aprfmt.{command}.{VERSION}.json")
+    return {**found, "$defs": {**found.get("$defs", {}), COMMON: _read(COMMON)}}
+
+
+@cache
+def _text(name: str) -> str:
+    return (files(__name__) / name).read_text(encoding="utf-8")
+
+
+def _read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_text(name))
+    return found

@@ -1,0 +1,214 @@
+"""Checks of what a file says about itself against what it holds."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.dtypes import ENCODINGS
+from aprfmt.dtypes import encoding as encoding_row
+from aprfmt.validation.report import Finding, NotRun, Result
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+    from aprfmt.validation.context import Context
+
+_FILE_TYPE = "general.file_type"
+_QUANTIZATION_VERSION = "general.quantization_version"
+_GUESSED = 1024  # llama.cpp's flag for a type that its loader guessed
+
+# llama_ftype values that neither conversion nor quantize writes -> the encoding most weights get
+# (enum llama_ftype of llama.h and llama-quant.cpp: the K mixtures S and L, and the IQ mixtures).
+_OTHER_TYPES: Mapping[int, str] = {
+    11: "Q3_K", 13: "Q3_K", 21: "Q2_K", 22: "IQ3_S", 27: "IQ3_S", 29: "IQ2_S",
+}  # fmt: skip
+# Mixtures whose tensors are not of the encoding they are named for.
+_MIXED: Mapping[str, tuple[str, ...]] = {"IQ2_S": ("IQ2_XS",), "IQ3_S": ("IQ3_XXS",)}
+_IQ_FALLBACK = "IQ4_NL"  # of every IQ type whose blocks do not fit a row
+
+
+def file_types() -> dict[int, str]:
+    """Return general.file_type -> the encoding it claims, from the tables that write it."""
+    from aprfmt.conversion.metadata import FILE_TYPES
+    from aprfmt.quantize import SCHEMES
+
+    found = {number: name for name, number in FILE_TYPES.items()}
+    for scheme in SCHEMES.values():
+        if scheme.file_type is not None:
+            found.setdefault(scheme.file_type, scheme.base)
+    return found | dict(_OTHER_TYPES)
+
+
+def file_type(ctx: "Context") -> Result:
+    """Check the stated file type: most weights have it, or of a mixture at least some."""
+    metadata = ctx.model.metadata
+    if _FILE_TYPE not in metadata:
+        raise NotRun(f"the file states no {_FILE_TYPE}")
+    stated = metadata[_FILE_TYPE]
+    where = f"{ctx.where}: {_FILE_TYPE}"
+    number = stated & ~_GUESSED if isinstance(stated, int) else stated
+    claimed = file_types().get(number)
+    counts = _weights(ctx.model)
+    if not counts:
+        raise NotRun("the file holds no matrices")
+    main, most = counts.most_common(1)[0]
+    if claimed is None:
+        raise NotRun(f"{_FILE_TYPE} {stated!r} is not known; most weights are {main}")
+    share = f"{most / counts.total():.1%} of the weights are {main}"
+    findings = []
+    quantized = not ENCODINGS[claimed].numpy
+    if quantized and not counts.keys() & _with_fallbacks(claimed):
+        findings.append(
+            Finding(where, f"{stated} ({claimed}), and no tensor is {claimed}; {share}",
+                    "a type that the tensors have", "set it to what they are")
+        )  # fmt: skip
+    elif not quantized and main != claimed:
+        findings.append(
+            Finding(where, f"{stated} ({claimed}), but {share}", f"most weights {claimed}",
+                    "set it to what they are")
+        )  # fmt: skip
+    coded = [name for name in counts if not encoding_row(name).numpy]
+    if coded and _QUANTIZATION_VERSION not in metadata:
+        text = f"no {_QUANTIZATION_VERSION} beside {coded[0]} tensors"
+        findings.append(Finding(ctx.where, text, "2, as docs/gguf.md asks", level="warning"))
+    return Result(f"{stated} ({claimed}); {share}", findings)
+
+
+def _weights(model: "Model") -> Counter[str]:
+    """Return elements of matrices by encoding."""
+    counts: Counter[str] = Counter()
+    for tensor in model.values():
+        if len(tensor.shape) > 1:
+            count = 1
+            for length in tensor.shape:
+                count *= length
+            counts[tensor.encoding] += count
+    return counts
+
+
+def _with_fallbacks(claimed: str) -> set[str]:
+    """Return an encoding and those a mixture takes where a row is no whole number of blocks."""
+    from aprfmt.quantize import FALLBACK
+
+    found = {claimed, *_MIXED.get(claimed, ())}
+    if claimed.startswith("IQ"):
+        found.add(_IQ_FALLBACK)
+    while claimed in FALLBACK:
+        claimed = FALLBACK[claimed]
+        found.add(claimed)
+    return found
+
+
+def quantization(ctx: "Context") -> Result:
+    """Check that config.json names a quantization exactly if weights are packed that way."""
+    from aprfmt.companions import SECTIONS
+
+    config = ctx.model.config
+    if config is None:
+        raise NotRun("there is no config.json")
+    key = next((key for key in SECTIONS if isinstance(config.get(key), Mapping)), None)
+    packed = {t.encoding for t in ctx.model.values() if t.parts}
+    loose = [name for name in ctx.model if name.endswith(_PACKED) and not ctx.model[name].parts]
+    where = f"config.json: {key or SECTIONS[0]}"
+    if key is None:
+        if packed or loose:
+            what = ", ".join(sorted(packed)) or loose[0]
+            found = f"nothing, but weights are packed ({what})"
+            todo = "loaders would read them as they stand"
+            finding = Finding(where, found, "how the weights are quantized", todo)
+            return Result("", [finding])
+        raise NotRun("neither configuration nor tensors speak of packed weights")
+    section: Any = config[key]
+    claimed = _claimed(section)
+    if claimed is None:
+        method = section.get("quant_method", "unnamed")
+        raise NotRun(f"quantization {method!r} is not one this package knows by its tensors")
+    if claimed not in packed:
+        held = ", ".join(sorted(packed)) or "no packed weight"
+        found = f"says {claimed}; the file holds {held}"
+        todo = "take it away, or get the weights it means"
+        finding = Finding(where, found, f"{claimed} weights", todo)
+        return Result("", [finding])
+    return Result(f"{claimed}, {len([t for t in ctx.model.values() if t.parts])} weights")
+
+
+# What only packed weights have, as bitsandbytes, GPTQ and AWQ name it.
+_PACKED = (".qweight", ".weight_packed", ".absmax", ".SCB")
+
+
+def _claimed(section: Mapping[str, Any]) -> str | None:
+    """Return the encoding that a quantization section promises; None for one we cannot tell."""
+    from aprfmt.codecs.dialects import dialect_of
+    from aprfmt.errors import AprfmtError
+
+    if section.get("load_in_4bit") or section.get("_load_in_4bit"):
+        kind = section.get("bnb_4bit_quant_type", "fp4")  # bitsandbytes' default
+        return str(kind).upper()
+    try:
+        return dialect_of(section).name.upper()
+    except AprfmtError:
+        return None
+
+
+_DTYPES: Mapping[str, str] = {
+    "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64",
+}  # fmt: skip
+
+
+def dtype(ctx: "Context") -> Result:
+    """Check that float weights beside a config.json have the dtype it names."""
+    config = ctx.model.config
+    if config is None or ctx.model.folder is None:
+        raise NotRun("there is no config.json beside the weights")
+    stated = config.get("dtype", config.get("torch_dtype"))
+    claimed = _DTYPES.get(stated) if isinstance(stated, str) else None
+    if claimed is None:
+        raise NotRun(f"config.json names no float dtype ({stated!r})")
+    counts = _weights(ctx.model)
+    floats = Counter({name: n for name, n in counts.items() if name in _DTYPES.values()})
+    if not floats:
+        raise NotRun("the file holds no plain float matrices")
+    main = floats.most_common(1)[0][0]
+    findings = []
+    if main != claimed:
+        findings.append(
+            Finding("config.json: dtype", f"{stated}; most float weights are {main}", claimed,
+                    "loaders widen or narrow the weights to what it says", "warning")
+        )  # fmt: skip
+    return Result(f"{stated}", findings)
+
+
+def counts(ctx: "Context") -> Result:
+    """Check that numbers a file states about its tensors are those of its tensors."""
+    metadata = ctx.model.metadata
+    held = {name: tensor.shape for name, tensor in ctx.model.items()}
+    findings, seen = [], 0
+    stated = metadata.get("param_count")
+    if stated:  # importers that stream leave 0
+        seen += 1
+        total = sum(_count(tensor.info.shape) for tensor in ctx.model.source.tensors.values())
+        if stated != total:
+            findings.append(
+                Finding(f"{ctx.where}: param_count", f"{stated}", f"{total} elements",
+                        level="warning")
+            )  # fmt: skip
+    table = metadata.get("tensor_shapes")
+    if isinstance(table, Mapping):
+        seen += 1
+        for name, shape in table.items():
+            found = held.get(name)
+            if found is None or list(found) != shape:
+                is_there = "no such tensor" if found is None else f"{list(found)}"
+                findings.append(
+                    Finding(f"{ctx.where}: tensor_shapes {name!r}", f"{shape}", is_there,
+                            "the copy is not authoritative, but listing tools show it", "warning")
+                )  # fmt: skip
+    if not seen:
+        raise NotRun("the file states no counts")
+    return Result(f"{seen} statements", findings)
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count

@@ -1,0 +1,89 @@
+"""What all checks of one file share: the open model, and the one pass over its values."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from aprfmt.errors import AprfmtError, ArchError
+from aprfmt.validation.report import NotRun
+
+if TYPE_CHECKING:
+    from aprfmt.arch.spec import ArchSpec
+    from aprfmt.model import Model, Resolution
+    from aprfmt.tokenizer.carried import Carried
+    from aprfmt.validation.values import Row
+    from aprfmt.validation.vocabulary import Words
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+@dataclass
+class Context:
+    """One validation. Everything costly is made when the first check asks for it."""
+
+    model: "Model"
+    arch: str | None = None
+    progress: Progress | None = None
+
+    @property
+    def where(self) -> str:
+        """The file that was opened, as findings name it."""
+        return str(self.model.path)
+
+    @cached_property
+    def census(self) -> "Mapping[str, Row]":
+        """What one pass over every stored tensor found, by stored name."""
+        from aprfmt.validation.values import take
+
+        return take(self.model, self.progress)
+
+    @cached_property
+    def spec(self) -> "ArchSpec":
+        """The tables of the architecture; NotRun where the file names none that is known."""
+        from aprfmt.resolve import find_spec
+
+        try:
+            return find_spec(self.model, self.arch)
+        except ArchError as error:
+            raise NotRun(f"architecture not known: {error}") from error
+
+    @cached_property
+    def resolution(self) -> "Resolution":
+        """Roles and hyperparameters; NotRun where the tables do not fit the file."""
+        name = self.spec.name
+        try:
+            return self.model.resolution
+        except ArchError as error:
+            raise NotRun(f"the file does not fit {name}; see the check architecture") from error
+
+    @cached_property
+    def carried(self) -> "Carried":
+        """The tokenizer's parts as they stand; NotRun where the model carries none."""
+        from aprfmt.tokenizer.carried import Carried
+        from aprfmt.tokenizer.carriers import has_tokenizer
+
+        carried = Carried(self.model)
+        if not has_tokenizer(carried):
+            raise NotRun("the model carries no tokenizer")
+        return carried
+
+    @cached_property
+    def words_or_error(self) -> "Words | AprfmtError":
+        """The vocabulary as it is stored, or what is wrong with it."""
+        from aprfmt.validation.vocabulary import read_words
+
+        try:
+            return read_words(self.carried)
+        except NotRun:
+            raise
+        except AprfmtError as error:
+            return error
+
+    @property
+    def words(self) -> "Words":
+        """The vocabulary as it is stored; NotRun where it cannot be read."""
+        found = self.words_or_error
+        if isinstance(found, AprfmtError):
+            raise NotRun("the vocabulary cannot be read; see the check tokenizer") from found
+        return found

@@ -1,0 +1,178 @@
+"""Checks of the container: its parts, the bytes between them, checksums, and sets of files."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.tensor import Note
+from aprfmt.text import escape
+from aprfmt.validation.report import Finding, NotRun, Result
+
+if TYPE_CHECKING:
+    from aprfmt.validation.context import Context
+
+_WINDOW = 1 << 20
+
+
+def _parsed(source: Any) -> list[Any]:
+    """Return the structure of every file: readers keep shards, or structures themselves."""
+    return [getattr(shard, "parsed", shard) for shard in source.shards]
+
+
+def layout(ctx: "Context") -> Result:
+    """Collect what the reader remarked on a file that opened: a warning each.
+
+    Opening has refused what no reading is safe for: overlap, offsets and sizes outside the file,
+    duplicates, unknown versions.
+    """
+    notes = [note for parsed in _parsed(ctx.model.source) for note in parsed.notes]
+    findings = [
+        Finding(note.where, note.text, "a file as its own writer makes it", level="warning")
+        for note in notes
+        if note.level == "warning"
+    ]
+    count = len(ctx.model.source.tensors)
+    return Result(f"{count} tensors in {len(ctx.model.source.files)} files", findings)
+
+
+def checksum(ctx: "Context") -> Result:
+    """Check every byte by the checksum behind the data; NotRun where a file has none."""
+    source: Any = ctx.model.source
+    matches = source.footer_matches()
+    if matches is False:
+        damaged = [s.file.path for s in source.shards if s.footer_matches() is False]
+        findings = [
+            Finding(
+                str(path),
+                "a footer checksum that is not that of the bytes before it",
+                "CRC-32 of every byte",
+                "the file is damaged: get it again",
+            )
+            for path in damaged
+        ]
+        return Result("", findings)
+    if matches is None:
+        raise NotRun("the file ends without a checksum, so damage to its data cannot be noticed")
+    return Result("CRC-32 of every byte matches")
+
+
+def side_manifest(ctx: "Context") -> Result:
+    """Check every byte by the hashes that `hash --write` left beside the model."""
+    from aprfmt.validation import manifest
+
+    path = manifest.manifest_path(ctx.model.path)
+    if not path.is_file():
+        raise NotRun(f"there is no {path.name}; `aprfmt hash --write` makes one")
+    rows = manifest.tensor_rows(ctx.model, raw_only=True)
+    failures = manifest.compare(manifest.read(path), ctx.model, rows)
+    findings = [
+        Finding(failure["key"], failure["what"], f"what {path.name} says",
+                "get the file again, or write the manifest again if the change was meant")
+        for failure in failures
+    ]  # fmt: skip
+    return Result(f"{len(rows)} tensors match {path.name}", findings)
+
+
+def padding(ctx: "Context") -> Result:
+    """Check that what stands between header and tensors is zeros."""
+    findings = []
+    for path, parsed in zip(ctx.model.source.files, _parsed(ctx.model.source), strict=True):
+        text = _first_stray(path, parsed)
+        if text:
+            expected = "zeros between the parts of a file"
+            findings.append(Finding(str(path), text, expected, level="warning"))
+    return Result("zeros", findings)
+
+
+def _first_stray(path: Path, parsed: Any) -> str:
+    """Return a sentence for the first byte that belongs to nothing and is not zero."""
+    from aprfmt.formats.mapped import MappedFile
+
+    file = MappedFile(path)
+    try:
+        view = getattr(parsed, "buffer", file.view)  # a compressed file has its plain bytes there
+        at = 0
+        for start, stop in sorted(parsed.regions()):
+            for first in range(at, start, _WINDOW):
+                piece = bytes(view[first : min(first + _WINDOW, start)])
+                file.drop(first, first + len(piece))
+                rest = piece.lstrip(b"\0")
+                if rest:
+                    place = first + len(piece) - len(rest)
+                    return f"byte 0x{rest[0]:02x} at offset {place}"
+            at = max(at, stop)
+    finally:
+        file.close()
+    return ""
+
+
+def alignment(ctx: "Context") -> Result:
+    """Check that every tensor begins at a multiple of 64, as most writers have it."""
+    from aprfmt.formats.apr.layout import ALIGNMENT
+
+    findings = []
+    for path, parsed in zip(ctx.model.source.files, _parsed(ctx.model.source), strict=True):
+        infos = [entry.info for entry in parsed.entries if entry.info.nbytes]
+        off = [info for info in infos if info.offset % ALIGNMENT]
+        if off:
+            text = f"{len(off)} of {len(infos)} tensors, the first at offset {off[0].offset}"
+            expected = f"multiples of {ALIGNMENT}"
+            where = f"{path}: {off[0].name}"
+            findings.append(Finding(where, text, expected, level="warning"))
+    return Result(f"multiples of {ALIGNMENT}", findings)
+
+
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[^.]+)")
+
+
+def shards(ctx: "Context") -> Result:
+    """Check that index, names and files of a set say the same, and none lies about unclaimed."""
+    source: Any = ctx.model.source
+    own = {id(note) for parsed in _parsed(source) for note in parsed.notes}
+    of_set: list[Note] = [note for note in source.notes if id(note) not in own]
+    members = {path.name for path in source.files}
+    alone = len(members) == 1 and _SHARD.fullmatch(next(iter(members))) is None
+    if alone and not of_set and source.path.name in members:
+        raise NotRun("the model is one file")
+    findings = [
+        Finding(note.where, note.text, "files of one set that agree", "get all files of one set")
+        for note in of_set
+        if note.level == "warning"
+    ]
+    findings += [
+        Finding(
+            str(ctx.model.path.with_name(name)),
+            "a file of the set's naming that no index or count of the set includes",
+            f"the {len(members)} files of the set",
+            "remove it, or get all files of one set",
+            level="warning",
+        )
+        for name in _strays(members, ctx.model.path.parent)
+    ]
+    return Result(f"{len(members)} files", findings)
+
+
+def _strays(members: set[str], folder: Path) -> list[str]:
+    """Return names beside a set that belong to its pattern (stem and suffix) and not to it."""
+    patterns = {(m["stem"], m["suffix"]) for name in members if (m := _SHARD.fullmatch(name))}
+    found = []
+    for path in sorted(folder.iterdir()):
+        match = _SHARD.fullmatch(path.name)
+        if match and (match["stem"], match["suffix"]) in patterns and path.name not in members:
+            found.append(path.name)
+    return found
+
+
+def names(ctx: "Context") -> Result:
+    """Look for control, invisible and reversing characters in names of tensors and keys."""
+    findings = []
+    every = [("tensor", name) for name in ctx.model.source.tensors]
+    every += [("metadata key", key) for key in ctx.model.metadata]
+    for kind, name in every:
+        plain = name.replace("\\", "/")  # a backslash shows as it is, if at times doubled
+        if escape(plain) != plain:
+            text = f"{kind} '{escape(name, 200)}'"
+            findings.append(
+                Finding(ctx.where, text, "names of visible characters", level="warning")
+            )
+    return Result(f"{len(every)} names", findings)

@@ -1,0 +1,228 @@
+"""The side manifest: hashes of everything a model is made of, so that any damage is found.
+
+GGUF and safetensors carry no checksum. The manifest stands beside the model as
+`MODEL.aprfmt-hash.json` and has, for every tensor, SHA-256 of its stored bytes and of its decoded
+values; for every file its size, SHA-256 of all bytes, and of the bytes outside the tensors (header,
+metadata, tokenizer, padding); and SHA-256 of the text files of a model's folder.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.digest import WINDOW, decoded_sha256, file_sha256, raw_sha256
+from aprfmt.errors import AprfmtError, ArchError, FormatError
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+SCHEMA = "aprfmt.hash-manifest/1"
+MAX_MANIFEST = 256 << 20  # half a million tensors, 400 bytes each
+_OUTSIDE = "bytes outside the tensors differ (header, metadata, tokenizer or padding)"
+
+TensorRow = dict[str, Any]  # key, names, encoding, shape, raw, decoded
+FileRow = dict[str, Any]  # name, size, sha256, and of weights `outside`
+Failure = dict[str, str]  # key, what
+
+
+def manifest_path(model: Path) -> Path:
+    """Return where a model's manifest stands."""
+    return model.with_name(model.name + ".aprfmt-hash.json")
+
+
+def tensor_rows(
+    model: "Model",
+    patterns: Sequence[str] = (),
+    *,
+    raw_only: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[TensorRow]:
+    """Return {key, names, encoding, shape, raw, decoded} of every tensor, by role where known.
+
+    Raises UsageError for a pattern without a match.
+    """
+    from aprfmt.names import select
+    from aprfmt.resolve import spellings
+
+    sides: list[tuple[str, tuple[str, ...], Any]] = []
+    claimed: set[str] = set()
+    try:
+        for key, logical in model.roles.items():
+            sides.append((key, logical.group.stored, logical))
+            claimed.update(logical.group.stored)
+    except ArchError:
+        pass
+    sides += [(name, (name,), model[name]) for name in model if name not in claimed]
+    if patterns:
+        every = spellings(model)
+        names_of = [every.get(key, (key, *names)) for key, names, _ in sides]
+        sides = [sides[i] for i in select(names_of, patterns, str(model.path))]
+    rows = []
+    for i, (key, names, side) in enumerate(sides):
+        row: TensorRow = {
+            "key": key,
+            "names": list(names),
+            "encoding": side.encoding,
+            "shape": list(side.shape),
+            "raw": [raw_sha256(model[name].lazy) for name in names],
+        }
+        if not raw_only:
+            try:
+                row["decoded"] = decoded_sha256(side.numpy())
+            except AprfmtError as error:
+                row["decoded"] = None
+                row["undecodable"] = str(error)
+        rows.append(row)
+        if progress is not None:
+            progress(i + 1, len(sides))
+    return rows
+
+
+def file_rows(model: "Model") -> list[FileRow]:
+    """Return {name, size, sha256, outside} of every file of weights.
+
+    The index and the text files that belong to the model follow, without `outside`.
+    """
+    source: Any = model.source
+    rows: list[FileRow] = []
+    for path, shard in zip(source.files, source.shards, strict=True):
+        row = _plain_row(path)
+        row["outside"] = _outside(path, getattr(shard, "parsed", shard))
+        rows.append(row)
+    beside = [] if source.path in source.files else [source.path]
+    if model.folder is not None:
+        beside += [model.folder.path / name for name in model.folder.texts]
+    return rows + [_plain_row(path) for path in beside]
+
+
+def _plain_row(path: Path) -> FileRow:
+    return {"name": path.name, "size": path.stat().st_size, "sha256": file_sha256(path)}
+
+
+def _outside(path: Path, parsed: Any) -> str:
+    """Return SHA-256 of the bytes of a file that belong to no tensor."""
+    from aprfmt.formats.mapped import MappedFile
+
+    digest = hashlib.sha256()
+    file = MappedFile(path)
+    try:
+        packed = getattr(parsed, "expanded", False)  # tensors of a compressed file lie nowhere
+        infos = [] if packed else sorted(parsed.infos.values(), key=lambda info: info.offset)
+        at = 0
+        for start, stop in (*((i.offset, i.offset + i.nbytes) for i in infos), (file.size,) * 2):
+            for first in range(at, start, WINDOW):
+                last = min(first + WINDOW, start)
+                digest.update(file.view[first:last])
+                file.drop(first, last)
+            at = max(at, stop)
+    finally:
+        file.close()
+    return digest.hexdigest()
+
+
+def write(model: "Model", tensors: Sequence[TensorRow], *, force: bool = False) -> Path:
+    """Publish the manifest beside the model; OutputError where one is there and not `force`."""
+    from aprfmt.formats.atomic import FileSet
+    from aprfmt.formats.jsonio import dumps
+
+    path = manifest_path(model.path)
+    body = {
+        "schema": SCHEMA,
+        "format": model.format,
+        "files": file_rows(model),
+        "tensors": list(tensors),
+    }
+    with FileSet(force=force) as files:
+        files.create(path).write(dumps(body).encode() + b"\n")
+    return path
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return a manifest; FormatError for a file that is none, or is damaged."""
+    from aprfmt.formats.jsonio import load_file
+
+    manifest = load_file(path, max_bytes=MAX_MANIFEST)
+    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
+        raise FormatError(f"{path}: is no hash manifest; expected schema {SCHEMA}")
+    wanted: tuple[tuple[str, Mapping[str, type]], ...] = (
+        ("tensors", {"key": str, "names": list, "encoding": str, "raw": list}),
+        ("files", {"name": str, "size": int, "sha256": str}),
+    )
+    for part, fields in wanted:
+        rows = manifest.get(part)
+        whole = isinstance(rows, list) and all(
+            isinstance(row, dict) and all(isinstance(row.get(k), t) for k, t in fields.items())
+            for row in rows
+        )
+        if not whole:
+            raise FormatError(f"{path}: its list of {part} is damaged; write it again")
+    return manifest
+
+
+def compare(
+    manifest: Mapping[str, Any],
+    model: "Model",
+    tensors: Sequence[TensorRow],
+    *,
+    selected: bool = False,
+) -> list[Failure]:
+    """Return what differs from a manifest: {key, what}.
+
+    A manifest of the same model in another format is compared by decoded values alone. With
+    `selected`, `tensors` are a part of the model, and nothing else is compared.
+    """
+    expected = {row["key"]: row for row in manifest["tensors"]}
+    found = {row["key"]: row for row in tensors}
+    keys = found if selected else dict.fromkeys((*expected, *found))
+    failures = [
+        {"key": key, "what": what}
+        for key in keys
+        if (what := _tensor_differs(expected.get(key), found.get(key)))
+    ]
+    if selected or manifest.get("format") != model.format:
+        return failures
+    return [*failures, *_files_differ(manifest["files"], file_rows(model), bool(failures))]
+
+
+def _tensor_differs(expected: TensorRow | None, found: TensorRow | None) -> str:
+    if found is None:
+        return "missing in the model"
+    if expected is None:
+        return "not in the manifest"
+    raw = found["raw"] == expected["raw"]
+    if found.get("decoded") and expected.get("decoded"):
+        if found["decoded"] != expected["decoded"]:
+            return "decoded values differ"
+        same_kind = all(found[key] == expected[key] for key in ("encoding", "names"))
+        return "stored bytes differ, values are equal" if same_kind and not raw else ""
+    return "" if raw else "stored bytes differ"
+
+
+def _files_differ(
+    expected: Sequence[FileRow], found: Sequence[FileRow], tensors_differ: bool
+) -> Iterator[Failure]:
+    """Yield failures of whole files: weights in their order, whatever their names are now."""
+    weights = [[row for row in rows if "outside" in row] for rows in (expected, found)]
+    if len(weights[0]) != len(weights[1]):
+        what = f"the manifest has {len(weights[0])} files of weights, the model {len(weights[1])}"
+        yield {"key": found[0]["name"] if found else "", "what": what}
+        return
+    for before, now in zip(*weights, strict=True):
+        if before["size"] != now["size"]:
+            what = f"has {now['size']} bytes, the manifest says {before['size']}"
+            yield {"key": now["name"], "what": what}
+        elif before["outside"] != now["outside"]:
+            yield {"key": now["name"], "what": _OUTSIDE}
+        elif before["sha256"] != now["sha256"] and not tensors_differ:
+            yield {"key": now["name"], "what": "the file's bytes differ"}
+    texts = [
+        {row["name"]: row for row in rows if "outside" not in row} for rows in (expected, found)
+    ]
+    for name in dict.fromkeys((*texts[0], *texts[1])):
+        if name not in texts[1]:
+            yield {"key": name, "what": "missing beside the model"}
+        elif name not in texts[0]:
+            yield {"key": name, "what": "not in the manifest"}
+        elif texts[0][name]["sha256"] != texts[1][name]["sha256"]:
+            yield {"key": name, "what": "its text differs"}

@@ -1,0 +1,262 @@
+"""One pass over every stored byte of every tensor, in windows; and the checks that live on it."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from aprfmt.dtypes import encoding as encoding_row
+from aprfmt.errors import AprfmtError, UnsupportedError
+from aprfmt.tensor import LazyTensor, TensorInfo
+from aprfmt.validation.report import Finding, NotRun, Result
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+    from aprfmt.stats import Stats
+    from aprfmt.validation.context import Context, Progress
+
+WINDOW = 16 << 20  # bytes looked at, and then dropped, at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What the pass saw of one stored tensor.
+
+    `stats` is None for integers (nothing can be wrong with one) and where `unread` says why not.
+    `scale` names the first bad block, `odd` a bad byte of a bool.
+    """
+
+    info: TensorInfo
+    stats: "Stats | None" = None
+    scale: str = ""
+    odd: str = ""
+    unread: str = ""
+
+
+class Window:
+    """Some whole rows or blocks of a stored tensor, as a tensor of their own."""
+
+    __slots__ = ("_data", "_drop", "info")
+
+    parts: Mapping[str, LazyTensor] = {}
+
+    def __init__(self, info: TensorInfo, data: memoryview) -> None:
+        self.info = info
+        self._data = data
+
+    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
+        """Return the bytes."""
+        return self._data[start:stop]
+
+    def drop(self, start: int = 0, stop: int | None = None) -> None:
+        """Do nothing: the whole tensor is dropped window by window."""
+
+
+def windows(tensor: LazyTensor) -> Iterator[tuple[int, Window]]:
+    """Yield (first block, window) over a stored tensor, each of about WINDOW bytes.
+
+    Pages behind are dropped. A header in front of the blocks (APR_Q8) is part of every window.
+    """
+    info = tensor.info
+    row = encoding_row(info.encoding)
+    count = math.prod(info.shape)
+    columns = info.shape[-1] if info.shape else 1
+    if info.row_bytes and columns * row.type_size != info.row_bytes * row.block_size:
+        step = max(1, WINDOW // info.row_bytes)  # rows are padded to whole blocks
+        for start in range(0, count // columns, step):
+            rows = min(step, count // columns - start)
+            at, stop = start * info.row_bytes, (start + rows) * info.row_bytes
+            part = replace(info, shape=(rows, columns), nbytes=stop - at)
+            yield at // row.type_size, Window(part, tensor.raw(at, stop))
+            tensor.drop(at, stop)
+        return
+    header = row.header if count else 0
+    blocks = -(-count // row.block_size)
+    step = max(1, WINDOW // row.type_size)
+    for start in range(0, blocks, step):
+        end = min(start + step, blocks)
+        at, stop = header + start * row.type_size, header + end * row.type_size
+        data = tensor.raw(at, stop)
+        if header:
+            data = memoryview(bytes(tensor.raw(0, header)) + bytes(data))
+        elements = min(end * row.block_size, count) - start * row.block_size
+        part = replace(info, shape=(elements,), nbytes=len(data), row_bytes=None)
+        yield start, Window(part, data)
+        tensor.drop(at, stop)
+
+
+def take(model: "Model", progress: "Progress | None" = None) -> dict[str, Row]:
+    """Look at every stored tensor once; nothing the size of a tensor is held."""
+    tensors = model.source.tensors
+    total = sum(tensor.info.nbytes for tensor in tensors.values())
+    done = 0
+    found = {}
+    for name, tensor in tensors.items():
+
+        def report(count: int, before: int = done) -> None:
+            if progress is not None:
+                progress(before + count, total)
+
+        found[name] = _look(tensor, report)
+        done += tensor.info.nbytes
+    return found
+
+
+def _look(tensor: LazyTensor, report: Callable[[int], None]) -> Row:
+    from aprfmt.codecs import codec
+    from aprfmt.stats import Accumulator, tensor_stats
+    from aprfmt.validation.scales import first_bad, header_is_bad
+
+    info = tensor.info
+    try:
+        dtype = codec(info.encoding).dtype
+    except UnsupportedError as error:
+        return Row(info, unread=str(error))
+    if dtype == "bool":
+        return Row(info, odd=_bad_bool(tensor))
+    if dtype.lstrip("u").startswith("int"):
+        return Row(info)
+    row = encoding_row(info.encoding)
+    total, scale, done = Accumulator(), "", 0
+    try:
+        for first, window in windows(tensor):
+            raw = window.raw()
+            if row.header and not scale and header_is_bad(info.encoding, raw[: row.header]):
+                scale = "its scale is NaN or infinite"
+            bad = None if scale else first_bad(info.encoding, raw[row.header :])
+            if bad is not None:
+                scale = f"block {first + bad[0]} has {bad[1]}"
+            total.add_stats(tensor_stats(window))
+            done += len(raw)
+            report(done)
+    except AprfmtError as error:
+        return Row(info, unread=str(error))
+    return Row(info, total.result(), scale)
+
+
+def _bad_bool(tensor: LazyTensor) -> str:
+    for start in range(0, tensor.info.nbytes, WINDOW):
+        stop = min(start + WINDOW, tensor.info.nbytes)
+        data = bytes(tensor.raw(start, stop))
+        tensor.drop(start, stop)
+        odd = data.translate(None, b"\0\1")
+        if odd:
+            return f"element {start + data.index(odd[:1])} is {odd[0]}"
+    return ""
+
+
+def values(ctx: "Context") -> Result:
+    """Check that every value is a number; computed buffers (masks) may hold infinities."""
+    buffers = _buffers(ctx)
+    findings, counted, unread = [], 0, []
+    for name, row in ctx.census.items():
+        if row.unread:
+            unread.append((name, row.unread))
+            continue
+        counted += 1
+        if row.odd:
+            findings.append(Finding(name, row.odd, "0 or 1 in a BOOL tensor", "get the file again"))
+        if row.stats is None or row.scale:
+            continue  # a bad scale is named once, by block_scales
+        nan, inf = row.stats.nan, row.stats.inf
+        if nan or (inf and name not in buffers):
+            findings.append(
+                Finding(
+                    name,
+                    f"{nan} NaN and {inf} infinite of {row.stats.count} {row.info.encoding} values",
+                    "finite weights",
+                    "get the file again, or convert again from the source",
+                )
+            )
+        elif inf:
+            text = f"{inf} infinite values in a computed buffer"
+            findings.append(Finding(name, text, "finite values", level="warning"))
+    if unread:
+        name, why = unread[0]
+        raise NotRun(
+            f"{counted} of {len(ctx.census)} tensors could be decoded; {name}: {why}", findings
+        )
+    if not counted:
+        raise NotRun("the file holds no tensors")
+    return Result(f"{counted} tensors", findings)
+
+
+def _buffers(ctx: "Context") -> frozenset[str]:
+    """Return the stored names of what is computed, not learned, where the architecture knows."""
+    from aprfmt.arch.bind import bind
+
+    try:
+        style = ctx.model.style
+        return frozenset(bind(ctx.spec, style, tuple(ctx.model)).buffers if style else ())
+    except AprfmtError:
+        return frozenset()
+
+
+def block_scales(ctx: "Context") -> Result:
+    """Look for scales, sub-scales and sums of blocks that no quantizer writes."""
+    seen, findings = 0, []
+    for name, row in ctx.census.items():
+        if row.stats is None or not _has_scales(row.info.encoding):
+            continue
+        seen += 1
+        if row.scale:
+            findings.append(
+                Finding(
+                    name,
+                    f"{row.scale} ({row.info.encoding})",
+                    "finite scales that fit their block",
+                    "get the file again, or quantize again",
+                )
+            )
+    for name, tensor in ctx.model.items():
+        for suffix, part in tensor.parts.items():
+            if not suffix.endswith("absmax"):
+                continue
+            seen += 1
+            stats = ctx.census[part.info.name].stats
+            if stats is not None and stats.min is not None and stats.min < 0:
+                findings.append(
+                    Finding(part.info.name, f"a negative absmax ({stats.min:g}) for {name}",
+                            "magnitudes", "quantize again")
+                )  # fmt: skip
+    if not seen:
+        raise NotRun("no tensor is stored in blocks with scales")
+    return Result(f"{seen} tensors", findings)
+
+
+def _has_scales(encoding: str) -> bool:
+    row = encoding_row(encoding)
+    return row.known and not row.numpy and not row.safetensors
+
+
+def packed(ctx: "Context") -> Result:
+    """Check that every weight that is several tensors decodes: its parts are there and fit."""
+    from aprfmt.stats import compute, tensor_stats
+
+    findings: list[Finding] = []
+    seen = 0
+    for name, tensor in ctx.model.items():
+        if not tensor.parts:
+            continue
+        seen += 1
+        try:
+            own = getattr(tensor.lazy, "decode", None)
+            stats = compute(own()) if own is not None else tensor_stats(tensor.lazy)
+        except UnsupportedError as error:
+            raise NotRun(f"{name}: {error}", findings) from error
+        except AprfmtError as error:
+            findings.append(Finding(name, str(error), "parts that fit each other",
+                                    "quantize again"))  # fmt: skip
+            continue
+        finally:
+            tensor.lazy.drop()
+        parts = [ctx.census[part.info.name] for part in tensor.parts.values()]
+        known = any(row.scale or (row.stats and row.stats.nan + row.stats.inf) for row in parts)
+        if (stats.nan or stats.inf) and not known:
+            findings.append(
+                Finding(name, f"{stats.nan} NaN and {stats.inf} infinite values once decoded",
+                        "finite weights", "quantize again")
+            )  # fmt: skip
+    if not seen:
+        raise NotRun("no weight is stored as several tensors")
+    return Result(f"{seen} weights", findings)

@@ -1,0 +1,237 @@
+"""Checks of the tokenizer as it is stored: lists, sizes, ids, merges, and the chat template.
+
+What is read here is the file's own lists, fillers and ids beyond the end included: building the
+tokenizer forgives some of that.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from aprfmt.errors import AprfmtError, FormatError
+from aprfmt.validation.report import Finding, NotRun, Result
+
+if TYPE_CHECKING:
+    from aprfmt.tokenizer.carried import Carried
+    from aprfmt.validation.context import Context
+
+_MANY = 20  # findings of one kind; the rest is counted
+
+
+@dataclass(frozen=True)
+class Words:
+    """A vocabulary as stored: `tokens` by id (None for an id without one), where they stand.
+
+    `lists` are the lengths of what must be as long as the tokens. `plain` counts the ids up to the
+    last token that was not added to the vocabulary; `own` is False for a tokenizer.json, whose ids
+    need not be dense.
+    """
+
+    where: str
+    tokens: Sequence[str | None]
+    merges: Sequence[tuple[str, str] | str] | None
+    lists: Mapping[str, int]
+    plain: int
+    own: bool
+
+
+def read_words(carried: "Carried") -> Words:
+    """Return the stored vocabulary, the metadata's lists before a tokenizer.json.
+
+    Raises FormatError for damaged ones, NotRun where neither holds tokens.
+    """
+    from aprfmt.tokenizer.keys import MERGES, SCORES, TOKENS, TYPES
+
+    tokens = carried.sequence(TOKENS, str)
+    if tokens:
+        lists = {
+            carried.spelled(key): length
+            for key in (SCORES, TYPES)
+            if (length := carried.length(key)) is not None
+        }
+        merges = carried.sequence(MERGES, str)
+        return Words(carried.spelled(TOKENS), tokens, merges, lists, len(tokens), True)
+    data = carried.parse_tokenizer_json()
+    if data is None:
+        raise NotRun("the model carries no list of tokens")
+    return _from_json(carried, data)
+
+
+def _from_json(carried: "Carried", data: Mapping[str, Any]) -> Words:
+    from aprfmt.tokenizer.carried import MAX_TOKENS
+    from aprfmt.tokenizer.hf_json import effective_added
+
+    model = data.get("model")
+    if not isinstance(model, Mapping):
+        raise FormatError(f"{carried.origin}: has no object `model`; it is no tokenizer.json")
+    vocab = model.get("vocab")
+    by_id: dict[int, str] = {}
+    if isinstance(vocab, Mapping):
+        for token, i in vocab.items():
+            if type(i) is not int or not 0 <= i < MAX_TOKENS:
+                raise FormatError(f"{carried.origin}: token {token!r} has the id {i!r}")
+            by_id[i] = token
+        count = len(vocab)
+    elif isinstance(vocab, list):
+        by_id = {i: row[0] for i, row in enumerate(vocab) if isinstance(row, list) and row}
+        count = len(vocab)
+    else:
+        raise FormatError(f"{carried.origin}: model.vocab is neither tokens with ids nor a list")
+    if len(by_id) != count:
+        twice = f"{count} tokens have {len(by_id)} ids"
+        raise FormatError(f"{carried.origin}: {twice}; every token has an id of its own")
+    known = {token: i for i, token in by_id.items()}
+    plain = max(by_id, default=-1) + 1
+    by_id.update((row["id"], row["content"]) for row in effective_added(data, carried, known))
+    merges = model.get("merges")
+    if merges is not None and not isinstance(merges, list):
+        raise FormatError(f"{carried.origin}: model.merges is {type(merges).__name__}, not a list")
+    pairs = [tuple(row) if isinstance(row, list) else row for row in merges or ()]
+    size = max(by_id, default=-1) + 1
+    tokens = [by_id.get(i) for i in range(size)]
+    return Words(carried.origin, tokens, pairs if merges is not None else None, {}, plain, False)
+
+
+def lists(ctx: "Context") -> Result:
+    """Check that the vocabulary builds: lists of their lengths, every token once."""
+    from aprfmt.tokenizer.loading import load
+
+    words = ctx.words_or_error
+    if isinstance(words, AprfmtError):
+        raise words
+    findings = [
+        Finding(where, f"{length} elements", f"{len(words.tokens)}, one a token",
+                "the vocabulary is damaged")
+        for where, length in words.lists.items()
+        if length != len(words.tokens)
+    ]  # fmt: skip
+    counts = Counter(token for token in words.tokens if token is not None)
+    twice = [token for token, count in counts.items() if count > 1]
+    findings += [
+        Finding(words.where, f"token {token!r} stands {counts[token]} times", "each token once",
+                level="warning")
+        for token in twice[:_MANY]
+    ]  # fmt: skip
+    failed = any(one.level == "fail" for one in findings)
+    if not failed and not _wrong_merges(words) and _has_ids(ctx.carried):
+        load(ctx.model)  # else the check of what is wrong says it
+    return Result(f"{len(words.tokens)} tokens", findings)
+
+
+def _has_ids(carried: "Carried") -> bool:
+    """Say whether the special ids are numbers at all."""
+    try:
+        carried.ids()
+    except FormatError:
+        return False
+    return True
+
+
+def size(ctx: "Context") -> Result:
+    """Check that every token has a row of the embedding; in GGUF every row has a token."""
+    rows, origin = _rows(ctx)
+    words = ctx.words
+    count = len(words.tokens)
+    said = f"{count} tokens, {rows} rows"
+    dense = words.own and ctx.model.format in _DENSE
+    if count <= rows and not (dense and count < rows):
+        return Result(said)
+    # Placeholders of other models of a family are added behind the embedding (gemma 3's image).
+    level: Literal["fail", "warning"] = "fail" if dense or words.plain > rows else "warning"
+    todo = "the tokenizer is not of this model, or one of the two is cut"
+    expected = f"{rows}, the rows of {origin}"
+    return Result(said, [Finding(words.where, f"{count} tokens", expected, todo, level)])
+
+
+# Formats whose readers size the embedding by the list of tokens; others may pad the embedding.
+_DENSE = ("gguf",)
+
+
+def _rows(ctx: "Context") -> tuple[int, str]:
+    """Return the rows of the embedding as stored, and its name."""
+    resolution = ctx.resolution
+    logical = resolution.roles.get("token_embd.weight")
+    if logical is None or not logical.shape:
+        raise NotRun("the model stores no token embedding")
+    return logical.shape[0], logical.stored[0].info.name
+
+
+def ids(ctx: "Context") -> Result:
+    """Check that every special id is that of a token."""
+    words = ctx.words
+    count = len(words.tokens)
+    stated = [(ctx.carried.where + f": {role}", i) for role, i in ctx.carried.ids().items()]
+    stated += _configured(ctx)
+    findings = []
+    for where, i in stated:
+        if i >= count or words.tokens[i] is None:
+            findings.append(
+                Finding(where, f"id {i}", f"an id below {count} that has a token",
+                        "generation would not stop, or would begin wrongly")
+            )  # fmt: skip
+    if not stated:
+        raise NotRun("neither metadata nor configuration state a special id")
+    return Result(f"{len(stated)} ids", findings)
+
+
+def _configured(ctx: "Context") -> list[tuple[str, int]]:
+    """Return the ids that config.json and generation_config.json state, by place."""
+    found = []
+    for name, source in (
+        ("config.json", ctx.model.config or {}),
+        ("generation_config.json", ctx.carried.parse("generation_config.json")),
+    ):
+        for role in ("bos", "eos", "pad"):
+            value = source.get(f"{role}_token_id")
+            for i in value if isinstance(value, list) else [value]:
+                if type(i) is int and i >= 0:  # -1 is "none" in older files
+                    found.append((f"{name}: {role}_token_id", i))
+    return found
+
+
+def merges(ctx: "Context") -> Result:
+    """Check that every merge joins two tokens to a third."""
+    words = ctx.words
+    if words.merges is None:
+        raise NotRun("the vocabulary has no merges")
+    wrong = _wrong_merges(words)
+    expected = "two tokens that make a third"
+    findings = [
+        Finding(f"{words.where}: merge {number}", repr(merge), expected,
+                "the tokenizer is not whole")
+        for number, merge in wrong[:_MANY]
+    ]  # fmt: skip
+    if len(wrong) > _MANY:
+        findings.append(Finding(words.where, f"{len(wrong) - _MANY} more merges", expected))
+    return Result(f"{len(words.merges)} merges", findings)
+
+
+def _wrong_merges(words: Words) -> list[tuple[int, Any]]:
+    known = {token for token in words.tokens if token is not None}
+    wrong: list[tuple[int, Any]] = []
+    for number, merge in enumerate(words.merges or ()):
+        parts: Sequence[Any] = merge
+        if isinstance(merge, str):  # at the first space that is not its first character
+            at = merge.find(" ", 1)
+            parts = (merge[:at], merge[at + 1 :]) if at > 0 else (merge,)
+        good = len(parts) == 2 and all(isinstance(part, str) and part in known for part in parts)
+        if not good or "".join(parts) not in known:
+            wrong.append((number, merge))
+    return wrong
+
+
+def template(ctx: "Context") -> Result:
+    """Check that the chat template only joins texts and reaches for nothing of Python."""
+    from aprfmt.tokenizer.carried import Carried
+    from aprfmt.tokenizer.template import scan_template
+
+    text = Carried(ctx.model).chat_template()
+    if text is None:
+        raise NotRun("the model carries no chat template")
+    findings = [
+        Finding(f"chat template, {line}", what, "a template that joins texts",
+                "read it before you let a program render it")
+        for line, _, what in (sentence.partition(": ") for sentence in scan_template(text))
+    ]  # fmt: skip
+    return Result(f"{len(text)} characters", findings)

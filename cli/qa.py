@@ -1,0 +1,112 @@
+"""`aprfmt qa`: the gates together, to find out whether a file can be trusted."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aprfmt.cli import options, render, running
+
+if TYPE_CHECKING:
+    from aprfmt.qa import QaReport
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+STYLES = {"PASS": "good", "FAIL": "bad", "NOT_RUN": "warn"}
+
+
+@click.command("qa")
+@click.argument("model")
+@click.option("--against", metavar="OTHER", type=click.Path(path_type=Path),
+              help="Another copy of the model: hold this one against it.")  # fmt: skip
+@click.option("--also", multiple=True, metavar="RUN",
+              help="Compare with this run too: torch, cuda, cuda:1, numpy::float64.")  # fmt: skip
+@click.option("--golden", type=FILE, metavar="FILE.json",
+              help="Prompts, answers and losses (default: golden.json beside it).")  # fmt: skip
+@click.option("--random-weights", is_flag=True,
+              help="The model is untrained: expect the losses of such a one.")  # fmt: skip
+@click.option("--only", multiple=True, metavar="GATE", help="Ask only these gates.")
+@click.option("--skip", multiple=True, metavar="GATE", help="Leave these gates out.")
+@click.option("--min-run", type=click.IntRange(min=0), default=0, metavar="N",
+              help="Fail if fewer than N gates gave an answer.")  # fmt: skip
+@click.option("--baseline", type=FILE, metavar="FILE.json",
+              help="Fail where a gate or number got worse than in this file.")  # fmt: skip
+@click.option("--save-baseline", type=FILE, metavar="FILE.json",
+              help="Write what was found as a baseline.")  # fmt: skip
+@running.where
+@options.arch
+@options.force
+@options.common
+def command(
+    model: str,
+    against: Path | None,
+    also: tuple[str, ...],
+    golden: Path | None,
+    random_weights: bool,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    min_run: int,
+    baseline: Path | None,
+    save_baseline: Path | None,
+    arch: str | None,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+    device: str | None,
+    backend: str | None,
+    dtype: str | None,
+    **where: Any,
+) -> int:
+    """Put a model through the gates, each PASS, FAIL or NOT-RUN.
+
+    A NOT-RUN never counts as a pass. With --device the model runs there and device-parity holds
+    it against numpy on the CPU. Exit 0: every gate that ran passed; 1: one failed, or fewer ran
+    than --min-run; 2: nothing ran, or something asked for could not.
+    """
+    from aprfmt import qa
+    from aprfmt.inference.device import parse_run
+
+    options.check_new(force, save_baseline)
+    path, run = running.model_and_run(model)
+    choice = running.choose(device, backend, dtype, run)
+    if choice.why.startswith("auto"):
+        render.warn(choice.why)
+    with render.Progress("qa", quiet) as bar:
+        report = qa.run(
+            path, only=only, skip=skip, min_run=min_run, arch=arch,
+            progress=lambda gate, done, total: bar(done, total),
+            choice=choice, also=tuple(parse_run(text) for text in also), against=against,
+            golden=golden, baseline=baseline, random_weights=random_weights, **where,
+        )  # fmt: skip
+    if save_baseline is not None:
+        qa.save_baseline(report, save_baseline, force=force)
+    saved = None if save_baseline is None else str(save_baseline)
+    if not as_json:
+        show(report)
+        if saved is not None:
+            render.line(render.escape(f"baseline written to {saved}"))
+    body = {**report.to_json(), "saved_baseline": saved}
+    return render.emit("qa", report.exit_code, body, as_json)
+
+
+def show(report: "QaReport") -> None:
+    """Print a line for each gate, and what failed in it."""
+    render.line(render.escape(f"{report.model} on {report.choice}"), style="head")
+    for gate in report.gates:
+        took = f"{gate.seconds:6.2f} s" if gate.outcome != "NOT_RUN" else "        "
+        text = f"{gate.outcome.replace('_', '-'):7} {gate.name:16} {took}  "
+        if gate.outcome == "PASS":
+            text += gate.proves
+        elif gate.outcome == "NOT_RUN":
+            text += gate.why
+        else:
+            text += f"{len(gate.failed)} of {len(gate.checks)} checks failed"
+        render.line(render.escape(text), style=STYLES[gate.outcome])
+        for each in gate.checks:
+            if each.outcome == "FAIL" or (each.outcome == "NOT_RUN" and gate.outcome != "NOT_RUN"):
+                todo = f"; {each.todo}" if each.todo else ""
+                place = f" ({each.where})" if each.where else ""
+                line = f"{each.name}{place}: {each.found}; expected {each.expected}{todo}"
+                render.line(render.escape(f"        {each.outcome.replace('_', '-')} {line}"),
+                            style=STYLES[each.outcome])  # fmt: skip
+    style = {0: "good", 1: "bad", 2: "warn"}[report.exit_code]
+    render.line(f"{report.outcome.replace('_', '-')}: {report.sentence}", style=style)

@@ -1,0 +1,61 @@
+"""`aprfmt validate`: every byte of a model; PASS, FAIL or NOT-RUN for each check."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aprfmt.cli import options, render
+
+_STYLES = {"PASS": "good", "FAIL": "bad", "NOT_RUN": "dim"}
+_LINES = 20  # findings printed for one check; --json has more
+
+
+@click.command("validate")
+@options.model()
+@click.option("--strict", is_flag=True, help="Warnings fail, too.")
+@options.arch
+@options.common
+def command(model: Path, strict: bool, arch: str | None, as_json: bool, quiet: bool) -> int:
+    """Check every byte of MODEL: checksums, values, scales, completeness, tokenizer, claims.
+
+    Exit 0: nothing failed; 1: a check failed; 2: the file cannot be opened, or nothing ran.
+    """
+    from aprfmt.validation import validate
+
+    with render.Progress("validate", quiet) as progress:
+        report = validate(model, arch=arch, strict=strict, progress=progress)
+    if not as_json:
+        show(report)
+    return render.emit("validate", report.exit_code, report.to_json(), as_json)
+
+
+def show(report: Any) -> None:
+    """Print a line a check, its findings under it, and the verdict."""
+    from aprfmt.outcome import count_outcomes
+
+    width = max(len(check.name) for check in report.checks)
+    for check in report.checks:
+        word = check.outcome.replace("_", "-")
+        said = "" if check.outcome == "FAIL" else render.escape(check.found, 300)
+        render.line(
+            f"{word:7}  {check.name:{width}}  {said}".rstrip(), style=_STYLES[check.outcome]
+        )
+        noted = [one.finding for one in report.findings if one.check == check.name]
+        for finding in noted[:_LINES]:
+            render.line("         " + render.escape(_sentence(finding, report.strict), 1000))
+        if len(noted) > _LINES:
+            render.line(f"         ... {len(noted) - _LINES} more (--json)")
+    counts = count_outcomes(report.checks)
+    verdict = report.outcome.replace("_", "-")
+    render.line(
+        f"{verdict}: {counts['PASS']} passed, {counts['FAIL']} failed, "
+        f"{counts['NOT_RUN']} not run, {len(report.warnings)} warnings",
+        style=_STYLES[report.outcome],
+    )
+
+
+def _sentence(finding: Any, strict: bool) -> str:
+    level = "" if strict or finding.level == "fail" else "warning: "
+    parts = [f"{finding.where}: {finding.found}", f"expected {finding.expected}", finding.todo]
+    return level + " - ".join(part for part in parts if part)

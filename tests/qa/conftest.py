@@ -1,0 +1,47 @@
+"""A short golden file of the demo model, its losses by transformers, and one thread."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aprfmt.errors import BackendUnavailableError
+from aprfmt.inference.backends import blas
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+    try:
+        blas.set_threads(1)
+    except BackendUnavailableError:
+        pass  # numpy's BLAS cannot be told; the tests hold all the same
+
+
+@pytest.fixture(scope="session")
+def golden(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two prompts and a text of 48 tokens; the loss is transformers' own."""
+    import transformers
+
+    whole = json.loads((demo_model / "golden.json").read_text())
+    by_name = {row["name"]: row for row in whole["greedy"]}
+    direct = by_name["opening"] | {"output_ids": by_name["opening"]["output_ids"][:12]}
+    del direct["output_text"]
+    text = next(row for row in whole["losses"] if row["name"] == "held_out_text")
+    ids = text["ids"][:48]
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(demo_model, dtype=torch.float32)
+    with torch.no_grad():
+        loss = float(model(torch.tensor([ids]), labels=torch.tensor([ids])).loss)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(demo_model)
+    path = tmp_path_factory.mktemp("golden") / "golden.json"
+    rows = {
+        "format": 1,
+        "greedy": [direct, by_name["chat_capital"]],
+        "losses": [
+            {"name": "held_out", "text": tokenizer.decode(ids), "ids": ids, "nats_per_token": loss}
+        ],
+    }
+    path.write_text(json.dumps(rows))
+    return path

@@ -1,0 +1,90 @@
+"""Every hand-made file of every format through the command line, under limits.
+
+Malformed: exit 2, one line that says what is wrong, within two seconds of CPU and 256 MiB. Odd and
+legal: opened by `inspect`, judged by `validate`; odd ones with a warning that says why.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.formats import apr_cases, gguf_cases, safetensors_cases
+from tests.robustness.jail import Done, Job, run
+from tests.robustness.verdicts import assert_plain, assert_refused
+
+TABLES = {"gguf": gguf_cases, "safetensors": safetensors_cases, "apr": apr_cases}
+# safetensors has no odd files: what its page does not allow is refused.
+ROWS = [
+    (kind, level, case)
+    for kind, table in TABLES.items()
+    for level in ("MALFORMED", "WARNED", "LEGAL")
+    for case in getattr(table, level, ())
+]
+IDS = [f"{kind}-{level.lower()}-{case.id}" for kind, level, case in ROWS]
+
+
+# The files other readers were compared on, and those of llama.cpp's own test, all have to be here.
+COMPARED: dict[str, tuple[str, ...]] = {
+    "gguf": (
+        "HEADER_BAD_MAGIC", "HEADER_BAD_VERSION_0", "HEADER_BAD_VERSION_1",
+        "HEADER_BAD_VERSION_FUTURE", "HEADER_BAD_N_TENSORS", "HEADER_BAD_N_KV", "KV_BAD_KEY_SIZE",
+        "KV_BAD_TYPE", "KV_EMPTY_KEY", "KV_DUPLICATE_KEY", "KV_BAD_ALIGN", "KV_WRONG_TYPE_ALIGN",
+        "TENSORS_BAD_NAME_SIZE", "TENSORS_BAD_N_DIMS", "TENSORS_BAD_SHAPE", "TENSORS_NE_TOO_BIG",
+        "TENSORS_BAD_TYPE", "removed_type", "TENSORS_INCONSISTENT_ALIGN", "overlap", "hole",
+        "trailing", "DATA_NOT_ENOUGH_DATA", "row_no_multiple_of_block", "arr_5_million_in_1_kb",
+        "nested_16_deep", "bool_2", "TENSORS_ZERO_DIM", "TENSORS_DUPLICATE_NAME",
+        "TENSORS_BAD_OFFSET", "TENSORS_NBYTES_TOO_BIG", "TENSORS_BAD_ALIGN", "HEADER_EMPTY",
+        "KV_SUCCESS", "TENSORS_SUCCESS", "TENSORS_CUSTOM_ALIGN", "DATA_INCONSISTENT_ALIGN",
+        "DATA_MEM_SIZE_OVERFLOW", "DATA_SUCCESS",
+    ),
+    "safetensors": (
+        "too_small", "length_over_limit", "length_beyond", "not_utf8", "header_array", "not_json",
+        "space_before", "duplicate", "duplicate_field", "unknown_field", "dtype_unknown",
+        "shape_negative", "shape_wraps", "bits_wrap", "offsets_swapped", "size_small",
+        "f4_misaligned", "hole_at_start", "hole_between", "overlap", "trunc_data", "trailing",
+        "polyglot_zip", "deep", "padded_header", "zero_size", "scalar",
+    ),
+}  # fmt: skip
+
+
+def test_all_files_of_the_comparison_are_here() -> None:
+    for kind, ids in COMPARED.items():
+        assert set(ids) <= {case.id for other, _, case in ROWS if other == kind}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
+    folder = tmp_path_factory.mktemp("files")
+    jobs = []
+    for name, (kind, level, case) in zip(IDS, ROWS, strict=True):
+        path = folder / f"{name}.{kind}"
+        path.write_bytes(case.data)
+        jobs.append(Job(name, ("inspect", str(path))))
+        if level != "MALFORMED":
+            jobs.append(Job(f"{name} validate", ("validate", str(path))))
+    return run(jobs)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_verdict(name: str, done: dict[str, Done]) -> None:
+    _, level, case = ROWS[IDS.index(name)]
+    inspected = done[name]
+    if level == "MALFORMED":
+        unknown = "expected apr, gguf, safetensors content"
+        assert_refused(inspected, says=unknown if unknown in inspected.err else case.says)
+        return
+    validated = done[f"{name} validate"]
+    assert inspected.code == 0, inspected.err
+    assert validated.code in (0, 1), validated.err
+    for one in (inspected, validated):
+        assert_plain(one)
+    assert case.says in inspected.err
+
+
+def test_what_is_not_recognised_is_said_by_its_bytes(tmp_path: Path) -> None:
+    for case in gguf_cases.MALFORMED:
+        if case.id == "HEADER_BAD_MAGIC":
+            path = tmp_path / "x.gguf"
+            path.write_bytes(case.data)
+            (only,) = run([Job("x", ("inspect", str(path)))]).values()
+            assert "starts with 46 55 47 47" in only.err

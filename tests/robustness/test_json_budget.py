@@ -1,0 +1,69 @@
+"""What a JSON text may cost: hostile ones are refused before they are parsed, real ones pass."""
+
+import json
+
+import pytest
+
+from aprfmt.errors import FormatError
+from aprfmt.formats import jsonio, jsonlimits
+from aprfmt.formats.jsonlimits import BUDGETS, Budget
+
+SMALL = tuple(budget._replace(free=100) for budget in BUDGETS)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonlimits, "BUDGETS", SMALL)
+
+
+def loads(text: str) -> object:
+    return jsonio.loads(text.encode(), "x.json", max_bytes=1 << 30)
+
+
+# kind of limit, one element of a text that costs much more memory or time than it has bytes
+HOSTILE = (
+    ("values", "0"), ("values", "1.5"), ("values", '""'), ("values", "[]"),
+    ("objects", '{"a":"' + "x" * 12 + '"}'), ("arrays and objects", '["xxxx"]'),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "element"), HOSTILE)
+def test_too_many_for_the_length_are_refused(kind: str, element: str, small: None) -> None:
+    text = "[" + ",".join([element] * 5000) + "]"
+    with pytest.raises(FormatError, match=rf"x\.json: \d+ {kind} in {len(text)} bytes") as caught:
+        loads(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_too_many_keys_are_refused(small: None) -> None:
+    text = "{" + ",".join(f'"{n:x}":0,"x{n:x}":"yyyyyyyyyy"' for n in range(900)) + "}"
+    with pytest.raises(FormatError, match=r"\d+ keys in"):
+        loads(text)
+
+
+@pytest.mark.parametrize("budget", BUDGETS, ids=lambda budget: budget.what)
+def test_the_limit_itself_passes(budget: Budget) -> None:
+    size = 1 << 20
+    allowed = budget.free + size // budget.each
+    assert jsonlimits._passed(budget, budget.marks[:1] * allowed, size) == 0
+    assert jsonlimits._passed(budget, budget.marks[:1] * (allowed + 1), size) == allowed + 1
+
+
+def test_marks_in_strings_do_not_count(small: None) -> None:
+    value = ["[{,:" * 5000, "\\" * 300 + '"[[[,,,', {",": ":" * 900}]
+    assert loads(json.dumps(value)) == value
+
+
+def test_real_shapes_pass() -> None:
+    """The densest real files: a header of many tensors, the merges of a large vocabulary."""
+    entry = {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}
+    header = {f"t{n}": entry for n in range(60_000)}
+    assert len(loads(json.dumps(header, separators=(",", ":")))) == 60_000  # type: ignore[arg-type]
+    merges = [["a", "b"]] * 300_000
+    assert loads(json.dumps(merges, separators=(",", ":"))) == merges
+    assert loads(json.dumps(list(range(500_000)))) == list(range(500_000))
+
+
+def test_a_safetensors_header_of_ten_thousand_tensors_is_far_from_the_limit() -> None:
+    for budget in BUDGETS:
+        assert budget.free > 10_000 * 8

@@ -1,0 +1,126 @@
+"""Every command that reads a model, over every hostile input: one line, no traceback, no litter."""
+
+from pathlib import Path
+
+import pytest
+
+from aprfmt.cli.main import COMMANDS
+from tests.robustness.hostile import ODD, REFUSED, VALID, small_llama
+from tests.robustness.jail import Done, Job, run
+from tests.robustness.verdicts import assert_plain, assert_refused
+
+NO_MODEL = ("demo", "explain", "doctor")
+# How a command is given a model; M is the model, O a name in an empty folder. Others get it alone.
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "tensors": ("M", "--stats"),
+    "cat": ("M", "model.norm.weight"),
+    "import": ("M", "-o", "O.apr"),
+    "export": ("M", "--to", "gguf", "-o", "O.gguf"),
+    "convert": ("M", "O.gguf"),
+    "quantize": ("M", "O.apr", "--type", "Q8_0"),
+    "set": ("M", "format=x", "-o", "O.safetensors"),
+    "split": ("M", "O.gguf", "--max-shard-size", "1K"),
+    "merge": ("M", "O.apr"),
+    "diff": ("M", "M"),
+    "diagnose": ("M", "M", "--ids", "1,2"),
+    "parity": ("M", "--between", "numpy", "numpy:cpu:float64", "--ids", "1,2"),
+    "tokenize": ("M", "hi"),
+    "template": ("M", "--user", "hi"),
+    "trace": ("M", "--payload", "--ids", "1,2"),
+    "logits": ("M", "--ids", "IDS", "--out", "O.npy"),
+    "run": ("M", "--ids", "1,2", "--max-tokens", "1"),
+    "eval": ("M", "--ids", "IDS"),
+}
+READING = [name for name in COMMANDS if name not in NO_MODEL]
+# The template's own child process has 5 s of CPU; its time is not this process's.
+HEAVY = {"template_loop": 8}
+# Every command opens its model in one place: all refusals go through a few, some through all.
+THOROUGH = ("inspect", "validate", "convert", "diff", "tokenize")
+SAMPLE = ("gguf_truncated", "apr_header_crc", "polyglot_zip", "pickle", "fifo", "config_deep",
+          "index_parent", "missing")  # fmt: skip
+PAIRS = [
+    (command, id)
+    for command in READING
+    for id in (*(REFUSED if command in THOROUGH else SAMPLE), *ODD)
+]
+
+
+def _arguments(command: str, model: Path, out: Path, ids: Path) -> tuple[str, ...]:
+    words = {"M": str(model), "IDS": str(ids)}
+    row = ARGUMENTS.get(command, ("M",))
+    return command, *(
+        words.get(word, f"{out}/{word}" if word[:2] == "O." else word) for word in row
+    )
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Done]]:
+    import numpy as np
+
+    folder = tmp_path_factory.mktemp("smoke")
+    ids = folder / "ids.npy"
+    np.save(ids, np.array([1, 2, 1]))
+    models = {}
+    for id, maker in {**{k: v[0] for k, v in REFUSED.items()}, **ODD}.items():
+        (folder / id).mkdir()
+        models[id] = maker(folder / id)
+    good = small_llama(folder)
+    warm, jobs = [], []
+    for command in READING:
+        out = folder / f"warm-{command}"
+        out.mkdir()
+        warm.append(_arguments(command, good, out, ids))
+    for command, id in PAIRS:
+        out = folder / f"out-{command}-{id}"
+        out.mkdir()
+        args = _arguments(command, models[id], out, ids)
+        jobs.append(Job(f"{command} {id}", args, cpu=HEAVY.get(id, 2)))
+    return folder, run(jobs, warm)
+
+
+@pytest.mark.parametrize(("command", "id"), PAIRS, ids=lambda value: str(value))
+def test_command_on_file(command: str, id: str, done: tuple[Path, dict[str, Done]]) -> None:
+    folder, found = done
+    one = found[f"{command} {id}"]
+    if id in REFUSED and command in ARGUMENTS | dict.fromkeys(("inspect", "tree", "validate")):
+        assert_refused(one, says=REFUSED[id][1])
+    else:
+        assert_plain(one)
+        assert one.code in (0, 1, 2), one.err
+    out = folder / f"out-{command}-{id}"
+    if one.code == 2:
+        assert list(out.iterdir()) == [], "a refused conversion left something behind"
+    assert one.peak < 256 << 20
+
+
+def test_nothing_ran_and_nothing_was_written_elsewhere(done: tuple[Path, dict[str, Done]]) -> None:
+    folder, _ = done
+    assert not [path for path in folder.rglob("*") if "CANARY" in path.name]
+    assert not Path("CANARY").exists()
+
+
+@pytest.fixture(scope="module")
+def valid(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
+    folder = tmp_path_factory.mktemp("valid")
+    jobs = []
+    for id, maker in VALID.items():
+        (folder / id).mkdir()
+        model = str(maker(folder / id))
+        jobs.append(Job(f"inspect {id}", ("inspect", model)))
+        jobs.append(Job(f"tensors {id}", ("tensors", model, "--limit", "3")))
+        if id != "sparse_8_gib":  # eight billion bytes take their time
+            jobs.append(Job(f"validate {id}", ("validate", model), cpu=10, heap=1 << 30))
+    return run(jobs)
+
+
+@pytest.mark.parametrize("id", VALID)
+def test_valid_and_odd_files_are_read(id: str, valid: dict[str, Done]) -> None:
+    for command in ("inspect", "tensors"):
+        one = valid[f"{command} {id}"]
+        assert_plain(one)
+        assert one.code == 0, one.err
+        assert one.peak < 128 << 20
+    if id != "sparse_8_gib":
+        judged = valid[f"validate {id}"]
+        assert_plain(judged)
+        assert judged.code in ((0, 1) if id == "big_tokenizer" else (0,)), judged.out + judged.err

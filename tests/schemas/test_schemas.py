@@ -1,0 +1,220 @@
+"""Every command's --json has a schema that ships, fits, and notices a changed key.
+
+Seen red: a schema without its `required`, one that allows other keys, an error object with the
+body of a success, a command without a schema.
+"""
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from aprfmt.cli.main import COMMANDS
+from aprfmt.schemas import COMMON, names, schema
+from tests.cli.run import aprfmt
+from tests.schemas.validation import faults
+
+IDS = "1417,362,258,1168"
+
+
+@pytest.fixture(scope="module")
+def files(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    folder = tmp_path_factory.mktemp("schemas")
+    found = {"folder": demo_model, "out": folder, "gguf": folder / "demo.gguf"}
+    assert aprfmt("convert", demo_model, found["gguf"], "--no-verify").code == 0
+    found["small"] = folder / "small.gguf"
+    args = ("convert", demo_model, found["small"], "--encoding", "Q4_0", "--no-verify")
+    assert aprfmt(*args).code == 0
+    return found
+
+
+# What is run for each command: {folder}, {gguf}, {small} and {out} are filled; several where the
+# object has several forms.
+RUNS: Mapping[str, tuple[str, ...]] = {
+    "demo": ("demo",),
+    "inspect": ("inspect {folder}", "inspect {small}"),
+    "tensors": ("tensors {small} blk.0 --stats",),
+    "tree": ("tree {gguf}",),
+    "hex": ("hex {gguf} --limit 4", "hex {small} --tensor blk.0.ffn_up.weight",
+            "hex {gguf} --offset 3 --length 8"),
+    "cat": ("cat {gguf} output_norm.weight", "cat {gguf} output_norm.weight -o {out}/x.npy"),
+    "import": ("import {folder} -o {out}/i.apr",),
+    "export": ("export {gguf} --to safetensors -o {out}/e",),
+    "convert": ("convert {folder} {out}/c.gguf --dry-run", "convert {gguf} {out}/c.apr"),
+    "quantize": ("quantize {folder} {out}/q.gguf --type Q8_0",),
+    "set": ("set {gguf} general.name=x -o {out}/s.gguf",),
+    "split": ("split {folder} {out}/split --max-shard-size 3M",),
+    "merge": ("merge {gguf} {out}/m.gguf",),
+    "diff": ("diff {gguf} {small}",),
+    "parity": (
+        f"parity {{gguf}} --between numpy numpy::float64 --ids {IDS} --arbiter",
+        f"parity {{gguf}} --between numpy numpy::float64 --ids {IDS} --calibrate {{out}}/cal.json"
+        " --repeats 2",
+    ),
+    "diagnose": (f"diagnose {{gguf}} {{small}} --ids {IDS}",),
+    "hash": ("hash {gguf}", "hash {gguf} --raw-only"),
+    "validate": ("validate {gguf}",),
+    "tokenize": ("tokenize {gguf} hello",),
+    "template": ("template {gguf} --user hi",),
+    "trace": (
+        "trace {gguf}", f"trace {{gguf}} --payload --ids {IDS} --layers 0 --save {{out}}/t.st",
+        f"trace {{gguf}} --payload --ids {IDS} --layers 0 --reference {{small}}",
+    ),
+    "logits": (f"logits {{gguf}} --ids {IDS}",),
+    "run": (f"run {{gguf}} --ids {IDS} --max-tokens 2",),
+    "eval": (f"eval {{gguf}} --ids {IDS}", f"eval {{small}} --ids {IDS} --against {{gguf}}"),
+    "qa": ("qa {gguf} --only init-statistics --only metadata",),
+    "explain": ("explain", "explain Q4_K", "explain --schema diff"),
+    "doctor": ("doctor",),
+}  # fmt: skip
+# Places below which a file or another program says which keys there are.
+OPEN: Mapping[str, tuple[str, ...]] = {
+    "convert": ("sizes",), "import": ("sizes",), "export": ("sizes",), "quantize": ("sizes",),
+    "set": ("sizes",), "split": ("sizes",), "merge": ("sizes",),
+    "inspect": ("metadata", "tokenizer", "encodings", "hyperparameters", "keys/read"),
+    "tensors": ("tensors/*/parts",),
+    "template": ("messages/*",),
+    "trace": ("trace", "aliases", "run/backend", "reference/run"),
+    "logits": ("run/backend",), "run": ("run/backend",),
+    "eval": ("run/backend", "against/run/backend"),
+    "qa": ("backend", "gates/*/measures", "gates/*/details"),
+    "parity": ("weights/encodings", "runs/*/backend", "arbiter/*/rel_l2", "noise/rel_l2",
+               "pairs/*/compared_before"),
+    "diagnose": ("facts", "causes/*/values"),
+    "explain": ("topics", "json_schema"),
+    "doctor": ("native/disabled",),
+}  # fmt: skip
+
+SHORT = ("metadata", "hyperparameters", "encodings", "read", "topics")  # maps of equal entries
+
+
+def body_of(text: str, files: Mapping[str, Path]) -> Any:
+    args = [word.format(**files) for word in text.split()]
+    done = aprfmt(*args, "--json")
+    assert done.code in (0, 1), done.err
+    return done.json
+
+
+def objects(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every object with its path; of a list's elements the first of each set of keys."""
+    if isinstance(value, dict):
+        yield path, value
+        for key, item in value.items():
+            yield from objects(item, (*path, key))
+    elif isinstance(value, list):
+        seen: set[frozenset[str]] = set()
+        for at, item in enumerate(value):
+            keys = frozenset(item) if isinstance(item, dict) else frozenset()
+            if isinstance(item, dict) and keys not in seen:
+                seen.add(keys)
+                yield from objects(item, (*path, str(at)))
+
+
+def trimmed(command: str, value: Any, path: tuple[str, ...] = ()) -> Any:
+    """Return the body with one element of each kind in its lists: there is less to change.
+
+    Of what is open, the first entry is kept.
+    """
+    if isinstance(value, dict):
+        if is_open(command, path):
+            value = dict(list(value.items())[:1]) if path[-1] in SHORT else value
+        return {key: trimmed(command, item, (*path, key)) for key, item in value.items()}
+    if not isinstance(value, list):
+        return value
+    kinds: dict[frozenset[str], Any] = {}
+    for item in value:
+        kinds.setdefault(frozenset(item) if isinstance(item, dict) else frozenset(), item)
+    return [trimmed(command, item, (*path, "0")) for item in kinds.values()]
+
+
+def is_open(command: str, path: tuple[str, ...]) -> bool:
+    spelled = ["*" if part.isdigit() else part for part in path]
+    return any(spelled[: len(each)] == each for each in
+               (place.split("/") for place in OPEN.get(command, ())))  # fmt: skip
+
+
+def at(body: Any, path: tuple[str, ...]) -> Any:
+    for part in path:
+        body = body[int(part)] if isinstance(body, list) else body[part]
+    return body
+
+
+def test_every_command_has_a_schema_and_a_run_here() -> None:
+    assert set(names()) == {*COMMANDS, "aprfmt"}
+    assert set(RUNS) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", names())
+def test_a_schema_is_sound_and_says_its_version(command: str) -> None:
+    found = schema(command)
+    Draft202012Validator.check_schema(found)
+    assert found["$id"] == f"aprfmt.{command}.1.json"
+    assert found["properties"]["schema"] == {"const": f"aprfmt.{command}/1"}
+    assert found["unevaluatedProperties"] is False
+    assert COMMON in found["$defs"]
+    assert json.loads(aprfmt("explain", "--schema", command).out) == found
+
+
+@pytest.mark.parametrize("command", RUNS)
+def test_output_fits_and_every_changed_key_is_noticed(
+    command: str, files: Mapping[str, Path]
+) -> None:
+    changed = 0
+    for text in RUNS[command]:
+        body = body_of(text, files)
+        assert faults(body) == []
+        body = trimmed(command, body)
+        assert faults(body) == []
+        for path, found in objects(body):
+            if is_open(command, path):
+                continue
+            for key in found:
+                other = copy.deepcopy(body)
+                place = at(other, path)
+                place[key + "_"] = place.pop(key)
+                assert faults(other, command), f"{'/'.join(path)}: {key} is not missed"
+                changed += 1
+    assert changed > 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body: body.update(ok=False),
+        lambda body: body.update(exit=1),
+        lambda body: body.update(command="diff"),
+        lambda body: body.update(schema="aprfmt.tokenize/2"),
+        lambda body: body.update(ids=["1"]),
+        lambda body: body.update(count="1"),
+        lambda body: body.update(tokens=None),
+        lambda body: body.update(extra=1),
+    ],
+)
+def test_a_changed_value_is_noticed(
+    change: Callable[[Any], None], files: Mapping[str, Path]
+) -> None:
+    from tests.schemas.validation import validator
+
+    body = body_of("tokenize {gguf} hello", files)
+    assert validator("tokenize").is_valid(body)
+    change(body)
+    assert not validator("tokenize").is_valid(body)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "nothing"])
+def test_errors_fit_too(command: str) -> None:
+    done = aprfmt(command, "--no-such-option", "--json")
+    body = done.json
+    assert done.code == 2 and set(body) == {"schema", "command", "ok", "exit", "error"}
+    assert body["command"] == (command if command in COMMANDS else "aprfmt")
+    assert faults(body) == []
+    for key in body["error"]:
+        other = copy.deepcopy(body)
+        other["error"].pop(key)
+        assert faults(other), f"error without {key}"
+    for other in ({**body, "exit": 1}, {**body, "ok": True}, {**body, "extra": 1}):
+        assert faults(other)

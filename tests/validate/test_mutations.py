@@ -1,0 +1,246 @@
+"""Every check goes red for its own fault and for nothing else; good files pass, strictly too."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aprfmt.validation import CHECKS, validate
+from tests.cli.run import aprfmt
+from tests.formats.apr_files import AprFile, Tensor, sealed
+from tests.validate import bases
+from tests.validate.bases import MAKERS, element, hf, patch, sealed_swap, swap, text
+
+NORM = "model.layers.0.input_layernorm.weight"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A good file, what is done to it, and the one check that fails (a warning if `strict`)."""
+
+    check: str
+    base: str
+    change: Callable[[Path], object]
+    says: str
+    strict: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.check}-{self.says.replace(' ', '_')[:24]}"
+
+
+def _gap(path: Path) -> None:
+    """Set the last byte of the padding behind the header."""
+    import aprfmt as package
+
+    with package.open(path) as model:
+        first = min(tensor.offset for tensor in model.values())
+    data = path.read_bytes()
+    assert data[first - 1] == 0
+    patch(path, first - 1, b"\x01")
+
+
+def _sealed_gap(path: Path) -> None:
+    _gap(path)
+    path.write_bytes(sealed(path.read_bytes()))
+
+
+def _unaligned(path: Path) -> None:
+    one = Tensor(b"a").data
+    tensors = (Tensor(b"a", data=one + bytes(4) + one, size=16),
+               Tensor(b"b", data=b"", offset=20, size=16))  # fmt: skip
+    path.write_bytes(AprFile(tensors=tensors).build())
+
+
+def _stray_shard(path: Path) -> None:
+    shutil.copy(sorted(path.glob("model-*"))[0], path / "model-00007-of-00009.safetensors")
+
+
+def _total_size(path: Path) -> None:
+    text(path, "model.safetensors.index.json", lambda v: v["metadata"].update(total_size=1))
+
+
+def _manifest(path: Path) -> None:
+    assert aprfmt("hash", path, "--write", "--raw-only").code == 0
+    element(path, "blk.0.attn_q.weight", 5, bytes([1]), 2)
+
+
+def _state(path: Path) -> None:
+    """Say that blocks are longer than they are."""
+    raw = bases.weights(path).read_bytes()
+    at = raw.index(b'"blocksize": 64')
+    patch(path, at, b'"blocksize": 32')
+
+
+def _key(name: str, value: Any) -> Callable[[Path], None]:
+    return lambda path: text(path, "config.json", lambda v: v.update({name: value}))
+
+
+def _drop_section(path: Path) -> None:
+    text(path, "config.json", lambda v: v.pop("quantization_config"))
+
+
+def _claim(path: Path) -> None:
+    section = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    _key("quantization_config", section)(path)
+
+
+def _twice_id(value: Any) -> None:
+    vocab = value["model"]["vocab"]
+    first, second = list(vocab)[:2]
+    vocab[first] = vocab[second]
+
+
+def _wrong_merge(value: Any) -> None:
+    value["model"]["merges"][3] = ["no such", "token"]
+
+
+def _far_token(value: Any) -> None:
+    value["model"]["vocab"]["<far>"] = 5000
+
+
+def _far_added(value: Any) -> None:
+    row = dict(value["added_tokens"][0], id=1536, content="<image>")
+    value["added_tokens"].append(row)
+
+
+def _jinja(path: Path) -> None:
+    (path / "chat_template.jinja").write_text("{{ ''.__class__.__mro__ }}")
+
+
+def _file_type(path: Path) -> None:
+    at = path.read_bytes().index(b"general.file_type") + len(b"general.file_type") + 4
+    patch(path, at, (15).to_bytes(4, "little"))
+
+
+_TOKENIZER = "tokenizer.json"
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation("layout", "gguf", lambda p: p.write_bytes(p.read_bytes() + b"extra"),
+             "5 bytes follow", True),
+    Mutation("checksum", "apr", lambda p: element(p, NORM, 3, b"\x07", 2), "footer checksum"),
+    Mutation("manifest", "gguf", _manifest, "stored bytes differ"),
+    Mutation("padding", "gguf", _gap, "byte 0x01", True),
+    Mutation("padding", "apr", _sealed_gap, "byte 0x01", True),
+    Mutation("alignment", "small", _unaligned, "1 of 2 tensors", True),
+    Mutation("shards", "shards", _stray_shard, "no index or count", True),
+    Mutation("shards", "shards", _total_size, "total_size is 1"),
+    Mutation("names", "gguf", lambda p: swap(p, b"aprfmt.writer", b"aprfmt.writ\x1bm"),
+             "key 'aprfmt.writ\\x1bm'", True),
+    Mutation("writer", "gguf", lambda p: swap(p, b"tokenizer.ggml.pre", b"tokenizer.ggml.prx"),
+             "pull request 6920"),
+    Mutation("values", "gguf", lambda p: element(p, "blk.1.ffn_up.weight", 77, b"\xc0\x7f", 2),
+             "1 NaN and 0 infinite"),
+    Mutation("values", "hf", lambda p: element(p, NORM, 9, b"\x80\xff", 2), "0 NaN and 1 inf"),
+    Mutation("block_scales", "q8", lambda p: element(p, "blk.1.ffn_up.weight", 6, b"\x00\x7c", 34),
+             "block 6 has d that is NaN or infinite"),
+    Mutation("packed", "nf4", _state, "expected"),
+    Mutation("architecture", "hf", _key("num_attention_heads", "many"), "num_attention_heads"),
+    Mutation("completeness", "hf", lambda p: bases.without(p, NORM), "missing"),
+    Mutation("shapes", "hf", _key("intermediate_size", 500), "shape [512, 256]"),
+    Mutation("unexpected", "hf", lambda p: bases.added(p, "model.layers.0.mystery.weight"),
+             "no role", True),
+    Mutation("hyperparameters", "hf", _key("tie_word_embeddings", False), "tied", True),
+    Mutation("role_bounds", "hf", lambda p: bases.scaled(p, "model.norm.weight", 1e5),
+             "root mean square"),
+    Mutation("role_bounds", "hf", lambda p: bases.scaled(p, "model.embed_tokens.weight", 1e4),
+             "standard deviation"),
+    Mutation("role_bounds", "hf", lambda p: bases.scaled(p, "model.embed_tokens.weight", 20),
+             "0.005 to 0.5", True),
+    Mutation("tokenizer", "hf", lambda p: text(p, _TOKENIZER, _twice_id), "id of its own"),
+    Mutation("vocabulary_size", "hf", lambda p: text(p, _TOKENIZER, _far_token), "5001 tokens"),
+    Mutation("vocabulary_size", "hf", lambda p: text(p, _TOKENIZER, _far_added), "1537 tokens",
+             True),
+    Mutation("special_ids", "hf",
+             lambda p: text(p, "generation_config.json", lambda v: v.update(eos_token_id=99_999)),
+             "id 99999"),
+    Mutation("merges", "hf", lambda p: text(p, _TOKENIZER, _wrong_merge), "no such"),
+    Mutation("chat_template", "hf", _jinja, "__class__"),
+    Mutation("file_type", "gguf", _file_type, "no tensor is Q4_K"),
+    Mutation("quantization", "nf4", _drop_section, "nothing, but weights are packed (NF4)"),
+    Mutation("quantization", "hf", _claim, "says NF4; the file holds no packed weight"),
+    Mutation("dtype", "hf", _key("dtype", "float16"), "most float weights are BF16", True),
+    Mutation("counts", "small", lambda p: sealed_swap(p, b'"param_count":71', b'"param_count":72'),
+             "72", True),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return the path of a good file, made when it is first asked for."""
+    folder, found = tmp_path_factory.mktemp("good"), {}
+
+    def get(name: str) -> Path:
+        if name not in found:
+            (folder / name).mkdir()
+            found[name] = MAKERS[name](folder / name)
+        return found[name]
+
+    return get
+
+
+def copied(source: Path, folder: Path) -> Path:
+    """Copy a good file, or the folder it is."""
+    if source.is_dir():
+        return Path(shutil.copytree(source, folder / source.name))
+    return Path(shutil.copy(source, folder))
+
+
+@pytest.mark.parametrize("base", MAKERS)
+def test_good_files_pass_strictly(base: str, made: Callable[[str], Path]) -> None:
+    report = validate(made(base), strict=True)
+    assert [c for c in report.checks if c.outcome == "FAIL"] == []
+    assert report.outcome == "PASS"
+    assert len(report.checks) == len(CHECKS)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
+def test_exactly_one_check_fails(
+    mutation: Mutation, made: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = copied(made(mutation.base), tmp_path)
+    mutation.change(path)
+    report = validate(path, strict=mutation.strict)
+    failed = [check for check in report.checks if check.outcome == "FAIL"]
+    assert [check.name for check in failed] == [mutation.check]
+    said = " ".join(
+        f"{n.finding.found} {n.finding.expected}"
+        for n in report.findings
+        if n.check == mutation.check
+    )
+    assert mutation.says in said
+    assert report.exit_code == 1
+    if mutation.strict:  # a warning: said, and no failure without --strict
+        relaxed = validate(path)
+        assert relaxed.outcome == "PASS"
+        assert mutation.check in {noted.check for noted in relaxed.warnings}
+
+
+def test_every_check_has_its_mutation() -> None:
+    assert {mutation.check for mutation in MUTATIONS} == {row.name for row in CHECKS}
+
+
+def test_a_fault_costs_a_pass(made: Callable[[str], Path], tmp_path: Path) -> None:
+    """What a failed check stands before is NOT-RUN with a reason, never PASS."""
+    path = hf(tmp_path)
+    text(path, "config.json", lambda value: value.update(num_attention_heads="many"))
+    outcomes = {check.name: check for check in validate(path).checks}
+    for name in ("completeness", "shapes", "role_bounds", "vocabulary_size"):
+        assert outcomes[name].outcome == "NOT_RUN"
+        assert "see the check architecture" in outcomes[name].found
+
+
+def test_text_of_findings_is_json(made: Callable[[str], Path], tmp_path: Path) -> None:
+    path = copied(made("q8"), tmp_path)
+    element(path, "blk.1.ffn_up.weight", 6, b"\x00\x7c", 34)
+    done = aprfmt("validate", path, "--json")
+    assert done.code == 1
+    body = done.json
+    assert body["schema"] == "aprfmt.validate/1" and body["outcome"] == "FAIL"
+    assert body["counts"]["FAIL"] == 1
+    (finding,) = [row for row in body["findings"] if row["level"] == "fail"]
+    assert finding["check"] == "block_scales" and finding["where"] == "blk.1.ffn_up.weight"
+    assert json.dumps(body)
