@@ -1,0 +1,36 @@
+"""The table of fuzz targets: a parser, its seeds, and how derived fields are made true again."""
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from tests.fuzz import containers, parsers, seeds
+from tests.fuzz.contract import Target
+
+TARGETS: Mapping[str, Target] = {
+    target.name: target
+    for target in (
+        Target("gguf", containers.gguf, seeds.gguf),
+        Target("safetensors", containers.safetensors, seeds.safetensors,
+               containers.mend_safetensors),
+        Target("apr", containers.apr, seeds.apr, containers.mend_apr),
+        Target("index", containers.index, seeds.index),
+        Target("config", parsers.config, seeds.config),
+        Target("tokenizer", parsers.tokenizer, seeds.tokenizer),
+        Target("vocabulary", parsers.vocabulary, seeds.vocabulary, aside=True),
+        Target("imatrix", parsers.imatrix, seeds.imatrix),
+        Target("trace", parsers.trace, seeds.trace, containers.mend_safetensors),
+        Target("npz", parsers.npz, seeds.npz, parsers.mend_npz),
+        Target("aprt", parsers.aprt, seeds.aprt, aside=True),
+        Target("model", parsers.model, seeds.model, aside=True),
+        Target("journal", parsers.journal, seeds.journal, aside=True),
+    )
+}  # fmt: skip
+
+
+def find(name: str) -> Target:
+    """Return a target by name, or by `module:attribute`."""
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        return TARGETS[name]
+    found: Target = getattr(import_module(module), attribute)
+    return found
