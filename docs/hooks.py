@@ -1,0 +1,107 @@
+"""Pages of the site that tables and the commands' own help already say: made, never written."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+from mkdocs.structure.files import File, Files
+
+from aprfmt.arch import ARCHS
+from aprfmt.cli.main import COMMANDS, group
+from aprfmt.codecs import CODECS
+from aprfmt.dtypes import ENCODINGS
+from aprfmt.formats import FORMATS
+from aprfmt.outcome import EXIT_CODES
+
+
+def table(head: str, rows: list[tuple[Any, ...]]) -> str:
+    """Return a Markdown table; `head` has the columns between bars."""
+    lines = [f"| {head} |", "|" + " --- |" * (head.count("|") + 1)]
+    lines += [
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def command_page(name: str) -> str:
+    """Return the page of one command: its own help."""
+    command = group.get_command(click.Context(group), name)
+    assert command is not None
+    context = click.Context(command, info_name=f"aprfmt {name}", max_content_width=96)
+    return f"# aprfmt {name}\n\n{COMMANDS[name][1]}\n\n```text\n{command.get_help(context)}\n```\n"
+
+
+def command_index() -> str:
+    """Return the list of commands."""
+    rows = [(f"[`{name}`]({name}.md)", summary) for name, (_, summary) in COMMANDS.items()]
+    return "# Commands\n\nEvery command has `--json`, `--quiet` and `--debug`.\n\n" + table(
+        "command | does", rows
+    )
+
+
+def formats() -> str:
+    """Return what each container can hold."""
+    rows = [
+        (
+            name, ", ".join(spec.extensions), spec.style.upper(),
+            "as F32" if spec.vectors_f32 else "as they are",
+            ", ".join(row.name for row in ENCODINGS.values() if row.known and spec.holds(row)),
+            "losslessly, under another name" if spec.carries else "refused without a flag",
+        )
+        for name in FORMATS.own
+        for spec in [FORMATS[name]]
+    ]  # fmt: skip
+    head = "format | extension | tensor names | vectors | encodings with a code | others"
+    return "# Formats\n\n" + table(head, rows)
+
+
+def encodings() -> str:
+    """Return the encoding table."""
+    rows = [
+        (
+            row.name, row.block_size or "", row.type_size or "",
+            f"{row.bits_per_weight:.4g}" if row.known else "",
+            "" if row.ggml is None else row.ggml, row.safetensors,
+            "" if row.apr is None else row.apr,
+            row.removed or ("yes" if row.name in CODECS else "by its dialect"),
+        )
+        for row in ENCODINGS.values()
+    ]  # fmt: skip
+    head = (
+        "name | elements a block | bytes a block | bits a weight | GGML id | safetensors | APR code"
+    )
+    return "# Encodings\n\n" + table(f"{head} | decoded", rows)
+
+
+def architectures() -> str:
+    """Return the architectures, and what they are called where."""
+    rows = [
+        (name, *(", ".join(ARCHS[name].called.get(style, ())) for style in ("hf", "gguf", "apr")),
+         len(ARCHS[name].tensors), ", ".join(sorted({loss.name for loss in ARCHS[name].lost})))
+        for name in ARCHS.own
+    ]  # fmt: skip
+    head = "architecture | Hugging Face | GGUF | APR | roles | hyperparameters a GGUF can lose"
+    return "# Architectures\n\n" + table(head, rows)
+
+
+def exit_codes() -> str:
+    """Return the exit-code table."""
+    return "# Exit codes\n\n" + table("code | means", list(EXIT_CODES.items()))
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "commands/index.md": command_index,
+    "reference/formats.md": formats,
+    "reference/encodings.md": encodings,
+    "reference/architectures.md": architectures,
+    "reference/exit_codes.md": exit_codes,
+}
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the generated pages."""
+    for path, make in PAGES.items():
+        files.append(File.generated(config, path, content=make()))
+    for name in COMMANDS:
+        files.append(File.generated(config, f"commands/{name}.md", content=command_page(name)))
+    return files

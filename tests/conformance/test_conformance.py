@@ -1,0 +1,39 @@
+"""The published suites over our own tables: a new row is tested by standing there."""
+
+from pathlib import Path
+
+import pytest
+
+from aprfmt.codecs import CODECS
+from aprfmt.errors import BackendUnavailableError
+from aprfmt.formats import FORMATS
+from aprfmt.inference.backends import BACKENDS
+from aprfmt.inference.device import DTYPES
+from aprfmt.testing import check_arch, check_backend, check_codec, check_format
+from tests.models import IDS, MAKERS, save_tiny
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_codecs(name: str) -> None:
+    assert "row" in check_codec(name)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats(name: str, tmp_path: Path) -> None:
+    assert len(check_format(name, tmp_path)) == 6
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_architectures(name: str, tmp_path: Path) -> None:
+    save_tiny(name, tmp_path / "model")
+    assert {"forward", "apr"} <= set(check_arch(tmp_path / "model", tmp_path, IDS))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", BACKENDS)
+def test_backends(name: str, dtype: str) -> None:
+    try:
+        BACKENDS[name]("cpu", dtype)
+    except BackendUnavailableError as error:
+        pytest.skip(f"NOT-RUN: {error}")
+    assert "attention" in check_backend(name, "cpu", dtype)

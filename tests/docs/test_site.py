@@ -1,0 +1,47 @@
+"""The documentation site builds without a warning, with a page for every command."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aprfmt.cli.main import COMMANDS
+from aprfmt.codecs import CODECS
+from tests.docs.examples import ROOT
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("material", reason="NOT-RUN: mkdocs-material is not installed")
+    folder: Path = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    warnings = [line for line in done.stderr.splitlines() if line.startswith("WARNING")]
+    assert not warnings, "\n".join(warnings)
+    return folder
+
+
+def test_every_command_has_its_page(site: Path) -> None:
+    for name in COMMANDS:
+        page = (site / "commands" / name / "index.html").read_text()
+        assert f"Usage: aprfmt {name}" in page
+        for option in ("--json", "--help"):
+            assert option in page, name
+
+
+def test_the_tables_are_the_packages(site: Path) -> None:
+    page = (site / "reference" / "encodings" / "index.html").read_text()
+    for name in CODECS.own:
+        assert f"<td>{name}</td>" in page
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    """A page of this site asks no other host for fonts or scripts."""
+    page = (site / "index.html").read_text()
+    asked = re.findall(r'(?:src|<link[^>]*href)="(https?://[^"]+)"', page)
+    assert not [url for url in asked if "canonical" not in url]
