@@ -4,6 +4,7 @@
         model["blk.0.attn_q.weight"].numpy()
     aprfmt.convert("model.safetensors", "model.apr")
     aprfmt.diff("a.apr", "b.gguf").equal
+    aprfmt.validate("model.apr").outcome
 
 Importing the package imports nothing heavy; every function imports what it needs when called.
 """
@@ -15,10 +16,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aprfmt.compare import DiffReport
     from aprfmt.conversion import ConversionReport
+    from aprfmt.diagnosis import Diagnosis
+    from aprfmt.inference.trace import Trace
     from aprfmt.model import Model
+    from aprfmt.validation import Validation
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "convert", "diff", "open"]
+__all__ = ["__version__", "convert", "diagnose", "diff", "open", "trace", "validate"]
 
 
 def open(path: "Path | str", *, arch: str | None = None) -> "Model":
@@ -49,6 +53,25 @@ def convert(
     return run(src, dst, to=to, **options)
 
 
+def diagnose(
+    a: "Path | str",
+    b: "Path | str",
+    *,
+    model: "Path | str | None" = None,
+    ids: Sequence[int] | None = None,
+    arch: str | None = None,
+) -> "Diagnosis":
+    """Find where two models, runs (`MODEL@torch:cpu:bfloat16`) or saved traces differ, and why.
+
+    `model` is what saved traces were run on, `ids` what both sides are run on (chosen without).
+    The result has `.verdict`, `.cause`, `.findings`, `.sentence` and `.to_json()`. Raises
+    UsageError for what is no file, FormatError for a damaged one.
+    """
+    from aprfmt.diagnosis import diagnose as run
+
+    return run(str(a), str(b), model=None if model is None else str(model), ids=ids, arch=arch)
+
+
 def diff(
     a: "Path | str", b: "Path | str", *, tensors: Sequence[str] = (), arch: str | None = None
 ) -> "DiffReport":
@@ -60,3 +83,25 @@ def diff(
     from aprfmt.compare import diff as run
 
     return run(a, b, tensors=tensors, arch=arch)
+
+
+def trace(model: "Path | str", **options: Any) -> "Trace":
+    """Run tokens through MODEL[@RUN] and return every wanted capture point with its values.
+
+    `options` are the arguments of aprfmt.inference.api.trace: prompt or ids, points, layers,
+    positions, device, backend, dtype, ... The result has `.records`, `.values(key)` and
+    `.to_json()`.
+    """
+    from aprfmt.inference.api import trace as run
+
+    return run(model, **options)
+
+
+def validate(path: "Path | str", *, arch: str | None = None, strict: bool = False) -> "Validation":
+    """Check every byte of a model; the result has `.outcome`, `.checks` and `.findings`.
+
+    `strict` makes warnings failures. Raises FormatError for a file that cannot be opened.
+    """
+    from aprfmt.validation import validate as run
+
+    return run(path, arch=arch, strict=strict)

@@ -81,12 +81,13 @@ def run(
 
 def show(report: Any, dry_run: bool = False) -> None:
     """Print what was written and what was proven."""
-    size = sum(tensor.nbytes for tensor in report.tensors)
+    size = sum(report.sizes.values())
     verb = "would write" if dry_run else "wrote"
     arch = f", {report.arch}" if report.arch else ""
     render.line(
         f"{verb} {render.escape(str(report.target))} ({report.target_format}{arch}): "
         f"{len(report.tensors)} tensors, {render.size_text(size)}"
+        + (f" ({size} bytes in {len(report.sizes)} files)" if dry_run else "")
     )
     changed = [t for t in report.tensors if t.encoding != t.source_encoding]
     by_change: dict[tuple[str, str, str], list[Any]] = {}

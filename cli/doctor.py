@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import click
 
 from aprfmt.cli import options, render
+from aprfmt.inference import cuda_driver
 
 # What each package is for, and how to get it.
 PACKAGES: tuple[tuple[str, str, str], ...] = (
@@ -22,9 +24,12 @@ PACKAGES: tuple[tuple[str, str, str], ...] = (
     ("torch", "backend torch", "pip install 'aprfmt[torch]'"),
     ("cupy", "backend cupy", "pip install 'aprfmt[cuda12]' or 'aprfmt[cuda13]'"),
     ("transformers", "engine transformers", "pip install transformers"),
+    ("llama-cpp-python", "engine llama.cpp", "pip install 'aprfmt[llama-cpp]'"),
     ("zstandard", "zstd-compressed APR files", "pip install zstandard"),
 )
 _DISTRIBUTIONS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy")}
+
+EXTRAS = ("torch", "cupy", "llama-cpp-python", "zstandard")  # what pyproject's user extras install
 
 
 @click.command("doctor")
@@ -80,17 +85,63 @@ def facts() -> dict[str, Any]:
             for name, purpose, how in PACKAGES
         ],
         "native": native(),
+        "devices": devices(),
     }
+
+
+def devices() -> dict[str, Any]:
+    """Say what the NVIDIA driver offers, and for each backend why it cannot use it ("" if it can).
+
+    torch is asked itself, as only it knows what it was built for; cupy's package and the driver
+    are compared without importing it.
+    """
+    found = cuda_driver.driver()
+    return {
+        "driver": cuda_driver.driver_version(),
+        "cuda": None if found.cuda is None else ".".join(map(str, found.cuda)),
+        "gpus": [asdict(gpu) for gpu in found.gpus],
+        "why": found.why,
+        "torch": torch_on_gpu(found),
+        "cupy": cuda_driver.cupy_problem(found),
+    }
+
+
+def torch_on_gpu(found: cuda_driver.Driver) -> str:
+    """Say why torch cannot use a GPU here; "" where it can."""
+    try:
+        import torch
+    except ImportError:
+        return f"torch is not installed; pip install 'aprfmt[{found.extra}]'"
+    if torch.cuda.is_available():
+        return ""
+    return cuda_driver.torch_problem(torch.__version__, torch.version.cuda, found)
 
 
 def version_line() -> str:
     """Return the line of `--version`: version, extras, kernels."""
     from aprfmt import __version__
 
-    extras = [f"{name} {found}" for name in ("torch", "cupy") if (found := installed(name))]
+    extras = [f"{name} {found}" for name in EXTRAS if (found := installed(name))]
     kernels = native()
     speed = f"native kernels ({kernels['cpu']})" if kernels["built"] else "numpy kernels"
     return f"aprfmt {__version__} ({', '.join([speed, *extras])})"
+
+
+def show_devices(found: dict[str, Any]) -> None:
+    """Print the GPUs, and what each backend says of them."""
+    render.line("devices", style="head")
+    render.line("  cpu")
+    for gpu in found["gpus"]:
+        name, memory = render.escape(gpu["name"]), gpu["memory"] / (1 << 30)
+        render.line(f"  cuda:{gpu['index']}  {name}, {memory:.1f} GiB, compute {gpu['compute']}")
+    if found["why"]:
+        render.line(f"  no GPU: {render.escape(found['why'])}")
+    else:
+        render.line(f"  driver {found['driver'] or 'unknown'}, CUDA up to {found['cuda']}")
+    for name in ("torch", "cupy"):
+        why = found[name]
+        text = f"  {name}: {render.escape(why) if why else 'can use the GPU'}"
+        render.line(text, style="warn" if why and found["gpus"] else "")
 
 
 def show(body: dict[str, Any]) -> None:
@@ -105,6 +156,7 @@ def show(body: dict[str, Any]) -> None:
         ],
         ("package", "version", "for", "how to get it"),
     )  # fmt: skip
+    show_devices(body["devices"])
     kernels = body["native"]
     render.line("native kernels", style="head")
     if not kernels["built"]:

@@ -159,7 +159,7 @@ def read_lines(model: Any, path: Path) -> Iterator[Sample]:
         if not line.strip():
             continue
         where = f"{path}: line {number}"
-        row = loads(line.encode(), where, max_bytes=MAX_LINE)
+        row = loads(line, where, max_bytes=MAX_LINE)
         known = ({"text"}, {"prompt", "response"})
         if not isinstance(row, dict) or not any(keys <= row.keys() for keys in known):
             raise FormatError(f'{where}: has no "text", and no "prompt" with "response"')
@@ -200,8 +200,9 @@ def plan(
         if cut:
             planned.append((sample, cut))
         elif count < 2 or count == sample.prompt:
+            todo = "a response" if sample.cut and count == sample.prompt else "a longer text"
             skipped.append(f"{sample.name}: skipped, {count} tokens leave no loss token; "
-                           "give a longer text")  # fmt: skip
+                           f"give {todo}")  # fmt: skip
         else:
             skipped.append(
                 f"{sample.name}: skipped, its prompt of {sample.prompt} tokens fills the window of "

@@ -17,9 +17,12 @@ VERDICT_TEXTS: dict[str, str] = {
     "ONLY_IN_A": "only the first file has it.",
     "ONLY_IN_B": "only the second file has it.",
     "UNREADABLE": "a tensor could not be read or decoded; the comparison exits with 2.",
-    "dtype_mislabel": "both files hold the same bytes under different labels, such as BF16 "
-    "weights tagged F16: the values read are wrong though no byte is. Convert again from the "
-    "original with a tool that keeps the tag.",
+}
+OUTCOME_TEXTS: dict[str, str] = {
+    "PASS": "the check ran and found what it expects.",
+    "FAIL": "the check ran and found something else. Exit code 1.",
+    "NOT-RUN": "the check did not run, and says why: it never counts as a pass. Where every check "
+    "is NOT-RUN, the exit code is 2. NOT_RUN in JSON.",
 }
 ROLE_TEXTS: dict[str, str] = {
     "token_embd": "the token embedding: one row a token, read at the input; with tied embeddings "
@@ -90,12 +93,19 @@ def _encodings() -> dict[str, str]:
 def topics() -> dict[str, dict[str, str]]:
     """Return every topic by section; the tables are the ones the code runs on."""
     from aprfmt.arch.spec import HYPER_NAMES
+    from aprfmt.causes import CAUSES, describe
     from aprfmt.inference.capture import POINTS
     from aprfmt.outcome import EXIT_CODES
+    from aprfmt.qa.gates import GATES
+    from aprfmt.validation.table import CHECKS
 
     return {
         "error": _errors(),
         "verdict": VERDICT_TEXTS,
+        "outcome": OUTCOME_TEXTS,
+        "check": {row.name: f"a check of `validate`: {row.proves}." for row in CHECKS},
+        "gate": {gate.name: f"a gate of `qa`: {gate.proves}." for gate in GATES},
+        "cause": {name: describe(name) for name in CAUSES},
         "role": ROLE_TEXTS,
         "encoding": _encodings(),
         "hyperparameter": HYPER_NAMES,
@@ -106,15 +116,18 @@ def topics() -> dict[str, dict[str, str]]:
 
 @click.command("explain")
 @click.argument("name", required=False)
+@click.option("--schema", metavar="COMMAND", help="Print the JSON schema of a command's --json.")
 @options.common
-def command(name: str | None, as_json: bool, quiet: bool) -> int:
+def command(name: str | None, schema: str | None, as_json: bool, quiet: bool) -> int:
     """Explain NAME: an error kind, verdict, role, encoding, capture point or exit code.
 
-    Without NAME, list every topic.
+    A section's name (exit-codes) explains all of it. Without NAME, list every topic.
     """
     from aprfmt.errors import UsageError
     from aprfmt.names import near
 
+    if schema is not None:
+        return print_schema(name, schema, as_json)
     every = topics()
     if name is None:
         body: dict[str, object] = {
@@ -128,14 +141,15 @@ def command(name: str | None, as_json: bool, quiet: bool) -> int:
     if name.endswith("Error"):
         name = name.removesuffix("Error").lower()
     wanted = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
+    whole = name.lower().replace("-", " ").removesuffix("s")
     found = [
         (section, key, text)
         for section, rows in every.items()
         for key, text in rows.items()
-        if key.lower() in (name.lower(), wanted.lower())
+        if key.lower() in (name.lower(), wanted.lower()) or section == whole
     ]
     if not found:
-        keys = [key for rows in every.values() for key in rows]
+        keys = [*every, *(key for rows in every.values() for key in rows)]
         raise UsageError(f"nothing to explain about {name!r}; near: {', '.join(near(name, keys))}")
     if not as_json:
         for section, key, text in found:
@@ -143,3 +157,18 @@ def command(name: str | None, as_json: bool, quiet: bool) -> int:
             render.line(f"  {text}")
     body = {"found": [{"section": s, "name": k, "text": t} for s, k, t in found]}
     return render.emit("explain", 0, body, as_json)
+
+
+def print_schema(name: str | None, command: str, as_json: bool) -> int:
+    """Print the schema of a command's `--json`; with --json, inside the usual object."""
+    import json
+
+    from aprfmt.errors import UsageError
+    from aprfmt.schemas import schema
+
+    if name is not None:
+        raise UsageError(f"--schema {command} explains one thing, {name!r} another; give one")
+    found = schema(command)
+    if not as_json:
+        click.echo(json.dumps(found, indent=1))
+    return render.emit("explain", 0, {"json_schema": found}, as_json)

@@ -39,13 +39,15 @@ def command(
     import numpy as np
 
     from aprfmt.cli.cat import write_npy
+    from aprfmt.inference.gates import rows_gate
     from aprfmt.outcome import Report
 
+    options.check_new(force, out)
     with running.session(model, arch=arch, **where) as (opened, session, choice):
         tokens, text = running.token_ids(opened, prompt, ids, chat)
         found = session.logits(tokens)
         top = running.top_tokens(found[-1], opened)
-        report = Report(str(opened.path), tuple(checks(found)))
+        report = Report(str(opened.path), tuple(rows_gate(found)))
         body: dict[str, Any] = {
             "run": running.run_facts(opened, choice, session),
             "tokens": {"ids": tokens, "text": text},
@@ -61,23 +63,6 @@ def command(
     if not as_json:
         show(body, report.checks)
     return render.emit("logits", report.exit_code, body, as_json)
-
-
-def checks(logits: Any) -> "list[Check]":
-    """Return the gate of the last row, and a check that no other row has a NaN or an infinity."""
-    import numpy as np
-
-    from aprfmt.inference.gates import logits_gate
-    from aprfmt.outcome import Check
-
-    bad = np.flatnonzero(~np.isfinite(logits).all(axis=-1))
-    every = Check(
-        "logits-rows-finite", "FAIL" if bad.size else "PASS", "every row",
-        f"{bad.size} of {len(logits)} rows with NaN or Inf"
-        + (f", the first at position {int(bad[0])}" if bad.size else ""),
-        "no row", "trace the model to find the first point that is off" if bad.size else "",
-    )  # fmt: skip
-    return [*logits_gate(logits[-1], f"position {len(logits) - 1}"), every]
 
 
 def show(body: dict[str, Any], found: "tuple[Check, ...]") -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+SIGNALLED = (129, 143)  # SIGHUP, SIGTERM: what `install_signal_handlers` exits with
+
 # name -> (module in aprfmt.cli, summary). `--help` prints this table and imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("demo", "Run the main job on the model that ships with the package."),
@@ -24,13 +26,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "split": ("split", "Write a model as several shards."),
     "merge": ("merge", "Write a sharded model as one file."),
     "diff": ("diff", "Say which tensors of two files differ, by how much, and why."),
+    "diagnose": ("diagnose", "Find where two models, traces or runs first differ, and why."),
     "hash": ("hash_", "SHA-256 of every tensor, stored and decoded."),
+    "validate": ("validate", "Check every byte: PASS, FAIL or NOT-RUN for each check."),
     "tokenize": ("tokenize", "Turn text into token ids."),
     "template": ("template", "Render the model's chat template."),
     "trace": ("trace", "Show activations at named capture points."),
+    "parity": ("parity", "Compare runs of one model point by point, and say which is wrong."),
     "logits": ("logits", "Compute the logits of every token, and judge the last row."),
     "run": ("run", "Generate text from a prompt."),
     "eval": ("eval", "Measure the loss on a text in nats, and the distance from a model."),
+    "qa": ("qa", "Put a model through the gates: can this file be trusted?"),
     "explain": ("explain", "Explain an error, a role, an exit code, an encoding."),
     "doctor": ("doctor", "Say what works on this machine and why the rest does not."),
 }
@@ -98,10 +104,12 @@ def main(argv: list[str] | None = None) -> None:
     try:
         code = group.main(args=args, prog_name="aprfmt", standalone_mode=False)
         sys.stdout.flush()
-    except (BrokenPipeError, SystemExit):
+    except (BrokenPipeError, SystemExit) as stop:
         # Outside standalone mode click, like rich, exits by itself for one reason only: a closed
-        # pipe; and then with 1, which here means "the answer is no".
+        # pipe; and then with 1, which here means "the answer is no". Our signal handlers exit too.
         code = 141
+        if isinstance(stop, SystemExit) and stop.code in SIGNALLED:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (KeyboardInterrupt, click.Abort):
         code = 130
@@ -139,7 +147,10 @@ def _fail(args: list[str], kind: str, message: str, error: Exception) -> int:
     from aprfmt.text import escape
 
     if "--debug" in args:
-        traceback.print_exception(error)
+        for piece in traceback.format_exception(error):  # a frame, or an exception's whole message
+            ours = piece.startswith(("  File ", "Traceback ", "\n"))
+            for line in piece.rstrip("\n").split("\n") if ours else [piece.rstrip("\n")]:
+                click.echo(escape(line), err=True)
     click.echo(f"aprfmt: {escape(message)}", err=True)
     if "--json" in args:
         from aprfmt.cli.render import envelope, print_json

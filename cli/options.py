@@ -46,6 +46,17 @@ drop = click.option(
 )
 
 
+def check_new(force: bool, *paths: Path | None) -> None:
+    """Raise OutputError for a file that could not be written: before the work it would lose."""
+    from aprfmt.errors import OutputError
+
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise OutputError(f"{path}: there is no folder {path.parent}; make it first")
+        if path is not None and path.is_file() and not force:
+            raise OutputError(f"{path}: exists; use --force to replace it")
+
+
 def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """Parse `500M`, `2G`, `5GB` or plain bytes (powers of 1000, as shard sizes are given)."""
     if value is None:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from aprfmt.text import escape as escape
+from aprfmt.text import guard
 
 
 def envelope(command: str, exit_code: int, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,7 +51,8 @@ def emit(command: str, exit_code: int, body: Mapping[str, Any], as_json: bool) -
 
 
 def line(text: str = "", *, style: str = "") -> None:
-    """Print one line of our own words around escaped pieces; styled on a terminal only."""
+    """Print our own words around escaped pieces, guarded once more; styled on a terminal only."""
+    text = guard(text)
     click.echo(click.style(text, **STYLES[style]) if style and colours() else text)
 
 

@@ -18,11 +18,11 @@ def where(function: F) -> F:
         click.option("--deterministic", is_flag=True,
                      help="Fixed row blocks, so that prefixes and steps are equal to the bit."),
         click.option("--memory", callback=options.size, metavar="SIZE",
-                     help="Budget for decoded weights (2G); less means more decoding."),
+                     help="Budget for weights in memory, on a GPU its own (2G); the rest streams."),
         click.option("--threads", type=click.IntRange(min=1), help="Threads of the arithmetic."),
         click.option("--dtype", help="Arithmetic: float32 (default), float64, bfloat16, float16."),
         click.option("--backend", help="numpy or torch."),
-        click.option("--device", help="cpu, cuda, cuda:N or auto; only auto may fall back."),
+        click.option("--device", help="cpu, cuda, cuda:N, cuda:all or auto; only auto falls back."),
     ):  # fmt: skip
         function = option(function)
     return function
@@ -73,6 +73,7 @@ def session(
 ) -> Iterator[tuple[Any, Any, Any]]:
     """Open MODEL[@RUN]; yields (model, session, choice)."""
     from aprfmt.cli import render
+    from aprfmt.inference.cuda_driver import full_memory_is_named
     from aprfmt.inference.session import Session
     from aprfmt.model import open_model
 
@@ -85,7 +86,10 @@ def session(
         for note in (*model.notes, *model.resolution.notes):
             if note.level == "warning":
                 render.warn(f"{note.where}: {note.text}")
-        with Session.of(model, arithmetic, memory=memory) as opened:
+        with (
+            full_memory_is_named(choice.device),
+            Session.of(model, arithmetic, memory=memory) as opened,
+        ):
             yield model, opened, choice
 
 
@@ -111,23 +115,53 @@ def token_ids(
 
 def parse_ids(text: str) -> list[int]:
     """Return ids of `1,2,3`, or of a .npy file of integers."""
-    from aprfmt.errors import FormatError, UsageError
+    from aprfmt.errors import UsageError
 
     if text.endswith(".npy"):
-        import numpy as np
-
-        try:
-            values = np.load(text, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise FormatError(f"{text}: is no .npy file of token ids: {error}") from None
-        if values.dtype.kind not in "iu":
-            raise FormatError(f"{text}: holds {values.dtype.name}; expected integers")
-        return [int(value) for value in values.reshape(-1)]
+        return _npy_ids(Path(text))
     words = text.replace(",", " ").split()
     bad = [word for word in words if not (word.isascii() and word.isdigit() and len(word) < 10)]
     if bad:
         raise UsageError(f"--ids: {bad[0]!r} is no token id; expected for example 1,2,3")
     return [int(word) for word in words]
+
+
+def _npy_ids(path: Path) -> list[int]:
+    """Return the integers of a .npy file; its header is not believed about their number."""
+    import io
+    import math
+
+    import numpy as np
+
+    from aprfmt.errors import FormatError
+    from aprfmt.formats.mapped import MappedFile
+
+    file = MappedFile(path)
+    try:
+        head = io.BytesIO(bytes(file.view[: 1 << 16]))
+        try:
+            version = np.lib.format.read_magic(head)
+            read = {(1, 0): np.lib.format.read_array_header_1_0,
+                    (2, 0): np.lib.format.read_array_header_2_0}[version]  # fmt: skip
+            shape, _, dtype = read(head)
+        except (KeyError, ValueError, EOFError, TypeError) as error:
+            raise FormatError(f"{path}: is no .npy file of token ids: {error}") from None
+        if dtype.kind not in "iu":
+            raise FormatError(f"{path}: holds {dtype.name}; expected integers")
+        if sum(size != 1 for size in shape) > 1:
+            raise FormatError(f"{path}: shape {list(shape)}; expected one sequence of ids")
+        count, left = math.prod(shape), file.size - head.tell()
+        if min(shape, default=0) < 0 or count * dtype.itemsize != left:
+            raise FormatError(
+                f"{path}: shape {list(shape)} of {dtype.name} takes {count * dtype.itemsize} "
+                f"bytes, {left} are there; the file is cut or damaged"
+            )
+        found = np.frombuffer(file.view[head.tell() :], dtype)
+        values: list[int] = found.tolist()
+        del found
+        return values
+    finally:
+        file.close()
 
 
 def check_ids(model: Any, ids: list[int]) -> list[int]:
@@ -137,7 +171,7 @@ def check_ids(model: Any, ids: list[int]) -> list[int]:
     vocab = int(model.hyper["vocab_size"])
     if not ids:
         raise UsageError(f"{model.path}: no tokens; the text is empty and the model adds none")
-    wrong = [i for i in ids if i >= vocab]
+    wrong = [i for i in ids if not 0 <= i < vocab]
     if wrong:
         raise UsageError(f"{model.path}: token id {wrong[0]}; the embedding has {vocab} rows")
     return ids

@@ -27,9 +27,12 @@ def command(
     quiet: bool,
 ) -> int:
     """Render the chat template, in a child process with limits, and show its token ids."""
+    from aprfmt.errors import UsageError
     from aprfmt.model import open_model
     from aprfmt.tokenizer import scan_template
 
+    if file is not None and (user is not None or system is not None):
+        raise UsageError("template: --messages holds every message; leave --user and --system out")
     messages = read_messages(file) if file is not None else given(user, system)
     with open_model(model) as opened:
         tokenizer = opened.tokenizer

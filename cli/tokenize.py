@@ -34,6 +34,9 @@ def command(
         if decode:
             ids = parse_ids(text)
             text = tokenizer.decode(ids)
+            none = [i for i in ids if tokenizer.token(i) == f"[PAD{i}]"]
+            if none:
+                render.warn(f"no token has id {none[0]} ({len(none)} of {len(ids)}): left out")
         else:
             ids = tokenizer.encode(
                 text, add_special=not no_special, parse_special=not no_parse_special

@@ -1,6 +1,5 @@
 """`aprfmt trace`: activations at named capture points."""
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,30 @@ from aprfmt.cli import options, render, running
 @click.option("--points", metavar="NAMES", help="Points, slots or stages; all for every one.")
 @click.option("--layers", metavar="LIST", help="Layers like 0,3-5 (default: all).")
 @click.option("--positions", default="all", show_default=True, help="all, last, or 1,3.")
+@click.option(
+    "--behind",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Fill the cache with the first N tokens; trace the rest behind it.",
+)
 @click.option("--save", type=click.Path(path_type=Path), help="Save values as .safetensors.")
 @click.option("--save-aprt", type=click.Path(path_type=Path, file_okay=False),
               help="Save values as an APRT folder.")  # fmt: skip
-@click.option("--load", "loaded", type=click.Path(path_type=Path),
-              help="Show a saved trace or an APRT folder instead of running.")  # fmt: skip
+@click.option(
+    "--load",
+    "loaded",
+    type=click.Path(path_type=Path),
+    help="Show a saved trace instead of running: .safetensors, .npz of module outputs, "
+    "the text of llama-eval-callback, an APRT folder. MODEL names its sizes.",
+)
 @click.option("--reference", metavar="RUN_OR_TRACE",
-              help="Compare with a saved trace, an APRT folder, or MODEL[@RUN].")  # fmt: skip
+              help="Compare with a saved trace of any kind, or MODEL[@RUN].")  # fmt: skip
+@click.option(
+    "--engine",
+    metavar="NAME",
+    help="Run a foreign engine: transformers or llama.cpp (MODEL@NAME is the same).",
+)
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write a page: heat map, histograms, sortable table.")  # fmt: skip
 @click.option("--list-points", is_flag=True, help="Print the capture points and their meaning.")
@@ -40,10 +56,12 @@ def command(
     points: str | None,
     layers: str | None,
     positions: str,
+    behind: int,
     save: Path | None,
     save_aprt: Path | None,
     loaded: Path | None,
     reference: str | None,
+    engine: str | None,
     html: Path | None,
     list_points: bool,
     as_json: bool,
@@ -54,20 +72,22 @@ def command(
 ) -> int:
     """Show activations at named capture points.
 
-    Without --payload nothing runs and the plan is printed. With it, the ten slots of every layer,
-    the logits and their top 5. Exit 1 when a NaN or an infinity appears (the first point is
-    named), or when --reference differs beyond the tolerance.
+    Without --payload or --engine nothing runs and the plan is printed. With one, the ten slots of
+    every layer, the logits and their top 5. Exit 1 when a NaN or an infinity appears (the first
+    point is named), or when --reference differs beyond the tolerance.
     """
-    from aprfmt.cli import trace_html, trace_show
+    from aprfmt.cli import trace_html, trace_run, trace_show
     from aprfmt.errors import UsageError
+    from aprfmt.inference.engines.opening import weights_of
     from aprfmt.inference.trace import parse_positions
 
     if loaded is not None:
-        if model is not None or payload:
-            raise UsageError("--load shows a saved trace; leave MODEL and --payload out")
-        return show_saved(loaded, reference, html, force, as_json)
+        if payload or engine:
+            raise UsageError("--load shows a saved trace; leave --payload and --engine out")
+        given = None if ids is None else running.parse_ids(ids)
+        return show_saved(loaded, model, given, save, save_aprt, reference, html, force, as_json)
     model = model if model is not None else only_model()
-    if list_points or not payload:
+    if list_points or not (payload or engine):  # naming an engine asks for a run
         asked = {"--save": save, "--save-aprt": save_aprt, "--reference": reference, "--html": html}
         needs = [name for name, value in asked.items() if value]
         if needs and not list_points:
@@ -76,18 +96,30 @@ def command(
         if not as_json:
             trace_show.show_plan(body, details=list_points)
         return render.emit("trace", 0, body, as_json)
+    options.check_new(force, save, save_aprt, html)
     wanted_positions = parse_positions(positions)
     histograms = trace_html.Histograms()
     with ExitStack() as stack:
-        opened, session, choice = stack.enter_context(running.session(model, arch=arch, **where))
+        opened, choice, session = trace_run.open_runner(model, arch, engine, stack, **where)
         tokens, text = running.token_ids(opened, prompt, ids, chat)
-        keys = wanted_keys(session.points, points, layers, save_aprt is not None)
-        trace = run(
-            session, tokens, keys, wanted_positions, stack,
-            {"prompt": text, "model": str(opened.path)}, bool(save or save_aprt or reference),
-            histograms.add if html is not None else None,
-        )  # fmt: skip
-        body = trace_show.body(trace) | {"run": running.run_facts(opened, choice, session)}
+        known = trace_run.running_points(opened, session)
+        keys = wanted_keys(known, points, layers, save_aprt is not None)
+        facts = {"prompt": text, "model": str(opened.path), "weights": weights_of(opened)}
+        values = bool(save or save_aprt or reference)
+        watch = histograms.add if html is not None else None
+        if session is None:
+            if behind:
+                raise UsageError(f"{choice}: --behind needs a backend; an engine runs one pass")
+            trace = trace_run.run_engine(
+                opened, tokens, keys, wanted_positions, choice, stack, facts, watch, where
+            )
+            body = trace_show.body(trace)
+            body["run"] = trace_run.engine_facts(opened, choice, trace)
+        else:
+            trace = trace_run.run(
+                session, tokens, keys, wanted_positions, stack, facts, values, watch, behind
+            )
+            body = trace_show.body(trace) | {"run": running.run_facts(opened, choice, session)}
         body["tokens"] = {"ids": tokens, "text": text}
         if "logits" in body and body["logits"] is not None:
             trace_show.name_tokens(body["logits"], opened)
@@ -96,7 +128,9 @@ def command(
         if not as_json:
             trace_show.show(trace, body)
         if reference is not None:
-            difference = compare(trace, reference, tokens, keys, wanted_positions, stack)
+            difference = trace_run.compare(
+                trace, reference, tokens, keys, wanted_positions, stack, opened, behind
+            )
             body["reference"] = {"against": reference, **difference.to_json()}
             code = code or difference.exit_code
             if not as_json:
@@ -108,17 +142,29 @@ def command(
 
 
 def show_saved(
-    path: Path, reference: str | None, html: Path | None, force: bool, as_json: bool
-) -> int:
-    """Show a saved trace, beside another saved one if `reference` names it."""
+    path: Path, text: str | None, ids: list[int] | None, save: Path | None,
+    save_aprt: Path | None, reference: str | None, html: Path | None, force: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Show a saved trace, beside another saved one if `reference` names it.
+
+    `text` is the model it was made from: with it foreign files are read completely. Saving one
+    again makes ours of a foreign one.
+    """
     from aprfmt.cli import trace_html, trace_show
     from aprfmt.compare.traces import compare_traces
     from aprfmt.errors import UsageError
+    from aprfmt.inference.engines.opening import is_trace, open_trace
+    from aprfmt.model import open_model
 
     with ExitStack() as stack:
-        trace = load(path, stack)
+        model = None if text is None else stack.enter_context(open_model(text))
+        trace = stack.enter_context(open_trace(path, ids, model))
         body = trace_show.body(trace)
+        unknown = dict(trace.run.get("unknown") or {})
+        for name, why in list(unknown.items())[:8]:
+            render.warn(f"{path}: {name}: {why}")
         code, difference = 1 if trace.nonfinite else 0, None
+        body["saved"] = write(trace, save, save_aprt, force)
         if not as_json:
             trace_show.show(trace, body)
         if reference is not None:
@@ -127,7 +173,8 @@ def show_saved(
                     f"--reference {reference}: is no saved trace; a saved trace is compared with "
                     "another, a model needs --payload"
                 )
-            difference = compare_traces(trace, load(Path(reference), stack))
+            other = stack.enter_context(open_trace(Path(reference), ids, model))
+            difference = compare_traces(trace, other)
             body["reference"] = {"against": reference, **difference.to_json()}
             code = code or difference.exit_code
             if not as_json:
@@ -135,9 +182,9 @@ def show_saved(
         if html is not None:
             histograms = trace_html.Histograms()
             for key in trace.records:
-                values = trace.values(key)
+                values, mask = trace.values(key), trace.mask(key)
                 if values is not None:
-                    histograms.add(key, values)
+                    histograms.add(key, values if mask is None else values[mask])
             write_html(html, trace, body, histograms, difference, force)
             body["html"] = str(html)
     return render.emit("trace", code, body, as_json)
@@ -205,35 +252,6 @@ def wanted_keys(known: Any, points: str | None, layers: str | None, aprt: bool) 
     ]  # fmt: skip
 
 
-def run(
-    session: Any, tokens: list[int], keys: list[str], positions: Any, stack: ExitStack,
-    facts: dict[str, Any], values: bool, watch: Callable[[str, Any], None] | None = None,
-) -> Any:  # fmt: skip
-    """Run and record; values go to disk as they come, if anybody wants them, and past `watch`."""
-    from aprfmt.inference.trace import Kept
-    from aprfmt.inference.trace_file import Spool
-
-    place: Any = stack.enter_context(Spool()) if values else Kept()
-
-    def keep(record: Any, found: Any) -> None:
-        if values or record.point == "logits":  # these for the top five
-            place.keep(record, found)
-        if watch is not None:
-            watch(record.key, found)
-
-    return session.trace(
-        tokens, keys, positions=positions, keep=keep, fetch=place.fetch, hashes=values, run=facts
-    )
-
-
-def load(path: Path, stack: ExitStack) -> Any:
-    """Open a saved trace or an APRT folder."""
-    from aprfmt.inference.aprt import load_aprt
-    from aprfmt.inference.trace_file import load_trace
-
-    return load_aprt(path) if path.is_dir() else stack.enter_context(load_trace(path))
-
-
 def write(trace: Any, save: Path | None, save_aprt: Path | None, force: bool) -> list[str]:
     """Save a trace where asked; return what was written."""
     from aprfmt.inference.aprt import save_aprt as write_aprt
@@ -246,38 +264,6 @@ def write(trace: Any, save: Path | None, save_aprt: Path | None, force: bool) ->
     if save_aprt is not None:
         written += [str(path) for path in write_aprt(save_aprt, trace, force=force)]
     return written
-
-
-def is_trace(path: Path) -> bool:
-    """Say whether a path holds a saved trace: an APRT folder, or a file with a trace header."""
-    from aprfmt.formats import open_source
-    from aprfmt.inference.trace_file import HEADER
-
-    if path.is_dir():
-        return any(path.glob("layer-*/*.bin")) or any(path.glob("*.bin"))
-    if not path.is_file():
-        return False
-    with open_source(path) as source:
-        return HEADER in source.metadata
-
-
-def compare(
-    trace: Any, reference: str, tokens: list[int], keys: list[str], positions: Any,
-    stack: ExitStack,
-) -> Any:  # fmt: skip
-    """Compare with a saved trace, or with a run of another model on the same tokens."""
-    from aprfmt.compare.traces import compare_traces
-
-    path = Path(reference)
-    if is_trace(path):
-        other = load(path, stack)
-        return compare_traces(trace, other)
-    model, session, _ = stack.enter_context(running.session(reference))
-    running.check_ids(model, tokens)
-    known = session.points
-    here = [key for key in keys if key in known]
-    other = run(session, tokens, here, positions, stack, {"model": str(model.path)}, True)
-    return compare_traces(trace, other, moe=bool(model.hyper["n_experts"]))
 
 
 def plan(text: str, arch: str | None, points: str | None, layers: str | None) -> dict[str, Any]:
@@ -295,7 +281,8 @@ def plan(text: str, arch: str | None, points: str | None, layers: str | None) ->
                 "layer": None if item.layer < 0 else item.layer,
                 "alias_of": item.alias_of or None, "absent": item.absent,
                 "shape": item.point.shape, "says": item.point.sentence,
-                "llama_cpp": item.point.llama_cpp, "apr": item.point.apr, "hf": item.point.hf,
+                "llama_cpp": ", ".join(map(str, item.point.llama_cpp)), "apr": item.point.apr,
+                "hf": ", ".join(map(str, item.point.hf)),
             }
             for key, item in known.items() if key in keys
         ]  # fmt: skip

@@ -113,8 +113,8 @@ def show(trace: Any, found: dict[str, Any]) -> None:
     for text in found["observations"]:
         render.line(render.escape(text), style="warn")
     if found["nonfinite"]:
-        render.line(f"first NaN or infinity: {found['nonfinite']}; the pass stopped there",
-                    style="bad")  # fmt: skip
+        where = render.escape(found["nonfinite"])
+        render.line(f"first NaN or infinity: {where}; the pass stopped there", style="bad")
     for path in found.get("saved", []):
         render.line(f"saved {render.escape(path)}")
 
@@ -162,6 +162,11 @@ def show_difference(difference: Any, reference: str) -> None:
             rows.append((point.key, f"{point.rel_l2:.3g}", f"{point.max_abs_diff:.3g}", verdict,
                          f"{point.tolerance:g}"))  # fmt: skip
     render.table(rows, ("point", "relL2", "max abs", "verdict", "tolerance or reason"), "lrrll")
+    for point in difference.points:
+        if point.outside:
+            render.line(render.escape(
+                f"{point.key}: std is {point.std_ratio:.3g} times the reference's (an observation: "
+                "statistics say where to look)"), style="warn")  # fmt: skip
     for label, keys in (("here", difference.only_in_a), ("the reference", difference.only_in_b)):
         if keys:
             render.line(f"only in {label}: {', '.join(keys[:8])}{' ...' if len(keys) > 8 else ''}")

@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.requirements import pytest_runtest_logreport as pytest_runtest_logreport
+from tests.requirements import pytest_sessionfinish as pytest_sessionfinish
+from tests.requirements import pytest_terminal_summary as pytest_terminal_summary
+
 # Nothing here is judged by the clock: a busy machine must not fail a test.
 settings.register_profile(
     "project",

@@ -21,7 +21,10 @@ FORBIDDEN = {
              "aprfmt.inference", "aprfmt.tokenizer"),
     "conversion": ("aprfmt.cli", "aprfmt.inference", "aprfmt.compare"),
     "compare": ("aprfmt.cli", "aprfmt.inference"),
+    "diagnosis": ("aprfmt.cli",),
+    "qa": ("aprfmt.cli", "aprfmt.diagnosis"),
     "tokenizer": ("aprfmt.cli", "aprfmt.inference", "aprfmt.compare"),
+    "validation": ("aprfmt.cli", "aprfmt.inference", "aprfmt.compare"),
 }  # fmt: skip
 
 

@@ -56,5 +56,7 @@ def test_wheel_holds_every_module_and_the_demo_model(tmp_path: Path) -> None:
             assert "/".join((*package.split("."), module.name)) in names
     for file in ("model.safetensors", "config.json", "tokenizer.json", "generation_config.json"):
         assert f"aprfmt/demo_model/{file}" in names
+    for path in (ROOT / "aprfmt" / "schemas").glob("*.json"):
+        assert f"aprfmt/schemas/{path.name}" in names
     assert "aprfmt/py.typed" in names
     assert not [name for name in names if name.startswith(("cli/", "inference/", "tests/"))]

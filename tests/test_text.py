@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aprfmt.text import ELLIPSIS, escape, escape_html, shorten, unescape
+from aprfmt.text import ELLIPSIS, escape, escape_html, guard, shorten, unescape
 
 # Any code point, surrogates too, with what is near an escape made frequent.
 TEXT = st.text(
@@ -104,3 +104,10 @@ def test_html() -> None:
     assert escape_html(text) == "&lt;script&gt;&#x27;&quot;&amp;\\x1b\\u202e"
     assert html.unescape(escape_html(text)) == escape(text)
     assert escape_html("<" * 50, 3) == "&lt;&lt;…"
+
+
+def test_guard_spells_what_was_forgotten_and_leaves_escapes() -> None:
+    assert guard("plain \\x1b é\n\\n") == "plain \\x1b é\n\\n"
+    assert guard("a\x1b[2J\u202e\r\\x1b") == "a\\x1b[2J\\u202e\\r\\x1b"
+    for text in (escape("\x1b\\x1b\n"), "", "x"):
+        assert guard(text) == text

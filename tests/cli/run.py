@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,15 @@ class Done:
     out: str
     err: str
 
-    @property
+    @cached_property
     def json(self) -> Any:
-        """The one object on stdout."""
-        return json.loads(self.out)
+        """The one object on stdout, which must fit the schema of its command."""
+        from tests.schemas.validation import faults
+
+        found = json.loads(self.out)
+        wrong = faults(found)
+        assert not wrong, f"aprfmt/schemas does not allow this: {wrong[:5]}"
+        return found
 
 
 def aprfmt(*args: object) -> Done:

@@ -34,6 +34,53 @@ def test_version_names_the_kernels() -> None:
     assert "kernels" in done.out
 
 
+def test_version_names_every_extra_that_is_installed() -> None:
+    from aprfmt.cli.doctor import EXTRAS, PACKAGES, installed
+
+    line = aprfmt("--version").out
+    assert {name for name, _, _ in PACKAGES} >= set(EXTRAS)
+    for name in EXTRAS:
+        assert (f"{name} {installed(name)}" in line) == (installed(name) is not None)
+
+
+@pytest.mark.parametrize("name", ["exit-codes", "PASS", "not-run"])
+def test_explain_knows_outcomes_and_whole_sections(name: str) -> None:
+    from aprfmt.outcome import EXIT_CODES
+
+    found = aprfmt("explain", name, "--json").json["found"]
+    wanted = [str(code) for code in EXIT_CODES] if name == "exit-codes" else [name.upper()]
+    assert [row["name"] for row in found] == wanted
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["logits", "nope", "--ids", "1", "--out"],
+        ["trace", "nope", "--payload", "--ids", "1", "--html"],
+        ["trace", "nope", "--payload", "--ids", "1", "--save"],
+        ["qa", "nope", "--save-baseline"],
+        ["diagnose", "nope", "no", "--html"],
+        ["parity", "nope", "--between", "numpy", "numpy:float64", "--html"],
+    ],
+)
+def test_an_output_that_cannot_be_written_is_said_before_the_work(
+    args: list[str], tmp_path: Path
+) -> None:
+    old = tmp_path / "old"
+    old.write_text("mine")
+    for path, says in ((old, "old: exists; use --force"), (tmp_path / "a" / "b", "no folder")):
+        done = aprfmt(*args, path)
+        assert done.code == 2 and says in done.err and not done.out
+    assert old.read_text() == "mine"
+    assert "nope: no such file" in aprfmt(*args, old, "--force").err
+
+
+@pytest.mark.parametrize("wished", ["GPTQ", "AWQ", "Q4_2"])
+def test_what_is_not_written_is_said_by_name(source: Path, tmp_path: Path, wished: str) -> None:
+    done = aprfmt("convert", source, tmp_path / "a.apr", "--encoding", wished)
+    assert done.code == 2 and f"{wished} is not written here" in done.err
+
+
 @pytest.mark.parametrize(
     ("args", "fragment"),
     [

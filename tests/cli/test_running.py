@@ -132,6 +132,7 @@ def test_samples_score_responses_and_skip_what_does_not_fit(
         {"prompt": "It is a truth universally acknowledged", "response": ", that a single man"},
         {"prompt": "It is a truth universally acknowledged, " * 4, "response": "that"},
         {"text": ""},
+        {"prompt": "It is a truth", "response": ""},
     ]
     lines.write_text("\n".join(map(json.dumps, rows)) + "\n")
     done = aprfmt("eval", demo_model, "--samples", lines, "--max-seq-len", 24, "--json")
@@ -141,9 +142,10 @@ def test_samples_score_responses_and_skip_what_does_not_fit(
     assert done.json["loss"] == first["loss"] and done.json["samples"] == 1
     assert first["loss_tokens"] == 7  # golden.json: 11 334 258 260 278 295 535
     assert [("line 2" in text, "--max-seq-len" in text) for text in done.json["skipped"]] == [
-        (True, True), (False, False),
+        (True, True), (False, False), (False, False),
     ]  # fmt: skip
-    assert done.err.count("warning: ") == 2 and "line 3" in done.err
+    assert done.err.count("warning: ") == 3 and "line 3" in done.err
+    assert done.json["skipped"][2].endswith("leave no loss token; give a response")
     nothing = tmp_path / "nothing.jsonl"
     nothing.write_text(json.dumps(rows[1]))
     done = aprfmt("eval", demo_model, "--samples", nothing, "--max-seq-len", 24, "--json")
@@ -255,6 +257,14 @@ def test_run_prints_text_and_its_speed_on_stderr(demo_model: Path) -> None:
     assert (done.code, done.out) == (0, "Paris\n")
     assert "3 tokens, stop token 1535" in done.err and "tokens/s" in done.err
     assert aprfmt("run", demo_model, "--chat", "Hello", "--quiet").err == ""
+
+
+def test_a_batch_of_ids_is_not_taken_for_one_sequence(tiny: Path, tmp_path: Path) -> None:
+    for shape, code in (((2, 2), 2), ((1, 4), 0), ((4,), 0)):
+        np.save(tmp_path / "ids.npy", np.arange(1, 5).reshape(shape))
+        done = aprfmt("run", tiny, "--ids", tmp_path / "ids.npy", "--max-tokens", 1)
+        assert done.code == code, done.err
+        assert code == 0 or "expected one sequence of ids" in done.err
 
 
 def test_a_model_without_tokenizer_gives_ids(tiny: Path) -> None:

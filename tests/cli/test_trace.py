@@ -92,6 +92,17 @@ def test_statistics_are_those_of_the_saved_values(payload: Any, demo_model: Path
     assert aprfmt("trace", "--load", demo_model / "model.safetensors").code == 2
 
 
+def test_naming_an_engine_runs_it(demo_model: Path, tmp_path: Path) -> None:
+    """`trace MODEL --engine transformers --save X` is all it takes to keep a foreign run."""
+    pytest.importorskip("transformers")
+    saved = tmp_path / "foreign.safetensors"
+    done = aprfmt(
+        "trace", demo_model, "--engine", "transformers", *SHORT, "--save", saved, "--json"
+    )
+    assert done.code == 0 and done.json["saved"] == [str(saved)]
+    assert {"embd", "L3.ffn_out", "logits"} <= set(tensors(saved))
+
+
 def test_points_layers_and_positions_choose(demo_model: Path) -> None:
     body = aprfmt("trace", demo_model, "--payload", *SHORT, "--points", "attn_out,qkv", "--layers",
                   "1,3", "--positions", "1,4", "--json").json  # fmt: skip
@@ -132,7 +143,8 @@ def test_aprt_folder(demo_model: Path, tmp_path: Path) -> None:
     point = next(r for r in loaded.json["records"] if r["key"] == "L3.ffn_mul")
     assert point["positions"] is None and point["count"] == swigl.size
     back = aprfmt("trace", demo_model, "--payload", *SHORT, "--reference", folder, "--json")
-    assert back.code == 0 and back.json["reference"]["compared"] == 3 + 4 * 9  # q, k, v: one stage
+    # q, k, v joined, with and without bias
+    assert back.code == 0 and back.json["reference"]["compared"] == 3 + 4 * 11
 
 
 def test_reference_of_the_same_model_and_of_another_format(

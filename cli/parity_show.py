@@ -1,0 +1,164 @@
+"""What `aprfmt parity` prints."""
+
+from typing import Any
+
+from aprfmt.cli import render, running
+
+_STYLES = {"same": "good", "precision": "good", "bug": "bad", "not_comparable": "warn"}
+
+
+def show(found: Any, every: bool) -> None:
+    """Print the runs, one table for each pair, and the verdicts."""
+    weights = f", weights through {found.through} and back" if found.through else ""
+    render.line(
+        render.escape(f"{found.model} ({found.architecture}, {found.weights_class} weights"
+                      f"{weights}), {len(found.ids)} tokens"), style="head",
+    )  # fmt: skip
+    for index, run in enumerate(found.runs):
+        via = f", {run.via}" if run.via else ""
+        name = "reference" if index == 0 else f"run {index}"
+        render.line(render.escape(f"  {name}: {label(run)} ({run.points} points{via})"))
+        for key, why in list((run.unknown or {}).items())[:4]:
+            render.warn(f"{run.ran}: {key}: {why}")
+    for pair in found.pairs:
+        show_pair(found, pair, every)
+    if found.noise is not None:
+        show_distance(found.noise, "the reference")
+    for distance in found.arbiter:
+        show_distance(distance, label(found.runs[distance.of]))
+
+
+def label(run: Any) -> str:
+    """Return what was asked for and what ran."""
+    return str(run.ran) if run.requested == run.ran else f"{run.requested} ({run.ran})"
+
+
+def show_pair(found: Any, pair: Any, every: bool) -> None:
+    """Print one run against the reference."""
+    names = f"{label(found.runs[pair.b])} against {label(found.runs[pair.a])}"
+    from aprfmt.thresholds import MAX_FACTOR, MAX_UNIT, UNIT
+
+    render.line()
+    render.line(render.escape(names), style="head")
+    points = pair.diff.points if every else worst(pair.diff.points)
+    rows = []
+    for point in points:
+        if point.why:
+            rows.append((point.key, "-", "-", "-", "not comparable", point.why))
+            continue
+        verdict = "BEYOND" if point.beyond else "equal" if point.bits else "within"
+        rows.append((point.key, f"{point.rel_l2:.3g}", f"{point.max_over_rms:.3g}",
+                     f"{point.tolerance:.3g}", verdict, point.reason))  # fmt: skip
+    render.table(rows, ("point", "relL2", "max/rms", "tolerance", "verdict", "why this tolerance"),
+                 "lrrrll")  # fmt: skip
+    render.line(
+        f"tolerance: {UNIT}; max/rms ({MAX_UNIT}) may be {MAX_FACTOR:g} times that", style="dim"
+    )
+    if not every:
+        render.line("the worst of each kind of point, and all beyond; --all prints every one",
+                    style="dim")  # fmt: skip
+    show_outcomes(pair)
+    for operation in pair.operations:
+        show_operation(operation)
+    running.show_checks(pair.report.checks)
+    render.line(render.escape(f"{pair.verdict}: {pair.cause}"), style=_STYLES[pair.verdict])
+
+
+def worst(points: Any) -> list[Any]:
+    """Return the largest relL2 of each kind of point, and all beyond, in execution order."""
+    chosen: dict[str, Any] = {}
+    for point in points:
+        name = point.key.rpartition(".")[2]
+        if point.rel_l2 is not None and (name not in chosen or point.rel_l2 > chosen[name].rel_l2):
+            chosen[name] = point
+    keys = {point.key for point in chosen.values()}
+    beyond = [point.key for point in points if point.beyond][:20]
+    return [p for p in points if p.key in keys or p.key in beyond or p.why]
+
+
+def show_outcomes(pair: Any) -> None:
+    """Print logits, losses and experts."""
+    logits = pair.logits
+    if logits is not None:
+        render.line(
+            f"logits: relL2 {logits.rel_l2:.3g}, max {logits.max_abs:.3g}, argmax equal "
+            f"{logits.argmax:.1%} of {logits.rows} rows, top {logits.k} {logits.top_k:.1%}, "
+            f"KL {logits.kl_mean:.3g} nats (largest {logits.kl_max:.3g})"
+        )
+        for flip in logits.flips[:5]:
+            word = "within rounding" if flip.explained else "beyond rounding"
+            render.line(
+                f"  position {flip.position}: {flip.a} (by {flip.margin_a:.3g}) became {flip.b} "
+                f"(by {flip.margin_b:.3g}); a logit moved {flip.largest:.3g} there, {word}"
+            )
+    losses = pair.losses
+    if losses.reference is not None and losses.forward is not None:
+        own = losses.why if losses.own is None else f"{losses.own:.6f}"
+        render.line(
+            f"loss in nats: reference {losses.reference:.6f}, other forward {losses.forward:.6f} "
+            f"({losses.forward - losses.reference:+.3g}), its own loss {own}"
+        )
+    for flip in pair.experts[:8]:
+        word = "within rounding" if flip.explained else "beyond rounding"
+        gap = "not known" if flip.gap is None else f"{flip.gap:.3g}"
+        render.line(f"{flip.key}, position {flip.position}: experts {list(flip.gone)} became "
+                    f"{list(flip.came)}; margin {gap}, {word}")  # fmt: skip
+
+
+def show_operation(operation: Any) -> None:
+    """Print an operation that was run alone."""
+    how = "the other run's inputs through the reference" if operation.shadow else "equal inputs"
+    word = "wrong" if operation.wrong else "agrees"
+    gain = "" if operation.gain is None else f"; output over input {operation.gain:.3g}"
+    render.line(
+        render.escape(
+            f"operation {operation.key} alone, {how} ({', '.join(operation.inputs)}): relL2 "
+            f"{operation.residual:.3g}, rounding {operation.bound:.3g}: {word}{gain}"
+        ),
+        style="bad" if operation.wrong else "",
+    )
+
+
+def show_distance(distance: Any, name: str) -> None:
+    """Print how far a run is from the arbiter or from the weights before quantization."""
+    known = {key: value for key, value in distance.rel_l2.items() if value == value}
+    key = max(known, key=known.__getitem__, default="")
+    loss = "" if distance.ce is None else f", loss {distance.ce:+.3g} nats"
+    end = known.get("logits")
+    render.line(
+        render.escape(
+            f"{name} from {distance.what}: largest relL2 {known.get(key, 0.0):.3g} at {key}"
+            + ("" if end is None else f", logits {end:.3g}")
+            + loss
+        )
+    )
+
+
+def show_replay(found: Any) -> None:
+    """Print what a replay found."""
+    render.line(
+        render.escape(f"{found.key}: {found.runs[1]} against {found.runs[0]}"), style="head"
+    )
+    render.line(f"  apart now {found.apart:.3g}, recorded {found.recorded:.3g}, rounding "
+                f"{found.bound:.3g}; largest {found.largest:.3g} at {list(found.at)}")  # fmt: skip
+    moved = [("reference", found.reference), ("other run", found.other)]
+    for name, value in moved:
+        if value:
+            render.line(f"  the {name} gives another result than recorded: relL2 {value:.3g}")
+    word = "reproduced: the operation is wrong" if found.reproduced else "not reproduced"
+    render.line(word, style="bad" if found.reproduced else "good")
+
+
+def show_calibration(found: Any, written: str | None) -> None:
+    """Print measured tolerances with their evidence."""
+    rows = [
+        ("/".join(row.pair), row.weights, row.point, row.dtype, f"{row.rel_l2:.3g}",
+         f"{row.max_over_rms:.3g}", f"{row.largest:.3g}", row.runs)
+        for row in found.rows
+    ]  # fmt: skip
+    render.table(rows, ("pair", "weights", "point", "dtype", "relL2", "max/rms", "largest seen",
+                        "compared"), "llllrrrr")  # fmt: skip
+    for text in found.beyond[:8]:
+        render.line(render.escape(f"beyond what a tolerance may excuse: {text}"), style="bad")
+    if written:
+        render.line(render.escape(f"wrote {written}"))

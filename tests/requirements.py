@@ -1,0 +1,122 @@
+"""How each requirement of docs/requirements.md stands after a run, by the tests it names.
+
+`conftest.py` imports the hooks. They count on the process that reports (with xdist: the
+controller), print a line at the end, and fail a whole run in which a named test never appeared.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "requirements.md"
+IDS = tuple(f"R{number:02}" for number in range(1, 76))
+OUT_OF_SCOPE = "out of scope: "
+Standing = Literal["shown", "NOT-RUN", "FAILED", "missing", "out of scope"]
+_TEST = re.compile(r"^`(?P<id>[\w/]+\.py::\w+(?:\[[^\]`]*\])?)`(?: \*GPU\*)?$")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One requirement: how it is met, or why it is not asked for here, and the tests named."""
+
+    id: str
+    text: str
+    met: str
+    tests: tuple[str, ...]
+
+
+def rows(page: str) -> list[Row]:
+    """Return the table of the page; ValueError for a row that is none."""
+    found = []
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        if not re.fullmatch(r"R\d\d", cells[0].removeprefix("| ").strip()):
+            continue
+        if len(cells) != 4 or not all(cells):
+            raise ValueError(f"{line[:40]}...: {len(cells)} cells; expected 4, none empty")
+        names = []
+        for name in cells[3].split(", "):
+            match = _TEST.match(name)
+            if match is None:
+                raise ValueError(f"{cells[0]}: {name!r} is no test; expected file.py::test")
+            names.append(f"tests/{match['id']}")
+        found.append(Row(cells[0], cells[1], cells[2], tuple(names)))
+    return found
+
+
+def test_of(nodeid: str, name: str) -> bool:
+    """Say whether a run test is the named one; a name without [...] stands for all variants."""
+    return nodeid == name or (not name.endswith("]") and nodeid.startswith(f"{name}["))
+
+
+def standing(row: Row, outcomes: Mapping[str, str]) -> Standing:
+    """Return how a requirement stands by the outcomes of tests: passed, failed, skipped."""
+    seen = [
+        {outcome for nodeid, outcome in outcomes.items() if test_of(nodeid, name)}
+        for name in row.tests
+    ]
+    if any("failed" in each for each in seen):
+        return "FAILED"
+    if not all(seen):
+        return "missing"
+    if row.met.startswith(OUT_OF_SCOPE):
+        return "out of scope"
+    return "shown" if all("passed" in each for each in seen) else "NOT-RUN"
+
+
+def summary(found: Iterable[tuple[Row, Standing]]) -> list[str]:
+    """Return the lines that say how all requirements stand."""
+    by: dict[str, list[str]] = {}
+    for row, how in found:
+        by.setdefault(how, []).append(row.id)
+    counts = ", ".join(f"{len(ids)} {how}" for how, ids in by.items())
+    named = [f"  {how}: {', '.join(ids)}" for how, ids in by.items() if how != "shown"]
+    return [f"requirements: {counts}", *named]
+
+
+# --- the hooks ----------------------------------------------------------------------------------
+
+_outcomes: dict[str, str] = {}
+_GROUP = re.compile(r"@\w+$")  # what xdist puts behind the tests of a group
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Remember how each test ended; a failing setup or teardown counts."""
+    name = _GROUP.sub("", report.nodeid)
+    if report.when == "call" or report.outcome != "passed":
+        if _outcomes.get(name) != "failed":
+            _outcomes[name] = report.outcome
+
+
+def whole(config: pytest.Config) -> bool:
+    """Say whether this run was asked for every test there is."""
+    options: Any = config.option
+    chosen = (options.keyword, options.markexpr, getattr(options, "lf", False),
+              getattr(options, "deselect", None), getattr(options, "ignore", None),
+              options.collectonly, options.maxfail)  # fmt: skip
+    return config.args_source is pytest.Config.ArgsSource.TESTPATHS and not any(chosen)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a whole run in which a test that a requirement names did not appear."""
+    if hasattr(session.config, "workerinput") or not whole(session.config):
+        return
+    missing = [row.id for row in rows(PAGE.read_text()) if standing(row, _outcomes) == "missing"]
+    if missing and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say how every requirement stands."""
+    if not whole(config):
+        return
+    every = [(row, standing(row, _outcomes)) for row in rows(PAGE.read_text())]
+    terminalreporter.section("requirements")
+    for line in summary(every):
+        terminalreporter.write_line(line)

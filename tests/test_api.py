@@ -1,0 +1,137 @@
+"""The Python API: what is public, tensors as arrays, and slices that read only their rows."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import aprfmt
+from aprfmt.codecs import CODECS, encode
+from aprfmt.errors import UsageError
+from tests.conversion.folders import llama_folder, write_mixed
+
+ROWS = [
+    3, -1, slice(None), slice(2, 5), slice(-3, None), slice(5, 2), slice(None, None, 2),
+    slice(None, None, -1), slice(7, 1, -2), (slice(1, 3), slice(None, 4)), (2, 5),
+    (slice(2, 4), -1), (), ..., None, np.array([1, 3]),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a GGUF and a safetensors file beside it, with the same matrix in many encodings."""
+    folder: Path = tmp_path_factory.mktemp("api")
+    source = llama_folder(folder / "s", "F32", hidden=256, layers=1)
+    aprfmt.convert(source, folder / "m.gguf", tensor_encodings=[
+        ("L0.attn_q", "Q4_K"), ("L0.attn_k", "Q8_0"), ("L0.attn_v", "BF16"),
+        ("L0.attn_output", "F16"), ("L0.ffn_gate", "IQ4_NL"), ("L0.ffn_up", "Q6_K"),
+    ])  # fmt: skip
+    return folder / "m.gguf"
+
+
+@pytest.mark.parametrize("at", ROWS, ids=str)
+def test_a_slice_is_that_of_the_array(encoded: Path, at: Any) -> None:
+    with aprfmt.open(encoded) as model:
+        for tensor in model.values():
+            if len(tensor.shape) < 2 and isinstance(at, tuple) and len(at) > 1:
+                continue
+            np.testing.assert_array_equal(tensor[at], tensor.numpy()[at], strict=True)
+
+
+def test_an_index_too_far_is_an_index_error(encoded: Path) -> None:
+    with aprfmt.open(encoded) as model, pytest.raises(IndexError, match="33 rows"):
+        model["token_embd.weight"][33]
+
+
+def test_a_slice_reads_its_rows_only(encoded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with aprfmt.open(encoded) as model:
+        tensor = model["blk.0.attn_q.weight"]
+        read: list[tuple[int, int | None]] = []
+        kind = type(tensor.lazy)
+        whole = kind.raw
+
+        def spy(self: Any, start: int = 0, stop: int | None = None) -> memoryview:
+            read.append((start, stop))
+            return whole(self, start, stop)
+
+        monkeypatch.setattr(kind, "raw", spy)
+        tensor[10:12]
+        row = 256 // 256 * 144
+        assert read == [(10 * row, 12 * row)]
+
+
+@pytest.mark.parametrize("encoding", ["F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I32", "F64"])
+def test_torch_tensors_keep_every_bit(encoding: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="NOT-RUN: torch is not installed")
+    size = CODECS[encoding].type_size
+    raw = np.random.default_rng(0).integers(0, 256, 60 * size, np.uint8).tobytes()
+    write_mixed(tmp_path / "x.safetensors", {"t": (encoding, (5, 12), raw)})
+    from safetensors import safe_open
+
+    with safe_open(tmp_path / "x.safetensors", "pt") as theirs, \
+            aprfmt.open(tmp_path / "x.safetensors") as model:  # fmt: skip
+        found, expected = model["t"].torch(), theirs.get_tensor("t")
+        assert found.dtype == expected.dtype and found.shape == expected.shape
+        assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_a_packed_weight_is_sliced_too(tmp_path: Path) -> None:
+    source = llama_folder(tmp_path / "s", "F32", hidden=64, layers=1)
+    aprfmt.convert(source, tmp_path / "q", to="safetensors", quantize="NF4")
+    with aprfmt.open(tmp_path / "q") as model:
+        tensor = model["model.layers.0.mlp.up_proj.weight"]
+        assert tensor.encoding == "NF4"
+        np.testing.assert_array_equal(tensor[3:9], tensor.numpy()[3:9])
+        assert tensor.torch().shape == (64, 64)
+
+
+def test_flat_vectors_of_blocks_are_cut_at_elements(tmp_path: Path) -> None:
+    """A one-dimensional quantized tensor is decoded from the block its slice begins in."""
+    values = np.random.default_rng(0).standard_normal(128).astype(np.float32)
+    stored = encode("Q8_0", values)[""]
+    from aprfmt.tensor import TensorInfo
+    from aprfmt.views import Tensor
+
+    class Held:
+        info = TensorInfo("t", (128,), "Q8_0", 0, len(stored), 136)
+        parts: ClassVar[dict[str, Any]] = {}
+
+        def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
+            return memoryview(stored)[start:stop]
+
+        def drop(self, start: int = 0, stop: int | None = None) -> None: ...
+
+    tensor = Tensor(Held())
+    for at in (slice(5, 70), 33, slice(127, None), slice(40, 40)):
+        np.testing.assert_array_equal(tensor[at], tensor.numpy()[at])
+
+
+def test_the_public_names_are_these() -> None:
+    """A name leaves only after a release in which using it warns (docs/api.md)."""
+    assert set(aprfmt.__all__) == {
+        "__version__", "convert", "diagnose", "diff", "open", "trace", "validate",
+    }  # fmt: skip
+    for name in aprfmt.__all__:
+        assert getattr(aprfmt, name)
+        assert name == "__version__" or getattr(aprfmt, name).__doc__
+    from aprfmt import testing
+
+    assert testing.__all__ == ["check_arch", "check_backend", "check_codec", "check_format"]
+
+
+def test_a_trace_keeps_what_was_asked_for(demo_model: Path) -> None:
+    found = aprfmt.trace(demo_model, ids=[5, 6, 7], points=["attn_out", "logits"], layers=[1])
+    assert list(found.records) == ["L1.attn_out", "logits"]
+    values = found.values("L1.attn_out")
+    assert values is not None and values.shape == (3, 256)
+    body = found.to_json()
+    assert [row["point"] for row in body["records"]] == ["attn_out", "logits"]
+    with pytest.raises(UsageError, match="one of prompt and ids"):
+        aprfmt.trace(demo_model)
+    with pytest.raises(UsageError, match="layer 9: the model has layers 0 to 3"):
+        aprfmt.trace(demo_model, ids=[1], layers=[9])
+    wrong: list[Any] = [[1.5], "1,2", [], [1536]]
+    for ids in wrong:
+        with pytest.raises(UsageError, match="token"):
+            aprfmt.trace(demo_model, ids=ids)
