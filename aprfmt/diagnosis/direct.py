@@ -16,6 +16,7 @@ from aprfmt.inference.points import POINTS
 from aprfmt.thresholds import DISCRETE, tolerance
 
 Array = NDArray[Any]
+NO_POINT = (1 << 30, 0)  # the place of what is no point of its own
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,13 @@ def keys_of(a: TraceLike, b: TraceLike) -> list[str]:
     """Return the keys both traces have, in execution order."""
     both = [key for key in a.records if b.find(key) is not None]
     both += [key for key in b.records if key not in a.records and a.find(key) is not None]
-    return sorted(dict.fromkeys(both), key=place_of)
+    return sorted({key for key in both if place_of(key) != NO_POINT}, key=place_of)
+
+
+def joined(a: TraceLike, b: TraceLike) -> list[str]:
+    """Say which stages of several points (an APRT folder's qkv) were left out."""
+    keys = [key for key in dict.fromkeys((*a.records, *b.records)) if place_of(key) == NO_POINT]
+    return [f"{key}: several points in one; give --model to take them apart" for key in keys]
 
 
 def place_of(key: str) -> tuple[int, int]:
@@ -52,7 +59,7 @@ def place_of(key: str) -> tuple[int, int]:
     try:
         point, layer = parse_key(key)
     except UsageError:
-        return (1 << 30, 0)
+        return NO_POINT
     if layer < 0:
         return (-1 if point.startswith("embd") else 1 << 29, order[point])
     return (layer, order[point])

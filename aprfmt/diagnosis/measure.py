@@ -30,10 +30,14 @@ def rel(mine: Any, theirs: Any) -> float:
     away = float(np.linalg.norm(x - y))
     if away == 0:
         return 0.0
-    norm = float(np.linalg.norm(np.where(np.isfinite(theirs), theirs, 0.0)))
-    if norm == 0:
-        norm = float(np.linalg.norm(np.where(np.isfinite(mine), mine, 0.0)))
-    return away / norm if norm else math.inf
+    norm = _norm(theirs) or _norm(mine)
+    return away / norm if 0 < norm < math.inf else math.inf
+
+
+def _norm(x: Any) -> float:
+    """Return the norm of the finite values; in float64, as squares of float32 overflow."""
+    x = np.asarray(x, np.float64)
+    return float(np.linalg.norm(np.where(np.isfinite(x), x, 0.0)))
 
 
 @dataclass(frozen=True)

@@ -292,6 +292,8 @@ class Walk:
         for pair in pairs:
             if pair.why:
                 self.levels.not_checked.append(f"{pair.key}: {pair.why}")
+        if not self.judged:
+            self.levels.not_checked += direct.joined(a, b)
         if not self.judged and not self._two_models():
             finding = direct.by_signature(pairs, a, b)
             if finding is not None:
@@ -388,4 +390,6 @@ def diagnose(
             if opened is None:
                 raise UsageError("a prompt needs a tokenizer; give a model, or ids")
             tokens = tuple(int(i) for i in opened.tokenizer.encode(prompt))
+        if tokens == ():
+            raise UsageError("no token ids: --ids or --prompt is empty; leave it out to have some")
         return Walk(first, second, stack, reference, tokens, memory).run()

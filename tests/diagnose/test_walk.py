@@ -247,6 +247,8 @@ def test_distances_rows_and_masks() -> None:
     assert rel(x, x) == 0 and rel(x, x[:2]) == math.inf
     assert rel(np.array([np.nan, 1]), np.array([np.nan, 1])) == 0
     assert rel(np.array([np.nan, 1]), np.array([2.0, 1])) == math.inf
+    huge = np.array([4e25, 1], np.float32)  # its square is no float32
+    assert rel(np.ones(2, np.float32), huge) == pytest.approx(1)
     assert rel(np.zeros(3), np.zeros(3)) == 0 and rel(np.ones(3), np.zeros(3)) == 1
     part = fit(x[[1, 3]], (1, 3), "float32", (4, 3), 0, 4)
     assert part is not None and part.rows is not None and part.rows.tolist() == [1, 3]
@@ -285,6 +287,35 @@ def test_exit_codes_and_json(name: str) -> None:
     text = command("diagnose", a, b)
     assert text.code == done.code
     assert text.out.startswith(body["sentence"].split(",")[0][:20])
+
+
+def test_empty_tokens_are_refused_in_one_line() -> None:
+    folder = tiny_folder("llama")
+    done = command("diagnose", folder, f"{folder}@numpy:float64", "--ids", "")
+    assert (done.code, done.err.count("\n")) == (2, 1) and "no token ids" in done.err
+
+
+def test_an_exploded_value_is_not_lost(tmp_path: Path) -> None:
+    """One value whose square is no float32 makes the point infinite, not equal."""
+    folder = tiny_folder("llama")
+
+    def explode(values: dict[str, Any]) -> dict[str, Any]:
+        values["logits"][-1, 5] = 4e25
+        return values
+
+    found = diagnose(str(folder), str(trace(folder, "exploded", rename=explode)))
+    assert (found.verdict, found.first) == ("bug", "logits")
+
+
+def test_joined_stages_of_a_folder_against_a_trace_without_the_model(tmp_path: Path) -> None:
+    folder = tiny_folder("llama")
+    saved = trace(folder, "joined-stages")
+    with load_trace(saved) as kept:
+        save_aprt(tmp_path / "aprt", kept)
+    found = diagnose(str(tmp_path / "aprt"), str(saved), ids=IDS)
+    assert found.verdict == "same"
+    assert any(text.startswith("L0.qkv: several points") for text in found.not_checked)
+    assert diagnose(str(folder), str(tmp_path / "aprt"), ids=IDS).verdict == "same"
 
 
 def test_every_unknown_key_of_a_foreign_trace_is_listed_with_the_reason() -> None:
