@@ -107,6 +107,15 @@ def test_flat_vectors_of_blocks_are_cut_at_elements(tmp_path: Path) -> None:
         np.testing.assert_array_equal(tensor[at], tensor.numpy()[at])
 
 
+def test_a_tensor_of_a_closed_model_is_one_clear_error(demo_model: Path) -> None:
+    with aprfmt.open(demo_model) as model:
+        tensor = model["model.norm.weight"]
+        assert tensor.numpy().shape == (256,)
+    for read in (tensor.numpy, tensor.raw, lambda: tensor[1:3]):
+        with pytest.raises(UsageError, match="is closed; read model"):
+            read()
+
+
 def test_the_public_names_are_these() -> None:
     """A name leaves only after a release in which using it warns (docs/api.md)."""
     assert set(aprfmt.__all__) == {

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from aprfmt.errors import FormatError, TruncatedError
+from aprfmt.errors import FormatError, TruncatedError, UsageError
 from aprfmt.tensor import LazyTensor, TensorInfo
 
 Buffer = bytes | bytearray | memoryview
@@ -101,7 +101,12 @@ class StoredTensor:
         if not 0 <= start <= stop <= self.info.nbytes:
             raise ValueError(f"{self.info.name}: bytes {start}..{stop} of {self.info.nbytes}")
         base = self.info.offset
-        return self._file.view[base + start : base + stop]
+        try:
+            return self._file.view[base + start : base + stop]
+        except ValueError:  # of a released view
+            raise UsageError(
+                f"{self._file.path}: is closed; read {self.info.name} before that"
+            ) from None
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
         """Release the mapped pages of stored bytes [start, stop)."""

@@ -1,5 +1,6 @@
 """Gates on one forward pass: its logits, its loss, and that calls leave nothing behind."""
 
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,7 +30,12 @@ def logits(subject: "Subject") -> Findings:
     rows = subject.session.logits(subject.probe)
     last = rows[-1].astype(np.float64)
     std = float(last.std())
+    probe = zlib.crc32(np.asarray(subject.probe, "<i8").tobytes()) & 0xFFFF
     measures = {
+        "logits probe": Measure(
+            float(probe), "sum over the token ids", 0, "absolute",
+            "logits of other tokens are others; give the --golden file of the baseline",
+        ),
         "logits std": Measure(std, "logits", 0.02, "relative", "rounding moves it far less"),
         "logits peak": Measure(
             float((last.max() - last.mean()) / std) if std else 0.0,

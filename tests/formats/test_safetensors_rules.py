@@ -131,6 +131,19 @@ def test_detection_is_by_content(case: Case, tmp_path: Path) -> None:
             detect(path)
 
 
+@pytest.mark.parametrize("length", [123, 0x7B20, 0x7B0A, 0x7B0920])
+def test_a_length_that_begins_like_json_is_a_length(length: int, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    header = file({"a": entry()}, b"")[8:].ljust(length)
+    data = length.to_bytes(8, "little") + header + bytes(range(16))
+    assert data.lstrip()[:1] == b"{" and len(header) == length
+    assert_as_reference(data)
+    path.write_bytes(data)
+    assert detect(path).name == "safetensors"
+    with open_source(path) as source:
+        assert bytes(source.tensors["a"].raw()) == bytes(range(16))
+
+
 @pytest.mark.parametrize(
     "text", ['{"a": 1,\n {"b": 2}}', '{"architectures": ["x"]}', "[1, 2]  {}", "# text\n\n{}"]
 )

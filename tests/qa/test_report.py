@@ -133,6 +133,22 @@ def test_a_baseline_is_saved_and_holds(demo_model: Path, golden: Path, tmp_path:
     assert aprfmt("qa", demo_model, "--baseline", tmp_path / "none.json").code == 2
 
 
+def test_a_baseline_of_another_text_says_so(demo_model: Path, golden: Path, tmp_path: Path) -> None:
+    path, other = tmp_path / "base.json", tmp_path / "other.json"
+    args = ("qa", demo_model, "--only", "logits", "--only", "baseline", "--json")
+    aprfmt(*args, "--golden", golden, "--save-baseline", path)
+    data = json.loads(path.read_text())
+    data["gates"] = {"logits": data["gates"]["logits"]}
+    path.write_text(json.dumps(data))
+    assert aprfmt(*args, "--golden", golden, "--baseline", path).code == 0
+    other.write_text(json.dumps({"losses": [{"name": "o", "ids": [5, 6, 7, 8], "nats": 9.0}]}))
+    done = aprfmt(*args, "--golden", other, "--baseline", path)
+    (gate,) = (each for each in done.json["gates"] if each["name"] == "baseline")
+    failed = [row["name"] for row in gate["checks"] if row["outcome"] == "FAIL"]
+    assert done.code == 1 and failed[0] == "logits probe"
+    assert "give the --golden file of the baseline" in str(gate["checks"])
+
+
 def test_a_baseline_misses_what_is_gone_and_tolerates_what_it_says() -> None:
     before = to_json(QaReport("m", choose(), (gate("a", "PASS", x=1.0, y=math.nan),)))["gates"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from aprfmt.formats import FormatSpec
 from aprfmt.formats.fields import HeaderField
-from aprfmt.formats.safetensors.layout import order
+from aprfmt.formats.safetensors.layout import is_json, order
 from aprfmt.tensor import Sink, Source
 
 
@@ -19,7 +19,7 @@ def recognise(head: bytes, size: int) -> bool:
     The JSON stands behind eight bytes of length; a text file has letters there, whose number is
     beyond any file.
     """
-    if head.lstrip()[:1] == b"{":
+    if is_json(head):
         return b'"weight_map"' in head and b".safetensors" in head
     if head[8:].lstrip()[:1] != b"{":
         return False

@@ -59,3 +59,12 @@ def spell_header(metadata: Mapping[str, str], infos: Sequence[TensorInfo]) -> by
     raw = dumps(header).encode("utf-8")
     raw += b" " * (-len(raw) % ALIGNMENT)
     return len(raw).to_bytes(PREFIX, "little") + raw
+
+
+def is_json(head: bytes) -> bool:
+    """Say whether a file is JSON: an index.
+
+    A header's length can begin with b"{", too (123, or 31520 after a space), but any that a file
+    can have leaves a zero among its eight bytes, and JSON has none.
+    """
+    return head.lstrip()[:1] == b"{" and b"\0" not in head[:8]

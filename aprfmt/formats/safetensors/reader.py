@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from aprfmt.errors import FormatError
 from aprfmt.formats.mapped import Buffer, BufferFile, MappedFile, stored_tensor
+from aprfmt.formats.safetensors.layout import is_json
 from aprfmt.formats.safetensors.parse import Parsed, merge_metadata, parse
 from aprfmt.tensor import LazyTensor, Note, Value
 
@@ -83,7 +84,7 @@ def open_source(path: Path, *, partial: bool = False) -> SafetensorsSource:
     path = Path(path)
     file = MappedFile(path)
     try:
-        if bytes(file.view[:64]).lstrip()[:1] != b"{":
+        if not is_json(bytes(file.view[:64])):
             shard = Shard(file, parse(file.view, str(path), partial=partial))
             return SafetensorsSource(path, [shard], shard.tensors, {})
     except BaseException:
