@@ -60,3 +60,22 @@ def test_wheel_holds_every_module_and_the_demo_model(tmp_path: Path) -> None:
         assert f"aprfmt/schemas/{path.name}" in names
     assert "aprfmt/py.typed" in names
     assert not [name for name in names if name.startswith(("cli/", "inference/", "tests/"))]
+    _smoke(next(tmp_path.glob("*.whl")), tmp_path / "elsewhere")
+
+
+def _smoke(wheel: Path, place: Path) -> None:
+    """Run the main job from the unpacked wheel, outside the repository and without its kernels."""
+    place.mkdir()
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(place / "site")
+    env = {**os.environ, "PYTHONPATH": str(place / "site")}
+    for command in (["-c", "import aprfmt; print(aprfmt.__file__)"],
+                    ["-m", "aprfmt", "demo", "--out", str(place / "out"), "--quiet"]):  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, *command], cwd=place, env=env, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        if command[0] == "-c":
+            assert done.stdout.startswith(str(place / "site"))
+    assert {"demo.apr", "demo.gguf"} <= {path.name for path in (place / "out").iterdir()}
