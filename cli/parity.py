@@ -60,11 +60,11 @@ def command(
     from aprfmt.errors import UsageError
     from aprfmt.inference.device import is_run, parse_run
 
-    options.check_new(force, html)
     models = [word for word in words if not is_run(word)]
     runs = [word for word in words if is_run(word)]
     if html is not None and (replayed is not None or calibrate is not None):
         raise UsageError("--html shows runs compared; leave it out beside --replay, --calibrate")
+    options.check_new(force, html)
     if replayed is not None:
         if models or bundle or calibrate:
             raise UsageError("--replay needs no model; give only --between RUN RUN with it")

@@ -21,6 +21,7 @@ from aprfmt.model import Model
 from aprfmt.tokenizer import facts, load, to_apr, to_gguf, to_hf
 from aprfmt.tokenizer.keys import HF_JSON
 from tests.cli.run import aprfmt, process
+from tests.formats.apr_files import AprFile, Tensor
 from tests.formats.gguf_files import ARR, F32, I32, STR, File
 from tests.fuzz.contract import judge
 from tests.fuzz.targets import TARGETS
@@ -238,3 +239,8 @@ def test_imatrix_messages_quote_little_of_a_name() -> None:
         with pytest.raises(FormatError, match=says) as caught:
             parse_imatrix(raw, Path("x.dat"))
         assert len(str(caught.value)) < 400
+
+
+def test_a_message_about_a_shape_stays_short() -> None:
+    data = AprFile(tensors=(Tensor(b"a", (4123389851770370361,) * 64),)).build()
+    assert not judge(TARGETS["apr"], data)  # which raises for a message of over 2000 characters

@@ -18,6 +18,7 @@ from aprfmt.formats.apr.layout import BITS, CODES, COMPRESSED, HEADER_SIZE, Head
 from aprfmt.formats.apr.metadata import misfits
 from aprfmt.formats.cursor import MAX_COUNT, MAX_DIMS, MAX_METADATA, Cursor
 from aprfmt.tensor import Note, TensorInfo, Value
+from aprfmt.text import shorten
 
 FooterState = Literal["present", "missing", "trailing"]
 
@@ -281,9 +282,10 @@ def _read_entry(
         )
     found = layout.resolve(code, shape, nbytes)
     if found is None:
+        sizes = shorten(str(layout.expected_sizes(code, shape)), 200)
         raise FormatError(
-            f"{where}: tensor {name!r} has {nbytes} bytes; shape {list(shape)} under dtype code "
-            f"{code} takes {layout.expected_sizes(code, shape)}"
+            f"{where}: tensor {name!r} has {nbytes} bytes; shape {shorten(str(list(shape)), 200)} "
+            f"under dtype code {code} takes {sizes}"
         )
     encoding, fit = found
     info = TensorInfo(name, shape, encoding, data_offset + offset, nbytes, fit.row_bytes)
