@@ -219,10 +219,11 @@ def other_session(text: str, model: Any, samples: list[Sample], where: dict[str,
     from contextlib import contextmanager
 
     from aprfmt.errors import UsageError
+    from aprfmt.inference.device import split_run
 
     @contextmanager
     def opened() -> Iterator[tuple[Any, Any, Any]]:
-        run = running.model_and_run(text)[1]
+        run = split_run(text)[1]
         kept = where if run is None else {
             key: value for key, value in where.items() if key not in ("device", "backend", "dtype")
         }  # fmt: skip

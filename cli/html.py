@@ -29,6 +29,17 @@ button, select { font: inherit; }
 .dim { opacity: .7; } .bad { color: var(--bad); font-weight: 600; }
 """
 
+# Colours of a heat map, for the scripts of its pages: `colour(share)` is [r, g, b].
+COLOURS = """
+// Dark to bright, as in viridis.
+const stops = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
+function colour(share) {
+  const at = Math.min(Math.max(share, 0), 1) * (stops.length - 1);
+  const low = Math.min(Math.floor(at), stops.length - 2), part = at - low;
+  return stops[low].map((c, i) => Math.round(c + (stops[low + 1][i] - c) * part));
+}
+"""
+
 
 def page(title: str, body: str, data: Mapping[str, Any], style: str, script: str) -> str:
     """Return a whole page; `body` is markup of ours, `title` and `data` may hold a file's text.

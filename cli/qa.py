@@ -63,10 +63,10 @@ def command(
     than --min-run; 2: nothing ran, or something asked for could not.
     """
     from aprfmt import qa
-    from aprfmt.inference.device import parse_run
+    from aprfmt.inference.device import parse_run, split_run
 
     options.check_new(force, save_baseline)
-    path, run = running.model_and_run(model)
+    path, run = split_run(model)
     choice = running.choose(device, backend, dtype, run)
     if choice.why.startswith("auto"):
         render.warn(choice.why)

@@ -84,13 +84,6 @@ function show(value) {
   if (Number.isInteger(value) && Math.abs(value) < 1e15) return String(value);
   return String(Number(value.toPrecision(4)));
 }
-// Dark to bright, as in viridis.
-const stops = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
-function colour(share) {
-  const at = Math.min(Math.max(share, 0), 1) * (stops.length - 1);
-  const low = Math.min(Math.floor(at), stops.length - 2), part = at - low;
-  return stops[low].map((c, i) => Math.round(c + (stops[low + 1][i] - c) * part));
-}
 function share(value, scale) {
   if (!isFinite(value)) return 1;
   const f = scale.log ? (v) => Math.log10(Math.max(v, 1e-300)) : (v) => v;
@@ -282,4 +275,4 @@ if (!$("imagebox").hidden) {
 def report_page(title: str, facts: Mapping[str, object], data: Mapping[str, Any]) -> str:
     """Return the page; `facts` and `data` may hold a file's text, control characters escaped."""
     given = {name: value for name, value in facts.items() if value not in (None, "", (), [])}
-    return html.page(title, BODY % {"facts": html.facts(given)}, data, STYLE, SCRIPT)
+    return html.page(title, BODY % {"facts": html.facts(given)}, data, STYLE, html.COLOURS + SCRIPT)

@@ -52,13 +52,6 @@ def choose(device: str | None, backend: str | None, dtype: str | None, run: str 
     return parse_run(run)
 
 
-def model_and_run(text: str) -> tuple[str, str | None]:
-    """Split MODEL[@RUN]; an existing file whose name has an @ is a model."""
-    from aprfmt.inference.device import split_run
-
-    return (text, None) if Path(text).exists() else split_run(text)
-
-
 @contextmanager
 def session(
     text: str,
@@ -74,10 +67,11 @@ def session(
     """Open MODEL[@RUN]; yields (model, session, choice)."""
     from aprfmt.cli import render
     from aprfmt.inference.cuda_driver import full_memory_is_named
+    from aprfmt.inference.device import split_run
     from aprfmt.inference.session import Session
     from aprfmt.model import open_model
 
-    path, run = model_and_run(text)
+    path, run = split_run(text)
     choice = choose(device, backend, dtype, run)
     arithmetic = choice.open(deterministic=deterministic, threads=threads)
     if choice.why.startswith("auto"):

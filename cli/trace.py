@@ -269,9 +269,10 @@ def write(trace: Any, save: Path | None, save_aprt: Path | None, force: bool) ->
 def plan(text: str, arch: str | None, points: str | None, layers: str | None) -> dict[str, Any]:
     """Return the points of a model without running it: no statistics are made up."""
     from aprfmt.inference.capture import instances
+    from aprfmt.inference.device import split_run
     from aprfmt.model import open_model
 
-    path, _ = running.model_and_run(text)
+    path, _ = split_run(text)
     with open_model(path, arch=arch) as opened:
         known = instances(opened.spec.block, opened.hyper, opened.roles)
         keys = set(wanted_keys(known, points or "all", layers, False))

@@ -58,13 +58,6 @@ function show(value) {
   if (!isFinite(value) || Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
   return String(Number(value.toPrecision(4)));
 }
-// Dark to bright, as in viridis.
-const stops = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
-function colour(share) {
-  const at = Math.min(Math.max(share, 0), 1) * (stops.length - 1);
-  const low = Math.min(Math.floor(at), stops.length - 2), part = at - low;
-  return stops[low].map((c, i) => Math.round(c + (stops[low + 1][i] - c) * part));
-}
 // Signed logarithm: activations span decades on both sides of zero.
 const spread = (v) => Math.sign(v) * Math.log10(1 + Math.abs(v) * 1e9);
 const ranges = new Map();
@@ -271,7 +264,8 @@ def render_page(
     statistics = [*(["relL2"] if points else []), *STATISTICS]
     data = {"statistics": statistics, "cells": cells, "said": said(body)}
     name = str(trace.run.get("model") or trace.run.get("path") or "a saved trace")
-    return html.page(f"Trace of {name}", facts(trace, body) + BODY, data, STYLE, SCRIPT)
+    script = html.COLOURS + SCRIPT
+    return html.page(f"Trace of {name}", facts(trace, body) + BODY, data, STYLE, script)
 
 
 def facts(trace: Any, body: Mapping[str, Any]) -> str:

@@ -35,10 +35,10 @@ def open_runner(
     text: str, arch: str | None, engine: str | None, stack: ExitStack, **where: Any
 ) -> tuple[Any, Any, Any]:
     """Return (model, choice, session); no session where a foreign engine runs the model."""
-    from aprfmt.inference.device import choose
+    from aprfmt.inference.device import choose, split_run
     from aprfmt.model import open_model
 
-    path, named = running.model_and_run(text)
+    path, named = split_run(text)
     if engine is not None:
         from aprfmt.errors import UsageError
 

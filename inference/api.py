@@ -33,7 +33,7 @@ def trace(
     one of `prompt` and `ids` gives the tokens. Raises UsageError for a point, layer or token that
     is none, BackendUnavailableError for a device that is not there.
     """
-    text, named = (str(model), None) if Path(model).exists() else split_run(str(model))
+    text, named = split_run(str(model))
     if named is not None and (device or backend or dtype):
         raise UsageError(f"@{named} names the run already; leave device, backend and dtype out")
     choice = choose(device, backend, dtype) if named is None else parse_run(named)

@@ -7,6 +7,7 @@ there is an error, never a run somewhere else.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.errors import BackendUnavailableError, UsageError
@@ -124,6 +125,11 @@ def is_run(text: str) -> bool:
 
 
 def split_run(text: str) -> tuple[str, str | None]:
-    """Split `MODEL@RUN`: what follows the last @ counts only if it begins with a known name."""
+    """Split `MODEL@RUN`: what follows the last @ counts only if it begins with a known name.
+
+    An existing file or folder whose name has an @ is a model.
+    """
+    if Path(text).exists():
+        return text, None
     model, at, run = text.rpartition("@")
     return (model, run) if at and is_run(run) else (text, None)

@@ -35,7 +35,7 @@ def open_side(label: str, text: str, stack: ExitStack, arch: str | None) -> Side
     path = Path(text)
     if path.exists() and trace_kind(path) is not None:
         return Side(label, text, "trace", path)
-    name, run = (text, None) if path.exists() else split_run(text)
+    name, run = split_run(text)
     model = stack.enter_context(open_model(name, arch=arch))
     if run is None:
         return Side(label, text, "model", Path(name), model, choose())

@@ -137,7 +137,7 @@ def open_run(
         with open_trace(path, ids, model) as trace:
             yield trace
         return
-    name, run = (str(text), None) if path.exists() else split_run(str(text))
+    name, run = split_run(str(text))
     chosen = choice or (choose() if run is None else parse_run(run))
     if ids is None:
         raise UsageError(f"{text}: a run needs token ids; give --ids or --prompt")
