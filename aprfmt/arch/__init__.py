@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from aprfmt.errors import ArchError
 from aprfmt.registry import Registry
 from aprfmt.tensor import Value
+from aprfmt.text import shorten
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec
@@ -71,15 +72,16 @@ def find_arch(
     if len(chosen) == 1:
         chosen[0].block.check()
         return chosen[0]
+    what = f"{style} architecture '{shorten(name, 100)}'"
     if chosen:
         raise ArchError(
-            f"{style} architecture {name!r} may be {' or '.join(spec.name for spec in chosen)}, "
+            f"{what} may be {' or '.join(spec.name for spec in chosen)}, "
             "and nothing in the file decides; name it with --arch"
         )
     known = list(dict.fromkeys(n for spec in specs for n in spec.called.get(style, ())))
     near = get_close_matches(name, known, 3, cutoff=0.4) or known
     raise ArchError(
-        f"{style} architecture {name!r} is not known; {'near' if near != known else 'known'} "
+        f"{what} is not known; {'near' if near != known else 'known'} "
         f"names: {', '.join(near)}; if it is one of {', '.join(arch_names())} under another name, "
         "say so with --arch"
     )

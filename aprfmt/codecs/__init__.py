@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.dtypes import encoding as encoding_row
 from aprfmt.errors import CodecError, UnsupportedError
 from aprfmt.registry import Registry
+from aprfmt.text import shorten
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -128,7 +129,13 @@ def decode(
     if row_bytes is None or columns * reference.type_size == row_bytes * reference.block_size:
         flat = np.empty(count, reference.dtype)
         decode_into(encoding, raw, flat, threads=threads, fresh=True)
-        return flat.reshape(shape)
+        try:
+            return flat.reshape(shape)
+        except ValueError:  # without elements, but with axes whose product numpy cannot count
+            raise CodecError(
+                f"{encoding}: found shape {shorten(str(list(shape)), 200)}; expected one that an "
+                "array can have"
+            ) from None
     parts = raw if isinstance(raw, Mapping) else {"": raw}
     rows = count // columns if columns else 0
     expected = -(-columns // reference.block_size) * reference.type_size

@@ -244,3 +244,22 @@ def test_imatrix_messages_quote_little_of_a_name() -> None:
 def test_a_message_about_a_shape_stays_short() -> None:
     data = AprFile(tensors=(Tensor(b"a", (4123389851770370361,) * 64),)).build()
     assert not judge(TARGETS["apr"], data)  # which raises for a message of over 2000 characters
+
+
+def test_an_empty_tensor_with_axes_no_array_can_have_is_refused() -> None:
+    from aprfmt.codecs import decode
+    from aprfmt.errors import CodecError
+
+    assert decode("F32", b"", (0, 1 << 30)).shape == (0, 1 << 30)
+    with pytest.raises(CodecError, match="expected one that an array can have"):
+        decode("F32", b"", (0, 1 << 40, 1 << 40))
+
+
+def test_a_message_about_an_architecture_quotes_little_of_its_name() -> None:
+    from aprfmt.arch import find_arch
+    from aprfmt.errors import ArchError
+
+    with pytest.raises(ArchError, match="is not known") as caught:
+        find_arch("hf", "olm" + "\x1b[2J" * 400)
+    assert len(str(caught.value)) < 1300
+    assert "\\x1b" not in str(caught.value)  # it is escaped where it is shown, and once
