@@ -19,7 +19,8 @@ setup(
             # Products and sums round apart unless a kernel says otherwise: the bytes depend on it.
             extra_compile_args=[]
             if sys.platform == "win32"
-            else ["-std=c11", "-O3", "-g0", "-ffp-contract=off", "-Wno-psabi"],
+            else ["-std=c11", "-O3", "-g0", "-ffp-contract=off", "-Wno-psabi", "-pthread"],
+            extra_link_args=[] if sys.platform == "win32" else ["-pthread"],
             py_limited_api=True,
             optional=True,
         )

@@ -8,7 +8,7 @@ each use. `with weights.layer(i)` reads layer i + 1 ahead and lets go of what la
 import math
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from aprfmt.arch.vocabulary import role_key, split_key
 from aprfmt.codecs import native_kernels
 from aprfmt.dtypes import encoding as encoding_row
 from aprfmt.errors import ArchError, TensorNotFoundError
+from aprfmt.inference.pages import Pages
 from aprfmt.inference.rows import FREE, ArrayRows, Rows, StoredRows
 from aprfmt.names import near
 
@@ -28,11 +29,16 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
 
 Array = NDArray[Any]
+Job = tuple[int, Array, Any, Array]  # of native.products: kernel, x, stored rows, result
+_NOTHING = nullcontext()
 # Share of the memory that is free at the start which decoded weights may take by default.
 FREE_SHARE = 0.6
 # Up to so many rows of x the product on encoded bytes takes no longer than that on decoded weights,
 # which have to be decoded first, at four to eight times the memory.
 ENCODED_ROWS = 16
+# A weight multiplied as it is stored for this many times will be for more: it is copied to where
+# reading it is faster. A copy takes as long as ten to thirty products.
+MOVE_AT = 32
 
 
 class Holder:
@@ -41,6 +47,7 @@ class Holder:
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.used = 0
+        self._pages = Pages()
         self._held: dict[tuple[str, Backend], Any] = {}
 
     def get(self, key: str, backend: "Backend", size: int, place: Callable[[], Any]) -> Any | None:
@@ -52,6 +59,18 @@ class Holder:
             self._held[where] = place()
             self.used += size
         return self._held[where]
+
+    def moved(self, raw: bytes | memoryview) -> memoryview | None:
+        """Return a copy of stored bytes in huge pages, None where they do not fit."""
+        size = memoryview(raw).nbytes
+        if self.used + size > self.budget:
+            return None
+        try:
+            copy = self._pages.put(raw)
+        except MemoryError:
+            return None
+        self.used += size
+        return copy
 
     def find(self, key: str, backend: "Backend") -> Any | None:
         """Return the placed tensor, None where there is none."""
@@ -82,13 +101,15 @@ class Weight:
         self._part = part
         self.encoding = rows.encoding
         self.shape = rows.shape if part is None else rows.shape[1:]
+        self._size = math.prod(self.shape)
+        self._uses = 0
 
     @property
     def n_columns(self) -> int:
         """Length of the last axis."""
         return self.shape[-1]
 
-    @property
+    @cached_property
     def n_rows(self) -> int:
         """Product of the other axes."""
         return math.prod(self.shape[:-1])
@@ -121,7 +142,10 @@ class Weight:
 
         A tensor whose rows cannot be decoded one by one is placed all the same, but not held.
         """
-        size = math.prod(self.shape) * backend.itemsize
+        placed = self._holder.find(self.key, backend)
+        if placed is not None:
+            return placed
+        size = self._size * backend.itemsize
         placed = self._holder.get(self.key, backend, size, lambda: self._place(backend))
         if placed is None and not self._rows.by_rows:
             return self._place(backend)
@@ -180,26 +204,47 @@ class Weight:
     def product(self, x: Array, threads: int) -> Array | None:
         """Return float32 x [n, in] times this weight transposed, on the encoded bytes.
 
+        None where there is no `job`.
+        """
+        native, job = native_kernels(), self.job(x)
+        if native is None or job is None:
+            return None
+        native.products((job,), len(x), threads)
+        return job[3]
+
+    def job(self, x: Array) -> Job | None:
+        """Return what native.products computes x [n, in] times this weight transposed by, in [3].
+
         None where the extension has no kernel for the encoding, where decoding is free, or for so
         many rows of x that decoding once is the better way.
         """
-        native = native_kernels() if len(x) <= ENCODED_ROWS else None
-        if native is None or self._encoded is None:
+        if len(x) > ENCODED_ROWS or self._kernel is None:
             return None
-        y = np.empty((len(x), self.n_rows), np.float32)
-        native.matmul(self.encoding, np.ascontiguousarray(x), self._encoded, y, threads)
-        return y
+        self._uses += 1
+        if self._uses == MOVE_AT:
+            self._move()
+        index, raw = self._kernel
+        return index, np.ascontiguousarray(x), raw, np.empty((len(x), self.n_rows), np.float32)
+
+    def _move(self) -> None:
+        assert self._kernel is not None
+        index, raw = self._kernel
+        copy = self._holder.moved(raw)
+        if copy is not None:
+            self._kernel = index, copy
+            self._rows.drop()
 
     @cached_property
-    def _encoded(self) -> bytes | memoryview | None:
-        """Whole rows of stored bytes that a kernel can multiply with."""
+    def _kernel(self) -> tuple[int, bytes | memoryview] | None:
+        """A kernel's number, and whole rows of stored bytes that it can multiply with."""
         native = native_kernels()
         if native is None or self.encoding not in native.KERNELS or len(self.shape) != 2:
             return None
         if encoding_row(self.encoding).numpy in FREE:
             return None
         first = 0 if self._part is None else self._part[0] * self.n_rows
-        return self._rows.encoded(first, first + self.n_rows)
+        raw = self._rows.encoded(first, first + self.n_rows)
+        return None if raw is None else (native.number(self.encoding), raw)
 
 
 class Weights(Mapping[str, Weight]):
@@ -210,6 +255,7 @@ class Weights(Mapping[str, Weight]):
         self._subject = subject
         self.holder = Holder(budget)
         self._handles: dict[str, Weight] = {}
+        self._roles: dict[tuple[int | None, str], Weight | None] = {}  # as get_role finds them
         self._ahead: Future[None] | None = None
         self._pool: ThreadPoolExecutor | None = None
 
@@ -239,23 +285,27 @@ class Weights(Mapping[str, Weight]):
 
     def of(self, layer: int | None, role: str) -> Weight:
         """Return the weight of a role in a layer; TensorNotFoundError if there is none."""
-        return self[role_key(layer, role)]
+        found = self.get_role(layer, role)
+        return self[role_key(layer, role)] if found is None else found  # which says what is there
 
     def get_role(self, layer: int | None, role: str) -> Weight | None:
         """Return the weight of a role that need not be there (a bias)."""
-        key = role_key(layer, role)
-        return self[key] if key in self._rows else None
+        where = (layer, role)
+        if where not in self._roles:
+            key = role_key(layer, role)
+            self._roles[where] = self[key] if key in self._rows else None
+        return self._roles[where]
 
-    @contextmanager
-    def layer(self, index: int) -> Iterator[None]:
+    def layer(self, index: int) -> AbstractContextManager[None]:
         """Stand around the use of a layer.
 
         Where the stored bytes alone exceed the budget, the next layer's are read ahead, and this
         one's mapped pages are let go of afterwards.
         """
-        if not self._streams:
-            yield
-            return
+        return self._streamed(index) if self._streams else _NOTHING
+
+    @contextmanager
+    def _streamed(self, index: int) -> Iterator[None]:
         self._read_ahead(index + 1)
         try:
             yield

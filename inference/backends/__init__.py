@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 BACKENDS: "Registry[Callable[..., Backend]]" = Registry(
     "backends",
     {
-        "numpy": "aprfmt.inference.backends.numpy_backend:NumpyBackend",
+        "numpy": "aprfmt.inference.backends.numpy_native:open_numpy",
         "torch": (
             "aprfmt.inference.backends.torch_cuda:open_torch",
             "pip install 'aprfmt[torch]'",

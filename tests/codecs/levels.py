@@ -19,7 +19,7 @@ F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
 
-@pytest.fixture(params=["avx2", "generic"])
+@pytest.fixture(params=["avx512", "avx2", "generic"])
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run a test on every level this processor has."""
     try:

@@ -1,12 +1,24 @@
 """Products of float32 with encoded weights."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
 from aprfmt import codecs
 from aprfmt.dtypes import ENCODINGS
 from aprfmt.errors import CodecError
-from tests.codecs.levels import F32, U8, golden, guards_hold, level, misaligned, native, out_at
+from tests.codecs.levels import (
+    F32,
+    U8,
+    golden,
+    level,
+    misaligned,
+    native,
+    out_at,
+    same_bits,
+)
 
 __all__ = ["level"]
 
@@ -107,17 +119,24 @@ def test_threads_change_nothing() -> None:
     assert alone.tobytes() == split.tobytes()
 
 
-def test_only_the_rows_asked_for_are_written() -> None:
-    raw, w = weights("Q8_0", 8, 64)
-    x = np.ones((2, 64), np.float32)
-    out = out_at(16, 1)
-    out[:] = 7
-    index = [name for name, _, _ in native._kernels.decoders()].index("Q8_0")
-    native._kernels.matmul(index, x, 64, raw, out, 3, 5)
-    found = out.reshape(2, 8)
-    assert (found[:, [0, 1, 2, 5, 6, 7]] == 7).all()
-    np.testing.assert_allclose(found[:, 3:5], (x @ w.T)[:, 3:5], rtol=1e-5)
-    assert guards_hold(out)
+@pytest.mark.parametrize("rows", [1, 4, 7])
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_level_of_fused_sums_gives_the_same_bits(name: str, rows: int) -> None:
+    """Sixteen lanes add what eight do, in the same order; broken scales too."""
+    if "avx512" not in native.LEVELS:
+        pytest.skip("NOT-RUN: the processor has no AVX-512")
+    raw, _ = weights(name, rows, 768)
+    hard = np.frombuffer(golden.raw_bytes(raw.nbytes), np.uint8)  # infinite scales among them
+    x = np.random.default_rng(6).normal(size=(1, 768)).astype(np.float32)
+    for bits in (raw, hard):
+        found = {}
+        for wide in ("avx2", "avx512"):
+            native.force(wide)
+            out = np.empty((1, rows), np.float32)
+            native.matmul(name, x, misaligned(bits, 5), out)
+            found[wide] = out
+        native.force("best")
+        same_bits(found["avx512"], found["avx2"])
 
 
 def test_no_tokens_and_no_rows_are_fine() -> None:
@@ -137,7 +156,36 @@ def test_what_does_not_fit_is_refused() -> None:
     for a, b, c in wrong:
         with pytest.raises(CodecError, match="Q8_0: found"):
             native.matmul("Q8_0", a, b, c)
-    index = [name for name, _, _ in native._kernels.decoders()].index("Q8_0")
-    for start, stop in ((-1, 2), (2, 1), (0, 4)):
-        with pytest.raises(CodecError, match="rows"):
-            native._kernels.matmul(index, x, 64, raw, out, start, stop)
+    job = (native.number("Q8_0"), x, raw, out)
+    for jobs, tokens in (((job,), 0), ((job,) * 9, 2), ((job,), 3)):
+        with pytest.raises(CodecError, match="found"):
+            native._kernels.matmuls(jobs, tokens, 1)
+    with pytest.raises(CodecError, match="kernel 999 does not exist"):
+        native._kernels.matmuls(((999, x, raw, out),), 2, 1)
+    with pytest.raises(TypeError):
+        native._kernels.matmuls(((1, x),), 2, 1)
+
+
+def test_many_threads_share_work_from_many_callers() -> None:
+    """Who finds the pool busy works alone; a child process starts its own pool."""
+    raw, _ = weights("Q4_K", 512, 1024)
+    x = np.random.default_rng(8).normal(size=(1, 1024)).astype(np.float32)
+    expected = np.empty((1, 512), np.float32)
+    native.matmul("Q4_K", x, raw, expected)
+
+    def caller(_: int) -> bool:
+        good = True
+        for _ in range(200):
+            out = np.zeros((1, 512), np.float32)
+            native.matmul("Q4_K", x, raw, out, threads=5)
+            good = good and out.tobytes() == expected.tobytes()
+        return good
+
+    with ThreadPoolExecutor(4) as callers:
+        assert all(callers.map(caller, range(4)))
+    if hasattr(os, "fork"):
+        child = os.fork()
+        if not child:
+            os._exit(0 if caller(0) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert caller(0)

@@ -20,6 +20,7 @@ from aprfmt.inference.rows import ArrayRows
 from aprfmt.inference.session import Session
 from aprfmt.inference.weights import (
     ENCODED_ROWS,
+    MOVE_AT,
     Weights,
     array_weights,
     free_budget,
@@ -194,3 +195,38 @@ def test_overlaid_weights_replace_one_tensor_and_share_nothing() -> None:
 
 def test_the_default_budget_is_a_part_of_free_memory() -> None:
     assert 1 << 20 < free_budget() < 1 << 50
+
+
+def test_a_weight_multiplied_often_moves_to_huge_pages() -> None:
+    if native_kernels() is None:
+        pytest.skip("NOT-RUN: the extension is not built")
+    values = RANDOM.standard_normal((96, 256)).astype(np.float32)
+    x = RANDOM.standard_normal((1, 256)).astype(np.float32)
+    for budget in (1 << 20, 0):
+        rows = EncodedRows(values, "Q8_0")
+        weights = Weights({"w": rows}, budget, "test")
+        w = weights["w"]
+        first = w.product(x, 1)
+        places = set()
+        for _ in range(MOVE_AT):
+            y, job = w.product(x, 1), w.job(x)
+            assert y is not None and first is not None and job is not None
+            assert y.tobytes() == first.tobytes()
+            places.add(np.frombuffer(job[2], np.uint8).ctypes.data)
+        assert len(places) == (2 if budget else 1)
+        assert weights.holder.used == (96 * 256 // 32 * 34 if budget else 0)
+        assert rows.dropped == (1 if budget else 0)  # the mapped file's pages may go
+
+
+def test_pages_hand_out_zeros_that_do_not_overlap() -> None:
+    from aprfmt.inference.pages import LINE, SEGMENT, Pages
+
+    pages = Pages()
+    views = [pages.room(size) for size in (1, 100, SEGMENT - 50, 0, 7, SEGMENT + 3)]
+    for i, view in enumerate(views):
+        assert not any(view[:200]) and not any(view[-200:])
+        view[:] = bytes([i + 1]) * len(view)
+    for i, view in enumerate(views):
+        assert set(view[:200]) | set(view[-200:]) <= {i + 1}
+        assert not len(view) or np.frombuffer(view, np.uint8).ctypes.data % LINE == 0
+    assert bytes(pages.put(b"abc")) == b"abc"

@@ -4,9 +4,11 @@ Importing this imports no numpy. A kernel decodes golden blocks when it is first
 that gets them wrong is absent from its table and named in DISABLED. Kernels fill buffers of the
 caller, release the GIL and run on one thread: `aprfmt.codecs.parallel` splits work.
 
-The processor decides at import between two builds of the same source, `avx2` and `generic`.
+The processor decides at import between two builds of the same source, `avx2` and `generic`;
+`avx512` is `avx2` with wider products of single rows, to the same bits.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial, reduce
 from typing import TYPE_CHECKING, Any
@@ -20,9 +22,9 @@ if TYPE_CHECKING:
     from aprfmt.codecs.native.moments import Moments
 
 __all__ = [
-    "CPU", "DISABLED", "ENCODERS", "KERNELS", "check", "decode_coded", "encode_coded",
-    "first_not_finite", "force", "matmul", "matmuls", "stats", "stats_of", "stream_fill",
-    "walk_strings",
+    "CPU", "DISABLED", "ENCODERS", "KERNELS", "LEVELS", "check", "decode_coded", "encode_coded",
+    "first_not_finite", "force", "matmul", "matmuls", "number", "products", "stats",
+    "stats_of", "stream_fill", "walk_strings",
 ]  # fmt: skip
 
 walk_strings = _kernels.walk_strings
@@ -32,6 +34,8 @@ encode_coded = _kernels.encode_coded
 stream_fill = _kernels.stream_fill
 
 CPU: str = _kernels.level()
+LEVELS: tuple[str, ...] = tuple(_kernels.levels())
+"""The levels this processor can run, the best last."""
 
 _DECODERS = {name: (i, *sizes) for i, (name, *sizes) in enumerate(_kernels.decoders())}
 
@@ -122,7 +126,7 @@ def check() -> Mapping[str, str]:
 
 
 def force(level: str) -> None:
-    """Use the kernels of "avx2" or "generic", or those for this processor ("best").
+    """Use the kernels of one of LEVELS, or the best of them ("best").
 
     Meant for tests. Raises CodecError where the processor cannot run them.
     """
@@ -151,22 +155,25 @@ def matmul(encoding: str, x: "Array", raw: Any, out: "Array", threads: int = 1) 
 
 
 def matmuls(jobs: "Sequence[tuple[str, Array, Any, Array]]", threads: int = 1) -> None:
-    """Do several products (encoding, x, raw, out) as `matmul` does each, in one go.
+    """Do several products (encoding, x, raw, out) of equally many tokens as `matmul` does each."""
+    numbered = tuple((number(encoding), x, raw, out) for encoding, x, raw, out in jobs)
+    if numbered and (tokens := math.prod(numbered[0][1].shape[:-1])):
+        products(numbered, tokens, threads)
 
-    Threads are handed work once for all of them, which pays for the small ones of a decoding step.
+
+def number(encoding: str) -> int:
+    """Return what `products` calls a kernel by; KeyError for an encoding without one."""
+    KERNELS[encoding]
+    return _DECODERS[encoding][0]
+
+
+def products(jobs: "tuple[tuple[int, Array, Any, Array], ...]", tokens: int, threads: int) -> None:
+    """Do at most eight products (number, x, raw, out) as `matmul` does each, in one go.
+
+    The work is shared between threads that wait actively for a moment before they sleep, so a
+    decoding step's products of some ten microseconds gain from them too.
     """
-    from aprfmt.codecs import parallel
-
-    tasks: list[Callable[[], None]] = []
-    for encoding, x, raw, out in jobs:
-        KERNELS[encoding]
-        index, columns, rows = _DECODERS[encoding][0], x.shape[-1], out.shape[-1]
-        parts = max(1, min(threads, x.size * rows * len(jobs) // parallel.SMALLEST_PART))
-        step = max(1, -(-rows // parts))
-        for start in range(0, max(rows, 1), step):
-            stop = min(start + step, rows)
-            tasks.append(partial(_kernels.matmul, index, x, columns, raw, out, start, stop))
-    parallel.run(tasks, threads)
+    _kernels.matmuls(jobs, tokens, threads)
 
 
 def stats(x: Any, threads: int = 1) -> "Moments":

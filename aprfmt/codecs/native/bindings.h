@@ -15,7 +15,7 @@ extern const level *aprfmt_level;
 /* Raise aprfmt.errors.CodecError; returns NULL. */
 PyObject *aprfmt_error(const char *format, ...);
 
-enum { BUFFERS = 5 };
+enum { BUFFERS = 6 };
 
 /* Buffers held at a time by one call; `release` gives them back. */
 typedef struct {
@@ -40,6 +40,6 @@ int aprfmt_store_mode(const float *out, size_t count, int stream);
 const decoder *aprfmt_decoder_at(Py_ssize_t index);
 
 /* The functions of the module, by file. */
-extern PyMethodDef APRFMT_DECODING[], APRFMT_ENCODING[], APRFMT_PRODUCTS[];
+extern PyMethodDef APRFMT_DECODING[], APRFMT_ENCODING[], APRFMT_PRODUCTS[], APRFMT_STEPS[];
 
 #endif

@@ -93,6 +93,7 @@ FN void q8_k(const uint8_t *raw, float *out, size_t n, sink *to) {
 /* 2 d, 16 bytes of bits: d where set, else -d */
 FN void q1_0(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 18, out += 128) {
+        ahead(raw);
         vf d = f_all(half_at(raw));
         for (int k = 0; k < 16; k++) put(out + 8 * k, signed_by(d, ~(uint32_t)raw[2 + k]), to);
     }
@@ -101,6 +102,7 @@ FN void q1_0(const uint8_t *raw, float *out, size_t n, sink *to) {
 /* 2 d, 16 bytes of 2 bits: (q - 1) * d */
 FN void q2_0(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 18, out += 64) {
+        ahead(raw);
         vf d = f_all(half_at(raw));
         for (int k = 0; k < 8; k++) {
             vu both = (vu)i_all(u16_at(raw + 2 + 2 * k)) >> (vu){0, 2, 4, 6, 8, 10, 12, 14};
@@ -112,6 +114,7 @@ FN void q2_0(const uint8_t *raw, float *out, size_t n, sink *to) {
 /* 2 scale, 16 bytes, low nibble first: (q - 8) * scale */
 FN void apr_q4(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 18, out += 32) {
+        ahead(raw);
         vf d = f_all(half_at(raw));
         for (int k = 0; k < 4; k++) {
             vu all = (vu)i_all((int32_t)u32_at(raw + 2 + 4 * k));
@@ -137,6 +140,7 @@ FN void apr_q8(const uint8_t *q, float scale, float *out, size_t n, sink *to) {
 FN void tq1_0(const uint8_t *raw, float *out, size_t n, sink *to) {
     static const int power[5] = {1, 3, 9, 27, 81};
     for (; n--; raw += 54, out += 256) {
+        ahead(raw);
         vf d = f_all(half_at(raw + 52));
         float *at = out;
         for (int run = 0; run < 2; run++) { /* bytes 0-31, then 32-47 */
@@ -160,6 +164,7 @@ FN void tq1_0(const uint8_t *raw, float *out, size_t n, sink *to) {
 /* 64 bytes of 2 bits, four runs of 32 elements in each 32 bytes; 2 d: (q - 1) * d */
 FN void tq2_0(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 66, out += 256) {
+        ahead_block(raw, 66);
         vf d = f_all(half_at(raw + 64));
         for (int half = 0; half < 2; half++) {
             vi b[4];

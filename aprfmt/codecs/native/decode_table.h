@@ -16,13 +16,19 @@ FN void table_32(const uint8_t *qs, vf low, vf high, float *out, sink *to) {
     put(out + 24, pick16(low, high, b >> 4), to);
 }
 
+/* Half of 2**(e - 127), subnormal where it is. */
+FN float half_power(uint32_t e) {
+    uint32_t bits = e < 2 ? 0x00200000u << e : (e - 1) << 23;
+    float power;
+    memcpy(&power, &bits, 4);
+    return power;
+}
+
 /* 1 e (power of two, halved as the table is doubled), 16 nibbles */
 FN void mxfp4(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 17, out += 32) {
-        uint32_t e = raw[0], bits = e < 2 ? 0x00200000u << e : (e - 1) << 23;
-        float half_power;
-        memcpy(&half_power, &bits, 4);
-        vf d = f_all(half_power);
+        ahead(raw);
+        vf d = f_all(half_power(raw[0]));
         table_32(raw + 1, E2M1_LOW * d, E2M1_HIGH * d, out, to);
     }
 }
@@ -30,6 +36,7 @@ FN void mxfp4(const uint8_t *raw, float *out, size_t n, sink *to) {
 /* 4 UE4M3 scales, 8 bytes of nibbles for each 16 elements: low ones are elements 0-7 */
 FN void nvfp4(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 36, out += 64) {
+        ahead(raw);
         for (int k = 0; k < 4; k++) {
             vf d = f_all(aprfmt_half_ue4m3[raw[k]]);
             vf low = E2M1_LOW * d, high = E2M1_HIGH * d;
@@ -43,6 +50,7 @@ FN void nvfp4(const uint8_t *raw, float *out, size_t n, sink *to) {
 /* 2 d, 16 nibbles */
 FN void iq4_nl(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 18, out += 32) {
+        ahead(raw);
         vf d = f_all(half_at(raw));
         table_32(raw + 2, NL_LOW * d, NL_HIGH * d, out, to);
     }
@@ -51,6 +59,7 @@ FN void iq4_nl(const uint8_t *raw, float *out, size_t n, sink *to) {
 /* 2 d, 2 high and 4 low bytes of eight 6-bit scales, 128 nibbles: (d * (scale - 32)) * value */
 FN void iq4_xs(const uint8_t *raw, float *out, size_t n, sink *to) {
     for (; n--; raw += 136, out += 256) {
+        ahead_block(raw, 136);
         vi low = i_all((int32_t)u32_at(raw + 4)), high = i_all(u16_at(raw + 2));
         vi six = (low >> (vi){0, 4, 8, 12, 16, 20, 24, 28} & 15) |
                  (high >> (vi){0, 2, 4, 6, 8, 10, 12, 14} & 3) << 4;

@@ -16,6 +16,7 @@
 #include "encode_table.h"
 #include "moments.h"
 #include "dot.h"
+#include "step.h"
 
 /* function, encoding, elements and bytes of a block */
 #define DECODERS(X)                     \
@@ -63,27 +64,30 @@
         if (mode != PLAIN) fence();                                                   \
     }
 
-/* One row times one x: nothing is stored. Kernels only read what they multiply with. */
-#define ROW_DOT(fn, block)                                                            \
-    TARGET static float fn##_dot(const uint8_t *raw, const float *x, size_t blocks) { \
-        sink to;                                                                      \
-        to.kind = DOT;                                                                \
-        for (int k = 0; k < 4; k++) to.sum[k] = f_all(0.0f);                          \
-        fn(raw, (float *)(uintptr_t)x, blocks, &to);                                  \
-        if (block % 32) unturn(to.sum, (blocks * block + 7) / 8);                     \
-        return lanes_total(to.sum);                                                   \
+/* Rows times one x: nothing is stored. Kernels only read what they multiply with. */
+#define ROW_DOTS(fn, block, size)                                                             \
+    TARGET static void fn##_dots(const uint8_t *raw, size_t rows, const float *x,             \
+                                 size_t blocks, float *out) {                                 \
+        for (; rows--; raw += blocks * size, out++) {                                         \
+            sink to;                                                                          \
+            to.kind = DOT;                                                                    \
+            for (int k = 0; k < 4; k++) to.sum[k] = f_all(0.0f);                              \
+            fn(raw, (float *)(uintptr_t)x, blocks, &to);                                      \
+            if (block % 32) unturn(to.sum, (blocks * block + 7) / 8);                         \
+            *out = lanes_total(to.sum);                                                       \
+        }                                                                                     \
     }
 
 #ifdef APRFMT_AVX2
 #define DEFINE(fn, name, block, size) \
     ONE_MODE(fn, plain, PLAIN)        \
-    ONE_MODE(fn, past32, PAST32) ONE_MODE(fn, past16, PAST16) ROW_DOT(fn, block)
+    ONE_MODE(fn, past32, PAST32) ONE_MODE(fn, past16, PAST16) ROW_DOTS(fn, block, size)
 #define ROW(fn, name, block, size) \
-    {name, block, size, {fn##_plain, fn##_past32, fn##_past16}, fn##_dot},
+    {name, block, size, {fn##_plain, fn##_past32, fn##_past16}, fn##_dots},
 #else
-#define DEFINE(fn, name, block, size) ONE_MODE(fn, plain, PLAIN) ROW_DOT(fn, block)
+#define DEFINE(fn, name, block, size) ONE_MODE(fn, plain, PLAIN) ROW_DOTS(fn, block, size)
 #define ROW(fn, name, block, size) \
-    {name, block, size, {fn##_plain, fn##_plain, fn##_plain}, fn##_dot},
+    {name, block, size, {fn##_plain, fn##_plain, fn##_plain}, fn##_dots},
 #endif
 
 DECODERS(DEFINE)
@@ -176,12 +180,12 @@ TARGET static void run_products(const decoder *kind, const uint8_t *raw, size_t 
                                 const float *x, size_t tokens, size_t columns, float *out,
                                 size_t stride) {
     const size_t blocks = columns / kind->block_size, bytes = blocks * kind->type_size;
+    if (tokens == 1) {
+        kind->dots(raw, rows, x, blocks, out);
+        return;
+    }
     for (size_t r = 0; r < rows; r++) {
         const uint8_t *row = raw + r * bytes;
-        if (tokens == 1) {
-            out[r] = kind->dot(row, x, blocks);
-            continue;
-        }
         for (size_t t = 0; t < tokens; t += TOKENS) {
             const size_t now = tokens - t < TOKENS ? tokens - t : TOKENS;
             row_products(kind->decode[0], kind, row, x + t * columns, now, columns,
@@ -206,4 +210,6 @@ TARGET static ptrdiff_t run_first_not_finite(const float *x, size_t n) {
 const level LEVEL = {
     LEVEL_NAME,       DECODER_ROWS,    ENCODER_ROWS,         run_apr_q8,   run_coded,
     run_encode_coded, run_add_moments, run_first_not_finite, run_products, run_stream_fill,
+    run_activate,     run_rms_norm,    run_rope,             run_scores,   run_probs,
+    run_mix,
 };

@@ -20,7 +20,11 @@
 
 #ifdef APRFMT_AVX2
 #include <immintrin.h>
+#ifdef APRFMT_AVX512
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,fma")))
+#else
 #define TARGET __attribute__((target("avx2,f16c,fma")))
+#endif
 #else
 #define TARGET
 #endif

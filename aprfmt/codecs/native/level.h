@@ -8,12 +8,14 @@
 enum { SEGMENT = 4096, TOKENS = 64 }; /* elements, and rows of x, that are taken at a time */
 
 typedef void (*decode_fn)(const uint8_t *raw, float *out, size_t blocks);
+typedef void (*dots_fn)(const uint8_t *raw, size_t rows, const float *x, size_t blocks,
+                        float *out); /* `blocks` of one row */
 
 typedef struct {
     const char *name;
     uint32_t block_size, type_size; /* elements and bytes of a block */
     decode_fn decode[3];            /* by the way of storing, see sink.h */
-    float (*dot)(const uint8_t *raw, const float *x, size_t blocks); /* one row times one x */
+    dots_fn dots;                   /* rows times one x */
 } decoder;
 
 /* x is `blocks` whole blocks, `per_row` to a row; importance has one weight for each column, or is
@@ -33,6 +35,29 @@ typedef struct {
     float least, most; /* infinity and -infinity if no element is finite */
 } moments;
 
+/* Activations; the order is that of step.py. */
+enum { SILU, GELU_TANH, RELU };
+
+/* x and its rotation [tokens, heads, width]. */
+typedef struct {
+    size_t tokens, heads, width, pairs;
+    int interleaved; /* pairs are neighbours, not `pairs` apart */
+} rotation;
+
+/* Keys and elements of a value that are one part of attention's work. */
+enum { KEY_RUN = 64, MIX_RUN = 64 };
+
+/* q [tokens, heads, width], k [keys, kv_heads, width], v [keys, kv_heads, value_width], out
+ * [tokens, heads, value_width]; probs [tokens, heads, keys] is room. Query t sees the keys up to
+ * `cached` + t, and of these the last `window` if that is not 0; `first`, a multiple of KEY_RUN, is
+ * not behind any of them. */
+typedef struct {
+    const float *q, *k, *v, *sinks; /* sinks [heads] or NULL */
+    float *probs, *out;
+    size_t tokens, heads, kv_heads, keys, width, value_width, cached, window, first;
+    float scale, softcap; /* softcap 0: none */
+} attention;
+
 typedef struct {
     const char *name;
     const decoder *decoders; /* both end with a row without name */
@@ -49,12 +74,25 @@ typedef struct {
                      size_t tokens, size_t columns, float *out, size_t stride);
     void (*stream_fill)(float *out, size_t n,
                         int mode); /* the limit that benchmarks compare with */
+    void (*activate)(int kind, const float *x, const float *up, float *out, size_t n);
+    void (*rms_norm)(const float *x, const float *weight, float *out, size_t rows, size_t n,
+                     float eps, float offset);
+    void (*rope)(const float *x, const float *cos, const float *sin, float *out,
+                 const rotation *r);
+    void (*scores)(void *attention, size_t part); /* runs of keys */
+    void (*probs)(void *attention, size_t row);   /* tokens * heads */
+    void (*mix)(void *attention, size_t part);    /* kv_heads * runs of elements */
 } level;
 
 extern const level aprfmt_generic;
 #if defined(__x86_64__) && !defined(APRFMT_NO_AVX2)
 #define APRFMT_HAS_AVX2 1
 extern const level aprfmt_avx2;
+#ifndef APRFMT_NO_AVX512
+#define APRFMT_HAS_AVX512 1
+extern level aprfmt_avx512;
+void aprfmt_fill_avx512(void); /* before it is used */
+#endif
 #endif
 
 /* strings.c: starts[i] becomes the offset of string i's length field; returns the offset after the

@@ -12,24 +12,28 @@
 
 const level *aprfmt_level = &aprfmt_generic;
 
+/* The levels, worst first, up to the best that this processor and system can run. */
+static const level *levels[3] = {&aprfmt_generic};
+static size_t level_count = 1;
+
 #ifdef APRFMT_HAS_AVX2
-/* AVX2, FMA and F16C in the processor, and a system that saves their registers. */
-static int has_avx2(void) {
+/* Look for AVX2, FMA and F16C, then AVX-512 F, DQ, BW and VL, and for a system that saves their
+ * registers. */
+static void find_levels(void) {
     unsigned a, b, c, d, low, high;
     const unsigned needed = bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & needed) != needed) return 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & needed) != needed) return;
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    if ((low & 6) != 6) return 0;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2);
+    if ((low & 6) != 6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & bit_AVX2)) return;
+    levels[level_count++] = &aprfmt_avx2;
+#ifdef APRFMT_HAS_AVX512
+    const unsigned wide = bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL;
+    if ((low & 0xe6) != 0xe6 || (b & wide) != wide) return;
+    aprfmt_fill_avx512();
+    levels[level_count++] = &aprfmt_avx512;
+#endif
 }
 #endif
-
-static const level *best_level(void) {
-#ifdef APRFMT_HAS_AVX2
-    if (has_avx2()) return &aprfmt_avx2;
-#endif
-    return &aprfmt_generic;
-}
 
 PyDoc_STRVAR(walk_strings_doc, "walk_strings(buffer, offset, count, swapped)\n\n"
                                "Step over `count` strings, each a 64-bit length and its bytes, "
@@ -73,28 +77,43 @@ done:
     return starts;
 }
 
-PyDoc_STRVAR(level_doc, "level()\n\nReturn the level in use: \"avx2\" or \"generic\".");
+PyDoc_STRVAR(level_doc, "level()\n\nReturn the level in use, one of `levels`.");
 
 static PyObject *py_level(PyObject *module, PyObject *none) {
     (void)module, (void)none;
     return PyUnicode_FromString(aprfmt_level->name);
 }
 
-PyDoc_STRVAR(force_doc, "force(level)\n\nUse \"generic\", \"avx2\" or \"best\"; raises CodecError "
+PyDoc_STRVAR(levels_doc, "levels()\n\nReturn the levels this processor can run, the best last: "
+                         "\"generic\", \"avx2\", \"avx512\".");
+
+static PyObject *py_levels(PyObject *module, PyObject *none) {
+    PyObject *names = PyList_New(0);
+    (void)module, (void)none;
+    for (size_t i = 0; names && i < level_count; i++) {
+        PyObject *name = PyUnicode_FromString(levels[i]->name);
+        if (!name || PyList_Append(names, name) < 0) Py_CLEAR(names);
+        Py_XDECREF(name);
+    }
+    return names;
+}
+
+PyDoc_STRVAR(force_doc, "force(level)\n\nUse one of `levels`, or the \"best\"; raises CodecError "
                         "where the processor lacks it.");
 
 static PyObject *py_force(PyObject *module, PyObject *args) {
     const char *name;
     (void)module;
     if (!PyArg_ParseTuple(args, "s", &name)) return NULL;
-    const level *best = best_level();
-    if (!strcmp(name, "best") || !strcmp(name, best->name))
-        aprfmt_level = best;
-    else if (!strcmp(name, aprfmt_generic.name))
-        aprfmt_level = &aprfmt_generic;
-    else
+    const level *best = levels[level_count - 1], *found = strcmp(name, "best") ? NULL : best;
+    for (size_t i = 0; i < level_count; i++) {
+        if (!strcmp(name, levels[i]->name)) found = levels[i];
+    }
+    if (!found) {
         return aprfmt_error("level '%s' is not to be had on this processor; it can run '%s'", name,
                             best->name);
+    }
+    aprfmt_level = found;
     return Py_NewRef(Py_None);
 }
 
@@ -147,6 +166,7 @@ static PyObject *py_set_grid(PyObject *module, PyObject *args) {
 static PyMethodDef METHODS[] = {
     {"walk_strings", py_walk_strings, METH_VARARGS, walk_strings_doc},
     {"level", py_level, METH_NOARGS, level_doc},
+    {"levels", py_levels, METH_NOARGS, levels_doc},
     {"force", py_force, METH_VARARGS, force_doc},
     {"decoders", py_decoders, METH_NOARGS, decoders_doc},
     {"encoders", py_encoders, METH_NOARGS, encoders_doc},
@@ -156,8 +176,12 @@ static PyMethodDef METHODS[] = {
 
 static int prepare(PyObject *module) {
     aprfmt_fill_tables();
-    aprfmt_level = best_level();
-    PyMethodDef *const more[] = {APRFMT_DECODING, APRFMT_ENCODING, APRFMT_PRODUCTS};
+#ifdef APRFMT_HAS_AVX2
+    if (level_count == 1) find_levels();
+#endif
+    aprfmt_level = levels[level_count - 1];
+    PyMethodDef *const more[] = {APRFMT_DECODING, APRFMT_ENCODING, APRFMT_PRODUCTS,
+                                 APRFMT_STEPS};
     for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
         if (PyModule_AddFunctions(module, more[i]) < 0) return -1;
     }

@@ -1,0 +1,153 @@
+"""The numpy backend in float32 with C kernels for what a step of decoding does.
+
+Between the products of one token numpy spends most of its time on being called. These kernels
+compute the same functions in an order of their own, in float32 with wider sums, so results differ
+from the reference in the last bits, as its own do between processors. Deterministic and float64
+runs, and steps inside attention that a recorder wants to see, are numpy_backend.py's.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aprfmt.codecs import native_kernels
+from aprfmt.inference.backends.base import Array, Backend, Heads, NormCast, RopeCast, Style
+from aprfmt.inference.backends.numpy_backend import NumpyBackend
+from aprfmt.inference.pages import Pages
+from aprfmt.inference.weights import ENCODED_ROWS
+
+if TYPE_CHECKING:
+    from aprfmt.inference.weights import Weight
+
+LARGE = 1 << 18  # bytes from which zeros are put into huge pages
+
+
+def open_numpy(
+    device: str,
+    dtype: str,
+    *,
+    deterministic: bool = False,
+    threads: int | None = None,
+    tf32: bool = False,
+) -> Backend:
+    """Return the numpy backend, with the C kernels where they are built and may be used.
+
+    Raises BackendUnavailableError for another device or dtype, or for TF32.
+    """
+    fast = dtype == "float32" and not deterministic and native_kernels() is not None
+    kind = NativeBackend if fast else NumpyBackend
+    return kind(device, dtype, deterministic=deterministic, threads=threads, tf32=tf32)
+
+
+class NativeBackend(NumpyBackend):
+    """numpy in float32, its small operations in C."""
+
+    def __init__(self, device: str, dtype: str, **settings: Any) -> None:
+        super().__init__(device, dtype, **settings)
+        from aprfmt.codecs.native import step
+
+        self._step = step
+        self._pages = Pages()
+
+    def facts(self) -> Mapping[str, Any]:
+        """Say which build of the kernels ran, as well."""
+        found = dict(super().facts())
+        return found | {"versions": {**found["versions"], "kernels": self._step.level()}}
+
+    def zeros(self, shape: Sequence[int]) -> Array:
+        """Return zeros; those of a cache lie in huge pages, which a step reads faster."""
+        size = 4 * math.prod(shape)
+        if size < LARGE:
+            return super().zeros(shape)
+        return np.frombuffer(self._pages.room(size), np.float32).reshape(shape)
+
+    def _products(
+        self, x: Array, parts: "Sequence[tuple[Weight, Array | None]]"
+    ) -> list[Array] | None:
+        """Return x times each encoded weight, plus its bias; None where one has no kernel."""
+        jobs = []
+        for w, _ in parts:
+            job = w.job(x)
+            if job is None:
+                return None
+            jobs.append(job)
+        self._step.products(tuple(jobs), len(x), self._threads)
+        for (_, bias), job in zip(parts, jobs, strict=True):
+            if bias is not None:
+                np.add(job[3], bias, out=job[3])
+        return [job[3] for job in jobs]
+
+    def projections(self, x: Array, parts: "Sequence[tuple[Weight, Array | None]]") -> list[Array]:
+        """Return x [tokens, in] times each weight, plus its bias: one piece of work for threads."""
+        products = self._products(x, parts)
+        return super().projections(x, parts) if products is None else products
+
+    def gated(
+        self,
+        x: Array,
+        gate: "tuple[Weight, Array | None]",
+        up: "tuple[Weight, Array | None]",
+        kind: str,
+        *,
+        steps: bool,
+    ) -> Array:
+        """Return act(x gate) times x up."""
+        found = self._products(x, (gate, up))
+        if found is None or kind not in self._step.ACTIVATIONS:
+            return super().gated(x, gate, up, kind, steps=steps)
+        out = np.empty_like(found[0])
+        self._step.activate(self._step.ACTIVATIONS[kind], found[0], found[1], out)
+        return out
+
+    def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
+        """Apply an activation."""
+        if kind not in self._step.ACTIVATIONS or not x.flags.c_contiguous:
+            return super().activate(x, kind, steps=steps)
+        out = np.empty_like(x)
+        self._step.activate(self._step.ACTIVATIONS[kind], x, None, out)
+        return out
+
+    def rms_norm(
+        self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
+    ) -> Array:
+        """Divide by the root of the mean square, multiply by weight + offset."""
+        if weight.shape != x.shape[-1:] or not x.flags.c_contiguous or not x.size:
+            return super().rms_norm(x, weight, eps=eps, offset=offset, cast=cast)
+        out = np.empty_like(x)
+        self._step.rms_norm(x, weight, out, eps, offset)
+        return out
+
+    def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
+        """Rotate pairs of elements, to the reference's bits."""
+        cos, sin = table
+        if not x.flags.c_contiguous or not x.size:
+            return super().rope(x, table, style=style, cast=cast)
+        out = np.empty_like(x)
+        _, heads, width = x.shape
+        self._step.rope(x, cos, sin, out, heads, width, style == "interleaved")
+        return out
+
+    def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
+        """Compute attention of a few queries at once; many are the products of matrices."""
+        (tokens, n_heads, width), (keys, kv_heads, _) = q.shape, k.shape
+        if tokens > ENCODED_ROWS or heads.causal is None or heads.causal[0] + tokens != keys:
+            return super().attention(q, k, v, heads)
+        cached, window = heads.causal
+        out = np.empty((tokens, n_heads, v.shape[-1]), np.float32)
+        self._step.attention(
+            np.ascontiguousarray(q),
+            np.ascontiguousarray(k),
+            np.ascontiguousarray(v),
+            heads.sinks,
+            np.empty((tokens, n_heads, keys), np.float32),
+            out,
+            (tokens, n_heads, kv_heads, keys, width, v.shape[-1]),
+            cached,
+            window or 0,
+            heads.scale,
+            heads.softcap or 0.0,
+            self._threads,
+        )
+        return out
