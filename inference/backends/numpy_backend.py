@@ -28,7 +28,7 @@ from aprfmt.stats import Stats, compute
 
 _DTYPES: Mapping[str, type[np.floating[Any]]] = {"float32": np.float32, "float64": np.float64}
 # Query rows the fused attention handles at a time: bounds the scores kept in memory.
-_QUERY_BLOCK = 128
+QUERY_BLOCK = 128
 
 
 def _gelu(x: Array) -> Array:
@@ -278,7 +278,7 @@ class NumpyBackend(Tiles):
         origin = self._origin
         start = 0
         while start < tokens:
-            stop = min(tokens, start + _QUERY_BLOCK - (origin + start) % _QUERY_BLOCK)
+            stop = min(tokens, start + QUERY_BLOCK - (origin + start) % QUERY_BLOCK)
             seen = np.flatnonzero(heads.mask[start:stop].any(axis=0))
             first, last = int(seen[0]) // ROWS * ROWS, int(seen[-1]) + 1
             part = Heads(

@@ -14,7 +14,7 @@ import numpy as np
 
 from aprfmt.codecs import native_kernels
 from aprfmt.inference.backends.base import Array, Backend, Heads, NormCast, RopeCast, Style
-from aprfmt.inference.backends.numpy_backend import NumpyBackend
+from aprfmt.inference.backends.numpy_backend import QUERY_BLOCK, NumpyBackend
 from aprfmt.inference.pages import Pages
 from aprfmt.inference.weights import ENCODED_ROWS
 
@@ -94,19 +94,18 @@ class NativeBackend(NumpyBackend):
         steps: bool,
     ) -> Array:
         """Return act(x gate) times x up."""
-        found = self._products(x, (gate, up))
-        if found is None or kind not in self._step.ACTIVATIONS:
+        if kind not in self._step.ACTIVATIONS:
             return super().gated(x, gate, up, kind, steps=steps)
-        out = np.empty_like(found[0])
-        self._step.activate(self._step.ACTIVATIONS[kind], found[0], found[1], out)
-        return out
+        a, b = self._products(x, (gate, up)) or (self.linear(x, *gate), self.linear(x, *up))
+        self._step.activate(self._step.ACTIVATIONS[kind], a, b, a, self._threads)
+        return a
 
     def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
         """Apply an activation."""
         if kind not in self._step.ACTIVATIONS or not x.flags.c_contiguous:
             return super().activate(x, kind, steps=steps)
         out = np.empty_like(x)
-        self._step.activate(self._step.ACTIVATIONS[kind], x, None, out)
+        self._step.activate(self._step.ACTIVATIONS[kind], x, None, out, self._threads)
         return out
 
     def rms_norm(
@@ -116,7 +115,7 @@ class NativeBackend(NumpyBackend):
         if weight.shape != x.shape[-1:] or not x.flags.c_contiguous or not x.size:
             return super().rms_norm(x, weight, eps=eps, offset=offset, cast=cast)
         out = np.empty_like(x)
-        self._step.rms_norm(x, weight, out, eps, offset)
+        self._step.rms_norm(x, weight, out, eps, offset, self._threads)
         return out
 
     def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
@@ -132,10 +131,12 @@ class NativeBackend(NumpyBackend):
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
         """Compute attention of a few queries at once; many are the products of matrices."""
         (tokens, n_heads, width), (keys, kv_heads, _) = q.shape, k.shape
-        if tokens > ENCODED_ROWS or heads.causal is None or heads.causal[0] + tokens != keys:
+        if heads.causal is None or heads.causal[0] + tokens != keys:
             return super().attention(q, k, v, heads)
         cached, window = heads.causal
         out = np.empty((tokens, n_heads, v.shape[-1]), np.float32)
+        if tokens > ENCODED_ROWS:
+            return self._many(q, k, v, heads, out)
         self._step.attention(
             np.ascontiguousarray(q),
             np.ascontiguousarray(k),
@@ -150,4 +151,28 @@ class NativeBackend(NumpyBackend):
             heads.softcap or 0.0,
             self._threads,
         )
+        return out
+
+    def _many(self, q: Array, k: Array, v: Array, heads: Heads, out: Array) -> Array:
+        """Fill `out` a block of queries at a time: scores and mix by BLAS, the softmax in C."""
+        assert heads.causal is not None
+        (tokens, n_heads, width), kv_heads = q.shape, k.shape[1]
+        cached, window = heads.causal
+        for start in range(0, tokens, QUERY_BLOCK):
+            stop = min(start + QUERY_BLOCK, tokens)
+            first = max(0, cached + start + 1 - window) if window else 0
+            seen = slice(first, cached + stop)
+            grouped = q[start:stop].reshape(stop - start, kv_heads, -1, width).transpose(1, 2, 0, 3)
+            scores = grouped.reshape(kv_heads, -1, width) @ k[seen].transpose(1, 2, 0)
+            self._step.softmax(
+                scores,
+                heads.sinks,
+                (n_heads, stop - start, scores.shape[-1]),
+                cached + start - first,
+                window or 0,
+                heads.scale,
+                heads.softcap or 0.0,
+                self._threads,
+            )
+            out[start:stop] = self.mix(scores.reshape(n_heads, stop - start, -1), v[seen])
         return out

@@ -29,7 +29,7 @@ def normal(*shape: int, seed: int = 0) -> F32:
 def test_rms_norm(columns: int, offset: int) -> None:
     x, weight = normal(5, columns) * 30, normal(columns, seed=1)
     out = out_at(5 * columns, 3)
-    step.rms_norm(x, weight, out, 1e-6, offset)
+    step.rms_norm(x, weight, out, 1e-6, offset, 2)
     wide = x.astype(np.float64)
     exact = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-6) * (weight + float(offset))
     np.testing.assert_allclose(out.reshape(5, -1), exact, rtol=8 * ULP, atol=1e-7)
@@ -67,8 +67,8 @@ def test_activations(kind: str) -> None:
     """Down to where they vanish: a few units in the last place, and nothing below the smallest."""
     x = np.concatenate([np.linspace(-120, 120, 20011), normal(1000)]).astype(np.float32)
     out, gated, up = out_at(x.size, 2), out_at(x.size, 0), normal(x.size, seed=3)
-    step.activate(step.ACTIVATIONS[kind], x, None, out)
-    step.activate(step.ACTIVATIONS[kind], x, up, gated)
+    step.activate(step.ACTIVATIONS[kind], x, None, out, 2)
+    step.activate(step.ACTIVATIONS[kind], x, up, gated, 1)
     with np.errstate(over="ignore"):
         exact = EXACT[kind](x.astype(np.float64))
     far = np.abs(out - exact) / np.maximum(np.abs(exact), 1e-30)
@@ -78,7 +78,7 @@ def test_activations(kind: str) -> None:
     assert guards_hold(out) and guards_hold(gated)
     special = np.array([np.nan, np.inf, 0, -0.0], np.float32)
     found = np.empty(4, np.float32)
-    step.activate(step.ACTIVATIONS[kind], special, None, found)
+    step.activate(step.ACTIVATIONS[kind], special, None, found, 1)
     assert np.isnan(found[0]) and found[1] == np.inf and not found[2:].any()
 
 
@@ -134,6 +134,33 @@ def test_attention(
         assert split.tobytes() == found.tobytes()
 
 
+@pytest.mark.parametrize("window", [0, 1, 9])
+@pytest.mark.parametrize(("cap", "sink"), [(0.0, False), (2.5, False), (0.0, True)])
+def test_softmax_of_many_queries(window: int, cap: float, sink: bool) -> None:
+    heads, tokens, cached = 3, 21, 5
+    scores = normal(heads, tokens, cached + tokens) * 4
+    sinks = normal(heads, seed=1) if sink else None
+    found = scores.copy()
+    shape = (heads, tokens, cached + tokens)
+    step.softmax(found, sinks, shape, cached, window, 0.5, cap, 2)
+    position, key = np.arange(cached, cached + tokens)[:, None], np.arange(cached + tokens)
+    seen = (key <= position) & ((key > position - window) if window else True)
+    exact = scores.astype(np.float64) * 0.5
+    if cap:
+        exact = np.tanh(exact / cap) * cap
+    e = np.where(seen, np.exp(exact), 0)
+    total = e.sum(-1, keepdims=True)
+    if sinks is not None:
+        total += np.exp(sinks.astype(np.float64))[:, None, None]
+    np.testing.assert_allclose(found, e / total, rtol=3e-6, atol=1e-12)
+    assert (found[:, ~seen] == 0).all()
+    for wrong in ((3, 21, 27), (2, 21, 26), (3, 0, 26)):
+        with pytest.raises(CodecError, match="softmax: found"):
+            step.softmax(found, sinks, wrong, cached, window, 0.5, cap, 1)
+    with pytest.raises(CodecError, match="softmax: found"):
+        step.softmax(found, normal(2), shape, cached, window, 0.5, cap, 1)
+
+
 def test_a_query_alone_has_the_bits_it_has_among_others() -> None:
     q, k, v = normal(4, 6, 32), normal(404, 2, 32, seed=1), normal(404, 2, 32, seed=2)
     for window in (0, 100):
@@ -156,17 +183,17 @@ def test_a_nan_stays_and_what_is_not_seen_does_not_matter() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     x, out = normal(2, 8), np.empty((2, 8), np.float32)
     with pytest.raises(CodecError, match="rms_norm: found x of 16 elements"):
-        step.rms_norm(x, normal(3), out, 1e-6, 0)
+        step.rms_norm(x, normal(3), out, 1e-6, 0, 1)
     with pytest.raises(CodecError, match="rms_norm: found"):
-        step.rms_norm(x, np.empty(0, np.float32), out, 1e-6, 0)
+        step.rms_norm(x, np.empty(0, np.float32), out, 1e-6, 0, 1)
     with pytest.raises(CodecError, match="rope: found"):
         step.rope(x, normal(2, 5), normal(2, 5), out, 1, 8, False)
     with pytest.raises(CodecError, match="rope: found"):
         step.rope(x, normal(2, 2), normal(2, 2), out, 0, 8, False)
     with pytest.raises(CodecError, match="activate: found kind 3"):
-        step.activate(3, x, None, out)
+        step.activate(3, x, None, out, 2)
     with pytest.raises(CodecError, match="activate: found"):
-        step.activate(0, x, normal(3), out)
+        step.activate(0, x, normal(3), out, 1)
     q, k = normal(1, 2, 4), normal(3, 1, 4)
     probs, mixed = np.empty((1, 2, 3), np.float32), np.empty((1, 2, 4), np.float32)
     shape = (1, 2, 1, 3, 4, 4)

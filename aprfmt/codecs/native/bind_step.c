@@ -10,16 +10,53 @@ static PyObject *done(buffers *held, int good) {
     return good ? Py_NewRef(Py_None) : NULL;
 }
 
-PyDoc_STRVAR(rms_norm_doc, "rms_norm(x, weight, out, eps, offset)\n\nout = x / sqrt(mean(x**2) + "
+/* Elements that are one part of a norm's or an activation's work. */
+enum { SHARE = 1 << 14 };
+
+typedef struct {
+    int kind;
+    const float *x, *other; /* weight or up */
+    float *out;
+    size_t count, row, step; /* rows of `row` elements each, `step` of them a part */
+    float eps, offset;
+} elements;
+
+static size_t part_of(const elements *e, size_t part, size_t *start) {
+    *start = part * e->step;
+    return e->count - *start < e->step ? e->count - *start : e->step;
+}
+
+static void norm_part(void *work, size_t part) {
+    const elements *e = work;
+    size_t start, rows = part_of(e, part, &start);
+    aprfmt_level->rms_norm(e->x + start * e->row, e->other, e->out + start * e->row, rows, e->row,
+                           e->eps, e->offset);
+}
+
+static void activate_part(void *work, size_t part) {
+    const elements *e = work;
+    size_t start, count = part_of(e, part, &start);
+    aprfmt_level->activate(e->kind, e->x + start, e->other ? e->other + start : NULL,
+                           e->out + start, count);
+}
+
+static void share(part_fn fn, elements *e, Py_ssize_t threads) {
+    e->step = e->row >= SHARE ? 1 : SHARE / e->row;
+    aprfmt_share(fn, e, (e->count + e->step - 1) / e->step, threads > 1 ? (size_t)threads : 1);
+}
+
+PyDoc_STRVAR(rms_norm_doc, "rms_norm(x, weight, out, eps, offset, threads)\n\nout = x / sqrt(mean(x**2) + "
                            "eps) * (weight + offset) for rows as long as `weight`, all float32.");
 
 static PyObject *py_rms_norm(PyObject *module, PyObject *args) {
     PyObject *objects[3];
+    Py_ssize_t threads;
     double eps, offset;
     size_t count[3] = {0};
     buffers held = {.used = 0};
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOOdd", objects, objects + 1, objects + 2, &eps, &offset))
+    if (!PyArg_ParseTuple(args, "OOOddn", objects, objects + 1, objects + 2, &eps, &offset,
+                          &threads))
         return NULL;
     const float *x = aprfmt_hold_floats(&held, objects[0], 0, "x", count), *weight = NULL;
     float *out = NULL;
@@ -32,8 +69,9 @@ static PyObject *py_rms_norm(PyObject *module, PyObject *args) {
                      count[0], count[1], count[2]);
         return done(&held, 0);
     }
-    Py_BEGIN_ALLOW_THREADS aprfmt_level->rms_norm(x, weight, out, count[0] / count[1], count[1],
-                                                  (float)eps, (float)offset);
+    elements work = {.x = x, .other = weight, .out = out, .count = count[0] / count[1]};
+    work.row = count[1], work.eps = (float)eps, work.offset = (float)offset;
+    Py_BEGIN_ALLOW_THREADS share(norm_part, &work, threads);
     Py_END_ALLOW_THREADS return done(&held, 1);
 }
 
@@ -72,16 +110,18 @@ static PyObject *py_rope(PyObject *module, PyObject *args) {
     Py_END_ALLOW_THREADS return done(&held, 1);
 }
 
-PyDoc_STRVAR(activate_doc, "activate(kind, x, up, out)\n\nout = act(x), times `up` if that is not "
+PyDoc_STRVAR(activate_doc, "activate(kind, x, up, out, threads)\n\nout = act(x), times `up` if that is not "
                            "None; kind 0 is silu, 1 gelu_tanh, 2 relu.");
 
 static PyObject *py_activate(PyObject *module, PyObject *args) {
     PyObject *objects[3];
+    Py_ssize_t threads;
     int kind;
     size_t count[3] = {0};
     buffers held = {.used = 0};
     (void)module;
-    if (!PyArg_ParseTuple(args, "iOOO", &kind, objects, objects + 1, objects + 2)) return NULL;
+    if (!PyArg_ParseTuple(args, "iOOOn", &kind, objects, objects + 1, objects + 2, &threads))
+        return NULL;
     const float *x = aprfmt_hold_floats(&held, objects[0], 0, "x", count), *up = NULL;
     float *out = NULL;
     const int gated = objects[1] != Py_None;
@@ -94,7 +134,8 @@ static PyObject *py_activate(PyObject *module, PyObject *args) {
                      kind, count[0], count[1], count[2]);
         return done(&held, 0);
     }
-    Py_BEGIN_ALLOW_THREADS aprfmt_level->activate(kind, x, up, out, count[0]);
+    elements work = {.kind = kind, .x = x, .other = up, .out = out, .count = count[0], .row = 1};
+    Py_BEGIN_ALLOW_THREADS share(activate_part, &work, threads);
     Py_END_ALLOW_THREADS return done(&held, 1);
 }
 
@@ -159,10 +200,50 @@ static PyObject *py_attention(PyObject *module, PyObject *args) {
     Py_END_ALLOW_THREADS return done(&held, 1);
 }
 
+PyDoc_STRVAR(softmax_doc,
+             "softmax(scores, sinks, shape, cached, window, scale, softcap, threads)\n\nIn place, "
+             "of float32 scores [heads, tokens, keys] = shape: what the causal mask leaves, scaled "
+             "and capped.");
+
+static PyObject *py_softmax(PyObject *module, PyObject *args) {
+    PyObject *scores, *sinks;
+    Py_ssize_t s[3], cached, window, threads;
+    double scale, softcap;
+    size_t count[2] = {0};
+    buffers held = {.used = 0};
+    attention a = {.by_head = 1};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO(nnn)nnddn", &scores, &sinks, s, s + 1, s + 2, &cached, &window,
+                          &scale, &softcap, &threads))
+        return NULL;
+    if (!(a.probs = aprfmt_hold_floats(&held, scores, 1, "scores", count)) ||
+        (sinks != Py_None && !(a.sinks = aprfmt_hold_floats(&held, sinks, 0, "sinks", count + 1))))
+        return done(&held, 0);
+    int good = cached >= 0 && window >= 0;
+    for (int i = 0; i < 3; i++) good = good && s[i] > 0 && s[i] < (1 << 28);
+    if (good) {
+        a.heads = (size_t)s[0], a.tokens = (size_t)s[1], a.keys = (size_t)s[2];
+        a.cached = (size_t)cached, a.window = (size_t)window;
+        a.scale = (float)scale, a.softcap = (float)softcap;
+        good = a.cached + a.tokens == a.keys && count[0] == a.heads * a.tokens * a.keys &&
+               (!a.sinks || count[1] == a.heads);
+    }
+    if (!good) {
+        aprfmt_error("softmax: found %zu scores and %zu sinks for shape (%zd, %zd, %zd) behind %zd "
+                     "positions; expected them to fit each other",
+                     count[0], count[1], s[0], s[1], s[2], cached);
+        return done(&held, 0);
+    }
+    Py_BEGIN_ALLOW_THREADS aprfmt_share(aprfmt_level->probs, &a, a.heads * a.tokens,
+                                        threads > 1 ? (size_t)threads : 1);
+    Py_END_ALLOW_THREADS return done(&held, 1);
+}
+
 PyMethodDef APRFMT_STEPS[] = {
     {"rms_norm", py_rms_norm, METH_VARARGS, rms_norm_doc},
     {"rope", py_rope, METH_VARARGS, rope_doc},
     {"activate", py_activate, METH_VARARGS, activate_doc},
+    {"softmax", py_softmax, METH_VARARGS, softmax_doc},
     {"attention", py_attention, METH_VARARGS, attention_doc},
     {NULL, NULL, 0, NULL},
 };

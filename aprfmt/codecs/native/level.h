@@ -56,6 +56,7 @@ typedef struct {
     float *probs, *out;
     size_t tokens, heads, kv_heads, keys, width, value_width, cached, window, first;
     float scale, softcap; /* softcap 0: none */
+    int by_head;          /* probs is [heads, tokens, keys], not scaled yet, and wanted with zeros */
 } attention;
 
 typedef struct {

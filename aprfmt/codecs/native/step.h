@@ -193,14 +193,21 @@ FN double exponentials(float *x, size_t n, float most) {
 
 TARGET static void run_probs(void *work, size_t row) {
     const attention *a = work;
+    const size_t token = a->by_head ? row % a->tokens : row / a->heads;
+    const size_t head = a->by_head ? row / a->tokens : row % a->heads;
     size_t from, to;
-    seen_by(a, row / a->heads, &from, &to);
+    seen_by(a, token, &from, &to);
     float *p = a->probs + row * a->keys + from, sink[1];
     const size_t n = to - from;
+    if (a->by_head) {
+        memset(p - from, 0, 4 * from);
+        memset(p + n, 0, 4 * (a->keys - to));
+        for (size_t i = 0; i < n; i++) p[i] *= a->scale;
+    }
     if (a->softcap != 0) {
         for (size_t i = 0; i < n; i++) p[i] = tanhf(p[i] / a->softcap) * a->softcap;
     }
-    *sink = a->sinks ? a->sinks[row % a->heads] : -INFINITY;
+    *sink = a->sinks ? a->sinks[head] : -INFINITY;
     const float most = largest(p, n, *sink);
     double sum = exponentials(p, n, most);
     if (a->sinks) sum += exponentials(sink, 1, most);
