@@ -21,7 +21,8 @@ LEVELS: dict[Level, str] = {
 }
 
 VERDICTS: dict[Verdict, str] = {
-    "same": "the same computation; nothing differs but where or on which rows it was looked at",
+    "same": "the same computation; nothing differs but how it is stored, or where or on which rows "
+    "it was looked at",
     "precision": "the same computation in other rounding: another dtype, a quantized copy within "
     "its bound, another order of summation, an expert flipped by a margin inside the rounding",
     "bug": "another computation; the cause and the place are named",
@@ -124,10 +125,40 @@ _ROWS = (
         "Putting the experts in the printed order makes the stack equal.",
     ),
     Cause(
+        "permuted_neurons", "tensor", "same",
+        "An MLP's neurons stand in another order, in gate, up and down alike; the function is "
+        "equal.",
+        "Each of the layer's MLP tensors has its rows (down: its columns) in another order.",
+        "One order makes all of them equal.",
+    ),
+    Cause(
+        "permuted_heads", "tensor", "same",
+        "Attention heads stand in another order, in all tensors of the layer alike and every "
+        "query head with its key head; the function is equal.",
+        "Blocks of head_dim rows of q, k or v and columns of the output product are in another "
+        "order.",
+        "One order of query heads and one of key heads make all of them equal.",
+    ),
+    Cause(
+        "permuted_experts", "tensor", "same",
+        "The experts of a layer stand in another order, their router's rows too; the function is "
+        "equal.",
+        "The router's rows and every stack of experts are in another order.",
+        "One order makes all of them equal.",
+    ),
+    Cause(
+        "extra_tensor", "tensor", "same",
+        "One side stores a tensor that nothing of the architecture reads.",
+        "A name on one side only that is no role; everything else is compared without it.",
+        "The forward pass does not ask for it.",
+    ),
+    Cause(
         "stale_tensor", "tensor", "bug",
         "A tensor was left at other values: of an older checkpoint, of initialisation, or zero.",
         "One tensor differs everywhere and relates to no tensor of the other side.",
-        "Replacing it by the other side's makes every later difference vanish.",
+        "It is constant, or of the size and spread of the other side's and related to it in "
+        "nothing; in a pass, the values solved for it make every later difference vanish. That "
+        "the other side's tensor removes the difference is true of any damage.",
     ),
     Cause(
         "missing_bias", "config", "bug",

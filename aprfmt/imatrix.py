@@ -9,11 +9,12 @@ Source: llama.cpp, tools/imatrix/imatrix.cpp and tools/quantize/quantize.cpp.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.digest import file_sha256
 from aprfmt.errors import FormatError
 from aprfmt.formats.cursor import Cursor
 from aprfmt.formats.mapped import Buffer, MappedFile
@@ -62,13 +63,14 @@ def read_imatrix(path: Path) -> ImportanceMatrix:
 
     file = MappedFile(path)
     try:
-        if bytes(file.view[:4]) != _MAGIC:
-            return parse_imatrix(file.view, path)
-        digest = hashlib.sha256(file.view).hexdigest()
+        legacy = bytes(file.view[:4]) != _MAGIC
+        read = _read_legacy(Cursor(file.view, str(path))) if legacy else None
     finally:
         file.close()
-    with open_source(path) as source:  # all files of a split
-        return _checked(path, digest, _read_gguf(source))
+    if read is None:
+        with open_source(path) as source:  # all files of a split
+            read = _read_gguf(source)
+    return _checked(path, file_sha256(path), read)
 
 
 def parse_imatrix(buffer: Buffer, path: Path) -> ImportanceMatrix:
@@ -76,11 +78,12 @@ def parse_imatrix(buffer: Buffer, path: Path) -> ImportanceMatrix:
     from aprfmt.formats.gguf.reader import open_buffer
 
     view = memoryview(buffer)
-    digest = hashlib.sha256(view).hexdigest()
     if bytes(view[:4]) == _MAGIC:
         with open_buffer(view, path) as source:
-            return _checked(path, digest, _read_gguf(source))
-    return _checked(path, digest, _read_legacy(Cursor(view, str(path))))
+            read = _read_gguf(source)
+    else:
+        read = _read_legacy(Cursor(view, str(path)))
+    return _checked(path, hashlib.sha256(view).hexdigest(), read)
 
 
 def _checked(path: Path, digest: str, read: "_Read") -> ImportanceMatrix:
@@ -144,7 +147,8 @@ def _read_gguf(source: Source) -> _Read:
             found[name.removesuffix(_SUMS)] = _means(path, name, tensors)
     datasets = source.metadata.get("imatrix.datasets", ())
     chunks = source.metadata.get("imatrix.chunk_count")
-    texts = () if isinstance(datasets, str) else tuple(map(str, datasets))
+    several = isinstance(datasets, Iterable) and not isinstance(datasets, (str, bytes))
+    texts = tuple(map(str, datasets)) if several else ()
     return found, texts, chunks if type(chunks) is int else None
 
 

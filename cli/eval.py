@@ -19,6 +19,7 @@ DEFAULT_WINDOW = 512
 # Rows of logits judged at a time: their float64 copies stay below about 128 MB.
 ROW_BYTES = 128 << 20
 MAX_LINE = 64 << 20  # bytes of a line of --samples
+MAX_TEXT = 1 << 30  # bytes of a --text; a tokenizer takes a hundred times as much
 
 
 @dataclass(frozen=True)
@@ -138,16 +139,22 @@ def check(model: Any, ids: list[int]) -> list[int]:
 
 
 def read_text(path: Path) -> str:
-    """Return a UTF-8 text as it is; FormatError where it is none."""
+    """Return a regular file's UTF-8 text as it is; FormatError where it is none."""
     from aprfmt.errors import FormatError
+    from aprfmt.formats.mapped import MappedFile
 
+    file = MappedFile(path)  # refuses pipes and devices
     try:
-        return path.read_bytes().decode("utf-8")
+        if file.size > MAX_TEXT:
+            raise FormatError(f"{path}: {file.size} bytes; a text of at most {MAX_TEXT} is read")
+        return str(file.view, "utf-8")
     except UnicodeDecodeError as error:
         raise FormatError(
             f"{path}: byte {error.object[error.start]:#04x} at {error.start} is no UTF-8; "
             "expected a UTF-8 text"
         ) from None
+    finally:
+        file.close()
 
 
 def read_lines(model: Any, path: Path) -> Iterator[Sample]:
@@ -319,7 +326,7 @@ def show(body: dict[str, Any]) -> None:
         if found is None:
             continue
         where = found["run"]
-        render.line(render.escape(f"{where['model']} on {where['ran']}"), style="head")
+        render.line(running.headline(where), style="head")
         render.pairs([
             ("loss", f"{found['loss']:.6f} nats per token"),
             ("perplexity", f"{found['perplexity']:.4f}"),

@@ -67,13 +67,33 @@ def _errors() -> dict[str, str]:
     return found
 
 
+_SEVERAL = (
+    "several tensors of a safetensors file are one weight, as config.json says "
+    "(quantization_config): read, decoded and compared, never written."
+)
+
+
+def _types() -> dict[str, str]:
+    """Return {name: paragraph} of what `quantize --type` makes, GGUF's file types among them."""
+    from aprfmt.quantize import SCHEMES
+
+    found = {}
+    for name, scheme in SCHEMES.items():
+        number = "" if scheme.file_type is None else f" general.file_type {scheme.file_type}."
+        found[name] = (
+            f"a type of `quantize`: most weights are {scheme.base}, and each other tensor has the "
+            f"encoding its role asks for.{number}"
+        )
+    return found
+
+
 def _encodings() -> dict[str, str]:
     from aprfmt.dtypes import ENCODINGS
 
     found = {}
     for name, row in ENCODINGS.items():
         if not row.known:
-            found[name] = f"ggml id {row.ggml}. {row.removed}."
+            found[name] = f"ggml id {row.ggml}. {row.removed}." if row.removed else _SEVERAL
             continue
         codes = [
             f"{label} {code}"
@@ -108,6 +128,7 @@ def topics() -> dict[str, dict[str, str]]:
         "cause": {name: describe(name) for name in CAUSES},
         "role": ROLE_TEXTS,
         "encoding": _encodings(),
+        "type": _types(),
         "hyperparameter": HYPER_NAMES,
         "capture point": {name: point.sentence for name, point in POINTS.items()},
         "exit code": {str(code): text for code, text in EXIT_CODES.items()},

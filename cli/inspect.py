@@ -76,6 +76,11 @@ def facts(opened: Any) -> dict[str, Any]:
     else:
         body.update(resolved(resolution))
         notes += [asdict(note) for note in resolution.notes]
+        where = str(opened.path)
+        notes += [
+            {"level": "warning", "where": where, "text": text}
+            for text in resolution.report.warnings
+        ]
     from aprfmt.tokenizer import facts as tokenizer_facts
 
     try:

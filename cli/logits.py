@@ -45,6 +45,7 @@ def command(
     options.check_new(force, out)
     with running.session(model, arch=arch, **where) as (opened, session, choice):
         tokens, text = running.token_ids(opened, prompt, ids, chat)
+        running.warn_of_length(opened, tokens)
         found = session.logits(tokens)
         top = running.top_tokens(found[-1], opened)
         report = Report(str(opened.path), tuple(rows_gate(found)))
@@ -67,8 +68,7 @@ def command(
 
 def show(body: dict[str, Any], found: "tuple[Check, ...]") -> None:
     """Print where it ran, the best tokens of the last row, and the gate."""
-    where = body["run"]
-    render.line(render.escape(f"{where['model']} on {where['ran']}"), style="head")
+    render.line(running.headline(body["run"]), style="head")
     if body["output"]:
         shape = render.shape_text(body["shape"])
         render.line(f"{shape} float32 -> {render.escape(body['output'])}")

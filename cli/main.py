@@ -142,6 +142,12 @@ def _error(args: list[str], error: Exception) -> int:
     return _fail(args, "bug", text, error)
 
 
+def _place(message: str) -> str:
+    """Return the file, key or option that a message begins with; "" where it begins with none."""
+    where, found, _ = message.partition(": ")
+    return where if found and ";" not in where else ""
+
+
 def _fail(args: list[str], kind: str, message: str, error: Exception) -> int:
     """Print one line on stderr, and one JSON object on stdout if JSON was asked for."""
     from aprfmt.text import escape
@@ -156,7 +162,7 @@ def _fail(args: list[str], kind: str, message: str, error: Exception) -> int:
         from aprfmt.cli.render import envelope, print_json
 
         command = next((arg for arg in args if arg in COMMANDS), "aprfmt")
-        where, _, _ = message.partition(": ")
+        where = "" if kind == "bug" else _place(message)
         body: dict[str, Any] = {"error": {"kind": kind, "message": message, "where": where}}
         try:
             print_json(envelope(command, 2, body))

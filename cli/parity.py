@@ -64,7 +64,7 @@ def command(
     runs = [word for word in words if is_run(word)]
     if html is not None and (replayed is not None or calibrate is not None):
         raise UsageError("--html shows runs compared; leave it out beside --replay, --calibrate")
-    options.check_new(force, html)
+    options.check_new(force, html, bundle, calibrate)
     if replayed is not None:
         if models or bundle or calibrate:
             raise UsageError("--replay needs no model; give only --between RUN RUN with it")
@@ -120,9 +120,7 @@ def prepare(
 
     rows = () if calibrated is None else load_calibration(calibrated)
     model = stack.enter_context(open_model(text, arch=arch))
-    for note in (*model.notes, *model.resolution.notes):
-        if note.level == "warning":
-            render.warn(f"{note.where}: {note.text}")
+    running.warn_of(model)
     tokens, said = running.token_ids(model, prompt, ids, chat)
     wanted = None
     if points is not None:

@@ -63,10 +63,11 @@ def command(
     than --min-run; 2: nothing ran, or something asked for could not.
     """
     from aprfmt import qa
-    from aprfmt.inference.device import parse_run, split_run
+    from aprfmt.inference.device import parse_run
+    from aprfmt.inference.engines.opening import model_and_run
 
     options.check_new(force, save_baseline)
-    path, run = split_run(model)
+    path, run = model_and_run(model)
     choice = running.choose(device, backend, dtype, run)
     if choice.why.startswith("auto"):
         render.warn(choice.why)

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -75,8 +76,16 @@ def warn(text: str) -> None:
     click.echo(f"warning: {escape(text)}", err=True)
 
 
-def table(rows: Sequence[Sequence[object]], headers: Sequence[str], right: str = "") -> None:
-    """Print aligned columns; `right` has an `r` for every right-aligned column (`l` else)."""
+def table(
+    rows: Sequence[Sequence[object]],
+    headers: Sequence[str],
+    right: str = "",
+    styles: Mapping[int, str] = MappingProxyType({}),
+) -> None:
+    """Print aligned columns; `right` has an `r` for every right-aligned column (`l` else).
+
+    `styles` names the style of some rows, by number.
+    """
     cells = [[escape(str(cell)) for cell in row] for row in rows]
     widths = [
         max([len(header), *(len(row[i]) for row in cells)]) for i, header in enumerate(headers)
@@ -91,8 +100,8 @@ def table(rows: Sequence[Sequence[object]], headers: Sequence[str], right: str =
         return "  ".join(parts).rstrip()
 
     line(text(list(headers)), style="head")
-    for row in cells:
-        click.echo(text(row))
+    for number, row in enumerate(cells):
+        line(text(row), style=styles.get(number, ""))
 
 
 def pairs(rows: Iterable[tuple[str, object]], indent: str = "  ") -> None:

@@ -60,14 +60,15 @@ def command(
         tokens, text = running.token_ids(opened, prompt, ids, chat)
         room = context_room(opened, len(tokens))
         with Beside(lambda: running.tokenizer_of(opened)) as tokenizer:
-            stop = Stops(tokenizer, ignore=ignore_stop)
-            writer = Writer(tokenizer, tokens, live=not as_json and sys.stdout.isatty())
+            stop = Stops(tokenizer, running.stated_ends(opened), ignore=ignore_stop)
+            writer = Writer(tokenizer, tokens, live=not as_json)
             load = time.perf_counter() - began
             drawn, times = generate(
                 session, tokens, Sampler(sampling), min(max_tokens, room), stop, writer
             )
         if tokenizer.result is None:
-            render.warn(f"{opened.path}: has no tokenizer: ids only, and no stop token is known")
+            known = f"stop tokens as configured: {sorted(stop)}" if stop else "no stop token"
+            render.warn(f"{opened.path}: has no tokenizer: ids only; {known}")
         stopped = bool(drawn) and drawn[-1] in stop
         made = drawn[:-1] if stopped else drawn
         reason = "stop_token" if stopped else "max_tokens" if len(made) == max_tokens else "context"
@@ -130,14 +131,19 @@ class Beside:
 
 
 class Stops(Collection[int]):
-    """The ids that end a generation, asked of the tokenizer when the first token is there."""
+    """The ids that end a generation, asked of the tokenizer when the first token is there.
 
-    def __init__(self, tokenizer: Beside, *, ignore: bool) -> None:
-        self._tokenizer, self._ignore = tokenizer, ignore
+    `stated` are those of the configuration, for a model without a tokenizer.
+    """
+
+    def __init__(self, tokenizer: Beside, stated: frozenset[int], *, ignore: bool) -> None:
+        self._tokenizer, self._stated, self._ignore = tokenizer, stated, ignore
 
     def _ids(self) -> frozenset[int]:
-        tokenizer = None if self._ignore else self._tokenizer.result
-        ids: frozenset[int] = frozenset() if tokenizer is None else tokenizer.stop_ids
+        if self._ignore:
+            return frozenset()
+        tokenizer = self._tokenizer.result
+        ids: frozenset[int] = self._stated if tokenizer is None else tokenizer.stop_ids
         return ids
 
     def __contains__(self, token: object) -> bool:
@@ -173,7 +179,7 @@ def generate(
 
 
 class Writer:
-    """Turns the tokens so far into text, and prints what is new of it on a terminal."""
+    """Turns the tokens so far into text, and prints what is new of it as it comes."""
 
     def __init__(self, tokenizer: Beside, prompt: Sequence[int], *, live: bool) -> None:
         self._later = tokenizer
@@ -253,12 +259,14 @@ def report(body: dict[str, Any]) -> None:
         "max_tokens": "--max-tokens reached",
         "context": "the context is full",
     }[stop["reason"]]
-    parts = [f"{len(body['ids'])} tokens, {why}"]
+    made = len(body["ids"])
+    parts = [f"{made} token{'' if made == 1 else 's'}, {why}"]
     if took["decode_tokens_per_second"]:
         parts.append(f"{took['decode_tokens_per_second']:.1f} tokens/s")
     if took["prefill_tokens_per_second"]:
         parts.append(f"prompt of {took['prefill_tokens']} at "
                      f"{took['prefill_tokens_per_second']:.1f} tokens/s")  # fmt: skip
     parts.append(f"loaded in {took['load_seconds']:.2f} s, tokenizer beside it in "
-                 f"{took['tokenizer_seconds']:.2f} s, on {body['run']['ran']}")  # fmt: skip
+                 f"{took['tokenizer_seconds']:.2f} s")  # fmt: skip
+    parts.append(running.headline(body["run"]))
     click.echo("; ".join(parts), err=True)

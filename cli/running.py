@@ -1,5 +1,6 @@
 """What every command that runs a model shares: what to run, on what, and the token ids."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,8 @@ def where(function: F) -> F:
     """Add --device, --backend, --dtype, --threads, --memory, --deterministic."""
     for option in (
         click.option("--deterministic", is_flag=True,
-                     help="Fixed row blocks, so that prefixes and steps are equal to the bit."),
+                     help="Fixed row blocks, and one thread unless --threads says otherwise: "
+                     "prefixes, batches and steps are equal to the bit."),
         click.option("--memory", callback=options.size, metavar="SIZE",
                      help="Budget for weights in memory, on a GPU its own (2G); the rest streams."),
         click.option("--threads", type=click.IntRange(min=1), help="Threads of the arithmetic."),
@@ -67,19 +69,17 @@ def session(
     """Open MODEL[@RUN]; yields (model, session, choice)."""
     from aprfmt.cli import render
     from aprfmt.inference.cuda_driver import full_memory_is_named
-    from aprfmt.inference.device import split_run
+    from aprfmt.inference.engines.opening import model_and_run
     from aprfmt.inference.session import Session
     from aprfmt.model import open_model
 
-    path, run = split_run(text)
+    path, run = model_and_run(text)
     choice = choose(device, backend, dtype, run)
     arithmetic = choice.open(deterministic=deterministic, threads=threads)
     if choice.why.startswith("auto"):
         render.warn(choice.why)
     with open_model(path, arch=arch) as model:
-        for note in (*model.notes, *model.resolution.notes):
-            if note.level == "warning":
-                render.warn(f"{note.where}: {note.text}")
+        warn_of(model)
         with (
             full_memory_is_named(choice.device),
             Session.of(model, arithmetic, memory=memory) as opened,
@@ -87,10 +87,23 @@ def session(
             yield model, opened, choice
 
 
+def warn_of(model: Any) -> None:
+    """Say what the file leaves out or contradicts, and what the pass does about it."""
+    from aprfmt.cli import render
+
+    report = model.resolution.report
+    for note in (*model.notes, *model.resolution.notes):
+        if note.level == "warning":
+            render.warn(f"{note.where}: {note.text}")
+    for text in (*report.conflicts, *report.warnings):
+        render.warn(f"{model.path}: {text}")
+
+
 def token_ids(
     model: Any, prompt: str | None, ids: str | None, chat: str | None
 ) -> tuple[list[int], str | None]:
     """Return (ids, the text they stand for); UsageError unless exactly one source is given."""
+    from aprfmt.cli import render
     from aprfmt.errors import UsageError
 
     given = [name for name, value in (("--prompt", prompt), ("--ids", ids), ("--chat", chat))
@@ -104,7 +117,11 @@ def token_ids(
         message = [{"role": "user", "content": chat}]
         text = model.tokenizer.apply_chat_template(message, add_generation_prompt=True)
         return check_ids(model, model.tokenizer.encode(text, add_special=False)), text
-    return check_ids(model, model.tokenizer.encode(prompt)), prompt
+    tokens = model.tokenizer.encode(prompt)
+    if tokens[:2] == [model.tokenizer.bos_id] * 2:
+        name = model.tokenizer.token(tokens[0])
+        render.warn(f"--prompt begins with {name} twice: once in the text, once put there")
+    return check_ids(model, tokens), prompt
 
 
 def parse_ids(text: str) -> list[int]:
@@ -113,7 +130,7 @@ def parse_ids(text: str) -> list[int]:
 
     if text.endswith(".npy"):
         return _npy_ids(Path(text))
-    words = text.replace(",", " ").split()
+    words = re.split(r"\s*,\s*|\s+", text.strip())
     bad = [word for word in words if not (word.isascii() and word.isdigit() and len(word) < 10)]
     if bad:
         raise UsageError(f"--ids: {bad[0]!r} is no token id; expected for example 1,2,3")
@@ -121,41 +138,45 @@ def parse_ids(text: str) -> list[int]:
 
 
 def _npy_ids(path: Path) -> list[int]:
-    """Return the integers of a .npy file; its header is not believed about their number."""
-    import io
-    import math
-
-    import numpy as np
-
-    from aprfmt.errors import FormatError
     from aprfmt.formats.mapped import MappedFile
 
     file = MappedFile(path)
     try:
-        head = io.BytesIO(bytes(file.view[: 1 << 16]))
-        try:
-            version = np.lib.format.read_magic(head)
-            read = {(1, 0): np.lib.format.read_array_header_1_0,
-                    (2, 0): np.lib.format.read_array_header_2_0}[version]  # fmt: skip
-            shape, _, dtype = read(head)
-        except (KeyError, ValueError, EOFError, TypeError) as error:
-            raise FormatError(f"{path}: is no .npy file of token ids: {error}") from None
-        if dtype.kind not in "iu":
-            raise FormatError(f"{path}: holds {dtype.name}; expected integers")
-        if sum(size != 1 for size in shape) > 1:
-            raise FormatError(f"{path}: shape {list(shape)}; expected one sequence of ids")
-        count, left = math.prod(shape), file.size - head.tell()
-        if min(shape, default=0) < 0 or count * dtype.itemsize != left:
-            raise FormatError(
-                f"{path}: shape {list(shape)} of {dtype.name} takes {count * dtype.itemsize} "
-                f"bytes, {left} are there; the file is cut or damaged"
-            )
-        found = np.frombuffer(file.view[head.tell() :], dtype)
-        values: list[int] = found.tolist()
-        del found
-        return values
+        return parse_npy(file.view, path)
     finally:
         file.close()
+
+
+def parse_npy(view: memoryview, path: Path) -> list[int]:
+    """Return the integers of a .npy file's bytes; its header is not believed about their number.
+
+    Raises FormatError for what is no sequence of integers.
+    """
+    import io
+
+    import numpy as np
+
+    from aprfmt.errors import FormatError
+    from aprfmt.inference.engines.npz import MAX_HEADER, read_header
+
+    head = io.BytesIO(bytes(view[: MAX_HEADER + 64]))
+    (shape, dtype), _ = read_header(head, f"{path}: no .npy file of token ids", len(view))
+    if dtype.kind not in "iu":
+        raise FormatError(f"{path}: holds {dtype.name}; expected integers")
+    if sum(size != 1 for size in shape) > 1:
+        raise FormatError(f"{path}: shape {list(shape)}; expected one sequence of ids")
+    found = np.frombuffer(view[head.tell() :], dtype)
+    values: list[int] = found.tolist()
+    return values
+
+
+def warn_of_length(model: Any, ids: list[int]) -> None:
+    """Say where a prompt is longer than what the model was made for: it runs all the same."""
+    from aprfmt.cli import render
+
+    context = int(model.hyper["context_length"])
+    if len(ids) > context:
+        render.warn(f"{model.path}: {len(ids)} tokens; the model was made for {context}")
 
 
 def check_ids(model: Any, ids: list[int]) -> list[int]:
@@ -187,6 +208,15 @@ def run_facts(model: Any, choice: Any, opened: Any) -> dict[str, Any]:
     }
 
 
+def headline(run: dict[str, Any]) -> str:
+    """Return what ran where, and the memory it took, of what `run_facts` says."""
+    from aprfmt.cli import render
+
+    peak = run.get("peak_rss_bytes")
+    took = f", peak memory {render.size_text(peak)}" if peak else ""
+    return render.escape(f"{run['model']} on {run['ran']}{took}")
+
+
 def tokenizer_of(model: Any) -> Any | None:
     """Return the model's tokenizer, None where it has none that can be read."""
     from aprfmt.errors import AprfmtError
@@ -195,6 +225,17 @@ def tokenizer_of(model: Any) -> Any | None:
         return model.tokenizer
     except AprfmtError:
         return None
+
+
+def stated_ends(model: Any) -> frozenset[int]:
+    """Return the stop tokens of a model without tokenizer, none where they cannot be read."""
+    from aprfmt.errors import AprfmtError
+    from aprfmt.tokenizer import stated_ends as stated
+
+    try:
+        return stated(model)
+    except AprfmtError:
+        return frozenset()
 
 
 def top_tokens(row: Any, model: Any | None, count: int = 5) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """`aprfmt set`: change metadata, leave every tensor byte alone."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,8 @@ import click
 
 from aprfmt.cli import options
 from aprfmt.cli.convert import run
+
+MAX_VALUE = 64 << 20  # bytes of a value; a file of ours carries a tokenizer.json in one
 
 
 @click.command("set")
@@ -52,7 +53,8 @@ def _target(output: Path) -> str:
 
 def parse(opened: Any, key: str, text: str) -> Any:
     """Return the value for a key: of the key's present type, else what JSON makes of it."""
-    from aprfmt.errors import UsageError
+    from aprfmt.errors import FormatError, UsageError
+    from aprfmt.formats.jsonio import loads
     from aprfmt.hf_folder import read_text
 
     if text.startswith("@"):
@@ -63,8 +65,8 @@ def parse(opened: Any, key: str, text: str) -> Any:
     if isinstance(present, str):
         return text[1:-1] if len(text) >= 2 and text[0] == text[-1] == '"' else text
     try:
-        value = json.loads(text)
-    except ValueError:
+        value = loads(text, key, max_bytes=MAX_VALUE, nonfinite=True)
+    except FormatError:
         value = text
     if present is not None and _kind(present) != _kind(value):
         raise UsageError(
@@ -75,12 +77,13 @@ def parse(opened: Any, key: str, text: str) -> Any:
 
 
 def _json(text: str, key: str) -> Any:
-    from aprfmt.errors import UsageError
+    from aprfmt.errors import FormatError, UsageError
+    from aprfmt.formats.jsonio import loads
 
     try:
-        return json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"{key}: {error}; expected JSON") from None
+        return loads(text, key, max_bytes=MAX_VALUE, nonfinite=True)
+    except FormatError as error:
+        raise UsageError(f"{error}; expected JSON") from None
 
 
 def _kind(value: Any) -> str:

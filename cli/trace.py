@@ -76,16 +76,28 @@ def command(
     every layer, the logits and their top 5. Exit 1 when a NaN or an infinity appears (the first
     point is named), or when --reference differs beyond the tolerance.
     """
+    from dataclasses import replace
+
     from aprfmt.cli import trace_html, trace_run, trace_show
     from aprfmt.errors import UsageError
     from aprfmt.inference.engines.opening import weights_of
+    from aprfmt.inference.identity import identity
     from aprfmt.inference.trace import parse_positions
 
     if loaded is not None:
-        if payload or engine:
-            raise UsageError("--load shows a saved trace; leave --payload and --engine out")
+        runs = {
+            "--payload": payload, "--engine": engine, "--prompt": prompt, "--chat": chat,
+            "--positions": positions != "all", "--behind": behind, "--list-points": list_points,
+            "--arch": arch, **{f"--{name}": value for name, value in where.items()},
+        }  # fmt: skip
+        unused = [name for name, value in runs.items() if value]
+        if unused:
+            raise UsageError(f"--load shows a saved trace; leave {', '.join(unused)} out")
         given = None if ids is None else running.parse_ids(ids)
-        return show_saved(loaded, model, given, save, save_aprt, reference, html, force, as_json)
+        chosen = points, layers
+        return show_saved(
+            loaded, model, given, save, save_aprt, reference, html, force, as_json, chosen
+        )
     model = model if model is not None else only_model()
     if list_points or not (payload or engine):  # naming an engine asks for a run
         asked = {"--save": save, "--save-aprt": save_aprt, "--reference": reference, "--html": html}
@@ -102,11 +114,15 @@ def command(
     with ExitStack() as stack:
         opened, choice, session = trace_run.open_runner(model, arch, engine, stack, **where)
         tokens, text = running.token_ids(opened, prompt, ids, chat)
+        running.warn_of_length(opened, tokens)
         known = trace_run.running_points(opened, session)
         keys = wanted_keys(known, points, layers, save_aprt is not None)
         facts = {"prompt": text, "model": str(opened.path), "weights": weights_of(opened)}
         values = bool(save or save_aprt or reference)
         watch = histograms.add if html is not None else None
+        other = None
+        if reference is not None:
+            other = trace_run.check_reference(reference, tokens, opened, stack)
         if session is None:
             if behind:
                 raise UsageError(f"{choice}: --behind needs a backend; an engine runs one pass")
@@ -124,13 +140,17 @@ def command(
         if "logits" in body and body["logits"] is not None:
             trace_show.name_tokens(body["logits"], opened)
         code, difference = 1 if trace.nonfinite else 0, None
+        if save or save_aprt:
+            trace = replace(trace, run={**trace.run, **identity(opened, tokens)})
+            body["trace"] = dict(trace.run)
         body["saved"] = write(trace, save, save_aprt, force)
         if not as_json:
             trace_show.show(trace, body)
         if reference is not None:
             difference = trace_run.compare(
-                trace, reference, tokens, keys, wanted_positions, stack, opened, behind
-            )
+                trace, other, reference, tokens, keys, wanted_positions, stack, opened, behind,
+                where,
+            )  # fmt: skip
             body["reference"] = {"against": reference, **difference.to_json()}
             code = code or difference.exit_code
             if not as_json:
@@ -144,36 +164,34 @@ def command(
 def show_saved(
     path: Path, text: str | None, ids: list[int] | None, save: Path | None,
     save_aprt: Path | None, reference: str | None, html: Path | None, force: bool, as_json: bool,
+    chosen: tuple[str | None, str | None] = (None, None),
 ) -> int:  # fmt: skip
     """Show a saved trace, beside another saved one if `reference` names it.
 
     `text` is the model it was made from: with it foreign files are read completely. Saving one
     again makes ours of a foreign one.
     """
-    from aprfmt.cli import trace_html, trace_show
+    from aprfmt.cli import trace_html, trace_run, trace_show
     from aprfmt.compare.traces import compare_traces
-    from aprfmt.errors import UsageError
-    from aprfmt.inference.engines.opening import is_trace, open_trace
+    from aprfmt.inference.engines.opening import open_trace
     from aprfmt.model import open_model
 
     with ExitStack() as stack:
         model = None if text is None else stack.enter_context(open_model(text))
-        trace = stack.enter_context(open_trace(path, ids, model))
+        trace = part(stack.enter_context(open_trace(path, ids, model)), *chosen)
         body = trace_show.body(trace)
         unknown = dict(trace.run.get("unknown") or {})
         for name, why in list(unknown.items())[:8]:
             render.warn(f"{path}: {name}: {why}")
+        other = None
+        if reference is not None:
+            tokens = trace.run.get("ids") or ids
+            other = trace_run.check_reference(reference, tokens, model, stack, runs=False)
         code, difference = 1 if trace.nonfinite else 0, None
         body["saved"] = write(trace, save, save_aprt, force)
         if not as_json:
             trace_show.show(trace, body)
-        if reference is not None:
-            if not is_trace(Path(reference)):
-                raise UsageError(
-                    f"--reference {reference}: is no saved trace; a saved trace is compared with "
-                    "another, a model needs --payload"
-                )
-            other = stack.enter_context(open_trace(Path(reference), ids, model))
+        if reference is not None and other is not None:
             difference = compare_traces(trace, other)
             body["reference"] = {"against": reference, **difference.to_json()}
             code = code or difference.exit_code
@@ -233,6 +251,30 @@ def parse_layers(text: str | None, count: int) -> set[int]:
     return chosen
 
 
+def part(trace: Any, points: str | None, layers: str | None) -> Any:
+    """Return a trace with the records of these points and layers only; UsageError for none."""
+    from dataclasses import replace
+
+    from aprfmt.errors import UsageError
+    from aprfmt.inference.capture import POINTS, SLOTS, WHOLE, select_points
+
+    if points is None and layers is None:
+        return trace
+    names = set(POINTS if points is None else select_points(points.split(",")))
+    layered = parse_layers(
+        layers, 1 + max((record.layer for record in trace.records.values()), default=0)
+    )
+    records = {
+        key: record for key, record in trace.records.items()
+        if names.issuperset(SLOTS.get(record.point, (record.point,)))  # a joined slot has its parts
+        and (record.layer == WHOLE or record.layer in layered)
+    }  # fmt: skip
+    if not records:
+        raise UsageError("--points, --layers: the trace holds none of these")
+    aliases = {key: target for key, target in trace.aliases.items() if target in records}
+    return replace(trace, records=records, aliases=aliases)
+
+
 def wanted_keys(known: Any, points: str | None, layers: str | None, aprt: bool) -> list[str]:
     """Return the keys to record, in execution order."""
     from aprfmt.inference.capture import SLOTS, STAGES, WHOLE, select_points
@@ -269,10 +311,10 @@ def write(trace: Any, save: Path | None, save_aprt: Path | None, force: bool) ->
 def plan(text: str, arch: str | None, points: str | None, layers: str | None) -> dict[str, Any]:
     """Return the points of a model without running it: no statistics are made up."""
     from aprfmt.inference.capture import instances
-    from aprfmt.inference.device import split_run
+    from aprfmt.inference.engines.opening import model_and_run
     from aprfmt.model import open_model
 
-    path, _ = split_run(text)
+    path, _ = model_and_run(text)
     with open_model(path, arch=arch) as opened:
         known = instances(opened.spec.block, opened.hyper, opened.roles)
         keys = set(wanted_keys(known, points or "all", layers, False))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +26,33 @@ def run(
         if watch is not None:
             watch(record.key, found)
 
-    return session.trace(
+    trace = session.trace(
         tokens, keys, positions=positions, keep=keep, fetch=place.fetch, hashes=values, run=facts,
-        behind=behind,
+        behind=behind, logits_rows=logit_rows(positions, len(tokens), behind),
     )  # fmt: skip
+    if trace.nonfinite is None or (len(keys) == len(session.points) and positions == "all"):
+        return trace
+    # What was asked for may lie behind the place where it began: look at every point there is.
+    every = session.trace(tokens, tuple(session.points), behind=behind)
+    return replace(trace, nonfinite=every.nonfinite or trace.nonfinite)
+
+
+def logit_rows(positions: Any, tokens: int, behind: int = 0) -> Any:
+    """Return the rows of the pass whose logits are computed: the chosen positions, or the last."""
+    if isinstance(positions, str):
+        return "last"
+    return sorted({place - behind for place in positions if behind <= place < tokens}) or "last"
 
 
 def open_runner(
     text: str, arch: str | None, engine: str | None, stack: ExitStack, **where: Any
 ) -> tuple[Any, Any, Any]:
     """Return (model, choice, session); no session where a foreign engine runs the model."""
-    from aprfmt.inference.device import choose, split_run
+    from aprfmt.inference.device import choose
+    from aprfmt.inference.engines.opening import model_and_run
     from aprfmt.model import open_model
 
-    path, named = split_run(text)
+    path, named = model_and_run(text)
     if engine is not None:
         from aprfmt.errors import UsageError
 
@@ -55,9 +69,7 @@ def open_runner(
     if where.get("deterministic") or where.get("memory"):
         render.warn(f"{choice}: --deterministic and --memory are for our own backends; ignored")
     model = stack.enter_context(open_model(path, arch=arch))
-    for note in (*model.notes, *model.resolution.notes):
-        if note.level == "warning":
-            render.warn(f"{note.where}: {note.text}")
+    running.warn_of(model)
     return model, choice, None
 
 
@@ -76,10 +88,12 @@ def run_engine(
 ) -> Any:  # fmt: skip
     """Run a foreign engine; its values are on disk."""
     from aprfmt.inference.engines.opening import run_model
+    from aprfmt.inference.trace import check_positions
 
+    check_positions(positions, range(len(tokens)))
     trace = stack.enter_context(
         run_model(model, tokens, choice, wanted=keys, positions=positions, hashes=True,
-            logits_rows="last",
+                  logits_rows=logit_rows(positions, len(tokens)),
                   threads=where.get("threads"), facts=facts)
     )  # fmt: skip
     if watch is not None:
@@ -102,22 +116,57 @@ def engine_facts(model: Any, choice: Any, trace: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def compare(
-    trace: Any, reference: str, tokens: list[int], keys: list[str], positions: Any,
-    stack: ExitStack, model: Any, behind: int,
+def check_reference(
+    reference: str, tokens: list[int] | None, model: Any | None, stack: ExitStack,
+    *, runs: bool = True,
 ) -> Any:  # fmt: skip
-    """Compare with a saved trace, or with a run of another model on the same tokens."""
-    from aprfmt.compare.traces import compare_traces
-    from aprfmt.inference.engines.opening import is_trace, open_trace, run_model, weights_of
+    """Refuse a reference that cannot be compared, before anything runs or is written.
 
-    moe = bool(model.hyper["n_experts"])
+    Returns a saved trace, open, or None for a model that is run later; where nothing `runs`, only
+    saved traces can be compared. `tokens` are this side's, None where they are not known.
+    """
+    from aprfmt.compare.traces import check_ids
+    from aprfmt.errors import UsageError
+    from aprfmt.inference.device import parse_run
+    from aprfmt.inference.engines.opening import is_trace, model_and_run, open_trace
+    from aprfmt.inference.trace import Trace
+    from aprfmt.model import open_model
+
     path = Path(reference)
     if path.exists() and is_trace(path):
-        other = stack.enter_context(open_trace(path, tokens, model))
-        return compare_traces(trace, other, moe=moe)
-    no = dict.fromkeys(("device", "backend", "dtype", "threads", "memory"))
-    opened, choice, session = open_runner(reference, None, None, stack, **no, deterministic=False)
-    running.check_ids(opened, tokens)
+        saved = stack.enter_context(open_trace(path, tokens, model))
+        if tokens is not None:
+            check_ids(Trace({"ids": tokens}, {}), saved)
+        return saved
+    if tokens is None or not runs:
+        raise UsageError(
+            f"--reference {reference}: is no saved trace; a saved trace is compared with another, "
+            "a model needs --payload"
+        )
+    name, run = model_and_run(reference)
+    if run is not None:
+        parse_run(run)
+    with open_model(name) as other:
+        running.check_ids(other, tokens)
+    return None
+
+
+def compare(
+    trace: Any, saved: Any, reference: str, tokens: list[int], keys: list[str], positions: Any,
+    stack: ExitStack, model: Any, behind: int, where: dict[str, Any],
+) -> Any:  # fmt: skip
+    """Compare with a saved trace, or with a run of another model on the same tokens.
+
+    `saved` is what check_reference returned. Of `where` the other run keeps what is about this
+    machine and its bits; its backend, device and dtype are its own (MODEL@RUN).
+    """
+    from aprfmt.compare.traces import compare_traces
+    from aprfmt.inference.engines.opening import run_model, weights_of
+
+    if saved is not None:
+        return compare_traces(trace, saved, moe=bool(model.hyper["n_experts"]))
+    kept = where | dict.fromkeys(("device", "backend", "dtype"))
+    opened, choice, session = open_runner(reference, None, None, stack, **kept)
     known = running_points(opened, session)
     here = [key for key in keys if key in known]
     facts = {"model": str(opened.path), "weights": weights_of(opened)}
@@ -130,7 +179,7 @@ def compare(
                 wanted=here,
                 positions=positions,
                 facts=facts,
-                logits_rows="last",
+                logits_rows=logit_rows(positions, len(tokens)),
             )
         )
     else:

@@ -9,7 +9,7 @@ SPIKE = 10.0  # a slot's deviation over the median of all layers: an observation
 
 def body(trace: Any) -> dict[str, Any]:
     """Return records, slots, logits and observations as plain data."""
-    from aprfmt.inference.capture import SLOTS
+    from aprfmt.inference.capture import BESIDE, SLOTS
     from aprfmt.inference.trace_file import record_to_json
 
     layers = sorted({record.layer for record in trace.records.values() if record.layer >= 0})
@@ -19,7 +19,13 @@ def body(trace: Any) -> dict[str, Any]:
             stats = trace.slot(slot, layer)
             if stats is None:
                 continue  # not captured is absent, never zero
-            first = trace.find(f"L{layer}.{SLOTS[slot][0]}")
+            found, beside = (
+                [trace.find(f"L{layer}.{point}") for point in SLOTS[name]]
+                for name in (slot, BESIDE.get(slot, slot))
+            )
+            if slot in BESIDE and found == beside:
+                continue
+            first = found[0]
             rows.append(
                 {
                     "layer": layer, "slot": slot, "points": list(SLOTS[slot]),
@@ -61,20 +67,26 @@ def name_tokens(found: dict[str, Any], model: Any) -> None:
 
 def observations(rows: list[dict[str, Any]]) -> list[str]:
     """Name spikes against the median of the layers; early massive activations are normal."""
+    return [
+        f"L{layer} {slot}: std {std:.4g} is {times:.0f} times the median of the layers (an "
+        "observation, no verdict)"
+        for (layer, slot), (std, times) in spikes(rows).items()
+    ]
+
+
+def spikes(rows: list[dict[str, Any]]) -> dict[tuple[int, str], tuple[float, float]]:
+    """Return (layer, slot) -> (std, how many times the median of the layers it is)."""
     from statistics import median
 
-    said = []
+    found = {}
     for slot in dict.fromkeys(row["slot"] for row in rows):
         stds = {row["layer"]: row["stats"]["std"] for row in rows if row["slot"] == slot}
         known = [std for std in stds.values() if std is not None]
         middle = median(known) if known else 0.0
         for layer, std in stds.items():
             if std is not None and middle and std > SPIKE * middle:
-                said.append(
-                    f"L{layer} {slot}: std {std:.4g} is {std / middle:.0f} times the median of "
-                    "the layers (an observation, no verdict)"
-                )
-    return said
+                found[layer, slot] = (std, std / middle)
+    return found
 
 
 COLUMNS = ("count", "mean", "std", "min", "max", "absmax", "l2", "zeros", "nan", "inf")
@@ -93,11 +105,17 @@ def show(trace: Any, found: dict[str, Any]) -> None:
     """Print embedding, the slots of every layer, final norm and logits."""
     where = found.get("run")
     if where:
-        render.line(render.escape(f"{where['model']} on {where['ran']}"), style="head")
+        render.line(running.headline(where), style="head")
+    for text in _scope(trace):
+        render.line(render.escape(text), style="dim")
     rows = []
     for key in ("embd", "embd_scaled"):
         rows += _whole(trace, key)
+    odd = spikes(found["slots"])
+    styles = {}
     for row in found["slots"]:
+        if (row["layer"], row["slot"]) in odd:
+            styles[len(rows)] = "warn"
         rows.append([f"L{row['layer']}", row["slot"], *_cells(row["stats"])])
     for key in ("final_norm", "logits_raw", "logits"):
         rows += _whole(trace, key)
@@ -106,17 +124,54 @@ def show(trace: Any, found: dict[str, Any]) -> None:
         whole = record.layer < 0
         if not whole and key not in shown and record.stats is not None:
             rows.append([f"L{record.layer}", record.point, *_cells(record.stats.to_json())])
-    render.table(rows, ("layer", "point", *COLUMNS), "ll" + "r" * len(COLUMNS))
-    render.line("std divides by n; positions of every row are in --json", style="dim")
+    styles |= {i: "bad" for i, row in enumerate(rows) if row[-2:] != ["0", "0"]}
+    render.table(rows, ("layer", "point", *COLUMNS), "ll" + "r" * len(COLUMNS), styles)
+    render.line("std divides by n", style="dim")
     if found["logits"] and found["logits"]["top"]:
-        running.show_top(found["logits"]["top"], "top 5 of the last row")
+        places = trace.find("logits").positions
+        where = "the last row" if not places else f"the row at {places[-1]}"
+        running.show_top(found["logits"]["top"], f"top 5 of {where}")
     for text in found["observations"]:
         render.line(render.escape(text), style="warn")
     if found["nonfinite"]:
         where = render.escape(found["nonfinite"])
-        render.line(f"first NaN or infinity: {where}; the pass stopped there", style="bad")
+        end = "the pass stopped there"
+        if found["nonfinite"] not in trace.records:
+            seen = next(reversed(trace.records), "")
+            end = f"of what was asked for, {render.escape(seen)} shows it"
+        render.line(f"first NaN or infinity: {where}; {end}", style="bad")
     for path in found.get("saved", []):
         render.line(f"saved {render.escape(path)}")
+
+
+def _scope(trace: Any) -> list[str]:
+    """Say which tokens and positions the rows are of, and in what arithmetic they were computed."""
+    said = []
+    ids = trace.run.get("ids")
+    if ids:
+        some = ", ".join(map(str, ids[:8])) + (", ..." if len(ids) > 8 else "")
+        said.append(f"{len(ids)} token{'' if len(ids) == 1 else 's'}: {some}")
+    scopes: dict[tuple[Any, str, str], list[str]] = {}
+    for record in trace.records.values():
+        scope = record.positions, record.dtype, record.device
+        scopes.setdefault(scope, []).append(record.point)
+    for (positions, dtype, device), points in sorted(scopes.items(), key=lambda s: -len(s[1])):
+        names = list(dict.fromkeys(points))
+        what = "rows" if len(said) < 2 else ", ".join(names[:4]) + (" ..." if names[4:] else "")
+        where = "unknown positions" if positions is None else f"at {spans(positions)}"
+        said.append(f"{what}: {where}, {dtype}{f' on {device}' if device else ''}")
+    return said
+
+
+def spans(positions: Any) -> str:
+    """Return positions as `0-4, 7`."""
+    runs: list[list[int]] = []
+    for position in positions:
+        if runs and runs[-1][1] + 1 == position:
+            runs[-1][1] = position
+        else:
+            runs.append([position, position])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "none"
 
 
 def _whole(trace: Any, key: str) -> list[list[str]]:
@@ -170,9 +225,16 @@ def show_difference(difference: Any, reference: str) -> None:
     for label, keys in (("here", difference.only_in_a), ("the reference", difference.only_in_b)):
         if keys:
             render.line(f"only in {label}: {', '.join(keys[:8])}{' ...' if len(keys) > 8 else ''}")
+    for text in difference.not_checked:
+        render.line(render.escape(f"NOT-RUN  {text}"), style="warn")
     if difference.first:
         render.line(f"first point beyond tolerance: {difference.first}", style="bad")
     elif difference.compared:
-        render.line(f"all {difference.compared} points within tolerance", style="good")
+        every = len(difference.points)
+        text = f"all {difference.compared} points within tolerance"
+        if difference.compared < every:
+            text = f"{difference.compared} of {every} points compared, all within tolerance; "
+            text += f"{every - difference.compared} NOT-RUN"
+        render.line(text, style="good" if difference.compared == every else "warn")
     else:
         render.line("no point could be compared", style="bad")

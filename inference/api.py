@@ -7,6 +7,7 @@ from aprfmt.errors import UsageError
 from aprfmt.inference.capture import select_points
 from aprfmt.inference.device import choose, parse_run, split_run
 from aprfmt.inference.forward import check_tokens
+from aprfmt.inference.identity import identity
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept, Positions, Trace
 from aprfmt.model import open_model
@@ -30,8 +31,9 @@ def trace(
     """Run tokens through MODEL[@RUN] and return every wanted point with its values.
 
     `points` are names of points, slots or stages, or "all"; `layers` None is every layer. Exactly
-    one of `prompt` and `ids` gives the tokens. Raises UsageError for a point, layer or token that
-    is none, BackendUnavailableError for a device that is not there.
+    one of `prompt` and `ids` gives the tokens. `Trace.run` has the hashes of the model's files and
+    of the token ids that a saved trace has. Raises UsageError for a point, layer or token that is
+    none, BackendUnavailableError for a device that is not there.
     """
     text, named = split_run(str(model))
     if named is not None and (device or backend or dtype):
@@ -61,5 +63,5 @@ def trace(
         kept = Kept()
         return session.trace(
             tokens, wanted, positions=positions, keep=kept.keep, fetch=kept.fetch, hashes=True,
-            run={"prompt": prompt, "model": str(opened.path)},
+            run={"prompt": prompt, "model": str(opened.path), **identity(opened, tokens)},
         )  # fmt: skip

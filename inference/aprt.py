@@ -2,13 +2,17 @@
 
 A file is `APRT`, u32 layer (0xFFFFFFFF: whole model), u32 count, then `count` float32, all
 little-endian; it stands at DIR/layer-N/STAGE.bin, whole-model stages at DIR/STAGE.bin. It says
-neither shape nor positions. Layout: requirements taken from aprender's trace documentation.
+neither shape nor positions nor tokens: we write these beside it (aprt_facts.py). Layout:
+requirements taken from aprender's trace documentation.
 """
 
+import hashlib
+import math
 import os
 import re
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,8 @@ from numpy.typing import NDArray
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.mapped import Buffer, MappedFile
+from aprfmt.inference import aprt_facts
+from aprfmt.inference.aprt_facts import FolderFacts, StageFacts
 from aprfmt.inference.capture import POINTS, SLOTS, STAGE_ALIASES, STAGES, WHOLE, key_name
 from aprfmt.inference.trace import Record, Trace
 from aprfmt.inference.trace_file import whole
@@ -33,13 +39,16 @@ _JOINED = {points: slot for slot, points in SLOTS.items() if len(points) > 1}
 
 
 def save_aprt(folder: Path, trace: Trace, *, force: bool = False) -> list[Path]:
-    """Write every stage whose points were all kept, together; return the files.
+    """Write every stage whose points were all kept, and what they cannot say; return the files.
 
-    Raises OutputError for a folder that is there and not empty, unless `force`; then it is replaced
-    if it holds APRT files only.
+    All appear together. Raises OutputError for a folder that is there and not empty, unless
+    `force`; then it is replaced if it holds APRT files only.
     """
     whole(trace, folder)
+    from aprfmt.formats.jsonio import dumps
+
     written = []
+    facts: dict[str, StageFacts] = {}
     layers = sorted({record.layer for record in trace.records.values()})
     with FileSet(force=force, folder=folder, ours=_ours, nested=True) as files:
         for layer in layers:
@@ -52,11 +61,23 @@ def save_aprt(folder: Path, trace: Trace, *, force: bool = False) -> list[Path]:
                     continue
                 data = np.ascontiguousarray(values, "<f4")
                 number = WHOLE_MODEL if layer == WHOLE else layer
+                head, body = _HEADER.pack(MAGIC, number, data.size), data.tobytes()
                 out = files.create(target / f"{stage}.bin")
-                out.write(_HEADER.pack(MAGIC, number, data.size))
-                out.write(data.tobytes())
+                out.write(head)
+                out.write(body)
                 out.close()  # a model has more stages than a process may keep files open
                 written.append(out.path)
+                record = trace.find(key_name(points[0], layer))
+                assert record is not None
+                name = (target / f"{stage}.bin").relative_to(folder).as_posix()
+                digest = hashlib.sha256(head)
+                digest.update(body)
+                facts[name] = aprt_facts.facts_of(record, values.shape, digest.hexdigest())
+        beside = folder / aprt_facts.NAME
+        out = files.create(beside)
+        said = aprt_facts.to_json(FolderFacts(trace.run, facts))
+        out.write(dumps(said, str(beside)).encode())
+        written.append(out.path)
     return written
 
 
@@ -65,7 +86,7 @@ def _ours(name: str) -> bool:
     folder, slash, file = name.rpartition("/")
     if slash:
         return _FOLDER.fullmatch(folder) is not None and file.endswith(".bin")
-    return name.endswith(".bin") or _FOLDER.fullmatch(name) is not None
+    return name.endswith(".bin") or name == aprt_facts.NAME or _FOLDER.fullmatch(name) is not None
 
 
 def _joined(trace: Trace, points: tuple[str, ...], layer: int) -> Numbers | None:
@@ -85,13 +106,15 @@ def is_aprt(path: Path) -> bool:
 
 
 def load_aprt(folder: Path) -> Trace:
-    """Read an APRT folder; positions are unknown and shapes are counts.
+    """Read an APRT folder. Tokens, positions and shapes are known where the folder is ours.
 
-    A stage of one point is recorded under the point's key, a joined one under its slot's name
-    (`L3.qkv`). Raises FormatError for files that are not what the layout says.
+    In a foreign one they are not: `ids` is absent, shapes are counts. A stage of one point is
+    recorded under the point's key, a joined one under its slot's name (`L3.qkv`). Raises
+    FormatError for files that are not what the layout or the file beside them says.
     """
     if not folder.is_dir():
         raise FormatError(f"{folder}: is no folder of APRT files")
+    facts = aprt_facts.read(folder)
     values: dict[str, Numbers] = {}
     records: dict[str, Record] = {}
     for path, layer in _files(folder):
@@ -100,16 +123,36 @@ def load_aprt(folder: Path) -> Trace:
         if points is None:
             raise FormatError(f"{path}: stage {path.stem!r} is not known; expected one of "
                               f"{', '.join(STAGES)}")  # fmt: skip
-        data = read_aprt(path, layer)
+        known = None if facts is None else _known(path, folder, facts)
+        data = read_aprt(path, layer, "" if known is None else known.sha256)
         point = _JOINED[points] if len(points) > 1 else points[0]
         key = key_name(point, layer)
-        values[key] = data
-        records[key] = Record(
-            point, layer, data.shape, None, "float32", None, "", compute(data)
-        )  # fmt: skip
+        record = Record(point, layer, data.shape, None, "float32", None, "", compute(data))
+        if known is not None:
+            if math.prod(known.shape) != data.size:
+                raise FormatError(
+                    f"{path}: {data.size} values; {aprt_facts.NAME} says shape {list(known.shape)}"
+                )
+            data = data.reshape(known.shape)
+            record = replace(
+                record, shape=known.shape, positions=known.positions, dtype=known.dtype,
+                form=known.form, device=known.device,
+            )  # fmt: skip
+        values[key], records[key] = data, record
     if not records:
         raise FormatError(f"{folder}: holds no APRT file (layer-N/STAGE.bin or STAGE.bin)")
-    return Trace({"format": "aprt", "path": str(folder)}, records, {}, values.get)
+    run = {} if facts is None else dict(facts.run)
+    return Trace(run | {"format": "aprt", "path": str(folder)}, records, {}, values.get)
+
+
+def _known(path: Path, folder: Path, facts: FolderFacts) -> StageFacts:
+    name = path.relative_to(folder).as_posix()
+    if name not in facts.files:
+        raise FormatError(
+            f"{path}: is not in {aprt_facts.NAME}, so its tokens are not known; without that file "
+            "the folder is read as a foreign one"
+        )
+    return facts.files[name]
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, int]]:
@@ -123,10 +166,18 @@ def _files(folder: Path) -> Iterator[tuple[Path, int]]:
     yield from ((path, WHOLE) for path in sorted(folder.glob("*.bin")))
 
 
-def read_aprt(path: Path, layer: int) -> Numbers:
-    """Return one file's values; `layer` is what its place says. NaN bits are kept."""
+def read_aprt(path: Path, layer: int, sha256: str = "") -> Numbers:
+    """Return one file's values; `layer` is what its place says. NaN bits are kept.
+
+    `sha256` is the file's digest where it is known. Raises FormatError for another file.
+    """
     file = MappedFile(path)  # refuses pipes and devices
     try:
+        if sha256 and hashlib.sha256(file.view).hexdigest() != sha256:
+            raise FormatError(
+                f"{path}: is another file than {aprt_facts.NAME} was written for (SHA-256 "
+                f"{sha256[:12]}...); without that file the folder is read as a foreign one"
+            )
         return parse_aprt(file.view, path, layer)
     finally:
         file.close()

@@ -19,7 +19,7 @@ from aprfmt.inference.points import Point as Point
 from aprfmt.names import near
 from aprfmt.tensor import Value
 
-# The ten slots users of `apr trace --payload` know, under those names, and two beside them.
+# The ten slots users of `apr trace --payload` know, under those names, and one beside them.
 SLOTS: Mapping[str, tuple[str, ...]] = {
     "attn_norm": ("attn_norm",),
     "qkv": ("q", "k", "v"),
@@ -33,6 +33,8 @@ SLOTS: Mapping[str, tuple[str, ...]] = {
     "ffn_out": ("ffn_out",),
     "output": ("out",),
 }
+# A slot shown beside another where the two differ: without biases they are the same points.
+BESIDE: Mapping[str, str] = {"qkv_nobias": "qkv"}
 # Stages of APRT folders: `apr`'s name -> the points it joins, in table order.
 STAGES: Mapping[str, tuple[str, ...]] = {
     stage: tuple(point.name for point in POINTS.values() if point.apr == stage)
@@ -109,7 +111,6 @@ def resolve(key: str, known: Mapping[str, Instance]) -> Instance | None:
 
     Raises UsageError for a key the model does not have.
     """
-    parse_key(key)
     while key in known:
         instance = known[key]
         if instance.absent:
@@ -117,6 +118,7 @@ def resolve(key: str, known: Mapping[str, Instance]) -> Instance | None:
         if not instance.alias_of:
             return instance
         key = instance.alias_of
+    parse_key(key)
     raise UsageError(f"{key}: the model has no such layer")
 
 

@@ -51,6 +51,7 @@ class Choice:
     ) -> "Backend":
         """Return the backend; BackendUnavailableError says what is missing.
 
+        A deterministic one has one thread where none is asked for: the number is part of the bits.
         Raises UsageError for an engine, which runs whole models and has no operations.
         """
         if self.is_engine:
@@ -58,6 +59,8 @@ class Choice:
                 f"{self}: {self.backend} is an engine of its own; trace, parity and diagnose take "
                 f"it, here expected one of {', '.join(BACKENDS)}"
             )
+        if deterministic and threads is None:
+            threads = 1
         make = BACKENDS[self.backend]
         return make(
             self.device, self.dtype, deterministic=deterministic, threads=threads, tf32=tf32

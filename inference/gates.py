@@ -39,17 +39,22 @@ def logits_gate(logits: NDArray[Any], where: str = "") -> list[Check]:
         check("logits-no-inf", stats.inf == 0, f"{stats.inf} of {size}", "0 infinities"),
     ]
     spread = f"above {MIN_STD}, at most {MAX_STD:g}"
-    if stats.mean is None or stats.std is None or stats.max is None:
-        return [*checks, check("logits-std", False, "no finite logit", spread)]
-    peak = (stats.max - stats.mean) / stats.std if stats.std else 0.0
     most = MAX_PEAK * math.sqrt(max(size - 1, 1))
+    peaked, inside = f"(max - mean)/std above {MIN_PEAK}, below {most:.4g}", f"in [0, {size})"
+    if stats.mean is None or stats.std is None or stats.max is None:
+        left = {"logits-peak": peaked, "logits-argmax": inside}
+        return [
+            *checks,
+            check("logits-std", False, "no finite logit", spread),
+            *(Check(name, "NOT_RUN", where, "no finite logit", left[name]) for name in left),
+        ]
+    peak = (stats.max - stats.mean) / stats.std if stats.std else 0.0
     best = int(np.argmax(logits))
     return [
         *checks,
         check("logits-std", MIN_STD < stats.std <= MAX_STD, f"{stats.std:.4g}", spread),
-        check("logits-peak", MIN_PEAK < peak < most, f"{peak:.4g}",
-              f"(max - mean)/std above {MIN_PEAK}, below {most:.4g}"),
-        check("logits-argmax", 0 <= best < size and stats.nan == 0, str(best), f"in [0, {size})"),
+        check("logits-peak", MIN_PEAK < peak < most, f"{peak:.4g}", peaked),
+        check("logits-argmax", 0 <= best < size and stats.nan == 0, str(best), inside),
     ]  # fmt: skip
 
 

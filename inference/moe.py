@@ -93,6 +93,11 @@ def _in_groups(
 ) -> tuple[Numbers, Numbers]:
     """Return which experts [tokens, n_experts] stand in the best groups, and the groups' margin."""
     groups = int(hp["n_expert_groups"])
+    if choice.shape[-1] % groups:
+        raise ArchError(
+            f"n_expert_groups is {groups}; expected a number that divides the "
+            f"{choice.shape[-1]} experts"
+        )
     split = choice.reshape(len(choice), groups, -1)
     best, margin = _best(group_scores(split), int(hp["n_expert_groups_used"]))
     kept = np.zeros((len(choice), groups), np.bool_)

@@ -22,10 +22,12 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Raise UsageError for values that mean nothing."""
-        if not (self.temperature >= 0 and self.top_k >= 0 and 0 < self.top_p <= 1):
+        warm = 0 <= self.temperature < np.inf
+        if not (warm and self.top_k >= 0 and 0 < self.top_p <= 1):
             raise UsageError(
                 f"temperature {self.temperature}, top-k {self.top_k}, top-p {self.top_p}; "
-                "expected temperature and top-k not negative, top-p above 0 and at most 1"
+                "expected temperature (a number) and top-k not negative, top-p above 0 and at most "
+                "1"
             )
         if self.seed < 0:
             raise UsageError(f"seed {self.seed}; expected a number not negative")
@@ -55,10 +57,12 @@ class Sampler:
             if best is not None:
                 return best
         logits = np.asarray(logits)
-        if np.isnan(logits).any():
+        bad = np.isnan(logits) | (logits == np.inf)
+        if bad.any() or logits.max() == -np.inf:
+            nans = int(np.isnan(logits).sum())
             raise AprfmtError(
-                f"logits hold {int(np.isnan(logits).sum())} NaN of {logits.size}; "
-                "trace the model to find where they begin"
+                f"logits hold {nans} NaN and {int(np.isinf(logits).sum())} infinities of "
+                f"{logits.size}; trace the model to find where they begin"
             )
         if self.sampling.temperature == 0:
             return int(np.argmax(logits))
@@ -74,11 +78,13 @@ def candidates(logits: Logits, sampling: Sampling) -> tuple[NDArray[np.int64], L
     In this order: temperature, the top_k highest, then the fewest whose probabilities add up to
     top_p (the one that crosses it included); what is left is renormalised.
     """
-    scaled = logits.astype(np.float64) / sampling.temperature
+    wide = logits.astype(np.float64)
+    with np.errstate(over="ignore"):  # a tiny temperature leaves the highest alone
+        scaled = (wide - wide.max()) / sampling.temperature
     ids = np.argsort(-scaled, kind="stable")
     if sampling.top_k:
         ids = ids[: sampling.top_k]
-    probs = np.exp(scaled[ids] - scaled[ids[0]])
+    probs = np.exp(scaled[ids])
     probs /= probs.sum()
     if sampling.top_p < 1:
         kept = int(np.searchsorted(np.cumsum(probs), sampling.top_p)) + 1

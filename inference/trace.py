@@ -189,6 +189,7 @@ class Tracer:
         self._hashes = hashes
         self._stop = stop
         self._facts: PassFacts | None = None
+        self._shared = False  # whether other passes' recorders hold the same records
         self.records: dict[str, Record] = {}
         self.aliases: dict[str, str] = {}
         self.nonfinite: str | None = None
@@ -213,14 +214,7 @@ class Tracer:
         if self._facts is not None:
             raise UsageError("a trace records one pass; make a new one for the next")
         self._facts = facts
-        chosen = self._positions
-        if not isinstance(chosen, str):
-            missing = sorted(set(chosen) - set(facts.positions.tolist()))
-            if missing:
-                raise UsageError(
-                    f"positions {', '.join(map(str, missing))} are not in the pass; it has "
-                    f"{int(facts.positions[0])} to {int(facts.positions[-1])}"
-                )
+        check_positions(self._positions, facts.positions.tolist())
 
     def _alias_cache(self, known: Mapping[str, Instance]) -> None:
         """Record, of a pass without a cache, what its attention reads under its own name."""
@@ -240,6 +234,8 @@ class Tracer:
         """Record the point; the pass goes on with the same value."""
         assert self._facts is not None
         x_rows, positions = self._cut(point, x, self._facts)
+        if not positions:
+            return x  # logits of other rows only: absent, never a record of nothing
         stats = None
         if self._slots is None:
             stats = self._backend.stats(x_rows)
@@ -283,12 +279,14 @@ class Tracer:
         if self._slots is None:
             return
         waited = self.records
-        self.records = {key: replace(record) for key, record in waited.items()}
-        for key, stats in zip(waited, self._slots.read(), strict=True):
-            # Its own copy, filled once: what is made while the device works costs no time after.
-            object.__setattr__(self.records[key], "stats", stats)
-            if self._ends(self.records[key]):
-                kept = list(waited)[: list(waited).index(key) + 1]
+        if self._shared:
+            self.records = {key: replace(record) for key, record in waited.items()}
+        own = self.records.values()
+        for record, stats in zip(own, self._slots.read(), strict=True):
+            # Its own, filled once: what is made while the device works costs no time after.
+            object.__setattr__(record, "stats", stats)
+            if stats.nan + stats.inf and self._ends(record):
+                kept = list(waited)[: list(waited).index(record.key) + 1]
                 self.records = {key: self.records[key] for key in kept}
                 break
         self._slots = None
@@ -319,11 +317,13 @@ class Tracer:
 
     def template(self) -> tuple[dict[str, Record], Any]:
         """Return the records of a pass being recorded, and where each replay leaves statistics."""
+        self._shared = True
         return self.records, self._slots
 
     def replayed(self, template: tuple[dict[str, Record], Any]) -> None:
         """Take over what a replay of the same pass has recorded."""
         self.records, self._slots = template
+        self._shared = True
 
     def _cut(self, point: str, x: Array, facts: PassFacts) -> tuple[Array, tuple[int, ...]]:
         """Return the rows of the chosen positions, and these positions."""
@@ -372,6 +372,16 @@ class Kept:
     def fetch(self, key: str) -> Numbers | None:
         """Return the values of a key."""
         return self._values.get(key)
+
+
+def check_positions(chosen: Positions, there: Sequence[int]) -> None:
+    """Raise UsageError for chosen positions that are not among those of a pass."""
+    missing = [] if isinstance(chosen, str) else sorted(set(chosen) - set(there))
+    if missing:
+        raise UsageError(
+            f"positions {', '.join(map(str, missing))} are not in the pass; it has {there[0]} to "
+            f"{there[-1]}"
+        )
 
 
 def parse_positions(text: str) -> Positions:

@@ -2,7 +2,8 @@
 
 `Weights` gives a `Weight` per role key. What a backend places (decoded, in its dtype, on its
 device) is held as long as all of it fits one byte budget; what does not fit is decoded anew at
-each use. `with weights.layer(i)` reads layer i + 1 ahead and lets go of what layer i has read.
+each use. Where the stored bytes exceed the budget, `with weights.layer(i)` reads layer i + 1 ahead
+and lets go of what layer i has read; the vocabulary is read in pieces, each let go of after use.
 """
 
 import math
@@ -39,6 +40,10 @@ ENCODED_ROWS = 16
 # A weight multiplied as it is stored for this many times will be for more: it is copied to where
 # reading it is faster. A copy takes as long as ten to thirty products.
 MOVE_AT = 32
+# Large and in no layer: where weights stream, so many bytes are mapped at a time, by row groups.
+TABLES = frozenset({"token_embd.weight", "output.weight", "position_embd.weight"})
+PIECE_BYTES = 8 << 20
+PIECE_ROWS = 64
 
 
 class Holder:
@@ -93,12 +98,18 @@ class Weight:
     """A handle: a role's tensor, or one expert of a stack, encoded until somebody asks."""
 
     def __init__(
-        self, key: str, rows: Rows, holder: Holder, part: tuple[int, int] | None = None
+        self,
+        key: str,
+        rows: Rows,
+        holder: Holder,
+        part: tuple[int, int] | None = None,
+        piecewise: bool = False,
     ) -> None:
         self.key = key
         self._rows = rows
         self._holder = holder
         self._part = part
+        self._piecewise = piecewise  # mapped pages are let go of after every piece that is read
         self.encoding = rows.encoding
         self.shape = rows.shape if part is None else rows.shape[1:]
         self._size = math.prod(self.shape)
@@ -135,7 +146,10 @@ class Weight:
     def rows(self, start: int, stop: int) -> Array:
         """Return rows [start, stop) of [n_rows, n_columns], decoded now."""
         first = 0 if self._part is None else self._part[0] * self.n_rows
-        return self._rows.decode_rows(first + start, first + stop)
+        found = self._rows.decode_rows(first + start, first + stop)
+        if self._piecewise:
+            self._rows.drop()
+        return found
 
     def held(self, backend: "Backend") -> Any | None:
         """Return the whole tensor as the backend placed it, or None if the budget is spent.
@@ -209,8 +223,19 @@ class Weight:
         native, job = native_kernels(), self.job(x)
         if native is None or job is None:
             return None
-        native.products((job,), len(x), threads)
-        return job[3]
+        if not self._piecewise:
+            native.products((job,), len(x), threads)
+            return job[3]
+        (index, wide, raw, result), size = job, len(job[2]) // self.n_rows
+        step = max(PIECE_ROWS, PIECE_BYTES // size // PIECE_ROWS * PIECE_ROWS)
+        for start in range(0, self.n_rows, step):
+            stop = min(start + step, self.n_rows)
+            piece = np.empty((len(wide), stop - start), np.float32)
+            stored = memoryview(raw)[start * size : stop * size]
+            native.products(((index, wide, stored, piece),), len(wide), threads)
+            result[:, start:stop] = piece
+            self._rows.drop()
+        return result
 
     def job(self, x: Array) -> Job | None:
         """Return what native.products computes x [n, in] times this weight transposed by, in [3].
@@ -232,6 +257,7 @@ class Weight:
         copy = self._holder.moved(raw)
         if copy is not None:
             self._kernel = index, copy
+            self._piecewise = False
             self._rows.drop()
 
     @cached_property
@@ -266,7 +292,8 @@ class Weights(Mapping[str, Weight]):
                     f"{self._subject}: no tensor for role {key!r}; near roles: "
                     f"{', '.join(near(key, self._rows))}"
                 )
-            self._handles[key] = Weight(key, self._rows[key], self.holder)
+            pieces = key in TABLES and self._streams
+            self._handles[key] = Weight(key, self._rows[key], self.holder, piecewise=pieces)
         return self._handles[key]
 
     def __iter__(self) -> Iterator[str]:

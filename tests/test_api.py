@@ -1,5 +1,6 @@
 """The Python API: what is public, tensors as arrays, and slices that read only their rows."""
 
+import hashlib
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -136,6 +137,12 @@ def test_a_trace_keeps_what_was_asked_for(demo_model: Path) -> None:
     assert values is not None and values.shape == (3, 256)
     body = found.to_json()
     assert [row["point"] for row in body["records"]] == ["attn_out", "logits"]
+    ids = hashlib.sha256(np.array([5, 6, 7], "<i8").tobytes()).hexdigest()
+    files = {
+        name: hashlib.sha256((demo_model / name).read_bytes()).hexdigest()
+        for name in ("model.safetensors", "config.json")
+    }
+    assert (found.run["prompt_sha256"], found.run["model_sha256"]) == (ids, files)
     with pytest.raises(UsageError, match="one of prompt and ids"):
         aprfmt.trace(demo_model)
     with pytest.raises(UsageError, match="layer 9: the model has layers 0 to 3"):

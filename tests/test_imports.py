@@ -24,7 +24,8 @@ FORBIDDEN = {
     "diagnosis": ("aprfmt.cli",),
     "qa": ("aprfmt.cli", "aprfmt.diagnosis"),
     "tokenizer": ("aprfmt.cli", "aprfmt.inference", "aprfmt.compare"),
-    "validation": ("aprfmt.cli", "aprfmt.inference", "aprfmt.compare"),
+    "validation": ("aprfmt.cli", "aprfmt.inference", "aprfmt.compare", "aprfmt.qa",
+                   "aprfmt.diagnosis"),
 }  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def _rows(mlp_bias: str | None, *router: Row) -> tuple[Row, ...]:
 
 
 _LOST = (
-    *losses.common_losses(),
+    *losses.common_losses(partial=True),
     losses.ONE_BIAS_KEY,
     Loss(
         "gguf",

@@ -5,6 +5,7 @@ llama.cpp's gemma3.cpp.
 """
 
 from collections.abc import Mapping
+from reprlib import repr as short_repr
 
 from aprfmt.arch import losses, rules
 from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE, embedding_scale, gemma_norm
@@ -20,7 +21,7 @@ from aprfmt.arch.gemma2 import (
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.rows import FUSED, attention, tables, whole
-from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, Loss
+from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.arch.window import Layers, Window, period, window_rules
 from aprfmt.tensor import Value
@@ -33,6 +34,17 @@ def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> Layers:
     """Leave every sixth layer unwindowed, or each that sliding_window_pattern (old key) says."""
     found = None if facts is None else facts.first("sliding_window_pattern")
     return period(6 if found is None else whole_number(*found, 1))(facts, hp)
+
+
+def _no_score_cap(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
+    """Say where a file states a cap on the scores: its modules hold the number and never use it."""
+    found = facts.first("attn_logit_softcapping", "{arch}.attn_logit_softcapping")
+    if found is None:
+        return ""
+    return (
+        f"{found[1]} is {short_repr(found[0])}; transformers and llama.cpp do not cap gemma3's "
+        "scores: ignored"
+    )
 
 
 _BEFORE, _AFTER = whole(norm_steps=PLUS_ONE)
@@ -80,7 +92,7 @@ GEMMA3 = ArchSpec(
         ),
         *window_rules(Window(4096, MISSING, _layers, stated=True)),
         query_scale(LARGEST),
-        softcap("attn_softcap", "attn_logit_softcapping", "attn_logit_softcapping", None),
+        HyperRule("attn_softcap", default=None, check=_no_score_cap),
         softcap("final_softcap", "final_logit_softcapping", "final_logit_softcapping", None),
         embedding_scale(),
     ),
@@ -100,12 +112,6 @@ GEMMA3 = ArchSpec(
             "older versions of llama.cpp rotate windowed layers by base 10000 whatever the file "
             "says",
             assumed=True,
-        ),
-        Loss(
-            "gguf",
-            "attn_softcap",
-            lambda hp: hp["attn_softcap"] is not None,
-            "llama.cpp does not cap gemma3's scores",
         ),
     ),
     ignored=frozenset({"hidden_act", "cache_implementation", "_sliding_window_pattern"}),

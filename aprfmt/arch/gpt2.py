@@ -102,7 +102,7 @@ GPT2 = ArchSpec(
     bindings=_BINDINGS,
     block=BlockSpec(norm="layer", position="learned", mlp="plain", activation_cast="steps"),
     lost=(
-        *losses.common_losses("gelu_tanh"),
+        *losses.common_losses("gelu_tanh", partial=True),
         Loss(
             "gguf",
             "attn_scale",

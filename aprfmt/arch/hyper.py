@@ -58,7 +58,7 @@ class KeyReport:
     warnings: tuple[str, ...] = ()
 
 
-def _checked(rule: HyperRule, value: Value, key: str) -> Value:
+def checked(rule: HyperRule, value: Value, key: str) -> Value:
     """Return a value of the rule's kind; ArchError for another."""
     if value is not None and rule.kind in ("size", "int"):
         return whole(value, key, 1 if rule.kind == "size" else 0, rule.high)
@@ -144,7 +144,7 @@ class _Reader:
         found = carried(self.facts, rule.name, usual.value if usual else MISSING, self.live)
         if found is None:
             return None
-        value = _checked(rule, found[0], found[1])
+        value = checked(rule, found[0], found[1])
         return HyperParam(_frozen(value), _ORIGINS[self.facts.style], found[1])
 
     def _stated(self, rule: HyperRule) -> HyperParam | None:
@@ -157,7 +157,7 @@ class _Reader:
         if found is None:
             return None
         value, key = found
-        value = _checked(rule, value, key)
+        value = checked(rule, value, key)
         if isinstance(value, float) and style in rule.inverse_in:
             value = inverse(value, key)
         elif isinstance(value, float) and style in _FLOAT32:
@@ -204,7 +204,7 @@ class _Reader:
                 default = default(self.live)
             except NotSettledError:
                 return None
-        return HyperParam(_checked(rule, default, f"{rule.name} (computed)"), "default")
+        return HyperParam(checked(rule, default, f"{rule.name} (computed)"), "default")
 
     def report(self) -> KeyReport:
         """Sort what is left of the keys and word the warnings."""

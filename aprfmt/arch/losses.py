@@ -12,9 +12,21 @@ def _scaling(*kinds: str) -> Callable[[Params], bool]:
     return lambda hp: hp["rope_scaling"] is not None and hp["rope_scaling"]["type"] in kinds
 
 
-def common_losses(activation: str = "silu") -> tuple[Loss, ...]:
-    """Return what no architecture can say in GGUF, or in config.json."""
+WHOLE_HEADS = Loss(
+    "hf",
+    "rope_dim",
+    lambda hp: hp["rope_dim"] != hp["head_dim"],
+    "transformers rotates whole heads of this architecture, whatever config.json says",
+)
+
+
+def common_losses(activation: str = "silu", *, partial: bool = False) -> tuple[Loss, ...]:
+    """Return what no architecture can say in GGUF, or in config.json.
+
+    `partial`: config.json can say that a part of a head is rotated, or none.
+    """
     return (
+        *(() if partial else (WHOLE_HEADS,)),
         Loss(
             "gguf", "activation", lambda hp: hp["activation"] != activation,
             f"GGUF has no key for it: llama.cpp computes {activation}",

@@ -58,7 +58,7 @@ PHI2 = ArchSpec(
     bindings=_BINDINGS,
     block=BlockSpec(norm="layer", qk_norm="head_layer", mlp="plain", activation_cast="steps"),
     lost=(
-        *losses.common_losses("gelu_tanh"),
+        *losses.common_losses("gelu_tanh", partial=True),
         Loss(
             "gguf",
             "qk_norm",

@@ -53,12 +53,14 @@ PHI3 = ArchSpec(
     hyper=rules.hyper_table(
         rules.context_length(4096),
         rules.norm_eps(1e-5),
-        *rope_rules(Rope(original=4096, aliases={"su": "longrope", "yarn": "longrope"})),
+        *rope_rules(
+            Rope(partial=1.0, original=4096, aliases={"su": "longrope", "yarn": "longrope"})
+        ),
         *window_rules(Window(listed=False, stated=True)),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,
     block=BlockSpec(),
-    lost=(*losses.common_losses(), IGNORED_WINDOW),
+    lost=(*losses.common_losses(partial=True), IGNORED_WINDOW),
     derived=ROPE_TENSORS,
 )

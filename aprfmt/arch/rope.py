@@ -16,11 +16,13 @@ and, every optional one settled:
 
 import math
 from collections.abc import Mapping
+from reprlib import repr as short_repr
 
 from aprfmt.arch.rope_gguf import read_gguf, write_gguf
 from aprfmt.arch.rope_hf import HFRope, Rope, write_hf
 from aprfmt.arch.spec import Facts, HyperRule
 from aprfmt.arch.values import MAX_ROTATED, number, positive
+from aprfmt.errors import ArchError
 from aprfmt.tensor import Value
 
 Params = Mapping[str, Value]
@@ -33,21 +35,51 @@ def rope_rules(rope: Rope) -> tuple[HyperRule, ...]:
     def hf(facts: Facts) -> HFRope:
         return HFRope(rope, facts)
 
+    def two_bases(value: Value, facts: Facts, hp: Params) -> str:
+        """Say where an old key gives another base than the rope object, which counts."""
+        top, inner = facts.first("rope_theta"), None
+        if facts.style == "hf" and top is not None:
+            inner = hf(facts).full.find("rope_theta")
+        if top is None or inner is None or top[0] == inner[0]:
+            return ""
+        return (
+            f"rope_theta is {short_repr(top[0])}, {inner[1]} is {short_repr(inner[0])}; "
+            "transformers takes the second"
+        )
+
     def local_or_none(found: Found, hp: Params) -> Found:
         """Keep a base of the windowed layers only where it differs, or is always stated."""
         if found is None or rope.theta_local is not None or found[0] != hp["rope_theta"]:
             return found
         return None, found[1]
 
-    def hf_dim(facts: Facts, hp: Params) -> Found:
+    def whole_heads(value: Value, facts: Facts, hp: Params) -> str:
+        """Say where the config asks for a part of a head and transformers rotates all of it.
+
+        Its scaled frequencies are of the part all the same, and do not fit: an ArchError.
+        """
+        if facts.style != "hf" or rope.partial is not None:
+            return ""
         found = hf(facts).partial()
+        if found is None or found[0] == 1:
+            return ""
+        said = f"{found[1]} is {short_repr(found[0])}"
+        if value is None:
+            return f"{said}; transformers rotates whole heads of this architecture: ignored"
+        raise ArchError(
+            f"{said} beside a rope scaling; expected no such key: transformers makes frequencies "
+            "of the part for an architecture that rotates whole heads, and fails"
+        )
+
+    def hf_dim(facts: Facts, hp: Params) -> Found:
+        found = None if rope.partial is None else hf(facts).partial()
         if found is None:
             return None
         rotated = number(hp["head_dim"] * positive(*found), found[1])
         return int(rotated), found[1]
 
     def write_dim(value: Value, hp: Params) -> Params:
-        if value == hp["head_dim"] and rope.partial == 1.0:
+        if rope.partial is None or (value == hp["head_dim"] and rope.partial == 1.0):
             return {}
         part = value / hp["head_dim"]
         if int(hp["head_dim"] * part) != value:
@@ -69,6 +101,7 @@ def rope_rules(rope: Rope) -> tuple[HyperRule, ...]:
             read={"hf": lambda facts, hp: hf(facts).theta()},
             default=rope.theta,
             default_in={"gguf": 10000.0},
+            check=two_bases,
         ),
         HyperRule(
             "rope_theta_local",
@@ -89,7 +122,9 @@ def rope_rules(rope: Rope) -> tuple[HyperRule, ...]:
             kind="size",
             read={"hf": hf_dim},
             write={"hf": write_dim},
-            default=lambda hp: int(hp["head_dim"] * rope.partial),
+            default=lambda hp: int(
+                hp["head_dim"] * (1.0 if rope.partial is None else rope.partial)
+            ),
             high=MAX_ROTATED,
             default_in={"gguf": lambda hp: hp["head_dim"]},
         ),
@@ -105,6 +140,7 @@ def rope_rules(rope: Rope) -> tuple[HyperRule, ...]:
             },
             default=None,
             default_in={"hf": rope.hf_default},
+            check=whole_heads,
         ),
         HyperRule(
             "rope_scaling_layers",

@@ -27,16 +27,16 @@ class Rope:
 
     `theta` and `theta_local` (windowed layers, None: the same) where the config gives none;
     `local_key` the old config key of the latter. `partial`: the rotated part of a head where the
-    config gives none. `layers`: which layers the scaling applies to ("all", "full"). `original`:
-    trained length where the config gives none (phi3). `aliases`: old names of scaling types.
-    `nested`: new configs keep one object a layer type. `hf_default`: the scaling (normal form)
-    where config.json says nothing about rope.
+    config gives none; None where transformers always rotates whole heads. `layers`: which layers
+    the scaling applies to ("all", "full"). `original`: trained length where the config gives none
+    (phi3). `aliases`: old names of scaling types. `nested`: new configs keep one object a layer
+    type. `hf_default`: the scaling (normal form) where config.json says nothing about rope.
     """
 
     theta: float = 10000.0
     theta_local: float | None = None
     local_key: str = ""
-    partial: float = 1.0
+    partial: float | None = None
     layers: str = "all"
     original: int | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -125,7 +125,8 @@ class HFRope:
     def partial(self) -> tuple[Value, str] | None:
         """Return the rotated part of a head."""
         keys = ("partial_rotary_factor", "rope_pct", "rotary_pct")
-        return self.full.find(*keys) or self.facts.first(*keys)
+        top, _ = self.facts.first(*keys), self.local.find(*keys)  # looked at, so not unknown
+        return self.full.find(*keys) or top
 
     def scaling(self, context: int) -> tuple[Scaling | None, str] | None:
         """Return the scaling in normal form (None for none) and its key; ArchError if unknown."""

@@ -64,6 +64,6 @@ STABLELM = ArchSpec(
     tensors=_TENSORS,
     bindings=_BINDINGS,
     block=BlockSpec(norm="layer", qk_norm="head_layer"),
-    lost=losses.common_losses(),
+    lost=losses.common_losses(partial=True),
     derived=ROPE_TENSORS,
 )  # fmt: skip

@@ -46,7 +46,7 @@ class RowsPermuted:
         """Return the number of heads, the rows being whole heads of even size."""
         heads = size_of(self.heads, hp)
         rows = shape[0] if shape else 0
-        if heads < 1 or rows % (2 * heads):
+        if not shape or heads < 1 or rows % (2 * heads):
             raise ArchError(
                 f"{self}: shape {list(shape)} has {rows} rows; expected {heads} heads with an "
                 f"even number of rows each; {self.heads} does not fit this tensor"

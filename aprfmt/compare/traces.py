@@ -114,6 +114,7 @@ class TraceDiff:
     first: str | None
     only_in_a: tuple[str, ...]
     only_in_b: tuple[str, ...]
+    not_checked: tuple[str, ...] = ()  # what neither side says, so that it was taken on trust
 
     @property
     def compared(self) -> int:
@@ -134,6 +135,7 @@ class TraceDiff:
             "compared": self.compared,
             "only_in_a": list(self.only_in_a),
             "only_in_b": list(self.only_in_b),
+            "not_checked": list(self.not_checked),
             "points": [asdict(point) for point in self.points],
         }
 
@@ -150,6 +152,20 @@ def check_ids(a: TraceLike, b: TraceLike) -> None:
             f"the traces are of other tokens: {len(ids_a)} against {len(ids_b)} ids, the first "
             f"difference at {at}; give both the same --ids"
         )
+
+
+def unchecked_tokens(a: TraceLike, b: TraceLike) -> tuple[str, ...]:
+    """Say which side does not record its tokens: it may be of others, and nobody would see."""
+    return tuple(
+        f"token ids: {label} does not record them, so they were not checked"
+        for label, trace in (("this trace", a), ("the reference", b))
+        if not records_ids(trace)
+    )
+
+
+def records_ids(trace: TraceLike) -> bool:
+    """Say whether a trace itself says its token ids (and does not only take the given ones)."""
+    return trace.run.get("ids") is not None and not trace.run.get("ids_given")
 
 
 def common_keys(a: TraceLike, b: TraceLike) -> list[str]:
@@ -201,6 +217,7 @@ def compare_traces(
         first,
         tuple(key for key in a.records if b.find(key) is None),
         tuple(key for key in b.records if a.find(key) is None),
+        unchecked_tokens(a, b),
     )
 
 
@@ -310,10 +327,20 @@ def _earlier(record: RecordLike, before: int) -> Any:
     return np.broadcast_to(rows.reshape(shape), record.shape).reshape(-1)
 
 
+def _other_rows(a: tuple[int, ...], b: tuple[int, ...]) -> str:
+    """Say how the token positions of two records' rows differ."""
+    if len(a) != len(b):
+        return f"rows of {len(a)} positions against {len(b)}"
+    row = next(i for i, (mine, other) in enumerate(zip(a, b, strict=True)) if mine != other)
+    if len(a) == 1:
+        return f"row of position {a[0]} against position {b[0]}"
+    return f"{len(a)} rows each, but row {row} is of position {a[row]} against {b[row]}"
+
+
 def _unlike(a: RecordLike, b: RecordLike) -> str:
     """Say why two records cannot be compared, "" if they can."""
     if a.positions is not None and b.positions is not None and a.positions != b.positions:
-        return f"rows of {len(a.positions)} positions against {len(b.positions)}"
+        return _other_rows(a.positions, b.positions)
     count_a, count_b = 1, 1
     for size in a.shape:
         count_a *= size

@@ -10,8 +10,8 @@ from aprfmt.dtypes import ENCODINGS, encoding
 from aprfmt.errors import ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.model import Model
-from aprfmt.names import select
-from aprfmt.quantize import leading, quantized
+from aprfmt.names import near, select
+from aprfmt.quantize import SCHEMES, leading, quantized
 from aprfmt.resolve import spellings
 from aprfmt.tensor import Note
 
@@ -26,9 +26,7 @@ def choose_encodings(
     """
     for wished in [options.encoding, *(e for _, e in options.tensor_encodings)]:
         if wished is not None and wished not in ENCODINGS:
-            raise ConversionError(
-                f"encoding {wished!r} is not one we know; known: {', '.join(ENCODINGS)}"
-            )
+            raise ConversionError(_no_encoding(wished))
     every = spellings(model) if options.tensor_encodings else {}
     names = [(*output.spellings, *every.get(output.role, ())) for output in outputs]
     explicit: dict[int, str] = {}
@@ -46,7 +44,9 @@ def choose_encodings(
                 wished = "F32"
         if wished != output.source_encoding and not encoding(wished).known:
             raise ConversionError(
-                f"{output.info.name}: {wished} is not written here; choose another encoding"
+                f"{output.info.name}: {wished} is not written here: "
+                f"{encoding(wished).removed or 'weights of several tensors are only read'}; "
+                "choose an encoding that is, Q8_0 or NF4 for example (aprfmt explain encoding)"
             )
         if not _held(wished, target):
             asked_for = asked_for or wished != output.source_encoding
@@ -71,6 +71,16 @@ def choose_encodings(
             )
         )
     return chosen
+
+
+def _no_encoding(wished: str) -> str:
+    """Say what a name is that is no encoding a tensor can be stored in."""
+    if wished in SCHEMES:
+        return (
+            f"{wished}: is a mixture of several encodings; choose one of them here "
+            f"({SCHEMES[wished].base}), or the mixture with quantize --type {wished}"
+        )
+    return f"{wished}: is no encoding; near names: {', '.join(near(wished, ENCODINGS))}"
 
 
 def _asked(output: Output) -> str:

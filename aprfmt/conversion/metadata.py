@@ -16,11 +16,12 @@ from aprfmt.conversion.outputs import Output, Plan
 from aprfmt.conversion.packed import quantization_config
 from aprfmt.conversion.quantized import IMATRIX_RECORD, RECORD
 from aprfmt.dtypes import encoding
-from aprfmt.errors import ConversionError
+from aprfmt.errors import FormatError
 from aprfmt.formats import FORMATS, FormatSpec
 from aprfmt.hf_folder import COMPANION_FILES
 from aprfmt.quantize import Mixture, quantized
 from aprfmt.tensor import Typed, Value
+from aprfmt.text import shorten
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -90,12 +91,12 @@ def _claim_packing(
     for place, key in texts:
         text = place.get(key)  # type: ignore[attr-defined]
         if isinstance(text, str):
-            place[key] = _claimed_text(text, claim)  # type: ignore[index]
+            place[key] = _claimed_text(text, claim, model)  # type: ignore[index]
     files = carried.metadata.get(FILES_KEY)
     if isinstance(files, str):
-        held = json.loads(files)
-        if "config.json" in held:
-            held["config.json"] = _claimed_text(held["config.json"], claim)
+        held = _object(files, f"{model.path}: {FILES_KEY}")
+        if isinstance(held.get("config.json"), str):
+            held["config.json"] = _claimed_text(held["config.json"], claim, model)
             carried.metadata[FILES_KEY] = json.dumps(held, ensure_ascii=False)
     config = carried.metadata.get("hf_config")
     if isinstance(config, Mapping):
@@ -113,11 +114,9 @@ def _left_out(outputs: Sequence[Output]) -> list[str]:
     ]
 
 
-def _claimed_text(text: str, claim: Mapping[str, Any] | None) -> str:
+def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: "Model") -> str:
     """Return a config.json with the claim; verbatim where it says nothing else already."""
-    config = json.loads(text)
-    if not isinstance(config, dict):
-        return text
+    config = _object(text, f"{model.path}: the config.json it carries")
     changed = _claimed(dict(config), claim)
     if changed == config:
         return text
@@ -209,14 +208,10 @@ def config_text(model: "Model") -> str | None:
 
 def carried_texts(model: "Model") -> dict[str, str]:
     """Return the folder files a GGUF or APR of ours carries."""
-    from aprfmt.formats.jsonio import loads
-
     text = model.metadata.get(FILES_KEY)
     if not isinstance(text, str):
         return {}
-    found = loads(text, f"{model.path}: {FILES_KEY}", max_bytes=256 << 20)
-    if not isinstance(found, dict):
-        raise ConversionError(f"{model.path}: {FILES_KEY} is no JSON object; it is damaged")
+    found = _object(text, f"{model.path}: {FILES_KEY}")
     allowed = {"config.json", *COMPANION_FILES}
     return {name: text for name, text in found.items() if name in allowed and type(text) is str}
 
@@ -230,6 +225,16 @@ def _small_files(model: "Model") -> dict[str, str]:
     if model.folder is not None:
         texts.update({k: v for k, v in model.folder.texts.items() if k != "tokenizer.json"})
     return texts
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    """Return the JSON object that a file of ours carries as text; FormatError for another value."""
+    from aprfmt.formats.jsonio import loads
+
+    found = loads(text, where, max_bytes=256 << 20)
+    if not isinstance(found, dict):
+        raise FormatError(f"{where}: holds a JSON {type(found).__name__}; expected an object")
+    return found
 
 
 def _foreign_gguf(model: "Model") -> str | None:
@@ -249,13 +254,16 @@ def _bare(value: Value | Typed) -> Value:
 
 
 def _carried_gguf(model: "Model") -> dict[str, Typed]:
-    from aprfmt.formats.jsonio import loads
-
     text = model.metadata.get(GGUF_KEY)
     if not isinstance(text, str):
         return {}
-    found = loads(text, f"{model.path}: {GGUF_KEY}", max_bytes=64 << 20)
-    return {key: Typed(value, type_name) for key, (type_name, value) in found.items()}
+    where = f"{model.path}: {GGUF_KEY}"
+    found = {}
+    for key, row in _object(text, where).items():
+        if not isinstance(row, list) or len(row) != 2 or not isinstance(row[0], str):
+            raise FormatError(f"{where}: {shorten(key, 80)!r} is no pair of a type and a value")
+        found[key] = Typed(row[1], row[0])
+    return found
 
 
 def _to_gguf(model: "Model", plan: Plan) -> Carried:
@@ -352,9 +360,7 @@ def _to_safetensors(model: "Model", plan: Plan) -> Carried:
     metadata: dict[str, Value | Typed] = {"format": "pt"}
     kept = model.metadata.get("aprfmt.source.metadata")
     if isinstance(kept, str):
-        from aprfmt.formats.jsonio import loads
-
-        metadata.update(loads(kept, "aprfmt.source.metadata", max_bytes=64 << 20))
+        metadata.update(_object(kept, f"{model.path}: aprfmt.source.metadata"))
     foreign = _foreign_gguf(model) if model.source.types else model.metadata.get(GGUF_KEY)
     if isinstance(foreign, str):
         metadata[GGUF_KEY] = foreign
@@ -374,12 +380,10 @@ def bare(model: "Model", target: FormatSpec) -> dict[str, Any]:
     What the target has no value type for (nulls, objects, arrays) goes as JSON under one key, and
     comes out of it again in a target that takes it.
     """
-    from aprfmt.formats.jsonio import loads
-
     values = {k: _plain(v) for k, v in model.metadata.items() if not k.startswith("split.")}
     held = values.pop(BARE_KEY, None)
     if isinstance(held, str):
-        values |= loads(held, f"{model.path}: {BARE_KEY}", max_bytes=256 << 20)
+        values |= _object(held, f"{model.path}: {BARE_KEY}")
     rest = {key: value for key, value in values.items() if not target.takes(value)}
     found = {key: value for key, value in values.items() if key not in rest}
     if rest:

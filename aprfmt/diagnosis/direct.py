@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.compare.traces import TraceLike
-from aprfmt.diagnosis.measure import axis_of, fit, near_keys, rel
+from aprfmt.diagnosis.measure import NO_VALUES, axis_of, fit, near_keys, rel
 from aprfmt.diagnosis.records import Finding
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.points import POINTS
-from aprfmt.thresholds import DISCRETE, tolerance
+from aprfmt.thresholds import BASE, DISCRETE, tolerance
 
 Array = NDArray[Any]
 NO_POINT = (1 << 30, 0)  # the place of what is no point of its own
@@ -70,6 +70,15 @@ def compared(a: TraceLike, b: TraceLike, tokens: int, moe: bool) -> list[Pair]:
     return [one(key, a, b, tokens, moe) for key in keys_of(a, b)]
 
 
+def bounds(pairs: Sequence[Pair], a: TraceLike, b: TraceLike) -> Iterator[tuple[float, str]]:
+    """Yield the tolerance of every compared point, with the coarser arithmetic's dtype."""
+    for pair in pairs:
+        mine, other = a.find(pair.key), b.find(pair.key)
+        if pair.residual is not None and mine is not None and other is not None:
+            both = (mine.dtype, other.dtype)
+            yield pair.tolerance, max(both, key=lambda dtype: BASE[dtype].rel_l2)
+
+
 def one(key: str, a: TraceLike, b: TraceLike, tokens: int, moe: bool) -> Pair:
     """Compare one point on the rows both have."""
     mine, other = a.find(key), b.find(key)
@@ -79,6 +88,8 @@ def one(key: str, a: TraceLike, b: TraceLike, tokens: int, moe: bool) -> Pair:
     if x is None or y is None:
         return Pair(key, None, bound, why="only statistics were kept")
     x, y = np.asarray(x), np.asarray(y)
+    if x.size and y.size and not (x.any() or y.any()) and mine.point not in DISCRETE:
+        return Pair(key, None, bound, why=NO_VALUES)
     axis = axis_of(key)
     if x.size == y.size:
         if mine.positions and other.positions and mine.positions != other.positions:

@@ -5,14 +5,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.bounds import NMSE, NMSE_SLACK
 from aprfmt.diagnosis.case import Case, Change, Layers
 from aprfmt.diagnosis.hypotheses import HYPOTHESES
 from aprfmt.diagnosis.measure import Recorded
 from aprfmt.diagnosis.shadow import Pass, View, plain, shadow
-from aprfmt.diagnosis.world import World
+from aprfmt.diagnosis.world import MOVES, World
 
 Array = NDArray[Any]
 LIMIT = 24  # divergences examined in one trace
@@ -40,12 +42,16 @@ class Answer:
 
 @dataclass(frozen=True)
 class Divergence:
-    """One explained (or unexplained) divergence. `others` explain it just as well."""
+    """One explained (or unexplained) divergence. `others` explain it just as well.
+
+    `inside` are the weights that the unexplained operations read, by key.
+    """
 
     view: View
     answer: Answer | None
     others: tuple[Answer, ...] = ()
     likely: str = ""
+    inside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
         if not answers:
             likely = _likely(case)
             known |= _like_weights(case, likely)
-            divergences.append(Divergence(view, None, (), likely))
+            divergences.append(Divergence(view, None, (), likely, weights_inside(case)))
             continue
         best = max(answers, key=_worth)
         others = tuple(
@@ -113,7 +119,10 @@ def _like(view: View, found: Pass) -> set[str]:
 
 
 def _likely(case: Case) -> str:
-    """Return the cause to suspect: of a quantized weight, values that were never quantized."""
+    """Return the cause to suspect, "" where several operations or weights may be it.
+
+    Of a quantized weight: values that were never quantized.
+    """
     last = next((call for call in reversed(case.view.calls) if call.op in SUSPECTS), None)
     if last is None:
         return ""
@@ -122,7 +131,27 @@ def _likely(case: Case) -> str:
     residual = case.view.residual or math.inf
     if usual is not None and residual**2 <= NMSE_SLACK * usual:
         return "quantisation"
-    return SUSPECTS[last.op] if case.view.calls[-1] is last or last.op != "embed" else ""
+    others = [call for call in case.view.calls if call is not last and call.op not in MOVES]
+    biased = [call for call in others if call.op == "add" and case.array(call.args[1]).ndim == 1]
+    return SUSPECTS[last.op] if len(others) == len(biased) else ""
+
+
+def weights_inside(case: Case) -> tuple[str, ...]:
+    """Return the keys of all weights that the operations up to the divergence read, in order."""
+    stored = case.world.stored
+    near = [key for key in stored if split_key(key)[0] in (None, case.layer)]
+    found: list[str] = []
+    for call in case.view.calls:
+        for arg in (*call.args, *call.kwargs.values()):
+            key = getattr(arg, "key", None)
+            if isinstance(key, str):
+                found.append(key.partition("[")[0])
+            elif isinstance(arg, np.ndarray) and arg.ndim == 1 and call.op not in MOVES:
+                found += [  # norms and biases come as numbers
+                    key for key in near
+                    if stored[key].shape == arg.shape and np.array_equal(stored[key].numpy(), arg)
+                ]  # fmt: skip
+    return tuple(dict.fromkeys(found))
 
 
 def _like_weights(case: Case, likely: str) -> set[str]:

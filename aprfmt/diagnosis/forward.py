@@ -5,8 +5,10 @@ from dataclasses import dataclass, field, replace
 
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.causes import CAUSES
-from aprfmt.diagnosis.examine import SUSPECTS, Divergence, Examined
+from aprfmt.diagnosis.examine import Divergence, Examined
 from aprfmt.diagnosis.records import Evidence, Finding
+from aprfmt.diagnosis.shadow import View
+from aprfmt.diagnosis.world import MOVES
 from aprfmt.inference.points import POINTS
 
 
@@ -38,14 +40,9 @@ def judged(label: str, examined: Examined) -> Judged:
 def _where(divergence: Divergence) -> tuple[str, ...]:
     answer = divergence.answer
     if answer is None:
-        weights = [
-            call.args[0] if call.op == "embed" else call.args[1]
-            for call in divergence.view.calls
-            if call.op in SUSPECTS
-        ]
-        if divergence.likely and weights:
-            return (weights[-1].key,)
-        return (divergence.view.key,)
+        if divergence.likely:
+            return divergence.inside or (divergence.view.key,)
+        return (*divergence.inside, *_operations(divergence.view)) or (divergence.view.key,)
     if answer.layers is None or not answer.change.scoped:
         return answer.change.where
     layers = sorted(answer.layers)
@@ -53,6 +50,11 @@ def _where(divergence: Divergence) -> tuple[str, ...]:
     if any(split_key(name)[0] is not None for name in names):
         return names
     return tuple(f"L{layer}.{name}" for layer in layers for name in names)
+
+
+def _operations(view: View) -> tuple[str, ...]:
+    """Return the operations up to a point that compute something, in order."""
+    return tuple(dict.fromkeys(call.op for call in view.calls if call.op not in MOVES))
 
 
 def _finding(label: str, divergence: Divergence) -> Finding:
@@ -79,8 +81,12 @@ def _finding(label: str, divergence: Divergence) -> Finding:
 
 def _unexplained(label: str, divergence: Divergence) -> Finding:
     view, cause = divergence.view, divergence.likely
-    ops = ", ".join(dict.fromkeys(call.op for call in view.calls)) or "no operation"
-    says = f"{view.key} is not what {ops} makes of this run's own input"
+    ops = ", ".join(_operations(view)) or "no operation"
+    after = ", ".join(view.after) or "the token ids"
+    says = f"{view.key} is not what {ops} makes of this run's own {after}"
+    if len(divergence.inside) + len(_operations(view)) > 1 and not cause:
+        weights = ", ".join(divergence.inside) or "no weight"
+        says += f"; any of these operations may be wrong, or what they read: {weights}"
     if cause == "quantisation":
         says += ", by no more than quantizing these weights costs: the run had finer ones"
     elif view.residual is not None and view.residual <= view.whole_tolerance:
@@ -88,7 +94,7 @@ def _unexplained(label: str, divergence: Divergence) -> Finding:
     verdict = CAUSES[cause].verdict if cause else "bug"
     return Finding(
         cause, says, "forward", verdict, _where(divergence), False, view.key, view.residual, None,
-        view.key, side=label,
+        view.key, side=label, after=view.after,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from aprfmt.compare.traces import TraceLike
 from aprfmt.inference.capture import POINTS, SLOTS, key_name
 
 Array = NDArray[Any]
+NO_VALUES = "zero on both sides: nothing was measured"
 
 
 def rel(mine: Any, theirs: Any) -> float:

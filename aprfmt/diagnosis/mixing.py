@@ -108,9 +108,19 @@ class Mixed:
 
 
 def shares(
-    a: Model, b: Model, parts: Sequence[Part], ids: Sequence[int], dtype: str, memory: int | None
+    a: Model,
+    b: Model,
+    parts: Sequence[Part],
+    ids: Sequence[int],
+    dtype: str,
+    memory: int | None,
+    still: Sequence[int] = (),
 ) -> Mixed:
-    """Return what each part does to the logits, all others taken over from A."""
+    """Return what each part does to the logits, all others taken over from A.
+
+    `still` are the parts that leave the function as it is: what they move inside a layer is no
+    difference, so they are taken over in the bare pass too.
+    """
     moe = bool(a.hyper["n_experts"])
     world = world_of(a, ids, dtype, memory)
     reference = plain(world)
@@ -134,7 +144,7 @@ def shares(
         others = away(*(j for j in every if j != i))
         first = first_beyond(others, (dtype, dtype), moe)
         found.append(Share(_end(others), _end(away(*every)), first))
-    return Mixed(tuple(found), away())
+    return Mixed(tuple(found), away(*still))
 
 
 def _end(found: Mapping[str, float]) -> float:

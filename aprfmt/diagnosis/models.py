@@ -1,42 +1,32 @@
-"""Levels one to three of two models: identity, hyperparameters, tensors."""
+"""Levels one and two of two models, identity and hyperparameters; then their tensors."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
 
 from aprfmt.causes import CAUSES
 from aprfmt.compare import diff_models
 from aprfmt.compare.records import EQUAL, DiffReport, FieldDiff, TensorDiff
+from aprfmt.diagnosis.blank import blank_model
 from aprfmt.diagnosis.config import HYPER_CAUSES, said, shown_tensors, tensors_say
+from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Part
 from aprfmt.diagnosis.records import Evidence, Finding
-from aprfmt.dtypes import encoding as encoding_row
+from aprfmt.diagnosis.tensors import compare_tensors
 from aprfmt.model import Model
 
 _SIZES = ("n_heads", "n_kv_heads", "head_dim")
 _FOLLOW = ("value_head_dim", "attn_scale", "rope_dim")  # from head_dim, where no key says them
 
 
-@dataclass
-class Levels:
-    """What the first three levels found. `parts` stand beside `findings`, one each."""
-
-    findings: list[Finding] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
-    evidence: list[Evidence] = field(default_factory=list)
-    checked: list[str] = field(default_factory=list)
-    not_checked: list[str] = field(default_factory=list)
-    reason: str = ""
-    runs: bool = True  # both have all tensors a pass needs
-
-    def add(self, finding: Finding, part: Part) -> None:
-        """Note a finding and what it speaks of."""
-        self.findings.append(finding)
-        self.parts.append(part)
-
-
 def compare_models(a: Model, b: Model) -> Levels:
     """Walk identity, hyperparameters and tensors of two open models."""
     found = Levels()
+    for label, model in (("A", a), ("B", b)):
+        zeros = blank_model(model)
+        if zeros:
+            found.reason = (
+                f"all values of {label} are zero, in {zeros} tensors: nothing was written there"
+            )
+            return found
     if a.path.resolve() == b.path.resolve():
         found.evidence.append(Evidence("identity", f"A and B are the same file, {a.path.name}"))
         found.checked.append("identity: the same file")
@@ -49,7 +39,7 @@ def compare_models(a: Model, b: Model) -> Levels:
     tensors = {row.key: row for row in report.tensors}
     explained = _hyperparameters(a, b, report, tensors, found)
     if not found.reason:
-        _tensors(report, explained, found)
+        compare_tensors(a, b, report, explained, found)
     return found
 
 
@@ -202,151 +192,3 @@ def _grouped(rows: Mapping[str, FieldDiff]) -> dict[str, list[str]]:
             cause = "gqa_mapping"
         found.setdefault(cause, []).append(name)
     return found
-
-
-# --- tensors -------------------------------------------------------------------------------------
-
-
-def _tensors(report: DiffReport, explained: set[str], found: Levels) -> None:
-    counts = {name: count for name, count in report.counts.items() if count}
-    listed = ", ".join(f"{count} {name}" for name, count in counts.items())
-    found.evidence.append(Evidence("tensor", f"{len(report.tensors)} tensors: {listed}"))
-    found.checked.append(f"tensors: bytes, then values of all {len(report.tensors)}")
-    unreadable = [row.key for row in report.tensors if row.verdict == "UNREADABLE"]
-    if unreadable:
-        found.reason = f"{len(unreadable)} tensors cannot be read: {', '.join(unreadable[:3])}"
-        return
-    rows = [row for row in report.tensors if row.key not in explained]
-    missing = [row for row in rows if row.verdict in ("ONLY_IN_A", "ONLY_IN_B")]
-    _missing(missing, found)
-    done: set[str] = set()
-    for finding, part in _findings(report, explained):
-        found.add(finding, part)
-        done |= set(part.keys)
-    for finding, part in _copies(rows):
-        found.add(finding, part)
-    left = [
-        row for row in rows if row.verdict in ("DIFFERENT", "SHAPE_DIFFERS") and row.key not in done
-    ]
-    if left:
-        found.add(*_strange(left))
-
-
-def _missing(rows: Sequence[TensorDiff], found: Levels) -> None:
-    """Name tensors one side lacks: biases and the head are causes, others stop the walk."""
-    for label in ("ONLY_IN_A", "ONLY_IN_B"):
-        side = "B" if label == "ONLY_IN_A" else "A"
-        keys = [row.key for row in rows if row.verdict == label]
-        biases = tuple(key for key in keys if key.endswith(".bias"))
-        if biases:
-            found.add(
-                Finding(
-                    "missing_bias",
-                    f"{side} lacks {len(biases)} biases of the other's: {', '.join(biases[:4])}",
-                    "tensor", "bug", biases, False, side=side,
-                ),
-                Part((), biases),
-            )  # fmt: skip
-        others = [key for key in keys if key not in biases]
-        if others:
-            found.evidence.append(
-                Evidence("tensor", f"{side} lacks {len(others)} tensors", tuple(others[:12]))
-            )
-            found.runs = False
-            found.reason = f"{side} lacks {len(others)} of the tensors: {', '.join(others[:4])}"
-
-
-def _findings(report: DiffReport, explained: set[str]) -> Iterator[tuple[Finding, Part]]:
-    """Yield one finding for each explanation of compare.explain, with all its tensors."""
-    by_key = {row.key: row for row in report.tensors}
-    for group in report.findings:
-        keys = tuple(key for key in group.keys if key not in explained)
-        rows = [by_key[key].explanation for key in keys]
-        made = [row for row in rows if row is not None]
-        if not made or group.cause not in CAUSES:
-            continue
-        before = [row.residual_before for row in made if row.residual_before is not None]
-        after = [row.residual_after for row in made if row.residual_after is not None]
-        where = tuple(dict.fromkeys(key for row in made for key in row.where))
-        yield (
-            Finding(
-                group.cause,
-                group.text,
-                "tensor",
-                CAUSES[group.cause].verdict,
-                where,
-                group.confirmed,
-                residual_before=max(before, default=None),
-                residual_after=max(after, default=None),
-                of="stored values",
-                values={"evidence": [list(row.evidence) for row in made[:8]]},
-            ),
-            Part((), keys),
-        )
-
-
-def _copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[Finding, Part]]:
-    """Yield the tensors that are within the rounding of a coarser encoding, by cause."""
-    groups: dict[tuple[str, str], list[TensorDiff]] = {}
-    for row in rows:
-        if row.verdict == "WITHIN":
-            coarser = min((row.encoding_a, row.encoding_b), key=_bits)
-            cause = "quantisation" if _is_blocked(coarser) else "rounding"
-            groups.setdefault((cause, coarser), []).append(row)
-    for (cause, coarser), chosen in groups.items():
-        keys = tuple(row.key for row in chosen)
-        worst = max((row.stats.rel_l2 for row in chosen if row.stats is not None), default=None)
-        off = max((row.steps_off for row in chosen if row.steps_off is not None), default=None)
-        steps = "" if off is None else f", at most {off:.3g} steps apart"
-        yield (
-            Finding(
-                cause,
-                f"{len(chosen)} tensors are {coarser} on one side, within its rounding{steps}",
-                "tensor", "precision", keys, True,
-                residual_before=worst, residual_after=0.0, of="stored values beyond one step",
-                values={"encoding": coarser, "steps": off},
-            ),
-            Part((), keys),
-        )  # fmt: skip
-
-
-def _bits(name: str) -> float:
-    return encoding_row(name.split("+")[0]).bits_per_weight
-
-
-def _is_blocked(name: str) -> bool:
-    return encoding_row(name.split("+")[0]).block_size > 1
-
-
-def _strange(rows: Sequence[TensorDiff]) -> tuple[Finding, Part]:
-    keys = tuple(row.key for row in rows)
-    worst = max((row.stats.rel_l2 for row in rows if row.stats is not None), default=None)
-    return (
-        Finding(
-            "stale_tensor",
-            f"{len(rows)} tensors have other values, which nothing relates to the other side's: "
-            f"{', '.join(keys[:3])}",
-            "tensor", "bug", keys, False, residual_before=worst, of="stored values",
-        ),
-        Part((), keys),
-    )  # fmt: skip
-
-
-def settled(finding: Finding, before: float, after: float, first: str, bound: float) -> Finding:
-    """Return a finding with what taking it away does to the pass."""
-    shows = before > bound
-    gone = after <= bound
-    own = finding.residual_before is not None and finding.of == "stored values"
-    confirmed = (shows and gone) or (finding.confirmed and (gone or own))
-    if finding.level == "config" and not shows:
-        confirmed = False
-    if own and finding.residual_after is not None and finding.confirmed:
-        return replace(finding, confirmed=confirmed, first=first if shows else "")
-    return replace(
-        finding,
-        confirmed=confirmed,
-        first=first if shows else "",
-        residual_before=before,
-        residual_after=after,
-        of="logits",
-    )

@@ -20,7 +20,8 @@ class Finding:
     operations; `first` is the first capture point it shows at, "" where no pass was needed.
     Residuals are relative L2 distances (`of` says of what) before and after the cause is taken
     away. `values` are what was solved for. `side` is the one that departs from the model, "" where
-    nothing says which of the two is right. `also` are causes that explain it as well.
+    nothing says which of the two is right. `also` are causes that explain it as well. `after` are
+    the last points that agree, where nothing explains what happens between them and `first`.
     """
 
     cause: str
@@ -36,6 +37,7 @@ class Finding:
     values: Mapping[str, Any] = field(default_factory=dict)
     side: str = ""
     also: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
     @property
     def confidence(self) -> Confidence:

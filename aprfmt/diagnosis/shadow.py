@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.compare.traces import TraceLike
-from aprfmt.diagnosis.measure import Recorded, Seen, axis_of
-from aprfmt.diagnosis.world import Call, Recording, Stop, World
+from aprfmt.diagnosis.measure import NO_VALUES, Recorded, Seen, axis_of
+from aprfmt.diagnosis.world import Call, Recording, Stop, World, arrays, same_memory
 from aprfmt.inference.capture import key_name, parse_key, resolve
 from aprfmt.inference.moe import route
 from aprfmt.thresholds import one_operation, tolerance, weights_class
@@ -31,7 +31,8 @@ class View:
     `mine` is the reference's value on the trace's input, `seen` the trace's. `residual` is their
     relative L2 distance, None where the trace has nothing there. `calls` are the operations since
     the last point the trace holds: what the reference did to get here. `base` is the point a view
-    is compared with where the reference has no operation between the two ("" otherwise).
+    is compared with where the reference has no operation between the two ("" otherwise). `after`
+    are the points of the trace that these operations started from: the last good ones.
     """
 
     key: str
@@ -45,6 +46,7 @@ class View:
     calls: tuple[Call, ...]
     base: str = ""
     note: str = ""
+    after: tuple[str, ...] = ()
 
     @property
     def flagged(self) -> bool:
@@ -134,6 +136,7 @@ class _Shadow(Recording):
         self._engine = engine_of(recorded.trace)
         self._logits: Array | None = None
         self._experts: tuple[Array, Array] | None = None
+        self._held: dict[str, Array] = {}  # what the pass went on with, of the last two layers
         self.found = Pass()
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
@@ -147,7 +150,7 @@ class _Shadow(Recording):
         if point in _APART:
             goes_on, mine = self._routing(key, point, layer, mine, seen, calls, x), mine
         else:
-            view = self._view(key, point, layer, mine, seen, calls)
+            view = self._view(key, point, layer, mine, seen, calls, x=x)
             if seen is not None:
                 mine = view.theirs
                 goes_on = backend.array(mine)
@@ -155,6 +158,8 @@ class _Shadow(Recording):
                 goes_on, mine = self._extra(extra, key, mine, goes_on)
         if point == "router":
             self._logits = mine
+        if seen is not None:
+            self._hold(key, layer, goes_on)
         self.passed(point, layer)
         if key == self._until:
             raise Stop
@@ -169,23 +174,43 @@ class _Shadow(Recording):
         seen: Seen | None,
         calls: tuple[Call, ...],
         base: str = "",
+        x: Any = None,
     ) -> View:
         dtype = self._world.backend.dtype
         other = dtype if seen is None else seen.dtype
+        empty = seen is not None and bool(mine.size) and not (mine.any() or seen.values.any())
         view = View(
             key,
             point,
             layer,
             mine,
             seen,
-            None if seen is None else seen.distance(mine, axis_of(key)),
+            None if seen is None or empty else seen.distance(mine, axis_of(key)),
             one_operation(dtype, other, self._engine, _kinds(calls, self._world)).rel_l2,
             tolerance(dtype, other, moe=self._moe).rel_l2,
             calls,
             base,
+            NO_VALUES if empty else "",
+            (base,) if base else self._sources(calls, x),
         )
         self.found.views[key] = view
         return view
+
+    def _hold(self, key: str, layer: int, x: Any) -> None:
+        """Remember a point's array; those of layers before the last one are dropped."""
+        self._held = {
+            name: array for name, array in self._held.items()
+            if not 0 <= parse_key(name)[1] < layer - 1
+        }  # fmt: skip
+        self._held[key] = x
+
+    def _sources(self, calls: Sequence[Call], x: Any) -> tuple[str, ...]:
+        """Return the points of the trace that went into these operations."""
+        read = [x, *(array for call in calls for array in arrays(call.args))]
+        return tuple(
+            key for key, held in self._held.items()
+            if any(same_memory(held, array) for array in read)
+        )  # fmt: skip
 
     def _extra(self, key: str, base: str, mine: Array, x: Any) -> tuple[Any, Array]:
         """Compare a point that only the trace tells apart from `base`."""

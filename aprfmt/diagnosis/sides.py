@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from aprfmt.inference.device import Choice, choose, parse_run, split_run
+from aprfmt.inference.device import Choice, choose, parse_run
 from aprfmt.inference.engines import open_run, open_trace
-from aprfmt.inference.engines.opening import trace_kind
+from aprfmt.inference.engines.opening import model_and_run, trace_kind
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model, open_model
 
@@ -30,12 +30,12 @@ class Side:
 def open_side(label: str, text: str, stack: ExitStack, arch: str | None) -> Side:
     """Open a model or the model of a run; a trace is only recognised.
 
-    Raises UsageError for what is no file, FormatError for what is damaged.
+    Raises UsageError for what is no file or no known run, FormatError for what is damaged.
     """
     path = Path(text)
     if path.exists() and trace_kind(path) is not None:
         return Side(label, text, "trace", path)
-    name, run = split_run(text)
+    name, run = model_and_run(text)
     model = stack.enter_context(open_model(name, arch=arch))
     if run is None:
         return Side(label, text, "model", Path(name), model, choose())

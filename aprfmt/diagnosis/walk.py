@@ -5,21 +5,25 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from aprfmt.compare.traces import records_ids
 from aprfmt.diagnosis import conclude, direct
+from aprfmt.diagnosis.blank import blank_trace, rounding_hides
 from aprfmt.diagnosis.examine import examine
 from aprfmt.diagnosis.forward import Judged, common, judged
+from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.measure import Recorded
 from aprfmt.diagnosis.mixing import shares, world_of
-from aprfmt.diagnosis.models import Levels, compare_models, settled
+from aprfmt.diagnosis.models import compare_models
 from aprfmt.diagnosis.points import point_rows
 from aprfmt.diagnosis.prompt import chosen_ids, hidden_from
 from aprfmt.diagnosis.records import Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.shadow import engine_of
-from aprfmt.diagnosis.sides import Side, open_side, trace_ids, trace_of
-from aprfmt.errors import AprfmtError, UsageError
+from aprfmt.diagnosis.sides import Side, trace_ids, trace_of
+from aprfmt.diagnosis.tensors import settled
+from aprfmt.errors import AprfmtError
 from aprfmt.inference.capture import instances
 from aprfmt.inference.trace import Trace
-from aprfmt.model import Model, open_model
+from aprfmt.model import Model
 from aprfmt.thresholds import tolerance
 
 
@@ -80,6 +84,8 @@ class Walk:
         for side in (self.a, self.b):
             if side.kind == "trace":
                 self._load(side)
+        if self.levels.reason:
+            return self.done()
         reason = self._settle_ids()
         if reason:
             return self.done(reason)
@@ -101,10 +107,19 @@ class Walk:
         other = self.b if side is self.a else self.a
         return side.model or self.reference or other.model
 
+    def _taken(self, side: Side, trace: Trace) -> Trace:
+        """Keep a side's trace; one of zeros only is a buffer that nobody filled."""
+        self.traces[side.label] = trace
+        zeros = blank_trace(trace)
+        if zeros:
+            self.levels.reason = (
+                f"all values of {side.label} are zero, at {zeros} points: nothing was measured"
+            )
+        return trace
+
     def _load(self, side: Side) -> None:
         """Open a saved trace and say what it is."""
-        trace = trace_of(side, self.ids, self.stack, self.model_of(side))
-        self.traces[side.label] = trace
+        trace = self._taken(side, trace_of(side, self.ids, self.stack, self.model_of(side)))
         held = sum(trace.values(key) is not None for key in list(trace.records)[:1])
         engine = engine_of(trace)
         name = f", run by {engine}" if engine else ""
@@ -141,6 +156,11 @@ class Walk:
         if named:
             self.ids = next(iter(named.values()))
             self.levels.checked.append(f"token ids: {len(self.ids)}, the same on both sides")
+        self.levels.not_checked += [
+            f"{label}: token ids: not recorded in it; taken to be those of this pass"
+            for label, trace in self.traces.items()
+            if self.ids is not None and not records_ids(trace)
+        ]
         if self.ids is None and not self.traces:
             models = [side.model for side in (self.a, self.b) if side.model is not None]
             every = [model.hyper for model in models]
@@ -180,6 +200,8 @@ class Walk:
         for side in (self.a, self.b):
             if side.kind != "model":
                 self._examine(side, dtype)
+            if self.levels.reason:
+                return
         if self.traces:
             self._direct(len(self.ids))
         self._conclude()
@@ -205,7 +227,8 @@ class Walk:
         levels = self.levels
         moe = bool(a.hyper["n_experts"])
         bound = tolerance(dtype, dtype, moe=moe).rel_l2
-        found = shares(a, b, levels.parts, self.ids, dtype, self.memory)
+        still = [i for i, finding in enumerate(levels.findings) if finding.verdict == "same"]
+        found = shares(a, b, levels.parts, self.ids, dtype, self.memory, still)
         self._rows([direct.Pair(key, value, bound) for key, value in found.bare.items()])
         for i, (finding, share) in enumerate(zip(levels.findings, found.shares, strict=True)):
             levels.findings[i] = settled(finding, share.before, share.after, share.first, bound)
@@ -214,6 +237,8 @@ class Walk:
                     f"with everything else as in A, {finding.cause} makes the logits differ by "
                     f"{share.before:.3g}, first at {share.first}; taken over too: {share.after:.3g}"
                 )
+            elif finding.verdict == "same":
+                text = f"{finding.cause} leaves the logits as they are: {share.before:.3g} apart"
             else:
                 text = f"{finding.cause} does not show in the logits of these tokens"
             self.say("forward", text, *finding.where[:4], number=share.before)
@@ -243,8 +268,10 @@ class Walk:
             return
         trace = self.traces.get(side.label)
         if trace is None:
-            trace = trace_of(side, self.ids, self.stack, model, memory=self.memory)
-            self.traces[side.label] = trace
+            found_trace = trace_of(side, self.ids, self.stack, model, memory=self.memory)
+            trace = self._taken(side, found_trace)
+        if self.levels.reason:
+            return
         world = world_of(model, self.ids, dtype, self.memory)
         recorded = Recorded(trace, self.ids, {})
         found = judged(side.label, examine(world, recorded))
@@ -261,7 +288,13 @@ class Walk:
             self.levels.not_checked.append(
                 f"{side.label}: no point of it can be compared with {model.path.name}"
             )
-        left = [key for key, view in found.examined.before.views.items() if view.residual is None]
+        views = found.examined.before.views
+        self.levels.not_checked += rounding_hides(
+            side.label,
+            [(view.tolerance, view.seen.dtype) for view in views.values()
+             if view.seen is not None and view.residual is not None],
+        )  # fmt: skip
+        left = [key for key, view in views.items() if view.seen is None]
         if left:
             self.levels.not_checked.append(
                 f"{side.label}: {len(left)} points are not in the trace: {', '.join(left[:4])}, ..."
@@ -279,8 +312,9 @@ class Walk:
             known = instances(side.model.spec.block, side.model.hyper, side.model.roles)
             there = self.traces.get(other.label)
             wanted = [key for key in (known if there is None else there.records) if key in known]
-            self.traces[side.label] = trace_of(
-                side, self.ids, self.stack, None, wanted or ["logits"], self.memory
+            self._taken(
+                side,
+                trace_of(side, self.ids, self.stack, None, wanted or ["logits"], self.memory),
             )
         if len(self.traces) < 2:
             return
@@ -294,6 +328,7 @@ class Walk:
                 self.levels.not_checked.append(f"{pair.key}: {pair.why}")
         if not self.judged:
             self.levels.not_checked += direct.joined(a, b)
+            self.levels.not_checked += rounding_hides("A and B", direct.bounds(pairs, a, b))
         if not self.judged and not self._two_models():
             finding = direct.by_signature(pairs, a, b)
             if finding is not None:
@@ -353,43 +388,3 @@ def _first(a: Sequence[int], b: Sequence[int]) -> str:
     at = next((i for i, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]),
               min(len(a), len(b)))  # fmt: skip
     return f"{len(a)} and {len(b)} ids, the first difference at {at}"
-
-
-def diagnose(
-    a: str,
-    b: str,
-    *,
-    model: str | None = None,
-    ids: Sequence[int] | None = None,
-    prompt: str | None = None,
-    arch: str | None = None,
-    memory: int | None = None,
-) -> Diagnosis:
-    """Find where two models, runs or traces first differ, and why.
-
-    Each of `a` and `b` is a model in any format, `MODEL@RUN`, or a saved trace; `model` is the
-    one a trace ran on. `ids` (or the text `prompt`) are what both are run on, chosen where
-    neither is given. Raises UsageError for what is no file, FormatError for a damaged one.
-    """
-    if ids is not None and prompt is not None:
-        raise UsageError("give one of ids and prompt")
-    import numpy as np
-
-    with ExitStack() as stack:
-        stack.enter_context(np.errstate(all="ignore"))  # damaged weights overflow as they like
-        first, second = open_side("A", a, stack, arch), open_side("B", b, stack, arch)
-        reference = None
-        if model is not None:
-            reference = stack.enter_context(open_model(model, arch=arch))
-            for side in (first, second):
-                if side.kind == "trace":
-                    side.model = reference
-        tokens = None if ids is None else tuple(int(i) for i in ids)
-        if prompt is not None:
-            opened = first.model or second.model
-            if opened is None:
-                raise UsageError("a prompt needs a tokenizer; give a model, or ids")
-            tokens = tuple(int(i) for i in opened.tokenizer.encode(prompt))
-        if tokens == ():
-            raise UsageError("no token ids: --ids or --prompt is empty; leave it out to have some")
-        return Walk(first, second, stack, reference, tokens, memory).run()

@@ -151,9 +151,11 @@ class Recording:
         while front:
             value = front.pop()
             for i, call in enumerate(self.calls):
-                if i not in wanted and _same_memory(call.result, value):
+                if i not in wanted and same_memory(call.result, value):
                     wanted.add(i)
-                    front += _arrays(call.args)
+                    front += arrays(call.args)
+                    if call.op == "add_weighted":  # by experts that numbers of the router chose
+                        front += [c.result for c in self.calls if c.op == "router"]
         if not wanted:
             wanted = set(range(len(self.calls)))
         found = tuple(call for i, call in enumerate(self.calls) if i in wanted)
@@ -168,17 +170,19 @@ class Recording:
         self.at = At(point, here + 1 if last else here)
 
 
-def _arrays(args: Sequence[Any]) -> list[Any]:
+def arrays(args: Sequence[Any]) -> list[Any]:
+    """Return the numpy arrays among an operation's arguments, lists of them opened."""
     found: list[Any] = []
     for arg in args:
         if isinstance(arg, (tuple, list)):
-            found += _arrays(arg)
+            found += arrays(arg)
         elif isinstance(arg, np.ndarray):
             found.append(arg)
     return found
 
 
-def _same_memory(a: Any, b: Any) -> bool:
+def same_memory(a: Any, b: Any) -> bool:
+    """Say whether two arrays may be views of one."""
     return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.may_share_memory(a, b)
 
 

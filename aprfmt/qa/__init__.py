@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.errors import UsageError
 from aprfmt.outcome import Check, Report
 from aprfmt.qa.gates import GATES, NAMES, GateSpec
-from aprfmt.qa.records import Findings, GateResult, Measure, NotRunError, QaReport, check
+from aprfmt.qa.records import (
+    LEFT_OUT,
+    Findings,
+    GateResult,
+    Measure,
+    NotRunError,
+    QaReport,
+    check,
+)
 
 if TYPE_CHECKING:
     from aprfmt.qa.subject import Request, Subject
@@ -36,12 +44,13 @@ def run(
 ) -> QaReport:
     """Put a model through the gates.
 
-    `only` and `skip` are names of GATES; what is left out is in the report as NOT_RUN. With
+    `only` and `skip` are names of GATES; what is left out is in the report as NOT_RUN. Beside
+    `only`, the gate whose own input is given (`also`, `against`, `baseline`) is asked too. With
     fewer than `min_run` answers the report fails. `options` are the fields of
     aprfmt.qa.subject.Request: arch, choice (where to run), also, against, golden, baseline,
     random_weights, threads, memory, deterministic. Raises UsageError for a name that is no gate,
-    BackendUnavailableError for a device that is not there, and what opening the model raises:
-    FormatError, ArchError.
+    or for a gate left out whose input is given; BackendUnavailableError for a device that is not
+    there; and what opening the model raises: FormatError, ArchError.
     """
     from aprfmt.qa.subject import Request, Subject
 
@@ -49,20 +58,16 @@ def run(
         if name not in NAMES:
             raise UsageError(f"gate {name!r} is not known; known: {', '.join(NAMES)}")
     request = Request(Path(model), **options)
+    asked = _asked(request, only, skip)
     backend = request.choice.open(  # a device that is not there is an error, no verdict
         deterministic=request.deterministic, threads=request.threads
     )
-    asked = _asked(request, only)
     with Subject.open(request) as subject:
-        chosen = {name for name in (only or NAMES)} - set(skip)
+        chosen = (asked if only else set(NAMES)) - set(skip)
         for at, spec in enumerate(GATES):
             if progress is not None:
                 progress(spec.name, at, len(GATES))
-            result = (
-                _run(spec, subject)
-                if spec.name in chosen
-                else _left_out(spec, "left out by --only or --skip")
-            )
+            result = _run(spec, subject) if spec.name in chosen else _left_out(spec, LEFT_OUT)
             subject.done.append(replace(result, asked=spec.name in asked and spec.name in chosen))
         return QaReport(
             subject.where, request.choice, tuple(subject.done), min_run, dict(backend.facts())
@@ -76,15 +81,27 @@ def save_baseline(report: QaReport, path: "Path | str", *, force: bool = False) 
     save(report, Path(path), force=force)
 
 
-def _asked(request: "Request", only: Collection[str]) -> set[str]:
-    """Return the gates the user named, or gave the input of: they may not go missing silently."""
-    inputs = {
-        "device-parity": request.also,
-        "golden-output": request.golden,
-        "format-parity": request.against,
-        "baseline": request.baseline,
-    }
-    return {*only, *(name for name, given in inputs.items() if given)}
+# Option -> the gate that it is the input of.
+_INPUTS = {"also": "device-parity", "against": "format-parity", "baseline": "baseline"}
+
+
+def _asked(request: "Request", only: Collection[str], skip: Collection[str]) -> set[str]:
+    """Return the gates the user named, or gave the input of: they may not go missing silently.
+
+    Raises UsageError where one of them is left out all the same.
+    """
+    asked = set(only)
+    if request.golden and not only:  # beside --only its texts serve whichever gates were named
+        asked.add("golden-output")
+    for option, name in _INPUTS.items():
+        if not getattr(request, option):
+            continue
+        if name in skip:
+            raise UsageError(
+                f"--skip {name} leaves out the gate that --{option} is for; leave out one of them"
+            )
+        asked.add(name)
+    return asked
 
 
 def _left_out(spec: GateSpec, why: str, seconds: float = 0.0) -> GateResult:

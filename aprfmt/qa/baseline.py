@@ -7,13 +7,22 @@ Wall times are kept out: they say more about the machine than about the model.
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import FormatError
 from aprfmt.outcome import Check
-from aprfmt.qa.records import Findings, GateResult, NotRunError, QaReport, check
+from aprfmt.qa.records import (
+    LEFT_OUT,
+    Findings,
+    GateResult,
+    NotRunError,
+    QaReport,
+    check,
+    not_run,
+)
 
 if TYPE_CHECKING:
     from aprfmt.qa.subject import Subject
@@ -58,7 +67,11 @@ def read(path: Path) -> Mapping[str, Any]:
     """Return the gates of a baseline file; FormatError for a file that is none."""
     from aprfmt.formats.jsonio import load_file
 
-    data = load_file(path, max_bytes=MAX_BYTES)
+    return parse(load_file(path, max_bytes=MAX_BYTES), path)
+
+
+def parse(data: Any, path: Path) -> Mapping[str, Any]:
+    """Return the gates in a baseline's JSON value; `path` begins the messages. FormatError."""
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise FormatError(f'{path}: expected a baseline of "format": {FORMAT}')
     gates = data.get("gates")
@@ -70,13 +83,23 @@ def read(path: Path) -> Mapping[str, Any]:
 def _sound(gate: Any) -> bool:
     if not isinstance(gate, Mapping) or not isinstance(gate.get("measures"), Mapping):
         return False
+    if gate.get("outcome") not in ("PASS", "FAIL", "NOT_RUN"):
+        return False
     return all(
         isinstance(row, Mapping)
-        and isinstance(row.get("value"), (int, float, type(None)))
-        and isinstance(row.get("tolerance"), (int, float))
+        and "value" in row
+        and (row["value"] is None or _is_number(row["value"]))
+        and _is_number(row.get("tolerance"))
+        and row["tolerance"] >= 0
         and row.get("kind") in ("absolute", "relative")
+        and all(isinstance(row.get(key, ""), str) for key in ("unit", "reason"))
         for row in gate["measures"].values()
     )
+
+
+def _is_number(value: Any) -> bool:
+    """Say whether a value is a number that a float holds."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def baseline(subject: "Subject") -> Findings:
@@ -87,10 +110,16 @@ def baseline(subject: "Subject") -> Findings:
 
 
 def compare(before: Mapping[str, Any], now: Iterable[GateResult]) -> Iterable[Check]:
-    """Yield a check for every gate and number of a baseline; what is gone is a FAIL."""
+    """Yield a check for every gate and number of a baseline; what is gone is a FAIL.
+
+    A gate that was not wanted this time is NOT_RUN.
+    """
     results = {gate.name: gate for gate in now}
     for name, old in before.items():
         gate = results.get(name)
+        if gate is not None and gate.why == LEFT_OUT:
+            yield not_run(f"{name}-outcome", LEFT_OUT)
+            continue
         outcome = "absent" if gate is None else gate.outcome
         worse = old.get("outcome") == "PASS" and outcome != "PASS"
         yield check(f"{name}-outcome", not worse, outcome, f"{old.get('outcome')} as before",

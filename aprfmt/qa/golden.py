@@ -27,6 +27,8 @@ NAME = "golden.json"  # beside the weights
 FORMAT = 1
 MAX_BYTES = 16 << 20
 MAX_TOKENS = 64
+MOST = 1e9  # of any number here
+MOST_TOKENS = 1 << 20  # longer than any context in use
 # Written for this purpose: ordinary English that stands in no training set.
 TEXT = (
     "The harbour master counted nineteen boats before breakfast, and wrote the number on a slate "
@@ -108,7 +110,11 @@ def read(path: Path) -> Golden:
     """Return a golden file; FormatError names the entry and key that is wrong."""
     from aprfmt.formats.jsonio import load_file
 
-    data = load_file(path, max_bytes=MAX_BYTES)
+    return parse(load_file(path, max_bytes=MAX_BYTES), path)
+
+
+def parse(data: Any, path: Path) -> Golden:
+    """Return what a golden file's JSON value says; `path` begins the messages. FormatError."""
     if not isinstance(data, Mapping) or data.get("format", FORMAT) != FORMAT:
         raise FormatError(f'{path}: expected an object with "format": {FORMAT}')
     prompts = [_prompt(row, path) for row in _rows(data, "greedy", path)]
@@ -131,7 +137,7 @@ def _rows(data: Mapping[str, Any], key: str, path: Path) -> list[Mapping[str, An
 
 
 def _prompt(row: Mapping[str, Any], path: Path) -> Prompt:
-    where = f"{path}: {row['name']}"
+    where = f"{path}: {row['name']:.80}"
     messages = row.get("messages", [])
     if not isinstance(messages, list) or not all(
         isinstance(m, Mapping) and all(isinstance(m.get(k), str) for k in ("role", "content"))
@@ -146,8 +152,10 @@ def _prompt(row: Mapping[str, Any], path: Path) -> Prompt:
     output_ids = _ids(row, "output_ids", where)
     parses = _value(row, "parses", str, where)
     if parses not in (None, "python"):
-        raise FormatError(f"{where}: parses is {parses!r}; expected python")
+        raise FormatError(f"{where}: parses is {parses!r:.40}; expected python")
     limit = _value(row, "max_tokens", int, where)
+    if limit is not None and not 0 < limit <= MOST_TOKENS:
+        raise FormatError(f"{where}: max_tokens is {limit!r:.40}; expected 1 to {MOST_TOKENS}")
     return Prompt(
         row["name"],
         prompt,
@@ -164,7 +172,7 @@ def _prompt(row: Mapping[str, Any], path: Path) -> Prompt:
 
 
 def _text(row: Mapping[str, Any], path: Path) -> Text:
-    where = f"{path}: {row['name']}"
+    where = f"{path}: {row['name']:.80}"
     text, ids = _value(row, "text", str, where), _ids(row, "ids", where)
     if text is None and ids is None:
         raise FormatError(f"{where}: has neither text nor ids")
@@ -178,7 +186,9 @@ def _text(row: Mapping[str, Any], path: Path) -> Text:
 def _value(row: Mapping[str, Any], key: str, kind: Any, where: str) -> Any:
     value = row.get(key)
     if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-        raise FormatError(f"{where}: {key} is {value!r}, which is none")
+        raise FormatError(f"{where}: {key} is {value!r:.80}, which is none")
+    if isinstance(value, (int, float)) and not -MOST <= value <= MOST:
+        raise FormatError(f"{where}: {key} is {value!r:.40}; expected at most {MOST:g}")
     return value
 
 

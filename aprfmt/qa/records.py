@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 # How far a measure may move from a baseline: by `tolerance`, or by `tolerance` times the old value.
 Kind = Literal["absolute", "relative"]
+LEFT_OUT = "left out by --only or --skip"  # why a gate that was not wanted did not run
 
 
 class NotRunError(Exception):

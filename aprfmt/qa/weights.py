@@ -1,4 +1,4 @@
-"""The gate on what weights look like: statistics by role, inside the bounds of bounds.py.
+"""The gate on what weights look like: statistics by role, inside the bounds of weight_bounds.py.
 
 Statistics find weights that were never filled, were read under another type, or lost a scale.
 They prove nothing about single elements: that is what `aprfmt diff` is for.
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.arch.spec import split_key
 from aprfmt.outcome import Check
 from aprfmt.qa import bounds
-from aprfmt.qa.bounds import Bound, RoleBounds
 from aprfmt.qa.records import Findings, Measure, check, listed
 from aprfmt.stats import Accumulator, Stats, merge, tensor_stats
+from aprfmt.weight_bounds import Bound, RoleBounds, role_bounds
 
 if TYPE_CHECKING:
     from aprfmt.logical import LogicalTensor
@@ -54,10 +54,10 @@ def init_statistics(subject: "Subject") -> Findings:
     by_role: dict[str, list[RoleStats]] = {}
     for key, tensor in model.roles.items():
         role = split_key(key)[1]
-        bound = bounds.role_bounds(arch, role)
+        bound = role_bounds(arch, role)
         offset = float(block.norm_offset) if bound.rms is not None else 0.0
         by_role.setdefault(role, []).append(RoleStats(key, logical_stats(tensor), offset))
-    checks = [_judge(role, rows, bounds.role_bounds(arch, role)) for role, rows in by_role.items()]
+    checks = [_judge(role, rows, role_bounds(arch, role)) for role, rows in by_role.items()]
     if "token_embd.weight" in model.roles:
         checks.append(_dead_rows(model.roles["token_embd.weight"]))
     measures = {

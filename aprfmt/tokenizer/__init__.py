@@ -15,7 +15,9 @@ from aprfmt.tokenizer.base import Tokenizer
 if TYPE_CHECKING:
     from aprfmt.model import Model
 
-__all__ = ["Tokenizer", "facts", "load", "scan_template", "to_apr", "to_gguf", "to_hf"]
+__all__ = [
+    "Tokenizer", "facts", "load", "scan_template", "stated_ends", "to_apr", "to_gguf", "to_hf",
+]  # fmt: skip
 
 
 def load(model: "Model") -> Tokenizer:
@@ -25,6 +27,16 @@ def load(model: "Model") -> Tokenizer:
     or kind that is not known.
     """
     from aprfmt.tokenizer.loading import load as run
+
+    return run(model)
+
+
+def stated_ends(model: "Model") -> frozenset[int]:
+    """Return the ids that end a text by metadata, generation_config.json and config.json alone.
+
+    For a model without a tokenizer. Raises FormatError for an id that is none.
+    """
+    from aprfmt.tokenizer.loading import stated_ends as run
 
     return run(model)
 

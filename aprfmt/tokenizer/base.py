@@ -43,7 +43,7 @@ class Tokenizer:
 
     `origin` names what it was built from. `frame` are the ids put before and after a text where the
     file says so itself; None leaves that to the engine. `texts` are the special tokens a chat
-    template may name (`bos_token`).
+    template may name (`bos_token`). `template_origin` names where the chat template stands.
     """
 
     engine: Engine
@@ -53,6 +53,7 @@ class Tokenizer:
     chat_template: str | None
     texts: Mapping[str, str]
     frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    template_origin: str = ""
 
     @property
     def vocab_size(self) -> int:
@@ -130,7 +131,7 @@ class Tokenizer:
             messages,
             add_generation_prompt=add_generation_prompt,
             variables=self.texts,
-            where=self.origin,
+            where=self.template_origin or self.origin,
         )
 
     def encode_chat(

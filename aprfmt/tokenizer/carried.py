@@ -4,7 +4,7 @@ A Hugging Face folder has files; our GGUF and APR carry the same files in their 
 and APR has keys besides, and where both speak the keys win (a user may have set them).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -163,16 +163,22 @@ class Carried:
 
         Of several named ones it is `default`, else the first. Raises FormatError.
         """
-        found: Value = None
-        for key in (CHAT_TEMPLATE, APR_CHAT_TEMPLATE):
-            if self.model.key_style in _SPELLING:
-                found = found or self.model.metadata.get(key)
-        if not found and "chat_template.jinja" in self.files:
-            found = self.files["chat_template.jinja"]
-        if not found:
-            found = self.tokenizer_config.get("chat_template")
-        if not found:
-            found = self.parse("chat_template.json").get("chat_template")
+        return self.template_and_origin()[0]
+
+    def _templates(self) -> Iterator[tuple[Value, str]]:
+        """Yield what each place says of the chat template, in the order of their weight."""
+        if self.model.key_style in _SPELLING:
+            for key in (CHAT_TEMPLATE, APR_CHAT_TEMPLATE):
+                yield self.model.metadata.get(key), key
+        name = "chat_template.jinja"
+        yield self.files[name] if name in self.files else None, name
+        yield self.tokenizer_config.get("chat_template"), "tokenizer_config.json"
+        yield self.parse("chat_template.json").get("chat_template"), "chat_template.json"
+
+    def template_and_origin(self) -> tuple[str | None, str]:
+        """Return the chat template and `PATH: PLACE`; FormatError for one that is none."""
+        found, place = next(((text, at) for text, at in self._templates() if text), (None, ""))
+        where = f"{self.where}: {place}"
         if isinstance(found, list):
             named = {
                 row["name"]: row["template"]
@@ -183,17 +189,17 @@ class Carried:
             }
             found = named.get("default") or next(iter(named.values()), None)
         if found is None or found == "":
-            return None
+            return None, ""
         if not isinstance(found, str):
             raise FormatError(
-                f"{self.where}: the chat template is {type(found).__name__}; expected a string"
+                f"{where}: the chat template is {type(found).__name__}; expected a string"
             )
         if len(found) > MAX_TEMPLATE:
             raise FormatError(
-                f"{self.where}: the chat template has {len(found)} characters; "
+                f"{where}: the chat template has {len(found)} characters; "
                 f"the limit is {MAX_TEMPLATE}"
             )
-        return found
+        return found, where
 
     def vocab_size(self) -> int | None:
         """Return the rows of the model's embedding as the configuration states them."""

@@ -39,6 +39,15 @@ def load(model: "Model") -> Tokenizer:
     return _from_vocabulary(carried, vocabulary)
 
 
+def stated_ends(model: "Model") -> frozenset[int]:
+    """Return the ids that metadata and configuration say end a text, without a tokenizer.
+
+    Raises FormatError for an id that is none.
+    """
+    carried = Carried(model)
+    return stop_ids(carried.ids(), lambda text: None, stated_stops(carried))
+
+
 def _from_text(carried: Carried, text: str) -> Tokenizer:
     engine = HfEngine.from_text(text, carried.origin)
     engine.add(config_added(carried, engine.added()))
@@ -94,12 +103,14 @@ def _tokenizer(
         i = engine.id_of(text)
         return i if i is not None and engine.is_control(i) else None
 
+    template, template_origin = carried.template_and_origin()
     return Tokenizer(
         engine,
         origin,
         dict(ids),
         stop_ids(ids, control, stated_stops(carried)),
-        carried.chat_template(),
+        template,
         {f"{role}_token": text for role, text in texts.items()},
         frame,
+        template_origin,
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.digest import WINDOW, decoded_sha256, file_sha256, raw_sha256
 from aprfmt.errors import AprfmtError, ArchError, FormatError
+from aprfmt.formats.shardset import MAX_INDEX
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -82,7 +83,8 @@ def tensor_rows(
 def file_rows(model: "Model") -> list[FileRow]:
     """Return {name, size, sha256, outside} of every file of weights.
 
-    The index and the text files that belong to the model follow, without `outside`.
+    The index and the text files that belong to the model follow, without `outside`. Raises
+    FormatError for one of those that is larger than any of its kind.
     """
     source: Any = model.source
     rows: list[FileRow] = []
@@ -93,6 +95,9 @@ def file_rows(model: "Model") -> list[FileRow]:
     beside = [] if source.path in source.files else [source.path]
     if model.folder is not None:
         beside += [model.folder.path / name for name in model.folder.texts]
+    for path in beside:
+        if path.stat().st_size > MAX_INDEX:
+            raise FormatError(f"{path}: {path.stat().st_size} bytes; expected at most {MAX_INDEX}")
     return rows + [_plain_row(path) for path in beside]
 
 
@@ -142,7 +147,11 @@ def read(path: Path) -> dict[str, Any]:
     """Return a manifest; FormatError for a file that is none, or is damaged."""
     from aprfmt.formats.jsonio import load_file
 
-    manifest = load_file(path, max_bytes=MAX_MANIFEST)
+    return parse(load_file(path, max_bytes=MAX_MANIFEST), path)
+
+
+def parse(manifest: Any, path: Path) -> dict[str, Any]:
+    """Return a manifest's JSON value once it is known to be one; FormatError."""
     if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
         raise FormatError(f"{path}: is no hash manifest; expected schema {SCHEMA}")
     wanted: tuple[tuple[str, Mapping[str, type]], ...] = (

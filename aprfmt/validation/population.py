@@ -87,8 +87,8 @@ def role_bounds(ctx: "Context") -> Result:
     Those are bounded that have a usual size; biases may be as large as they like.
     """
     from aprfmt.arch.spec import split_key
-    from aprfmt.qa.bounds import EMBEDDING
-    from aprfmt.qa.bounds import role_bounds as bounds_of
+    from aprfmt.weight_bounds import EMBEDDING
+    from aprfmt.weight_bounds import role_bounds as bounds_of
 
     resolution = ctx.resolution
     findings, seen = [], 0

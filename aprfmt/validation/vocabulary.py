@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.errors import AprfmtError, FormatError
+from aprfmt.text import shorten
 from aprfmt.validation.report import Finding, NotRun, Result
 
 if TYPE_CHECKING:
@@ -163,20 +164,35 @@ def ids(ctx: "Context") -> Result:
     count = len(words.tokens)
     stated = [(ctx.carried.where + f": {role}", i) for role, i in ctx.carried.ids().items()]
     stated += _configured(ctx)
-    findings = []
+    findings = _no_ids(ctx)
     for where, i in stated:
         if i >= count or words.tokens[i] is None:
             findings.append(
                 Finding(where, f"id {i}", f"an id below {count} that has a token",
                         "generation would not stop, or would begin wrongly")
             )  # fmt: skip
-    if not stated:
+    if not stated and not findings:
         raise NotRun("neither metadata nor configuration state a special id")
     return Result(f"{len(stated)} ids", findings)
 
 
 def _configured(ctx: "Context") -> list[tuple[str, int]]:
     """Return the ids that config.json and generation_config.json state, by place."""
+    return [(where, i) for where, i in _said(ctx) if type(i) is int and i >= 0]
+
+
+def _no_ids(ctx: "Context") -> list[Finding]:
+    """Return a finding for each value that stands where an id should and is none."""
+    return [
+        Finding(where, shorten(repr(value), 80), "an id, a list of ids, or null",
+                "what reads it stops nowhere, or not at all")
+        for where, value in _said(ctx)
+        if value is not None and (type(value) is not int or value < -1)
+    ]  # fmt: skip
+
+
+def _said(ctx: "Context") -> list[tuple[str, Any]]:
+    """Return what config.json and generation_config.json say where ids stand; -1 means none."""
     found = []
     for name, source in (
         ("config.json", ctx.model.config or {}),
@@ -184,9 +200,8 @@ def _configured(ctx: "Context") -> list[tuple[str, int]]:
     ):
         for role in ("bos", "eos", "pad"):
             value = source.get(f"{role}_token_id")
-            for i in value if isinstance(value, list) else [value]:
-                if type(i) is int and i >= 0:  # -1 is "none" in older files
-                    found.append((f"{name}: {role}_token_id", i))
+            every = value if isinstance(value, list) else [value]
+            found += [(f"{name}: {role}_token_id", i) for i in every]
     return found
 
 

@@ -1,6 +1,7 @@
 """What an engine's tensors become: records under our keys, [tokens, ...], rows by position."""
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,27 @@ HEADED: Mapping[str, str] = {
     "v_mm": "n_kv_heads", "v": "n_kv_heads", "k_nope": "n_heads",
     "k_cache": "n_kv_heads", "v_cache": "n_kv_heads",
 }  # fmt: skip
+
+
+class Masks(Mapping[str, NDArray[np.bool_]]):
+    """Which values are there, by key: kept as bits, for a text shows few of very many."""
+
+    def __init__(self) -> None:
+        self._bits: dict[str, tuple[NDArray[np.uint8], tuple[int, ...]]] = {}
+
+    def keep(self, key: str, mask: NDArray[np.bool_]) -> None:
+        """Take a mask; a later one of the same key counts."""
+        self._bits[key] = (np.packbits(mask), mask.shape)
+
+    def __getitem__(self, key: str) -> NDArray[np.bool_]:
+        bits, shape = self._bits[key]
+        return np.unpackbits(bits, count=math.prod(shape)).view(np.bool_).reshape(shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._bits)
+
+    def __len__(self) -> int:
+        return len(self._bits)
 
 
 class Collector:
@@ -60,7 +82,7 @@ class Collector:
         self._wanted = None if wanted is None else {self.target(key) for key in wanted}
         self._ranks: dict[str, int] = {}
         self.records: dict[str, Record] = {}
-        self.seen: dict[str, NDArray[np.bool_]] = {}
+        self.seen = Masks()
         self.unknown: dict[str, str] = {}
 
     def target(self, key: str) -> str | None:
@@ -136,7 +158,7 @@ class Collector:
         )
         self.records[key] = record
         if seen is not None:
-            self.seen[key] = seen
+            self.seen.keep(key, seen)
         self._spool.keep(record, values)
 
     def add_joined(self, slot: str, layer: int, values: Numbers) -> None:
@@ -188,7 +210,7 @@ class Collector:
             {key: target for key, target in aliases.items() if target is not None},
             self._spool.fetch,
             bad,
-            dict(self.seen),
+            self.seen,
             resolution,
         )
 

@@ -189,6 +189,12 @@ class GraphReader:
 
     def _shape(self, point: str, layer: int, values: Any) -> Any | None:
         """Return [tokens, ...] of a node's four axes, layouts undone; None where it cannot be."""
+        try:
+            return self._tokens_first(point, layer, values)
+        except ValueError:  # numpy's: sizes that do not split into the model's heads, or are zero
+            return None
+
+    def _tokens_first(self, point: str, layer: int, values: Any) -> Any | None:
         while values.ndim > 2 and values.shape[0] == 1:
             values = values[0]
         kind = POINTS[point].rows

@@ -4,9 +4,12 @@ What was not printed is absent: a mask travels with the values, and comparisons 
 there, to the four decimals that are printed. Names are cut to what the program prints.
 """
 
+import math
+import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -14,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.errors import FormatError
+from aprfmt.formats.mapped import open_regular
 from aprfmt.inference.engines.collect import Collector
 from aprfmt.inference.engines.graph import GraphReader, Mask, Node
 from aprfmt.inference.trace import Positions, Trace
@@ -26,10 +30,14 @@ Numbers = NDArray[Any]
 RESOLUTION = 5e-5  # half of the fourth decimal
 EDGE = 3  # values printed from each end of an axis
 MAX_LINE = 1 << 16
-MAX_VALUES = 1 << 28  # of one node, printed or not
+# Of a line that says anything: three names of 64 characters and twelve sizes.
+MAX_SAYING = 1 << 10
+# Of one node, printed or not: 64 tokens of the largest vocabulary; 64 MiB.
+MAX_VALUES = 1 << 24
+MAX_TOTAL = 1 << 31  # values of all nodes together, which go to a file for the time being
 _HEAD = re.compile(
-    r"\w*(?:eval|callback)\w*:\s+(\S(?:.*\S)?)\s+= \((\w+)\)\s+(\w+)\((.*)\}\) = "
-    r"\{(\d+), (\d+), (\d+), (\d+)\}"
+    r"(\w*):\s+(\S(?:.*\S)?)\s+= \((\w+)\)\s+(\w+)\((.*)\}\) = "
+    r"\{(\d{1,18}), (\d{1,18}), (\d{1,18}), (\d{1,18})\}"
 )
 _SOURCE = re.compile(r"([^{},][^{}]*)\{[\d, ]*\}?")
 _COUNT = re.compile(r".*number of input tokens = (\d{1,9})")
@@ -45,7 +53,16 @@ def is_eval_text(path: Path) -> bool:
         head = file.read(1 << 20)
     if b"\0" in head:
         return False
-    return any(_HEAD.match(_plain(line)) for line in head.decode("latin1").splitlines()[:4000])
+    return any(_head(_plain(line)) for line in head.decode("latin1").splitlines()[:4000])
+
+
+def _head(line: str) -> "re.Match[str] | None":
+    """Return the parts of a line that announces a node, None for another line."""
+    if len(line) > MAX_SAYING:
+        return None
+    match = _HEAD.match(line)
+    said = match is not None and ("eval" in match[1] or "callback" in match[1])
+    return match if said else None
 
 
 def _plain(line: str) -> str:
@@ -60,15 +77,20 @@ def load_eval_text(
     *,
     positions: Positions = "all",
     wanted: Collection[str] | None = None,
+    file: IO[str] | None = None,
 ) -> Iterator[Trace]:
-    """Open the text as a trace of what it shows.
+    """Open the text as a trace of what it shows; `file` holds it where it is already open.
 
     `model` is the GGUF that ran: without it weights are told by llama.cpp's names, joined ones
     stay unread, and llama's adjacent pairs are not undone. Raises FormatError for text that is
     cut, or that holds several passes.
     """
     with ExitStack() as stack:
-        lines = _Lines(stack.enter_context(open(path, encoding="utf-8", errors="replace")), path)
+        text = file
+        if text is None:
+            fd = open_regular(path)  # refuses pipes and devices
+            text = stack.enter_context(os.fdopen(fd, encoding="utf-8", errors="replace"))
+        lines = _Lines(text, path)
         collector = Collector(
             stack.enter_context(Spool()), model, tokens=None, dtype="float32",
             positions=positions, wanted=wanted,
@@ -89,7 +111,9 @@ def load_eval_text(
             if reader is None:
                 continue
             if values is None:
-                collector.unknown[node.name] = "no values were printed"
+                large = math.prod(node.shape) > MAX_VALUES
+                why = f"shape {list(node.shape)} has over {MAX_VALUES} values" if large else ""
+                collector.unknown[node.name] = why or "no values were printed"
             else:
                 reader.add(node, values, seen)
         if reader is None:
@@ -103,6 +127,7 @@ def load_eval_text(
         run = {
             "format": "llama-eval-callback", "path": str(path),
             "ids": printed if printed is not None else None if ids is None else list(ids),
+            "ids_given": printed is None and ids is not None,
             "backend": {
                 "backend": "llama.cpp", "printed": f"{EDGE} values from each end of an axis",
             },
@@ -116,6 +141,7 @@ class _Lines:
     def __init__(self, file: IO[str], path: Path) -> None:
         self._file, self._path = file, path
         self.number = 0
+        self.values = 0  # of all nodes so far, printed or not
         self.ids: list[int] | None = None
 
     def _next(self) -> str | None:
@@ -128,17 +154,17 @@ class _Lines:
     def nodes(self) -> Iterator[tuple[Node, Numbers | None, Mask | None]]:
         line = self._next()
         while line is not None:
-            counted = _COUNT.match(line)
+            counted = _counted(line)
             if counted and self.ids is None:
                 line = self._read_ids(int(counted[1]))
                 continue
-            match = _HEAD.match(line)
+            match = _head(line)
             if match is None:
                 line = self._next()
                 continue
-            shape = tuple(int(size) for size in reversed(match.groups()[4:8]))
-            sources = tuple(s[1].strip().lstrip(", ") for s in _SOURCE.finditer(match[4]))
-            node = Node(match[1], match[3], shape, sources)
+            shape = tuple(int(size) for size in reversed(match.groups()[5:9]))
+            sources = tuple(s[1].strip().lstrip(", ") for s in _SOURCE.finditer(match[5]))
+            node = Node(match[2], match[4], shape, sources)
             line, values, seen = self._values(node)
             yield node, values, seen
 
@@ -157,11 +183,10 @@ class _Lines:
 
     def _values(self, node: Node) -> tuple[str | None, Numbers | None, Mask | None]:
         """Return the line after a node, its values, and which of them were printed."""
-        count = int(np.prod([float(size) for size in node.shape]))
         rows: list[list[float]] = []
         line = self._next()
         sums = 0
-        while line is not None and _HEAD.match(line) is None and not _COUNT.match(line):
+        while line is not None and _head(line) is None and not _counted(line):
             text = line.strip()
             if _SUM.match(line):
                 sums += 1
@@ -172,12 +197,25 @@ class _Lines:
                 break
         if not rows:
             return line, None, None
-        if count > MAX_VALUES:
+        shown = [list(range(node.shape[0])) if node.shape[0] <= len(rows) else [],
+                 *map(_shown, node.shape[1:])]  # fmt: skip
+        expected = math.prod(map(len, shown[:3]))
+        if len(rows) != expected or any(len(row) != len(shown[3]) for row in rows):
             raise FormatError(
-                f"{self._path}: line {self.number}: {node.name} has shape {list(node.shape)}; at "
-                f"most {MAX_VALUES} values are read"
+                f"{self._path}: line {self.number}: {node.name} of shape {list(node.shape)} shows "
+                f"{len(rows)} rows; expected {math.prod(map(len, map(_shown, node.shape[1:3])))} "
+                f"for each of {node.shape[0]}, of {len(shown[3])} values; is the text cut?"
             )
-        return line, *self._spread(node, rows)
+        count = math.prod(node.shape)
+        if count > MAX_VALUES:
+            return line, None, None
+        self.values += count
+        if self.values > MAX_TOTAL:
+            raise FormatError(
+                f"{self._path}: line {self.number}: {self.values} values so far, printed or not; "
+                f"at most {MAX_TOTAL} are read"
+            )
+        return line, *_spread(node, shown, rows)
 
     def _row(self, text: str) -> list[float]:
         words = text.strip("[], ").replace("...,", " ").replace(",", " ").split()
@@ -186,21 +224,21 @@ class _Lines:
         except ValueError as error:
             raise FormatError(f"{self._path}: line {self.number}: {error}") from None
 
-    def _spread(self, node: Node, rows: list[list[float]]) -> tuple[Numbers, Mask]:
-        shown = [_shown(size) for size in node.shape]
-        index = [(a, b, c) for a in range(node.shape[0]) for b in shown[1] for c in shown[2]]
-        if len(rows) != len(index) or any(len(row) != len(shown[3]) for row in rows):
-            raise FormatError(
-                f"{self._path}: line {self.number}: {node.name} of shape {list(node.shape)} shows "
-                f"{len(rows)} rows; expected {len(index)} of {len(shown[3])} values; is the text "
-                "cut?"
-            )
-        values = np.zeros(node.shape, np.float32)
-        seen = np.zeros(node.shape, np.bool_)
-        for (a, b, c), row in zip(index, rows, strict=True):
+
+def _spread(node: Node, shown: list[list[int]], rows: list[list[float]]) -> tuple[Numbers, Mask]:
+    """Return a node's values, and which of them were printed: the rows of `shown` places."""
+    values = np.zeros(node.shape, np.float32)
+    seen = np.zeros(node.shape, np.bool_)
+    with np.errstate(over="ignore"):  # a number beyond float32 is infinite
+        for (a, b, c), row in zip(product(*shown[:3]), rows, strict=True):
             values[a, b, c, shown[3]] = row
             seen[a, b, c, shown[3]] = True
-        return values, seen
+    return values, seen
+
+
+def _counted(line: str) -> "re.Match[str] | None":
+    """Return the parts of a line that says how many tokens there are."""
+    return _COUNT.match(line) if len(line) <= MAX_SAYING else None
 
 
 def _shown(size: int) -> list[int]:

@@ -123,44 +123,7 @@ class NpzFile:
     def _header(
         self, file: Any, key: str, member: zipfile.ZipInfo
     ) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], bool]:
-        where = f"{self.path}: {_short(key)!r}"
-        magic = file.read(8)
-        if len(magic) < 8 or magic[:6] != b"\x93NUMPY" or magic[6] not in (1, 2, 3):
-            raise FormatError(f"{where}: begins with {magic.hex(' ')}; expected an .npy array")
-        size_format = "<H" if magic[6] == 1 else "<I"
-        raw = file.read(struct.calcsize(size_format))
-        if len(raw) < struct.calcsize(size_format):
-            raise TruncatedError(f"{where}: ends inside its header")
-        (length,) = struct.unpack(size_format, raw)
-        if length > MAX_HEADER:
-            raise FormatError(f"{where}: a header of {length} bytes; at most {MAX_HEADER} are read")
-        text = file.read(length)
-        if len(text) < length:
-            raise TruncatedError(f"{where}: ends inside its header")
-        try:
-            found = ast.literal_eval(text.decode("utf-8" if magic[6] == 3 else "latin1").strip())
-            shape, descr, fortran = found["shape"], found["descr"], found["fortran_order"]
-            dtype = np.dtype(descr) if isinstance(descr, str) else None
-        except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError) as error:
-            raise FormatError(f"{where}: its header is not readable: {_short(error)}") from None
-        if (
-            not isinstance(shape, tuple)
-            or len(shape) > 8
-            or not all(type(size) is int and 0 <= size < 1 << 48 for size in shape)
-            or type(fortran) is not bool
-        ):
-            raise FormatError(f"{where}: shape {_short(shape)}; expected up to 8 sizes")
-        if dtype is None or dtype.kind not in "fiubU" or not dtype.itemsize:
-            raise UnsupportedError(
-                f"{where}: holds {_short(descr)!r}; expected numbers (pickled objects are not read)"
-            )
-        body = member.file_size - (8 + len(raw) + length)
-        if math.prod(shape) * dtype.itemsize != body:
-            raise FormatError(
-                f"{where}: shape {list(shape)} of {dtype} takes {math.prod(shape) * dtype.itemsize}"
-                f" bytes; {body} follow the header"
-            )
-        return (shape, dtype), fortran
+        return read_header(file, f"{self.path}: {_short(key)!r}", member.file_size)
 
     def read(self, key: str) -> Numbers:
         """Return one array; FormatError where the stream is not what the header says."""
@@ -185,6 +148,53 @@ class NpzFile:
         flat = np.frombuffer(data, dtype)
         order: Any = "F" if self._fortran[key] else "C"
         return flat.reshape(shape, order=order).astype(dtype.newbyteorder("="), copy=False)
+
+
+def read_header(
+    file: Any, where: str, size: int
+) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], bool]:
+    """Return ((shape, dtype), whether the order is Fortran's) of an .npy array of `size` bytes.
+
+    `file` then stands behind the header. Nothing that the header says is evaluated or believed: its
+    sizes must be those of the bytes that follow. Raises FormatError.
+    """
+    magic = file.read(8)
+    if len(magic) < 8 or magic[:6] != b"\x93NUMPY" or magic[6] not in (1, 2, 3):
+        raise FormatError(f"{where}: begins with {magic.hex(' ')}; expected an .npy array")
+    size_format = "<H" if magic[6] == 1 else "<I"
+    raw = file.read(struct.calcsize(size_format))
+    if len(raw) < struct.calcsize(size_format):
+        raise TruncatedError(f"{where}: ends inside its header")
+    (length,) = struct.unpack(size_format, raw)
+    if length > MAX_HEADER:
+        raise FormatError(f"{where}: a header of {length} bytes; at most {MAX_HEADER} are read")
+    text = file.read(length)
+    if len(text) < length:
+        raise TruncatedError(f"{where}: ends inside its header")
+    try:
+        found = ast.literal_eval(text.decode("utf-8" if magic[6] == 3 else "latin1").strip())
+        shape, descr, fortran = found["shape"], found["descr"], found["fortran_order"]
+        dtype = np.dtype(descr) if isinstance(descr, str) else None
+    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError) as error:
+        raise FormatError(f"{where}: its header is not readable: {_short(error)}") from None
+    if (
+        not isinstance(shape, tuple)
+        or len(shape) > 8
+        or not all(type(n) is int and 0 <= n < 1 << 48 for n in shape)
+        or type(fortran) is not bool
+    ):
+        raise FormatError(f"{where}: shape {_short(shape)}; expected up to 8 sizes")
+    if dtype is None or dtype.kind not in "fiubU" or not dtype.itemsize:
+        raise UnsupportedError(
+            f"{where}: holds {_short(descr)!r}; expected numbers (pickled objects are not read)"
+        )
+    body = size - (8 + len(raw) + length)
+    if math.prod(shape) * dtype.itemsize != body:
+        raise FormatError(
+            f"{where}: shape {list(shape)} of {dtype} takes {math.prod(shape) * dtype.itemsize}"
+            f" bytes; {body} follow the header"
+        )
+    return (shape, dtype), fortran
 
 
 @contextmanager
@@ -228,6 +238,7 @@ def load_npz(
             collector.unknown[key] = f"named in {ORDER}, but not in the file"
         run = {
             "format": "npz", "path": str(path), "ids": tokens, "order": order,
+            "ids_given": found is None and given is not None,
             "backend": {"backend": "npz", "of": "transformers module outputs"},
         }  # fmt: skip
         yield collector.trace(run)

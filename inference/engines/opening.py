@@ -103,6 +103,19 @@ def open_trace(
     return TRACES[kind][1](path, ids, model)
 
 
+def model_and_run(text: str) -> tuple[str, str | None]:
+    """Split `MODEL@RUN` as `split_run` does, but refuse an unknown run behind a model that exists.
+
+    Raises UsageError with the names there are.
+    """
+    name, run = split_run(text)
+    if run is None and not Path(text).exists():
+        model, at, unknown = text.rpartition("@")
+        if at and Path(model).exists():
+            parse_run(unknown)  # says what is known
+    return name, run
+
+
 @contextmanager
 def open_run(
     text: "str | Path",
@@ -137,7 +150,7 @@ def open_run(
         with open_trace(path, ids, model) as trace:
             yield trace
         return
-    name, run = split_run(str(text))
+    name, run = model_and_run(str(text))
     chosen = choice or (choose() if run is None else parse_run(run))
     if ids is None:
         raise UsageError(f"{text}: a run needs token ids; give --ids or --prompt")

@@ -15,9 +15,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.errors import BackendUnavailableError, FormatError, UsageError
+from aprfmt.arch import ARCHS
+from aprfmt.arch.hyper import checked
+from aprfmt.arch.values import MAX_SIZE
+from aprfmt.errors import (
+    AprfmtError,
+    ArchError,
+    BackendUnavailableError,
+    FormatError,
+    TensorNotFoundError,
+    UsageError,
+)
+from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.device import Choice, parse_run
-from aprfmt.inference.parity.cell import BundledRows, Cell
+from aprfmt.inference.parity.cell import PER_LAYER, BundledRows, Cell
 from aprfmt.inference.rows import ArrayRows, Rows
 from aprfmt.tensor import Source, TensorInfo
 
@@ -25,6 +36,8 @@ Numbers = NDArray[Any]
 HEADER = "aprfmt.bundle"
 SCHEMA = 1
 MAX_HEADER = 64 << 20
+LARGEST = 1 << 20  # of a hyperparameter, far above any model's: tables and loops are made of them
+_LONG = ("context_length", "rope_theta", "rope_theta_local", "vocab_size")  # up to MAX_SIZE
 _DTYPES: Mapping[str, str] = {"F32": "float32", "F64": "float64", "I64": "int64"}
 _NAMES: Mapping[str, str] = {dtype: name for name, dtype in _DTYPES.items()}
 
@@ -174,23 +187,72 @@ def _plain(value: Any) -> Any:
 def load_bundle(path: Path) -> Bundle:
     """Read a reproduction; FormatError for a file that is none, or does not fit together."""
     from aprfmt.formats import open_source
-    from aprfmt.formats.jsonio import loads
 
     with open_source(path) as source:
-        text = source.metadata.get(HEADER)
-        if not isinstance(text, str):
-            raise FormatError(
-                f"{path}: has no {HEADER!r} in its header; expected a file of parity --bundle"
-            )
-        header = loads(text, f"{path}: {HEADER}", max_bytes=MAX_HEADER)
+        return parse_bundle(source, path)
+
+
+def parse_bundle(source: Source, path: Path) -> Bundle:
+    """Return the reproduction in an open file; `path` begins the messages. FormatError."""
+    from aprfmt.formats.jsonio import loads
+
+    text = source.metadata.get(HEADER)
+    if not isinstance(text, str):
+        raise FormatError(
+            f"{path}: has no {HEADER!r} in its header; expected a file of parity --bundle"
+        )
+    header = loads(text, f"{path}: {HEADER}", max_bytes=MAX_HEADER)
+    try:
+        return _bundle(header, source, path)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, AprfmtError):
+            raise
+        raise FormatError(
+            f"{path}: {HEADER} is not complete: {type(error).__name__} {error!s:.200}"
+        ) from error
+
+
+def _hyper(found: Mapping[str, Any], architecture: str, where: str) -> dict[str, Any]:
+    """Return the hyperparameters, each of its kind; what tables and loops are made of is bounded.
+
+    Raises FormatError.
+    """
+    kept = {}
+    for rule in ARCHS[architecture].hyper:
+        if rule.name not in found:
+            continue  # what nothing reads is not missed; what is missed has a name of its own
+        value = kept[rule.name] = found[rule.name]
+        if rule.name == "n_layers":
+            continue  # 0 where the operation stands behind the layers
         try:
-            return _bundle(header, source, path)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, FormatError):
-                raise
-            raise FormatError(
-                f"{path}: {HEADER} is not complete: {type(error).__name__} {error}"
-            ) from error
+            checked(rule, value, f"{where}: {rule.name}")
+        except ArchError as error:
+            raise FormatError(str(error)) from error
+        most = MAX_SIZE if rule.name in _LONG else LARGEST
+        if isinstance(value, (int, float)) and not -most <= value <= most:
+            raise FormatError(f"{where}: {rule.name} is {value:.6g}; expected at most {most}")
+    if type(kept.get("n_layers")) is not int or kept["n_layers"] not in (0, 1):
+        raise FormatError(f"{where}: n_layers is {kept.get('n_layers')!r:.40}; expected 0 or 1")
+    short = [name for name in PER_LAYER if name in kept and len(kept[name]) != kept["n_layers"]]
+    if short:
+        raise FormatError(f"{where}: {short[0]} is not of {kept['n_layers']} layers")
+    return kept
+
+
+def run_cell(bundle: Bundle, backend: Backend, path: Path) -> Numbers:
+    """Run a reproduction's operation; FormatError where what the file holds does not fit."""
+    try:
+        return bundle.cell.run(backend)
+    except (ArchError, TensorNotFoundError, UsageError) as error:
+        raise FormatError(f"{path}: {error!s:.400}") from error
+    except AprfmtError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError,
+            ValueError) as error:  # fmt: skip
+        raise FormatError(
+            f"{path}: {bundle.cell.key!r:.60} cannot be run from what the file holds: "
+            f"{type(error).__name__} {error!s:.200}"
+        ) from error
 
 
 def _bundle(header: Any, source: Source, path: Path) -> Bundle:
@@ -218,10 +280,12 @@ def _bundle(header: Any, source: Source, path: Path) -> Bundle:
             weights[role] = ArrayRows(array(name))
         if weights[role].shape != shape:
             raise FormatError(f"{path}: {name} has shape {list(weights[role].shape)}, not {shape}")
+    architecture = str(header["architecture"])
     shapes = {role: tuple(int(s) for s in shape) for role, shape in header["roles"].items()}
     cell = Cell(
-        str(header["architecture"]), header["hyper"], str(header["key"]), str(header["point"]),
-        int(header["layer"]), tuple(int(i) for i in header["ids"]), inputs, weights, shapes,
+        architecture, _hyper(header["hyper"], architecture, f"{path}: {HEADER}"),
+        str(header["key"]), str(header["point"]), int(header["layer"]),
+        tuple(int(i) for i in header["ids"]), inputs, weights, shapes,
         tuple(int(i) for i in header["vocab_rows"]),
     )  # fmt: skip
     first, second = (str(run) for run in header["runs"])
@@ -244,13 +308,13 @@ def replay(path: Path, between: Sequence[str] = ()) -> Replayed:
         raise UsageError(f"{path}: is of two runs, found {len(between)} to replay it on")
     names = tuple(between) or bundle.runs
     choices: list[Choice] = [parse_run(name) for name in names]
-    expected = bundle.cell.run(choices[0].open())
+    expected = run_cell(bundle, choices[0].open(), path)
     engine = choices[1].is_engine
     if engine and not bundle.shadow:
         raise BackendUnavailableError(
             f"{path}: {choices[1]} is an engine, which computes no single operation; name a backend"
         )
-    found = bundle.found if engine else bundle.cell.run(choices[1].open())
+    found = bundle.found if engine else run_cell(bundle, choices[1].open(), path)
     delta = np.abs(np.asarray(found, np.float64).reshape(-1)
                    - np.asarray(expected, np.float64).reshape(-1))  # fmt: skip
     at = int(np.argmax(delta)) if delta.size else 0

@@ -138,6 +138,11 @@ def load_calibration(path: Path) -> tuple[Measured, ...]:
     from aprfmt.hf_folder import read_text
 
     found: Any = loads(read_text(path, MAX_FILE).encode(), str(path), max_bytes=MAX_FILE)
+    return parse_calibration(found, path)
+
+
+def parse_calibration(found: Any, path: Path) -> tuple[Measured, ...]:
+    """Return the rows in a calibration's JSON value; `path` begins the messages. FormatError."""
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         raise FormatError(f"{path}: is no file of parity --calibrate; expected schema {SCHEMA}")
     rows = found.get("rows")

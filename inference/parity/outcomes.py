@@ -94,12 +94,12 @@ def _torch_loss(backend: Backend, logits: Numbers, labels: Numbers) -> float:
 
 def _cupy_loss(backend: Backend, logits: Numbers, labels: Numbers) -> float:
     """Return the loss of the logits as the dtype holds them, on the device in float32 at least."""
-    import cupy
+    from aprfmt.inference.backends.cuda import memory
 
-    x = cupy.asarray(backend.to_numpy(backend.array(logits)))
+    arrays, x = memory.arrays(), memory.put(backend.to_numpy(backend.array(logits)))
     wide = x - x.max(axis=-1, keepdims=True)
-    logs = wide - cupy.log(cupy.exp(wide).sum(axis=-1, keepdims=True))
-    return float(-cupy.take_along_axis(logs, cupy.asarray(labels)[:, None], -1).mean())
+    logs = wide - arrays.log(arrays.exp(wide).sum(axis=-1, keepdims=True))
+    return float(-arrays.take_along_axis(logs, memory.put(labels)[:, None], -1).mean())
 
 
 OWN_LOSS: Mapping[str, Callable[[Backend, Numbers, Numbers], float]] = {

@@ -79,6 +79,39 @@ def test_an_output_that_cannot_be_written_is_said_before_the_work(
 def test_what_is_not_written_is_said_by_name(source: Path, tmp_path: Path, wished: str) -> None:
     done = aprfmt("convert", source, tmp_path / "a.apr", "--encoding", wished)
     assert done.code == 2 and f"{wished} is not written here" in done.err
+    assert "Q8_0 or NF4" in done.err
+
+
+@pytest.mark.parametrize(
+    ("wished", "says"),
+    [("Q4_K_M", "quantize --type Q4_K_M"), ("Q9_0", "near names: Q")],
+)
+def test_what_is_no_encoding_is_said_by_name(
+    source: Path, tmp_path: Path, wished: str, says: str
+) -> None:
+    done = aprfmt("convert", source, tmp_path / "a.apr", "--tensor", f"token_embd={wished}")
+    assert done.code == 2 and says in done.err and done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("Q4_K_M", "general.file_type 15"), ("NF4-double", "NF4"), ("GPTQ", "never written"),
+     ("Q4_2", "ggml id 4")],
+)  # fmt: skip
+def test_types_and_encodings_are_explained(name: str, says: str) -> None:
+    done = aprfmt("explain", name)
+    assert done.code == 0 and says in done.out and "None" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("args", "where"),
+    [(["explain", "zzz"], ""), (["trace", "nowhere.gguf"], "nowhere.gguf"),
+     (["inspct"], ""), (["parity", "x.gguf"], None)],
+)  # fmt: skip
+def test_where_is_a_place_or_nothing(args: list[str], where: str | None) -> None:
+    error = aprfmt(*args, "--json").json["error"]
+    assert error["where"] != error["message"]
+    assert where is None or error["where"] == where
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,22 @@ def test_two_backends_agree(demo_model: Path) -> None:
     assert everything.out.count("within") > text.out.count("within")
 
 
+@pytest.mark.parametrize("option", ["--bundle", "--calibrate", "--html"])
+def test_what_cannot_be_written_is_said_before_the_runs(
+    option: str, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aprfmt.inference.session import Session
+
+    monkeypatch.setattr(Session, "trace", lambda *a, **k: pytest.fail("the model was run"))
+    there = tmp_path / "there"
+    there.write_text("mine")
+    args = ("parity", demo_model, "--between", "cpu", "torch", *IDS, option)
+    assert "exists" in aprfmt(*args, there).err and there.read_text() == "mine"
+    assert "no folder" in aprfmt(*args, tmp_path / "no" / "where").err
+    base = aprfmt("parity", demo_model, "--between", "cpu", "torch", *IDS, "--base", "nowhere")
+    assert (base.code, base.out) == (2, "") and "nowhere" in base.err
+
+
 def test_the_same_run_twice_is_the_same(demo_model: Path) -> None:
     done = aprfmt("parity", demo_model, "--between", "cpu", "numpy", *IDS, "--json")
     assert (done.code, done.json["verdict"]) == (0, "same")

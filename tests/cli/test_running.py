@@ -6,6 +6,7 @@ other model's losses taken for this one's, a sample without a label averaged as 
 
 import json
 import math
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,8 @@ def test_run_prints_text_and_its_speed_on_stderr(demo_model: Path) -> None:
     assert (done.code, done.out) == (0, "Paris\n")
     assert "3 tokens, stop token 1535" in done.err and "tokens/s" in done.err
     assert aprfmt("run", demo_model, "--chat", "Hello", "--quiet").err == ""
+    one = aprfmt("run", demo_model, "--prompt", "She", "--max-tokens", 1)
+    assert one.err.startswith("1 token, --max-tokens reached")
 
 
 def test_a_batch_of_ids_is_not_taken_for_one_sequence(tiny: Path, tmp_path: Path) -> None:
@@ -274,6 +277,28 @@ def test_a_model_without_tokenizer_gives_ids(tiny: Path) -> None:
     full = aprfmt("run", tiny, "--ids", given(IDS * 2), "--max-tokens", 50, "--json").json
     assert full["stop"]["reason"] == "context" and len(full["ids"]) == 64 - 58
     assert aprfmt("run", tiny, "--ids", given(IDS * 3)).code == 2
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_without_a_tokenizer_the_configuration_says_where_to_stop(
+    name: str, tiny: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "m"
+    shutil.copytree(tiny, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
+    (folder / "generation_config.json").unlink()
+    run = ("run", folder, "--ids", "1,2,3", "--max-tokens", 6, "--json")
+    free = aprfmt(*run)
+    assert free.json["stop"]["reason"] == "max_tokens" and "no stop token" in free.err
+    end = free.json["ids"][2]
+    before = free.json["ids"][: free.json["ids"].index(end)]
+    text = json.dumps({**(config if name == "config.json" else {}), "eos_token_id": [end, 96]})
+    (folder / name).write_text(text)
+    done = aprfmt(*run)
+    assert (done.json["ids"], done.json["stop"]) == (before, {"reason": "stop_token", "token": end})
+    assert f"stop tokens as configured: {sorted((end, 96))}" in done.err
+    assert aprfmt(*run, "--ignore-stop").json["ids"] == free.json["ids"]
 
 
 @pytest.mark.parametrize(

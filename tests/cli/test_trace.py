@@ -141,7 +141,7 @@ def test_aprt_folder(demo_model: Path, tmp_path: Path) -> None:
     loaded = aprfmt("trace", "--load", folder, "--json")
     assert loaded.code == 0
     point = next(r for r in loaded.json["records"] if r["key"] == "L3.ffn_mul")
-    assert point["positions"] is None and point["count"] == swigl.size
+    assert point["positions"] == [0, 1, 2, 3, 4] and point["count"] == swigl.size
     back = aprfmt("trace", demo_model, "--payload", *SHORT, "--reference", folder, "--json")
     # q, k, v joined, with and without bias
     assert back.code == 0 and back.json["reference"]["compared"] == 3 + 4 * 11
@@ -191,6 +191,56 @@ def test_reference_of_other_tokens_is_refused(demo_model: Path, tmp_path: Path) 
                   "--reference", saved, "--json")  # fmt: skip
     assert done.json["exit"] == done.code == 2  # nothing could be compared
     assert all("3 positions against 1" in p["why"] for p in done.json["reference"]["points"])
+
+
+def test_an_aprt_folder_refuses_other_tokens_and_a_foreign_one_says_it_cannot(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    folder, run = tmp_path / "aprt", ("trace", demo_model, "--payload", "--ids")
+    assert aprfmt(*run, "1417,362,259", "--save-aprt", folder).code == 0
+    done = aprfmt(*run, "1417,362,258", "--reference", folder)
+    assert (done.code, done.out) == (2, "") and "first difference at 2" in done.err
+    done = aprfmt(*run, "1417,362,259", "--reference", folder, "--json")
+    assert (done.code, done.json["reference"]["not_checked"]) == (0, [])
+    (folder / "aprfmt-trace.json").unlink()  # as `apr` writes one
+    done = aprfmt(*run, "1417,362,259", "--reference", folder)
+    said = "token ids: the reference does not record them, so they were not checked"
+    assert done.code == 0 and f"NOT-RUN  {said}" in done.out
+    done = aprfmt(*run, "1417,362,258", "--reference", folder, "--json")
+    assert (done.code, done.json["reference"]["not_checked"]) == (1, [said])
+    both = aprfmt("trace", "--load", folder, "--reference", folder, "--json").json["reference"]
+    assert [text.split(": ")[1][:14] for text in both["not_checked"]] == [
+        "this trace doe", "the reference ",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("reference", ["nowhere", "{tiny}@wrong", "{tiny}@torch:cpu:int3", "{bad}"])
+def test_a_reference_that_is_none_is_refused_before_the_run(
+    reference: str, demo_model: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aprfmt.inference.session import Session
+
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF")
+    monkeypatch.setattr(Session, "trace", lambda *a, **k: pytest.fail("the model was run"))
+    named = reference.format(tiny=tiny, bad=bad)
+    done = aprfmt("trace", demo_model, "--payload", "--ids", "1,2", "--reference", named)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    done = aprfmt("trace", demo_model, "--payload", "--ids", "1,1400", "--reference", tiny)
+    assert done.code == 2 and "token id 1400" in done.err  # the other model's embedding ends
+
+
+def test_a_reference_that_is_none_is_refused_before_anything_is_saved(
+    tiny: Path, tmp_path: Path
+) -> None:
+    saved, other = tmp_path / "t.safetensors", tmp_path / "other.safetensors"
+    run = ("trace", tiny, "--payload", "--points", "out", "--ids")
+    assert aprfmt(*run, "1,2,3", "--save", saved).code == 0
+    assert aprfmt(*run, "1,2,4", "--save", other).code == 0
+    for reference in ("nowhere", tiny, other):
+        again = tmp_path / "again.safetensors"
+        done = aprfmt("trace", "--load", saved, "--save", again, "--reference", reference)
+        assert (done.code, done.out, again.exists()) == (2, "", False)
 
 
 @pytest.mark.parametrize(

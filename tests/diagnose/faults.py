@@ -423,6 +423,54 @@ def head_overwritten(rows: files.Rows) -> None:
     rows["lm_head.weight"] = rows["model.embed_tokens.weight"]
 
 
+def neurons_moved(rows: files.Rows) -> None:
+    """Give an MLP's neurons another order, in gate, up and down alike: the same function."""
+    order = np.random.default_rng(7).permutation(72)
+    for name in ("gate_proj", "up_proj"):
+        files.edit(f"{L1}mlp.{name}.weight", lambda x: x[order])(rows)
+    files.edit(f"{L1}mlp.down_proj.weight", lambda x: x[:, order])(rows)
+
+
+def heads_moved(rows: files.Rows) -> None:
+    """Exchange the two key heads, and the query heads with them, one of them inside its group."""
+    query, key = np.array([3, 2, 0, 1]), np.array([1, 0])
+    for name, order in (("q_proj", query), ("k_proj", key), ("v_proj", key)):
+        files.edit(f"{L1}self_attn.{name}.weight", _blocks(order))(rows)
+    files.edit(f"{L1}self_attn.o_proj.weight", lambda x: _blocks(query)(x.T).T)(rows)
+
+
+def _blocks(order: Any) -> Callable[[Any], Any]:
+    return lambda x: x.reshape(len(order), -1, x.shape[-1])[order].reshape(x.shape)
+
+
+def routed_experts_moved(rows: files.Rows) -> None:
+    """Give the experts another order and their router's rows the same: the same function."""
+    order = (4, 0, 1, 5, 2, 3)
+    before = dict(rows)
+    for part in ("gate", "up", "down"):
+        for new, old in enumerate(order):
+            name = f"{L1}mlp.experts.{{}}.{part}_proj.weight"
+            rows[name.format(new)] = before[name.format(old)]
+    files.edit(f"{L1}mlp.gate.weight", lambda x: x[list(order)])(rows)
+
+
+def one_more(rows: files.Rows) -> None:
+    rows[f"{L1}mlp.rotary_cache"] = ("F32", (4, 3), np.arange(12, dtype="<f4").tobytes())
+
+
+def one_more_and_a_factor(rows: files.Rows) -> None:
+    one_more(rows)
+    files.edit(UP, lambda x: x * 1.25)(rows)
+
+
+def noisy(x: Any) -> Any:
+    return x + 0.05 * np.random.default_rng(3).standard_normal(x.shape)
+
+
+def scrambled(x: Any) -> Any:
+    return np.random.default_rng(3).permutation(x.reshape(-1)).reshape(x.shape)
+
+
 def two_edits(rows: files.Rows) -> None:
     files.edit(UP, lambda x: x * 1.25)(rows)
     files.raw(f"{L1}self_attn.o_proj.weight", flipped(103))(rows)
@@ -476,6 +524,23 @@ FILES: tuple[Fault, ...] = (
     damaged("old-weight", "llama", "a weight of another checkpoint", "stale_tensor",
             "L1.ffn_up.weight",
             tensors=files.edit(UP, lambda x: np.random.default_rng(1).normal(0, 0.14, x.shape))),
+    damaged("noise", "llama", "noise upon a weight", "stale_tensor", "L1.ffn_up.weight",
+            confidence="unconfirmed", tensors=files.edit(UP, noisy)),
+    damaged("scrambled", "llama", "a weight's values in no order at all", "stale_tensor",
+            "L1.ffn_up.weight", confidence="unconfirmed", tensors=files.edit(UP, scrambled)),
+    damaged("neurons", "llama", "neurons in another order, consistently", "permuted_neurons",
+            ("L1.ffn_up.weight", "L1.ffn_gate.weight", "L1.ffn_down.weight"), verdict="same",
+            tensors=neurons_moved),
+    damaged("heads-with-groups", "llama", "heads in another order, consistently",
+            "permuted_heads", ("L1.attn_q.weight", "L1.attn_v.weight", "L1.attn_output.weight"),
+            verdict="same", tensors=heads_moved),
+    damaged("experts-with-router", "qwen3_moe", "experts and their router in another order",
+            "permuted_experts", ("L1.ffn_gate_inp.weight", "L1.ffn_down_exps.weight"),
+            verdict="same", tensors=routed_experts_moved),
+    damaged("extra", "llama", "one more tensor, of no role", "extra_tensor",
+            "model.layers.1.mlp.rotary_cache", verdict="same", tensors=one_more),
+    damaged("extra-and-scale", "llama", "the same, and a weight times 1.25",
+            ("scale", "extra_tensor"), ("L1.ffn_up.weight",), tensors=one_more_and_a_factor),
     damaged("times-1.25", "llama", "a weight times 1.25", "scale", "L1.ffn_up.weight",
             tensors=files.edit(UP, lambda x: 1.25 * x)),
     damaged("norms-plus-1", "gemma", "1 added to norms that are stored without", "norm_offset",
@@ -512,6 +577,8 @@ FILES: tuple[Fault, ...] = (
             tensors=two_edits),
     damaged("tensors-lost", "llama", "a layer's MLP is not in the file", (), (),
             upstream=(1, 33), verdict="not_comparable", tensors=files.drop("2.mlp.up_proj.weight")),
+    damaged("zeros", "llama", "every tensor is zero", (), (), verdict="not_comparable",
+            tensors=files.edit_all("", lambda x: 0 * x)),
     damaged("same-bytes", "llama", "nothing", (), (), verdict="same"),
 )  # fmt: skip
 
@@ -555,6 +622,14 @@ def finer_weights() -> Pair:
     return files.quantized(DEMO, "demo-q8.gguf", "Q8_0"), trace(DEMO, "finer", points=COARSE)
 
 
+def zero_trace() -> Pair:
+    """A model, and a trace of it whose buffers nobody filled."""
+    folder = tiny_folder("llama")
+    return folder, trace(folder, "zeros", points=COARSE, rename=lambda values: {
+        key: np.zeros_like(value) for key, value in values.items()
+    })  # fmt: skip
+
+
 ROUNDING, QUANTISED = ("rounding",), ("quantisation",)
 CONTROLS: tuple[Fault, ...] = (
     Fault("gguf-copy", "demo", "as GGUF", converted("demo.gguf"), (), verdict="same"),
@@ -591,6 +666,8 @@ CONTROLS: tuple[Fault, ...] = (
     Fault("no-values", "llama", "a trace of statistics only",
           lambda: (tiny_folder("llama"), stats_only(tiny_folder("llama"), "statistics")), (),
           verdict="not_comparable", upstream=(31, 32, 34)),
+    Fault("zero-trace", "llama", "a trace of zeros", zero_trace, (), verdict="not_comparable",
+          upstream=(31,)),
     Fault("other-checkpoint", "llama", "the same sizes, trained elsewhere",
           lambda: (tiny_folder("llama"), tiny_folder("llama", seed=5)), (),
           verdict="not_comparable", upstream=(31,)),

@@ -17,6 +17,7 @@ from aprfmt.diagnosis.case import short_numbers
 from aprfmt.diagnosis.hypotheses.attention import cap_of
 from aprfmt.diagnosis.measure import fit, rel
 from aprfmt.diagnosis.prompt import LONGEST, chosen_ids, hidden_from
+from aprfmt.inference import aprt_facts
 from aprfmt.inference.aprt import save_aprt
 from aprfmt.inference.trace_file import load_trace
 from tests.cli.run import aprfmt as command
@@ -235,8 +236,15 @@ def test_aprt_folders_have_counts_only_and_are_judged(tmp_path: Path) -> None:
             save_aprt(tmp_path / name, made)
         found = diagnose(str(folder), str(tmp_path / name), ids=IDS)
         assert found.cause == cause, found.sentence
+    assert diagnose(str(folder), str(tmp_path / "eps")).cause == "norm_eps"  # ours says its ids
+    other = diagnose(str(folder), str(tmp_path / "eps"), ids=IDS[:-1])
+    assert other.verdict == "not_comparable" and "other token ids" in other.reason
+    (tmp_path / "eps" / aprt_facts.NAME).unlink()  # a foreign folder has counts only
     blind = diagnose(str(folder), str(tmp_path / "eps"))
     assert blind.verdict == "not_comparable" and "--ids" in blind.reason
+    told = diagnose(str(folder), str(tmp_path / "eps"), ids=IDS)
+    assert told.cause == "norm_eps"
+    assert any(text.startswith("B: token ids: not recorded") for text in told.not_checked)
 
 
 # --- numbers -------------------------------------------------------------------------------------
@@ -292,7 +300,7 @@ def test_exit_codes_and_json(name: str) -> None:
 def test_empty_tokens_are_refused_in_one_line() -> None:
     folder = tiny_folder("llama")
     done = command("diagnose", folder, f"{folder}@numpy:float64", "--ids", "")
-    assert (done.code, done.err.count("\n")) == (2, 1) and "no token ids" in done.err
+    assert (done.code, done.err.count("\n")) == (2, 1) and "no token id" in done.err
 
 
 def test_an_exploded_value_is_not_lost(tmp_path: Path) -> None:
@@ -326,7 +334,7 @@ def test_every_unknown_key_of_a_foreign_trace_is_listed_with_the_reason() -> Non
     path = place("unknown-keys.npz")
     np.savez(path, logits=logits, input_ids=np.array(IDS), **strange)
     found = diagnose(str(folder), str(path))
-    assert found.verdict == "same"
+    assert found.verdict in ("same", "precision")  # one operation here, in steps there
     assert {f"B: {key}: no point of ours" for key in strange} <= set(found.not_checked)
 
 

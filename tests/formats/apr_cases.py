@@ -99,7 +99,7 @@ MALFORMED: tuple[Case, ...] = (
     _bad("dims_bytes_wrap", _one(shape=(1 << 62,), size=0), "takes F32"),
     _bad("dims_cut_to_8", _one(shape=(1,) * 7 + (4, 4)[:1], data=bytes(64)), "takes F32 16"),
     _bad("ndim_255", _one(ndim=255), "255 dimensions"),
-    _cut("ndim_64", _one(ndim=64), "shape of 'a'"),
+    _cut("ndim_64", _one(ndim=64), "shape of tensor 'a'"),
     _bad(
         "neither_size",
         _one(shape=(3, 300), code=12, data=bytes(700)),

@@ -90,6 +90,7 @@ def test_an_exchange_that_fails_leaves_the_old_folder(
 ) -> None:
     writer = WRITERS[name]
     writer.prepare(tmp_path / "x")
+    assert writer.version_of(tmp_path / "x") == 1  # which writes every version aside, once
 
     def refuse(a: Path, b: Path) -> bool:
         raise OSError(errno.EIO, os.strerror(errno.EIO))

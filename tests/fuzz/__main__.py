@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("target", help="a name of tests.fuzz.targets, or module:attribute")
     parser.add_argument("--seconds", type=int, default=0)
     parser.add_argument("--runs", type=int, default=-1)
+    parser.add_argument("--patience", type=int, default=SLOWEST, help="wall seconds of one input")
     parser.add_argument("--seed", type=int, default=0, help="0: a fresh one")
     parser.add_argument("--corpus", type=Path, help="folder that keeps what was found")
     parser.add_argument("--findings", type=Path, default=Path(tempfile.gettempdir()))
@@ -48,7 +49,7 @@ def main() -> None:
 
     options = [
         f"-max_len={MAX_BYTES}",
-        f"-timeout={SLOWEST}",
+        f"-timeout={arguments.patience}",
         f"-rss_limit_mb={MEMORY >> 20}",
         f"-artifact_prefix={arguments.findings}/",
         f"-max_total_time={arguments.seconds}",

@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -184,7 +184,7 @@ def model() -> list[bytes]:
     return [_model("llama"), _model("qwen2")]
 
 
-def _model(arch: str) -> bytes:
+def _model(arch: str, more: Callable[[File], object] = bool, data: bytes = DATA) -> bytes:
     file = File().key("general.architecture", STR, arch)
     sizes = {
         "block_count": 1, "context_length": 8, "embedding_length": 4, "feed_forward_length": 4,
@@ -199,11 +199,12 @@ def _model(arch: str) -> bytes:
         "blk.0.ffn_norm": [4], "blk.0.ffn_gate": [4, 4], "blk.0.ffn_up": [4, 4],
         "blk.0.ffn_down": [4, 4],
     }  # fmt: skip
+    more(file)
     at = 0
     for name, dims in shapes.items():
         file.tensor(f"{name}.weight", dims, "F32", at)
         at += -(-4 * dims[0] * (dims[1] if len(dims) > 1 else 1) // 32) * 32
-    file.data = DATA[:at]
+    file.data = data[:at]
     return file.build()
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from importlib import import_module
 
-from tests.fuzz import containers, parsers, seeds
+from tests.fuzz import containers, parsers, seeds, side_seeds, sidefiles
 from tests.fuzz.contract import Target
 
 TARGETS: Mapping[str, Target] = {
@@ -23,6 +23,18 @@ TARGETS: Mapping[str, Target] = {
         Target("aprt", parsers.aprt, seeds.aprt, aside=True),
         Target("model", parsers.model, seeds.model, aside=True),
         Target("journal", parsers.journal, seeds.journal, aside=True),
+        Target("packed", sidefiles.packed, side_seeds.packed, containers.mend_safetensors),
+        Target("eval_text", sidefiles.eval_text, side_seeds.eval_text),
+        Target("bundle", sidefiles.bundle, side_seeds.bundle, containers.mend_safetensors),
+        Target("validation", sidefiles.validation, side_seeds.validation, aside=True),
+        Target("companions", sidefiles.companions, side_seeds.companions, aside=True),
+        Target("carried", sidefiles.carried, side_seeds.carried, aside=True),
+        Target("manifest", sidefiles.manifest, side_seeds.manifest, aside=True),
+        Target("golden", sidefiles.golden, side_seeds.golden, aside=True),
+        Target("baseline", sidefiles.baseline, side_seeds.baseline, aside=True),
+        Target("calibration", sidefiles.calibration, side_seeds.calibration, aside=True),
+        Target("stages", sidefiles.stages, side_seeds.stages, aside=True),
+        Target("npy", sidefiles.npy, side_seeds.npy, aside=True),
     )
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import struct
 import zipfile
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -263,3 +264,31 @@ def test_a_message_about_an_architecture_quotes_little_of_its_name() -> None:
         find_arch("hf", "olm" + "\x1b[2J" * 400)
     assert len(str(caught.value)) < 1300
     assert "\\x1b" not in str(caught.value)  # it is escaped where it is shown, and once
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"ndim": 104}, {"code": 99}, {"size": 5}, {"shape": (2**40,) * 8}]
+)
+def test_a_message_of_apr_quotes_little_of_a_name(wrong: dict[str, Any]) -> None:
+    data = AprFile(tensors=(Tensor(b"a" + b"\x7f" * 1500, **wrong),)).build()
+    assert not judge(TARGETS["apr"], data)  # which raises for a message of over 2000 characters
+
+
+def test_an_importance_matrix_may_say_anything_of_its_datasets() -> None:
+    from aprfmt.imatrix import parse_imatrix
+    from tests.formats.gguf_files import DATA, U32
+
+    file = File(data=DATA[4:36]).key("general.type", STR, "imatrix").key("imatrix.datasets", U32, 7)
+    file.tensor("blk.0.attn_q.weight.in_sum2", [2]).tensor("blk.0.attn_q.weight.counts", [1], 0, 32)
+    file.data = struct.pack("<2f24xf28x", 3, 4, 2)
+    assert parse_imatrix(file.build(), Path("x.gguf")).datasets == ()
+
+
+def test_a_scalar_has_no_heads_to_permute() -> None:
+    from aprfmt.arch.steps import RowsPermuted
+    from aprfmt.errors import ArchError
+
+    step = RowsPermuted("n_heads")
+    for use in (step.moves, step.shapes):
+        with pytest.raises(ArchError, match=r"shape \[\] has 0 rows"):
+            use([()], {"n_heads": 2})

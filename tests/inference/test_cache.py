@@ -4,9 +4,12 @@ Seen red: a step's mask counted from 0, the cache not committed, a block placed 
 instead of its position, all keys summed at once, dynamic frequencies kept over a longer sequence.
 """
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import aprfmt
 from aprfmt.errors import UsageError
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept
@@ -85,6 +88,26 @@ def test_deterministic_bits_depend_on_nothing_else(name: str, run_: str) -> None
     np.testing.assert_array_equal(pieces, whole)
     np.testing.assert_array_equal(first, whole[: len(first)])
     np.testing.assert_array_equal(steps, whole[len(first) :])
+
+
+@pytest.mark.parametrize("encoding", ["Q8_0", "Q4_K", "Q5_0", "NF4", "BF16"])
+@pytest.mark.parametrize("run_", ["numpy:float32", "torch:float32"])
+def test_deterministic_bits_of_encoded_weights(
+    run_: str, encoding: str, demo_model: Path, tmp_path: Path
+) -> None:
+    """Steps multiply on the stored bytes otherwise, prefills on decoded ones."""
+    target = tmp_path / "m.apr"
+    aprfmt.convert(demo_model, target, encoding=encoding, verify=False)
+    ids = [i * 7 % 1500 for i in LONG[:80]]
+    with open_model(target) as model:
+        with Session.of(model, backend(run_, deterministic=True)) as session:
+            whole, prefix = session.logits(ids), session.logits(ids[:33])
+            first = session.prefill(ids[:70], "all")
+            steps = np.stack([session.step(token) for token in ids[70:]])
+        with Session.of(model, backend("numpy:float64")) as session:
+            assert rel(whole, session.logits(ids)) < 5e-6
+    np.testing.assert_array_equal(prefix, whole[:33])
+    np.testing.assert_array_equal(np.concatenate([first, steps]), whole)
 
 
 @pytest.mark.parametrize("run_", ["numpy:float64", "torch:float64"])

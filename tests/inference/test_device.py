@@ -69,3 +69,15 @@ def test_a_backend_refuses_what_it_cannot_do() -> None:
             parse_run(run).open()
     facts = parse_run("torch:cpu:bfloat16").open().facts()
     assert facts["device"] == "cpu" and facts["dtype"] == "bfloat16" and facts["tf32"] is False
+
+
+@pytest.mark.parametrize("run", ["numpy", "torch", "torch:bfloat16"])
+def test_a_deterministic_backend_has_one_thread_unless_told(run: str) -> None:
+    """The number is part of the bits, and what the API, parity and diagnose open has it too."""
+    before = torch.get_num_threads()
+    try:
+        choice = parse_run(run)
+        assert choice.open(deterministic=True, threads=2).facts()["threads"] == 2
+        assert choice.open(deterministic=True).facts()["threads"] == 1
+    finally:
+        choice.open(threads=before)

@@ -6,6 +6,7 @@ raised by a calibration, the fused form left out, a bundle that needs the model.
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -217,8 +218,6 @@ def test_logits_are_compared_over_all_rows() -> None:
 
 
 def _routed(trace: Trace, change: dict[str, np.ndarray]) -> Trace:
-    from dataclasses import replace
-
     return replace(trace, fetch=lambda key: change[key] if key in change else trace.fetch(key))
 
 
@@ -314,8 +313,6 @@ def test_calibration_narrows_and_comes_back_from_its_file(tmp_path: Path) -> Non
 
 
 def test_statistics_say_where_to_look_and_zeros_nothing() -> None:
-    from dataclasses import replace
-
     ours = traced64("llama")[1]
     bare = replace(ours, fetch=lambda key: None)
     gate, act = ours.records["L1.ffn_gate"], ours.records["L1.ffn_act"]
@@ -333,6 +330,22 @@ def test_statistics_say_where_to_look_and_zeros_nothing() -> None:
     assert {p.why for p in nothing.points if p.rel_l2 is None} == {
         "zero on both sides: nothing was measured"
     }
+
+
+def test_rows_of_other_positions_are_named() -> None:
+    ours = traced64("llama")[1]
+    record = ours.records["L1.out"]
+
+    def why(mine: tuple[int, ...], other: tuple[int, ...]) -> str:
+        sides = (
+            replace(ours, records={"L1.out": replace(record, positions=places)})
+            for places in (mine, other)
+        )
+        return compare_traces(*sides).points[0].why
+
+    assert why((3,), (5,)) == "row of position 3 against position 5"
+    assert why((0, 1, 9), (0, 1, 10)) == "3 rows each, but row 2 is of position 9 against 10"
+    assert why((0, 1), (1,)) == "rows of 2 positions against 1"
 
 
 # --- bundles that lie ---------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Sampling against transformers' logits processors, and what a seed promises.
 
-Seen red: the token that crosses top_p dropped, top_k ignored, temperature multiplied.
+Seen red: the token that crosses top_p dropped, top_k ignored, temperature multiplied, a tiny
+temperature that made every probability NaN.
 """
 
 import numpy as np
@@ -55,9 +56,37 @@ def test_greedy_takes_the_highest_and_the_lower_id_of_equals() -> None:
     assert Sampler(Sampling())(np.array([1.0, 3.0, 3.0])) == 1
 
 
-def test_nan_and_senseless_values_are_refused() -> None:
-    with pytest.raises(AprfmtError, match="2 NaN of 3"):
-        Sampler(Sampling())(np.array([np.nan, 1.0, np.nan]))
-    for bad in ({"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -1}, {"seed": -2}):
+@pytest.mark.parametrize("temperature", [1e-30, 1e-320])
+def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
+    best = int(np.argmax(LOGITS))
+    ids, probs = candidates(LOGITS, Sampling(temperature))
+    assert (ids[0], probs[0], probs[1:].max()) == (best, 1.0, 0.0)
+    sampler = Sampler(Sampling(temperature, top_p=0.9))
+    assert {sampler(LOGITS) for _ in range(5)} == {best}
+    masked = np.where(np.arange(97) % 2, LOGITS, -np.inf).astype(np.float32)
+    assert Sampler(Sampling(1.0))(masked) % 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("logits", "found"),
+    [
+        ([np.nan, 1.0, np.nan], "2 NaN and 0 infinities of 3"),
+        ([np.inf, 1.0, 2.0], "0 NaN and 1 infinities of 3"),
+        ([-np.inf] * 3, "0 NaN and 3 infinities of 3"),
+    ],
+)
+def test_logits_that_say_nothing_are_refused(
+    logits: list[float], found: str, temperature: float
+) -> None:
+    with pytest.raises(AprfmtError, match=found):
+        Sampler(Sampling(temperature))(np.array(logits))
+
+
+def test_senseless_values_are_refused() -> None:
+    for bad in (
+        {"temperature": -1.0}, {"temperature": np.inf}, {"temperature": np.nan}, {"top_p": 0.0},
+        {"top_p": np.nan}, {"top_k": -1}, {"seed": -2},
+    ):  # fmt: skip
         with pytest.raises(UsageError, match="expected"):
             Sampling(**bad)

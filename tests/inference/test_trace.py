@@ -6,6 +6,7 @@ record's shape not held against its tensor, an APRT count that does not fit acce
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from aprfmt.digest import decoded_sha256
 from aprfmt.errors import FormatError, OutputError, UsageError
+from aprfmt.inference import aprt_facts
 from aprfmt.inference.aprt import load_aprt, save_aprt
 from aprfmt.inference.capture import STAGES, WHOLE
 from aprfmt.inference.session import Session
@@ -55,13 +57,17 @@ def test_records_carry_shape_positions_statistics_and_hash() -> None:
 def test_chosen_positions_are_rows_of_all(positions: Any) -> None:
     whole, some = trace_of("mixtral"), trace_of("mixtral", positions=positions)
     wanted = [28] if positions == "last" else list(positions)
+    # Without a row of it the point is absent: a record of no values would read as zeros.
+    assert whole.records.keys() - some.records.keys() == (
+        set() if positions == "last" else {"logits"}
+    )
     for key, record in some.records.items():
         expected, found = whole.values(key), some.values(key)
         assert expected is not None and found is not None
-        if key == "logits":
-            assert record.positions == ((28,) if positions == "last" else ())
-            continue
         assert record.positions == tuple(wanted), key
+        if key == "logits":  # the pass computed the last row's alone
+            np.testing.assert_array_equal(found, expected)
+            continue
         scores = key.endswith((".scores", ".probs"))
         np.testing.assert_array_equal(found, expected[:, wanted] if scores else expected[wanted])
 
@@ -92,7 +98,7 @@ def test_recording_does_not_change_the_logits() -> None:
     a, b = everything.values("logits"), nothing.values("logits")
     again = trace_of("llama", ["logits"]).values("logits")
     assert a is not None and b is not None and again is not None
-    np.testing.assert_allclose(a, b, rtol=1e-5)
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(np.abs(b).max()))
     np.testing.assert_array_equal(b, again)
 
 
@@ -185,7 +191,7 @@ def test_a_damaged_header_is_refused(change: Any, message: str, tmp_path: Path) 
 def test_aprt_folders_hold_every_stage(tmp_path: Path) -> None:
     trace = trace_of("qwen2", logits_rows="all")
     written = save_aprt(tmp_path / "out", trace)
-    stages = {path.stem for path in written}
+    stages = {path.stem for path in written if path.suffix == ".bin"}
     assert stages == set(STAGES) - {"moe_router", "moe_ffn_out"}
     path = tmp_path / "out" / "layer-2" / "qkv_bias.bin"
     count = 29 * (48 + 24 + 24)
@@ -195,15 +201,95 @@ def test_aprt_folders_hold_every_stage(tmp_path: Path) -> None:
     assert whole[:12] == struct.pack("<4sII", b"APRT", 0xFFFFFFFF, 29 * 97)
     loaded = load_aprt(tmp_path / "out")
     record = loaded.records["L2.qkv"]
-    assert record.positions is None and record.count == count
+    assert record.positions == tuple(range(29)) and record.shape == (29, 96)
     q = trace.values("L2.q")
     assert q is not None
     first = loaded.values("L2.qkv")
     assert first is not None
-    np.testing.assert_array_equal(first[:48], q[0].reshape(-1))
+    np.testing.assert_array_equal(first[0, :48], q[0].reshape(-1))
     assert loaded.records["final_norm"].layer == WHOLE
     with pytest.raises(OutputError, match="not empty"):
         save_aprt(tmp_path / "out", trace)
+    save_aprt(tmp_path / "out", trace, force=True)
+
+
+def test_an_aprt_folder_says_its_tokens_beside_its_stages(tmp_path: Path) -> None:
+    """What the layout has no room for stands in a file of ours; others read on without it."""
+    trace = trace_of("qwen2", logits_rows="all")
+    save_aprt(tmp_path, trace)
+    loaded = load_aprt(tmp_path)
+    assert loaded.run["ids"] == list(IDS) and loaded.run["architecture"] == "qwen2"
+    for key, record in loaded.records.items():
+        own = trace.find(key)
+        assert own is not None
+        assert (record.positions, record.dtype, record.form) == (
+            own.positions, own.dtype, own.form,
+        )  # fmt: skip
+        if key in trace.records:
+            assert record.shape == own.shape
+    facts = tmp_path / aprt_facts.NAME
+    assert {path.suffix for path in tmp_path.rglob("*.*")} == {".bin", ".json"}
+    facts.rename(tmp_path / "elsewhere")
+    foreign = load_aprt(tmp_path)
+    assert "ids" not in foreign.run and set(foreign.records) == set(loaded.records)
+    assert all(record.positions is None for record in foreign.records.values())
+    for key in loaded.records:
+        x, y = loaded.values(key), foreign.values(key)
+        assert x is not None and y is not None
+        np.testing.assert_array_equal(x.reshape(-1), y)
+
+
+def test_a_wider_arithmetic_is_not_claimed_for_float32_values() -> None:
+    record = trace_of("llama", ["embd"]).records["embd"]
+    for dtype, kept in (("float64", "float32"), ("bfloat16", "bfloat16"), ("float32", "float32")):
+        assert aprt_facts.facts_of(replace(record, dtype=dtype), (1,), "").dtype == kept
+
+
+def test_a_stage_that_is_not_the_one_written_is_refused(tmp_path: Path) -> None:
+    save_aprt(tmp_path, trace_of("llama", logits_rows="all"))
+    gate, up = (tmp_path / "layer-0" / f"{name}.bin" for name in ("ffn_gate", "ffn_up"))
+    kept = gate.read_bytes()
+    gate.write_bytes(up.read_bytes())  # a sound file of the right size: another run's, say
+    with pytest.raises(FormatError, match=r"ffn_gate\.bin: is another file than aprfmt-trace"):
+        load_aprt(tmp_path)
+    gate.write_bytes(kept)
+    (tmp_path / "layer-0" / "layer_output.bin").write_bytes(kept)
+    with pytest.raises(FormatError, match="is not in aprfmt-trace"):
+        load_aprt(tmp_path)
+    (tmp_path / "layer-0" / "layer_output.bin").unlink()
+    up.unlink()  # less is no lie
+    assert "L0.ffn_up" not in load_aprt(tmp_path).records
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda h: h.update(schema=7), "schema 7; expected 1"),
+        (lambda h: h.update(files=[]), "run or files"),
+        (lambda h: h["run"].update(ids=[1, -2]), "ids is"),
+        (lambda h: h["run"].update(ids="1,2"), "ids is"),
+        (lambda h: h["files"].update({"layer-0/ffn_up.bin": 3}), "is no object"),
+        (lambda h: h["files"]["layer-0/ffn_up.bin"].update(sha256=None), "sha256 is None"),
+        (lambda h: h["files"]["layer-0/ffn_up.bin"].update(sha256=""), "sha256 is ''; expected 64"),
+        (lambda h: h["files"]["layer-0/ffn_up.bin"].update(dtype="int8"), "dtype 'int8'"),
+        (lambda h: h["files"]["layer-0/ffn_up.bin"].update(form="quick"), "form is 'quick'"),
+        (lambda h: h["files"]["layer-0/ffn_up.bin"].update(positions=[True]), "positions is"),
+        (lambda h: h["files"]["layer-0/ffn_up.bin"].update(shape=[29, 71]), "says shape"),
+    ],
+)
+def test_a_damaged_file_beside_the_stages_is_refused(
+    change: Any, message: str, tmp_path: Path
+) -> None:
+    save_aprt(tmp_path, trace_of("llama", ["L0.ffn_up", "L1.ffn_up"]))
+    path = tmp_path / aprt_facts.NAME
+    said = json.loads(path.read_text())
+    change(said)
+    path.write_text(json.dumps(said))
+    with pytest.raises(FormatError, match=message):
+        load_aprt(tmp_path)
+    path.write_text(path.read_text()[:-1])
+    with pytest.raises(FormatError):
+        load_aprt(tmp_path)
 
 
 @pytest.mark.parametrize(

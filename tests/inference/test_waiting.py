@@ -88,5 +88,5 @@ def test_greedy_sampling_leaves_logits_where_they_are() -> None:
     row = OnDevice([0.5, 2.0, 2.0, -1.0])
     assert Sampler(Sampling())(row) == 1 and row.read == 0
     assert Sampler(Sampling(0.7, top_k=1))(row) in (1, 2) and row.read == 1
-    with pytest.raises(AprfmtError, match="1 NaN of 2"):
+    with pytest.raises(AprfmtError, match="1 NaN and 0 infinities of 2"):
         Sampler(Sampling())(OnDevice([1.0, np.nan]))

@@ -193,6 +193,27 @@ def test_overlaid_weights_replace_one_tensor_and_share_nothing() -> None:
     assert rel(changed, run("llama", b)) > 1e-3
 
 
+@pytest.mark.skipif(native_kernels() is None, reason="NOT-RUN: no native kernels")
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_a_vocabulary_that_streams_is_multiplied_piece_by_piece(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pages are let go of after every piece: one mapped whole was most of a run's memory."""
+    monkeypatch.setattr("aprfmt.inference.weights.PIECE_BYTES", 1)
+    values = RANDOM.standard_normal((300, 64)).astype(np.float32)
+    x = RANDOM.standard_normal((tokens, 64)).astype(np.float32)
+    whole, pieces = EncodedRows(values, "Q8_0"), EncodedRows(values, "Q8_0")
+    held = Weights({"token_embd.weight": whole}, 1 << 30, "test")["token_embd.weight"]
+    streamed = Weights({"token_embd.weight": pieces}, 0, "test")["token_embd.weight"]
+    np.testing.assert_array_equal(streamed.product(x, 1), held.product(x, 1), strict=True)
+    assert (whole.dropped, pieces.dropped) == (0, 5)  # 300 rows, 64 at a time
+    streamed.rows(7, 8)
+    assert pieces.dropped == 6
+    layered = Weights({"L0.ffn_up.weight": pieces}, 0, "test")["L0.ffn_up.weight"]
+    layered.product(x, 1)
+    assert pieces.dropped == 6  # a layer's are let go of when the layer is done
+
+
 def test_the_default_budget_is_a_part_of_free_memory() -> None:
     assert 1 << 20 < free_budget() < 1 << 50
 

@@ -14,6 +14,8 @@ from typing import Any
 from tests.fuzz.targets import TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]
+# Wall seconds of one input. A run of hours may be stopped for a while; `contract` counts CPU time.
+PATIENCE = 3600
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ def fuzz(name: str, limits: Limits, out: Path) -> dict[str, Any]:
     log = out / f"{name}.log"
     command = [
         sys.executable, "-m", "tests.fuzz", name, f"--runs={limits.runs}",
-        f"--seconds={limits.seconds}",
+        f"--seconds={limits.seconds}", f"--patience={PATIENCE}",
         f"--corpus={out / 'corpus' / name}", f"--findings={out / 'findings' / name}",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

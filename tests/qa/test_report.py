@@ -165,6 +165,25 @@ def test_a_baseline_misses_what_is_gone_and_tolerates_what_it_says() -> None:
     assert failing() == {"a-outcome"}
 
 
+def test_what_was_given_is_asked_beside_only(demo_model: Path, tmp_path: Path) -> None:
+    """A baseline that no gate reads must not exit as a pass."""
+    path = tmp_path / "base.json"
+    assert aprfmt("qa", demo_model, "--only", "metadata", "--save-baseline", path).code == 0
+    args = ("qa", demo_model, "--only", "metadata", "--baseline", path)
+    done = aprfmt(*args, "--json")
+    gates = {row["name"]: row for row in done.json["gates"]}
+    assert done.code == 0 and gates["baseline"]["outcome"] == "PASS"
+    outcomes = {row["name"]: row["outcome"] for row in gates["baseline"]["checks"]}
+    assert outcomes["metadata-outcome"] == "PASS" and outcomes["loss-outcome"] == "NOT_RUN"
+    data = json.loads(path.read_text())
+    data["gates"] = {"loss": data["gates"]["loss"] | {"outcome": "PASS"}}
+    path.write_text(json.dumps(data))
+    done = aprfmt(*args)  # nothing of this baseline was looked at
+    assert done.code == 2 and "asked for and without an answer: baseline" in done.out
+    done = aprfmt("qa", demo_model, "--skip", "baseline", "--baseline", path)
+    assert done.code == 2 and "leaves out the gate that --baseline is for" in done.err
+
+
 @pytest.mark.parametrize(
     "text",
     [

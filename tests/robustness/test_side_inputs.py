@@ -1,14 +1,17 @@
 """Files beside a model: matrices, traces, ids, messages, manifests. Nobody trusts those either."""
 
 import io
+import os
 import pickle
 import struct
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.cli.run import aprfmt
 from tests.formats.gguf_cases import MALFORMED as GGUF
 from tests.formats.safetensors_cases import MALFORMED as SAFETENSORS
 from tests.formats.safetensors_cases import entry, file
@@ -32,7 +35,11 @@ TAKERS: dict[str, tuple[str, ...]] = {
     "text": ("eval", "M", "--text", "S"),
     "samples": ("eval", "M", "--samples", "S"),
     "golden": ("qa", "M", "--only", "golden-output", "--golden", "S"),
-    "baseline": ("qa", "M", "--only", "metadata,baseline", "--baseline", "S"),
+    "baseline": ("qa", "M", "--only", "metadata", "--only", "baseline", "--baseline", "S"),
+    "copy": ("qa", "M", "--only", "format-parity", "--against", "S"),
+    "other": ("eval", "M", "--ids", "1,2", "--against", "S"),
+    "diagnose": ("diagnose", "S", "S", "--model", "M", "--html", "O.html"),
+    "page": ("trace", "--load", "S", "--html", "O.html"),
     "value": ("set", "M", "format=@S", "-o", "O.safetensors"),
     "model": ("inspect", "S"),
 }
@@ -104,8 +111,27 @@ FILES: dict[str, bytes] = {
     "gguf": next(case.data for case in GGUF if case.id == "DATA_MEM_SIZE_OVERFLOW"),
     "safetensors": next(case.data for case in SAFETENSORS if case.id == "overlap_amplify"),
 }
-# Tokenizing twelve megabytes of numbers measures the tokenizer's library.
-PAIRS = [(t, name) for t in TAKERS for name in FILES if (t, name) != ("text", "many")]
+
+
+def _sparse(path: Path) -> None:
+    path.write_bytes(b'{"schema": [')
+    os.truncate(path, 8 << 30)
+
+
+# What is no file, or one beyond every limit: none is waited for or read through.
+KINDS: dict[str, Callable[[Path], object]] = {
+    "fifo": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "folder": lambda path: path.mkdir(),
+    "nowhere": lambda path: path.symlink_to("absent"),
+    "loop": lambda path: path.symlink_to(path.name),
+    "sparse_8_gib": _sparse,
+}
+# Tokenizing megabytes of anything measures the tokenizer's library.
+LONG = [("text", "many"), ("text", "deep_object")]
+PAIRS = [(t, name) for t in TAKERS for name in (*FILES, *KINDS) if (t, name) not in LONG]
+# These answer, with 2, on stdout: what was given is no trace with anything to compare.
+ANSWERS = ("copy", "diagnose")
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +141,9 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Done
     for name, data in FILES.items():
         for suffix in ("", ".npy", ".npz"):
             (folder / f"{name}{suffix}").write_bytes(data)
+    for name, make in KINDS.items():
+        for suffix in ("", ".npy", ".npz"):
+            make(folder / f"{name}{suffix}")
     (folder / "good.npy").write_bytes(_npy(np.array([1, 2])))
 
     def line(taker: str, name: str, out: Path) -> tuple[str, ...]:
@@ -146,6 +175,23 @@ def test_a_good_file_is_taken(done: tuple[Path, dict[str, Done]]) -> None:
     assert good.code in (0, 1) and not good.err  # 1: random weights fail the judgement of logits
 
 
+@pytest.mark.parametrize("taker", TAKERS)
+def test_every_command_came_to_read_its_file(
+    taker: str, done: tuple[Path, dict[str, Done]]
+) -> None:
+    """A line that fails for another reason would prove nothing about the files."""
+    folder, found = done
+    said = [found[f"{taker} {name}"].err for name in FILES if (taker, name) in PAIRS]
+    assert sum(str(folder) in text for text in said) > len(said) // 2 or taker in ANSWERS, said[:3]
+
+
+def test_a_huge_text_beside_a_model_is_not_hashed(tmp_path: Path) -> None:
+    model = small_llama(tmp_path)
+    _sparse(model / "merges.txt")
+    done = aprfmt("hash", model, "--write")
+    assert done.code == 2 and "merges.txt: 8589934592 bytes; expected at most" in done.err
+
+
 @pytest.mark.parametrize(("taker", "name"), PAIRS, ids=str)
 def test_side_input(taker: str, name: str, done: tuple[Path, dict[str, Done]]) -> None:
     folder, found = done
@@ -154,6 +200,7 @@ def test_side_input(taker: str, name: str, done: tuple[Path, dict[str, Done]]) -
     assert one.code in (0, 1, 2), one.err
     if one.code == 2:
         lines = [line for line in one.err.splitlines() if not line.startswith("warning: ")]
-        assert len(lines) == 1 and lines[0].startswith("aprfmt: "), one.err[:500]
+        if taker not in ANSWERS or lines:
+            assert len(lines) == 1 and lines[0].startswith("aprfmt: "), one.err[:500]
         assert list((folder / f"out-{taker}-{name}").iterdir()) == []
     assert not list(folder.rglob("CANARY"))

@@ -90,6 +90,8 @@ def test_template_says_what_is_suspicious(demo_model: Path, tmp_path: Path) -> N
     (tmp_path / "chat_template.jinja").write_text("{{ messages.__class__.x }}")
     done = aprfmt("template", tmp_path, "--user", "hi", "--json")
     assert done.code == 2 and "sandbox" in done.json["error"]["message"]
+    assert done.json["error"]["where"].endswith("model.safetensors")
+    assert "chat_template.jinja: the chat template" in done.json["error"]["message"]
 
 
 @pytest.mark.parametrize("text", ["{}", "[1]", '[{"content": "x"}]', "["])

@@ -15,6 +15,7 @@ from aprfmt.compare.explain.context import Context
 from aprfmt.compare.explain.elsewhere import renamed
 from aprfmt.compare.explain.reading import Part, Reader
 from aprfmt.compare.explain.records import Explanation, Guess
+from aprfmt.compare.explain.symmetry import with_symmetries
 from aprfmt.compare.records import TensorDiff
 from aprfmt.errors import AprfmtError
 from aprfmt.logical import LogicalTensor
@@ -188,4 +189,4 @@ def explained(
             made.append(replace(row, explanation=found, cause=cause))
         else:
             made.append(row)
-    return made
+    return with_symmetries(context, pairs, made)

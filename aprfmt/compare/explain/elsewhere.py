@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.compare.explain.case import Case, row_distances
+from aprfmt.compare.explain.foreign import foreign
 from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.explain.records import Explanation, Guess
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 SHOWN = 3  # other tensors named
 TIED = ("output.weight", "token_embd.weight")  # what a tied head is, and what it reads
-RELATED = 0.3  # relative distance up to which a tensor is an older state of the other
 
 
 def split_role(key: str) -> tuple[int | None, str]:
@@ -126,7 +126,7 @@ def stale_tensor(case: Case) -> Iterator[Guess | Explanation]:
     for label, mine in (("B", case.sample_b), ("A", case.sample_a)):
         value = _constant(case, label, mine)
         if value is not None:
-            text = f"{label} holds {value:g} everywhere: it was never filled"
+            text = f"{label} holds {value + 0.0:g} everywhere: it was never filled"
             yield Explanation(
                 "stale_tensor", (case.key,), (text,), case.before.relative, None, False
             )
@@ -139,13 +139,19 @@ def stale_tensor(case: Case) -> Iterator[Guess | Explanation]:
     far = row_distances(case.sample_a, case.sample_b) > 2 * case.slack()
     if not verdicts or equal < 0.5 * len(verdicts) or far.mean() < 0.5:
         return
-    relation = "an earlier or later state of it" if apart.relative < RELATED else "unrelated values"
+    judged = foreign(case.a, case.b)
+    what = (
+        "looks taken from another checkpoint"
+        if judged.sure
+        else ("holds other values: of another checkpoint, or damaged")
+    )
     yield Explanation(
         "stale_tensor",
         (case.key,),
-        ("this tensor looks taken from another checkpoint; a base (--base) could show which",
+        (f"this tensor {what}; a base (--base) could show which",
          f"{equal} of {len(verdicts)} other tensors are equal, {apart.changed} of {apart.count} "
-         f"values of this one are not, by {apart.relative:.3g} of its norm: {relation}"),
+         f"values of this one are not, by {apart.relative:.3g} of its norm",
+         judged.says),
         apart.relative,
         None,
         False,

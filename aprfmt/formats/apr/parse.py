@@ -240,7 +240,7 @@ def _read_index(parsed: Parsed) -> None:
         raw_name, entry = _read_entry(cursor, number, header.data_offset, parsed)
         if raw_name in seen:
             raise FormatError(
-                f"{where}: tensor {entry.info.name!r} stands twice in the index; "
+                f"{where}: {_tensor(entry.info.name)} stands twice in the index; "
                 "names must be unique"
             )
         seen.add(raw_name)
@@ -253,9 +253,14 @@ def _read_index(parsed: Parsed) -> None:
             legacy.setdefault(meaning, []).append(entry.info.name)
     parsed.index_end = cursor.offset
     if unsorted:
-        parsed.warn(f"the index is not sorted by name from {unsorted!r} on; aprender refuses that")
+        tensor = _tensor(unsorted)
+        parsed.warn(f"the index is not sorted by name from {tensor} on; aprender refuses that")
     for meaning, names in legacy.items():
-        parsed.warn(f"{len(names)} tensors have legacy {meaning}, the first is {names[0]!r}")
+        parsed.warn(f"{len(names)} tensors have legacy {meaning}, the first is {_tensor(names[0])}")
+
+
+def _tensor(name: str) -> str:
+    return f"tensor {shorten(name, 100)!r}"
 
 
 def _read_entry(
@@ -267,24 +272,25 @@ def _read_entry(
     at = cursor.offset
     raw_name = bytes(cursor.take(cursor.uint(2, what), f"name of {what}"))
     name = _decode_name(raw_name, at, what, parsed)
-    code, ndim = cursor.take(2, f"{what} ({name!r})")
+    tensor = _tensor(name)
+    code, ndim = cursor.take(2, f"{what} ({tensor})")
     if ndim > MAX_DIMS:
         raise FormatError(
-            f"{where}: tensor {name!r} at offset {at} has {ndim} dimensions, "
+            f"{where}: {tensor} at offset {at} has {ndim} dimensions, "
             f"the limit is {MAX_DIMS}; the index is damaged"
         )
-    shape = struct.unpack(f"<{ndim}Q", cursor.take(8 * ndim, f"shape of {name!r}"))
-    offset, nbytes = _ENTRY_TAIL.unpack(cursor.take(_ENTRY_TAIL.size, f"extent of {name!r}"))
+    shape = struct.unpack(f"<{ndim}Q", cursor.take(8 * ndim, f"shape of {tensor}"))
+    offset, nbytes = _ENTRY_TAIL.unpack(cursor.take(_ENTRY_TAIL.size, f"extent of {tensor}"))
     if code not in CODES:
         raise UnsupportedError(
-            f"{where}: tensor {name!r} at offset {at} has dtype code {code}; "
+            f"{where}: {tensor} at offset {at} has dtype code {code}; "
             f"known codes are {', '.join(map(str, CODES))}"
         )
     found = layout.resolve(code, shape, nbytes)
     if found is None:
         sizes = shorten(str(layout.expected_sizes(code, shape)), 200)
         raise FormatError(
-            f"{where}: tensor {name!r} has {nbytes} bytes; shape {shorten(str(list(shape)), 200)} "
+            f"{where}: {tensor} has {nbytes} bytes; shape {shorten(str(list(shape)), 200)} "
             f"under dtype code {code} takes {sizes}"
         )
     encoding, fit = found
@@ -299,7 +305,9 @@ def _decode_name(raw: bytes, at: int, what: str, parsed: Parsed) -> str:
         # The reference writer cuts names at byte 256, which can split the last character.
         if len(raw) == layout.MAX_NAME_BYTES and error.start >= len(raw) - 3:
             name = raw.decode("utf-8", "backslashreplace")
-            parsed.warn(f"the name of {what} was cut at {layout.MAX_NAME_BYTES} bytes: {name!r}")
+            parsed.warn(
+                f"the name of {what} was cut at {layout.MAX_NAME_BYTES} bytes: {_tensor(name)}"
+            )
             return name
         raise FormatError(
             f"{parsed.where}: the name of {what} at offset {at} is not UTF-8 "
@@ -315,7 +323,7 @@ def _check_regions(parsed: Parsed) -> None:
         (0, HEADER_SIZE, "the header"),
         (header.metadata_offset, header.metadata_offset + header.metadata_size, "the metadata"),
         (header.index_offset, parsed.index_end, "the tensor index"),
-        *((i.offset, i.offset + i.nbytes, f"tensor {i.name!r}") for i in infos if i.nbytes),
+        *((i.offset, i.offset + i.nbytes, _tensor(i.name)) for i in infos if i.nbytes),
     ]
     regions = sorted(region for region in regions if region[0] < region[1])
     holes = 0
@@ -332,7 +340,8 @@ def _check_regions(parsed: Parsed) -> None:
         parsed.warn(f"{holes} holes between the parts of the file")
     unaligned = [i.name for i in infos if i.nbytes and i.offset % layout.ALIGNMENT]
     if unaligned:
-        parsed.remark(f"{len(unaligned)} tensors are not 64-byte aligned, first {unaligned[0]!r}")
+        name = _tensor(unaligned[0])
+        parsed.remark(f"{len(unaligned)} tensors are not 64-byte aligned, first {name}")
     # Relative to data_offset, as the writer pads; an empty tensor counts with its offset.
     start = header.data_offset
     parsed.end = start + max((align(i.offset + i.nbytes - start) for i in infos), default=0)
@@ -344,7 +353,7 @@ def _check_end(parsed: Parsed, partial: bool) -> None:
         beyond = [
             info for info in _infos(parsed.entries) if info.offset + info.nbytes > parsed.size
         ]
-        first = f"; tensor {beyond[0].name!r} is the first beyond the end" if beyond else ""
+        first = f"; {_tensor(beyond[0].name)} is the first beyond the end" if beyond else ""
         text = (
             f"has {parsed.size} bytes, its tensors end at {parsed.end}: "
             f"{missing} bytes are missing{first}"

@@ -105,8 +105,12 @@ def _metadata(value: Any, where: str) -> dict[str, str]:
     return value
 
 
+def _tensor(name: str) -> str:
+    return f"tensor {shorten(name, 100)!r}"
+
+
 def _info(name: str, entry: Any, parsed: Parsed) -> TensorInfo:
-    what = f"{parsed.where}: tensor {shorten(name, 100)!r}"
+    what = f"{parsed.where}: {_tensor(name)}"
     if not isinstance(entry, dict) or entry.keys() != set(FIELDS):
         found = ", ".join(shorten(key, 40) for key in entry) if isinstance(entry, dict) else entry
         raise FormatError(f"{what} has {shorten(str(found), 200)}; expected {', '.join(FIELDS)}")
@@ -126,7 +130,9 @@ def _info(name: str, entry: Any, parsed: Parsed) -> TensorInfo:
     for dim in shape:
         count *= dim
         if count >= U64:
-            raise FormatError(f"{what}: shape {shape} has more elements than 64 bits count")
+            raise FormatError(
+                f"{what}: shape {shorten(str(shape), 200)} has more elements than 64 bits count"
+            )
     total = count * bits(row)
     if total >= U64:
         raise FormatError(f"{what}: {count} elements of {dtype} have more bits than 64 bits count")
@@ -137,8 +143,8 @@ def _info(name: str, entry: Any, parsed: Parsed) -> TensorInfo:
     begin, end = offsets
     if end - begin != total // 8:
         raise FormatError(
-            f"{what}: data_offsets {begin}..{end} hold {end - begin} bytes, shape {shape} of "
-            f"{dtype} takes {total // 8}"
+            f"{what}: data_offsets {begin}..{end} hold {end - begin} bytes, shape "
+            f"{shorten(str(shape), 200)} of {dtype} takes {total // 8}"
         )
     start = parsed.data_offset + begin
     return TensorInfo(name, tuple(shape), row.name, start, end - begin, row.row_bytes(shape))
@@ -156,10 +162,10 @@ def _check_contiguous(parsed: Parsed) -> None:
                 "overlaps" if info.offset < at else f"leaves {info.offset - at} bytes unused after"
             )
             raise FormatError(
-                f"{parsed.where}: tensor {info.name!r} begins at byte {info.offset} and {kind} "
+                f"{parsed.where}: {_tensor(info.name)} begins at byte {info.offset} and {kind} "
                 f"{before}, which ends at {at}; the format wants no gap and no overlap"
             )
-        at, before = info.offset + info.nbytes, f"tensor {info.name!r}"
+        at, before = info.offset + info.nbytes, _tensor(info.name)
     parsed.end = at
 
 

@@ -10,6 +10,16 @@ template <int N, int ALIGN> __device__ __forceinline__ void bytes(const u8* p, u
     else w[i] = ((const u16*)p)[2 * i] | (u32)((const u16*)p)[2 * i + 1] << 16;
   }
 }
+// What a whole warp reads of one block, aligned: from global memory where DIRECT is defined.
+#ifdef DIRECT
+template <class T> __device__ __forceinline__ T near(const u8* p) { return load_near((const T*)p); }
+#else
+template <class T> __device__ __forceinline__ T near(const u8* p) { return *(const T*)p; }
+#endif
+template <int N> __device__ __forceinline__ void near_bytes(const u8* p, u32* w) {
+#pragma unroll
+  for (int i = 0; i < N / 4; i++) w[i] = near<u32>(p + 4 * i);
+}
 // The same at a 2-byte aligned place by aligned words: fewer reads. They touch up to 2 bytes before
 // and behind, which must lie in the same block or the same word as it.
 template <int N> __device__ __forceinline__ void inner_bytes(const u8* p, u32* w) {
@@ -154,10 +164,10 @@ struct Q3_K : Single<Q3_K> {
 struct Q4_K : Several<2> {
   template <int N> static __device__ __forceinline__ void fan(const u8* b, int at, float (*v)[N]) {
     u32 w[N / 4];
-    uint4 head = *(const uint4*)b;
+    uint4 head = near<uint4>(b);
     int j = at >> 5;  // even
     float d = half_to_float(head.x & 0xffff), m = half_to_float(head.x >> 16);
-    bytes<N, 4>(b + 16 + 32 * (j >> 1) + (at & 31), w);
+    near_bytes<N>(b + 16 + 32 * (j >> 1) + (at & 31), w);
 #pragma unroll
     for (int f = 0; f < 2; f++) {
       u32 scale, least;
@@ -186,11 +196,11 @@ struct Q4_K : Several<2> {
 struct Q5_K : Several<2> {
   template <int N> static __device__ __forceinline__ void fan(const u8* b, int at, float (*v)[N]) {
     u32 w[N / 4], high[N / 4];
-    uint4 head = *(const uint4*)b;
+    uint4 head = near<uint4>(b);
     int j = at >> 5;  // even
     float d = half_to_float(head.x & 0xffff), m = half_to_float(head.x >> 16);
-    bytes<N, 4>(b + 16 + (at & 31), high);
-    bytes<N, 4>(b + 48 + 32 * (j >> 1) + (at & 31), w);
+    near_bytes<N>(b + 16 + (at & 31), high);
+    near_bytes<N>(b + 48 + 32 * (j >> 1) + (at & 31), w);
 #pragma unroll
     for (int f = 0; f < 2; f++) {
       u32 scale, least;

@@ -39,8 +39,8 @@ __device__ __forceinline__ void decode_coded(const u8* packed, const float* absm
         scale[r] = absmax[at >> shift];
         const u8* p = packed + (at >> 1);
         if (whole && at + each <= count) {
-          if (each == 8) w[r] = *(const u32*)p;
-          else if (each == 4) w[r] = *(const u16*)p;
+          if (each == 8) w[r] = load_near((const u32*)p);
+          else if (each == 4) w[r] = load_near((const u16*)p);
           else w[r] = *p;
         } else {
           for (int i = 0; i < (each + 1) / 2; i++)

@@ -1,6 +1,7 @@
 // Encoded bytes to numbers. A group of threads stages one tile of bytes in shared memory with
 // 16-byte reads, whatever the alignment of a block, and writes it decoded with 16-byte stores; or,
-// where DIRECT is defined, each thread reads its bytes where they are, several groups ahead.
+// where DIRECT is defined, each thread reads its bytes where they are, several groups ahead. Where
+// BULK is defined, a whole tile is put together in shared memory and written as one piece.
 //
 // Compiled once per encoding: ENCODING is a struct of blocks.cuh.
 
@@ -61,6 +62,24 @@ __device__ __forceinline__ void decode_tile(const u8* raw, T* out, i64 count) {
   __syncthreads();
 #endif
   bool whole = ((u64)out & 15) == 0;
+#ifdef BULK
+  alignas(16) __shared__ T made[TILE];
+  if (whole && first + TILE <= count) {
+#pragma unroll
+    for (int u = threadIdx.x; u < TILE / EACH; u += DECODE_THREADS) {
+      int i = E::base(u, N);
+      float v[E::FAN][N];
+      E::template fan<N>(block + i / E::BLOCK * E::BYTES, i % E::BLOCK, v);
+#pragma unroll
+      for (int f = 0; f < E::FAN; f++)
+#pragma unroll
+        for (int k = 0; k < N; k += 16 / sizeof(T))
+          *(uint4*)(made + i + 32 * f + k) = pack16(v[f] + k, T());
+    }
+    store_tile(out + first, made, TILE * sizeof(T));
+    return;
+  }
+#endif
 #pragma unroll AHEAD
   for (int u = threadIdx.x; u < TILE / EACH; u += DECODE_THREADS) {
     int i = E::base(u, N);

@@ -29,12 +29,14 @@ class Launch(NamedTuple):
     """How decode.cu is compiled: elements and threads of a block, blocks a multiprocessor.
 
     `direct`: threads read their bytes where they are, instead of staging them in shared memory.
+    `bulk`: a tile is written as one piece, from shared memory.
     """
 
     tile: int
     threads: int
     blocks: int
     direct: bool
+    bulk: bool = False
 
 
 # What was fastest on an H200, by bytes an output element takes.
@@ -44,7 +46,9 @@ _LAUNCHES: Mapping[tuple[str, int], Launch] = {
     ("Q4_K", 2): Launch(2048, 128, 8, True),
     ("Q5_K", 2): Launch(2048, 128, 8, True),
     ("Q6_K", 2): Launch(1024, 128, 8, True),
-} | {(name, 4): _DIRECT_4 for name in ("Q4_K", "Q5_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")}
+    ("Q4_K", 4): Launch(1024, 128, 16, True, bulk=True),
+    ("Q5_K", 4): Launch(1024, 128, 16, True, bulk=True),
+} | {(name, 4): _DIRECT_4 for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")}
 
 
 def launch_of(encoding: str, itemsize: int) -> Launch:
@@ -100,7 +104,8 @@ def decode(
 def _defines(encoding: str, launch: Launch) -> tuple[str, ...]:
     sizes = {"TILE": launch.tile, "DECODE_THREADS": launch.threads, "DECODE_BLOCKS": launch.blocks}
     defines = [f"{name} {size}" for name, size in sizes.items()]
-    return (f"ENCODING {encoding}", *defines, *(("DIRECT 1",) if launch.direct else ()))
+    defines += ["DIRECT 1"] * launch.direct + ["BULK 1"] * launch.bulk
+    return (f"ENCODING {encoding}", *defines)
 
 
 def decode_coded(

@@ -77,6 +77,46 @@ __device__ __forceinline__ uint4 load_once(const uint4* p) {
   return v;
 }
 __device__ __forceinline__ void store_once(uint4* p, uint4 v) { __stcs(p, v); }
+// The same for what neighbours read around: the second-level cache fetches all 256 bytes at once.
+#if __CUDA_ARCH__ >= 800
+#define NEAR "ld.global.nc.L1::no_allocate.L2::256B."
+#else
+#define NEAR "ld.global.nc."
+#endif
+__device__ __forceinline__ u32 load_near(const u32* p) {
+  u32 v;
+  asm(NEAR "u32 %0, [%1];" : "=r"(v) : "l"(p));
+  return v;
+}
+__device__ __forceinline__ u16 load_near(const u16* p) {
+  u16 v;
+  asm(NEAR "u16 %0, [%1];" : "=h"(v) : "l"(p));
+  return v;
+}
+__device__ __forceinline__ uint4 load_near(const uint4* p) {
+  uint4 v;
+  asm(NEAR "v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+// All threads of a block write `size` bytes that they have put into shared memory, by the copy
+// engine where there is one; both places and the size are multiples of 16. Nothing is to be put
+// there afterwards.
+__device__ __forceinline__ void store_tile(void* to, const void* from, u32 size) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncthreads();
+  if (threadIdx.x) return;
+  asm volatile(
+      "{ .reg .u64 wide; .reg .u32 place; cvta.to.shared.u64 wide, %1; cvt.u32.u64 place, wide;"
+      "cp.async.bulk.global.shared::cta.bulk_group [%0], [place], %2;"
+      "cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0; }"
+      :: "l"(to), "l"(from), "r"(size) : "memory");
+#else
+  __syncthreads();
+  for (u32 i = threadIdx.x; i < size / 16; i += blockDim.x)
+    store_once((uint4*)to + i, ((const uint4*)from)[i]);
+#endif
+}
 #endif
 
 __device__ __forceinline__ float bf16_to_float(u16 h) { return __uint_as_float((u32)h << 16); }

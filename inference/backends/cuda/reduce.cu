@@ -3,7 +3,8 @@
 // that is changes nothing, so results are equal bit for bit from run to run.
 //
 // workspace: u64 counter (0 before the first launch, put back by each), then `pieces` rows of
-// COLUMNS doubles. Sums are float64.
+// COLUMNS doubles. Sums are float64. stats_many does in one launch what stats does in many, with the
+// same pieces in the same order, so with the same bits.
 
 #define REDUCE_THREADS 256
 #define COLUMNS 16
@@ -38,12 +39,12 @@ template <int SUMS, int COUNT> __device__ __forceinline__ void join(double* x, d
   }
 }
 
-// Say whether this block is the last; if so everything the others wrote can be read.
-__device__ __forceinline__ bool last_block(u64* counter, bool* room) {
+// Say whether this block is the last of `blocks`; if so what the others wrote can be read.
+__device__ __forceinline__ bool last_block(u64* counter, i64 blocks, bool* room) {
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
-    *room = atomicAdd(counter, 1ull) == gridDim.x - 1;
+    *room = atomicAdd(counter, 1ull) == (u64)blocks - 1;
     if (*room) *counter = 0;
   }
   __syncthreads();
@@ -71,20 +72,28 @@ __device__ __forceinline__ void each(const T* x, i64 begin, i64 end, R ready, F 
       for (int i = 0; i < N; i++) f(((const T*)&words[k])[i]);
   }
   if (fresh) ready();
-  for (; at < end; at += step)
-    for (int i = 0; i < N; i++)
-      if (at + i < end) f(x[at + i]);
+  for (; at < end; at += step) {
+    if (whole && at + N <= end) {
+      uint4 words = load_once((const uint4*)(x + at));
+#pragma unroll
+      for (int i = 0; i < N; i++) f(((const T*)&words)[i]);
+    } else {
+      for (int i = 0; i < N; i++)
+        if (at + i < end) f(x[at + i]);
+    }
+  }
 }
 
 // [n finite, origin, sum of (x - origin), sum of (x - origin)^2, least, most, NaNs, infinities,
-//  zeros]; the origin is some value of the array, so that constants come out exact
+//  zeros]; the origin is some value of the array, so that constants come out exact. This block
+// reduces piece `piece` of `blocks`, each of `size` elements.
 template <class T>
-__device__ __forceinline__ void stats(const T* x, i64 count, i64 size, u64* workspace, double* slot) {
+__device__ __forceinline__ void stats(const T* x, i64 count, i64 size, i64 piece, i64 blocks, u64* counter,
+                                      double* pieces, double* slot) {
   __shared__ double room[WARPS_EACH][8];
   __shared__ bool last;
   typedef typename Wide<T>::type W;
-  i64 begin = (i64)blockIdx.x * size, end = begin + size < count ? begin + size : count;
-  double* pieces = (double*)(workspace + 2);
+  i64 begin = piece * size, end = begin + size < count ? begin + size : count;
   W first = begin < end ? widen(x[begin]) : 0;
   double shift = 0, sum = 0, squares = 0;
   W least = (W)INFINITY, most = -(W)INFINITY;
@@ -110,14 +119,14 @@ __device__ __forceinline__ void stats(const T* x, i64 count, i64 size, u64* work
                    -(double)least, (double)most};
   join<6, 8>(all, room);
   if (threadIdx.x == 0) {
-    double* row = pieces + (i64)blockIdx.x * COLUMNS;
+    double* row = pieces + piece * COLUMNS;
     for (int k = 0; k < 8; k++) row[k] = all[k];
     row[8] = shift;
   }
-  if (!last_block(workspace, &last)) return;
+  if (!last_block(counter, blocks, &last)) return;
   double origin = ((const volatile double*)pieces)[8];
   double joined[8] = {0, 0, 0, 0, 0, 0, -INFINITY, -INFINITY};
-  for (i64 i = threadIdx.x; i < gridDim.x; i += REDUCE_THREADS) {
+  for (i64 i = threadIdx.x; i < blocks; i += REDUCE_THREADS) {
     const volatile double* row = pieces + i * COLUMNS;
     double many = row[0], total = row[1], step = row[8] - origin;
     joined[0] += many;
@@ -136,6 +145,27 @@ __device__ __forceinline__ void stats(const T* x, i64 count, i64 size, u64* work
     slot[5] = joined[7];
     for (int k = 3; k < 6; k++) slot[k + 3] = joined[k];
   }
+}
+
+// Jobs of one dtype, rows of JOB numbers: place, count, size of a piece, slot, and the first block
+// of the launch that works on it. Up to REDUCE_THREADS of them; counters are one a job.
+#define JOB 5
+template <class T>
+__device__ __forceinline__ void stats_many(const i64* jobs, i64 count, u64* counters, double* pieces) {
+  __shared__ i64 own[JOB + 2];
+  i64 block = blockIdx.x;
+  if (threadIdx.x < count) {
+    const i64* job = jobs + threadIdx.x * JOB;
+    i64 first = job[4], next = threadIdx.x + 1 < count ? job[JOB + 4] : (i64)gridDim.x;
+    if (first <= block && block < next) {  // one thread only
+      for (int k = 0; k < JOB; k++) own[k] = job[k];
+      own[JOB] = next - first;
+      own[JOB + 1] = threadIdx.x;
+    }
+  }
+  __syncthreads();
+  stats<T>((const T*)own[0], own[1], own[2], block - own[4], own[5], counters + own[6],
+           pieces + own[4] * COLUMNS, (double*)own[3]);
 }
 
 __device__ __forceinline__ bool same_bits(float a, float b) { return __float_as_uint(a) == __float_as_uint(b); }
@@ -187,15 +217,22 @@ __device__ __forceinline__ void compare(const T* x, const T* y, i64 count, i64 s
 #pragma unroll
       for (int i = 0; i < N; i++) pair(((const T*)&u[k])[i], ((const T*)&v[k])[i]);
   }
-  for (; at < end; at += step)
-    for (int i = 0; i < N; i++)
-      if (at + i < end) pair(x[at + i], y[at + i]);
+  for (; at < end; at += step) {
+    if (whole && at + N <= end) {
+      uint4 u = load_once((const uint4*)(x + at)), v = load_once((const uint4*)(y + at));
+#pragma unroll
+      for (int i = 0; i < N; i++) pair(((const T*)&u)[i], ((const T*)&v)[i]);
+    } else {
+      for (int i = 0; i < N; i++)
+        if (at + i < end) pair(x[at + i], y[at + i]);
+    }
+  }
   double all[SUMS + 1] = {(double)pairs, difference, xx, yy, xy, (double)differ, (double)others, (double)odd,
                           largest};
   join<SUMS, SUMS + 1>(all, room);
   if (threadIdx.x == 0)
     for (int k = 0; k <= SUMS; k++) pieces[(i64)blockIdx.x * COLUMNS + k] = all[k];
-  if (!last_block(workspace, &last)) return;
+  if (!last_block(workspace, gridDim.x, &last)) return;
   double joined[SUMS + 1] = {};
   for (i64 i = threadIdx.x; i < gridDim.x; i += REDUCE_THREADS) {
     const volatile double* row = pieces + i * COLUMNS;
@@ -213,7 +250,11 @@ __device__ __forceinline__ void compare(const T* x, const T* y, i64 count, i64 s
 #define REDUCERS(suffix, T)                                                                           \
   extern "C" __global__ void __launch_bounds__(REDUCE_THREADS)                                        \
       stats_##suffix(const T* x, i64 count, i64 size, u64* workspace, double* slot) {                 \
-    stats<T>(x, count, size, workspace, slot);                                                        \
+    stats<T>(x, count, size, blockIdx.x, gridDim.x, workspace, (double*)(workspace + 2), slot);       \
+  }                                                                                                   \
+  extern "C" __global__ void __launch_bounds__(REDUCE_THREADS)                                        \
+      stats_many_##suffix(const i64* jobs, i64 count, u64* counters, double* pieces) {                \
+    stats_many<T>(jobs, count, counters, pieces);                                                     \
   }                                                                                                   \
   extern "C" __global__ void __launch_bounds__(REDUCE_THREADS)                                        \
       compare_##suffix(const T* x, const T* y, i64 count, i64 size, u64* workspace, double* slot) {   \

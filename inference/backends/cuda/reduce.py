@@ -19,7 +19,8 @@ from aprfmt.stats import Stats
 # float64 a result takes, and float64 one stream's launches share (zeros before the first).
 SLOT = 16
 _PIECES = 1056
-WORKSPACE = 2 + _PIECES * 16
+COLUMNS = 16  # float64 a piece takes
+WORKSPACE = 2 + _PIECES * COLUMNS
 _SMALLEST_PIECE = 4096  # elements; below it a group of threads has too little to do
 _FILES = ("prelude.cuh", "reduce.cu")
 THREADS = 256  # reduce.cu
@@ -92,7 +93,7 @@ def _launch(
 
 
 def kernel(name: str, dtype: str) -> Function:
-    """Return `stats` or `compare` of a dtype, to be launched as `_launch` does."""
+    """Return `stats`, `stats_many` or `compare` of a dtype."""
     return function(_FILES, f"{name}_{dtype}")
 
 

@@ -1,4 +1,4 @@
-"""Statistics of a whole pass: enqueued one by one, read in one transfer."""
+"""Statistics of a whole pass: gathered, made by a few launches, read in one transfer."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from aprfmt.inference.backends.cuda import memory
-from aprfmt.inference.backends.cuda.arrays import Flat
+from aprfmt.inference.backends.cuda.arrays import ITEM, Flat
 from aprfmt.inference.backends.cuda.reduce import (
+    COLUMNS,
     SLOT,
     THREADS,
     WORKSPACE,
@@ -18,6 +19,11 @@ from aprfmt.inference.backends.cuda.reduce import (
 from aprfmt.stats import Stats, compute
 
 _ROWS = 512  # slots allocated at a time
+JOBS = THREADS  # arrays of one launch; a thread looks at one
+PIECES = 1 << 15  # of one launch, so that its room stays at 4 MiB
+KEPT = 1 << 29  # bytes of arrays that wait for their launch
+
+Job = tuple[int, int, int, int, int]  # place, count, size of a piece, slot, first piece
 
 
 class Workspace:
@@ -27,20 +33,45 @@ class Workspace:
         self._room = memory.arrays().zeros(WORKSPACE, "float64")
         self._place = memory.pointer(self._room)
         self._kernels: dict[str, Any] = {}
+        self._many: tuple[Any, Any] | None = None  # counters, pieces
 
-    def stats(self, x: Flat, slot: int) -> None:
-        """Put the statistics of x at the address of a slot."""
-        dtype = x.dtype
-        if dtype not in self._kernels:
-            self._kernels[dtype] = kernel("stats", dtype)
-        pieces, size = split(x.count)
-        self._kernels[dtype]((pieces,), (THREADS,), (x.ptr, x.count, size, self._place, slot))
+    def _kernel(self, name: str, dtype: str) -> Any:
+        key = f"{name} {dtype}"
+        if key not in self._kernels:
+            self._kernels[key] = kernel(name, dtype)
+        return self._kernels[key]
+
+    def stats(self, dtype: str, jobs: list[Job], pieces: int) -> None:
+        """Put the statistics of arrays of one dtype where their slots are."""
+        if len(jobs) == 1:
+            place, count, size, slot, _ = jobs[0]
+            alone = (place, count, size, self._place, slot)
+            self._kernel("stats", dtype)((pieces,), (THREADS,), alone)
+            return
+        if self._many is None:
+            arrays = memory.arrays()
+            rooms = arrays.zeros(JOBS, "uint64"), arrays.empty(PIECES * COLUMNS, "float64")
+            self._many = rooms
+        places = (memory.pointer(x) for x in self._many)
+        table = memory.put(np.array(jobs, np.int64))
+        args = (memory.pointer(table), len(jobs), *places)
+        self._kernel("stats_many", dtype)((pieces,), (THREADS,), args)
+
+
+class _Waiting:
+    """Arrays of one dtype whose statistics are not enqueued yet."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.held: list[Any] = []
+        self.pieces = self.size = 0
 
 
 class Pending:
     """The statistics of one trace's values, in the order they were added.
 
-    `flat` returns an array, copied where it is not contiguous, and its memory.
+    A value is kept until its launch: nobody may write to it before `join` or `read`. `flat`
+    returns an array, copied where it is not contiguous, and its memory.
     """
 
     def __init__(self, workspace: Workspace, flat: Callable[[Any], tuple[Any, Flat]]) -> None:
@@ -49,27 +80,47 @@ class Pending:
         self._found: list[int | Stats] = []  # elements of a waiting one, or what is known already
         self._chunks: list[Any] = []
         self._rows = self._next = 0
+        self._waiting: dict[str, _Waiting] = {}
 
     def add(self, x: Any) -> None:
-        """Enqueue the statistics of the next value; a numpy array's are computed now."""
+        """Take the next value; a numpy array's statistics are computed now."""
         if not memory.is_device(x):
             self._found.append(compute(x))
             return
         if self._rows == _ROWS * len(self._chunks):
             self._chunks.append(memory.arrays().empty((_ROWS, SLOT), "float64"))
             self._next = memory.pointer(self._chunks[-1])
-        whole, data = self._flat(x)  # a copy may go once the launch is enqueued: one stream
-        self._workspace.stats(data, self._next)
+        whole, data = self._flat(x)
+        count, dtype = data.count, data.dtype
+        pieces, size = split(count)
+        waiting = self._waiting.get(dtype)
+        if waiting is None:
+            waiting = self._waiting[dtype] = _Waiting()
+        if waiting.jobs and waiting.pieces + pieces > PIECES:
+            self._launch(dtype)
+            waiting = self._waiting[dtype]
+        waiting.jobs.append((data.ptr, count, size, self._next, waiting.pieces))
+        waiting.held.append(whole)
+        waiting.pieces += pieces
+        waiting.size += count * ITEM[dtype]
         self._next += 8 * SLOT
-        del whole
-        self._found.append(data.count)
+        self._found.append(count)
         self._rows += 1
+        if len(waiting.jobs) == JOBS or waiting.size > KEPT:
+            self._launch(dtype)
+
+    def _launch(self, dtype: str) -> None:
+        waiting, self._waiting[dtype] = self._waiting[dtype], _Waiting()
+        self._workspace.stats(dtype, waiting.jobs, waiting.pieces)
 
     def join(self) -> None:
-        """Do nothing: all of it is enqueued on one stream."""
+        """Enqueue what waits; all of it runs on one stream."""
+        for dtype in [name for name, waiting in self._waiting.items() if waiting.jobs]:
+            self._launch(dtype)
 
     def read(self) -> list[Stats]:
         """Return the statistics of every value added, in order; waits for the device."""
+        self.join()
         counts = [found for found in self._found if isinstance(found, int)]
         made: Iterator[Stats] = iter(())
         if counts:

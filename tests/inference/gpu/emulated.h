@@ -222,3 +222,8 @@ static inline void mma_16x8x8(float* c, unsigned a0, unsigned a1, unsigned b0) {
 }
 static inline uint4 load_once(const uint4* p) { return *p; }
 static inline void store_once(uint4* p, uint4 v) { *p = v; }
+template <class T> static inline T load_near(const T* p) { return *p; }
+static inline void store_tile(void* to, const void* from, unsigned size) {
+  __syncthreads();
+  if (threadIdx.x == 0) std::memcpy(to, from, size);
+}

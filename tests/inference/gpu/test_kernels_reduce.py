@@ -17,10 +17,12 @@ from aprfmt.inference.backends.cuda import (
     WORKSPACE,
     Difference,
     compare,
+    slots,
     stats,
     to_difference,
     to_stats,
 )
+from aprfmt.inference.backends.cupy_backend import CupyBackend
 from aprfmt.stats import Stats, compute
 
 NUMPY = {
@@ -132,3 +134,33 @@ def test_arrays_that_do_not_fit_are_refused(machine: Any) -> None:
         compare(m.flat(a), m.flat(b), m.flat(slot), m.flat(room))
     with pytest.raises(CodecError, match="a slot of 4"):
         stats(m.flat(a), m.flat(a), m.flat(room))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_many_arrays_in_one_launch_are_each_alone_bit_for_bit(
+    machine: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launches end by jobs, by pieces, by bytes held, and where another dtype comes between."""
+    monkeypatch.setattr(slots, "JOBS", 7)
+    monkeypatch.setattr(slots, "PIECES", 20)
+    monkeypatch.setattr(slots, "KEPT", 200_000)
+    random = np.random.default_rng(6)
+    b = CupyBackend("cuda", dtype)
+    waiting, wanted = b.slots(), []
+    for n, count in enumerate((1, 33, 60_001, 4096, 5, 9, 12_289, 1, 2, 3, 4, 5, 6, 7, 8, 30_000)):
+        x = random.standard_normal(count).astype(np.float32)
+        x[count // 2] = np.nan if n == 3 else x[count // 2]
+        if n % 5 == 4:  # what is routed on the host
+            ids = np.arange(count)
+            waiting.add(ids)
+            wanted.append(compute(ids))
+            continue
+        placed = b.array(x)
+        waiting.add(placed)
+        wanted.append(b.stats(placed))
+        wide = b.array(x) if dtype == "float32" else b._widened(placed)
+        waiting.add(wide)
+        wanted.append(b.stats(wide))
+    found = waiting.read()
+    assert repr(found) == repr(wanted)
+    assert repr(waiting.read()) == repr(wanted)

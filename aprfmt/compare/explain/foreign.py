@@ -1,0 +1,155 @@
+"""Evidence that a tensor is another one, and no damaged copy of the one it should be.
+
+Replacing a tensor removes any damage to it, so that proves nothing. A tensor left from another
+checkpoint or from initialisation is as large and as spread as the right one and related to it in
+nothing: not in its values, not in their sizes, not as a rearrangement. A damaged one is.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from aprfmt.compare.explain.noise import noise
+from aprfmt.compare.explain.reading import Reader
+from aprfmt.compare.values import wide
+
+LEAST = 1024  # values below which nothing can be told
+MOST = 1 << 22  # values that are looked at
+WINDOW = 1 << 20
+SIZES = (0.5, 2.0)  # root mean squares apart, as the screens of thresholds.py have it
+SPREADS = (0.6, 1.7)  # quantiles of |x|/rms apart: a normal and a uniform one are 0.86 to 1.49
+QUANTILES = (0.5, 0.9, 0.99)
+# Sorted values apart, in what the encodings cost: rounding to BF16 makes 0.44, blocks under 0.3.
+SORTED = 0.5
+RELATED = 0.1  # correlation of values, or of their sizes, that two trainings do not have
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Whether a tensor is another one than it should be, and what says so or speaks against it."""
+
+    sure: bool
+    says: str
+
+
+def foreign(first: Reader, second: Reader) -> Foreign:
+    """Judge two tensors of one role. Raises AprfmtError for one that cannot be read."""
+    import numpy as np
+
+    if first.shape != second.shape or not first.size:
+        return Foreign(False, "the shapes differ")
+    for label, side, other in (("B", second, first), ("A", first, second)):
+        value = _constant(side)
+        if value is not None and _constant(other) is None:
+            return Foreign(True, f"{label} holds {value + 0.0:g} everywhere: it was never filled")
+    x, y = _values(first), _values(second)
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        return Foreign(False, "values are not finite: damage")
+    if x.size < LEAST:
+        return Foreign(False, f"{x.size} values are too few to tell another tensor from damage")
+    sizes = [float(np.sqrt(np.mean(values**2))) for values in (x, y)]
+    ratio = sizes[1] / sizes[0] if sizes[0] else float("inf")
+    if not SIZES[0] <= ratio <= SIZES[1]:
+        return Foreign(False, f"B's values are {ratio:.3g} times as large as A's: damage as well")
+    spreads = [np.quantile(np.abs(v), QUANTILES) / s for v, s in zip((x, y), sizes, strict=True)]
+    apart = spreads[1] / np.maximum(spreads[0], 1e-30)
+    if not bool(((apart >= SPREADS[0]) & (apart <= SPREADS[1])).all()):
+        return Foreign(False, "B's values are spread unlike A's: damage as well")
+    limit = RELATED + 4 / x.size**0.5
+    values, magnitudes = _correlation(x, y), _correlation(*(_sizes(v) for v in (x, y)))
+    if abs(values) > limit or abs(magnitudes) > limit:
+        return Foreign(
+            False,
+            f"B's values are related to A's (correlation {values:.2g}, of their sizes "
+            f"{magnitudes:.2g}): an earlier state of it, or damage",
+        )
+    if _rearranged(first, second, x, y):
+        if first.encoding == second.encoding:
+            return Foreign(False, "B holds A's values in an order that nothing explains: damage")
+        return Foreign(
+            False,
+            f"through {first.encoding} and {second.encoding}, B's values cannot be told from A's "
+            "in another order: damage as well",
+        )
+    return Foreign(
+        True,
+        "B's values are as large and as spread as A's, and related to them in nothing "
+        f"(correlation {values:.2g} over {x.size} values, of their sizes {magnitudes:.2g}; no "
+        "rearrangement): "
+        "another tensor, no damaged copy",
+    )
+
+
+def _windows(reader: Reader, most: int | None = None) -> Any:
+    """Yield row numbers: all, or evenly spread ones of about `most` values together."""
+    import numpy as np
+
+    rows = np.arange(reader.rows)
+    if most is not None and reader.size > most:
+        rows = np.linspace(0, reader.rows - 1, max(1, most // reader.columns)).astype(np.int64)
+    step = max(1, WINDOW // max(1, reader.columns))
+    for start in range(0, len(rows), step):
+        yield rows[start : start + step]
+
+
+def _constant(reader: Reader) -> float | None:
+    """Return the one value a whole tensor has, None where it has more."""
+    import numpy as np
+
+    value: float | None = None
+    for rows in _windows(reader):
+        found = wide(reader.take(rows))
+        value = float(found.flat[0]) if value is None else value
+        if not bool((found == value).all()):
+            return None
+    return None if value is None or not np.isfinite(value) else value
+
+
+def _values(reader: Reader) -> Any:
+    """Return values of evenly spread rows (float64 [rows, columns])."""
+    import numpy as np
+
+    return np.concatenate([wide(reader.take(rows)) for rows in _windows(reader, MOST)])
+
+
+def _sizes(values: Any) -> Any:
+    """Return magnitudes less those of their row and column: checkpoints share large dimensions."""
+    import numpy as np
+
+    found = np.abs(values)
+    if min(found.shape) < 2:
+        return found
+    return found - found.mean(axis=1, keepdims=True) - found.mean(axis=0) + found.mean()
+
+
+def _correlation(x: Any, y: Any) -> float:
+    import numpy as np
+
+    x, y = (v - v.mean() for v in (x, y))
+    norm = float(np.linalg.norm(x) * np.linalg.norm(y))
+    return float(np.vdot(x, y)) / norm if norm else 0.0
+
+
+def _rearranged(a: Reader, b: Reader, x: Any, y: Any) -> bool:
+    """Say whether both hold the same values in some order, as far as their encodings let it be."""
+    import numpy as np
+
+    if a.encoding == b.encoding:
+        return _fingerprint(a) == _fingerprint(b)
+    x, y = np.sort(x, axis=None), np.sort(y, axis=None)
+    limit = SORTED * noise(a.encoding, b.encoding)
+    return bool(np.linalg.norm(x - y) <= limit * np.linalg.norm(x))
+
+
+def _fingerprint(reader: Reader) -> int:
+    """Return a number of all values that their order does not change."""
+    import numpy as np
+
+    total = 0
+    for rows in _windows(reader):
+        bits = np.ascontiguousarray(reader.take(rows), np.float32).view(np.uint32)
+        mixed = bits.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+        mixed *= np.uint64(0xBF58476D1CE4E5B9)
+        mixed ^= mixed >> np.uint64(32)
+        total += int(mixed.sum(dtype=np.uint64))
+    return total % (1 << 64)

@@ -1,0 +1,50 @@
+"""`diagnose` itself: opening both sides, the model behind them and the tokens."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from aprfmt.diagnosis.records import Diagnosis
+from aprfmt.diagnosis.sides import open_side
+from aprfmt.diagnosis.walk import Walk
+from aprfmt.errors import UsageError
+from aprfmt.model import open_model
+
+
+def diagnose(
+    a: str,
+    b: str,
+    *,
+    model: str | None = None,
+    ids: Sequence[int] | None = None,
+    prompt: str | None = None,
+    arch: str | None = None,
+    memory: int | None = None,
+) -> Diagnosis:
+    """Find where two models, runs or traces first differ, and why.
+
+    Each of `a` and `b` is a model in any format, `MODEL@RUN`, or a saved trace; `model` is the
+    one a trace ran on. `ids` (or the text `prompt`) are what both are run on, chosen where
+    neither is given. Raises UsageError for what is no file, FormatError for a damaged one.
+    """
+    if ids is not None and prompt is not None:
+        raise UsageError("give one of ids and prompt")
+    import numpy as np
+
+    with ExitStack() as stack:
+        stack.enter_context(np.errstate(all="ignore"))  # damaged weights overflow as they like
+        first, second = open_side("A", a, stack, arch), open_side("B", b, stack, arch)
+        reference = None
+        if model is not None:
+            reference = stack.enter_context(open_model(model, arch=arch))
+            for side in (first, second):
+                if side.kind == "trace":
+                    side.model = reference
+        tokens = None if ids is None else tuple(int(i) for i in ids)
+        if prompt is not None:
+            opened = first.model or second.model
+            if opened is None:
+                raise UsageError("a prompt needs a tokenizer; give a model, or ids")
+            tokens = tuple(int(i) for i in opened.tokenizer.encode(prompt))
+        if tokens == ():
+            raise UsageError("no token ids: --ids or --prompt is empty; leave it out to have some")
+        return Walk(first, second, stack, reference, tokens, memory).run()

@@ -1,0 +1,229 @@
+"""Level three of two models: stored tensors, and what taking a finding away does to the pass."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from aprfmt.causes import CAUSES
+from aprfmt.compare.align import Side
+from aprfmt.compare.explain.foreign import foreign
+from aprfmt.compare.explain.reading import Reader
+from aprfmt.compare.records import DiffReport, TensorDiff
+from aprfmt.diagnosis.levels import Levels
+from aprfmt.diagnosis.mixing import Part
+from aprfmt.diagnosis.records import Evidence, Finding
+from aprfmt.dtypes import encoding as encoding_row
+from aprfmt.model import Model
+
+
+def compare_tensors(
+    a: Model, b: Model, report: DiffReport, explained: set[str], found: Levels
+) -> None:
+    """Note what differs in the tensors; `explained` are keys that hyperparameters explain."""
+    counts = {name: count for name, count in report.counts.items() if count}
+    listed = ", ".join(f"{count} {name}" for name, count in counts.items())
+    found.evidence.append(Evidence("tensor", f"{len(report.tensors)} tensors: {listed}"))
+    found.checked.append(f"tensors: bytes, then values of all {len(report.tensors)}")
+    unreadable = [row.key for row in report.tensors if row.verdict == "UNREADABLE"]
+    if unreadable:
+        found.reason = f"{len(unreadable)} tensors cannot be read: {', '.join(unreadable[:3])}"
+        return
+    rows = [row for row in report.tensors if row.key not in explained]
+    missing = [row for row in rows if row.verdict in ("ONLY_IN_A", "ONLY_IN_B")]
+    _missing(a, b, missing, found)
+    done: set[str] = set()
+    for finding, part in _findings(report, explained):
+        found.add(_another(a, b, finding, part, found), part)
+        done |= set(part.keys)
+    for finding, part in _copies(rows):
+        found.add(finding, part)
+    left = [
+        row for row in rows if row.verdict in ("DIFFERENT", "SHAPE_DIFFERS") and row.key not in done
+    ]
+    if left:
+        finding, part = _strange(left)
+        found.add(_another(a, b, finding, part, found), part)
+    _extras(a, b, missing, found)
+
+
+def _another(a: Model, b: Model, finding: Finding, part: Part, found: Levels) -> Finding:
+    """Look for what tells a stale tensor from a damaged one; without it, it is not confirmed."""
+    if finding.cause != "stale_tensor":
+        return finding
+    sure = True
+    for key in part.keys:
+        x, y = _side(a, key), _side(b, key)
+        if x is None or y is None:
+            return finding
+        judged = foreign(Reader(x), Reader(y))
+        found.evidence.append(Evidence("tensor", f"{key}: {judged.says}", (key,)))
+        sure = sure and judged.sure
+    if not sure:
+        found.evidence.append(
+            Evidence(
+                "tensor",
+                "that the other side's tensor removes the difference would be true of any damage: "
+                "stale_tensor is not confirmed",
+                part.keys,
+            )
+        )
+    return replace(finding, confirmed=sure)
+
+
+def _side(model: Model, key: str) -> Side | None:
+    """Return a tensor by the key of its pair: a role, or a stored name that is none."""
+    role = model.roles.get(key)
+    return role if role is not None else model[key] if key in model else None
+
+
+def _missing(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
+    """Name roles one side lacks: biases and the head are causes, others stop the walk."""
+    for label in ("ONLY_IN_A", "ONLY_IN_B"):
+        side = "B" if label == "ONLY_IN_A" else "A"
+        keys = [row.key for row in rows if row.verdict == label and _is_role(a, b, row.key)]
+        biases = tuple(key for key in keys if key.endswith(".bias"))
+        if biases:
+            found.add(
+                Finding(
+                    "missing_bias",
+                    f"{side} lacks {len(biases)} biases of the other's: {', '.join(biases[:4])}",
+                    "tensor", "bug", biases, False, side=side,
+                ),
+                Part((), biases),
+            )  # fmt: skip
+        others = [key for key in keys if key not in biases]
+        if others:
+            found.evidence.append(
+                Evidence("tensor", f"{side} lacks {len(others)} tensors", tuple(others[:12]))
+            )
+            found.runs = False
+            found.reason = f"{side} lacks {len(others)} of the tensors: {', '.join(others[:4])}"
+
+
+def _is_role(a: Model, b: Model, key: str) -> bool:
+    return key in a.roles or key in b.roles
+
+
+def _extras(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
+    """Note tensors of one side that nothing of the architecture reads.
+
+    They stay in the count of tensors and out of the forward pass.
+    """
+    for label in ("ONLY_IN_A", "ONLY_IN_B"):
+        side, name = label[-1], a.spec.name
+        keys = [row.key for row in rows if row.verdict == label and not _is_role(a, b, row.key)]
+        if not keys:
+            continue
+        many = f"{len(keys)} tensor{'s' if len(keys) > 1 else ''}"
+        shown = ", ".join(keys[:4]) + (", ..." if len(keys) > 4 else "")
+        found.add(
+            Finding(
+                "extra_tensor",
+                f"{side} has {many} that the other has not and {name} does not read: {shown}",
+                "tensor", CAUSES["extra_tensor"].verdict, tuple(keys), True, side=side,
+            ),
+            Part(),
+        )  # fmt: skip
+        found.not_checked.append(
+            f"{shown}: only in {side}, and no part of {name}; what another engine makes of it is "
+            "not known"
+        )
+
+
+def _findings(report: DiffReport, explained: set[str]) -> Iterator[tuple[Finding, Part]]:
+    """Yield one finding for each explanation of compare.explain, with all its tensors."""
+    by_key = {row.key: row for row in report.tensors}
+    for group in report.findings:
+        keys = tuple(key for key in group.keys if key not in explained)
+        rows = [by_key[key].explanation for key in keys]
+        made = [row for row in rows if row is not None]
+        if not made or group.cause not in CAUSES:
+            continue
+        before = [row.residual_before for row in made if row.residual_before is not None]
+        after = [row.residual_after for row in made if row.residual_after is not None]
+        where = tuple(dict.fromkeys(key for row in made for key in row.where))
+        yield (
+            Finding(
+                group.cause,
+                group.text,
+                "tensor",
+                CAUSES[group.cause].verdict,
+                where,
+                group.confirmed,
+                residual_before=max(before, default=None),
+                residual_after=max(after, default=None),
+                of="stored values",
+                values={"evidence": [list(row.evidence) for row in made[:8]]},
+            ),
+            Part((), keys),
+        )
+
+
+def _copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[Finding, Part]]:
+    """Yield the tensors that are within the rounding of a coarser encoding, by cause."""
+    groups: dict[tuple[str, str], list[TensorDiff]] = {}
+    for row in rows:
+        if row.verdict == "WITHIN":
+            coarser = min((row.encoding_a, row.encoding_b), key=_bits)
+            cause = "quantisation" if _is_blocked(coarser) else "rounding"
+            groups.setdefault((cause, coarser), []).append(row)
+    for (cause, coarser), chosen in groups.items():
+        keys = tuple(row.key for row in chosen)
+        worst = max((row.stats.rel_l2 for row in chosen if row.stats is not None), default=None)
+        off = max((row.steps_off for row in chosen if row.steps_off is not None), default=None)
+        steps = "" if off is None else f", at most {off:.3g} steps apart"
+        yield (
+            Finding(
+                cause,
+                f"{len(chosen)} tensors are {coarser} on one side, within its rounding{steps}",
+                "tensor", "precision", keys, True,
+                residual_before=worst, residual_after=0.0, of="stored values beyond one step",
+                values={"encoding": coarser, "steps": off},
+            ),
+            Part((), keys),
+        )  # fmt: skip
+
+
+def _bits(name: str) -> float:
+    return encoding_row(name.split("+")[0]).bits_per_weight
+
+
+def _is_blocked(name: str) -> bool:
+    return encoding_row(name.split("+")[0]).block_size > 1
+
+
+def _strange(rows: Sequence[TensorDiff]) -> tuple[Finding, Part]:
+    keys = tuple(row.key for row in rows)
+    worst = max((row.stats.rel_l2 for row in rows if row.stats is not None), default=None)
+    return (
+        Finding(
+            "stale_tensor",
+            f"{len(rows)} tensors have other values, which nothing relates to the other side's: "
+            f"{', '.join(keys[:3])}",
+            "tensor", "bug", keys, False, residual_before=worst, of="stored values",
+        ),
+        Part((), keys),
+    )  # fmt: skip
+
+
+def settled(finding: Finding, before: float, after: float, first: str, bound: float) -> Finding:
+    """Return a finding with what taking it away does to the pass."""
+    shows = before > bound
+    gone = after <= bound
+    own = finding.residual_before is not None and finding.of == "stored values"
+    # That another tensor in its place removes a difference says nothing of what the tensor is.
+    proof = finding.level != "tensor" or finding.cause == "missing_bias"
+    confirmed = (shows and gone and proof) or (finding.confirmed and (gone or own))
+    if finding.verdict == "same" and shows:
+        finding, confirmed = replace(finding, verdict="bug"), False
+    if finding.level == "config" and not shows:
+        confirmed = False
+    if own and finding.residual_after is not None and finding.confirmed:
+        return replace(finding, confirmed=confirmed, first=first if shows else "")
+    return replace(
+        finding,
+        confirmed=confirmed,
+        first=first if shows else "",
+        residual_before=before,
+        residual_after=after,
+        of="logits",
+    )

@@ -1,0 +1,127 @@
+"""What an APRT folder cannot say, in one file of ours beside its stages: `aprfmt-trace.json`.
+
+One JSON object: schema, run (token ids, model, backend), files: path in the folder -> sha256 of
+the whole file, shape, positions, dtype of the arithmetic, form, device. Readers of APRT look for
+`*.bin` and never see it. A stage that is not the file written then is refused, not believed.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from reprlib import repr as short_repr
+from typing import Any
+
+from aprfmt.errors import FormatError
+from aprfmt.inference.trace import Form, Record
+from aprfmt.tensor import Value
+from aprfmt.text import shorten
+
+NAME = "aprfmt-trace.json"
+SCHEMA = 1
+MAX_BYTES = 64 << 20
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """One stage's file: its SHA-256, and the values' shape, token positions and arithmetic."""
+
+    sha256: str
+    shape: tuple[int, ...]
+    positions: tuple[int, ...] | None
+    dtype: str
+    form: Form | None
+    device: str
+
+
+@dataclass(frozen=True)
+class FolderFacts:
+    """What identifies the run of a folder, and its stages by path (`layer-3/attn_out.bin`)."""
+
+    run: Mapping[str, Value]
+    files: Mapping[str, StageFacts]
+
+
+def facts_of(record: Record, shape: tuple[int, ...], sha256: str) -> StageFacts:
+    """Return what is kept of a stage. Values are float32 in the file, so float64 is not claimed."""
+    dtype = "float32" if record.dtype == "float64" else record.dtype
+    return StageFacts(sha256, shape, record.positions, dtype, record.form, record.device)
+
+
+def to_json(facts: FolderFacts) -> dict[str, Any]:
+    """Return the file's JSON object."""
+    return {
+        "schema": SCHEMA,
+        "run": dict(facts.run),
+        "files": {
+            name: {
+                "sha256": row.sha256,
+                "shape": list(row.shape),
+                "positions": None if row.positions is None else list(row.positions),
+                "dtype": row.dtype,
+                "form": row.form,
+                "device": row.device,
+            }
+            for name, row in facts.files.items()
+        },
+    }
+
+
+def read(folder: Path) -> FolderFacts | None:
+    """Return what a folder's file says, None where there is none. Raises FormatError."""
+    from aprfmt.formats.jsonio import load_file
+
+    path = folder / NAME
+    return parse(load_file(path, max_bytes=MAX_BYTES), str(path)) if path.exists() else None
+
+
+def parse(data: Any, where: str) -> FolderFacts:
+    """Return what the file's JSON value says; FormatError names the entry that is wrong."""
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+        raise FormatError(f"{where}: schema {short_repr(found)}; expected {SCHEMA}")
+    run, files = data.get("run"), data.get("files")
+    if not isinstance(run, dict) or not isinstance(files, dict):
+        raise FormatError(f"{where}: run or files is missing or no object")
+    if run.get("ids") is not None:
+        _numbers(run["ids"], f"{where}: ids")
+    return FolderFacts(
+        run, {name: _stage(row, f"{where}: {shorten(name, 200)}") for name, row in files.items()}
+    )
+
+
+def _stage(row: Any, where: str) -> StageFacts:
+    if not isinstance(row, dict):
+        raise FormatError(f"{where}: is no object")
+    for name in ("sha256", "dtype", "device"):
+        if not isinstance(row.get(name), str):
+            raise FormatError(f"{where}: {name} is {short_repr(row.get(name))}; expected text")
+    if not _SHA256.fullmatch(row["sha256"]):  # an empty one would be held against nothing
+        found = short_repr(row["sha256"])
+        raise FormatError(f"{where}: sha256 is {found}; expected 64 hexadecimal digits")
+    from aprfmt.thresholds import BASE
+
+    if row["dtype"] not in BASE:
+        found = short_repr(row["dtype"])
+        raise FormatError(f"{where}: dtype {found}; expected one of {', '.join(BASE)}")
+    form = row.get("form")
+    if form not in ("fused", "stepped", None):
+        raise FormatError(f"{where}: form is {short_repr(form)}; expected fused, stepped or null")
+    positions = row.get("positions")
+    return StageFacts(
+        row["sha256"],
+        _numbers(row.get("shape"), f"{where}: shape"),
+        None if positions is None else _numbers(positions, f"{where}: positions"),
+        row["dtype"],
+        form,
+        row["device"],
+    )
+
+
+def _numbers(values: Any, where: str) -> tuple[int, ...]:
+    if not isinstance(values, list) or not all(
+        isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values
+    ):
+        raise FormatError(f"{where} is {short_repr(values)}; expected whole numbers not negative")
+    return tuple(values)

@@ -1,0 +1,28 @@
+"""Which model and prompt a saved trace is of: hashes, as a path says little."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.digest import file_sha256
+from aprfmt.tensor import Value
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+
+def identity(model: "Model", ids: Sequence[int]) -> dict[str, Value]:
+    """Return `prompt_sha256` and `model_sha256`; reads every file of the model once.
+
+    The prompt's is over its token ids as little-endian int64, as they are what runs. The model's
+    is a hash by file name: of the weights, and of the config.json they are read with.
+    """
+    files = list(model.source.files)
+    if model.folder is not None and model.folder.config is not None:
+        files.append(model.folder.path / "config.json")
+    return {
+        "prompt_sha256": hashlib.sha256(np.asarray(ids, "<i8").tobytes()).hexdigest(),
+        "model_sha256": {path.name: file_sha256(path) for path in files},
+    }

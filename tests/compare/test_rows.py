@@ -1,0 +1,108 @@
+"""Rows of the table that only pairs in two encodings, or of two shapes, need; and that all do work.
+
+Seen red: each of these rows taken out, as a test.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aprfmt
+from aprfmt.compare import diff
+from aprfmt.compare.explain import moves, outliers, table
+from tests.compare import faults
+from tests.compare.damage import patched
+from tests.compare.faults import FAULTS
+from tests.compare.test_explain import NAMES, said
+from tests.compare.test_verdicts import edited
+from tests.conversion.folders import llama_folder, tensors_of, write_mixed
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama_folder(
+        tmp_path_factory.mktemp("rows") / "source", "BF16", hidden=faults.HIDDEN,
+        layers=faults.LAYERS, vocab=faults.VOCAB, heads=faults.HEADS, kv_heads=faults.KV,
+    )  # fmt: skip
+
+
+def stored(name: str, edit: Callable[[bytes], bytes]) -> Callable[[dict[str, bytes]], None]:
+    """Return a change of a stored tensor's bytes."""
+    return lambda data: data.update({name: edit(data[name])})
+
+
+def seen_through_q8(source: Path, folder: Path) -> tuple[Path, Path]:
+    """One value early in BF16, compared with a Q8_0 copy: no byte of the two is alike."""
+    broken = edited(source, folder / "b", NAMES["one value early"].change)
+    aprfmt.convert(broken, folder / "q.gguf", encoding="Q8_0")
+    return source, folder / "q.gguf"
+
+
+def bit_of_a_block(source: Path, folder: Path) -> tuple[Path, Path]:
+    """One bit of a Q8_0 block, compared with the float source."""
+    aprfmt.convert(source, folder / "clean.gguf", encoding="Q8_0")
+    change = stored("blk.1.ffn_up.weight", faults.flipped(1, 6))
+    return source, patched(folder / "clean.gguf", folder / "b.gguf", change)
+
+
+def other_rows(source: Path, folder: Path, name: str, change: Callable[[Any], Any]) -> Path:
+    """Copy a folder, one tensor with another number of rows."""
+    rows = tensors_of(source)
+    kind, shape, raw = rows[name]
+    new = np.ascontiguousarray(change(np.frombuffer(raw, np.uint16).reshape(shape)))
+    folder.mkdir()
+    (folder / "config.json").write_text((source / "config.json").read_text())
+    write_mixed(folder / "model.safetensors", rows | {name: (kind, new.shape, new.tobytes())})
+    return folder
+
+
+def heads_twice(source: Path, folder: Path) -> tuple[Path, Path]:
+    """Every key head stored twice."""
+    return source, other_rows(
+        source, folder / "b", faults.K,
+        lambda x: x.reshape(len(x) // faults.SIZE, -1).repeat(2, 0).reshape(-1, faults.HIDDEN),
+    )  # fmt: skip
+
+
+def some_rows(source: Path, folder: Path) -> tuple[Path, Path]:
+    """An MLP cut to rows 8 to 39."""
+    return source, other_rows(source, folder / "b", faults.UP, lambda x: x[8:40])
+
+
+# Row: what finds it, a pair that needs it, the tensor, the cause and words of the evidence.
+PAIRS: dict[str, tuple[Callable[..., Any], Callable[[Path, Path], tuple[Path, Path]], str, str,
+                       str]] = {
+    "value_offset": (moves.value_offset, seen_through_q8, "L1.attn_q.weight", "byte_offset",
+                     "value i of B is value i-1 of A"),
+    "outliers": (outliers.outliers, bit_of_a_block, "L1.ffn_up.weight", "bit_rot",
+                 "bit 6 of byte 1 of the Q8_0 block"),
+    "repeated": (moves.repeated, heads_twice, "L1.attn_k.weight", "gqa_mapping",
+                 "2 heads 2 times, in a row"),
+    "window": (moves.window, some_rows, "L1.ffn_up.weight", "row_offset",
+               "rows are rows 8 to 39 of A"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_row_for_two_encodings_or_shapes_does_its_own_work(
+    name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find, make, key, cause, words = PAIRS[name]
+    a, b = make(source, tmp_path)
+    (row,) = [row for row in diff(a, b).tensors if row.key == key]
+    assert row.explanation is not None and row.explanation.confirmed
+    assert row.cause == cause and words in said(row)
+    rows = tuple(entry for entry in table.TABLE if entry.find is not find)
+    assert len(rows) == len(table.TABLE) - 1
+    monkeypatch.setattr(table, "TABLE", rows)
+    (left,) = [row for row in diff(a, b).tensors if row.key == key]
+    assert left.explanation is None or words not in said(left)
+    assert left.cause != cause
+
+
+def test_every_row_of_the_table_is_taken_out_once() -> None:
+    tried = {fault.find for fault in FAULTS} | {find for find, *_ in PAIRS.values()}
+    assert tried == {row.find for row in table.TABLE}

@@ -1,0 +1,225 @@
+"""What moved together is one finding of an equal function; what moved alone is not.
+
+Seen red: a tensor of the group left out of the check, query heads moved without their key heads,
+one order taken for all layers.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aprfmt
+from aprfmt.compare import DiffReport, diff
+from aprfmt.compare.explain import symmetry
+from aprfmt.formats import FORMATS
+from tests.conversion.folders import tensors_of, write_mixed
+from tests.models import save_tiny
+
+L1 = "model.layers.1."
+HEAD = 16  # head_dim of the models used here
+NEURONS = 72
+MLP = ("gate_proj", "up_proj", "down_proj")
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+Edit = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("symmetry") / "llama"
+    save_tiny("llama", folder)
+    return folder
+
+
+def edited(source: Path, folder: Path, edit: Edit) -> Path:
+    """Copy a float32 folder, its arrays changed."""
+    rows = tensors_of(source)
+    arrays = {
+        name: np.frombuffer(raw, "<f4").reshape(shape).copy()
+        for name, (_, shape, raw) in rows.items()
+    }
+    edit(arrays)
+    folder.mkdir()
+    (folder / "config.json").write_text((source / "config.json").read_text())
+    changed = {
+        name: ("F32", x.shape, np.ascontiguousarray(x).tobytes()) for name, x in arrays.items()
+    }
+    write_mixed(folder / "model.safetensors", changed)
+    return folder
+
+
+def order_of(count: int, seed: int = 7) -> Any:
+    return np.random.default_rng(seed).permutation(count)
+
+
+def neurons(layer: str = L1, seed: int = 7, parts: tuple[str, ...] = MLP) -> Edit:
+    """Give an MLP's neurons another order, in these tensors."""
+
+    def edit(x: dict[str, Any]) -> None:
+        order = order_of(NEURONS, seed)
+        for part in parts:
+            name = f"{layer}mlp.{part}.weight"
+            x[name] = x[name][:, order] if part == "down_proj" else x[name][order]
+
+    return edit
+
+
+def heads(query: list[int], key: list[int], parts: tuple[str, ...] = ATTENTION) -> Edit:
+    """Give heads another order, in these tensors and their biases."""
+
+    def edit(x: dict[str, Any]) -> None:
+        for part in parts:
+            name = f"{L1}self_attn.{part}.weight"
+            order = key if part in ("k_proj", "v_proj") else query
+            p = (np.array(order)[:, None] * HEAD + np.arange(HEAD)).reshape(-1)
+            x[name] = x[name][:, p] if part == "o_proj" else x[name][p]
+            if f"{L1}self_attn.{part}.bias" in x and part != "o_proj":
+                x[f"{L1}self_attn.{part}.bias"] = x[f"{L1}self_attn.{part}.bias"][p]
+
+    return edit
+
+
+def causes(report: DiffReport) -> dict[str, str]:
+    """Return the confirmed cause of every tensor that differs."""
+    return {row.key: row.cause for row in report.tensors if row.verdict == "DIFFERENT"}
+
+
+@pytest.mark.parametrize("target", FORMATS)
+@pytest.mark.parametrize(
+    ("edit", "cause", "count"),
+    [
+        (neurons(), "permuted_neurons", 3),
+        (heads([1, 0, 2, 3], [0, 1]), "permuted_heads", 2),
+        (heads([3, 2, 0, 1], [1, 0]), "permuted_heads", 4),
+    ],
+    ids=["neurons", "inside a group", "groups"],
+)
+def test_a_group_that_moved_together_is_one_finding(
+    edit: Edit, cause: str, count: int, target: str, llama: Path, tmp_path: Path
+) -> None:
+    there = tmp_path / f"there{FORMATS[target].extensions[0]}"
+    aprfmt.convert(edited(llama, tmp_path / "moved", edit), there, to=target)
+    report = diff(llama, there)
+    found = causes(report)
+    assert set(found.values()) == {cause} and len(found) == count, found
+    (finding,) = report.findings
+    assert finding.confirmed and "the function is equal" in finding.text
+    assert len(finding.keys) == count
+    assert report.exit_code() == 1  # the files differ all the same
+
+
+@pytest.mark.parametrize("part", MLP)
+def test_a_tensor_that_stayed_behind_is_a_bug(part: str, llama: Path, tmp_path: Path) -> None:
+    parts = tuple(name for name in MLP if name != part)
+    found = causes(diff(llama, edited(llama, tmp_path / "moved", neurons(parts=parts))))
+    assert set(found.values()) == {"row_offset"} and len(found) == 2
+
+
+@pytest.mark.parametrize("part", ATTENTION)
+def test_a_head_that_stayed_behind_is_a_bug(part: str, llama: Path, tmp_path: Path) -> None:
+    parts = tuple(name for name in ATTENTION if name != part)
+    edit = heads([3, 2, 0, 1], [1, 0], parts)
+    found = causes(diff(llama, edited(llama, tmp_path / "moved", edit)))
+    assert len(found) == 3 and not set(found.values()) & set(symmetry.CAUSES_OF_EQUAL_FUNCTION)
+
+
+def test_query_heads_do_not_leave_their_key_head(llama: Path, tmp_path: Path) -> None:
+    """Heads 1 and 2 exchanged in q and in the output product read each other's keys."""
+    edit = heads([0, 2, 1, 3], [0, 1])
+    found = causes(diff(llama, edited(llama, tmp_path / "moved", edit)))
+    assert len(found) == 2 and "permuted_heads" not in found.values()
+
+
+def test_other_values_beside_an_order_are_not_passed_over(llama: Path, tmp_path: Path) -> None:
+    def edit(x: dict[str, Any]) -> None:
+        neurons()(x)
+        x[f"{L1}mlp.down_proj.weight"][5, 7] += 1
+
+    found = causes(diff(llama, edited(llama, tmp_path / "moved", edit)))
+    assert "permuted_neurons" not in found.values()
+
+
+def test_every_layer_has_its_own_order(llama: Path, tmp_path: Path) -> None:
+    def edit(x: dict[str, Any]) -> None:
+        for layer in range(3):
+            neurons(f"model.layers.{layer}.", seed=layer)(x)
+
+    (finding,) = diff(llama, edited(llama, tmp_path / "moved", edit)).findings
+    assert finding.cause == "permuted_neurons" and len(finding.keys) == 9
+
+
+def test_an_order_is_seen_through_a_quantized_copy(llama: Path, tmp_path: Path) -> None:
+    """Rows of 64 and 96 are whole blocks; the copy's rounding is no other order."""
+    wide = tmp_path / "wide"
+    save_tiny("llama", wide, hidden_size=64, intermediate_size=96)
+
+    def edit(x: dict[str, Any]) -> None:
+        order = order_of(96)
+        for part in MLP:
+            name = f"{L1}mlp.{part}.weight"
+            x[name] = x[name][:, order] if part == "down_proj" else x[name][order]
+
+    moved = edited(wide, tmp_path / "moved", edit)
+    aprfmt.convert(moved, tmp_path / "q.gguf", encoding="Q8_0")
+    found = causes(diff(wide, tmp_path / "q.gguf"))
+    assert set(found.values()) == {"permuted_neurons"} and len(found) == 3
+
+
+@pytest.mark.parametrize("arch", ["llama-bias", "qwen3", "olmo2", "gpt_oss"])
+def test_biases_norms_and_sinks_move_with_their_heads(arch: str, tmp_path: Path) -> None:
+    """Wide q/k-norms and sinks have a part for each head: left behind, it is another function."""
+    save_tiny(arch, tmp_path / "a")
+    with aprfmt.open(tmp_path / "a") as model:
+        size, count = int(model.hyper["head_dim"]), int(model.hyper["n_heads"])
+        keys = int(model.hyper["n_kv_heads"])
+        roles = {key.removeprefix("L1.") for key in model.roles if key.startswith("L1.attn_")}
+    each = count // keys
+    query = [(h // each) * each + (h + 1) % each for h in range(count)]  # turned inside groups
+    names = {"q_proj": 0, "q_norm": 0, "sinks": 0, "o_proj": 1}
+
+    def moved(x: dict[str, Any], left: str = "") -> None:
+        for name in list(x):
+            part = next((part for part in names if f"{L1}self_attn.{part}" in name), None)
+            whole = x[name].size == size
+            if part is None or part == left or (part == "q_norm" and whole):
+                continue
+            if name.endswith("o_proj.bias"):
+                continue
+            unit = x[name].shape[names[part]] // count
+            p = (np.array(query)[:, None] * unit + np.arange(unit)).reshape(-1)
+            x[name] = x[name][:, p] if part == "o_proj" else x[name][p]
+
+    found = causes(diff(tmp_path / "a", edited(tmp_path / "a", tmp_path / "b", moved)))
+    assert found and set(found.values()) == {"permuted_heads"}, found
+    for left, role in (("q_norm", "attn_q_norm.weight"), ("sinks", "attn_sinks.weight")):
+        if role not in roles or (arch == "qwen3" and left == "q_norm"):
+            continue
+        behind = edited(tmp_path / "a", tmp_path / left, lambda x, left=left: moved(x, left))  # type: ignore[misc]
+        assert "permuted_heads" not in causes(diff(tmp_path / "a", behind)).values()
+
+
+@pytest.mark.parametrize("arch", ["mixtral", "qwen3_moe", "deepseek_v3"])
+def test_experts_move_with_their_router_except_between_groups(arch: str, tmp_path: Path) -> None:
+    save_tiny(arch, tmp_path / "a")
+    with aprfmt.open(tmp_path / "a") as model:
+        count, groups = int(model.hyper["n_experts"]), int(model.hyper["n_expert_groups"] or 1)
+        layer = max(i for i, moe in enumerate(model.hyper["moe_layers"]) if moe)
+    order = order_of(count, 3)
+
+    def edit(x: dict[str, Any]) -> None:
+        before = dict(x)
+        for name, old in before.items():
+            if f"layers.{layer}." not in name:
+                continue
+            for new, source in enumerate(order):
+                if f".experts.{new}." in name:
+                    x[name] = before[name.replace(f".experts.{new}.", f".experts.{source}.")]
+            if ".gate.weight" in name or "e_score_correction_bias" in name:
+                x[name] = old[order]
+
+    found = causes(diff(tmp_path / "a", edited(tmp_path / "a", tmp_path / "b", edit)))
+    assert found
+    said = {cause for key, cause in found.items() if "exps" in key or "gate_inp" in key}
+    assert (said == {"permuted_experts"}) == (groups == 1), found
