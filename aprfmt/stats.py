@@ -59,7 +59,8 @@ class Accumulator:
     Of complex numbers the real and the imaginary parts are counted as values.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int = 1) -> None:
+        self._threads = threads  # they change nothing of a result
         self._count = self._nan = self._inf = self._zeros = 0
         self._n = 0  # finite values so far, their mean and sum of squared deviations
         self._mean = self._deviations = 0.0
@@ -77,7 +78,7 @@ class Accumulator:
         elif flat.dtype.kind not in "fiub":  # bfloat16 and the float8 types of ml_dtypes
             flat = flat.astype(np.float32)
         if flat.dtype == np.float32 and (native := native_kernels()) is not None:
-            self.add_stats(_of_moments(flat.size, native.stats(flat)))
+            self.add_stats(_of_moments(flat.size, native.stats(flat, self._threads)))
             return
         self._count += flat.size
         with np.errstate(all="ignore"):
@@ -145,9 +146,9 @@ class Accumulator:
         )
 
 
-def compute(values: Any) -> Stats:
-    """Return the statistics of a numpy array."""
-    accumulator = Accumulator()
+def compute(values: Any, threads: int = 1) -> Stats:
+    """Return the statistics of a numpy array; they do not depend on `threads`."""
+    accumulator = Accumulator(threads)
     accumulator.add(values)
     return accumulator.result()
 

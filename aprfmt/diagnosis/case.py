@@ -229,6 +229,8 @@ def heads_changed(world: World, layers: Layers, **values: Any) -> World:
         settled = {
             name: value(heads) if callable(value) else value for name, value in values.items()
         }
+        if "mask" in settled:
+            settled["causal"] = None  # which says the same as the mask, or nothing
         return op(*first, replace(heads, **settled))
 
     return world.with_op("scores", override, layers).with_op("probs", override, layers)

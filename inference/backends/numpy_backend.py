@@ -133,7 +133,7 @@ class NumpyBackend(Tiles):
 
     def stats(self, x: Array) -> Stats:
         """Compute the statistics."""
-        return compute(x)
+        return compute(x, self._threads)
 
     def zeros(self, shape: Sequence[int]) -> Array:
         """Return zeros of the dtype."""

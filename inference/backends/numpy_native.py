@@ -3,7 +3,7 @@
 Between the products of one token numpy spends most of its time on being called. These kernels
 compute the same functions in an order of their own, in float32 with wider sums, so results differ
 from the reference in the last bits, as its own do between processors. Deterministic and float64
-runs, and steps inside attention that a recorder wants to see, are numpy_backend.py's.
+runs are numpy_backend.py's.
 """
 
 import math
@@ -175,4 +175,16 @@ class NativeBackend(NumpyBackend):
                 self._threads,
             )
             out[start:stop] = self.mix(scores.reshape(n_heads, stop - start, -1), v[seen])
+        return out
+
+    def probs(self, scores: Array, heads: Heads) -> Array:
+        """Exponentiate what the mask leaves, divide by its sum."""
+        n_heads, tokens, keys = scores.shape
+        if heads.causal is None or heads.causal[0] + tokens != keys:
+            return super().probs(scores, heads)
+        out = np.array(scores, order="C")
+        cached, window = heads.causal
+        self._step.softmax(
+            out, heads.sinks, (n_heads, tokens, keys), cached, window or 0, 1.0, 0.0, self._threads
+        )
         return out

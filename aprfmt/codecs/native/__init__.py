@@ -188,18 +188,9 @@ def stats_of(encoding: str, raw: Any, count: int, threads: int = 1) -> "Moments"
     The result does not depend on `threads`. Raises CodecError where lengths do not fit, KeyError
     for an encoding without a kernel.
     """
-    from aprfmt.codecs import parallel
     from aprfmt.codecs.native.moments import PART, Moments
 
     KERNELS[encoding]
-    index, block_size, type_size = _DECODERS[encoding]
-    view, step = memoryview(raw).cast("B"), PART // block_size * type_size
-    parts = max(1, -(-count // PART))
-    found = [Moments()] * parts
-
-    def task(number: int) -> None:
-        piece = view[number * step : (number + 1) * step if number < parts - 1 else None]
-        found[number] = Moments(*_kernels.moments(index, piece, min(PART, count - number * PART)))
-
-    parallel.run([partial(task, number) for number in range(parts)], threads)
+    rows = _kernels.moments(_DECODERS[encoding][0], raw, count, PART, threads)
+    found = [Moments(*row) for row in rows] or [Moments()]
     return reduce(Moments.joined, found)

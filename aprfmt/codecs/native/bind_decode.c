@@ -1,5 +1,8 @@
 /* Decoding and statistics for Python. Lengths are checked here, so that a kernel may trust them. */
 #include "bindings.h"
+#include "threads.h"
+
+#include <math.h>
 
 PyDoc_STRVAR(decode_doc, "decode(index, raw, out, stream=-1)\n\n"
                          "Fill float32 `out` from the blocks of `raw`, whose last may be used in "
@@ -125,41 +128,75 @@ done:
     return result;
 }
 
-PyDoc_STRVAR(moments_doc, "moments(index, raw, count)\n\n"
-                          "Decode `count` elements, a segment at a time, and return (count, "
-                          "finite, zeros, nan, inf, sum, squares\n"
-                          "about the mean, least, most) of them.");
+PyDoc_STRVAR(moments_doc, "moments(index, raw, count, part, threads)\n\n"
+                          "Decode `count` elements, a segment at a time, and return a list: for "
+                          "each `part` of them, which is whole\n"
+                          "segments, (count, finite, zeros, nan, inf, sum, squares about the mean, "
+                          "least, most).");
+
+typedef struct {
+    const decoder *kind;
+    const uint8_t *raw;
+    size_t count, part;
+    moments *found;
+} counting;
+
+static void count_part(void *work, size_t number) {
+    const counting *c = work;
+    const size_t first = number * c->part, step = SEGMENT / c->kind->block_size;
+    const uint8_t *raw = c->raw + first / c->kind->block_size * c->kind->type_size;
+    float scratch[SEGMENT];
+    for (size_t left = c->count - first < c->part ? c->count - first : c->part; left;) {
+        const size_t now = left < SEGMENT ? left : SEGMENT;
+        c->kind->decode[0](raw, scratch, (now + c->kind->block_size - 1) / c->kind->block_size);
+        aprfmt_level->add_moments(scratch, now, &c->found[number]);
+        raw += step * c->kind->type_size;
+        left -= now;
+    }
+}
+
+static PyObject *moments_list(const moments *found, size_t parts) {
+    PyObject *rows = PyList_New((Py_ssize_t)parts);
+    for (size_t i = 0; rows && i < parts; i++) {
+        const moments *m = &found[i];
+        PyObject *row = Py_BuildValue(
+            "(KKKKKdddd)", (unsigned long long)m->count, (unsigned long long)m->finite,
+            (unsigned long long)m->zeros, (unsigned long long)m->nan, (unsigned long long)m->inf,
+            m->sum, m->about, (double)m->least, (double)m->most);
+        if (!row || PyList_SetItem(rows, (Py_ssize_t)i, row) < 0) Py_CLEAR(rows);
+    }
+    return rows;
+}
 
 static PyObject *py_moments(PyObject *module, PyObject *args) {
-    Py_ssize_t index, count, size = 0;
+    Py_ssize_t index, count, part, threads, size = 0;
     PyObject *raw_object, *result = NULL;
     buffers held = {.used = 0};
+    moments *found = NULL;
     (void)module;
-    if (!PyArg_ParseTuple(args, "nOn", &index, &raw_object, &count)) return NULL;
+    if (!PyArg_ParseTuple(args, "nOnnn", &index, &raw_object, &count, &part, &threads)) return NULL;
     const decoder *row = aprfmt_decoder_at(index);
     const uint8_t *raw = row ? aprfmt_hold(&held, raw_object, 0, &size) : NULL;
     if (!raw) goto done;
     size_t blocks = count < 0 ? 0 : ((size_t)count + row->block_size - 1) / row->block_size;
-    if (count < 0 || (size_t)size != blocks * row->type_size) {
-        aprfmt_error("%s: found %zd bytes, expected %zu for %zd elements", row->name, size,
-                     blocks * row->type_size, count);
+    if (count < 0 || part < 1 || part % SEGMENT || (size_t)size != blocks * row->type_size) {
+        aprfmt_error("%s: found %zd bytes, expected %zu for %zd elements in parts of %zd", row->name,
+                     size, blocks * row->type_size, count, part);
         goto done;
     }
-    moments m = {.least = Py_HUGE_VAL, .most = -Py_HUGE_VAL};
-    Py_BEGIN_ALLOW_THREADS float scratch[SEGMENT];
-    const size_t step = SEGMENT / row->block_size;
-    for (size_t left = (size_t)count; left;) {
-        size_t now = left < SEGMENT ? left : SEGMENT;
-        row->decode[0](raw, scratch, (now + row->block_size - 1) / row->block_size);
-        aprfmt_level->add_moments(scratch, now, &m);
-        raw += step * row->type_size;
-        left -= now;
+    const size_t parts = ((size_t)count + (size_t)part - 1) / (size_t)part;
+    if (!(found = PyMem_Malloc((parts + 1) * sizeof *found))) {
+        PyErr_NoMemory();
+        goto done;
     }
-    Py_END_ALLOW_THREADS result =
-        Py_BuildValue("(KKKKKdddd)", (unsigned long long)m.count, (unsigned long long)m.finite,
-                      (unsigned long long)m.zeros, (unsigned long long)m.nan,
-                      (unsigned long long)m.inf, m.sum, m.about, (double)m.least, (double)m.most);
+    for (size_t i = 0; i < parts; i++)
+        found[i] = (moments){.least = INFINITY, .most = -INFINITY};
+    counting work = {row, raw, (size_t)count, (size_t)part, found};
+    Py_BEGIN_ALLOW_THREADS aprfmt_share(count_part, &work, parts,
+                                        threads > 1 ? (size_t)threads : 1);
+    Py_END_ALLOW_THREADS result = moments_list(found, parts);
 done:
+    PyMem_Free(found);
     aprfmt_release(&held);
     return result;
 }

@@ -7,7 +7,7 @@ the processor changes a result.
 import math
 from typing import NamedTuple
 
-PART = 1 << 20
+PART = 1 << 17
 
 
 class Moments(NamedTuple):
