@@ -9,6 +9,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <time.h>
 #if defined(__x86_64__) || defined(__i386__)
@@ -98,14 +99,19 @@ static void forget(void) {
 
 static void watch_forks(void) { pthread_atfork(NULL, NULL, forget); }
 
+/* Signals are for the program's own threads: one that a helper took would interrupt nothing. */
 static void start(size_t wanted) {
     pthread_attr_t attributes;
+    sigset_t all, before;
     if (started >= wanted || pthread_attr_init(&attributes)) return;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&attributes, 1 << 20);
     for (pthread_t thread; started < wanted; started++) {
         if (pthread_create(&thread, &attributes, help, (void *)(started + 1))) break;
     }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
 }
 
