@@ -119,7 +119,9 @@ def unexplained(monkeypatch: pytest.MonkeyPatch, base: str, **how: Any) -> Any:
 
 
 def test_a_weight_is_not_blamed_for_the_attention_before_it(monkeypatch: Any) -> None:
-    found = unexplained(monkeypatch, "llama", backend=lambda: broken("probs", heads(mask=ALL, causal=None)))
+    found = unexplained(
+        monkeypatch, "llama", backend=lambda: broken("probs", heads(mask=ALL, causal=None))
+    )
     lead = found.lead
     assert (found.verdict, found.cause, found.confidence) == ("bug", None, "unconfirmed")
     assert (set(lead.after), lead.first) == ({"L0.q", "L0.k", "L0.v"}, "L0.attn_out")
