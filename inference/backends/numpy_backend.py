@@ -301,10 +301,15 @@ class NumpyBackend(Tiles):
 
         if self.deterministic:
             return self.tiled_scores(q, k, finish)
+        return finish(self._dots(q, k))
+
+    def _dots(self, q: Array, k: Array) -> Array:
+        """Return q.k [heads, tokens, keys]."""
         (tokens, n_heads, d), (keys, kv_heads, _) = q.shape, k.shape
         grouped = q.reshape(tokens, kv_heads, -1, d).transpose(1, 2, 0, 3)
         flat = grouped.reshape(kv_heads, -1, d)  # (kv_head, group * token, d)
-        return finish((flat @ k.transpose(1, 2, 0)).reshape(n_heads, tokens, keys))
+        product: Array = (flat @ k.transpose(1, 2, 0)).reshape(n_heads, tokens, keys)
+        return product
 
     def probs(self, scores: Array, heads: Heads) -> Array:
         """Exponentiate what the mask leaves, divide by its sum."""

@@ -156,35 +156,36 @@ class NativeBackend(NumpyBackend):
     def _many(self, q: Array, k: Array, v: Array, heads: Heads, out: Array) -> Array:
         """Fill `out` a block of queries at a time: scores and mix by BLAS, the softmax in C."""
         assert heads.causal is not None
-        (tokens, n_heads, width), kv_heads = q.shape, k.shape[1]
         cached, window = heads.causal
-        for start in range(0, tokens, QUERY_BLOCK):
-            stop = min(start + QUERY_BLOCK, tokens)
+        for start in range(0, len(q), QUERY_BLOCK):
+            stop = min(start + QUERY_BLOCK, len(q))
             first = max(0, cached + start + 1 - window) if window else 0
             seen = slice(first, cached + stop)
-            grouped = q[start:stop].reshape(stop - start, kv_heads, -1, width).transpose(1, 2, 0, 3)
-            scores = grouped.reshape(kv_heads, -1, width) @ k[seen].transpose(1, 2, 0)
-            self._step.softmax(
-                scores,
-                heads.sinks,
-                (n_heads, stop - start, scores.shape[-1]),
-                cached + start - first,
-                window or 0,
-                heads.scale,
-                heads.softcap or 0.0,
-                self._threads,
-            )
-            out[start:stop] = self.mix(scores.reshape(n_heads, stop - start, -1), v[seen])
+            scores = self._dots(q[start:stop], k[seen])
+            self._softmax(scores, heads, heads.scale, heads.softcap)
+            out[start:stop] = self.mix(scores, v[seen])
         return out
 
     def probs(self, scores: Array, heads: Heads) -> Array:
         """Exponentiate what the mask leaves, divide by its sum."""
-        n_heads, tokens, keys = scores.shape
+        _, tokens, keys = scores.shape
         if heads.causal is None or heads.causal[0] + tokens != keys:
             return super().probs(scores, heads)
         out = np.array(scores, order="C")
-        cached, window = heads.causal
-        self._step.softmax(
-            out, heads.sinks, (n_heads, tokens, keys), cached, window or 0, 1.0, 0.0, self._threads
-        )
+        self._softmax(out, heads, 1.0, None)
         return out
+
+    def _softmax(self, scores: Array, heads: Heads, scale: float, softcap: float | None) -> None:
+        """Make probabilities of scores [heads, tokens, keys] of the last tokens, in place."""
+        assert heads.causal is not None
+        _, tokens, keys = scores.shape
+        self._step.softmax(
+            scores,
+            heads.sinks,
+            scores.shape,
+            keys - tokens,
+            heads.causal[1] or 0,
+            scale,
+            softcap or 0.0,
+            self._threads,
+        )

@@ -192,8 +192,7 @@ static PyObject *py_moments(PyObject *module, PyObject *args) {
     for (size_t i = 0; i < parts; i++)
         found[i] = (moments){.least = INFINITY, .most = -INFINITY};
     counting work = {row, raw, (size_t)count, (size_t)part, found};
-    Py_BEGIN_ALLOW_THREADS aprfmt_share(count_part, &work, parts,
-                                        threads > 1 ? (size_t)threads : 1);
+    Py_BEGIN_ALLOW_THREADS aprfmt_share(count_part, &work, parts, threads);
     Py_END_ALLOW_THREADS result = moments_list(found, parts);
 done:
     PyMem_Free(found);

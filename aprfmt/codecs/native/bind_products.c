@@ -89,8 +89,7 @@ static PyObject *py_matmuls(PyObject *module, PyObject *args) {
         p->step = threads > 1 ? 1 + part / (p->columns * all.tokens) : p->rows + 1;
         parts += p->parts = (p->rows + p->step - 1) / p->step;
     }
-    Py_BEGIN_ALLOW_THREADS aprfmt_share(product_part, &all, parts,
-                                        threads > 1 ? (size_t)threads : 1);
+    Py_BEGIN_ALLOW_THREADS aprfmt_share(product_part, &all, parts, threads);
     Py_END_ALLOW_THREADS result = Py_NewRef(Py_None);
 done:
     while (held_count) aprfmt_release(&held[--held_count]);

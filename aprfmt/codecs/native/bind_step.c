@@ -42,7 +42,7 @@ static void activate_part(void *work, size_t part) {
 
 static void share(part_fn fn, elements *e, Py_ssize_t threads) {
     e->step = e->row >= SHARE ? 1 : SHARE / e->row;
-    aprfmt_share(fn, e, (e->count + e->step - 1) / e->step, threads > 1 ? (size_t)threads : 1);
+    aprfmt_share(fn, e, (e->count + e->step - 1) / e->step, threads);
 }
 
 PyDoc_STRVAR(rms_norm_doc, "rms_norm(x, weight, out, eps, offset, threads)\n\nout = x / sqrt(mean(x**2) + "
@@ -192,11 +192,10 @@ static PyObject *py_attention(PyObject *module, PyObject *args) {
         a.first = (a.cached + 1 - a.window) / KEY_RUN * KEY_RUN;
     const size_t seen = a.keys - a.first, key_runs = (seen + KEY_RUN - 1) / KEY_RUN;
     const size_t mix_runs = (a.value_width + MIX_RUN - 1) / MIX_RUN;
-    size_t n = threads > 1 ? (size_t)threads : 1;
-    if (a.tokens * a.heads * seen * a.width < ALONE) n = 1;
-    Py_BEGIN_ALLOW_THREADS aprfmt_share(aprfmt_level->scores, &a, key_runs, n);
-    aprfmt_share(aprfmt_level->probs, &a, a.tokens * a.heads, n);
-    aprfmt_share(aprfmt_level->mix, &a, a.kv_heads * mix_runs, n);
+    if (a.tokens * a.heads * seen * a.width < ALONE) threads = 1;
+    Py_BEGIN_ALLOW_THREADS aprfmt_share(aprfmt_level->scores, &a, key_runs, threads);
+    aprfmt_share(aprfmt_level->probs, &a, a.tokens * a.heads, threads);
+    aprfmt_share(aprfmt_level->mix, &a, a.kv_heads * mix_runs, threads);
     Py_END_ALLOW_THREADS return done(&held, 1);
 }
 
@@ -234,8 +233,7 @@ static PyObject *py_softmax(PyObject *module, PyObject *args) {
                      count[0], count[1], s[0], s[1], s[2], cached);
         return done(&held, 0);
     }
-    Py_BEGIN_ALLOW_THREADS aprfmt_share(aprfmt_level->probs, &a, a.heads * a.tokens,
-                                        threads > 1 ? (size_t)threads : 1);
+    Py_BEGIN_ALLOW_THREADS aprfmt_share(aprfmt_level->probs, &a, a.heads * a.tokens, threads);
     Py_END_ALLOW_THREADS return done(&held, 1);
 }
 

@@ -115,7 +115,8 @@ static void start(size_t wanted) {
     pthread_attr_destroy(&attributes);
 }
 
-void aprfmt_share(part_fn fn, void *work, size_t parts, size_t threads) {
+void aprfmt_share(part_fn fn, void *work, size_t parts, ptrdiff_t wanted) {
+    size_t threads = wanted > 1 ? (size_t)wanted : 1;
     if (threads > parts) threads = parts;
     if (threads > MOST_THREADS) threads = MOST_THREADS;
     if (threads <= 1 || pthread_mutex_trylock(&busy)) {

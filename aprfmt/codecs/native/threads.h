@@ -7,8 +7,8 @@
 typedef void (*part_fn)(void *work, size_t part);
 
 /* Call fn(work, part) once for every part below `parts`, on at most `threads` threads, the caller
- * among them; returns when all are done. Where another thread is in here already, the caller does
+ * among them (alone for one and less); returns when all are done. Where another thread is in here already, the caller does
  * its parts alone. */
-void aprfmt_share(part_fn fn, void *work, size_t parts, size_t threads);
+void aprfmt_share(part_fn fn, void *work, size_t parts, ptrdiff_t threads);
 
 #endif
