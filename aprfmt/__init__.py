@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.version import __version__
+
 if TYPE_CHECKING:
     from aprfmt.compare import DiffReport
     from aprfmt.conversion import ConversionReport
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
     from aprfmt.validation import Validation
 
-__version__ = "0.1.0"
 __all__ = ["__version__", "convert", "diagnose", "diff", "open", "trace", "validate"]
 
 

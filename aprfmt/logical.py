@@ -115,7 +115,7 @@ class LogicalTensor:
         import numpy as np
 
         from aprfmt.codecs import decode, encode
-        from aprfmt.conversion.restore import restore_bits
+        from aprfmt.restore import restore_bits
 
         name, patch = self._record
         logical = [decode_tensor(self.stored[0])]

@@ -6,7 +6,6 @@ under role keys (`L3.attn_q.weight`), with the file's layout steps undone on dem
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +18,9 @@ from aprfmt.tensor import Note, Source, TensorInfo, Value
 from aprfmt.views import Tensor
 
 if TYPE_CHECKING:
-    from aprfmt.arch.hyper import KeyReport
     from aprfmt.arch.spec import ArchSpec, HyperParams
-    from aprfmt.conversion.restore import Restoration
+    from aprfmt.resolve import Resolution
+    from aprfmt.restore import Restoration
     from aprfmt.tokenizer import Tokenizer
 
 HF_CONFIG_KEYS = {"gguf": "aprfmt.hf_config", "apr": "hf_config"}
@@ -151,7 +150,7 @@ class Model(Mapping[str, Tensor]):
     @cached_property
     def records(self) -> "Restoration":
         """What a file of ours records of its source's bits; empty for others."""
-        from aprfmt.conversion.restore import read_restoration
+        from aprfmt.restore import read_restoration
 
         return read_restoration(self.metadata, str(self.path))
 
@@ -159,19 +158,6 @@ class Model(Mapping[str, Tensor]):
     def notes(self) -> Sequence[Note]:
         """The reader's remarks about the file."""
         return self.source.notes
-
-
-@dataclass(frozen=True)
-class Resolution:
-    """What the architecture's tables made of a file."""
-
-    spec: "ArchSpec"
-    hyper: "HyperParams"
-    roles: Mapping[str, LogicalTensor]
-    report: "KeyReport"
-    unbound: tuple[str, ...]  # stored tensors no role of the architecture claims
-    missing: tuple[str, ...]  # role keys the configuration demands and the file lacks
-    notes: tuple[Note, ...] = ()
 
 
 def open_model(path: Path | str, *, arch: str | None = None, partial: bool = False) -> Model:

@@ -8,17 +8,31 @@ exact value is kept.
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aprfmt.errors import ArchError
 from aprfmt.logical import LogicalTensor
-from aprfmt.model import Resolution
 from aprfmt.tensor import Note, Value
 
 if TYPE_CHECKING:
     from aprfmt.arch.hyper import KeyReport
     from aprfmt.arch.spec import ArchSpec, HyperParam, HyperParams
     from aprfmt.model import Model
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What the architecture's tables made of a file."""
+
+    spec: "ArchSpec"
+    hyper: "HyperParams"
+    roles: Mapping[str, LogicalTensor]
+    report: "KeyReport"
+    unbound: tuple[str, ...]  # stored tensors no role of the architecture claims
+    missing: tuple[str, ...]  # role keys the configuration demands and the file lacks
+    notes: tuple[Note, ...] = ()
+
 
 # Where each format keeps the architecture's name, first present wins; style of ARCHS.called.
 _ARCH_KEYS: Mapping[str, tuple[tuple[str, str], ...]] = {

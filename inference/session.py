@@ -260,7 +260,7 @@ class Session:
 
     def facts(self, ids: Sequence[int]) -> dict[str, Value]:
         """Return what a trace says of its run."""
-        from aprfmt import __version__
+        from aprfmt.version import __version__
 
         return {
             "architecture": self.spec.name,

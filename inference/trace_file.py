@@ -6,7 +6,6 @@ aliases. Values are F32, F64 where the arithmetic was float64, I64 for expert id
 """
 
 import math
-import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.errors import FormatError, UsageError
+from aprfmt.formats.positioned import read_at
 from aprfmt.formats.temporary import as_output_error
 from aprfmt.inference.capture import SLOTS, parse_key
 from aprfmt.inference.trace import SCHEMA, Record, Trace
@@ -65,7 +65,7 @@ class Spool:
         offset, dtype, shape = self._places[key]
         with as_output_error(self._folder, _NO_ROOM):
             self._file.flush()
-        raw = os.pread(self._file.fileno(), math.prod(shape) * np.dtype(dtype).itemsize, offset)
+        raw = read_at(self._file.fileno(), math.prod(shape) * np.dtype(dtype).itemsize, offset)
         return np.frombuffer(raw, dtype).reshape(shape)
 
     def close(self) -> None:

@@ -155,7 +155,7 @@ def _update_claims(carried: Carried, outputs: Sequence[Output], target: str) -> 
 
 def _identity(model: "Model") -> dict[str, Value]:
     """Name the source: file, size, format, and the writer it states. The hash comes later."""
-    from aprfmt import __version__
+    from aprfmt.version import __version__
 
     size = sum(path.stat().st_size for path in model.source.files)
     found: dict[str, Value] = {

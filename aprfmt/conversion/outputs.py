@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from aprfmt.conversion.packed import Part
-from aprfmt.conversion.restore import Restoration
 from aprfmt.dtypes import encoding
 from aprfmt.errors import CodecError, ConversionError
 from aprfmt.logical import Run
+from aprfmt.restore import Restoration
 from aprfmt.tensor import LazyTensor, Note, TensorInfo
 
 PLAIN_FLOATS = ("F64", "F32", "F16", "BF16")

@@ -15,7 +15,6 @@ from aprfmt.conversion.outputs import Output as Output
 from aprfmt.conversion.outputs import Plan as Plan
 from aprfmt.conversion.outputs import make_info
 from aprfmt.conversion.quantized import check_requantization
-from aprfmt.conversion.restore import Restoration, restore_bits
 from aprfmt.dtypes import encoding
 from aprfmt.errors import ConversionError
 from aprfmt.formats import FormatSpec
@@ -25,6 +24,7 @@ from aprfmt.model import Model
 from aprfmt.names import compile_pattern, select
 from aprfmt.quantize import leading
 from aprfmt.resolve import spellings_by_name
+from aprfmt.restore import Restoration, restore_bits
 from aprfmt.tensor import LazyTensor, Note, TensorInfo
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from aprfmt.errors import OutputError
+from aprfmt.formats.positioned import write_at
 from aprfmt.formats.temporary import as_output_error
 
 _DIRECT = 64 << 10  # larger pieces are not copied into the buffer
@@ -67,9 +68,7 @@ class OutputFile:
             raise ValueError(f"{self.path}: bytes {offset}+{len(view)} of {self._written}")
         self._flush()
         with self._errors("cannot be written"):
-            while view:
-                count = os.pwrite(self._fd, view, offset)
-                view, offset = view[count:], offset + count
+            write_at(self._fd, view, offset)
 
     def tell(self) -> int:
         """Return how many bytes were written."""

@@ -105,7 +105,7 @@ class Replayed:
 
 def versions() -> dict[str, str]:
     """Return the versions a result depends on, of what is loaded."""
-    from aprfmt import __version__
+    from aprfmt.version import __version__
 
     found = {"aprfmt": __version__, "python": platform.python_version(),
              "machine": platform.machine()}  # fmt: skip
