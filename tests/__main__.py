@@ -1,6 +1,10 @@
 """`python -m tests`: ruff, format check, mypy --strict and pytest in one go.
 
-Extra arguments go to pytest. Exits non-zero if any step fails; every step runs all the same, so
+    python -m tests               what every change has to pass
+    python -m tests --fast        without mypy and the slow tests; needs no torch
+    python -m tests --everything  all combinations, then every parser fuzzed and every writer killed
+
+Other arguments go to pytest. Exits non-zero if any step fails; every step runs all the same, so
 that one run shows everything that is wrong.
 """
 
@@ -8,37 +12,54 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-STEPS: tuple[tuple[str, ...], ...] = (
-    ("ruff", "check", "."),
-    ("ruff", "format", "--check", "."),
-    ("mypy",),
-    ("pytest",),
-)
+STYLE = (("ruff", "check", "."), ("ruff", "format", "--check", "."))
+FUZZ_SECONDS = 60  # of each target; tests.long takes more
+SCOPES = ("--fast", "--everything")
 
 
-def main() -> int:
+def steps(scope: str, extra: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the modules to run with their arguments, in order."""
+    tests = ["pytest"]
+    if importlib.util.find_spec("xdist") is not None and "-n" not in extra:
+        tests += ["-n", str(min(4, os.cpu_count() or 1)), "--dist", "loadgroup"]
+    if scope == "--fast":
+        return [*STYLE, (*tests, "-m", "not slow", *extra)]
+    found: list[tuple[str, ...]] = [*STYLE, ("mypy",), (*tests, *extra)]
+    if scope == "--everything":
+        logs = tempfile.mkdtemp(prefix="aprfmt-fuzz-")
+        found += [
+            ("tests.long", "fuzz", "--seconds", str(FUZZ_SECONDS), "--out", logs),
+            ("tests.long", "kills"),
+        ]
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
     """Run every step and print a line for each; return 0 if all passed."""
+    scope = next((word for word in arguments if word in SCOPES), "")
+    extra = [word for word in arguments if word not in SCOPES]
     environment = dict(os.environ)
+    if scope == "--everything":
+        environment["APRFMT_EVERYTHING"] = "1"
     failed = []
-    for name, *args in STEPS:
+    for name, *args in steps(scope, extra):
         command = [sys.executable, "-m", name, *args]
-        if name == "pytest":
-            if importlib.util.find_spec("xdist") is not None and "-n" not in sys.argv:
-                command += ["-n", str(min(4, os.cpu_count() or 1)), "--dist", "loadgroup"]
-            command += sys.argv[1:]
         began = time.monotonic()
         code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         verdict = "PASS" if code == 0 else "FAIL"
-        print(f"{verdict}  {name} {' '.join(args)}  ({time.monotonic() - began:.0f} s)", flush=True)
+        line = f"{verdict}  {' '.join([name, *args])}  ({time.monotonic() - began:.0f} s)"
+        print(line, flush=True)
         if code:
             failed.append(name)
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.absent import pytest_make_collect_report as pytest_make_collect_report
+from tests.absent import pytest_runtest_makereport as pytest_runtest_makereport
 from tests.requirements import pytest_runtest_logreport as pytest_runtest_logreport
 from tests.requirements import pytest_sessionfinish as pytest_sessionfinish
 from tests.requirements import pytest_terminal_summary as pytest_terminal_summary

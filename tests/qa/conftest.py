@@ -5,24 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from aprfmt.errors import BackendUnavailableError
-from aprfmt.inference.backends import blas
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-    try:
-        blas.set_threads(1)
-    except BackendUnavailableError:
-        pass  # numpy's BLAS cannot be told; the tests hold all the same
+from tests.threads import one_thread as one_thread
 
 
 @pytest.fixture(scope="session")
 def golden(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two prompts and a text of 48 tokens; the loss is transformers' own."""
+    import torch
     import transformers
 
     whole = json.loads((demo_model / "golden.json").read_text())
