@@ -84,6 +84,7 @@ QWEN2_MOE = ArchSpec(
     hyper=rules.hyper_table(
         rules.n_kv_heads(16),
         rules.context_length(32768),
+        rules.tied_embeddings(shown=False),
         rules.flag("attention_bias", True, "qkv_bias", present=("attn_q.bias",)),
         *window_rules(Window(layers=_layers, gguf_layers=every, switch=True)),
         *moe.counts(60, 4),
