@@ -67,7 +67,7 @@ def find_spec(model: "Model", forced: str | None) -> "ArchSpec":
 
 def resolve(model: "Model", forced: str | None) -> Resolution:
     """Bind roles, read hyperparameters, judge completeness; raises ArchError."""
-    from aprfmt.arch.bind import bind, known_shapes, of_packed
+    from aprfmt.arch.bind import bind, known_shapes, of_packed, without_partial
     from aprfmt.arch.required import coverage
     from aprfmt.completeness import accepts
 
@@ -82,6 +82,7 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
     bound = of_packed(bind(spec, style, tuple(model)), packed)
     shapes = known_shapes(bound, {name: tensor.shape for name, tensor in model.items()})
     hyper, report, notes, demanded = read_hyperparameters(model, spec, shapes)
+    bound = without_partial(bound, hyper)
     records = model.records
     roles: dict[str, LogicalTensor] = {}
     for group in bound.groups:

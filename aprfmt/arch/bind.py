@@ -132,6 +132,29 @@ def _stored_names(
     return tuple(stored), tuple(lacking)
 
 
+def without_partial(bound: Bound, hp: Mapping[str, Value]) -> Bound:
+    """Return the groups that have as many stored tensors as the hyperparameters count.
+
+    Names alone do not say that the last experts of a stack are gone. Their roles are incomplete
+    then, like those that lack one in between; a stack of too many stays, for its step to refuse.
+    """
+    partial = {}
+    for group in bound.groups:
+        names = _written_names(group.binding, group.layer, hp)
+        if len(group.stored) < len(names):
+            partial[group.stored] = (group.roles, names[len(group.stored) :][:8])
+    if not partial:
+        return bound
+    left = {name for stored in partial for name in stored}
+    lacking = {role: names for roles, names in partial.values() for role in roles}
+    return replace(
+        bound,
+        groups=tuple(group for group in bound.groups if group.stored not in partial),
+        unbound=(*bound.unbound, *sorted(left)),
+        incomplete={**bound.incomplete, **lacking},
+    )
+
+
 def of_packed(bound: Bound, packed: Set[str]) -> Bound:
     """Return the groups with the weights in `packed` (stored names) bound as packed ones are.
 

@@ -238,8 +238,8 @@ def mlp_bias(default: bool = False, hf: str = "mlp_bias") -> HyperRule:
 
 
 def qk_norm(default: bool = True, hf: str = "") -> HyperRule:
-    """Return the rule for q/k-norms."""
-    return flag("qk_norm", default, hf, present=("attn_q_norm.weight",))
+    """Return the rule for q/k-norms: both or none."""
+    return flag("qk_norm", default, hf, present=("attn_q_norm.weight", "attn_k_norm.weight"))
 
 
 def plain_scale(hp: Params) -> float:

@@ -58,7 +58,7 @@ STABLELM = ArchSpec(
         rules.qk_norm(False, "qk_layernorm"),
         rules.flag(
             "parallel_residual", False, "use_parallel_residual", gguf="use_parallel_residual",
-            absent=("ffn_norm.weight",),
+            absent=("ffn_norm.weight", "ffn_norm.bias"),
         ),
         *rope_rules(Rope(partial=0.25)),
     ),
