@@ -26,18 +26,21 @@ if TYPE_CHECKING:
 __all__ = ["__version__", "convert", "diagnose", "diff", "open", "trace", "validate"]
 
 
-def open(path: "Path | str", *, arch: str | None = None) -> "Model":
+def open(
+    path: "Path | str", *, arch: str | None = None, allow_missing: Sequence[str] = ()
+) -> "Model":
     """Open a model file, a shard index, a Hugging Face folder, or `org/name` in the hub cache.
 
     The result is a context manager and a mapping from the file's own tensor names to tensors with
     `.name .shape .encoding .nbytes .offset`, `.raw()` (a read-only view of the stored bytes) and
     `.numpy()` (decoded, row-major); it has `.metadata`, `.config` and `.tokenizer`.
+    `allow_missing` are patterns of required tensors whose absence is accepted when it is run.
     Raises aprfmt.errors.FormatError for a file that is none, UsageError where the choice in a
     folder is not clear.
     """
     from aprfmt.model import open_model
 
-    return open_model(path, arch=arch)
+    return open_model(path, arch=arch, allow_missing=allow_missing)
 
 
 def convert(
@@ -98,11 +101,18 @@ def trace(model: "Path | str", **options: Any) -> "Trace":
     return run(model, **options)
 
 
-def validate(path: "Path | str", *, arch: str | None = None, strict: bool = False) -> "Validation":
+def validate(
+    path: "Path | str",
+    *,
+    arch: str | None = None,
+    strict: bool = False,
+    allow_missing: Sequence[str] = (),
+) -> "Validation":
     """Check every byte of a model; the result has `.outcome`, `.checks` and `.findings`.
 
-    `strict` makes warnings failures. Raises FormatError for a file that cannot be opened.
+    `strict` makes warnings failures; `allow_missing` are patterns of required tensors whose absence
+    is a warning only. Raises FormatError for a file that cannot be opened.
     """
     from aprfmt.validation import validate as run
 
-    return run(path, arch=arch, strict=strict)
+    return run(path, arch=arch, strict=strict, allow_missing=allow_missing)

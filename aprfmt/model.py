@@ -31,12 +31,20 @@ class Model(Mapping[str, Tensor]):
 
     `arch` forces an architecture by name. Where the architecture is unknown the model still
     opens: `arch_error` says why, and asking for `spec`, `hyper` or `roles` raises it.
+    `allow_missing` are patterns of required roles that may be missing (completeness.py).
     """
 
-    def __init__(self, source: Source, folder: HFFolder | None, arch: str | None = None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        folder: HFFolder | None,
+        arch: str | None = None,
+        allow_missing: Sequence[str] = (),
+    ) -> None:
         self.source = source
         self.folder = folder
         self._forced = arch
+        self.allow_missing = tuple(allow_missing)
         self._lazy = join(source.tensors, self.config)
 
     # --- the file ---------------------------------------------------------------------------
@@ -160,11 +168,18 @@ class Model(Mapping[str, Tensor]):
         return self.source.notes
 
 
-def open_model(path: Path | str, *, arch: str | None = None, partial: bool = False) -> Model:
+def open_model(
+    path: Path | str,
+    *,
+    arch: str | None = None,
+    partial: bool = False,
+    allow_missing: Sequence[str] = (),
+) -> Model:
     """Open a model file, a shard index, a Hugging Face folder, or `org/name` from the hub cache.
 
     The format is decided by content. config.json and tokenizer files are read from the folder of
-    a safetensors file, and from any folder that was named itself. Raises FormatError, UsageError.
+    a safetensors file, and from any folder that was named itself. `allow_missing` are patterns of
+    roles whose absence is accepted. Raises FormatError, UsageError.
     """
     path = Path(path)
     named_folder = False
@@ -181,7 +196,7 @@ def open_model(path: Path | str, *, arch: str | None = None, partial: bool = Fal
     try:
         if named_folder or source.format == "safetensors":
             folder = read_folder(path.parent)
-        return Model(source, folder, arch)
+        return Model(source, folder, arch, allow_missing)
     except BaseException:
         source.close()
         raise

@@ -17,6 +17,7 @@ from aprfmt.tensor import Note, Value
 
 if TYPE_CHECKING:
     from aprfmt.arch.hyper import KeyReport
+    from aprfmt.arch.required import Coverage
     from aprfmt.arch.spec import ArchSpec, HyperParam, HyperParams
     from aprfmt.model import Model
 
@@ -30,8 +31,13 @@ class Resolution:
     roles: Mapping[str, LogicalTensor]
     report: "KeyReport"
     unbound: tuple[str, ...]  # stored tensors no role of the architecture claims
-    missing: tuple[str, ...]  # role keys the configuration demands and the file lacks
+    coverage: "Coverage"  # of the roles that must be there, which are not, and which do not fit
     notes: tuple[Note, ...] = ()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Role keys that must be there and are not, those accepted left out."""
+        return self.coverage.missing
 
 
 # Where each format keeps the architecture's name, first present wins; style of ARCHS.called.
@@ -80,8 +86,10 @@ def find_spec(model: "Model", forced: str | None) -> "ArchSpec":
 
 
 def resolve(model: "Model", forced: str | None) -> Resolution:
-    """Bind roles and read hyperparameters; raises ArchError."""
-    from aprfmt.arch.bind import bind, known_shapes, missing_roles, of_packed
+    """Bind roles, read hyperparameters, judge completeness; raises ArchError."""
+    from aprfmt.arch.bind import bind, known_shapes, of_packed, without_partial
+    from aprfmt.arch.required import coverage
+    from aprfmt.completeness import accepts
 
     spec = find_spec(model, forced)
     style = model.style
@@ -93,7 +101,8 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
     packed = {name for name, tensor in model.items() if tensor.lazy.parts}
     bound = of_packed(bind(spec, style, tuple(model)), packed)
     shapes = known_shapes(bound, {name: tensor.shape for name, tensor in model.items()})
-    hyper, report, notes = read_hyperparameters(model, spec, shapes)
+    hyper, report, notes, demanded = read_hyperparameters(model, spec, shapes)
+    bound = without_partial(bound, hyper)
     records = model.records
     roles: dict[str, LogicalTensor] = {}
     for group in bound.groups:
@@ -103,8 +112,9 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
             if key in records.encodings:
                 record = (records.encodings[key], records.patches.get(key))
             roles[key] = LogicalTensor(key, group, stored, hyper, record)
-    lacking = tuple(missing_roles(spec, hyper, roles))
-    return Resolution(spec, hyper, roles, report, bound.unbound, lacking, tuple(notes))
+    logical = {key: role.shape for key, role in roles.items()}
+    found = coverage(spec, hyper, logical, demanded, accepts(model, spec))
+    return Resolution(spec, hyper, roles, report, bound.unbound, found, tuple(notes))
 
 
 def spellings(model: "Model") -> dict[str, tuple[str, ...]]:
@@ -144,8 +154,11 @@ def spellings_by_name(model: "Model") -> dict[str, tuple[str, ...]]:
 
 def read_hyperparameters(
     model: "Model", spec: "ArchSpec", shapes: Mapping[str, tuple[int, ...]]
-) -> "tuple[HyperParams, KeyReport, list[Note]]":
-    """Read every key style the file has and reconcile them, native keys first."""
+) -> "tuple[HyperParams, KeyReport, list[Note], dict[str, Value]]":
+    """Read every key style the file has and reconcile them, native keys first.
+
+    The last is what they, or else the tables, demand of parts whose presence the tensors show.
+    """
     from aprfmt.arch.hyper import read_hyper
     from aprfmt.arch.spec import Facts, HyperParams
 
@@ -161,14 +174,24 @@ def read_hyperparameters(
                 f"{subject}: no config.json beside the weights, so eps, theta and the head counts "
                 "are not known; put the model's config.json there"
             )
-        return *carried, []
+        return *carried, [], _demanded(carried[1])
     arch_key = model.metadata.get("general.architecture", "")
     facts = Facts(model.key_style, model.metadata, shapes, str(arch_key), model, model.style or "")
     native = read_hyper(spec, facts, subject, complete=carried is None)
     if carried is None:
-        return *native, []
+        return *native, [], _demanded(native[1])
     rows, notes = reconcile(native[0], carried[0], subject)
-    return HyperParams(rows, subject), carried[1], notes
+    demanded = _demanded(carried[1]) | _demanded(native[1], stated=True)
+    return HyperParams(rows, subject), carried[1], notes, demanded
+
+
+def _demanded(report: "KeyReport", *, stated: bool = False) -> dict[str, Value]:
+    """Return the demands of one key style; with `stated` those of its keys alone."""
+    return {
+        name: row.value
+        for name, row in report.demanded.items()
+        if row.origin != "default" or not stated
+    }
 
 
 def reconcile(

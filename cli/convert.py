@@ -18,6 +18,7 @@ from aprfmt.cli import options, render
 @options.quantization
 @options.allow_overflow
 @options.drop
+@options.allow_missing
 @options.max_shard_size
 @click.option("--alignment", type=int, help="Data alignment of a GGUF output (default 32).")
 @click.option("--dry-run", is_flag=True, help="Plan and report sizes; write nothing.")
@@ -39,6 +40,7 @@ def command(
     allow_requantize: bool,
     allow_overflow: bool,
     drop: tuple[str, ...],
+    allow_missing: tuple[str, ...],
     max_shard_size: int | None,
     alignment: int | None,
     dry_run: bool,
@@ -57,9 +59,10 @@ def command(
     return run(
         "convert", src, dst, to, quiet, as_json,
         encoding=encoding, tensor_encodings=tensor_encodings, allow_overflow=allow_overflow,
-        drop=drop, max_shard_size=max_shard_size, alignment=alignment, dry_run=dry_run, arch=arch,
-        force=force, verify=not no_verify, source_hash=not no_source_hash, quantize=quantize,
-        pure=pure, imatrix=imatrix, fma=fma, allow_requantize=allow_requantize,
+        drop=drop, allow_missing=allow_missing, max_shard_size=max_shard_size, alignment=alignment,
+        dry_run=dry_run, arch=arch, force=force, verify=not no_verify,
+        source_hash=not no_source_hash, quantize=quantize, pure=pure, imatrix=imatrix, fma=fma,
+        allow_requantize=allow_requantize,
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from aprfmt.cli.import_ import stem
 @options.tensor_encodings
 @options.allow_overflow
 @options.drop
+@options.allow_missing
 @options.max_shard_size
 @options.arch
 @options.force
@@ -32,6 +33,7 @@ def command(
     tensor_encodings: tuple[tuple[str, str], ...],
     allow_overflow: bool,
     drop: tuple[str, ...],
+    allow_missing: tuple[str, ...],
     max_shard_size: int | None,
     arch: str | None,
     force: bool,
@@ -53,6 +55,6 @@ def command(
     return run(
         "export", model, output, to, quiet, as_json,
         encoding=encoding, tensor_encodings=tensor_encodings, allow_overflow=allow_overflow,
-        drop=drop, max_shard_size=max_shard_size, arch=arch, force=force,
-        verify=not no_verify, source_hash=not no_source_hash,
+        drop=drop, allow_missing=allow_missing, max_shard_size=max_shard_size, arch=arch,
+        force=force, verify=not no_verify, source_hash=not no_source_hash,
     )  # fmt: skip

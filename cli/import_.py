@@ -15,6 +15,7 @@ from aprfmt.cli.convert import run
 @options.tensor_encodings
 @options.allow_overflow
 @options.drop
+@options.allow_missing
 @options.max_shard_size
 @options.arch
 @options.force
@@ -28,6 +29,7 @@ def command(
     tensor_encodings: tuple[tuple[str, str], ...],
     allow_overflow: bool,
     drop: tuple[str, ...],
+    allow_missing: tuple[str, ...],
     max_shard_size: int | None,
     arch: str | None,
     force: bool,
@@ -41,8 +43,8 @@ def command(
     return run(
         "import", src, dst, "apr", quiet, as_json,
         encoding=encoding, tensor_encodings=tensor_encodings, allow_overflow=allow_overflow,
-        drop=drop, max_shard_size=max_shard_size, arch=arch, force=force,
-        verify=not no_verify, source_hash=not no_source_hash,
+        drop=drop, allow_missing=allow_missing, max_shard_size=max_shard_size, arch=arch,
+        force=force, verify=not no_verify, source_hash=not no_source_hash,
     )  # fmt: skip
 
 

@@ -111,7 +111,12 @@ def resolved(resolution: Any) -> dict[str, Any]:
             "unknown": list(report.unknown),
         },
         "conflicts": [str(row) for row in report.conflicts],
-        "roles": {"found": len(resolution.roles), "missing": list(resolution.missing)},
+        "roles": {
+            "found": len(resolution.roles),
+            "required": resolution.coverage.expected,
+            "missing": list(resolution.missing),
+            "accepted": list(resolution.coverage.accepted),
+        },
         "unclaimed": list(resolution.unbound),
     }
 
@@ -167,12 +172,13 @@ def _show_resolved(body: dict[str, Any]) -> None:
             render.line(f"config keys {kind}: {render.escape(', '.join(keys[kind]))}")
     for conflict in body["conflicts"]:
         render.warn(conflict)
-    missing = body["roles"]["missing"]
-    if missing:
-        render.warn(
-            f"{len(missing)} tensors the configuration demands are missing: "
-            f"{', '.join(missing[:4])}"
-        )
+    roles = body["roles"]
+    for kind, said in (("missing", "missing"), ("accepted", "missing and accepted as such")):
+        if roles[kind]:
+            render.warn(
+                f"{len(roles[kind])} of {roles['required']} tensors the configuration demands are "
+                f"{said}: {', '.join(roles[kind][:4])}{', ...' if len(roles[kind]) > 4 else ''}"
+            )
     if body["unclaimed"]:
         render.line(f"tensors of no role: {render.escape(', '.join(body['unclaimed'][:6]))}")
 

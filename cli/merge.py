@@ -16,4 +16,7 @@ from aprfmt.cli.convert import run
 @options.common
 def command(src: Path, dst: Path, force: bool, no_verify: bool, as_json: bool, quiet: bool) -> int:
     """Write a sharded SRC (any shard, or the index) as the one file DST."""
-    return run("merge", src, dst, None, quiet, as_json, force=force, verify=not no_verify)
+    return run(
+        "merge", src, dst, None, quiet, as_json,
+        force=force, verify=not no_verify, complete=False,
+    )  # fmt: skip

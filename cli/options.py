@@ -44,6 +44,11 @@ allow_overflow = click.option(
 drop = click.option(
     "--drop", multiple=True, metavar="PATTERN", help="Leave these tensors out of the output."
 )
+allow_missing = click.option(
+    "--allow-missing", multiple=True, metavar="ROLE",
+    help="Accept that these required tensors are not there: attn_q.bias, blk.3.attn_q.bias; "
+    "what is written records it.",
+)  # fmt: skip
 
 
 def check_new(force: bool, *paths: Path | None) -> None:

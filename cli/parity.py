@@ -41,6 +41,7 @@ REPEATS = 5
 @click.option("--all", "every", is_flag=True, help="Print every point, not the worst of each kind.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write a page: evidence, a map of all points for every run.")  # fmt: skip
+@options.allow_missing
 @options.arch
 @options.force
 @options.common
@@ -49,7 +50,8 @@ def command(
     points: str | None, through: str | None, base: str | None, arbiter: bool,
     thresholds: Path | None, calibrate: Path | None, repeats: int, bundle: Path | None,
     replayed: Path | None, threads: int | None, memory: int | None, deterministic: bool,
-    every: bool, html: Path | None, arch: str | None, force: bool, as_json: bool, quiet: bool,
+    every: bool, html: Path | None, allow_missing: tuple[str, ...], arch: str | None, force: bool,
+    as_json: bool, quiet: bool,
 ) -> int:  # fmt: skip
     """Compare runs of one model: every capture point, logits, losses, experts.
 
@@ -80,15 +82,18 @@ def command(
     choices = [parse_run(run) for run in runs]
     with ExitStack() as stack:
         opened, request = prepare(
-            models[0], arch, prompt, ids, chat, points, stack, through=through, arbiter=arbiter,
-            calibrated=thresholds, threads=threads, memory=memory, deterministic=deterministic,
+            models[0], arch, prompt, ids, chat, points, stack, allow_missing=allow_missing,
+            through=through, arbiter=arbiter, calibrated=thresholds, threads=threads,
+            memory=memory, deterministic=deterministic,
         )  # fmt: skip
         if calibrate is not None:
             return measure(opened, choices, request, repeats, calibrate, force, as_json)
         from aprfmt.inference.parity.between import parity
         from aprfmt.model import open_model
 
-        source = None if base is None else stack.enter_context(open_model(base, arch=arch))
+        source = None
+        if base is not None:
+            source = stack.enter_context(open_model(base, arch=arch, allow_missing=allow_missing))
         found = parity(opened, choices, request, source)
         body = found.to_json()
         body["bundle"] = None
@@ -110,16 +115,19 @@ def command(
 
 def prepare(
     text: str, arch: str | None, prompt: str | None, ids: str | None, chat: str | None,
-    points: str | None, stack: ExitStack, *, calibrated: Path | None, **rest: Any,
+    points: str | None, stack: ExitStack, *, allow_missing: tuple[str, ...],
+    calibrated: Path | None, **rest: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
     """Open the model; return it and what to run on it."""
+    from aprfmt.completeness import refuse_to_run
     from aprfmt.inference.capture import instances, select_points
     from aprfmt.inference.parity.calibrate import load_calibration
     from aprfmt.inference.parity.request import Request
     from aprfmt.model import open_model
 
     rows = () if calibrated is None else load_calibration(calibrated)
-    model = stack.enter_context(open_model(text, arch=arch))
+    model = stack.enter_context(open_model(text, arch=arch, allow_missing=allow_missing))
+    refuse_to_run(model.resolution, model.path)
     running.warn_of(model)
     tokens, said = running.token_ids(model, prompt, ids, chat)
     wanted = None

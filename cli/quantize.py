@@ -20,6 +20,7 @@ from aprfmt.cli.convert import run
 @options.quantization
 @options.allow_overflow
 @options.drop
+@options.allow_missing
 @options.max_shard_size
 @click.option("--threads", type=click.IntRange(min=1), help="Threads (default: all processors).")
 @click.option("--dry-run", is_flag=True, help="Report every tensor's size; write nothing.")
@@ -40,6 +41,7 @@ def command(
     allow_requantize: bool,
     allow_overflow: bool,
     drop: tuple[str, ...],
+    allow_missing: tuple[str, ...],
     max_shard_size: int | None,
     threads: int | None,
     dry_run: bool,
@@ -59,6 +61,7 @@ def command(
         "quantize", src, dst, to, quiet, as_json,
         quantize=scheme, tensor_encodings=tensor_encodings, pure=pure, imatrix=imatrix, fma=fma,
         allow_requantize=allow_requantize, allow_overflow=allow_overflow, drop=drop,
-        max_shard_size=max_shard_size, threads=threads, dry_run=dry_run, arch=arch, force=force,
-        verify=not no_verify, source_hash=not no_source_hash,
+        allow_missing=allow_missing, max_shard_size=max_shard_size, threads=threads,
+        dry_run=dry_run, arch=arch, force=force, verify=not no_verify,
+        source_hash=not no_source_hash,
     )  # fmt: skip

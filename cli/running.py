@@ -14,8 +14,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def where(function: F) -> F:
-    """Add --device, --backend, --dtype, --threads, --memory, --deterministic."""
+    """Add --device, --backend, --dtype, --threads, --memory, --deterministic, --allow-missing."""
     for option in (
+        options.allow_missing,
         click.option("--deterministic", is_flag=True,
                      help="Fixed row blocks, and one thread unless --threads says otherwise: "
                      "prefixes, batches and steps are equal to the bit."),
@@ -65,6 +66,7 @@ def session(
     threads: int | None = None,
     memory: int | None = None,
     deterministic: bool = False,
+    allow_missing: tuple[str, ...] = (),
 ) -> Iterator[tuple[Any, Any, Any]]:
     """Open MODEL[@RUN]; yields (model, session, choice)."""
     from aprfmt.cli import render
@@ -78,7 +80,7 @@ def session(
     arithmetic = choice.open(deterministic=deterministic, threads=threads)
     if choice.why.startswith("auto"):
         render.warn(choice.why)
-    with open_model(path, arch=arch) as model:
+    with open_model(path, arch=arch, allow_missing=allow_missing) as model:
         warn_of(model)
         with (
             full_memory_is_named(choice.device),
@@ -90,6 +92,7 @@ def session(
 def warn_of(model: Any) -> None:
     """Say what the file leaves out or contradicts, and what the pass does about it."""
     from aprfmt.cli import render
+    from aprfmt.completeness import accepted_text
 
     report = model.resolution.report
     for note in (*model.notes, *model.resolution.notes):
@@ -97,6 +100,9 @@ def warn_of(model: Any) -> None:
             render.warn(f"{note.where}: {note.text}")
     for text in (*report.conflicts, *report.warnings):
         render.warn(f"{model.path}: {text}")
+    accepted = accepted_text(model.resolution)
+    if accepted:
+        render.warn(f"{model.path}: {accepted}")
 
 
 def token_ids(
@@ -203,6 +209,7 @@ def run_facts(model: Any, choice: Any, opened: Any) -> dict[str, Any]:
         "requested": choice.requested,
         "ran": str(choice),
         "why": choice.why,
+        "allowed_missing": list(model.resolution.coverage.accepted),
         "backend": dict(opened.backend.facts()),
         "peak_rss_bytes": peak_rss(),
     }

@@ -41,7 +41,7 @@ def command(
         values = {key: parse(opened, key, text) for key, text in changes}
     return run(
         "set", model, output, None, quiet, as_json,
-        metadata=values, force=force, verify=not no_verify,
+        metadata=values, force=force, verify=not no_verify, complete=False,
     )  # fmt: skip
 
 

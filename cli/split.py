@@ -23,5 +23,5 @@ def command(
     """Write SRC as shards named after DST (x.gguf gives x-00001-of-0000N.gguf)."""
     return run(
         "split", src, dst, None, quiet, as_json,
-        max_shard_size=max_shard_size, force=force, verify=not no_verify,
+        max_shard_size=max_shard_size, force=force, verify=not no_verify, complete=False,
     )  # fmt: skip

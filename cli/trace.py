@@ -88,7 +88,8 @@ def command(
         runs = {
             "--payload": payload, "--engine": engine, "--prompt": prompt, "--chat": chat,
             "--positions": positions != "all", "--behind": behind, "--list-points": list_points,
-            "--arch": arch, **{f"--{name}": value for name, value in where.items()},
+            "--arch": arch, 
+            **{f"--{name.replace('_', '-')}": value for name, value in where.items()},
         }  # fmt: skip
         unused = [name for name, value in runs.items() if value]
         if unused:
@@ -104,7 +105,7 @@ def command(
         needs = [name for name, value in asked.items() if value]
         if needs and not list_points:
             raise UsageError(f"{', '.join(needs)}: needs --payload, which runs the model")
-        body = plan(model, arch, points, layers)
+        body = plan(model, arch, points, layers, where["allow_missing"])
         if not as_json:
             trace_show.show_plan(body, details=list_points)
         return render.emit("trace", 0, body, as_json)
@@ -308,14 +309,18 @@ def write(trace: Any, save: Path | None, save_aprt: Path | None, force: bool) ->
     return written
 
 
-def plan(text: str, arch: str | None, points: str | None, layers: str | None) -> dict[str, Any]:
+def plan(
+    text: str, arch: str | None, points: str | None, layers: str | None, allowed: tuple[str, ...]
+) -> dict[str, Any]:
     """Return the points of a model without running it: no statistics are made up."""
+    from aprfmt.completeness import refuse_to_run
     from aprfmt.inference.capture import instances
     from aprfmt.inference.engines.opening import model_and_run
     from aprfmt.model import open_model
 
     path, _ = model_and_run(text)
-    with open_model(path, arch=arch) as opened:
+    with open_model(path, arch=arch, allow_missing=allowed) as opened:
+        refuse_to_run(opened.resolution, opened.path)
         known = instances(opened.spec.block, opened.hyper, opened.roles)
         keys = set(wanted_keys(known, points or "all", layers, False))
         rows = [

@@ -48,6 +48,7 @@ def open_runner(
     text: str, arch: str | None, engine: str | None, stack: ExitStack, **where: Any
 ) -> tuple[Any, Any, Any]:
     """Return (model, choice, session); no session where a foreign engine runs the model."""
+    from aprfmt.completeness import refuse_to_run
     from aprfmt.inference.device import choose
     from aprfmt.inference.engines.opening import model_and_run
     from aprfmt.model import open_model
@@ -68,7 +69,9 @@ def open_runner(
         return opened, choice, session
     if where.get("deterministic") or where.get("memory"):
         render.warn(f"{choice}: --deterministic and --memory are for our own backends; ignored")
-    model = stack.enter_context(open_model(path, arch=arch))
+    allowed = where.get("allow_missing", ())
+    model = stack.enter_context(open_model(path, arch=arch, allow_missing=allowed))
+    refuse_to_run(model.resolution, model.path)
     running.warn_of(model)
     return model, choice, None
 
@@ -111,6 +114,7 @@ def engine_facts(model: Any, choice: Any, trace: Any) -> dict[str, Any]:
     return {
         "model": str(model.path), "format": model.format, "architecture": model.spec.name,
         "requested": choice.requested, "ran": str(choice), "why": choice.why,
+        "allowed_missing": list(model.resolution.coverage.accepted),
         "backend": dict(trace.run["backend"]), "via": trace.run.get("via"),
         "peak_rss_bytes": peak_rss(),
     }  # fmt: skip

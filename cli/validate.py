@@ -14,9 +14,17 @@ _LINES = 20  # findings printed for one check; --json has more
 @click.command("validate")
 @options.model()
 @click.option("--strict", is_flag=True, help="Warnings fail, too.")
+@options.allow_missing
 @options.arch
 @options.common
-def command(model: Path, strict: bool, arch: str | None, as_json: bool, quiet: bool) -> int:
+def command(
+    model: Path,
+    strict: bool,
+    allow_missing: tuple[str, ...],
+    arch: str | None,
+    as_json: bool,
+    quiet: bool,
+) -> int:
     """Check every byte of MODEL: checksums, values, scales, completeness, tokenizer, claims.
 
     Exit 0: nothing failed; 1: a check failed; 2: the file cannot be opened, or nothing ran.
@@ -24,7 +32,9 @@ def command(model: Path, strict: bool, arch: str | None, as_json: bool, quiet: b
     from aprfmt.validation import validate
 
     with render.Progress("validate", quiet) as progress:
-        report = validate(model, arch=arch, strict=strict, progress=progress)
+        report = validate(
+            model, arch=arch, strict=strict, allow_missing=allow_missing, progress=progress
+        )
     if not as_json:
         show(report)
     return render.emit("validate", report.exit_code, report.to_json(), as_json)

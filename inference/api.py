@@ -27,12 +27,14 @@ def trace(
     deterministic: bool = False,
     threads: int | None = None,
     memory: int | None = None,
+    allow_missing: Sequence[str] = (),
 ) -> Trace:
     """Run tokens through MODEL[@RUN] and return every wanted point with its values.
 
     `points` are names of points, slots or stages, or "all"; `layers` None is every layer. Exactly
     one of `prompt` and `ids` gives the tokens. `Trace.run` has the hashes of the model's files and
-    of the token ids that a saved trace has. Raises UsageError for a point, layer or token that is
+    of the token ids that a saved trace has. `allow_missing` are patterns of required tensors that
+    may be missing. Raises UsageError for a point, layer or token that is
     none, BackendUnavailableError for a device that is not there.
     """
     text, named = split_run(str(model))
@@ -42,7 +44,10 @@ def trace(
     if choice.is_engine:
         raise UsageError(f"{choice.backend}: is a foreign engine; trace it with aprfmt trace")
     arithmetic = choice.open(deterministic=deterministic, threads=threads)
-    with open_model(text) as opened, Session.of(opened, arithmetic, memory=memory) as session:
+    with (
+        open_model(text, allow_missing=allow_missing) as opened,
+        Session.of(opened, arithmetic, memory=memory) as session,
+    ):
         if prompt is not None and ids is None:
             tokens = list(opened.tokenizer.encode(prompt))
         elif ids is not None and prompt is None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from aprfmt.arch.bind import coverage
 from aprfmt.arch.spec import ArchSpec
+from aprfmt.completeness import refuse_to_run
 from aprfmt.errors import ArchError, UsageError
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import Instance, instances
@@ -50,15 +50,8 @@ class Session:
 
         Raises ArchError for a model whose tensors are not those its architecture needs.
         """
-        shapes = {key: tensor.shape for key, tensor in model.roles.items()}
-        found = coverage(model.spec, model.hyper, shapes)
-        if found.missing:
-            raise ArchError(
-                f"{model.path}: {len(found.missing)} of {found.expected} tensors are missing that "
-                f"{model.spec.name} needs: {', '.join(found.missing[:5])}"
-                f"{', ...' if len(found.missing) > 5 else ''}"
-            )
-        for key, shape, wanted in found.misshapen:
+        refuse_to_run(model.resolution, model.path)
+        for key, shape, wanted in model.resolution.coverage.misshapen:
             raise ArchError(
                 f"{model.path}: {key} has shape {list(shape)}; {model.spec.name} with these "
                 f"hyperparameters expects {list(wanted)}"

@@ -1,4 +1,4 @@
-"""From stored names to roles and back, by the binding tables; and what a model must have.
+"""From stored names to roles and back, by the binding tables.
 
 Nothing here knows an architecture: everything comes from the tables and the hyperparameters.
 """
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from aprfmt.arch.joins import Stacked
 from aprfmt.arch.names import NO_MODEL, NameIndex, expand
 from aprfmt.arch.names import detect_style as detect_style
-from aprfmt.arch.sizes import shape_of, size_of
-from aprfmt.arch.spec import ArchSpec, Binding, TensorRule, role_key, split_key
+from aprfmt.arch.sizes import size_of
+from aprfmt.arch.spec import ArchSpec, Binding, role_key, split_key
 from aprfmt.arch.steps import Transposed
 from aprfmt.errors import ArchError
 from aprfmt.tensor import Value
@@ -45,7 +45,7 @@ class Bound:
     buffers: tuple[str, ...] = ()
 
 
-class _Order:
+class Order:
     """Execution order: the embedding, the layers, the rest; inside, as in the tensor table."""
 
     def __init__(self, spec: ArchSpec) -> None:
@@ -54,6 +54,7 @@ class _Order:
         self._first = layered[0] if layered else 0
 
     def __call__(self, key: str) -> tuple[int, int, int]:
+        """Return a role key's place, to sort by."""
         layer, role = split_key(key)
         rank = self._rank.get(role, len(self._rank))
         phase = 1 if layer is not None else 0 if rank < self._first else 2
@@ -102,7 +103,7 @@ def bind(spec: ArchSpec, style: str, names: Iterable[str]) -> Bound:
         if name not in used and (name.startswith(NO_MODEL) or templates.find(name))
     }
     claims = used | derived | buffers
-    order = _Order(spec)
+    order = Order(spec)
     return Bound(
         tuple(sorted(groups.values(), key=lambda group: order(group.roles[0]))),
         tuple(name for name in every if name not in claims),
@@ -129,6 +130,29 @@ def _stored_names(
             if len(lacking) == 8:
                 return (), tuple(lacking)
     return tuple(stored), tuple(lacking)
+
+
+def without_partial(bound: Bound, hp: Mapping[str, Value]) -> Bound:
+    """Return the groups that have as many stored tensors as the hyperparameters count.
+
+    Names alone do not say that the last experts of a stack are gone. Their roles are incomplete
+    then, like those that lack one in between; a stack of too many stays, for its step to refuse.
+    """
+    partial = {}
+    for group in bound.groups:
+        names = _written_names(group.binding, group.layer, hp)
+        if len(group.stored) < len(names):
+            partial[group.stored] = (group.roles, names[len(group.stored) :][:8])
+    if not partial:
+        return bound
+    left = {name for stored in partial for name in stored}
+    lacking = {role: names for roles, names in partial.values() for role in roles}
+    return replace(
+        bound,
+        groups=tuple(group for group in bound.groups if group.stored not in partial),
+        unbound=(*bound.unbound, *sorted(left)),
+        incomplete={**bound.incomplete, **lacking},
+    )
 
 
 def of_packed(bound: Bound, packed: Set[str]) -> Bound:
@@ -191,7 +215,7 @@ def groups_for(
     groups: list[Group] = []
     done: set[str] = set()
     homeless: list[str] = []
-    for key in sorted(wanted, key=_Order(spec)):
+    for key in sorted(wanted, key=Order(spec)):
         if key in done:
             continue
         layer, role = split_key(key)
@@ -225,78 +249,3 @@ def _written_names(binding: Binding, layer: int | None, hp: Mapping[str, Value])
             count = size_of(step.count, hp)
         names += [expand(template, layer, element) for element in range(count)]
     return tuple(names)
-
-
-# --- what a model must have -----------------------------------------------------------------
-
-
-def needed(rule: TensorRule, layer: int | None, hp: Mapping[str, Value]) -> bool:
-    """Say whether the hyperparameters demand a role (in a layer)."""
-    if rule.needs == "optional":
-        return False
-    for condition in filter(None, (part.strip() for part in rule.needs.split("&"))):
-        value = hp[condition.removeprefix("!")]
-        if isinstance(value, tuple) and layer is not None:
-            value = value[layer]
-        if bool(value) is condition.startswith("!"):
-            return False
-    return True
-
-
-def expected_roles(spec: ArchSpec, hp: Mapping[str, Value]) -> dict[str, Shape]:
-    """Return every role key the hyperparameters demand, with its logical shape, in order."""
-    expected: dict[str, Shape] = {}
-    layers = range(size_of("n_layers", hp))
-    for rule in spec.tensors:
-        for layer in layers if rule.layered else (None,):
-            if needed(rule, layer, hp):
-                expected[role_key(layer, rule.role)] = shape_of(rule.shape, hp)
-    order = _Order(spec)
-    return dict(sorted(expected.items(), key=lambda item: order(item[0])))
-
-
-def logical_shape(spec: ArchSpec, key: str, hp: Mapping[str, Value]) -> Shape:
-    """Return the logical shape of a role key; ArchError for a role the table does not have."""
-    role = split_key(key)[1]
-    for rule in spec.tensors:
-        if rule.role == role:
-            return shape_of(rule.shape, hp)
-    raise ArchError(f"{key}: {spec.name} has no such role")
-
-
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """How many of the expected roles are there, which are not, and which do not fit.
-
-    `misshapen` has (role key, found, expected); roles beyond the expected count in neither.
-    """
-
-    found: int
-    expected: int
-    missing: tuple[str, ...]
-    misshapen: tuple[tuple[str, Shape, Shape], ...] = ()
-
-
-def coverage(spec: ArchSpec, hp: Mapping[str, Value], shapes: Mapping[str, Shape]) -> Coverage:
-    """Compare the roles of a file, with their logical shapes, with what its configuration demands.
-
-    A role the configuration does not demand is still held to its shape.
-    """
-    expected = expected_roles(spec, hp)
-    missing = tuple(key for key in expected if key not in shapes)
-    wrong = []
-    for key, found in shapes.items():
-        wanted = expected.get(key)
-        if wanted is None:
-            try:
-                wanted = logical_shape(spec, key, hp)
-            except ArchError:
-                continue  # a size that only the missing feature would have
-        if tuple(found) != wanted:
-            wrong.append((key, tuple(found), wanted))
-    return Coverage(len(expected) - len(missing), len(expected), missing, tuple(wrong))
-
-
-def missing_roles(spec: ArchSpec, hp: Mapping[str, Value], roles: Collection[str]) -> list[str]:
-    """Return the role keys the hyperparameters demand and the file does not have."""
-    return [key for key in expected_roles(spec, hp) if key not in roles]

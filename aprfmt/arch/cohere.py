@@ -4,6 +4,8 @@ Q and K pair adjacent elements in the source itself, so GGUF permutes nothing. `
 factor here (a divisor for granite). Source: architectures.md 1, 3, 4.
 """
 
+from dataclasses import replace
+
 from aprfmt.arch import losses, rules
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
@@ -36,7 +38,11 @@ COHERE = ArchSpec(
         rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
         rules.tied_embeddings(True),
         *rules.attention_biases(),
-        rules.qk_norm(False, "use_qk_norm"),
+        # llama.cpp has no key for them: it insists on them from 64 layers on.
+        replace(
+            rules.qk_norm(False, "use_qk_norm"),
+            default_in={"gguf": lambda hp: hp["n_layers"] >= 64},
+        ),
         rules.fixed("parallel_residual", True),
         *rope_rules(Rope(theta=500000.0)),
         rules.rope_style("interleaved"),

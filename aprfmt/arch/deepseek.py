@@ -71,7 +71,7 @@ def _rows(mlp_bias: str | None, *router: Row) -> tuple[Row, ...]:
         *gated_mlp(mlp_bias, needs="!moe_layers"),
         *router,
         *EXPERTS,
-        *shared_expert("mlp.shared_experts", "moe_layers & shared_ffn_size"),
+        *shared_expert("mlp.shared_experts", "moe_layers & shared_ffn_size", mlp_bias),
         *after,
     )
 
@@ -154,7 +154,7 @@ DEEPSEEK_V2 = ArchSpec(
         "apr": ("deepseek_v2", "deepseek2", "deepseek"),
     },
     hyper=mla_hyper(
-        rules.mlp_bias(),
+        rules.flag("mlp_bias", False, "mlp_bias", present=("ffn_up.bias", "ffn_up_shexp.bias")),
         rules.rope_style("interleaved"),
         *moe.counts(64, 6, _EXPERTS_HF),
         dense_first(0),
@@ -182,6 +182,12 @@ DEEPSEEK_V2 = ArchSpec(
     block=BlockSpec(attention="mla", shared_expert="plain", rope_cast="result", router_cast="none"),
     lost=(
         *_LOST,
+        Loss(
+            "gguf",
+            "mlp_bias",
+            lambda hp: hp["mlp_bias"],
+            "llama.cpp has no biases of MLP and shared experts here and refuses the file",
+        ),
         Loss(
             "gguf",
             "router",

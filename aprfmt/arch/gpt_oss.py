@@ -85,6 +85,7 @@ GPT_OSS = ArchSpec(
             default="swiglu_oai",
             write={"hf": lambda value, hp: {"hidden_act": "silu"}},
         ),
+        rules.tied_embeddings(shown=False),
         *rules.attention_biases(True),
         rules.fixed("mlp_bias", True),
         *rope_rules(Rope(theta=150000.0, hf_default=YARN)),

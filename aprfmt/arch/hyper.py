@@ -47,7 +47,8 @@ class KeyReport:
 
     `read`: key -> the hyperparameter it gave. `defaulted`: hyperparameters this style could have
     said and did not. `ignored`: keys known not to change the forward pass; `unknown`: the rest.
-    `conflicts` and `warnings` are sentences.
+    `conflicts` and `warnings` are sentences. `demanded`: what keys, or else the table's defaults,
+    say of parts that the tensors show; what they show is in the hyperparameters.
     """
 
     read: Mapping[str, str]
@@ -56,6 +57,7 @@ class KeyReport:
     unknown: tuple[str, ...]
     conflicts: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    demanded: Mapping[str, HyperParam] = field(default_factory=dict)
 
 
 def checked(rule: HyperRule, value: Value, key: str) -> Value:
@@ -114,6 +116,7 @@ class _Reader:
     read: dict[str, str] = field(default_factory=dict)
     defaulted: list[str] = field(default_factory=list)
     conflicts: list[str] = field(default_factory=list)
+    demanded: dict[str, HyperParam] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         inner = (
@@ -127,6 +130,8 @@ class _Reader:
     def settle(self, rule: HyperRule) -> HyperParam | None:
         """Return the value of one rule with its origin; None where nothing gives one."""
         kept, stated = self._carried(rule), self._stated(rule)
+        if rule.present or rule.absent:
+            self._demand(rule, kept or stated)
         found = self._against_tensors(rule, kept or stated)
         if found is None:
             found = self._default(rule)
@@ -137,6 +142,13 @@ class _Reader:
         for key in self.watched.all_seen():
             self.read.setdefault(key, rule.name)
         return found
+
+    def _demand(self, rule: HyperRule, said: HyperParam | None) -> None:
+        """Note what must be there of a part whose presence the tensors show."""
+        if said is None and self.facts.style not in rule.shown_in:
+            said = self._default(rule)
+        if said is not None:
+            self.demanded[rule.name] = said
 
     def _carried(self, rule: HyperRule) -> HyperParam | None:
         """Return a value our own writer kept because the style has no key for it."""
@@ -227,6 +239,7 @@ class _Reader:
             tuple(key for key in left if key not in ignored),
             tuple(self.conflicts),
             tuple(self._assumptions()),
+            self.demanded,
         )
 
     def _assumptions(self) -> Iterator[str]:

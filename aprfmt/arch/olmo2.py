@@ -32,6 +32,7 @@ _TENSORS, _BINDINGS = tables(
 _BLOCK = BlockSpec(norm_cast="after_weight", placement="post", qk_norm="width", rope_cast="result")
 _HYPER = (
     rules.norm_eps(1e-5),
+    rules.tied_embeddings(shown=False),
     *rules.attention_biases(),
     rules.fixed("qk_norm", True),
 )

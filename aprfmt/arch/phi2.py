@@ -47,6 +47,7 @@ PHI2 = ArchSpec(
     hyper=rules.hyper_table(
         rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
         rules.activation("gelu_tanh", tanh="gelu_new"),
+        rules.tied_embeddings(shown=False),
         rules.fixed("attention_bias", True),
         rules.fixed("attention_out_bias", True),
         rules.fixed("mlp_bias", True),

@@ -34,12 +34,15 @@ DENSE_LOSS = Loss(
 )
 
 
-def shared_expert(module: str, needs: str = "moe_layers") -> tuple[Row, ...]:
-    """Return gate, up and down of the experts every token takes."""
+def shared_expert(
+    module: str, needs: str = "moe_layers", bias: str | None = None
+) -> tuple[Row, ...]:
+    """Return gate, up and down of the experts every token takes; `bias` as of rows.linear."""
+    inside, outside = "shared_ffn_size", "hidden_size"
     return (
-        *linear("ffn_gate_shexp", f"{module}.gate_proj", "shared_ffn_size", "hidden_size", needs),
-        *linear("ffn_up_shexp", f"{module}.up_proj", "shared_ffn_size", "hidden_size", needs),
-        *linear("ffn_down_shexp", f"{module}.down_proj", "hidden_size", "shared_ffn_size", needs),
+        *linear("ffn_gate_shexp", f"{module}.gate_proj", inside, outside, needs, bias=bias),
+        *linear("ffn_up_shexp", f"{module}.up_proj", inside, outside, needs, bias=bias),
+        *linear("ffn_down_shexp", f"{module}.down_proj", outside, inside, needs, bias=bias),
     )
 
 
@@ -84,6 +87,7 @@ QWEN2_MOE = ArchSpec(
     hyper=rules.hyper_table(
         rules.n_kv_heads(16),
         rules.context_length(32768),
+        rules.tied_embeddings(shown=False),
         rules.flag("attention_bias", True, "qkv_bias", present=("attn_q.bias",)),
         *window_rules(Window(layers=_layers, gguf_layers=every, switch=True)),
         *moe.counts(60, 4),

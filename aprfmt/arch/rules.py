@@ -208,14 +208,19 @@ def flag(
     return HyperRule(name, keys, "bool", default, write=write, present=present, absent=absent)
 
 
-def tied_embeddings(default: bool = False) -> HyperRule:
-    """Return the rule for a head that is the embedding: no output.weight is stored."""
+def tied_embeddings(default: bool = False, *, shown: bool = True) -> HyperRule:
+    """Return the rule for a head that is the embedding: no output.weight is stored.
+
+    `shown`: without config.json its absence says so, as it does to llama.cpp; False for the
+    architectures whose head llama.cpp insists on.
+    """
     return HyperRule(
         "tied_embeddings",
         {"hf": ("tie_word_embeddings",)},
         "bool",
         default,
         absent=("output.weight",),
+        shown_in=("gguf", "apr") if shown else (),
     )
 
 
@@ -233,8 +238,8 @@ def mlp_bias(default: bool = False, hf: str = "mlp_bias") -> HyperRule:
 
 
 def qk_norm(default: bool = True, hf: str = "") -> HyperRule:
-    """Return the rule for q/k-norms."""
-    return flag("qk_norm", default, hf, present=("attn_q_norm.weight",))
+    """Return the rule for q/k-norms: both or none."""
+    return flag("qk_norm", default, hf, present=("attn_q_norm.weight", "attn_k_norm.weight"))
 
 
 def plain_scale(hp: Params) -> float:

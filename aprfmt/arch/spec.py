@@ -167,7 +167,9 @@ class HyperRule:
     returns the key-value pairs to write; else the first key of the style is written, unless the
     value is None. `shape` reads the value from tensor shapes: used when no
     key has it, and against the key with `shape_wins`. `present`: the value is whether one of
-    these roles is in the file, whatever the configuration says (`absent` for the opposite).
+    these roles is in the file, whatever the configuration says (`absent` for the opposite): that
+    is what runs. What must be there (required.py) the keys say, or the default; or, without a
+    key in the styles of `shown_in`, the tensors alone (a GGUF without output.weight is tied).
     `null_in`: styles where a key with the value null says None (elsewhere null is absence).
     `check` says what in the file contradicts the settled value, or "".
     """
@@ -184,6 +186,7 @@ class HyperRule:
     shape_wins: bool = False
     present: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    shown_in: tuple[str, ...] = ()
     null_in: tuple[str, ...] = ()
     high: int = (1 << 31) - 1
     check: Callable[[Value, Facts, Mapping[str, Value]], str] | None = None

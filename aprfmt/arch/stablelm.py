@@ -53,11 +53,12 @@ STABLELM = ArchSpec(
         rules.n_kv_heads(32),
         rules.context_length(4096),
         rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
+        rules.tied_embeddings(shown=False),
         rules.flag("attention_bias", False, "use_qkv_bias", present=("attn_q.bias",)),
         rules.qk_norm(False, "qk_layernorm"),
         rules.flag(
             "parallel_residual", False, "use_parallel_residual", gguf="use_parallel_residual",
-            absent=("ffn_norm.weight",),
+            absent=("ffn_norm.weight", "ffn_norm.bias"),
         ),
         *rope_rules(Rope(partial=0.25)),
     ),

@@ -49,12 +49,14 @@ def convert(
     from aprfmt.model import open_model
 
     options = Options(**wishes)
-    with open_model(src, arch=None if options.arch == "none" else options.arch) as model:
+    arch = None if options.arch == "none" else options.arch
+    with open_model(src, arch=arch, allow_missing=options.allow_missing) as model:
         return convert_model(model, Path(dst), to, options)
 
 
 def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -> ConversionReport:
-    """Convert an open model; see `convert`."""
+    """Convert an open model; see `convert`. What it may lack was said when it was opened."""
+    from aprfmt.conversion.absent import record_absent
     from aprfmt.conversion.metadata import HASH_KEY, Carried, bare, carry
     from aprfmt.conversion.plan import build
     from aprfmt.conversion.quantized import prepare
@@ -69,6 +71,7 @@ def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -
         carried = Carried(bare(model, target))
     else:
         carried = carry(model, target.name, plan, options)
+    absent = record_absent(carried, model, plan, options)
     written = [Written() for _ in plan.outputs]
     digest: str | None = None
     hashing = options.source_hash and model.format != target.name and options.arch != "none"
@@ -98,7 +101,7 @@ def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -
     notes = (*model.notes, *damage, *plan.notes)
     return ConversionReport(
         model.path, model.format, dst, target.name, files, arch, tensors, notes, verified, digest,
-        sizes,
+        sizes, absent,
     )  # fmt: skip
 
 

@@ -25,7 +25,9 @@ class Options:
     name) are what a scheme and an imatrix become; `packing` are encoder options of encodings with
     companions. `arch="none"` copies tensors and metadata
     under their own names without asking any architecture. `drop` are patterns of tensors that the
-    output may lack. `metadata` overrides single keys of the output.
+    output may lack. `metadata` overrides single keys of the output. `allow_missing` are patterns of
+    required roles that the source may lack, which the output records; `complete=False` asks for
+    none at all (a copy of stored tensors as they are).
     """
 
     arch: str | None = None
@@ -42,6 +44,8 @@ class Options:
     importance: Callable[[str], Any] | None = None
     allow_overflow: bool = False
     drop: Sequence[str] = ()
+    allow_missing: Sequence[str] = ()
+    complete: bool = True
     metadata: Mapping[str, Value] = field(default_factory=dict)
     extra_metadata: Mapping[str, Value] = field(default_factory=dict)
     max_shard_size: int | None = None
@@ -81,6 +85,7 @@ class ConversionReport:
 
     `verified` is None when verification was switched off, else how many tensors were read back
     and found as reported. `sizes` are the bytes of every file; of a dry run, those it would have.
+    `allowed_missing` are the required roles that the output lacks on purpose, as it records.
     """
 
     source: Path
@@ -94,6 +99,7 @@ class ConversionReport:
     verified: int | None
     source_sha256: str | None
     sizes: Mapping[Path, int] = field(default_factory=dict)
+    allowed_missing: tuple[str, ...] = ()
 
     def count(self, how: Outcome) -> int:
         """Count the tensors with one outcome."""
@@ -118,6 +124,7 @@ class ConversionReport:
             "counts": {how: self.count(how) for how in OUTCOMES},
             "verified": self.verified,
             "source_sha256": self.source_sha256,
+            "allowed_missing": list(self.allowed_missing),
             "notes": [asdict(note) for note in self.notes],
             "tensors": [asdict(tensor) for tensor in self.tensors],
         }

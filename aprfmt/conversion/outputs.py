@@ -51,13 +51,17 @@ class Output:
 
 @dataclass
 class Plan:
-    """Everything a conversion will write, before a byte is written."""
+    """Everything a conversion will write, before a byte is written.
+
+    `absent` are role keys that must be there and that the output lacks on purpose.
+    """
 
     outputs: list[Output]
     style: str | None
     notes: list[Note]
     restoration: Restoration
     dropped: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
 
 
 def make_info(name: str, shape: tuple[int, ...], name_of_encoding: str) -> TensorInfo:

@@ -8,6 +8,7 @@ where those only move rows, the plan is a list of byte runs and nothing is decod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.conversion.absent import absent_roles, check_complete
 from aprfmt.conversion.choosing import check_importance, choose_encodings, in_parts
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import PLAIN_FLOATS as PLAIN_FLOATS
@@ -37,8 +38,7 @@ def build(model: Model, target: FormatSpec, options: Options) -> Plan:
     if model.format == target.name:
         passthrough = True
     plan = Plan([], model.style if passthrough else target.style, [], Restoration())
-    if options.arch != "none" and model.format != target.name:
-        _check_complete(model, options)
+    check_complete(model, options, known=model.format != target.name)
     if passthrough:
         names = _packed_names(model, target)
         plan.outputs = [
@@ -49,24 +49,13 @@ def build(model: Model, target: FormatSpec, options: Options) -> Plan:
     else:
         plan.outputs = _mapped(model, target, options, plan)
     plan.outputs, plan.dropped = _without_dropped(plan.outputs, options, str(model.path))
+    plan.absent = absent_roles(model, plan, options)
     plan.outputs = choose_encodings(plan.outputs, model, target, options, plan)
     check_requantization(plan.outputs, options, model.path)
     check_importance(plan, options)
     plan.outputs = in_parts(plan.outputs, model, target, options)
     _check_names(plan.outputs, target)
     return plan
-
-
-def _check_complete(model: Model, options: Options) -> None:
-    """Refuse a model that lacks tensors its configuration demands."""
-    matchers = [compile_pattern(pattern) for pattern in options.drop]
-    missing = [key for key in model.resolution.missing if not any(match(key) for match in matchers)]
-    if missing:
-        shown = ", ".join(missing[:4])
-        raise ConversionError(
-            f"{model.path}: {len(missing)} tensors that its configuration demands are not there: "
-            f"{shown}{' ...' if len(missing) > 4 else ''}; the model is incomplete"
-        )
 
 
 def _wants_encoding(options: Options) -> bool:

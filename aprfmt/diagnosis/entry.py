@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from aprfmt.completeness import ANY
 from aprfmt.diagnosis.records import Diagnosis
 from aprfmt.diagnosis.sides import open_side
 from aprfmt.diagnosis.walk import Walk
@@ -35,7 +36,7 @@ def diagnose(
         first, second = open_side("A", a, stack, arch), open_side("B", b, stack, arch)
         reference = None
         if model is not None:
-            reference = stack.enter_context(open_model(model, arch=arch))
+            reference = stack.enter_context(open_model(model, arch=arch, allow_missing=ANY))
             for side in (first, second):
                 if side.kind == "trace":
                     side.model = reference

@@ -1,10 +1,11 @@
 """Levels one and two of two models, identity and hyperparameters; then their tensors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from aprfmt.causes import CAUSES
 from aprfmt.compare import diff_models
 from aprfmt.compare.records import EQUAL, DiffReport, FieldDiff, TensorDiff
+from aprfmt.completeness import listed
 from aprfmt.diagnosis.blank import blank_model
 from aprfmt.diagnosis.config import HYPER_CAUSES, said, shown_tensors, tensors_say
 from aprfmt.diagnosis.levels import Levels
@@ -27,6 +28,7 @@ def compare_models(a: Model, b: Model) -> Levels:
                 f"all values of {label} are zero, in {zeros} tensors: nothing was written there"
             )
             return found
+        found.evidence += _incomplete(label, model)
     if a.path.resolve() == b.path.resolve():
         found.evidence.append(Evidence("identity", f"A and B are the same file, {a.path.name}"))
         found.checked.append("identity: the same file")
@@ -41,6 +43,18 @@ def compare_models(a: Model, b: Model) -> Levels:
     if not found.reason:
         compare_tensors(a, b, report, explained, found)
     return found
+
+
+def _incomplete(label: str, model: Model) -> Iterator[Evidence]:
+    """Say what a model lacks that its configuration demands: both may lack the same."""
+    lacking = model.resolution.coverage
+    if lacking.accepted:
+        yield Evidence(
+            "tensor",
+            f"{label} lacks {len(lacking.accepted)} of {lacking.expected} tensors that its "
+            f"configuration demands: {listed(lacking.accepted)}",
+            lacking.accepted[:12],
+        )
 
 
 # --- identity ------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from aprfmt.completeness import ANY
 from aprfmt.inference.device import Choice, choose, parse_run
 from aprfmt.inference.engines import open_run, open_trace
 from aprfmt.inference.engines.opening import model_and_run, trace_kind
@@ -36,7 +37,7 @@ def open_side(label: str, text: str, stack: ExitStack, arch: str | None) -> Side
     if path.exists() and trace_kind(path) is not None:
         return Side(label, text, "trace", path)
     name, run = model_and_run(text)
-    model = stack.enter_context(open_model(name, arch=arch))
+    model = stack.enter_context(open_model(name, arch=arch, allow_missing=ANY))
     if run is None:
         return Side(label, text, "model", Path(name), model, choose())
     return Side(label, text, "run", Path(name), model, parse_run(run))

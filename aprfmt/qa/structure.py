@@ -9,7 +9,6 @@ from aprfmt.qa.records import Findings, Measure, check, listed, not_run
 from aprfmt.tensor import Value
 
 if TYPE_CHECKING:
-    from aprfmt.arch.spec import HyperParams, HyperRule
     from aprfmt.model import Model
     from aprfmt.qa.subject import Subject
 
@@ -19,19 +18,16 @@ if TYPE_CHECKING:
 
 def tensor_contract(subject: "Subject") -> Findings:
     """Hold the tensors to what configuration and architecture demand: names, shapes, encodings."""
-    from aprfmt.arch.bind import coverage
     from aprfmt.formats import checksum_notes
 
     model = subject.model
     spec, resolution = model.spec, model.resolution
-    demanded = demanded_hyper(model)
-    found = coverage(spec, demanded, {key: role.shape for key, role in model.roles.items()})
-    lost = [name for name in demanded if demanded[name] != model.hyper[name]]
+    found = resolution.coverage
     compare = f"compare it with its source: aprfmt diff SOURCE {subject.where}"
+    accepted = f"; accepted as missing {listed(found.accepted)}" if found.accepted else ""
     checks = [
         check("tensors-complete", not found.missing,
-              f"{found.found}/{found.expected}; missing {listed(found.missing)}"
-              + (f"; {', '.join(lost)} is demanded" if lost else ""),
+              f"{found.found}/{found.expected}; missing {listed(found.missing)}{accepted}",
               f"{found.expected}/{found.expected} for {spec.name}", compare),
         check("tensors-shaped", not found.misshapen,
               listed([f"{key} {list(is_)} for {list(want)}" for key, is_, want in found.misshapen]),
@@ -50,35 +46,13 @@ def tensor_contract(subject: "Subject") -> Findings:
     return Findings(
         checks,
         {"tensors": whole},
-        {"expected": found.expected, "found": found.found, "missing": list(found.missing)},
+        {
+            "expected": found.expected,
+            "found": found.found,
+            "missing": list(found.missing),
+            "accepted": list(found.accepted),
+        },
     )
-
-
-def demanded_hyper(model: "Model") -> "HyperParams":
-    """Return the hyperparameters with what the architecture always has and the file lost.
-
-    Whether q/k/v biases or q/k-norms exist is read from the tensors, so a file that lost all of
-    them would look complete: where the architecture's own default is to have them and no key says
-    otherwise, they are demanded.
-    """
-    hyper = model.hyper
-    lost = {
-        rule.name: True
-        for rule in model.spec.hyper
-        if rule.present and hyper[rule.name] is False and _usual(rule, model) is True
-    }
-    return hyper.replaced(**lost)
-
-
-def _usual(rule: "HyperRule", model: "Model") -> Value:
-    """Return what a presence rule gives without looking at the tensors: its key, its default."""
-    for style, values in (("hf", model.config), (model.format, model.metadata)):
-        arch = str((values or {}).get("general.architecture", ""))
-        for key in rule.keys.get(style, ()):
-            value = (values or {}).get(key.replace("{arch}", arch))
-            if isinstance(value, bool):
-                return value
-    return rule.default if isinstance(rule.default, bool) else None
 
 
 def _head(model: "Model") -> Check:

@@ -30,6 +30,7 @@ class Request:
     `choice` is where every gate runs, `also` are runs to compare it with; `against` is another
     copy of the model. `random_weights` says the model is untrained: only loss bounds of such a
     model are asked. `memory` is the budget in bytes for decoded weights of one session.
+    `allow_missing` are patterns of required roles that may be missing.
     """
 
     path: Path
@@ -43,6 +44,7 @@ class Request:
     threads: int | None = None
     memory: int | None = None
     deterministic: bool = False
+    allow_missing: tuple[str, ...] = ()
 
 
 class Subject:
@@ -58,7 +60,7 @@ class Subject:
     @classmethod
     def open(cls, request: Request) -> "Subject":
         """Open the model; raises for one that is unreadable or of an unknown architecture."""
-        model = open_model(request.path, arch=request.arch)
+        model = open_model(request.path, arch=request.arch, allow_missing=request.allow_missing)
         try:
             _ = model.resolution
             subject = cls(request, model)
@@ -140,7 +142,8 @@ class Subject:
                 if FORMATS[format].weights_name is not None:
                     target = self._folder / f"copy-{format}"
                 convert(self.request.path, target, to=format, arch=self.request.arch,
-                        verify=False, source_hash=False)  # fmt: skip
+                        allow_missing=self.request.allow_missing, verify=False,
+                        source_hash=False)  # fmt: skip
                 self._copies[format] = target
             except AprfmtError as error:
                 self._copies[format] = error
@@ -163,7 +166,10 @@ class Subject:
 
     def open_other(self, path: Path) -> Model:
         """Open another copy of the model until the subject is closed."""
-        return self._stack.enter_context(open_model(path, arch=self.request.arch))
+        request = self.request
+        return self._stack.enter_context(
+            open_model(path, arch=request.arch, allow_missing=request.allow_missing)
+        )
 
     @cached_property
     def other(self) -> Model | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.arch.bind import bind, coverage, groups_for
+from aprfmt.arch.bind import bind, groups_for
 from aprfmt.conversion import convert
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.session import Session
@@ -25,9 +25,9 @@ def check_arch(model: Path | str, folder: Path, ids: Sequence[int] = ()) -> tupl
     """
     with open_model(model) as opened:
         name = opened.spec.name
-        shapes = {key: tensor.shape for key, tensor in opened.roles.items()}
-        found = coverage(opened.spec, opened.hyper, shapes)
-        assert not found.missing, f"{name}: no tensor for {found.missing}"
+        found = opened.resolution.coverage
+        lacking = (*found.missing, *found.accepted)
+        assert not lacking, f"{name}: no tensor for {lacking}"
         assert not found.misshapen, f"{name}: shapes {found.misshapen}"
         unbound = opened.resolution.unbound
         assert not unbound, f"{name}: tensors that no binding claims: {unbound}"

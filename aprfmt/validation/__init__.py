@@ -4,11 +4,12 @@
 beyond the file, duplicates) is refused at both levels by the reader, with FormatError.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aprfmt.errors import AprfmtError, UnsupportedError
+from aprfmt.errors import AprfmtError, ArchError, UnsupportedError
 from aprfmt.outcome import Check
 from aprfmt.validation.report import SHOWN, Finding, Noted, NotRun, Result, Validation, summed
 from aprfmt.validation.table import CHECKS, CheckRow
@@ -25,19 +26,24 @@ def validate(
     *,
     arch: str | None = None,
     strict: bool = False,
+    allow_missing: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
     """Run every check of the table on a model file or folder; unknown architectures included.
 
-    `strict` makes warnings failures; `progress` is told bytes done and bytes in all. Raises
-    FormatError for a file that cannot be opened, ArchError for an unknown `arch`.
+    `strict` makes warnings failures; `allow_missing` are patterns of required roles whose absence
+    is a warning only; `progress` is told bytes done and bytes in all. Raises FormatError for a
+    file that cannot be opened, ArchError for an unknown `arch`, UsageError for a wrong pattern.
     """
     from aprfmt.arch import ARCHS
     from aprfmt.model import open_model
 
     if arch is not None:
         _ = ARCHS[arch]
-    with open_model(path, arch=arch) as model:
+    with open_model(path, arch=arch, allow_missing=allow_missing) as model:
+        if allow_missing:
+            with suppress(ArchError):  # which is a check's to report; a wrong pattern is not
+                _ = model.resolution
         return validate_model(model, arch=arch, strict=strict, progress=progress)
 
 

@@ -7,7 +7,6 @@ from aprfmt.errors import ArchError
 from aprfmt.validation.report import Finding, NotRun, Result
 
 if TYPE_CHECKING:
-    from aprfmt.arch.bind import Coverage
     from aprfmt.arch.spec import ArchSpec
     from aprfmt.logical import LogicalTensor
     from aprfmt.stats import Stats
@@ -26,32 +25,28 @@ def architecture(ctx: "Context") -> Result:
     return Result(f"{name}, {len(resolution.roles)} roles")
 
 
-def _coverage(ctx: "Context") -> "Coverage":
-    from aprfmt.arch.bind import coverage
-
-    resolution = ctx.resolution
-    shapes = {key: logical.shape for key, logical in resolution.roles.items()}
-    return coverage(resolution.spec, resolution.hyper, shapes)
-
-
 def completeness(ctx: "Context") -> Result:
     """Check that every tensor the configuration demands is there, biases and head included."""
-    found = _coverage(ctx)
+    found = ctx.resolution.coverage
+    expected = f"all {found.expected} tensors of the configuration"
     findings = [
-        Finding(key, "missing", f"all {found.expected} tensors of the configuration",
-                "get the file again, or correct the configuration")
+        Finding(key, "missing", expected,
+                "get the file again, correct the configuration, or accept it: --allow-missing ROLE")
         for key in found.missing
     ]  # fmt: skip
+    findings += [
+        Finding(key, "missing, and accepted as such", expected, level="warning")
+        for key in found.accepted
+    ]
     tied = " (the head is the embedding)" if ctx.resolution.hyper["tied_embeddings"] else ""
     return Result(f"{found.found} of {found.expected}{tied}", findings)
 
 
 def shapes(ctx: "Context") -> Result:
     """Check that every tensor has the shape that the configuration gives it."""
-    found = _coverage(ctx)
     findings = [
         Finding(key, f"shape {list(has)}", f"{list(wanted)}", "weights and configuration disagree")
-        for key, has, wanted in found.misshapen
+        for key, has, wanted in ctx.resolution.coverage.misshapen
     ]
     return Result(f"{len(ctx.resolution.roles)} roles", findings)
 

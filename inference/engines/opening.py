@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.completeness import refuse_to_run
 from aprfmt.errors import UsageError
 from aprfmt.inference.aprt import is_aprt, load_aprt
 from aprfmt.inference.device import Choice, choose, parse_run, split_run
@@ -182,6 +183,7 @@ def run_model(
 
     A run that meets a NaN or an infinity goes on: what comes after it is recorded too.
     """
+    refuse_to_run(model.resolution, model.path)
     if choice.is_engine:
         engine = ENGINES[choice.backend]
         with engine(

@@ -7,12 +7,11 @@ from aprfmt.arch import ARCHS, arch_names
 from aprfmt.arch.bind import (
     bind,
     detect_style,
-    expected_roles,
     groups_for,
     known_shapes,
-    missing_roles,
 )
 from aprfmt.arch.names import NameIndex, core, expand
+from aprfmt.arch.required import coverage, expected_roles
 from aprfmt.arch.spec import ArchSpec, role_key, split_key
 from aprfmt.errors import ArchError
 from tests.arch.tiny import TINY, Tiny, make, read
@@ -110,7 +109,8 @@ def test_gguf_names_bind_to_the_same_roles(tiny: Tiny) -> None:
     bound = bind(found.spec, "gguf", [name for group in groups for name in group.stored])
     assert bound.groups == tuple(groups)
     assert bound.unbound == ()
-    assert missing_roles(found.spec, found.hp, {k for g in bound.groups for k in g.roles}) == []
+    bound_roles = dict.fromkeys((k for g in bound.groups for k in g.roles), ())
+    assert coverage(found.spec, found.hp, bound_roles).missing == ()
 
 
 @every
@@ -193,10 +193,9 @@ def test_what_is_missing_is_named() -> None:
     names = [name for group in stored for name in group.stored]
     lost = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
     bound = bind(found.spec, "hf", [n for n in names if n not in (lost, "model.norm.weight")])
-    roles = {key for group in bound.groups for key in group.roles}
-    assert missing_roles(found.spec, found.hp, roles) == [
-        "L1.ffn_down_exps.weight", "output_norm.weight",
-    ]  # fmt: skip
+    roles = {key: found.shapes[key] for group in bound.groups for key in group.roles}
+    lacking = coverage(found.spec, found.hp, roles)
+    assert lacking.missing == lacking.vital == ("L1.ffn_down_exps.weight", "output_norm.weight")
     assert bound.incomplete == {"L1.ffn_down_exps.weight": (lost,)}
     assert len(bound.unbound) == found.hp["n_experts"] - 1
 

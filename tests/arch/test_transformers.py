@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from aprfmt.arch import arch_names
-from aprfmt.arch.bind import bind, coverage, groups_for
+from aprfmt.arch.bind import bind, groups_for
 from aprfmt.arch.hyper import read_hyper, unsaid, write_hyper
+from aprfmt.arch.required import coverage
 from aprfmt.arch.spec import HYPER_NAMES, Facts
 from aprfmt.arch.values import same_value
 from tests.arch.tiny import TINY, Tiny, as_file, make, parameter_shapes, quiet, read

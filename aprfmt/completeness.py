@@ -1,0 +1,148 @@
+"""Required tensors that are not there: what accepts their absence, and what is said of it.
+
+`Resolution.coverage` is the judgement; here stand the refusal every command words alike, and the
+record by which a file says that it lacks something on purpose.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from aprfmt.arch.names import expand
+from aprfmt.arch.required import collapsed
+from aprfmt.arch.spec import split_key
+from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
+from aprfmt.names import compile_pattern, near
+from aprfmt.tensor import Value
+
+if TYPE_CHECKING:
+    from aprfmt.arch.spec import ArchSpec
+    from aprfmt.model import Model, Resolution
+
+RECORD = "aprfmt.allowed_missing"  # JSON list of roles (every layer) and role keys (one layer)
+ANY = ("*",)  # accepts every absence: for commands whose business is to find them
+OPTION = "--allow-missing"
+_MAX_BYTES = 1 << 20
+_SHOWN = 5
+
+
+def accepts(model: "Model", spec: "ArchSpec") -> Callable[[str], bool]:
+    """Return what says of a role key whether the user or the file accepts that it is missing.
+
+    Raises UsageError for a pattern that is no role's, FormatError for a record that is no list.
+    """
+    recorded = set(recorded_missing(model.metadata, str(model.path)))
+    matchers = [compile_pattern(pattern) for pattern in model.allow_missing]
+    for pattern, match in zip(model.allow_missing, matchers, strict=True):
+        _check_pattern(spec, pattern, match, str(model.path))
+
+    def accept(key: str) -> bool:
+        if key in recorded or split_key(key)[1] in recorded:
+            return True
+        return bool(matchers) and any(match(s) for s in _spellings(spec, key) for match in matchers)
+
+    return accept
+
+
+def _spellings(spec: "ArchSpec", key: str) -> list[str]:
+    """Return how a role key may be written: with its layer or for all, and both styles' names."""
+    layer, role = split_key(key)
+    names = [
+        expand(stored, layer, 0)
+        for bindings in spec.bindings.values()
+        for binding in bindings
+        if role in binding.roles
+        for stored in binding.stored
+    ]
+    return [key, role, *names]
+
+
+def _check_pattern(
+    spec: "ArchSpec", pattern: str, match: Callable[[str], bool], where: str
+) -> None:
+    """Raise UsageError where a pattern names no role: a misspelt one would accept nothing."""
+    layer = _layer_of(pattern)
+    keys = [f"L{layer}.{rule.role}" if rule.layered else rule.role for rule in spec.tensors]
+    if not any(match(spelling) for key in keys for spelling in _spellings(spec, key)):
+        every = [spelling for key in keys for spelling in _spellings(spec, key)]
+        raise UsageError(
+            f"{where}: {OPTION} {pattern!r} names no tensor of {spec.name}; near names: "
+            f"{', '.join(near(pattern, every))}"
+        )
+
+
+def _layer_of(pattern: str) -> int:
+    """Return the layer a pattern names, 0 where it names none."""
+    for part in pattern.split("."):
+        number = part.removeprefix("L")
+        if number.isascii() and number.isdecimal() and len(number) < 7:
+            return int(number)
+    return 0
+
+
+def recorded_missing(metadata: Mapping[str, Value], where: str) -> tuple[str, ...]:
+    """Return the roles and role keys that a file of ours lacks on purpose; FormatError."""
+    text = metadata.get(RECORD)
+    if text is None:
+        return ()
+    from aprfmt.formats.jsonio import loads
+
+    found = loads(text, f"{where}: {RECORD}", max_bytes=_MAX_BYTES) if type(text) is str else text
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise FormatError(f"{where}: {RECORD}: holds no JSON list of role names")
+    return tuple(found)
+
+
+def record(keys: Sequence[str], required: Sequence[str]) -> str:
+    """Return the record of role keys that are missing on purpose."""
+    return json.dumps(collapsed(keys, required), separators=(",", ":"))
+
+
+def listed(keys: Sequence[str]) -> str:
+    """Return the first few keys for a sentence."""
+    return ", ".join(keys[:_SHOWN]) + (", ..." if len(keys) > _SHOWN else "")
+
+
+def refuse_incomplete(
+    resolution: "Resolution", where: object, error: type[AprfmtError] = ArchError
+) -> None:
+    """Raise `error` where required tensors are missing and nobody accepted it."""
+    found = resolution.coverage
+    if not found.missing:
+        return
+    spare = [key for key in found.missing if key not in found.vital]
+    todo = "get the file again"
+    if spare:
+        wishes = collapsed(spare, found.required)
+        todo += f", or accept it: {' '.join(f'{OPTION} {role}' for role in wishes[:_SHOWN])}"
+        todo += " ..." if len(wishes) > _SHOWN else ""
+    raise error(
+        f"{where}: {len(found.missing)} of {found.expected} tensors are missing that "
+        f"{resolution.spec.name} needs: {listed(found.missing)}; expected what the configuration "
+        f"demands; {todo}"
+    )
+
+
+def refuse_to_run(resolution: "Resolution", where: object) -> None:
+    """Raise ArchError where tensors are missing, or accepted ones the forward pass must have."""
+    refuse_incomplete(resolution, where)
+    vital = resolution.coverage.vital
+    if vital:
+        raise ArchError(
+            f"{where}: {len(vital)} tensors are missing that no forward pass of "
+            f"{resolution.spec.name} can do without: {listed(vital)}; {OPTION} helps with biases, "
+            "with q/k-norms that are all gone and with a head the embedding can replace; get the "
+            "file again"
+        )
+
+
+def accepted_text(resolution: "Resolution") -> str:
+    """Return the one sentence about absences that were accepted, "" where there are none."""
+    found = resolution.coverage
+    if not found.accepted:
+        return ""
+    roles = collapsed(found.accepted, found.required)
+    return (
+        f"{len(found.accepted)} of {found.expected} required tensors are missing and accepted as "
+        f"such ({OPTION}, or {RECORD} in the file): {listed(roles)}"
+    )
