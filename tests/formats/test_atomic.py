@@ -107,6 +107,21 @@ def test_mode_is_that_of_the_umask_or_of_the_old_file() -> None:
     assert stat.S_IMODE(os.stat("old").st_mode) == 0o600
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [(0o755, 0o755), (0o466, 0o466), (0o4711, 0o711), (0o2640, 0o640)]
+)
+def test_the_old_mode_stays_whatever_the_umask_but_no_set_id(old: int, new: int) -> None:
+    """Who writes a file anew is not who gave it the right to run as its owner."""
+    Path("old").write_bytes(b"")
+    Path("old").chmod(old)
+    before = os.umask(0o077)
+    try:
+        put("old", force=True)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(os.stat("old").st_mode) == new
+
+
 def test_a_link_stays_and_its_target_is_replaced() -> None:
     Path("store").mkdir()
     Path("store/blob").write_bytes(b"old")
