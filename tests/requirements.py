@@ -5,7 +5,8 @@ controller), print a line at the end, and fail a whole run in which a named test
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -50,33 +51,51 @@ def rows(page: str) -> list[Row]:
 
 
 def test_of(nodeid: str, name: str) -> bool:
-    """Say whether a run test is the named one; a name without [...] stands for all variants."""
+    """Say whether a run test is the named one.
+
+    A name without [...] stands for all variants, one that ends in `*]` for those that begin so.
+    """
+    if name.endswith("*]"):
+        return nodeid.startswith(name[:-2])
     return nodeid == name or (not name.endswith("]") and nodeid.startswith(f"{name}["))
 
 
-def standing(row: Row, outcomes: Mapping[str, str]) -> Standing:
+@dataclass(frozen=True)
+class Stood:
+    """How a requirement stands: shown only if all variants of all tests it names passed."""
+
+    row: Row
+    how: Standing
+    passed: int  # variants, counted once where two names stand for one
+    variants: int
+
+    def __str__(self) -> str:
+        if self.how != "NOT-RUN":
+            return f"{self.row.id} {self.how}"
+        return f"{self.row.id} NOT-RUN ({self.passed} of {self.variants} variants)"
+
+
+def standing(row: Row, outcomes: Mapping[str, str]) -> Stood:
     """Return how a requirement stands by the outcomes of tests: passed, failed, skipped."""
-    seen = [
-        {outcome for nodeid, outcome in outcomes.items() if test_of(nodeid, name)}
-        for name in row.tests
-    ]
-    if any("failed" in each for each in seen):
-        return "FAILED"
-    if not all(seen):
-        return "missing"
+    named = [{id for id in outcomes if test_of(id, name)} for name in row.tests]
+    seen: set[str] = set().union(*named)
+    passed = sum(outcomes[id] == "passed" for id in seen)
+    how: Standing = "shown" if passed == len(seen) else "NOT-RUN"
     if row.met.startswith(OUT_OF_SCOPE):
-        return "out of scope"
-    return "shown" if all("passed" in each for each in seen) else "NOT-RUN"
+        how = "out of scope"
+    if not all(named):
+        how = "missing"
+    if any(outcomes[id] == "failed" for id in seen):
+        how = "FAILED"
+    return Stood(row, how, passed, len(seen))
 
 
-def summary(found: Iterable[tuple[Row, Standing]]) -> list[str]:
-    """Return the lines that say how all requirements stand."""
-    by: dict[str, list[str]] = {}
-    for row, how in found:
-        by.setdefault(how, []).append(row.id)
-    counts = ", ".join(f"{len(ids)} {how}" for how, ids in by.items())
-    named = [f"  {how}: {', '.join(ids)}" for how, ids in by.items() if how != "shown"]
-    return [f"requirements: {counts}", *named]
+def summary(found: Sequence[Stood]) -> list[str]:
+    """Return the lines that say how all requirements stand: counts, then each that is not shown."""
+    counts = Counter(each.how for each in found)
+    said = ", ".join(f"{count} {how}" for how, count in counts.items())
+    named = [f"  {each}" for each in found if each.how != "shown"]
+    return [f"requirements: {said}", *named]
 
 
 # --- the hooks ----------------------------------------------------------------------------------
@@ -107,8 +126,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a whole run in which a test that a requirement names did not appear."""
     if hasattr(session.config, "workerinput") or not whole(session.config):
         return
-    missing = [row.id for row in rows(PAGE.read_text()) if standing(row, _outcomes) == "missing"]
-    if missing and session.exitstatus == pytest.ExitCode.OK:
+    every = [standing(row, _outcomes) for row in rows(PAGE.read_text())]
+    if any(each.how == "missing" for each in every) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -116,7 +135,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     """Say how every requirement stands."""
     if not whole(config):
         return
-    every = [(row, standing(row, _outcomes)) for row in rows(PAGE.read_text())]
+    every = [standing(row, _outcomes) for row in rows(PAGE.read_text())]
     terminalreporter.section("requirements")
     for line in summary(every):
         terminalreporter.write_line(line)

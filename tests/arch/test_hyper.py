@@ -270,3 +270,23 @@ def test_garbage_is_an_arch_error_or_a_model(data: st.DataObject) -> None:
             write_hyper(found.spec, hp, target)
     except ArchError as error:
         assert "garbage" in str(error) or "keys of" in str(error)
+
+
+# --- windows ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [None, 0, 1, 3, 30, 31])
+@pytest.mark.parametrize("arch", ["qwen2", "qwen2_moe"])
+def test_windowed_layers_follow_max_window_layers_as_in_transformers(
+    arch: str, first: int | None
+) -> None:
+    """Configs from before `layer_types` say by this number alone which layers are windowed."""
+    from transformers import AutoConfig
+
+    config = {**SIZES, "num_hidden_layers": 31, "use_sliding_window": True, "sliding_window": 9}
+    if first is not None:
+        config["max_window_layers"] = first
+    kinds = AutoConfig.for_model(arch, **config).layer_types
+    windowed = tuple(kind == "sliding_attention" for kind in kinds)
+    assert hf(arch, config)["window_layers"] == windowed
+    assert hf(arch, {**config, "use_sliding_window": False})["window_layers"] == (False,) * 31

@@ -16,6 +16,7 @@ from aprfmt.errors import OutputError
 from aprfmt.formats import temporary
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.mapped import MappedFile
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -105,6 +106,21 @@ def test_mode_is_that_of_the_umask_or_of_the_old_file() -> None:
         os.umask(before)
     assert stat.S_IMODE(os.stat("new").st_mode) == 0o640
     assert stat.S_IMODE(os.stat("old").st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(0o755, 0o755), (0o466, 0o466), (0o4711, 0o711), (0o2640, 0o640)]
+)
+def test_the_old_mode_stays_whatever_the_umask_but_no_set_id(old: int, new: int) -> None:
+    """Who writes a file anew is not who gave it the right to run as its owner."""
+    Path("old").write_bytes(b"")
+    Path("old").chmod(old)
+    before = os.umask(0o077)
+    try:
+        put("old", force=True)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(os.stat("old").st_mode) == new
 
 
 def test_a_link_stays_and_its_target_is_replaced() -> None:
@@ -273,5 +289,5 @@ def test_the_end_of_the_program_discards_what_is_open(tmp_path: Path) -> None:
         "FileSet().create(Path('x')).write(b'half')\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=PATIENCE)
     assert os.listdir(tmp_path) == []

@@ -48,6 +48,15 @@ CASES: Mapping[str, tuple[dict[str, Any], dict[str, Any], int]] = {
          "original_context_length": 4096, "attention_factor": 1.3},
         40,
     ),
+    # The slow bound lies beyond the last element (where theta is small), the fast one before the
+    # first (where it is large): both are held to the head.
+    "yarn-clipped": (
+        {"rope_type": "yarn", "factor": 4.0, "beta_fast": 5e3, "beta_slow": 1e-9,
+         "original_max_position_embeddings": 16, "attention_factor": 1.0},
+        {"type": "yarn", "factor": 4.0, "beta_fast": 5e3, "beta_slow": 1e-9, "truncate": True,
+         "original_context_length": 16, "attention_factor": 1.0},
+        40,
+    ),
     "longrope-short": (
         {"rope_type": "longrope", "short_factor": FACTORS, "long_factor": LONGER, "factor": 2.0,
          "original_max_position_embeddings": 32, "attention_factor": 1.1},

@@ -1,6 +1,7 @@
 """docs/requirements.md: one row for each requirement, and every test it names exists.
 
-Seen red: a test renamed, a row left out, a skipped test counted as shown.
+Seen red: a test renamed, a row left out, a skipped test counted as shown, one passed variant of a
+test whose others were skipped counted as all of them.
 """
 
 import ast
@@ -86,18 +87,47 @@ def test_the_example_of_a_golden_file_is_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("outcomes", "expected"),
     [
-        ({"tests/a.py::t": "passed", "tests/b.py::u[x]": "passed"}, "shown"),
-        ({"tests/a.py::t": "passed", "tests/b.py::u[x]": "skipped"}, "NOT-RUN"),
-        ({"tests/a.py::t": "passed", "tests/b.py::u[x]": "failed"}, "FAILED"),
-        ({"tests/a.py::t": "failed"}, "FAILED"),
-        ({"tests/a.py::t": "passed", "tests/b.py::u2": "passed"}, "missing"),
-        ({}, "missing"),
+        ({"a.py::t": "passed", "b.py::u[x]": "passed"}, "R01 shown"),
+        ({"a.py::t": "passed", "b.py::u[x]": "skipped"}, "R01 NOT-RUN (1 of 2 variants)"),
+        ({"a.py::t": "passed", "b.py::u[x]": "passed", "b.py::u[y]": "skipped"},
+         "R01 NOT-RUN (2 of 3 variants)"),
+        ({"a.py::t": "skipped", "b.py::u[x]": "passed", "b.py::u[y]": "passed"},
+         "R01 NOT-RUN (2 of 3 variants)"),
+        ({"a.py::t": "passed", "b.py::u[x]": "failed"}, "R01 FAILED"),
+        ({"a.py::t": "skipped", "b.py::u[x]": "failed", "b.py::u[y]": "passed"}, "R01 FAILED"),
+        ({"a.py::t": "failed"}, "R01 FAILED"),
+        ({"a.py::t": "passed", "b.py::u2": "passed"}, "R01 missing"),
+        ({"a.py::t": "passed", "c.py::u[x]": "skipped"}, "R01 missing"),
+        ({}, "R01 missing"),
     ],
-)
-def test_a_skipped_or_absent_test_shows_nothing(outcomes: Mapping[str, str], expected: str) -> None:
+)  # fmt: skip
+def test_every_variant_must_have_passed(outcomes: Mapping[str, str], expected: str) -> None:
     row = Row("R01", "text", "`diff`", ("tests/a.py::t", "tests/b.py::u"))
-    assert standing(row, outcomes) == expected
-    assert expected in summary([(row, standing(row, outcomes))])[0]
+    stood = standing(row, {f"tests/{id}": outcome for id, outcome in outcomes.items()})
+    assert str(stood) == expected
+    said = [f"requirements: 1 {stood.how}", f"  {expected}"]
+    assert summary([stood]) == (said[:1] if stood.how == "shown" else said)
+
+
+def test_some_variants_can_be_named_apart() -> None:
+    outcomes = {"tests/a.py::t[cpu-1]": "passed", "tests/a.py::t[cpu-2]": "passed",
+                "tests/a.py::t[gpu-1]": "skipped"}  # fmt: skip
+
+    def stood(*names: str) -> str:
+        return str(standing(Row("R01", "text", "`diff`", names), outcomes))
+
+    assert stood("tests/a.py::t[cpu-*]") == stood("tests/a.py::t[cpu-2]") == "R01 shown"
+    assert stood("tests/a.py::t[gpu-*]") == "R01 NOT-RUN (0 of 1 variants)"
+    assert stood("tests/a.py::t[c*]", "tests/a.py::t") == "R01 NOT-RUN (2 of 3 variants)"
+    assert stood("tests/a.py::t[tpu-*]") == stood("tests/a.py::t[cpu]") == "R01 missing"
+
+
+def test_a_requirement_out_of_scope_is_neither_shown_nor_forgotten() -> None:
+    row = Row("R02", "text", f"{OUT_OF_SCOPE}nothing is trained here", ("tests/a.py::t",))
+    assert str(standing(row, {"tests/a.py::t": "passed"})) == "R02 out of scope"
+    assert str(standing(row, {"tests/a.py::t": "skipped"})) == "R02 out of scope"
+    assert str(standing(row, {"tests/a.py::t": "failed"})) == "R02 FAILED"
+    assert str(standing(row, {})) == "R02 missing"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +154,7 @@ def session(status: pytest.ExitCode = pytest.ExitCode.OK, **options: Any) -> Any
 
 
 def test_a_whole_run_without_a_named_test_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    every = {name: "passed" for row in ROWS for name in row.tests}
+    every = {name.replace("*", "1"): "passed" for row in ROWS for name in row.tests}
     monkeypatch.setattr(requirements, "_outcomes", every)
     run = session()
     requirements.pytest_sessionfinish(run)

@@ -21,7 +21,7 @@ from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.tensor import LazyTensor, TensorInfo
 from aprfmt.validation import CHECKS, scales, validate
 from aprfmt.validation.claims import file_types
-from aprfmt.validation.values import Window, windows
+from aprfmt.validation.values import WINDOW, Window, windows
 from aprfmt.validation.writers import FAULTS, Fault
 from tests.cli.run import ROOT, aprfmt
 from tests.conftest import not_run
@@ -221,21 +221,27 @@ def test_a_nan_or_infinite_scale_is_found(encoding: str, offset: int, size: int)
         assert found is not None and found[0] == 3
 
 
-SPOILED = {  # encoding -> bytes to set in one block of zeros
-    "MXFP4": {0: 0xFF},
-    "NVFP4": {2: 0x7F},
-    "IQ1_M": {55: 0x70, 53: 0xC0},
-    "Q8_1": {0: 0x00, 1: 0x3C, 9: 1},
-    "Q8_K": {100: 1},
-    "TQ1_0": {7: 1},
-}
+SPOILED = (  # encoding, bytes to set in one block of zeros
+    ("MXFP4", {0: 0xFF}),
+    ("NVFP4", {2: 0x7F}),
+    ("NVFP4", {1: 0x80}),  # a sign alone, before a scale of zero
+    ("NVFP4", {3: 0xB8}),  # -1.0 where it were signed
+    ("IQ1_M", {55: 0x70, 53: 0xC0}),
+    ("Q8_1", {0: 0x00, 1: 0x3C, 9: 1}),
+    ("Q8_K", {100: 1}),
+    ("TQ1_0", {7: 1}),
+)
 
 
-@pytest.mark.parametrize("encoding", scales.RULES)
-def test_an_impossible_block_is_found(encoding: str) -> None:
+def test_every_rule_has_a_block_that_breaks_it() -> None:
+    assert {encoding for encoding, _ in SPOILED} == set(scales.RULES)
+
+
+@pytest.mark.parametrize(("encoding", "spoiled"), SPOILED)
+def test_an_impossible_block_is_found(encoding: str, spoiled: dict[int, int]) -> None:
     raw = np.zeros((2, ENCODINGS[encoding].type_size), np.uint8)
     assert scales.first_bad(encoding, memoryview(raw.tobytes())) is None
-    for at, value in SPOILED[encoding].items():
+    for at, value in spoiled.items():
         raw[1, at] = value
     found = scales.first_bad(encoding, memoryview(raw.tobytes()))
     assert found is not None and found[0] == 1
@@ -291,6 +297,18 @@ def test_windows_cover_every_byte_once(
         total.add_stats(tensor_stats(window))
     assert covered == max(size - row.header, 0)
     assert total.result().count == count
+
+
+@pytest.mark.parametrize("at", [0, WINDOW // 4 - 1, WINDOW // 4, -1])
+def test_a_nan_in_any_window_is_found(at: int, tmp_path: Path) -> None:
+    """The pass takes 16 MiB at a time; the last value of a larger tensor counts as the first."""
+    values = np.zeros((2, WINDOW // 4 + 8), np.float32)
+    values.reshape(-1)[at] = np.nan
+    path = tmp_path / "x.safetensors"
+    write_safetensors(path, {"w": values.shape}, {"w": values.tobytes()}, "F32")
+    (noted,) = [noted for noted in validate(path).findings if noted.check == "values"]
+    found = f"1 NaN and 0 infinite of {values.size} F32 values"
+    assert (noted.finding.where, noted.finding.found) == ("w", found)
 
 
 def test_memory_stays_bounded(tmp_path: Path) -> None:

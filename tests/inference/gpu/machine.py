@@ -98,6 +98,7 @@ def emulated(
         stream: Any = None,
     ) -> None:
         assert shared_mem <= 227 << 10 and 0 < block[0] <= 1024 and min(grid) > 0
+        assert block[0] % 32 == 0  # whole warps: what they do together asks all of their threads
         assert max(grid[1:], default=1) < 65536
         integers = [int(a) for a in args if not isinstance(a, float)]
         reals = [a for a in args if isinstance(a, float)]

@@ -1,0 +1,83 @@
+"""What decides `diff`'s exit code: every verdict, and facts that change the output.
+
+Seen red: roles that only B has left out, a tensor that cannot be read told as a difference, the
+tokenizer compared and then not asked.
+"""
+
+from pathlib import Path
+
+import pytest
+
+import aprfmt
+from aprfmt.compare import DiffReport
+from aprfmt.compare.records import VERDICTS, FieldDiff, TensorDiff, Verdict
+from tests.cli.run import aprfmt as command
+from tests.conversion.folders import llama_folder, tensors_of, write_mixed
+from tests.formats.gguf_files import File
+from tests.qa.faults import copied, other_template, swapped_tokens
+
+UP = "model.layers.0.mlp.up_proj.weight"
+
+
+def report(*verdicts: Verdict, **facts: tuple[FieldDiff, ...]) -> DiffReport:
+    tensors = tuple(TensorDiff(f"t{i}", verdict) for i, verdict in enumerate(verdicts))
+    rows = {"hyperparameters": (), "tokenizer": (), "metadata": ()} | facts
+    return DiffReport("a", "b", tensors, **rows)
+
+
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_every_verdict_has_its_exit_code(verdict: Verdict) -> None:
+    found = report("SAME_BYTES", verdict, "SAME_VALUES")
+    expected = {"SAME_BYTES": 0, "SAME_VALUES": 0, "UNREADABLE": 2}.get(verdict, 1)
+    assert found.exit_code() == expected
+    assert found.exit_code(["within"]) == (0 if verdict == "WITHIN" else expected)
+    assert found.equal is (expected == 0)
+    assert report("DIFFERENT", verdict).exit_code() == (2 if expected == 2 else 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "decisive"),  # metadata is reported only: none of it is ever decisive
+    [("hyperparameters", True), ("tokenizer", True), ("hyperparameters", False),
+     ("tokenizer", False), ("metadata", False)],
+)  # fmt: skip
+def test_a_fact_that_changes_the_output_is_a_difference(kind: str, decisive: bool) -> None:
+    found = report("SAME_BYTES", **{kind: (FieldDiff("x", 1, 2, decisive=decisive),)})
+    assert found.exit_code() == int(decisive)
+
+
+def test_what_only_one_file_has_is_found_from_both_sides(tmp_path: Path) -> None:
+    whole = llama_folder(tmp_path / "whole", "BF16")
+    part = llama_folder(tmp_path / "part", "BF16")
+    rows = tensors_of(whole)
+    del rows[UP]
+    write_mixed(part / "model.safetensors", rows)
+    for a, b, verdict in ((whole, part, "ONLY_IN_A"), (part, whole, "ONLY_IN_B")):
+        found = aprfmt.diff(a, b)
+        assert {t.key: t.verdict for t in found.tensors if t.verdict != "SAME_BYTES"} == {
+            "L0.ffn_up.weight": verdict
+        }
+        assert len(found.tensors) == len(rows) + 1
+        assert (found.exit_code(), command("diff", a, b).code) == (1, 1)
+
+
+def test_a_tensor_that_nobody_can_read_is_exit_2(tmp_path: Path) -> None:
+    """Type 142 has no codec, and the bytes differ: whether the values do cannot be told."""
+    for name, last in (("a", 0), ("b", 1)):
+        file = File(data=bytes(63) + bytes([last])).tensor("w", [8], 142)
+        (tmp_path / f"{name}.gguf").write_bytes(file.build())
+    a, b = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    done = command("diff", a, b, "--json")
+    assert done.json["counts"]["UNREADABLE"] == 1
+    assert (done.code, command("diff", a, b).code, command("diff", a, a).code) == (2, 2, 0)
+
+
+def test_another_tokenizer_is_a_difference_and_another_template_is_none(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    for name, change, code in (("ids", swapped_tokens, 1), ("template", other_template, 0)):
+        other = copied(demo_model, tmp_path / name)
+        change(other)
+        done = command("diff", demo_model, other, "--json")
+        assert done.json["tokenizer"], name
+        assert {t["verdict"] for t in done.json["tensors"]} == {"SAME_BYTES"}
+        assert done.code == code, name

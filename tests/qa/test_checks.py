@@ -1,0 +1,145 @@
+"""Single checks of gates: each is the one that fails where only what it looks at is wrong.
+
+Seen red: what a whole pass leaves behind not looked at, a fresh session not compared, the facts of
+a copy not compared, the bounds on losses too wide to fail.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt import qa
+from aprfmt.inference.device import parse_run
+from aprfmt.inference.session import Session
+from aprfmt.qa import copies
+from aprfmt.qa.subject import Request, Subject
+from tests.models import save_tiny
+from tests.qa.faults import config, copied, swapped_tokens
+
+NUDGE = np.float32(1 + 1e-6)
+
+
+def failed(report: qa.QaReport) -> set[str]:
+    return {each.name for gate in report.gates for each in gate.failed}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny("llama", folder)
+    return folder
+
+
+# --- state --------------------------------------------------------------------------------------
+
+
+def test_what_a_whole_pass_leaves_behind_is_found(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing before the whole pass moves a bit; everything after it is nudged."""
+    whole, prefill = Session.logits, Session.prefill
+    used: set[int] = set()
+
+    def logits(self: Session, ids: Any) -> Any:
+        used.add(id(self))
+        return whole(self, ids)
+
+    def nudged(self: Session, *args: Any, **options: Any) -> Any:
+        rows = prefill(self, *args, **options)
+        return rows * NUDGE if id(self) in used else rows
+
+    monkeypatch.setattr(Session, "logits", logits)
+    monkeypatch.setattr(Session, "prefill", nudged)
+    found = failed(qa.run(tiny, only=("state-isolation",), random_weights=True))
+    assert found == {"same-after-a-whole-pass"}
+
+
+def test_a_session_that_differs_from_a_fresh_one_is_found(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first session is nudged from its first call on, so that all of its calls agree."""
+    prefill = Session.prefill
+    first: list[Session] = []
+
+    def nudged(self: Session, *args: Any, **options: Any) -> Any:
+        first.append(self)
+        rows = prefill(self, *args, **options)
+        return rows * NUDGE if self is first[0] else rows
+
+    monkeypatch.setattr(Session, "prefill", nudged)
+    found = failed(qa.run(tiny, only=("state-isolation",), random_weights=True))
+    assert found == {"same-after-in-a-fresh-session"}
+
+
+# --- the facts of copies ------------------------------------------------------------------------
+
+
+def with_copy(monkeypatch: pytest.MonkeyPatch, other: Path) -> None:
+    """Let another folder stand for every copy in another format."""
+    monkeypatch.setattr(Subject, "copy", lambda self, name: self.open_other(other))
+
+
+def test_another_tokenizer_in_a_copy_is_found(
+    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes, points and logits are equal: only the text they stand for is another."""
+    other = copied(demo_model, tmp_path / "other")
+    swapped_tokens(other)
+    with_copy(monkeypatch, other)
+    found = failed(qa.run(demo_model, only=("format-parity",)))
+    assert found == {"gguf-facts", "apr-facts"}
+    against = failed(qa.run(demo_model, only=("format-parity",), against=other))
+    assert against == found | {"against-facts", "against-tensors"}
+
+
+def test_a_hyperparameter_that_a_copy_lost_is_found(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = copied(tiny, tmp_path / "other")
+    config(rms_norm_eps=0.5)(other)
+    with_copy(monkeypatch, other)
+    report = qa.run(tiny, only=("format-parity",), random_weights=True)
+    wrong = {f"{name}-{what}" for name in ("gguf", "apr") for what in ("facts", "points", "logits")}
+    assert failed(report) == wrong
+    said = {each.name: each.found for each in report.gate("format-parity").failed}
+    assert said["gguf-facts"] == "1: norm_eps 0.0003 | 0.5"
+
+
+# --- bounds on losses ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arch", "run", "most"),
+    [("llama", "numpy", 0.05), ("llama", "torch:cpu:bfloat16", 0.05),
+     ("qwen3_moe", "torch:cpu:bfloat16", 0.5)],
+)  # fmt: skip
+@pytest.mark.parametrize("share", [0.98, 1.02, -0.98, -1.02])
+def test_a_loss_of_another_device_is_bounded(
+    arch: str, run: str, most: float, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other device's loss is off by a little less, or a little more, than is allowed."""
+    save_tiny(arch, tmp_path)
+    subject, choice = Subject.open(Request(tmp_path, random_weights=True)), parse_run(run)
+    losses = iter((3.0 + share * most, 3.0))  # ours, then theirs
+    monkeypatch.setattr(copies, "_loss", lambda logits, labels: next(losses))
+    with subject, subject.open_session(subject.model, choice) as other:
+        checks, _ = copies._pair(subject, other, choice)
+    (one,) = [each for each in checks if each.name == f"{choice}-loss"]
+    assert one.outcome == ("PASS" if abs(share) < 1 else "FAIL"), one.found
+    assert one.expected == f"at most {most} nats apart"
+
+
+@pytest.mark.parametrize(("off", "outcome"), [(0.019, "PASS"), (0.021, "FAIL"), (-0.021, "FAIL")])
+def test_a_stated_loss_is_held_to_two_hundredths_of_a_nat(
+    off: float, outcome: str, demo_model: Path, golden: Path, tmp_path: Path
+) -> None:
+    rows = json.loads(golden.read_text())
+    rows["losses"][0]["nats_per_token"] += off
+    path = tmp_path / "golden.json"
+    path.write_text(json.dumps(rows))
+    gate = qa.run(demo_model, only=("loss",), golden=path).gate("loss")
+    assert {c.name: c.outcome for c in gate.checks}["loss-as-stated"] == outcome
+    assert gate.outcome == outcome
