@@ -74,9 +74,16 @@ def run(
     for note in report.notes:
         if note.level == "warning":
             render.warn(f"{note.where}: {note.text}")
-    if not as_json:
+    if not as_json and not quiet:
         show(report, dry_run=bool(wishes.get("dry_run")))
     return render.emit(name, 0, report.to_json(), as_json)
+
+
+def one_place(report: Any) -> Path | None:
+    """Return the target where it is all that was written, a file or a folder; None for files."""
+    target: Path = report.target
+    alone = report.files == (target,) or all(path.parent == target for path in report.files)
+    return target if alone else None
 
 
 def show(report: Any, dry_run: bool = False) -> None:
@@ -84,11 +91,15 @@ def show(report: Any, dry_run: bool = False) -> None:
     size = sum(report.sizes.values())
     verb = "would write" if dry_run else "wrote"
     arch = f", {report.arch}" if report.arch else ""
+    listed = one_place(report) is None
+    name = f"{len(report.files)} files" if listed else render.escape(str(report.target))
     render.line(
-        f"{verb} {render.escape(str(report.target))} ({report.target_format}{arch}): "
+        f"{verb} {name} ({report.target_format}{arch}): "
         f"{len(report.tensors)} tensors, {render.size_text(size)}"
         + (f" ({size} bytes in {len(report.sizes)} files)" if dry_run else "")
     )
+    for path in report.files if listed else ():
+        render.line(f"  {render.escape(str(path))}  {render.size_text(report.sizes[path])}")
     changed = [t for t in report.tensors if t.encoding != t.source_encoding]
     by_change: dict[tuple[str, str, str], list[Any]] = {}
     for tensor in changed:
