@@ -35,7 +35,7 @@ def files(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping
 # What is run for each command: {folder}, {gguf}, {small} and {out} are filled; several where the
 # object has several forms.
 RUNS: Mapping[str, tuple[str, ...]] = {
-    "demo": ("demo",),
+    "demo": ("demo", "demo --into {out}/demo"),
     "inspect": ("inspect {folder}", "inspect {small}"),
     "tensors": ("tensors {small} blk.0 --stats",),
     "tree": ("tree {gguf}",),
