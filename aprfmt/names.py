@@ -89,6 +89,11 @@ def select_one(spellings: Sequence[Sequence[str]], pattern: str, subject: str) -
     return found[0]
 
 
+def close(name: str, names: Iterable[str], count: int = 3) -> list[str]:
+    """Return up to `count` names that a misspelt `name` may have meant, best first; maybe none."""
+    return get_close_matches(name, dict.fromkeys(names), count, cutoff=0.6)
+
+
 def near(name: str, names: Iterable[str], count: int = 3) -> list[str]:
     """Return up to `count` names that look like `name`, best first."""
     every = list(dict.fromkeys(names))

@@ -1,11 +1,14 @@
 """`aprfmt convert`: any format to any; import, export, split, merge are mappings onto it."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from aprfmt.cli import options, render
+
+if TYPE_CHECKING:
+    from aprfmt.conversion import ConversionReport
 
 
 @click.command("convert")
@@ -66,17 +69,30 @@ def command(
 def run(
     name: str, src: Path, dst: Path, to: str | None, quiet: bool, as_json: bool, **wishes: Any
 ) -> int:
-    """Convert and report; every conversion command ends here."""
-    from aprfmt.conversion import convert
-
-    with render.Progress(name, quiet) as progress:
-        report = convert(src, dst, to=to, progress=progress, **wishes)
-    for note in report.notes:
-        if note.level == "warning":
-            render.warn(f"{note.where}: {note.text}")
+    """Convert and report; every conversion command but `set` ends here."""
+    report = converted(name, src, dst, to, quiet, **wishes)
     if not as_json and not quiet:
         show(report, dry_run=bool(wishes.get("dry_run")))
     return render.emit(name, 0, report.to_json(), as_json)
+
+
+def converted(
+    name: str, src: Path, dst: Path, to: str | None, quiet: bool, **wishes: Any
+) -> "ConversionReport":
+    """Convert, warn of what the target cannot say, and return the report."""
+    from aprfmt.conversion import NoFormatError, convert
+    from aprfmt.errors import UsageError
+
+    try:
+        with render.Progress(name, quiet) as progress:
+            report = convert(src, dst, to=to, progress=progress, **wishes)
+    except NoFormatError as error:
+        named = any(each.name == "to" for each in click.get_current_context().command.params)
+        raise UsageError(f"{error}" + (", or its name with --to" if named else "")) from None
+    for note in report.notes:
+        if note.level == "warning":
+            render.warn(f"{note.where}: {note.text}")
+    return report
 
 
 def one_place(report: Any) -> Path | None:

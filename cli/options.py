@@ -94,11 +94,11 @@ def assignments(
 def first_equals(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 ) -> tuple[tuple[str, str], ...]:
-    """Split KEY=VALUE pairs at the first equals sign; values may hold more of them."""
+    """Split KEY=VALUE pairs at the first equals sign; a value may hold more, or nothing."""
     pairs = []
     for value in values:
         left, sign, right = value.partition("=")
-        if not sign or not left or not right:
+        if not sign or not left:
             raise click.BadParameter(f"{value!r}: expected KEY=VALUE")
         pairs.append((left, right))
     return tuple(pairs)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from aprfmt.tensor import Note, Value
+from aprfmt.tensor import Note, Typed, Value
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -25,7 +25,7 @@ class Options:
     name) are what a scheme and an imatrix become; `packing` are encoder options of encodings with
     companions. `arch="none"` copies tensors and metadata
     under their own names without asking any architecture. `drop` are patterns of tensors that the
-    output may lack. `metadata` overrides single keys of the output.
+    output may lack. `metadata` overrides single keys of the output, `remove` leaves keys out.
     """
 
     arch: str | None = None
@@ -42,7 +42,8 @@ class Options:
     importance: Callable[[str], Any] | None = None
     allow_overflow: bool = False
     drop: Sequence[str] = ()
-    metadata: Mapping[str, Value] = field(default_factory=dict)
+    metadata: Mapping[str, Value | Typed] = field(default_factory=dict)
+    remove: Sequence[str] = ()
     extra_metadata: Mapping[str, Value] = field(default_factory=dict)
     max_shard_size: int | None = None
     alignment: int | None = None
