@@ -65,9 +65,10 @@ def split_type(left: str, model: "Model") -> tuple[str, str]:
     if every.get(word) in types:
         return key, ARRAY * depth + every[word]
     if types:
+        names = ", ".join(map(short_name, types))
         raise UsageError(
-            f"{left}: there is no type {word!r}; {model.format} has {', '.join(map(short_name, types))}"
-            f", and arrays of them: {key}:u32[]=1,2,3"
+            f"{left}: there is no type {word!r}; {model.format} has {names}, and arrays of them: "
+            f"{key}:{short_name(types[0])}[]=1,2,3"
         )
     if word in every:
         raise UsageError(
