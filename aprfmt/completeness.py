@@ -17,7 +17,8 @@ from aprfmt.tensor import Value
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec
-    from aprfmt.model import Model, Resolution
+    from aprfmt.model import Model
+    from aprfmt.resolve import Resolution
 
 RECORD = "aprfmt.allowed_missing"  # JSON list of roles (every layer) and role keys (one layer)
 ANY = ("*",)  # accepts every absence: for commands whose business is to find them

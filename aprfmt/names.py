@@ -1,8 +1,10 @@
 """PATTERN: how a user names tensors, in whichever spelling.
 
 A pattern is whole dot-components from the left (`blk.1` does not match `blk.10`;
-`blk.3.ffn_gate` matches its weight and bias, not `ffn_gate_inp`), a glob, or `re:...`. It is
-tried against every spelling of a tensor: its name in either file, and its role.
+`blk.3.ffn_gate` matches its weight and bias, not `ffn_gate_inp`), a glob, or `re:...`. One of
+plain components that matches nothing from the left is tried anywhere in a name: `ffn_gate` is that
+of every layer. It is tried against every spelling of a tensor: its name in either file, and its
+role.
 """
 
 import re
@@ -13,8 +15,11 @@ from fnmatch import translate
 from aprfmt.errors import UsageError
 
 
-def compile_pattern(pattern: str) -> Callable[[str], bool]:
-    """Return a predicate over one spelling; UsageError for a broken regular expression."""
+def matcher(pattern: str, every: Iterable[str]) -> Callable[[str], bool]:
+    """Return the predicate over one spelling that a pattern is among `every` spelling there is.
+
+    Raises UsageError for a broken regular expression.
+    """
     if pattern.startswith("re:"):
         try:
             return re.compile(pattern[3:]).search  # type: ignore[return-value]
@@ -23,11 +28,35 @@ def compile_pattern(pattern: str) -> Callable[[str], bool]:
     if any(c in pattern for c in "*?["):
         return re.compile(translate(pattern)).match  # type: ignore[return-value]
     wanted = pattern.split(".")
+    size = len(wanted)
 
-    def components(name: str) -> bool:
-        return name.split(".")[: len(wanted)] == wanted
+    def from_the_left(name: str) -> bool:
+        return name.split(".")[:size] == wanted
 
-    return components
+    def anywhere(name: str) -> bool:
+        parts = name.split(".")
+        return any(parts[at : at + size] == wanted for at in range(len(parts) - size + 1))
+
+    return from_the_left if any(map(from_the_left, every)) else anywhere
+
+
+def matchers(
+    patterns: Iterable[str], every: Sequence[str], subject: str
+) -> list[Callable[[str], bool]]:
+    """Return the predicate of each pattern over one of `every` spelling.
+
+    Every pattern must match something: otherwise UsageError with three near names.
+    """
+    found = []
+    for pattern in patterns:
+        matches = matcher(pattern, every)
+        if not any(map(matches, every)):
+            raise UsageError(
+                f"{subject}: no tensor matches {pattern!r}; near names: "
+                f"{', '.join(near(pattern, every)) or 'none'}"
+            )
+        found.append(matches)
+    return found
 
 
 def select(spellings: Sequence[Sequence[str]], patterns: Iterable[str], subject: str) -> list[int]:
@@ -35,18 +64,34 @@ def select(spellings: Sequence[Sequence[str]], patterns: Iterable[str], subject:
 
     Every pattern must match something: otherwise UsageError with three near names.
     """
-    chosen: set[int] = set()
-    for pattern in patterns:
-        matches = compile_pattern(pattern)
-        found = {i for i, names in enumerate(spellings) if any(matches(name) for name in names)}
-        if not found:
-            every = [name for names in spellings for name in names]
-            raise UsageError(
-                f"{subject}: no tensor matches {pattern!r}; near names: "
-                f"{', '.join(near(pattern, every)) or 'none'}"
-            )
-        chosen |= found
-    return sorted(chosen)
+    every = [name for names in spellings for name in names]
+    wanted = matchers(patterns, every, subject)
+    return [
+        i
+        for i, names in enumerate(spellings)
+        if any(matches(name) for matches in wanted for name in names)
+    ]
+
+
+def select_one(spellings: Sequence[Sequence[str]], pattern: str, subject: str) -> int:
+    """Return the index of the one tensor that is named: spelled exactly so, else by a pattern.
+
+    Raises UsageError where a pattern matches none, or several.
+    """
+    exact = [i for i, names in enumerate(spellings) if pattern in names]
+    found = exact if len(exact) == 1 else select(spellings, [pattern], subject)
+    if len(found) > 1:
+        shown = ", ".join(spellings[i][0] for i in found[:4])
+        dots = ", ..." if len(found) > 4 else ""
+        raise UsageError(
+            f"{subject}: {pattern!r} matches {len(found)} tensors ({shown}{dots}); name one of them"
+        )
+    return found[0]
+
+
+def close(name: str, names: Iterable[str], count: int = 3) -> list[str]:
+    """Return up to `count` names that a misspelt `name` may have meant, best first; maybe none."""
+    return get_close_matches(name, dict.fromkeys(names), count, cutoff=0.6)
 
 
 def near(name: str, names: Iterable[str], count: int = 3) -> list[str]:

@@ -58,8 +58,7 @@ def command(
 def read(opened: Any, name: str) -> tuple[str, Any]:
     """Return (spelling, values) of one tensor: a stored name, a role, or an unambiguous pattern."""
     from aprfmt.cli.tensors import role_names
-    from aprfmt.errors import UsageError
-    from aprfmt.names import select
+    from aprfmt.names import select_one
     from aprfmt.resolve import spellings_by_name
 
     if name in opened:
@@ -69,11 +68,9 @@ def read(opened: Any, name: str) -> tuple[str, Any]:
     if name in keys:
         return name, opened.roles[name].numpy()
     names = list(opened)
-    found = select(list(spellings_by_name(opened).values()), [name], str(opened.path))
-    if len(found) > 1:
-        shown = ", ".join(names[i] for i in found[:4])
-        raise UsageError(f"{opened.path}: {name!r} matches {len(found)} tensors ({shown} ...)")
-    return names[found[0]], opened[names[found[0]]].numpy()
+    every = spellings_by_name(opened)
+    at = select_one([every[stored] for stored in names], name, str(opened.path))
+    return names[at], opened[names[at]].numpy()
 
 
 def parse_slice(text: str, shape: tuple[int, ...]) -> tuple[Any, ...]:

@@ -1,11 +1,14 @@
 """`aprfmt convert`: any format to any; import, export, split, merge are mappings onto it."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from aprfmt.cli import options, render
+
+if TYPE_CHECKING:
+    from aprfmt.conversion import ConversionReport
 
 
 @click.command("convert")
@@ -69,17 +72,37 @@ def command(
 def run(
     name: str, src: Path, dst: Path, to: str | None, quiet: bool, as_json: bool, **wishes: Any
 ) -> int:
-    """Convert and report; every conversion command ends here."""
-    from aprfmt.conversion import convert
+    """Convert and report; every conversion command but `set` ends here."""
+    report = converted(name, src, dst, to, quiet, **wishes)
+    if not as_json and not quiet:
+        show(report, dry_run=bool(wishes.get("dry_run")))
+    return render.emit(name, 0, report.to_json(), as_json)
 
-    with render.Progress(name, quiet) as progress:
-        report = convert(src, dst, to=to, progress=progress, **wishes)
+
+def converted(
+    name: str, src: Path, dst: Path, to: str | None, quiet: bool, **wishes: Any
+) -> "ConversionReport":
+    """Convert, warn of what the target cannot say, and return the report."""
+    from aprfmt.conversion import NoFormatError, convert
+    from aprfmt.errors import UsageError
+
+    try:
+        with render.Progress(name, quiet) as progress:
+            report = convert(src, dst, to=to, progress=progress, **wishes)
+    except NoFormatError as error:
+        named = any(each.name == "to" for each in click.get_current_context().command.params)
+        raise UsageError(f"{error}" + (", or its name with --to" if named else "")) from None
     for note in report.notes:
         if note.level == "warning":
             render.warn(f"{note.where}: {note.text}")
-    if not as_json:
-        show(report, dry_run=bool(wishes.get("dry_run")))
-    return render.emit(name, 0, report.to_json(), as_json)
+    return report
+
+
+def one_place(report: Any) -> Path | None:
+    """Return the target where it is all that was written, a file or a folder; None for files."""
+    target: Path = report.target
+    alone = report.files == (target,) or all(path.parent == target for path in report.files)
+    return target if alone else None
 
 
 def show(report: Any, dry_run: bool = False) -> None:
@@ -87,11 +110,15 @@ def show(report: Any, dry_run: bool = False) -> None:
     size = sum(report.sizes.values())
     verb = "would write" if dry_run else "wrote"
     arch = f", {report.arch}" if report.arch else ""
+    listed = one_place(report) is None
+    name = f"{len(report.files)} files" if listed else render.escape(str(report.target))
     render.line(
-        f"{verb} {render.escape(str(report.target))} ({report.target_format}{arch}): "
+        f"{verb} {name} ({report.target_format}{arch}): "
         f"{len(report.tensors)} tensors, {render.size_text(size)}"
         + (f" ({size} bytes in {len(report.sizes)} files)" if dry_run else "")
     )
+    for path in report.files if listed else ():
+        render.line(f"  {render.escape(str(path))}  {render.size_text(report.sizes[path])}")
     changed = [t for t in report.tensors if t.encoding != t.source_encoding]
     by_change: dict[tuple[str, str, str], list[Any]] = {}
     for tensor in changed:

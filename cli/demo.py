@@ -10,20 +10,31 @@ import click
 
 from aprfmt.cli import options, render
 
+SUFFIXES = (".json", ".jinja", ".safetensors")  # the model's files; the package's own are not
 OPENING = "It is a truth universally acknowledged, that a single man in possession"
 
 
 @click.command("demo")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False),
-              help="Keep the files in this folder.")  # fmt: skip
+@click.option("--into", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Write the model itself into this folder, and run nothing.")  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Keep the files of the steps in this folder.")  # fmt: skip
+@options.force
 @options.common
-def command(out: Path | None, as_json: bool, quiet: bool) -> int:
+def command(into: Path | None, out: Path | None, force: bool, as_json: bool, quiet: bool) -> int:
     """Import the demo model to APR v2, export it to GGUF, compare, show tensors, trace.
 
-    Every step prints the aprfmt command it stands for.
+    Every step prints the aprfmt command it stands for. With --into the model is written as a
+    Hugging Face folder, for commands of your own.
     """
-    from aprfmt.errors import OutputError
+    from aprfmt.errors import OutputError, UsageError
 
+    if into is not None and out is not None:
+        raise UsageError("--into writes the model, --out keeps what the steps write; give one")
+    if force and into is None:
+        raise UsageError("--force goes with --into; --out names a new folder")
+    if into is not None:
+        return emit_model(into, force, as_json, quiet)
     if out is not None:
         if out.exists() and any(out.iterdir()):
             raise OutputError(f"{out}: exists and is not empty; name a new folder")
@@ -38,6 +49,35 @@ def command(out: Path | None, as_json: bool, quiet: bool) -> int:
         render.line("(the files were in a temporary folder; keep them with --out DIR)",
                     style="dim")  # fmt: skip
     return render.emit("demo", code, body, as_json)
+
+
+def emit_model(folder: Path, force: bool, as_json: bool, quiet: bool) -> int:
+    """Write the shipped model into `folder` and say so."""
+    sizes = write_model(folder, force)
+    if not as_json and not quiet:
+        total = render.size_text(sum(sizes.values()))
+        render.line(f"wrote {render.escape(str(folder))}: {len(sizes)} files, {total}")
+    body = {"folder": str(folder), "steps": [], "files": [str(path) for path in sizes]}
+    return render.emit("demo", 0, body, as_json)
+
+
+def write_model(folder: Path, force: bool) -> dict[Path, int]:
+    """Write the shipped model's files into `folder`, all or none; return their bytes by path.
+
+    Raises OutputError for a folder that is not empty without `force`, and for one that holds files
+    of another name.
+    """
+    from aprfmt.formats.atomic import FileSet
+
+    shipped = {path.name: path for path in sorted(model_folder().iterdir())
+               if path.suffix in SUFFIXES}  # fmt: skip
+    sizes: dict[Path, int] = {}
+    with FileSet(force=force, folder=folder, ours=lambda name: name in shipped) as files:
+        for name, path in shipped.items():
+            data = path.read_bytes()
+            files.create(folder / name).write(data)
+            sizes[folder / name] = len(data)
+    return sizes
 
 
 def model_folder() -> Path:

@@ -11,7 +11,8 @@ from aprfmt.cli import options, render
 
 @click.command("hex")
 @options.model()
-@click.option("--tensor", "name", metavar="NAME", help="Show this tensor's blocks instead.")
+@click.argument("name", required=False)
+@click.option("--tensor", "named", metavar="NAME", help="The same as NAME.")
 @click.option("--block", type=click.IntRange(min=0), default=0, help="First block to show.")
 @click.option("--blocks", type=click.IntRange(min=1), default=2, show_default=True,
               help="How many blocks to show.")  # fmt: skip
@@ -24,6 +25,7 @@ from aprfmt.cli import options, render
 def command(
     model: Path,
     name: str | None,
+    named: str | None,
     block: int,
     blocks: int,
     offset: int | None,
@@ -32,7 +34,17 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Show header fields, the blocks of one tensor, or plain bytes, each beside its bytes."""
+    """Show header fields, or the blocks of tensor NAME, or plain bytes, each beside its bytes.
+
+    NAME is as `aprfmt cat` takes it: a stored name, a role, or a pattern of one tensor.
+    """
+    from aprfmt.errors import UsageError
+
+    if name is not None and named is not None:
+        raise UsageError(f"two tensors, {name!r} and --tensor {named!r}; give one of them")
+    name = named if name is None else name
+    if name is not None and offset is not None:
+        raise UsageError(f"tensor {name!r} and --offset; give one of them")
     if name is not None:
         body = tensor_blocks(model, name, block, blocks)
     elif offset is not None:
@@ -92,20 +104,15 @@ def tensor_blocks(model: Path, name: str, first: int, count: int) -> dict[str, A
     from aprfmt.dtypes import encoding
     from aprfmt.errors import UsageError
     from aprfmt.model import open_model
-    from aprfmt.names import select
+    from aprfmt.names import select_one
     from aprfmt.resolve import spellings_by_name
 
     with open_model(model) as opened:
         stored = opened.source.tensors
         every = spellings_by_name(opened)
         names = list(stored)
-        found = [name] if name in stored else [
-            names[i] for i in select([every.get(n, (n,)) for n in names], [name], str(model))
-        ]  # fmt: skip
-        if len(found) > 1:
-            raise UsageError(f"{model}: {name!r} matches {len(found)} tensors; name one of "
-                             f"{', '.join(found[:4])}")  # fmt: skip
-        tensor = stored[found[0]]
+        at = select_one([every.get(each, (each,)) for each in names], name, str(model))
+        tensor = stored[names[at]]
         info = tensor.info
         row = encoding(info.encoding)
         if not row.known or not info.nbytes:

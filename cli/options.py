@@ -13,7 +13,11 @@ def common(function: F) -> F:
     """Add --json, --quiet and --debug; the command gets `as_json` and `quiet`."""
     for option in (
         click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks."),
-        click.option("--quiet", is_flag=True, help="No progress; warnings stay."),
+        click.option(
+            "--quiet",
+            is_flag=True,
+            help="No progress, and no report of what was written; warnings stay.",
+        ),
         click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
     ):
         function = option(function)
@@ -33,7 +37,7 @@ no_hash = click.option(
 )
 tensor = click.option(
     "--tensor", "patterns", multiple=True, metavar="PATTERN",
-    help="Only these tensors: dot-components from the left, a glob, or re:...; any spelling.",
+    help="Only these tensors: whole dot-components, a glob, or re:...; any spelling.",
 )  # fmt: skip
 encoding = click.option(
     "--encoding", metavar="E", help="Store weights as E (a lossy step is reported)."
@@ -95,11 +99,11 @@ def assignments(
 def first_equals(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 ) -> tuple[tuple[str, str], ...]:
-    """Split KEY=VALUE pairs at the first equals sign; values may hold more of them."""
+    """Split KEY=VALUE pairs at the first equals sign; a value may hold more, or nothing."""
     pairs = []
     for value in values:
         left, sign, right = value.partition("=")
-        if not sign or not left or not right:
+        if not sign or not left:
             raise click.BadParameter(f"{value!r}: expected KEY=VALUE")
         pairs.append((left, right))
     return tuple(pairs)

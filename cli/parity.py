@@ -55,7 +55,8 @@ def command(
 ) -> int:  # fmt: skip
     """Compare runs of one model: every capture point, logits, losses, experts.
 
-    Each run is compared with the first. A point beyond its tolerance is taken apart: the
+    Without --prompt, --ids and --chat the token ids are chosen as `aprfmt diagnose` chooses them,
+    and said. Each run is compared with the first. A point beyond its tolerance is taken apart: the
     operation that makes it runs alone in both, on equal inputs. Exit 1 where a difference is
     beyond rounding, 2 where a run is not possible here.
     """
@@ -86,6 +87,9 @@ def command(
             through=through, arbiter=arbiter, calibrated=thresholds, threads=threads,
             memory=memory, deterministic=deterministic,
         )  # fmt: skip
+        chosen = prompt is None and ids is None and chat is None
+        if chosen and not as_json:
+            parity_show.show_chosen(request.ids)
         if calibrate is not None:
             return measure(opened, choices, request, repeats, calibrate, force, as_json)
         from aprfmt.inference.parity.between import parity
@@ -95,8 +99,7 @@ def command(
         if base is not None:
             source = stack.enter_context(open_model(base, arch=arch, allow_missing=allow_missing))
         found = parity(opened, choices, request, source)
-        body = found.to_json()
-        body["bundle"] = None
+        body = found.to_json() | {"ids_chosen": chosen, "bundle": None}
         if bundle is not None:
             body["bundle"] = write_bundle(bundle, found, runs, force)
     if html is not None:
@@ -118,8 +121,9 @@ def prepare(
     points: str | None, stack: ExitStack, *, allow_missing: tuple[str, ...],
     calibrated: Path | None, **rest: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Open the model; return it and what to run on it."""
+    """Open the model; return it and what to run on it, its ids chosen where none are named."""
     from aprfmt.completeness import refuse_to_run
+    from aprfmt.diagnosis.prompt import chosen_ids
     from aprfmt.inference.capture import instances, select_points
     from aprfmt.inference.parity.calibrate import load_calibration
     from aprfmt.inference.parity.request import Request
@@ -129,7 +133,11 @@ def prepare(
     model = stack.enter_context(open_model(text, arch=arch, allow_missing=allow_missing))
     refuse_to_run(model.resolution, model.path)
     running.warn_of(model)
-    tokens, said = running.token_ids(model, prompt, ids, chat)
+    said: str | None = None
+    if prompt is None and ids is None and chat is None:
+        tokens = list(chosen_ids([model.hyper], long=True))
+    else:
+        tokens, said = running.token_ids(model, prompt, ids, chat)
     wanted = None
     if points is not None:
         names = set(select_points(points.split(","))) | {"logits"}

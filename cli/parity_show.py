@@ -1,10 +1,19 @@
 """What `aprfmt parity` prints."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from aprfmt.cli import render, running
 
+MOST_IDS = 64  # of those chosen; more are said with --json
 _STYLES = {"same": "good", "precision": "good", "bug": "bad", "not_comparable": "warn"}
+
+
+def show_chosen(ids: Sequence[int]) -> None:
+    """Say which token ids were chosen, as --ids takes them."""
+    said = ",".join(map(str, ids[:MOST_IDS]))
+    rest = f" and {len(ids) - MOST_IDS} more (--json)" if len(ids) > MOST_IDS else ""
+    render.line(f"{len(ids)} token ids chosen: --ids {said}{rest}")
 
 
 def show(found: Any, every: bool) -> None:

@@ -1,7 +1,7 @@
 """What every command that runs a model shares: what to run, on what, and the token ids."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,8 +9,14 @@ from typing import Any, TypeVar
 import click
 
 from aprfmt.cli import options
+from aprfmt.inference.backends import BACKENDS
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def named(names: Sequence[str]) -> str:
+    """Return `a, b or c`."""
+    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def where(function: F) -> F:
@@ -24,7 +30,7 @@ def where(function: F) -> F:
                      help="Budget for weights in memory, on a GPU its own (2G); the rest streams."),
         click.option("--threads", type=click.IntRange(min=1), help="Threads of the arithmetic."),
         click.option("--dtype", help="Arithmetic: float32 (default), float64, bfloat16, float16."),
-        click.option("--backend", help="numpy or torch."),
+        click.option("--backend", metavar="NAME", help=f"{named(BACKENDS.own)}."),
         click.option("--device", help="cpu, cuda, cuda:N, cuda:all or auto; only auto falls back."),
     ):  # fmt: skip
         function = option(function)

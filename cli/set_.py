@@ -1,94 +1,141 @@
 """`aprfmt set`: change metadata, leave every tensor byte alone."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from aprfmt.cli import options
-from aprfmt.cli.convert import run
+from aprfmt.cli import options, render
+from aprfmt.cli.convert import converted, show
 
-MAX_VALUE = 64 << 20  # bytes of a value; a file of ours carries a tokenizer.json in one
+WIDEST = 100  # characters of a value in the report
+TYPES = """\b
+In GGUF a type can be given, KEY:TYPE=VALUE, with u8 i8 u16 i16 u32 i32 u64 i64
+f32 f64 bool str. Arrays are JSON or a list with commas (quoted for the shell):
+  aprfmt set a.gguf 'my.ids:u32[]=1,2,3' -o b.gguf
+  aprfmt set a.gguf 'my.words:str[]=["a","b, c"]' -o b.gguf
+  aprfmt set a.gguf 'my.none:f32[]=[]' 'my.rows:i8[][]=[[1,2],[3]]' -o b.gguf
+"""
 
 
-@click.command("set")
+@click.command("set", epilog=TYPES, options_metavar="[OPTIONS] -o OUTPUT")
 @options.model()
-@click.argument("changes", nargs=-1, required=True, callback=options.first_equals,
-                metavar="KEY=VALUE...")  # fmt: skip
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
+@click.argument("changes", nargs=-1, callback=options.first_equals, metavar="[KEY=VALUE]...")
+@click.option("--remove", multiple=True, metavar="KEY", help="Leave this key out; may be repeated.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True,
+              help="The file to write, of MODEL's format; or a folder.")  # fmt: skip
 @options.force
 @options.no_verify
 @options.common
 def command(
     model: Path,
     changes: tuple[tuple[str, str], ...],
+    remove: tuple[str, ...],
     output: Path,
     force: bool,
     no_verify: bool,
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Set metadata keys in a copy of MODEL; VALUE is JSON, or text as it stands, or @FILE.
+    """Set and remove metadata keys in a copy of MODEL; every change is printed as old -> new.
 
-    A key keeps the type it has in the file; `KEY=` (nothing) is an error, `KEY=""` empty text.
+    VALUE is JSON, or text as it stands, or @FILE for what a file holds; KEY="" is empty text. A key
+    keeps the type it has in the file, and a key that nobody knows is warned of.
     """
-    from aprfmt.errors import UsageError
+    from aprfmt.conversion import edits
     from aprfmt.model import open_model
 
     with open_model(model) as opened:
-        if opened.format != _target(output):
-            raise UsageError(f"{output}: set keeps the format {opened.format}; name it so")
-        values = {key: parse(opened, key, text) for key, text in changes}
-    return run(
-        "set", model, output, None, quiet, as_json,
-        metadata=values, force=force, verify=not no_verify, complete=False,
+        values, unknown = parsed(opened, changes, remove, output)
+        keys = [*values, *remove]
+        before = edits.snapshot(opened, keys)
+        resolved = trouble(opened) is None
+    report = converted(
+        "set", model, output, None, quiet,
+        metadata=values, remove=remove, force=force, verify=not no_verify, complete=False,
     )  # fmt: skip
+    from aprfmt.conversion import entry
+
+    with open_model(entry(report.files)) as written:
+        found = edits.changes(keys, before, edits.snapshot(written, keys))
+        why = trouble(written)
+    warn(output, report.source_format, unknown, why if resolved else None)
+    if not as_json and not quiet:
+        show(report)
+        for change in found:
+            render.line(f"  {said(change)}")
+    body = report.to_json() | {"changes": [asdict(change) for change in found]}
+    return render.emit("set", 0, body, as_json)
 
 
-def _target(output: Path) -> str:
-    from aprfmt.conversion import target_format
+def parsed(
+    opened: Any, changes: tuple[tuple[str, str], ...], remove: tuple[str, ...], output: Path
+) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Return (value by key, near names by key that nobody knows) of what was asked for."""
+    from aprfmt.conversion import NoFormatError, edits, target_of
+    from aprfmt.errors import UsageError
+    from aprfmt.formats import FORMATS
 
-    return target_format(output, None).name
-
-
-def parse(opened: Any, key: str, text: str) -> Any:
-    """Return the value for a key: of the key's present type, else what JSON makes of it."""
-    from aprfmt.errors import FormatError, UsageError
-    from aprfmt.formats.jsonio import loads
-    from aprfmt.hf_folder import read_text
-
-    if text.startswith("@"):
-        text = read_text(Path(text[1:]))
-        present = opened.metadata.get(key)
-        return text if present is None or isinstance(present, str) else _json(text, key)
-    present = opened.metadata.get(key)
-    if isinstance(present, str):
-        return text[1:-1] if len(text) >= 2 and text[0] == text[-1] == '"' else text
+    if not changes and not remove:
+        raise UsageError("nothing to change; give KEY=VALUE, or --remove KEY")
     try:
-        value = loads(text, key, max_bytes=MAX_VALUE, nonfinite=True)
-    except FormatError:
-        value = text
-    if present is not None and _kind(present) != _kind(value):
-        raise UsageError(
-            f"{key}: is {_kind(present)} in the file, {text!r} is {_kind(value)}; give a value of "
-            "that kind"
-        )
-    return value
+        target = target_of(opened, output, None).name
+    except NoFormatError:
+        target = ""
+    if target != opened.format:
+        wanted = " or ".join(FORMATS[opened.format].extensions)
+        raise UsageError(f"{output}: set keeps the format {opened.format}; expected {wanted}")
+    values: dict[str, Any] = {}
+    for left, text in changes:
+        key, kind = edits.split_type(left, opened)
+        if key in values or key in remove:
+            raise UsageError(f"{key}: is named twice; give one change of a key")
+        if not text:
+            empty = f"{key}:TYPE" if not kind else left
+            array = empty if empty.endswith("[]") else f"{empty}[]"
+            raise UsageError(f'{left}: has no value; give {key}="" for empty text, {array}=[] for '
+                             "an empty array, or --remove")  # fmt: skip
+        values[key] = edits.parse(opened, key, kind, text)
+    edits.check_present(opened, remove)
+    arch = values.get("general.architecture")
+    also = [str(getattr(arch, "value", arch))] if arch is not None else []
+    return values, edits.unknown(opened, list(values), also)
 
 
-def _json(text: str, key: str) -> Any:
-    from aprfmt.errors import FormatError, UsageError
-    from aprfmt.formats.jsonio import loads
+def trouble(opened: Any) -> str | None:
+    """Return why a file is no model whose architecture can be read; None where it is one."""
+    from aprfmt.errors import AprfmtError
 
     try:
-        return loads(text, key, max_bytes=MAX_VALUE, nonfinite=True)
-    except FormatError as error:
-        raise UsageError(f"{error}; expected JSON") from None
+        _ = opened.resolution
+    except AprfmtError as error:
+        return str(error)
+    return None
 
 
-def _kind(value: Any) -> str:
-    if isinstance(value, bool):
-        return "a truth value"
-    if isinstance(value, (int, float)):
-        return "a number"
-    return "text" if isinstance(value, str) else "an array or object"
+def warn(output: Path, form: str, unknown: dict[str, list[str]], why: str | None) -> None:
+    """Warn of keys that nobody knows, and of a file that is no model any more."""
+    for key, near in unknown.items():
+        names = f"near names: {', '.join(near)}" if near else "near names: none"
+        render.warn(f"{output}: {key}: is no key of the file before, and none that readers of "
+                    f"{form} know; {names}; it was written as it stands")  # fmt: skip
+    if why is not None:
+        render.warn(f"{output}: cannot be read as a model any more: {why}")
+
+
+def said(change: Any) -> str:
+    """Return `key: old -> new`, with the types where they differ."""
+    old = "(new)" if change.how == "added" else short(change.old)
+    new = "(removed)" if change.how == "removed" else short(change.new)
+    types = ""
+    if change.how == "added" and change.new_type:
+        types = f" ({change.new_type})"
+    elif change.how == "set" and change.old_type != change.new_type:
+        types = f" ({change.old_type} -> {change.new_type})"
+    return f"{render.escape(change.key)}: {old} -> {new}{types}"
+
+
+def short(value: Any) -> str:
+    """Return a value on one line, cut where it is long."""
+    return render.escape(str(value), WIDEST)

@@ -28,8 +28,8 @@ def command(
 ) -> int:
     """List tensors: name, role, shape, encoding, bytes, offset.
 
-    PATTERN is dot-components from the left (blk.3.ffn_gate), a glob, or re:..., in the file's
-    spelling or by role.
+    PATTERN is whole dot-components from the left (blk.3.ffn_gate) or, where none match there,
+    anywhere (ffn_gate); or a glob, or re:...; in any spelling, or by role.
     """
     from aprfmt.model import open_model
     from aprfmt.names import select

@@ -24,13 +24,17 @@ __all__ = ["ConversionReport", "Options", "TensorOutcome", "convert", "target_fo
 PLACEHOLDER = hashlib.sha256(b"aprfmt: the digest of the source is written here").hexdigest()
 
 
+class NoFormatError(UsageError):
+    """The name of an output says no format, and nothing else does."""
+
+
 def target_format(path: Path, to: str | None) -> FormatSpec:
     """Return the format to write: `to`, else by extension; UsageError where they contradict."""
     by_name = {ext: name for name in FORMATS for ext in FORMATS[name].extensions}
     found = by_name.get(path.suffix.lower())
     if to is None and found is None:
-        raise UsageError(
-            f"{path}: its extension names no format; use {', '.join(sorted(by_name))} or give --to"
+        raise NoFormatError(
+            f"{path}: its extension names no format; expected {', '.join(sorted(by_name))}"
         )
     if to is not None and found is not None and to != found:
         raise UsageError(f"{path}: --to {to}, but the extension says {found}; make them agree")
@@ -63,7 +67,7 @@ def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -
     from aprfmt.conversion.restoring import record
     from aprfmt.conversion.run import Written, outcome
 
-    target = _target(model, dst, to)
+    target = target_of(model, dst, to)
     options = prepare(model, target, options)
     plan = build(model, target, options)
     record(model, target, plan)
@@ -105,8 +109,8 @@ def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -
     )  # fmt: skip
 
 
-def _target(model: "Model", dst: Path, to: str | None) -> FormatSpec:
-    """Return the format to write; a folder without --to keeps the source's."""
+def target_of(model: "Model", dst: Path, to: str | None) -> FormatSpec:
+    """Return the format to write; a folder without `to` keeps the source's."""
     if dst.suffix == "" and (to is not None or dst.is_dir() or model.folder is not None):
         return FORMATS[to or model.format]
     return target_format(dst, to)
@@ -231,7 +235,7 @@ def _verify(files: tuple[Path, ...], plan: "Plan", written: "list[Written]") -> 
     from aprfmt.conversion.run import checksum, equal_bytes
     from aprfmt.model import open_model
 
-    with open_model(_entry(files)) as result:
+    with open_model(entry(files)) as result:
         stored: Mapping[str, Any] = result.source.tensors
         for output, record in zip(plan.outputs, written, strict=True):
             tensor = stored.get(output.info.name)
@@ -254,7 +258,7 @@ def _verify(files: tuple[Path, ...], plan: "Plan", written: "list[Written]") -> 
     return len(plan.outputs)
 
 
-def _entry(files: tuple[Path, ...]) -> Path:
+def entry(files: tuple[Path, ...]) -> Path:
     """Return the file that opens the whole output: the index where there is one."""
     for path in files:
         if path.name.endswith(".index.json"):

@@ -1,45 +1,45 @@
 """Required tensors that a conversion's source or output lacks: refused, or recorded."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aprfmt.arch.required import collapsed
 from aprfmt.completeness import RECORD, accepted_text, record, refuse_incomplete
 from aprfmt.errors import ArchError, ConversionError
-from aprfmt.names import compile_pattern
 from aprfmt.tensor import Note
 
 if TYPE_CHECKING:
     from aprfmt.conversion.metadata import Carried
-    from aprfmt.conversion.options import Options
+    from aprfmt.conversion.options import Drops, Options
     from aprfmt.conversion.outputs import Plan
-    from aprfmt.model import Model, Resolution
+    from aprfmt.model import Model
+    from aprfmt.resolve import Resolution
 
 
-def check_complete(model: "Model", options: "Options", *, known: bool) -> None:
+def check_complete(model: "Model", options: "Options", drops: "Drops", *, known: bool) -> None:
     """Refuse a model that lacks required tensors which neither it nor the user accepts.
 
-    `known`: the architecture has to be known; else a model of an unknown one passes.
+    `drops` say which roles the user lets go. `known`: the architecture has to be known; else a
+    model of an unknown one passes.
     """
     resolution = _resolution(model, options, known=known)
     if resolution is None:
         return
     found = resolution.coverage
-    dropped = _matcher(options.drop)
-    missing = tuple(key for key in found.missing if not dropped(key))
+    missing = tuple(key for key in found.missing if not any(match(key) for match in drops))
     left = replace(resolution, coverage=replace(found, missing=missing))
     refuse_incomplete(left, model.path, ConversionError)
 
 
-def absent_roles(model: "Model", plan: "Plan", options: "Options") -> tuple[str, ...]:
+def absent_roles(
+    model: "Model", plan: "Plan", options: "Options", drops: "Drops"
+) -> tuple[str, ...]:
     """Return the required roles that the output will lack, and say so in the plan's notes."""
     resolution = _resolution(model, options)
     if resolution is None:
         return ()
     found = resolution.coverage
-    dropped = _matcher(options.drop)
-    lost = {*found.accepted, *(key for key in found.missing if dropped(key))}
+    lost = {*found.accepted, *(key for key in found.missing if any(match(key) for match in drops))}
     lost |= _roles_of(resolution, plan)
     said = accepted_text(resolution)
     if said:
@@ -57,11 +57,6 @@ def _resolution(model: "Model", options: "Options", *, known: bool = False) -> "
         if known:
             raise
         return None
-
-
-def _matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
-    matchers = [compile_pattern(pattern) for pattern in patterns]
-    return lambda key: any(match(key) for match in matchers)
 
 
 def _roles_of(resolution: "Resolution", plan: "Plan") -> set[str]:

@@ -65,6 +65,8 @@ def carry(model: "Model", target: str, plan: Plan, options: Options) -> Carried:
     carried.metadata.update(options.extra_metadata)
     for key, value in options.metadata.items():
         carried.metadata[key] = _typed_like(model, key, value)
+    for key in options.remove:
+        carried.metadata.pop(key, None)
     return carried
 
 
@@ -141,10 +143,10 @@ def _verbatim(model: "Model") -> dict[str, Value | Typed]:
     }
 
 
-def _typed_like(model: "Model", key: str, value: Value) -> Value | Typed:
-    """Give a user's override the type the key already has in the file."""
+def _typed_like(model: "Model", key: str, value: Value | Typed) -> Value | Typed:
+    """Give a user's override the type the key already has in the file, unless it names one."""
     types = model.source.types
-    return Typed(value, types[key]) if key in types else value
+    return Typed(value, types[key]) if key in types and not isinstance(value, Typed) else value
 
 
 def _update_claims(carried: Carried, outputs: Sequence[Output], target: str) -> None:

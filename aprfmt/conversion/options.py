@@ -5,12 +5,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from aprfmt.tensor import Note, Value
+from aprfmt.tensor import Note, Typed, Value
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 Outcome = Literal["bytes", "values", "lossy"]
 OUTCOMES: tuple[Outcome, ...] = ("bytes", "values", "lossy")
+
+
+Drops = Sequence[Callable[[str], bool]]  # over one spelling: is the tensor left out?
 
 
 @dataclass(frozen=True)
@@ -25,9 +28,9 @@ class Options:
     name) are what a scheme and an imatrix become; `packing` are encoder options of encodings with
     companions. `arch="none"` copies tensors and metadata
     under their own names without asking any architecture. `drop` are patterns of tensors that the
-    output may lack. `metadata` overrides single keys of the output. `allow_missing` are patterns of
-    required roles that the source may lack, which the output records; `complete=False` asks for
-    none at all (a copy of stored tensors as they are).
+    output may lack. `metadata` overrides single keys of the output, `remove` leaves keys out.
+    `allow_missing` are patterns of required roles that the source may lack, which the output
+    records; `complete=False` asks for none at all (a copy of stored tensors as they are).
     """
 
     arch: str | None = None
@@ -46,7 +49,8 @@ class Options:
     drop: Sequence[str] = ()
     allow_missing: Sequence[str] = ()
     complete: bool = True
-    metadata: Mapping[str, Value] = field(default_factory=dict)
+    metadata: Mapping[str, Value | Typed] = field(default_factory=dict)
+    remove: Sequence[str] = ()
     extra_metadata: Mapping[str, Value] = field(default_factory=dict)
     max_shard_size: int | None = None
     alignment: int | None = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.conversion.absent import absent_roles, check_complete
 from aprfmt.conversion.choosing import check_importance, choose_encodings, in_parts
-from aprfmt.conversion.options import Options
+from aprfmt.conversion.options import Drops, Options
 from aprfmt.conversion.outputs import PLAIN_FLOATS as PLAIN_FLOATS
 from aprfmt.conversion.outputs import Output as Output
 from aprfmt.conversion.outputs import Plan as Plan
@@ -22,7 +22,7 @@ from aprfmt.formats import FormatSpec
 from aprfmt.formats.mapped import MemoryTensor
 from aprfmt.logical import LogicalTensor, Run, element_runs
 from aprfmt.model import Model
-from aprfmt.names import compile_pattern, select
+from aprfmt.names import matchers, select
 from aprfmt.quantize import leading
 from aprfmt.resolve import spellings_by_name
 from aprfmt.restore import Restoration, restore_bits
@@ -38,7 +38,8 @@ def build(model: Model, target: FormatSpec, options: Options) -> Plan:
     if model.format == target.name:
         passthrough = True
     plan = Plan([], model.style if passthrough else target.style, [], Restoration())
-    check_complete(model, options, known=model.format != target.name)
+    drops = _drops(model, options)
+    check_complete(model, options, drops, known=model.format != target.name)
     if passthrough:
         names = _packed_names(model, target)
         plan.outputs = [
@@ -47,15 +48,36 @@ def build(model: Model, target: FormatSpec, options: Options) -> Plan:
         if _wants_encoding(options) or target.vectors_f32:
             plan.outputs = _stored_joined(model, target, options)
     else:
-        plan.outputs = _mapped(model, target, options, plan)
-    plan.outputs, plan.dropped = _without_dropped(plan.outputs, options, str(model.path))
-    plan.absent = absent_roles(model, plan, options)
+        plan.outputs = _mapped(model, target, drops, plan)
+    plan.outputs, plan.dropped = _without_dropped(plan.outputs, drops)
+    plan.absent = absent_roles(model, plan, options, drops)
     plan.outputs = choose_encodings(plan.outputs, model, target, options, plan)
     check_requantization(plan.outputs, options, model.path)
     check_importance(plan, options)
     plan.outputs = in_parts(plan.outputs, model, target, options)
     _check_names(plan.outputs, target)
     return plan
+
+
+def _drops(model: Model, options: Options) -> Drops:
+    """Return the predicates of --drop over every spelling, those of missing tensors included.
+
+    Raises UsageError for a pattern that matches nothing.
+    """
+    from aprfmt.errors import ArchError
+
+    if not options.drop:
+        return ()
+    every = dict.fromkeys(model.source.tensors)
+    for names in spellings_by_name(model).values():
+        every.update(dict.fromkeys(names))
+    try:
+        every.update(dict.fromkeys(model.resolution.missing))
+        for style in model.spec.bindings:
+            every.update(dict.fromkeys(row.name(style) for row in model.spec.derived))
+    except ArchError:
+        pass  # an architecture nobody knows demands nothing
+    return matchers(options.drop, tuple(every), str(model.path))
 
 
 def _wants_encoding(options: Options) -> bool:
@@ -157,12 +179,12 @@ def _roles_by_stored(model: Model) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _mapped(model: Model, target: FormatSpec, options: Options, plan: Plan) -> list[Output]:
+def _mapped(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> list[Output]:
     """Take every role into the target's naming style."""
     from aprfmt.arch.bind import groups_for
 
     resolution = model.resolution
-    _check_unbound(model, target, options, plan)
+    _check_unbound(model, target, drops, plan)
     for loss in resolution.spec.lost:
         if loss.style == target.style and loss.applies(resolution.hyper):
             plan.notes.append(Note("warning", loss.name, loss.consequence))
@@ -185,13 +207,12 @@ def _derived(name: str, values: Sequence[float]) -> Output:
     return _stored(tensor, name)
 
 
-def _check_unbound(model: Model, target: FormatSpec, options: Options, plan: Plan) -> None:
+def _check_unbound(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> None:
     """Refuse to lose tensors silently: what no role claims needs --drop."""
     derived = {row.name(model.style or "") for row in model.spec.derived}
     left = [name for name in model.resolution.unbound if name not in derived]
-    matchers = [compile_pattern(pattern) for pattern in options.drop]
     for name in left:
-        if any(match(name) for match in matchers):
+        if any(match(name) for match in drops):
             plan.notes.append(Note("warning", name, "left out, as --drop asks"))
             continue
         raise ConversionError(
@@ -308,16 +329,11 @@ def _widest(encodings: Sequence[str]) -> str:
     return "F64" if "F64" in encodings else "F32"
 
 
-def _without_dropped(
-    outputs: list[Output], options: Options, subject: str
-) -> tuple[list[Output], tuple[str, ...]]:
-    if not options.drop:
-        return outputs, ()
-    matchers = [compile_pattern(pattern) for pattern in options.drop]
+def _without_dropped(outputs: list[Output], drops: Drops) -> tuple[list[Output], tuple[str, ...]]:
     kept: list[Output] = []
     dropped: list[Output] = []
     for output in outputs:
-        out = any(match(name) for match in matchers for name in output.spellings)
+        out = any(match(name) for match in drops for name in output.spellings)
         (dropped if out else kept).append(output)
     return kept, tuple(output.info.name for output in dropped)
 

@@ -36,6 +36,20 @@ class OpenSink(Protocol):
 
 
 @dataclass(frozen=True)
+class ValueRules:
+    """What a format says about single metadata values, for those who write one.
+
+    `types` are the names of the types one value can have, () where values are JSON or text.
+    `keys(architectures)` maps the keys that readers know to the types they have, () where a key
+    has none; a `*` in a key is any text. Keys that begin with one of `own` the writer sets itself.
+    """
+
+    types: tuple[str, ...] = ()
+    keys: Callable[[Sequence[str]], Mapping[str, tuple[str, ...]]] = lambda architectures: {}
+    own: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class FormatSpec:
     """One container format.
 
@@ -65,6 +79,7 @@ class FormatSpec:
     rewrites: bool = False  # open_sink takes `like`, a source of the format: what a plan leaves as
     # it was keeps its bytes; the sink has an `order` of its own
     takes: Callable[[Any], bool] = lambda value: True  # can it be a metadata value?
+    values: ValueRules = ValueRules()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 

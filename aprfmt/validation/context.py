@@ -10,7 +10,8 @@ from aprfmt.validation.report import NotRun
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec
-    from aprfmt.model import Model, Resolution
+    from aprfmt.model import Model
+    from aprfmt.resolve import Resolution
     from aprfmt.tokenizer.carried import Carried
     from aprfmt.validation.values import Row
     from aprfmt.validation.vocabulary import Words

@@ -56,6 +56,29 @@ def test_what_cannot_be_written_is_said_before_the_runs(
     assert (base.code, base.out) == (2, "") and "nowhere" in base.err
 
 
+def test_ids_are_chosen_as_diagnose_does_and_said(demo_model: Path) -> None:
+    """Without --prompt, --ids and --chat; what is printed gives the same run again."""
+    from aprfmt.diagnosis import diagnose
+    from aprfmt.diagnosis.prompt import chosen_ids
+    from aprfmt.model import open_model
+
+    runs = ("parity", demo_model, "--between", "cpu", "torch")
+    body = aprfmt(*runs, "--json").json
+    ids = body["tokens"]["ids"]
+    with open_model(demo_model) as model:
+        assert tuple(ids) == chosen_ids([model.hyper], long=True)
+    walked = diagnose(str(demo_model), f"{demo_model}@torch")
+    assert any(f"token ids: {len(ids)} chosen" in row.says for row in walked.evidence)
+    assert body["ids_chosen"] and body["verdict"] == "precision"
+    text = aprfmt(*runs)
+    line = next(each for each in text.out.splitlines() if "chosen" in each)
+    said = line.partition("--ids ")[2]
+    assert said == ",".join(map(str, ids))
+    given = aprfmt(*runs, "--ids", said, "--json").json
+    assert given["tokens"] == body["tokens"] and not given["ids_chosen"]
+    assert "chosen" not in aprfmt(*runs, *IDS).out
+
+
 def test_the_same_run_twice_is_the_same(demo_model: Path) -> None:
     done = aprfmt("parity", demo_model, "--between", "cpu", "numpy", *IDS, "--json")
     assert (done.code, done.json["verdict"]) == (0, "same")
@@ -115,7 +138,7 @@ def test_quantization_matched(demo_model: Path) -> None:
         (("--between", "cpu"), "expected one MODEL"),
         (("x.gguf", "y.gguf", "--between", "cpu", "torch"), "found the models x.gguf, y.gguf"),
         (("MODEL", "--between", "cpu"), "give at least two"),
-        (("MODEL", "--between", "cpu", "torch"), "--prompt, --ids and --chat"),
+        (("MODEL", "--between", "cpu", "torch", "--prompt", "x", *IDS), "found --prompt and --ids"),
         (("MODEL", "--between", "cpu", "torch", "--through", "NF4", "--base", "x", *IDS), "--base"),
         (("MODEL", "--replay", "x"), "--replay needs no model"),
         (

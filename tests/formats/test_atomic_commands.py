@@ -46,7 +46,7 @@ WRITING: Mapping[str, Args] = {
 FOLDERS = {"convert-folder", "trace-aprt"}
 # Cases where nothing of the destination is a single name: sets and what lies beside the model.
 ELSEWHERE = {"split", "hash", "qa", "demo"}  # tested below, or with their own command
-PARAMETERS = {"dst", "output", "out", "save", "save_aprt", "html", "write", "save_baseline"}
+PARAMETERS = {"dst", "output", "out", "into", "save", "save_aprt", "html", "write", "save_baseline"}
 FILES = [name for name in WRITING if name not in FOLDERS]
 
 

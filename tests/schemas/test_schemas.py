@@ -35,7 +35,7 @@ def files(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping
 # What is run for each command: {folder}, {gguf}, {small} and {out} are filled; several where the
 # object has several forms.
 RUNS: Mapping[str, tuple[str, ...]] = {
-    "demo": ("demo",),
+    "demo": ("demo", "demo --into {out}/demo"),
     "inspect": ("inspect {folder}", "inspect {small}"),
     "tensors": ("tensors {small} blk.0 --stats",),
     "tree": ("tree {gguf}",),
@@ -46,7 +46,8 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "export": ("export {gguf} --to safetensors -o {out}/e",),
     "convert": ("convert {folder} {out}/c.gguf --dry-run", "convert {gguf} {out}/c.apr"),
     "quantize": ("quantize {folder} {out}/q.gguf --type Q8_0",),
-    "set": ("set {gguf} general.name=x -o {out}/s.gguf",),
+    "set": ("set {gguf} general.name=x general.author=y --remove qwen2.context_length "
+            "-o {out}/s.gguf",),
     "split": ("split {folder} {out}/split --max-shard-size 3M",),
     "merge": ("merge {gguf} {out}/m.gguf",),
     "diff": ("diff {gguf} {small}",),

@@ -3,11 +3,11 @@
 Listing a file is what this package does most, so what only writing or `hex` needs is imported then.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aprfmt.formats import FormatSpec
+from aprfmt.formats import FormatSpec, ValueRules
 from aprfmt.formats.apr.layout import (
     LEGACY_MAGICS,
     MAGIC,
@@ -50,6 +50,14 @@ def header_fields(buffer: memoryview, where: str) -> Iterator[HeaderField]:
     return fields.header_fields(buffer, where)
 
 
+def keys(architectures: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    """Return the typed keys and the names that loaders take for them."""
+    from aprfmt.formats.apr.metadata import ALIASES, TYPED
+
+    names = [key.name for key in TYPED]
+    return dict.fromkeys([*names, *(alias for group in ALIASES.values() for alias in group)], ())
+
+
 FORMAT = FormatSpec(
     name="apr",
     extensions=(".apr",),
@@ -64,4 +72,5 @@ FORMAT = FormatSpec(
     max_dims=MAX_DIMS,
     order=order,
     rewrites=True,
+    values=ValueRules(keys=keys),
 )

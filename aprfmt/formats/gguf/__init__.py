@@ -3,13 +3,13 @@
 Listing a file is what this package does most, so what only writing or `hex` needs is imported then.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aprfmt.formats import FormatSpec
+from aprfmt.formats import FormatSpec, ValueRules
 from aprfmt.formats.fields import HeaderField
-from aprfmt.formats.gguf.layout import MAGIC, MAX_DIMS, MAX_NAME_BYTES
+from aprfmt.formats.gguf.layout import ARRAY, MAGIC, MAX_DIMS, MAX_NAME_BYTES, TYPE_BY_NAME
 from aprfmt.formats.gguf.reader import open_source
 from aprfmt.tensor import Sink
 
@@ -35,6 +35,13 @@ def takes(value: Any) -> bool:
     return isinstance(value, (str, int, float))
 
 
+def keys(architectures: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    """Return the keys that llama.cpp and its converter know, with their types."""
+    from aprfmt.formats.gguf import known_keys
+
+    return known_keys.keys(architectures)
+
+
 FORMAT = FormatSpec(
     name="gguf",
     extensions=(".gguf",),
@@ -46,6 +53,7 @@ FORMAT = FormatSpec(
     header_fields=header_fields,
     vectors_f32=True,
     takes=takes,
+    values=ValueRules(tuple(n for n in TYPE_BY_NAME if n != ARRAY.name), keys, own=("split.",)),
     max_name_bytes=MAX_NAME_BYTES,
     max_dims=MAX_DIMS,
 )

@@ -1,11 +1,11 @@
 """Which value types llama.cpp's converter gives the keys it knows.
 
 Its readers refuse a key of another type, so a plain Python value gets the type from here. `*` is
-the architecture. Strings are left out: a str is always one. Taken from gguf-py's GGUFWriter, which
+the architecture. Strings are apart: a str is always one. Taken from gguf-py's GGUFWriter, which
 a test compares; a key may be in two rows, one for a number and one for a list.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 _ROWS: Mapping[str, str] = {
     "uint32": """
@@ -49,6 +49,11 @@ _ROWS: Mapping[str, str] = {
         general.alignment general.base_model.count general.dataset.count general.file_type
         general.quantization_version tokenizer.ggml.bos_token_id tokenizer.ggml.eom_token_id
         tokenizer.ggml.eos_token_id tokenizer.ggml.eot_token_id tokenizer.ggml.mask_token_id
+        tokenizer.ggml.fim_mid_token_id tokenizer.ggml.fim_pad_token_id
+        tokenizer.ggml.fim_pre_token_id tokenizer.ggml.fim_rep_token_id
+        tokenizer.ggml.fim_sep_token_id tokenizer.ggml.fim_suf_token_id
+        tokenizer.ggml.middle_token_id tokenizer.ggml.prefix_token_id
+        tokenizer.ggml.suffix_token_id
         tokenizer.ggml.padding_token_id tokenizer.ggml.seperator_token_id
         tokenizer.ggml.token_type_count tokenizer.ggml.unknown_token_id
     """,
@@ -73,8 +78,9 @@ _ROWS: Mapping[str, str] = {
     """,
     "bool": """
         *.attention.causal *.expert_weights_norm *.rope.scaling.finetuned *.ssm.dt_b_c_rms
-        *.swin_norm *.use_parallel_residual clip.has_audio_encoder clip.has_vision_encoder
-        clip.use_gelu clip.use_silu diffusion.shift_logits tokenizer.ggml.add_bos_token
+        *.swin_norm *.use_parallel_residual clip.has_audio_encoder
+        clip.has_llava_projector clip.has_vision_encoder clip.use_gelu clip.use_silu
+        diffusion.shift_logits tokenizer.ggml.add_bos_token
         tokenizer.ggml.add_eos_token tokenizer.ggml.add_sep_token
         tokenizer.ggml.add_space_prefix tokenizer.ggml.remove_extra_whitespaces
     """,
@@ -87,6 +93,9 @@ _ROWS: Mapping[str, str] = {
         *.attention.head_count *.attention.head_count_kv *.feed_forward_length
         *.rope.dimension_sections clip.vision.wa_layer_indexes tokenizer.ggml.token_type
     """,
+    "array:bool": """
+        clip.vision.is_deepstack_layers
+    """,
     "array:uint8": """
         tokenizer.ggml.precompiled_charsmap
     """,
@@ -95,6 +104,24 @@ _ROWS: Mapping[str, str] = {
         tokenizer.ggml.merges tokenizer.ggml.tokens
     """,
 }
+
+# Keys of text, `{n}` for a number and `{name}` for any word (gguf-py's constants).
+_STRINGS = """
+    general.architecture general.author general.basename general.description general.doi
+    general.finetune general.license general.license.link general.license.name general.name
+    general.organization general.quantized_by general.repo_url general.sampling.sequence
+    general.size_label general.source.doi general.source.repo_url general.source.url
+    general.source.uuid general.type general.url general.uuid general.version
+    *.rope.scaling.type *.tensor_data_layout
+    clip.audio.projector_type clip.projector_type clip.vision.projector_type
+    tokenizer.chat_template tokenizer.chat_template.{name} tokenizer.ggml.model tokenizer.ggml.pre
+    tokenizer.huggingface.json tokenizer.rwkv.world
+"""
+_OF_SOURCES = "author description doi name organization repo_url url uuid version".split()
+_TEXTS: tuple[str, ...] = (
+    *_STRINGS.split(),
+    *(f"general.{kind}.{{n}}.{name}" for kind in ("base_model", "dataset") for name in _OF_SOURCES),
+)
 
 _BY_KEY: Mapping[tuple[str, bool], str] = {
     (key, kind.startswith("array")): kind for kind, keys in _ROWS.items() for key in keys.split()
@@ -113,3 +140,18 @@ def known_type(key: str, is_list: bool) -> str | None:
         if is_list and _BY_KEY.get((name, False)) == "float32":
             return "array:float32"
     return None
+
+
+def keys(architectures: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    """Return every known key with the types it may have; `*` stands for a number or any word."""
+    found: dict[str, tuple[str, ...]] = {}
+    for (key, _), kind in _BY_KEY.items():
+        found[key] = (*found.get(key, ()), kind)
+    found |= dict.fromkeys(_TEXTS, ("string",))
+    spelled: dict[str, tuple[str, ...]] = {}
+    for key, kinds in found.items():
+        prefixes = architectures if key.startswith("*.") else [""]
+        for prefix in prefixes:
+            name = key.replace("*", prefix, 1) if prefix else key
+            spelled[name.replace("{n}", "*").replace("{name}", "*")] = kinds
+    return spelled

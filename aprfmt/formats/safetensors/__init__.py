@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from aprfmt.formats import FormatSpec
+from aprfmt.formats import FormatSpec, ValueRules
 from aprfmt.formats.fields import HeaderField
 from aprfmt.formats.safetensors.layout import is_json, order
 from aprfmt.tensor import Sink, Source
@@ -60,4 +60,5 @@ FORMAT = FormatSpec(
     rewrites=True,
     weights_name="model.safetensors",
     takes=lambda value: isinstance(value, str),
+    values=ValueRules(keys=lambda architectures: {"format": ()}),
 )

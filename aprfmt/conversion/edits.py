@@ -1,0 +1,294 @@
+"""Single metadata values as a user spells them: KEY=VALUE, KEY:TYPE=VALUE, KEY:TYPE[]=A,B,C.
+
+A key keeps the type it has in the file; a new one gets the type that is known for it, else what
+JSON makes of the text. What a format says about values is `FormatSpec.values`.
+"""
+
+import math
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from aprfmt.errors import FormatError, UsageError
+from aprfmt.formats import FORMATS, FormatSpec
+from aprfmt.names import close
+from aprfmt.tensor import Typed, Value
+from aprfmt.text import shorten
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+MAX_VALUE = 64 << 20  # bytes of a value; a file of ours carries a tokenizer.json in one
+ARRAY = "array:"
+_NUMBER = re.compile(r"(u?)int(\d+)")
+_LONGEST = 60  # characters of a value in a message
+
+
+@dataclass(frozen=True)
+class Change:
+    """One key before and after, as a report shows it: long arrays are a count."""
+
+    key: str
+    how: Literal["set", "added", "removed"]
+    old: Value
+    new: Value
+    old_type: str  # "" where the format has no types, or the key was or is not there
+    new_type: str
+
+
+def short_name(name: str) -> str:
+    """Return the short spelling of a value type: `u32`, `f64`, `str`; `bool` stays."""
+    if name == "string":
+        return "str"
+    return re.sub(r"^(u|i|f)[a-z]*(\d+)$", r"\1\2", name)
+
+
+def split_type(left: str, model: "Model") -> tuple[str, str]:
+    """Split `KEY:TYPE` or `KEY:TYPE[]`; the type is "" where none is given.
+
+    A key of the file that has a colon itself is that key. Raises UsageError for a type that the
+    format's values do not have.
+    """
+    key, colon, word = left.rpartition(":")
+    depth = 0
+    while word.endswith("[]"):
+        word, depth = word[:-2], depth + 1
+    every = {spelled: name for format in FORMATS.own for name in FORMATS[format].values.types
+             for spelled in (name, short_name(name))}  # fmt: skip
+    if left in model.metadata or not colon or not key:
+        return left, ""
+    types = FORMATS[model.format].values.types
+    if every.get(word) in types:
+        return key, ARRAY * depth + every[word]
+    if types:
+        names = ", ".join(map(short_name, types))
+        raise UsageError(
+            f"{left}: there is no type {word!r}; {model.format} has {names}, and arrays of them: "
+            f"{key}:{short_name(types[0])}[]=1,2,3"
+        )
+    if word in every:
+        raise UsageError(
+            f"{left}: values of {model.format} are JSON and have no types; give JSON: {key}=[1,2,3]"
+        )
+    return left, ""
+
+
+def parse(model: "Model", key: str, wished: str, text: str) -> Value | Typed:
+    """Return the value that `text` gives a key of a model; `wished` is its type, "" for none.
+
+    `@FILE` stands for what the file holds. Raises UsageError where the text is no such value.
+    """
+    from aprfmt.hf_folder import read_text
+
+    rules = FORMATS[model.format]
+    if any(key.startswith(prefix) for prefix in rules.values.own):
+        raise UsageError(f"{key}: is written by aprfmt split and aprfmt merge; use those")
+    whole = text.startswith("@")
+    if whole:
+        text = read_text(Path(text[1:]))
+    if wished:
+        return Typed(_typed(text, wished, key, whole), wished)
+    if key in model.metadata:
+        return _like_present(model, key, text, whole)
+    return _new(model, rules, key, text, whole)
+
+
+def _like_present(model: "Model", key: str, text: str, whole: bool) -> Value | Typed:
+    """Return a value of the kind the key has in the file."""
+    kind = model.source.types.get(key, "")
+    if kind and kind.removeprefix(ARRAY) != "array":  # arrays of mixed arrays are told by JSON
+        try:
+            return Typed(_typed(text, kind, key, whole), kind)
+        except UsageError as error:
+            raise UsageError(f"{error}; for another type give {key}:TYPE=VALUE") from None
+    present = model.metadata[key]
+    if isinstance(present, str):
+        return text if whole else _unquoted(text)
+    value = _json_or_text(text, key)
+    if present is not None and _kind(present) != _kind(value):
+        raise UsageError(
+            f"{key}: is {_kind(present)} in the file, {_said(text)} is {_kind(value)}; give a "
+            "value of that kind"
+        )
+    return value
+
+
+def _new(model: "Model", spec: FormatSpec, key: str, text: str, whole: bool) -> Value | Typed:
+    """Return the value of a key that the file has not: its known type's, else what JSON says."""
+    known = spec.values.keys(_architectures(model))
+    kinds = next((known[each] for each in known if fnmatchcase(key, each)), ())
+    listed = not whole and text.lstrip().startswith("[")
+    for kind in kinds:
+        if kind.startswith(ARRAY) is listed:
+            return Typed(_typed(text, kind, key, whole), kind)
+    if whole or (spec.takes("") and not spec.takes(0)):  # a format of texts only
+        return text if whole else _unquoted(text)
+    value = _json_or_text(text, key)
+    if not spec.values.types:
+        return value
+    if isinstance(value, list) and {type(item) for item in value} == {int, float}:
+        value = [float(item) for item in value]
+    if not spec.takes(value):
+        _refuse(spec, key, text, value)
+    return value
+
+
+def _refuse(spec: FormatSpec, key: str, text: str, value: Value) -> None:
+    """Raise the UsageError for JSON that a typed format has no value for."""
+    if value == []:
+        raise UsageError(f"{key}: an empty array has no type; give it: {key}:TYPE[]=[]")
+    if isinstance(value, list):
+        raise UsageError(f"{key}: {_said(text)}; the elements of an array have one type")
+    what = "null" if value is None else "a JSON object"
+    raise UsageError(
+        f"{key}: {what} is no value of {spec.name}; expected {', '.join(spec.values.types)}, or "
+        "an array of one of them"
+    )
+
+
+def _typed(text: str, kind: str, key: str, whole: bool) -> Value:
+    """Return the plain value of a type that `text` spells."""
+    if not kind.startswith(ARRAY):
+        if kind == "string":
+            return text if whole else _unquoted(text)
+        return _scalar(_json_or_text(text, key), kind, key, _said(text))
+    element = kind.removeprefix(ARRAY)
+    if text.lstrip().startswith("["):
+        return _elements(_json_or_text(text, key), kind, key)
+    if element.startswith(ARRAY):
+        raise UsageError(f"{key}: {_said(text)} is no {kind}; give arrays of arrays as JSON")
+    pieces = text.split(",")
+    if element == "string":
+        return pieces
+    return [_scalar(_json_or_text(each, key), element, key, _said(each)) for each in pieces]
+
+
+def _elements(value: Value, kind: str, key: str) -> Value:
+    """Return JSON as a value of a type, element by element."""
+    if not kind.startswith(ARRAY):
+        return _scalar(value, kind, key, _said(str(value)))
+    if not isinstance(value, list):
+        raise UsageError(f"{key}: {_said(str(value))} is no {kind}; expected a JSON array")
+    return [_elements(item, kind.removeprefix(ARRAY), key) for item in value]
+
+
+def _scalar(value: Value, kind: str, key: str, said: str) -> Value:
+    """Return one value of a type; `said` is how the user spelled it."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    found = _NUMBER.fullmatch(kind)
+    if found is not None:
+        bits = int(found[2]) - (not found[1])
+        low, high = (0 if found[1] else -(1 << bits)), (1 << bits) - 1
+        fits, expected = number and type(value) is int and low <= value <= high, (
+            f"a whole number from {low} to {high}"
+        )  # fmt: skip
+    elif kind == "bool":
+        fits, expected = isinstance(value, bool), "true or false"
+    elif kind == "string":
+        fits, expected = isinstance(value, str), "text"
+    else:
+        fits, expected = number and _is_float(value, kind), f"a number that {kind} holds"
+    if not fits:
+        raise UsageError(f"{key}: {said} is no {kind}; expected {expected}")
+    return float(value) if kind.startswith("float") else value
+
+
+def _is_float(value: float, kind: str) -> bool:
+    """Say whether a number has a finite value in a float type, or is not finite itself."""
+    try:
+        (back,) = struct.unpack("<f", struct.pack("<f", value)) if kind == "float32" else (
+            float(value),
+        )  # fmt: skip
+    except (OverflowError, struct.error):
+        return False
+    return math.isfinite(back) or not math.isfinite(value)
+
+
+def _json_or_text(text: str, key: str) -> Any:
+    from aprfmt.formats.jsonio import loads
+
+    try:
+        return loads(text, key, max_bytes=MAX_VALUE, nonfinite=True)
+    except FormatError:
+        return text
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) >= 2 and text[0] == text[-1] == '"' else text
+
+
+def _said(text: str) -> str:
+    return repr(shorten(text, _LONGEST))
+
+
+def _kind(value: Value) -> str:
+    if isinstance(value, bool):
+        return "a truth value"
+    if isinstance(value, (int, float)):
+        return "a number"
+    return "text" if isinstance(value, str) else "an array or object"
+
+
+def _architectures(model: "Model") -> list[str]:
+    """Return the prefixes of keys that concern this model's architecture."""
+    name = model.metadata.get("general.architecture")
+    return [name] if isinstance(name, str) else []
+
+
+def unknown(model: "Model", keys: Sequence[str], also: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Return those keys that neither the file has nor its readers know, with near names.
+
+    `also` are architectures that the same request names.
+    """
+    known = FORMATS[model.format].values.keys([*_architectures(model), *also])
+    every = [*model.metadata, *(key for key in known if "*" not in key)]
+    return {
+        key: close(key, every)
+        for key in keys
+        if key not in model.metadata and not any(fnmatchcase(key, each) for each in known)
+    }
+
+
+def check_present(model: "Model", keys: Sequence[str]) -> None:
+    """Raise UsageError for the first key that the file has not."""
+    for key in keys:
+        if key not in model.metadata:
+            raise UsageError(
+                f"{model.path}: has no key {key!r} to remove; near names: "
+                f"{', '.join(close(key, list(model.metadata))) or 'none'}"
+            )
+
+
+def snapshot(model: "Model", keys: Sequence[str]) -> Mapping[str, tuple[Value, str]]:
+    """Return (value, type) of those keys that are there; values outlive the file."""
+    types = model.source.types
+    return {
+        key: (_lasting(model.metadata[key]), types.get(key, ""))
+        for key in keys
+        if key in model.metadata
+    }
+
+
+def _lasting(value: Value) -> Value:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"array of {len(value)}" if len(value) > 16 else [_lasting(item) for item in value]
+    return value
+
+
+def changes(
+    keys: Sequence[str],
+    before: Mapping[str, tuple[Value, str]],
+    after: Mapping[str, tuple[Value, str]],
+) -> list[Change]:
+    """Return what became of every key, in the order asked for."""
+    found = []
+    for key in keys:
+        old, old_type = before.get(key, (None, ""))
+        new, new_type = after.get(key, (None, ""))
+        how: Literal["set", "added", "removed"] = "set" if key in before else "added"
+        found.append(Change(key, how if key in after else "removed", old, new, old_type, new_type))
+    return found
