@@ -86,7 +86,21 @@ def facts() -> dict[str, Any]:
         ],
         "native": native(),
         "devices": devices(),
+        "llama_cpp": llama_cpp(),
     }
+
+
+def llama_cpp() -> dict[str, str | None]:
+    """Say which of llama.cpp's libraries the engine loads, or why it has none ("" if it does)."""
+    from aprfmt.errors import BackendUnavailableError
+    from aprfmt.inference.engines.llama_library import Library, library_folder
+
+    folder: str | None = None
+    try:
+        folder = str(library_folder())
+        return {"folder": folder, "version": Library.open().version(), "why": ""}
+    except BackendUnavailableError as error:
+        return {"folder": folder, "version": None, "why": str(error)}
 
 
 def devices() -> dict[str, Any]:
@@ -157,6 +171,12 @@ def show(body: dict[str, Any]) -> None:
         ("package", "version", "for", "how to get it"),
     )  # fmt: skip
     show_devices(body["devices"])
+    found = body["llama_cpp"]
+    render.line("engine llama.cpp", style="head")
+    if found["why"]:
+        render.line(f"  {render.escape(found['why'])}", style="warn" if found["folder"] else "")
+    else:
+        render.line(f"  {render.escape(found['folder'])}: {render.escape(found['version'])}")
     kernels = body["native"]
     render.line("native kernels", style="head")
     if not kernels["built"]:

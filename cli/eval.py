@@ -4,32 +4,27 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from aprfmt.cli import options, render, running
+from aprfmt.cli.eval_windows import (
+    Sample,
+    plan,
+    read_samples,
+    window_rows,
+    window_tokens,
+    windows_to_json,
+)
 
 if TYPE_CHECKING:
     from aprfmt.inference.loss import Divergence, Loss, Window
 
-# Windows without --max-seq-len: 512 tokens, or the model's context where that is less.
-DEFAULT_WINDOW = 512
 # Rows of logits judged at a time: their float64 copies stay below about 128 MB.
 ROW_BYTES = 128 << 20
-MAX_LINE = 64 << 20  # bytes of a line of --samples
-MAX_TEXT = 1 << 30  # bytes of a --text; a tokenizer takes a hundred times as much
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Token ids of one text; labels are scored from `prompt` on. `cut`: not continued when long."""
-
-    name: str
-    ids: list[int]
-    prompt: int = 0
-    cut: bool = False
 
 
 @click.command("eval")
@@ -44,10 +39,14 @@ class Sample:
     "--max-seq-len",
     type=click.IntRange(min=2),
     metavar="N",
-    help=f"Tokens a window holds (default: {DEFAULT_WINDOW}, or the model's context).",
+    help="Tokens a window holds, BOS included (default: 2048, or 512 as llama.cpp does; the "
+    "model's context where that is less).",
 )
 @click.option("--overlap", type=click.IntRange(min=0), default=0, show_default=True,
               help="Tokens of the window before that a window repeats unscored.")  # fmt: skip
+@click.option("--convention", type=click.Choice(["disjoint", "llama.cpp"]), default="disjoint",
+              show_default=True, help="disjoint scores the whole text; llama.cpp, as its "
+              "llama-perplexity, whole windows only and the second half of each.")  # fmt: skip
 @click.option(
     "--against",
     metavar="OTHER[@RUN]",
@@ -65,6 +64,7 @@ def command(
     ids: str | None,
     max_seq_len: int | None,
     overlap: int,
+    convention: str,
     against: str | None,
     random_weights: bool,
     arch: str | None,
@@ -74,8 +74,9 @@ def command(
 ) -> int:  # fmt: skip
     """Measure the cross-entropy of a text in nats per token, and the perplexity.
 
-    A label is the token after the one that predicts it. Exit 1 for a loss that cannot be: NaN, an
-    exact 0.0, above ln(vocab), or too good to be true.
+    A label is the token after the one that predicts it. A long text is cut into windows that share
+    no token; each begins with BOS where the model adds one, else its first token is no label. Exit
+    1 for a loss that cannot be: NaN, an exact 0.0, above ln(vocab), or too good to be true.
     """
     from aprfmt.errors import UsageError
     from aprfmt.inference.loss import judge
@@ -86,8 +87,8 @@ def command(
     with ExitStack() as stack:
         opened, session, choice = stack.enter_context(running.session(model, arch=arch, **where))
         found = list(read_samples(opened, texts, samples, ids))
-        capacity = window_size(opened, max_seq_len)
-        planned, skipped = plan(found, capacity, overlap)
+        capacity = window_tokens(opened, max_seq_len, convention)
+        planned, skipped = plan(found, capacity, overlap, convention)
         for text in skipped:
             render.warn(text)
         other = None
@@ -100,9 +101,7 @@ def command(
         body: dict[str, Any] = {
             "run": running.run_facts(opened, choice, session),
             **loss_to_json(measured.loss),
-            "max_seq_len": capacity,
-            "overlap": overlap,
-            "windows": sum(len(windows) for _, windows in planned),
+            **windows_to_json(opened, planned, capacity, overlap, convention),
         }
         if other is not None and measured.other is not None:
             checks += judge(measured.other, kind, str(other[0].path))
@@ -118,104 +117,6 @@ def command(
         show(body)
         running.show_checks(report.checks)
     return render.emit("eval", report.exit_code, body, as_json)
-
-
-def read_samples(
-    model: Any, texts: tuple[Path, ...], samples: Path | None, ids: str | None
-) -> Iterator[Sample]:
-    """Yield what is to be scored, tokenized as the model does it."""
-    for path in texts:
-        text = read_text(path)
-        yield Sample(str(path), check(model, model.tokenizer.encode(text)))
-    if samples is not None:
-        yield from read_lines(model, samples)
-    if ids is not None:
-        yield Sample("--ids", running.check_ids(model, running.parse_ids(ids)))
-
-
-def check(model: Any, ids: list[int]) -> list[int]:
-    """Return the ids, all inside the embedding; an empty sample is skipped later, loudly."""
-    return running.check_ids(model, ids) if ids else ids
-
-
-def read_text(path: Path) -> str:
-    """Return a regular file's UTF-8 text as it is; FormatError where it is none."""
-    from aprfmt.errors import FormatError
-    from aprfmt.formats.mapped import MappedFile
-
-    file = MappedFile(path)  # refuses pipes and devices
-    try:
-        if file.size > MAX_TEXT:
-            raise FormatError(f"{path}: {file.size} bytes; a text of at most {MAX_TEXT} is read")
-        return str(file.view, "utf-8")
-    except UnicodeDecodeError as error:
-        raise FormatError(
-            f"{path}: byte {error.object[error.start]:#04x} at {error.start} is no UTF-8; "
-            "expected a UTF-8 text"
-        ) from None
-    finally:
-        file.close()
-
-
-def read_lines(model: Any, path: Path) -> Iterator[Sample]:
-    """Yield the samples of a .jsonl file; FormatError names the line that is none."""
-    from aprfmt.errors import FormatError
-    from aprfmt.formats.jsonio import loads
-
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"{path}: line {number}"
-        row = loads(line, where, max_bytes=MAX_LINE)
-        known = ({"text"}, {"prompt", "response"})
-        if not isinstance(row, dict) or not any(keys <= row.keys() for keys in known):
-            raise FormatError(f'{where}: has no "text", and no "prompt" with "response"')
-        parts = [row["text"]] if "text" in row else [row["prompt"], row["response"]]
-        if not all(isinstance(part, str) for part in parts):
-            raise FormatError(f"{where}: a value is no string")
-        tokenizer = model.tokenizer
-        ids = tokenizer.encode(parts[0])
-        if len(parts) == 1:
-            yield Sample(where, check(model, ids))
-            continue
-        response = tokenizer.encode(parts[1], add_special=False)
-        yield Sample(where, check(model, [*ids, *response]), prompt=len(ids), cut=True)
-
-
-def window_size(model: Any, asked: int | None) -> int:
-    """Return how many tokens a window holds; asking for more than the context is warned of."""
-    context = int(model.hyper["context_length"])
-    if asked is not None and asked > context:
-        render.warn(f"{model.path}: windows of {asked} tokens; the model was made for {context}")
-    return asked if asked is not None else min(context, DEFAULT_WINDOW)
-
-
-def plan(
-    samples: list[Sample], capacity: int, overlap: int
-) -> "tuple[list[tuple[Sample, list[Window]]], list[str]]":
-    """Return every sample with its windows, and what is said of those without a loss token."""
-    from aprfmt.inference.loss import sample_window, windows
-
-    planned, skipped = [], []
-    for sample in samples:
-        count = len(sample.ids)
-        if sample.cut:
-            one = sample_window(sample.prompt, count - sample.prompt, capacity)
-            cut = [] if one is None else [one]
-        else:
-            cut = windows(count, capacity, overlap=overlap)
-        if cut:
-            planned.append((sample, cut))
-        elif count < 2 or count == sample.prompt:
-            todo = "a response" if sample.cut and count == sample.prompt else "a longer text"
-            skipped.append(f"{sample.name}: skipped, {count} tokens leave no loss token; "
-                           f"give {todo}")  # fmt: skip
-        else:
-            skipped.append(
-                f"{sample.name}: skipped, its prompt of {sample.prompt} tokens fills the window of "
-                f"{capacity}; raise --max-seq-len above {sample.prompt}"
-            )
-    return planned, skipped
 
 
 def other_session(text: str, model: Any, samples: list[Sample], where: dict[str, Any]) -> Any:
@@ -271,7 +172,13 @@ def measure(
     """Run every window through the model or both; logits are judged a few rows at a time."""
     import numpy as np
 
-    from aprfmt.inference.loss import cross_entropy, divergence, mean_divergence, mean_loss
+    from aprfmt.inference.loss import (
+        cross_entropy,
+        divergence,
+        mean_divergence,
+        mean_loss,
+        rows_at_once,
+    )
 
     vocab = int(session.hp["vocab_size"])
     step = max(1, ROW_BYTES // (8 * vocab))
@@ -283,17 +190,19 @@ def measure(
         scored: list[Any] = []
         scored_there: list[Any] = []
         for window in windows:
-            ids = sample.ids[window.start : window.stop]
-            rows = range(window.first - 1 - window.start, len(ids) - 1)
-            labels = sample.ids[window.first : window.stop]
-            here = session.prefill(ids, rows)
-            there = None if other is None else other.prefill(ids, rows)
-            for at in range(0, len(labels), step):
-                part, wanted = here[at : at + step], labels[at : at + step]
-                scored.append(cross_entropy(part, wanted))
-                if there is not None:
-                    scored_there.append(cross_entropy(there[at : at + step], wanted))
-                    parts.append(divergence(there[at : at + step], part, wanted))
+            ids, rows, most = window.ids(sample.ids), window.rows, rows_at_once(vocab)
+            others = repeat(None) if other is None else other.in_parts(ids, rows, most)
+            at = window.first
+            for here, there in zip(session.in_parts(ids, rows, most), others, strict=False):
+                for first in range(0, len(here), step):
+                    part = here[first : first + step]
+                    wanted = sample.ids[at : at + len(part)]
+                    at += len(part)
+                    scored.append(cross_entropy(part, wanted))
+                    if there is not None:
+                        twin = there[first : first + step]
+                        scored_there.append(cross_entropy(twin, wanted))
+                        parts.append(divergence(twin, part, wanted))
             done += 1
             progress(done, total)
         mine.append(np.concatenate(scored))
@@ -328,10 +237,11 @@ def show(body: dict[str, Any]) -> None:
         where = found["run"]
         render.line(running.headline(where), style="head")
         render.pairs([
+            *(window_rows(body) if found is body else ()),
             ("loss", f"{found['loss']:.6f} nats per token"),
             ("perplexity", f"{found['perplexity']:.4f}"),
             ("uniform guess", f"{found['uniform_loss']:.4f} nats = ln({found['vocab_size']})"),
-            ("scored", f"{found['loss_tokens']} tokens of {found['samples']} samples"
+            ("scored", f"{found['loss_tokens']} labels of {found['samples']} samples"
              + (f", {len(found['skipped'])} skipped" if found["skipped"] else "")),
         ])  # fmt: skip
     difference = (body.get("against") or {}).get("divergence")

@@ -16,6 +16,8 @@ from aprfmt.errors import UsageError
 from aprfmt.outcome import Check, Outcome
 
 Numbers = NDArray[Any]
+# Logits of a window that are held at a time, in bytes; the next rows run behind them.
+LOGIT_BYTES = 512 << 20
 # A trained language model's loss on ordinary text stays above this; 0.00081 nats (perplexity
 # 1.0008) was once reported by an evaluation that measured nothing.
 IMPLAUSIBLY_GOOD = 0.05
@@ -24,46 +26,109 @@ RANDOM_BOUNDS = (0.5, 1.5)
 
 
 @dataclass(frozen=True)
-class Window:
-    """Tokens [start, stop) go through the model; labels [first, stop) are scored.
+class Convention:
+    """How texts longer than a pass are cut: the tokens of a window by default, and in words."""
 
-    A label's logits are those of the token before it, so start < first.
+    tokens: int
+    says: str
+
+
+# llama.cpp's is that of its tool llama-perplexity: the text's last piece is left out, the first
+# token of a window gives way to BOS, and only labels with half a window before them are scored.
+CONVENTIONS: dict[str, Convention] = {
+    "disjoint": Convention(2048, "the whole text, every label that its window predicts"),
+    "llama.cpp": Convention(512, "whole windows only, labels of their second half"),
+}
+
+
+def window_size(context: int, convention: str = "disjoint") -> int:
+    """Return how many tokens a window holds for a model made for `context` tokens."""
+    return min(context, CONVENTIONS[convention].tokens)
+
+
+def rows_at_once(vocab: int) -> int:
+    """Return how many rows of float32 logits are held at a time."""
+    return max(1, LOGIT_BYTES // (4 * vocab))
+
+
+@dataclass(frozen=True)
+class Window:
+    """One pass: tokens [0, prefix) of the sequence, then [start, stop); labels [first, stop).
+
+    A label's logits are those of the token before it in the pass.
     """
 
     start: int
     stop: int
     first: int
+    prefix: int = 0
 
     @property
     def labels(self) -> int:
         """How many labels are scored."""
         return self.stop - self.first
 
+    @property
+    def rows(self) -> range:
+        """The rows of the pass whose logits predict the labels."""
+        first = self.prefix + self.first - self.start - 1
+        return range(first, first + self.labels)
 
-def windows(tokens: int, capacity: int, *, prompt: int = 0, overlap: int = 0) -> list[Window]:
-    """Return the windows of a sequence: every label from `prompt` on is scored exactly once.
+    def ids(self, sequence: Sequence[int]) -> list[int]:
+        """Return the tokens of the pass."""
+        return [*sequence[: self.prefix], *sequence[self.start : self.stop]]
 
-    `capacity` is how many tokens a pass can hold, `overlap` how many tokens of left context later
-    windows repeat (one always is: it predicts the first label). The first window begins at the
-    sequence's start, or `overlap` before the first label where that is out of reach. A sequence
-    without a label after the prompt gives no window. The one place where window arithmetic is
-    done. Raises UsageError for sizes that cannot be.
+
+def repeated(ids: Sequence[int], leading: Sequence[int]) -> int:
+    """Return how many tokens stand before every window: what a tokenizer puts before a text."""
+    return len(leading) if tuple(ids[: len(leading)]) == tuple(leading) else 0
+
+
+def windows(
+    tokens: int,
+    capacity: int,
+    *,
+    prompt: int = 0,
+    overlap: int = 0,
+    prefix: int = 0,
+    convention: str = "disjoint",
+) -> list[Window]:
+    """Return the windows of a sequence, each of at most `capacity` tokens.
+
+    `prefix` tokens at the sequence's start, BOS where the model adds one, stand again at the start
+    of every window. `overlap` tokens of left context are repeated unscored by later windows; where
+    a window has neither, its first token is no label, as nothing predicts it. Every other label
+    from `prompt` on is scored exactly once. The first window begins at the sequence's start, or
+    before the prompt's last tokens where that is out of reach. The one place where window
+    arithmetic is done, for every convention. Raises UsageError for sizes that cannot be.
     """
-    if capacity < 2 or tokens < 0 or prompt < 0 or not 0 <= overlap < capacity:
+    room = capacity - prefix
+    if capacity < 2 or tokens < 0 or min(prompt, prefix) < 0 or not 0 <= overlap < room:
+        behind = f" behind {prefix}" if prefix else ""
         raise UsageError(
-            f"{tokens} tokens, prompt {prompt}, windows of {capacity}, overlap {overlap}; expected "
-            "windows of at least 2 and an overlap below that"
+            f"{tokens} tokens, prompt {prompt}, windows of {capacity}{behind}, overlap {overlap}; "
+            "expected windows of at least 2 and an overlap below what they hold"
         )
-    back = max(overlap, 1)
+    if convention == "llama.cpp":
+        return _halves(tokens, capacity, prefix)
     found = []
-    label = max(prompt, 1)
-    start = 0 if label < capacity else label - min(back, label)
+    label = max(prompt, prefix, 1)
+    reach = label - (overlap or (0 if prefix else 1))
+    start = prefix if label - prefix < room else max(reach, prefix)
     while label < tokens:
-        stop = min(start + capacity, tokens)
-        found.append(Window(start, stop, label))
-        label = stop
-        start = stop - back
+        stop = min(start + room, tokens)
+        first = label if prefix else max(label, start + 1)
+        if first < stop:
+            found.append(Window(start, stop, first, prefix))
+        label, start = stop, stop - overlap
     return found
+
+
+def _halves(tokens: int, capacity: int, prefix: int) -> list[Window]:
+    """Return llama-perplexity's windows: rows from the middle on but the last have labels."""
+    first = capacity // 2 + 1
+    starts = range(0, tokens // capacity * capacity, capacity) if first < capacity else ()
+    return [Window(at + prefix, at + capacity, at + first, prefix) for at in starts]
 
 
 def sample_window(prompt: int, response: int, capacity: int) -> Window | None:
@@ -71,9 +136,8 @@ def sample_window(prompt: int, response: int, capacity: int) -> Window | None:
 
     None where no label of the response is inside: a sample to be skipped, loudly.
     """
-    stop = min(prompt + response, capacity)
-    first = max(prompt, 1)
-    return Window(0, stop, first) if stop > first else None
+    found = windows(min(prompt + response, capacity), capacity, prompt=prompt)
+    return found[0] if found else None
 
 
 def log_probabilities(logits: Numbers) -> Numbers:

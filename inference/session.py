@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
@@ -173,6 +174,21 @@ class Session:
         """Begin a sequence: forget what was there, run the prompt."""
         self.reset()
         return self.extend(ids, None, logits_rows)
+
+    def in_parts(self, ids: Sequence[int], rows: range, most: int) -> Iterator[Numbers]:
+        """Begin a sequence and yield the logits of neighbouring rows, at most `most` at a time.
+
+        Later rows run behind the cache of earlier ones, so that only those yielded are held. Where
+        the rotary frequencies depend on the length the whole sequence runs at once.
+        """
+        if self._lengthy:
+            logits = self.prefill(ids, rows)
+            yield from (logits[at : at + most] for at in range(0, len(rows), most))
+            return
+        ends = [*range(rows.start + most, rows.stop, most), rows.stop]
+        yield self.prefill(ids[: ends[0]], range(rows.start, ends[0]))
+        for start, stop in pairwise(ends):
+            yield self.extend(ids[start:stop], None, "all")
 
     def step(self, token: int) -> Numbers:
         """Run one more token; return its logits [vocab]."""

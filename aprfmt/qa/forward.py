@@ -9,7 +9,16 @@ from numpy.typing import NDArray
 
 from aprfmt.dtypes import encoding
 from aprfmt.inference.gates import rows_gate
-from aprfmt.inference.loss import Loss, cross_entropy, judge, mean_loss, windows
+from aprfmt.inference.loss import (
+    Loss,
+    cross_entropy,
+    judge,
+    mean_loss,
+    repeated,
+    rows_at_once,
+    window_size,
+    windows,
+)
 from aprfmt.outcome import Check
 from aprfmt.qa import bounds
 from aprfmt.qa.golden import TEXT, Text
@@ -21,7 +30,6 @@ if TYPE_CHECKING:
     from aprfmt.qa.subject import Subject
 
 Numbers = NDArray[Any]
-WINDOW = 512  # tokens of a pass, or the model's context where that is less
 STEPS = 6  # tokens run one by one
 
 
@@ -56,7 +64,9 @@ def loss(subject: "Subject") -> Findings:
     checks: list[Check] = []
     measures: dict[str, Measure] = {}
     for text in texts:
-        found, shifts = measure(subject.session, _ids(subject, text), text.name)
+        ids = _ids(subject, text)
+        leading = () if subject.tokenizer is None else subject.tokenizer.leading
+        found, shifts = measure(subject.session, ids, text.name, repeated(ids, leading))
         allowed = text.tolerance if text.tolerance is not None else _allowed(subject)
         checks += judged(text, found, shifts, kind, allowed)
         measures[f"loss {text.name}"] = Measure(
@@ -82,24 +92,28 @@ def _allowed(subject: "Subject") -> float:
     return bounds.LOSS_GIVEN if plain and exact else bounds.LOSS_QUANTIZED
 
 
-def measure(session: "Session", ids: Sequence[int], where: str) -> tuple[Loss, list[float]]:
+def measure(
+    session: "Session", ids: Sequence[int], where: str, prefix: int = 0
+) -> tuple[Loss, list[float]]:
     """Return the loss of a text, and the means against the token itself, the next, the one after.
 
     The three are over the same rows, so that they can be compared: labels are the next token.
+    The first `prefix` tokens stand before every window.
     """
     vocab = int(session.hp["vocab_size"])
     losses: list[Numbers] = []
     shifted: list[list[Numbers]] = [[], [], []]
-    capacity = min(int(session.hp["context_length"]), WINDOW)
-    for window in windows(len(ids), capacity):
-        part = ids[window.start : window.stop]
-        first = window.first - 1 - window.start
-        rows = session.prefill(part, range(first, len(part) - 1))
-        losses.append(cross_entropy(rows, ids[window.first : window.stop]))
-        for shift, kept in enumerate(shifted):
-            labels = part[first + shift :][: len(rows) - 1]
-            if len(labels):
-                kept.append(cross_entropy(rows[: len(labels)], labels))
+    capacity = window_size(int(session.hp["context_length"]))
+    for window in windows(len(ids), capacity, prefix=prefix):
+        part, at = window.ids(ids), window.rows.start
+        for rows in session.in_parts(part, window.rows, rows_at_once(vocab)):
+            losses.append(cross_entropy(rows, part[at + 1 : at + 1 + len(rows)]))
+            count = min(len(rows), len(part) - 2 - at)  # the last row has no token after the next
+            for shift, kept in enumerate(shifted):
+                if count > 0:
+                    labels = part[at + shift : at + shift + count]
+                    kept.append(cross_entropy(rows[:count], labels))
+            at += len(rows)
     means = [mean_loss(each, vocab).nats for each in shifted]
     return mean_loss(losses, vocab, () if losses else (where,)), means
 

@@ -97,6 +97,16 @@ class Tokenizer:
         before, after = self.frame if add_special else ((), ())
         return [*before, *ids, *after]
 
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """Ids that `encode` puts before a text: BOS where the model adds it, else none."""
+        if self.frame is not None:
+            return self.frame[0]
+        framed, plain = (self.engine.encode("a", special, False) for special in (True, False))
+        starts = range(len(framed) - len(plain) + 1)
+        at = next((n for n in starts if framed[n : n + len(plain)] == plain), 0)
+        return tuple(framed[:at])
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
         """Return the text of ids; ids beyond the vocabulary are left out."""
         return self.engine.decode([int(i) for i in ids], skip_special)

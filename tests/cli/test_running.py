@@ -111,12 +111,14 @@ def test_eval_gives_the_golden_loss(
     assert (done.code, failed) == ((1, ["loss-plausible"]) if learned_by_heart else (0, []))
 
 
-def test_windows_change_the_context_and_never_the_labels(demo_model: Path, golden: Any) -> None:
+def test_overlapping_windows_change_the_context_and_never_the_labels(
+    demo_model: Path, golden: Any
+) -> None:
     ids = given(golden["losses"][2]["ids"])
     runs = {
         name: aprfmt("eval", demo_model, "--ids", ids, "--json", *options).json
         for name, options in {
-            "whole": (), "short": ("--max-seq-len", 32),
+            "whole": (), "short": ("--max-seq-len", 32, "--overlap", 1),
             "overlapping": ("--max-seq-len", 64, "--overlap", 32),
         }.items()
     }  # fmt: skip

@@ -7,7 +7,6 @@ axis before the tokens, an embedding taken for the scaled one, a router's expert
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,9 @@ from aprfmt.inference.trace_file import save_trace
 from aprfmt.model import Model, open_model
 from tests.cli.run import aprfmt
 from tests.inference.judge import judged, rel, traced64
+from tests.llama import needs_llama
 from tests.models import IDS, MAKERS
 
-NEEDS_LLAMA = pytest.mark.skipif(
-    find_spec("llama_cpp") is None, reason="NOT-RUN: llama-cpp-python is not installed"
-)
 # Points that no engine shows by these means.
 NOT_SHOWN = {"q_mm", "k_mm", "v_mm", "router_margin", "k_pe_rope"}
 
@@ -71,7 +68,7 @@ SAME_IN_LLAMA = (
 )  # fmt: skip
 
 
-@NEEDS_LLAMA
+@needs_llama
 @pytest.mark.parametrize("name", SAME_IN_LLAMA)
 def test_llama_cpp_is_read_at_our_points(name: str) -> None:
     ours = traced64(name)[1]
@@ -86,7 +83,7 @@ def test_llama_cpp_is_read_at_our_points(name: str) -> None:
         assert trace.run["backend"]["nodes"] > 40
 
 
-@NEEDS_LLAMA
+@needs_llama
 def test_a_joined_projection_and_experts_come_apart() -> None:
     for name in ("gpt2", "gpt_oss", "mixtral"):
         ours = traced64(name)[1]
@@ -99,7 +96,7 @@ def test_a_joined_projection_and_experts_come_apart() -> None:
                 assert rel(trace.values("L0.expert_w"), ours.values("L0.expert_w")) < 3e-5
 
 
-@NEEDS_LLAMA
+@needs_llama
 def test_llama_cpp_shows_what_a_gguf_has_lost() -> None:
     """Mistral's window is not a key that llama.cpp reads: the first wrong point is the mask's."""
     with ran("mistral", "llama.cpp") as (_, trace):
@@ -114,7 +111,7 @@ def test_without_the_library_the_engine_says_what_to_install(
         with ran("llama", "llama.cpp"):
             pass
     monkeypatch.delenv("APRFMT_LLAMA_CPP")
-    monkeypatch.setattr("aprfmt.inference.engines.llama_cpp.find_spec", lambda name: None)
+    monkeypatch.setattr("aprfmt.inference.engines.llama_library.find_spec", lambda name: None)
     with pytest.raises(BackendUnavailableError, match="pip install llama-cpp-python"):
         with ran("llama", "llama.cpp"):
             pass

@@ -5,6 +5,7 @@ counted as 0.0, max/mean for the peak.
 """
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,11 +17,13 @@ from aprfmt.errors import UsageError
 from aprfmt.inference.gates import logits_gate
 from aprfmt.inference.loss import (
     Loss,
+    Window,
     cross_entropy,
     divergence,
     judge,
     mean_loss,
     sample_window,
+    window_size,
     windows,
 )
 
@@ -53,20 +56,57 @@ def test_labels_outside_the_vocabulary_or_of_another_count_are_refused() -> None
         cross_entropy(LOGITS, LABELS[:4])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.integers(0, 60), st.integers(2, 20), st.integers(0, 70), st.data())
 def test_every_label_is_scored_once_and_predicted_inside_its_window(
     tokens: int, capacity: int, prompt: int, data: st.DataObject
 ) -> None:
-    overlap = data.draw(st.integers(0, capacity - 1))
+    prefix = data.draw(st.integers(0, min(2, capacity - 1)))
+    overlap = data.draw(st.integers(0, capacity - prefix - 1))
     scored: list[int] = []
-    for window in windows(tokens, capacity, prompt=prompt, overlap=overlap):
-        assert 0 <= window.start < window.first < window.stop <= tokens
-        assert window.stop - window.start <= capacity
-        context = window.first - window.start
-        assert context >= min(max(overlap, 1), window.first)
+    sequence = list(range(100, 100 + tokens))
+    found = windows(tokens, capacity, prompt=prompt, overlap=overlap, prefix=prefix)
+    for window in found:
+        assert prefix <= window.start <= window.first < window.stop <= tokens
+        ids = window.ids(sequence)
+        assert len(ids) <= capacity and ids[:prefix] == sequence[:prefix]
+        assert window.first - window.start >= min(overlap, window.first - prefix)
+        assert [ids[row + 1] - 100 for row in window.rows] == list(range(window.first, window.stop))
+        assert window.labels == len(window.rows) > 0 and window.rows.start >= 0
         scored += range(window.first, window.stop)
-    assert scored == list(range(max(prompt, 1), tokens))
+    if prefix or overlap:
+        assert scored == list(range(max(prompt, prefix, 1), tokens))
+    else:  # disjoint with nothing before: the first token of a window is no label
+        starts = [window.start for window in found]
+        assert scored == sorted(scored)
+        assert all(b.start == a.stop for a, b in pairwise(found))
+        missing = set(range(max(prompt, 1), tokens)) - set(scored)
+        assert missing <= {*starts, tokens - 1}
+
+
+def test_windows_are_the_stated_ones() -> None:
+    """Literals: 10 tokens in windows of 4."""
+    assert windows(10, 4) == [Window(0, 4, 1), Window(4, 8, 5), Window(8, 10, 9)]
+    assert windows(9, 4) == [Window(0, 4, 1), Window(4, 8, 5)]  # the last token stands alone
+    assert windows(10, 4, overlap=1) == [Window(0, 4, 1), Window(3, 7, 4), Window(6, 10, 7)]
+    behind = windows(10, 4, prefix=1)  # the first token is BOS, and stands before every window
+    assert behind == [Window(1, 4, 1, 1), Window(4, 7, 4, 1), Window(7, 10, 7, 1)]
+    assert behind[1].ids("B123456789") == ["B", "4", "5", "6"]  # type: ignore[arg-type, comparison-overlap]
+    assert [window_size(size) for size in (512, 2048, 32768)] == [512, 2048, 2048]
+
+
+def test_llama_perplexitys_windows_score_their_second_half() -> None:
+    """Its source: rows from n_ctx/2 to n_ctx - 2 of each whole chunk, whose first token is BOS."""
+    found = windows(26, 8, prefix=1, convention="llama.cpp")
+    assert [window.start for window in found] == [1, 9, 17]
+    for chunk, window in enumerate(found):
+        sequence = list(range(26))
+        assert window.ids(sequence) == [0, *range(8 * chunk + 1, 8 * chunk + 8)]
+        assert window.rows == range(4, 7) and window.labels == 3
+        assert window.first == 8 * chunk + 5
+    assert windows(26, 7, convention="llama.cpp")[1] == Window(7, 14, 11)
+    assert windows(7, 8, convention="llama.cpp") == []
+    assert window_size(8192, "llama.cpp") == 512
 
 
 def test_a_window_as_large_as_the_forward_keeps_the_whole_response() -> None:
