@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec, HyperParams
     from aprfmt.conversion.restore import Restoration
     from aprfmt.tokenizer import Tokenizer
+    from aprfmt.tokenizer.carried import Carried
 
 HF_CONFIG_KEYS = {"gguf": "aprfmt.hf_config", "apr": "hf_config"}
 
@@ -140,6 +141,16 @@ class Model(Mapping[str, Tensor]):
     def roles(self) -> Mapping[str, LogicalTensor]:
         """Logical tensors by role key, in execution order of the file's own listing."""
         return self.resolution.roles
+
+    @cached_property
+    def carried(self) -> "Carried":
+        """The tokenizer's parts as the model carries them; one object, so that none is read twice.
+
+        It knows nothing of an edit of the folder's text files after it was first asked.
+        """
+        from aprfmt.tokenizer.carried import Carried
+
+        return Carried(self)
 
     @cached_property
     def tokenizer(self) -> "Tokenizer":

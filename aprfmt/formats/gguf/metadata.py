@@ -54,6 +54,9 @@ class Metadata(Mapping[str, Value]):
             return str(self._buffer[field.start + 8 : field.end], "utf-8", "surrogateescape")
         return field.value
 
+    def __contains__(self, key: object) -> bool:
+        return key in self.fields  # Mapping's own would decode the value to find out
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.fields)
 
