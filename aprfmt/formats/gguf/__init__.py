@@ -46,6 +46,7 @@ FORMAT = FormatSpec(
     header_fields=header_fields,
     vectors_f32=True,
     takes=takes,
+    collects=True,
     max_name_bytes=MAX_NAME_BYTES,
     max_dims=MAX_DIMS,
 )
