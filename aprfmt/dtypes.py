@@ -222,16 +222,24 @@ def _read_entry_points() -> None:
                 table[code] = row
 
 
+UNNAMED = "type#?"
+
+
 def unknown(ggml_id: int) -> Encoding:
     """Return the row of a ggml id we have no layout for; the file opens, decoding refuses."""
     return Encoding(f"type#{ggml_id}", 0, 0, ggml=ggml_id)
 
 
 def encoding(name: str) -> Encoding:
-    """Return the row of an encoding name; `type#142` gives an unknown row with that ggml id."""
+    """Return the row of an encoding name; `type#142` gives an unknown row with that ggml id.
+
+    `type#?` is what damaged tensors have whose file names no encoding.
+    """
     row: Encoding | None = ENCODINGS.get(name)
     if row is not None:
         return row
     if name.startswith("type#") and name[5:].isdigit():
         return unknown(int(name[5:]))
+    if name == UNNAMED:
+        return Encoding(UNNAMED, 0, 0)
     raise CodecError(f"encoding {name!r} is not one we know: {', '.join(ENCODINGS)}")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from aprfmt.resolve import Resolution
     from aprfmt.restore import Restoration
     from aprfmt.tokenizer import Tokenizer
+    from aprfmt.tokenizer.carried import Carried
 
 HF_CONFIG_KEYS = {"gguf": "aprfmt.hf_config", "apr": "hf_config"}
 
@@ -147,6 +148,16 @@ class Model(Mapping[str, Tensor]):
     def roles(self) -> Mapping[str, LogicalTensor]:
         """Logical tensors by role key, in execution order of the file's own listing."""
         return self.resolution.roles
+
+    @cached_property
+    def carried(self) -> "Carried":
+        """The tokenizer's parts as the model carries them; one object, so that none is read twice.
+
+        It knows nothing of an edit of the folder's text files after it was first asked.
+        """
+        from aprfmt.tokenizer.carried import Carried
+
+        return Carried(self)
 
     @cached_property
     def tokenizer(self) -> "Tokenizer":

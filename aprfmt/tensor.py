@@ -61,6 +61,32 @@ class Note:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What is wrong with a file whose other parts can be read all the same.
+
+    `tensors` are those whose bytes cannot be had, or not be believed, for it: reading one of them
+    raises. Empty where the file breaks a rule that costs no tensor.
+    """
+
+    where: str  # the file
+    text: str
+    tensors: tuple[str, ...] = ()
+    kind: str = "format"  # of the error it would be: "format", "truncated" or "unsupported"
+
+
+def damage_of(tensor: LazyTensor) -> str:
+    """Return why a tensor's bytes cannot be read, companions included; "" where nothing is wrong.
+
+    Touches no bytes.
+    """
+    for one in (tensor, *tensor.parts.values()):
+        found: str = getattr(one, "damage", "")
+        if found:
+            return found
+    return ""
+
+
 class Source(Protocol):
     """An open model file, all its shards; a context manager."""
 
@@ -72,6 +98,11 @@ class Source(Protocol):
     types: Mapping[str, str]  # value types by metadata key where the format has them, else {}
     tensors: Mapping[str, LazyTensor]  # in the file's own order
     notes: Sequence[Note]
+
+    @property
+    def damage(self) -> Sequence[Damage]:
+        """What is wrong with it; always empty unless it was opened with `damaged=True`."""
+        ...
 
     def close(self) -> None:
         """Unmap the files; views given out by raw() end with it."""

@@ -6,9 +6,9 @@ from typing import Any
 import click
 
 from aprfmt.cli import options, render
+from aprfmt.compare.records import SECTIONS
 
 FINDINGS = 12  # causes shown
-SECTIONS = ("tensors", "hyperparameters", "tokenizer", "metadata")
 
 
 @click.command("diff")
@@ -55,23 +55,15 @@ def command(
 
     Exit 0: equal (layout-only differences are named), 1: different, 2: a tensor could not be read.
     """
-    from dataclasses import replace
-
     from aprfmt.cli import diff_html
     from aprfmt.compare import diff
 
+    only = only or (("tensors",) if patterns else SECTIONS)
     with render.Progress("diff", quiet) as progress:
         report = diff(
-            a, b, tensors=patterns, arch=arch, base=base, imatrix=imatrix, explain=explain,
-            images=0 if html is None else diff_html.IMAGES, progress=progress,
+            a, b, tensors=patterns, only=only, arch=arch, base=base, imatrix=imatrix,
+            explain=explain, images=0 if html is None else diff_html.IMAGES, progress=progress,
         )  # fmt: skip
-    if patterns and not only:
-        only = ("tensors",)
-    if only:
-        left_out: dict[str, Any] = {name: () for name in SECTIONS if name not in only}
-        if "tensors" not in only:
-            left_out |= {"findings": (), "images": ()}
-        report = replace(report, **left_out)
     code = report.exit_code(accept)
     for note in report.notes:
         render.warn(note)

@@ -10,6 +10,7 @@ from aprfmt.tensor import Value
 class Watched(Mapping[str, Value]):
     """Values that note which of them were looked at, nested objects included.
 
+    Listing keys takes no value out: in a GGUF that would decode its whole vocabulary.
     Keys of `text_config` (multimodal configs) are seen before the outer ones.
     """
 
@@ -18,6 +19,7 @@ class Watched(Mapping[str, Value]):
         self._label = label
         nested = values.get(inner) if inner else None
         self._inner = nested if isinstance(nested, Mapping) else {}
+        self._inner_key = inner if isinstance(nested, Mapping) else None
         self._inner_label = f"{label}{inner}."
         self._nested: dict[str, Watched] = {}
         self.seen: dict[str, None] = {}
@@ -38,10 +40,10 @@ class Watched(Mapping[str, Value]):
         return key in self._inner or key in self._values
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self._inner, **self._values})
+        return iter(dict.fromkeys((*self._inner, *self._values)))
 
     def __len__(self) -> int:
-        return len({**self._inner, **self._values})
+        return len(dict.fromkeys((*self._inner, *self._values)))
 
     def all_seen(self) -> dict[str, None]:
         """Return the full keys looked at so far, in order."""
@@ -54,10 +56,10 @@ class Watched(Mapping[str, Value]):
         """Yield the full keys never looked at; an object never opened is one key."""
         seen = self.all_seen()
         for values, label in ((self._inner, self._inner_label), (self._values, self._label)):
-            for key, value in values.items():
-                if value is self._inner:
+            for key in values:
+                if values is self._values and key == self._inner_key:
                     continue
-                if key in self._nested and isinstance(value, Mapping):
+                if key in self._nested and isinstance(values[key], Mapping):
                     yield from self._nested[key].unseen()
                 elif label + key not in seen:
                     yield label + key

@@ -1,11 +1,19 @@
 """`diff`: the union of both files' roles, each with one verdict, and the facts beside them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.compare.align import Alignment, align
-from aprfmt.compare.records import DiffReport, Explanation, FieldDiff, Finding, Image, TensorDiff
+from aprfmt.compare.records import (
+    SECTIONS,
+    DiffReport,
+    Explanation,
+    FieldDiff,
+    Finding,
+    Image,
+    TensorDiff,
+)
 from aprfmt.errors import AprfmtError, ArchError, UsageError
 from aprfmt.tensor import Value
 
@@ -35,6 +43,7 @@ def diff(
     b: "Path | str",
     *,
     tensors: Sequence[str] = (),
+    only: Collection[str] = SECTIONS,
     arch: str | None = None,
     base: "Path | str | None" = None,
     imatrix: "Path | str | None" = None,
@@ -46,7 +55,8 @@ def diff(
 
     `base` is the float source: every quantized tensor is asked whether it derives from it byte for
     byte, given the importance matrix in the file `imatrix`, where one was used.
-    `tensors` are PATTERNs in any spelling; UsageError where one matches nothing. With `explain`
+    `tensors` are PATTERNs in any spelling; UsageError where one matches nothing. What `only` leaves
+    out of SECTIONS is not looked at and stays empty. With `explain`
     every differing pair is tested against the hypotheses of compare.explain; `images` is the
     number of worst tensors to make difference images of. Raises FormatError for a file that
     cannot be opened; a tensor that cannot be read is UNREADABLE.
@@ -58,7 +68,13 @@ def diff(
             if imatrix is not None:
                 raise UsageError("an importance matrix explains bytes only beside a base: --base")
             return diff_models(
-                first, second, tensors=tensors, explain=explain, images=images, progress=progress
+                first,
+                second,
+                tensors=tensors,
+                only=only,
+                explain=explain,
+                images=images,
+                progress=progress,
             )
         from aprfmt.compare.requant import open_oracle
 
@@ -68,6 +84,7 @@ def diff(
                 first,
                 second,
                 tensors=tensors,
+                only=only,
                 oracle=oracle,
                 explain=explain,
                 images=images,
@@ -80,6 +97,7 @@ def diff_models(
     b: "Model",
     *,
     tensors: Sequence[str] = (),
+    only: Collection[str] = SECTIONS,
     oracle: "Oracle | None" = None,
     explain: bool = True,
     images: int = 0,
@@ -99,6 +117,8 @@ def diff_models(
             (*pair.spellings, *of_a.get(pair.key, ()), *of_b.get(pair.key, ())) for pair in pairs
         ]
         pairs = [pairs[i] for i in select(names, tensors, f"{a.path} and {b.path}")]
+    if "tensors" not in only:
+        pairs = []
     imatrix = _has_imatrix(a.metadata) or _has_imatrix(b.metadata)
     results = []
     for i, pair in enumerate(pairs):
@@ -123,9 +143,9 @@ def diff_models(
         str(a.path),
         str(b.path),
         tuple(results),
-        _hyperparameters(a, b, alignment),
-        _tokenizer(a, b),
-        _metadata(a, b),
+        _hyperparameters(a, b, alignment) if "hyperparameters" in only else (),
+        _tokenizer(a, b) if "tokenizer" in only else (),
+        _metadata(a, b) if "metadata" in only else (),
         (*alignment.notes, *notes),
         found,
         pictures,
@@ -195,9 +215,16 @@ def _metadata(a: "Model", b: "Model") -> tuple[FieldDiff, ...]:
         if key.startswith(_OWN_KEYS):
             continue
         left, right = a.metadata.get(key), b.metadata.get(key)
-        if plain(left) != plain(right):
+        if not _equal(left, right):
             rows.append(FieldDiff(key, shown(left), shown(right)))
     return tuple(rows)
+
+
+def _equal(left: Value, right: Value) -> bool:
+    """Say whether two metadata values are equal; arrays of one type are compared undecoded."""
+    if type(left) is type(right):
+        return bool(left == right)
+    return bool(plain(left) == plain(right))
 
 
 def plain(value: Value) -> Any:

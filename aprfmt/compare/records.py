@@ -25,6 +25,8 @@ VERDICTS: tuple[Verdict, ...] = (
     "SAME_VALUES",
     "SAME_BYTES",
 )
+# What a report has besides notes and findings; --only names some of them.
+SECTIONS = ("tensors", "hyperparameters", "tokenizer", "metadata")
 EQUAL: frozenset[Verdict] = frozenset({"SAME_BYTES", "SAME_VALUES"})
 
 

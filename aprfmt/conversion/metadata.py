@@ -200,7 +200,7 @@ def config_text(model: "Model") -> str | None:
     """Return config.json verbatim where it is at hand, else spelled from the parsed object."""
     if model.folder is not None and "config.json" in model.folder.texts:
         return model.folder.texts["config.json"]
-    texts = carried_texts(model)
+    texts = model.carried.texts
     if "config.json" in texts:
         return texts["config.json"]
     if model.config is None:
@@ -208,8 +208,8 @@ def config_text(model: "Model") -> str | None:
     return json.dumps(dict(model.config), indent=2, ensure_ascii=False) + "\n"
 
 
-def carried_texts(model: "Model") -> dict[str, str]:
-    """Return the folder files a GGUF or APR of ours carries."""
+def read_texts(model: "Model") -> dict[str, str]:
+    """Return the folder files a GGUF or APR of ours carries; `model.carried.texts` keeps them."""
     text = model.metadata.get(FILES_KEY)
     if not isinstance(text, str):
         return {}
@@ -223,7 +223,7 @@ def _folder_texts(model: "Model") -> dict[str, str]:
 
 
 def _small_files(model: "Model") -> dict[str, str]:
-    texts = carried_texts(model)
+    texts = dict(model.carried.texts)
     if model.folder is not None:
         texts.update({k: v for k, v in model.folder.texts.items() if k != "tokenizer.json"})
     return texts
@@ -352,7 +352,7 @@ def _to_safetensors(model: "Model", plan: Plan) -> Carried:
     from aprfmt.arch.hyper import write_hyper
     from aprfmt.tokenizer import to_hf
 
-    texts = carried_texts(model)
+    texts = dict(model.carried.texts)
     text = config_text(model)
     if text is None:
         config = write_hyper(model.spec, model.hyper, "hf")

@@ -80,6 +80,7 @@ class FormatSpec:
     # it was keeps its bytes; the sink has an `order` of its own
     takes: Callable[[Any], bool] = lambda value: True  # can it be a metadata value?
     values: ValueRules = ValueRules()
+    collects: bool = False  # open_source takes `damaged=True`: damage is collected, not raised
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -161,14 +162,20 @@ def detect(path: Path) -> FormatSpec:
     )
 
 
-def open_source(path: Path | str, *, partial: bool = False) -> Source:
+def open_source(path: Path | str, *, partial: bool = False, damaged: bool = False) -> Source:
     """Open one file (any shard of a split) by its content; a context manager.
 
-    Folders and `*.safetensors.index.json` are handled by the safetensors row's caller in
-    `aprfmt.model`. Raises FormatError for anything that is not one of FORMATS.
+    `damaged` goes on past what leaves the rest readable: `source.damage` says what is wrong, and
+    reading a tensor it concerns raises. Without it the first fault raises. Folders and
+    `*.safetensors.index.json` are handled by the safetensors row's caller in `aprfmt.model`. Raises
+    FormatError for anything that is not one of FORMATS.
     """
     path = Path(path)
-    return detect(path).open_source(path, partial=partial)
+    spec = detect(path)
+    if not (damaged and spec.collects):
+        return spec.open_source(path, partial=partial)
+    collecting: Callable[..., Source] = spec.open_source
+    return collecting(path, partial=partial, damaged=True)
 
 
 def checksum_notes(source: Source) -> list[Note]:

@@ -8,6 +8,7 @@ import struct
 from functools import lru_cache
 
 from aprfmt.errors import FormatError, TruncatedError
+from aprfmt.formats.damage import Faults
 
 # Limits, one constant each. They bound memory and time by the file's own size, not by its claims.
 MAX_STRING = 64 << 20  # no real name, template or JSON value comes near; keeps one slice small
@@ -25,15 +26,19 @@ def _layout(fmt: str) -> struct.Struct:
 
 
 class Cursor:
-    """Reads forward through `buffer[offset:end]`; `where` names the file in messages."""
+    """Reads forward through `buffer[offset:end]`; `where` names the file in messages.
 
-    __slots__ = ("buffer", "end", "offset", "order", "where")
+    Parsers report to `faults` what is wrong with a value that has been read whole.
+    """
+
+    __slots__ = ("buffer", "end", "faults", "offset", "order", "where")
 
     def __init__(
         self, buffer: memoryview, where: str, offset: int = 0, end: int | None = None
     ) -> None:
         self.buffer = buffer
         self.where = where
+        self.faults = Faults(where, False)
         self.end = len(buffer) if end is None else end
         self.offset = offset
         self.order = "<"
@@ -98,12 +103,28 @@ class Cursor:
 
     def text(self, count: int, what: str) -> str:
         """Read `count` bytes as strict UTF-8."""
+        text, error = self._decode(count, what)
+        if error is not None:
+            raise error
+        return text
+
+    def name(self, count: int, what: str) -> tuple[str, FormatError | None]:
+        """Read `count` bytes as UTF-8; other bytes are a fault and come as their numbers.
+
+        Returns the text and the fault, so that it can be told what it concerns.
+        """
+        text, error = self._decode(count, what)
+        if error is not None:
+            self.faults.add(error)
+        return text, error
+
+    def _decode(self, count: int, what: str) -> tuple[str, FormatError | None]:
         at = self.offset
         raw = self.take(count, what)
         try:
-            return str(raw, "utf-8")
+            return str(raw, "utf-8"), None
         except UnicodeDecodeError as error:
-            raise FormatError(
+            return str(raw, "utf-8", "backslashreplace"), FormatError(
                 f"{self.where}: {what} at offset {at} is not UTF-8 "
                 f"(byte {error.start} is 0x{raw[error.start]:02x}); the file is damaged"
-            ) from None
+            )

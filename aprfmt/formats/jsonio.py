@@ -9,6 +9,7 @@ import gc
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,16 +36,16 @@ def loads(
     *,
     max_bytes: int,
     max_depth: int = MAX_DEPTH,
-    duplicates: Literal["refuse", "last"] = "refuse",
+    duplicates: Literal["refuse", "last", "mark"] = "refuse",
     nonfinite: bool = False,
     surrogates: bool = False,
 ) -> Any:
     """Return the one JSON value that `data` holds; `where` begins every message.
 
     Text may come from a file that is not UTF-8; its surrogates are then found as what they are.
-    `duplicates="last"` lets the last of equal keys win, `nonfinite` allows NaN and the infinities,
-    `surrogates` allows lone surrogate escapes. Byte offsets in messages count from `data`'s start.
-    Raises FormatError.
+    `duplicates="last"` lets the last of equal keys win, "mark" too, and the object is a Doubled.
+    `nonfinite` allows NaN and the infinities, `surrogates` allows lone surrogate escapes. Byte
+    offsets in messages count from `data`'s start. Raises FormatError.
     """
     if isinstance(data, str):
         data = data.encode("utf-8", "surrogatepass")
@@ -61,7 +62,7 @@ def loads(
         ) from None
     jsonlimits.check(raw, where, max_depth)
     decoder = json.JSONDecoder(
-        object_pairs_hook=_unique(where) if duplicates == "refuse" else None,
+        object_pairs_hook=_DUPLICATES[duplicates](where),
         parse_constant=None if nonfinite else _refuse_constant(where),
         parse_int=_integer(where) if _LONG in raw.translate(_DIGITS) else None,
         parse_float=None if nonfinite else _finite(where),
@@ -131,6 +132,32 @@ def _unique(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
         return result
 
     return build
+
+
+class Doubled(dict[str, Any]):
+    """An object in which keys stand twice: the last of each counts, `keys_twice` names them."""
+
+    keys_twice: frozenset[str] = frozenset()
+
+
+def _marked(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) == len(pairs):
+            return result
+        doubled = Doubled(result)
+        counts = Counter(key for key, _ in pairs)
+        doubled.keys_twice = frozenset(key for key, count in counts.items() if count > 1)
+        return doubled
+
+    return build
+
+
+_DUPLICATES: dict[str, Callable[[str], Any]] = {
+    "refuse": _unique,
+    "last": lambda where: None,
+    "mark": _marked,
+}
 
 
 def _integer(where: str) -> Callable[[str], int]:

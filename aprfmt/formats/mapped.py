@@ -9,9 +9,11 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from aprfmt.errors import FormatError, TruncatedError, UsageError
 from aprfmt.tensor import LazyTensor, TensorInfo
+from aprfmt.text import shorten
 
 Buffer = bytes | bytearray | memoryview
 
@@ -85,6 +87,7 @@ class StoredTensor:
     __slots__ = ("_file", "info")
 
     parts: Mapping[str, LazyTensor] = {}
+    damage = ""
 
     def __init__(self, file: MappedFile, info: TensorInfo) -> None:
         self._file = file
@@ -120,22 +123,56 @@ class CutTensor(StoredTensor):
 
     __slots__ = ()
 
-    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
-        """Raise TruncatedError: the bytes are not there."""
+    @property
+    def damage(self) -> str:  # type: ignore[override]
+        """Which bytes are not there."""
         info = self.info
-        raise TruncatedError(
-            f"{self.path}: tensor {info.name!r} needs bytes {info.offset}.."
+        return (
+            f"{self.path}: tensor {shorten(info.name, 100)!r} needs bytes {info.offset}.."
             f"{info.offset + info.nbytes}, the file has {self._file.size}; get the file again"
         )
+
+    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
+        """Raise TruncatedError: the bytes are not there."""
+        raise TruncatedError(self.damage)
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
         """Do nothing: there is nothing to release."""
 
 
-def stored_tensor(file: MappedFile, info: TensorInfo) -> StoredTensor:
-    """Return a tensor of a file that may be truncated."""
-    whole = info.offset + info.nbytes <= file.size or not info.nbytes
-    return (StoredTensor if whole else CutTensor)(file, info)
+class DamagedTensor(StoredTensor):
+    """A tensor whose place or layout cannot be believed."""
+
+    __slots__ = ("_error",)
+
+    def __init__(self, file: MappedFile, info: TensorInfo, error: FormatError) -> None:
+        super().__init__(file, info)
+        self._error = error
+
+    @property
+    def damage(self) -> str:  # type: ignore[override]
+        """What is wrong with it."""
+        return str(self._error)
+
+    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
+        """Raise what is wrong with it."""
+        raise type(self._error)(str(self._error))
+
+    def drop(self, start: int = 0, stop: int | None = None) -> None:
+        """Do nothing: there is nothing to release."""
+
+
+def stored_tensor(
+    file: MappedFile,
+    info: TensorInfo,
+    broken: Mapping[str, FormatError] = MappingProxyType({}),
+    whole: type[StoredTensor] = StoredTensor,
+) -> StoredTensor:
+    """Return a tensor of a file; one that is `broken` or cut raises when it is read."""
+    if info.name in broken:
+        return DamagedTensor(file, info, broken[info.name])
+    there = info.offset + info.nbytes <= file.size or not info.nbytes
+    return (whole if there else CutTensor)(file, info)
 
 
 class MemoryTensor:

@@ -5,7 +5,7 @@ and APR has keys besides, and where both speak the keys win (a user may have set
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +30,13 @@ _SPELLING: Mapping[str, Callable[[Key], str]] = {
 
 @dataclass(frozen=True)
 class Carried:
-    """The tokenizer's parts of one model; nothing is parsed before it is asked for."""
+    """The tokenizer's parts of one open model, `model.carried`.
+
+    Nothing is parsed before it is asked for, and no file twice.
+    """
 
     model: "Model"
+    _parsed: dict[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
 
     @property
     def where(self) -> str:
@@ -103,11 +107,14 @@ class Carried:
     @cached_property
     def files(self) -> Mapping[str, str]:
         """The folder's text files, or those carried, without tokenizer.json."""
-        if self.model.folder is not None:
-            return self.model.folder.texts
-        from aprfmt.conversion.metadata import carried_texts
+        return self.texts if self.model.folder is None else self.model.folder.texts
 
-        return carried_texts(self.model)
+    @cached_property
+    def texts(self) -> Mapping[str, str]:
+        """The small files a GGUF or APR of ours carries, by name. Raises FormatError."""
+        from aprfmt.conversion.metadata import read_texts
+
+        return read_texts(self.model)
 
     def unread(self) -> list[str]:
         """Return the names of tokenizer files of a folder that this package does not read."""
@@ -115,7 +122,7 @@ class Carried:
         names = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
         return [n for n in names if folder is not None and (folder.path / n).is_file()]
 
-    @property
+    @cached_property
     def origin(self) -> str:
         """Where tokenizer.json comes from; "" without one."""
         if self.model.folder is not None and TOKENIZER_JSON in self.model.folder.texts:
@@ -136,14 +143,27 @@ class Carried:
 
     def parse(self, name: str) -> Mapping[str, Any]:
         """Return one of the small JSON files; {} without it. Raises FormatError."""
-        if name not in self.files:
-            return {}
-        return self._object(self.files[name], f"{self.where}: {name}", 16 << 20)
+        if name not in self._parsed:
+            text = self.files.get(name)
+            where = f"{self.where}: {name}"
+            self._parsed[name] = {} if text is None else self._object(text, where, 16 << 20)
+        return self._parsed[name]
 
     def parse_tokenizer_json(self) -> Mapping[str, Any] | None:
-        """Return tokenizer.json parsed; None without one. Raises FormatError."""
+        """Return tokenizer.json parsed; None without one. Raises FormatError.
+
+        It is not kept (that of 262,144 tokens takes some 150 MB): what is made of it is, as
+        `model.tokenizer` and `facts`.
+        """
         text = self.tokenizer_json()
         return None if text is None else self._object(text, self.origin, MAX_JSON)
+
+    @cached_property
+    def facts(self) -> Mapping[str, Any]:
+        """What identifies the tokenizer; see `aprfmt.tokenizer.facts`."""
+        from aprfmt.tokenizer.identity import of_tokens
+
+        return of_tokens(self)
 
     def _object(self, text: str, where: str, limit: int) -> Mapping[str, Any]:
         from aprfmt.formats.jsonio import loads

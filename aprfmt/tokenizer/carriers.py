@@ -70,7 +70,7 @@ def to_gguf(model: "Model") -> dict[str, Value | Typed]:
     A GGUF's own keys come back as they were, also by way of APR. Raises ConversionError where GGUF
     has no word for the tokenizer, FormatError for a damaged one.
     """
-    carried = Carried(model)
+    carried = model.carried
     if model.key_style == "gguf":
         return _verbatim(model)
     back = _back_from_apr(carried)
@@ -180,7 +180,7 @@ def to_apr(model: "Model") -> dict[str, Value]:
 
     Raises FormatError for a damaged tokenizer.
     """
-    carried = Carried(model)
+    carried = model.carried
     if model.key_style == "apr":
         kept = (_PREFIX, APR_CHAT_TEMPLATE, "special_tokens", APR_GGUF)
         return {key: value for key, value in model.metadata.items() if key.startswith(kept)}
@@ -278,7 +278,7 @@ def to_hf(model: "Model") -> dict[str, str]:
     tokenizer_config.json so that AutoTokenizer takes it as it stands. Raises UnsupportedError for
     a pre-tokenizer or kind that is not known.
     """
-    carried = Carried(model)
+    carried = model.carried
     if not has_tokenizer(carried):
         return {}
     found = {name: text for name, text in carried.files.items() if name != "config.json"}

@@ -25,11 +25,14 @@ def facts(model: "Model", quick: bool = False) -> Mapping[str, Any]:
     static scan of the chat template; its keys are of the file rather than of the tokenizer.
     Raises FormatError, UnsupportedError for what cannot be read.
     """
-    carried = Carried(model)
+    carried = model.carried
     if not has_tokenizer(carried):
         return {}
-    if quick:
-        return _quick(carried)
+    return _quick(carried) if quick else carried.facts
+
+
+def of_tokens(carried: Carried) -> Mapping[str, Any]:
+    """Return the facts that take reading the tokens; {} without a vocabulary."""
     data = carried.parse_tokenizer_json()
     vocabulary = from_json(carried, data) if data is not None else from_metadata(carried)
     if vocabulary is None:

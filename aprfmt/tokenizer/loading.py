@@ -23,7 +23,7 @@ def load(model: "Model") -> Tokenizer:
     Raises FormatError where it carries none or a damaged one, UnsupportedError for a pre-tokenizer
     or kind that is not known.
     """
-    carried = Carried(model)
+    carried = model.carried
     text = carried.tokenizer_json()
     if text is not None:
         return _from_text(carried, text)
@@ -44,7 +44,7 @@ def stated_ends(model: "Model") -> frozenset[int]:
 
     Raises FormatError for an id that is none.
     """
-    carried = Carried(model)
+    carried = model.carried
     return stop_ids(carried.ids(), lambda text: None, stated_stops(carried))
 
 

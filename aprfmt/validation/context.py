@@ -61,10 +61,9 @@ class Context:
     @cached_property
     def carried(self) -> "Carried":
         """The tokenizer's parts as they stand; NotRun where the model carries none."""
-        from aprfmt.tokenizer.carried import Carried
         from aprfmt.tokenizer.carriers import has_tokenizer
 
-        carried = Carried(self.model)
+        carried = self.model.carried
         if not has_tokenizer(carried):
             raise NotRun("the model carries no tokenizer")
         return carried

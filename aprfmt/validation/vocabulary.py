@@ -238,10 +238,9 @@ def _wrong_merges(words: Words) -> list[tuple[int, Any]]:
 
 def template(ctx: "Context") -> Result:
     """Check that the chat template only joins texts and reaches for nothing of Python."""
-    from aprfmt.tokenizer.carried import Carried
     from aprfmt.tokenizer.template import scan_template
 
-    text = Carried(ctx.model).chat_template()
+    text = ctx.model.carried.chat_template()
     if text is None:
         raise NotRun("the model carries no chat template")
     findings = [

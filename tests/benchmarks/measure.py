@@ -45,8 +45,12 @@ def run_process(
     runs: int = 3,
     before: Callable[[], None] | None = None,
     environment: dict[str, str] | None = None,
+    fine: Sequence[int] = (0,),
 ) -> Process:
-    """Run a command several times; `before` cleans up ahead of each. Raises if it fails."""
+    """Run a command several times; `before` cleans up ahead of each.
+
+    Raises for an exit code that is not `fine`.
+    """
     times, peaks = [], []
     for _ in range(runs):
         if before is not None:
@@ -60,7 +64,7 @@ def run_process(
         _, status, usage = os.wait4(child.pid, 0)
         times.append(time.perf_counter() - began)
         child.returncode = os.waitstatus_to_exitcode(status)
-        if child.returncode:
+        if child.returncode not in fine:
             raise RuntimeError(f"{' '.join(command)}: {error.decode(errors='replace')[-400:]}")
         peaks.append(usage.ru_maxrss / 1024)
     return Process(statistics.median(times), max(peaks))

@@ -169,7 +169,7 @@ def companions(data: bytes) -> None:
 
 def carried(data: bytes) -> None:
     """Use a JSON object of metadata as a GGUF and an APR file of ours carry it, and convert it."""
-    from aprfmt.conversion.metadata import carried_texts, config_text
+    from aprfmt.conversion.metadata import config_text, read_texts
     from tests.tokenizer.fake import fake
     from tests.tokenizer.test_hostile import JSON
 
@@ -179,7 +179,7 @@ def carried(data: bytes) -> None:
     problems: list[AprfmtError] = []
     for form in ("gguf", "apr"):
         model = cast(Any, fake(form, {HF_JSON: json.dumps(JSON), **values}))
-        steps: list[Callable[[Any], Any]] = [carried_texts, config_text, facts, load, to_gguf,
+        steps: list[Callable[[Any], Any]] = [read_texts, config_text, facts, load, to_gguf,
                                              to_apr, to_hf]  # fmt: skip
         for step in steps:
             try:

@@ -9,6 +9,15 @@ from typing import Any, cast
 from aprfmt.hf_folder import read_folder
 from aprfmt.model import Model
 from aprfmt.tensor import Typed
+from aprfmt.tokenizer.carried import Carried
+
+
+class _Fake(SimpleNamespace):
+    """Reads its parts anew at every access: tests change them."""
+
+    @property
+    def carried(self) -> Carried:
+        return Carried(cast(Model, self))
 
 
 def fake(form: str, metadata: Mapping[str, Any], folder: Path | None = None) -> Model:
@@ -18,7 +27,7 @@ def fake(form: str, metadata: Mapping[str, Any], folder: Path | None = None) -> 
     opened = None if folder is None else read_folder(folder)
     return cast(
         Model,
-        SimpleNamespace(
+        _Fake(
             format=form,
             key_style=form,
             metadata=plain,

@@ -29,11 +29,11 @@ def recognise(head: bytes, size: int) -> bool:
     return head.lstrip()[:1] == b"{" and b'"shard_count"' in head and b'"filename"' in head
 
 
-def open_source(path: Path, *, partial: bool = False) -> Source:
+def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> Source:
     """Open a file, any shard of a set, or its manifest; see `reader.open_source`."""
     from aprfmt.formats.apr import reader
 
-    return reader.open_source(path, partial=partial)
+    return reader.open_source(path, partial=partial, damaged=damaged)
 
 
 def open_sink(path: Path, **options: Any) -> Sink:
@@ -73,4 +73,5 @@ FORMAT = FormatSpec(
     order=order,
     rewrites=True,
     values=ValueRules(keys=keys),
+    collects=True,
 )

@@ -11,7 +11,7 @@ from aprfmt.text import shorten
 
 def header_fields(buffer: memoryview, where: str) -> Iterator[HeaderField]:
     """Yield the 64 header bytes, the metadata, every index entry, and the footer."""
-    parsed = parse(buffer, where, partial=True)
+    parsed = parse(buffer, where, damaged=True)
     header = parsed.header
     flags = f"0x{header.flags:04x} {' '.join(header.flag_names)}".strip()
     crc = f"0x{header.checksum:08x}"

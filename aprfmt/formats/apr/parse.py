@@ -1,14 +1,13 @@
 """From bytes to the structure of one APR v2 file; no file is opened and no tensor read here.
 
 Order of checks as in the reference: length, magic, header checksum, version and layout flag,
-metadata, index; then what the reference leaves out: sizes, overlap, the file's end.
+metadata, index; then what the reference leaves out: sizes, overlap, the file's end. What leaves the
+rest readable goes to `Parsed.faults`.
 """
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
 
 from aprfmt.dtypes import ENCODINGS
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
@@ -16,88 +15,45 @@ from aprfmt.formats import jsonio
 from aprfmt.formats.apr import carried, layout
 from aprfmt.formats.apr.layout import BITS, CODES, COMPRESSED, HEADER_SIZE, Header, align
 from aprfmt.formats.apr.metadata import misfits
+from aprfmt.formats.apr.parsed import Entry, Parsed
 from aprfmt.formats.cursor import MAX_COUNT, MAX_DIMS, MAX_METADATA, Cursor
-from aprfmt.tensor import Note, TensorInfo, Value
+from aprfmt.formats.damage import Faults, report_overlap
+from aprfmt.tensor import TensorInfo, Value
 from aprfmt.text import shorten
-
-FooterState = Literal["present", "missing", "trailing"]
 
 _ENTRY_TAIL = struct.Struct("<QQ")
 _JSON_INDEX = b"[{"  # one loader's dump writes its index as JSON
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One index entry: the stored tensor (absolute offset) and its code as it stands there."""
-
-    info: TensorInfo
-    code: int
-
-
-@dataclass(slots=True)
-class Parsed:
-    """The structure of one file.
-
-    `buffer` holds the plain file: the one given, or the expanded one. `infos` are the logical
-    tensors in index order, `entries` the stored ones. `end` is where the padded data ends and the
-    footer begins; `size` is the plain file's length.
-    """
-
-    where: str
-    buffer: memoryview
-    size: int
-    header: Header
-    metadata: dict[str, Value] = field(default_factory=dict)
-    entries: list[Entry] = field(default_factory=list)
-    infos: dict[str, TensorInfo] = field(default_factory=dict)
-    notes: list[Note] = field(default_factory=list)
-    index_end: int = 0
-    end: int = 0
-    expanded: bool = False
-
-    @property
-    def metadata_raw(self) -> memoryview:
-        """The metadata's bytes as they stand in the file."""
-        start = self.header.metadata_offset
-        return self.buffer[start : start + self.header.metadata_size]
-
-    @property
-    def footer(self) -> FooterState:
-        """Whether the file ends with its checksum, before it, or behind it."""
-        if self.size == self.end + 4:
-            return "present"
-        return "missing" if self.size <= self.end else "trailing"
-
-    def regions(self) -> Iterator[tuple[int, int]]:
-        """Yield (start, stop) of everything that has a meaning; the rest should be zeros."""
-        header = self.header
-        yield 0, HEADER_SIZE
-        yield header.metadata_offset, header.metadata_offset + header.metadata_size
-        yield header.index_offset, self.index_end
-        for entry in self.entries:
-            yield entry.info.offset, entry.info.offset + entry.info.nbytes
-
-    def warn(self, text: str, where: str = "") -> None:
-        """Add a warning; `where` defaults to the file."""
-        self.notes.append(Note("warning", where or self.where, text))
-
-    def remark(self, text: str) -> None:
-        """Add a note: unusual, but harmless."""
-        self.notes.append(Note("note", self.where, text))
-
-
-def parse(buffer: memoryview, where: str, *, partial: bool = False) -> Parsed:
+def parse(
+    buffer: memoryview, where: str, *, partial: bool = False, damaged: bool = False
+) -> Parsed:
     """Return the structure of the APR v2 file in `buffer`; `where` begins every message.
 
-    `partial` lists tensors that lie beyond the end of a truncated file, with a warning each.
+    `partial` lists tensors that lie beyond the end of a truncated file, with a warning. `damaged`
+    collects what leaves the rest readable in `faults`; without it the first fault raises.
     Raises FormatError, TruncatedError or UnsupportedError.
     """
-    header, legacy = _read_header(buffer, where)
-    if not header.flags & COMPRESSED:
-        return _parse_plain(buffer, where, header, legacy, partial)
-    # The reference writer sets the bits over plain data, so the plain reading comes first.
+    faults = Faults(where, damaged)
     try:
-        return _parse_plain(buffer, where, header, legacy, partial)
+        header, legacy = _read_header(buffer, where, faults)
+        if header.flags & COMPRESSED:
+            return _parse_compressed(buffer, header, legacy, partial, faults)
+        return _parse_plain(buffer, header, legacy, partial, faults)
+    except FormatError as error:
+        raise faults.first(error) from None
+
+
+def _parse_compressed(
+    buffer: memoryview, header: Header, legacy: bool, partial: bool, faults: Faults
+) -> Parsed:
+    """Parse a file whose flags say that it is compressed.
+
+    The reference writer sets the bits over plain data, so the plain reading comes first.
+    """
+    where = faults.where
+    try:
+        parsed = _parse_plain(buffer, header, legacy, partial, Faults(where, False))
     except FormatError as plain_error:
         from aprfmt.formats.apr.compressed import expand
 
@@ -105,14 +61,17 @@ def parse(buffer: memoryview, where: str, *, partial: bool = False) -> Parsed:
             whole = memoryview(expand(buffer, header.flags, where)).toreadonly()
         except FormatError as error:
             looks_plain = bytes(buffer[HEADER_SIZE : HEADER_SIZE + 2]) == b'{"'
+            if looks_plain and faults.collect:
+                return _parse_plain(buffer, header, legacy, partial, faults)
             raise plain_error if looks_plain else error from None
-        parsed = _parse_plain(whole, where, header, legacy, partial)
+        parsed = _parse_plain(whole, header, legacy, partial, faults)
         parsed.expanded = True
         parsed.warn("everything after the header is compressed, which no known writer does")
-        return parsed
+    parsed.faults = faults
+    return parsed
 
 
-def _read_header(buffer: memoryview, where: str) -> tuple[Header, bool]:
+def _read_header(buffer: memoryview, where: str, faults: Faults) -> tuple[Header, bool]:
     """Return the checked header and whether it stands under a legacy magic."""
     if len(buffer) < HEADER_SIZE:
         raise TruncatedError(
@@ -133,9 +92,11 @@ def _read_header(buffer: memoryview, where: str) -> tuple[Header, bool]:
             if header.checksum == 0
             else "the header is damaged; get the file again"
         )
-        raise FormatError(
-            f"{where}: header checksum at offset {layout.CRC_AT} is 0x{header.checksum:08x}, "
-            f"its bytes give 0x{header.computed_checksum:08x}; {hint}"
+        faults.add(
+            FormatError(
+                f"{where}: header checksum at offset {layout.CRC_AT} is 0x{header.checksum:08x}, "
+                f"its bytes give 0x{header.computed_checksum:08x}; {hint}"
+            )
         )
     if header.major != layout.VERSION[0]:
         raise UnsupportedError(
@@ -154,17 +115,18 @@ def _check_flags(header: Header, where: str) -> Header:
 
 
 def _parse_plain(
-    buffer: memoryview, where: str, header: Header, legacy: bool, partial: bool
+    buffer: memoryview, header: Header, legacy: bool, partial: bool, faults: Faults
 ) -> Parsed:
-    parsed = Parsed(where, buffer, len(buffer), header)
+    parsed = Parsed(faults.where, buffer, len(buffer), header, faults)
     _note_header(parsed, legacy)
     metadata = _read_metadata(parsed)
     _read_index(parsed)
     stored = {entry.info.name: entry.info for entry in parsed.entries}
-    parsed.metadata, parsed.infos, notes = carried.join(metadata, stored, where)
+    parsed.metadata, parsed.infos, notes = carried.join(metadata, stored, parsed.where)
     parsed.notes += notes
     _check_regions(parsed)
     _check_end(parsed, partial)
+    faults.rename(dict(zip(stored, parsed.infos, strict=True)))
     return parsed
 
 
@@ -183,6 +145,18 @@ def _note_header(parsed: Parsed, legacy: bool) -> None:
 
 
 def _read_metadata(parsed: Parsed) -> dict[str, Value]:
+    """Return the metadata; {} where they cannot be read and faults are collected."""
+    header = parsed.header
+    try:
+        metadata = _metadata(parsed)
+    except FormatError as error:
+        parsed.faults.add(error)
+        return {}
+    parsed.metadata_end = header.metadata_offset + header.metadata_size
+    return metadata
+
+
+def _metadata(parsed: Parsed) -> dict[str, Value]:
     header, where = parsed.header, parsed.where
     cursor = Cursor(parsed.buffer, where)
     if header.metadata_offset < HEADER_SIZE:
@@ -210,53 +184,77 @@ def _read_metadata(parsed: Parsed) -> dict[str, Value]:
 
 
 def _read_index(parsed: Parsed) -> None:
-    header, where, buffer = parsed.header, parsed.where, parsed.buffer
-    start = header.index_offset
-    metadata_end = header.metadata_offset + header.metadata_size
-    for first, end, what in (
-        (0, HEADER_SIZE, "header"),
-        (header.metadata_offset, metadata_end, "metadata"),
-    ):
-        if first <= start < end:
-            raise FormatError(
-                f"{where}: tensor_index_offset {start} overlaps the {what}, which ends at {end}"
-            )
-    if header.tensor_count > MAX_COUNT:
-        raise FormatError(
-            f"{where}: tensor_count at offset 8 is {header.tensor_count}, the limit is {MAX_COUNT}"
-        )
-    cursor = Cursor(buffer, where)
-    cursor.skip(start, "tensor_index_offset")
-    cursor.need(header.tensor_count * layout.ENTRY_SIZE, f"{header.tensor_count} index entries")
-    if header.tensor_count and bytes(buffer[start : start + 2]) == _JSON_INDEX:
-        raise UnsupportedError(
-            f"{where}: tensor index at offset {start} is JSON, as one loader's dump writes it; "
-            "APR v2 needs binary entries: convert the model again from its source"
-        )
+    cursor = _find_index(parsed)
     seen: set[bytes] = set()
     last, unsorted = b"", ""
     legacy: dict[str, list[str]] = {}
-    for number in range(header.tensor_count):
-        raw_name, entry = _read_entry(cursor, number, header.data_offset, parsed)
+    for raw_name, entry in _entries(cursor, parsed):
+        name = entry.info.name
         if raw_name in seen:
-            raise FormatError(
-                f"{where}: {_tensor(entry.info.name)} stands twice in the index; "
-                "names must be unique"
-            )
+            what = f"{parsed.where}: {_tensor(name)} stands twice in the index"
+            parsed.faults.add(FormatError(f"{what}; names must be unique"), name)
         seen.add(raw_name)
         if raw_name < last:
-            unsorted = unsorted or entry.info.name
+            unsorted = unsorted or name
         last = raw_name
         parsed.entries.append(entry)
-        if ENCODINGS[entry.info.encoding].apr != entry.code:
+        if name not in parsed.faults.broken and ENCODINGS[entry.info.encoding].apr != entry.code:
             meaning = f"code {entry.code} read as {entry.info.encoding} by its size"
-            legacy.setdefault(meaning, []).append(entry.info.name)
+            legacy.setdefault(meaning, []).append(name)
     parsed.index_end = cursor.offset
     if unsorted:
         tensor = _tensor(unsorted)
         parsed.warn(f"the index is not sorted by name from {tensor} on; aprender refuses that")
     for meaning, names in legacy.items():
         parsed.warn(f"{len(names)} tensors have legacy {meaning}, the first is {_tensor(names[0])}")
+
+
+def _find_index(parsed: Parsed) -> Cursor:
+    """Return a cursor at the index. Raises where it cannot be there."""
+    header, where = parsed.header, parsed.where
+    start = header.index_offset
+    metadata_end = parsed.metadata_end
+    overlaps = f"{where}: tensor_index_offset {start} overlaps the"
+    if start < HEADER_SIZE:
+        raise FormatError(f"{overlaps} header, which ends at {HEADER_SIZE}")
+    if header.metadata_offset <= start < metadata_end:
+        parsed.faults.add(FormatError(f"{overlaps} metadata, which ends at {metadata_end}"))
+    if header.tensor_count > MAX_COUNT:
+        raise FormatError(
+            f"{where}: tensor_count at offset 8 is {header.tensor_count}, the limit is {MAX_COUNT}"
+        )
+    cursor = Cursor(parsed.buffer, where)
+    cursor.skip(start, "tensor_index_offset")
+    cursor.need(header.tensor_count * layout.ENTRY_SIZE, f"{header.tensor_count} index entries")
+    if header.tensor_count and bytes(parsed.buffer[start : start + 2]) == _JSON_INDEX:
+        raise UnsupportedError(
+            f"{where}: tensor index at offset {start} is JSON, as one loader's dump writes it; "
+            "APR v2 needs binary entries: convert the model again from its source"
+        )
+    return cursor
+
+
+def _entries(cursor: Cursor, parsed: Parsed) -> Iterator[tuple[bytes, Entry]]:
+    """Yield every entry with its name's bytes.
+
+    Where one cannot be read none behind it can, as entries have no fixed length.
+    """
+    count, data = parsed.header.tensor_count, parsed.header.data_offset
+    for number in range(count):
+        at = cursor.offset
+        if parsed.faults.collect and parsed.header.index_offset < data <= at:
+            error = FormatError(
+                f"{parsed.where}: the index has {count} entries by the header, {number} stand "
+                f"before the data at offset {data}"
+            )
+            parsed.faults.add(error)
+            return
+        try:
+            yield _read_entry(cursor, number, data, parsed)
+        except FormatError as error:
+            parsed.faults.add(error)
+            cursor.offset = at
+            return
 
 
 def _tensor(name: str) -> str:
@@ -281,20 +279,25 @@ def _read_entry(
         )
     shape = struct.unpack(f"<{ndim}Q", cursor.take(8 * ndim, f"shape of {tensor}"))
     offset, nbytes = _ENTRY_TAIL.unpack(cursor.take(_ENTRY_TAIL.size, f"extent of {tensor}"))
-    if code not in CODES:
-        raise UnsupportedError(
-            f"{where}: {tensor} at offset {at} has dtype code {code}; "
-            f"known codes are {', '.join(map(str, CODES))}"
-        )
+    encoding, row_bytes = f"type#{code}", None
     found = layout.resolve(code, shape, nbytes)
-    if found is None:
+    if code not in CODES:
+        known = ", ".join(map(str, CODES))
+        error: FormatError = UnsupportedError(
+            f"{where}: {tensor} at offset {at} has dtype code {code}; known codes are {known}"
+        )
+        parsed.faults.add(error, name)
+    elif found is None:
+        encoding = CODES[code][0]
         sizes = shorten(str(layout.expected_sizes(code, shape)), 200)
-        raise FormatError(
+        error = FormatError(
             f"{where}: {tensor} has {nbytes} bytes; shape {shorten(str(list(shape)), 200)} "
             f"under dtype code {code} takes {sizes}"
         )
-    encoding, fit = found
-    info = TensorInfo(name, shape, encoding, data_offset + offset, nbytes, fit.row_bytes)
+        parsed.faults.add(error, name)
+    else:
+        encoding, row_bytes = found[0], found[1].row_bytes
+    info = TensorInfo(name, shape, encoding, data_offset + offset, nbytes, row_bytes)
     return raw_name, Entry(info, code)
 
 
@@ -303,41 +306,33 @@ def _decode_name(raw: bytes, at: int, what: str, parsed: Parsed) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         # The reference writer cuts names at byte 256, which can split the last character.
+        name = raw.decode("utf-8", "backslashreplace")
         if len(raw) == layout.MAX_NAME_BYTES and error.start >= len(raw) - 3:
-            name = raw.decode("utf-8", "backslashreplace")
             parsed.warn(
                 f"the name of {what} was cut at {layout.MAX_NAME_BYTES} bytes: {_tensor(name)}"
             )
             return name
-        raise FormatError(
+        wrong = FormatError(
             f"{parsed.where}: the name of {what} at offset {at} is not UTF-8 "
             f"(byte {error.start} is 0x{raw[error.start]:02x}); the index is damaged"
-        ) from None
+        )
+    parsed.faults.add(wrong, name)
+    return name
 
 
 def _check_regions(parsed: Parsed) -> None:
-    """Refuse overlap; remark on holes and on unaligned tensors."""
+    """Report overlap; remark on holes and on unaligned tensors."""
     header = parsed.header
-    infos = _infos(parsed.entries)
-    regions: list[tuple[int, int, str]] = [
+    fixed = [
         (0, HEADER_SIZE, "the header"),
-        (header.metadata_offset, header.metadata_offset + header.metadata_size, "the metadata"),
+        (header.metadata_offset, parsed.metadata_end, "the metadata"),
         (header.index_offset, parsed.index_end, "the tensor index"),
-        *((i.offset, i.offset + i.nbytes, _tensor(i.name)) for i in infos if i.nbytes),
     ]
-    regions = sorted(region for region in regions if region[0] < region[1])
-    holes = 0
-    for (_, end, before), (start, stop, name) in pairwise(regions):
-        if start < end:
-            raise FormatError(
-                f"{parsed.where}: {name} ({start}..{stop}) overlaps {before}, which ends at {end}"
-            )
-        if start > align(end):
-            holes += 1
-            if holes == 1:
-                parsed.warn(f"{start - end} unused bytes between {before} and {name}")
-    if holes > 1:
-        parsed.warn(f"{holes} holes between the parts of the file")
+    _check_overlap(parsed, [region for region in fixed if region[0] < region[1]])
+    infos = _sound(parsed)
+    if not parsed.faults.damage:
+        tensors = [(i.offset, i.offset + i.nbytes, _tensor(i.name)) for i in infos if i.nbytes]
+        _note_holes(parsed, sorted([*(r for r in fixed if r[0] < r[1]), *tensors]))
     unaligned = [i.name for i in infos if i.nbytes and i.offset % layout.ALIGNMENT]
     if unaligned:
         name = _tensor(unaligned[0])
@@ -347,33 +342,60 @@ def _check_regions(parsed: Parsed) -> None:
     parsed.end = start + max((align(i.offset + i.nbytes - start) for i in infos), default=0)
 
 
+def _sound(parsed: Parsed) -> list[TensorInfo]:
+    """Return the stored tensors with which nothing is wrong so far."""
+    return [e.info for e in parsed.entries if e.info.name not in parsed.faults.broken]
+
+
+def _check_overlap(parsed: Parsed, fixed: Sequence[tuple[int, int, str]]) -> None:
+    """Report parts of the file that share bytes, and tensors that lie in one of them."""
+    for (_, end, before), (start, stop, name) in pairwise(sorted(fixed)):
+        if start < end:
+            error = f"{name} ({start}..{stop}) overlaps {before}, which ends at {end}"
+            parsed.faults.add(FormatError(f"{parsed.where}: {error}"))
+    infos = [info for info in _sound(parsed) if info.nbytes]
+    for info in infos:
+        start, stop = info.offset, info.offset + info.nbytes
+        for first, end, what in fixed:
+            if start < end and first < stop:
+                text = f"{_tensor(info.name)} ({start}..{stop}) overlaps {what}"
+                text += f", which ends at {end}"
+                parsed.faults.add(FormatError(f"{parsed.where}: {text}"), info.name)
+    report_overlap(infos, parsed.faults)
+
+
+def _note_holes(parsed: Parsed, regions: Sequence[tuple[int, int, str]]) -> None:
+    holes = 0
+    for (_, end, before), (start, _, name) in pairwise(regions):
+        if start > align(end):
+            holes += 1
+            if holes == 1:
+                parsed.warn(f"{start - end} unused bytes between {before} and {name}")
+    if holes > 1:
+        parsed.warn(f"{holes} holes between the parts of the file")
+
+
 def _check_end(parsed: Parsed, partial: bool) -> None:
     missing = parsed.end - parsed.size
     if missing > 0:
-        beyond = [
-            info for info in _infos(parsed.entries) if info.offset + info.nbytes > parsed.size
-        ]
+        every = _sound(parsed)
+        beyond = [info for info in every if info.offset + info.nbytes > parsed.size]
         first = f"; {_tensor(beyond[0].name)} is the first beyond the end" if beyond else ""
         text = (
-            f"has {parsed.size} bytes, its tensors end at {parsed.end}: "
-            f"{missing} bytes are missing{first}"
+            f"has {parsed.size} bytes, its tensors end at {parsed.end}: {missing} bytes are "
+            f"missing, {len(beyond)} of {len(parsed.entries)} tensors are cut{first}"
         )
-        if not partial:
-            raise TruncatedError(
-                f"{parsed.where}: {text}; get the file again, or list it with --partial"
-            )
-        parsed.warn(text)
-        for info in beyond:
-            parsed.warn(
-                f"lies beyond the end ({info.offset}..{info.offset + info.nbytes})", info.name
-            )
+        if partial and not parsed.faults.collect:
+            parsed.warn(text)
+            return
+        todo = "" if parsed.faults.collect else "; get the file again, or list it with --partial"
+        error = TruncatedError(f"{parsed.where}: {text}{todo}")
+        parsed.faults.cut(error, [info.name for info in beyond if info.nbytes])
+    elif parsed.faults.damage:
+        return  # where the data end is as good as unknown
     elif parsed.footer == "missing":
         parsed.warn("no footer checksum, so damage to the data cannot be noticed")
     elif parsed.footer == "trailing":
         parsed.warn(
             f"{parsed.size - parsed.end} bytes follow the data, where a 4-byte footer is expected"
         )
-
-
-def _infos(entries: Sequence[Entry]) -> list[TensorInfo]:
-    return [entry.info for entry in entries]

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Self
 
 from aprfmt.formats.apr.layout import Header
-from aprfmt.formats.apr.parse import FooterState, Parsed, parse
-from aprfmt.formats.mapped import Buffer, BufferFile, MappedFile, MemoryTensor, stored_tensor
-from aprfmt.tensor import LazyTensor, Note, TensorInfo, Value
+from aprfmt.formats.apr.parse import parse
+from aprfmt.formats.apr.parsed import FooterState, Parsed
+from aprfmt.formats.mapped import Buffer, BufferFile, MappedFile, stored_tensor
+from aprfmt.tensor import Damage, LazyTensor, Note, Value
 
 _WINDOW = 8 << 20
 
@@ -25,12 +26,11 @@ class Shard:
     @property
     def tensors(self) -> dict[str, LazyTensor]:
         """The logical tensors, in index order."""
-        return {name: self._tensor(info) for name, info in self.parsed.infos.items()}
-
-    def _tensor(self, info: TensorInfo) -> LazyTensor:
-        if not self.parsed.expanded:
-            return stored_tensor(self.file, info)
-        return MemoryTensor(info, self.parsed.buffer[info.offset : info.offset + info.nbytes])
+        parsed, file = self.parsed, self.file
+        if parsed.expanded:
+            file = BufferFile(parsed.buffer, file.path)
+        broken = parsed.faults.broken
+        return {name: stored_tensor(file, info, broken) for name, info in parsed.infos.items()}
 
     def footer_matches(self) -> bool | None:
         """Read the whole file and compare its checksum; None if the file ends without one."""
@@ -88,6 +88,7 @@ class AprSource:
         self.shards = tuple(shards)
         self.files: tuple[Path, ...] = tuple(shard.file.path for shard in shards)
         self.notes: Sequence[Note] = [*notes, *(n for shard in shards for n in shard.parsed.notes)]
+        self.damage: Sequence[Damage] = [d for shard in shards for d in shard.parsed.faults.damage]
         self.metadata: Mapping[str, Value] = first.metadata
         self.tensors: Mapping[str, LazyTensor] = shards[0].tensors
         if len(shards) > 1:
@@ -137,11 +138,12 @@ class AprSource:
         self.close()
 
 
-def open_source(path: Path, *, partial: bool = False) -> AprSource:
+def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> AprSource:
     """Open an APR v2 file; a shard, or the manifest of a set, opens the whole set.
 
     `partial` lists truncated files and incomplete sets: what is missing is said in `notes`, and
-    asking for the bytes of a cut tensor raises TruncatedError.
+    asking for the bytes of a cut tensor raises TruncatedError. `damaged` goes on past what leaves
+    the rest readable; `damage` says what that is.
     Raises FormatError (TruncatedError, UnsupportedError).
     """
     path = Path(path)
@@ -150,7 +152,8 @@ def open_source(path: Path, *, partial: bool = False) -> AprSource:
         def read(file_path: Path) -> Shard:
             file = MappedFile(file_path)
             stack.callback(file.close)
-            return Shard(file, parse(file.view, str(file_path), partial=partial))
+            parsed = parse(file.view, str(file_path), partial=partial, damaged=damaged)
+            return Shard(file, parsed)
 
         if _is_manifest(path):
             from aprfmt.formats.apr.sets import open_manifest
@@ -168,13 +171,16 @@ def open_source(path: Path, *, partial: bool = False) -> AprSource:
         return source
 
 
-def open_buffer(buffer: Buffer, path: Path, *, partial: bool = False) -> AprSource:
+def open_buffer(
+    buffer: Buffer, path: Path, *, partial: bool = False, damaged: bool = False
+) -> AprSource:
     """Open the bytes of one APR v2 file; of a set that file alone. `path` begins the messages.
 
     Raises FormatError (TruncatedError, UnsupportedError).
     """
     file = BufferFile(buffer, path)
-    return AprSource(path, [Shard(file, parse(file.view, str(path), partial=partial))])
+    parsed = parse(file.view, str(path), partial=partial, damaged=damaged)
+    return AprSource(path, [Shard(file, parsed)])
 
 
 def _is_manifest(path: Path) -> bool:

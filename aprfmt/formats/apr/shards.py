@@ -13,7 +13,7 @@ from typing import Any
 
 from aprfmt.errors import FormatError
 from aprfmt.formats import jsonio
-from aprfmt.formats.apr.parse import Parsed
+from aprfmt.formats.apr.parsed import Parsed
 from aprfmt.formats.cursor import MAX_COUNT
 from aprfmt.formats.shardset import MAX_INDEX, member
 from aprfmt.tensor import Value

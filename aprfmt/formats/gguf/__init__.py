@@ -54,6 +54,7 @@ FORMAT = FormatSpec(
     vectors_f32=True,
     takes=takes,
     values=ValueRules(tuple(n for n in TYPE_BY_NAME if n != ARRAY.name), keys, own=("split.",)),
+    collects=True,
     max_name_bytes=MAX_NAME_BYTES,
     max_dims=MAX_DIMS,
 )

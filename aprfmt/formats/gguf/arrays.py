@@ -21,6 +21,7 @@ from aprfmt.formats.cursor import (
     MAX_STRING,
     Cursor,
 )
+from aprfmt.formats.damage import Faults
 from aprfmt.formats.gguf.layout import ARRAY, BOOL, STRING, TYPE_BY_ID, TYPE_BY_NAME, ValueType
 
 STRIDE = 64  # places kept: one of so many; a look-up steps over at most 63 neighbours
@@ -70,6 +71,7 @@ class StoredArray(Sequence[Any]):
     def _cursor(self, offset: int) -> Cursor:
         cursor = Cursor(self._buffer, self.where, offset, self._end)
         cursor.order = self.order
+        cursor.faults = Faults(self.where, True)  # opening has judged the values
         return cursor
 
     def __len__(self) -> int:
@@ -225,15 +227,17 @@ def _skip_numbers(cursor: Cursor, element: ValueType, count: int, what: str) -> 
         for at in range(start, cursor.offset, _WINDOW):
             window = bytes(cursor.buffer[at : min(at + _WINDOW, cursor.offset)])
             if bad := window.translate(None, b"\0\1"):
-                refuse_bool(cursor.where, what, at + window.index(bad[:1]), bad[0])
+                report_bool(cursor, what, at + window.index(bad[:1]), bad[0])
+                return
 
 
-def refuse_bool(where: str, what: str, at: int, found: int) -> None:
-    """Raise the FormatError for a byte that is no bool."""
-    raise FormatError(
-        f"{where}: {what} has a bool of {found} at offset {at}; GGUF has 0 and 1; "
+def report_bool(cursor: Cursor, what: str, at: int, found: int) -> None:
+    """Report a byte that is no bool to the cursor's faults."""
+    error = FormatError(
+        f"{cursor.where}: {what} has a bool of {found} at offset {at}; GGUF has 0 and 1; "
         "the file is damaged"
     )
+    cursor.faults.add(error)
 
 
 def _walk_strings(cursor: Cursor, count: int, what: str) -> "array[int]":

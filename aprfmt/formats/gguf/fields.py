@@ -4,30 +4,29 @@ from collections.abc import Iterator
 
 from aprfmt.formats.cursor import Cursor
 from aprfmt.formats.fields import HeaderField, fixed
-from aprfmt.formats.gguf.layout import HEADER_SIZE, MAGIC, encoding_of
+from aprfmt.formats.gguf.layout import MAGIC, encoding_of
 from aprfmt.formats.gguf.parse import parse
 from aprfmt.text import shorten
 
 
 def header_fields(buffer: memoryview, where: str) -> Iterator[HeaderField]:
     """Yield magic, version and counts, then every key's value, then the tensor table."""
-    parsed = parse(buffer, where, partial=True)
-    tensors, keys = len(parsed.infos), len(parsed.metadata)
+    parsed = parse(buffer, where, damaged=True)
+    tensors, keys = parsed.counts
     yield from fixed(
         [("magic", 4, MAGIC.decode()), ("version", 4, parsed.version),
          ("tensor_count", 8, tensors), ("key_count", 8, keys)]
     )  # fmt: skip
-    at = HEADER_SIZE
     for key, field in parsed.metadata.fields.items():
         value = parsed.metadata[key]
         shown = shorten(value, 60) if isinstance(value, str) else shorten(repr(value), 60)
         yield HeaderField(field.start, field.end - field.start, f"{key} ({field.type})", shown)
-        at = field.end
-    cursor = Cursor(buffer, where, at)
+    cursor = Cursor(buffer, where, parsed.table[0])
     cursor.order = parsed.order
     for _ in range(tensors):
         start = cursor.offset
-        name = cursor.text(cursor.uint(8, "a name's length"), "a tensor name")
+        raw = cursor.take(cursor.uint(8, "a name's length"), "a tensor name")
+        name = str(raw, "utf-8", "backslashreplace")
         ndim = cursor.uint(4, "n_dims")
         *dims, kind, offset = (int(n) for n in cursor.unpack(f"{ndim}QIQ", "a tensor entry"))
         text = f"ggml_dims {dims}, {encoding_of(kind).name}, data offset {offset}"

@@ -10,7 +10,7 @@ from aprfmt.formats.gguf.arrays import (
     read_array,
     read_length,
     read_type,
-    refuse_bool,
+    report_bool,
 )
 from aprfmt.formats.gguf.layout import ARRAY, BOOL, FLOAT32, MAX_KEY_BYTES, STRING, ValueType
 from aprfmt.tensor import Value
@@ -54,6 +54,9 @@ class Metadata(Mapping[str, Value]):
             return str(self._buffer[field.start + 8 : field.end], "utf-8", "surrogateescape")
         return field.value
 
+    def __contains__(self, key: object) -> bool:
+        return key in self.fields  # Mapping's own would decode the value to find out
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.fields)
 
@@ -72,7 +75,10 @@ class Metadata(Mapping[str, Value]):
 
 
 def read_metadata(cursor: Cursor, count: int, drop: Drop | None) -> Metadata:
-    """Read `count` keys and step over their values. Raises FormatError or TruncatedError."""
+    """Read `count` keys and step over their values; the first of equal keys counts.
+
+    Raises FormatError or TruncatedError.
+    """
     metadata = Metadata(cursor.buffer)
     begin = cursor.offset
     for number in range(count):
@@ -80,11 +86,10 @@ def read_metadata(cursor: Cursor, count: int, drop: Drop | None) -> Metadata:
         key = _read_key(cursor, number)
         what = f"key '{shorten(key, 100)}'"
         if key in metadata.fields:
-            raise FormatError(
-                f"{cursor.where}: {what} at offset {at} stands twice; keys must be unique"
-            )
+            error = f"{cursor.where}: {what} at offset {at} stands twice; keys must be unique"
+            cursor.faults.add(FormatError(error))
         field = _read_value(cursor, read_type(cursor, what), what)
-        metadata.fields[key] = field
+        metadata.fields.setdefault(key, field)
         if cursor.offset - begin > MAX_METADATA:
             raise FormatError(
                 f"{cursor.where}: the metadata up to {what} takes {cursor.offset - begin} bytes, "
@@ -99,11 +104,14 @@ def _read_key(cursor: Cursor, number: int) -> str:
     at = cursor.offset
     length = cursor.uint(8, f"the length of key {number}")
     if not 0 < length <= MAX_KEY_BYTES:
-        raise FormatError(
+        error = FormatError(
             f"{cursor.where}: key {number} at offset {at} has {length} bytes; "
             f"GGUF keys have 1 to {MAX_KEY_BYTES}"
         )
-    return cursor.text(length, f"key {number}")
+        if length:
+            raise error
+        cursor.faults.add(error)
+    return cursor.name(length, f"key {number}")[0]
 
 
 def _read_value(cursor: Cursor, kind: ValueType, what: str) -> Field:
@@ -118,7 +126,7 @@ def _read_value(cursor: Cursor, kind: ValueType, what: str) -> Field:
         (value,) = cursor.unpack("B" if kind is BOOL else kind.letter, what)
         if kind is BOOL:
             if value > 1:
-                refuse_bool(cursor.where, what, start, value)
+                report_bool(cursor, what, start, value)
             value = bool(value)
         elif kind is FLOAT32 and value != value:
             value = StoredNaN(value)

@@ -1,7 +1,8 @@
 """From a buffer to the structure of one GGUF file: no path, no mapping, no tensor bytes.
 
 Everything is judged by the C reader's rules; where it refuses what can be read without doubt
-(holes, another data order, long names), the file opens with a note that says so.
+(holes, another data order, long names), the file opens with a note that says so. What leaves the
+rest readable goes to `Parsed.faults`.
 """
 
 import math
@@ -12,7 +13,8 @@ from typing import cast
 
 from aprfmt.dtypes import Encoding
 from aprfmt.errors import CodecError, FormatError, TruncatedError, UnsupportedError
-from aprfmt.formats.cursor import Cursor
+from aprfmt.formats.cursor import MAX_DIMS, Cursor
+from aprfmt.formats.damage import Faults, report_overlap
 from aprfmt.formats.gguf import layout
 from aprfmt.formats.gguf.layout import MAX_INT64, align, encoding_of
 from aprfmt.formats.gguf.metadata import Drop, Metadata, read_metadata
@@ -25,8 +27,8 @@ class Parsed:
     """The structure of one file.
 
     `order` is "<" or ">". `infos` are in the table's order with absolute offsets. The data section
-    begins at `data_offset`, the tensor table ends at `table_end`; `end` is where the last tensor's
-    bytes end, before its padding.
+    begins at `data_offset`, the tensor table takes the bytes `table`; `end` is where the last
+    tensor's bytes end, before its padding. `counts` are those of tensors and keys in the header.
     """
 
     where: str
@@ -35,15 +37,17 @@ class Parsed:
     order: str
     alignment: int
     metadata: Metadata
+    faults: Faults
     data_offset: int
     end: int = 0
     infos: dict[str, TensorInfo] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
-    table_end: int = 0
+    counts: tuple[int, int] = (0, 0)
+    table: tuple[int, int] = (0, 0)
 
     def regions(self) -> Iterator[tuple[int, int]]:
         """Yield (start, stop) of everything that has a meaning; the rest should be zeros."""
-        yield 0, self.table_end
+        yield 0, self.table[1]
         for info in self.infos.values():
             yield info.offset, info.offset + info.nbytes
 
@@ -67,24 +71,47 @@ class _Entry:
 
 
 def parse(
-    buffer: memoryview, where: str, *, partial: bool = False, drop: Drop | None = None
+    buffer: memoryview,
+    where: str,
+    *,
+    partial: bool = False,
+    damaged: bool = False,
+    drop: Drop | None = None,
 ) -> Parsed:
     """Return the structure of the GGUF file in `buffer`; `where` begins every message.
 
-    `partial` lists tensors that lie beyond the end of a truncated file, with a warning each; what
-    stands before the data must be whole. `drop` is told which large values have been stepped over.
-    Raises FormatError, TruncatedError or UnsupportedError.
+    `partial` lists tensors that lie beyond the end of a truncated file, with a warning; what
+    stands before the data must be whole. `damaged` collects what leaves the rest readable in
+    `faults`; without it the first fault raises. `drop` is told which large values have been
+    stepped over. Raises FormatError, TruncatedError or UnsupportedError.
     """
     cursor = Cursor(buffer, where)
+    cursor.faults = Faults(where, damaged)
+    try:
+        return _parse(cursor, partial, drop)
+    except FormatError as error:
+        raise cursor.faults.first(error) from None
+
+
+def _parse(cursor: Cursor, partial: bool, drop: Drop | None) -> Parsed:
     version = _read_version(cursor)
     tensors = cursor.count(8, layout.SMALLEST_TENSOR, "the tensor count")
     keys = cursor.count(8, layout.SMALLEST_KEY, "the key count")
     metadata = read_metadata(cursor, keys, drop)
-    alignment = _alignment(metadata, where)
+    misaligned: FormatError | None = None
+    try:
+        alignment = _alignment(metadata, cursor.where)
+    except FormatError as error:
+        cursor.faults.add(error)
+        misaligned, alignment = error, 1
+    begin = cursor.offset
     entries = _read_table(cursor, tensors, alignment)
+    if misaligned is not None:  # nobody knows where the data begin
+        cursor.faults.spoil(misaligned, [entry.name for entry in entries])
     parsed = Parsed(
-        where, len(buffer), version, cursor.order, alignment, metadata,
-        align(cursor.offset, alignment), cursor.offset, table_end=cursor.offset,
+        cursor.where, len(cursor.buffer), version, cursor.order, alignment, metadata, cursor.faults,
+        align(cursor.offset, alignment), cursor.offset, counts=(tensors, keys),
+        table=(begin, cursor.offset),
     )  # fmt: skip
     _place(parsed, entries, partial)
     _note_entries(parsed, entries)
@@ -145,12 +172,15 @@ def _read_table(cursor: Cursor, count: int, alignment: int) -> list[_Entry]:
                 f"{cursor.where}: the name of tensor {number} at offset {at} has {length} bytes, "
                 f"the limit is {layout.MAX_KEY_BYTES}; the file is damaged"
             )
-        name = cursor.text(length, f"the name of tensor {number}")
+        name, wrong = cursor.name(length, f"the name of tensor {number}")
+        if wrong is not None:
+            cursor.faults.spoil(wrong, [name])
         if name in seen:
-            raise FormatError(
+            error = FormatError(
                 f"{cursor.where}: {_label(name)} at offset {at} stands twice in the table; "
                 "names must be unique"
             )
+            cursor.faults.add(error, name)
         seen.add(name)
         entries.append(_read_entry(cursor, name, at, alignment))
     return entries
@@ -160,46 +190,59 @@ def _read_entry(cursor: Cursor, name: str, at: int, alignment: int) -> _Entry:
     """Read what follows the name in a line of the table that begins at `at`."""
     label = _label(name)
     ndim = cursor.uint(4, label)
-    if ndim > layout.MAX_DIMS:
-        raise FormatError(
-            f"{cursor.where}: {label} at offset {at} has {ndim} dimensions, "
-            f"GGUF has at most {layout.MAX_DIMS}"
-        )
+    if ndim > MAX_DIMS:
+        raise FormatError(f"{cursor.where}: {label} at offset {at} {_too_many(ndim)}")
     line = cast("tuple[int, ...]", cursor.unpack(f"{ndim}QIQ", label))
     dims, ggml_id, offset = line[:-2], line[-2], line[-1]
-    if max(dims, default=0) > MAX_INT64 or math.prod(dims) >= MAX_INT64:
-        raise FormatError(
-            f"{cursor.where}: {label} at offset {at} has dimensions {list(dims)}, fastest first; "
-            "sizes and their product must be below 2^63 (negative numbers look like this); "
-            "the table is damaged"
+    if what := _objection(dims, ggml_id, offset, alignment):
+        error = FormatError(f"{cursor.where}: {label} at offset {at} {what}")
+        cursor.faults.add(error, name)
+    return _Entry(name, dims[::-1], encoding_of(ggml_id), offset)
+
+
+def _too_many(ndim: int) -> str:
+    return f"has {ndim} dimensions, GGUF has at most {layout.MAX_DIMS}"
+
+
+def _objection(dims: Sequence[int], ggml_id: int, offset: int, alignment: int) -> str:
+    """Return what is wrong with a line of the table, "" where nothing is."""
+    if len(dims) > layout.MAX_DIMS:
+        return _too_many(len(dims))
+    if not _countable(dims):
+        return (
+            f"has dimensions {list(dims)}, fastest first; sizes and their product must be below "
+            "2^63 (negative numbers look like this); the table is damaged"
         )
     if ggml_id >= 1 << 31:
-        raise FormatError(
-            f"{cursor.where}: {label} at offset {at} has ggml type {ggml_id - (1 << 32)}; "
-            "types are not negative; the table is damaged"
-        )
+        return f"has ggml type {ggml_id - (1 << 32)}; types are not negative; the table is damaged"
     if offset % alignment:
-        raise FormatError(
-            f"{cursor.where}: {label} at offset {at} has data offset {offset}, "
-            f"which is no multiple of the alignment {alignment}"
-        )
-    return _Entry(name, dims[::-1], encoding_of(ggml_id), offset)
+        return f"has data offset {offset}, which is no multiple of the alignment {alignment}"
+    return ""
+
+
+def _countable(dims: Sequence[int]) -> bool:
+    return max(dims, default=0) <= MAX_INT64 and math.prod(dims) < MAX_INT64
 
 
 def _place(parsed: Parsed, entries: Sequence[_Entry], partial: bool) -> None:
     """Give every tensor its bytes; one of unknown layout takes all up to the next."""
     starts = sorted({entry.offset for entry in entries})
     for entry in entries:
-        if entry.row.known:
+        if entry.name in parsed.infos:
+            continue  # stands twice
+        if not _countable(entry.shape):
+            nbytes = 0
+        elif entry.row.known:
             nbytes = _known_size(parsed, entry)
         else:
             nbytes = _gap(parsed, entry, starts, partial) if math.prod(entry.shape) else 0
         offset = parsed.data_offset + entry.offset
-        if offset + nbytes > MAX_INT64:
-            raise FormatError(
+        if offset + nbytes > MAX_INT64 and entry.name not in parsed.faults.broken:
+            error = FormatError(
                 f"{parsed.where}: {_label(entry.name)} has data offset {entry.offset} and "
                 f"{nbytes} bytes, which ends beyond 2^63; the table is damaged"
             )
+            parsed.faults.add(error, entry.name)
         parsed.infos[entry.name] = TensorInfo(
             entry.name, entry.shape, entry.row.name, offset, nbytes,
             entry.row.row_bytes(entry.shape),
@@ -212,12 +255,13 @@ def _gap(parsed: Parsed, entry: _Entry, starts: Sequence[int], partial: bool) ->
     if after < len(starts):
         return starts[after] - entry.offset
     left = parsed.size - parsed.data_offset - entry.offset
-    if left <= 0 and not partial:
-        raise TruncatedError(
+    if left <= 0 and (parsed.faults.collect or not partial):
+        error = TruncatedError(
             f"{parsed.where}: {_label(entry.name)} of {entry.row.name} begins at offset "
             f"{parsed.data_offset + entry.offset}, where the file of {parsed.size} bytes has none "
             "left for it; get the file again"
         )
+        parsed.faults.add(error, entry.name)
     return max(0, left)
 
 
@@ -225,7 +269,9 @@ def _known_size(parsed: Parsed, entry: _Entry) -> int:
     try:
         return entry.row.nbytes(entry.shape)
     except CodecError as error:
-        raise FormatError(f"{parsed.where}: {_label(entry.name)}: {error}") from None
+        wrong = FormatError(f"{parsed.where}: {_label(entry.name)}: {error}")
+    parsed.faults.add(wrong, entry.name)
+    return 0
 
 
 def _note_entries(parsed: Parsed, entries: Sequence[_Entry]) -> None:
@@ -239,7 +285,7 @@ def _note_entries(parsed: Parsed, entries: Sequence[_Entry]) -> None:
         )
     strange: dict[Encoding, list[str]] = {}
     for entry in entries:
-        if not entry.row.known:
+        if not entry.row.known and entry.name not in parsed.faults.broken:
             strange.setdefault(entry.row, []).append(entry.name)
     for row, names in strange.items():
         why = row.removed or "this id is unknown; its bytes can be copied, not decoded"
@@ -248,7 +294,7 @@ def _note_entries(parsed: Parsed, entries: Sequence[_Entry]) -> None:
             f"{shorten(names[0], 100)!r}: {why}; sizes are taken from the gap to the next tensor"
         )
     offsets = [entry.offset for entry in entries]
-    if offsets != sorted(offsets):
+    if offsets != sorted(offsets) and not parsed.faults.damage:
         parsed.warn("tensors lie in another order than the table has; llama.cpp refuses such files")
 
 
@@ -256,32 +302,34 @@ def _count(names: Sequence[str], noun: str) -> str:
     return f"1 {noun} is" if len(names) == 1 else f"{len(names)} {noun}s are"
 
 
+def _sound(parsed: Parsed) -> list[TensorInfo]:
+    """Return the tensors with which nothing is wrong so far."""
+    return [info for info in parsed.infos.values() if info.name not in parsed.faults.broken]
+
+
 def _check_overlap(parsed: Parsed) -> None:
-    """Refuse tensors that share bytes; warn about bytes that belong to none."""
+    """Report tensors that share bytes; warn about bytes that belong to none."""
+    infos = [info for info in _sound(parsed) if info.nbytes]
+    report_overlap(infos, parsed.faults)
+    if not parsed.faults.damage:
+        _note_holes(parsed, sorted(infos, key=lambda i: (i.offset, i.nbytes)))
+    ends = (info.offset + info.nbytes for info in _sound(parsed) if info.nbytes)
+    parsed.end = max(ends, default=parsed.data_offset)
+
+
+def _note_holes(parsed: Parsed, infos: Iterable[TensorInfo]) -> None:
     holes: list[tuple[int, str]] = []
-    previous = ""
     end = parsed.data_offset
-    for info in _by_offset(parsed.infos.values()):
-        if info.offset < end:
-            raise FormatError(
-                f"{parsed.where}: {_label(info.name)} ({info.offset}..{info.offset + info.nbytes}) "
-                f"overlaps {_label(previous)}, which ends at {end}"
-            )
+    for info in infos:
         hole = info.offset - align(end - parsed.data_offset, parsed.alignment) - parsed.data_offset
         if hole > 0:
             holes.append((hole, info.name))
-        previous = info.name
-        end = parsed.end = info.offset + info.nbytes
+        end = info.offset + info.nbytes
     if holes:
         parsed.warn(
             f"{sum(size for size, _ in holes)} unused bytes in {len(holes)} holes, the first "
             f"before {_label(holes[0][1])}; llama.cpp refuses such files"
         )
-
-
-def _by_offset(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
-    """Return the tensors that have bytes, in the order of their bytes."""
-    return sorted((info for info in infos if info.nbytes), key=lambda i: (i.offset, i.nbytes))
 
 
 def _is_beyond(info: TensorInfo, parsed: Parsed) -> bool:
@@ -291,24 +339,23 @@ def _is_beyond(info: TensorInfo, parsed: Parsed) -> bool:
 
 
 def _check_end(parsed: Parsed, partial: bool) -> None:
-    beyond = [info for info in parsed.infos.values() if _is_beyond(info, parsed)]
+    beyond = [info for info in _sound(parsed) if _is_beyond(info, parsed)]
     if beyond:
         first = beyond[0]
         stop = first.offset + first.nbytes
         text = (
             f"{_label(first.name)} needs bytes {first.offset}..{stop}, the file has "
-            f"{parsed.size}, {stop - parsed.size} too few"
+            f"{parsed.size}, {stop - parsed.size} too few; {len(beyond)} of {len(parsed.infos)} "
+            "tensors are cut"
         )
-        if not partial:
-            raise TruncatedError(
-                f"{parsed.where}: {text}; get the file again, or list it with --partial"
-            )
-        parsed.warn(f"truncated: {text}; {len(beyond)} of {len(parsed.infos)} tensors are cut")
-        for info in beyond:
-            parsed.warn(
-                f"lies beyond the end ({info.offset}..{info.offset + info.nbytes})", info.name
-            )
-        return
+        if partial and not parsed.faults.collect:
+            parsed.warn(f"truncated: {text}")
+            return
+        todo = "" if parsed.faults.collect else "; get the file again, or list it with --partial"
+        error = TruncatedError(f"{parsed.where}: {text}{todo}")
+        parsed.faults.cut(error, [info.name for info in beyond if info.nbytes])
+    if parsed.faults.damage:
+        return  # where the data end is as good as unknown
     padded = align(parsed.end, parsed.alignment)
     if parsed.size > padded:
         parsed.warn(f"{parsed.size - padded} bytes follow the data")

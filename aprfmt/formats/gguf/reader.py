@@ -5,30 +5,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from aprfmt.errors import FormatError, TruncatedError
+from aprfmt.errors import FormatError
 from aprfmt.formats.gguf.byteorder import SwappedTensor
 from aprfmt.formats.gguf.layout import BYTE_ORDERS
 from aprfmt.formats.gguf.parse import Parsed, parse
 from aprfmt.formats.gguf.split import Shard, check_set, siblings
-from aprfmt.formats.mapped import Buffer, BufferFile, MappedFile, StoredTensor
-from aprfmt.tensor import LazyTensor, Note, TensorInfo, Value
-
-
-class CutTensor(StoredTensor):
-    """A tensor of a truncated file that ends beyond it."""
-
-    __slots__ = ()
-
-    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
-        """Raise TruncatedError: the bytes are not there."""
-        info = self.info
-        raise TruncatedError(
-            f"{self.path}: tensor {info.name!r} needs bytes {info.offset}.."
-            f"{info.offset + info.nbytes}, the file has {self._file.size}; get the file again"
-        )
-
-    def drop(self, start: int = 0, stop: int | None = None) -> None:
-        """Do nothing: there is nothing to release."""
+from aprfmt.formats.mapped import Buffer, BufferFile, MappedFile, StoredTensor, stored_tensor
+from aprfmt.tensor import Damage, LazyTensor, Note, Value
 
 
 class GGUFSource:
@@ -51,6 +34,7 @@ class GGUFSource:
         self.types: Mapping[str, str] = first.metadata.types
         self.tensors: Mapping[str, LazyTensor] = _tensors(shards)
         self.notes: Sequence[Note] = [*notes, *(n for shard in shards for n in shard.parsed.notes)]
+        self.damage: Sequence[Damage] = [d for parsed in self.shards for d in parsed.faults.damage]
         self._maps = [shard.file for shard in shards]
 
     def raw_value(self, key: str) -> memoryview:
@@ -73,11 +57,12 @@ class GGUFSource:
         self.close()
 
 
-def open_source(path: Path, *, partial: bool = False) -> GGUFSource:
+def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> GGUFSource:
     """Open a GGUF file; any shard of a split opens the whole model.
 
     `partial` lists truncated files and incomplete splits: what is missing is said in `notes`, and
-    asking for the bytes of a cut tensor raises TruncatedError.
+    asking for the bytes of a cut tensor raises TruncatedError. `damaged` goes on past what leaves
+    the rest readable; `damage` says what that is.
     Raises FormatError (TruncatedError, UnsupportedError) for what is not GGUF, for a missing shard,
     and for a set whose shards disagree or were left half written.
     """
@@ -87,7 +72,9 @@ def open_source(path: Path, *, partial: bool = False) -> GGUFSource:
         def read(shard_path: Path) -> Shard:
             file = MappedFile(shard_path)
             stack.callback(file.close)
-            return Shard(file, parse(file.view, str(shard_path), partial=partial, drop=file.drop))
+            where = str(shard_path)
+            parsed = parse(file.view, where, partial=partial, damaged=damaged, drop=file.drop)
+            return Shard(file, parsed)
 
         opened = read(path)
         names = siblings(path, opened.parsed)
@@ -113,13 +100,16 @@ def open_source(path: Path, *, partial: bool = False) -> GGUFSource:
         return source
 
 
-def open_buffer(buffer: Buffer, path: Path, *, partial: bool = False) -> GGUFSource:
+def open_buffer(
+    buffer: Buffer, path: Path, *, partial: bool = False, damaged: bool = False
+) -> GGUFSource:
     """Open the bytes of one GGUF file; of a split that file alone. `path` begins the messages.
 
     Raises FormatError (TruncatedError, UnsupportedError).
     """
     file = BufferFile(buffer, path)
-    return GGUFSource(path, [Shard(file, parse(file.view, str(path), partial=partial))])
+    parsed = parse(file.view, str(path), partial=partial, damaged=damaged)
+    return GGUFSource(path, [Shard(file, parsed)])
 
 
 def _refuse_mixed(path: Path, names: Sequence[str]) -> None:
@@ -140,9 +130,6 @@ def _tensors(shards: Sequence[Shard]) -> dict[str, LazyTensor]:
     for shard in shards:
         whole = SwappedTensor if shard.parsed.order == ">" else StoredTensor
         for info in shard.parsed.infos.values():
-            tensors[info.name] = _kind(info, shard.file, whole)(shard.file, info)
+            broken = shard.parsed.faults.broken
+            tensors[info.name] = stored_tensor(shard.file, info, broken, whole)
     return tensors
-
-
-def _kind(info: TensorInfo, file: MappedFile, whole: type[StoredTensor]) -> type[StoredTensor]:
-    return whole if info.offset + info.nbytes <= file.size or not info.nbytes else CutTensor

@@ -26,11 +26,11 @@ def recognise(head: bytes, size: int) -> bool:
     return not all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head[:8])
 
 
-def open_source(path: Path, *, partial: bool = False) -> Source:
+def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> Source:
     """Open a file, or all shards of an index; see `reader.open_source`."""
     from aprfmt.formats.safetensors import reader
 
-    return reader.open_source(path, partial=partial)
+    return reader.open_source(path, partial=partial, damaged=damaged)
 
 
 def open_sink(path: Path, **options: Any) -> Sink:
@@ -58,6 +58,7 @@ FORMAT = FormatSpec(
     header_fields=header_fields,
     order=order,
     rewrites=True,
+    collects=True,
     weights_name="model.safetensors",
     takes=lambda value: isinstance(value, str),
     values=ValueRules(keys=lambda architectures: {"format": ()}),

@@ -10,7 +10,7 @@ from aprfmt.text import shorten
 
 def header_fields(buffer: memoryview, where: str) -> Iterator[HeaderField]:
     """Yield the header's length, its JSON and its padding, then where every tensor lies."""
-    parsed = parse(buffer, where, partial=True)
+    parsed = parse(buffer, where, damaged=True)
     raw = bytes(parsed.header_raw[PREFIX:])
     spelled = raw.rstrip(b" ")
     yield HeaderField(0, PREFIX, "header_size", str(parsed.header_size))

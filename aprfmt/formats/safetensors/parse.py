@@ -1,20 +1,24 @@
 """From bytes to the structure of one safetensors file, under all rules of the format.
 
 Nothing is lenient here: a file that breaks a rule of the format's text is refused, also where the
-reference lets it pass (a space before `{`, unknown fields of an entry).
+reference lets it pass (a space before `{`, unknown fields of an entry). What leaves the rest
+readable goes to `Parsed.faults`, which raises it unless it was asked to collect.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aprfmt.dtypes import BY_SAFETENSORS
+from aprfmt.dtypes import BY_SAFETENSORS, UNNAMED, Encoding
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats import jsonio
 from aprfmt.formats.cursor import MAX_COUNT, MAX_HEADER
+from aprfmt.formats.damage import Faults, report_overlap
 from aprfmt.formats.safetensors.layout import FIELDS, METADATA, PREFIX, U64, bits
 from aprfmt.tensor import Note, TensorInfo
 from aprfmt.text import shorten
+
+_BLANKS = (b" ", b"\t", b"\n", b"\r")  # JSON allows them before the brace, the format does not
 
 
 @dataclass(slots=True)
@@ -29,6 +33,7 @@ class Parsed:
     size: int
     header_size: int
     metadata: dict[str, str]
+    faults: Faults
     infos: dict[str, TensorInfo] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     end: int = 0
@@ -44,12 +49,24 @@ class Parsed:
         return self.buffer[: self.data_offset]
 
 
-def parse(buffer: memoryview, where: str, *, partial: bool = False) -> Parsed:
+def parse(
+    buffer: memoryview, where: str, *, partial: bool = False, damaged: bool = False
+) -> Parsed:
     """Return the structure of the safetensors file in `buffer`; `where` begins every message.
 
-    `partial` lists a file whose data is cut, with a warning. Raises FormatError or TruncatedError.
+    `partial` lists a file whose data is cut, with a warning. `damaged` collects what leaves the
+    rest readable in `faults`; without it the first fault raises. Raises FormatError or
+    TruncatedError.
     """
-    size = len(buffer)
+    faults = Faults(where, damaged)
+    try:
+        return _parse(buffer, partial, faults)
+    except FormatError as error:
+        raise faults.first(error) from None
+
+
+def _parse(buffer: memoryview, partial: bool, faults: Faults) -> Parsed:
+    where, size = faults.where, len(buffer)
     if size < PREFIX:
         raise TruncatedError(f"{where}: has {size} bytes, the header's length alone takes {PREFIX}")
     length = int.from_bytes(buffer[:PREFIX], "little")
@@ -64,45 +81,59 @@ def parse(buffer: memoryview, where: str, *, partial: bool = False) -> Parsed:
             "the file is cut or damaged"
         )
     raw = bytes(buffer[PREFIX : PREFIX + length])
-    header = _read_header(raw, f"{where}: header at offset {PREFIX}")
-    parsed = Parsed(where, buffer, size, length, _metadata(header.pop(METADATA, {}), where))
+    header = _read_header(raw, f"{where}: header at offset {PREFIX}", faults)
+    twice = header.keys_twice if isinstance(header, jsonio.Doubled) else frozenset()
+    metadata = _metadata(header.pop(METADATA, {}), faults)
+    parsed = Parsed(where, buffer, size, length, metadata, faults)
     if len(header) > MAX_COUNT:
         raise FormatError(f"{where}: {len(header)} tensors, the limit is {MAX_COUNT}")
     for name, entry in header.items():
         parsed.infos[name] = _info(name, entry, parsed)
+        if name in twice:
+            faults.add(FormatError(f"{where}: {_tensor(name)} stands twice in the header"), name)
     _check_contiguous(parsed)
     _check_end(parsed, partial)
     return parsed
 
 
-def _read_header(raw: bytes, where: str) -> dict[str, Any]:
+def _read_header(raw: bytes, where: str, faults: Faults) -> dict[str, Any]:
     first = raw[:1]
     if first != b"{":
         found = f"0x{first.hex()}" if first else "nothing"
-        raise FormatError(f"{where}: begins with {found}; the format wants '{{'")
+        error = FormatError(f"{where}: begins with {found}; the format wants '{{'")
+        if first not in _BLANKS or not raw.strip().startswith(b"{"):
+            raise error
+        faults.add(error)
     last = raw.rstrip(b" ")[-1]
     if last != ord("}"):
-        raise FormatError(
+        error = FormatError(
             f"{where}: ends with 0x{last:02x} before its padding; the format wants '}}' and "
             "then spaces only"
         )
-    header = jsonio.loads(raw, where, max_bytes=MAX_HEADER)
+        faults.add(error)
+    if not faults.collect:
+        header = jsonio.loads(raw, where, max_bytes=MAX_HEADER)
+    else:
+        header = jsonio.loads(raw, where, max_bytes=MAX_HEADER, duplicates="mark")
     assert isinstance(header, dict)  # it begins with a brace
     return header
 
 
-def _metadata(value: Any, where: str) -> dict[str, str]:
+def _metadata(value: Any, faults: Faults) -> dict[str, str]:
+    """Return the metadata; of damaged ones what is text."""
+    what = f"{faults.where}: {METADATA}"
     if not isinstance(value, dict):
-        raise FormatError(
-            f"{where}: {METADATA} is {type(value).__name__}; the format wants an object of strings"
-        )
+        found = type(value).__name__
+        faults.add(FormatError(f"{what} is {found}; the format wants an object of strings"))
+        return {}
     for key, text in value.items():
         if not isinstance(text, str):
-            raise FormatError(
-                f"{where}: {METADATA} key {shorten(key, 80)!r} is {type(text).__name__}; "
+            error = (
+                f"{what} key {shorten(key, 80)!r} is {type(text).__name__}; "
                 "the format allows strings only"
             )
-    return value
+            faults.add(FormatError(error))
+    return {key: text for key, text in value.items() if isinstance(text, str)}
 
 
 def _tensor(name: str) -> str:
@@ -110,44 +141,66 @@ def _tensor(name: str) -> str:
 
 
 def _info(name: str, entry: Any, parsed: Parsed) -> TensorInfo:
-    what = f"{parsed.where}: {_tensor(name)}"
+    """Return what an entry says; of a damaged one as much as can be told."""
+    row, shape, extent, wrong = _judged(entry)
+    if wrong:
+        error = FormatError(f"{parsed.where}: {_tensor(name)}{wrong}")
+        parsed.faults.add(error, name)
+    start, stop = extent
+    row_bytes = None if row is None or wrong else row.row_bytes(shape)
+    encoding = UNNAMED if row is None else row.name
+    nbytes = max(0, stop - start)
+    return TensorInfo(name, shape, encoding, parsed.data_offset + start, nbytes, row_bytes)
+
+
+def _judged(entry: Any) -> tuple[Encoding | None, tuple[int, ...], tuple[int, int], str]:
+    """Return encoding, shape, data_offsets and what is wrong with an entry ("" if nothing is)."""
     if not isinstance(entry, dict) or entry.keys() != set(FIELDS):
         found = ", ".join(shorten(key, 40) for key in entry) if isinstance(entry, dict) else entry
-        raise FormatError(f"{what} has {shorten(str(found), 200)}; expected {', '.join(FIELDS)}")
+        wrong = f" has {shorten(str(found), 200)}; expected {', '.join(FIELDS)}"
+        if not isinstance(entry, dict) or not entry.keys() >= set(FIELDS):
+            return None, (), (0, 0), wrong
+    else:
+        wrong = ""
     dtype, shape, offsets = (entry[key] for key in FIELDS)
     row = BY_SAFETENSORS.get(dtype) if isinstance(dtype, str) else None
-    if row is None:
-        raise FormatError(
-            f"{what}: dtype {shorten(str(dtype), 40)!r} is not one of {', '.join(BY_SAFETENSORS)}"
-        )
     if not _is_sizes(shape) or not _is_sizes(offsets) or len(offsets) != 2:
-        raise FormatError(
-            f"{what}: shape {shorten(str(shape), 100)} and data_offsets "
-            f"{shorten(str(offsets), 100)}; expected arrays of non-negative integers, the second "
-            "of two"
+        said = (
+            f": shape {shorten(str(shape), 100)} and data_offsets {shorten(str(offsets), 100)}; "
+            "expected arrays of non-negative integers, the second of two"
         )
+        return row, tuple(shape) if _is_sizes(shape) else (), (0, 0), wrong or said
+    extent = offsets[0], offsets[1]
+    if row is None:
+        known = ", ".join(BY_SAFETENSORS)
+        said = f": dtype {shorten(str(dtype), 40)!r} is not one of {known}"
+        return None, tuple(shape), extent, wrong or said
+    if isinstance(entry, jsonio.Doubled):
+        wrong = wrong or f": {shorten(min(entry.keys_twice), 40)!r} stands twice in its entry"
+    return row, tuple(shape), extent, wrong or _size_error(row, shape, extent)
+
+
+def _size_error(row: Encoding, shape: Sequence[int], extent: tuple[int, int]) -> str:
+    """Return what is wrong with the sizes of an entry; "" where they fit each other."""
+    begin, end = extent
+    shown = shorten(str(shape), 200)
     count = 1
     for dim in shape:
         count *= dim
         if count >= U64:
-            raise FormatError(
-                f"{what}: shape {shorten(str(shape), 200)} has more elements than 64 bits count"
-            )
+            return f": shape {shown} has more elements than 64 bits count"
     total = count * bits(row)
+    what = f": {count} elements of {row.safetensors}"
     if total >= U64:
-        raise FormatError(f"{what}: {count} elements of {dtype} have more bits than 64 bits count")
+        return f"{what} have more bits than 64 bits count"
     if total % 8:
-        raise FormatError(
-            f"{what}: {count} elements of {dtype} take {total} bits, which is no whole byte"
-        )
-    begin, end = offsets
+        return f"{what} take {total} bits, which is no whole byte"
     if end - begin != total // 8:
-        raise FormatError(
-            f"{what}: data_offsets {begin}..{end} hold {end - begin} bytes, shape "
-            f"{shorten(str(shape), 200)} of {dtype} takes {total // 8}"
+        return (
+            f": data_offsets {begin}..{end} hold {end - begin} bytes, shape {shown} of "
+            f"{row.safetensors} takes {total // 8}"
         )
-    start = parsed.data_offset + begin
-    return TensorInfo(name, tuple(shape), row.name, start, end - begin, row.row_bytes(shape))
+    return ""
 
 
 def _is_sizes(value: Any) -> bool:
@@ -155,41 +208,47 @@ def _is_sizes(value: Any) -> bool:
 
 
 def _check_contiguous(parsed: Parsed) -> None:
+    """Report tensors that share bytes and bytes that belong to none."""
+    faults = parsed.faults
+    sound = [info for info in parsed.infos.values() if info.name not in faults.broken]
+    report_overlap(sound, faults)
+    parsed.end = max([parsed.data_offset, *(info.offset + info.nbytes for info in sound)])
+    if faults.broken:
+        return  # their bytes look like gaps
     at, before = parsed.data_offset, "the header"
-    for info in sorted(parsed.infos.values(), key=lambda info: (info.offset, info.nbytes)):
+    for info in sorted(sound, key=lambda info: (info.offset, info.nbytes)):
         if info.offset != at:
-            kind = (
-                "overlaps" if info.offset < at else f"leaves {info.offset - at} bytes unused after"
-            )
-            raise FormatError(
+            inside = info.offset < at  # an empty tensor: others would have been reported
+            kind = "overlaps" if inside else f"leaves {info.offset - at} bytes unused after"
+            error = FormatError(
                 f"{parsed.where}: {_tensor(info.name)} begins at byte {info.offset} and {kind} "
                 f"{before}, which ends at {at}; the format wants no gap and no overlap"
             )
-        at, before = info.offset + info.nbytes, _tensor(info.name)
-    parsed.end = at
+            faults.add(error, *([info.name] if inside else []))
+        at, before = max(at, info.offset + info.nbytes), _tensor(info.name)
 
 
 def _check_end(parsed: Parsed, partial: bool) -> None:
+    faults = parsed.faults
     missing = parsed.end - parsed.size
-    if missing < 0:
-        raise FormatError(
+    if missing < 0 and not faults.broken:
+        error = FormatError(
             f"{parsed.where}: {-missing} bytes follow the last tensor, which ends at "
             f"{parsed.end}; the format wants the file to end there"
         )
-    if missing:
+        faults.add(error)
+    if missing > 0:
+        sound = (info for info in parsed.infos.values() if info.name not in faults.broken)
+        cut = [i.name for i in sound if i.nbytes and i.offset + i.nbytes > parsed.size]
         text = (
-            f"has {parsed.size} bytes, its tensors end at {parsed.end}: {missing} bytes are missing"
+            f"has {parsed.size} bytes, its tensors end at {parsed.end}: {missing} bytes are "
+            f"missing, {len(cut)} of {len(parsed.infos)} tensors are cut"
         )
-        if not partial:
-            raise TruncatedError(
-                f"{parsed.where}: {text}; get the file again, or list it with --partial"
-            )
-        parsed.notes.append(Note("warning", parsed.where, text))
-        for info in parsed.infos.values():
-            stop = info.offset + info.nbytes
-            if info.nbytes and stop > parsed.size:
-                text = f"lies beyond the end ({info.offset}..{stop})"
-                parsed.notes.append(Note("warning", info.name, text))
+        if partial and not faults.collect:
+            parsed.notes.append(Note("warning", parsed.where, text))
+            return
+        todo = "" if faults.collect else "; get the file again, or list it with --partial"
+        faults.cut(TruncatedError(f"{parsed.where}: {text}{todo}"), cut)
 
 
 def merge_metadata(

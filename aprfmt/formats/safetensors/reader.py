@@ -10,7 +10,7 @@ from aprfmt.errors import FormatError
 from aprfmt.formats.mapped import Buffer, BufferFile, MappedFile, stored_tensor
 from aprfmt.formats.safetensors.layout import is_json
 from aprfmt.formats.safetensors.parse import Parsed, merge_metadata, parse
-from aprfmt.tensor import LazyTensor, Note, Value
+from aprfmt.tensor import Damage, LazyTensor, Note, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Shard:
     @property
     def tensors(self) -> dict[str, LazyTensor]:
         """The tensors, in the header's order."""
-        infos = self.parsed.infos
-        return {name: stored_tensor(self.file, info) for name, info in infos.items()}
+        infos, broken = self.parsed.infos, self.parsed.faults.broken
+        return {name: stored_tensor(self.file, info, broken) for name, info in infos.items()}
 
 
 class SafetensorsSource:
@@ -55,6 +55,7 @@ class SafetensorsSource:
             {str(shard.file.path): shard.parsed.metadata for shard in shards}
         )
         self.metadata: Mapping[str, Value] = merged
+        self.damage: Sequence[Damage] = [d for shard in shards for d in shard.parsed.faults.damage]
         found = [note for shard in shards for note in shard.parsed.notes]
         self.notes: Sequence[Note] = [*notes, *more, *found]
 
@@ -75,37 +76,43 @@ class SafetensorsSource:
         self.close()
 
 
-def open_source(path: Path, *, partial: bool = False) -> SafetensorsSource:
+def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> SafetensorsSource:
     """Open one safetensors file (a shard alone), or all shards of an index.
 
     `partial` lists a file whose data is cut; asking for the bytes of a cut tensor then raises
-    TruncatedError. Raises FormatError for a file that breaks a rule of the format.
+    TruncatedError. `damaged` goes on past what leaves the rest readable; `damage` says what that
+    is. Raises FormatError for a file that breaks a rule of the format.
     """
     path = Path(path)
     file = MappedFile(path)
     try:
         if not is_json(bytes(file.view[:64])):
-            shard = Shard(file, parse(file.view, str(path), partial=partial))
+            parsed = parse(file.view, str(path), partial=partial, damaged=damaged)
+            shard = Shard(file, parsed)
             return SafetensorsSource(path, [shard], shard.tensors, {})
     except BaseException:
         file.close()
         raise
     file.close()
-    return open_index(path, partial=partial)
+    return open_index(path, partial=partial, damaged=damaged)
 
 
-def open_buffer(buffer: Buffer, path: Path, *, partial: bool = False) -> SafetensorsSource:
+def open_buffer(
+    buffer: Buffer, path: Path, *, partial: bool = False, damaged: bool = False
+) -> SafetensorsSource:
     """Open the bytes of one safetensors file; `path` begins the messages. Raises FormatError."""
     file = BufferFile(buffer, path)
-    shard = Shard(file, parse(file.view, str(path), partial=partial))
+    parsed = parse(file.view, str(path), partial=partial, damaged=damaged)
+    shard = Shard(file, parsed)
     return SafetensorsSource(path, [shard], shard.tensors, {})
 
 
-def open_index(path: Path, *, partial: bool = False) -> SafetensorsSource:
+def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> SafetensorsSource:
     """Open every shard that a `*.safetensors.index.json` names, as one model.
 
     Index and shards must agree on every tensor. `partial` allows missing and truncated shards; what
-    is missing is said in `notes`. Raises FormatError.
+    is missing is said in `notes`. `damaged` is for the shards as in `open_source`. Raises
+    FormatError.
     """
     from aprfmt.formats.shardset import refuse_mixed, require, union
 
@@ -132,13 +139,14 @@ def open_index(path: Path, *, partial: bool = False) -> SafetensorsSource:
         for file_name, shard_path in homes.items():
             file = MappedFile(shard_path)
             stack.callback(file.close)
-            parsed = parse(file.view, str(shard_path), partial=partial)
+            parsed = parse(file.view, str(shard_path), partial=partial, damaged=damaged)
             shards[file_name] = Shard(file, parsed)
         tensors = union([(s.file.path, s.tensors) for s in shards.values()], str(path))
         _check_map(path, weight_map, shards)
         total = metadata.get("total_size")
         found = sum(tensor.info.nbytes for tensor in tensors.values())
-        if total is not None and total != found and not notes:
+        sound = not any(shard.parsed.faults.damage for shard in shards.values())
+        if total is not None and total != found and not notes and sound:
             text = f"total_size is {total!r}, the tensors of all shards take {found} bytes"
             notes.append(Note("warning", str(path), text))
         source = SafetensorsSource(path, list(shards.values()), tensors, metadata, notes)

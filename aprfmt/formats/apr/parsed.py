@@ -1,0 +1,73 @@
+"""The structure of one APR v2 file, as `parse` makes it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from aprfmt.formats.apr.layout import HEADER_SIZE, Header
+from aprfmt.formats.damage import Faults
+from aprfmt.tensor import Note, TensorInfo, Value
+
+FooterState = Literal["present", "missing", "trailing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One index entry: the stored tensor (absolute offset) and its code as it stands there."""
+
+    info: TensorInfo
+    code: int
+
+
+@dataclass(slots=True)
+class Parsed:
+    """The structure of one file.
+
+    `buffer` holds the plain file: the one given, or the expanded one. `infos` are the logical
+    tensors in index order, `entries` the stored ones. `end` is where the padded data ends and the
+    footer begins; `size` is the plain file's length. Metadata that cannot be read end at 0.
+    """
+
+    where: str
+    buffer: memoryview
+    size: int
+    header: Header
+    faults: Faults
+    metadata: dict[str, Value] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
+    infos: dict[str, TensorInfo] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    metadata_end: int = 0
+    index_end: int = 0
+    end: int = 0
+    expanded: bool = False
+
+    @property
+    def metadata_raw(self) -> memoryview:
+        """The metadata's bytes as they stand in the file."""
+        start = self.header.metadata_offset
+        return self.buffer[start : start + self.header.metadata_size]
+
+    @property
+    def footer(self) -> FooterState:
+        """Whether the file ends with its checksum, before it, or behind it."""
+        if self.size == self.end + 4:
+            return "present"
+        return "missing" if self.size <= self.end else "trailing"
+
+    def regions(self) -> Iterator[tuple[int, int]]:
+        """Yield (start, stop) of everything that has a meaning; the rest should be zeros."""
+        header = self.header
+        yield 0, HEADER_SIZE
+        yield header.metadata_offset, header.metadata_offset + header.metadata_size
+        yield header.index_offset, self.index_end
+        for entry in self.entries:
+            yield entry.info.offset, entry.info.offset + entry.info.nbytes
+
+    def warn(self, text: str, where: str = "") -> None:
+        """Add a warning; `where` defaults to the file."""
+        self.notes.append(Note("warning", where or self.where, text))
+
+    def remark(self, text: str) -> None:
+        """Add a note: unusual, but harmless."""
+        self.notes.append(Note("note", self.where, text))
