@@ -6,7 +6,8 @@ make them jump. Measured: float32 runs of an 8-layer model are within 1.2e-6 of 
 float64, f16 3.9e-3, bf16 1.5e-2; the smallest real bug seen is 2.7e-4.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -75,6 +76,52 @@ def one_operation(
     rows = [ONE_OPERATION[dtype_a], ONE_OPERATION[dtype_b]]
     rows += [ENGINE_OPERATION[engine, k] for k in kinds if (engine, k) in ENGINE_OPERATION]
     return max(rows, key=lambda row: row.rel_l2)
+
+
+# --- losses, in nats ------------------------------------------------------------------------------
+
+# Unit roundoff of an arithmetic: half the distance of its numbers from 1 to the next.
+ROUNDOFF: Mapping[str, float] = {
+    "float64": 2.0**-53, "float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+}  # fmt: skip
+# Every backend adds up a vocabulary in float32 at least, in this many running sums or more.
+LANES = 8
+
+
+def own_loss_bound(nats: float, dtype: str, vocab: int) -> float:
+    """Return how far one label's loss may be off, in nats, for having been computed in `dtype`.
+
+    The loss of logits z is l = r + s: r = max z - z[label], s = ln S, S = sum of exp(z - max z).
+    With unit roundoff u, each result rounded once and exp and ln within one unit in the last place
+    (2u), to first order:
+
+    - the differences z - max z are off by u times their size: u r at the label, and in s by u times
+      their mean under the softmax, which is its entropy less s, so at most u (ln vocab - s);
+    - exp adds 2u to s, ln 2u s, and the last sum u l.
+
+    Together at most u (l + r + s + ln vocab + 2) = u (2 l + ln vocab + 2); u l more allows for
+    one rounding of the value that is handed back. S itself is added up in float32 at least, in
+    LANES running sums: vocab / LANES additions, each off by 2^-24 of S at most. The float64 loss
+    that it is held against errs in the same way.
+    """
+    bound = 0.0
+    for u in (ROUNDOFF[dtype], ROUNDOFF["float64"]):
+        bound += u * (3 * nats + math.log(vocab) + 2)
+        bound += min(u, ROUNDOFF["float32"]) * vocab / LANES
+    return bound
+
+
+def loss_bound(rel_l2: float, size: float) -> float:
+    """Return how far the mean losses of two runs may be apart, in nats.
+
+    `rel_l2` is the tolerance of their logits, which depends on the dtype, and `size` the root mean
+    square of the reference's logits. A loss is ln(sum exp z) - z[label], so that logits off by e
+    move it by (sum of p e) - e[label] to first order (p: the softmax), and by max e - min e at
+    most: by two logits' errors. Logits within their tolerance are off by rel_l2 times `size` each,
+    in the mean over squares; text that a model finds unlikely changes z[label], not its error.
+    """
+    return 2 * rel_l2 * size
 
 
 # --- screens by statistics ----------------------------------------------------------------------

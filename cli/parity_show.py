@@ -102,7 +102,9 @@ def show_outcomes(pair: Any) -> None:
             )
     losses = pair.losses
     if losses.reference is not None and losses.forward is not None:
-        own = losses.why if losses.own is None else f"{losses.own:.6f}"
+        own = losses.why
+        if losses.own is not None:
+            own = f"{losses.own:.6f} (a label {losses.own_off:.3g} off, {losses.own_bound:.3g} may)"
         render.line(
             f"loss in nats: reference {losses.reference:.6f}, other forward {losses.forward:.6f} "
             f"({losses.forward - losses.reference:+.3g}), its own loss {own}"

@@ -318,13 +318,17 @@ def _earlier(record: RecordLike, before: int) -> Any:
     size = int(np.prod(record.shape))
     if record.positions is None:
         return np.ones(size, np.bool_)
-    axis = 1 if record.point in ("scores", "probs") else 0
+    by_key = record.point in ("scores", "probs")  # [heads, tokens, keys]
+    axis = 1 if by_key else 0
     rows = np.asarray(record.positions) < before
     shape = [1] * len(record.shape)
     shape[axis] = len(rows)
     if record.shape[axis] != len(rows):
         return np.ones(size, np.bool_)
-    return np.broadcast_to(rows.reshape(shape), record.shape).reshape(-1)
+    chosen = np.broadcast_to(rows.reshape(shape), record.shape)
+    if by_key:  # scores are taken before the mask: an early row sees the keys of later tokens
+        chosen = chosen & (np.arange(record.shape[2]) < before)
+    return chosen.reshape(-1)
 
 
 def _other_rows(a: tuple[int, ...], b: tuple[int, ...]) -> str:

@@ -24,10 +24,11 @@ from aprfmt.inference.parity.operations import rel_l2, take_apart
 from aprfmt.inference.parity.outcomes import (
     compare_experts,
     compare_logits,
-    gates,
     loss,
+    outcomes,
     own_loss,
 )
+from aprfmt.inference.parity.outer import gates
 from aprfmt.inference.parity.records import (
     Distance,
     ExpertFlip,
@@ -169,22 +170,23 @@ def _pair(
     x, y = a.values("logits"), b.values("logits")
     point = next((p for p in diff.points if p.key == "logits"), None)
     within = point is not None and not point.beyond and not point.why
-    logits, losses = None, Losses(None, None, None, "no logits on both sides")
-    if x is not None and y is not None and x.shape == y.shape:
+    logits, judged, losses = None, None, Losses(None, None, None, "no logits on both sides")
+    if x is not None and y is not None and x.shape == y.shape and point is not None:
         logits = compare_logits(x, y, request.ids, within)
+        judged = outcomes(x, y, request.ids, point, before.get("logits"))
         backend = None if choices[index].is_engine else choices[index].open()
-        own, why = own_loss(backend, y, request.ids)
-        losses = Losses(logits.ce_a, logits.ce_b, own, why)
+        own = own_loss(backend, y, request.ids)
+        losses = Losses(logits.ce_a, logits.ce_b, own.nats, own.why, own.off, own.bound)
     operations, cell = take_apart(model, choices[0], choices[index], a, b, diff, request)
     checks = [_points_check(diff, str(choices[index]))]
     if x is not None and point is not None and not flips:
         for each in (0, index) if index == 1 else (index,):
             checks += _plain_check(ran[each].plain, x, point, str(choices[each]))
     checks += gates(
-        logits, losses, flips,
+        judged, losses, flips,
         quantized=request.through is not None or weights_of(model) == "quantized",
-        text=request.text is not None, labels=len(request.ids) - 1,
-        vocab=int(model.hyper["vocab_size"]), where=str(choices[index]),
+        text=request.text is not None, vocab=int(model.hyper["vocab_size"]),
+        where=str(choices[index]),
     )  # fmt: skip
     for trace, choice in ((a, choices[0]), (b, choices[index])):
         if trace.nonfinite:

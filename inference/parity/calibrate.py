@@ -18,7 +18,16 @@ from aprfmt.inference.device import Choice
 from aprfmt.inference.parity.between import compare_runs, run_once
 from aprfmt.inference.parity.outcomes import compare_experts
 from aprfmt.inference.parity.request import Request
-from aprfmt.thresholds import BASE, DISCRETE, MAX_UNIT, UNIT, Measured, pair_of, threshold
+from aprfmt.thresholds import (
+    BASE,
+    DISCRETE,
+    MAX_UNIT,
+    ROUNDOFF,
+    UNIT,
+    Measured,
+    pair_of,
+    threshold,
+)
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -117,8 +126,7 @@ def _row(
 
 def _floor(dtype: str) -> float:
     """Return half a unit in the last place: runs that were equal by chance get no bound of 0."""
-    bits = {"float64": 53, "float32": 24, "tf32": 11, "float16": 11, "bfloat16": 8}
-    return math.ldexp(1.0, -bits[dtype])
+    return ROUNDOFF[dtype]
 
 
 def save_calibration(path: Path, calibration: Calibration, *, force: bool = False) -> None:

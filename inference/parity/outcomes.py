@@ -2,29 +2,24 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.compare.traces import PointDiff
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import parse_key
 from aprfmt.inference.loss import cross_entropy, log_probabilities
-from aprfmt.inference.parity.records import ExpertFlip, Flip, LogitsDiff, Losses
+from aprfmt.inference.parity.records import ExpertFlip, Flip, LogitsDiff, Outcomes
 from aprfmt.inference.trace import Trace
-from aprfmt.outcome import Check, Outcome
+from aprfmt.thresholds import own_loss_bound
 
 Numbers = NDArray[Any]
 TOP_K = 5
 # Rows handled at a time: float64 copies of a large vocabulary are 2 MB a row.
 _ROWS = 64
-# Outer gates on quantized weights, in nats and relative L2, as observed on a toy with NF4: the
-# loss 0.026 apart, full logits 0.047, own loss 0.0005 from a float64 loss.
-MAX_CE_DIFFERENCE = 0.5
-MAX_LOGITS = 0.10
-MAX_OWN_LOSS = 0.05
-# A text shorter than this says little about a loss.
-MIN_LABELS = 16
 
 
 def compare_logits(a: Numbers, b: Numbers, ids: Sequence[int], within: bool) -> LogitsDiff:
@@ -67,65 +62,118 @@ def loss(logits: Numbers, ids: Sequence[int]) -> float | None:
     """Return the mean float64 loss of ids[1:] in nats; None where no label follows."""
     if len(ids) < 2 or len(logits) != len(ids):
         return None
+    return float(np.mean(_losses(logits, ids)))
+
+
+def outcomes(
+    a: Numbers, b: Numbers, ids: Sequence[int], point: PointDiff, before: int | None
+) -> Outcomes:
+    """Return what the outer gates judge of logits [tokens, vocab]; only rows before `before`.
+
+    `point` is the comparison of these rows' logits.
+    """
+    count = len(a) if before is None else before
+    cut = ids[: count + 1]
+    size = math.sqrt(float(np.mean(np.square(a[:count], dtype=np.float64)))) if count else 0.0
+    return Outcomes(
+        before, point.rel_l2 if count else None, point.tolerance, size,
+        loss(a[: len(cut)], cut), loss(b[: len(cut)], cut), len(cut) - 1,
+    )  # fmt: skip
+
+
+def _losses(logits: Numbers, ids: Sequence[int]) -> Numbers:
+    """Return the float64 loss of each of ids[1:] in nats."""
     parts = [
         cross_entropy(logits[start : min(start + _ROWS, len(ids) - 1)],
                       ids[start + 1 : min(start + _ROWS, len(ids) - 1) + 1])
         for start in range(0, len(ids) - 1, _ROWS)
     ]  # fmt: skip
-    return float(np.mean(np.concatenate(parts)))
+    found: Numbers = np.concatenate(parts)
+    return found
 
 
-def _numpy_loss(backend: Backend, logits: Numbers, labels: Numbers) -> float:
-    """Return the loss with every step in the backend's own dtype."""
+def _numpy_losses(backend: Backend, logits: Numbers, labels: Numbers) -> Numbers:
+    """Return every label's loss with each step in the backend's own dtype."""
     x = backend.array(logits)
     wide = x - np.max(x, axis=-1, keepdims=True)
     logs = wide - np.log(np.sum(np.exp(wide), axis=-1, keepdims=True))
-    return float(np.mean(-np.take_along_axis(logs, labels[:, None], -1)))
+    return np.asarray(-np.take_along_axis(logs, labels[:, None], -1)[:, 0])
 
 
-def _torch_loss(backend: Backend, logits: Numbers, labels: Numbers) -> float:
-    """Return torch's fused loss of the logits in the backend's dtype, on its device."""
+def _torch_losses(backend: Backend, logits: Numbers, labels: Numbers) -> Numbers:
+    """Return torch's fused loss of every label in the backend's dtype, on its device.
+
+    torch's own mean on a CPU adds 16-bit losses in 16 bits: float16 overflows at 65,504 nats.
+    """
     import torch
 
     x = backend.array(logits)
-    found = torch.nn.functional.cross_entropy(x, torch.as_tensor(labels, device=x.device))
-    return float(found.item())
+    wanted = torch.as_tensor(labels, device=x.device)
+    found = torch.nn.functional.cross_entropy(x, wanted, reduction="none")
+    return np.asarray(found.double().cpu().numpy())
 
 
-def _cupy_loss(backend: Backend, logits: Numbers, labels: Numbers) -> float:
-    """Return the loss of the logits as the dtype holds them, on the device in float32 at least."""
+def _cupy_losses(backend: Backend, logits: Numbers, labels: Numbers) -> Numbers:
+    """Return every label's loss of the logits as the dtype holds them, computed in float32."""
     from aprfmt.inference.backends.cuda import memory
 
     arrays, x = memory.arrays(), memory.put(backend.to_numpy(backend.array(logits)))
     wide = x - x.max(axis=-1, keepdims=True)
     logs = wide - arrays.log(arrays.exp(wide).sum(axis=-1, keepdims=True))
-    return float(-arrays.take_along_axis(logs, memory.put(labels)[:, None], -1).mean())
+    found = -arrays.take_along_axis(logs, memory.put(labels)[:, None], -1)[:, 0]
+    return np.asarray(memory.get(found))
 
 
-OWN_LOSS: Mapping[str, Callable[[Backend, Numbers, Numbers], float]] = {
-    "numpy": _numpy_loss,
-    "torch": _torch_loss,
-    "cupy": _cupy_loss,
+OWN_LOSSES: Mapping[str, Callable[[Backend, Numbers, Numbers], Numbers]] = {
+    "numpy": _numpy_losses,
+    "torch": _torch_losses,
+    "cupy": _cupy_losses,
 }
 
 
-def own_loss(backend: Backend | None, logits: Numbers, ids: Sequence[int]) -> tuple[Any, str]:
-    """Return (a run's loss by its own arithmetic in nats, ""), or (None, why not).
+@dataclass(frozen=True)
+class OwnLoss:
+    """A run's loss by its own arithmetic: the mean in nats, None with `why`.
 
-    A backend's method `cross_entropy(logits, labels)` comes before the functions here.
+    `off` is how far the label whose loss is furthest beyond rounding is from its float64 loss, in
+    nats (infinite where either is not finite), `bound` what rounding may do to it.
+    """
+
+    nats: float | None
+    off: float | None = None
+    bound: float | None = None
+    why: str = ""
+
+
+def own_loss(backend: Backend | None, logits: Numbers, ids: Sequence[int]) -> OwnLoss:
+    """Compute a run's loss of ids[1:] in its own arithmetic, and how far that is off.
+
+    A backend's method `cross_entropy(logits, labels)`, a mean kept in float32 at least, comes
+    before the functions here; it is judged as the loss of one label.
     """
     if backend is None:
-        return None, "an engine's own loss is not called"
+        return OwnLoss(None, why="an engine's own loss is not called")
     if len(ids) < 2:
-        return None, "a single token has no label"
+        return OwnLoss(None, why="a single token has no label")
     labels = np.asarray(ids[1:], np.int64)
     inner = np.ascontiguousarray(logits[:-1])
     method = getattr(backend, "cross_entropy", None)
+    if method is None and backend.name not in OWN_LOSSES:
+        return OwnLoss(None, why=f"backend {backend.name!r} has no loss of its own")
+    expected = _losses(logits, ids)
     if method is not None:
-        return float(method(backend.array(inner), labels)), ""
-    if backend.name not in OWN_LOSS:
-        return None, f"backend {backend.name!r} has no loss of its own"
-    return OWN_LOSS[backend.name](backend, inner, labels), ""
+        found = np.array([float(method(backend.array(inner), labels))])
+        expected = np.array([float(np.mean(expected))])
+    else:
+        found = np.asarray(OWN_LOSSES[backend.name](backend, inner, labels), np.float64)
+    vocab = int(logits.shape[-1])
+    pairs = [
+        (abs(mine - true) if math.isfinite(mine - true) else math.inf,
+         own_loss_bound(true if math.isfinite(true) else 0.0, backend.dtype, vocab))
+        for mine, true in zip(found.tolist(), expected.tolist(), strict=True)
+    ]  # fmt: skip
+    off, bound = max(pairs, key=lambda pair: pair[0] / pair[1])
+    return OwnLoss(float(np.mean(found)), off, bound)
 
 
 def compare_experts(a: Trace, b: Trace) -> list[ExpertFlip]:
@@ -168,60 +216,3 @@ def _flip(
     # margin, in scores, which move less than the logits do, is what rounding has to close.
     closed = gap <= 2 * largest or (margin is not None and margin <= 2 * largest)
     return ExpertFlip(key, position, tuple(gone), tuple(came), gap, largest, closed)
-
-
-def gates(
-    logits: LogitsDiff | None,
-    losses: Losses,
-    experts: Sequence[ExpertFlip],
-    *,
-    quantized: bool,
-    text: bool,
-    labels: int,
-    vocab: int,
-    where: str,
-) -> list[Check]:
-    """Return the outer gates of a pair: on quantized weights, and where the weights are text."""
-
-    def check(name: str, passed: bool | None, found: str, expected: str, todo: str = "") -> Check:
-        outcome: Outcome = "NOT_RUN" if passed is None else "PASS" if passed else "FAIL"
-        return Check(name, outcome, where, found, expected, todo if passed is False else "")
-
-    checks = []
-    unexplained = [flip for flip in experts if not flip.explained]
-    if experts:
-        checks.append(
-            check("experts", not unexplained,
-                  f"{len(experts)} tokens to other experts, {len(unexplained)} of them with a "
-                  "margin that rounding cannot close",
-                  "margins of at most twice the router's difference",
-                  "compare the router's inputs and its rule")
-        )  # fmt: skip
-    if logits is None:
-        return [*checks, check("logits", None, "no logits on both sides", "logits of every row")]
-    if not quantized:
-        return checks
-    difference = logits.ce_difference
-    checks += [
-        check("quantized-logits", logits.rel_l2 < MAX_LOGITS, f"relative L2 {logits.rel_l2:.3g}",
-              f"below {MAX_LOGITS} over all rows", "find the first point that is off"),
-        check("quantized-loss", None if difference is None else abs(difference) < MAX_CE_DIFFERENCE,
-              "a single token" if difference is None else f"{difference:+.4g} nats",
-              f"below {MAX_CE_DIFFERENCE} nats apart", "find the first point that is off"),
-    ]  # fmt: skip
-    if losses.forward is None or not text or labels < MIN_LABELS:
-        why = "ids that are not known to be text" if not text else f"{labels} labels"
-        checks.append(check("quantized-loss-bounded", None, why,
-                            f"a text of at least {MIN_LABELS} labels"))  # fmt: skip
-    else:
-        limit = math.log(vocab)
-        checks.append(check("quantized-loss-bounded", losses.forward < limit,
-                            f"{losses.forward:.4f} nats", f"below ln({vocab}) = {limit:.4f} nats",
-                            "the run does worse than guessing"))  # fmt: skip
-    gap = None if losses.own is None or losses.forward is None else losses.own - losses.forward
-    checks.append(
-        check("own-loss", None if gap is None else abs(gap) < MAX_OWN_LOSS,
-              losses.why if gap is None else f"{gap:+.3g} nats from the float64 loss",
-              f"below {MAX_OWN_LOSS} nats on the same logits", "the loss is wrong, not the forward")
-    )  # fmt: skip
-    return checks

@@ -97,13 +97,34 @@ class Losses:
     """The three oracles of one pair, in nats: which part a difference of the loss comes from.
 
     `reference`: reference forward, float64 loss. `forward`: the other's forward, float64 loss.
-    `own`: the other's forward and its own loss in its arithmetic, None with `why`.
+    `own`: the other's forward and its own loss in its arithmetic, None with `why`. `own_off` is
+    how far that is off at the label furthest beyond rounding, `own_bound` what rounding may do.
     """
 
     reference: float | None
     forward: float | None
     own: float | None
     why: str = ""
+    own_off: float | None = None
+    own_bound: float | None = None
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What the outer gates judge: the logits of the rows that are comparable, and their losses.
+
+    `rows` is how many rows there are before the first token that rounding sent to other experts,
+    None for all. `rel_l2` and `tolerance` are the logits', `size` the root mean square of the
+    reference's. The losses are of `labels` labels, in nats; None where there is no row or label.
+    """
+
+    rows: int | None
+    rel_l2: float | None
+    tolerance: float
+    size: float
+    reference: float | None
+    forward: float | None
+    labels: int
 
 
 @dataclass(frozen=True)

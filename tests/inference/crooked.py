@@ -83,6 +83,23 @@ class WrongLoss(NumpyBackend):
         return float(np.mean(-np.take_along_axis(logs, np.roll(labels, 1)[:, None], -1)))
 
 
+class Tf32(NumpyBackend):
+    """Nothing wrong: products of TF32, as a GPU computes float32 ones where that is allowed."""
+
+    def linear(self, x: Any, w: Any, bias: Any) -> Any:
+        y = to_tf32(x) @ to_tf32(self.array(w.rows(0, w.n_rows))).T
+        return y if bias is None else y + bias
+
+    def facts(self) -> Any:
+        return {**super().facts(), "tf32": True}
+
+
+def to_tf32(x: Any) -> Any:
+    """Round float32 to 11 bits of significand, to nearest with ties away from zero."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
 CROOKED = {
     backend.name: backend
     for backend in (WrongEps, WrongPairs, NoBias, NoMask, WrongActivation, Truncated, WrongLoss)

@@ -1,0 +1,121 @@
+"""The outer gates of a pair: what its runs predict, held to what rounding may do to it.
+
+Points that are taken one by one come first and name the place; these ask for the outcome. Text
+that a model finds unlikely fails none of them: every bound is of the two runs' difference.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aprfmt.inference.parity.records import ExpertFlip, Losses, Outcomes
+from aprfmt.outcome import Check, Outcome
+from aprfmt.thresholds import loss_bound
+
+# Relative L2 of full logits on quantized weights; seen on a toy with NF4: 0.047. Where the
+# tolerance of the runs' arithmetic is larger, it counts.
+MAX_LOGITS = 0.10
+# A text shorter than this says little about a loss.
+MIN_LABELS = 16
+
+
+@dataclass(frozen=True)
+class _Gate:
+    where: str
+
+    def check(
+        self, name: str, passed: bool | None, found: str, expected: str, todo: str = ""
+    ) -> Check:
+        """Return one check; `passed` None: it could not be made, which is no pass."""
+        outcome: Outcome = "NOT_RUN" if passed is None else "PASS" if passed else "FAIL"
+        return Check(name, outcome, self.where, found, expected, todo if passed is False else "")
+
+
+def gates(
+    outcomes: Outcomes | None,
+    losses: Losses,
+    experts: Sequence[ExpertFlip],
+    *,
+    quantized: bool,
+    text: bool,
+    vocab: int,
+    where: str,
+) -> list[Check]:
+    """Return the gates of a pair: its own loss always, logits and losses on quantized weights."""
+    gate = _Gate(where)
+    checks = []
+    if experts:
+        unexplained = [flip for flip in experts if not flip.explained]
+        checks.append(
+            gate.check(
+                "experts", not unexplained,
+                f"{len(experts)} tokens to other experts, {len(unexplained)} of them with a "
+                "margin that rounding cannot close",
+                "margins of at most twice the router's difference",
+                "compare the router's inputs and its rule",
+            )
+        )  # fmt: skip
+    if outcomes is None:
+        found = "no logits on both sides"
+        return [*checks, gate.check("logits", None, found, "logits of every row")]
+    checks.append(_own(gate, losses))
+    if quantized:
+        checks += _quantized(gate, outcomes, text, vocab)
+    return checks
+
+
+def _own(gate: _Gate, losses: Losses) -> Check:
+    """Hold a run's own loss against the float64 loss of the same logits, label by label."""
+    if losses.own is None or losses.forward is None or losses.own_off is None:
+        return gate.check("own-loss", None, losses.why, "a run that computes a loss")
+    bound = losses.own_bound or 0.0
+    return gate.check(
+        "own-loss", losses.own_off <= bound,
+        f"{losses.own - losses.forward:+.3g} nats from the float64 loss, {losses.own_off:.3g} at "
+        "the label that is furthest beyond rounding",
+        f"at most {bound:.3g} nats there on the same logits",
+        "the loss is wrong, not the forward",
+    )  # fmt: skip
+
+
+def _quantized(gate: _Gate, found: Outcomes, text: bool, vocab: int) -> list[Check]:
+    """Hold logits and losses of the rows that are comparable against each other."""
+    rows = "over all rows" if found.rows is None else f"over the first {found.rows} rows"
+    most = max(MAX_LOGITS, found.tolerance)
+    checks = [
+        gate.check(
+            "quantized-logits", None if found.rel_l2 is None else found.rel_l2 <= most,
+            f"no row before the flip of an expert ({found.rows})" if found.rel_l2 is None
+            else f"relative L2 {found.rel_l2:.3g}",
+            f"at most {most:g} {rows}", "find the first point that is off",
+        )
+    ]  # fmt: skip
+    if found.reference is None or found.forward is None:
+        return [*checks, gate.check("quantized-loss", None, "no label to score", "two tokens")]
+    difference = found.forward - found.reference
+    bound = loss_bound(found.tolerance, found.size)
+    checks.append(
+        gate.check(
+            "quantized-loss", abs(difference) <= bound, f"{difference:+.4g} nats",
+            f"at most {bound:.3g} nats apart {rows}: logits of size {found.size:.3g} within "
+            f"{found.tolerance:.3g}", "find the first point that is off",
+        )
+    )  # fmt: skip
+    return [*checks, _bounded(gate, found, text, vocab, bound)]
+
+
+def _bounded(gate: _Gate, found: Outcomes, text: bool, vocab: int, bound: float) -> Check:
+    """Ask whether a run does worse than guessing where the reference does not."""
+    name, limit = "quantized-loss-bounded", math.log(vocab)
+    assert found.forward is not None and found.reference is not None
+    expected = f"below ln({vocab}) = {limit:.4f} nats"
+    if not text or found.labels < MIN_LABELS:
+        why = "ids that are not known to be text" if not text else f"{found.labels} labels"
+        return gate.check(name, None, why, f"a text of at least {MIN_LABELS} labels")
+    if found.forward >= limit and found.forward - found.reference <= bound:
+        why = f"{found.forward:.4f} nats, the reference's {found.reference:.4f}"
+        return gate.check(name, None, why, f"{expected}, for the reference at least")
+    return gate.check(
+        name, found.forward < limit, f"{found.forward:.4f} nats", expected,
+        "the run does worse than guessing, and the reference does not",
+    )  # fmt: skip
