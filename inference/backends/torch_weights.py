@@ -92,9 +92,7 @@ class Encoded:
         few = len(x) <= cuda.MATVEC_TOKENS and x.dtype != torch.float64
         if not few or self.encoding not in cuda.MATVEC:
             return False
-        x = x.contiguous()
-        x = x.clone() if x.data_ptr() % 16 else x
-        cuda.matvec(self.encoding, self.raw, x, out, stream=current())
+        cuda.matvec(self.encoding, self.raw, x.contiguous(), out, stream=current())
         return True
 
 

@@ -265,6 +265,9 @@ struct Q6_K : Several<4> {
   }
 };
 
+// Say whether every element takes whole bytes of its own, so that rows may have any length.
+template <class E> constexpr bool PLAIN = E::BYTES % E::BLOCK == 0;
+
 // The plain ones, as blocks of 32: their bits are kept, NaN payloads too.
 struct BF16 : Single<BF16> {
   enum { BLOCK = 32, BYTES = 64, ALIGN = 2 };

@@ -56,7 +56,7 @@ __device__ __forceinline__ void decode_tile(const u8* raw, T* out, i64 count) {
 #else
   SHARED_BYTES(stage);
   i64 last = (count + E::BLOCK - 1) / E::BLOCK * E::BYTES;  // bytes that are there
-  if (E::BYTES % E::BLOCK == 0) last = count * (E::BYTES / E::BLOCK);
+  if (PLAIN<E>) last = count * (E::BYTES / E::BLOCK);
   i64 end = begin + (i64)TILE / E::BLOCK * E::BYTES;
   const u8* block = staged(stage, raw + begin, (int)((end > last ? last : end) - begin));
   __syncthreads();

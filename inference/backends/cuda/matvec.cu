@@ -4,16 +4,43 @@
 // Weights are decoded in registers to the codec's own float32, so every product is exact input.
 // A token's sum runs in one order whatever ROWS and TOKENS are.
 //
-// Compiled once per encoding: ENCODING is a struct of blocks.cuh.
+// Compiled once per encoding: ENCODING is a struct of blocks.cuh. Columns are a multiple of 8 and x
+// begins at a multiple of 16 bytes; with ANY defined x begins anywhere, and rows of a plain encoding
+// have any number of columns. The sums run in the same order.
 
 #define MATVEC_WARPS 4
 
-template <class T> __device__ __forceinline__ void eight(const T* p, float* v) {
-  uint4 words[sizeof(T) / 2];
+// N neighbouring numbers of x.
+template <int N, class T> __device__ __forceinline__ void read(const T* p, float* v) {
+#ifdef ANY
 #pragma unroll
-  for (int i = 0; i < (int)sizeof(T) / 2; i++) words[i] = ((const uint4*)p)[i];
+  for (int i = 0; i < N; i++) v[i] = widen(p[i]);
+#else
+  uint4 words[N * sizeof(T) / 16];
 #pragma unroll
-  for (int i = 0; i < 8; i++) v[i] = widen(((const T*)words)[i]);
+  for (int i = 0; i < N * (int)sizeof(T) / 16; i++) words[i] = ((const uint4*)p)[i];
+#pragma unroll
+  for (int i = 0; i < N; i++) v[i] = widen(((const T*)words)[i]);
+#endif
+}
+
+// Add the products of columns at ... at + N - 1, in order.
+template <class E, int N, class T, int ROWS, int TOKENS>
+__device__ __forceinline__ void add(const u8* const (&row)[ROWS], const T* x, i64 at, i64 columns,
+                                    float (&sum)[ROWS][TOKENS]) {
+  float v[ROWS][N];
+  i64 block = at / E::BLOCK * E::BYTES;
+#pragma unroll
+  for (int r = 0; r < ROWS; r++) E::template decode<N>(row[r] + block, (int)(at % E::BLOCK), v[r]);
+#pragma unroll
+  for (int t = 0; t < TOKENS; t++) {
+    float u[N];
+    read<N>(x + t * columns + at, u);
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+#pragma unroll
+      for (int i = 0; i < N; i++) sum[r][t] = fmaf(v[r][i], u[i], sum[r][t]);
+  }
 }
 
 template <class E, class T, int ROWS, int TOKENS>
@@ -21,26 +48,17 @@ __device__ __forceinline__ void matvec(const u8* raw, const T* x, T* y, i64 rows
   int lane = threadIdx.x % WARP;
   i64 first = ((i64)blockIdx.x * MATVEC_WARPS + threadIdx.x / WARP) * ROWS;
   if (first >= rows) return;
-  i64 row_bytes = columns / E::BLOCK * E::BYTES;
+  i64 row_bytes = PLAIN<E> ? columns * (E::BYTES / E::BLOCK) : columns / E::BLOCK * E::BYTES;
   const u8* row[ROWS];
 #pragma unroll
   for (int r = 0; r < ROWS; r++) row[r] = raw + (first + r < rows ? first + r : rows - 1) * row_bytes;
   float sum[ROWS][TOKENS] = {};
-  for (i64 at = 8 * lane; at < columns; at += 8 * WARP) {
-    float v[ROWS][8];
-    i64 block = at / E::BLOCK * E::BYTES;
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) E::template decode<8>(row[r] + block, (int)(at % E::BLOCK), v[r]);
-#pragma unroll
-    for (int t = 0; t < TOKENS; t++) {
-      float u[8];
-      eight(x + t * columns + at, u);
-#pragma unroll
-      for (int r = 0; r < ROWS; r++)
-#pragma unroll
-        for (int i = 0; i < 8; i++) sum[r][t] = fmaf(v[r][i], u[i], sum[r][t]);
-    }
-  }
+  i64 at = 8 * lane;
+  for (; at + 8 <= columns; at += 8 * WARP) add<E, 8>(row, x, at, columns, sum);
+#ifdef ANY
+  if constexpr (PLAIN<E>)  // of one lane, fewer than 8
+    for (; at < columns; at++) add<E, 1>(row, x, at, columns, sum);
+#endif
 #pragma unroll
   for (int r = 0; r < ROWS; r++)
 #pragma unroll

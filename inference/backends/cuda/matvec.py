@@ -9,7 +9,7 @@ from typing import Any
 
 from aprfmt.dtypes import ENCODINGS
 from aprfmt.errors import CodecError
-from aprfmt.inference.backends.cuda.arrays import flat, stream_of
+from aprfmt.inference.backends.cuda.arrays import ITEM, flat, stream_of
 from aprfmt.inference.backends.cuda.decode import DECODED
 from aprfmt.inference.backends.cuda.loader import function, processors
 
@@ -19,7 +19,7 @@ MATVEC_TOKENS = 4
 _DTYPES = ("float32", "bfloat16", "float16")
 _FILES = ("prelude.cuh", "blocks.cuh", "matvec.cu")
 _TENSOR_FILES = ("prelude.cuh", "matvec_q4_k.cu")
-_WARPS = 4  # matvec.cu
+_WARPS, _LANE = 4, 8  # matvec.cu: warps of a block, neighbouring columns of a lane
 _TENSOR_WARPS, _TENSOR_BLOCK, _TENSOR_REDUCE = 16, 2116, 2 * 16 * 16 * 4  # matvec_q4_k.cu
 # Dynamic shared memory a block may ask for (sm_90: 227 KiB); more columns take the plain kernel.
 SHARED_LIMIT = 227 * 1024
@@ -37,17 +37,18 @@ def matvec(
 ) -> None:
     """Fill `out` [tokens, rows] with x [tokens, columns] times the encoded [rows, columns], turned.
 
-    x and out are float32, bfloat16 or float16 alike (`dtype` where they are kept as uint16), begin
-    at 16-byte boundaries, and hold 1 to MATVEC_TOKENS vectors; the sizes say how many: `raw` holds
-    all rows. Raises CodecError where sizes do not fit.
+    x and out are float32, bfloat16 or float16 alike (`dtype` where they are kept as uint16) and
+    hold 1 to MATVEC_TOKENS vectors; the sizes say how many: `raw` holds all rows. A row has any
+    number of whole blocks, so of BF16 and F16 any number of columns. Raises CodecError where sizes
+    do not fit.
     """
     row = ENCODINGS[encoding]
     data, inputs, to = flat(raw), flat(x, dtype), flat(out, dtype)
     tokens, rows, columns = _sizes(encoding, data.count, inputs.count, to.count)
-    if inputs.dtype != to.dtype or to.dtype not in _DTYPES or inputs.ptr % 16:
+    if inputs.dtype != to.dtype or to.dtype not in _DTYPES:
         raise CodecError(
-            f"{encoding}: x is {inputs.dtype} at {inputs.ptr:#x}, the result {to.dtype}; expected "
-            f"one of {', '.join(_DTYPES)} for both, x at a multiple of 16 bytes"
+            f"{encoding}: x is {inputs.dtype}, the result {to.dtype}; expected one of "
+            f"{', '.join(_DTYPES)} for both"
         )
     if data.ptr % DECODED[encoding]:
         raise CodecError(
@@ -68,14 +69,16 @@ def matvec(
         return
     group = 4 if rows >= 8192 else 1  # fewer rows keep more warps busy one by one
     width = tokens if tokens != 3 else 2
-    item = to.count // tokens
-    size = {"float32": 4}.get(to.dtype, 2)
+    size = ITEM[to.dtype]
+    defines: tuple[str, ...] = (f"ENCODING {encoding}",)
+    if columns % _LANE or inputs.ptr % 16:
+        defines += ("ANY 1",)
     for first in range(0, tokens, width):
         several = width if first + width <= tokens else 1
-        kernel = function(_FILES, f"matvec_{to.dtype}_{group}_{several}", (f"ENCODING {encoding}",))
+        kernel = function(_FILES, f"matvec_{to.dtype}_{group}_{several}", defines)
         kernel(
             (-(-rows // (group * _WARPS)),), (_WARPS * 32,),
-            (data.ptr, inputs.ptr + first * columns * size, to.ptr + first * item * size,
+            (data.ptr, inputs.ptr + first * columns * size, to.ptr + first * rows * size,
              rows, columns),
             stream=strm,
         )  # fmt: skip
@@ -90,7 +93,7 @@ def _sizes(encoding: str, nbytes: int, inputs: int, outputs: int) -> tuple[int, 
         if encoding not in MATVEC or left or inputs % tokens or outputs % tokens:
             continue
         columns, rows = inputs // tokens, outputs // tokens
-        if rows * columns == elements and columns and columns % max(row.block_size, 32) == 0:
+        if rows * columns == elements and columns and columns % row.block_size == 0:
             return tokens, rows, columns
     raise CodecError(
         f"{encoding}: {inputs} inputs and {outputs} outputs do not fit {nbytes} bytes of weights "

@@ -1,9 +1,11 @@
 // What the CUDA kernels need of a GPU, for a C++ compiler: blocks one after the other, a block's
 // threads as coroutines that take turns at barriers and at what a warp does together. Shared memory
-// is one array. A barrier that not all threads reach ends the program with a message.
+// is one array. A barrier that not all threads reach ends the program with a message, and so does a
+// read or write of words at a place that is no multiple of their size, which a GPU refuses too.
 #define APRFMT_EMULATED
 #include <immintrin.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <ucontext.h>
 
 #include <cmath>
@@ -19,8 +21,8 @@
 #define __launch_bounds__(...)
 #define __shared__ static
 
-struct uint4 { unsigned x, y, z, w; };
-struct uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(8) uint2 { unsigned x, y; };
 struct Index { unsigned x, y, z; };
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
@@ -67,6 +69,10 @@ static bool release(int begin, int end, State state) {
   for (int i = begin; waits && i < end; i++)
     if (threads[i].state == state) threads[i].state = RUNS;
   return waits;
+}
+static void misplaced(int) {
+  std::fprintf(stderr, "block %u, thread %d: words at a place that is no multiple of their size\n", block_index.x, now);
+  std::abort();
 }
 static void run_block(int count) {
   for (int i = 0; i < count; i++) {
@@ -120,6 +126,7 @@ template <class T> static T of_lane(int lane) {
 extern "C" __attribute__((visibility("default"))) void emulate(void* kernel, const unsigned* grid, unsigned block,
                                                                const long long* integers, const double* reals) {
   using namespace emulation;
+  signal(SIGILL, misplaced);  // the compiler's check of alignment traps
   emulation::kernel = (decltype(emulation::kernel))kernel;
   emulation::integers = integers;
   emulation::reals = reals;

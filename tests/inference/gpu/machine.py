@@ -30,6 +30,7 @@ HERE = Path(__file__).resolve().parent
 _FLAGS = (
     "-std=c++17", "-O1", "-fPIC", "-shared", "-mavx2", "-mfma", "-mf16c", "-ffp-contract=off",
     "-fno-strict-aliasing", "-fvisibility=hidden", "-Wno-unknown-pragmas", "-w",
+    "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error",
 )  # fmt: skip
 # Kept from run to run: a compilation takes as long as the tests of its kernels.
 _FOLDER = Path(tempfile.gettempdir()) / f"aprfmt-emulated-{os.getuid()}"

@@ -1,7 +1,8 @@
 """Products on encoded weights against float64 of the codec's numbers.
 
 Seen red, each alone: columns in another order than x's, the mins left out, a tile's rows written
-past the end, some warps' share of the superblocks not added.
+past the end, some warps' share of the superblocks not added; rows of 16-bit floats taken for whole
+blocks of 32, the columns behind the last 8 left out, x read from where its 16 bytes begin.
 """
 
 from typing import Any
@@ -30,18 +31,24 @@ def weights(encoding: str, rows: int, columns: int, seed: int) -> np.ndarray:
 
 def run(
     machine: Any, encoding: str, shape: tuple[int, int], x: np.ndarray, *,
-    raw: np.ndarray | None = None, dtype: str = "float32", tensor_cores: bool = True,
+    raw: np.ndarray | None = None, dtype: str = "float32", tensor_cores: bool = True, lead: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
-    """Return what the kernel gives, what float64 gives, and sums of magnitudes [tokens, rows]."""
+    """Return what the kernel gives, what float64 gives, and sums of magnitudes [tokens, rows].
+
+    x begins `lead` elements behind a multiple of 16 bytes, between numbers that are not one.
+    """
     m = machine
     raw = weights(encoding, *shape, shape[0]) if raw is None else raw
     exact = decode(encoding, {"": raw.tobytes()}, shape).astype(np.float64)
     inputs = x.astype(NUMPY[dtype])
     bits = f"u{inputs.itemsize}"
-    data, given = m.put(raw), m.put(inputs.view(bits))
+    poison = np.full(16, np.nan, NUMPY[dtype])
+    around = np.concatenate([poison[:lead], inputs.reshape(-1), poison])
+    data, given = m.put(np.concatenate([raw, np.full(32, 0xFF, np.uint8)])), m.put(around.view(bits))
     out = m.put(np.full((len(x) * shape[0]) + 32, 0xA5, bits))
     matvec(
-        encoding, m.flat(data), m.flat(given, dtype), m.flat(out, dtype, 0, len(x) * shape[0]),
+        encoding, m.flat(data, None, 0, raw.size), m.flat(given, dtype, lead, x.size),
+        m.flat(out, dtype, 0, len(x) * shape[0]),
         tensor_cores=tensor_cores,
     )  # fmt: skip
     found = m.get(out)
@@ -66,6 +73,38 @@ def test_every_encoding_and_number_of_vectors(machine: Any, encoding: str, dtype
             x = random.standard_normal((tokens, columns)).astype(np.float32)
             result = run(machine, encoding, (rows, columns), x, dtype=dtype)
             assert error(*result) < BOUND[dtype]
+
+
+# Sizes of models that no multiple of 32 divides, and rows that end anywhere in a lane's 8 columns.
+UNEVEN = (1, 2, 7, 8, 9, 10, 20, 31, 33, 36, 40, 44, 52, 80, 100, 120, 131, 144, 255, 257, 262, 1000)
+
+
+@pytest.mark.parametrize("dtype", NUMPY)
+@on("encoding", ("BF16", "F16"), ("BF16", "F16"))
+def test_rows_of_any_length(machine: Any, encoding: str, dtype: str) -> None:
+    random = np.random.default_rng(6)
+    for columns in UNEVEN:
+        for tokens in range(1, MATVEC_TOKENS + 1):
+            x = random.standard_normal((tokens, columns)).astype(np.float32)
+            assert error(*run(machine, encoding, (5, columns), x, dtype=dtype)) < BOUND[dtype]
+
+
+def test_four_rows_a_warp_of_any_length(machine: Any) -> None:
+    x = np.random.default_rng(8).standard_normal((3, 10)).astype(np.float32)
+    assert error(*run(machine, "BF16", (8193, 10), x)) < BOUND["float32"]
+
+
+@pytest.mark.parametrize("dtype", NUMPY)
+@on("encoding", ("BF16", "Q8_0"), MATVEC)
+def test_x_at_any_place_gives_the_same_bits(machine: Any, encoding: str, dtype: str) -> None:
+    columns = 2 * max(ENCODINGS[encoding].block_size, 32)
+    x = np.random.default_rng(7).standard_normal((4, columns)).astype(np.float32)
+    plain = {"tensor_cores": False, "dtype": dtype}
+    expected, _, _ = run(machine, encoding, (21, columns), x, **plain)
+    for lead in (1, 3, 7):
+        found, wanted, magnitude = run(machine, encoding, (21, columns), x, lead=lead, **plain)
+        assert error(found, wanted, magnitude) < BOUND[dtype]
+        np.testing.assert_array_equal(found, expected)
 
 
 @on("blocks", (1, 3, 17), (1, 2, 3, 5, 8, 15, 16, 17, 33, 56))
