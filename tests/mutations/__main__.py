@@ -65,14 +65,13 @@ def _run(options: argparse.Namespace, root: Path) -> int:
     results = Results(root)
     todo = [each for each in mutations if options.again or not results.get(each, options.budget)]
     if not options.report:
-        with tempfile.TemporaryDirectory(prefix="aprfmt-mutations-") as name:
-            place = Path(name)
-            reach.make(place, options.jobs, _say, afresh=options.map)
+        with tempfile.TemporaryDirectory(prefix="aprfmt-mutations-") as folder:
+            reach.make(Path(folder), options.jobs, _say, afresh=options.map)
             if options.map_only:
                 return 0
             if todo:
                 session = judge.Session(reach, results, options.budget, _say)
-                session.start(place, min(options.jobs, len(todo)))
+                session.start(Path(folder), min(options.jobs, len(todo)))
                 session.judge_all(todo)
     return report(root, chosen, results, options.budget)
 

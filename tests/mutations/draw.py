@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 
 from tests.mutations.mutation import Mutation
 from tests.mutations.operators import OPERATORS, cosmetic
-from tests.mutations.source import Function, Source
+from tests.mutations.source import Definition, Function, Source
 
 SEED = 19
 COUNT = 120
@@ -96,7 +96,7 @@ def _mutable(node: ast.AST, inside: str) -> Iterator[tuple[str, ast.AST]]:
     """Give every node that says something at run time, with the function around it."""
     for child in _children(node):
         name = inside
-        if isinstance(child, (*Function.__args__, ast.ClassDef)):
+        if isinstance(child, Definition):
             name = f"{inside}.{child.name}" if inside else child.name
         if _skipped(child):
             continue
@@ -129,7 +129,7 @@ def _skipped(node: ast.AST) -> bool:
         return True
     if isinstance(node, ast.keyword):
         return cosmetic(node)
-    if isinstance(node, (*Function.__args__, ast.ClassDef)):
+    if isinstance(node, Definition):
         marks = (*node.decorator_list, *getattr(node, "bases", ()))
         typing_only = any(_name(mark) in {"overload", *_TYPES} for mark in marks)
         return node.name in _LEFT_OUT or typing_only

@@ -7,7 +7,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from tests.mutations.mutation import Mutation
-from tests.mutations.reach import Chosen, Reach, Test, unknown
+from tests.mutations.reach import Chosen, Known, Reach, unknown
 from tests.mutations.results import Results, Verdict
 from tests.mutations.workcopy import Ran, WorkCopy
 
@@ -17,7 +17,7 @@ PATIENCE = 90.0  # ... seconds for the start, before a run is stopped
 CLEARLY = 4.0  # a hang is one where the test ends so many times sooner without the mutation
 
 
-def run(copy: WorkCopy, tests: Sequence[Test], *, to_the_end: bool = False) -> Ran:
+def run(copy: WorkCopy, tests: Sequence[Known], *, to_the_end: bool = False) -> Ran:
     """Run tests in a copy, until the first failure."""
     files = list(dict.fromkeys(test.file for test in tests))
     task = {"mode": "judge", "tests": [test.id for test in tests]}
@@ -25,7 +25,7 @@ def run(copy: WorkCopy, tests: Sequence[Test], *, to_the_end: bool = False) -> R
     return copy.pytest(files, task, limit=limit(tests), extra=extra)
 
 
-def limit(tests: Sequence[Test]) -> float:
+def limit(tests: Sequence[Known]) -> float:
     """Return after how many seconds a run of tests is stopped."""
     return PATIENCE + SLOWER * sum(test.seconds for test in tests)
 
@@ -37,7 +37,7 @@ def judge(copy: WorkCopy, mutation: Mutation, chosen: Chosen) -> Verdict:
     done = Verdict(mutation.id, "survived", left=chosen.left)
     if chosen.left:
         done = replace(done, how=f"{chosen.left} more tests reach it; a larger --budget runs them")
-    stopped: tuple[Ran, Sequence[Test]] | None = None
+    stopped: tuple[Ran, Sequence[Known]] | None = None
     with copy.mutated(mutation) as built:
         if not built:
             return Verdict(mutation.id, "error", how="the kernels do not build with it")
@@ -64,7 +64,7 @@ def _ended(done: Verdict, ran: Ran) -> Verdict:
     return replace(done, ending="error", how=f"pytest ended with {ran.code}: {ran.said}")
 
 
-def _hung(copy: WorkCopy, done: Verdict, ran: Ran, tests: Sequence[Test]) -> Verdict:
+def _hung(copy: WorkCopy, done: Verdict, ran: Ran, tests: Sequence[Known]) -> Verdict:
     """Count a stopped run as a kill only where its last test ends well without the mutation."""
     last = [test for test in tests if test.id == ran.current]
     if not last:

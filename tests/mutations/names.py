@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterable, Mapping
 
-from tests.mutations.source import Function, Source
+from tests.mutations.source import Definition, Source
 
 STEPS = 3  # a constant in a row of a table, in a mapping made of the table, in a function
 
@@ -25,7 +25,7 @@ def bound(source: Source, place: int) -> set[str]:
 
 
 def _names(statement: ast.stmt) -> set[str]:
-    if isinstance(statement, (*Function.__args__, ast.ClassDef)):
+    if isinstance(statement, Definition):
         return {statement.name}
     if isinstance(statement, ast.Assign):
         targets = statement.targets

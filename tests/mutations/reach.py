@@ -25,7 +25,7 @@ START = 0.05  # seconds a test costs beside its own
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
+class Known:
     """A test that passes without a mutation; `blocks` is what it runs."""
 
     id: str
@@ -42,7 +42,7 @@ class Test:
 class Chosen:
     """The tests of a mutation in the order of rounds; `left` reach it too and cost too much."""
 
-    rounds: tuple[tuple[Test, ...], ...]
+    rounds: tuple[tuple[Known, ...], ...]
     left: int = 0
 
     @property
@@ -62,7 +62,7 @@ class Reach:
             for name in product(root) if name.endswith(".py")
         }  # fmt: skip
         self.texts = {name: (root / name).read_text() for name in tests(root)}
-        self.tests: dict[str, Test] = {}
+        self.tests: dict[str, Known] = {}
         self.unused: dict[str, str] = {}  # tests that failed or were skipped when the map was made
         self.known: set[str] = set()  # product files that were there when the map was begun
         self.load()
@@ -79,7 +79,7 @@ class Reach:
             sets = [frozenset(blocks[i] for i in chosen) for chosen in found["sets"]]
             for name, (seconds, outcome, which) in found["tests"].items():
                 if outcome == "passed":
-                    self.tests[name] = Test(name, seconds, sets[which])
+                    self.tests[name] = Known(name, seconds, sets[which])
                 else:
                     self.unused[name] = outcome
 
@@ -138,7 +138,7 @@ class Reach:
 
     # --- asking -----------------------------------------------------------------------------
 
-    def covering(self, mutation: Mutation) -> list[Test]:
+    def covering(self, mutation: Mutation) -> list[Known]:
         """Return the tests that reach a mutation, in no particular order."""
         if mutation.tests:
             return [
@@ -160,7 +160,7 @@ class Reach:
         by_file = {Path(mutation.path).stem}
         return found or self._reaching(every) or self._reaching(users(by_file, self.sources))
 
-    def _reaching(self, blocks: set[int]) -> list[Test]:
+    def _reaching(self, blocks: set[int]) -> list[Known]:
         return [test for test in self.tests.values() if not blocks.isdisjoint(test.blocks)]
 
     def choose(self, mutation: Mutation, budget: float) -> Chosen:
@@ -179,7 +179,7 @@ class Reach:
             variants[test.id.partition("[")[0]] += 1
             cost = (test.seconds + START) * variants[test.id.partition("[")[0]] / about
             ranked.append((cost, test))
-        rounds: tuple[list[Test], list[Test]] = ([], [])
+        rounds: tuple[list[Known], list[Known]] = ([], [])
         spent, files = 0.0, set[str]()
         for _, test in sorted(ranked, key=lambda row: (row[0], row[1].id)):
             seconds = test.seconds + START / 10

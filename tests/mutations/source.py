@@ -10,6 +10,7 @@ from functools import cached_property
 
 _COMPOUND = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match, ast.AsyncFor, ast.AsyncWith)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Definition = Function | ast.ClassDef
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ def _named(node: ast.AST, inside: str) -> Iterator[tuple[str, ast.AST]]:
         if isinstance(child, ast.JoinedStr):
             continue
         name = inside
-        if isinstance(child, (*Function.__args__, ast.ClassDef)):
+        if isinstance(child, Definition):
             name = f"{inside}.{child.name}" if inside else child.name
         yield name, child
         yield from _named(child, name)
