@@ -1,0 +1,6 @@
+"""The mutations written by hand, in one table of several files."""
+
+from tests.mutations.hand import answers, diagnosis, named, native
+from tests.mutations.mutation import Row
+
+ROWS: tuple[Row, ...] = (*named.ROWS, *native.ROWS, *diagnosis.ROWS, *answers.ROWS)

@@ -1,0 +1,127 @@
+"""In diagnosis, in what traces are held to, and in the bounds of both."""
+
+from tests.mutations.mutation import Row
+
+ROWS: tuple[Row, ...] = (
+    Row(
+        "bound-float32", "aprfmt/thresholds.py",
+        '"float32": Tolerance(2e-5, "float32 reductions in another order, ten',
+        '"float32": Tolerance(2e-2, "float32 reductions in another order, ten',
+        "bugs a thousand times the bound pass as float32 rounding",
+    ),
+    Row(
+        "bound-bfloat16", "aprfmt/thresholds.py",
+        '"bfloat16": Tolerance(8e-2, "bfloat16 arithmetic, five',
+        '"bfloat16": Tolerance(8e-1, "bfloat16 arithmetic, five',
+        "in bfloat16 nothing is ever wrong",
+    ),
+    Row(
+        "bound-one-operation", "aprfmt/thresholds.py",
+        '"float32": Tolerance(2e-5, "float32 reductions in another order"),',
+        '"float32": Tolerance(2e-3, "float32 reductions in another order"),',
+        "one wrong operation is taken for rounding",
+    ),
+    Row(
+        "bound-experts", "aprfmt/thresholds.py",
+        "if not moe or worst.rel_l2 < 1e-3:", "if not moe:",
+        "models with experts are given five times the float32 bound",
+    ),
+    Row(
+        "bound-finer-arithmetic", "aprfmt/thresholds.py",
+        "worst = max((BASE[dtype_a], BASE[dtype_b]), key=lambda row: row.rel_l2)",
+        "worst = min((BASE[dtype_a], BASE[dtype_b]), key=lambda row: row.rel_l2)",
+        "float32 against bfloat16 is held to float32",
+    ),
+    Row(
+        "bound-depth", "aprfmt/thresholds.py",
+        "growth = max(1.0, (depth / DEPTH) ** 0.5)", "growth = 1.0",
+        "deep layers are held to the bound of shallow ones",
+    ),
+    Row(
+        "bound-calibrated", "aprfmt/thresholds.py",
+        "== (pair, weights, point, coarser):", "== (backends, weights, point, coarser):",
+        "a calibrated bound counts in one order of the backends only",
+    ),
+    Row(
+        "traces-infinite", "aprfmt/compare/traces.py",
+        "np.where(same, 0.0, np.inf)", "np.where(same, 0.0, 0.0)",
+        "a NaN on one side of two traces is no difference",
+    ),
+    Row(
+        "traces-peak", "aprfmt/compare/traces.py",
+        "beyond = bool(rel > limit or peak > max_limit)", "beyond = bool(rel > limit)",
+        "one value that is far off drowns in a large point",
+    ),
+    Row(
+        "traces-nothing-compared", "aprfmt/compare/traces.py",
+        "        if not self.compared:\n            return 2",
+        "        if not self.compared:\n            return 0",
+        "two traces without a common value are equal",
+    ),
+    Row(
+        "traces-other-rows", "aprfmt/compare/traces.py",
+        "and a.positions != b.positions:", "and len(a.positions) != len(b.positions):",
+        "rows of other tokens are compared",
+    ),
+    Row(
+        "traces-printed", "aprfmt/compare/traces.py",
+        "coarse = max(a.resolution, b.resolution) / rms if rms else 0.0",
+        "coarse = a.resolution / rms if rms else 0.0",
+        "values printed to few decimals on the reference's side are a bug",
+    ),
+    Row(
+        "traces-other-ids", "aprfmt/compare/traces.py",
+        "    check_ids(a, b)\n    keys = common_keys(a, b)", "    keys = common_keys(a, b)",
+        "traces of other tokens are compared",
+    ),
+    Row(
+        "walk-tokens-not-recorded", "aprfmt/diagnosis/walk.py",
+        "if self.ids is not None and not records_ids(trace)", "if self.ids is None",
+        "nobody hears that a trace's tokens were taken on trust",
+    ),
+    Row(
+        "walk-zeros", "aprfmt/diagnosis/walk.py",
+        "        if zeros:\n            self.levels.reason",
+        "        if False:\n            self.levels.reason",
+        "a buffer that nobody filled is compared",
+    ),
+    Row(
+        "measure-lone-nan", "aprfmt/diagnosis/measure.py",
+        "if not np.all(same | (np.isfinite(x) & np.isfinite(y))):",
+        "if not np.all(same | (np.isfinite(x) | np.isfinite(y))):",
+        "a NaN on one side is measured as a number",
+    ),
+    Row(
+        "measure-last-rows", "aprfmt/diagnosis/measure.py",
+        "chosen = list(range(shape[axis] - count, shape[axis]))", "chosen = list(range(count))",
+        "rows without positions are taken as the first ones",
+    ),
+    Row(
+        "conclude-not-shadowed", "aprfmt/diagnosis/conclude.py",
+        "explained = bool(shadows) or not beyond", "explained = True",
+        "what is beyond every bound is confirmed rounding, though no operation was judged",
+    ),
+    Row(
+        "shadow-flagged", "aprfmt/diagnosis/shadow.py",
+        "return self.residual is not None and not self.residual <= self.tolerance",
+        "return self.residual is not None and self.residual > self.whole_tolerance",
+        "one operation is held to the bound of a whole pass",
+    ),
+    Row(
+        "shadow-fed-its-own", "aprfmt/diagnosis/shadow.py",
+        "                mine = view.theirs\n", "                pass\n",
+        "the pass goes on with its own values, so every later point is blamed",
+    ),
+    Row(
+        "examine-holds-further", "aprfmt/diagnosis/examine.py",
+        "if reach > here and (best is None or reach > best.reach):",
+        "if reach >= here and (best is None or reach > best.reach):",
+        "a change that explains nothing is a confirmed cause",
+    ),
+    Row(
+        "examine-name-last", "aprfmt/diagnosis/examine.py",
+        'change.cause != "capture_point", -answer.residual)',
+        'change.cause == "capture_point", -answer.residual)',
+        "a wrong name of a point is preferred to the wrong operation",
+    ),
+)  # fmt: skip
