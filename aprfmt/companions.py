@@ -13,7 +13,7 @@ from aprfmt.errors import CodecError
 from aprfmt.tensor import LazyTensor, TensorInfo, Value
 
 if TYPE_CHECKING:
-    from aprfmt.codecs.dialects import Dialect
+    from aprfmt.codecs.dialect import Dialect
 
 # encoding, shape, and how to decode where the configuration is needed for it
 Joined: TypeAlias = tuple[str, tuple[int, ...], Callable[[], Any] | None]
@@ -165,7 +165,8 @@ def _find_dialect(
 def _join_dialect(
     name: str, parts: Mapping[str, LazyTensor], config: Mapping[str, Value]
 ) -> Joined:
-    from aprfmt.codecs.dialects import Part, decode_weight
+    from aprfmt.codecs.dialect import Part
+    from aprfmt.codecs.dialects import decode_weight
 
     dialect, section = _dialect(config), _section(config)
     assert dialect is not None and section is not None

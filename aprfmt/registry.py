@@ -15,6 +15,15 @@ from aprfmt.errors import AprfmtError, BackendUnavailableError
 T = TypeVar("T")
 
 
+def load(target: str) -> Any:
+    """Import a module and return its attribute: `"module:attribute"`, a row of some table.
+
+    Raises ImportError, or AttributeError where the module has no such name.
+    """
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)
+
+
 class Registry(Mapping[str, T], Generic[T]):
     """A lazy table; iteration gives names without importing anything.
 
@@ -60,9 +69,8 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def _import(self, name: str) -> T:
         target, hint = self._rows[name]
-        module, _, attribute = target.partition(":")
         try:
-            loaded: Any = getattr(import_module(module), attribute)
+            loaded = load(target)
         except ImportError as error:
             if not hint:
                 raise

@@ -10,7 +10,7 @@ SPIKE = 10.0  # a slot's deviation over the median of all layers: an observation
 def body(trace: Any) -> dict[str, Any]:
     """Return records, slots, logits and observations as plain data."""
     from aprfmt.inference.capture import BESIDE, SLOTS
-    from aprfmt.inference.trace_file import record_to_json
+    from aprfmt.inference.record import record_to_json
 
     layers = sorted({record.layer for record in trace.records.values() if record.layer >= 0})
     rows = []

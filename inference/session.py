@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
-from importlib import import_module
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +14,13 @@ from aprfmt.errors import ArchError, UsageError
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import Instance, instances
 from aprfmt.inference.context import Recorder
-from aprfmt.inference.forward import LogitRows, check_tokens
+from aprfmt.inference.forward import LogitRows, check_tokens, forward
 from aprfmt.inference.kv_cache import KVCache
 from aprfmt.inference.rope import lengthy, same_ropes
 from aprfmt.inference.sampling import Sampler
 from aprfmt.inference.trace import Positions, Record, StoppedTrace, Trace, Tracer
 from aprfmt.inference.weights import Weights, model_weights
+from aprfmt.registry import load
 from aprfmt.tensor import Value
 
 if TYPE_CHECKING:
@@ -281,14 +281,15 @@ class Session:
 
 def load_forward(spec: ArchSpec) -> Callable[..., Any]:
     """Return the forward pass an architecture names; ArchError where it is not there."""
-    module, _, name = spec.forward.partition(":")
+    if not spec.forward:
+        return forward
     try:
-        forward: Callable[..., Any] = getattr(import_module(module), name)
+        named: Callable[..., Any] = load(spec.forward)
     except (ImportError, AttributeError) as error:
         raise ArchError(
             f"{spec.name}: its forward pass {spec.forward!r} cannot be loaded: {error}"
         ) from error
-    return forward
+    return named
 
 
 def _shifted(rows: LogitRows, count: int, before: int) -> LogitRows:

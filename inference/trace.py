@@ -13,49 +13,17 @@ from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import Array, Backend
 from aprfmt.inference.capture import POINTS, SLOTS, WHOLE, Instance, key_name, resolve
 from aprfmt.inference.context import PassFacts
+from aprfmt.inference.record import Form as Form
+from aprfmt.inference.record import Record as Record
+from aprfmt.inference.record import record_to_json
 from aprfmt.stats import Stats, merge
 from aprfmt.tensor import Value
 
 Numbers = NDArray[Any]
 Positions = Literal["all", "last"] | Sequence[int]
-Form = Literal["fused", "stepped"]
 SCHEMA = 1
 # What attention reads with a cache -> what it reads without one.
 CACHED: Mapping[str, str] = {"k_cache": "k_rope", "v_cache": "v"}
-
-
-@dataclass(frozen=True)
-class Record:
-    """One point of one pass.
-
-    `shape` is that of the recorded values (`scores`: [heads, tokens, keys]), `positions` the token
-    positions of their rows, None where they are not known (APRT). `dtype` is the arithmetic's.
-    `form` says whether the layer's attention and biased products ran fused or step by step; None
-    for whole-model points. `sha256` is over the decoded values as digest.py defines it.
-    """
-
-    point: str
-    layer: int
-    shape: tuple[int, ...]
-    positions: tuple[int, ...] | None
-    dtype: str
-    form: Form | None
-    device: str
-    stats: Stats | None
-    sha256: str | None = None
-
-    @property
-    def key(self) -> str:
-        """`L3.attn_out`."""
-        return key_name(self.point, self.layer)
-
-    @property
-    def count(self) -> int:
-        """How many values were recorded."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
 
 
 @dataclass(frozen=True)
@@ -128,8 +96,6 @@ class Trace:
 
     def to_json(self) -> dict[str, Any]:
         """Return what identifies the run, every record with its statistics, and the aliases."""
-        from aprfmt.inference.trace_file import record_to_json
-
         return {
             "trace": dict(self.run),
             "records": [record_to_json(record) for record in self.records.values()],

@@ -6,7 +6,6 @@ aliases. Values are F32, F64 where the arithmetic was float64, I64 for expert id
 """
 
 import math
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,9 +19,8 @@ from numpy.typing import NDArray
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.positioned import read_at
 from aprfmt.formats.temporary import as_output_error
-from aprfmt.inference.capture import SLOTS, parse_key
-from aprfmt.inference.trace import SCHEMA, Record, Trace
-from aprfmt.stats import Stats
+from aprfmt.inference.record import Record, record_from_json, record_to_json
+from aprfmt.inference.trace import SCHEMA, Trace
 from aprfmt.tensor import Source, TensorInfo, Value
 
 Numbers = NDArray[Any]
@@ -31,10 +29,6 @@ MAX_HEADER = 64 << 20
 _ENCODINGS: Mapping[str, str] = {"float32": "F32", "float64": "F64", "int64": "I64"}
 _DTYPES: Mapping[str, str] = {name: dtype for dtype, name in _ENCODINGS.items()}
 _WINDOW = 8 << 20
-# Keys of joined slots (`L3.qkv`), which foreign files may hold instead of their parts.
-_JOINED = re.compile(
-    rf"L(\d{{1,9}})\.({'|'.join(slot for slot, points in SLOTS.items() if len(points) > 1)})"
-)
 _NO_ROOM = "cannot hold the values of the trace while it runs (another place: TMPDIR)"
 
 
@@ -135,23 +129,6 @@ def _to_json(trace: Trace) -> Mapping[str, Value]:
     }
 
 
-def record_to_json(record: Record) -> dict[str, Value]:
-    """Return plain data for the header and for `--json`."""
-    return {
-        "key": record.key,
-        "point": record.point,
-        "layer": None if record.layer < 0 else record.layer,
-        "shape": list(record.shape),
-        "count": record.count,
-        "positions": None if record.positions is None else list(record.positions),
-        "dtype": record.dtype,
-        "form": record.form,
-        "device": record.device,
-        "stats": None if record.stats is None else record.stats.to_json(),
-        "sha256": record.sha256,
-    }
-
-
 def is_trace_file(path: Path) -> bool:
     """Say whether a file is a model container that holds a saved trace."""
     from aprfmt.errors import AprfmtError
@@ -226,55 +203,3 @@ def _from_json(header: Any, source: Source, where: str) -> Trace:
         return values.astype(dtype.newbyteorder("="), copy=False)
 
     return Trace(run, records, aliases, fetch, nonfinite if isinstance(nonfinite, str) else None)
-
-
-def record_from_json(row: Any, where: str) -> Record:
-    """Return what `record_to_json` said; FormatError names the field that is wrong."""
-    if not isinstance(row, dict):
-        raise FormatError(f"{where}: is no object")
-
-    def field(name: str, *kinds: type) -> Any:
-        value = row.get(name)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise FormatError(f"{where}: {name} is {value!r}")
-        return value
-
-    def sizes(name: str) -> tuple[int, ...]:
-        values = field(name, list)
-        if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values):
-            raise FormatError(f"{where}: {name} is {values!r}; expected numbers not negative")
-        return tuple(values)
-
-    joined = _JOINED.fullmatch(field("key", str))
-    try:
-        point, layer = (joined[2], int(joined[1])) if joined else parse_key(field("key", str))
-    except UsageError as error:
-        raise FormatError(f"{where}: {error}") from None
-    form = field("form", str, type(None))
-    if form not in ("fused", "stepped", None):
-        raise FormatError(f"{where}: form is {form!r}; expected fused, stepped or null")
-    positions = None if row.get("positions") is None else sizes("positions")
-    stats = field("stats", dict, type(None))
-    return Record(
-        point,
-        layer,
-        sizes("shape"),
-        positions,
-        field("dtype", str),
-        form,
-        field("device", str),
-        None if stats is None else _stats(stats, where),
-        field("sha256", str, type(None)),
-    )
-
-
-def _stats(row: Mapping[str, Any], where: str) -> Stats:
-    names = list(Stats.__dataclass_fields__)
-    values = {name: row.get(name) for name in names}
-    for name, value in values.items():
-        whole = name in ("count", "nan", "inf", "zeros")
-        kinds = (int,) if whole else (int, float, type(None))
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            raise FormatError(f"{where}: statistic {name} is {value!r}")
-    result: Any = values
-    return Stats(**result)

@@ -389,4 +389,4 @@ class ArchSpec:
     derived: tuple[DerivedTensor, ...] = ()
     evidence: Callable[[Collection[str], Mapping[str, Value]], bool] | None = None
     gguf_vectors_f32: bool = True
-    forward: str = "aprfmt.inference.forward:forward"
+    forward: str = ""  # "module:function" of a pass of its own; else the one pass of all

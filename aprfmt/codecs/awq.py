@@ -12,7 +12,7 @@ Source: AutoAWQ, utils/packing_utils.py.
 import numpy as np
 
 from aprfmt.codecs.base import F32, Array, Codes
-from aprfmt.codecs.dialects import (
+from aprfmt.codecs.dialect import (
     GROUP_SIZES,
     Config,
     Dialect,

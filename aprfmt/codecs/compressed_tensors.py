@@ -21,7 +21,7 @@ import numpy as np
 
 from aprfmt.codecs import f4, f6, fp8
 from aprfmt.codecs.base import F32, Array
-from aprfmt.codecs.dialects import (
+from aprfmt.codecs.dialect import (
     Config,
     Dialect,
     Parts,

@@ -10,7 +10,7 @@ value = weight * scale: the "inverse" in the name is that of quantizing. The til
 import numpy as np
 
 from aprfmt.codecs.base import F32
-from aprfmt.codecs.dialects import Config, Dialect, Parts, array, fits, need
+from aprfmt.codecs.dialect import Config, Dialect, Parts, array, fits, need
 from aprfmt.errors import CodecError
 
 NAME = "fp8_block"

@@ -13,7 +13,7 @@ import numpy as np
 
 from aprfmt.codecs import f4
 from aprfmt.codecs.base import F32, Array
-from aprfmt.codecs.dialects import Config, Dialect, Parts, array, fits, need
+from aprfmt.codecs.dialect import Config, Dialect, Parts, array, fits, need
 from aprfmt.errors import CodecError
 
 NAME = "gpt_oss"

@@ -13,7 +13,7 @@ Source: AutoGPTQ, nn_modules/qlinear/qlinear_cuda.py (pack and forward).
 import numpy as np
 
 from aprfmt.codecs.base import F32, Array
-from aprfmt.codecs.dialects import (
+from aprfmt.codecs.dialect import (
     GROUP_SIZES,
     Config,
     Dialect,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from aprfmt.codecs import f4, fp8
 from aprfmt.codecs.base import F32
-from aprfmt.codecs.dialects import (
+from aprfmt.codecs.dialect import (
     GROUP_SIZES,
     Config,
     Dialect,

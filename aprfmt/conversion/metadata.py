@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.carried_files import FILES_KEY, json_object
 from aprfmt.companions import SECTIONS
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, Plan
@@ -18,7 +19,6 @@ from aprfmt.conversion.quantized import IMATRIX_RECORD, RECORD
 from aprfmt.dtypes import encoding
 from aprfmt.errors import FormatError
 from aprfmt.formats import FORMATS, FormatSpec
-from aprfmt.hf_folder import COMPANION_FILES
 from aprfmt.quantize import Mixture, quantized
 from aprfmt.tensor import Typed, Value
 from aprfmt.text import shorten
@@ -26,7 +26,6 @@ from aprfmt.text import shorten
 if TYPE_CHECKING:
     from aprfmt.model import Model
 
-FILES_KEY = "aprfmt.files"  # JSON {file name: text}: the folder's small files, verbatim
 GGUF_KEY = "aprfmt.gguf.metadata"  # JSON {key: [type, value]}: GGUF keys other formats cannot say
 BARE_KEY = "aprfmt.metadata"  # JSON {key: value}: what a container-only copy could not say
 HASH_KEY = "aprfmt.source.sha256"
@@ -96,7 +95,7 @@ def _claim_packing(
             place[key] = _claimed_text(text, claim, model)  # type: ignore[index]
     files = carried.metadata.get(FILES_KEY)
     if isinstance(files, str):
-        held = _object(files, f"{model.path}: {FILES_KEY}")
+        held = json_object(files, f"{model.path}: {FILES_KEY}")
         if isinstance(held.get("config.json"), str):
             held["config.json"] = _claimed_text(held["config.json"], claim, model)
             carried.metadata[FILES_KEY] = json.dumps(held, ensure_ascii=False)
@@ -118,7 +117,7 @@ def _left_out(outputs: Sequence[Output]) -> list[str]:
 
 def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: "Model") -> str:
     """Return a config.json with the claim; verbatim where it says nothing else already."""
-    config = _object(text, f"{model.path}: the config.json it carries")
+    config = json_object(text, f"{model.path}: the config.json it carries")
     changed = _claimed(dict(config), claim)
     if changed == config:
         return text
@@ -208,16 +207,6 @@ def config_text(model: "Model") -> str | None:
     return json.dumps(dict(model.config), indent=2, ensure_ascii=False) + "\n"
 
 
-def read_texts(model: "Model") -> dict[str, str]:
-    """Return the folder files a GGUF or APR of ours carries; `model.carried.texts` keeps them."""
-    text = model.metadata.get(FILES_KEY)
-    if not isinstance(text, str):
-        return {}
-    found = _object(text, f"{model.path}: {FILES_KEY}")
-    allowed = {"config.json", *COMPANION_FILES}
-    return {name: text for name, text in found.items() if name in allowed and type(text) is str}
-
-
 def _folder_texts(model: "Model") -> dict[str, str]:
     return dict(model.folder.texts) if model.folder is not None else {}
 
@@ -227,16 +216,6 @@ def _small_files(model: "Model") -> dict[str, str]:
     if model.folder is not None:
         texts.update({k: v for k, v in model.folder.texts.items() if k != "tokenizer.json"})
     return texts
-
-
-def _object(text: str, where: str) -> dict[str, Any]:
-    """Return the JSON object that a file of ours carries as text; FormatError for another value."""
-    from aprfmt.formats.jsonio import loads
-
-    found = loads(text, where, max_bytes=256 << 20)
-    if not isinstance(found, dict):
-        raise FormatError(f"{where}: holds a JSON {type(found).__name__}; expected an object")
-    return found
 
 
 def _foreign_gguf(model: "Model") -> str | None:
@@ -261,7 +240,7 @@ def _carried_gguf(model: "Model") -> dict[str, Typed]:
         return {}
     where = f"{model.path}: {GGUF_KEY}"
     found = {}
-    for key, row in _object(text, where).items():
+    for key, row in json_object(text, where).items():
         if not isinstance(row, list) or len(row) != 2 or not isinstance(row[0], str):
             raise FormatError(f"{where}: {shorten(key, 80)!r} is no pair of a type and a value")
         found[key] = Typed(row[1], row[0])
@@ -362,7 +341,7 @@ def _to_safetensors(model: "Model", plan: Plan) -> Carried:
     metadata: dict[str, Value | Typed] = {"format": "pt"}
     kept = model.metadata.get("aprfmt.source.metadata")
     if isinstance(kept, str):
-        metadata.update(_object(kept, f"{model.path}: aprfmt.source.metadata"))
+        metadata.update(json_object(kept, f"{model.path}: aprfmt.source.metadata"))
     foreign = _foreign_gguf(model) if model.source.types else model.metadata.get(GGUF_KEY)
     if isinstance(foreign, str):
         metadata[GGUF_KEY] = foreign
@@ -385,7 +364,7 @@ def bare(model: "Model", target: FormatSpec) -> dict[str, Any]:
     values = {k: _plain(v) for k, v in model.metadata.items() if not k.startswith("split.")}
     held = values.pop(BARE_KEY, None)
     if isinstance(held, str):
-        values |= _object(held, f"{model.path}: {BARE_KEY}")
+        values |= json_object(held, f"{model.path}: {BARE_KEY}")
     rest = {key: value for key, value in values.items() if not target.takes(value)}
     found = {key: value for key, value in values.items() if key not in rest}
     if rest:

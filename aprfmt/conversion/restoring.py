@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from aprfmt.conversion.plan import PLAIN_FLOATS, Plan
+from aprfmt.conversion.outputs import PLAIN_FLOATS, Plan
 from aprfmt.dtypes import encoding
 from aprfmt.formats import FormatSpec
 

@@ -8,8 +8,7 @@ from typing import Literal
 
 from aprfmt.completeness import ANY
 from aprfmt.inference.device import Choice, choose, parse_run
-from aprfmt.inference.engines import open_run, open_trace
-from aprfmt.inference.engines.opening import model_and_run, trace_kind
+from aprfmt.inference.engines.opening import model_and_run, open_run, open_trace, trace_kind
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model, open_model
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.qa.baseline import GATE as BASELINE
 from aprfmt.qa.records import Findings
+from aprfmt.registry import load
 
 if TYPE_CHECKING:
     from aprfmt.qa.subject import Subject
@@ -28,10 +29,7 @@ class GateSpec:
 
     def load(self) -> "Callable[[Subject], Findings]":
         """Import and return the function."""
-        from importlib import import_module
-
-        module, _, name = self.function.partition(":")
-        found: Callable[[Subject], Findings] = getattr(import_module(f"aprfmt.qa.{module}"), name)
+        found: Callable[[Subject], Findings] = load(f"aprfmt.qa.{self.function}")
         return found
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.carried_files import read_texts
 from aprfmt.errors import FormatError
 from aprfmt.tensor import Value
 from aprfmt.tokenizer.keys import APR_CHAT_TEMPLATE, CHAT_TEMPLATE, FLAGS, HF_JSON, IDS, Key
@@ -32,10 +33,12 @@ _SPELLING: Mapping[str, Callable[[Key], str]] = {
 class Carried:
     """The tokenizer's parts of one open model, `model.carried`.
 
-    Nothing is parsed before it is asked for, and no file twice.
+    Nothing is parsed before it is asked for, and no file twice. `kept` holds what others made of
+    it and want again.
     """
 
     model: "Model"
+    kept: dict[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     _parsed: dict[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
 
     @property
@@ -112,8 +115,6 @@ class Carried:
     @cached_property
     def texts(self) -> Mapping[str, str]:
         """The small files a GGUF or APR of ours carries, by name. Raises FormatError."""
-        from aprfmt.conversion.metadata import read_texts
-
         return read_texts(self.model)
 
     def unread(self) -> list[str]:
@@ -157,13 +158,6 @@ class Carried:
         """
         text = self.tokenizer_json()
         return None if text is None else self._object(text, self.origin, MAX_JSON)
-
-    @cached_property
-    def facts(self) -> Mapping[str, Any]:
-        """What identifies the tokenizer; see `aprfmt.tokenizer.facts`."""
-        from aprfmt.tokenizer.identity import of_tokens
-
-        return of_tokens(self)
 
     def _object(self, text: str, where: str, limit: int) -> Mapping[str, Any]:
         from aprfmt.formats.jsonio import loads

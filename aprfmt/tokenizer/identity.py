@@ -28,7 +28,11 @@ def facts(model: "Model", quick: bool = False) -> Mapping[str, Any]:
     carried = model.carried
     if not has_tokenizer(carried):
         return {}
-    return _quick(carried) if quick else carried.facts
+    if quick:
+        return _quick(carried)
+    if "facts" not in carried.kept:
+        carried.kept["facts"] = of_tokens(carried)
+    return carried.kept["facts"]
 
 
 def of_tokens(carried: Carried) -> Mapping[str, Any]:

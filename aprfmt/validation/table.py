@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from aprfmt.registry import load
 from aprfmt.validation.report import Result
 
 if TYPE_CHECKING:
@@ -24,8 +24,7 @@ class CheckRow:
 
     def load(self) -> "Callable[[Context], Result]":
         """Import and return the function."""
-        module, _, attribute = self.run.partition(":")
-        function: Callable[[Context], Result] = getattr(import_module(_HERE + module), attribute)
+        function: Callable[[Context], Result] = load(_HERE + self.run)
         return function
 
 

@@ -5,7 +5,7 @@ the entry-point group `aprfmt.engines`.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.errors import BackendUnavailableError
 from aprfmt.registry import Registry
@@ -13,10 +13,6 @@ from aprfmt.registry import Registry
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from aprfmt.inference.engines.opening import is_trace as is_trace
-    from aprfmt.inference.engines.opening import open_run as open_run
-    from aprfmt.inference.engines.opening import open_trace as open_trace
-    from aprfmt.inference.engines.opening import run_model as run_model
     from aprfmt.inference.trace import Trace
 
 # Called as `ENGINES[name](model, ids, choice, wanted=..., positions=..., threads=..., hashes=...)`
@@ -32,12 +28,3 @@ ENGINES: "Registry[Callable[..., AbstractContextManager[Trace]]]" = Registry(
     },
     BackendUnavailableError,
 )
-
-
-def __getattr__(name: str) -> Any:
-    """Import what opening.py has when it is asked for: it needs device.py, which needs ENGINES."""
-    if name in ("is_trace", "open_run", "open_trace", "run_model"):
-        from aprfmt.inference.engines import opening
-
-        return getattr(opening, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

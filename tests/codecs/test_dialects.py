@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.codecs.dialects import DIALECTS, Part, decode_weight, dialect_of, unpack_dense
+from aprfmt.codecs.dialect import Part, unpack_dense
+from aprfmt.codecs.dialects import DIALECTS, decode_weight, dialect_of
 from aprfmt.errors import CodecError, UnsupportedError
 from tests.codecs.data import Array
 

@@ -22,7 +22,8 @@ from aprfmt.hf_folder import parse_config
 from aprfmt.imatrix import parse_imatrix
 from aprfmt.inference.aprt import parse_aprt
 from aprfmt.inference.engines.npz import NpzFile, load_npz
-from aprfmt.inference.trace_file import record_from_json, record_to_json, trace_of
+from aprfmt.inference.record import record_from_json, record_to_json
+from aprfmt.inference.trace_file import trace_of
 from aprfmt.model import Model
 from aprfmt.tensor import Value
 from aprfmt.tokenizer import facts, load, to_apr, to_gguf, to_hf

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from aprfmt.errors import FormatError
 from aprfmt.formats.apr.metadata import TYPED
-from aprfmt.formats.apr.reader import AprSource, Shard
 from aprfmt.formats.apr.shards import Place, place_of, read_manifest, siblings
+from aprfmt.formats.apr.source import AprSource, Shard
 from aprfmt.formats.shardset import refuse_mixed, require
 from aprfmt.tensor import Note
 

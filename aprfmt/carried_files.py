@@ -1,0 +1,31 @@
+"""The folder's small text files, which a GGUF or APR of ours carries in its metadata."""
+
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.errors import FormatError
+from aprfmt.hf_folder import COMPANION_FILES
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+FILES_KEY = "aprfmt.files"  # JSON {file name: text}: the folder's small files, verbatim
+
+
+def read_texts(model: "Model") -> dict[str, str]:
+    """Return the folder files a GGUF or APR of ours carries; `model.carried.texts` keeps them."""
+    text = model.metadata.get(FILES_KEY)
+    if not isinstance(text, str):
+        return {}
+    found = json_object(text, f"{model.path}: {FILES_KEY}")
+    allowed = {"config.json", *COMPANION_FILES}
+    return {name: text for name, text in found.items() if name in allowed and type(text) is str}
+
+
+def json_object(text: str, where: str) -> dict[str, Any]:
+    """Return the JSON object that a file of ours carries as text; FormatError for another value."""
+    from aprfmt.formats.jsonio import loads
+
+    found = loads(text, where, max_bytes=256 << 20)
+    if not isinstance(found, dict):
+        raise FormatError(f"{where}: holds a JSON {type(found).__name__}; expected an object")
+    return found

@@ -1,0 +1,111 @@
+"""What a dialect of packed weights is, and what decoding one needs.
+
+A dialect is a row: which stored names make one weight, which facts of config.json it needs, and
+how the numbers come out. Nothing is read here: whoever joins tensors hands in `Part`s. Results
+are float32 products rounded once; the libraries round them again, to the dtype of the scales.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from aprfmt.errors import CodecError
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import F32, Array, Bytes, Codes
+
+Config: TypeAlias = Mapping[str, Any]  # the quantization section of config.json
+
+
+class Part(NamedTuple):
+    """A stored tensor: its bytes, its encoding as the file names it, its shape."""
+
+    raw: "Bytes"
+    encoding: str
+    shape: tuple[int, ...]
+
+
+Parts: TypeAlias = Mapping[str, Part]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One way of storing a weight `PREFIX + weight`.
+
+    `main` is the suffix of the tensor that holds the codes; `parts` are the suffixes that must
+    stand beside it, `optional` those that may. `facts` are the keys of the configuration that
+    decoding needs. `recognises(config)` says whether the configuration names this dialect.
+    `shape_of` and `decode` take parts by suffix and raise CodecError where they do not fit.
+    """
+
+    name: str
+    main: str
+    weight: str
+    parts: tuple[str, ...]
+    optional: tuple[str, ...]
+    facts: tuple[str, ...]
+    recognises: Callable[[Config], bool]
+    shape_of: Callable[[Parts, Config], tuple[int, ...]]
+    decode: "Callable[[Parts, Config, F32], None]"  # fills a contiguous array of shape_of's shape
+
+
+def need(name: str, parts: Parts, suffix: str) -> Part:
+    """Return a part; CodecError with its name if it is missing."""
+    if suffix not in parts:
+        raise CodecError(f"{name}: part {suffix!r} is missing; found {', '.join(parts)}")
+    return parts[suffix]
+
+
+def array(name: str, parts: Parts, suffix: str, encodings: Sequence[str] = ()) -> "Array":
+    """Return a part as an array of its shape: float32 for floats, its own dtype for integers.
+
+    `encodings` are those the dialect allows there. Raises CodecError for another one, or for
+    bytes that do not fit the shape.
+    """
+    from aprfmt.codecs import decode
+
+    part = need(name, parts, suffix)
+    if encodings and part.encoding not in encodings:
+        raise CodecError(
+            f"{name}: part {suffix!r} is {part.encoding}, expected {' or '.join(encodings)}"
+        )
+    try:
+        return decode(part.encoding, part.raw, part.shape)
+    except CodecError as error:
+        raise CodecError(f"{name}: part {suffix!r}: {error}") from error
+
+
+def fact(name: str, config: Config, key: str, allowed: Sequence[int], default: Any = None) -> int:
+    """Return an integer of the configuration; CodecError unless it is one of `allowed`."""
+    value = config.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
+        shown = f"{allowed.start} to {allowed.stop - 1}" if isinstance(allowed, range) else allowed
+        raise CodecError(f"{name}: config says {key} {value!r}, expected {shown}")
+    return value
+
+
+def fits(name: str, suffix: str, found: Sequence[int], expected: Sequence[int]) -> None:
+    """Raise CodecError unless a part has the shape that follows from the others."""
+    if tuple(found) != tuple(expected):
+        raise CodecError(
+            f"{name}: part {suffix!r} has shape {list(found)}, expected {list(expected)}"
+        )
+
+
+def unpack_dense(words: "Array", bits: int, count: int) -> "Codes":
+    """Return `count` codes of `bits` bits each along the last axis of 32-bit words.
+
+    The words are one little-endian stream: a code may begin in one word and end in the next.
+    """
+    import numpy as np
+
+    start = np.arange(count) * bits
+    at, shift = start // 32, (start % 32).astype(np.uint64)
+    padded = np.zeros((*words.shape[:-1], words.shape[-1] + 1), np.uint64)
+    padded[..., :-1] = words.view(np.uint32)
+    both = padded[..., at] | padded[..., at + 1] << np.uint64(32)
+    codes: Codes = (both >> shift & np.uint64((1 << bits) - 1)).astype(np.int32)
+    return codes
+
+
+GROUP_SIZES = range(1, 1 << 20)

@@ -1,0 +1,120 @@
+"""One recorded capture point: where it sits, what ran, its statistics; and its JSON."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from aprfmt.errors import FormatError, UsageError
+from aprfmt.inference.capture import SLOTS, key_name, parse_key
+from aprfmt.stats import Stats
+from aprfmt.tensor import Value
+
+Form = Literal["fused", "stepped"]
+# Keys of joined slots (`L3.qkv`), which foreign files may hold instead of their parts.
+_JOINED = re.compile(
+    rf"L(\d{{1,9}})\.({'|'.join(slot for slot, points in SLOTS.items() if len(points) > 1)})"
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One point of one pass.
+
+    `shape` is that of the recorded values (`scores`: [heads, tokens, keys]), `positions` the token
+    positions of their rows, None where they are not known (APRT). `dtype` is the arithmetic's.
+    `form` says whether the layer's attention and biased products ran fused or step by step; None
+    for whole-model points. `sha256` is over the decoded values as digest.py defines it.
+    """
+
+    point: str
+    layer: int
+    shape: tuple[int, ...]
+    positions: tuple[int, ...] | None
+    dtype: str
+    form: Form | None
+    device: str
+    stats: Stats | None
+    sha256: str | None = None
+
+    @property
+    def key(self) -> str:
+        """`L3.attn_out`."""
+        return key_name(self.point, self.layer)
+
+    @property
+    def count(self) -> int:
+        """How many values were recorded."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+def record_to_json(record: Record) -> dict[str, Value]:
+    """Return plain data for the header and for `--json`."""
+    return {
+        "key": record.key,
+        "point": record.point,
+        "layer": None if record.layer < 0 else record.layer,
+        "shape": list(record.shape),
+        "count": record.count,
+        "positions": None if record.positions is None else list(record.positions),
+        "dtype": record.dtype,
+        "form": record.form,
+        "device": record.device,
+        "stats": None if record.stats is None else record.stats.to_json(),
+        "sha256": record.sha256,
+    }
+
+
+def record_from_json(row: Any, where: str) -> Record:
+    """Return what `record_to_json` said; FormatError names the field that is wrong."""
+    if not isinstance(row, dict):
+        raise FormatError(f"{where}: is no object")
+
+    def field(name: str, *kinds: type) -> Any:
+        value = row.get(name)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise FormatError(f"{where}: {name} is {value!r}")
+        return value
+
+    def sizes(name: str) -> tuple[int, ...]:
+        values = field(name, list)
+        if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values):
+            raise FormatError(f"{where}: {name} is {values!r}; expected numbers not negative")
+        return tuple(values)
+
+    joined = _JOINED.fullmatch(field("key", str))
+    try:
+        point, layer = (joined[2], int(joined[1])) if joined else parse_key(field("key", str))
+    except UsageError as error:
+        raise FormatError(f"{where}: {error}") from None
+    form = field("form", str, type(None))
+    if form not in ("fused", "stepped", None):
+        raise FormatError(f"{where}: form is {form!r}; expected fused, stepped or null")
+    positions = None if row.get("positions") is None else sizes("positions")
+    stats = field("stats", dict, type(None))
+    return Record(
+        point,
+        layer,
+        sizes("shape"),
+        positions,
+        field("dtype", str),
+        form,
+        field("device", str),
+        None if stats is None else _stats(stats, where),
+        field("sha256", str, type(None)),
+    )
+
+
+def _stats(row: Mapping[str, Any], where: str) -> Stats:
+    names = list(Stats.__dataclass_fields__)
+    values = {name: row.get(name) for name in names}
+    for name, value in values.items():
+        whole = name in ("count", "nan", "inf", "zeros")
+        kinds = (int,) if whole else (int, float, type(None))
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise FormatError(f"{where}: statistic {name} is {value!r}")
+    result: Any = values
+    return Stats(**result)
