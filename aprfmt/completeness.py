@@ -12,7 +12,7 @@ from aprfmt.arch.names import expand
 from aprfmt.arch.required import collapsed
 from aprfmt.arch.spec import split_key
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
-from aprfmt.names import compile_pattern, near
+from aprfmt.names import matcher, near
 from aprfmt.tensor import Value
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ def accepts(model: "Model", spec: "ArchSpec") -> Callable[[str], bool]:
     Raises UsageError for a pattern that is no role's, FormatError for a record that is no list.
     """
     recorded = set(recorded_missing(model.metadata, str(model.path)))
-    matchers = [compile_pattern(pattern) for pattern in model.allow_missing]
-    for pattern, match in zip(model.allow_missing, matchers, strict=True):
-        _check_pattern(spec, pattern, match, str(model.path))
+    matchers = [_matcher(spec, pattern, str(model.path)) for pattern in model.allow_missing]
 
     def accept(key: str) -> bool:
         if key in recorded or split_key(key)[1] in recorded:
@@ -58,18 +56,18 @@ def _spellings(spec: "ArchSpec", key: str) -> list[str]:
     return [key, role, *names]
 
 
-def _check_pattern(
-    spec: "ArchSpec", pattern: str, match: Callable[[str], bool], where: str
-) -> None:
-    """Raise UsageError where a pattern names no role: a misspelt one would accept nothing."""
+def _matcher(spec: "ArchSpec", pattern: str, where: str) -> Callable[[str], bool]:
+    """Return the predicate of a pattern; UsageError for a misspelt one: it would accept nothing."""
     layer = _layer_of(pattern)
     keys = [f"L{layer}.{rule.role}" if rule.layered else rule.role for rule in spec.tensors]
-    if not any(match(spelling) for key in keys for spelling in _spellings(spec, key)):
-        every = [spelling for key in keys for spelling in _spellings(spec, key)]
+    every = [spelling for key in keys for spelling in _spellings(spec, key)]
+    match = matcher(pattern, every)
+    if not any(map(match, every)):
         raise UsageError(
             f"{where}: {OPTION} {pattern!r} names no tensor of {spec.name}; near names: "
             f"{', '.join(near(pattern, every))}"
         )
+    return match
 
 
 def _layer_of(pattern: str) -> int:

@@ -5,12 +5,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from aprfmt.formats.apr.parse import parse
-from aprfmt.formats.mapped import Buffer, BufferFile, MappedFile
-
-_WINDOW = 8 << 20
 from aprfmt.formats.apr.sets import open_manifest, open_siblings
 from aprfmt.formats.apr.source import AprSource as AprSource
 from aprfmt.formats.apr.source import Shard as Shard
+from aprfmt.formats.mapped import Buffer, BufferFile, MappedFile
 
 
 def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> AprSource:
