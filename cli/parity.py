@@ -127,8 +127,8 @@ def prepare(
 
     rows = () if calibrated is None else load_calibration(calibrated)
     model = stack.enter_context(open_model(text, arch=arch, allow_missing=allow_missing))
-    refuse_to_run(model.resolution, model.path)
     running.warn_of(model)
+    refuse_to_run(model.resolution, model.path)
     tokens, said = running.token_ids(model, prompt, ids, chat)
     wanted = None
     if points is not None:
