@@ -131,8 +131,8 @@ def prepare(
 
     rows = () if calibrated is None else load_calibration(calibrated)
     model = stack.enter_context(open_model(text, arch=arch, allow_missing=allow_missing))
-    refuse_to_run(model.resolution, model.path)
     running.warn_of(model)
+    refuse_to_run(model.resolution, model.path)
     said: str | None = None
     if prompt is None and ids is None and chat is None:
         tokens = list(chosen_ids([model.hyper], long=True))

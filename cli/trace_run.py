@@ -71,8 +71,8 @@ def open_runner(
         render.warn(f"{choice}: --deterministic and --memory are for our own backends; ignored")
     allowed = where.get("allow_missing", ())
     model = stack.enter_context(open_model(path, arch=arch, allow_missing=allowed))
-    refuse_to_run(model.resolution, model.path)
     running.warn_of(model)
+    refuse_to_run(model.resolution, model.path)
     return model, choice, None
 
 
