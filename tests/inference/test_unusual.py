@@ -15,7 +15,8 @@ import aprfmt
 from aprfmt.inference.session import Session
 from aprfmt.model import open_model
 from tests.inference.judge import backend, everything_float64, rel
-from tests.models import IDS, save_tiny
+from tests.inference.odd import ODD_IDS, SIZES, changes
+from tests.models import IDS, MAKERS, save_tiny
 
 ONE_HEAD = {"num_attention_heads": 1, "num_key_value_heads": 1}
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -42,6 +43,22 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("deepseek_v3", {"first_k_dense_replace": 0, "num_hidden_layers": 1, "n_shared_experts": 1}),
     ("deepseek_v3", {"first_k_dense_replace": 3, "n_group": 1, "topk_group": 1}),
 )
+
+
+@pytest.mark.parametrize("arch", MAKERS)
+def test_odd_sizes(arch: str, tmp_path: Path) -> None:
+    """The sizes that GPU kernels are tried with: their reference is transformers' too."""
+    model = save_tiny(arch, tmp_path, **changes(arch, SIZES["50"])).double()
+    ids = torch.tensor([ODD_IDS])
+    with torch.no_grad():
+        model(ids)
+        with everything_float64(model):
+            expected = model(ids).logits[0].numpy()
+    with open_model(tmp_path) as opened:
+        with Session.of(opened, backend("numpy:float64")) as session:
+            assert rel(session.logits(ODD_IDS), expected) < 1e-12
+        with Session.of(opened, backend("numpy:float32")) as session:
+            assert rel(session.logits(ODD_IDS), expected) < 5e-6
 
 
 @pytest.mark.parametrize(("name", "changed"), CASES, ids=lambda part: str(part)[:60])

@@ -90,6 +90,31 @@ def test_linear_and_embed(machine: Any, case: tuple[str, str], monkeypatch: Any)
     assert on_cpu == ({encoding: 1} if encoding in ("IQ4_NL", "MXFP4") else {})
 
 
+# Row lengths of models that no power of two divides.
+ODD_COLUMNS = (10, 27, 40, 44, 80, 100, 131, 144, 160)
+PLAIN = [(encoding, dtype) for encoding in ("F32", "BF16", "F16") for dtype in BOUND]
+
+
+@on("case", [("BF16", "float32"), ("F16", "bfloat16")], PLAIN)
+def test_rows_of_any_length(machine: Any, case: tuple[str, str], monkeypatch: Any) -> None:
+    """Matrices, look-ups and the experts of a stack, from x that begins anywhere."""
+    encoding, dtype = case
+    monkeypatch.setattr(placed, "PANEL_BYTES", 1_500)
+    random = np.random.default_rng(6)
+    for columns in ODD_COLUMNS if machine.name == "gpu" else ODD_COLUMNS[1::3]:
+        stack, b = weight(encoding, (3, 13, columns)), CupyBackend("cuda", dtype)
+        for w in (weight(encoding, (13, columns)), stack.expert(2)):
+            x = b.array(random.standard_normal((9, columns)).astype(np.float32))
+            wanted = b.to_numpy(x).astype(np.float64) @ exact(w).T
+            for start, stop in ((0, 9), (1, 2), (3, 6), (5, 9)):
+                found = b.to_numpy(b.linear(x[start:stop], w, None))
+                assert rel(found, wanted[start:stop]) < BOUND[dtype], (columns, start)
+        ids = np.array([12, 0, 7, 7])
+        rows = b.to_numpy(b.embed(weight(encoding, (13, columns)), ids))
+        expected = b.to_numpy(b.array(exact(weight(encoding, (13, columns)))[ids]))
+        np.testing.assert_array_equal(rows, expected)
+
+
 @on("sizes", [(96, 64), (256, 512)], [(96, 64), (80, 64), (4096, 64), (256, 512)])
 def test_4_bit_rows_that_do_not_begin_at_a_block(
     machine: Any, sizes: tuple[int, int], monkeypatch: Any

@@ -26,6 +26,7 @@ from aprfmt.model import open_model
 from tests.inference.gpu.machine import on
 from tests.inference.gpu.on_gpu import need
 from tests.inference.judge import judged, rel
+from tests.inference.odd import ODD_IDS, odd
 from tests.models import IDS, MAKERS
 
 TEXT = "The capital of France is Paris. Two and three make five, and water is made of what?"
@@ -63,6 +64,26 @@ def test_torch_on_the_gpu_and_the_cpu_agree(name: str) -> None:
     assert found.pairs[0].logits.rel_l2 < 1e-5 and found.pairs[0].logits.argmax == 1.0
     assert {d.of for d in found.arbiter} == {0, 1}
     assert all(0 < d.rel_l2["logits"] < 1e-5 for d in found.arbiter)
+
+
+def agrees_in_odd_sizes(arch: str, run: str) -> None:
+    for size, form in (("50", "BF16"), ("144", "F16")):
+        found = compared(odd(arch, size, form), ["cpu", run], ODD_IDS)
+        accepted(found)
+        assert found.pairs[0].logits is not None
+        assert found.pairs[0].logits.rel_l2 < 1e-5 and found.pairs[0].logits.argmax == 1.0
+
+
+@on("name", [], MAKERS)
+def test_cupy_and_the_cpu_agree_in_odd_sizes(machine: Any, name: str) -> None:
+    agrees_in_odd_sizes(name, "cupy")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MAKERS)
+def test_torch_and_the_cpu_agree_in_odd_sizes(name: str) -> None:
+    need()
+    agrees_in_odd_sizes(name, "cuda")
 
 
 @cache

@@ -55,7 +55,9 @@ def place(machine: Any, dtype: str) -> Place:
     return Place(machine, dtype)
 
 
-@pytest.mark.parametrize(("rows", "width"), [(4, 896), (7, 33), (2, 4097)])
+@pytest.mark.parametrize(
+    ("rows", "width"), [(4, 896), (7, 33), (2, 4097), (3, 40), (5, 10), (3, 131)]
+)
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("before", [True, False])
 def test_rms_norm(place: Place, rows: int, width: int, offset: int, before: bool) -> None:
@@ -70,8 +72,11 @@ def test_rms_norm(place: Place, rows: int, width: int, offset: int, before: bool
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("both", [False, True])
-def test_rope(place: Place, interleaved: bool, wide: bool, both: bool) -> None:
-    tokens, dim, pairs = 5, 40, 16
+@pytest.mark.parametrize(("dim", "pairs"), [(40, 16), (10, 5), (36, 7)])
+def test_rope(
+    place: Place, interleaved: bool, wide: bool, both: bool, dim: int, pairs: int
+) -> None:
+    tokens = 5
     joined = place.random(tokens, 3 * dim + 2 * dim)
     q, k = joined[:, : 3 * dim].view(tokens, 3, dim), joined[:, 3 * dim :].view(tokens, 2, dim)
     angles = torch.arange(tokens, device=place.device)[:, None] * place.random(pairs).float()
@@ -96,9 +101,10 @@ def test_rope(place: Place, interleaved: bool, wide: bool, both: bool) -> None:
         assert torch.equal(found, expected)  # the same products and the same roundings
 
 
-def test_append(place: Place) -> None:
-    k, v = place.random(1, 2, 24), place.random(1, 2, 16)
-    keys, values = place.random(7, 2, 24), place.random(7, 2, 16)
+@pytest.mark.parametrize(("dim", "v_dim"), [(24, 16), (10, 11), (36, 15)])
+def test_append(place: Place, dim: int, v_dim: int) -> None:
+    k, v = place.random(1, 2, dim), place.random(1, 2, v_dim)
+    keys, values = place.random(7, 2, dim), place.random(7, 2, v_dim)
     before = keys.clone(), values.clone()
     cached = torch.tensor(5, device=place.device)
     layers.append(k, v, keys, values, cached, **place.common)
@@ -107,10 +113,11 @@ def test_append(place: Place) -> None:
         assert torch.equal(buffer, old)
 
 
+@pytest.mark.parametrize("width", [300, 27])
 @pytest.mark.parametrize("kind", layers.ACTIVATIONS)
-def test_act_mul(place: Place, kind: str) -> None:
-    both = place.random(3, 2 * 300)
-    gate, up, y = both[:, :300], both[:, 300:], place.poison(3, 300)
+def test_act_mul(place: Place, kind: str, width: int) -> None:
+    both = place.random(3, 2 * width)
+    gate, up, y = both[:, :width], both[:, width:], place.poison(3, width)
     layers.act_mul(gate, up, y, kind, **place.common)
     place.close(y, activation(kind, gate) * up)
 
@@ -122,7 +129,7 @@ def activation(kind: str, x: torch.Tensor) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("columns", [64, 1000, 2048])
+@pytest.mark.parametrize("columns", [40, 64, 120, 1000, 2048])
 @pytest.mark.parametrize("counts", [(5,), (64, 32, 33)])
 @pytest.mark.parametrize("added", [False, True])
 def test_matvec(place: Place, columns: int, counts: tuple[int, ...], added: bool) -> None:
@@ -187,8 +194,20 @@ def test_softmax_causal(
 @pytest.mark.parametrize("window", [None, 130])
 @pytest.mark.parametrize("extras", [False, True])
 def test_attend(place: Place, count: int, window: int | None, extras: bool) -> None:
+    dims = (64, 64) if extras else (24, 20)  # whole pieces of 16 bytes, and not
+    attended(place, dims, count, window, extras)
+
+
+@pytest.mark.parametrize("dims", [(10, 10), (36, 9), (20, 21), (11, 40)])
+def test_attend_of_odd_heads(place: Place, dims: tuple[int, int]) -> None:
+    attended(place, dims, 261, 259, True)
+
+
+def attended(
+    place: Place, dims: tuple[int, int], count: int, window: int | None, extras: bool
+) -> None:
     heads, kv_heads, capacity = 6, 2, 1024
-    dim, v_dim = (64, 64) if extras else (24, 20)  # whole pieces of 16 bytes, and not
+    dim, v_dim = dims
     q = place.random(1, heads, dim)
     keys, values = place.random(capacity, kv_heads, dim), place.random(capacity, kv_heads, v_dim)
     keys[count:] = torch.nan  # what is not valid is not read

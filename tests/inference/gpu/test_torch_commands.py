@@ -10,6 +10,7 @@ import pytest
 from tests.cli.run import aprfmt
 from tests.inference.gpu.on_gpu import need
 from tests.inference.judge import rel
+from tests.inference.odd import FEW_TOKENS, ODD_IDS, SIZES, exact, odd
 
 pytestmark = pytest.mark.gpu
 
@@ -50,6 +51,18 @@ def test_logits(device: str, demo_model: Path, ids: str, tmp_path: Path) -> None
     ran_on_the_gpu(done.json, device)
     assert rel(found[device], found["cpu"]) < 2e-5
     np.testing.assert_array_equal(found[device].argmax(-1), found["cpu"].argmax(-1))
+
+
+@pytest.mark.parametrize("where", [("--device", "cuda"), ("--backend", "cupy")], ids="=".join)
+@pytest.mark.parametrize("size", SIZES)
+def test_logits_of_experts_in_odd_sizes(size: str, where: tuple[str, str], tmp_path: Path) -> None:
+    """A prompt of few tokens, whose products stopped at rows of 40 or 80 columns."""
+    ids, out = ODD_IDS[:FEW_TOKENS], tmp_path / "logits.npy"
+    given = ",".join(map(str, ids))
+    done = aprfmt("logits", odd("qwen2_moe", size), "--ids", given, *where, "--out", out, "--json")
+    assert done.code == 0, done.err
+    wanted = exact("qwen2_moe", size, "BF16", len(ids)).values("logits")
+    assert rel(np.load(out), wanted) < 5e-6
 
 
 def test_run_gives_the_golden_tokens(demo_model: Path, golden: Any) -> None:

@@ -6,8 +6,10 @@ import pytest
 from aprfmt.inference.session import Session
 from aprfmt.model import open_model
 from tests.inference.gpu.on_gpu import cuda, need
+from tests.inference.gpu.test_odd_sizes import as_users_run, held
 from tests.inference.judge import judged, rel, run
-from tests.models import EVERY, IDS
+from tests.inference.odd import ODD_IDS, exact, odd, points
+from tests.models import EVERY, IDS, MAKERS
 
 pytestmark = pytest.mark.gpu
 
@@ -16,6 +18,15 @@ pytestmark = pytest.mark.gpu
 def test_layers_on_all_gpus_give_the_logits_of_one(name: str) -> None:
     need(2)
     assert rel(run(name, cuda(device="cuda:all")), run(name, cuda())) < 2e-6
+
+
+@pytest.mark.parametrize("arch", MAKERS)
+def test_odd_sizes_on_all_gpus(arch: str) -> None:
+    """Within float32's bound of the reference at every point, and in steps."""
+    need(2)
+    found = points(odd(arch, "50"), cuda(device="cuda:all"), ODD_IDS)
+    held(found, exact(arch, "50", "BF16", len(ODD_IDS)), arch)
+    as_users_run(cuda(device="cuda:all"), (arch, "50"), "BF16", len(ODD_IDS))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])

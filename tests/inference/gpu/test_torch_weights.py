@@ -75,6 +75,30 @@ def test_encoded_weights_stay_encoded_and_decode_exactly(kind: str, dtype: str) 
     np.testing.assert_array_equal(b.to_numpy(b.embed(w, ids)), b.to_numpy(out[ids]))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("kind", ["F32", "BF16", "F16", "Q8_0"])
+def test_rows_of_any_length(kind: str, dtype: str) -> None:
+    """Matrices, look-ups and the experts of a stack, from x that begins anywhere."""
+    random, b = np.random.default_rng(6), cuda(dtype)
+    limit = {"float32": 2e-6, "float64": 1e-12, "bfloat16": 1e-2, "float16": 2e-3}[dtype]
+    for columns in (32, 96, 160) if kind == "Q8_0" else (10, 27, 40, 44, 80, 100, 131, 144, 160):
+        values = random.standard_normal((3, 13, columns)).astype(np.float32)
+        stack, rows = EncodedRows(values, kind), EncodedRows(values[0], kind)
+        weights = Weights({"stack": stack, "w": rows}, 1 << 30, "test")
+        x = b.array(random.standard_normal((9, columns)).astype(np.float32))
+        wide = b.to_numpy(x).astype(np.float64)
+        for w, numbers in (
+            (weights["w"], rows.numpy()), (weights["stack"].expert(2), stack.numpy()[2]),
+        ):  # fmt: skip
+            wanted = wide @ numbers.astype(np.float64).T
+            for start, stop in ((0, 9), (1, 2), (3, 6), (5, 9)):
+                found = b.to_numpy(b.linear(x[start:stop], w, None))
+                assert rel(found, wanted[start:stop]) < limit, (columns, start)
+        ids = np.array([12, 0, 7, 7])
+        expected = b.to_numpy(b.array(rows.numpy()[ids]))
+        np.testing.assert_array_equal(b.to_numpy(b.embed(weights["w"], ids)), expected)
+
+
 def test_experts_of_an_encoded_stack() -> None:
     values = np.random.default_rng(9).standard_normal((5, 33, 256)).astype(np.float32)
     rows = EncodedRows(values, "Q4_K")

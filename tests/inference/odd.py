@@ -1,0 +1,151 @@
+"""Tiny models of every architecture in sizes that no power of two divides.
+
+Kernels are written for whole warps and whole pieces of 16 bytes; a model of these sizes ends its
+rows anywhere, has an odd vocabulary and few experts. `odd` gives a model's file, `exact` numpy's
+float64 run of it, which is the reference of every backend on the same stored weights.
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import aprfmt
+from aprfmt.inference.backends.base import Backend
+from aprfmt.inference.session import Session
+from aprfmt.inference.trace import Kept, Trace
+from aprfmt.model import open_model
+from tests.inference.judge import backend
+from tests.models import MAKERS, save_tiny
+
+VOCAB = 131
+# 27 tokens, longer than the makers' windows; the last id is the vocabulary's last row.
+ODD_IDS = (*((37 * i + 82) % VOCAB for i in range(26)), VOCAB - 1)
+FEW_TOKENS = 3  # of a prompt that every product takes as vectors
+_FOLDER = tempfile.TemporaryDirectory(prefix="aprfmt-odd-")
+
+
+@dataclass(frozen=True)
+class Size:
+    """One row of sizes; `expert` is the width of an expert's MLP, `shared` of the shared one."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    expert: int
+    shared: int
+    experts: int
+
+    @property
+    def head(self) -> int:
+        """Elements of a head."""
+        return self.hidden // self.heads
+
+
+SIZES: Mapping[str, Size] = {
+    "40": Size(40, 4, 2, 44, 20, 28, 3),
+    "50": Size(50, 5, 1, 53, 27, 35, 5),  # rows of odd length behind the activation
+    "80": Size(80, 4, 4, 52, 36, 44, 5),
+    "120": Size(120, 6, 3, 100, 52, 60, 3),
+    "144": Size(144, 4, 2, 100, 44, 36, 5),
+    "160": Size(160, 8, 2, 80, 80, 100, 5),
+}
+# How the weights are stored: dtype of the folder, what `convert` is told.
+FORMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "F32": ("float32", {}),
+    "BF16": ("bfloat16", {}),
+    "F16": ("float16", {}),
+    "Q8_0": ("float32", {"quantize": "Q8_0"}),  # rows of 160 columns; others become F16 or F32
+    "Q4_K_M": ("float32", {"quantize": "Q4_K_M"}),  # by the fallbacks for rows of no whole blocks
+    "NF4": ("float32", {"quantize": "NF4"}),  # blocks of 64 elements, across rows
+}
+PLAIN = ("F32", "BF16", "F16")
+# Models drawn anew, because the usual seed has an expert chosen by less than float32 tells apart.
+SEEDS = {("qwen2_moe", "160"): 2}
+SMALLEST_MARGIN = 1e-5
+
+
+def forms(size: str) -> tuple[str, ...]:
+    """Return the forms that a model of this size is tried in."""
+    return {"50": (*PLAIN, "NF4"), "160": tuple(FORMS)}.get(size, PLAIN)
+
+
+def changes(arch: str, size: Size) -> dict[str, Any]:
+    """Return the configuration values of an architecture's maker in these sizes."""
+    if arch == "gpt2":
+        return {
+            "n_embd": size.hidden, "n_head": size.heads, "n_inner": size.ffn, "vocab_size": VOCAB,
+        }  # fmt: skip
+    values = MAKERS[arch][1]
+    rotated = int(0.4 * size.head)
+    found: dict[str, Any] = {
+        "vocab_size": VOCAB, "hidden_size": size.hidden, "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads, "intermediate_size": size.ffn,
+    }  # fmt: skip
+    choices: dict[str, Any] = {
+        "head_dim": size.head,
+        "moe_intermediate_size": size.expert,
+        "shared_expert_intermediate_size": size.shared,
+        "num_local_experts": size.experts,
+        "num_experts": size.experts,
+        "n_routed_experts": size.experts,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
+        "kv_lora_rank": size.hidden // 4 * 2 - 2,
+        "q_lora_rank": size.hidden // 2 + 3,
+        "qk_nope_head_dim": size.head,
+        "qk_rope_head_dim": 6,
+        "v_head_dim": size.head + 1,
+        "partial_rotary_factor": 0.4,
+    }
+    found |= {key: value for key, value in choices.items() if key in values}
+    if "kv_lora_rank" in values:
+        found["num_key_value_heads"] = size.heads
+    if arch in ("gpt_oss", "mixtral"):
+        found["intermediate_size"] = size.expert
+    if arch == "phi3":
+        factors = [1.0 + 0.3 * i for i in range(rotated // 2)]
+        found["rope_parameters"] = {
+            **values["rope_parameters"], "short_factor": factors, "long_factor": factors[::-1],
+        }  # fmt: skip
+    return found
+
+
+@cache
+def odd(arch: str, size: str, form: str = "BF16") -> Path:
+    """Return a model of these sizes, its weights stored so."""
+    dtype, how = FORMS[form]
+    folder = Path(_FOLDER.name) / f"{arch}-{size}-{dtype}"
+    if not folder.exists():
+        seed = SEEDS.get((arch, size), 0)
+        save_tiny(arch, folder, dtype, seed=seed, **changes(arch, SIZES[size]))
+    if not how:
+        return folder
+    suffix = "safetensors" if form == "NF4" else "gguf"
+    target = Path(_FOLDER.name) / f"{arch}-{size}-{form}" / f"model.{suffix}"
+    target.parent.mkdir()
+    aprfmt.convert(folder, target, **how)
+    return target
+
+
+def points(path: Path, b: Backend, ids: Sequence[int]) -> Trace:
+    """Run a model over every capture point, values kept."""
+    kept = Kept()
+    with open_model(path) as model, Session.of(model, b) as session:
+        keys = tuple(session.points)
+        return session.trace(ids, keys, keep=kept.keep, fetch=kept.fetch, logits_rows="all")
+
+
+@cache
+def exact(arch: str, size: str, form: str, count: int) -> Trace:
+    """Return the float64 reference of the first `count` tokens, no expert chosen by chance."""
+    trace = points(odd(arch, size, form), backend("numpy:float64"), ODD_IDS[:count])
+    for key, record in trace.records.items():
+        if record.point == "router_margin":
+            values = trace.values(key)
+            assert values is not None and values.min() > SMALLEST_MARGIN, "take another seed"
+    return trace
