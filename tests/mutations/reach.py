@@ -181,10 +181,9 @@ class Reach:
         rounds: tuple[list[Known], list[Known]] = ([], [])
         spent, files = 0.0, set[str]()
         for _, test in sorted(ranked, key=lambda row: (row[0], row[1].id)):
-            seconds = test.seconds + START / 10
-            if spent + seconds > budget and spent:
+            if spent + test.seconds > budget and spent:
                 continue
-            spent += seconds
+            spent += test.seconds
             quick = spent <= QUICK and (test.file in files or len(files) < FEW)
             files |= {test.file} if quick else set()
             rounds[not quick].append(test)

@@ -28,9 +28,10 @@ def in_parallel(jobs: int, do: Callable[[A], B], items: Collection[A]) -> Genera
                 yield done.result()
         except BaseException:
             _told_to_stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
             for child in list(_children):
                 end(child)
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown()
             raise
         finally:
             _told_to_stop.clear()
