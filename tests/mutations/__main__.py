@@ -10,6 +10,7 @@ Exit code 0: every mutation is killed, or its row in docs/mutations.md says why 
 """
 
 import argparse
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -28,11 +29,21 @@ from tests.mutations.results import Results
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Do what the command line says and return the exit code."""
     options = _parser().parse_args(arguments)
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         return _run(options, root)
+    except KeyboardInterrupt:
+        print("tests.mutations: stopped; run it again and it goes on", file=sys.stderr)
+        return 130
     except StoppedError as error:
         print(f"tests.mutations: {error}", file=sys.stderr)
         return 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _parser() -> argparse.ArgumentParser:

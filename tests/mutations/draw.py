@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from pathlib import PurePosixPath
 
 from tests.mutations.mutation import Mutation
-from tests.mutations.operators import OPERATORS, cosmetic
+from tests.mutations.operators import OPERATORS, idle
 from tests.mutations.source import Definition, Function, Source
 
 SEED = 19
@@ -43,13 +43,16 @@ def weight(path: str) -> float:
 
 
 def drawn(sources: Collection[Source], count: int = COUNT, seed: int = SEED) -> list[Mutation]:
-    """Return `count` mutations, at most one of a function, in the order of their luck."""
+    """Return `count` mutations in the order of their luck.
+
+    At most one is of a function, and one of what stands outside of them in a file.
+    """
     found = [row for each in sources if weight(each.path) for row in sites(each, seed)]
     found.sort(key=lambda row: -row[1])
     texts = {source.path: source.text for source in sources}
     taken: dict[tuple[str, str], Mutation] = {}
     for function, _, mutation in found:
-        key = (mutation.path, function or mutation.id)
+        key = mutation.path, function
         if key not in taken and _parses(mutation.applied(texts[mutation.path])):
             taken[key] = mutation
         if len(taken) == count:
@@ -123,12 +126,10 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _skipped(node: ast.AST) -> bool:
-    if isinstance(node, (ast.JoinedStr, ast.Assert, ast.Import, ast.ImportFrom)):
+    if isinstance(node, (ast.JoinedStr, ast.Assert, ast.Import, ast.ImportFrom)) or idle(node):
         return True
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return True
-    if isinstance(node, ast.keyword):
-        return cosmetic(node)
     if isinstance(node, Definition):
         marks = (*node.decorator_list, *getattr(node, "bases", ()))
         typing_only = any(_name(mark) in {"overload", *_TYPES} for mark in marks)

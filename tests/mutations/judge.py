@@ -1,7 +1,6 @@
 """Judging mutations: the tests that reach one run in a copy that has it, until one fails."""
 
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -9,9 +8,10 @@ from queue import SimpleQueue
 from tests.mutations.mutation import Mutation
 from tests.mutations.reach import Chosen, Known, Reach, unknown
 from tests.mutations.results import Results, Verdict
+from tests.mutations.work import in_parallel
 from tests.mutations.workcopy import Ran, WorkCopy
 
-BUDGET = 60.0  # seconds of tests, by what they take without a mutation
+BUDGET = 40.0  # seconds of tests, by what they take without a mutation
 SLOWER = 6.0  # times what they should take, and ...
 PATIENCE = 90.0  # ... seconds for the start, before a run is stopped
 CLEARLY = 4.0  # a hang is one where the test ends so many times sooner without the mutation
@@ -99,11 +99,7 @@ class Session:
         by_id = {mutation.id: mutation for mutation in mutations}
         todo = list(mutations)
         while todo:
-            copies = self._copies.qsize()
-            with ThreadPoolExecutor(copies) as pool:
-                verdicts = [done.result() for done in as_completed(
-                    [pool.submit(self._one, mutation) for mutation in todo]
-                )]  # fmt: skip
+            verdicts = list(in_parallel(self._copies.qsize(), self._one, todo))
             flaky = self._flaky({row.by for row in verdicts if row.ending == "killed"})
             for test in flaky:
                 self.reach.unused[test] = "fails without a mutation"

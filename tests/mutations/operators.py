@@ -28,8 +28,10 @@ _OTHER: Mapping[type[ast.operator], str] = {
 _EITHER_WAY = {
     "min", "max", "minimum", "maximum", "isinstance", "array_equal", "isclose", "allclose", "gcd",
     "equal", "issubclass", "getattr", "hasattr", "setattr", "print", "zip", "field", "fma",
+    "multiply_add",
 }  # fmt: skip
 _TALK = {"debug", "info", "warning", "log"}
+_ANY = {"default_rng", "Random", "shorten"}  # another seed or length of a text is as good
 _COSMETIC = {
     "indent",
     "stacklevel",
@@ -152,12 +154,15 @@ OPERATORS: Mapping[str, tuple[float, Operator]] = {
     "constant changed": (0.35, _constant),
     "result dropped": (0.3, _returned),
     "statement removed": (1.0, _removed),
-    "arguments swapped": (0.7, _swapped),
+    "arguments swapped": (0.4, _swapped),
     "slice moved": (2.0, _sliced),
 }
 """Name -> how often it is drawn beside the others, and where it applies."""
 
 
-def cosmetic(keyword: ast.keyword) -> bool:
-    """Say whether an argument decides how something looks, and nothing else."""
-    return keyword.arg in _COSMETIC
+def idle(node: ast.AST) -> bool:
+    """Say whether an argument or a call decides how something looks, and nothing else."""
+    if isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func
+        return (name if isinstance(name, str) else getattr(name, "id", "")) in _ANY
+    return isinstance(node, ast.keyword) and node.arg in _COSMETIC

@@ -4,7 +4,6 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -14,6 +13,7 @@ from tests.mutations.mutation import Mutation
 from tests.mutations.names import bound, mentioned, users
 from tests.mutations.product import STATE, product, test_key, tests
 from tests.mutations.source import Source
+from tests.mutations.work import in_parallel
 from tests.mutations.workcopy import WorkCopy
 
 TOGETHER = 4  # test files of one process: starting one costs seconds, a crash loses all of them
@@ -112,9 +112,8 @@ class Reach:
             copy.trace()
             copies.put(copy)
         groups = [names[i : i + TOGETHER] for i in range(0, len(names), TOGETHER)]
-        with ThreadPoolExecutor(jobs) as pool:
-            for line in pool.map(lambda group: self._run(group, copies), groups):
-                say(line)
+        for line in in_parallel(jobs, lambda group: self._run(group, copies), groups):
+            say(line)
         self.load()
 
     def _run(self, names: Sequence[str], copies: "SimpleQueue[WorkCopy]") -> str:
@@ -182,10 +181,9 @@ class Reach:
         rounds: tuple[list[Known], list[Known]] = ([], [])
         spent, files = 0.0, set[str]()
         for _, test in sorted(ranked, key=lambda row: (row[0], row[1].id)):
-            seconds = test.seconds + START / 10
-            if spent + seconds > budget and spent:
+            if spent + test.seconds > budget and spent:
                 continue
-            spent += seconds
+            spent += test.seconds
             quick = spent <= QUICK and (test.file in files or len(files) < FEW)
             files |= {test.file} if quick else set()
             rounds[not quick].append(test)

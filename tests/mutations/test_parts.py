@@ -2,6 +2,8 @@
 
 import ast
 import builtins
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -16,6 +18,7 @@ from tests.mutations.product import ROOT, product
 from tests.mutations.reach import Chosen, Known
 from tests.mutations.results import Verdict
 from tests.mutations.source import Source
+from tests.mutations.work import in_parallel, wait
 from tests.mutations.workcopy import Ran
 
 # --- rows -----------------------------------------------------------------------------------
@@ -203,6 +206,23 @@ def test_who_uses_a_constant() -> None:
     two = Source("aprfmt/b.py", "from aprfmt.a import TABLE\n\n\ndef g():\n    return TABLE\n")
     assert bound(one, one.text.index("4")) == {"SIZE"}
     assert users({"SIZE"}, {"a": one, "b": two}) == {two.blocks[0].number}
+
+
+# --- running --------------------------------------------------------------------------------
+
+
+def test_what_runs_ends_when_the_caller_does() -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def sleep(seconds: int) -> int | None:
+        command = [sys.executable, "-c", f"import time; time.sleep({seconds})"]
+        started.append(subprocess.Popen(command, start_new_session=True))
+        return wait(started[-1], 600)
+
+    running = in_parallel(2, sleep, [0, 600, 600, 600])
+    assert next(running) == 0
+    running.close()
+    assert len(started) < 4 and all(child.poll() is not None for child in started)
 
 
 # --- reading a run --------------------------------------------------------------------------

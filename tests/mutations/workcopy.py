@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from tests.mutations.instrument import instrumented
 from tests.mutations.mutation import Mutation
 from tests.mutations.product import NATIVE, StoppedError, files, product
 from tests.mutations.source import Source
+from tests.mutations.work import wait
 
 KERNELS = "_kernels*.so"
 SEED = "0"  # of hypothesis: the same examples with the mutation and without
@@ -133,12 +133,7 @@ class WorkCopy:
                 stdin=subprocess.DEVNULL, start_new_session=True,
                 env=self._environment(told, examples, keep=keep),
             )  # fmt: skip
-            try:
-                code: int | None = child.wait(limit)
-            except subprocess.TimeoutExpired:
-                code = None
-            finally:
-                _end(child)
+            code = wait(child, limit)
             output.seek(0)
             lines = output.read().decode(errors="replace").strip().splitlines()
         found = json.loads(said.read_text()) if said.is_file() else {}
@@ -161,10 +156,3 @@ class WorkCopy:
 def kernels(root: Path) -> list[Path]:
     """Return the built kernels of a checkout."""
     return sorted((root / "aprfmt").rglob(KERNELS))
-
-
-def _end(child: "subprocess.Popen[bytes]") -> None:
-    """End a child and what it started in its session."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
