@@ -97,6 +97,9 @@ def parsed(
             raise UsageError(f'{left}: has no value; give {key}="" for empty text, {array}=[] for '
                              "an empty array, or --remove")  # fmt: skip
         values[key] = edits.parse(opened, key, kind, text)
+    twice = [key for key in remove if remove.count(key) > 1]
+    if twice:
+        raise UsageError(f"--remove {twice[0]}: is named twice; give one change of a key")
     edits.check_present(opened, remove)
     arch = values.get("general.architecture")
     also = [str(getattr(arch, "value", arch))] if arch is not None else []

@@ -37,7 +37,7 @@ def target_format(path: Path, to: str | None) -> FormatSpec:
             f"{path}: its extension names no format; expected {', '.join(sorted(by_name))}"
         )
     if to is not None and found is not None and to != found:
-        raise UsageError(f"{path}: --to {to}, but the extension says {found}; make them agree")
+        raise UsageError(f"{path}: the extension says {found}; expected {to}, make them agree")
     return FORMATS[to or found or ""]
 
 

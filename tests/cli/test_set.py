@@ -240,6 +240,7 @@ WRONG = [
     ("gguf", ("x=null",), "null"),
     ("gguf", ("x=1", "x=2"), "twice"),
     ("gguf", ("general.name=1", "--remove", "general.name"), "twice"),
+    ("gguf", ("--remove", "general.name", "--remove", "general.name"), "twice"),
     ("gguf", ("novalue",), "KEY=VALUE"),
     ("gguf", (), "--remove"),
     ("gguf", ("x=@/no/such/file",), "/no/such/file: cannot be opened"),
@@ -280,6 +281,7 @@ def check_options(command: str, text: str) -> None:
         ("convert", ("{gguf}", "{out}/x")),
         ("convert", ("{gguf}", "{out}/x.apr", "--to", "gguf")),
         ("quantize", ("{gguf}", "{out}/x", "--type", "Q8_0")),
+        ("import", ("{gguf}", "-o", "{out}/x.gguf")),
     ],
 )
 def test_messages_name_options_that_exist(
