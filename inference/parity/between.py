@@ -20,7 +20,7 @@ from aprfmt.inference.capture import POINTS, parse_key
 from aprfmt.inference.device import Choice
 from aprfmt.inference.engines.opening import run_model, weights_of
 from aprfmt.inference.parity.matched import matched_weights
-from aprfmt.inference.parity.operations import rel_l2, take_apart
+from aprfmt.inference.parity.operations import MAX_OPERATIONS, rel_l2, take_apart
 from aprfmt.inference.parity.outcomes import (
     compare_experts,
     compare_logits,
@@ -33,13 +33,13 @@ from aprfmt.inference.parity.records import (
     Distance,
     ExpertFlip,
     Losses,
-    Operation,
     Pair,
     Parity,
     RunFacts,
-    Verdict,
 )
 from aprfmt.inference.parity.request import Request
+from aprfmt.inference.parity.survey import survey
+from aprfmt.inference.parity.verdict import fused_check, points_check, verdict_of
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.trace_file import Spool
@@ -169,19 +169,29 @@ def _pair(
     diff, before = compare_runs(b, a, flips, request.calibrated, bool(model.hyper["n_experts"]))
     x, y = a.values("logits"), b.values("logits")
     point = next((p for p in diff.points if p.key == "logits"), None)
+    own = None
+    if diff.first is not None and not choices[0].is_engine:
+        reference = choices[0].open(deterministic=request.deterministic, threads=request.threads)
+        own = survey(model, reference, a, b, request)
+    amplified = own if own is not None and own.clean else None
+    if amplified is not None and point is not None and point.rel_l2 is not None:
+        point = replace(point, tolerance=max(point.tolerance, point.rel_l2), beyond=False)
     within = point is not None and not point.beyond and not point.why
     logits, judged, losses = None, None, Losses(None, None, None, "no logits on both sides")
     if x is not None and y is not None and x.shape == y.shape and point is not None:
         logits = compare_logits(x, y, request.ids, within)
         judged = outcomes(x, y, request.ids, point, before.get("logits"))
         backend = None if choices[index].is_engine else choices[index].open()
-        own = own_loss(backend, y, request.ids)
-        losses = Losses(logits.ce_a, logits.ce_b, own.nats, own.why, own.off, own.bound)
-    operations, cell = take_apart(model, choices[0], choices[index], a, b, diff, request)
-    checks = [_points_check(diff, str(choices[index]))]
+        found = own_loss(backend, y, request.ids)
+        losses = Losses(logits.ce_a, logits.ce_b, found.nats, found.why, found.off, found.bound)
+    most = MAX_OPERATIONS if amplified is None else 1
+    operations, cell = take_apart(model, choices[0], choices[index], a, b, diff, request, most)
+    checks = [points_check(diff, amplified, str(choices[index]))]
     if x is not None and point is not None and not flips:
         for each in (0, index) if index == 1 else (index,):
-            checks += _plain_check(ran[each].plain, x, point, str(choices[each]))
+            checks += fused_check(
+                ran[each].plain, x, point, amplified is not None, str(choices[each])
+            )
     checks += gates(
         judged, losses, flips,
         quantized=request.through is not None or weights_of(model) == "quantized",
@@ -195,7 +205,7 @@ def _pair(
                       "finite values", "trace that run with --points all")
             )  # fmt: skip
     report = Report(f"{choices[index]} against {choices[0]}", tuple(checks))
-    verdict, cause = _verdict(diff, report, operations, bool(flips), before)
+    verdict, cause = verdict_of(diff, report, operations, amplified, bool(flips), before)
     recorded = None
     if cell is not None and choices[index].is_engine:
         recorded = b.values(cell.key)
@@ -252,65 +262,6 @@ def _limit(key: str, limits: Mapping[int, int]) -> int | None:
     behind = [limit for other, limit in limits.items()
               if other < layer or (other == layer and at >= order.index("experts"))]  # fmt: skip
     return min(behind, default=None)
-
-
-def _plain_check(
-    plain: Numbers | None, logits: Numbers, point: PointDiff, where: str
-) -> list[Check]:
-    """Hold a run's logits without a recorder, its fused form, against the reference's."""
-    if plain is None:
-        return []
-    apart = rel_l2(plain, logits[len(logits) - len(plain) :])
-    passed = apart <= point.tolerance
-    return [
-        Check("fused-form", "PASS" if passed else "FAIL", where,
-              f"logits without a recorder at relative L2 {apart:.3g}",
-              f"at most {point.tolerance:.3g} from the reference step by step",
-              "" if passed else "a fused operation of this run is wrong: step by step it agrees"
-              if not point.beyond else "see the points")
-    ]  # fmt: skip
-
-
-def _points_check(diff: TraceDiff, where: str) -> Check:
-    if not diff.compared:
-        return Check("points", "NOT_RUN", where, "no point on both sides", "at least one")
-    beyond = [point for point in diff.points if point.beyond]
-    if not beyond:
-        return Check("points", "PASS", where, f"{diff.compared} points within", "all within")
-    first = beyond[0]
-    return Check(
-        "points", "FAIL", where,
-        f"{len(beyond)} of {diff.compared} points beyond, the first {first.key} at relative L2 "
-        f"{first.rel_l2:.3g}", f"at most {first.tolerance:.3g} ({first.reason})",
-        "write a reproduction with --bundle FILE",
-    )  # fmt: skip
-
-
-def _verdict(
-    diff: TraceDiff,
-    report: Report,
-    operations: Sequence[Operation],
-    flipped: bool,
-    before: Mapping[str, int],
-) -> tuple[Verdict, str]:
-    if not diff.compared:
-        return "not_comparable", "no point has values on both sides"
-    if report.outcome == "FAIL":
-        wrong = next((operation for operation in operations if operation.wrong), None)
-        if wrong is not None:
-            return "bug", f"the operation that makes {wrong.key} is wrong on equal inputs"
-        if diff.first is not None:
-            return "bug", (
-                f"{diff.first} is beyond its tolerance; every operation taken alone is within its "
-                "own: the difference was there before, or grew on the way"
-            )
-        failed = next(check for check in report.checks if check.outcome == "FAIL")
-        return "bug", f"{failed.name}: {failed.found}"
-    if all(point.bits for point in diff.points if not point.why):
-        return "same", "every value is equal to the bit"
-    if flipped:
-        return "precision", f"rounding sent tokens to other experts; {len(before)} points cut"
-    return "precision", "rounding, within tolerance at every point"
 
 
 def distance(of: int, what: str, run: Trace, exact: Trace, request: Request) -> Distance:

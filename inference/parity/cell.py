@@ -144,10 +144,13 @@ class _Injector:
         given = self._inputs.get(key_name(point, layer))
         if given is None:
             return x
-        shaped = np.ascontiguousarray(given).reshape(tuple(int(size) for size in x.shape))
-        if isinstance(x, np.ndarray):
-            return shaped.astype(x.dtype)
-        return self._backend.array(shaped)
+        return given_as(x, given, self._backend)
+
+
+def given_as(x: Any, given: Numbers, backend: Backend) -> Any:
+    """Return recorded values in the shape and kind of a pass's own array `x`."""
+    shaped = np.ascontiguousarray(given).reshape(tuple(int(size) for size in x.shape))
+    return shaped.astype(x.dtype) if isinstance(x, np.ndarray) else backend.array(shaped)
 
 
 def cut_out(

@@ -32,8 +32,9 @@ def take_apart(
     b: Trace,
     diff: TraceDiff,
     request: Request,
+    most: int = MAX_OPERATIONS,
 ) -> tuple[list[Operation], Cell | None]:
-    """Run single operations of points beyond tolerance until one is wrong by itself."""
+    """Run single operations of `most` points beyond tolerance until one is wrong by itself."""
     beyond = [point for point in diff.points if point.beyond and "qkv" not in point.key]
     if not beyond or first.is_engine:
         return [], None
@@ -43,7 +44,7 @@ def take_apart(
         other = second.open(deterministic=request.deterministic, threads=request.threads)
     found: list[Operation] = []
     fallback: Cell | None = None
-    for point in beyond[:MAX_OPERATIONS]:
+    for point in beyond[:most]:
         try:
             cell = cut(model, point, a, b, reference, other is None, request)
             operation = _operation(cell, point, a, b, reference, other)
@@ -90,14 +91,7 @@ def _operation(
         other_result = recorded[..., list(cell.rows)] if cell.rows else recorded
         theirs = other_result
     residual = rel_l2(theirs, mine)
-    record = a.find(point.key)
-    dtypes = (arithmetic(b, record.dtype if record else "float32"),) * 2
-    second = b.find(point.key)
-    if second is not None:
-        dtypes = (dtypes[0], arithmetic(b, second.dtype))
-    bound = one_operation(
-        *(name if name != "tf32" else "float16" for name in dtypes)
-    ).rel_l2  # a product in TF32 rounds its inputs as float16 does
+    bound = one_operation(*arithmetics(point.key, a, b)).rel_l2
     if other is None and backend_name(b) in ("llama.cpp",):
         bound = max(bound, point.tolerance)
     inputs = [_input_distance(key, point.key, a, b) for key in cell.inputs]
@@ -108,6 +102,16 @@ def _operation(
         point.key, residual, bound, not residual <= bound, tuple(cell.inputs),
         tuple(cell.weights), before, output, output / before if before else None, other is None,
     )  # fmt: skip
+
+
+def arithmetics(key: str, a: Trace, b: Trace) -> tuple[str, str]:
+    """Return the dtypes that bound one operation of two runs, the first as the second runs it."""
+    record, second = a.find(key), b.find(key)
+    mine = arithmetic(b, record.dtype if record else "float32")
+    other = mine if second is None else arithmetic(b, second.dtype)
+    # A product in TF32 rounds its inputs as float16 does.
+    first, last = ("float16" if name == "tf32" else name for name in (mine, other))
+    return first, last
 
 
 def _input_distance(cell_key: str, key: str, a: Trace, b: Trace) -> float | None:

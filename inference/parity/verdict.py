@@ -1,0 +1,98 @@
+"""What a pair of runs comes to: its points, its fused form, and the verdict in a sentence."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from aprfmt.compare.traces import PointDiff, TraceDiff
+from aprfmt.inference.parity.operations import rel_l2
+from aprfmt.inference.parity.records import Operation, Verdict
+from aprfmt.inference.parity.survey import Survey
+from aprfmt.outcome import Check, Report
+
+Numbers = NDArray[Any]
+# Where rounding is amplified, another order of the same operations may be this many times further
+# off than the order that was measured.
+AMPLIFIED = 3.0
+
+
+def fused_check(
+    plain: Numbers | None, logits: Numbers, point: PointDiff, amplified: bool, where: str
+) -> list[Check]:
+    """Hold a run's logits without a recorder, its fused form, against the reference's."""
+    if plain is None:
+        return []
+    apart = rel_l2(plain, logits[len(logits) - len(plain) :])
+    bound = point.tolerance * (AMPLIFIED if amplified else 1.0)
+    passed = apart <= bound
+    return [
+        Check("fused-form", "PASS" if passed else "FAIL", where,
+              f"logits without a recorder at relative L2 {apart:.3g}",
+              f"at most {bound:.3g} from the reference step by step",
+              "" if passed else "a fused operation of this run is wrong: step by step it agrees"
+              if not point.beyond else "see the points")
+    ]  # fmt: skip
+
+
+def points_check(diff: TraceDiff, amplified: Survey | None, where: str) -> Check:
+    """Hold every point to its tolerance; `amplified` has judged the operations, and found none."""
+    if not diff.compared:
+        return Check("points", "NOT_RUN", where, "no point on both sides", "at least one")
+    beyond = [point for point in diff.points if point.beyond]
+    if not beyond:
+        return Check("points", "PASS", where, f"{diff.compared} points within", "all within")
+    first = beyond[0]
+    if amplified is not None:
+        return Check(
+            "points", "PASS", where,
+            f"{len(beyond)} of {diff.compared} points beyond what whole runs may differ by, the "
+            f"first {first.key} at relative L2 {first.rel_l2:.3g}; {_told(amplified)}",
+            "all within, or every operation right on the run's own inputs",
+        )  # fmt: skip
+    return Check(
+        "points", "FAIL", where,
+        f"{len(beyond)} of {diff.compared} points beyond, the first {first.key} at relative L2 "
+        f"{first.rel_l2:.3g}", f"at most {first.tolerance:.3g} ({first.reason})",
+        "write a reproduction with --bundle FILE",
+    )  # fmt: skip
+
+
+def verdict_of(
+    diff: TraceDiff,
+    report: Report,
+    operations: Sequence[Operation],
+    amplified: Survey | None,
+    flipped: bool,
+    before: Mapping[str, int],
+) -> tuple[Verdict, str]:
+    """Return what a pair comes to, and why in a sentence."""
+    if not diff.compared:
+        return "not_comparable", "no point has values on both sides"
+    if report.outcome == "FAIL":
+        wrong = next((operation for operation in operations if operation.wrong), None)
+        if wrong is not None:
+            return "bug", f"the operation that makes {wrong.key} is wrong on equal inputs"
+        if diff.first is not None:
+            return "bug", (
+                f"{diff.first} is beyond its tolerance; every operation taken alone is within its "
+                "own: the difference was there before, or grew on the way"
+            )
+        failed = next(check for check in report.checks if check.outcome == "FAIL")
+        return "bug", f"{failed.name}: {failed.found}"
+    if all(point.bits for point in diff.points if not point.why):
+        return "same", "every value is equal to the bit"
+    if amplified is not None:
+        return "precision", f"rounding, amplified: {diff.first} is beyond; {_told(amplified)}"
+    if flipped:
+        return "precision", f"rounding sent tokens to other experts; {len(before)} points cut"
+    return "precision", "rounding, within tolerance at every point"
+
+
+def _told(found: Survey) -> str:
+    """Say that every operation is right, and how near the worst comes to its bound."""
+    residual, bound = found.found[found.worst]
+    return (
+        f"each of {len(found.found)} operations gives the reference's value on the run's own "
+        f"inputs, {found.worst} at {residual:.3g} of {bound:.3g}"
+    )
