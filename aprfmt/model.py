@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.companions import join
-from aprfmt.errors import TensorNotFoundError, UsageError
-from aprfmt.hf_folder import INDEX, HFFolder, find_weights, in_hub_cache, read_folder
+from aprfmt.errors import AprfmtError, FormatError, TensorNotFoundError, UsageError
+from aprfmt.hf_folder import INDEX, FolderTexts, HFFolder, find_weights, in_hub_cache, read_folder
 from aprfmt.logical import LogicalTensor
-from aprfmt.tensor import Note, Source, TensorInfo, Value
+from aprfmt.tensor import Damage, Note, Source, TensorInfo, Value
 from aprfmt.views import Tensor
 
 if TYPE_CHECKING:
@@ -33,13 +33,31 @@ class Model(Mapping[str, Tensor]):
 
     `arch` forces an architecture by name. Where the architecture is unknown the model still
     opens: `arch_error` says why, and asking for `spec`, `hyper` or `roles` raises it.
+    With `damaged` what is wrong with config.json or with packed weights is collected too.
     """
 
-    def __init__(self, source: Source, folder: HFFolder | None, arch: str | None = None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        folder: HFFolder | None,
+        arch: str | None = None,
+        damaged: bool = False,
+    ) -> None:
         self.source = source
         self.folder = folder
         self._forced = arch
-        self._lazy = join(source.tensors, self.config)
+        self._damaged = damaged
+        self._found: list[Damage] = []  # by ourselves, beside the reader's
+        self._lazy = join(source.tensors, self.config, self._fault if damaged else None)
+
+    def _fault(self, error: AprfmtError) -> None:
+        text = str(error).removeprefix(f"{self.source.path}: ")
+        self._found.append(Damage(str(self.source.path), text, kind=error.kind))
+
+    @property
+    def damage(self) -> tuple[Damage, ...]:
+        """What is wrong with the files; empty unless the model was opened with `damaged`."""
+        return (*getattr(self.source, "damage", ()), *self._found)
 
     # --- the file ---------------------------------------------------------------------------
 
@@ -110,7 +128,12 @@ class Model(Mapping[str, Tensor]):
             from aprfmt.formats.jsonio import loads
 
             where = f"{self.path}: metadata {HF_CONFIG_KEYS[self.key_style]}"
-            carried = loads(carried, where, max_bytes=16 << 20)
+            try:
+                carried = loads(carried, where, max_bytes=16 << 20)
+            except FormatError as error:
+                if not self._damaged:
+                    raise
+                self._fault(error)
         return carried if isinstance(carried, Mapping) else None
 
     @cached_property
@@ -185,11 +208,15 @@ class Resolution:
     notes: tuple[Note, ...] = ()
 
 
-def open_model(path: Path | str, *, arch: str | None = None, partial: bool = False) -> Model:
+def open_model(
+    path: Path | str, *, arch: str | None = None, partial: bool = False, damaged: bool = False
+) -> Model:
     """Open a model file, a shard index, a Hugging Face folder, or `org/name` from the hub cache.
 
     The format is decided by content. config.json and tokenizer files are read from the folder of
-    a safetensors file, and from any folder that was named itself. Raises FormatError, UsageError.
+    a safetensors file, and from any folder that was named itself. `damaged` goes on past what
+    leaves the rest readable: `model.damage` says what is wrong, and reading a tensor it concerns
+    raises. Raises FormatError, UsageError.
     """
     path = Path(path)
     named_folder = False
@@ -201,12 +228,20 @@ def open_model(path: Path | str, *, arch: str | None = None, partial: bool = Fal
     if path.is_dir():
         named_folder = True
         path = find_weights(path)
-    source = _open_source(_whole_set(path), partial)
-    folder = None
+    source = _open_source(_whole_set(path), partial, damaged)
+    folder, wrong = None, None
     try:
         if named_folder or source.format == "safetensors":
-            folder = read_folder(path.parent)
-        return Model(source, folder, arch)
+            try:
+                folder = read_folder(path.parent)
+            except FormatError as error:
+                if not damaged:
+                    raise
+                folder, wrong = HFFolder(path.parent, None, FolderTexts(path.parent)), error
+        model = Model(source, folder, arch, damaged)
+        if wrong is not None:
+            model._fault(wrong)
+        return model
     except BaseException:
         source.close()
         raise
@@ -219,14 +254,14 @@ def _whole_set(path: Path) -> Path:
     return index if shard and index.is_file() else path
 
 
-def _open_source(path: Path, partial: bool) -> Source:
+def _open_source(path: Path, partial: bool, damaged: bool) -> Source:
     from aprfmt.formats import open_source
 
     if path.name == INDEX or path.name.endswith(".safetensors.index.json"):
         from aprfmt.formats.safetensors.reader import open_index
 
-        return open_index(path, partial=partial)
-    return open_source(path, partial=partial)
+        return open_index(path, partial=partial, damaged=damaged)
+    return open_source(path, partial=partial, damaged=damaged)
 
 
 def plain_info(info: TensorInfo, name: str) -> TensorInfo:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from aprfmt.cli import options, render
+from aprfmt.cli.damage import told
 
 
 @click.command("hex")
@@ -41,7 +42,8 @@ def command(
         body = header(model, limit)
     if not as_json:
         show(body)
-    return render.emit("hex", 0, body, as_json)
+    body["damage"], code = told(body.get("damage", ()))
+    return render.emit("hex", code, body, as_json)
 
 
 def header(model: Path, limit: int) -> dict[str, Any]:
@@ -52,7 +54,7 @@ def header(model: Path, limit: int) -> dict[str, Any]:
 
     path = model
     if model.is_dir() or model.suffix == ".json":  # a folder, an index, a manifest: its first file
-        with open_model(model, partial=True) as opened:
+        with open_model(model, partial=True, damaged=True) as opened:
             path = opened.source.files[0]
     spec = detect(path)
     file = MappedFile(path)
@@ -67,9 +69,22 @@ def header(model: Path, limit: int) -> dict[str, Any]:
                     {"offset": field.offset, "nbytes": field.nbytes, "bytes": raw.hex(),
                      "name": field.name, "value": field.value}
                 )  # fmt: skip
-        return {"path": str(path), "format": spec.name, "fields": rows, "count": total}
+        return {"path": str(path), "format": spec.name, "fields": rows, "count": total,
+                "damage": damage_of_file(path)}  # fmt: skip
     finally:
         file.close()
+
+
+def damage_of_file(path: Path) -> list[Any]:
+    """Return what is wrong with one file, whatever set it belongs to."""
+    from aprfmt.errors import FormatError
+    from aprfmt.formats import open_source
+
+    try:
+        with open_source(path, partial=True, damaged=True) as source:
+            return [one for one in source.damage if one.where == str(path)]
+    except FormatError:  # of the set: its header has just been read
+        return []
 
 
 def plain_bytes(model: Path, offset: int, length: int) -> dict[str, Any]:
@@ -95,7 +110,7 @@ def tensor_blocks(model: Path, name: str, first: int, count: int) -> dict[str, A
     from aprfmt.names import select
     from aprfmt.resolve import spellings_by_name
 
-    with open_model(model) as opened:
+    with open_model(model, damaged=True) as opened:
         stored = opened.source.tensors
         every = spellings_by_name(opened)
         names = list(stored)
@@ -106,6 +121,7 @@ def tensor_blocks(model: Path, name: str, first: int, count: int) -> dict[str, A
             raise UsageError(f"{model}: {name!r} matches {len(found)} tensors; name one of "
                              f"{', '.join(found[:4])}")  # fmt: skip
         tensor = stored[found[0]]
+        tensor.raw(0, 0)  # a damaged one says so
         info = tensor.info
         row = encoding(info.encoding)
         if not row.known or not info.nbytes:
@@ -124,6 +140,7 @@ def tensor_blocks(model: Path, name: str, first: int, count: int) -> dict[str, A
         return {
             "path": str(opened.path), "tensor": info.name, "encoding": info.encoding,
             "shape": list(info.shape), "count": total, "blocks": rows,
+            "damage": opened.damage,
         }  # fmt: skip
 
 

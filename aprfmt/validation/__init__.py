@@ -1,14 +1,14 @@
 """`validate`: every byte of a model, by one table of checks; each is PASS, FAIL or NOT-RUN.
 
-`inspect` is the other level: structure, no data read. What no reading is safe for (overlap, sizes
-beyond the file, duplicates) is refused at both levels by the reader, with FormatError.
+`inspect` is the other level: structure, no data read. A damaged file is reported, not refused: what
+is wrong with it fails the check `layout`, and what the damage leaves is checked all the same.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aprfmt.errors import AprfmtError, UnsupportedError
+from aprfmt.errors import AprfmtError, FormatError, UnsupportedError
 from aprfmt.outcome import Check
 from aprfmt.validation.report import SHOWN, Finding, Noted, NotRun, Result, Validation, summed
 from aprfmt.validation.table import CHECKS, CheckRow
@@ -29,16 +29,50 @@ def validate(
 ) -> Validation:
     """Run every check of the table on a model file or folder; unknown architectures included.
 
-    `strict` makes warnings failures; `progress` is told bytes done and bytes in all. Raises
-    FormatError for a file that cannot be opened, ArchError for an unknown `arch`.
+    `strict` makes warnings failures; `progress` is told bytes done and bytes in all. A file of
+    which nothing can be read fails `layout`, and no other check runs. Raises FormatError for what
+    is no model file, UnsupportedError for a version that is not read, ArchError for an unknown
+    `arch`.
     """
     from aprfmt.arch import ARCHS
     from aprfmt.model import open_model
 
     if arch is not None:
         _ = ARCHS[arch]
-    with open_model(path, arch=arch) as model:
+    try:
+        model = open_model(path, arch=arch, partial=True, damaged=True)
+    except UnsupportedError:
+        raise
+    except FormatError as error:
+        return _unreadable(Path(path), error, strict)
+    with model:
         return validate_model(model, arch=arch, strict=strict, progress=progress)
+
+
+def _unreadable(path: Path, error: FormatError, strict: bool) -> Validation:
+    """Return the report on a model of which nothing can be read.
+
+    Raises FormatError for what is no model at all.
+    """
+    from aprfmt.formats import detect
+    from aprfmt.hf_folder import find_weights
+
+    file = find_weights(path) if path.is_dir() else path
+    spec = detect(file)
+    finding = _finding(error)
+    reason = "nothing of the file can be read; see the check layout"
+    checks = [
+        summed(row.name, Result("", [finding] * first), "" if first else reason, strict)
+        for row in CHECKS
+        for first in [row is CHECKS[0]]
+    ]
+    noted = (Noted(CHECKS[0].name, finding),)
+    return Validation(str(file), tuple(checks), spec.name, strict, noted)
+
+
+def _finding(error: AprfmtError) -> Finding:
+    where, _, found = str(error).partition(": ")
+    return Finding(where, found or str(error), "what the format and its users agree on")
 
 
 def validate_model(
@@ -72,6 +106,4 @@ def _run(row: CheckRow, context: "Context") -> tuple[Result, str]:
     except UnsupportedError as error:
         return Result(), str(error)
     except AprfmtError as error:
-        where, _, found = str(error).partition(": ")
-        finding = Finding(where, found or str(error), "what the format and its users agree on")
-        return Result("", [finding]), ""
+        return Result("", [_finding(error)]), ""
