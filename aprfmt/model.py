@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.companions import join
 from aprfmt.errors import AprfmtError, FormatError, TensorNotFoundError, UsageError
-from aprfmt.hf_folder import INDEX, FolderTexts, HFFolder, find_weights, in_hub_cache, read_folder
+from aprfmt.hf_folder import (
+    INDEX,
+    WEIGHTS,
+    FolderTexts,
+    HFFolder,
+    find_weights,
+    in_hub_cache,
+    read_folder,
+)
 from aprfmt.logical import LogicalTensor
 from aprfmt.tensor import Damage, Note, Source, TensorInfo, Value
 from aprfmt.views import Tensor
@@ -254,10 +262,27 @@ def _whole_set(path: Path) -> Path:
     return index if shard and index.is_file() else path
 
 
+def recognised(path: Path) -> str:
+    """Return the format of a file or folder, whether it can be read or not: a key of FORMATS.
+
+    Raises FormatError and UsageError for what is no model.
+    """
+    from aprfmt.formats import FORMATS, detect
+
+    file = find_weights(path) if path.is_dir() else path
+    if _is_index(file):
+        return next(name for name, spec in FORMATS.items() if spec.weights_name == WEIGHTS)
+    return detect(file).name
+
+
+def _is_index(path: Path) -> bool:
+    return path.name == INDEX or path.name.endswith(".safetensors.index.json")
+
+
 def _open_source(path: Path, partial: bool, damaged: bool) -> Source:
     from aprfmt.formats import open_source
 
-    if path.name == INDEX or path.name.endswith(".safetensors.index.json"):
+    if _is_index(path):
         from aprfmt.formats.safetensors.reader import open_index
 
         return open_index(path, partial=partial, damaged=damaged)

@@ -52,10 +52,10 @@ def header(model: Path, limit: int) -> dict[str, Any]:
     from aprfmt.formats.mapped import MappedFile
     from aprfmt.model import open_model
 
-    path = model
+    path, damage = model, None
     if model.is_dir() or model.suffix == ".json":  # a folder, an index, a manifest: its first file
         with open_model(model, partial=True, damaged=True) as opened:
-            path = opened.source.files[0]
+            path, damage = opened.source.files[0], opened.damage
     spec = detect(path)
     file = MappedFile(path)
     try:
@@ -70,7 +70,7 @@ def header(model: Path, limit: int) -> dict[str, Any]:
                      "name": field.name, "value": field.value}
                 )  # fmt: skip
         return {"path": str(path), "format": spec.name, "fields": rows, "count": total,
-                "damage": damage_of_file(path)}  # fmt: skip
+                "damage": damage_of_file(path) if damage is None else damage}  # fmt: skip
     finally:
         file.close()
 

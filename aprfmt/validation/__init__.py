@@ -52,13 +52,14 @@ def validate(
 def _unreadable(path: Path, error: FormatError, strict: bool) -> Validation:
     """Return the report on a model of which nothing can be read.
 
-    Raises FormatError for what is no model at all.
+    Raises `error` for what is no model at all.
     """
-    from aprfmt.formats import detect
-    from aprfmt.hf_folder import find_weights
+    from aprfmt.model import recognised
 
-    file = find_weights(path) if path.is_dir() else path
-    spec = detect(file)
+    try:
+        kind = recognised(path)
+    except AprfmtError:
+        raise error from None
     finding = _finding(error)
     reason = "nothing of the file can be read; see the check layout"
     checks = [
@@ -67,7 +68,7 @@ def _unreadable(path: Path, error: FormatError, strict: bool) -> Validation:
         for first in [row is CHECKS[0]]
     ]
     noted = (Noted(CHECKS[0].name, finding),)
-    return Validation(str(file), tuple(checks), spec.name, strict, noted)
+    return Validation(str(path), tuple(checks), kind, strict, noted)
 
 
 def _finding(error: AprfmtError) -> Finding:
