@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from aprfmt.errors import CodecError
+from aprfmt.errors import AprfmtError, CodecError
 from aprfmt.tensor import LazyTensor, TensorInfo, Value
 
 if TYPE_CHECKING:
@@ -191,17 +191,26 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def join(
-    tensors: Mapping[str, LazyTensor], config: Mapping[str, Value] | None = None
+    tensors: Mapping[str, LazyTensor],
+    config: Mapping[str, Value] | None = None,
+    fault: Callable[[AprfmtError], None] | None = None,
 ) -> dict[str, LazyTensor]:
     """Return the tensors with every family's companions joined under the weight's name.
 
-    Raises CodecError naming a missing part.
+    Raises CodecError naming a missing part; with `fault` that is told what is wrong instead, and
+    the tensors concerned stay unjoined.
     """
     joined: dict[str, LazyTensor] = dict(tensors)
     for family in FAMILIES:
-        for weight, names in family.find(tensors, config or {}).items():
+        for weight, names in _found(family, tensors, config or {}, fault).items():
             parts = {suffix: tensors[stored] for suffix, stored in names.items()}
-            encoding, shape, decode = family.join(weight, parts, config or {})
+            try:
+                encoding, shape, decode = family.join(weight, parts, config or {})
+            except AprfmtError as error:
+                if fault is None:
+                    raise
+                fault(error)
+                continue
             main = parts[""].info
             for stored in names.values():
                 joined.pop(stored, None)  # an APR file has the main part as `WEIGHT@NF4`
@@ -213,3 +222,18 @@ def join(
         for name, tensor in joined.items()
     }
     return dict(sorted(joined.items(), key=lambda item: first[item[0]]))
+
+
+def _found(
+    family: Family,
+    tensors: Mapping[str, LazyTensor],
+    config: Mapping[str, Value],
+    fault: Callable[[AprfmtError], None] | None,
+) -> Mapping[str, Mapping[str, str]]:
+    try:
+        return family.find(tensors, config)
+    except CodecError as error:
+        if fault is None:
+            raise
+        fault(error)
+        return {}

@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.dtypes import encoding as encoding_row
-from aprfmt.errors import ArchError
-from aprfmt.tensor import LazyTensor, Value
+from aprfmt.errors import ArchError, FormatError
+from aprfmt.tensor import LazyTensor, Value, damage_of
 from aprfmt.views import decode_tensor
 
 if TYPE_CHECKING:
@@ -68,9 +68,19 @@ class LogicalTensor:
         """Names of the layout steps between file and logical tensor."""
         return tuple(str(step) for step in self.group.binding.steps)
 
+    @property
+    def damage(self) -> str:
+        """Why the bytes it is made of cannot be read; "" where nothing is wrong."""
+        return next((found for tensor in self.stored if (found := damage_of(tensor))), "")
+
     @cached_property
     def moves(self) -> "list[Move] | None":
-        """Runs of stored elements, or None where a step has to decode."""
+        """Runs of stored elements, or None where a step has to decode.
+
+        Raises FormatError for a damaged tensor, whose shape may be anything.
+        """
+        if self.damage:
+            raise FormatError(self.damage)
         from aprfmt.arch.moves import compose
         from aprfmt.arch.spec import Move
 

@@ -11,10 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.companions import join
-from aprfmt.errors import TensorNotFoundError, UsageError
-from aprfmt.hf_folder import INDEX, HFFolder, find_weights, in_hub_cache, read_folder
+from aprfmt.errors import AprfmtError, FormatError, TensorNotFoundError, UsageError
+from aprfmt.hf_folder import (
+    INDEX,
+    WEIGHTS,
+    FolderTexts,
+    HFFolder,
+    find_weights,
+    in_hub_cache,
+    read_folder,
+)
 from aprfmt.logical import LogicalTensor
-from aprfmt.tensor import Note, Source, TensorInfo, Value
+from aprfmt.tensor import Damage, Note, Source, TensorInfo, Value
 from aprfmt.views import Tensor
 
 if TYPE_CHECKING:
@@ -33,6 +41,7 @@ class Model(Mapping[str, Tensor]):
     `arch` forces an architecture by name. Where the architecture is unknown the model still
     opens: `arch_error` says why, and asking for `spec`, `hyper` or `roles` raises it.
     `allow_missing` are patterns of required roles that may be missing (completeness.py).
+    With `damaged` what is wrong with config.json or with packed weights is collected too.
     """
 
     def __init__(
@@ -41,12 +50,24 @@ class Model(Mapping[str, Tensor]):
         folder: HFFolder | None,
         arch: str | None = None,
         allow_missing: Sequence[str] = (),
+        damaged: bool = False,
     ) -> None:
         self.source = source
         self.folder = folder
         self._forced = arch
         self.allow_missing = tuple(allow_missing)
-        self._lazy = join(source.tensors, self.config)
+        self._damaged = damaged
+        self._found: list[Damage] = []  # by ourselves, beside the reader's
+        self._lazy = join(source.tensors, self.config, self._fault if damaged else None)
+
+    def _fault(self, error: AprfmtError) -> None:
+        text = str(error).removeprefix(f"{self.source.path}: ")
+        self._found.append(Damage(str(self.source.path), text, kind=error.kind))
+
+    @property
+    def damage(self) -> tuple[Damage, ...]:
+        """What is wrong with the files; empty unless the model was opened with `damaged`."""
+        return (*getattr(self.source, "damage", ()), *self._found)
 
     # --- the file ---------------------------------------------------------------------------
 
@@ -117,7 +138,12 @@ class Model(Mapping[str, Tensor]):
             from aprfmt.formats.jsonio import loads
 
             where = f"{self.path}: metadata {HF_CONFIG_KEYS[self.key_style]}"
-            carried = loads(carried, where, max_bytes=16 << 20)
+            try:
+                carried = loads(carried, where, max_bytes=16 << 20)
+            except FormatError as error:
+                if not self._damaged:
+                    raise
+                self._fault(error)
         return carried if isinstance(carried, Mapping) else None
 
     @cached_property
@@ -184,13 +210,16 @@ def open_model(
     *,
     arch: str | None = None,
     partial: bool = False,
+    damaged: bool = False,
     allow_missing: Sequence[str] = (),
 ) -> Model:
     """Open a model file, a shard index, a Hugging Face folder, or `org/name` from the hub cache.
 
     The format is decided by content. config.json and tokenizer files are read from the folder of
-    a safetensors file, and from any folder that was named itself. `allow_missing` are patterns of
-    roles whose absence is accepted. Raises FormatError, UsageError.
+    a safetensors file, and from any folder that was named itself. `damaged` goes on past what
+    leaves the rest readable: `model.damage` says what is wrong, and reading a tensor it concerns
+    raises. `allow_missing` are patterns of roles whose absence is accepted. Raises FormatError,
+    UsageError.
     """
     path = Path(path)
     named_folder = False
@@ -202,12 +231,20 @@ def open_model(
     if path.is_dir():
         named_folder = True
         path = find_weights(path)
-    source = _open_source(_whole_set(path), partial)
-    folder = None
+    source = _open_source(_whole_set(path), partial, damaged)
+    folder, wrong = None, None
     try:
         if named_folder or source.format == "safetensors":
-            folder = read_folder(path.parent)
-        return Model(source, folder, arch, allow_missing)
+            try:
+                folder = read_folder(path.parent)
+            except FormatError as error:
+                if not damaged:
+                    raise
+                folder, wrong = HFFolder(path.parent, None, FolderTexts(path.parent)), error
+        model = Model(source, folder, arch, allow_missing, damaged)
+        if wrong is not None:
+            model._fault(wrong)
+        return model
     except BaseException:
         source.close()
         raise
@@ -220,14 +257,31 @@ def _whole_set(path: Path) -> Path:
     return index if shard and index.is_file() else path
 
 
-def _open_source(path: Path, partial: bool) -> Source:
+def recognised(path: Path) -> str:
+    """Return the format of a file or folder, whether it can be read or not: a key of FORMATS.
+
+    Raises FormatError and UsageError for what is no model.
+    """
+    from aprfmt.formats import FORMATS, detect
+
+    file = find_weights(path) if path.is_dir() else path
+    if _is_index(file):
+        return next(name for name, spec in FORMATS.items() if spec.weights_name == WEIGHTS)
+    return detect(file).name
+
+
+def _is_index(path: Path) -> bool:
+    return path.name == INDEX or path.name.endswith(".safetensors.index.json")
+
+
+def _open_source(path: Path, partial: bool, damaged: bool) -> Source:
     from aprfmt.formats import open_source
 
-    if path.name == INDEX or path.name.endswith(".safetensors.index.json"):
+    if _is_index(path):
         from aprfmt.formats.safetensors.reader import open_index
 
-        return open_index(path, partial=partial)
-    return open_source(path, partial=partial)
+        return open_index(path, partial=partial, damaged=damaged)
+    return open_source(path, partial=partial, damaged=damaged)
 
 
 def plain_info(info: TensorInfo, name: str) -> TensorInfo:

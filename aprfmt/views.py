@@ -6,7 +6,7 @@ from typing import Any
 
 from aprfmt.dtypes import encoding as encoding_row
 from aprfmt.errors import BackendUnavailableError, CodecError
-from aprfmt.tensor import LazyTensor
+from aprfmt.tensor import LazyTensor, damage_of
 
 # Encodings whose bits are those of a torch dtype that numpy has no counterpart of.
 _TORCH_DTYPES: Mapping[str, str] = {
@@ -71,6 +71,11 @@ class Tensor:
     def parts(self) -> Mapping[str, LazyTensor]:
         """Companion tensors by suffix; empty for most."""
         return self.lazy.parts
+
+    @property
+    def damage(self) -> str:
+        """Why its bytes cannot be read; "" where nothing is wrong."""
+        return damage_of(self.lazy)
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
         """Return a read-only view of the stored bytes, valid until the model is closed."""

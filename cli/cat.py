@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from aprfmt.cli import options, render
+from aprfmt.cli.damage import told
 
 
 @click.command("cat")
@@ -32,7 +33,7 @@ def command(
     """Print the values of one tensor, by name or role; -o x.npy writes them all."""
     from aprfmt.model import open_model
 
-    with open_model(model, arch=arch) as opened:
+    with open_model(model, arch=arch, damaged=True) as opened:
         found, values = read(opened, name)
         if region is not None:
             values = values[parse_slice(region, values.shape)]
@@ -50,9 +51,10 @@ def command(
             body["values"] = flat.tolist()
             body["shown"] = int(flat.size)
             body["count"] = int(values.size)
+        body["damage"], code = told(opened.damage)
     if not as_json:
         show(body)
-    return render.emit("cat", 0, body, as_json)
+    return render.emit("cat", code, body, as_json)
 
 
 def read(opened: Any, name: str) -> tuple[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from aprfmt.cli import options, render
+from aprfmt.cli.damage import told
 from aprfmt.compare.records import SECTIONS
 
 FINDINGS = 12  # causes shown
@@ -53,7 +54,8 @@ def command(
 ) -> int:
     """Compare two models in any formats, tensor by tensor, by what they mean.
 
-    Exit 0: equal (layout-only differences are named), 1: different, 2: a tensor could not be read.
+    Exit 0: equal (layout-only differences are named), 1: different, 2: a file is damaged, or a
+    tensor could not be read; the others are compared.
     """
     from aprfmt.cli import diff_html
     from aprfmt.compare import diff
@@ -67,6 +69,7 @@ def command(
     code = report.exit_code(accept)
     for note in report.notes:
         render.warn(note)
+    told(report.damage)
     if not as_json:
         show(report, top, code)
     body = report.to_json()
@@ -103,7 +106,7 @@ def show(report: Any, top: int, code: int) -> None:
     left = sum(t.verdict not in ("SAME_BYTES", "SAME_VALUES") for t in report.tensors) - len(shown)
     if left > 0:
         render.line(f"... {left} more (--top, --json)", style="dim")
-    words = {0: ("equal", "good"), 1: ("different", "bad"), 2: ("a tensor was unreadable", "bad")}
+    words = {0: ("equal", "good"), 1: ("different", "bad"), 2: ("damaged or unreadable", "bad")}
     render.line(words[code][0], style=words[code][1])
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from aprfmt.cli import options, render
+from aprfmt.cli.damage import told
 
 
 @click.command("hash")
@@ -41,10 +42,12 @@ def command(
 
     if write and patterns:
         raise UsageError("--write is of the whole model; leave --tensor out")
-    with open_model(model, arch=arch) as opened:
+    # A manifest says what a file is to be: none is made of a damaged one.
+    with open_model(model, arch=arch, damaged=not write) as opened:
         with render.Progress("hash", quiet) as progress:
             rows = manifest.tensor_rows(opened, patterns, raw_only=raw_only, progress=progress)
         body: dict[str, Any] = {"model": str(opened.path), "tensors": rows}
+        body["damage"], damaged = told(opened.damage)
         code = 0
         if write:
             body["written"] = str(manifest.write(opened, rows, force=force))
@@ -53,6 +56,7 @@ def command(
             failures = manifest.compare(expected, opened, rows, selected=bool(patterns))
             body["failures"] = failures
             code = 1 if failures else 0
+        code = damaged or code
     if not as_json:
         show(body)
     return render.emit("hash", code, body, as_json)
@@ -69,7 +73,8 @@ def show(body: dict[str, Any]) -> None:
     for row in body["tensors"]:
         render.line(
             render.escape(
-                f"{row.get('decoded') or '-':64}  {row['raw'][0][:16]}  {row['encoding']:8} "
+                f"{row.get('decoded') or '-':64}  {(row['raw'] or ['-'])[0][:16]:16}  "
+                f"{row['encoding']:8} "
                 f"{row['key']}"
             )
         )

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from aprfmt.cli import options, render
+from aprfmt.cli.damage import told
 
 
 @click.command("hex")
@@ -53,7 +54,8 @@ def command(
         body = header(model, limit)
     if not as_json:
         show(body)
-    return render.emit("hex", 0, body, as_json)
+    body["damage"], code = told(body.get("damage", ()))
+    return render.emit("hex", code, body, as_json)
 
 
 def header(model: Path, limit: int) -> dict[str, Any]:
@@ -62,10 +64,10 @@ def header(model: Path, limit: int) -> dict[str, Any]:
     from aprfmt.formats.mapped import MappedFile
     from aprfmt.model import open_model
 
-    path = model
+    path, damage = model, None
     if model.is_dir() or model.suffix == ".json":  # a folder, an index, a manifest: its first file
-        with open_model(model, partial=True) as opened:
-            path = opened.source.files[0]
+        with open_model(model, partial=True, damaged=True) as opened:
+            path, damage = opened.source.files[0], opened.damage
     spec = detect(path)
     file = MappedFile(path)
     try:
@@ -79,9 +81,22 @@ def header(model: Path, limit: int) -> dict[str, Any]:
                     {"offset": field.offset, "nbytes": field.nbytes, "bytes": raw.hex(),
                      "name": field.name, "value": field.value}
                 )  # fmt: skip
-        return {"path": str(path), "format": spec.name, "fields": rows, "count": total}
+        return {"path": str(path), "format": spec.name, "fields": rows, "count": total,
+                "damage": damage_of_file(path) if damage is None else damage}  # fmt: skip
     finally:
         file.close()
+
+
+def damage_of_file(path: Path) -> list[Any]:
+    """Return what is wrong with one file, whatever set it belongs to."""
+    from aprfmt.errors import FormatError
+    from aprfmt.formats import open_source
+
+    try:
+        with open_source(path, partial=True, damaged=True) as source:
+            return [one for one in source.damage if one.where == str(path)]
+    except FormatError:  # of the set: its header has just been read
+        return []
 
 
 def plain_bytes(model: Path, offset: int, length: int) -> dict[str, Any]:
@@ -107,12 +122,13 @@ def tensor_blocks(model: Path, name: str, first: int, count: int) -> dict[str, A
     from aprfmt.names import select_one
     from aprfmt.resolve import spellings_by_name
 
-    with open_model(model) as opened:
+    with open_model(model, damaged=True) as opened:
         stored = opened.source.tensors
         every = spellings_by_name(opened)
         names = list(stored)
         at = select_one([every.get(each, (each,)) for each in names], name, str(model))
         tensor = stored[names[at]]
+        tensor.raw(0, 0)  # a damaged one says so
         info = tensor.info
         row = encoding(info.encoding)
         if not row.known or not info.nbytes:
@@ -131,6 +147,7 @@ def tensor_blocks(model: Path, name: str, first: int, count: int) -> dict[str, A
         return {
             "path": str(opened.path), "tensor": info.name, "encoding": info.encoding,
             "shape": list(info.shape), "count": total, "blocks": rows,
+            "damage": opened.damage,
         }  # fmt: skip
 
 

@@ -8,33 +8,45 @@ from typing import Any
 import click
 
 from aprfmt.cli import options, render
+from aprfmt.cli.damage import told
 
 
 @click.command("inspect")
 @options.model()
-@click.option("--partial", is_flag=True, help="Show a truncated file's structure all the same.")
+@click.option("--partial", is_flag=True, help="A cut file, or a missing one of a set, is no error.")
+@click.option("--verify", is_flag=True, help="Read every byte and check the file's own checksum.")
 @click.option("--metadata", "all_metadata", is_flag=True, help="Print every metadata key.")
 @options.arch
 @options.common
 def command(
-    model: Path, partial: bool, all_metadata: bool, arch: str | None, as_json: bool, quiet: bool
+    model: Path,
+    partial: bool,
+    verify: bool,
+    all_metadata: bool,
+    arch: str | None,
+    as_json: bool,
+    quiet: bool,
 ) -> int:
-    """Show format, sizes, architecture, hyperparameters with origin, tokenizer, encodings."""
+    """Show format, sizes, architecture, hyperparameters with origin, tokenizer, encodings.
+
+    Reads no tensor. A damaged file is shown as far as it can be read: exit 2.
+    """
     from aprfmt.model import open_model
 
     if arch is not None:
         from aprfmt.arch import ARCHS
 
         _ = ARCHS[arch]  # a name nobody knows is an error, not a file without architecture
-    with open_model(model, arch=arch, partial=partial) as opened:
-        body = facts(opened)
+    with open_model(model, arch=arch, partial=partial, damaged=True) as opened:
+        body = facts(opened, verify)
         if not as_json:
             show(opened, body, all_metadata)
-    return render.emit("inspect", 0, body, as_json)
+        body["damage"], code = told(opened.damage, partial=partial)
+    return render.emit("inspect", code, body, as_json)
 
 
-def facts(opened: Any) -> dict[str, Any]:
-    """Return everything `inspect` says, as plain data."""
+def facts(opened: Any, verify: bool = False) -> dict[str, Any]:
+    """Return everything `inspect` says, as plain data; `verify` reads every byte for it."""
     from aprfmt.compare import shown
     from aprfmt.errors import AprfmtError
     from aprfmt.formats import checksum_notes
@@ -67,7 +79,8 @@ def facts(opened: Any) -> dict[str, Any]:
         if opened.folder is not None and opened.folder.config is not None
         else None,
     }
-    notes = [asdict(note) for note in (*opened.notes, *checksum_notes(source))]
+    notes = [asdict(note) for note in opened.notes]
+    notes += [asdict(note) for note in (checksum_notes(source) if verify else ())]
     body["architecture"] = None
     try:
         resolution = opened.resolution

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from aprfmt.cli import options, render
+from aprfmt.cli.damage import told
 
 
 @click.command("tensors")
@@ -13,7 +14,7 @@ from aprfmt.cli import options, render
 @click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
 @click.option("--stats", is_flag=True, help="Decode and add mean, std, min, max, zeros, NaN, Inf.")
 @click.option("--limit", type=click.IntRange(min=1), help="Show at most this many.")
-@click.option("--partial", is_flag=True, help="List a truncated file's structure all the same.")
+@click.option("--partial", is_flag=True, help="A cut file, or a missing one of a set, is no error.")
 @options.arch
 @options.common
 def command(
@@ -35,7 +36,7 @@ def command(
     from aprfmt.names import select
     from aprfmt.resolve import spellings_by_name
 
-    with open_model(model, arch=arch, partial=partial) as opened:
+    with open_model(model, arch=arch, partial=partial, damaged=True) as opened:
         roles = role_names(opened)
         names = list(opened)
         if patterns:
@@ -55,16 +56,19 @@ def command(
                     "offset": tensor.offset,
                     "parts": {key: part.info.name for key, part in tensor.parts.items()},
                 }
+                if tensor.damage:
+                    row["damage"] = tensor.damage
                 if stats:
                     row["stats"] = tensor_stats(tensor)
                 rows.append(row)
                 progress(i + 1, len(names[:limit]))
         for note in opened.notes:
             render.warn(f"{note.where}: {note.text}")
-        body = {"model": str(opened.path), "count": total, "tensors": rows}
+        damage, code = told(opened.damage, partial=partial)
+        body = {"model": str(opened.path), "count": total, "tensors": rows, "damage": damage}
     if not as_json:
         show(rows, total, stats)
-    return render.emit("tensors", 0, body, as_json)
+    return render.emit("tensors", code, body, as_json)
 
 
 def role_names(opened: Any) -> dict[str, tuple[str, ...]]:
@@ -98,6 +102,7 @@ def show(rows: list[dict[str, Any]], total: int, stats: bool) -> None:
     """Print the table for people."""
     headers = ["name", "role", "shape", "encoding", "bytes", "offset"]
     align = "lllrrr"
+    damaged = any("damage" in row for row in rows)
     table = []
     for row in rows:
         cells = [
@@ -110,10 +115,13 @@ def show(rows: list[dict[str, Any]], total: int, stats: bool) -> None:
                 f"{found[key]:.6g}" if isinstance(found.get(key), float) else found.get(key, "-")
                 for key in ("mean", "std", "min", "max", "zeros", "nan", "inf")
             ]
+        if damaged:
+            cells.append("damaged" if "damage" in row else "")
         table.append(cells)
     if stats:
         headers += ["mean", "std", "min", "max", "zeros", "nan", "inf"]
         align += "rrrrrrr"
+    headers += ["damage"] * damaged
     render.table(table, headers, align)
     if len(rows) < total:
         render.line(f"... {total - len(rows)} more (--limit)", style="dim")

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from aprfmt.cli import options, render
+from aprfmt.cli.damage import told
 
 
 @click.command("tree")
@@ -21,17 +22,18 @@ def command(
     from aprfmt.names import select
     from aprfmt.resolve import spellings_by_name
 
-    with open_model(model) as opened:
+    with open_model(model, damaged=True) as opened:
         names = list(opened)
         if patterns:
             every = list(spellings_by_name(opened).values())
             names = [names[i] for i in select(every, patterns, str(opened.path))]
         root = build([(name, opened[name]) for name in names])
-        body = {"model": str(opened.path), "tree": root}
+        body: dict[str, Any] = {"model": str(opened.path), "tree": root}
         if not as_json:
             render.line(render.escape(str(opened.path)), style="head")
             show(root, depth)
-    return render.emit("tree", 0, body, as_json)
+        body["damage"], code = told(opened.damage)
+    return render.emit("tree", code, body, as_json)
 
 
 def build(tensors: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -27,7 +27,8 @@ def command(
 ) -> int:
     """Check every byte of MODEL: checksums, values, scales, completeness, tokenizer, claims.
 
-    Exit 0: nothing failed; 1: a check failed; 2: the file cannot be opened, or nothing ran.
+    A damaged file is reported as far as it can be read. Exit 0: nothing failed; 1: a check failed;
+    2: there is no such file, it is no model, or nothing ran.
     """
     from aprfmt.validation import validate
 

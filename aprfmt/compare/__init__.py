@@ -58,12 +58,14 @@ def diff(
     `tensors` are PATTERNs in any spelling; UsageError where one matches nothing. What `only` leaves
     out of SECTIONS is not looked at and stays empty. With `explain`
     every differing pair is tested against the hypotheses of compare.explain; `images` is the
-    number of worst tensors to make difference images of. Raises FormatError for a file that
-    cannot be opened; a tensor that cannot be read is UNREADABLE.
+    number of worst tensors to make difference images of. Raises FormatError for a file of which
+    nothing can be read; a tensor that cannot be read is UNREADABLE, and `report.damage` says what
+    is wrong with the files.
     """
     from aprfmt.model import open_model
 
-    with open_model(a, arch=arch) as first, open_model(b, arch=arch) as second:
+    opening: dict[str, Any] = {"arch": arch, "damaged": True}
+    with open_model(a, **opening) as first, open_model(b, **opening) as second:
         if base is None:
             if imatrix is not None:
                 raise UsageError("an importance matrix explains bytes only beside a base: --base")
@@ -149,6 +151,7 @@ def diff_models(
         (*alignment.notes, *notes),
         found,
         pictures,
+        tuple(dict.fromkeys((*a.damage, *b.damage))),
     )
 
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from aprfmt.tensor import Damage
+
 Verdict = Literal[
     "SAME_BYTES",
     "SAME_VALUES",
@@ -172,6 +174,7 @@ class DiffReport:
     notes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()  # what explains the differing tensors
     images: tuple[Image, ...] = ()  # of the worst tensors, where they were asked for
+    damage: tuple[Damage, ...] = ()  # what is wrong with either file, whatever was compared
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -191,9 +194,12 @@ class DiffReport:
         return ranked[:count]
 
     def exit_code(self, accept: Sequence[str] = ()) -> int:
-        """0 equal, 1 different (WITHIN too unless accepted), 2 if a tensor could not be read."""
+        """0 equal, 1 different (WITHIN too unless accepted), 2 if a file is damaged or unreadable.
+
+        Of damage a verdict on the rest does not make good.
+        """
         verdicts = {tensor.verdict for tensor in self.tensors}
-        if "UNREADABLE" in verdicts:
+        if "UNREADABLE" in verdicts or self.damage:
             return 2
         fine = EQUAL | ({"WITHIN"} if "within" in accept else set())
         decisive = any(f.decisive for f in (*self.hyperparameters, *self.tokenizer))
@@ -217,4 +223,5 @@ class DiffReport:
             "notes": list(self.notes),
             "findings": [asdict(row) for row in self.findings],
             "tensors": [asdict(row) for row in self.tensors],
+            "damage": [asdict(row) for row in self.damage],
         }

@@ -33,6 +33,9 @@ def compare_pair(pair: Pair, imatrix: bool = False) -> TensorDiff:
         shape_b=None if b is None else b.shape,
         layout=pair.layout,
     )
+    damage = next((side.damage for side in (a, b) if side is not None and side.damage), "")
+    if damage:
+        return replace(diff, verdict="UNREADABLE", cause=damage)
     if a is None or b is None:
         return replace(diff, verdict="ONLY_IN_B" if a is None else "ONLY_IN_A")
     if a.shape != b.shape:

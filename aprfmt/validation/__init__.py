@@ -1,7 +1,7 @@
 """`validate`: every byte of a model, by one table of checks; each is PASS, FAIL or NOT-RUN.
 
-`inspect` is the other level: structure, no data read. What no reading is safe for (overlap, sizes
-beyond the file, duplicates) is refused at both levels by the reader, with FormatError.
+`inspect` is the other level: structure, no data read. A damaged file is reported, not refused: what
+is wrong with it fails the check `layout`, and what the damage leaves is checked all the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aprfmt.errors import AprfmtError, ArchError, UnsupportedError
+from aprfmt.errors import AprfmtError, ArchError, FormatError, UnsupportedError
 from aprfmt.outcome import Check
 from aprfmt.validation.report import SHOWN, Finding, Noted, NotRun, Result, Validation, summed
 from aprfmt.validation.table import CHECKS, CheckRow
@@ -32,19 +32,54 @@ def validate(
     """Run every check of the table on a model file or folder; unknown architectures included.
 
     `strict` makes warnings failures; `allow_missing` are patterns of required roles whose absence
-    is a warning only; `progress` is told bytes done and bytes in all. Raises FormatError for a
-    file that cannot be opened, ArchError for an unknown `arch`, UsageError for a wrong pattern.
+    is a warning only; `progress` is told bytes done and bytes in all. A file of which nothing can
+    be read fails `layout`, and no other check runs. Raises FormatError for what is no model file,
+    UnsupportedError for a version that is not read, ArchError for an unknown `arch`, UsageError
+    for a wrong pattern.
     """
     from aprfmt.arch import ARCHS
     from aprfmt.model import open_model
 
     if arch is not None:
         _ = ARCHS[arch]
-    with open_model(path, arch=arch, allow_missing=allow_missing) as model:
+    try:
+        model = open_model(path, arch=arch, partial=True, damaged=True, allow_missing=allow_missing)
+    except UnsupportedError:
+        raise
+    except FormatError as error:
+        return _unreadable(Path(path), error, strict)
+    with model:
         if allow_missing:
             with suppress(ArchError):  # which is a check's to report; a wrong pattern is not
                 _ = model.resolution
         return validate_model(model, arch=arch, strict=strict, progress=progress)
+
+
+def _unreadable(path: Path, error: FormatError, strict: bool) -> Validation:
+    """Return the report on a model of which nothing can be read.
+
+    Raises `error` for what is no model at all.
+    """
+    from aprfmt.model import recognised
+
+    try:
+        kind = recognised(path)
+    except AprfmtError:
+        raise error from None
+    finding = _finding(error)
+    reason = "nothing of the file can be read; see the check layout"
+    checks = [
+        summed(row.name, Result("", [finding] * first), "" if first else reason, strict)
+        for row in CHECKS
+        for first in [row is CHECKS[0]]
+    ]
+    noted = (Noted(CHECKS[0].name, finding),)
+    return Validation(str(path), tuple(checks), kind, strict, noted)
+
+
+def _finding(error: AprfmtError) -> Finding:
+    where, _, found = str(error).partition(": ")
+    return Finding(where, found or str(error), "what the format and its users agree on")
 
 
 def validate_model(
@@ -78,6 +113,4 @@ def _run(row: CheckRow, context: "Context") -> tuple[Result, str]:
     except UnsupportedError as error:
         return Result(), str(error)
     except AprfmtError as error:
-        where, _, found = str(error).partition(": ")
-        finding = Finding(where, found or str(error), "what the format and its users agree on")
-        return Result("", [finding]), ""
+        return Result("", [_finding(error)]), ""

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.tensor import Note
-from aprfmt.text import escape
+from aprfmt.tensor import Damage, Note
+from aprfmt.text import escape, shorten
 from aprfmt.validation.report import Finding, NotRun, Result
 
 if TYPE_CHECKING:
@@ -20,19 +20,30 @@ def _parsed(source: Any) -> list[Any]:
 
 
 def layout(ctx: "Context") -> Result:
-    """Collect what the reader remarked on a file that opened: a warning each.
+    """Collect what the reader found wrong (a failure each) and remarked on (a warning each).
 
-    Opening has refused what no reading is safe for: overlap, offsets and sizes outside the file,
-    duplicates, unknown versions.
+    Wrong is what no reading is safe for: overlap, offsets and sizes outside the file, duplicates,
+    headers and metadata that cannot be read.
     """
     notes = [note for parsed in _parsed(ctx.model.source) for note in parsed.notes]
-    findings = [
+    findings = [_damaged(one) for one in ctx.model.damage]
+    findings += [
         Finding(note.where, note.text, "a file as its own writer makes it", level="warning")
         for note in notes
         if note.level == "warning"
     ]
     count = len(ctx.model.source.tensors)
     return Result(f"{count} tensors in {len(ctx.model.source.files)} files", findings)
+
+
+def _damaged(damage: Damage) -> Finding:
+    names = damage.tensors
+    lost = ""
+    if names:
+        shown = ", ".join(shorten(name, 100) for name in names[:4]) + ", ..." * (len(names) > 4)
+        lost = f"; {len(names)} tensors cannot be read: {shown}"
+    todo = "the file is damaged: get it again"
+    return Finding(damage.where, damage.text + lost, "a file that keeps its format's rules", todo)
 
 
 def checksum(ctx: "Context") -> Result:
@@ -75,6 +86,8 @@ def side_manifest(ctx: "Context") -> Result:
 
 def padding(ctx: "Context") -> Result:
     """Check that what stands between header and tensors is zeros."""
+    if ctx.model.damage:
+        raise NotRun("the file is damaged, so which bytes belong to nothing is not known")
     findings = []
     for path, parsed in zip(ctx.model.source.files, _parsed(ctx.model.source), strict=True):
         text = _first_stray(path, parsed)

@@ -41,6 +41,8 @@ def tensor_rows(
 ) -> list[TensorRow]:
     """Return {key, names, encoding, shape, raw, decoded} of every tensor, by role where known.
 
+    One that cannot be read has no hashes, and `damage` says why.
+
     Raises UsageError for a pattern without a match.
     """
     from aprfmt.names import select
@@ -66,9 +68,13 @@ def tensor_rows(
             "names": list(names),
             "encoding": side.encoding,
             "shape": list(side.shape),
-            "raw": [raw_sha256(model[name].lazy) for name in names],
+            "raw": [],
         }
-        if not raw_only:
+        if side.damage:
+            row["damage"] = side.damage
+        else:
+            row["raw"] = [raw_sha256(model[name].lazy) for name in names]
+        if not raw_only and not side.damage:
             try:
                 row["decoded"] = decoded_sha256(side.numpy())
             except AprfmtError as error:
@@ -116,8 +122,8 @@ def _outside(path: Path, parsed: Any) -> str:
         infos = [] if packed else sorted(parsed.infos.values(), key=lambda info: info.offset)
         at = 0
         for start, stop in (*((i.offset, i.offset + i.nbytes) for i in infos), (file.size,) * 2):
-            for first in range(at, start, WINDOW):
-                last = min(first + WINDOW, start)
+            for first in range(at, min(start, file.size), WINDOW):
+                last = min(first + WINDOW, start, file.size)
                 digest.update(file.view[first:last])
                 file.drop(first, last)
             at = max(at, stop)
@@ -199,6 +205,8 @@ def _tensor_differs(expected: TensorRow | None, found: TensorRow | None) -> str:
         return "missing in the model"
     if expected is None:
         return "not in the manifest"
+    if "damage" in found:
+        return f"cannot be read: {found['damage']}"
     raw = found["raw"] == expected["raw"]
     if found.get("decoded") and expected.get("decoded"):
         if found["decoded"] != expected["decoded"]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.dtypes import encoding as encoding_row
 from aprfmt.errors import AprfmtError, UnsupportedError
-from aprfmt.tensor import LazyTensor, TensorInfo
+from aprfmt.tensor import LazyTensor, TensorInfo, damage_of
 from aprfmt.validation.report import Finding, NotRun, Result
 
 if TYPE_CHECKING:
@@ -108,6 +108,8 @@ def _look(tensor: LazyTensor, report: Callable[[int], None]) -> Row:
     from aprfmt.validation.scales import first_bad, header_is_bad
 
     info = tensor.info
+    if damage := damage_of(tensor):
+        return Row(info, unread=damage)
     try:
         dtype = codec(info.encoding).dtype
     except UnsupportedError as error:

@@ -47,11 +47,12 @@ def _checkpoint(model: "Model") -> bool:
 
 
 def _legacy_codes(model: "Model") -> bool:
-    from aprfmt.dtypes import ENCODINGS
+    from aprfmt.dtypes import encoding
 
     source: Any = model.source
     entries = [entry for shard in source.shards for entry in shard.parsed.entries]
-    return any(ENCODINGS[entry.info.encoding].apr != entry.code for entry in entries)
+    rows = ((encoding(entry.info.encoding), entry.code) for entry in entries)
+    return any(row.known and row.apr != code for row, code in rows)
 
 
 def _no_pre(model: "Model") -> bool:

@@ -1,7 +1,8 @@
 """Every hand-made file of every format through the command line, under limits.
 
-Malformed: exit 2, one line that says what is wrong, within 256 MiB. Odd and
-legal: opened by `inspect`, judged by `validate`; odd ones with a warning that says why.
+Malformed: exit 2, one line that says what is wrong, within 256 MiB; what can
+be read all the same is shown, and `validate` reports it. Whatever builds on a file refuses it. Odd
+and legal: opened by `inspect`, judged by `validate`; odd ones with a warning that says why.
 """
 
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.formats import apr_cases, gguf_cases, safetensors_cases
+from tests.formats.fatal_cases import FATAL, NO_MODEL
 from tests.robustness.jail import Done, Job, run
-from tests.robustness.verdicts import assert_plain, assert_refused
+from tests.robustness.verdicts import assert_plain, assert_refused, assert_reported, assert_told
 
 TABLES = {"gguf": gguf_cases, "safetensors": safetensors_cases, "apr": apr_cases}
 # safetensors has no odd files: what its page does not allow is refused.
@@ -55,25 +57,37 @@ def test_all_files_of_the_comparison_are_here() -> None:
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
     folder = tmp_path_factory.mktemp("files")
+    (folder / "out").mkdir()
     jobs = []
     for name, (kind, level, case) in zip(IDS, ROWS, strict=True):
         path = folder / f"{name}.{kind}"
         path.write_bytes(case.data)
         jobs.append(Job(name, ("inspect", str(path))))
-        if level != "MALFORMED":
-            jobs.append(Job(f"{name} validate", ("validate", str(path))))
-    return run(jobs)
+        jobs.append(Job(f"{name} validate", ("validate", str(path))))
+        if level == "MALFORMED":
+            out = folder / "out" / f"{name}.apr"
+            jobs.append(Job(f"{name} merge", ("merge", str(path), str(out))))
+    found = run(jobs)
+    assert list((folder / "out").iterdir()) == [], "something was made of a malformed file"
+    return found
 
 
 @pytest.mark.parametrize("name", IDS)
 def test_verdict(name: str, done: dict[str, Done]) -> None:
-    _, level, case = ROWS[IDS.index(name)]
-    inspected = done[name]
+    kind, level, case = ROWS[IDS.index(name)]
+    inspected, validated = done[name], done[f"{name} validate"]
     if level == "MALFORMED":
         unknown = "expected apr, gguf, safetensors content"
-        assert_refused(inspected, says=unknown if unknown in inspected.err else case.says)
+        says = unknown if unknown in inspected.err else case.says
+        fatal = case.id in FATAL[kind]
+        (assert_refused if fatal else assert_told)(inspected, says)
+        assert fatal or inspected.out, "what can be read was not shown"
+        assert_refused(done[f"{name} merge"], says)
+        if case.id in NO_MODEL[kind]:
+            assert_refused(validated, says)
+        else:
+            assert_reported(validated, says)
         return
-    validated = done[f"{name} validate"]
     assert inspected.code == 0, inspected.err
     assert validated.code in (0, 1), validated.err
     for one in (inspected, validated):

@@ -17,6 +17,20 @@ def assert_plain(done: Done) -> None:
 
 def assert_refused(done: Done, says: str = "", where: str = "") -> None:
     """Assert one line on stderr, nothing on stdout, exit 2."""
+    assert_told(done, says, where)
+    assert done.out == ""
+
+
+def assert_reported(done: Done, says: str = "") -> None:
+    """Assert a report of checks that fails and says why, no error line, exit 1."""
+    assert_plain(done)
+    assert done.code == 1, (done.code, done.err[:300])
+    assert done.err == "", done.err[:300]
+    assert "\nFAIL: " in done.out and says in done.out, (says, done.out[:600])
+
+
+def assert_told(done: Done, says: str = "", where: str = "") -> None:
+    """Assert one line on stderr and exit 2, whatever could be read all the same."""
     assert_plain(done)
     assert done.code == 2, (done.code, done.out[:200], done.err[:300])
     lines = [line for line in done.err.splitlines() if not line.startswith("warning: ")]
@@ -24,4 +38,3 @@ def assert_refused(done: Done, says: str = "", where: str = "") -> None:
     assert len(lines[0]) < 2000
     assert says in lines[0], (says, lines[0])
     assert where in lines[0], (where, lines[0])
-    assert done.out == ""

@@ -17,7 +17,7 @@ from aprfmt import validation
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import BlockCodec
 from aprfmt.dtypes import ENCODINGS
-from aprfmt.errors import AprfmtError, FormatError
+from aprfmt.errors import AprfmtError, FormatError, UnsupportedError, UsageError
 from aprfmt.tensor import LazyTensor, TensorInfo
 from aprfmt.validation import CHECKS, scales, validate
 from aprfmt.validation.claims import file_types
@@ -176,10 +176,26 @@ def test_an_apr_without_footer_is_not_run_and_strictly_fails(tmp_path: Path) -> 
     assert aprfmt("validate", path, "--strict").code == 1
 
 
-def test_a_file_that_cannot_be_opened_raises(tmp_path: Path) -> None:
-    (tmp_path / "x.apr").write_bytes(b"APR\0" + bytes(10))
-    with pytest.raises(FormatError):
+def test_what_is_no_model_raises(tmp_path: Path) -> None:
+    (tmp_path / "x.apr").write_bytes(b"ARP\0" + bytes(10))
+    with pytest.raises(FormatError, match="expected apr"):
         validate(tmp_path / "x.apr")
+    with pytest.raises(UsageError, match="no such file"):
+        validate(tmp_path / "y.apr")
+    (tmp_path / "x.apr").write_bytes(AprFile(version=(3, 0)).build())
+    with pytest.raises(UnsupportedError, match=r"version 3\.0"):
+        validate(tmp_path / "x.apr")
+
+
+def test_a_file_of_which_nothing_can_be_read_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "x.apr").write_bytes(b"APR\0" + bytes(10))
+    report = validate(tmp_path / "x.apr")
+    assert (report.outcome, report.exit_code, report.format) == ("FAIL", 1, "apr")
+    first, *others = report.checks
+    assert (first.name, first.outcome) == ("layout", "FAIL")
+    assert "an APR header has 64" in first.found and first.where == str(tmp_path / "x.apr")
+    assert {check.outcome for check in others} == {"NOT_RUN"}
+    assert len(report.checks) == len(CHECKS)
 
 
 # --- scales ---------------------------------------------------------------------------------

@@ -127,13 +127,12 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
     notes: list[Note] = []
     if partial:
         for file_name, shard_path in homes.items():
-            if not shard_path.is_file():
+            if not shard_path.exists():
                 notes.append(Note("warning", str(path), f"{file_name} is missing"))
-        homes = {name: shard_path for name, shard_path in homes.items() if shard_path.is_file()}
+        homes = {name: shard_path for name, shard_path in homes.items() if shard_path.exists()}
         if not homes:
             raise FormatError(f"{path}: none of the shards it names is there; get them")
-    else:
-        require(homes.values(), str(path))
+    require(homes.values(), str(path))
     with ExitStack() as stack:
         shards: dict[str, Shard] = {}
         for file_name, shard_path in homes.items():
