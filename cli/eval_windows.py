@@ -46,7 +46,9 @@ def whole(model: Any, name: str, ids: list[int]) -> Sample:
     from aprfmt.inference.loss import repeated
 
     tokenizer = running.tokenizer_of(model)
-    leading = () if tokenizer is None else tokenizer.leading
+    if tokenizer is None:
+        return Sample(name, ids)
+    leading = tokenizer.leading
     prefix = repeated(ids, leading)
     if leading and ids and not prefix:
         shown = " ".join(tokenizer.token(i) for i in leading)

@@ -21,8 +21,9 @@ UP = "model.layers.0.mlp.up_proj.weight"
 
 def report(*verdicts: Verdict, **facts: tuple[FieldDiff, ...]) -> DiffReport:
     tensors = tuple(TensorDiff(f"t{i}", verdict) for i, verdict in enumerate(verdicts))
-    rows = {"hyperparameters": (), "tokenizer": (), "metadata": ()} | facts
-    return DiffReport("a", "b", tensors, **rows)
+    empty: tuple[FieldDiff, ...] = ()
+    rows = [facts.get(name, empty) for name in ("hyperparameters", "tokenizer", "metadata")]
+    return DiffReport("a", "b", tensors, *rows)
 
 
 @pytest.mark.parametrize("verdict", VERDICTS)

@@ -169,7 +169,8 @@ def companions(data: bytes) -> None:
 
 def carried(data: bytes) -> None:
     """Use a JSON object of metadata as a GGUF and an APR file of ours carry it, and convert it."""
-    from aprfmt.conversion.metadata import config_text, read_texts
+    from aprfmt.carried_files import read_texts
+    from aprfmt.conversion.metadata import config_text
     from tests.tokenizer.fake import fake
     from tests.tokenizer.test_hostile import JSON
 
