@@ -43,7 +43,7 @@ def command(
     VALUE is JSON, or text as it stands, or @FILE for what a file holds; KEY="" is empty text. A key
     keeps the type it has in the file, and a key that nobody knows is warned of.
     """
-    from aprfmt.conversion import edits
+    from aprfmt.conversion import edits, entry
     from aprfmt.model import open_model
 
     with open_model(model) as opened:
@@ -55,8 +55,6 @@ def command(
         "set", model, output, None, quiet,
         metadata=values, remove=remove, force=force, verify=not no_verify, complete=False,
     )  # fmt: skip
-    from aprfmt.conversion import entry
-
     with open_model(entry(report.files)) as written:
         found = edits.changes(keys, before, edits.snapshot(written, keys))
         why = trouble(written)
