@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import click
@@ -248,6 +250,18 @@ def speed(prompt: int, load: float, times: list[float]) -> dict[str, Any]:
         "decode_tokens": steps,
         "decode_seconds": decode,
         "decode_tokens_per_second": steps / decode if steps and decode else None,
+        "steps": step_times([after - before for before, after in pairwise(times[1:])]),
+    }
+
+
+def step_times(seconds: list[float]) -> dict[str, Any]:
+    """Return median and range of the steps behind the first, which also warms up, and that one."""
+    first, later = seconds[:1], seconds[1:]
+    return {
+        "first_seconds": first[0] if first else None,
+        "later": len(later),
+        "median_seconds": median(later) if later else None,
+        "range_seconds": [min(later), max(later)] if later else None,
     }
 
 
@@ -263,6 +277,11 @@ def report(body: dict[str, Any]) -> None:
     parts = [f"{made} token{'' if made == 1 else 's'}, {why}"]
     if took["decode_tokens_per_second"]:
         parts.append(f"{took['decode_tokens_per_second']:.1f} tokens/s")
+    steps = took["steps"]
+    if steps["range_seconds"]:
+        low, high = (f"{1000 * seconds:.3g}" for seconds in steps["range_seconds"])
+        parts.append(f"a step {1000 * steps['median_seconds']:.3g} ms ({low} to {high}), the first "
+                     f"{1000 * steps['first_seconds']:.3g}")  # fmt: skip
     if took["prefill_tokens_per_second"]:
         parts.append(f"prompt of {took['prefill_tokens']} at "
                      f"{took['prefill_tokens_per_second']:.1f} tokens/s")  # fmt: skip

@@ -229,12 +229,18 @@ def show_difference(difference: Any, reference: str) -> None:
         render.line(render.escape(f"NOT-RUN  {text}"), style="warn")
     if difference.first:
         render.line(f"first point beyond tolerance: {difference.first}", style="bad")
-    elif difference.compared:
+    if difference.other_rows:
+        count, key = len(difference.other_rows), difference.other_rows[0]
+        why = next(point.why for point in difference.points if point.key == key)
+        render.line(render.escape(
+            f"no verdict: {count} of {len(difference.points)} points hold other rows, the first is "
+            f"{key} ({why}); trace both with the same --positions"), style="bad")  # fmt: skip
+    elif difference.compared and not difference.first:
         every = len(difference.points)
         text = f"all {difference.compared} points within tolerance"
         if difference.compared < every:
             text = f"{difference.compared} of {every} points compared, all within tolerance; "
             text += f"{every - difference.compared} NOT-RUN"
         render.line(text, style="good" if difference.compared == every else "warn")
-    else:
+    elif not difference.compared:
         render.line("no point could be compared", style="bad")

@@ -16,6 +16,9 @@ from aprfmt.errors import UsageError
 from aprfmt.outcome import Check, Outcome
 
 Numbers = NDArray[Any]
+# A loss in bits is this times the loss in nats; a stated one so near it is taken to be in bits.
+BITS = 1 / math.log(2)
+BITS_WITHIN = 0.02
 # Logits of a window that are held at a time, in bytes; the next rows run behind them.
 LOGIT_BYTES = 512 << 20
 # A trained language model's loss on ordinary text stays above this; 0.00081 nats (perplexity
@@ -234,6 +237,11 @@ def judge(loss: Loss, weights: Literal["trained", "random"], where: str = "") ->
         check("loss-plausible", loss.nats >= bounds[0], f"at least {bounds[0]:g} nats",
               "too good to be true: are inputs and labels the same tokens?"),
     ]  # fmt: skip
+
+
+def in_bits(stated: float, nats: float) -> bool:
+    """Say whether a stated loss is the measured one in bits: 1.4427 times the nats."""
+    return nats > 0 and abs(stated / (nats * BITS) - 1) <= BITS_WITHIN
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """What may import what, and what a start-up must not load."""
 
 import ast
+import re
 import subprocess
 import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -31,13 +33,7 @@ FORBIDDEN = {
 
 def imported(path: Path) -> set[str]:
     """Return every module a file imports, wherever the statement stands."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            found.add(node.module)
-    return found
+    return {name for name in edges(path, set()) if name.startswith("aprfmt")}
 
 
 @pytest.mark.parametrize("package", FORBIDDEN)
@@ -48,6 +44,116 @@ def test_imports_go_one_way(package: str) -> None:
             if module.startswith(FORBIDDEN[package]):
                 bad.append(f"{path.relative_to(ROOT)} imports {module}")
     assert not bad
+
+
+# --- every module, imports inside functions and "module:name" strings included ------------------
+
+# Tables whose rows name the modules they are made of: a row is no import of the table's module.
+TABLES = {
+    "ARCHS": "aprfmt.arch", "CODECS": "aprfmt.codecs", "FORMATS": "aprfmt.formats",
+    "BACKENDS": "aprfmt.inference.backends", "ENGINES": "aprfmt.inference.engines",
+    "CHECKS": "aprfmt.validation.table", "GATES": "aprfmt.qa.gates", "COMMANDS": "aprfmt.cli.main",
+}  # fmt: skip
+# Who may import by name: the loader of rows, the commands' table, and optional GPU libraries.
+BY_NAME = {
+    "aprfmt.registry", "aprfmt.cli.main", "aprfmt.inference.backends.cuda.gemm",
+    "aprfmt.inference.backends.cuda.loader",
+}  # fmt: skip
+_ROW = re.compile(r"(aprfmt(?:\.\w+)+):\w+")
+
+
+def product() -> dict[str, Path]:
+    """Return every module of the package by name."""
+    found = {}
+    for folder, name in (("aprfmt", "aprfmt"), ("cli", "aprfmt.cli"),
+                         ("inference", "aprfmt.inference")):  # fmt: skip
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            inner = path.relative_to(ROOT / folder).with_suffix("").parts
+            if folder == "aprfmt" and inner[0] in ("cli", "inference"):
+                continue  # the links
+            parts = inner[:-1] if inner[-1] == "__init__" else inner
+            found[".".join((name, *parts))] = path
+    return found
+
+
+def edges(path: Path, modules: Collection[str], *, table: bool = False) -> set[str]:
+    """Return the modules a file imports while it runs, imports inside functions included.
+
+    `from package import module` is an edge to the module where `modules` has it. Strings of the
+    form "module:name" are edges too, except in the file of a `table`. What stands under
+    TYPE_CHECKING never runs.
+    """
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for other in node.orelse:
+                visit(other)
+            return
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in modules else node.module)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not table:
+            row = _ROW.fullmatch(node.value)
+            found.update([row[1]] if row else [])
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(path.read_text()))
+    return found
+
+
+def graph() -> dict[str, set[str]]:
+    """Return what every module imports of ours."""
+    modules = product()
+    return {
+        name: edges(path, modules.keys(), table=name in TABLES.values()) & modules.keys() - {name}
+        for name, path in modules.items()
+    }
+
+
+def circles(of: Mapping[str, Collection[str]]) -> list[list[str]]:
+    """Return every set of modules that reach each other, by peeling off what is in none."""
+    left = {name: set(others) for name, others in of.items()}
+    while True:
+        ends = {name for name, others in left.items() if not others & left.keys()}
+        starts = left.keys() - {other for others in left.values() for other in others}
+        if not ends | starts:
+            return [sorted(left)] if left else []
+        left = {name: others for name, others in left.items() if name not in ends | starts}
+
+
+def test_no_module_reaches_itself() -> None:
+    found = graph()
+    assert len(found) > 400 and sum(map(len, found.values())) > 1900  # none was missed
+    assert not circles(found)
+
+
+def test_a_circle_through_a_function_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def f():\n    from aprfmt.b import g\n")
+    (tmp_path / "b.py").write_text("ROW = 'aprfmt.a:f'\n")
+    (tmp_path / "c.py").write_text("import aprfmt.a\nif TYPE_CHECKING:\n    import aprfmt.d\n")
+    names = {f"aprfmt.{name}": tmp_path / f"{name}.py" for name in "abc"}
+    assert circles({name: edges(path, names) for name, path in names.items()}) == [
+        ["aprfmt.a", "aprfmt.b"]
+    ]
+    assert edges(tmp_path / "c.py", names) == {"aprfmt.a"}
+    tables = {name: edges(path, names, table=name == "aprfmt.b") for name, path in names.items()}
+    assert not circles(tables)
+
+
+def test_modules_are_named_by_strings_in_tables_only() -> None:
+    modules = product()
+    assert set(TABLES.values()) <= modules.keys() and modules.keys() >= BY_NAME
+    by_name = {
+        name for name, path in modules.items()
+        if re.search(r"\bimport_module\b|\b__import__\b", path.read_text())
+        and name != "aprfmt.tokenizer.scan"  # which looks for the word in templates
+    }  # fmt: skip
+    assert by_name == BY_NAME
 
 
 def modules_after(code: str) -> set[str]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from aprfmt.compare.rows import Shared
 from aprfmt.errors import UsageError
 from aprfmt.thresholds import DISCRETE, UNIT, Measured, ratio_band, threshold
 
@@ -115,6 +116,7 @@ class TraceDiff:
     only_in_a: tuple[str, ...]
     only_in_b: tuple[str, ...]
     not_checked: tuple[str, ...] = ()  # what neither side says, so that it was taken on trust
+    other_rows: tuple[str, ...] = ()  # points of other positions or counts: no verdict
 
     @property
     def compared(self) -> int:
@@ -123,8 +125,8 @@ class TraceDiff:
 
     @property
     def exit_code(self) -> int:
-        """0 all within, 1 one beyond, 2 nothing could be compared."""
-        if not self.compared:
+        """0 all within, 1 one beyond, 2 nothing could be compared, or rows are of other tokens."""
+        if not self.compared or self.other_rows:
             return 2
         return 1 if self.first is not None else 0
 
@@ -136,6 +138,7 @@ class TraceDiff:
             "only_in_a": list(self.only_in_a),
             "only_in_b": list(self.only_in_b),
             "not_checked": list(self.not_checked),
+            "other_rows": list(self.other_rows),
             "points": [asdict(point) for point in self.points],
         }
 
@@ -210,7 +213,8 @@ def compare_traces(
     """Compare `a` with the reference `b`; UsageError where their tokens are not the same."""
     check_ids(a, b)
     keys = common_keys(a, b)
-    points = [compare_point(key, a, b, moe=moe, calibrated=calibrated) for key in keys]
+    mine, other = Shared(a, b), Shared(b, a)
+    points = [compare_point(key, mine, other, moe=moe, calibrated=calibrated) for key in keys]
     first = next((point.key for point in points if point.beyond), None)
     return TraceDiff(
         tuple(points),
@@ -218,6 +222,7 @@ def compare_traces(
         tuple(key for key in a.records if b.find(key) is None),
         tuple(key for key in b.records if a.find(key) is None),
         unchecked_tokens(a, b),
+        tuple(key for key in keys if _apart(mine.find(key), other.find(key))),
     )
 
 
@@ -339,6 +344,11 @@ def _other_rows(a: tuple[int, ...], b: tuple[int, ...]) -> str:
     if len(a) == 1:
         return f"row of position {a[0]} against position {b[0]}"
     return f"{len(a)} rows each, but row {row} is of position {a[row]} against {b[row]}"
+
+
+def _apart(a: RecordLike | None, b: RecordLike | None) -> bool:
+    """Say whether two records hold other rows, or another number of values."""
+    return a is not None and b is not None and bool(_unlike(a, b))
 
 
 def _unlike(a: RecordLike, b: RecordLike) -> str:

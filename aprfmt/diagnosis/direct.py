@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.compare.rows import spans
 from aprfmt.compare.traces import TraceLike
 from aprfmt.diagnosis.measure import NO_VALUES, axis_of, fit, near_keys, rel
 from aprfmt.diagnosis.records import Finding
@@ -16,6 +17,7 @@ from aprfmt.inference.points import POINTS
 from aprfmt.thresholds import BASE, DISCRETE, tolerance
 
 Array = NDArray[Any]
+OTHER_ROWS = "no row of it is of the same position"
 NO_POINT = (1 << 30, 0)  # the place of what is no point of its own
 
 
@@ -65,9 +67,9 @@ def place_of(key: str) -> tuple[int, int]:
     return (layer, order[point])
 
 
-def compared(a: TraceLike, b: TraceLike, tokens: int, moe: bool) -> list[Pair]:
+def compared(a: TraceLike, b: TraceLike, moe: bool) -> list[Pair]:
     """Return every point that both traces have, in execution order."""
-    return [one(key, a, b, tokens, moe) for key in keys_of(a, b)]
+    return [one(key, a, b, moe) for key in keys_of(a, b)]
 
 
 def bounds(pairs: Sequence[Pair], a: TraceLike, b: TraceLike) -> Iterator[tuple[float, str]]:
@@ -79,8 +81,8 @@ def bounds(pairs: Sequence[Pair], a: TraceLike, b: TraceLike) -> Iterator[tuple[
             yield pair.tolerance, max(both, key=lambda dtype: BASE[dtype].rel_l2)
 
 
-def one(key: str, a: TraceLike, b: TraceLike, tokens: int, moe: bool) -> Pair:
-    """Compare one point on the rows both have."""
+def one(key: str, a: TraceLike, b: TraceLike, moe: bool) -> Pair:
+    """Compare one point on the rows both have, which go by token position where both say it."""
     mine, other = a.find(key), b.find(key)
     assert mine is not None and other is not None
     bound = tolerance(mine.dtype, other.dtype, moe=moe).rel_l2
@@ -90,28 +92,56 @@ def one(key: str, a: TraceLike, b: TraceLike, tokens: int, moe: bool) -> Pair:
     x, y = np.asarray(x), np.asarray(y)
     if x.size and y.size and not (x.any() or y.any()) and mine.point not in DISCRETE:
         return Pair(key, None, bound, why=NO_VALUES)
-    axis = axis_of(key)
-    if x.size == y.size:
-        if mine.positions and other.positions and mine.positions != other.positions:
-            shared = sorted(set(mine.positions) & set(other.positions))
-            if len(mine.positions) < tokens and not shared:
-                return Pair(key, None, bound, why="other positions")
+    axis, note = axis_of(key), ""
+    if mine.positions and other.positions and mine.positions != other.positions:
+        both = sorted(set(mine.positions) & set(other.positions))
+        cut = [_rows_of(each, record.positions, both, axis)
+               for each, record in ((x, mine), (y, other))]  # fmt: skip
+        uncut = POINTS[mine.point].rows != "keys" and any(each is None for each in cut)
+        if not both or (uncut and x.size == y.size):
+            return Pair(key, None, bound, why=OTHER_ROWS)
+        if cut[0] is not None and cut[1] is not None:
+            (x, y), note = cut, f"rows of positions {spans(both)}"
+    if x.size == y.size and not note:
         return Pair(key, rel(x, y.reshape(x.shape)), bound)
     small, large = (x, y) if x.size < y.size else (y, x)
     few, many = (mine, other) if x.size < y.size else (other, mine)
     positions = few.positions
-    if positions is not None and many.positions is not None and len(many.positions) < tokens:
+    if positions is not None and many.positions is not None and not note:
         index = {position: row for row, position in enumerate(many.positions)}
         if not all(position in index for position in positions):
-            return Pair(key, None, bound, why="other positions")
+            return Pair(key, None, bound, why=OTHER_ROWS)
         positions = tuple(index[position] for position in positions)
     shape = large.shape
     if axis >= len(shape) or (len(shape) == 1 and small.ndim == 1):
         return Pair(key, None, bound, why=f"{x.size} values against {y.size}")
-    seen = fit(small, positions, few.dtype, shape, axis, shape[axis])
+    seen = fit(small, None if note else positions, few.dtype, shape, axis, shape[axis])
     if seen is None:
         return Pair(key, None, bound, why=f"shape {list(x.shape)} against {list(y.shape)}")
-    return Pair(key, seen.distance(large, axis), bound, rows=seen.note)
+    return Pair(key, seen.distance(large, axis), bound, rows=note or seen.note)
+
+
+def _rows_of(
+    values: Array, positions: Sequence[int] | None, wanted: Sequence[int], axis: int
+) -> Array | None:
+    """Return the rows of token positions; None where the values have no row for each."""
+    if positions is None or axis >= values.ndim or values.shape[axis] != len(positions):
+        return None
+    row = {position: at for at, position in enumerate(positions)}
+    return np.take(values, [row[position] for position in wanted], axis=axis)
+
+
+def no_row_in_common(pairs: Sequence[Pair], a: TraceLike, b: TraceLike) -> str:
+    """Say that two traces are of other token positions altogether, "" where they are not."""
+    if not pairs or any(pair.why != OTHER_ROWS for pair in pairs):
+        return ""
+    mine, other = a.find(pairs[0].key), b.find(pairs[0].key)
+    assert mine is not None and other is not None
+    return (
+        f"the traces have no row in common: {pairs[0].key} is of positions "
+        f"{spans(mine.positions or ())} in A, {spans(other.positions or ())} in B; record both "
+        "with the same --positions"
+    )
 
 
 def neighbour(key: str, a: TraceLike, b: TraceLike, bound: float) -> str:
@@ -184,19 +214,24 @@ def guess(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
     return "", ""
 
 
-def by_signature(pairs: Sequence[Pair], a: TraceLike, b: TraceLike) -> Finding | None:
-    """Name what two traces show without weights: neighbours first, then signatures."""
+def other_rows(pairs: Sequence[Pair]) -> Finding | None:
+    """Say that two traces which agree were compared on some of their rows only."""
     rows = [pair for pair in pairs if pair.rows]
     rows = [pair for pair in rows if POINTS[parse_key(pair.key)[0]].rows != "logits"]
-    beyond = [pair for pair in pairs if pair.beyond]
-    if not beyond and rows:
-        return Finding(
-            "capture_rows", f"the traces hold other rows ({rows[0].rows}); these agree",
-            "capture", "same", tuple(pair.key for pair in rows[:8]), True, rows[0].key,
-            max(pair.residual or 0.0 for pair in rows), None, "the rows both have",
-        )  # fmt: skip
-    if not beyond:
+    if not rows or any(pair.beyond for pair in pairs):
         return None
+    return Finding(
+        "capture_rows", f"the traces hold other rows ({rows[0].rows}); these agree",
+        "capture", "same", tuple(pair.key for pair in rows[:8]), True, rows[0].key,
+        max(pair.residual or 0.0 for pair in rows), None, "the rows both have",
+    )  # fmt: skip
+
+
+def by_signature(pairs: Sequence[Pair], a: TraceLike, b: TraceLike) -> Finding | None:
+    """Name what two traces show without weights: neighbours first, then signatures."""
+    beyond = [pair for pair in pairs if pair.beyond]
+    if not beyond:
+        return other_rows(pairs)
     first = beyond[0]
     moved = {
         pair.key: name for pair in beyond if (name := neighbour(pair.key, a, b, pair.tolerance))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.compare.rows import spans
 from aprfmt.compare.traces import TraceLike
 from aprfmt.inference.capture import POINTS, SLOTS, key_name
 
@@ -180,7 +181,7 @@ def fit(
         count = values.size // width
         if positions is not None and len(positions) == count:
             chosen = [p for p in positions if p < tokens]
-            note = f"rows of positions {_spans(chosen)}"
+            note = f"rows of positions {spans(chosen)}"
         else:
             chosen = list(range(shape[axis] - count, shape[axis]))
             note = f"{count} of {shape[axis]} rows, taken as the last ones"
@@ -200,12 +201,6 @@ def fit(
         if not counts.all():
             mask, note = counts, (note + "; " if note else "") + "masked entries left out"
     return Seen(values, rows, dtype, note, mask)
-
-
-def _spans(numbers: Sequence[int]) -> str:
-    if len(numbers) > 4 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
-        return f"{numbers[0]} to {numbers[-1]}"
-    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
 
 
 def near_keys(key: str, layer: int) -> list[str]:

@@ -16,7 +16,7 @@ from aprfmt.diagnosis.mixing import shares, world_of
 from aprfmt.diagnosis.models import compare_models
 from aprfmt.diagnosis.points import point_rows
 from aprfmt.diagnosis.prompt import chosen_ids, hidden_from
-from aprfmt.diagnosis.records import Diagnosis, Evidence, PointRow
+from aprfmt.diagnosis.records import Diagnosis, Evidence, Finding, PointRow
 from aprfmt.diagnosis.shadow import engine_of
 from aprfmt.diagnosis.sides import Side, trace_ids, trace_of
 from aprfmt.diagnosis.tensors import settled
@@ -41,6 +41,7 @@ class Walk:
     traces: dict[str, Trace] = field(default_factory=dict)
     judged: dict[str, Judged] = field(default_factory=dict)
     points: list[PointRow] = field(default_factory=list)
+    rows_apart: Finding | None = None  # two traces compared on the rows that both have
 
     def done(self, reason: str = "") -> Diagnosis:
         """Return what was found so far."""
@@ -187,7 +188,7 @@ class Walk:
         )
         if len(self.traces) < 2:
             return self.done("the trace does not say its token ids; give --ids")
-        self._direct(0)
+        self._direct()
         return self.done(self._incomparable())
 
     # --- the forward pass -------------------------------------------------------------------
@@ -203,7 +204,7 @@ class Walk:
             if self.levels.reason:
                 return
         if self.traces:
-            self._direct(len(self.ids))
+            self._direct()
         self._conclude()
 
     def _two_models(self) -> bool:
@@ -302,7 +303,7 @@ class Walk:
         if found.examined.unfinished:
             self.levels.not_checked.append(f"{side.label}: divergences beyond the first ones")
 
-    def _direct(self, tokens: int) -> None:
+    def _direct(self) -> None:
         """Compare the two runs with each other at every point."""
         model = self.model_of(self.a)
         moe = model is not None and bool(model.hyper["n_experts"])
@@ -319,16 +320,19 @@ class Walk:
         if len(self.traces) < 2:
             return
         a, b = self.traces["A"], self.traces["B"]
-        pairs = direct.compared(a, b, tokens, moe)
+        pairs = direct.compared(a, b, moe)
         self._rows(pairs)
         compared = sum(pair.residual is not None for pair in pairs)
         self.levels.checked.append(f"both runs with each other: {compared} points")
+        self.levels.reason = self.levels.reason or direct.no_row_in_common(pairs, a, b)
         for pair in pairs:
             if pair.why:
                 self.levels.not_checked.append(f"{pair.key}: {pair.why}")
         if not self.judged:
             self.levels.not_checked += direct.joined(a, b)
             self.levels.not_checked += rounding_hides("A and B", direct.bounds(pairs, a, b))
+        if self.a.kind == self.b.kind == "trace":
+            self.rows_apart = direct.other_rows(pairs)
         if not self.judged and not self._two_models():
             finding = direct.by_signature(pairs, a, b)
             if finding is not None:
@@ -358,6 +362,9 @@ class Walk:
                 finding.cause == other.cause and finding.where == other.where for other in shared
             ):
                 levels.findings.append(finding)
+        apart = self.rows_apart
+        if apart is not None and all(finding.cause != apart.cause for finding in levels.findings):
+            levels.findings.append(apart)
         levels.evidence += conclude.spikes(self.points)
         if any(finding.verdict in ("bug", "precision") for finding in levels.findings):
             return

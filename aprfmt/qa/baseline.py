@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import FormatError
+from aprfmt.inference.loss import in_bits
 from aprfmt.outcome import Check
 from aprfmt.qa.records import (
     LEFT_OUT,
@@ -137,9 +138,18 @@ def _moved(key: str, row: Mapping[str, Any], gate: GateResult) -> Check:
         same = old is None and (measure is None or not math.isfinite(measure.value))
         found = "absent" if measure is None else f"{measure.value:.6g} {unit}"
         return check(key, same, found, f"{old} {unit}", "the model or the golden file changed")
+    if unit and unit != measure.unit:
+        return check(key, False, f"{measure.value:.6g} {measure.unit}", f"{old:.6g} {unit}",
+                     f"state it in {measure.unit}")  # fmt: skip
     allowed = row["tolerance"] * (abs(old) if row["kind"] == "relative" else 1)
+    within = abs(measure.value - old) <= allowed
+    todo = "the model got another one: aprfmt diff OLD NEW"
+    if not within and measure.unit.startswith("nats") and in_bits(old, measure.value):
+        todo = (
+            f"{old:.6g} is {old / measure.value:.4f} times the measured nats: a loss in bits; "
+            "state it in nats"
+        )
     return check(
-        key, abs(measure.value - old) <= allowed, f"{measure.value:.6g} {unit}",
-        f"{old:.6g} {unit}, off by at most {allowed:.3g}: {row.get('reason', '')}",
-        "the model got another one: aprfmt diff OLD NEW",
+        key, within, f"{measure.value:.6g} {unit}",
+        f"{old:.6g} {unit}, off by at most {allowed:.3g}: {row.get('reason', '')}", todo,
     )  # fmt: skip

@@ -6,6 +6,7 @@ other model's losses taken for this one's, a sample without a label averaged as 
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -109,6 +110,34 @@ def test_eval_gives_the_golden_loss(
     learned_by_heart = row["nats_per_token"] < 0.05  # flagged: too good for a text not trained on
     failed = [each["name"] for each in done.json["gate"]["checks"] if each["outcome"] == "FAIL"]
     assert (done.code, failed) == ((1, ["loss-plausible"]) if learned_by_heart else (0, []))
+
+
+def test_times_of_steps_have_median_and_range_with_the_first_apart(demo_model: Path) -> None:
+    """Literals of a published run: median 264.74 ms, range 257.86 to 467.66, the first 467.66."""
+    from aprfmt.cli.run import speed
+
+    steps = (0.46766, 0.25786, 0.26474, 0.2701)
+    times = [1.0, 3.0]  # the prompt takes 2 s
+    for step in steps:
+        times.append(times[-1] + step)
+    found = speed(7, 0.5, times)
+    assert found["prefill_seconds"] == 2.0 and found["decode_tokens"] == 4
+    assert found["steps"]["first_seconds"] == pytest.approx(0.46766)
+    assert found["steps"]["median_seconds"] == pytest.approx(0.26474)
+    assert found["steps"]["range_seconds"] == pytest.approx([0.25786, 0.2701])
+    assert found["steps"]["later"] == 3
+    nothing = {"first_seconds": None, "later": 0, "median_seconds": None, "range_seconds": None}
+    assert speed(7, 0.5, times[:2])["steps"] == nothing
+    args = ("run", demo_model, "--ids", "1417,362,258", "--max-tokens", 5, "--ignore-stop")
+    took = aprfmt(*args, "--json").json["speed"]
+    assert took["steps"]["later"] == took["decode_tokens"] - 1 == 3
+    low, high = took["steps"]["range_seconds"]
+    assert 0 < low <= took["steps"]["median_seconds"] <= high
+    parts = took["steps"]["first_seconds"] + took["steps"]["median_seconds"] + low + high
+    assert parts == pytest.approx(took["decode_seconds"])
+    assert re.search(r"a step \S+ ms \(\S+ to \S+\), the first \S+", aprfmt(*args).err)
+    one = aprfmt("run", demo_model, "--ids", "1417", "--max-tokens", 1, "--json").json["speed"]
+    assert one["steps"] == nothing
 
 
 def test_overlapping_windows_change_the_context_and_never_the_labels(

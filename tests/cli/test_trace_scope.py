@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.inference.trace_file import load_trace
 from tests.cli.run import aprfmt
 from tests.cli.test_running import broken
 from tests.models import save_tiny
@@ -147,8 +148,6 @@ def test_load_ignores_no_option(
 def test_what_is_saved_names_its_model_and_prompt_by_hash(tiny: Path, tmp_path: Path) -> None:
     from hashlib import sha256
 
-    from aprfmt.inference.trace_file import load_trace
-
     def digest(path: Path) -> str:
         return sha256(path.read_bytes()).hexdigest()
 
@@ -171,12 +170,47 @@ def test_what_is_saved_names_its_model_and_prompt_by_hash(tiny: Path, tmp_path: 
     assert runs[0]["backend"]["versions"]["numpy"] == np.__version__ and runs[0]["aprfmt"]
 
 
-def test_a_partial_comparison_says_what_was_not_compared(tiny: Path, tmp_path: Path) -> None:
-    saved = tmp_path / "t.safetensors"
-    aprfmt("trace", tiny, *IDS, "--positions", "last", "--save", saved)
-    done = aprfmt("trace", tiny, *IDS, "--reference", saved)
-    assert "1 of 39 points compared, all within tolerance; 38 NOT-RUN" in done.out
-    assert "all 1 points" not in done.out
+SCOPES = ("all", "last", "0,1", "1,2")
+
+
+@pytest.fixture(scope="module")
+def scoped(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One pass saved with each scope of positions."""
+    folder = tmp_path_factory.mktemp("scopes")
+    made = {scope: folder / f"{scope.replace(',', '')}.safetensors" for scope in SCOPES}
+    for scope, path in made.items():
+        assert aprfmt("trace", tiny, *IDS, "--positions", scope, "--save", path).code == 0
+    return made
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [("all", "all"), ("all", "last"), ("last", "all"), ("0,1", "1,2"), ("last", "0,1")],
+)
+def test_a_trace_of_other_rows_is_no_verdict(
+    here: str, there: str, tiny: Path, scoped: dict[str, Path]
+) -> None:
+    for args in ((tiny, *IDS, "--positions", here), ("--load", scoped[here])):
+        done = aprfmt("trace", *args, "--reference", scoped[there], "--json")
+        found = done.json["reference"]
+        assert done.code == (0 if here == there else 2)
+        if here == there:
+            assert found["other_rows"] == [] and found["compared"] == len(found["points"])
+        else:
+            assert "L0.q" in found["other_rows"] and len(found["other_rows"]) >= 38
+            assert found["first"] is None
+    shown = aprfmt("trace", "--load", scoped[here], "--reference", scoped[there]).out
+    assert ("within tolerance" in shown) == (here == there)
+    assert ("no verdict: " in shown and "hold other rows" in shown) == (here != there)
+
+
+def test_logits_are_compared_on_the_rows_that_both_have(scoped: dict[str, Path]) -> None:
+    """A pass computes those that were asked for: `all` has the last token's, `1,2` two."""
+    body = aprfmt("trace", "--load", scoped["all"], "--reference", scoped["1,2"], "--json").json
+    row = next(each for each in body["reference"]["points"] if each["key"] == "logits")
+    assert row["why"] == "" and row["rel_l2"] < 1e-6
+    with load_trace(scoped["all"]) as trace:
+        assert row["values"] == trace.records["logits"].shape[1]  # one row of two
 
 
 def test_a_prompt_beyond_the_context_is_warned_of(tiny: Path) -> None:

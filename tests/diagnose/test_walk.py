@@ -247,6 +247,26 @@ def test_aprt_folders_have_counts_only_and_are_judged(tmp_path: Path) -> None:
     assert any(text.startswith("B: token ids: not recorded") for text in told.not_checked)
 
 
+@pytest.mark.parametrize("model", [True, False])
+@pytest.mark.parametrize(
+    ("a", "b", "shared"),
+    [((0, 1, 2), (1, 2, 8), "1, 2"), ((3,), (3, 4), "3"), ((0, 1), (2, 3), None)],
+)
+def test_rows_of_two_traces_go_by_position(
+    a: tuple[int, ...], b: tuple[int, ...], shared: str | None, model: bool
+) -> None:
+    """Equal counts of other positions were compared row by row, and called rounding."""
+    folder = tiny_folder("llama")
+    paths = [trace(folder, f"rows-{rows}".replace(" ", ""), rows=rows) for rows in (a, b)]
+    found = diagnose(*map(str, paths), model=str(folder) if model else None)
+    if shared is None:
+        assert found.verdict == "not_comparable" and found.exit_code == 2
+        assert "no row in common" in found.reason and "the same --positions" in found.reason
+    else:
+        assert (found.verdict, found.cause) == ("same", "capture_rows"), found.sentence
+        assert f"rows of positions {shared}" in found.sentence
+
+
 # --- numbers -------------------------------------------------------------------------------------
 
 

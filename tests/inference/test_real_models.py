@@ -16,6 +16,8 @@ import torch
 
 from aprfmt.inference.session import Session
 from aprfmt.model import open_model
+from aprfmt.qa.golden import TEXT
+from tests.cli.run import aprfmt
 from tests.inference.judge import backend, rel
 
 LONG = 530
@@ -112,11 +114,28 @@ def demo_hf(path: Path) -> Any:
     return loader.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
 
 
+def windowed_loss(judge: Any, bos: list[int], ids: list[int], size: int) -> float:
+    """Return transformers' mean loss in nats over windows that share no token, BOS in each."""
+    room = size - len(bos)
+    losses = []
+    for at in range(0, len(ids), room):
+        fed = [*bos, *ids[at : at + room]]
+        logits = judge(torch.tensor([fed])).logits[0, :-1].double()
+        labels = torch.tensor(fed[1:])
+        losses.append(torch.nn.functional.cross_entropy(logits, labels, reduction="none"))
+    return float(torch.cat(losses).mean())
+
+
+BOS = {"gemma": [2]}  # what its tokenizer puts before a text; the others' put nothing there
 CASES = {"demo_model": (demo_hf, 300), "smollm2": (smollm2_model, 64), "gemma": (gemma_model, LONG)}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_are_transformers(name: str, request: pytest.FixtureRequest) -> None:
+def test_logits_and_losses_are_transformers(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
     path = request.getfixturevalue(name)
     make, length = CASES[name]
     threads = torch.get_num_threads()
@@ -127,7 +146,12 @@ def test_logits_are_transformers(name: str, request: pytest.FixtureRequest) -> N
         vocab = judge.config.vocab_size
         ids = [int(i) for i in np.random.default_rng(3).integers(3, vocab, length)]
         expected = judge(torch.tensor([ids]), logits_to_keep=20).logits[0].numpy()
+        with open_model(path) as model:
+            given = model.tokenizer.encode(TEXT, add_special=False)
+        loss = windowed_loss(judge, BOS.get(name, []), given, 40)
     del judge
+    done = aprfmt("eval", path, "--text", text, "--max-seq-len", 40, "--json")
+    assert done.json["windows"] > 2 and done.json["loss"] == pytest.approx(loss, abs=1e-4)
     rows = range(length - 20, length)
     for run in ("numpy:float32", "torch:float32"):
         with open_model(path) as model, Session.of(model, backend(run)) as session:

@@ -5,6 +5,7 @@ is expected but never comes accepted, the two sides of the grid exchanged.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from aprfmt import qa
 from aprfmt.errors import FormatError
 from aprfmt.qa.generation import FORMS, faulty_side, python_fault
 from aprfmt.qa.gibberish import signals
-from aprfmt.qa.golden import DEFAULT, TEXT, read
+from aprfmt.qa.golden import DEFAULT, NAME, TEXT, read
 from tests.cli.run import aprfmt
 from tests.qa.faults import copied, other_template
 
@@ -177,6 +178,26 @@ def test_a_loss_in_bits_is_refused(demo_model: Path, tmp_path: Path) -> None:
                    losses=[{"name": "bits", "ids": ids, "nats_per_token": 17.213}])  # fmt: skip
     gate = qa.run(demo_model, only=("loss",), golden=path).gate("loss")
     assert "loss-stated-in-nats" in {each.name for each in gate.failed}
+
+
+def test_a_loss_in_bits_below_the_uniform_one_is_told_by_its_ratio(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    """ln(1536) is 7.34: 3.19 nats are 4.60 bits, which could be nats by their size."""
+    row = next(each for each in json.loads((demo_model / NAME).read_text())["losses"]
+               if each["nats_per_token"] > 3)  # fmt: skip
+    nats = row["nats_per_token"]
+    assert nats / math.log(2) < math.log(1536)
+    # stated, is it said to be in bits: bits, rounded bits, and a number that is only too high
+    for stated, said in ((nats / math.log(2), True), (round(nats / math.log(2), 1), True),
+                         (nats * 1.3, False), (nats, False)):  # fmt: skip
+        path = written(tmp_path / "g.json", losses=[row | {"nats_per_token": stated}])
+        gate = qa.run(demo_model, only=("loss",), golden=path).gate("loss")
+        failed = {each.name: each for each in gate.failed}
+        assert ("loss-stated-in-nats" in failed) == said
+        assert ("loss-as-stated" in failed) == (stated != nats)
+        if said:
+            assert "times the measured nats" in failed["loss-stated-in-nats"].found
 
 
 def test_without_a_golden_file_nothing_is_expected_but_sense() -> None:

@@ -135,6 +135,28 @@ def test_a_baseline_is_saved_and_holds(demo_model: Path, golden: Path, tmp_path:
     assert aprfmt("qa", demo_model, "--baseline", tmp_path / "none.json").code == 2
 
 
+def test_a_baseline_in_bits_is_recognised(demo_model: Path, golden: Path, tmp_path: Path) -> None:
+    path = tmp_path / "base.json"
+    args = ("qa", demo_model, "--golden", golden, "--only", "loss")
+    assert aprfmt(*args, "--save-baseline", path).code == 0
+    saved = json.loads(path.read_text())
+    nats = saved["gates"]["loss"]["measures"]["loss held_out"]["value"]
+    # (value, unit): what the todo of the failing check says
+    for value, unit, said in (
+        (nats / math.log(2), "nats per token", "1.4427 times the measured nats: a loss in bits"),
+        (nats / math.log(2), "bits per token", "state it in nats per token"),
+        (nats, "bits per token", "state it in nats per token"),
+        (nats + 0.5, "nats per token", "the model got another one"),
+    ):
+        row = saved["gates"]["loss"]["measures"]["loss held_out"]
+        row |= {"value": value, "unit": unit}
+        path.write_text(json.dumps(saved))
+        done = aprfmt(*args, "--baseline", path, "--json")
+        (gate,) = (each for each in done.json["gates"] if each["name"] == "baseline")
+        (failed,) = (each for each in gate["checks"] if each["outcome"] == "FAIL")
+        assert done.code == 1 and failed["name"] == "loss held_out" and said in failed["todo"]
+
+
 def test_a_baseline_of_another_text_says_so(demo_model: Path, golden: Path, tmp_path: Path) -> None:
     path, other = tmp_path / "base.json", tmp_path / "other.json"
     args = ("qa", demo_model, "--only", "logits", "--only", "baseline", "--json")
