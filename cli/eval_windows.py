@@ -50,7 +50,7 @@ def whole(model: Any, name: str, ids: list[int]) -> Sample:
         return Sample(name, ids)
     leading = tokenizer.leading
     prefix = repeated(ids, leading)
-    if leading and ids and not prefix:
+    if tokenizer is not None and leading and ids and not prefix:
         shown = " ".join(tokenizer.token(i) for i in leading)
         render.warn(f"{name}: does not begin with {shown}, which the model puts before a text; "
                     "no window does")  # fmt: skip

@@ -20,7 +20,7 @@ from aprfmt.inference.sampling import Sampler, Sampling
 from aprfmt.inference.session import Session, load_forward, peak_rss
 from aprfmt.inference.weights import array_weights
 from aprfmt.model import open_model
-from tests.inference.judge import backend, judged
+from tests.inference.judge import backend, judged, rel
 from tests.models import IDS
 
 PROMPT = list(IDS[:12])
@@ -105,3 +105,16 @@ def test_a_replaced_hyperparameter_changes_the_logits() -> None:
 
 def test_peak_memory_is_known_or_none() -> None:
     assert peak_rss() is None or peak_rss() > 1 << 20  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3-long"])
+@pytest.mark.parametrize("most", [1, 4, 100])
+def test_logits_in_parts_are_those_of_the_whole_pass(name: str, most: int) -> None:
+    """phi3-long rotates by the length of the whole sequence: its parts come of one pass."""
+    rows = range(5, len(IDS) - 1)
+    with open_model(judged(name).folder) as model:
+        with Session.of(model, backend("numpy:float64")) as session:
+            whole = session.logits(IDS)[5:-1]
+            parts = list(session.in_parts(IDS, rows, most))
+    assert max(map(len, parts)) <= most and sum(map(len, parts)) == len(rows)
+    assert rel(np.concatenate(parts), whole) < 1e-12
