@@ -85,6 +85,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "joiner": ("{{ joiner.__init__.__globals__ }}", "joiner"),
     "namespace": ("{{ namespace.__init__.__globals__ }}", "__init__"),
     "namespace-set": ("{{ namespace(__class__=1) }}", ""),
+    "namespace-item": ("{% set ns = namespace(a=1) %}{% set ns.__class__ = 2 %}{{ ns.a }}", ""),
     "dict-class": ("{{ dict.__class__.__mro__[1] }}", "__mro__"),
     "self": ("{{ self._TemplateReference__context.environment.x.y }}", "_TemplateReference"),
     "undefined": ("{{ nothing.__init__.__globals__ }}", "__globals__"),
