@@ -1,5 +1,6 @@
 """The order of evidence: identity, hyperparameters, tensors, the forward pass, then the cause."""
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ class Walk:
     judged: dict[str, Judged] = field(default_factory=dict)
     points: list[PointRow] = field(default_factory=list)
     rows_apart: Finding | None = None  # two traces compared on the rows that both have
+    pairs: Sequence[direct.Pair] = ()
 
     def done(self, reason: str = "") -> Diagnosis:
         """Return what was found so far."""
@@ -230,9 +232,13 @@ class Walk:
         bound = tolerance(dtype, dtype, moe=moe).rel_l2
         still = [i for i, finding in enumerate(levels.findings) if finding.verdict == "same"]
         found = shares(a, b, levels.parts, self.ids, dtype, self.memory, still)
-        self._rows([direct.Pair(key, value, bound) for key, value in found.bare.items()])
+        pairs = [
+            direct.Pair(key, value, bound, odd=found.odd.get(key), rest=math.inf)
+            for key, value in found.bare.items()
+        ]
+        self._paired(pairs)
         for i, (finding, share) in enumerate(zip(levels.findings, found.shares, strict=True)):
-            levels.findings[i] = settled(finding, share.before, share.after, share.first, bound)
+            levels.findings[i] = settled(finding, share, bound)
             if share.before > bound:
                 text = (
                     f"with everything else as in A, {finding.cause} makes the logits differ by "
@@ -321,7 +327,7 @@ class Walk:
             return
         a, b = self.traces["A"], self.traces["B"]
         pairs = direct.compared(a, b, moe)
-        self._rows(pairs)
+        self._paired(pairs)
         compared = sum(pair.residual is not None for pair in pairs)
         self.levels.checked.append(f"both runs with each other: {compared} points")
         self.levels.reason = self.levels.reason or direct.no_row_in_common(pairs, a, b)
@@ -343,7 +349,10 @@ class Walk:
                         "--model"
                     )
 
-    def _rows(self, pairs: Sequence[direct.Pair]) -> None:
+    def _paired(self, pairs: Sequence[direct.Pair]) -> None:
+        """Keep the points of both sides, and say where both are not finite alike."""
+        self.pairs = pairs
+        self.levels.evidence += direct.both_sides(pairs)
         passes = {label: found.examined.before for label, found in self.judged.items()}
         self.points = point_rows(pairs, passes)
 
@@ -366,6 +375,9 @@ class Walk:
         if apart is not None and all(finding.cause != apart.cause for finding in levels.findings):
             levels.findings.append(apart)
         levels.evidence += conclude.spikes(self.points)
+        broken = direct.not_finite(self.pairs)
+        if broken is not None and not any(row.verdict == "bug" for row in levels.findings):
+            levels.findings.append(broken)
         if any(finding.verdict in ("bug", "precision") for finding in levels.findings):
             return
         rounded = conclude.rounding(self.points, levels.findings, levels.evidence)
