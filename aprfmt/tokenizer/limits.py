@@ -1,4 +1,4 @@
-"""Limits of the process that renders chat templates; read by parent and child."""
+"""Limits of the process that renders chat templates; the parent sends them with the request."""
 
 CPU_SECONDS = 5
 WALL_SECONDS = 20.0  # a template cannot sleep, so this only meets a machine without CPU limits

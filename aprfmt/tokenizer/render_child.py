@@ -1,8 +1,8 @@
 """The process that renders or scans a chat template; started by `template.py`.
 
-Reads one JSON request from stdin, sets its own limits, then answers on stdout: a status word, a
-newline, text. The sandbox is jinja2's immutable one with the filters and functions transformers
-offers, and without those it does not need.
+Reads one JSON request from stdin, sets itself the limits it names, then answers on stdout: a status
+word, a newline, text. The sandbox is jinja2's immutable one with the filters and functions
+transformers offers, and without those it does not need.
 """
 
 import json
@@ -159,11 +159,10 @@ def main() -> None:
     """Serve one request."""
     request = json.loads(sys.stdin.buffer.read())
     sys.path[:] = request["path"]
-    from aprfmt.tokenizer.limits import CPU_SECONDS, MEMORY, OUTPUT
-
-    limit_resources(CPU_SECONDS, MEMORY)
+    limits = request["limits"]
+    limit_resources(limits["cpu_seconds"], limits["memory"])
     try:
-        status, text = answer(request, OUTPUT)
+        status, text = answer(request, limits["output"])
         raw = f"{status}\n{text}".encode("utf-8", "surrogatepass")
     except MemoryError:
         raw = b"memory\n"

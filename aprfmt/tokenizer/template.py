@@ -70,7 +70,8 @@ def scan_template(template: str) -> list[str]:
 def _ask(task: str, request: Mapping[str, Any], where: str) -> str:
     """Run the child on one task and return its answer's text."""
     here = [str(_CHILD.parents[2]), *map(os.path.abspath, sys.path)]
-    work = {"task": task, "path": here, **request}
+    limits = {"cpu_seconds": CPU_SECONDS, "memory": MEMORY, "output": OUTPUT}
+    work = {"task": task, "path": here, "limits": limits, **request}
     try:
         payload = json.dumps(work).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:

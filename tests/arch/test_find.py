@@ -14,6 +14,7 @@ from aprfmt.arch.hyper import write_hyper
 from aprfmt.arch.spec import BlockSpec
 from aprfmt.errors import ArchError
 from tests.arch.tiny import TINY, Tiny, make, read
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -85,6 +86,6 @@ def test_tables_import_nothing_heavy() -> None:
         "sys.exit(', '.join(sorted(heavy)) or 0)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import not_run
+from tests.patience import PATIENCE
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # Puts the pipe's ends where Chromium looks for them: it reads 3 and writes 4.
@@ -29,7 +30,7 @@ BAD = ("Runtime.exceptionThrown", "Log.entryAdded", "Network.loadingFailed")
 class Page:
     """One tab. `events` are all messages so far; every wait ends after `timeout` seconds."""
 
-    def __init__(self, read: int, write: int, timeout: float = 60) -> None:
+    def __init__(self, read: int, write: int, timeout: float = PATIENCE) -> None:
         self._read, self._write, self._timeout = read, write, timeout
         self._buffer, self._number, self._session = b"", 0, ""
         self.events: list[dict[str, Any]] = []

@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -46,7 +48,7 @@ def aprfmt(*args: object) -> Done:
     return Done(code, out.getvalue(), err.getvalue())
 
 
-def process(*args: object, cwd: Path | None = None, timeout: float = 120) -> Done:
+def process(*args: object, cwd: Path | None = None, timeout: float = PATIENCE) -> Done:
     """Run `aprfmt ARGS` as a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "aprfmt", *map(str, args)],

@@ -14,6 +14,7 @@ from aprfmt import codecs
 from aprfmt.dtypes import ENCODINGS
 from aprfmt.errors import CodecError
 from tests.codecs.levels import golden, level, misaligned, native
+from tests.patience import PATIENCE
 
 __all__ = ["level"]
 
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def run(code: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env={"PATH": "", **environment},
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

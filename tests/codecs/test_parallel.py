@@ -3,7 +3,6 @@
 import itertools
 import os
 import threading
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 from aprfmt.codecs import parallel
 from aprfmt.dtypes import ENCODINGS
 from aprfmt.errors import CodecError
+from tests.patience import PATIENCE
 
 
 def void(call: Callable[[], object]) -> None:
@@ -63,7 +63,7 @@ def test_decoding_in_threads_gives_the_same_numbers(name: str) -> None:
 
 
 def test_tasks_run_on_several_threads_at_a_time() -> None:
-    meet = threading.Barrier(3, timeout=20)
+    meet = threading.Barrier(3, timeout=PATIENCE)
     parallel.run([lambda: void(meet.wait)] * 3, 3)
     seen = set()
     parallel.run([lambda: seen.add(threading.get_ident()) for _ in range(50)], 1)
@@ -97,12 +97,13 @@ def test_a_task_that_splits_again_runs_its_parts_itself() -> None:
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="NOT-RUN: no fork here")
 def test_a_forked_child_has_threads_of_its_own() -> None:
-    parallel.run([lambda: time.sleep(0.01)] * 3, 3)  # the parent has threads now
+    here = threading.Barrier(3, timeout=PATIENCE)
+    parallel.run([lambda: void(here.wait)] * 3, 3)  # the parent has threads now
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            meet = threading.Barrier(2, timeout=20)
+            meet = threading.Barrier(2, timeout=PATIENCE)
             parallel.run([lambda: void(meet.wait)] * 2, 2)
             code = 0
         finally:

@@ -22,6 +22,7 @@ from aprfmt.formats.atomic import install_signal_handlers, pending, recover
 from aprfmt.formats.exchange import exchange
 from tests.formats.publishing import CALLS, SCENARIOS, Scenario
 from tests.formats.writers import VERSIONS, WRITERS, Writer
+from tests.patience import PATIENCE
 
 Subject = Scenario | Writer
 
@@ -34,7 +35,7 @@ def in_child(work: Callable[[], None]) -> int:
     pid = os.fork()
     if pid:
         return pid
-    signal.alarm(30)  # whatever happens, no writer outlives its test
+    signal.alarm(PATIENCE)  # whatever happens, no writer outlives its test
     code = 0
     try:
         work()

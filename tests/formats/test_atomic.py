@@ -16,6 +16,7 @@ from aprfmt.errors import OutputError
 from aprfmt.formats import temporary
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.mapped import MappedFile
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -288,5 +289,5 @@ def test_the_end_of_the_program_discards_what_is_open(tmp_path: Path) -> None:
         "FileSet().create(Path('x')).write(b'half')\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=PATIENCE)
     assert os.listdir(tmp_path) == []

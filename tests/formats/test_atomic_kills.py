@@ -14,6 +14,7 @@ from aprfmt.formats import temporary
 from aprfmt.formats.atomic import install_signal_handlers
 from tests.formats.publishing import SCENARIOS
 from tests.formats.writers import WRITERS
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 EVERY = pytest.mark.parametrize("scenario", SCENARIOS)
@@ -29,7 +30,7 @@ def drive(what: str, scenario: str, tmp_path: Path) -> list[dict[str, Any]]:
         env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     assert run.returncode == 0, run.stderr
@@ -112,14 +113,8 @@ def test_a_whole_command_is_interrupted_and_run_again(
     name: str, code: int, demo_model: Path, tmp_path: Path
 ) -> None:
     old = tmp_path / "m.gguf"
-    for _ in range(20):  # a quick machine may be done before the signal comes
-        old.write_bytes(b"old")
-        found = _interrupt(["convert", str(demo_model), str(old), "--force"], name)
-        if found == code:
-            break
-        assert found == 0
-    else:
-        raise AssertionError(f"no {name} came in time")
+    old.write_bytes(b"old")
+    assert _interrupt(["convert", str(demo_model), str(old), "--force"], name) == code
     assert old.read_bytes() == b"old"
     left = [path.name for path in tmp_path.iterdir() if path != old]
     assert bool(left) == (name == "SIGKILL"), left
@@ -129,20 +124,39 @@ def test_a_whole_command_is_interrupted_and_run_again(
 
 
 def _interrupt(args: list[str], name: str) -> int:
-    """Start a command, send a signal as soon as a temporary file is there; its exit code."""
-    folder = Path(args[2]).parent
-    running = subprocess.Popen(_command(args), env=_environment(), stderr=subprocess.DEVNULL)
-    while running.poll() is None:
-        if any(path.name.endswith(temporary.SUFFIX) for path in folder.iterdir()):
-            running.send_signal(signal.Signals[name])
-            break
-    return running.wait(timeout=60)
+    """Send a signal to a command that has stopped in the middle of writing; its exit code."""
+    with subprocess.Popen(
+        _command(args, _STOPS), env=_environment(), stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as running:  # fmt: skip
+        assert running.stdout is not None
+        assert running.stdout.read(1) == b"!", "it ended before it had written so much"
+        folder = Path(args[2]).parent
+        assert any(path.name.endswith(temporary.SUFFIX) for path in folder.iterdir())
+        running.send_signal(signal.Signals[name])
+        return running.wait(timeout=PATIENCE)
 
 
-def _command(args: list[str]) -> list[str]:
+# Says so and waits for a signal once it has written a few pieces.
+_STOPS = """
+import itertools
+from aprfmt.formats.output import OutputFile
+write, pieces = OutputFile.write, itertools.count(1)
+def writes(self, data):
+    write(self, data)
+    if next(pieces) == 5:
+        print("!", end="", flush=True)
+        while True:
+            signal.pause()
+OutputFile.write = writes
+"""
+
+
+def _command(args: list[str], before: str = "") -> list[str]:
     # A shell in the background lets programs ignore SIGINT; this one has it back.
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"{before}\n"
         "from aprfmt.cli.main import main; main()"
     )
     return [sys.executable, "-c", code, *args]

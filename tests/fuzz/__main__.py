@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=0)
     parser.add_argument("--runs", type=int, default=-1)
     parser.add_argument("--patience", type=int, default=SLOWEST, help="wall seconds of one input")
+    parser.add_argument("--cpu-seconds", type=float, help="processor time of one input")
     parser.add_argument("--seed", type=int, default=0, help="0: a fresh one")
     parser.add_argument("--corpus", type=Path, help="folder that keeps what was found")
     parser.add_argument("--findings", type=Path, default=Path(tempfile.gettempdir()))
@@ -36,7 +37,7 @@ def main() -> None:
         from tests.fuzz.targets import find
 
         target = find(arguments.target)
-    from tests.fuzz.contract import MEMORY, judge
+    from tests.fuzz.contract import MEMORY, SECONDS, judge
 
     corpus = arguments.corpus or Path(tempfile.mkdtemp(prefix=f"aprfmt-fuzz-{target.name}-"))
     corpus.mkdir(parents=True, exist_ok=True)
@@ -44,8 +45,10 @@ def main() -> None:
         (corpus / f"seed-{number:04d}").write_bytes(seed)
     arguments.findings.mkdir(parents=True, exist_ok=True)
 
+    seconds = arguments.cpu_seconds or SECONDS
+
     def one(data: bytes) -> None:
-        judge(target, data)
+        judge(target, data, seconds)
 
     options = [
         f"-max_len={MAX_BYTES}",

@@ -24,7 +24,7 @@ TARGETS: Mapping[str, Target] = {
         Target("model", parsers.model, seeds.model, aside=True),
         Target("journal", parsers.journal, seeds.journal, aside=True),
         Target("packed", sidefiles.packed, side_seeds.packed, containers.mend_safetensors),
-        Target("eval_text", sidefiles.eval_text, side_seeds.eval_text),
+        Target("eval_text", sidefiles.eval_text, side_seeds.eval_text, aside=True),
         Target("bundle", sidefiles.bundle, side_seeds.bundle, containers.mend_safetensors),
         Target("validation", sidefiles.validation, side_seeds.validation, aside=True),
         Target("companions", sidefiles.companions, side_seeds.companions, aside=True),

@@ -25,9 +25,9 @@ WHAT: Mapping[str, str] = {
 }
 KINDS = {reader: "safetensors" if reader == "safetensors" else "gguf" for reader in VERSIONS}
 
-# What a reader does where we refuse: "opens" it, or gives "no answer" within LIMITS. What it does
+# What a reader does where we refuse: "opens" it, or gives "no answer" within HEAP. What it does
 # where we open: "refuses".
-CPU_SECONDS, HEAP = 5, 512 << 20
+HEAP = 512 << 20
 OPENS, NO_ANSWER, REFUSES = "opens", "no answer", "refuses"
 
 _RESERVED = ("HEADER_BAD_N_TENSORS", "HEADER_BAD_N_KV", "n_tensors_beyond_file",
@@ -124,7 +124,7 @@ def page() -> str:
         "same hand-made files and holds this page to what they do.",
         "The format's own page decides: what it forbids is refused, what it allows is read. Where",
         "C readers refuse what can be read without doubt, the file opens with a warning.",
-        f"No answer: none within {CPU_SECONDS} s of CPU time and {HEAP >> 20} MiB of memory.",
+        f"No answer: none within {HEAP >> 20} MiB of memory.",
         "",
     ]
     for reader, found in FOUND.items():

@@ -65,9 +65,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
                 (odd / file.name).symlink_to(file)
             (odd / "config.json").unlink()
             (odd / "config.json").write_text(json.dumps({**config, key: value}))
-            jobs += [
-                Job(f"{command} {id}", _line(command, good, odd), cpu=8) for command in COMMANDS
-            ]
+            jobs += [Job(f"{command} {id}", _line(command, good, odd)) for command in COMMANDS]
     return run(jobs, warm)
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from tests.conftest import not_run
 from tests.robustness.differences import (
-    CPU_SECONDS,
     FOUND,
     HEAP,
     KINDS,
@@ -42,7 +41,7 @@ def test_a_reader_differs_where_the_table_says(reader: str, tmp_path: Path) -> N
     for id, (data, _) in cases(reader).items():
         path = tmp_path / f"{id}.{KINDS[reader]}"
         path.write_bytes(data)
-        jobs.append(Job(id, (str(path),), reader, cpu=CPU_SECONDS, heap=HEAP))
+        jobs.append(Job(id, (str(path),), reader, heap=HEAP))
     done = run(jobs)
     differs = {
         id: theirs

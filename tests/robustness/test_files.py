@@ -1,6 +1,6 @@
 """Every hand-made file of every format through the command line, under limits.
 
-Malformed: exit 2, one line that says what is wrong, within two seconds of CPU and 256 MiB. Odd and
+Malformed: exit 2, one line that says what is wrong, within 256 MiB. Odd and
 legal: opened by `inspect`, judged by `validate`; odd ones with a warning that says why.
 """
 

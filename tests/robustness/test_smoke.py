@@ -32,8 +32,6 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "eval": ("M", "--ids", "IDS"),
 }
 READING = [name for name in COMMANDS if name not in NO_MODEL]
-# The template's own child process has 5 s of CPU; its time is not this process's.
-HEAVY = {"template_loop": 8}
 # Every command opens its model in one place: all refusals go through a few, some through all.
 THOROUGH = ("inspect", "validate", "convert", "diff", "tokenize")
 SAMPLE = ("gguf_truncated", "apr_header_crc", "polyglot_zip", "pickle", "fifo", "config_deep",
@@ -74,7 +72,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Done
         out = folder / f"out-{command}-{id}"
         out.mkdir()
         args = _arguments(command, models[id], out, ids)
-        jobs.append(Job(f"{command} {id}", args, cpu=HEAVY.get(id, 2)))
+        jobs.append(Job(f"{command} {id}", args))
     return folder, run(jobs, warm)
 
 
@@ -109,7 +107,7 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
         jobs.append(Job(f"inspect {id}", ("inspect", model)))
         jobs.append(Job(f"tensors {id}", ("tensors", model, "--limit", "3")))
         if id != "sparse_8_gib":  # eight billion bytes take their time
-            jobs.append(Job(f"validate {id}", ("validate", model), cpu=10, heap=1 << 30))
+            jobs.append(Job(f"validate {id}", ("validate", model), heap=1 << 30))
     return run(jobs)
 
 

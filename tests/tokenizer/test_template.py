@@ -12,6 +12,7 @@ from aprfmt.tokenizer import scan_template, template
 from aprfmt.tokenizer.render_child import environment
 from aprfmt.tokenizer.scan import scan
 from aprfmt.tokenizer.template import render
+from tests.patience import PATIENCE
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
@@ -84,6 +85,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "joiner": ("{{ joiner.__init__.__globals__ }}", "joiner"),
     "namespace": ("{{ namespace.__init__.__globals__ }}", "__init__"),
     "namespace-set": ("{{ namespace(__class__=1) }}", ""),
+    "namespace-item": ("{% set ns = namespace(a=1) %}{% set ns.__class__ = 2 %}{{ ns.a }}", ""),
     "dict-class": ("{{ dict.__class__.__mro__[1] }}", "__mro__"),
     "self": ("{{ self._TemplateReference__context.environment.x.y }}", "_TemplateReference"),
     "undefined": ("{{ nothing.__init__.__globals__ }}", "__globals__"),
@@ -129,11 +131,12 @@ def test_hostile(name: str) -> None:
     assert any(finding in line for line in found) if finding else not found
 
 
-def test_cpu_time_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The real limit is 5 s; the timer that stands behind it is drawn in to meet it sooner."""
+def test_a_timer_stands_behind_the_limit_of_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/fuzz/test_templates.py meets that limit; here it is out of reach, the timer near."""
+    monkeypatch.setattr(template, "CPU_SECONDS", PATIENCE)
     monkeypatch.setattr(template, "WALL_SECONDS", 0.6)
     text = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    with pytest.raises(FormatError, match="5 s of CPU or crashed"):
+    with pytest.raises(FormatError, match="s of CPU or crashed"):
         render(text, MESSAGES, add_generation_prompt=True, variables={}, where="x")
     assert any("range()" in line for line in scanned(text))
 
