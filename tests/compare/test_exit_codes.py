@@ -21,8 +21,8 @@ UP = "model.layers.0.mlp.up_proj.weight"
 
 def report(*verdicts: Verdict, **facts: tuple[FieldDiff, ...]) -> DiffReport:
     tensors = tuple(TensorDiff(f"t{i}", verdict) for i, verdict in enumerate(verdicts))
-    rows = {"hyperparameters": (), "tokenizer": (), "metadata": ()} | facts
-    return DiffReport("a", "b", tensors, **rows)
+    kinds = (facts.get(kind, ()) for kind in ("hyperparameters", "tokenizer", "metadata"))
+    return DiffReport("a", "b", tensors, *kinds)
 
 
 @pytest.mark.parametrize("verdict", VERDICTS)

@@ -4,7 +4,8 @@ Seen red: bytes that differ let through, checksums that differ let through, the 
 format cannot say dropped, a single overflowing value let through.
 """
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,34 +23,52 @@ from tests.models import save_tiny
 UP = "blk.1.ffn_up.weight"
 
 
-def damage(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    """Flip a bit of one tensor's file between writing and verifying, as a disk would."""
+Damage = Callable[[bytearray, int], None]  # (the file's bytes, where UP's begin)
+
+
+def damage(monkeypatch: pytest.MonkeyPatch, change: Damage) -> None:
+    """Change the file between writing and verifying, as a disk or another program would."""
     real = conversion._verify
 
     def verify(files: Sequence[Path], *rest: Any) -> int:
         with open_source(files[0]) as written:
-            place = written.tensors[UP].info.offset + at
-        with files[0].open("r+b") as file:
-            file.seek(place)
-            byte = file.read(1)[0]
-            file.seek(place)
-            file.write(bytes([byte ^ 4]))
+            place = written.tensors[UP].info.offset
+        raw = bytearray(files[0].read_bytes())
+        change(raw, place)
+        files[0].write_bytes(raw)
         return real(tuple(files), *rest)
 
     monkeypatch.setattr(conversion, "_verify", verify)
 
 
-@pytest.mark.parametrize(("encoding", "message"), [
-    (None, rf"{UP}: byte 77 differs from the source"),
-    ("Q8_0", rf"{UP}: reads back with other bytes"),
+def a_bit(raw: bytearray, place: int) -> None:
+    raw[place + 77] ^= 4
+
+
+def the_name(raw: bytearray, place: int) -> None:
+    raw[raw.index(UP.encode()) + 10] = ord("x")
+
+
+def the_shape(raw: bytearray, place: int) -> None:
+    """GGUF: the name, how many dimensions (uint32), the dimensions (uint64)."""
+    struct.pack_into("<2Q", raw, raw.index(UP.encode()) + len(UP) + 4, 32, 128)
+
+
+@pytest.mark.parametrize(("encoding", "change", "message"), [
+    (None, a_bit, rf"{UP}: byte 77 differs from the source"),
+    ("Q8_0", a_bit, rf"{UP}: reads back with other bytes"),
+    ("Q8_0", the_name, rf"{UP}: was written and is not there on reading"),
+    ("Q8_0", the_shape, rf"{UP}: reads back as \(\(128, 32\), 'Q8_0', 4352\); was written as "
+                        r"\(\(64, 64\), 'Q8_0', 4352\)"),
 ])  # fmt: skip
-def test_a_byte_that_changed_behind_the_writer_is_found(
-    encoding: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_changed_behind_the_writer_is_found(
+    encoding: str | None, change: Damage, message: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     source = llama_folder(tmp_path / "source", "BF16")
     wishes = {} if encoding is None else {"encoding": encoding}
     assert aprfmt.convert(source, tmp_path / "sound.gguf", **wishes).verified == 21
-    damage(monkeypatch, 77)
+    damage(monkeypatch, change)
     with pytest.raises(ConversionError, match=message):
         aprfmt.convert(source, tmp_path / "m.gguf", **wishes)
     report = aprfmt.convert(source, tmp_path / "unverified.gguf", verify=False, **wishes)
@@ -73,6 +92,17 @@ def test_one_value_that_overflows_is_refused(
     with pytest.raises(ConversionError, match=rf"{UP}: 1 finite F32 values overflow F16"):
         aprfmt.convert(source, target, encoding="F16")
     assert not target.exists()
+
+
+def test_only_what_changed_is_counted(tmp_path: Path) -> None:
+    """Infinities and NaNs that were there stay so; tiny values become zero on either side."""
+    values = np.full((64, 64), 0.5, np.float32)
+    values[0, :7] = np.inf, -np.inf, np.nan, 1e-9, -1e-9, 0.1, -0.0
+    name = "model.layers.1.mlp.up_proj.weight"
+    source = llama_folder(tmp_path / "s", "F32", replaced={name: float_bytes(values, "F32")})
+    report = aprfmt.convert(source, tmp_path / "m.gguf", encoding="F16")
+    (row,) = [row for row in report.tensors if row.name == UP]
+    assert (row.how, row.changed, row.overflowed, row.underflowed) == ("lossy", 3, 0, 2)
 
 
 # model of tests/models.py -> what its GGUF cannot say, in this order

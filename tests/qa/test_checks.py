@@ -16,8 +16,8 @@ from aprfmt.inference.device import parse_run
 from aprfmt.inference.session import Session
 from aprfmt.qa import copies
 from aprfmt.qa.subject import Request, Subject
-from tests.models import save_tiny
-from tests.qa.faults import config, copied, swapped_tokens
+from tests.models import VOCAB, save_tiny
+from tests.qa.faults import config, copied, swapped_tokens, tensors
 
 NUDGE = np.float32(1 + 1e-6)
 
@@ -106,6 +106,33 @@ def test_a_hyperparameter_that_a_copy_lost_is_found(
     assert failed(report) == wrong
     said = {each.name: each.found for each in report.gate("format-parity").failed}
     assert said["gguf-facts"] == "1: norm_eps 0.0003 | 0.5"
+
+
+def test_a_value_that_the_probe_never_reads_is_compared_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny("llama", tmp_path / "model", tied=False)
+    other = copied(tmp_path / "model", tmp_path / "other")
+    with Subject.open(Request(other, random_weights=True)) as subject:
+        unread = next(i for i in range(VOCAB) if i not in subject.probe)
+
+    def move(found: dict[str, Any]) -> None:
+        found["model.embed_tokens.weight"][unread, 0] += 1
+
+    tensors(move)(other)
+    with_copy(monkeypatch, other)
+    report = qa.run(tmp_path / "model", only=("format-parity",), random_weights=True)
+    assert failed(report) == {"gguf-bytes", "apr-bytes"}
+
+
+def test_a_format_that_cannot_hold_the_model_gives_no_answer_and_says_so(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    tensors(lambda found: found | {"model.extra.weight": found["model.norm.weight"].clone()})(
+        tmp_path
+    )
+    gate = qa.run(tmp_path, only=("format-parity",), random_weights=True).gate("format-parity")
+    (one,) = [each for each in gate.checks if each.name == "gguf-converts"]
+    assert one.outcome == "NOT_RUN" and "model.extra.weight" in one.found
 
 
 # --- bounds on losses ---------------------------------------------------------------------------

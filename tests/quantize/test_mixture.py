@@ -160,6 +160,14 @@ def test_pure_takes_the_base_everywhere_but_where_it_does_not_fit() -> None:
     assert mixture.choose("L0.attn_q.weight", (64, 96), "F16") == "Q5_0"
 
 
+def test_what_does_not_fit_becomes_what_llama_cpp_makes_of_it() -> None:
+    """Source: tensor_type_fallback in llama-quant.cpp."""
+    assert dict(FALLBACK) == {
+        "Q2_K": "Q4_0", "Q3_K": "Q4_0", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0", "Q2_0": "Q4_0",
+        "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("wanted", FALLBACK)
 def test_columns_that_do_not_fit(wanted: str) -> None:
     assert fitting(wanted, 512) == wanted

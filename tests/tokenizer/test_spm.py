@@ -82,7 +82,8 @@ def test_any_text(text: str) -> None:
 def test_built_folder_gives_the_same_ids(prefix: bool, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    user = {700: ("<sep>", 4), 701: ("\u2581\u2581", 4), 702: ("\u2581\u2581\u2581", 4)}
+    user = {700: ("<sep>", 4), 701: ("\u2581\u2581", 4), 702: ("\u2581\u2581\u2581", 4),
+            703: ("<q", 4), 704: ("<q>", 4)}  # fmt: skip
     metadata = keys(prefix)
     size = len(metadata["tokenizer.ggml.tokens"].value)
     for token, kind in user.values():
@@ -98,7 +99,8 @@ def test_built_folder_gives_the_same_ids(prefix: bool, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     ours, again = load(source), load(folder_model(tmp_path))
-    for name, text in {**STRINGS, "user": "a<sep>b  c   d<s>e", "runs": " " * 9 + "x"}.items():
+    more = {"user": "a<sep>b  c   d<s>e", "runs": " " * 9 + "x", "longest": "a<q>b<qc<q>>"}
+    for name, text in {**STRINGS, **more}.items():
         ids = ours.encode(text)
         assert theirs.encode(text) == ids == again.encode(text), name
         assert ours.decode(ids) == theirs.decode(ids), name

@@ -1,0 +1,73 @@
+"""What a conversion refuses rather than lose, and what it says of a damaged source.
+
+Seen red: tensors without a place lost in silence, two tensors written under one name, a source
+whose checksum is wrong converted without a word, a damaged record taken for a whole one.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aprfmt
+from aprfmt.conversion.outputs import Output, make_info
+from aprfmt.conversion.plan import _check_names
+from aprfmt.conversion.restore import restore_bits
+from aprfmt.errors import CodecError, ConversionError
+from aprfmt.formats import FORMATS
+from tests.conversion.folders import llama_folder, tensors_of, write_mixed
+
+EXTRA = "model.layers.0.self_attn.extra.weight"
+
+
+def test_a_tensor_without_a_place_is_refused_until_it_is_dropped(tmp_path: Path) -> None:
+    source = llama_folder(tmp_path / "s", "F32")
+    write_mixed(source / "model.safetensors", tensors_of(source) | {EXTRA: ("F32", (1,), bytes(4))})
+    with pytest.raises(ConversionError, match=rf"tensor '{EXTRA}' has no place .* --drop"):
+        aprfmt.convert(source, tmp_path / "m.gguf")
+    report = aprfmt.convert(source, tmp_path / "m.gguf", drop=(EXTRA,))
+    assert [(note.where, note.text) for note in report.notes if note.level == "warning"] == [
+        (EXTRA, "left out, as --drop asks")
+    ]
+
+
+def output(name: str, *shape: int) -> Output:
+    return Output(make_info(name, shape, "F32"), "F32", None, lambda: None, (name,))
+
+
+@pytest.mark.parametrize(("outputs", "message"), [
+    ((output("a", 2), output("b", 2), output("a", 3)), "a: two tensors of the output"),
+    ((output("n" * 63, 2), output("n" * 64, 2)), "n{64}: 64 bytes; gguf allows 63"),
+    ((output("é" * 32, 2),), "é{32}: 64 bytes; gguf allows 63"),
+    ((output("a", 1, 1, 1, 1), output("b", 1, 1, 1, 1, 1)), "b: 5 dimensions; gguf allows 4"),
+])  # fmt: skip
+def test_names_and_shapes_must_fit_the_target(outputs: tuple[Output, ...], message: str) -> None:
+    _check_names(outputs[:-1], FORMATS["gguf"])
+    with pytest.raises(ConversionError, match=message):
+        _check_names(outputs, FORMATS["gguf"])
+
+
+def test_a_source_whose_checksum_is_wrong_is_said_to_be(tmp_path: Path) -> None:
+    aprfmt.convert(llama_folder(tmp_path / "s", "F32"), tmp_path / "m.apr")
+    with aprfmt.open(tmp_path / "m.apr") as model:
+        place = model["blk.0.ffn_up.weight" if "blk.0.ffn_up.weight" in model
+                      else "model.layers.0.mlp.up_proj.weight"].offset  # fmt: skip
+    raw = bytearray((tmp_path / "m.apr").read_bytes())
+    raw[place] ^= 1
+    (tmp_path / "m.apr").write_bytes(raw)
+    found = aprfmt.convert(tmp_path / "m.apr", tmp_path / "m.gguf")
+    assert any("checksum" in note.text or "CRC" in note.text for note in found.notes), found.notes
+    quick = aprfmt.convert(tmp_path / "m.apr", tmp_path / "n.gguf", verify=False)
+    assert not any("checksum" in n.text or "CRC" in n.text for n in quick.notes)
+
+
+@pytest.mark.parametrize(
+    "patch", ["AAA!AAAAA", "AAAA", "AAAAAAAAAAA=", [[4, 1]], [[1]], [[0, "x"]], [[0, 1 << 70]]]
+)
+def test_a_damaged_record_is_refused(patch: Any) -> None:
+    bits = np.arange(3, dtype=np.uint16)
+    assert restore_bits(bits, [[1, 9]], "x").tolist() == [0, 9, 2]
+    assert restore_bits(bits, "CQAIAAcA", "x").tolist() == [9, 8, 7]
+    with pytest.raises(CodecError, match=r"x: its record under aprfmt\.source"):
+        restore_bits(bits, patch, "x")
