@@ -21,14 +21,8 @@ UP = "model.layers.0.mlp.up_proj.weight"
 
 def report(*verdicts: Verdict, **facts: tuple[FieldDiff, ...]) -> DiffReport:
     tensors = tuple(TensorDiff(f"t{i}", verdict) for i, verdict in enumerate(verdicts))
-<<<<<<< HEAD
-    empty: tuple[FieldDiff, ...] = ()
-    rows = [facts.get(name, empty) for name in ("hyperparameters", "tokenizer", "metadata")]
-    return DiffReport("a", "b", tensors, *rows)
-=======
     kinds = (facts.get(kind, ()) for kind in ("hyperparameters", "tokenizer", "metadata"))
     return DiffReport("a", "b", tensors, *kinds)
->>>>>>> nets
 
 
 @pytest.mark.parametrize("verdict", VERDICTS)

@@ -5,10 +5,7 @@ whose checksum is wrong converted without a word, a damaged record taken for a w
 """
 
 from pathlib import Path
-<<<<<<< HEAD
-=======
 from typing import Any
->>>>>>> nets
 
 import numpy as np
 import pytest
@@ -68,17 +65,9 @@ def test_a_source_whose_checksum_is_wrong_is_said_to_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "patch", ["AAA!AAAAA", "AAAA", "AAAAAAAAAAA=", [[4, 1]], [[1]], [[0, "x"]], [[0, 1 << 70]]]
 )
-<<<<<<< HEAD
-def test_a_damaged_record_is_refused(patch: object) -> None:
-=======
 def test_a_damaged_record_is_refused(patch: Any) -> None:
->>>>>>> nets
     bits = np.arange(3, dtype=np.uint16)
     assert restore_bits(bits, [[1, 9]], "x").tolist() == [0, 9, 2]
     assert restore_bits(bits, "CQAIAAcA", "x").tolist() == [9, 8, 7]
     with pytest.raises(CodecError, match=r"x: its record under aprfmt\.source"):
-<<<<<<< HEAD
-        restore_bits(bits, patch, "x")  # type: ignore[arg-type]
-=======
         restore_bits(bits, patch, "x")
->>>>>>> nets

@@ -161,14 +161,9 @@ class Room:
 def _call(example: Example, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c"] if example.python else ["bash", "-c"]
     return subprocess.run(
-<<<<<<< HEAD
         [*command, example.text], cwd=folder, env=environment(folder), text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
         timeout=PATIENCE,
-=======
-        command, cwd=folder, env=environment(folder), text=True, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=PATIENCE,
->>>>>>> nets
     )  # fmt: skip
 
 

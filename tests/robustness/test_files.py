@@ -1,13 +1,8 @@
 """Every hand-made file of every format through the command line, under limits.
 
-<<<<<<< HEAD
 Malformed: exit 2, one line that says what is wrong, within 256 MiB; what can
 be read all the same is shown, and `validate` reports it. Whatever builds on a file refuses it. Odd
 and legal: opened by `inspect`, judged by `validate`; odd ones with a warning that says why.
-=======
-Malformed: exit 2, one line that says what is wrong, within 256 MiB. Odd and
-legal: opened by `inspect`, judged by `validate`; odd ones with a warning that says why.
->>>>>>> nets
 """
 
 from pathlib import Path
