@@ -81,6 +81,10 @@ class Tensor:
         """Return a read-only view of the stored bytes, valid until the model is closed."""
         return self.lazy.raw(start, stop)
 
+    def drop(self) -> None:
+        """Release the mapped pages of its bytes; they are read again if needed."""
+        self.lazy.drop()
+
     def numpy(self) -> Any:
         """Return the decoded values, row-major, as a new array."""
         return decode_tensor(self.lazy)

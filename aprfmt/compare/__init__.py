@@ -126,6 +126,7 @@ def diff_models(
     for i, pair in enumerate(pairs):
         result = compare_pair(pair, imatrix)
         results.append(judged(oracle, result, pair.a, pair.b, (a.metadata, b.metadata)))
+        pair.drop()
         if progress is not None:
             progress(i + 1, len(pairs))
     found: tuple[Finding, ...] = ()

@@ -20,6 +20,12 @@ class Pair:
     b: Side | None
     layout: tuple[str, ...] = ()
 
+    def drop(self) -> None:
+        """Release the mapped pages of both sides: mapped pages count as resident memory."""
+        for side in (self.a, self.b):
+            if side is not None:
+                side.drop()
+
     @property
     def spellings(self) -> tuple[str, ...]:
         """Every name a user may mean this pair by."""

@@ -201,6 +201,8 @@ def chunks(a: Side, b: Side) -> Iterator[tuple[Any, Any, Any]]:
     for start in range(0, rows, per_chunk):
         stop = min(rows, start + per_chunk)
         yield _rows(a, start, stop), _rows(b, start, stop), _steps(a, b, start, stop, columns)
+        a.drop()
+        b.drop()
 
 
 def _all(a: Side, b: Side) -> tuple[Any, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 from aprfmt.compare.nonfinite import Census
 from aprfmt.compare.records import ValueStats
 
-CHUNK = 1 << 22  # elements compared at a time
+CHUNK = 1 << 20  # elements compared at a time: a dozen float64 arrays of it are held
 
 
 def wide(values: Any) -> Any:

@@ -215,6 +215,7 @@ def explained(
                 found = renamed(row.key, row.verdict[-1].lower(), context)
         except AprfmtError:
             found = None  # it was read a moment ago; what it was then is said
+        pair.drop()
         if found is not None:
             cause = found.cause if found.confirmed and not row.cause else row.cause
             made.append(replace(row, explanation=found, cause=cause))

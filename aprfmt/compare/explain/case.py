@@ -106,7 +106,7 @@ class Case:
         return noise(self.a.encoding, self.b.encoding, moved=moved)
 
     def windows(self, rows: Any) -> Any:
-        """Yield row numbers in windows of WINDOW elements."""
+        """Yield row numbers in windows of WINDOW elements; pages behind a window are dropped."""
         import numpy as np
 
         step = max(1, WINDOW // max(1, self.a.columns))
@@ -114,6 +114,8 @@ class Case:
         for start in range(0, total, step):
             stop = min(total, start + step)
             yield np.arange(start, stop) if rows is None else rows[start:stop]
+            self.a.side.drop()
+            self.b.side.drop()
 
     def distance(
         self,

@@ -1,0 +1,115 @@
+"""`diff` drops mapped pages behind it: what is resident of two files is a window, not the files.
+
+Mapped pages count as resident memory; the system says how many of them a process holds.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aprfmt.compare import diff_models
+from aprfmt.compare.values import CHUNK, Accumulator
+from aprfmt.model import Model, open_model
+from tests.cli.run import aprfmt
+from tests.conftest import not_run
+from tests.conversion.folders import llama_folder, write_safetensors
+
+HUGE = 2 << 20  # a touch can map this much around it
+SLACK = 4 * HUGE  # of two files, at both ends of what was read last
+ELEMENTS = 8 * CHUNK
+
+
+def resident(*models: Model) -> int:
+    """Return the bytes of the models' files that lie in this process's memory."""
+    paths = {str(path) for model in models for path in model.source.files}
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head, _, tail = line.partition(":")
+        if head == "Rss" and inside:
+            found += int(tail.split()[0]) << 10
+        elif "-" in head.split(" ")[0]:
+            inside = line.split(maxsplit=5)[-1] in paths
+    return found
+
+
+@pytest.fixture(autouse=True)
+def linux() -> None:
+    if sys.platform != "linux":
+        not_run("only Linux says which pages of a file are resident")
+
+
+def test_resident_pages_are_counted(tmp_path: Path) -> None:
+    raw = bytes(16 << 20)
+    write_safetensors(tmp_path / "a.safetensors", {"a": (4 << 20,)}, {"a": raw}, "F32")
+    with open_model(tmp_path / "a.safetensors") as model:
+        assert resident(model) < SLACK
+        assert sum(model["a"].raw()[:: 4 << 10]) == 0
+        assert resident(model) >= len(raw)
+        model["a"].drop()
+        assert resident(model) < SLACK
+
+
+def test_equal_tensors_leave_nothing_behind(tmp_path: Path) -> None:
+    """In another format, whose heads are permuted: many runs of one tensor against another's."""
+    folder = llama_folder(tmp_path / "hf", "F32", hidden=512, layers=2, ffn=2048, vocab=2048)
+    assert aprfmt("convert", folder, tmp_path / "x.gguf", "--no-verify").code == 0
+    with open_model(folder) as a, open_model(tmp_path / "x.gguf") as b:
+        seen = []
+        report = diff_models(a, b, progress=lambda done, total: seen.append(resident(a, b)))
+        assert report.equal and len(seen) == len(report.tensors)
+        assert max(seen) < SLACK, seen
+
+
+@pytest.fixture
+def differing(tmp_path: Path) -> tuple[Path, Path]:
+    """Two files of one matrix of several chunks, all of whose values differ."""
+    values = np.random.default_rng(0).standard_normal(ELEMENTS, np.float32)
+    shape = {"w": (ELEMENTS // 1024, 1024)}
+    paths = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    for path, factor in zip(paths, (1.0, 1.0009), strict=True):
+        data = (values * np.float32(factor)).tobytes()
+        write_safetensors(path, shape, {"w": data}, "F32")
+    return paths
+
+
+def test_decoded_chunks_leave_nothing_behind(
+    differing: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = Accumulator.add
+    seen: list[int] = []
+    with open_model(differing[0]) as a, open_model(differing[1]) as b:
+
+        def watched(self: Accumulator, x: object, y: object) -> None:
+            seen.append(resident(a, b))
+            add(self, x, y)
+
+        monkeypatch.setattr(Accumulator, "add", watched)
+        report = diff_models(a, b, explain=False)
+        assert report.counts["DIFFERENT"] == 1 and len(seen) == 8
+        assert max(seen) <= 2 * 4 * CHUNK + SLACK, seen
+        assert resident(a, b) < SLACK
+
+
+def test_explaining_leaves_nothing_behind(
+    differing: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aprfmt.compare.explain.case import WINDOW, Case
+
+    seen: list[int] = []
+    with open_model(differing[0]) as a, open_model(differing[1]) as b:
+        windows = Case.windows
+
+        def watched(self: Case, rows: object) -> object:
+            for window in windows(self, rows):
+                seen.append(resident(a, b))
+                yield window
+
+        monkeypatch.setattr(Case, "windows", watched)
+        report = diff_models(a, b)
+        assert report.tensors[0].explanation is not None
+        assert len(seen) > 4, "nothing was read whole"
+        # Before the first window stands what the samples touched, a few rows everywhere.
+        assert max(seen[1:]) <= 2 * 4 * WINDOW + SLACK, seen
+        assert resident(a, b) < SLACK
