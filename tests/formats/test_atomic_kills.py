@@ -85,12 +85,16 @@ def test_a_signal_that_can_be_caught_leaves_no_litter(
 
 
 def test_signals_are_held_back_and_delivered() -> None:
-    with pytest.raises(KeyboardInterrupt), temporary.uninterrupted():
-        with temporary.uninterrupted():
-            signal.raise_signal(signal.SIGINT)
-        done = True
-    assert done
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
+    try:
+        with pytest.raises(KeyboardInterrupt), temporary.uninterrupted():
+            with temporary.uninterrupted():
+                signal.raise_signal(signal.SIGINT)
+            done = True
+        assert done
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_handlers_that_somebody_set_stay() -> None:
