@@ -281,6 +281,8 @@ def show_top(top: list[dict[str, Any]], title: str) -> None:
 
 def show_nonfinite(points: Any, name: str) -> None:
     """Say where points hold NaN or infinities: on one side alone first, then on both alike."""
+    from aprfmt.cli import render
+
     odd = [point for point in points if point.nonfinite is not None
            and (point.nonfinite.alone or not point.key.endswith("router_margin"))]  # fmt: skip
     for point in sorted(odd, key=lambda point: not point.nonfinite.alone)[:NONFINITE]:

@@ -1,6 +1,7 @@
 """Two traces side by side: every point both have, rows by position, neighbours before a verdict."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -142,8 +143,8 @@ def one(key: str, a: TraceLike, b: TraceLike, moe: bool) -> Pair:
     seen = fit(small, given, few.dtype, shape, axis, shape[axis], masked)
     if seen is None:
         return Pair(key, None, bound, why=f"shape {list(x.shape)} against {list(y.shape)}")
-    kept, rest = seen.both(large, axis)
-    sides = (rest, kept) if x.size < y.size else (kept, rest)
+    full, held = seen.both(large, axis)
+    sides = (held, full) if x.size < y.size else (full, held)
     return Pair(key, seen.distance(large, axis), bound, note or seen.note, "", census(*sides),
                 apart(*sides))  # fmt: skip
 
@@ -169,6 +170,15 @@ def no_row_in_common(pairs: Sequence[Pair], a: TraceLike, b: TraceLike) -> str:
         f"{spans(mine.positions or ())} in A, {spans(other.positions or ())} in B; record both "
         "with the same --positions"
     )
+
+
+def of_distances(
+    found: Mapping[str, float], odd: Mapping[str, NonFinite], bound: float
+) -> list[Pair]:
+    """Return the points of two models' passes, from their distances and what is not finite."""
+    return [
+        Pair(key, value, bound, odd=odd.get(key), rest=math.inf) for key, value in found.items()
+    ]
 
 
 def neighbour(key: str, a: TraceLike, b: TraceLike, bound: float) -> str:

@@ -192,7 +192,7 @@ def fit(
     shape: tuple[int, ...],
     axis: int,
     tokens: int,
-    masked: bool = False,
+    masked: bool = True,
 ) -> Seen | None:
     """Bring recorded values into the reference's shape; None where they are something else.
 
@@ -224,7 +224,7 @@ def fit(
     else:
         return None
     mask = None
-    if masked and values.dtype.kind == "f":
+    if masked and axis == 1 and values.dtype.kind == "f":
         counts = ~(values <= MASKED)
         if not counts.all():
             mask, note = counts, (note + "; " if note else "") + "masked entries left out"

@@ -1,10 +1,11 @@
 """The order of evidence: identity, hyperparameters, tensors, the forward pass, then the cause."""
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from aprfmt.compare.traces import records_ids
 from aprfmt.diagnosis import conclude, direct
@@ -195,6 +196,7 @@ class Walk:
 
     # --- the forward pass -------------------------------------------------------------------
 
+    @np.errstate(all="ignore")  # what is not finite is named with its place, not warned of
     def _forward(self) -> None:
         assert self.ids is not None
         dtype = self._dtype()
@@ -232,14 +234,10 @@ class Walk:
         bound = tolerance(dtype, dtype, moe=moe).rel_l2
         still = [i for i, finding in enumerate(levels.findings) if finding.verdict == "same"]
         found = shares(a, b, levels.parts, self.ids, dtype, self.memory, still)
-        pairs = [
-            direct.Pair(key, value, bound, odd=found.odd.get(key), rest=math.inf)
-            for key, value in found.bare.items()
-        ]
-        self._paired(pairs)
+        self._paired(direct.of_distances(found.bare, found.odd, bound))
         for i, (finding, share) in enumerate(zip(levels.findings, found.shares, strict=True)):
             levels.findings[i] = settled(finding, share, bound)
-            if share.before > bound:
+            if not share.before <= bound:
                 text = (
                     f"with everything else as in A, {finding.cause} makes the logits differ by "
                     f"{share.before:.3g}, first at {share.first}; taken over too: {share.after:.3g}"
@@ -353,8 +351,7 @@ class Walk:
         """Keep the points of both sides, and say where both are not finite alike."""
         self.pairs = pairs
         self.levels.evidence += direct.both_sides(pairs)
-        passes = {label: found.examined.before for label, found in self.judged.items()}
-        self.points = point_rows(pairs, passes)
+        self.points = point_rows(pairs, {k: v.examined.before for k, v in self.judged.items()})
 
     # --- what it comes to -------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.compare.traces import (
@@ -59,6 +60,7 @@ PLAIN_ROWS = 64
 ARBITER = Choice("arbiter", "numpy", "cpu", "float64", "float64 arbiter")
 
 
+@np.errstate(all="ignore")  # what is not finite is named with its place, not warned of
 def parity(
     model: "Model", choices: Sequence[Choice], request: Request, base: "Model | None" = None
 ) -> Parity:

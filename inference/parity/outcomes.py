@@ -23,6 +23,7 @@ TOP_K = 5
 _ROWS = 64
 
 
+@np.errstate(all="ignore")  # what is not finite is judged, not warned of
 def compare_logits(a: Numbers, b: Numbers, ids: Sequence[int], within: bool) -> LogitsDiff:
     """Compare logits [tokens, vocab] of the reference `a` and of `b`; losses are of ids[1:].
 
@@ -36,8 +37,7 @@ def compare_logits(a: Numbers, b: Numbers, ids: Sequence[int], within: bool) -> 
     for start in range(0, len(a), _ROWS):
         x = np.asarray(a[start : start + _ROWS], np.float64)
         y = np.asarray(b[start : start + _ROWS], np.float64)
-        with np.errstate(invalid="ignore"):
-            delta = np.where(alike(x, y), 0.0, np.abs(x - y))
+        delta = np.where(alike(x, y), 0.0, np.abs(x - y))
         delta[np.isnan(delta)] = np.inf  # one side alone is no number
         squares += float(np.sum(delta**2))
         norm += float(np.sum(np.where(np.isfinite(x), x, 0.0) ** 2))

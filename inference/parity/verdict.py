@@ -13,6 +13,7 @@ from aprfmt.inference.parity.records import Operation, Verdict
 from aprfmt.inference.parity.survey import Survey
 from aprfmt.inference.trace import Trace
 from aprfmt.outcome import Check, Report
+from aprfmt.thresholds import DISCRETE
 
 Numbers = NDArray[Any]
 # Where rounding is amplified, another order of the same operations may be this many times further
@@ -74,6 +75,8 @@ def verdict_of(
     if not diff.compared:
         return "not_comparable", "no point has values on both sides"
     if report.outcome == "FAIL":
+        if spread := _spread(diff):
+            return "bug", f"finite: {spread}"
         wrong = next((operation for operation in operations if operation.wrong), None)
         if wrong is not None:
             odd = _odd(next((point for point in diff.points if point.key == wrong.key), None))
@@ -114,6 +117,19 @@ def finite_checks(runs: Sequence[tuple[Trace, Choice]]) -> list[Check]:
                   "finite values", "trace that run with --points all")
         )  # fmt: skip
     return checks
+
+
+def _spread(diff: TraceDiff) -> str:
+    """Say where both runs are not finite alike before the first point that differs, "" if nowhere.
+
+    What NaN does to later points is each backend's own, and no difference to look into.
+    """
+    for point in diff.points:
+        if point.beyond:
+            return ""
+        if point.nonfinite is not None and point.key.rpartition(".")[2] not in DISCRETE:
+            return f"{point.key}: {point.nonfinite.says('this run', 'the reference')}"
+    return ""
 
 
 def _odd(point: PointDiff | None) -> str:

@@ -68,6 +68,7 @@ def _with_numbers(case: Case, found: Explanation | None) -> Explanation | None:
         return found
     if found is not None and found.confirmed and CAUSES[found.cause].verdict == "bug":
         return replace(found, evidence=(*found.evidence, odd.says()))
+    says: tuple[str, ...]
     says = (f"{odd.side} is not finite where the other side is, or holds another such value",
             odd.says())  # fmt: skip
     others = case.before.changed - odd.alone
@@ -75,8 +76,8 @@ def _with_numbers(case: Case, found: Explanation | None) -> Explanation | None:
     if equal:
         within = " within the rounding of the coarser encoding" if others else ""
         says = (*says, f"all other values are equal{within}")
-    elif found is not None:
-        says = (*says, f"{found.cause}, which is not confirmed: {found.evidence[0]}")
+    if found is not None and found.cause != "stale_tensor":
+        says = (*says, f"{found.cause}, which is not confirmed:", *found.evidence)
     after = case.before.rest if equal else None
     return Explanation("nonfinite", (case.key,), says, case.before.relative, after, equal)
 

@@ -194,6 +194,7 @@ def test_the_loss_on_the_gpu_is_that_of_the_logits(machine: Any, dtype: str) -> 
     logs = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
     wanted = -np.mean(logs[np.arange(19), ids[1:]])
     assert found.why == "" and found.nats == pytest.approx(wanted, rel=1e-5)
+    assert found.off is not None and found.bound is not None and found.off <= found.bound
 
 
 @pytest.mark.parametrize(
