@@ -296,6 +296,14 @@ _ROWS = (
         "Quantizing the other side gives these bytes, or every value is inside the bound.",
     ),
     Cause(
+        "nonfinite", "tensor", "bug",
+        "A NaN or an infinity on one side, where the other holds a number: damage, an overflow, or "
+        "an operation that divides by nothing.",
+        "A value of one side that is not finite, in a tensor or at a capture point; index and "
+        "count are said.",
+        "All other values of the tensor or point are equal, or within its bound.",
+    ),
+    Cause(
         "rounding", "forward", "precision",
         "The same computation rounded otherwise: another dtype, another order of summation, an "
         "expert flipped by a margin inside the rounding.",

@@ -108,6 +108,10 @@ def show(report: Any, top: int, code: int) -> None:
         render.line("worst tensors", style="head")
     for tensor in shown:
         _tensor(tensor)
+    for tensor in report.tensors:  # equal, and no numbers all the same
+        if tensor not in shown and tensor.stats is not None and tensor.stats.nonfinite is not None:
+            said = f"  {tensor.verdict}  {tensor.key}: {tensor.stats.nonfinite.says()}"
+            render.line(render.escape(said), style="warn")
     left = sum(t.verdict not in ("SAME_BYTES", "SAME_VALUES") for t in report.tensors) - len(shown)
     if left > 0:
         render.line(f"... {left} more (--top, --json)", style="dim")
@@ -178,9 +182,10 @@ def _tensor(tensor: Any) -> None:
             f"max abs {stats.max_abs_diff:.6g} at {at}, cosine {stats.cosine:.9f}, "
             f"{stats.ulp} ulp"
         )
-        if stats.nan_a or stats.nan_b or stats.inf_a or stats.inf_b:
+        if stats.nonfinite is not None:
             render.line(
-                f"      NaN {stats.nan_a} | {stats.nan_b}, Inf {stats.inf_a} | {stats.inf_b}",
+                f"      NaN {stats.nan_a} | {stats.nan_b}, Inf {stats.inf_a} | {stats.inf_b}: "
+                f"{stats.nonfinite.says()}",
                 style="bad",
             )
     if tensor.explanation is not None:

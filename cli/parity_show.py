@@ -57,6 +57,7 @@ def show_pair(found: Any, pair: Any, every: bool) -> None:
     if not every:
         render.line("the worst of each kind of point, and all beyond; --all prints every one",
                     style="dim")  # fmt: skip
+    running.show_nonfinite(pair.diff.points, "this run")
     show_outcomes(pair)
     for operation in pair.operations:
         show_operation(operation)

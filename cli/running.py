@@ -11,6 +11,7 @@ import click
 from aprfmt.cli import options
 
 F = TypeVar("F", bound=Callable[..., Any])
+NONFINITE = 12  # points with NaN or infinities that are shown
 
 
 def where(function: F) -> F:
@@ -263,6 +264,20 @@ def show_top(top: list[dict[str, Any]], title: str) -> None:
     for row in top:
         token = render.escape(row.get("token", ""))
         render.line(f"  {row['id']:>8}  {row['logit']:>12.6f}  {token}")
+
+
+def show_nonfinite(points: Any, name: str) -> None:
+    """Say where points hold NaN or infinities: on one side alone first, then on both alike."""
+    from aprfmt.cli import render
+
+    odd = [point for point in points if point.nonfinite is not None
+           and (point.nonfinite.alone or not point.key.endswith("router_margin"))]  # fmt: skip
+    for point in sorted(odd, key=lambda point: not point.nonfinite.alone)[:NONFINITE]:
+        text = point.nonfinite.says(name, "the reference")
+        style = "bad" if point.nonfinite.alone else "warn"
+        render.line(render.escape(f"{point.key}: {text}"), style=style)
+    if len(odd) > NONFINITE:
+        render.line(f"... {len(odd) - NONFINITE} more points (--json)", style="dim")
 
 
 def show_checks(checks: Any) -> None:

@@ -211,12 +211,14 @@ def show_difference(difference: Any, reference: str) -> None:
     rows = []
     for point in difference.points:
         if point.why:
-            rows.append((point.key, "-", "-", "not comparable", point.why))
+            word = "BEYOND" if point.beyond else "not comparable"
+            rows.append((point.key, "-", "-", word, point.why))
         else:
             verdict = "BEYOND" if point.beyond else "within"
             rows.append((point.key, f"{point.rel_l2:.3g}", f"{point.max_abs_diff:.3g}", verdict,
                          f"{point.tolerance:g}"))  # fmt: skip
     render.table(rows, ("point", "relL2", "max abs", "verdict", "tolerance or reason"), "lrrll")
+    running.show_nonfinite(difference.points, "this trace")
     for point in difference.points:
         if point.outside:
             render.line(render.escape(

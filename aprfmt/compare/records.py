@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from aprfmt.compare.nonfinite import NonFinite
+
 Verdict = Literal[
     "SAME_BYTES",
     "SAME_VALUES",
@@ -36,7 +38,8 @@ class ValueStats:
     multi-index where it occurs; `norm_a` and `norm_b` are ||a|| and ||b||; `ulp` the largest
     distance in float32 representations; `changed` counts elements whose values differ (NaN equals
     NaN); `nan_*` and `inf_*` are each side's own census. A NaN or infinity on one side only counts
-    as changed and makes max_abs_diff infinite.
+    as changed and makes max_abs_diff infinite; `nonfinite` has the places, None where all values
+    are finite.
     """
 
     count: int
@@ -52,6 +55,12 @@ class ValueStats:
     inf_b: int = 0
     norm_a: float = 0.0
     norm_b: float = 0.0
+    nonfinite: NonFinite | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Say whether one side is not finite where the other holds something else."""
+        return self.nonfinite is not None and self.nonfinite.alone > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +189,15 @@ class DiffReport:
         return counts
 
     def worst(self, count: int | None = None) -> Sequence[TensorDiff]:
-        """Return tensors worst first: by verdict, then by relative L2."""
+        """Return tensors worst first: by verdict, those with NaN on one side, by relative L2."""
         order = {verdict: i for i, verdict in enumerate(VERDICTS)}
         ranked = sorted(
             self.tensors,
-            key=lambda t: (order[t.verdict], -(t.stats.rel_l2 if t.stats else 0.0)),
+            key=lambda t: (
+                order[t.verdict],
+                not (t.stats and t.stats.alone),
+                -(t.stats.rel_l2 if t.stats else 0.0),
+            ),
         )
         return ranked[:count]
 

@@ -1,11 +1,13 @@
 """One pair, one verdict: bytes first, then elements, then the bound of the coarser encoding."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from aprfmt.compare.align import Pair, Side, stored_names
 from aprfmt.compare.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, steps
+from aprfmt.compare.nonfinite import alike
 from aprfmt.compare.raw import byte_runs, first_difference, stored_runs
 from aprfmt.compare.records import TensorDiff
 from aprfmt.compare.values import CHUNK, Accumulator, wide
@@ -129,6 +131,8 @@ def _by_values(diff: TensorDiff, a: Side, b: Side, imatrix: bool) -> TensorDiff:
         return replace(diff, verdict="SAME_VALUES", layout=(*diff.layout, *widened))
     if a.encoding == b.encoding:
         return diff
+    if stats.alone:  # no bound holds for what is no number
+        return replace(diff, steps_off=None if off is None else math.inf)
     if off is not None:
         diff = replace(diff, steps_off=off)
         if off <= 1.0:
@@ -142,7 +146,8 @@ def _by_values(diff: TensorDiff, a: Side, b: Side, imatrix: bool) -> TensorDiff:
 def _statistical(diff: TensorDiff, rel_l2: float, share: float, imatrix: bool) -> TensorDiff:
     coarser = coarser_of(diff.encoding_a, diff.encoding_b)
     limit = NMSE.get(coarser)
-    if limit is None or rel_l2**2 > limit * NMSE_SLACK or (imatrix and share > BEYOND_SHARE):
+    near = limit is not None and rel_l2**2 <= limit * NMSE_SLACK
+    if not near or (imatrix and share > BEYOND_SHARE):
         return diff
     return replace(diff, verdict="WITHIN", cause=f"mean square error usual for {coarser}")
 
@@ -163,14 +168,18 @@ def in_steps(a: Side, b: Side) -> float | None:
 
 
 def steps_between(x: Any, y: Any, step: Any) -> Any:
-    """Return |x - y| in steps; a difference where the step is zero is infinitely many."""
+    """Return |x - y| in steps; infinite where the step is zero, or one side alone is not finite.
+
+    What is not finite and alike on both sides is no step apart.
+    """
     import numpy as np
 
-    delta = np.abs(wide(x).reshape(-1) - wide(y).reshape(-1))
+    x, y = wide(x).reshape(-1), wide(y).reshape(-1)
     with np.errstate(divide="ignore", invalid="ignore"):
+        delta = np.abs(x - y)
         ratio = delta / step
-    ratio[delta == 0] = 0.0
-    ratio[np.isnan(ratio)] = np.inf
+    ratio[np.isnan(ratio) | ~np.isfinite(delta)] = np.inf
+    ratio[alike(x, y)] = 0.0
     return ratio
 
 

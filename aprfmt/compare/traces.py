@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from aprfmt.compare.measured import Apart, measure
+from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.errors import UsageError
-from aprfmt.thresholds import DISCRETE, UNIT, Measured, ratio_band, threshold
+from aprfmt.thresholds import DISCRETE, UNIT, Measured, Threshold, ratio_band, threshold
 
 
 class RecordLike(Protocol):
@@ -86,7 +88,8 @@ class PointDiff:
     were looked at where that is not all of them. `bits` says whether all are equal. `tolerance`
     bounds `rel_l2`, `max_tolerance` bounds `max_over_rms`, both for `reason`. `std_ratio` is a's
     deviation over b's on equal rows, `outside` whether it leaves its band: a screen that says
-    where to look when only statistics were kept, and never a verdict.
+    where to look when only statistics were kept, and never a verdict. `nonfinite` places NaN and
+    infinities, indices in a's shape; one side alone having them is beyond every tolerance.
     """
 
     key: str
@@ -104,6 +107,7 @@ class PointDiff:
     unit: str = UNIT
     std_ratio: float | None = None
     outside: bool = False
+    nonfinite: NonFinite | None = None
 
 
 @dataclass(frozen=True)
@@ -124,9 +128,9 @@ class TraceDiff:
     @property
     def exit_code(self) -> int:
         """0 all within, 1 one beyond, 2 nothing could be compared."""
-        if not self.compared:
-            return 2
-        return 1 if self.first is not None else 0
+        if self.first is not None:
+            return 1
+        return 0 if self.compared else 2
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -251,7 +255,9 @@ def compare_point(
     outside = ratio is not None and not low <= ratio <= high
     x, y = (None, None) if why else (a.values(key), b.values(key))
     if not why and (x is None or y is None):
-        why = "only statistics were kept; save the values"
+        why, beyond = _by_census(mine, other)
+        return PointDiff(key, None, None, None, bound.rel_l2, beyond, why, std_ratio=ratio,
+                         outside=outside)  # fmt: skip
     if why:
         return PointDiff(
             key, None, None, None, bound.rel_l2, False, why, std_ratio=ratio, outside=outside
@@ -263,34 +269,44 @@ def compare_point(
     places = np.flatnonzero(chosen)
     if x.size and not len(places):
         return PointDiff(key, None, None, None, bound.rel_l2, False, "no value is on both sides")
-    x, y = x[places], y[places]
-    finite = np.isfinite(x) & np.isfinite(y)
-    same = (x == y) | (np.isnan(x) & np.isnan(y))
-    with np.errstate(invalid="ignore"):
-        delta = np.where(finite, np.abs(x - y), np.where(same, 0.0, np.inf))
-    norm = float(np.sqrt(np.sum(np.where(finite, y, 0.0) ** 2)))
-    distance = float(np.sqrt(np.sum(np.where(finite, delta, 0.0) ** 2)))
-    rel = np.inf if np.isinf(delta).any() else distance / norm if norm else np.inf * (distance > 0)
-    rel = 0.0 if np.isnan(rel) else float(rel)
-    at = int(np.argmax(delta)) if delta.size else 0
-    largest = float(delta[at]) if delta.size else 0.0
-    if x.size and not norm and not largest and mine.point not in DISCRETE:
-        why = "zero on both sides: nothing was measured"
-        return PointDiff(key, None, None, None, bound.rel_l2, False, why)
-    rms = norm / float(np.sqrt(max(y.size, 1)))
-    peak = largest / rms if rms else float("inf") if largest else 0.0
-    # What was printed to few decimals may be half a unit of the last one off, everywhere.
-    coarse = max(a.resolution, b.resolution) / rms if rms else 0.0
-    limit, max_limit = bound.rel_l2 + coarse, bound.max_over_rms + coarse
-    if coarse and rms and largest <= max(a.resolution, b.resolution):
-        limit = max(limit, rel)
     shape = mine.shape if mine.shape else other.shape
-    index = tuple(int(i) for i in np.unravel_index(int(places[at]), shape)) if x.size else None
-    beyond = bool(rel > limit or peak > max_limit) and mine.point not in DISCRETE
+    found = measure(x, y, chosen, places, shape)
+    coarse = max(a.resolution, b.resolution)  # half a unit of the last decimal that was printed
+    return _judged(found, key, mine.point, bound, coarse, ratio, outside)
+
+
+def _judged(
+    found: Apart, key: str, point: str, bound: Threshold, coarse: float,
+    ratio: float | None, outside: bool,
+) -> PointDiff:  # fmt: skip
+    """Hold what was measured to the point's bound; printed values may be `coarse` off each."""
+    rms, odd = found.rms, found.nonfinite
+    if found.count and not rms and not found.largest and point not in DISCRETE:
+        why = odd.says("this side", "the reference") if odd else "zero on both sides"
+        return PointDiff(key, None, None, None, bound.rel_l2, False,
+                         f"{why}: nothing was measured", nonfinite=odd)  # fmt: skip
+    peak = found.largest / rms if rms else float("inf") if found.largest else 0.0
+    share = coarse / rms if rms else 0.0
+    limit, max_limit = bound.rel_l2 + share, bound.max_over_rms + share
+    if coarse and rms and found.largest <= coarse:
+        limit = max(limit, found.rel)
+    beyond = not (found.rel <= limit and peak <= max_limit) and point not in DISCRETE
+    beyond = beyond or (odd is not None and odd.alone > 0)
     return PointDiff(
-        key, rel, largest, index, limit, beyond, "", float(peak), max_limit,
-        bool(same.all()), int(x.size), bound.reason, bound.unit, ratio, outside,
+        key, found.rel, found.largest, found.at, limit, beyond, "", float(peak), max_limit,
+        found.bits, found.count, bound.reason, bound.unit, ratio, outside, odd,
     )  # fmt: skip
+
+
+def _by_census(a: RecordLike, b: RecordLike) -> tuple[str, bool]:
+    """Say what keeps values from being compared, and whether one side alone is not finite."""
+    why = "only statistics were kept; save the values"
+    if a.stats is None or b.stats is None:
+        return why, False
+    mine, other = a.stats.nan + a.stats.inf, b.stats.nan + b.stats.inf
+    if mine == other and a.stats.nan == b.stats.nan:
+        return why, False
+    return f"{mine} values are NaN or infinite, {other} of the reference's; {why}", True
 
 
 def _ratio(a: RecordLike, b: RecordLike) -> float | None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from aprfmt.compare.nonfinite import Census
 from aprfmt.compare.records import ValueStats
 
 CHUNK = 1 << 22  # elements compared at a time
@@ -25,6 +26,7 @@ class Accumulator:
         self.max_index: int | None = None
         self.dd = self.aa = self.bb = self.ab = 0.0
         self.nan_a = self.nan_b = self.inf_a = self.inf_b = 0
+        self.odd = Census()
 
     def add(self, a: Any, b: Any) -> None:
         """Add one chunk; both arrays have the same shape."""
@@ -35,8 +37,10 @@ class Accumulator:
         if x.dtype == y.dtype and np.array_equal(x, y) and np.isfinite(x).all():
             square = float(np.dot(x.astype(np.float64), x.astype(np.float64)))
             self.aa, self.bb, self.ab = self.aa + square, self.bb + square, self.ab + square
+            self.odd.count += x.size
             return
         wide_x, wide_y = wide(x), wide(y)
+        self.odd.add(wide_x, wide_y)
         nan_x, nan_y = np.isnan(wide_x), np.isnan(wide_y)
         inf_x, inf_y = np.isinf(wide_x), np.isinf(wide_y)
         self.nan_a += int(nan_x.sum())
@@ -66,19 +70,23 @@ class Accumulator:
 
         import numpy as np
 
-        if self.aa:
+        if self.dd == 0:
+            rel_l2 = 0.0
+        elif math.isfinite(self.dd) and 0 < self.aa < math.inf:
             rel_l2 = math.sqrt(self.dd / self.aa)
-        else:
-            rel_l2 = 0.0 if self.dd == 0 else math.inf
-        norm = math.sqrt(self.aa * self.bb)
+        else:  # nothing to compare with, or squares beyond float64
+            rel_l2 = math.inf
+        norm = math.sqrt(self.aa) * math.sqrt(self.bb)
         cosine = self.ab / norm if norm else (1.0 if self.aa == self.bb else 0.0)
         at = None
         if self.max_index is not None:
             index = np.unravel_index(self.max_index, self.shape or (1,))
             at = tuple(int(i) for i in index)
         return ValueStats(
-            self.count, self.changed, self.max_abs, at, rel_l2, min(1.0, cosine), self.ulp,
+            self.count, self.changed, self.max_abs, at, rel_l2,
+            min(1.0, cosine) if math.isfinite(cosine) else math.nan, self.ulp,
             self.nan_a, self.nan_b, self.inf_a, self.inf_b, math.sqrt(self.aa), math.sqrt(self.bb),
+            self.odd.result(self.shape),
         )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """What the numbers of two runs come to where no cause was found: nothing, or rounding."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from aprfmt.diagnosis.records import Evidence, Finding, PointRow
@@ -28,6 +29,12 @@ def rounding(
     if not beyond and elsewhere:
         return None
     shadows = [row.shadow for row in rows if row.shadow is not None]
+    endless = [row for row in rows if not math.isfinite(row.direct or 0.0)]
+    if endless:
+        return Finding(
+            "", f"{endless[0].key} is infinitely far apart: there is no distance to call rounding",
+            "forward", "bug", (endless[0].key,), False, endless[0].key, endless[0].direct,
+        )  # fmt: skip
     says = f"runs differ by {worst.direct:.3g} at most, at {worst.key}"
     if beyond:
         says += (

@@ -1,39 +1,60 @@
 """Two traces side by side: every point both have, rows by position, neighbours before a verdict."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.compare.nonfinite import NonFinite, census
 from aprfmt.compare.traces import TraceLike
-from aprfmt.diagnosis.measure import NO_VALUES, axis_of, fit, near_keys, rel
-from aprfmt.diagnosis.records import Finding
+from aprfmt.diagnosis.measure import (
+    NO_VALUES,
+    apart,
+    axis_of,
+    fit,
+    near_keys,
+    rel,
+    takes_masks,
+)
+from aprfmt.diagnosis.records import Evidence, Finding
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.points import POINTS
 from aprfmt.thresholds import BASE, DISCRETE, tolerance
 
 Array = NDArray[Any]
+SHOWN = 8  # points that are named where both sides are not finite
 NO_POINT = (1 << 30, 0)  # the place of what is no point of its own
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One point of both traces: how far apart, on which rows; `why` where it is not comparable."""
+    """One point of both traces: how far apart, on which rows; `why` where it is not comparable.
+
+    `odd` places what is not finite, and `rest` is the distance of all else.
+    """
 
     key: str
     residual: float | None
     tolerance: float
     rows: str = ""
     why: str = ""
+    odd: NonFinite | None = None
+    rest: float = 0.0
+
+    @property
+    def alone(self) -> bool:
+        """One side is not finite where the other holds something else."""
+        return self.odd is not None and self.odd.alone > 0
 
     @property
     def beyond(self) -> bool:
-        """The distance is outside the tolerance of whole runs."""
+        """The distance is outside the tolerance of whole runs, or one side alone is no number."""
         point = self.key.rpartition(".")[2]
-        return (
+        return self.alone or (
             self.residual is not None
             and not self.residual <= self.tolerance
             and point not in DISCRETE
@@ -96,7 +117,9 @@ def one(key: str, a: TraceLike, b: TraceLike, tokens: int, moe: bool) -> Pair:
             shared = sorted(set(mine.positions) & set(other.positions))
             if len(mine.positions) < tokens and not shared:
                 return Pair(key, None, bound, why="other positions")
-        return Pair(key, rel(x, y.reshape(x.shape)), bound)
+        odd = None if mine.point in DISCRETE else census(x, y)
+        rest = rel(x, y) if odd is None else apart(x, y)
+        return Pair(key, rel(x, y.reshape(x.shape)), bound, odd=odd, rest=rest)
     small, large = (x, y) if x.size < y.size else (y, x)
     few, many = (mine, other) if x.size < y.size else (other, mine)
     positions = few.positions
@@ -108,10 +131,23 @@ def one(key: str, a: TraceLike, b: TraceLike, tokens: int, moe: bool) -> Pair:
     shape = large.shape
     if axis >= len(shape) or (len(shape) == 1 and small.ndim == 1):
         return Pair(key, None, bound, why=f"{x.size} values against {y.size}")
-    seen = fit(small, positions, few.dtype, shape, axis, shape[axis])
+    masked = takes_masks(key, a if x.size < y.size else b)
+    seen = fit(small, positions, few.dtype, shape, axis, shape[axis], masked)
     if seen is None:
         return Pair(key, None, bound, why=f"shape {list(x.shape)} against {list(y.shape)}")
-    return Pair(key, seen.distance(large, axis), bound, rows=seen.note)
+    full, held = seen.both(large, axis)
+    sides = (held, full) if x.size < y.size else (full, held)
+    return Pair(key, seen.distance(large, axis), bound, seen.note, "", census(*sides),
+                apart(*sides))  # fmt: skip
+
+
+def of_distances(
+    found: Mapping[str, float], odd: Mapping[str, NonFinite], bound: float
+) -> list[Pair]:
+    """Return the points of two models' passes, from their distances and what is not finite."""
+    return [
+        Pair(key, value, bound, odd=odd.get(key), rest=math.inf) for key, value in found.items()
+    ]
 
 
 def neighbour(key: str, a: TraceLike, b: TraceLike, bound: float) -> str:
@@ -123,6 +159,8 @@ def neighbour(key: str, a: TraceLike, b: TraceLike, bound: float) -> str:
     if theirs is None:
         return ""
     theirs = np.asarray(theirs)
+    if not np.isfinite(theirs).all():
+        return ""  # what is no number is like any other that is none
     for name, value in _around(key, a):
         if value.size == theirs.size and rel(value, theirs) <= bound:
             return name
@@ -158,6 +196,8 @@ def guess(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
     point = key.rpartition(".")[2]
     if x is None or y is None or np.asarray(x).size != np.asarray(y).size:
         return "", ""
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        return "", ""
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64).reshape(np.asarray(x).shape)
     rows = x.reshape(len(x), -1)
     away = y.reshape(rows.shape) - rows
@@ -186,6 +226,9 @@ def guess(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
 
 def by_signature(pairs: Sequence[Pair], a: TraceLike, b: TraceLike) -> Finding | None:
     """Name what two traces show without weights: neighbours first, then signatures."""
+    broken = not_finite(pairs)
+    if broken is not None:
+        return broken
     rows = [pair for pair in pairs if pair.rows]
     rows = [pair for pair in rows if POINTS[parse_key(pair.key)[0]].rows != "logits"]
     beyond = [pair for pair in pairs if pair.beyond]
@@ -214,6 +257,37 @@ def by_signature(pairs: Sequence[Pair], a: TraceLike, b: TraceLike) -> Finding |
         cause, why or f"{first.key} is the first point beyond its tolerance", "forward", "bug",
         (first.key,), False, first.key, first.residual, None, first.key,
     )  # fmt: skip
+
+
+def not_finite(pairs: Sequence[Pair]) -> Finding | None:
+    """Return the finding that one side alone has NaN or infinities, None where none has.
+
+    Confirmed where the first such point's other values are within the tolerance of whole runs.
+    """
+    alone = [pair for pair in pairs if pair.alone]
+    if not alone:
+        return None
+    first = alone[0]
+    assert first.odd is not None
+    more = f"; {len(alone) - 1} more points" if len(alone) > 1 else ""
+    sure = first.rest <= first.tolerance
+    side = first.odd.side if first.odd.side in ("A", "B") else ""
+    return Finding(
+        "nonfinite", f"{first.key}: {first.odd.says()}{more}", "forward", "bug",
+        tuple(pair.key for pair in alone), sure, first.key, first.residual,
+        first.rest if sure else None, f"{first.key}; after: its other values",
+        {"nonfinite": {pair.key: asdict(pair.odd) for pair in alone if pair.odd}}, side,
+    )  # fmt: skip
+
+
+def both_sides(pairs: Sequence[Pair]) -> Iterator[Evidence]:
+    """Yield the points at which both sides are not finite alike: no difference, and no number."""
+    alike = [pair for pair in pairs if pair.odd is not None and pair.odd.both]
+    for pair in alike[:SHOWN]:
+        assert pair.odd is not None
+        more = f" (and {len(alike) - SHOWN} more points)" if len(alike) > SHOWN else ""
+        yield Evidence("forward", f"{pair.key}: {pair.odd.says()}{more}", (pair.key,),
+                       float(pair.odd.both))  # fmt: skip
 
 
 def _lengths(x: Array) -> Array:

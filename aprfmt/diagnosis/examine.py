@@ -77,6 +77,10 @@ def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
         view = next((view for view in found.flagged if view.key not in known), None)
         if view is None or len(divergences) >= limit:
             break
+        if view.alone:  # no hypothesis is confirmed on what is no number
+            known.add(view.key)
+            divergences.append(Divergence(view, None, (), "nonfinite"))
+            continue
         case = Case(world, recorded, view, found, values)
         answers = list(_answers(case, known))
         if not answers:

@@ -1,7 +1,7 @@
 """Level four: a side's trace judged by the reference, as findings and evidence."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.causes import CAUSES
@@ -34,7 +34,27 @@ def judged(label: str, examined: Examined) -> Judged:
     for view in examined.before.views.values():
         if view.note:
             found.evidence.append(Evidence("forward", f"{view.key}: {view.note}", (view.key,)))
+    found.evidence += _both_sides(label, examined)
     return found
+
+
+def _both_sides(label: str, examined: Examined) -> Iterable[Evidence]:
+    """Say where the trace, and the reference on its input, are not finite alike: first, and count.
+
+    That is no difference, and nothing was measured there.
+    """
+    views = [
+        view for view in examined.before.views.values()
+        if view.odd is not None and view.odd.both and not view.odd.alone
+    ]  # fmt: skip
+    if views:
+        assert views[0].odd is not None
+        says = views[0].odd.says("the model", label)
+        yield Evidence(
+            "forward", f"{views[0].key}: {says}; {len(views)} points are like this, the model's "
+            f"values on {label}'s own inputs", tuple(view.key for view in views[:8]),
+            float(views[0].odd.both),
+        )  # fmt: skip
 
 
 def _where(divergence: Divergence) -> tuple[str, ...]:
@@ -81,6 +101,8 @@ def _finding(label: str, divergence: Divergence) -> Finding:
 
 def _unexplained(label: str, divergence: Divergence) -> Finding:
     view, cause = divergence.view, divergence.likely
+    if cause == "nonfinite":
+        return _not_finite(label, view)
     ops = ", ".join(_operations(view)) or "no operation"
     after = ", ".join(view.after) or "the token ids"
     says = f"{view.key} is not what {ops} makes of this run's own {after}"
@@ -95,6 +117,27 @@ def _unexplained(label: str, divergence: Divergence) -> Finding:
     return Finding(
         cause, says, "forward", verdict, _where(divergence), False, view.key, view.residual, None,
         view.key, side=label, after=view.after,
+    )  # fmt: skip
+
+
+def _not_finite(label: str, view: View) -> Finding:
+    """Return the finding that an operation and the trace disagree about NaN or infinities.
+
+    Confirmed where all else at the point is within the tolerance of one operation.
+    """
+    assert view.odd is not None
+    ops = ", ".join(_operations(view)) or "no operation"
+    after = ", ".join(view.after) or "the token ids"
+    says = (
+        f"{view.key}: {view.odd.says('the model', label)}, where {ops} was given {label}'s own "
+        f"{after}"
+    )
+    rest = view.rest
+    sure = rest <= view.tolerance
+    return Finding(
+        "nonfinite", says, "forward", CAUSES["nonfinite"].verdict, (view.key,), sure, view.key,
+        view.residual, rest if sure else None, f"{view.key}; after: its other values",
+        {"nonfinite": {view.key: asdict(view.odd)}}, label, after=view.after,
     )  # fmt: skip
 
 

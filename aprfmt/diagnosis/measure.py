@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.compare.traces import TraceLike
+from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.capture import POINTS, SLOTS, key_name
 
 Array = NDArray[Any]
@@ -33,6 +34,15 @@ def rel(mine: Any, theirs: Any) -> float:
         return 0.0
     norm = _norm(theirs) or _norm(mine)
     return away / norm if 0 < norm < math.inf else math.inf
+
+
+def apart(mine: Any, theirs: Any) -> float:
+    """Return `rel` over the elements that are finite on both sides."""
+    x, y = np.asarray(mine, np.float64).reshape(-1), np.asarray(theirs, np.float64).reshape(-1)
+    if x.size != y.size:
+        return math.inf
+    finite = np.isfinite(x) & np.isfinite(y)
+    return rel(x[finite], y[finite])
 
 
 def _norm(x: Any) -> float:
@@ -67,6 +77,13 @@ class Seen:
             return rel(cut, self.values)
         return rel(cut[self.mask], self.values[self.mask])
 
+    def both(self, mine: Array, axis: int) -> tuple[Array, Array]:
+        """Return the reference's value and this trace's on the same rows, masked entries zero."""
+        cut = self.of(mine, axis)
+        if self.mask is None or cut.shape != self.values.shape:
+            return cut, self.values
+        return np.where(self.mask, cut, 0), np.where(self.mask, self.values, 0)
+
     def into(self, mine: Array, axis: int) -> Array:
         """Return the reference's value with this trace's rows and entries put in."""
         values = self.values.astype(mine.dtype, copy=False)
@@ -81,8 +98,16 @@ class Seen:
         return out
 
 
-# A score so low can only be a mask's: half of float16's lowest.
+# A score so low can only be a mask's: half of float16's lowest. Our own backends record scores
+# before the mask, so in their traces it is a number like any other.
 MASKED = -3e4
+
+
+def takes_masks(key: str, trace: TraceLike) -> bool:
+    """Say whether a trace's values of a key may be scores with the mask already applied."""
+    facts = trace.run.get("backend")
+    ours = isinstance(facts, Mapping) and facts.get("backend") in BACKENDS
+    return key.rpartition(".")[2] == "scores" and not ours
 
 
 class Recorded:
@@ -124,8 +149,9 @@ class Recorded:
         if values is None:
             return None
         return fit(
-            np.asarray(values), record.positions, record.dtype, shape, axis_of(key), len(self.ids)
-        )
+            np.asarray(values), record.positions, record.dtype, shape, axis_of(key), len(self.ids),
+            masked=takes_masks(key, self.trace),
+        )  # fmt: skip
 
     def _part(self, key: str, shape: tuple[int, ...]) -> Seen | None:
         """Return a point out of a stage that joins several (`L0.qkv` of an APRT folder)."""
@@ -165,11 +191,13 @@ def fit(
     shape: tuple[int, ...],
     axis: int,
     tokens: int,
+    masked: bool = True,
 ) -> Seen | None:
     """Bring recorded values into the reference's shape; None where they are something else.
 
     Rows are the reference's where all tokens were recorded; else they go by position; without
-    positions they are the last ones.
+    positions they are the last ones. `masked` leaves out what only a mask can have made; a NaN is
+    never that.
     """
     note = ""
     rows: NDArray[np.int64] | None = None
@@ -195,8 +223,8 @@ def fit(
     else:
         return None
     mask = None
-    if axis == 1 and values.dtype.kind == "f":
-        counts = values > MASKED
+    if masked and axis == 1 and values.dtype.kind == "f":
+        counts = ~(values <= MASKED)
         if not counts.all():
             mask, note = counts, (note + "; " if note else "") + "masked entries left out"
     return Seen(values, rows, dtype, note, mask)

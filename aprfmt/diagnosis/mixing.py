@@ -6,11 +6,12 @@ together must make B agree with A; leaving one out again shows what that one doe
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
 
+from aprfmt.compare.nonfinite import NonFinite, census
 from aprfmt.diagnosis.measure import rel
 from aprfmt.diagnosis.shadow import plain
 from aprfmt.diagnosis.world import World
@@ -72,6 +73,16 @@ def distances(mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> dict[st
     return {key: rel(mine[key], theirs[key]) for key in mine if key in theirs}
 
 
+def odd_ones(mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> dict[str, NonFinite]:
+    """Return what is not finite at points of both passes; margins without a next are no numbers."""
+    found = {
+        key: census(mine[key], theirs[key].reshape(mine[key].shape)) for key in mine
+        if key in theirs and mine[key].size == theirs[key].size
+        and key.rpartition(".")[2] not in DISCRETE
+    }  # fmt: skip
+    return {key: odd for key, odd in found.items() if odd is not None}
+
+
 def first_beyond(found: Mapping[str, float], dtypes: tuple[str, str], moe: bool) -> str:
     """Return the first point beyond its tolerance, "" where none is."""
     bound = tolerance(*dtypes, moe=moe).rel_l2
@@ -87,19 +98,27 @@ def first_beyond(found: Mapping[str, float], dtypes: tuple[str, str], moe: bool)
 
 @dataclass(frozen=True)
 class Share:
-    """What one part does: the residual with every other part taken over, and with all of them."""
+    """What one part does: the residual with every other part taken over, and with all of them.
+
+    `odd` places what is not finite in the logits with every other part taken over.
+    """
 
     before: float
     after: float
     first: str
+    odd: NonFinite | None = None
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """What every part does, and the distances of all points with no part taken over."""
+    """What every part does, and the distances of all points with no part taken over.
+
+    `odd` places what is not finite at these points.
+    """
 
     shares: tuple[Share, ...]
     bare: Mapping[str, float]
+    odd: Mapping[str, NonFinite] = field(default_factory=dict)
 
     @property
     def rest(self) -> float:
@@ -126,12 +145,16 @@ def shares(
     reference = plain(world)
     world.weights.close()
     known: dict[tuple[int, ...], dict[str, float]] = {}
+    broken: dict[tuple[int, ...], dict[str, NonFinite]] = {}
 
     def away(*chosen: int) -> dict[str, float]:
         if chosen not in known:
             world = mixed(a, b, [parts[i] for i in chosen], ids, dtype, memory)
+            broken[chosen] = {}
             try:
-                known[chosen] = distances(reference, plain(world))
+                values = plain(world)
+                known[chosen] = distances(reference, values)
+                broken[chosen] = odd_ones(reference, values)
             except (ValueError, IndexError):
                 known[chosen] = {}  # these parts alone do not fit together
             finally:
@@ -141,10 +164,13 @@ def shares(
     every = tuple(range(len(parts)))
     found = []
     for i in every:
-        others = away(*(j for j in every if j != i))
+        left = tuple(j for j in every if j != i)
+        others = away(*left)
         first = first_beyond(others, (dtype, dtype), moe)
-        found.append(Share(_end(others), _end(away(*every)), first))
-    return Mixed(tuple(found), away(*still))
+        odd = broken[left].get("logits")
+        found.append(Share(_end(others), _end(away(*every)), first, odd))
+    bare = away(*still)
+    return Mixed(tuple(found), bare, broken[tuple(still)])
 
 
 def _end(found: Mapping[str, float]) -> float:

@@ -47,4 +47,6 @@ def _row(
         label,
         (pair is not None and pair.beyond) or (view is not None and view.flagged),
         "" if pair is None else pair.why or pair.rows,
-    )
+        pair.odd if pair is not None and pair.odd is not None else None if view is None
+        else view.odd,
+    )  # fmt: skip

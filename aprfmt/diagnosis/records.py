@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from aprfmt.causes import CAUSES, Level, Verdict
+from aprfmt.compare.nonfinite import NonFinite
 
 Confidence = Literal["confirmed", "ambiguous", "unconfirmed"]
 EXIT: Mapping[Verdict, int] = {"same": 0, "precision": 0, "bug": 1, "not_comparable": 2}
@@ -63,7 +64,8 @@ class PointRow:
 
     `direct` is the relative L2 distance of the two runs, `shadow` that of the reference's
     operation on the run's own input from the run's value; `gain` is `direct` over that of the
-    layer's input: what a spike has to be measured by. `side` is whose shadow it is.
+    layer's input: what a spike has to be measured by. `side` is whose shadow it is. `nonfinite`
+    places NaN and infinities: of the two runs, or of the shadow, whose A is the model.
     """
 
     key: str
@@ -76,6 +78,7 @@ class PointRow:
     side: str = ""
     beyond: bool = False
     note: str = ""
+    nonfinite: NonFinite | None = None
 
 
 @dataclass(frozen=True)

@@ -7,24 +7,26 @@ shows, one that was only fed wrong does not.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.compare.nonfinite import NonFinite, census
 from aprfmt.compare.traces import TraceLike
-from aprfmt.diagnosis.measure import NO_VALUES, Recorded, Seen, axis_of
+from aprfmt.diagnosis.measure import NO_VALUES, Recorded, Seen, apart, axis_of
 from aprfmt.diagnosis.world import Call, Recording, Stop, World, arrays, same_memory
 from aprfmt.inference.capture import key_name, parse_key, resolve
 from aprfmt.inference.moe import route
-from aprfmt.thresholds import one_operation, tolerance, weights_class
+from aprfmt.thresholds import DISCRETE, one_operation, tolerance, weights_class
 
 Array = NDArray[Any]
 # Points that are compared by another rule, or follow from one that is.
 _APART = ("experts", "expert_w", "router_margin")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True)  # no slots: `odd` is kept
 class View:
     """One point of a shadowed pass.
 
@@ -52,6 +54,25 @@ class View:
     def flagged(self) -> bool:
         """The reference's operation on the trace's input is not what the trace holds."""
         return self.residual is not None and not self.residual <= self.tolerance
+
+    @cached_property
+    def odd(self) -> NonFinite | None:
+        """What is not finite: in the reference's value (its A) and in the trace's (its B)."""
+        if self.seen is None or self.point in DISCRETE:
+            return None
+        mine, theirs = self.seen.both(self.mine, self.axis)
+        return census(mine, theirs) if mine.size == theirs.size else None
+
+    @property
+    def alone(self) -> bool:
+        """One side is not finite where the other holds something else."""
+        return self.odd is not None and self.odd.alone > 0
+
+    @property
+    def rest(self) -> float:
+        """The distance of what is finite on both sides."""
+        assert self.seen is not None
+        return apart(*self.seen.both(self.mine, self.axis))
 
     @property
     def axis(self) -> int:

@@ -1,7 +1,7 @@
 """Level three of two models: stored tensors, and what taking a finding away does to the pass."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from aprfmt.causes import CAUSES
 from aprfmt.compare.align import Side
@@ -9,7 +9,7 @@ from aprfmt.compare.explain.foreign import foreign
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.records import DiffReport, TensorDiff
 from aprfmt.diagnosis.levels import Levels
-from aprfmt.diagnosis.mixing import Part
+from aprfmt.diagnosis.mixing import Part, Share
 from aprfmt.diagnosis.records import Evidence, Finding
 from aprfmt.dtypes import encoding as encoding_row
 from aprfmt.model import Model
@@ -27,6 +27,7 @@ def compare_tensors(
     if unreadable:
         found.reason = f"{len(unreadable)} tensors cannot be read: {', '.join(unreadable[:3])}"
         return
+    found.evidence += not_finite(report.tensors)
     rows = [row for row in report.tensors if row.key not in explained]
     missing = [row for row in rows if row.verdict in ("ONLY_IN_A", "ONLY_IN_B")]
     _missing(a, b, missing, found)
@@ -43,6 +44,14 @@ def compare_tensors(
         finding, part = _strange(left)
         found.add(_another(a, b, finding, part, found), part)
     _extras(a, b, missing, found)
+
+
+def not_finite(rows: Sequence[TensorDiff]) -> Iterator[Evidence]:
+    """Yield where tensors hold NaN or infinities: on one side alone first, then on both alike."""
+    odd = [(row.key, row.stats.nonfinite) for row in rows
+           if row.stats is not None and row.stats.nonfinite is not None]  # fmt: skip
+    for key, found in sorted(odd, key=lambda one: not one[1].alone):
+        yield Evidence("tensor", f"{key}: {found.says()}", (key,), float(found.alone))
 
 
 def _another(a: Model, b: Model, finding: Finding, part: Part, found: Levels) -> Finding:
@@ -140,6 +149,9 @@ def _findings(report: DiffReport, explained: set[str]) -> Iterator[tuple[Finding
             continue
         before = [row.residual_before for row in made if row.residual_before is not None]
         after = [row.residual_after for row in made if row.residual_after is not None]
+        stats = [(key, by_key[key].stats) for key in keys]
+        odd = {key: asdict(row.nonfinite) for key, row in stats
+               if row is not None and row.nonfinite is not None}  # fmt: skip
         where = tuple(dict.fromkeys(key for row in made for key in row.where))
         yield (
             Finding(
@@ -152,7 +164,8 @@ def _findings(report: DiffReport, explained: set[str]) -> Iterator[tuple[Finding
                 residual_before=max(before, default=None),
                 residual_after=max(after, default=None),
                 of="stored values",
-                values={"evidence": [list(row.evidence) for row in made[:8]]},
+                values={"evidence": [list(row.evidence) for row in made[:8]]}
+                | ({"nonfinite": odd} if odd else {}),
             ),
             Part((), keys),
         )
@@ -205,15 +218,20 @@ def _strange(rows: Sequence[TensorDiff]) -> tuple[Finding, Part]:
     )  # fmt: skip
 
 
-def settled(finding: Finding, before: float, after: float, first: str, bound: float) -> Finding:
-    """Return a finding with what taking it away does to the pass."""
-    shows = before > bound
+def settled(finding: Finding, share: Share, bound: float) -> Finding:
+    """Return a finding with what taking it away does to the pass.
+
+    Logits that are no numbers on one side alone are a bug, whatever the finding would be else.
+    """
+    before, after, first = share.before, share.after, share.first
+    shows = not before <= bound
     gone = after <= bound
     own = finding.residual_before is not None and finding.of == "stored values"
     # That another tensor in its place removes a difference says nothing of what the tensor is.
     proof = finding.level != "tensor" or finding.cause == "missing_bias"
     confirmed = (shows and gone and proof) or (finding.confirmed and (gone or own))
-    if finding.verdict == "same" and shows:
+    broken = share.odd is not None and share.odd.alone > 0 and finding.verdict == "precision"
+    if (finding.verdict == "same" and shows) or broken:
         finding, confirmed = replace(finding, verdict="bug"), False
     if finding.level == "config" and not shows:
         confirmed = False

@@ -5,6 +5,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from aprfmt.compare.traces import records_ids
 from aprfmt.diagnosis import conclude, direct
 from aprfmt.diagnosis.blank import blank_trace, rounding_hides
@@ -41,6 +43,7 @@ class Walk:
     traces: dict[str, Trace] = field(default_factory=dict)
     judged: dict[str, Judged] = field(default_factory=dict)
     points: list[PointRow] = field(default_factory=list)
+    pairs: Sequence[direct.Pair] = ()
 
     def done(self, reason: str = "") -> Diagnosis:
         """Return what was found so far."""
@@ -192,6 +195,7 @@ class Walk:
 
     # --- the forward pass -------------------------------------------------------------------
 
+    @np.errstate(all="ignore")  # what is not finite is named with its place, not warned of
     def _forward(self) -> None:
         assert self.ids is not None
         dtype = self._dtype()
@@ -229,10 +233,10 @@ class Walk:
         bound = tolerance(dtype, dtype, moe=moe).rel_l2
         still = [i for i, finding in enumerate(levels.findings) if finding.verdict == "same"]
         found = shares(a, b, levels.parts, self.ids, dtype, self.memory, still)
-        self._rows([direct.Pair(key, value, bound) for key, value in found.bare.items()])
+        self._paired(direct.of_distances(found.bare, found.odd, bound))
         for i, (finding, share) in enumerate(zip(levels.findings, found.shares, strict=True)):
-            levels.findings[i] = settled(finding, share.before, share.after, share.first, bound)
-            if share.before > bound:
+            levels.findings[i] = settled(finding, share, bound)
+            if not share.before <= bound:
                 text = (
                     f"with everything else as in A, {finding.cause} makes the logits differ by "
                     f"{share.before:.3g}, first at {share.first}; taken over too: {share.after:.3g}"
@@ -320,7 +324,7 @@ class Walk:
             return
         a, b = self.traces["A"], self.traces["B"]
         pairs = direct.compared(a, b, tokens, moe)
-        self._rows(pairs)
+        self._paired(pairs)
         compared = sum(pair.residual is not None for pair in pairs)
         self.levels.checked.append(f"both runs with each other: {compared} points")
         for pair in pairs:
@@ -339,9 +343,11 @@ class Walk:
                         "--model"
                     )
 
-    def _rows(self, pairs: Sequence[direct.Pair]) -> None:
-        passes = {label: found.examined.before for label, found in self.judged.items()}
-        self.points = point_rows(pairs, passes)
+    def _paired(self, pairs: Sequence[direct.Pair]) -> None:
+        """Keep the points of both sides, and say where both are not finite alike."""
+        self.pairs = pairs
+        self.levels.evidence += direct.both_sides(pairs)
+        self.points = point_rows(pairs, {k: v.examined.before for k, v in self.judged.items()})
 
     # --- what it comes to -------------------------------------------------------------------
 
@@ -359,6 +365,9 @@ class Walk:
             ):
                 levels.findings.append(finding)
         levels.evidence += conclude.spikes(self.points)
+        broken = direct.not_finite(self.pairs)
+        if broken is not None and not any(row.verdict == "bug" for row in levels.findings):
+            levels.findings.append(broken)
         if any(finding.verdict in ("bug", "precision") for finding in levels.findings):
             return
         rounded = conclude.rounding(self.points, levels.findings, levels.evidence)

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.compare.traces import (
@@ -38,12 +39,17 @@ from aprfmt.inference.parity.records import (
     RunFacts,
 )
 from aprfmt.inference.parity.request import Request
-from aprfmt.inference.parity.survey import survey
-from aprfmt.inference.parity.verdict import fused_check, points_check, verdict_of
+from aprfmt.inference.parity.survey import Survey, survey
+from aprfmt.inference.parity.verdict import (
+    finite_checks,
+    fused_check,
+    points_check,
+    verdict_of,
+)
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.trace_file import Spool
-from aprfmt.outcome import Check, Report
+from aprfmt.outcome import Report
 from aprfmt.thresholds import Measured
 
 if TYPE_CHECKING:
@@ -54,6 +60,7 @@ PLAIN_ROWS = 64
 ARBITER = Choice("arbiter", "numpy", "cpu", "float64", "float64 arbiter")
 
 
+@np.errstate(all="ignore")  # what is not finite is named with its place, not warned of
 def parity(
     model: "Model", choices: Sequence[Choice], request: Request, base: "Model | None" = None
 ) -> Parity:
@@ -169,11 +176,7 @@ def _pair(
     diff, before = compare_runs(b, a, flips, request.calibrated, bool(model.hyper["n_experts"]))
     x, y = a.values("logits"), b.values("logits")
     point = next((p for p in diff.points if p.key == "logits"), None)
-    own = None
-    if diff.first is not None and not choices[0].is_engine:
-        reference = choices[0].open(deterministic=request.deterministic, threads=request.threads)
-        own = survey(model, reference, a, b, request)
-    amplified = own if own is not None and own.clean else None
+    amplified = _amplified(model, choices[0], a, b, diff, request)
     if amplified is not None and point is not None and point.rel_l2 is not None:
         point = replace(point, tolerance=max(point.tolerance, point.rel_l2), beyond=False)
     within = point is not None and not point.beyond and not point.why
@@ -198,23 +201,28 @@ def _pair(
         text=request.text is not None, vocab=int(model.hyper["vocab_size"]),
         where=str(choices[index]),
     )  # fmt: skip
-    for trace, choice in ((a, choices[0]), (b, choices[index])):
-        if trace.nonfinite:
-            checks.append(
-                Check("finite", "FAIL", str(choice), f"NaN or infinity first at {trace.nonfinite}",
-                      "finite values", "trace that run with --points all")
-            )  # fmt: skip
+    checks += finite_checks(((a, choices[0]), (b, choices[index])))
     report = Report(f"{choices[index]} against {choices[0]}", tuple(checks))
     verdict, cause = verdict_of(diff, report, operations, amplified, bool(flips), before)
-    recorded = None
-    if cell is not None and choices[index].is_engine:
-        recorded = b.values(cell.key)
-        if recorded is not None and cell.rows:
-            recorded = recorded[..., list(cell.rows)]
+    recorded = b.values(cell.key) if cell is not None and choices[index].is_engine else None
+    if recorded is not None and cell is not None and cell.rows:
+        recorded = recorded[..., list(cell.rows)]
     return Pair(
         0, index, diff, logits, tuple(flips), losses, tuple(operations), report, verdict, cause,
         cell, recorded, before,
     )  # fmt: skip
+
+
+def _amplified(
+    model: "Model", first: Choice, a: Trace, b: Trace, diff: TraceDiff, request: Request
+) -> Survey | None:
+    """Judge the operations where a point is beyond; None unless all are right, or NaN is there."""
+    broken = any(p.nonfinite is not None and p.nonfinite.alone for p in diff.points)
+    if diff.first is None or first.is_engine or broken:
+        return None
+    reference = first.open(deterministic=request.deterministic, threads=request.threads)
+    found = survey(model, reference, a, b, request)
+    return found if found.clean else None
 
 
 def compare_runs(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from aprfmt.arch import ARCHS
 from aprfmt.arch.hyper import checked
 from aprfmt.arch.values import MAX_SIZE
+from aprfmt.compare.nonfinite import alike
 from aprfmt.errors import (
     AprfmtError,
     ArchError,
@@ -315,8 +316,10 @@ def replay(path: Path, between: Sequence[str] = ()) -> Replayed:
             f"{path}: {choices[1]} is an engine, which computes no single operation; name a backend"
         )
     found = bundle.found if engine else run_cell(bundle, choices[1].open(), path)
-    delta = np.abs(np.asarray(found, np.float64).reshape(-1)
-                   - np.asarray(expected, np.float64).reshape(-1))  # fmt: skip
+    x, y = (np.asarray(value, np.float64).reshape(-1) for value in (found, expected))
+    with np.errstate(invalid="ignore"):
+        delta = np.where(alike(x, y), 0.0, np.abs(x - y))
+    delta[np.isnan(delta)] = np.inf  # one side alone is no number
     at = int(np.argmax(delta)) if delta.size else 0
     place = tuple(int(i) for i in np.unravel_index(at, expected.shape)) if delta.size else ()
     return Replayed(

@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from aprfmt.compare.traces import arithmetic, backend_name, weights_between
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.inference.device import Choice
@@ -59,6 +61,7 @@ class Calibration:
         }
 
 
+@np.errstate(all="ignore")
 def calibrate(
     model: "Model", choices: Sequence[Choice], request: Request, repeats: int
 ) -> Calibration:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.compare.nonfinite import alike
 from aprfmt.compare.traces import PointDiff, TraceDiff, arithmetic, backend_name
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends.base import Backend
@@ -126,10 +127,16 @@ def _input_distance(cell_key: str, key: str, a: Trace, b: Trace) -> float | None
 
 
 def rel_l2(found: Numbers, expected: Numbers) -> float:
-    """Return the relative L2 distance; infinite where shapes or finiteness differ."""
+    """Return the relative L2 distance; infinite where sizes differ, or one side is not finite.
+
+    What is not finite and alike on both sides is no difference.
+    """
     x, y = (np.asarray(v, np.float64).reshape(-1) for v in (found, expected))
-    if x.size != y.size or not np.isfinite(x).all():
+    if x.size != y.size:
         return float("inf")
-    norm = float(np.linalg.norm(y))
-    gap = float(np.linalg.norm(x - y))
-    return gap / norm if norm else float("inf") if gap else 0.0
+    same = alike(x, y)
+    if not (same | (np.isfinite(x) & np.isfinite(y))).all():
+        return float("inf")
+    norm = float(np.linalg.norm(np.where(np.isfinite(y), y, 0.0)))
+    gap = float(np.linalg.norm(np.where(same, 0.0, x) - np.where(same, 0.0, y)))
+    return 0.0 if gap == 0 else gap / norm if 0 < norm < np.inf else float("inf")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.compare.nonfinite import alike
 from aprfmt.compare.traces import PointDiff
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import parse_key
@@ -22,6 +23,7 @@ TOP_K = 5
 _ROWS = 64
 
 
+@np.errstate(all="ignore")  # what is not finite is judged, not warned of
 def compare_logits(a: Numbers, b: Numbers, ids: Sequence[int], within: bool) -> LogitsDiff:
     """Compare logits [tokens, vocab] of the reference `a` and of `b`; losses are of ids[1:].
 
@@ -35,9 +37,10 @@ def compare_logits(a: Numbers, b: Numbers, ids: Sequence[int], within: bool) -> 
     for start in range(0, len(a), _ROWS):
         x = np.asarray(a[start : start + _ROWS], np.float64)
         y = np.asarray(b[start : start + _ROWS], np.float64)
-        delta = np.abs(x - y)
+        delta = np.where(alike(x, y), 0.0, np.abs(x - y))
+        delta[np.isnan(delta)] = np.inf  # one side alone is no number
         squares += float(np.sum(delta**2))
-        norm += float(np.sum(x**2))
+        norm += float(np.sum(np.where(np.isfinite(x), x, 0.0) ** 2))
         largest = max(largest, float(np.max(delta, initial=0.0)))
         p, q = log_probabilities(x), log_probabilities(y)
         kl += [float(value) for value in np.sum(np.exp(p) * (p - q), axis=-1)]
@@ -51,9 +54,9 @@ def compare_logits(a: Numbers, b: Numbers, ids: Sequence[int], within: bool) -> 
                 margins = float(x[row, i] - x[row, j]), float(y[row, j] - y[row, i])
                 flips.append(Flip(start + row, i, j, *margins, float(delta[row].max()), within))
     count = max(len(a), 1)
-    rel = math.sqrt(squares / norm) if norm else math.inf * (squares > 0)
+    rel = 0.0 if squares == 0 else math.sqrt(squares / norm) if norm else math.inf
     return LogitsDiff(
-        len(a), 0.0 if math.isnan(rel) else rel, largest, agree / count, k, overlap / count,
+        len(a), rel, largest, agree / count, k, overlap / count,
         tuple(flips), float(np.mean(kl)), float(np.max(kl)), loss(a, ids), loss(b, ids),
     )  # fmt: skip
 
@@ -212,6 +215,8 @@ def _flip(
         return ExpertFlip(key, position, tuple(gone), tuple(came), margin, None, False)
     largest = float(np.max(np.abs(np.asarray(x[row], np.float64) - y[row])))
     gap = float(np.min(x[row][gone]) - np.max(x[row][came])) if came else 0.0
+    if not math.isfinite(largest):
+        return ExpertFlip(key, position, tuple(gone), tuple(came), margin, largest, False)
     # The router may choose by something else than its logits (groups, a correction): then its own
     # margin, in scores, which move less than the logits do, is what rounding has to close.
     closed = gap <= 2 * largest or (margin is not None and margin <= 2 * largest)

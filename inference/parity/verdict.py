@@ -3,13 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.compare.traces import PointDiff, TraceDiff
+from aprfmt.inference.device import Choice
 from aprfmt.inference.parity.operations import rel_l2
 from aprfmt.inference.parity.records import Operation, Verdict
 from aprfmt.inference.parity.survey import Survey
+from aprfmt.inference.trace import Trace
 from aprfmt.outcome import Check, Report
+from aprfmt.thresholds import DISCRETE
 
 Numbers = NDArray[Any]
 # Where rounding is amplified, another order of the same operations may be this many times further
@@ -50,10 +54,11 @@ def points_check(diff: TraceDiff, amplified: Survey | None, where: str) -> Check
             f"first {first.key} at relative L2 {first.rel_l2:.3g}; {_told(amplified)}",
             "all within, or every operation right on the run's own inputs",
         )  # fmt: skip
+    odd = _odd(first)
     return Check(
         "points", "FAIL", where,
         f"{len(beyond)} of {diff.compared} points beyond, the first {first.key} at relative L2 "
-        f"{first.rel_l2:.3g}", f"at most {first.tolerance:.3g} ({first.reason})",
+        f"{first.rel_l2:.3g}{odd}", f"at most {first.tolerance:.3g} ({first.reason})",
         "write a reproduction with --bundle FILE",
     )  # fmt: skip
 
@@ -70,9 +75,15 @@ def verdict_of(
     if not diff.compared:
         return "not_comparable", "no point has values on both sides"
     if report.outcome == "FAIL":
+        if spread := _spread(diff):
+            return "bug", f"finite: {spread}"
         wrong = next((operation for operation in operations if operation.wrong), None)
         if wrong is not None:
-            return "bug", f"the operation that makes {wrong.key} is wrong on equal inputs"
+            odd = _odd(next((point for point in diff.points if point.key == wrong.key), None))
+            return "bug", f"the operation that makes {wrong.key} is wrong on equal inputs{odd}"
+        first = next((point for point in diff.points if point.beyond), None)
+        if first is not None and _odd(first):
+            return "bug", f"{first.key} is not finite{_odd(first)}"
         if diff.first is not None:
             return "bug", (
                 f"{diff.first} is beyond its tolerance; every operation taken alone is within its "
@@ -87,6 +98,44 @@ def verdict_of(
     if flipped:
         return "precision", f"rounding sent tokens to other experts; {len(before)} points cut"
     return "precision", "rounding, within tolerance at every point"
+
+
+def finite_checks(runs: Sequence[tuple[Trace, Choice]]) -> list[Check]:
+    """Fail every run with a NaN or an infinity; the first point is named, with index and count."""
+    checks = []
+    for trace, choice in runs:
+        key = trace.nonfinite
+        if not key:
+            continue
+        values = trace.values(key)
+        at = ""
+        if values is not None:
+            bad = np.argwhere(~np.isfinite(values))
+            at = f": {len(bad)} of {values.size} values, the first at {bad[0].tolist()}"
+        checks.append(
+            Check("finite", "FAIL", str(choice), f"NaN or infinity first at {key}{at}",
+                  "finite values", "trace that run with --points all")
+        )  # fmt: skip
+    return checks
+
+
+def _spread(diff: TraceDiff) -> str:
+    """Say where both runs are not finite alike before the first point that differs, "" if nowhere.
+
+    What NaN does to later points is each backend's own, and no difference to look into.
+    """
+    for point in diff.points:
+        if point.beyond:
+            return ""
+        if point.nonfinite is not None and point.key.rpartition(".")[2] not in DISCRETE:
+            return f"{point.key}: {point.nonfinite.says('this run', 'the reference')}"
+    return ""
+
+
+def _odd(point: PointDiff | None) -> str:
+    """Say where one run alone is not finite at a point, "" where none is."""
+    odd = None if point is None else point.nonfinite
+    return f"; {odd.says('this run', 'the reference')}" if odd is not None and odd.alone else ""
 
 
 def _told(found: Survey) -> str:

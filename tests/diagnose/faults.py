@@ -340,6 +340,8 @@ ENGINES: tuple[Fault, ...] = (
     engine("numbers", "qwen2", "eps, base and window at once",
            ("norm_eps", "rope_theta", "sliding_window"), "norm_eps", fine=True,
            hp={"norm_eps": 1e-6, "rope_theta": 1e4, "sliding_window": None}),
+    engine("nan-activation", "llama", "one value of one activation is NaN", "nonfinite",
+           "L0.ffn_act", fine=True, backend=lambda: broken("activate", one_nan)),
     engine("bias-elsewhere", "qwen2", "q recorded before its bias", "capture_point", "L0.q",
            fine=True, verdict="same", rename=recorded_as("q", "q_mm")),
     engine("stream-elsewhere", "llama", "what a layer adds recorded as its output",
@@ -348,6 +350,13 @@ ENGINES: tuple[Fault, ...] = (
            verdict="same", rows="last"),
     engine("clean-trace", "deepseek_v2", "nothing", (), (), verdict="same", fine=True),
 )  # fmt: skip
+
+
+def one_nan(op: Any, x: Any, kind: str, **how: Any) -> Any:
+    """Return an activation with one value that is no number."""
+    y = np.array(op(x, kind, **how))
+    y[6, 11] = np.nan
+    return y
 
 
 def only_third() -> Callable[..., Any]:
@@ -463,6 +472,11 @@ def one_more_and_a_factor(rows: files.Rows) -> None:
     files.edit(UP, lambda x: x * 1.25)(rows)
 
 
+def overflowed(x: Any) -> Any:
+    x[2, 7] = np.inf
+    return x
+
+
 def noisy(x: Any) -> Any:
     return x + 0.05 * np.random.default_rng(3).standard_normal(x.shape)
 
@@ -479,6 +493,8 @@ def two_edits(rows: files.Rows) -> None:
 FILES: tuple[Fault, ...] = (
     damaged("demo-mislabel", "demo", "BF16 bytes tagged F16", "dtype_mislabel",
             "token_embd.weight", upstream=(8,), tensors=files.relabel("F16")),
+    damaged("one-infinity", "llama", "one weight is infinite", "nonfinite", "L1.ffn_up.weight",
+            tensors=files.edit(UP, overflowed)),
     damaged("mislabel-one", "llama", "one tensor's label", "dtype_mislabel", "L1.attn_q.weight",
             dtype="bfloat16", upstream=(8,),
             tensors=files.relabel("F16", f"{L1}self_attn.q_proj.weight")),

@@ -60,7 +60,7 @@ def test_tables_name_causes_of_the_one_table() -> None:
     assert set(HYPER_CAUSES.values()) - {""} <= set(CAUSES)
     assert set(SHOWN_BY) <= set(HYPER_NAMES)
     told_by_tensors = {  # a pass shows some as stale_tensor, and others not at all
-        "endianness", "byte_offset", "none", "extra_tensor", "permuted_neurons",
+        "endianness", "byte_offset", "none", "extra_tensor", "nonfinite", "permuted_neurons",
         "permuted_heads", "permuted_experts",
     }  # fmt: skip
     proposed = {"gqa_mapping", "rope_pairing", "layer_order", "rounding", "capture_rows"}

@@ -1,4 +1,4 @@
-"""Unusual text is no bug: healthy models on it, in every arithmetic; and what is wrong all the same.
+"""Unusual text is no bug, in any arithmetic; what is wrong is found on it all the same.
 
 Seen red: a loss bound that knows neither the dtype nor the size of the values, rows behind an
 expert's flip held against the run, the scores of their keys too, text that no run does well on.
@@ -160,7 +160,7 @@ def test_rounding_stays_inside_the_bound_and_a_shift_of_labels_does_not(
             assert found.bound < ROUNDOFF[backend.dtype] * 3e3 + 1e-3
             with monkeypatch.context() as patch:
                 patch.setitem(
-                    outcomes.OWN_LOSSES, name,  # type: ignore[arg-type]
+                    outcomes.OWN_LOSSES, name,
                     lambda b, x, y: right(b, x, np.roll(y, 1)),
                 )  # fmt: skip
                 wrong = own_loss(backend, stored, ids)
@@ -180,7 +180,7 @@ def test_a_loss_that_is_no_number_is_beyond_every_bound(
         found[7] = wrong
         return found
 
-    monkeypatch.setitem(outcomes.OWN_LOSSES, backend.name, losses)  # type: ignore[arg-type]
+    monkeypatch.setitem(outcomes.OWN_LOSSES, backend.name, losses)
     assert own_loss(backend, logits, ids).off == math.inf
 
 
@@ -219,7 +219,7 @@ def test_a_wrong_loss_is_found_in_coarse_arithmetic(
 ) -> None:
     right = outcomes.OWN_LOSSES["torch"]
     monkeypatch.setitem(
-        outcomes.OWN_LOSSES, "torch",  # type: ignore[arg-type]
+        outcomes.OWN_LOSSES, "torch",
         lambda b, x, y: right(b, x, np.roll(y, 1)),
     )  # fmt: skip
     found = compared(judged("qwen2").folder, ("numpy", f"torch:cpu:{dtype}"), IDS)

@@ -5,9 +5,11 @@ SAMPLE_ROWS rows for every hypothesis; each guess that holds on the sample costs
 The index of all other tensors reads four rows of each, once for a comparison.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from aprfmt.causes import CAUSES
 from aprfmt.compare.align import Pair, Side
 from aprfmt.compare.explain.case import Case, row_distances
 from aprfmt.compare.explain.compound import remainder, rereadings
@@ -53,6 +55,34 @@ def _explain(a: Side, b: Side, context: Context, key: str) -> Explanation | None
         return None if shaped is None else shaped[0]
     if not case.before.changed:
         return None
+    return _with_numbers(case, _of_values(case))
+
+
+def _with_numbers(case: Case, found: Explanation | None) -> Explanation | None:
+    """Say where one side alone is not finite; no rounding and no equal function is confirmed on it.
+
+    Only a defect whose transformation gives the very same bits or values explains such numbers.
+    """
+    odd = case.before.nonfinite
+    if odd is None or not odd.alone:
+        return found
+    if found is not None and found.confirmed and CAUSES[found.cause].verdict == "bug":
+        return replace(found, evidence=(*found.evidence, odd.says()))
+    says: tuple[str, ...]
+    says = (f"{odd.side} is not finite where the other side is, or holds another such value",
+            odd.says())  # fmt: skip
+    others = case.before.changed - odd.alone
+    equal = others == 0 or (case.slack() > 0 and case.before.rest <= case.slack())
+    if equal:
+        within = " within the rounding of the coarser encoding" if others else ""
+        says = (*says, f"all other values are equal{within}")
+    if found is not None and found.cause != "stale_tensor":
+        says = (*says, f"{found.cause}, which is not confirmed:", *found.evidence)
+    after = case.before.rest if equal else None
+    return Explanation("nonfinite", (case.key,), says, case.before.relative, after, equal)
+
+
+def _of_values(case: Case) -> Explanation | None:
     found = _tried(case)
     if found is None or not found[0].confirmed:
         part = _of_part(case)
@@ -104,6 +134,8 @@ def _confirmed(case: Case, guess: Guess, shapes: bool) -> Explanation | None:
     equal = not after.changed
     if guess.slack:
         equal = after.relative <= guess.slack and not after.stray
+    if not math.isfinite(after.relative):
+        return None  # it leaves numbers that no bound can judge
     if before is not None and after.relative > 0.5 * before and after.changed:
         return None
     says = guess.says

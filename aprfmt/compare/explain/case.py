@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.explain.records import Guess
+from aprfmt.compare.nonfinite import Census, NonFinite
 from aprfmt.compare.values import wide
 
 if TYPE_CHECKING:
@@ -26,7 +28,8 @@ class Distance:
     `stray` counts rows far beyond the slack that was asked for: a few large rows must not speak
     for the others.
     `norms` are ||l|| and ||r||; all are over the values finite on both sides, but `relative` and
-    `largest` are infinite where one side alone is not finite.
+    `largest` are infinite where one side alone is not finite: `rest` is the distance of the others
+    then, and `nonfinite` has the places.
     """
 
     relative: float
@@ -35,6 +38,8 @@ class Distance:
     largest: float
     norms: tuple[float, float] = (0.0, 0.0)
     stray: int = 0
+    rest: float = 0.0
+    nonfinite: NonFinite | None = None
 
 
 class Case:
@@ -78,10 +83,11 @@ class Case:
         if known is not None and known.stats is not None and self.known:
             stats = known.stats
             norms = stats.norm_a, stats.norm_b
-            away = stats.rel_l2 * stats.norm_a / max(norms) if max(norms) else 0.0
+            away = rest = stats.rel_l2 * stats.norm_a / max(norms) if max(norms) else 0.0
             if stats.max_abs_diff == float("inf"):
                 away = stats.max_abs_diff
-            return Distance(away, stats.changed, stats.count, stats.max_abs_diff, norms)
+            return Distance(away, stats.changed, stats.count, stats.max_abs_diff, norms, 0, rest,
+                            stats.nonfinite)  # fmt: skip
         return self.distance(self.a.take, self.b.take, None)
 
     @cached_property
@@ -123,8 +129,10 @@ class Case:
         changed = count = stray = 0
         largest = 0.0
         broken = False
+        odd = Census()
         for index in self.windows(rows):
             x, y = wide(left(index)), wide(right(index))
+            odd.add(x.reshape(-1), y.reshape(-1))
             differs = (x != y) & ~(np.isnan(x) & np.isnan(y))
             finite = np.isfinite(x) & np.isfinite(y)
             broken = broken or bool((differs & ~finite).any())
@@ -140,10 +148,12 @@ class Case:
             changed, count = changed + int(differs.sum()), count + differs.size
             largest = max(largest, float(np.abs(delta).max(initial=0.0)))
         norm = max(ll, rr)
-        relative = (dd / norm) ** 0.5 if dd else 0.0
+        relative = rest = (dd / norm) ** 0.5 if dd else 0.0
         if broken or not np.isfinite(relative):
             relative = largest = float(np.inf)
-        return Distance(relative, changed, count, largest, (ll**0.5, rr**0.5), stray)
+        shape = self.shape if rows is None and prod(self.shape) == count else (count,)
+        return Distance(relative, changed, count, largest, (ll**0.5, rr**0.5), stray, rest,
+                        odd.result(shape))  # fmt: skip
 
     def holds_on_sample(self, guess: Guess) -> bool:
         """Say whether a guess makes the sample's rows equal."""

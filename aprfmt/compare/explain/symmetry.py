@@ -238,6 +238,8 @@ def _equal(
 
     slack = case.slack()
     after = case.distance(case.a.take, right, None, slack)
+    if after.nonfinite is not None:
+        return None  # an equal function is not shown by what is no number
     if after.changed and not (slack and after.relative <= slack and not after.stray):
         return None
     moved = np.flatnonzero(order != np.arange(len(order)))

@@ -168,11 +168,12 @@ def test_the_loss_on_the_gpu_is_that_of_the_logits(machine: Any, dtype: str) -> 
     backend = BACKENDS["cupy"]("cuda", dtype)
     logits = backend.to_numpy(backend.array(random.standard_normal((20, 97)).astype(np.float32)))
     ids = [int(i) for i in random.integers(0, 97, 20)]
-    found, why = own_loss(backend, logits, ids)
+    found = own_loss(backend, logits, ids)
     wide = logits[:-1].astype(np.float64)
     logs = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
     wanted = -np.mean(logs[np.arange(19), ids[1:]])
-    assert why == "" and found == pytest.approx(wanted, rel=1e-5)
+    assert found.why == "" and found.nats == pytest.approx(wanted, rel=1e-5)
+    assert found.off is not None and found.bound is not None and found.off <= found.bound
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,45 @@
+"""How far two values of one capture point are apart, and which of them are no numbers."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from aprfmt.compare.nonfinite import Census, NonFinite, alike
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Distances of two values of a point: over what is finite, infinite where one side is not."""
+
+    rel: float
+    largest: float
+    at: tuple[int, ...] | None
+    rms: float
+    bits: bool
+    count: int
+    nonfinite: NonFinite | None
+
+
+def measure(x: Any, y: Any, chosen: Any, places: Any, shape: tuple[int, ...]) -> Apart:
+    """Measure flat float64 values; y is the reference.
+
+    Those count that are `chosen` (bool, one each), which stand at `places`.
+    """
+    import numpy as np
+
+    odd = Census()
+    with np.errstate(invalid="ignore", over="ignore"):
+        odd.add(np.where(chosen, x, 0.0), np.where(chosen, y, 0.0))
+        x, y = x[places], y[places]
+        same = alike(x, y)
+        finite = np.isfinite(x) & np.isfinite(y)
+        delta = np.where(same, 0.0, np.where(finite, np.abs(x - y), np.inf))
+        norm = float(np.sqrt(np.sum(np.where(finite, y, 0.0) ** 2)))
+        distance = float(np.sqrt(np.sum(delta**2)))
+    at = int(np.argmax(delta)) if delta.size else 0
+    largest = float(delta[at]) if delta.size else 0.0
+    rel = 0.0 if distance == 0 else distance / norm if 0 < norm < np.inf else np.inf
+    index = tuple(int(i) for i in np.unravel_index(int(places[at]), shape)) if x.size else None
+    return Apart(
+        float(rel), largest, index, norm / float(np.sqrt(max(y.size, 1))), bool(same.all()),
+        int(x.size), odd.result(shape),
+    )  # fmt: skip

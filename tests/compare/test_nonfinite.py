@@ -1,0 +1,272 @@
+"""A NaN or an infinity on one side is a bug with place, index and count; nowhere is it rounding.
+
+Seen red: `rounding (confirmed)` with a residual of inf and exit 0, WITHIN by a mean square error
+over what was left, the same NaN on both sides taken for a difference.
+"""
+
+import math
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from aprfmt.compare.nonfinite import Census, census
+from aprfmt.compare.tensors import steps_between
+from aprfmt.compare.values import Accumulator
+from aprfmt.conversion import convert
+from aprfmt.diagnosis.conclude import rounding
+from aprfmt.diagnosis.measure import fit, rel
+from aprfmt.diagnosis.mixing import Share
+from aprfmt.diagnosis.records import Finding, PointRow
+from aprfmt.diagnosis.tensors import settled
+from aprfmt.inference.parity.operations import rel_l2
+from aprfmt.inference.parity.outcomes import compare_logits
+from aprfmt.model import open_model
+from tests.cli.run import Done, aprfmt
+from tests.diagnose import files
+from tests.diagnose.engines import tiny_folder
+from tests.models import IDS
+
+WRONG = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+UP, KEY, AT = "model.layers.1.mlp.up_proj.weight", "L1.ffn_up.weight", (3, 5)
+TOKENS = ("--ids", ",".join(map(str, IDS)))
+Edit = Callable[[Any], None]
+
+
+def alone(found: Any, at: tuple[int, ...], count: int, side: str = "b") -> None:
+    """Assert what JSON says of a place: index, how many, and on which side."""
+    assert found is not None
+    assert (found["alone"], tuple(found["at"]), found[side]) == (count, at, count)
+    assert found["a" if side == "b" else "b"] == 0
+
+
+def sentence(at: tuple[int, ...], count: int, total: int) -> str:
+    return f"at {count} of {total} values (A has 0, B {count}), the first at {list(at)}"
+
+
+# --- weights ------------------------------------------------------------------------------------
+
+
+@cache
+def folder(name: str, encoding: str, value: float | None = None) -> Path:
+    """Return the tiny llama with one weight stored in `encoding`, one of its elements changed."""
+
+    def change(rows: files.Rows) -> None:
+        x = files.values(rows, UP)
+        if value is not None:
+            x[AT] = value
+        with np.errstate(over="ignore"):
+            stored = x.astype(DTYPES[encoding])
+        rows[UP] = (encoding, tuple(x.shape), stored.tobytes())
+
+    return files.copy(tiny_folder("llama"), f"nonfinite-{name}-{encoding}", tensors=change)
+
+
+def tensor(done: Done, key: str = KEY) -> Any:
+    return next(row for row in done.json["tensors"] if row["key"] == key)
+
+
+@pytest.mark.parametrize(
+    ("encodings", "wrong"),
+    [
+        ("F32 F32", "nan"), ("F16 F16", "inf"), ("BF16 BF16", "-inf"), ("F32 F16", "nan"),
+        ("F32 BF16", "inf"), ("BF16 BF16", "nan"),
+    ],
+)  # fmt: skip
+def test_one_element_of_one_side(encodings: str, wrong: str) -> None:
+    first, second = encodings.split()
+    a, b = folder("whole", first), folder(wrong, second, WRONG[wrong])
+    size = 72 * 48
+    for x, y, side in ((a, b, "b"), (b, a, "a")):
+        done = aprfmt("diff", x, y, "--json", "--accept", "within")
+        row = tensor(done)
+        assert (done.code, row["verdict"]) == (1, "DIFFERENT")
+        alone(row["stats"]["nonfinite"], AT, 1, side)
+        assert row["explanation"]["cause"] in ("nonfinite", "bit_rot")
+        found = aprfmt("diagnose", x, y, *TOKENS, "--json")
+        assert (found.code, found.json["verdict"]) == (1, "bug")
+        assert found.json["cause"] in ("nonfinite", "bit_rot") and KEY in found.json["where"]
+        alone(found.json["causes"][0]["values"]["nonfinite"][KEY], AT, 1, side)
+    said = sentence(AT, 1, size)
+    assert said in aprfmt("diff", a, b).out
+    told = aprfmt("diagnose", a, b, *TOKENS).out
+    assert f"{KEY}: NaN or infinity on one side {said}" in told and wrong in told
+
+
+@pytest.mark.parametrize("value", [1e6, -7e4])
+def test_a_value_that_overflowed_in_the_coarser_type_is_no_rounding(value: float) -> None:
+    """Rounding A to F16 gives B's infinity, to the bit: equal, and no number all the same."""
+    a, b = folder(f"large{value}", "F32", value), folder(f"large{value}", "F16", value)
+    row = tensor(aprfmt("diff", a, b, "--json"))
+    assert row["verdict"] == "DIFFERENT" and row["explanation"]["cause"] == "nonfinite"
+    alone(row["stats"]["nonfinite"], AT, 1)
+    done = aprfmt("diagnose", a, b, *TOKENS, "--json")
+    assert (done.code, done.json["verdict"], done.json["cause"]) == (1, "bug", "nonfinite")
+    assert [row["cause"] for row in done.json["causes"] if row["confidence"] == "confirmed"] == [
+        "nonfinite"
+    ]
+
+
+@pytest.fixture(scope="module")
+def quantized(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    into = tmp_path_factory.mktemp("nonfinite")
+    found = {}
+    for name in ("Q8_0", "Q4_K", "IQ4_NL"):
+        found[name] = into / f"{name}.gguf"
+        convert(demo_model, found[name], encoding=name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("encoding", "block", "wrong"),
+    [("Q8_0", 32, "nan"), ("Q8_0", 32, "-inf"), ("Q4_K", 256, "nan"), ("Q4_K", 256, "inf"),
+     ("IQ4_NL", 32, "nan")],
+)  # fmt: skip
+def test_the_scale_of_one_block(
+    encoding: str, block: int, wrong: str, quantized: dict[str, Path], demo_model: Path,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """The file against its sound self, and against its source: there the bound has to say no."""
+    broken = tmp_path / "b.gguf"
+    data = bytearray(quantized[encoding].read_bytes())
+    with open_model(quantized[encoding]) as model:
+        info = model["blk.1.ffn_up.weight"].lazy.info
+    per_row = info.nbytes // info.shape[0]
+    start = info.offset + 3 * per_row
+    data[start : start + 2] = np.float16(WRONG[wrong]).tobytes()
+    broken.write_bytes(data)
+    for other in (quantized[encoding], demo_model):
+        done = aprfmt("diff", other, broken, "--json", "--accept", "within")
+        row = tensor(done)
+        assert (done.code, row["verdict"]) == (1, "DIFFERENT")
+        found = row["stats"]["nonfinite"]
+        assert found["alone"] == found["b"] and 0 < found["alone"] <= block
+        assert found["at"][0] == 3 and found["at"][1] < block
+        assert tensor(done, "L0.ffn_up.weight")["verdict"] in ("SAME_BYTES", "WITHIN")
+        told = aprfmt("diagnose", other, broken, *TOKENS)
+        assert told.code == 1 and told.out.startswith("bug: ")
+        assert f"{KEY}: NaN or infinity on one side at {found['alone']} of" in told.out
+
+
+def test_the_same_on_both_sides_is_no_difference_and_is_named() -> None:
+    """Other encodings, so that values are compared; the NaN stands in both at one place."""
+    a, b = folder("nan", "F32", math.nan), folder("nan", "BF16", math.nan)
+    done = aprfmt("diff", a, b, "--json", "--accept", "within")
+    row = tensor(done)
+    assert (done.code, row["verdict"]) == (0, "WITHIN")
+    found = row["stats"]["nonfinite"]
+    assert (found["alone"], found["both"], found["both_at"]) == (0, 1, list(AT))
+    said = f"NaN or infinity on both sides alike at 1 of {72 * 48} values, the first at {list(AT)}"
+    assert said in aprfmt("diff", a, b).out and said in aprfmt("diagnose", a, b, *TOKENS).out
+    equal = aprfmt("diff", a, folder("nan2", "F32", math.nan), "--json")
+    assert equal.code == 0 and tensor(equal)["verdict"] == "SAME_BYTES"
+    other = aprfmt("diff", folder("inf", "F32", math.inf), a, "--json")
+    assert other.code == 1 and tensor(other)["stats"]["nonfinite"]["values"] == ["inf", "nan"]
+
+
+def test_what_leaves_the_function_as_it_is_is_not_shown_by_what_is_no_number() -> None:
+    """Neurons in another order everywhere, one of them NaN: not `the function is equal`."""
+    order = np.random.default_rng(0).permutation(72)
+
+    def broken(rows: files.Rows) -> None:
+        x = files.values(rows, UP)
+        x[AT] = math.nan
+        rows[UP] = ("F32", tuple(x.shape), x.tobytes())
+
+    def turned(rows: files.Rows) -> None:
+        broken(rows)
+        for name in ("gate", "up", "down"):
+            key = f"model.layers.1.mlp.{name}_proj.weight"
+            x = files.values(rows, key)
+            x = np.ascontiguousarray(x[:, order] if name == "down" else x[order])
+            rows[key] = ("F32", tuple(x.shape), x.tobytes())
+
+    a = files.copy(tiny_folder("llama"), "nonfinite-turn-a", tensors=broken)
+    b = files.copy(tiny_folder("llama"), "nonfinite-turn-b", tensors=turned)
+    row = tensor(aprfmt("diff", a, b, "--json"))
+    assert row["verdict"] == "DIFFERENT" and row["explanation"]["cause"] != "permuted_neurons"
+    assert aprfmt("diagnose", a, b, *TOKENS).code == 1
+
+
+# --- every place that holds a distance to a bound -----------------------------------------------
+
+
+def sides(value: float) -> tuple[np.ndarray, np.ndarray]:
+    x = np.linspace(1.0, 2.0, 12, dtype=np.float32).reshape(3, 4)
+    y = x.copy()
+    y[1, 2] = value
+    return x, y
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_distances_fail_on_one_side_and_pass_over_both(wrong: str) -> None:
+    x, y = sides(WRONG[wrong])
+    for distance in (rel, rel_l2):
+        assert distance(x, y) == distance(y, x) == math.inf
+        assert distance(y, y) == 0.0
+        near = y.copy()
+        near[0, 0] *= 1.5
+        assert 0 < distance(near, y) < 1
+    found, again = census(x, y), census(y, x)
+    assert found is not None and again is not None
+    assert (found.alone, found.at, found.side, found.b) == (1, (1, 2), "B", 1)
+    assert (again.alone, again.side, again.a) == (1, "A", 1)
+    both = census(y, y)
+    assert both is not None and (both.alone, both.both, both.both_at) == (0, 1, (1, 2))
+    assert census(x, x) is None
+    pieces = Census()
+    for start in (0, 5):
+        end = 5 if start == 0 else 12
+        pieces.add(x.reshape(-1)[start:end], y.reshape(-1)[start:end])
+    assert pieces.result(x.shape) == found
+    assert steps_between(x, y, np.ones(12))[6] == math.inf
+    assert steps_between(y, y, np.full(12, np.nan)).max() == 0.0
+    # A step that is no number bounds nothing, and neither does one without end.
+    for step in (np.nan, 0.0):
+        assert steps_between(x, x * 2, np.full(12, step)).min() == math.inf
+    measures = Accumulator(x.shape)
+    measures.add(x, y)
+    stats = measures.stats()
+    assert stats.alone and stats.max_abs_diff == math.inf and stats.max_at == (1, 2)
+    logits = compare_logits(x, y, [0, 1, 2], within=True)
+    assert logits.rel_l2 == logits.max_abs == math.inf
+    assert compare_logits(y, y, [0, 1, 2], within=True).rel_l2 == 0.0
+
+
+def test_squares_that_overflow_are_no_small_distance() -> None:
+    x = np.array([[1e200, 1.0]])
+    measures = Accumulator(x.shape)
+    with np.errstate(over="ignore"):
+        measures.add(x, x * 2)
+        assert measures.stats().rel_l2 == math.inf and math.isnan(measures.stats().cosine)
+        assert rel(x, x * 2) == rel_l2(x, x * 2) == math.inf
+
+
+def test_a_nan_is_no_masked_score() -> None:
+    scores = np.zeros((1, 2, 2), np.float32)
+    scores[0, 0, 1], scores[0, 1, 0] = -np.inf, np.nan
+    seen = fit(scores, None, "float32", scores.shape, 1, 2, masked=True)
+    assert seen is not None and seen.mask is not None
+    assert seen.mask.tolist() == [[[True, False], [True, True]]]
+    assert seen.distance(np.zeros_like(scores), 1) == math.inf
+    ours = fit(scores, None, "float32", scores.shape, 1, 2, masked=False)
+    assert ours is not None and ours.mask is None
+
+
+def test_no_rounding_without_a_distance() -> None:
+    rows = [PointRow("L0.q", "q", 0, math.inf, 1e-7, 2e-5, beyond=True)]
+    found = rounding(rows, [], [])
+    assert found is not None and found.verdict == "bug" and not found.confirmed
+    near = Finding("rounding", "", "tensor", "precision", ("x",), True)
+    x, y = sides(math.nan)
+    for value in (math.inf, math.nan):
+        share = Share(value, 0.0, "L0.q", census(x, y))
+        assert settled(near, share, 2e-5).verdict == "bug"
+        assert not settled(near, share, 2e-5).confirmed
+    fine = settled(near, Share(1e-3, 0.0, "L0.q", None), 2e-5)
+    assert fine.verdict == "precision" and fine.confirmed
