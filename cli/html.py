@@ -18,7 +18,7 @@ from aprfmt.text import escape, escape_html
 
 BASE = ("base.css", "base.js")  # of every page
 IDS = 64  # token ids shown
-SILENT = (None, "", (), [])  # facts that are left out
+SILENT: tuple[object, ...] = (None, "", (), [])  # facts that are left out
 REPORT = ("report.css", "report.html", "report.js")  # the layout of several
 
 

@@ -1,6 +1,7 @@
 """The hand-written package list, the links, and what a wheel holds."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -43,9 +44,12 @@ def test_links_lead_to_the_mapped_folders() -> None:
 
 
 def test_wheel_holds_every_module_and_the_demo_model(tmp_path: Path) -> None:
+    # Of a copy: what an earlier build left here (build/, *.egg-info) would come into the wheel.
+    left = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "*.so", "tests", "docs")
+    tree = Path(shutil.copytree(ROOT, tmp_path / "tree", symlinks=True, ignore=left))
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation",
-         "--disable-pip-version-check", "-q", "-w", str(tmp_path), str(ROOT)],
+         "--disable-pip-version-check", "-q", "-w", str(tmp_path), str(tree)],
         check=True, capture_output=True,
         # Without a compiler: the optional extension takes a minute and is no part of this test.
         env={**os.environ, "CC": "false"},
@@ -58,6 +62,8 @@ def test_wheel_holds_every_module_and_the_demo_model(tmp_path: Path) -> None:
         assert f"aprfmt/demo_model/{file}" in names
     for path in (ROOT / "aprfmt" / "schemas").glob("*.json"):
         assert f"aprfmt/schemas/{path.name}" in names
+    pages = [path.name for path in (ROOT / "cli" / "pages").glob("*.*")]
+    assert len(pages) > 10 and {f"aprfmt/cli/pages/{file}" for file in pages} <= names
     assert "aprfmt/py.typed" in names
     assert not [name for name in names if name.startswith(("cli/", "inference/", "tests/"))]
     _smoke(next(tmp_path.glob("*.whl")), tmp_path / "elsewhere")
@@ -69,8 +75,10 @@ def _smoke(wheel: Path, place: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(place / "site")
     env = {**os.environ, "PYTHONPATH": str(place / "site")}
+    apr, gguf, page = [str(place / "out" / f"demo.{kind}") for kind in ("apr", "gguf", "html")]
     for command in (["-c", "import aprfmt; print(aprfmt.__file__)"],
-                    ["-m", "aprfmt", "demo", "--out", str(place / "out"), "--quiet"]):  # fmt: skip
+                    ["-m", "aprfmt", "demo", "--out", str(place / "out"), "--quiet"],
+                    ["-m", "aprfmt", "diff", apr, gguf, "--html", page]):  # fmt: skip
         done = subprocess.run(
             [sys.executable, *command], cwd=place, env=env, capture_output=True, text=True,
             check=False,
@@ -78,4 +86,6 @@ def _smoke(wheel: Path, place: Path) -> None:
         assert done.returncode == 0, done.stderr
         if command[0] == "-c":
             assert done.stdout.startswith(str(place / "site"))
-    assert {"demo.apr", "demo.gguf"} <= {path.name for path in (place / "out").iterdir()}
+    assert {"demo.apr", "demo.gguf", "demo.html"} <= {
+        path.name for path in (place / "out").iterdir()
+    }

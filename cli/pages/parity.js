@@ -48,12 +48,13 @@ const logits = (row) => link(
     `| ${value(row.ce_b)} nats`,
   ]);
 
+const index = (at) => at === null ? "None" : `(${at.join(", ")}${at.length === 1 ? "," : ""})`;
 function map(pair) {
   const wrong = new Set(pair.operations.filter((one) => one.wrong).map((one) => one.key));
   const lines = (row) => [
     `relative L2 ${value(row.rel_l2)}, tolerance ${value(row.tolerance)}: ` +
     (row.beyond ? "beyond" : "within"),
-    `largest difference ${value(row.max_abs_diff)} at ${row.max_at ? sizes(row.max_at) : "None"}`,
+    `largest difference ${value(row.max_abs_diff)} at ${index(row.max_at)}`,
     ...(row.reason ? [row.reason] : []),
     ...(wrong.has(row.key) ? ["this operation is wrong by itself"] : []),
   ];

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.cli.html import facts, in_script, page
+from aprfmt.cli.html import in_script, page
 from aprfmt.cli.trace_html import BINS, histogram
 from tests.cli.browser import Page, browser
 from tests.cli.run import aprfmt
@@ -36,8 +36,9 @@ def made(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     return path, done.json
 
 
-def embedded(path: Path) -> Any:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text())
+def held(page: str) -> Any:
+    """Return the data of a page."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)
     assert found is not None
     return json.loads(found[1])
 
@@ -69,7 +70,7 @@ def test_a_click_shows_the_histogram_of_the_cell(tab: Page, made: tuple[Path, An
     tab.click("#map button[data-key='L1.attn_out']")
     assert tab.evaluate(TEXT.format("#key")).startswith("L1.attn_out")
     assert tab.evaluate("document.querySelectorAll('#cell rect').length") == BINS
-    found = next(c for c in embedded(made[0])["cells"] if c["key"] == "L1.attn_out")
+    found = next(c for c in held(made[0].read_text())["cells"] if c["key"] == "L1.attn_out")
     titles = tab.evaluate(
         "[...document.querySelectorAll('#cell rect title')].map(e=>e.textContent)"
     )
@@ -123,18 +124,45 @@ def test_relative_distance_is_shown_against_a_reference(
     assert tab.evaluate(TEXT.format("#key")).startswith("L0.attn_norm")  # chosen from the start
     loaded = tmp_path / "loaded.html"
     assert aprfmt("trace", "--load", saved, "--reference", saved, "--html", loaded).code == 0
-    again = embedded(loaded)["cells"]
+    again = held(loaded.read_text())["cells"]
     assert [cell["rel"] for cell in again] == [0.0] * len(again)
     assert all(cell["histogram"] for cell in again)
 
 
 def test_text_of_a_file_is_escaped_everywhere() -> None:
-    text = page(NASTY, facts({NASTY: NASTY}), {"a": NASTY, "n": float("nan")}, "", "")
+    text = page(NASTY, {NASTY: NASTY}, {"a": NASTY, "n": float("nan")}, ())
     assert NASTY not in text and text.count("<script") == text.count("</script>") == 2
     assert "<img" not in text and "http" not in re.sub(r"http-equiv|http:\\?/\\?/x\.test", "", text)
-    found = re.search(r'id="data">(.*?)</script>', text)
-    assert found is not None and json.loads(found[1]) == {"a": NASTY, "n": "NaN"}
+    assert held(text) == {"facts": [[NASTY, NASTY]], "a": NASTY, "n": "NaN"}
     assert in_script("<!--</SCRIPT>&") == "\\u003c!--\\u003c/SCRIPT\\u003e\\u0026"
+    raw = "\x1b[2J\u202e\n$title ${data}"
+    text = page(raw, {}, {raw: [{"b": raw}]}, ())
+    shown = "\\x1b[2J\\u202e\\n$title ${data}"
+    assert held(text) == {"facts": [], shown: [{"b": shown}]}
+    assert f"<h1>{shown}</h1>" in text and text.isascii()
+
+
+def test_facts_that_say_nothing_are_left_out() -> None:
+    found = held(page("t", {"a": None, "b": "", "c": [], "d": 0, "e": False}, {}, ()))
+    assert found == {"facts": [["d", "0"], ["e", "False"]]}
+
+
+def test_numbers_are_written_as_the_command_prints_them(tab: Page, made: tuple[Path, Any]) -> None:
+    """Powers of two have few digits: their exact halves are where roundings part."""
+    tab.open(made[0])
+    random = np.random.default_rng(0)
+    values = [s * 2.0**e * m for s in (1, -1) for e in range(-30, 31) for m in (1, 3, 5, 7)]
+    values += [0.0, -0.0, 1e-5, 9.9999e-5, 0.99995, 99999.0, 1e300, 5e-324, 2.675, 123456.5]
+    values += list(random.standard_normal(200) * 10.0 ** random.integers(-12, 12, 200))
+    for digits in (2, 3, 4, 6):
+        written = tab.evaluate(f"{json.dumps(values)}.map((v) => general(v, {digits}))")
+        assert written == [f"{value:.{digits}g}" for value in values]
+    values = [value for value in values if 1e-9 < abs(value) < 1e12]
+    for digits in (1, 3, 9):
+        written = tab.evaluate(f"{json.dumps(values)}.map((v) => fixed(v, {digits}))")
+        assert written == [f"{value:.{digits}f}" for value in values]
+    wild = '["Infinity", "-Infinity", "NaN", null].map((v) => [general(v, 4), fixed(v, 4)].join())'
+    assert tab.evaluate(wild) == ["inf,inf", "-inf,-inf", "nan,nan", "-,-"]
 
 
 def test_histograms_count_every_finite_value() -> None:
