@@ -27,9 +27,7 @@ def stored_runs(side: "LogicalTensor | Tensor") -> list[Run]:
     return [Run(part, 0, part.info.nbytes) for part in parts]
 
 
-def windows(
-    runs: Sequence[Run], size: int = WINDOW
-) -> Generator[bytes | memoryview, None, None]:
+def windows(runs: Sequence[Run], size: int = WINDOW) -> Generator[bytes | memoryview, None, None]:
     """Yield the concatenated bytes of the runs in windows of `size`, the last one shorter.
 
     Pages behind a window are dropped when the next one is asked for, or the generator closed.
