@@ -29,7 +29,8 @@ def command(
 ) -> int:
     """Show format, sizes, architecture, hyperparameters with origin, tokenizer, encodings.
 
-    Reads no tensor. A damaged file is shown as far as it can be read: exit 2.
+    Reads no tensor. A damaged file is shown as far as it can be read: exit 2. With --verify a
+    wrong checksum is exit 1, a file that carries none exit 2.
     """
     from aprfmt.model import open_model
 
@@ -38,18 +39,34 @@ def command(
 
         _ = ARCHS[arch]  # a name nobody knows is an error, not a file without architecture
     with open_model(model, arch=arch, partial=partial, damaged=True) as opened:
-        body = facts(opened, verify)
+        body = facts(opened)
         if not as_json:
             show(opened, body, all_metadata)
         body["damage"], code = told(opened.damage, partial=partial)
+        if verify:
+            body["checksum"] = verified(opened.source)
+            code = code or {"PASS": 0, "FAIL": 1, "NOT_RUN": 2}[body["checksum"]]
     return render.emit("inspect", code, body, as_json)
 
 
-def facts(opened: Any, verify: bool = False) -> dict[str, Any]:
-    """Return everything `inspect` says, as plain data; `verify` reads every byte for it."""
+def verified(source: Any) -> str:
+    """Read every byte of a file that carries a checksum of them; say PASS, FAIL or NOT_RUN."""
+    from aprfmt.formats import checksum_matches, checksum_notes
+
+    matches = checksum_matches(source)
+    if matches is None:
+        render.warn(f"{source.path}: carries no checksum of its bytes, so nothing was verified; "
+                    "aprfmt hash --write makes a manifest beside it")  # fmt: skip
+        return "NOT_RUN"
+    for note in checksum_notes(source, matches):
+        render.warn(f"{note.where}: {note.text}")
+    return "PASS" if matches else "FAIL"
+
+
+def facts(opened: Any) -> dict[str, Any]:
+    """Return everything `inspect` says, as plain data."""
     from aprfmt.compare import shown
     from aprfmt.errors import AprfmtError
-    from aprfmt.formats import checksum_notes
 
     census: Counter[str] = Counter()
     weights: Counter[str] = Counter()
@@ -80,7 +97,6 @@ def facts(opened: Any, verify: bool = False) -> dict[str, Any]:
         else None,
     }
     notes = [asdict(note) for note in opened.notes]
-    notes += [asdict(note) for note in (checksum_notes(source) if verify else ())]
     body["architecture"] = None
     try:
         resolution = opened.resolution

@@ -178,13 +178,18 @@ def open_source(path: Path | str, *, partial: bool = False, damaged: bool = Fals
     return collecting(path, partial=partial, damaged=True)
 
 
-def checksum_notes(source: Source) -> list[Note]:
+def checksum_matches(source: Source) -> bool | None:
+    """Read every byte and compare it with the checksum the file carries; None without one."""
+    matches: Callable[[], bool | None] = getattr(source, "footer_matches", lambda: None)
+    return matches()
+
+
+def checksum_notes(source: Source, matches: bool | None = None) -> list[Note]:
     """Return a warning where a file carries a checksum of all its bytes and it is wrong.
 
-    Reads every byte of such a file.
+    Reads every byte of such a file, unless `matches` says what came of that.
     """
-    matches = getattr(source, "footer_matches", None)
-    if matches is None or matches() is not False:
+    if (checksum_matches(source) if matches is None else matches) is not False:
         return []
     text = "the footer's checksum is not that of the bytes before it; the file is damaged"
     return [Note("warning", str(source.path), text)]

@@ -91,9 +91,16 @@ def _parse(buffer: memoryview, partial: bool, faults: Faults) -> Parsed:
         parsed.infos[name] = _info(name, entry, parsed)
         if name in twice:
             faults.add(FormatError(f"{where}: {_tensor(name)} stands twice in the header"), name)
-    _check_contiguous(parsed)
+    report_overlap(_sound(parsed), faults)
+    parsed.end = max([parsed.data_offset, *(i.offset + i.nbytes for i in _sound(parsed))])
     _check_end(parsed, partial)
+    _check_gaps(parsed)
     return parsed
+
+
+def _sound(parsed: Parsed) -> list[TensorInfo]:
+    """Return the tensors with which nothing is wrong so far."""
+    return [info for info in parsed.infos.values() if info.name not in parsed.faults.broken]
 
 
 def _read_header(raw: bytes, where: str, faults: Faults) -> dict[str, Any]:
@@ -207,16 +214,13 @@ def _is_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < U64 for item in value)
 
 
-def _check_contiguous(parsed: Parsed) -> None:
-    """Report tensors that share bytes and bytes that belong to none."""
+def _check_gaps(parsed: Parsed) -> None:
+    """Report bytes that belong to no tensor, and empty tensors inside others."""
     faults = parsed.faults
-    sound = [info for info in parsed.infos.values() if info.name not in faults.broken]
-    report_overlap(sound, faults)
-    parsed.end = max([parsed.data_offset, *(info.offset + info.nbytes for info in sound)])
-    if faults.broken:
+    if any(one.tensors for one in faults.damage):
         return  # their bytes look like gaps
     at, before = parsed.data_offset, "the header"
-    for info in sorted(sound, key=lambda info: (info.offset, info.nbytes)):
+    for info in sorted(parsed.infos.values(), key=lambda info: (info.offset, info.nbytes)):
         if info.offset != at:
             inside = info.offset < at  # an empty tensor: others would have been reported
             kind = "overlaps" if inside else f"leaves {info.offset - at} bytes unused after"
@@ -238,8 +242,8 @@ def _check_end(parsed: Parsed, partial: bool) -> None:
         )
         faults.add(error)
     if missing > 0:
-        sound = (info for info in parsed.infos.values() if info.name not in faults.broken)
-        cut = [i.name for i in sound if i.nbytes and i.offset + i.nbytes > parsed.size]
+        beyond = (i for i in _sound(parsed) if i.offset + i.nbytes > parsed.size)
+        cut = [info.name for info in beyond if info.nbytes]
         text = (
             f"has {parsed.size} bytes, its tensors end at {parsed.end}: {missing} bytes are "
             f"missing, {len(cut)} of {len(parsed.infos)} tensors are cut"
