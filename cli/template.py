@@ -26,7 +26,10 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Render the chat template, in a child process with limits, and show its token ids."""
+    """Render the chat template, in a child process with limits, and show its token ids.
+
+    Where the tokenizer cannot be built the text is shown without ids.
+    """
     from aprfmt.errors import UsageError
     from aprfmt.model import open_model
     from aprfmt.tokenizer import scan_template
@@ -35,27 +38,40 @@ def command(
         raise UsageError("template: --messages holds every message; leave --user and --system out")
     messages = read_messages(file) if file is not None else given(user, system)
     with open_model(model) as opened:
-        tokenizer = opened.tokenizer
-        text = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=not no_generation_prompt
-        )
-        ids = tokenizer.encode(text, add_special=False)
-        findings = scan_template(tokenizer.chat_template or "")
         body: dict[str, Any] = {
             "model": str(opened.path),
-            "tokenizer": tokenizer.origin,
             "messages": messages,
-            "text": text,
-            "ids": ids,
-            "suspicious": findings,
+            **rendered(opened, messages, not no_generation_prompt),
+            "suspicious": scan_template(opened.carried.chat_template() or ""),
         }
-    for finding in findings:
+    for finding in body["suspicious"]:
         render.warn(f"chat template, {finding}")
+    ids = body["ids"]
+    if ids is None:
+        render.warn(f"no token ids: {body['no_ids']}")
     if not as_json:
-        for line in text.split("\n"):
+        for line in body["text"].split("\n"):
             render.line(render.escape(line))
-        render.line(f"{len(ids)} tokens: {' '.join(map(str, ids))}", style="dim")
+        if ids is not None:
+            render.line(f"{len(ids)} tokens: {' '.join(map(str, ids))}", style="dim")
     return render.emit("template", 0, body, as_json)
+
+
+def rendered(opened: Any, messages: list[dict[str, Any]], open_turn: bool) -> dict[str, Any]:
+    """Return the text, its ids, and the tokenizer's origin; `no_ids` says why there are none."""
+    from aprfmt.errors import AprfmtError
+    from aprfmt.tokenizer import render_alone
+
+    try:
+        tokenizer = opened.tokenizer
+    except AprfmtError as error:
+        text = render_alone(opened, messages, add_generation_prompt=open_turn)
+        if text is None:
+            raise
+        return {"tokenizer": None, "text": text, "ids": None, "no_ids": str(error)}
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=open_turn)
+    ids = tokenizer.encode(text, add_special=False)
+    return {"tokenizer": tokenizer.origin, "text": text, "ids": ids}
 
 
 def given(user: str | None, system: str | None) -> list[dict[str, Any]]:

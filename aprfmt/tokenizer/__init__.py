@@ -6,7 +6,7 @@
 Nothing heavy is imported before `load` builds a tokenizer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.tensor import Typed, Value
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
 
 __all__ = [
-    "Tokenizer", "facts", "load", "scan_template", "stated_ends", "to_apr", "to_gguf", "to_hf",
+    "Tokenizer", "facts", "load", "render_alone", "scan_template", "stated_ends", "to_apr",
+    "to_gguf", "to_hf",
 ]  # fmt: skip
 
 
@@ -29,6 +30,19 @@ def load(model: "Model") -> Tokenizer:
     from aprfmt.tokenizer.loading import load as run
 
     return run(model)
+
+
+def render_alone(
+    model: "Model", messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool
+) -> str | None:
+    """Return what a model's chat template makes of messages, whether its tokenizer builds or not.
+
+    None without a template. Raises FormatError for one that is broken, unsafe or over its limits,
+    UsageError where it refuses the messages.
+    """
+    from aprfmt.tokenizer.loading import render_alone as run
+
+    return run(model, messages, add_generation_prompt=add_generation_prompt)
 
 
 def stated_ends(model: "Model") -> frozenset[int]:

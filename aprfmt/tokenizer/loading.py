@@ -1,7 +1,7 @@
 """From whatever a model carries to its Tokenizer."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import FormatError
 from aprfmt.tokenizer.base import Engine, Tokenizer
@@ -37,6 +37,38 @@ def load(model: "Model") -> Tokenizer:
             "put tokenizer.json beside the weights, or give token ids"
         )
     return _from_vocabulary(carried, vocabulary)
+
+
+def render_alone(
+    model: "Model", messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool
+) -> str | None:
+    """Return what the chat template makes of messages, whether the tokenizer builds or not.
+
+    Special tokens are those that tokenizer_config.json names, else those of the ids the metadata
+    have. None without a template. Raises FormatError and UsageError as `template.render` does.
+    """
+    from aprfmt.tokenizer.template import render
+
+    carried = model.carried
+    template, where = carried.template_and_origin()
+    if template is None:
+        return None
+    texts = special_texts(carried) or _texts_of_ids(carried)
+    return render(
+        template,
+        messages,
+        add_generation_prompt=add_generation_prompt,
+        variables={f"{role}_token": text for role, text in texts.items()},
+        where=where,
+    )
+
+
+def _texts_of_ids(carried: Carried) -> dict[str, str]:
+    tokens = carried.value(TOKENS)
+    if not isinstance(tokens, Sequence) or isinstance(tokens, str):
+        return {}
+    ids = {role: i for role, i in carried.ids().items() if i < len(tokens)}
+    return {role: tokens[i] for role, i in ids.items() if isinstance(tokens[i], str)}
 
 
 def stated_ends(model: "Model") -> frozenset[int]:

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.dtypes import encoding
-from aprfmt.errors import AprfmtError, ConversionError, TruncatedError
+from aprfmt.errors import (
+    AprfmtError,
+    ConversionError,
+    FormatError,
+    TruncatedError,
+    UnsupportedError,
+)
 from aprfmt.formats.apr import reader as apr_reader
 from aprfmt.formats.apr import writer as apr_writer
 from aprfmt.formats.apr.fields import header_fields as apr_fields
@@ -77,14 +83,46 @@ def _partial(open_buffer: Any, data: bytes, path: Path) -> None:
                 continue
 
 
+def _opened(open_buffer: Any, data: bytes, path: Path) -> Any:
+    """Open a file; one that is refused is read past its damage before the refusal goes on."""
+    try:
+        source = open_buffer(data, path)
+    except FormatError as error:
+        if isinstance(error, TruncatedError):
+            _partial(open_buffer, data, path)
+        _past_damage(open_buffer, data, path)
+        raise
+    return source
+
+
+def _past_damage(open_buffer: Any, data: bytes, path: Path) -> None:
+    """Read what can be read of a refused file: all of it, or an error that says why not."""
+    try:
+        source = open_buffer(data, path, damaged=True)
+    except FormatError:
+        return
+    with source:
+        if not source.damage:
+            raise BrokenPromiseError(f"{path}: refused, and yet nothing is wrong with it")
+        lost = {name for one in source.damage for name in one.tensors}
+        for one in source.damage:
+            check_shown(escape(f"{one.where}: {one.text}"))
+        for name, tensor in source.tensors.items():
+            try:
+                whole = len(tensor.raw()) == tensor.info.nbytes
+            except FormatError as error:
+                whole = False
+                if isinstance(error, UnsupportedError) and name not in lost:
+                    continue  # big-endian data whose layout is not known
+            if whole == (name in lost):
+                raise BrokenPromiseError(f"{name!r}: readable is {whole}, against the damage told")
+        for key in source.metadata:
+            plain(source.metadata[key])
+
+
 def gguf(data: bytes) -> None:
     path = _NAMES["gguf"]
-    try:
-        source = gguf_reader.open_buffer(data, path)
-    except TruncatedError:
-        _partial(gguf_reader.open_buffer, data, path)
-        raise
-    with source:
+    with _opened(gguf_reader.open_buffer, data, path) as source:
         before = content(source)
         if not worth_copying(data):
             return
@@ -106,12 +144,7 @@ def gguf(data: bytes) -> None:
 
 def safetensors(data: bytes) -> None:
     path = _NAMES["safetensors"]
-    try:
-        source = safetensors_reader.open_buffer(data, path)
-    except TruncatedError:
-        _partial(safetensors_reader.open_buffer, data, path)
-        raise
-    with source:
+    with _opened(safetensors_reader.open_buffer, data, path) as source:
         before = content(source)
         if not worth_copying(data):
             return
@@ -138,12 +171,7 @@ def mend_safetensors(data: bytes) -> bytes:
 
 def apr(data: bytes) -> None:
     path = _NAMES["apr"]
-    try:
-        source = apr_reader.open_buffer(data, path)
-    except TruncatedError:
-        _partial(apr_reader.open_buffer, data, path)
-        raise
-    with source:
+    with _opened(apr_reader.open_buffer, data, path) as source:
         before = content(source)
         source.footer_matches()
         for _ in source.stray_padding():

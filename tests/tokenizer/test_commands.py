@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from aprfmt.tokenizer import to_gguf
 from tests.cli.run import aprfmt
-from tests.tokenizer.fake import added_ids, byte_level
+from tests.tokenizer.fake import added_ids, byte_level, folder_model, without_json, write_gguf
 
 
 def test_tokenize(demo_model: Path) -> None:
@@ -115,3 +116,43 @@ def test_no_template(gemma: Path) -> None:
 def test_help(command: str) -> None:
     done = aprfmt(command, "--help")
     assert done.code == 0 and "MODEL" in done.out
+
+
+@pytest.mark.parametrize("lost", [("tokenizer.ggml.model",), ("tokenizer.ggml.tokens",)])
+def test_a_template_needs_no_tokenizer_that_builds(
+    lost: tuple[str, ...], demo_model: Path, tmp_path: Path
+) -> None:
+    """A GGUF that lost a key of its vocabulary: the text is transformers', ids there are none."""
+    from transformers import AutoTokenizer
+
+    messages = [{"role": "user", "content": "hi"}]
+    wanted = AutoTokenizer.from_pretrained(demo_model).apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True
+    )
+    metadata = without_json(to_gguf(folder_model(demo_model)))
+    whole = write_gguf(tmp_path / "whole.gguf", metadata)
+    assert aprfmt("template", whole, "--user", "hi", "--json").json["text"] == wanted
+    kept = {key: value for key, value in metadata.items() if key not in lost}
+    path = write_gguf(tmp_path / "lost.gguf", kept)
+    done = aprfmt("template", path, "--user", "hi", "--json")
+    assert done.code == 0 and done.json["text"] == wanted
+    assert done.json["ids"] is None and done.json["tokenizer"] is None
+    assert done.json["no_ids"] in done.err and "no token ids: " in done.err
+    shown = aprfmt("template", path, "--user", "hi")
+    assert shown.code == 0 and shown.out == "".join(f"{line}\n" for line in wanted.split("\n"))
+    assert aprfmt("tokenize", path, "hi").code == 2
+    del kept["tokenizer.chat_template"]
+    bare = aprfmt("template", write_gguf(tmp_path / "bare.gguf", kept), "--user", "hi")
+    assert (bare.code, len(bare.err.splitlines())) == (2, 1)
+
+
+def test_special_tokens_of_a_template_without_a_tokenizer(tmp_path: Path) -> None:
+    keys = {
+        "tokenizer.ggml.tokens": ["<s>", "</s>", "a"],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.padding_token_id": 77,
+        "tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}",
+    }
+    path = write_gguf(tmp_path / "x.gguf", keys)
+    assert aprfmt("template", path, "--user", "hi").out == "<s>hi</s>\n"
