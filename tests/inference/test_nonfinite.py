@@ -207,6 +207,24 @@ def test_parity_names_the_point_the_index_and_the_count(
     assert told.code == 1 and f"{key}: NaN or infinity on one side at 1 of" in told.out
 
 
+def test_a_reproduction_of_a_nan_is_written_and_replayed(
+    with_hole: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    with_hole("nan", "ffn_act")
+    path = tmp_path / "b.safetensors"
+    runs = ("--between", "numpy", "hole")
+    done = aprfmt("parity", tiny_folder("llama"), *runs, *TOKENS, "--bundle", path, "--json")
+    assert (done.code, done.json["bundle"]["residual"]) == (1, "Infinity")
+    again = aprfmt("parity", "--replay", path, "--json")
+    assert (again.code, again.json["replay"]["reproduced"]) == (1, True)
+    assert again.json["replay"]["apart"] == again.json["replay"]["max_abs_diff"] == "Infinity"
+    assert (
+        again.json["replay"]["max_at"] == [6, 11] and again.json["replay"]["reference_moved"] == 0
+    )
+    right = aprfmt("parity", "--replay", path, "--between", "numpy", "torch", "--json")
+    assert (right.code, right.json["replay"]["reproduced"]) == (0, False)
+
+
 def test_a_nan_in_a_weight_fails_both_runs_and_is_no_difference() -> None:
     model = folder("nan", "F32", math.nan)
     done = aprfmt("parity", model, "--between", "numpy", "torch", *TOKENS, "--json")

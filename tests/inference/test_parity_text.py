@@ -145,7 +145,7 @@ def test_rounding_that_grew_is_told_from_an_operation_that_is_wrong(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole runs are given less room than rounding takes, as a model that amplifies it does."""
-    monkeypatch.setitem(thresholds.BASE, "bfloat16", thresholds.Tolerance(1e-3, "too little"))  # type: ignore[index]
+    monkeypatch.setitem(thresholds.BASE, "bfloat16", thresholds.Tolerance(1e-3, "too little"))
     run = "torch:cpu:bfloat16"
     found = compared(judged(name).folder, ("numpy", run), IDS, through="NF4")
     [pair] = found.pairs
