@@ -5,6 +5,7 @@ keeps whole rows, else F32), `expected` (the reference's result) and `found` (th
 Header key `aprfmt.bundle` holds one JSON object, schema 1. `replay` runs it without the model.
 """
 
+import math
 import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -141,7 +142,8 @@ def save_bundle(path: Path, bundle: Bundle, command: Sequence[str], *, force: bo
         "roles": {role: list(shape) for role, shape in cell.shapes.items()},
         "weights": stored,
         "runs": list(bundle.runs),
-        "residual": bundle.residual,
+        # JSON has no infinity: what a NaN or infinity on one side makes of a distance
+        "residual": bundle.residual if math.isfinite(bundle.residual) else "Infinity",
         "bound": bundle.bound,
         "shadow": bundle.shadow,
         "command": list(command),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.compare.traces import weights_between
+from aprfmt.compare.traces import backend_name, weights_between
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import instances, key_name
 from aprfmt.inference.context import PassFacts
@@ -91,19 +91,18 @@ class _Follower:
         """Judge the operation, and return the run's value."""
         key = key_name(point, layer)
         theirs = self._b.values(key) if key in self._b.records else None
-        if theirs is None:
-            return x
         mine = np.array(self._backend.to_numpy(x))
+        if theirs is None or theirs.size != mine.size or self._b.mask(key) is not None:
+            return x  # what was not recorded whole is judged at the next point
         if point == "experts":
             self._alike = (np.sort(mine, -1) == np.sort(theirs, -1)).all(-1)
         if point not in DISCRETE:
             rows = self._alike if point == "expert_w" else None
-            residual = rel_l2(theirs, mine) if rows is None else rel_l2(theirs[rows], mine[rows])
+            whole = theirs.reshape(mine.shape)
+            residual = rel_l2(whole, mine) if rows is None else rel_l2(whole[rows], mine[rows])
             self.survey.found[key] = residual, self._bound(key)
         return given_as(x, theirs, self._backend)
 
     def _bound(self, key: str) -> float:
-        from aprfmt.compare.traces import backend_name
-
         dtypes = arithmetics(key, self._a, self._b)
         return one_operation(*dtypes, backend_name(self._b), self._kinds).rel_l2

@@ -56,7 +56,7 @@ def whole() -> Path:
 def test_one_value_of_a_captured_trace(key: str, wrong: str) -> None:
     odd, model = altered(key, wrong), tiny_folder("llama")
     for x, y, side in ((whole(), odd, "b"), (odd, whole(), "a")):
-        for options in ((), ("--model", model)):
+        for options in ((), ("--model", model)) if side == "b" else ((),):
             done = aprfmt("diagnose", x, y, *options, "--json")
             assert (done.code, done.json["verdict"]) == (1, "bug"), done.json["sentence"]
             assert (done.json["cause"], done.json["first"]) == ("nonfinite", key)
@@ -205,6 +205,24 @@ def test_parity_names_the_point_the_index_and_the_count(
         assert outer.get("quantized-logits", "FAIL") == "FAIL"
     told = aprfmt("parity", model, "--between", "numpy", "hole", *TOKENS, *through)
     assert told.code == 1 and f"{key}: NaN or infinity on one side at 1 of" in told.out
+
+
+def test_a_reproduction_of_a_nan_is_written_and_replayed(
+    with_hole: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    with_hole("nan", "ffn_act")
+    path = tmp_path / "b.safetensors"
+    runs = ("--between", "numpy", "hole")
+    done = aprfmt("parity", tiny_folder("llama"), *runs, *TOKENS, "--bundle", path, "--json")
+    assert (done.code, done.json["bundle"]["residual"]) == (1, "Infinity")
+    again = aprfmt("parity", "--replay", path, "--json")
+    assert (again.code, again.json["replay"]["reproduced"]) == (1, True)
+    assert again.json["replay"]["apart"] == again.json["replay"]["max_abs_diff"] == "Infinity"
+    assert (
+        again.json["replay"]["max_at"] == [6, 11] and again.json["replay"]["reference_moved"] == 0
+    )
+    right = aprfmt("parity", "--replay", path, "--between", "numpy", "torch", "--json")
+    assert (right.code, right.json["replay"]["reproduced"]) == (0, False)
 
 
 def test_a_nan_in_a_weight_fails_both_runs_and_is_no_difference() -> None:
