@@ -13,7 +13,7 @@ STEP = ("tests/codecs/test_native_step.py",)
 LOADER = ("tests/codecs/test_native.py",)
 CUDA_DECODE = ("tests/inference/gpu/test_kernels_decode.py",)
 CUDA_MATVEC = ("tests/inference/gpu/test_kernels_matvec.py",)
-CUDA_LAYERS = ("tests/inference/gpu/test_kernels_layers.py",)
+CUDA_CUPY = ("tests/inference/gpu/test_cupy_*.py",)
 CUDA_REDUCE = ("tests/inference/gpu/test_kernels_reduce.py",)
 
 NATIVE = "aprfmt/codecs/native"
@@ -138,8 +138,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "cuda-softmax-sink", f"{CUDA}/attention.cu",
-        "most = sink > most ? sink : most;", "most = sink < most ? sink : most;",
-        "a softmax with a sink subtracts the smaller of two on GPUs", CUDA_LAYERS,
+        "sum += exp_of(input ? r(sink - most) : sink - most);", "sum += 0;",
+        "attention sinks take no probability in cupy's attention", CUDA_CUPY,
     ),
     Row(
         "cuda-infinities", f"{CUDA}/reduce.cu",
