@@ -139,7 +139,7 @@ def test_a_template_needs_no_tokenizer_that_builds(
     assert done.json["ids"] is None and done.json["tokenizer"] is None
     assert done.json["no_ids"] in done.err and "no token ids: " in done.err
     shown = aprfmt("template", path, "--user", "hi")
-    assert shown.code == 0 and shown.out == "".join(f"{line}\n" for line in wanted.split("\n"))
+    assert shown.code == 0 and shown.out == "".join(f"{line}\n" for line in str(wanted).split("\n"))
     assert aprfmt("tokenize", path, "hi").code == 2
     del kept["tokenizer.chat_template"]
     bare = aprfmt("template", write_gguf(tmp_path / "bare.gguf", kept), "--user", "hi")
