@@ -129,7 +129,11 @@ def test_equal_metadata_arrays_are_compared_by_their_bytes(
 def test_carried_json_is_parsed_once(
     command: str, ours: Path, parsed: Counter[str], tmp_path: Path
 ) -> None:
-    more: dict[str, list[object]] = {"tokenize": ["hi"], "template": ["--user", "hi"], "convert": [tmp_path / "x.apr"]}
+    more: dict[str, list[object]] = {
+        "tokenize": ["hi"],
+        "template": ["--user", "hi"],
+        "convert": [tmp_path / "x.apr"],
+    }
     done = aprfmt(command, ours, *more.get(command, []))
     assert done.code == 0, done.err
     of_ours = {where: count for where, count in parsed.items() if where.startswith(str(ours))}
