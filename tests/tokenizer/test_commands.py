@@ -129,6 +129,7 @@ def test_a_template_needs_no_tokenizer_that_builds(
     wanted = AutoTokenizer.from_pretrained(demo_model).apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True
     )
+    assert isinstance(wanted, str)
     metadata = without_json(to_gguf(folder_model(demo_model)))
     whole = write_gguf(tmp_path / "whole.gguf", metadata)
     assert aprfmt("template", whole, "--user", "hi", "--json").json["text"] == wanted
