@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.errors import ArchError
 from aprfmt.logical import LogicalTensor
-from aprfmt.tensor import Note, Value, damage_of
+from aprfmt.tensor import Note, Value, shape_is_known
 
 if TYPE_CHECKING:
     from aprfmt.arch.hyper import KeyReport
@@ -100,8 +100,8 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
         )
     packed = {name for name, tensor in model.items() if tensor.lazy.parts}
     bound = of_packed(bind(spec, style, tuple(model)), packed)
-    sound = {name: tensor.shape for name, tensor in model.items() if not damage_of(tensor.lazy)}
-    shapes = known_shapes(bound, sound)
+    said = {name: tensor.shape for name, tensor in model.items() if shape_is_known(tensor.lazy)}
+    shapes = known_shapes(bound, said)
     hyper, report, notes, demanded = read_hyperparameters(model, spec, shapes)
     bound = without_partial(bound, hyper)
     records = model.records

@@ -87,6 +87,11 @@ def damage_of(tensor: LazyTensor) -> str:
     return ""
 
 
+def shape_is_known(tensor: LazyTensor) -> bool:
+    """Say whether a tensor's shape can be believed; it can where only its bytes are cut off."""
+    return not any(getattr(one, "spoilt", False) for one in (tensor, *tensor.parts.values()))
+
+
 class Source(Protocol):
     """An open model file, all its shards; a context manager."""
 

@@ -42,20 +42,20 @@ def command(
 
     if write and patterns:
         raise UsageError("--write is of the whole model; leave --tensor out")
+    expected = manifest.read(check) if check is not None else None
     # A manifest says what a file is to be: none is made of a damaged one.
     with open_model(model, arch=arch, damaged=not write) as opened:
         with render.Progress("hash", quiet) as progress:
             rows = manifest.tensor_rows(opened, patterns, raw_only=raw_only, progress=progress)
         body: dict[str, Any] = {"model": str(opened.path), "tensors": rows}
-        body["damage"], damaged = told(opened.damage)
         code = 0
         if write:
             body["written"] = str(manifest.write(opened, rows, force=force))
-        if check is not None:
-            expected = manifest.read(check)
+        if expected is not None:
             failures = manifest.compare(expected, opened, rows, selected=bool(patterns))
             body["failures"] = failures
             code = 1 if failures else 0
+        body["damage"], damaged = told(opened.damage)
         code = damaged or code
     if not as_json:
         show(body)

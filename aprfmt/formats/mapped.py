@@ -88,6 +88,7 @@ class StoredTensor:
 
     parts: Mapping[str, LazyTensor] = {}
     damage = ""
+    spoilt = False  # nothing the file says of it can be believed, its shape included
 
     def __init__(self, file: MappedFile, info: TensorInfo) -> None:
         self._file = file
@@ -144,6 +145,8 @@ class DamagedTensor(StoredTensor):
     """A tensor whose place or layout cannot be believed."""
 
     __slots__ = ("_error",)
+
+    spoilt = True
 
     def __init__(self, file: MappedFile, info: TensorInfo, error: FormatError) -> None:
         super().__init__(file, info)

@@ -222,6 +222,22 @@ def test_a_cut_file_is_one_line_with_a_count(
     assert report.code == 1 and report.err == "" and "FAIL     layout" in report.out
 
 
+def test_the_shape_of_a_cut_tensor_is_known(demo_model: Path, tmp_path: Path) -> None:
+    """Seen red: a second line, that nothing says vocab_size, where only its rows do."""
+    whole, bare = tmp_path / "whole.gguf", tmp_path / "bare.gguf"
+    assert aprfmt("convert", demo_model, whole, "--no-verify").code == 0
+    keys = [f"--remove={key}" for key in ("qwen2.vocab_size", "aprfmt.hf_config")]
+    assert aprfmt("set", whole, *keys, "-o", bare).code == 0
+    before = aprfmt("inspect", bare, "--json").json
+    first = min(row["offset"] for row in aprfmt("tensors", bare, "--json").json["tensors"])
+    bare.write_bytes(bare.read_bytes()[: first + 1000])  # inside token_embd.weight
+    done = aprfmt("inspect", bare)
+    assert done.code == 2 and "50 of 50 tensors are cut" in done.err
+    assert len(done.err.splitlines()) == 1, done.err
+    found = aprfmt("inspect", bare, "--json").json
+    assert before["hyperparameters"] and found["hyperparameters"] == before["hyperparameters"]
+
+
 def test_partial_is_no_licence_for_other_damage(sound: Mapping[str, Sound], tmp_path: Path) -> None:
     path, weights = copy(sound["gguf"], tmp_path)
     weights.write_bytes(DAMAGE["gguf"](weights.read_bytes(), GG, "encoding", OTHER_GG))
