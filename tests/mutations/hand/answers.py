@@ -9,8 +9,8 @@ ROWS: tuple[Row, ...] = (
         "two tensors of one name: the first is gone without a word",
     ),
     Row(
-        "gguf-overlap", "aprfmt/formats/gguf/parse.py",
-        "        if info.offset < end:\n", "        if info.offset + 1 < end:\n",
+        "overlap", "aprfmt/formats/damage.py",
+        "if extents[i][0] < extents[before][1]:", "if extents[i][0] + 1 < extents[before][1]:",
         "tensors may share a byte",
     ),
     Row(

@@ -23,9 +23,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "convert-incomplete", "aprfmt/conversion/plan.py",
-        '    if options.arch != "none" and model.format != target.name:\n        '
-        "_check_complete",
-        "    if False:\n        _check_complete",
+        "    check_complete(model, options, drops, known=model.format != target.name)\n", "",
         "incomplete models are converted",
     ),
     Row(
