@@ -40,6 +40,11 @@ NEEDS: Mapping[str, tuple[str, Callable[[], bool]]] = {
         "a network, and it is what runs this test", never),
     "python -m tests.fuzz gguf --seconds 60": ("a minute; tests/fuzz runs the same targets", never),
     "python -m tests.long fuzz --runs 5000000 --jobs 2 --out /tmp/fuzz": ("hours", never),
+    "python -m tests.mutations": ("an hour; it is what runs these tests", never),
+    "python -m tests.mutations --hand": ("half an hour; it runs the tests", never),
+    "python -m tests.mutations --only ID ... --budget 600": ("the id of a mutation", never),
+    "python -m tests.mutations --report": ("the records of a run", never),
+    "python -m tests.mutations --map-only": ("every test, once", never),
 }  # fmt: skip
 
 
