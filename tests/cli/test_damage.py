@@ -238,6 +238,19 @@ def test_the_shape_of_a_cut_tensor_is_known(demo_model: Path, tmp_path: Path) ->
     assert before["hyperparameters"] and found["hyperparameters"] == before["hyperparameters"]
 
 
+def test_a_page_that_cannot_be_written_is_the_one_error(
+    sound: Mapping[str, Sound], tmp_path: Path
+) -> None:
+    """Seen red: the damage was told of before, in an error line of its own."""
+    path, weights = copy(sound["gguf"], tmp_path)
+    cut(weights, 0.9)
+    page = tmp_path / "page.html"
+    page.touch()
+    done = aprfmt("diff", path, path, "--html", page)
+    assert done.code == 2 and len(done.err.splitlines()) == 1, done.err
+    assert done.err.startswith(f"aprfmt: {page}: exists; ")
+
+
 def test_partial_is_no_licence_for_other_damage(sound: Mapping[str, Sound], tmp_path: Path) -> None:
     path, weights = copy(sound["gguf"], tmp_path)
     weights.write_bytes(DAMAGE["gguf"](weights.read_bytes(), GG, "encoding", OTHER_GG))
