@@ -324,10 +324,13 @@ def test_inspect_reads_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     summed: list[int] = []
     crc32 = zlib.crc32
     big_apr(tmp_path / "big.apr", 8)
+
+    def counted(data: bytes, *more: int) -> int:
+        summed.append(len(data))
+        return crc32(data, *more)
+
     monkeypatch.setattr(StoredTensor, "raw", fail)
-    monkeypatch.setattr(
-        zlib, "crc32", lambda data, *more: summed.append(len(data)) or crc32(data, *more)
-    )
+    monkeypatch.setattr(zlib, "crc32", counted)
     done = aprfmt("inspect", tmp_path / "big.apr", "--json")
     assert done.code == 0, done.err
     assert done.json["parameters"] == 1 << 31 and "checksum" not in done.json

@@ -13,9 +13,9 @@ import pytest
 import aprfmt
 from aprfmt.conversion.outputs import Output, make_info
 from aprfmt.conversion.plan import _check_names
-from aprfmt.conversion.restore import restore_bits
 from aprfmt.errors import CodecError, ConversionError
 from aprfmt.formats import FORMATS
+from aprfmt.restore import restore_bits
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 
 EXTRA = "model.layers.0.self_attn.extra.weight"
