@@ -69,7 +69,6 @@ def command(
     code = report.exit_code(accept)
     for note in report.notes:
         render.warn(note)
-    told(report.damage)
     if not as_json:
         show(report, top, code)
     body = report.to_json()
@@ -78,6 +77,7 @@ def command(
 
         write_page(html, diff_html.render_page(report, code), force)
         body["html"] = str(html)
+    told(report.damage)
     return render.emit("diff", code, body, as_json)
 
 

@@ -223,7 +223,7 @@ def judge(loss: Loss, weights: Literal["trained", "random"], where: str = "") ->
         return [
             Check(
                 "loss-measured", "FAIL", where, "no token was scored", "at least one label",
-                "give a longer text, or a larger --max-seq-len",
+                "give a longer text, or another --max-seq-len",
             )
         ]  # fmt: skip
     return [

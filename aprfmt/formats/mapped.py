@@ -32,7 +32,7 @@ def open_regular(path: Path) -> int:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise FormatError(
-            f"{path}: is not a regular file (pipe, device or folder); give a model file"
+            f"{path}: is not a regular file (pipe, device or folder); give a file on disk"
         )
     return fd
 

@@ -238,6 +238,19 @@ def test_the_shape_of_a_cut_tensor_is_known(demo_model: Path, tmp_path: Path) ->
     assert before["hyperparameters"] and found["hyperparameters"] == before["hyperparameters"]
 
 
+def test_a_page_that_cannot_be_written_is_the_one_error(
+    sound: Mapping[str, Sound], tmp_path: Path
+) -> None:
+    """Seen red: the damage was told of before, in an error line of its own."""
+    path, weights = copy(sound["gguf"], tmp_path)
+    cut(weights, 0.9)
+    page = tmp_path / "page.html"
+    page.touch()
+    done = aprfmt("diff", path, path, "--html", page)
+    assert done.code == 2 and len(done.err.splitlines()) == 1, done.err
+    assert done.err.startswith(f"aprfmt: {page}: exists; ")
+
+
 def test_partial_is_no_licence_for_other_damage(sound: Mapping[str, Sound], tmp_path: Path) -> None:
     path, weights = copy(sound["gguf"], tmp_path)
     weights.write_bytes(DAMAGE["gguf"](weights.read_bytes(), GG, "encoding", OTHER_GG))
@@ -316,6 +329,11 @@ def test_inspect_reads_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return crc32(data, *more)
 
     big_apr(tmp_path / "big.apr", 8)
+
+    def counted(data: bytes, *more: int) -> int:
+        summed.append(len(data))
+        return crc32(data, *more)
+
     monkeypatch.setattr(StoredTensor, "raw", fail)
     monkeypatch.setattr(zlib, "crc32", counted)
     done = aprfmt("inspect", tmp_path / "big.apr", "--json")

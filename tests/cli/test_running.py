@@ -6,6 +6,7 @@ other model's losses taken for this one's, a sample without a label averaged as 
 
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -182,7 +183,18 @@ def test_samples_score_responses_and_skip_what_does_not_fit(
     nothing.write_text(json.dumps(rows[1]))
     done = aprfmt("eval", demo_model, "--samples", nothing, "--max-seq-len", 24, "--json")
     assert (done.code, done.json["loss"]) == (1, "NaN")
-    assert done.json["gate"]["checks"][0]["name"] == "loss-measured"
+    check = done.json["gate"]["checks"][0]
+    assert check["name"] == "loss-measured"
+    # Seen red: "or a larger --max-seq-len", where llama.cpp's convention wants a smaller one.
+    assert check["todo"] == "give a longer text, or another --max-seq-len"
+
+
+def test_what_is_no_file_is_not_called_a_model(demo_model: Path, tmp_path: Path) -> None:
+    """Seen red: `eval --text PIPE` advised to give a model file."""
+    os.mkfifo(tmp_path / "pipe")
+    done = aprfmt("eval", demo_model, "--text", tmp_path / "pipe")
+    assert done.code == 2 and len(done.err.splitlines()) == 1
+    assert "not a regular file (pipe, device or folder); give a file on disk" in done.err
 
 
 def test_eval_against_another_model(
