@@ -330,10 +330,6 @@ def test_inspect_reads_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     big_apr(tmp_path / "big.apr", 8)
 
-    def counted(data: bytes, *more: int) -> int:
-        summed.append(len(data))
-        return crc32(data, *more)
-
     monkeypatch.setattr(StoredTensor, "raw", fail)
     monkeypatch.setattr(zlib, "crc32", counted)
     done = aprfmt("inspect", tmp_path / "big.apr", "--json")
