@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.version import __version__
+from aprfmt.base.version import __version__
 
 if TYPE_CHECKING:
     from aprfmt.compare import DiffReport

@@ -60,8 +60,8 @@ def command(
 def read(opened: Any, name: str) -> tuple[str, Any]:
     """Return (spelling, values) of one tensor: a stored name, a role, or an unambiguous pattern."""
     from aprfmt.cli.tensors import role_names
-    from aprfmt.names import select_one
-    from aprfmt.resolve import spellings_by_name
+    from aprfmt.model.patterns import select_one
+    from aprfmt.model.resolve import spellings_by_name
 
     if name in opened:
         return name, opened[name].numpy()

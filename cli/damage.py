@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
+from aprfmt.base.protocols import Damage
 from aprfmt.cli.render import escape
-from aprfmt.tensor import Damage
 
 
 def told(damage: Iterable[Damage], *, partial: bool = False) -> tuple[list[dict[str, Any]], int]:

@@ -70,7 +70,7 @@ def native() -> dict[str, Any]:
 
 def facts() -> dict[str, Any]:
     """Return everything `doctor` says, as plain data."""
-    from aprfmt.version import __version__
+    from aprfmt.base.version import __version__
 
     return {
         "aprfmt": __version__,
@@ -133,7 +133,7 @@ def torch_on_gpu(found: cuda_driver.Driver) -> str:
 
 def version_line() -> str:
     """Return the line of `--version`: version, extras, kernels."""
-    from aprfmt.version import __version__
+    from aprfmt.base.version import __version__
 
     extras = [f"{name} {found}" for name in EXTRAS if (found := installed(name))]
     kernels = native()

@@ -78,9 +78,9 @@ def command(
     no token; each begins with BOS where the model adds one, else its first token is no label. Exit
     1 for a loss that cannot be: NaN, an exact 0.0, above ln(vocab), or too good to be true.
     """
+    from aprfmt.base.outcome import Report
     from aprfmt.errors import UsageError
     from aprfmt.inference.loss import judge
-    from aprfmt.outcome import Report
 
     if not (texts or samples or ids):
         raise UsageError("nothing to evaluate; give --text FILE, --samples FILE.jsonl or --ids")

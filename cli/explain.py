@@ -75,7 +75,7 @@ _SEVERAL = (
 
 def _types() -> dict[str, str]:
     """Return {name: paragraph} of what `quantize --type` makes, GGUF's file types among them."""
-    from aprfmt.quantize import SCHEMES
+    from aprfmt.quantizing.mixture import SCHEMES
 
     found = {}
     for name, scheme in SCHEMES.items():
@@ -88,7 +88,7 @@ def _types() -> dict[str, str]:
 
 
 def _encodings() -> dict[str, str]:
-    from aprfmt.dtypes import ENCODINGS
+    from aprfmt.base.encodings import ENCODINGS
 
     found = {}
     for name, row in ENCODINGS.items():
@@ -113,9 +113,9 @@ def _encodings() -> dict[str, str]:
 def topics() -> dict[str, dict[str, str]]:
     """Return every topic by section; the tables are the ones the code runs on."""
     from aprfmt.arch.spec import HYPER_NAMES
-    from aprfmt.causes import CAUSES, describe
+    from aprfmt.base.outcome import EXIT_CODES
+    from aprfmt.compare.causes import CAUSES, describe
     from aprfmt.inference.capture import POINTS
-    from aprfmt.outcome import EXIT_CODES
     from aprfmt.qa.gates import GATES
     from aprfmt.validation.table import CHECKS
 
@@ -145,7 +145,7 @@ def command(name: str | None, schema: str | None, as_json: bool, quiet: bool) ->
     A section's name (exit-codes) explains all of it. Without NAME, list every topic.
     """
     from aprfmt.errors import UsageError
-    from aprfmt.names import near
+    from aprfmt.model.patterns import near
 
     if schema is not None:
         return print_schema(name, schema, as_json)

@@ -116,11 +116,11 @@ def plain_bytes(model: Path, offset: int, length: int) -> dict[str, Any]:
 
 def tensor_blocks(model: Path, name: str, first: int, count: int) -> dict[str, Any]:
     """Return blocks of a tensor: byte fields as the codec maps them, and decoded values."""
-    from aprfmt.dtypes import encoding
+    from aprfmt.base.encodings import encoding
     from aprfmt.errors import UsageError
     from aprfmt.model import open_model
-    from aprfmt.names import select_one
-    from aprfmt.resolve import spellings_by_name
+    from aprfmt.model.patterns import select_one
+    from aprfmt.model.resolve import spellings_by_name
 
     with open_model(model, damaged=True) as opened:
         stored = opened.source.tensors

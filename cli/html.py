@@ -13,8 +13,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from aprfmt.base.text import escape, escape_html
 from aprfmt.cli.render import plain
-from aprfmt.text import escape, escape_html
 
 BASE = ("base.css", "base.js")  # of every page
 IDS = 64  # token ids shown

@@ -8,7 +8,7 @@ import click
 from aprfmt.cli import options, render, running
 
 if TYPE_CHECKING:
-    from aprfmt.outcome import Check
+    from aprfmt.base.outcome import Check
 
 
 @click.command("logits")
@@ -38,9 +38,9 @@ def command(
     """
     import numpy as np
 
+    from aprfmt.base.outcome import Report
     from aprfmt.cli.cat import write_npy
     from aprfmt.inference.gates import rows_gate
-    from aprfmt.outcome import Report
 
     options.check_new(force, out)
     with running.session(model, arch=arch, **where) as (opened, session, choice):

@@ -157,7 +157,7 @@ def _place(message: str) -> str:
 
 def _fail(args: list[str], kind: str, message: str, error: Exception) -> int:
     """Print one line on stderr, and one JSON object on stdout if JSON was asked for."""
-    from aprfmt.text import escape
+    from aprfmt.base.text import escape
 
     if "--debug" in args:
         for piece in traceback.format_exception(error):  # a frame, or an exception's whole message

@@ -122,12 +122,12 @@ def prepare(
     calibrated: Path | None, **rest: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
     """Open the model; return it and what to run on it, its ids chosen where none are named."""
-    from aprfmt.completeness import refuse_to_run
     from aprfmt.diagnosis.prompt import chosen_ids
     from aprfmt.inference.capture import instances, select_points
     from aprfmt.inference.parity.calibrate import load_calibration
     from aprfmt.inference.parity.request import Request
     from aprfmt.model import open_model
+    from aprfmt.model.completeness import refuse_to_run
 
     rows = () if calibrated is None else load_calibration(calibrated)
     model = stack.enter_context(open_model(text, arch=arch, allow_missing=allow_missing))

@@ -45,7 +45,7 @@ def label(run: Any) -> str:
 def show_pair(found: Any, pair: Any, every: bool) -> None:
     """Print one run against the reference."""
     names = f"{label(found.runs[pair.b])} against {label(found.runs[pair.a])}"
-    from aprfmt.thresholds import MAX_FACTOR, MAX_UNIT, UNIT
+    from aprfmt.compare.thresholds import MAX_FACTOR, MAX_UNIT, UNIT
 
     render.line()
     render.line(render.escape(names), style="head")

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from aprfmt.text import escape as escape
-from aprfmt.text import guard
+from aprfmt.base.text import escape as escape
+from aprfmt.base.text import guard
 
 
 def envelope(command: str, exit_code: int, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def session(
 def warn_of(model: Any) -> None:
     """Say what the file leaves out or contradicts, and what the pass does about it."""
     from aprfmt.cli import render
-    from aprfmt.completeness import accepted_text
+    from aprfmt.model.completeness import accepted_text
 
     report = model.resolution.report
     for note in (*model.notes, *model.resolution.notes):

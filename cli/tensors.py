@@ -33,8 +33,8 @@ def command(
     anywhere (ffn_gate); or a glob, or re:...; in any spelling, or by role.
     """
     from aprfmt.model import open_model
-    from aprfmt.names import select
-    from aprfmt.resolve import spellings_by_name
+    from aprfmt.model.patterns import select
+    from aprfmt.model.resolve import spellings_by_name
 
     with open_model(model, arch=arch, partial=partial, damaged=True) as opened:
         roles = role_names(opened)
@@ -89,7 +89,7 @@ def role_names(opened: Any) -> dict[str, tuple[str, ...]]:
 def tensor_stats(tensor: Any) -> dict[str, Any]:
     """Return the statistics of one tensor, or the reason there are none."""
     from aprfmt.errors import AprfmtError
-    from aprfmt.stats import tensor_stats as of_tensor
+    from aprfmt.tensors.stats import tensor_stats as of_tensor
 
     try:
         result: dict[str, Any] = of_tensor(tensor.lazy).to_json()

@@ -222,7 +222,7 @@ def write_html(
 def only_model() -> str:
     """Return the one model of the current folder, named on stderr; UsageError lists several."""
     from aprfmt.errors import UsageError
-    from aprfmt.hf_folder import candidates
+    from aprfmt.model.hf_folder import candidates
 
     found = candidates(Path.cwd())
     if len(found) != 1:
@@ -313,10 +313,10 @@ def plan(
     text: str, arch: str | None, points: str | None, layers: str | None, allowed: tuple[str, ...]
 ) -> dict[str, Any]:
     """Return the points of a model without running it: no statistics are made up."""
-    from aprfmt.completeness import refuse_to_run
     from aprfmt.inference.capture import instances
     from aprfmt.inference.engines.opening import model_and_run
     from aprfmt.model import open_model
+    from aprfmt.model.completeness import refuse_to_run
 
     path, _ = model_and_run(text)
     with open_model(path, arch=arch, allow_missing=allowed) as opened:

@@ -48,10 +48,10 @@ def open_runner(
     text: str, arch: str | None, engine: str | None, stack: ExitStack, **where: Any
 ) -> tuple[Any, Any, Any]:
     """Return (model, choice, session); no session where a foreign engine runs the model."""
-    from aprfmt.completeness import refuse_to_run
     from aprfmt.inference.device import choose
     from aprfmt.inference.engines.opening import model_and_run
     from aprfmt.model import open_model
+    from aprfmt.model.completeness import refuse_to_run
 
     path, named = model_and_run(text)
     if engine is not None:

@@ -19,8 +19,8 @@ def command(
 ) -> int:
     """Show tensors as a tree of name components, with sizes."""
     from aprfmt.model import open_model
-    from aprfmt.names import select
-    from aprfmt.resolve import spellings_by_name
+    from aprfmt.model.patterns import select
+    from aprfmt.model.resolve import spellings_by_name
 
     with open_model(model, damaged=True) as opened:
         names = list(opened)

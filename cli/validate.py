@@ -43,7 +43,7 @@ def command(
 
 def show(report: Any) -> None:
     """Print a line a check, its findings under it, and the verdict."""
-    from aprfmt.outcome import count_outcomes
+    from aprfmt.base.outcome import count_outcomes
 
     width = max(len(check.name) for check in report.checks)
     for check in report.checks:

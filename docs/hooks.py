@@ -7,11 +7,11 @@ import click
 from mkdocs.structure.files import File, Files
 
 from aprfmt.arch import ARCHS
+from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.outcome import EXIT_CODES
 from aprfmt.cli.main import COMMANDS, group
 from aprfmt.codecs import CODECS
-from aprfmt.dtypes import ENCODINGS
 from aprfmt.formats import FORMATS
-from aprfmt.outcome import EXIT_CODES
 
 
 def table(head: str, rows: list[tuple[Any, ...]]) -> str:

@@ -27,7 +27,7 @@ from aprfmt.inference.aprt_facts import FolderFacts, StageFacts
 from aprfmt.inference.capture import POINTS, SLOTS, STAGE_ALIASES, STAGES, WHOLE, key_name
 from aprfmt.inference.trace import Record, Trace
 from aprfmt.inference.trace_file import whole
-from aprfmt.stats import compute
+from aprfmt.tensors.stats import compute
 
 Numbers = NDArray[Any]
 MAGIC = b"APRT"

@@ -12,10 +12,10 @@ from pathlib import Path
 from reprlib import repr as short_repr
 from typing import Any
 
+from aprfmt.base.protocols import Value
+from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError
 from aprfmt.inference.trace import Form, Record
-from aprfmt.tensor import Value
-from aprfmt.text import shorten
 
 NAME = "aprfmt-trace.json"
 SCHEMA = 1
@@ -100,7 +100,7 @@ def _stage(row: Any, where: str) -> StageFacts:
     if not _SHA256.fullmatch(row["sha256"]):  # an empty one would be held against nothing
         found = short_repr(row["sha256"])
         raise FormatError(f"{where}: sha256 is {found}; expected 64 hexadecimal digits")
-    from aprfmt.thresholds import BASE
+    from aprfmt.compare.thresholds import BASE
 
     if row["dtype"] not in BASE:
         found = short_repr(row["dtype"])

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from aprfmt.arch.spec import BlockSpec
+from aprfmt.base.protocols import Value
 from aprfmt.errors import UsageError
 from aprfmt.inference.points import ABSENT as ABSENT
 from aprfmt.inference.points import BEFORE as BEFORE
@@ -16,8 +17,7 @@ from aprfmt.inference.points import POINTS as POINTS
 from aprfmt.inference.points import WHOLE as WHOLE
 from aprfmt.inference.points import Place as Place
 from aprfmt.inference.points import Point as Point
-from aprfmt.names import near
-from aprfmt.tensor import Value
+from aprfmt.model.patterns import near
 
 # The ten slots users of `apr trace --payload` know, under those names, and one beside them.
 SLOTS: Mapping[str, tuple[str, ...]] = {

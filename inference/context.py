@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.spec import BlockSpec
+from aprfmt.base.protocols import Value
 from aprfmt.inference.backends.base import Array, Backend
 from aprfmt.inference.kv_cache import KVCache
 from aprfmt.inference.rope import Kind
 from aprfmt.inference.weights import Weights
-from aprfmt.tensor import Value
 
 Ids = NDArray[np.int64]
 

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from aprfmt.arch.spec import ArchSpec
+from aprfmt.base.protocols import Value
 from aprfmt.errors import UsageError
 from aprfmt.inference.attention import attention
 from aprfmt.inference.backends.base import Array, Backend
@@ -20,7 +21,6 @@ from aprfmt.inference.kv_cache import KVCache
 from aprfmt.inference.moe import moe
 from aprfmt.inference.rope import ropes
 from aprfmt.inference.weights import Weights
-from aprfmt.tensor import Value
 
 LogitRows = Literal["last", "all"] | Sequence[int]
 

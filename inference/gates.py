@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.outcome import Check, Outcome
-from aprfmt.stats import compute
+from aprfmt.base.outcome import Check, Outcome
+from aprfmt.tensors.stats import compute
 
 MIN_STD = 0.01
 MAX_STD = 100.0  # seen: 1 to 5; a lost scale or norm gives thousands

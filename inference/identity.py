@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.digest import file_sha256
-from aprfmt.tensor import Value
+from aprfmt.base.protocols import Value
+from aprfmt.tensors.digest import file_sha256
 
 if TYPE_CHECKING:
     from aprfmt.model import Model

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.outcome import Check, Outcome
 from aprfmt.errors import UsageError
-from aprfmt.outcome import Check, Outcome
 
 Numbers = NDArray[Any]
 # A loss in bits is this times the loss in nats; a stated one so near it is taken to be in bits.

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 from aprfmt.inference.backends.base import Array
 from aprfmt.inference.context import Context
-from aprfmt.tensor import Value
 
 Numbers = NDArray[Any]
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from aprfmt.arch.spec import BlockSpec
 from aprfmt.arch.vocabulary import role_key
-from aprfmt.tensor import Value
+from aprfmt.base.protocols import Value
 
 WHOLE = -1  # the layer of whole-model points
 Rows = Literal["tokens", "scores", "keys", "logits"]

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.inference.capture import SLOTS, key_name, parse_key
-from aprfmt.stats import Stats
-from aprfmt.tensor import Value
+from aprfmt.tensors.stats import Stats
 
 Form = Literal["fused", "stepped"]
 # Keys of joined slots (`L3.qkv`), which foreign files may hold instead of their parts.

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.dtypes import encoding as encoding_row
-from aprfmt.logical import gather
+from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.tensors.logical import gather
 
 if TYPE_CHECKING:
     from aprfmt.codecs.bnb4 import Coded
-    from aprfmt.logical import LogicalTensor
+    from aprfmt.tensors.logical import LogicalTensor
 
 Array = NDArray[Any]
 PAGE = 4096

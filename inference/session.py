@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from aprfmt.arch.spec import ArchSpec
-from aprfmt.completeness import refuse_to_run
+from aprfmt.base.protocols import Value
+from aprfmt.base.registry import load
 from aprfmt.errors import ArchError, UsageError
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import Instance, instances
@@ -20,8 +21,7 @@ from aprfmt.inference.rope import lengthy, same_ropes
 from aprfmt.inference.sampling import Sampler
 from aprfmt.inference.trace import Positions, Record, StoppedTrace, Trace, Tracer
 from aprfmt.inference.weights import Weights, model_weights
-from aprfmt.registry import load
-from aprfmt.tensor import Value
+from aprfmt.model.completeness import refuse_to_run
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -269,7 +269,7 @@ class Session:
 
     def facts(self, ids: Sequence[int]) -> dict[str, Value]:
         """Return what a trace says of its run."""
-        from aprfmt.version import __version__
+        from aprfmt.base.version import __version__
 
         return {
             "architecture": self.spec.name,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.digest import decoded_sha256
+from aprfmt.base.protocols import Value
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import Array, Backend
 from aprfmt.inference.capture import POINTS, SLOTS, WHOLE, Instance, key_name, resolve
@@ -16,8 +16,8 @@ from aprfmt.inference.context import PassFacts
 from aprfmt.inference.record import Form as Form
 from aprfmt.inference.record import Record as Record
 from aprfmt.inference.record import record_to_json
-from aprfmt.stats import Stats, merge
-from aprfmt.tensor import Value
+from aprfmt.tensors.digest import decoded_sha256
+from aprfmt.tensors.stats import Stats, merge
 
 Numbers = NDArray[Any]
 Positions = Literal["all", "last"] | Sequence[int]

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.protocols import Source, TensorInfo, Value
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.positioned import read_at
 from aprfmt.formats.temporary import as_output_error
 from aprfmt.inference.record import Record, record_from_json, record_to_json
 from aprfmt.inference.trace import SCHEMA, Trace
-from aprfmt.tensor import Source, TensorInfo, Value
 
 Numbers = NDArray[Any]
 HEADER = "aprfmt.trace"

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.vocabulary import role_key, split_key
+from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.codecs import native_kernels
-from aprfmt.dtypes import encoding as encoding_row
 from aprfmt.errors import ArchError, TensorNotFoundError
 from aprfmt.inference.pages import Pages
 from aprfmt.inference.rows import FREE, ArrayRows, Rows, StoredRows
-from aprfmt.names import near
+from aprfmt.model.patterns import near
 
 if TYPE_CHECKING:
     from aprfmt.codecs.bnb4 import Coded

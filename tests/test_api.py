@@ -91,8 +91,8 @@ def test_flat_vectors_of_blocks_are_cut_at_elements(tmp_path: Path) -> None:
     """A one-dimensional quantized tensor is decoded from the block its slice begins in."""
     values = np.random.default_rng(0).standard_normal(128).astype(np.float32)
     stored = encode("Q8_0", values)[""]
-    from aprfmt.tensor import TensorInfo
-    from aprfmt.views import Tensor
+    from aprfmt.base.protocols import TensorInfo
+    from aprfmt.tensors.views import Tensor
 
     class Held:
         info = TensorInfo("t", (128,), "Q8_0", 0, len(stored), 136)

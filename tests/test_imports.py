@@ -15,6 +15,14 @@ HEAVY = ("numpy", "torch", "cupy", "transformers", "numba", "gguf", "safetensors
 
 # package -> prefixes of ours it must not import at module level or inside functions
 FORBIDDEN = {
+    "base": ("aprfmt.tensors", "aprfmt.formats", "aprfmt.codecs", "aprfmt.arch", "aprfmt.model",
+             "aprfmt.quantizing", "aprfmt.conversion", "aprfmt.compare", "aprfmt.cli",
+             "aprfmt.inference", "aprfmt.tokenizer"),
+    "tensors": ("aprfmt.model", "aprfmt.quantizing", "aprfmt.conversion", "aprfmt.compare",
+                "aprfmt.cli", "aprfmt.inference", "aprfmt.tokenizer"),
+    "model": ("aprfmt.quantizing", "aprfmt.conversion", "aprfmt.compare", "aprfmt.cli",
+              "aprfmt.inference", "aprfmt.validation", "aprfmt.qa", "aprfmt.diagnosis"),
+    "quantizing": ("aprfmt.conversion", "aprfmt.compare", "aprfmt.cli", "aprfmt.inference"),
     "formats": ("aprfmt.codecs", "aprfmt.arch", "aprfmt.model", "aprfmt.conversion",
                 "aprfmt.compare", "aprfmt.cli", "aprfmt.inference", "aprfmt.tokenizer"),
     "codecs": ("aprfmt.formats", "aprfmt.arch", "aprfmt.model", "aprfmt.conversion",
@@ -56,7 +64,7 @@ TABLES = {
 }  # fmt: skip
 # Who may import by name: the loader of rows, the commands' table, and optional GPU libraries.
 BY_NAME = {
-    "aprfmt.registry", "aprfmt.cli.main", "aprfmt.inference.backends.cuda.gemm",
+    "aprfmt.base.registry", "aprfmt.cli.main", "aprfmt.inference.backends.cuda.gemm",
     "aprfmt.inference.backends.cuda.loader",
 }  # fmt: skip
 _ROW = re.compile(r"(aprfmt(?:\.\w+)+):\w+")

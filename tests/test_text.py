@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aprfmt.text import ELLIPSIS, escape, escape_html, guard, shorten, unescape
+from aprfmt.base.text import ELLIPSIS, escape, escape_html, guard, shorten, unescape
 
 # Any code point, surrogates too, with what is near an escape made frequent.
 TEXT = st.text(

@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from aprfmt.base.protocols import Value
+from aprfmt.base.registry import Registry
+from aprfmt.base.text import shorten
 from aprfmt.errors import ArchError
-from aprfmt.registry import Registry
-from aprfmt.tensor import Value
-from aprfmt.text import shorten
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec

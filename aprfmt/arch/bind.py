@@ -12,8 +12,8 @@ from aprfmt.arch.names import detect_style as detect_style
 from aprfmt.arch.sizes import size_of
 from aprfmt.arch.spec import ArchSpec, Binding, role_key, split_key
 from aprfmt.arch.steps import Transposed
+from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-from aprfmt.tensor import Value
 
 Shape = tuple[int, ...]
 

@@ -10,8 +10,8 @@ from reprlib import repr as short_repr
 
 from aprfmt.arch.spec import Facts
 from aprfmt.arch.values import divisors, number, positive, text, whole
+from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError, FormatError
-from aprfmt.tensor import Value
 
 CARRIED = "aprfmt.hyper."
 STYLES = ("gguf", "apr")  # the key styles that may hold such keys

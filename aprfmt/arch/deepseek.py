@@ -23,8 +23,8 @@ from aprfmt.arch.spec import (
     Write,
 )
 from aprfmt.arch.values import text
+from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-from aprfmt.tensor import Value
 
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None

@@ -12,7 +12,7 @@ from aprfmt.arch.rows import FUSED, attention, gated_mlp, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.values import positive
 from aprfmt.arch.window import Window, period, window_rules
-from aprfmt.tensor import Value
+from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
 SCALAR = 256  # transformers' query_pre_attn_scalar where the config gives none

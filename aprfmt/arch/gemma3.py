@@ -24,7 +24,7 @@ from aprfmt.arch.rows import FUSED, attention, tables, whole
 from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.arch.window import Layers, Window, period, window_rules
-from aprfmt.tensor import Value
+from aprfmt.base.protocols import Value
 
 LARGEST = 62  # layers of the 27B model
 LOCAL_THETA = 10000.0

@@ -11,7 +11,7 @@ from aprfmt.arch.rows import KV, Q, Row, linear, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.steps import Transposed
 from aprfmt.arch.values import boolean
-from aprfmt.tensor import Value
+from aprfmt.base.protocols import Value
 
 _H = "transformer.h.{L}."
 _TURNED = (Transposed(),)  # Conv1D

@@ -34,8 +34,8 @@ from aprfmt.arch.values import (
     whole,
 )
 from aprfmt.arch.watched import Live, NotSettledError, Watched
+from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-from aprfmt.tensor import Value
 
 _FLOAT32 = ("gguf", "apr")  # the key styles whose numbers have been through float32
 _ORIGINS: Mapping[str, Origin] = {"hf": "config", "gguf": "metadata", "apr": "metadata"}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aprfmt.tensor import Value
+from aprfmt.base.protocols import Value
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec, HyperParams

@@ -13,7 +13,7 @@ from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.rows import FUSED, LAYER, Row, attention, experts, gated_mlp, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
 from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
-from aprfmt.tensor import Value
+from aprfmt.base.protocols import Value
 
 # Old checkpoints store what the rotary module computes.
 BUFFERS = {"hf": (LAYER + "self_attn.rotary_emb.inv_freq",)}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from aprfmt.arch.spec import Loss
-from aprfmt.tensor import Value
+from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
 

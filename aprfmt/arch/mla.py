@@ -13,7 +13,7 @@ from aprfmt.arch.rope_hf import Rope, mscale
 from aprfmt.arch.spec import MISSING, Facts, HyperRule, Read
 from aprfmt.arch.values import MAX_ROTATED
 from aprfmt.arch.values import whole as whole_number
-from aprfmt.tensor import Value
+from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None

@@ -6,7 +6,7 @@ from typing import Any
 from aprfmt.arch.rules import fixed, per_layer, size
 from aprfmt.arch.spec import Facts, HyperRule, Loss
 from aprfmt.arch.values import sequence, whole
-from aprfmt.tensor import Value
+from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None

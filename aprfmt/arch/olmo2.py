@@ -13,7 +13,7 @@ from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.rows import FUSED, KV, Q, attention, gated_mlp, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
 from aprfmt.arch.window import Window, period, window_rules
-from aprfmt.tensor import Value
+from aprfmt.base.protocols import Value
 
 _BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(

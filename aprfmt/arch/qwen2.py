@@ -11,7 +11,7 @@ from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.arch.window import IGNORED_WINDOW, Layers, Window, every, window_rules
-from aprfmt.tensor import Value
+from aprfmt.base.protocols import Value
 
 MAX_WINDOW_LAYERS = 28  # transformers' default
 

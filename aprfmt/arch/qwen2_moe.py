@@ -12,7 +12,7 @@ from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
 from aprfmt.arch.steps import Reshaped
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.arch.window import IGNORED_WINDOW, Layers, Window, every, window_rules
-from aprfmt.tensor import Value
+from aprfmt.base.protocols import Value
 
 EXPERTS, EXPERT_BINDINGS = experts()
 ROUTER = Row("ffn_gate_inp.weight", "mlp.gate.weight", ("n_experts", "hidden_size"), "moe_layers")

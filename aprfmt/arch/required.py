@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from aprfmt.arch.bind import Order, Shape
 from aprfmt.arch.sizes import shape_of, size_of
 from aprfmt.arch.spec import ArchSpec, TensorRule, role_key, split_key
+from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-from aprfmt.tensor import Value
 
 Values = Mapping[str, Value]
 _NONE: Values = {}

@@ -22,8 +22,8 @@ from aprfmt.arch.rope_gguf import read_gguf, write_gguf
 from aprfmt.arch.rope_hf import HFRope, Rope, write_hf
 from aprfmt.arch.spec import Facts, HyperRule
 from aprfmt.arch.values import MAX_ROTATED, number, positive
+from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-from aprfmt.tensor import Value
 
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None

@@ -11,8 +11,8 @@ from typing import Any
 from aprfmt.arch.rope_hf import YARN_BETAS, longrope_attention, yarn_attention
 from aprfmt.arch.spec import DerivedTensor, Facts
 from aprfmt.arch.values import number, positive, same_value, shortest, text, whole
+from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-from aprfmt.tensor import Value
 
 Params = Mapping[str, Value]
 Scaling = dict[str, Value]

@@ -12,8 +12,8 @@ from typing import Any
 
 from aprfmt.arch.spec import Facts
 from aprfmt.arch.values import boolean, divisors, number, positive, text, whole
+from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-from aprfmt.tensor import Value
 
 Params = Mapping[str, Value]
 Scaling = dict[str, Value]

@@ -11,8 +11,8 @@ from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.spec import HYPER_NAMES, MISSING, Facts, HyperRule, Write, split_key
 from aprfmt.arch.values import MAX_LAYERS, number, single, text
+from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-from aprfmt.tensor import Value
 
 Params = Mapping[str, Value]
 Shapes = Mapping[str, tuple[int, ...]]

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from functools import cache
 
+from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-from aprfmt.tensor import Value
 
 
 @cache

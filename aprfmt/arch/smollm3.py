@@ -15,7 +15,7 @@ from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.values import sequence
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.arch.window import IGNORED_WINDOW, Layers, Window, every, window_rules
-from aprfmt.tensor import Value
+from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
 

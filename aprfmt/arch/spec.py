@@ -27,8 +27,8 @@ from aprfmt.arch.vocabulary import F32_ROLES as F32_ROLES
 from aprfmt.arch.vocabulary import HYPER_NAMES as HYPER_NAMES
 from aprfmt.arch.vocabulary import role_key as role_key
 from aprfmt.arch.vocabulary import split_key as split_key
+from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-from aprfmt.tensor import Value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,8 +14,8 @@ from typing import ClassVar
 from aprfmt.arch.moves import Moves, element_count
 from aprfmt.arch.sizes import shape_of, size_of
 from aprfmt.arch.spec import Array, Move
+from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-from aprfmt.tensor import Value
 
 Shape = tuple[int, ...]
 Shapes = Sequence[Shape]

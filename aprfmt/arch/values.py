@@ -5,8 +5,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from reprlib import repr as short_repr
 
+from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-from aprfmt.tensor import Value
 
 MAX_SIZE = (1 << 31) - 1
 MAX_LAYERS = 1 << 12  # per-layer lists are built from the layer count

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from aprfmt.arch.spec import HyperParam
+from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-from aprfmt.tensor import Value
 
 
 class Watched(Mapping[str, Value]):

@@ -6,8 +6,8 @@ from typing import Any
 
 from aprfmt.arch.spec import Facts, HyperRule, Loss
 from aprfmt.arch.values import boolean, sequence, whole
+from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
-from aprfmt.tensor import Value
 
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None

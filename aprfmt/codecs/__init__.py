@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.dtypes import encoding as encoding_row
+from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.registry import Registry
+from aprfmt.base.text import shorten
 from aprfmt.errors import CodecError, UnsupportedError
-from aprfmt.registry import Registry
-from aprfmt.text import shorten
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from aprfmt.base.encodings import ENCODINGS, Encoding
 from aprfmt.codecs.arithmetic import row_mean_square
-from aprfmt.dtypes import ENCODINGS, Encoding
 from aprfmt.errors import CodecError
 
 Bytes: TypeAlias = bytes | bytearray | memoryview

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import double_quant, parallel, quant_state
 from aprfmt.codecs.base import (
     CHUNK,
@@ -29,7 +30,6 @@ from aprfmt.codecs.base import (
     part,
 )
 from aprfmt.codecs.bf16 import round_to_bf16
-from aprfmt.dtypes import ENCODINGS
 from aprfmt.errors import CodecError
 
 

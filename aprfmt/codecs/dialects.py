@@ -5,9 +5,9 @@ The table of dialects; what a dialect is stands in `dialect.py`.
 
 from typing import TYPE_CHECKING
 
+from aprfmt.base.registry import Registry
 from aprfmt.codecs.dialect import Config, Dialect, Parts, need
 from aprfmt.errors import CodecError, UnsupportedError
-from aprfmt.registry import Registry
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import F32

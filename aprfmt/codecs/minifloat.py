@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs.base import (
     CHUNK,
     F32,
@@ -21,7 +22,6 @@ from aprfmt.codecs.base import (
     check_out,
     part,
 )
-from aprfmt.dtypes import ENCODINGS
 from aprfmt.errors import CodecError
 
 

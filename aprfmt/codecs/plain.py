@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs.base import (
     Array,
     Bytes,
@@ -17,7 +18,6 @@ from aprfmt.codecs.base import (
     fused,
     part,
 )
-from aprfmt.dtypes import ENCODINGS
 
 
 class PlainCodec:

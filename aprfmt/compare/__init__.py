@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.protocols import Value
 from aprfmt.compare.align import Alignment, align
 from aprfmt.compare.records import (
     SECTIONS,
@@ -15,7 +16,6 @@ from aprfmt.compare.records import (
     TensorDiff,
 )
 from aprfmt.errors import AprfmtError, ArchError, UsageError
-from aprfmt.tensor import Value
 
 if TYPE_CHECKING:
     from aprfmt.compare.requant import Oracle
@@ -108,8 +108,8 @@ def diff_models(
     """Compare two open models; see `diff`."""
     from aprfmt.compare.requant import judged
     from aprfmt.compare.tensors import compare_pair
-    from aprfmt.names import select
-    from aprfmt.resolve import spellings
+    from aprfmt.model.patterns import select
+    from aprfmt.model.resolve import spellings
 
     alignment = align(a, b)
     pairs = list(alignment.pairs)
@@ -162,7 +162,7 @@ def _has_imatrix(metadata: Mapping[str, Value]) -> bool:
 
 def _hyperparameters(a: "Model", b: "Model", alignment: Alignment) -> tuple[FieldDiff, ...]:
     """List differing hyperparameters; all of them change the forward pass but the lengths."""
-    from aprfmt.resolve import same_value
+    from aprfmt.model.resolve import same_value
 
     if not alignment.by_role:
         return ()

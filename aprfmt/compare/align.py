@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aprfmt.errors import ArchError
-from aprfmt.logical import LogicalTensor
 from aprfmt.model import Model
-from aprfmt.views import Tensor
+from aprfmt.tensors.logical import LogicalTensor
+from aprfmt.tensors.views import Tensor
 
 Side = LogicalTensor | Tensor
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.records import Image, TensorDiff
-from aprfmt.dtypes import encoding as encoding_row
 from aprfmt.errors import AprfmtError
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 
-from aprfmt.logical import LogicalTensor, Run, gather
-from aprfmt.views import Tensor
+from aprfmt.tensors.logical import LogicalTensor, Run, gather
+from aprfmt.tensors.views import Tensor
 
 WINDOW = 8 << 20
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from aprfmt.base.protocols import Damage
 from aprfmt.compare.nonfinite import NonFinite
-from aprfmt.tensor import Damage
 
 Verdict = Literal[
     "SAME_BYTES",
@@ -87,8 +87,8 @@ class Derivation:
 class Explanation:
     """Why two tensors of one role differ.
 
-    `cause` is a name of aprfmt.causes. `where` is the role key, then the roles it was confused
-    with, if any. `evidence` are sentences: the first is the same for every tensor with the same
+    `cause` is a name of causes.py. `where` is the role key, then the roles it was confused with,
+    if any. `evidence` are sentences: the first is the same for every tensor with the same
     defect, the later ones have this tensor's own numbers. `residual_before` and `residual_after`
     are ||a-b|| / max(||a||, ||b||) as stored and after the transformation (infinite where a NaN or
     infinity stands on one side only); `residual_after` is None where nothing was transformed.

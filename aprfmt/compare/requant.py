@@ -10,22 +10,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.align import Side
 from aprfmt.compare.raw import byte_runs
 from aprfmt.compare.records import EQUAL, Derivation, TensorDiff
 from aprfmt.compare.values import CHUNK
-from aprfmt.dtypes import encoding as encoding_row
-from aprfmt.encoding import encode_rows
 from aprfmt.errors import AprfmtError, ArchError, CodecError
-from aprfmt.logical import LogicalTensor, gather
 from aprfmt.model import Model
-from aprfmt.quantize import quantized
-from aprfmt.views import Tensor
+from aprfmt.quantizing.mixture import quantized
+from aprfmt.quantizing.rows import encode_rows
+from aprfmt.tensors.logical import LogicalTensor, gather
+from aprfmt.tensors.views import Tensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from aprfmt.imatrix import ImportanceMatrix
+    from aprfmt.quantizing.imatrix import ImportanceMatrix
 
 HOPELESS = 0.5  # share of the first chunk's blocks beyond which a way of making is given up
 
@@ -127,8 +127,8 @@ class Oracle:
 
 def open_oracle(base: "Path | str", imatrix: "Path | str | None", arch: str | None) -> Oracle:
     """Open the base and the importance matrix; the caller closes `oracle.base`."""
-    from aprfmt.imatrix import read_imatrix
     from aprfmt.model import open_model
+    from aprfmt.quantizing.imatrix import read_imatrix
 
     matrix = None if imatrix is None else read_imatrix(Path(imatrix))
     return Oracle(open_model(base, arch=arch), matrix)

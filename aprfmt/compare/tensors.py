@@ -5,16 +5,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.align import Pair, Side, stored_names
 from aprfmt.compare.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, steps
 from aprfmt.compare.nonfinite import alike
 from aprfmt.compare.raw import byte_runs, first_difference, stored_runs
 from aprfmt.compare.records import TensorDiff
 from aprfmt.compare.values import CHUNK, Accumulator, wide
-from aprfmt.dtypes import encoding as encoding_row
 from aprfmt.errors import AprfmtError, CodecError
-from aprfmt.logical import LogicalTensor
-from aprfmt.views import Tensor
+from aprfmt.tensors.logical import LogicalTensor
+from aprfmt.tensors.views import Tensor
 
 
 def compare_pair(pair: Pair, imatrix: bool = False) -> TensorDiff:
@@ -252,7 +252,7 @@ def _steps(a: Side, b: Side, start: int, stop: int, columns: int) -> Any:
             parts: dict[str, Any] = {suffix: part.raw() for suffix, part in lazy.parts.items()}
             parts = parts or {"": lazy.raw()}
         else:
-            from aprfmt.logical import gather
+            from aprfmt.tensors.logical import gather
 
             row_bytes = row.row_bytes(side.shape)
             if row_bytes is None:

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from aprfmt.compare.measured import Apart, measure
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.compare.rows import Shared
+from aprfmt.compare.thresholds import DISCRETE, UNIT, Measured, Threshold, ratio_band, threshold
 from aprfmt.errors import UsageError
-from aprfmt.thresholds import DISCRETE, UNIT, Measured, Threshold, ratio_band, threshold
 
 
 class RecordLike(Protocol):

@@ -12,10 +12,10 @@ from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats import FORMATS, FormatSpec, checksum_notes
 
 if TYPE_CHECKING:
+    from aprfmt.base.protocols import Sink, Source, TensorInfo
     from aprfmt.conversion.plan import Plan
     from aprfmt.conversion.run import Written
     from aprfmt.model import Model
-    from aprfmt.tensor import Sink, Source, TensorInfo
 
 __all__ = ["ConversionReport", "Options", "TensorOutcome", "convert", "target_format"]
 
@@ -163,7 +163,7 @@ def _write(
     from aprfmt.conversion.beside import texts_to_write
     from aprfmt.conversion.run import chunks
     from aprfmt.formats.atomic import FileSet
-    from aprfmt.hf_folder import ours
+    from aprfmt.model.hf_folder import ours
 
     weights, folder = _places(target, dst)
     texts = texts_to_write(weights, folder, carried.texts, options.force)
@@ -221,7 +221,7 @@ def _places(target: FormatSpec, dst: Path) -> tuple[Path, Path | None]:
 
 def _digest(source: "Source", stop: list[bool]) -> str:
     """SHA-256 of the source file; of a set, SHA-256 over its `digest  name` lines in order."""
-    from aprfmt.digest import file_sha256
+    from aprfmt.tensors.digest import file_sha256
 
     digests = [(file_sha256(path, stop), path.name) for path in source.files]
     if len(digests) == 1:

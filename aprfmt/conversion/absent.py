@@ -4,16 +4,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aprfmt.arch.required import collapsed
-from aprfmt.completeness import RECORD, accepted_text, record, refuse_incomplete
+from aprfmt.base.protocols import Note
 from aprfmt.errors import ArchError, ConversionError
-from aprfmt.tensor import Note
+from aprfmt.model.completeness import RECORD, accepted_text, record, refuse_incomplete
 
 if TYPE_CHECKING:
     from aprfmt.conversion.metadata import Carried
     from aprfmt.conversion.options import Drops, Options
     from aprfmt.conversion.outputs import Plan
     from aprfmt.model import Model
-    from aprfmt.resolve import Resolution
+    from aprfmt.model.resolve import Resolution
 
 
 def check_complete(model: "Model", options: "Options", drops: "Drops", *, known: bool) -> None:

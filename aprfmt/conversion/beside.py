@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 from aprfmt.errors import OutputError
 
 if TYPE_CHECKING:
+    from aprfmt.base.protocols import Sink
     from aprfmt.formats.atomic import FileSet
-    from aprfmt.tensor import Sink
 
 
 class _Nowhere:
@@ -67,7 +67,7 @@ def texts_to_write(
 
 def _same(path: Path, text: str) -> bool:
     from aprfmt.errors import AprfmtError
-    from aprfmt.hf_folder import read_text
+    from aprfmt.model.hf_folder import read_text
 
     try:
         return path.is_file() and read_text(path) == text

@@ -3,17 +3,17 @@
 from typing import Any
 
 from aprfmt.arch.steps import Transposed
+from aprfmt.base.encodings import ENCODINGS, encoding
+from aprfmt.base.protocols import Note
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import PLAIN_FLOATS, Output, Plan, make_info
 from aprfmt.conversion.packed import Latest, Packed, Part, has_companions, weight_dtype
-from aprfmt.dtypes import ENCODINGS, encoding
 from aprfmt.errors import ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.model import Model
-from aprfmt.names import near, select
-from aprfmt.quantize import SCHEMES, leading, quantized
-from aprfmt.resolve import spellings
-from aprfmt.tensor import Note
+from aprfmt.model.patterns import near, select
+from aprfmt.model.resolve import spellings
+from aprfmt.quantizing.mixture import SCHEMES, leading, quantized
 
 
 def choose_encodings(

@@ -13,11 +13,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from aprfmt.base.protocols import Typed, Value
+from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats import FORMATS, FormatSpec
-from aprfmt.names import close
-from aprfmt.tensor import Typed, Value
-from aprfmt.text import shorten
+from aprfmt.model.patterns import close
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -82,7 +82,7 @@ def parse(model: "Model", key: str, wished: str, text: str) -> Value | Typed:
 
     `@FILE` stands for what the file holds. Raises UsageError where the text is no such value.
     """
-    from aprfmt.hf_folder import read_text
+    from aprfmt.model.hf_folder import read_text
 
     rules = FORMATS[model.format]
     if any(key.startswith(prefix) for prefix in rules.values.own):

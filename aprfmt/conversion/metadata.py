@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.carried_files import FILES_KEY, json_object
-from aprfmt.companions import SECTIONS
+from aprfmt.base.encodings import encoding
+from aprfmt.base.protocols import Typed, Value
+from aprfmt.base.text import shorten
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, Plan
 from aprfmt.conversion.packed import quantization_config
 from aprfmt.conversion.quantized import IMATRIX_RECORD, RECORD
-from aprfmt.dtypes import encoding
 from aprfmt.errors import FormatError
 from aprfmt.formats import FORMATS, FormatSpec
-from aprfmt.quantize import Mixture, quantized
-from aprfmt.tensor import Typed, Value
-from aprfmt.text import shorten
+from aprfmt.model.carried_files import FILES_KEY, json_object
+from aprfmt.quantizing.mixture import Mixture, quantized
+from aprfmt.tensors.companions import SECTIONS
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -156,7 +156,7 @@ def _update_claims(carried: Carried, outputs: Sequence[Output], target: str) -> 
 
 def _identity(model: "Model") -> dict[str, Value]:
     """Name the source: file, size, format, and the writer it states. The hash comes later."""
-    from aprfmt.version import __version__
+    from aprfmt.base.version import __version__
 
     size = sum(path.stat().st_size for path in model.source.files)
     found: dict[str, Value] = {
@@ -249,7 +249,7 @@ def _carried_gguf(model: "Model") -> dict[str, Typed]:
 
 def _to_gguf(model: "Model", plan: Plan) -> Carried:
     from aprfmt.arch.hyper import write_hyper
-    from aprfmt.resolve import same_value
+    from aprfmt.model.resolve import same_value
     from aprfmt.tokenizer import to_gguf
 
     spec, hyper = model.spec, model.hyper

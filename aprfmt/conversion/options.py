@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from aprfmt.tensor import Note, Typed, Value
+from aprfmt.base.protocols import Note, Typed, Value
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -22,7 +22,7 @@ class Options:
 
     `encoding` is stored for every weight matrix, and for every float tensor when it is a plain
     float type; `tensor_encodings` are (pattern, encoding) pairs that win over it. `quantize` names
-    a scheme of aprfmt.quantize.SCHEMES, whose mixture decides per tensor; `pure` stores its base
+    a scheme of quantizing/mixture.py, whose mixture decides per tensor; `pure` stores its base
     encoding everywhere, `imatrix` is the file of an importance matrix, and `allow_requantize` lets
     tensors that are quantized already be quantized again. `choose` and `importance` (by role or
     name) are what a scheme and an imatrix become; `packing` are encoder options of encodings with

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from aprfmt.base.encodings import encoding
+from aprfmt.base.protocols import LazyTensor, Note, TensorInfo
 from aprfmt.conversion.packed import Part
-from aprfmt.dtypes import encoding
 from aprfmt.errors import CodecError, ConversionError
-from aprfmt.logical import Run
-from aprfmt.restore import Restoration
-from aprfmt.tensor import LazyTensor, Note, TensorInfo
+from aprfmt.tensors.logical import Run
+from aprfmt.tensors.restore import Restoration
 
 PLAIN_FLOATS = ("F64", "F32", "F16", "BF16")
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from aprfmt.base.encodings import encoding
+from aprfmt.base.protocols import TensorInfo
 from aprfmt.conversion.counts import Counts
-from aprfmt.dtypes import encoding
 from aprfmt.errors import ConversionError
-from aprfmt.tensor import TensorInfo
 
 STATE = ".quant_state.bitsandbytes__"  # in the name of a quant state, and of nothing else
 _SMALL = 4096  # bytes: parts up to this are kept from planning to writing

@@ -8,6 +8,8 @@ where those only move rows, the plan is a list of byte runs and nothing is decod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.encodings import encoding
+from aprfmt.base.protocols import LazyTensor, Note, TensorInfo
 from aprfmt.conversion.absent import absent_roles, check_complete
 from aprfmt.conversion.choosing import check_importance, choose_encodings, in_parts
 from aprfmt.conversion.options import Drops, Options
@@ -16,17 +18,15 @@ from aprfmt.conversion.outputs import Output as Output
 from aprfmt.conversion.outputs import Plan as Plan
 from aprfmt.conversion.outputs import make_info
 from aprfmt.conversion.quantized import check_requantization
-from aprfmt.dtypes import encoding
 from aprfmt.errors import ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.formats.mapped import MemoryTensor
-from aprfmt.logical import LogicalTensor, Run, element_runs
 from aprfmt.model import Model
-from aprfmt.names import matchers, select
-from aprfmt.quantize import leading
-from aprfmt.resolve import spellings_by_name
-from aprfmt.restore import Restoration, restore_bits
-from aprfmt.tensor import LazyTensor, Note, TensorInfo
+from aprfmt.model.patterns import matchers, select
+from aprfmt.model.resolve import spellings_by_name
+from aprfmt.quantizing.mixture import leading
+from aprfmt.tensors.logical import LogicalTensor, Run, element_runs
+from aprfmt.tensors.restore import Restoration, restore_bits
 
 if TYPE_CHECKING:
     from aprfmt.arch.bind import Group
@@ -90,7 +90,7 @@ def _stored(tensor: LazyTensor, name: str = "") -> Output:
     name = name or info.name
 
     def make() -> Any:
-        from aprfmt.views import decode_tensor
+        from aprfmt.tensors.views import decode_tensor
 
         return decode_tensor(tensor)
 

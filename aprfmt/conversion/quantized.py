@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.protocols import Typed, Value
 from aprfmt.conversion.options import Options
-from aprfmt.dtypes import ENCODINGS
 from aprfmt.errors import ArchError, ConversionError, UsageError
-from aprfmt.quantize import (
+from aprfmt.quantizing.mixture import (
     FORMAT_VERSION,
     QUANTIZER_VERSION,
     SCHEMES,
@@ -21,15 +22,14 @@ from aprfmt.quantize import (
     base_name,
     quantized,
 )
-from aprfmt.tensor import Typed, Value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aprfmt.conversion.outputs import Output
     from aprfmt.formats import FormatSpec
-    from aprfmt.imatrix import ImportanceMatrix
     from aprfmt.model import Model
+    from aprfmt.quantizing.imatrix import ImportanceMatrix
 
 RECORD = "aprfmt.quantize."
 IMATRIX_RECORD = "quantize.imatrix."  # llama.cpp's own keys
@@ -48,7 +48,7 @@ def prepare(model: "Model", target: "FormatSpec", options: Options) -> Options:
         raise UsageError("a quantization and an encoding for every weight exclude each other")
     matrix = None
     if options.imatrix is not None:
-        from aprfmt.imatrix import read_imatrix
+        from aprfmt.quantizing.imatrix import read_imatrix
 
         matrix = read_imatrix(options.imatrix)
     mixture = mixture_of(model, options, matrix is not None)

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from aprfmt.base.encodings import encoding
 from aprfmt.conversion.outputs import PLAIN_FLOATS, Plan
-from aprfmt.dtypes import encoding
 from aprfmt.formats import FormatSpec
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import LayoutStep
-    from aprfmt.logical import LogicalTensor
     from aprfmt.model import Model
+    from aprfmt.tensors.logical import LogicalTensor
 
 
 def record(model: "Model", target: FormatSpec, plan: Plan) -> None:

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from aprfmt.base.encodings import encoding
 from aprfmt.conversion.choosing import importance_of
 from aprfmt.conversion.counts import Counts
 from aprfmt.conversion.options import Options, TensorOutcome
 from aprfmt.conversion.outputs import Output
-from aprfmt.dtypes import encoding
-from aprfmt.encoding import encode_rows
 from aprfmt.errors import ConversionError
-from aprfmt.logical import Run, gather
+from aprfmt.quantizing.rows import encode_rows
+from aprfmt.tensors.logical import Run, gather
 
 WINDOW = 16 << 20  # bytes handed to write() at a time; larger ones gain nothing here
 SMALL = 256 << 10  # runs below this are joined before they are written

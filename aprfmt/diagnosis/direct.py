@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from aprfmt.compare.nonfinite import NonFinite, census
 from aprfmt.compare.rows import spans
+from aprfmt.compare.thresholds import BASE, DISCRETE, tolerance
 from aprfmt.compare.traces import TraceLike
 from aprfmt.diagnosis.measure import (
     NO_VALUES,
@@ -24,7 +25,6 @@ from aprfmt.diagnosis.records import Evidence, Finding
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.points import POINTS
-from aprfmt.thresholds import BASE, DISCRETE, tolerance
 
 Array = NDArray[Any]
 OTHER_ROWS = "no row of it is of the same position"

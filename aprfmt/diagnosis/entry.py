@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from aprfmt.completeness import ANY
 from aprfmt.diagnosis.records import Diagnosis
 from aprfmt.diagnosis.sides import open_side
 from aprfmt.diagnosis.walk import Walk
 from aprfmt.errors import UsageError
 from aprfmt.model import open_model
+from aprfmt.model.completeness import ANY
 
 
 def diagnose(

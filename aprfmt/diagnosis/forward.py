@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from aprfmt.arch.vocabulary import split_key
-from aprfmt.causes import CAUSES
+from aprfmt.compare.causes import CAUSES
 from aprfmt.diagnosis.examine import Divergence, Examined
 from aprfmt.diagnosis.records import Evidence, Finding
 from aprfmt.diagnosis.shadow import View

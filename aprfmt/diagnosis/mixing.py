@@ -12,6 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from aprfmt.compare.nonfinite import NonFinite, census
+from aprfmt.compare.thresholds import DISCRETE, tolerance
 from aprfmt.diagnosis.measure import rel
 from aprfmt.diagnosis.shadow import plain
 from aprfmt.diagnosis.world import World
@@ -19,7 +20,6 @@ from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.rows import Rows, StoredRows
 from aprfmt.inference.weights import Weights, free_budget
 from aprfmt.model import Model
-from aprfmt.thresholds import DISCRETE, tolerance
 
 Array = NDArray[Any]
 

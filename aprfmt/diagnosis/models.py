@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from aprfmt.causes import CAUSES
 from aprfmt.compare import diff_models
+from aprfmt.compare.causes import CAUSES
 from aprfmt.compare.records import EQUAL, DiffReport, FieldDiff, TensorDiff
-from aprfmt.completeness import listed
 from aprfmt.diagnosis.blank import blank_model
 from aprfmt.diagnosis.config import HYPER_CAUSES, said, shown_tensors, tensors_say
 from aprfmt.diagnosis.levels import Levels
@@ -13,6 +12,7 @@ from aprfmt.diagnosis.mixing import Part
 from aprfmt.diagnosis.records import Evidence, Finding
 from aprfmt.diagnosis.tensors import compare_tensors
 from aprfmt.model import Model
+from aprfmt.model.completeness import listed
 
 _SIZES = ("n_heads", "n_kv_heads", "head_dim")
 _FOLLOW = ("value_head_dim", "attn_scale", "rope_dim")  # from head_dim, where no key says them

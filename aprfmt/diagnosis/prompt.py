@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from aprfmt.tensor import Value
+from aprfmt.base.protocols import Value
 
 SHORT, MARGIN = 48, 16
 LONGEST = 1024  # longer passes cost minutes; windows beyond are named instead

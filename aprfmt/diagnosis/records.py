@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from aprfmt.causes import CAUSES, Level, Verdict
+from aprfmt.compare.causes import CAUSES, Level, Verdict
 from aprfmt.compare.nonfinite import NonFinite
 
 Confidence = Literal["confirmed", "ambiguous", "unconfirmed"]

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.compare.nonfinite import NonFinite, census
+from aprfmt.compare.thresholds import DISCRETE, one_operation, tolerance, weights_class
 from aprfmt.compare.traces import TraceLike
 from aprfmt.diagnosis.measure import NO_VALUES, Recorded, Seen, apart, axis_of
 from aprfmt.diagnosis.world import Call, Recording, Stop, World, arrays, same_memory
 from aprfmt.inference.capture import key_name, parse_key, resolve
 from aprfmt.inference.moe import route
-from aprfmt.thresholds import DISCRETE, one_operation, tolerance, weights_class
 
 Array = NDArray[Any]
 # Points that are compared by another rule, or follow from one that is.

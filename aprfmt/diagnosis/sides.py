@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from aprfmt.completeness import ANY
 from aprfmt.inference.device import Choice, choose, parse_run
 from aprfmt.inference.engines.opening import model_and_run, open_run, open_trace, trace_kind
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model, open_model
+from aprfmt.model.completeness import ANY
 
 Kind = Literal["model", "run", "trace"]
 

@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
-from aprfmt.causes import CAUSES
+from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.align import Side
+from aprfmt.compare.causes import CAUSES
 from aprfmt.compare.explain.foreign import foreign
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.records import DiffReport, TensorDiff
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Part, Share
 from aprfmt.diagnosis.records import Evidence, Finding
-from aprfmt.dtypes import encoding as encoding_row
 from aprfmt.model import Model
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.compare.thresholds import tolerance
 from aprfmt.compare.traces import records_ids
 from aprfmt.diagnosis import conclude, direct
 from aprfmt.diagnosis.blank import blank_trace, rounding_hides
@@ -26,7 +27,6 @@ from aprfmt.errors import AprfmtError
 from aprfmt.inference.capture import instances
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model
-from aprfmt.thresholds import tolerance
 
 
 @dataclass

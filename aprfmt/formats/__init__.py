@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from aprfmt.dtypes import Encoding
+from aprfmt.base.encodings import Encoding
+from aprfmt.base.protocols import Note, Sink, Source, TensorInfo
+from aprfmt.base.registry import Registry
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.formats.fields import HeaderField
-from aprfmt.registry import Registry
-from aprfmt.tensor import Note, Sink, Source, TensorInfo
 
 
 class OpenSource(Protocol):

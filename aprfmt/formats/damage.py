@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from aprfmt.base.protocols import Damage, TensorInfo
+from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError
-from aprfmt.tensor import Damage, TensorInfo
-from aprfmt.text import shorten
 
 
 class Faults:

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from aprfmt.base.text import shorten
 from aprfmt.errors import ConversionError, FormatError
 from aprfmt.formats import jsonlimits
-from aprfmt.text import shorten
 
 MAX_DEPTH = 64
 MAX_DIGITS = 400  # float64 ends at 309 digits; also keeps int() far from its quadratic cost

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from aprfmt.base.protocols import LazyTensor, TensorInfo
+from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError, TruncatedError, UsageError
-from aprfmt.tensor import LazyTensor, TensorInfo
-from aprfmt.text import shorten
 
 Buffer = bytes | bytearray | memoryview
 

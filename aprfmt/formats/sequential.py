@@ -11,11 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
+from aprfmt.base.protocols import TensorInfo, Typed, Value
+from aprfmt.base.text import shorten
 from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.output import OutputFile
-from aprfmt.tensor import TensorInfo, Typed, Value
-from aprfmt.text import shorten
 
 _ASIDE = 1 << 20  # bytes from which a checksum is computed beside the write, not before it
 
@@ -51,7 +51,7 @@ class Program:
 
 
 class SequentialSink:
-    """A model being written; see `aprfmt.tensor.Sink`. Formats give `_lay_out`.
+    """A model being written; see `aprfmt.base.protocols.Sink`. Formats give `_lay_out`.
 
     With `files` the sink writes into that set and whoever owns it publishes. Errors are
     ConversionError for tensors that are missing, out of order or of another size than planned,

@@ -5,9 +5,9 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from aprfmt.base.protocols import LazyTensor
+from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError
-from aprfmt.tensor import LazyTensor
-from aprfmt.text import shorten
 
 MAX_INDEX = 128 << 20  # bytes of an index or manifest: a million tensors with long names
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.outcome import Check, Report
 from aprfmt.errors import UsageError
-from aprfmt.outcome import Check, Report
 from aprfmt.qa.gates import GATES, NAMES, GateSpec
 from aprfmt.qa.records import (
     LEFT_OUT,

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.outcome import Check
 from aprfmt.errors import FormatError
 from aprfmt.inference.loss import in_bits
-from aprfmt.outcome import Check
 from aprfmt.qa.records import (
     LEFT_OUT,
     Findings,

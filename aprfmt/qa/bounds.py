@@ -8,7 +8,7 @@ Gemma-3-270M (Q4_K_M), and on the published figures of Qwen2.5-0.5B.
 
 from dataclasses import dataclass
 
-from aprfmt.weight_bounds import Bound
+from aprfmt.validation.weight_bounds import Bound
 
 # --- rows of the embedding -----------------------------------------------------------------
 

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.outcome import Check
 from aprfmt.compare import diff_models
+from aprfmt.compare.thresholds import tolerance
 from aprfmt.compare.traces import compare_traces
 from aprfmt.errors import (
     ArchError,
@@ -17,9 +19,7 @@ from aprfmt.errors import (
 from aprfmt.inference.device import Choice, choose
 from aprfmt.inference.loss import cross_entropy, divergence
 from aprfmt.inference.trace import Kept
-from aprfmt.outcome import Check
 from aprfmt.qa.records import Findings, Measure, NotRunError, check, listed, not_run
-from aprfmt.thresholds import tolerance
 
 if TYPE_CHECKING:
     from aprfmt.compare import DiffReport

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.dtypes import encoding
+from aprfmt.base.encodings import encoding
+from aprfmt.base.outcome import Check
+from aprfmt.compare.thresholds import Tolerance, tolerance
 from aprfmt.inference.gates import rows_gate
 from aprfmt.inference.loss import (
     Loss,
@@ -20,11 +22,9 @@ from aprfmt.inference.loss import (
     window_size,
     windows,
 )
-from aprfmt.outcome import Check
 from aprfmt.qa import bounds
 from aprfmt.qa.golden import TEXT, Text
 from aprfmt.qa.records import Findings, Measure, NotRunError, check
-from aprfmt.thresholds import Tolerance, tolerance
 
 if TYPE_CHECKING:
     from aprfmt.inference.session import Session

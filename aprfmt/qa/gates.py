@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aprfmt.base.registry import load
 from aprfmt.qa.baseline import GATE as BASELINE
 from aprfmt.qa.records import Findings
-from aprfmt.registry import load
 
 if TYPE_CHECKING:
     from aprfmt.qa.subject import Subject

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.outcome import Check
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.inference.sampling import Sampler, Sampling
-from aprfmt.outcome import Check
 from aprfmt.qa import bounds
 from aprfmt.qa.gibberish import signals
 from aprfmt.qa.golden import Prompt

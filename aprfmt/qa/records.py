@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from aprfmt.outcome import Check, Outcome
+from aprfmt.base.outcome import Check, Outcome
 
 if TYPE_CHECKING:
     from aprfmt.inference.device import Choice

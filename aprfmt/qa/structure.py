@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.outcome import Check
+from aprfmt.base.outcome import Check
+from aprfmt.base.protocols import Value
 from aprfmt.qa import bounds
 from aprfmt.qa.records import Findings, Measure, check, listed, not_run
-from aprfmt.tensor import Value
 
 if TYPE_CHECKING:
     from aprfmt.model import Model

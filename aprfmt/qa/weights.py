@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch.spec import split_key
-from aprfmt.outcome import Check
+from aprfmt.base.outcome import Check
 from aprfmt.qa import bounds
 from aprfmt.qa.records import Findings, Measure, check, listed
-from aprfmt.stats import Accumulator, Stats, merge, tensor_stats
-from aprfmt.weight_bounds import Bound, RoleBounds, role_bounds
+from aprfmt.tensors.stats import Accumulator, Stats, merge, tensor_stats
+from aprfmt.validation.weight_bounds import Bound, RoleBounds, role_bounds
 
 if TYPE_CHECKING:
-    from aprfmt.logical import LogicalTensor
     from aprfmt.qa.subject import Subject
+    from aprfmt.tensors.logical import LogicalTensor
 
 ROWS_AT_ONCE = 1 << 22  # elements decoded at a time
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.base.encodings import encoding
 from aprfmt.codecs import CODECS, decode, decode_chunked, encode
 from aprfmt.codecs.base import Array, Codec
-from aprfmt.dtypes import encoding
 from aprfmt.errors import CodecError
 
 _BLOCKS = 7

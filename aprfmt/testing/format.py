@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from aprfmt.dtypes import ENCODINGS
+from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.protocols import TensorInfo
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.formats import FORMATS, FormatSpec, detect, open_sink, open_source
-from aprfmt.tensor import TensorInfo
 
 _METADATA = {"general.architecture": "toy", "general.name": "na\u00efve \u6a21"}
 _FLIPS = 200

@@ -9,7 +9,7 @@ Nothing heavy is imported before `load` builds a tokenizer.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.tensor import Typed, Value
+from aprfmt.base.protocols import Typed, Value
 from aprfmt.tokenizer.base import Tokenizer
 
 if TYPE_CHECKING:

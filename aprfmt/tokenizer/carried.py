@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.carried_files import read_texts
+from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError
-from aprfmt.tensor import Value
+from aprfmt.model.carried_files import read_texts
 from aprfmt.tokenizer.keys import APR_CHAT_TEMPLATE, CHAT_TEMPLATE, FLAGS, HF_JSON, IDS, Key
 
 if TYPE_CHECKING:

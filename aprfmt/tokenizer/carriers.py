@@ -8,8 +8,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.protocols import Typed, Value
 from aprfmt.errors import ConversionError, FormatError
-from aprfmt.tensor import Typed, Value
 from aprfmt.tokenizer.build import is_blank_run, tokenizer_json
 from aprfmt.tokenizer.carried import TOKENIZER_JSON, Carried
 from aprfmt.tokenizer.hf_json import from_json, stated_stops

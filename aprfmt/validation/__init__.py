@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aprfmt.base.outcome import Check
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UnsupportedError
-from aprfmt.outcome import Check
 from aprfmt.validation.report import SHOWN, Finding, Noted, NotRun, Result, Validation, summed
 from aprfmt.validation.table import CHECKS, CheckRow
 

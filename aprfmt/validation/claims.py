@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.dtypes import ENCODINGS
-from aprfmt.dtypes import encoding as encoding_row
+from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.validation.report import Finding, NotRun, Result
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _IQ_FALLBACK = "IQ4_NL"  # of every IQ type whose blocks do not fit a row
 def file_types() -> dict[int, str]:
     """Return general.file_type -> the encoding it claims, from the tables that write it."""
     from aprfmt.conversion.metadata import FILE_TYPES
-    from aprfmt.quantize import SCHEMES
+    from aprfmt.quantizing.mixture import SCHEMES
 
     found = {number: name for name, number in FILE_TYPES.items()}
     for scheme in SCHEMES.values():
@@ -87,7 +87,7 @@ def _weights(model: "Model") -> Counter[str]:
 
 def _with_fallbacks(claimed: str) -> set[str]:
     """Return an encoding and those a mixture takes where a row is no whole number of blocks."""
-    from aprfmt.quantize import FALLBACK
+    from aprfmt.quantizing.mixture import FALLBACK
 
     found = {claimed, *_MIXED.get(claimed, ())}
     if claimed.startswith("IQ"):
@@ -100,7 +100,7 @@ def _with_fallbacks(claimed: str) -> set[str]:
 
 def quantization(ctx: "Context") -> Result:
     """Check that config.json names a quantization exactly if weights are packed that way."""
-    from aprfmt.companions import SECTIONS
+    from aprfmt.tensors.companions import SECTIONS
 
     config = ctx.model.config
     if config is None:

@@ -11,7 +11,7 @@ from aprfmt.validation.report import NotRun
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec
     from aprfmt.model import Model
-    from aprfmt.resolve import Resolution
+    from aprfmt.model.resolve import Resolution
     from aprfmt.tokenizer.carried import Carried
     from aprfmt.validation.values import Row
     from aprfmt.validation.vocabulary import Words
@@ -42,7 +42,7 @@ class Context:
     @cached_property
     def spec(self) -> "ArchSpec":
         """The tables of the architecture; NotRun where the file names none that is known."""
-        from aprfmt.resolve import find_spec
+        from aprfmt.model.resolve import find_spec
 
         try:
             return find_spec(self.model, self.arch)

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.tensor import Damage, Note
-from aprfmt.text import escape, shorten
+from aprfmt.base.protocols import Damage, Note
+from aprfmt.base.text import escape, shorten
 from aprfmt.validation.report import Finding, NotRun, Result
 
 if TYPE_CHECKING:

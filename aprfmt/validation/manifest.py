@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.digest import WINDOW, decoded_sha256, file_sha256, raw_sha256
 from aprfmt.errors import AprfmtError, ArchError, FormatError
 from aprfmt.formats.shardset import MAX_INDEX
+from aprfmt.tensors.digest import WINDOW, decoded_sha256, file_sha256, raw_sha256
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -45,8 +45,8 @@ def tensor_rows(
 
     Raises UsageError for a pattern without a match.
     """
-    from aprfmt.names import select
-    from aprfmt.resolve import spellings
+    from aprfmt.model.patterns import select
+    from aprfmt.model.resolve import spellings
 
     sides: list[tuple[str, tuple[str, ...], Any]] = []
     claimed: set[str] = set()

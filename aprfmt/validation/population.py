@@ -8,8 +8,8 @@ from aprfmt.validation.report import Finding, NotRun, Result
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec
-    from aprfmt.logical import LogicalTensor
-    from aprfmt.stats import Stats
+    from aprfmt.tensors.logical import LogicalTensor
+    from aprfmt.tensors.stats import Stats
     from aprfmt.validation.context import Context
 
 
@@ -82,8 +82,8 @@ def role_bounds(ctx: "Context") -> Result:
     Those are bounded that have a usual size; biases may be as large as they like.
     """
     from aprfmt.arch.spec import split_key
-    from aprfmt.weight_bounds import EMBEDDING
-    from aprfmt.weight_bounds import role_bounds as bounds_of
+    from aprfmt.validation.weight_bounds import EMBEDDING
+    from aprfmt.validation.weight_bounds import role_bounds as bounds_of
 
     resolution = ctx.resolution
     findings, seen = [], 0

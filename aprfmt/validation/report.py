@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from aprfmt.base.outcome import Check, Report
 from aprfmt.errors import AprfmtError
-from aprfmt.outcome import Check, Report
 
 SHOWN = 100  # findings kept for one check: a damaged file can have one a tensor
 

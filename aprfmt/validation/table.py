@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aprfmt.registry import load
+from aprfmt.base.registry import load
 from aprfmt.validation.report import Result
 
 if TYPE_CHECKING:

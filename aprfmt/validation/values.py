@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from aprfmt.dtypes import encoding as encoding_row
+from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.protocols import LazyTensor, TensorInfo, damage_of
 from aprfmt.errors import AprfmtError, UnsupportedError
-from aprfmt.tensor import LazyTensor, TensorInfo, damage_of
 from aprfmt.validation.report import Finding, NotRun, Result
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
-    from aprfmt.stats import Stats
+    from aprfmt.tensors.stats import Stats
     from aprfmt.validation.context import Context, Progress
 
 WINDOW = 16 << 20  # bytes looked at, and then dropped, at a time
@@ -104,7 +104,7 @@ def take(model: "Model", progress: "Progress | None" = None) -> dict[str, Row]:
 
 def _look(tensor: LazyTensor, report: Callable[[int], None]) -> Row:
     from aprfmt.codecs import codec
-    from aprfmt.stats import Accumulator, tensor_stats
+    from aprfmt.tensors.stats import Accumulator, tensor_stats
     from aprfmt.validation.scales import first_bad, header_is_bad
 
     info = tensor.info
@@ -233,7 +233,7 @@ def _has_scales(encoding: str) -> bool:
 
 def packed(ctx: "Context") -> Result:
     """Check that every weight that is several tensors decodes: its parts are there and fit."""
-    from aprfmt.stats import compute, tensor_stats
+    from aprfmt.tensors.stats import compute, tensor_stats
 
     findings: list[Finding] = []
     seen = 0

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from aprfmt.base.text import shorten
 from aprfmt.errors import AprfmtError, FormatError
-from aprfmt.text import shorten
 from aprfmt.validation.report import Finding, NotRun, Result
 
 if TYPE_CHECKING:

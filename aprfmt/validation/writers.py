@@ -47,7 +47,7 @@ def _checkpoint(model: "Model") -> bool:
 
 
 def _legacy_codes(model: "Model") -> bool:
-    from aprfmt.dtypes import encoding
+    from aprfmt.base.encodings import encoding
 
     source: Any = model.source
     entries = [entry for shard in source.shards for entry in shard.parsed.entries]

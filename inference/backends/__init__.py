@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from aprfmt.base.registry import Registry
 from aprfmt.errors import BackendUnavailableError
-from aprfmt.registry import Registry
 
 if TYPE_CHECKING:
     from aprfmt.inference.backends.base import Backend

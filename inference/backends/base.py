@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.stats import Stats
+from aprfmt.tensors.stats import Stats
 
 if TYPE_CHECKING:
     from aprfmt.inference.kv_cache import KVCache

@@ -22,7 +22,7 @@ from aprfmt.inference.backends.cuda.ops import Ops
 from aprfmt.inference.backends.cuda.placed import Dense, Encoded, Placed, Placer
 from aprfmt.inference.backends.cuda.slots import Pending, Workspace
 from aprfmt.inference.weights import FREE_SHARE, Weight
-from aprfmt.stats import Stats
+from aprfmt.tensors.stats import Stats
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 STEPS = ("gelu_tanh",)  # those that have a kernel NAME_steps

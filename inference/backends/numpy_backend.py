@@ -24,7 +24,7 @@ from aprfmt.inference.backends.base import (
 )
 from aprfmt.inference.backends.tiles import Tiles
 from aprfmt.inference.weights import Weight
-from aprfmt.stats import Stats, compute
+from aprfmt.tensors.stats import Stats, compute
 
 _DTYPES: Mapping[str, type[np.floating[Any]]] = {"float32": np.float32, "float64": np.float64}
 # Query rows the fused attention handles at a time: bounds the scores kept in memory.

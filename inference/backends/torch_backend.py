@@ -26,7 +26,7 @@ from aprfmt.inference.backends.base import (
 from aprfmt.inference.backends.tiles import Tiles
 from aprfmt.inference.backends.torch_device import torch_devices
 from aprfmt.inference.weights import Weight
-from aprfmt.stats import Stats, compute
+from aprfmt.tensors.stats import Stats, compute
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,

@@ -20,7 +20,7 @@ from aprfmt.inference.backends.torch_products import TorchProducts
 from aprfmt.inference.backends.torch_slots import TorchSlots
 from aprfmt.inference.backends.torch_weights import HALVES, NotRecordable, Uploader, current
 from aprfmt.inference.cuda_driver import cupy_problem, driver_version
-from aprfmt.stats import Stats, compute
+from aprfmt.tensors.stats import Stats, compute
 
 # Share of a GPU's free memory that weights may take by default; the rest is for activations.
 MEMORY_SHARE = 0.8

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from aprfmt.stats import Stats, compute
+from aprfmt.tensors.stats import Stats, compute
 
 _BLOCK = 256  # slots of one allocation
 KEPT = 1 << 30  # bytes of tensors whose statistics are not known to be done

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from aprfmt.dtypes import ENCODINGS
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.inference.backends.base import Array
 from aprfmt.inference.weights import Weight
 

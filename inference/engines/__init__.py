@@ -7,8 +7,8 @@ the entry-point group `aprfmt.engines`.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from aprfmt.base.registry import Registry
 from aprfmt.errors import BackendUnavailableError
-from aprfmt.registry import Registry
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.digest import decoded_sha256
+from aprfmt.base.protocols import Value
+from aprfmt.compare.thresholds import weights_class
 from aprfmt.inference.capture import POINTS, Instance, instances, key_name, resolve
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.trace import Positions, Record, Trace, joined_slots
 from aprfmt.inference.trace_file import Spool
-from aprfmt.stats import compute
-from aprfmt.tensor import Value
-from aprfmt.thresholds import weights_class
+from aprfmt.tensors.digest import decoded_sha256
+from aprfmt.tensors.stats import compute
 
 if TYPE_CHECKING:
     from aprfmt.model import Model

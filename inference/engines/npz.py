@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.mapped import open_regular
 from aprfmt.inference.engines.collect import Collector
 from aprfmt.inference.engines.modules import ModuleReader
 from aprfmt.inference.trace import Positions, Trace
 from aprfmt.inference.trace_file import Spool
-from aprfmt.text import shorten
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.completeness import refuse_to_run
+from aprfmt.base.protocols import Value
 from aprfmt.errors import UsageError
 from aprfmt.inference.aprt import is_aprt, load_aprt
 from aprfmt.inference.device import Choice, choose, parse_run, split_run
@@ -16,7 +16,7 @@ from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Positions, Trace
 from aprfmt.inference.trace_file import Spool, is_trace_file, load_trace
-from aprfmt.tensor import Value
+from aprfmt.model.completeness import refuse_to_run
 
 if TYPE_CHECKING:
     from aprfmt.model import Model

@@ -22,13 +22,13 @@ import transformers
 from numpy.typing import NDArray
 
 from aprfmt.errors import ArchError, BackendUnavailableError
-from aprfmt.hf_folder import INDEX, WEIGHTS
 from aprfmt.inference.device import Choice
 from aprfmt.inference.engines.collect import Collector
 from aprfmt.inference.engines.modules import ModuleReader, Modules
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.trace import Positions, Trace
 from aprfmt.inference.trace_file import Spool
+from aprfmt.model.hf_folder import INDEX, WEIGHTS
 
 if TYPE_CHECKING:
     from aprfmt.model import Model

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.outcome import Report
+from aprfmt.compare.thresholds import Measured
 from aprfmt.compare.traces import (
     PointDiff,
     TraceDiff,
@@ -49,8 +51,6 @@ from aprfmt.inference.parity.verdict import (
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.trace_file import Spool
-from aprfmt.outcome import Report
-from aprfmt.thresholds import Measured
 
 if TYPE_CHECKING:
     from aprfmt.model import Model

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from aprfmt.arch import ARCHS
 from aprfmt.arch.hyper import checked
 from aprfmt.arch.values import MAX_SIZE
+from aprfmt.base.protocols import Source, TensorInfo
 from aprfmt.compare.nonfinite import alike
 from aprfmt.errors import (
     AprfmtError,
@@ -32,7 +33,6 @@ from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.device import Choice, parse_run
 from aprfmt.inference.parity.cell import PER_LAYER, BundledRows, Cell
 from aprfmt.inference.rows import ArrayRows, Rows
-from aprfmt.tensor import Source, TensorInfo
 
 Numbers = NDArray[Any]
 HEADER = "aprfmt.bundle"
@@ -107,7 +107,7 @@ class Replayed:
 
 def versions() -> dict[str, str]:
     """Return the versions a result depends on, of what is loaded."""
-    from aprfmt.version import __version__
+    from aprfmt.base.version import __version__
 
     found = {"aprfmt": __version__, "python": platform.python_version(),
              "machine": platform.machine()}  # fmt: skip

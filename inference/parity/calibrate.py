@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aprfmt.compare.traces import arithmetic, backend_name, weights_between
-from aprfmt.errors import FormatError, UsageError
-from aprfmt.inference.device import Choice
-from aprfmt.inference.parity.between import compare_runs, run_once
-from aprfmt.inference.parity.outcomes import compare_experts
-from aprfmt.inference.parity.request import Request
-from aprfmt.thresholds import (
+from aprfmt.compare.thresholds import (
     BASE,
     DISCRETE,
     MAX_UNIT,
@@ -30,6 +24,12 @@ from aprfmt.thresholds import (
     pair_of,
     threshold,
 )
+from aprfmt.compare.traces import arithmetic, backend_name, weights_between
+from aprfmt.errors import FormatError, UsageError
+from aprfmt.inference.device import Choice
+from aprfmt.inference.parity.between import compare_runs, run_once
+from aprfmt.inference.parity.outcomes import compare_experts
+from aprfmt.inference.parity.request import Request
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -146,7 +146,7 @@ def save_calibration(path: Path, calibration: Calibration, *, force: bool = Fals
 def load_calibration(path: Path) -> tuple[Measured, ...]:
     """Read what `save_calibration` wrote; FormatError for another file."""
     from aprfmt.formats.jsonio import loads
-    from aprfmt.hf_folder import read_text
+    from aprfmt.model.hf_folder import read_text
 
     found: Any = loads(read_text(path, MAX_FILE).encode(), str(path), max_bytes=MAX_FILE)
     return parse_calibration(found, path)

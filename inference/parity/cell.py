@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from aprfmt.arch import ARCHS
 from aprfmt.arch.spec import HyperParam, HyperParams
 from aprfmt.arch.vocabulary import role_key, split_key
-from aprfmt.dtypes import encoding as encoding_row
+from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import WHOLE, instances, key_name, parse_key

@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.vocabulary import split_key
+from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.codecs import CODECS, decode, encode
-from aprfmt.dtypes import encoding as encoding_row
 from aprfmt.errors import CodecError, UsageError
 from aprfmt.inference.rows import ArrayRows, Rows, StoredRows
 from aprfmt.inference.weights import Weights, free_budget
 
 if TYPE_CHECKING:
-    from aprfmt.logical import LogicalTensor
     from aprfmt.model import Model
+    from aprfmt.tensors.logical import LogicalTensor
 
 Numbers = NDArray[Any]
 

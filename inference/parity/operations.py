@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.compare.nonfinite import alike
+from aprfmt.compare.thresholds import one_operation
 from aprfmt.compare.traces import PointDiff, TraceDiff, arithmetic, backend_name
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends.base import Backend
@@ -15,7 +16,6 @@ from aprfmt.inference.parity.matched import matched_weights
 from aprfmt.inference.parity.records import Operation
 from aprfmt.inference.parity.request import Request
 from aprfmt.inference.trace import Trace
-from aprfmt.thresholds import one_operation
 
 if TYPE_CHECKING:
     from aprfmt.model import Model

@@ -8,9 +8,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from aprfmt.base.outcome import Check, Outcome
+from aprfmt.compare.thresholds import loss_bound
 from aprfmt.inference.parity.records import ExpertFlip, Losses, Outcomes
-from aprfmt.outcome import Check, Outcome
-from aprfmt.thresholds import loss_bound
 
 # Relative L2 of full logits on quantized weights; seen on a toy with NF4: 0.047. Where the
 # tolerance of the runs' arithmetic is larger, it counts.

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from aprfmt.base.outcome import Check, Report
 from aprfmt.compare.traces import TraceDiff
 from aprfmt.inference.parity.cell import Cell
-from aprfmt.outcome import Check, Report
 
 Verdict = Literal["same", "precision", "bug", "not_comparable"]
 

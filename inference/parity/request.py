@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from aprfmt.thresholds import Measured
+from aprfmt.compare.thresholds import Measured
 
 
 @dataclass(frozen=True)

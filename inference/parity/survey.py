@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.compare.thresholds import DISCRETE, one_operation
 from aprfmt.compare.traces import backend_name, weights_between
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import instances, key_name
@@ -23,7 +24,6 @@ from aprfmt.inference.parity.request import Request
 from aprfmt.inference.session import load_forward
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.weights import free_budget, model_weights
-from aprfmt.thresholds import DISCRETE, one_operation
 
 if TYPE_CHECKING:
     from aprfmt.model import Model

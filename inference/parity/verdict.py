@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.outcome import Check, Report
+from aprfmt.compare.thresholds import DISCRETE
 from aprfmt.compare.traces import PointDiff, TraceDiff
 from aprfmt.inference.device import Choice
 from aprfmt.inference.parity.operations import rel_l2
 from aprfmt.inference.parity.records import Operation, Verdict
 from aprfmt.inference.parity.survey import Survey
 from aprfmt.inference.trace import Trace
-from aprfmt.outcome import Check, Report
-from aprfmt.thresholds import DISCRETE
 
 Numbers = NDArray[Any]
 # Where rounding is amplified, another order of the same operations may be this many times further

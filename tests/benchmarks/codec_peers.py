@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import parallel
 from aprfmt.codecs.native import stream_fill
-from aprfmt.dtypes import ENCODINGS
 
 Task = Callable[[], object]
 _WIDENERS = {"F16": "ggml_fp16_to_fp32_row", "BF16": "ggml_bf16_to_fp32_row"}

@@ -26,8 +26,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from aprfmt import codecs
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import native, parallel
-from aprfmt.dtypes import ENCODINGS
 from tests.benchmarks import codec_peers as peers
 from tests.benchmarks.codec_peers import HEADING, Row, Task, best, in_parts
 from tests.benchmarks.measure import cpu_name

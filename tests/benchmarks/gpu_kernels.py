@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import codec, decode_into
-from aprfmt.dtypes import ENCODINGS
 from aprfmt.inference.backends import cuda
 
 WEIGHTS = 1 << 28

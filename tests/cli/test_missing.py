@@ -9,9 +9,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from aprfmt.completeness import RECORD
 from aprfmt.conversion import convert
 from aprfmt.model import open_model
+from aprfmt.model.completeness import RECORD
 from tests.cli.run import aprfmt
 
 IDS = "1417,362,258"

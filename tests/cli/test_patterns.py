@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from aprfmt.errors import UsageError
-from aprfmt.names import select
+from aprfmt.model.patterns import select
 from tests.cli.run import aprfmt
 from tests.models import save_tiny
 

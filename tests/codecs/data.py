@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import Codec
-from aprfmt.dtypes import ENCODINGS
 
 Array = npt.NDArray[Any]
 

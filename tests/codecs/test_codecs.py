@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import aprfmt.codecs as codecs
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import CODECS, codec, decode, decode_chunked, decode_into, encode
 from aprfmt.codecs.bnb4 import Bnb4Codec
-from aprfmt.dtypes import ENCODINGS
 from aprfmt.errors import CodecError, UnsupportedError
 from tests.codecs.data import ENCODERS, Array, decoded
 

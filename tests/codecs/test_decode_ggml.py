@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import CODECS
-from aprfmt.dtypes import ENCODINGS
 from tests.codecs.data import (
     GGML_BLOCKS,
     Array,

@@ -5,8 +5,8 @@ import hashlib
 import numpy as np
 import pytest
 
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import CODECS
-from aprfmt.dtypes import ENCODINGS
 from tests.codecs.data import (
     COLUMNS,
     ENCODERS,

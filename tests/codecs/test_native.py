@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aprfmt import codecs
-from aprfmt.dtypes import ENCODINGS
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.errors import CodecError
 from tests.codecs.levels import golden, level, misaligned, native
 from tests.patience import PATIENCE

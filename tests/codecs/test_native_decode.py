@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from aprfmt import codecs
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import bnb4
-from aprfmt.dtypes import ENCODINGS
 from aprfmt.errors import CodecError
 from tests.codecs.levels import guards_hold, level, misaligned, native, out_at, same_bits
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from aprfmt import codecs
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import bnb4
-from aprfmt.dtypes import ENCODINGS
 from aprfmt.errors import CodecError
 from tests.codecs.levels import F32, hard_rows, importance, level, misaligned, native
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from aprfmt import codecs
-from aprfmt.dtypes import ENCODINGS
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.errors import CodecError
 from tests.codecs.levels import (
     F32,

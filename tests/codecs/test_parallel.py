@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import parallel
-from aprfmt.dtypes import ENCODINGS
 from aprfmt.errors import CodecError
 from tests.patience import PATIENCE
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.causes import CAUSES
 from aprfmt.compare import TensorDiff, diff
+from aprfmt.compare.causes import CAUSES
 from aprfmt.compare.explain import Context, explain_pair, table
 from aprfmt.compare.explain.records import Explanation
 from aprfmt.formats import FORMATS

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import aprfmt
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs.dialects import DIALECTS
-from aprfmt.dtypes import ENCODINGS
 from aprfmt.errors import CodecError, ConversionError
 from tests.conversion.dialect_folders import FOLDERS, write_folder, write_gpt_oss
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed

@@ -15,7 +15,7 @@ from aprfmt.conversion.outputs import Output, make_info
 from aprfmt.conversion.plan import _check_names
 from aprfmt.errors import CodecError, ConversionError
 from aprfmt.formats import FORMATS
-from aprfmt.restore import restore_bits
+from aprfmt.tensors.restore import restore_bits
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 
 EXTRA = "model.layers.0.self_attn.extra.weight"

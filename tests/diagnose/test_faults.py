@@ -3,7 +3,7 @@
 import pytest
 
 from aprfmt.arch.vocabulary import HYPER_NAMES
-from aprfmt.causes import CAUSES
+from aprfmt.compare.causes import CAUSES
 from aprfmt.diagnosis.config import HYPER_CAUSES, SHOWN_BY
 from aprfmt.diagnosis.hypotheses import HYPOTHESES
 from tests.diagnose.faults import CONTROLS, ENGINES, FAULTS, FILES

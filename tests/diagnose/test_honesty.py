@@ -15,10 +15,10 @@ from aprfmt.compare.explain import elsewhere
 from aprfmt.compare.explain.foreign import Foreign, foreign
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.records import Explanation
+from aprfmt.compare.thresholds import ONE_OPERATION, SMALLEST_BUG
 from aprfmt.diagnosis import diagnose, tensors
 from aprfmt.diagnosis import examine as examining
 from aprfmt.diagnosis.blank import rounding_hides
-from aprfmt.thresholds import ONE_OPERATION, SMALLEST_BUG
 from tests.cli.run import aprfmt as command
 from tests.diagnose import files
 from tests.diagnose.engines import COARSE, broken, place, tiny_folder, trace

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.causes import CAUSES
+from aprfmt.compare.causes import CAUSES
 from aprfmt.diagnosis import Diagnosis, conclude, diagnose, hypotheses
 from aprfmt.diagnosis import examine as examining
 from aprfmt.diagnosis.case import short_numbers

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aprfmt.dtypes import encoding
+from aprfmt.base.encodings import encoding
+from aprfmt.base.protocols import TensorInfo
 from aprfmt.formats.apr.reader import AprSource, open_source
 from aprfmt.formats.apr.writer import open_sink
-from aprfmt.tensor import TensorInfo
 
 
 def info(name: str, shape: tuple[int, ...], name_of_encoding: str = "F32") -> TensorInfo:

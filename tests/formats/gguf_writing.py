@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aprfmt.dtypes import encoding
+from aprfmt.base.encodings import encoding
+from aprfmt.base.protocols import TensorInfo, Typed
 from aprfmt.formats.gguf.reader import GGUFSource, open_source
 from aprfmt.formats.gguf.writer import open_sink
-from aprfmt.tensor import TensorInfo, Typed
 
 Stored = tuple[str, tuple[int, ...], bytes]  # encoding, shape, bytes
 

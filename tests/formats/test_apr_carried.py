@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from aprfmt.dtypes import ENCODINGS
+from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.protocols import TensorInfo
 from aprfmt.formats.apr.parse import parse
 from aprfmt.formats.apr.reader import open_source
-from aprfmt.tensor import TensorInfo
 from tests.formats.apr_files import METADATA, AprFile, Tensor
 from tests.formats.apr_writing import check, info, round_trip, write
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aprfmt.base.text import escape
 from aprfmt.errors import FormatError
 from aprfmt.formats.apr.parse import parse
 from aprfmt.formats.apr.reader import open_source
 from aprfmt.formats.apr.writer import open_sink
-from aprfmt.text import escape
 from tests.conftest import ROOT
 from tests.formats.apr_cases import LEGAL, MALFORMED, WARNED
 from tests.formats.apr_files import AprFile, sealed

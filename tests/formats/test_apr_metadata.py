@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aprfmt.base.protocols import Typed
 from aprfmt.errors import ConversionError
 from aprfmt.formats.apr.metadata import (
     ALIASES,
@@ -21,7 +22,6 @@ from aprfmt.formats.apr.metadata import (
     spell_float64,
     spell_metadata,
 )
-from aprfmt.tensor import Typed
 from tests.formats.apr_writing import info, round_trip
 
 

@@ -97,7 +97,7 @@ def test_padding_that_is_not_zero_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", layout.CODES)
 def test_every_code_reads_as_each_of_its_meanings(code: int) -> None:
-    from aprfmt.dtypes import ENCODINGS
+    from aprfmt.base.encodings import ENCODINGS
 
     for name in layout.CODES[code]:
         row = ENCODINGS[name]

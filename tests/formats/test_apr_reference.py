@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.base.protocols import LazyTensor
 from aprfmt.codecs import decode
 from aprfmt.errors import FormatError
 from aprfmt.formats.apr.reader import AprSource, open_source
 from aprfmt.formats.apr.writer import open_sink
-from aprfmt.tensor import LazyTensor
 
 # What we say where the reference refuses, or where only other readers do (design: damaged files).
 REFUSED = {

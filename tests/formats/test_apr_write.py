@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aprfmt.dtypes import ENCODINGS
+from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.protocols import TensorInfo, Typed
 from aprfmt.errors import ConversionError, OutputError, UsageError
 from aprfmt.formats import FORMATS
 from aprfmt.formats.apr.reader import open_source
 from aprfmt.formats.apr.writer import open_sink
 from aprfmt.formats.atomic import FileSet
-from aprfmt.tensor import TensorInfo, Typed
 from tests.formats.apr_files import header_field
 from tests.formats.apr_writing import info, pattern, round_trip, write
 

@@ -15,7 +15,7 @@ from gguf.scripts import gguf_convert_endian
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aprfmt.dtypes import BY_GGML, ENCODINGS
+from aprfmt.base.encodings import BY_GGML, ENCODINGS
 from aprfmt.errors import UnsupportedError
 from aprfmt.formats.gguf.byteorder import LAYOUTS, fields, swapper
 from aprfmt.formats.gguf.reader import open_source

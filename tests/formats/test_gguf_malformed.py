@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.dtypes import encoding
+from aprfmt.base.encodings import encoding
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats.gguf.parse import parse
 from aprfmt.formats.gguf.reader import open_source

@@ -10,7 +10,7 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFEndian, GGUFReader, GGUFWriter
 from libgguf.inspect import validate_gguf
 
-from aprfmt.dtypes import BY_GGML
+from aprfmt.base.encodings import BY_GGML
 from aprfmt.formats.gguf.reader import GGUFSource, open_source
 from tests.formats.gguf_files import DATA
 from tests.formats.gguf_writing import Stored, plain, read, rewrite, write

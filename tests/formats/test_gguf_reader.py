@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.dtypes import BY_GGML
+from aprfmt.base.encodings import BY_GGML
 from aprfmt.formats.gguf import FORMAT
 from aprfmt.formats.gguf.arrays import STRIDE, StoredArray
 from aprfmt.formats.gguf.layout import TYPE_BY_ID

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from aprfmt.base.protocols import TensorInfo, Typed
 from aprfmt.errors import ConversionError, FormatError, TruncatedError, UsageError
 from aprfmt.formats.gguf.layout import parse_split_name, split_name
 from aprfmt.formats.gguf.reader import open_source
 from aprfmt.formats.gguf.split import divide
 from aprfmt.formats.gguf.writer import open_sink
-from aprfmt.tensor import TensorInfo, Typed
 from tests.formats.gguf_files import DATA, I16, I32, U16, U32, File
 from tests.formats.gguf_writing import Stored, info_of, read, rewrite, write
 

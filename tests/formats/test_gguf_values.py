@@ -11,10 +11,10 @@ from gguf import GGUFValueType, GGUFWriter
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from aprfmt.base.protocols import Typed
 from aprfmt.errors import ConversionError
 from aprfmt.formats.gguf.layout import TYPE_BY_ID, TYPE_BY_NAME
 from aprfmt.formats.gguf.values import encode_key, encode_value, type_of
-from aprfmt.tensor import Typed
 from tests.formats.gguf_writing import read, write
 
 SAMPLES: dict[str, Any] = {

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from aprfmt.base.protocols import TensorInfo, Typed
 from aprfmt.errors import ConversionError, OutputError, UsageError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.gguf import FORMAT
 from aprfmt.formats.gguf.reader import open_source
 from aprfmt.formats.gguf.writer import GGUFSink, open_sink
-from aprfmt.tensor import TensorInfo, Typed
 from tests.formats.gguf_files import ARR, DATA, STR, U8, File, one
 from tests.formats.gguf_writing import Stored, info_of, read, rewrite, write
 
@@ -153,7 +153,7 @@ def test_unknown_types_are_copied(tmp_path: Path) -> None:
 
 
 def _rows(*names: str) -> Iterator[Any]:
-    from aprfmt.dtypes import encoding
+    from aprfmt.base.encodings import encoding
 
     return map(encoding, names)
 

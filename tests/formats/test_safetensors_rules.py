@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
 
-from aprfmt.dtypes import BY_SAFETENSORS
+from aprfmt.base.encodings import BY_SAFETENSORS
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats import detect, open_source
 from aprfmt.formats.safetensors.layout import DTYPE_ORDER

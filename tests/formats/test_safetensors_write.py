@@ -16,13 +16,13 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file as load_torch
 from safetensors.torch import save as save_torch
 
-from aprfmt.dtypes import BY_SAFETENSORS
+from aprfmt.base.encodings import BY_SAFETENSORS
+from aprfmt.base.protocols import TensorInfo, Typed
 from aprfmt.errors import ConversionError, OutputError, UsageError
 from aprfmt.formats import FORMATS
 from aprfmt.formats.safetensors.layout import DTYPE_ORDER
 from aprfmt.formats.safetensors.reader import SafetensorsSource, open_source
 from aprfmt.formats.safetensors.writer import open_sink
-from aprfmt.tensor import TensorInfo, Typed
 from tests.formats.apr_writing import info, pattern
 from tests.formats.safetensors_cases import entry, file
 

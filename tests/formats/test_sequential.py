@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aprfmt.base.protocols import TensorInfo, Typed, Value
 from aprfmt.errors import UsageError
 from aprfmt.formats import FORMATS
 from aprfmt.formats.sequential import Checksum, Program, Room, SequentialSink, combine, deal
-from aprfmt.tensor import TensorInfo, Typed, Value
 from tests.conftest import ROOT
 from tests.formats.apr_writing import info
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aprfmt.base.protocols import TensorInfo
 from aprfmt.formats import FORMATS, open_sink
 from aprfmt.formats.temporary import SUFFIX
-from aprfmt.tensor import TensorInfo
 from tests.formats.publishing import BYSTANDER
 
 VERSIONS = (1, 2, 3)

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aprfmt.dtypes import encoding
+from aprfmt.base.encodings import encoding
+from aprfmt.base.protocols import Source, Typed
+from aprfmt.base.text import escape
 from aprfmt.errors import (
     AprfmtError,
     ConversionError,
@@ -26,8 +28,6 @@ from aprfmt.formats.safetensors import reader as safetensors_reader
 from aprfmt.formats.safetensors import writer as safetensors_writer
 from aprfmt.formats.safetensors.fields import header_fields as safetensors_fields
 from aprfmt.formats.shardset import MAX_INDEX
-from aprfmt.tensor import Source, Typed
-from aprfmt.text import escape
 from tests.fuzz.contract import BrokenPromiseError, check_shown, same
 from tests.fuzz.memory import MemoryFiles
 

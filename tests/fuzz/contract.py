@@ -10,8 +10,8 @@ import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from aprfmt.base.text import escape
 from aprfmt.errors import AprfmtError
-from aprfmt.text import escape
 from aprfmt.tokenizer import template
 from tests.patience import PATIENCE
 

@@ -14,18 +14,18 @@ from zipfile import ZipFile
 from aprfmt.arch import find_arch
 from aprfmt.arch.hyper import read_hyper, write_hyper
 from aprfmt.arch.spec import Facts
+from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError, FormatError
 from aprfmt.formats.gguf.reader import open_buffer as open_gguf
 from aprfmt.formats.jsonio import loads
 from aprfmt.formats.safetensors.reader import open_buffer as open_safetensors
-from aprfmt.hf_folder import parse_config
-from aprfmt.imatrix import parse_imatrix
 from aprfmt.inference.aprt import parse_aprt
 from aprfmt.inference.engines.npz import NpzFile, load_npz
 from aprfmt.inference.record import record_from_json, record_to_json
 from aprfmt.inference.trace_file import trace_of
 from aprfmt.model import Model
-from aprfmt.tensor import Value
+from aprfmt.model.hf_folder import parse_config
+from aprfmt.quantizing.imatrix import parse_imatrix
 from aprfmt.tokenizer import facts, load, to_apr, to_gguf, to_hf
 from aprfmt.tokenizer.keys import HF_JSON
 from tests.fuzz.containers import plain, worth_copying

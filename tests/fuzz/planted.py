@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from aprfmt.base.protocols import TensorInfo, Typed
 from aprfmt.formats import open_sink
-from aprfmt.tensor import TensorInfo, Typed
 from tests.conversion.folders import llama_folder
 
 # Clears the screen, sets a title, ends with BEL and ST, turns the direction, hides, recolours by

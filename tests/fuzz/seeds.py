@@ -136,7 +136,7 @@ def imatrix() -> list[bytes]:
 def trace() -> list[bytes]:
     """Return saved traces with and without values."""
     from aprfmt.inference.trace import SCHEMA
-    from aprfmt.stats import compute
+    from aprfmt.tensors.stats import compute
     from tests.formats.safetensors_cases import entry, file
 
     stats = compute(np.arange(4, dtype=np.float32)).to_json()

@@ -17,12 +17,14 @@ from typing import Any, cast
 
 import numpy as np
 
+from aprfmt.base.outcome import Check
+from aprfmt.base.text import escape
+from aprfmt.compare.thresholds import threshold
 from aprfmt.compare.traces import compare_traces
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.formats.gguf.reader import open_buffer as open_gguf
 from aprfmt.formats.jsonio import dumps, loads
 from aprfmt.formats.safetensors.reader import open_buffer as open_safetensors
-from aprfmt.hf_folder import HFFolder, parse_config
 from aprfmt.inference import aprt_facts
 from aprfmt.inference.aprt import load_aprt
 from aprfmt.inference.engines import llama_text
@@ -30,12 +32,10 @@ from aprfmt.inference.engines.llama_text import load_eval_text
 from aprfmt.inference.parity.bundle import parse_bundle, run_cell
 from aprfmt.inference.parity.calibrate import parse_calibration
 from aprfmt.model import Model
-from aprfmt.outcome import Check
+from aprfmt.model.hf_folder import HFFolder, parse_config
 from aprfmt.qa import baseline as qa_baseline
 from aprfmt.qa import golden as qa_golden
 from aprfmt.qa.records import GateResult, Measure
-from aprfmt.text import escape
-from aprfmt.thresholds import threshold
 from aprfmt.tokenizer import facts, load, to_apr, to_gguf, to_hf
 from aprfmt.tokenizer.keys import HF_JSON
 from aprfmt.validation import manifest as side_manifest
@@ -169,8 +169,8 @@ def companions(data: bytes) -> None:
 
 def carried(data: bytes) -> None:
     """Use a JSON object of metadata as a GGUF and an APR file of ours carry it, and convert it."""
-    from aprfmt.carried_files import read_texts
     from aprfmt.conversion.metadata import config_text
+    from aprfmt.model.carried_files import read_texts
     from tests.tokenizer.fake import fake
     from tests.tokenizer.test_hostile import JSON
 

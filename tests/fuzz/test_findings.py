@@ -231,7 +231,7 @@ def test_a_base_of_windowed_layers_is_written_where_no_old_key_says_it() -> None
 
 
 def test_imatrix_messages_quote_little_of_a_name() -> None:
-    from aprfmt.imatrix import parse_imatrix
+    from aprfmt.quantizing.imatrix import parse_imatrix
 
     name = b"n" * 4000
     for values, says in ((b"", "positive"), (b"\0\0\x80\x7f", "finite")):
@@ -275,7 +275,7 @@ def test_a_message_of_apr_quotes_little_of_a_name(wrong: dict[str, Any]) -> None
 
 
 def test_an_importance_matrix_may_say_anything_of_its_datasets() -> None:
-    from aprfmt.imatrix import parse_imatrix
+    from aprfmt.quantizing.imatrix import parse_imatrix
     from tests.formats.gguf_files import DATA, U32
 
     file = File(data=DATA[4:36]).key("general.type", STR, "imatrix").key("imatrix.datasets", U32, 7)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import event, given, settings
 
-from aprfmt.dtypes import encoding
+from aprfmt.base.encodings import encoding
 from aprfmt.errors import AprfmtError
 from aprfmt.formats import FORMATS
 from tests.fuzz import containers

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from aprfmt.compare.thresholds import ROWS, Measured, threshold, weights_class
 from aprfmt.compare.traces import compare_traces
 from aprfmt.conversion import convert
 from aprfmt.errors import BackendUnavailableError, FormatError, OutputError, UsageError
@@ -31,7 +32,6 @@ from aprfmt.inference.parity.reproduce import bundle_of
 from aprfmt.inference.parity.request import Request
 from aprfmt.inference.trace import Trace
 from aprfmt.model import open_model
-from aprfmt.thresholds import ROWS, Measured, threshold, weights_class
 from tests.inference.crooked import CROOKED
 from tests.inference.judge import backend, judged, rel, traced64
 from tests.models import IDS

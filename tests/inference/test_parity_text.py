@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from aprfmt import thresholds
+from aprfmt.base.outcome import Check
+from aprfmt.compare import thresholds
+from aprfmt.compare.thresholds import BASE, ROUNDOFF, loss_bound, own_loss_bound
 from aprfmt.conversion import convert
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.torch_backend import TorchBackend
@@ -23,8 +25,6 @@ from aprfmt.inference.parity.outcomes import own_loss
 from aprfmt.inference.parity.records import Parity
 from aprfmt.inference.parity.request import Request
 from aprfmt.model import open_model
-from aprfmt.outcome import Check
-from aprfmt.thresholds import BASE, ROUNDOFF, loss_bound, own_loss_bound
 from tests.inference.crooked import Tf32, WrongLoss
 from tests.inference.judge import judged
 from tests.models import IDS, VOCAB

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aprfmt.codecs import native_kernels
-from aprfmt.stats import CHUNK, Accumulator, compute, merge
+from aprfmt.tensors.stats import CHUNK, Accumulator, compute, merge
 
 
 @pytest.fixture(params=["native", "numpy"], autouse=True)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.digest import decoded_sha256
 from aprfmt.errors import FormatError, OutputError, UsageError
 from aprfmt.inference import aprt_facts
 from aprfmt.inference.aprt import load_aprt, save_aprt
@@ -23,7 +22,8 @@ from aprfmt.inference.trace import Kept, Trace, parse_positions
 from aprfmt.inference.trace_file import HEADER, Spool, load_trace, save_trace
 from aprfmt.inference.weights import model_weights
 from aprfmt.model import open_model
-from aprfmt.stats import compute
+from aprfmt.tensors.digest import decoded_sha256
+from aprfmt.tensors.stats import compute
 from tests.inference.judge import backend, judged, traced64
 from tests.models import IDS
 

@@ -13,7 +13,7 @@ from aprfmt.inference.backends.numpy_backend import NumpyBackend
 from aprfmt.inference.sampling import Sampler, Sampling
 from aprfmt.inference.session import Session
 from aprfmt.model import open_model
-from aprfmt.stats import Stats, compute
+from aprfmt.tensors.stats import Stats, compute
 from tests.inference.judge import judged
 from tests.models import IDS
 

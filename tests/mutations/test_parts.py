@@ -41,7 +41,7 @@ def test_every_row_has_its_place(texts: dict[str, str]) -> None:
 
 def test_there_are_enough_rows() -> None:
     native = [row for row in ROWS if row.file.endswith((".c", ".h"))]
-    judged = ("aprfmt/diagnosis/", "aprfmt/thresholds", "aprfmt/compare/traces")
+    judged = ("aprfmt/diagnosis/", "aprfmt/compare/thresholds", "aprfmt/compare/traces")
     assert len(ROWS) >= 60 and len(native) >= 10
     assert sum(row.file.startswith(judged) for row in ROWS) >= 10
 

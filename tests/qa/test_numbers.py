@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.base.encodings import encoding
 from aprfmt.cli.trace_show import observations
 from aprfmt.codecs import decode, encode
 from aprfmt.compare.traces import compare_traces
-from aprfmt.dtypes import encoding
 from aprfmt.errors import AprfmtError, TensorNotFoundError
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.trace import Kept, Positions
 from aprfmt.model import open_model
-from aprfmt.stats import Stats, merge
+from aprfmt.tensors.stats import Stats, merge
 from tests.conftest import not_run
 
 # model.norm.weight and layers.0 q_proj.bias of Qwen2.5-0.5B: as they are, and their BF16 bits

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from aprfmt import qa
+from aprfmt.base.outcome import Check
 from aprfmt.errors import FormatError, OutputError, UsageError
 from aprfmt.inference.device import choose
-from aprfmt.outcome import Check
 from aprfmt.qa.baseline import compare, read, to_json
 from aprfmt.qa.records import GateResult, Measure, QaReport
 from tests.cli.run import aprfmt

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.encoding import encode_rows
 from aprfmt.errors import ConversionError, FormatError, UsageError
-from aprfmt.imatrix import read_imatrix
+from aprfmt.quantizing.imatrix import read_imatrix
+from aprfmt.quantizing.rows import encode_rows
 from tests.codecs.data import libgguf_blocks, libgguf_mode
 from tests.conversion.folders import llama_folder
 

@@ -8,7 +8,7 @@ import aprfmt
 from aprfmt.conversion import Options
 from aprfmt.conversion.quantized import mixture_of
 from aprfmt.errors import UsageError
-from aprfmt.quantize import FALLBACK, SCHEMES, Mixture, fitting, leading
+from aprfmt.quantizing.mixture import FALLBACK, SCHEMES, Mixture, fitting, leading
 
 # Llama-3-8B: rows, columns of the GGUF tensors of a layer.
 LAYER = {

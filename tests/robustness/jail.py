@@ -135,10 +135,10 @@ def _preload(jobs: Sequence[Job]) -> None:
             "aprfmt.cli.main",
             "aprfmt.codecs.native",
             "aprfmt.model",
-            "aprfmt.resolve",
+            "aprfmt.model.resolve",
             "aprfmt.validation.table",
             "aprfmt.arch.llama",
-            "aprfmt.stats",
+            "aprfmt.tensors.stats",
             "aprfmt.formats.apr.reader",
             "aprfmt.formats.safetensors.reader",
         ):

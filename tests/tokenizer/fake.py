@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from aprfmt.hf_folder import read_folder
+from aprfmt.base.protocols import Typed
 from aprfmt.model import Model
-from aprfmt.tensor import Typed
+from aprfmt.model.hf_folder import read_folder
 from aprfmt.tokenizer.carried import Carried
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from aprfmt.base.protocols import Typed
 from aprfmt.errors import ConversionError, FormatError, UnsupportedError
 from aprfmt.model import Model
-from aprfmt.tensor import Typed
 from aprfmt.tokenizer import facts, keys, load, to_apr, to_gguf, to_hf
 from tests.tokenizer.fake import (
     added_ids,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aprfmt.tensor import Typed
+from aprfmt.base.protocols import Typed
 from aprfmt.tokenizer import facts, load, to_apr, to_gguf, to_hf
 from tests.tokenizer.fake import fake, folder_model, without_json
 from tests.tokenizer.strings import STRINGS

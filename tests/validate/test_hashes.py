@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.digest import decoded_sha256, raw_sha256
+from aprfmt.tensors.digest import decoded_sha256, raw_sha256
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 from tests.validate import bases

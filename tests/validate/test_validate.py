@@ -14,11 +14,11 @@ import pytest
 
 import aprfmt as package
 from aprfmt import validation
+from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.protocols import LazyTensor, TensorInfo
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import BlockCodec
-from aprfmt.dtypes import ENCODINGS
 from aprfmt.errors import AprfmtError, FormatError, UnsupportedError, UsageError
-from aprfmt.tensor import LazyTensor, TensorInfo
 from aprfmt.validation import CHECKS, scales, validate
 from aprfmt.validation.claims import file_types
 from aprfmt.validation.values import WINDOW, Window, windows
@@ -298,7 +298,7 @@ class Held:
 def test_windows_cover_every_byte_once(
     encoding: str, shape: tuple[int, ...], row_bytes: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aprfmt.stats import Accumulator, tensor_stats
+    from aprfmt.tensors.stats import Accumulator, tensor_stats
 
     monkeypatch.setattr("aprfmt.validation.values.WINDOW", 150)
     row = ENCODINGS[encoding]

@@ -62,8 +62,8 @@ def _decoders() -> Mapping[str, Callable[..., None]]:
 def _check_decoder(name: str, kernel: Callable[..., None]) -> str:
     from array import array
 
+    from aprfmt.base.encodings import ENCODINGS
     from aprfmt.codecs.native import golden
-    from aprfmt.dtypes import ENCODINGS
 
     row = ENCODINGS[name]
     sizes = (row.block_size, row.type_size)
@@ -92,8 +92,8 @@ def _encoders() -> "Mapping[tuple[str, str], Encoder]":
 
 
 def _check_encoder(key: tuple[str, str], encoder: "Encoder") -> str:
+    from aprfmt.base.encodings import ENCODINGS
     from aprfmt.codecs.native import golden
-    from aprfmt.dtypes import ENCODINGS
 
     row = ENCODINGS[key[0]]
     if (encoder.block_size, encoder.type_size) != (row.block_size, row.type_size):

@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from aprfmt.causes import CAUSES
 from aprfmt.compare.align import Pair, Side
+from aprfmt.compare.causes import CAUSES
 from aprfmt.compare.explain.case import Case, row_distances
 from aprfmt.compare.explain.compound import remainder, rereadings
 from aprfmt.compare.explain.context import Context
@@ -20,8 +20,8 @@ from aprfmt.compare.explain.records import Explanation, Guess
 from aprfmt.compare.explain.symmetry import with_symmetries
 from aprfmt.compare.records import TensorDiff
 from aprfmt.errors import AprfmtError
-from aprfmt.logical import LogicalTensor
 from aprfmt.model import Model
+from aprfmt.tensors.logical import LogicalTensor
 
 __all__ = ["Context", "Explanation", "explain_pair", "explained"]
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.explain.case import Case, row_distances
 from aprfmt.compare.explain.noise import UNIT, noise_of
 from aprfmt.compare.explain.records import Explanation, Guess
 from aprfmt.compare.values import wide
-from aprfmt.dtypes import encoding as encoding_row
 
 LOOSE = 0.25  # rounding beyond which a factor proves nothing
 NARROW = 16  # columns below which a factor a row explains too little
@@ -317,7 +317,7 @@ def _again(take: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
         import numpy as np
 
         from aprfmt.codecs import decode
-        from aprfmt.encoding import encode_rows
+        from aprfmt.quantizing.rows import encode_rows
 
         values = np.asarray(take(rows), np.float32)
         return decode(name, {"": encode_rows(name, values)}, values.shape)

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
+from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.explain.records import Guess
 from aprfmt.compare.explain.stored import SIXTEEN, swapped
 from aprfmt.compare.values import wide
-from aprfmt.dtypes import encoding as encoding_row
 
 SANE = 4.0  # how far two root mean squares may be apart for a reading to be worth a try
 

@@ -1,7 +1,7 @@
 """What two encodings of the same values may differ by, as a relative L2 distance."""
 
+from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.bounds import NMSE, NMSE_SLACK
-from aprfmt.dtypes import encoding as encoding_row
 
 # Half the distance of neighbouring numbers, relative to the number (2 ** -significand bits).
 UNIT = {

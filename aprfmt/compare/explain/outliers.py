@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
+from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.noise import noise_of
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.records import Explanation
 from aprfmt.compare.values import wide
-from aprfmt.dtypes import encoding as encoding_row
 
 FEW = 64  # values beyond the bound
 FINE = 0.02  # noise of the other encoding up to which a restored value proves something

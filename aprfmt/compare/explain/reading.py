@@ -7,11 +7,11 @@ from itertools import accumulate
 from math import prod
 from typing import Any
 
+from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.protocols import LazyTensor
 from aprfmt.compare.align import Side, stored_names
 from aprfmt.compare.raw import byte_runs
-from aprfmt.dtypes import encoding as encoding_row
-from aprfmt.logical import LogicalTensor, Run
-from aprfmt.tensor import LazyTensor
+from aprfmt.tensors.logical import LogicalTensor, Run
 
 KEPT = 1 << 20  # elements up to which a tensor is decoded once and kept
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.reading import Bytes, Reader
 from aprfmt.compare.explain.records import Explanation, Guess
-from aprfmt.dtypes import encoding as encoding_row
-from aprfmt.logical import LogicalTensor
+from aprfmt.tensors.logical import LogicalTensor
 
 SIXTEEN = ("BF16", "F16")
 FEW_BITS = 16  # damaged bits up to which they are named one by one

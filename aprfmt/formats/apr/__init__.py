@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from aprfmt.base.protocols import Sink, Source
 from aprfmt.formats import FormatSpec, ValueRules
 from aprfmt.formats.apr.layout import (
     LEGACY_MAGICS,
@@ -17,7 +18,6 @@ from aprfmt.formats.apr.layout import (
     order,
 )
 from aprfmt.formats.fields import HeaderField
-from aprfmt.tensor import Sink, Source
 
 _MAGICS = (MAGIC, *LEGACY_MAGICS, *REFUSED_MAGICS)
 

@@ -9,9 +9,9 @@ the model knows is the *logical* tensor, what the index lists is the *stored* on
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from aprfmt.dtypes import encoding
+from aprfmt.base.encodings import encoding
+from aprfmt.base.protocols import Note, TensorInfo, Value
 from aprfmt.formats.cursor import MAX_DIMS
-from aprfmt.tensor import Note, TensorInfo, Value
 
 KEY = "aprfmt.tensors"
 

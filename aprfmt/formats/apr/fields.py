@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
+from aprfmt.base.text import shorten
 from aprfmt.formats.apr.layout import HEADER_SIZE
 from aprfmt.formats.apr.parse import parse
 from aprfmt.formats.cursor import Cursor
 from aprfmt.formats.fields import HeaderField, fixed
-from aprfmt.text import shorten
 
 
 def header_fields(buffer: memoryview, where: str) -> Iterator[HeaderField]:

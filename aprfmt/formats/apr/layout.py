@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from aprfmt.dtypes import ENCODINGS, Encoding
-from aprfmt.tensor import TensorInfo
+from aprfmt.base.encodings import ENCODINGS, Encoding
+from aprfmt.base.protocols import TensorInfo
 
 MAGIC = b"APR\0"
 # January 2026 writers put these over the same 64-byte header; only the CRC tells them from others.

@@ -10,9 +10,9 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from aprfmt.base.protocols import Typed, Value
 from aprfmt.errors import ConversionError
 from aprfmt.formats.jsonio import dumps
-from aprfmt.tensor import Typed, Value
 
 _MAX_DEPTH = 64  # as deep as the readers of this package go
 _SIMPLE = frozenset((str, int, bool, type(None)))

@@ -9,7 +9,9 @@ import struct
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from aprfmt.dtypes import ENCODINGS
+from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.protocols import TensorInfo, Value
+from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats import jsonio
 from aprfmt.formats.apr import carried, layout
@@ -18,8 +20,6 @@ from aprfmt.formats.apr.metadata import misfits
 from aprfmt.formats.apr.parsed import Entry, Parsed
 from aprfmt.formats.cursor import MAX_COUNT, MAX_DIMS, MAX_METADATA, Cursor
 from aprfmt.formats.damage import Faults, report_overlap
-from aprfmt.tensor import TensorInfo, Value
-from aprfmt.text import shorten
 
 _ENTRY_TAIL = struct.Struct("<QQ")
 _JSON_INDEX = b"[{"  # one loader's dump writes its index as JSON

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from aprfmt.base.protocols import Note, TensorInfo, Value
 from aprfmt.formats.apr.layout import HEADER_SIZE, Header
 from aprfmt.formats.damage import Faults
-from aprfmt.tensor import Note, TensorInfo, Value
 
 FooterState = Literal["present", "missing", "trailing"]
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from aprfmt.base.protocols import Note
 from aprfmt.errors import FormatError
 from aprfmt.formats.apr.metadata import TYPED
 from aprfmt.formats.apr.shards import Place, place_of, read_manifest, siblings
 from aprfmt.formats.apr.source import AprSource, Shard
 from aprfmt.formats.shardset import refuse_mixed, require
-from aprfmt.tensor import Note
 
 _OF_ONE_FILE = frozenset({"sharding", "total_size", "param_count"})  # may differ between shards
 

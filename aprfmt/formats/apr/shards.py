@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError
 from aprfmt.formats import jsonio
 from aprfmt.formats.apr.parsed import Parsed
 from aprfmt.formats.cursor import MAX_COUNT
 from aprfmt.formats.shardset import MAX_INDEX, member
-from aprfmt.tensor import Value
 
 MAX_SHARDS = 99_999  # five digits in the names
 MANIFEST_VERSION = "2.0"

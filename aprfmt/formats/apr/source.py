@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from aprfmt.base.protocols import Damage, LazyTensor, Note, Value
 from aprfmt.formats.apr.layout import Header
 from aprfmt.formats.apr.parsed import FooterState, Parsed
 from aprfmt.formats.mapped import BufferFile, MappedFile, stored_tensor
-from aprfmt.tensor import Damage, LazyTensor, Note, Value
 
 _WINDOW = 8 << 20
 

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aprfmt.dtypes import encoding
+from aprfmt.base.encodings import encoding
+from aprfmt.base.protocols import TensorInfo, Typed, Value
+from aprfmt.base.text import shorten
 from aprfmt.errors import CodecError, ConversionError, UsageError
 from aprfmt.formats.apr import carried, layout
 from aprfmt.formats.apr.layout import BITS, COMPRESSED, align
@@ -30,8 +32,6 @@ from aprfmt.formats.sequential import (
     deal,
     program_size,
 )
-from aprfmt.tensor import TensorInfo, Typed, Value
-from aprfmt.text import shorten
 
 _U64 = 1 << 64
 _MAX_METADATA = (1 << 32) - 1
@@ -48,7 +48,7 @@ _NOT_KEPT = (
 
 
 class AprSink(SequentialSink):
-    """An APR v2 model being written; see `aprfmt.tensor.Sink`.
+    """An APR v2 model being written; see `aprfmt.base.protocols.Sink`.
 
     Metadata is canonical (`apr.metadata`): ConversionError for values JSON cannot hold and for
     typed keys of another type.

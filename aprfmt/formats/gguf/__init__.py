@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from aprfmt.base.protocols import Sink
 from aprfmt.formats import FormatSpec, ValueRules
 from aprfmt.formats.fields import HeaderField
 from aprfmt.formats.gguf.layout import ARRAY, MAGIC, MAX_DIMS, MAX_NAME_BYTES, TYPE_BY_NAME
 from aprfmt.formats.gguf.reader import open_source
-from aprfmt.tensor import Sink
 
 
 def open_sink(path: Path, **options: Any) -> Sink:

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from aprfmt.dtypes import encoding as encoding_row
+from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.errors import UnsupportedError
 from aprfmt.formats.mapped import StoredTensor
 

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aprfmt.dtypes import BY_GGML, Encoding, unknown
+from aprfmt.base.encodings import BY_GGML, Encoding, unknown
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from aprfmt.base.protocols import Value
+from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError
 from aprfmt.formats.cursor import MAX_METADATA, Cursor
 from aprfmt.formats.gguf.arrays import (
@@ -13,8 +15,6 @@ from aprfmt.formats.gguf.arrays import (
     report_bool,
 )
 from aprfmt.formats.gguf.layout import ARRAY, BOOL, FLOAT32, MAX_KEY_BYTES, STRING, ValueType
-from aprfmt.tensor import Value
-from aprfmt.text import shorten
 
 Drop = Callable[[int, int], None]  # tells the system that bytes [start, stop) are not needed now
 

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from aprfmt.dtypes import Encoding
+from aprfmt.base.encodings import Encoding
+from aprfmt.base.protocols import Note, TensorInfo
+from aprfmt.base.text import shorten
 from aprfmt.errors import CodecError, FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.cursor import MAX_DIMS, Cursor
 from aprfmt.formats.damage import Faults, report_overlap
 from aprfmt.formats.gguf import layout
 from aprfmt.formats.gguf.layout import MAX_INT64, align, encoding_of
 from aprfmt.formats.gguf.metadata import Drop, Metadata, read_metadata
-from aprfmt.tensor import Note, TensorInfo
-from aprfmt.text import shorten
 
 
 @dataclass(slots=True)

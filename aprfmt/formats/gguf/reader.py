@@ -5,13 +5,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
+from aprfmt.base.protocols import Damage, LazyTensor, Note, Value
 from aprfmt.errors import FormatError
 from aprfmt.formats.gguf.byteorder import SwappedTensor
 from aprfmt.formats.gguf.layout import BYTE_ORDERS
 from aprfmt.formats.gguf.parse import Parsed, parse
 from aprfmt.formats.gguf.split import Shard, check_set, siblings
 from aprfmt.formats.mapped import Buffer, BufferFile, MappedFile, StoredTensor, stored_tensor
-from aprfmt.tensor import Damage, LazyTensor, Note, Value
 
 
 class GGUFSource:

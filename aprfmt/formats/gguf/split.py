@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError
 from aprfmt.formats.gguf.layout import (
     BYTE_ORDERS,
@@ -21,7 +22,6 @@ from aprfmt.formats.gguf.layout import (
 )
 from aprfmt.formats.gguf.parse import Parsed
 from aprfmt.formats.mapped import MappedFile
-from aprfmt.tensor import Value
 
 
 @dataclass(frozen=True, slots=True)

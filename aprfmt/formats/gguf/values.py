@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
+from aprfmt.base.protocols import Typed, Value
+from aprfmt.base.text import shorten
 from aprfmt.errors import ConversionError
 from aprfmt.formats.cursor import MAX_ARRAY, MAX_NESTING, MAX_STRING
 from aprfmt.formats.gguf.arrays import NumberArray, StoredArray
@@ -26,8 +28,6 @@ from aprfmt.formats.gguf.layout import (
     pack_string,
 )
 from aprfmt.formats.gguf.metadata import StoredNaN
-from aprfmt.tensor import Typed, Value
-from aprfmt.text import shorten
 
 Piece = bytes | memoryview
 

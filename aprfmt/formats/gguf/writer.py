@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from aprfmt.dtypes import encoding
+from aprfmt.base.encodings import encoding
+from aprfmt.base.protocols import TensorInfo, Typed, Value
+from aprfmt.base.text import shorten
 from aprfmt.errors import CodecError, ConversionError, UsageError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.gguf.layout import (
@@ -30,8 +32,6 @@ from aprfmt.formats.gguf.layout import (
 from aprfmt.formats.gguf.split import divide, split_keys
 from aprfmt.formats.gguf.values import Piece, encode_key, encode_value
 from aprfmt.formats.output import OutputFile
-from aprfmt.tensor import TensorInfo, Typed, Value
-from aprfmt.text import shorten
 
 
 class _Shard:
@@ -73,7 +73,7 @@ class _Shard:
 
 
 class GGUFSink:
-    """A GGUF model being written; see `aprfmt.tensor.Sink`.
+    """A GGUF model being written; see `aprfmt.base.protocols.Sink`.
 
     Errors are ConversionError for what GGUF cannot hold and for tensors that are missing, out of
     order or of another size than planned, OutputError for what the system refuses.

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from aprfmt.base.protocols import Sink, Source
 from aprfmt.formats import FormatSpec, ValueRules
 from aprfmt.formats.fields import HeaderField
 from aprfmt.formats.safetensors.layout import is_json, order
-from aprfmt.tensor import Sink, Source
 
 
 def recognise(head: bytes, size: int) -> bool:

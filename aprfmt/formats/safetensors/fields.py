@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from aprfmt.base.text import shorten
 from aprfmt.formats.fields import HeaderField
 from aprfmt.formats.safetensors.layout import PREFIX
 from aprfmt.formats.safetensors.parse import parse
-from aprfmt.text import shorten
 
 
 def header_fields(buffer: memoryview, where: str) -> Iterator[HeaderField]:

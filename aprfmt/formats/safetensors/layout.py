@@ -6,9 +6,9 @@ Layout source: the format section of the safetensors README and the reference's 
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from aprfmt.dtypes import BY_SAFETENSORS, Encoding, encoding
+from aprfmt.base.encodings import BY_SAFETENSORS, Encoding, encoding
+from aprfmt.base.protocols import TensorInfo, Value
 from aprfmt.formats.jsonio import dumps
-from aprfmt.tensor import TensorInfo, Value
 
 PREFIX = 8  # bytes of the header's length
 ALIGNMENT = 8  # the header is padded with spaces to this

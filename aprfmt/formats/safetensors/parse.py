@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aprfmt.dtypes import BY_SAFETENSORS, UNNAMED, Encoding
+from aprfmt.base.encodings import BY_SAFETENSORS, UNNAMED, Encoding
+from aprfmt.base.protocols import Note, TensorInfo
+from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats import jsonio
 from aprfmt.formats.cursor import MAX_COUNT, MAX_HEADER
 from aprfmt.formats.damage import Faults, report_overlap
 from aprfmt.formats.safetensors.layout import FIELDS, METADATA, PREFIX, U64, bits
-from aprfmt.tensor import Note, TensorInfo
-from aprfmt.text import shorten
 
 _BLANKS = (b" ", b"\t", b"\n", b"\r")  # JSON allows them before the brace, the format does not
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from aprfmt.base.protocols import Damage, LazyTensor, Note, Value
 from aprfmt.errors import FormatError
 from aprfmt.formats.mapped import Buffer, BufferFile, MappedFile, stored_tensor
 from aprfmt.formats.safetensors.layout import is_json
 from aprfmt.formats.safetensors.parse import Parsed, merge_metadata, parse
-from aprfmt.tensor import Damage, LazyTensor, Note, Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aprfmt.dtypes import encoding
+from aprfmt.base.encodings import encoding
+from aprfmt.base.protocols import TensorInfo, Typed, Value
+from aprfmt.base.text import shorten
 from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.cursor import MAX_HEADER
@@ -26,8 +28,6 @@ from aprfmt.formats.safetensors.layout import (
 )
 from aprfmt.formats.safetensors.reader import SafetensorsSource
 from aprfmt.formats.sequential import Program, Room, SequentialSink, deal
-from aprfmt.tensor import TensorInfo, Typed, Value
-from aprfmt.text import shorten
 
 # transformers refuses files that do not say which framework's tensors these are.
 _FORMAT_KEY, _FORMAT = "format", "pt"
@@ -35,7 +35,7 @@ _SHARD = re.compile(r"(?P<stem>.+)-[0-9]{5}-of-[0-9]{5}")
 
 
 class SafetensorsSink(SequentialSink):
-    """A safetensors model being written; see `aprfmt.tensor.Sink`.
+    """A safetensors model being written; see `aprfmt.base.protocols.Sink`.
 
     Tensors are planned in the order of `order`. Metadata holds strings only, and gets `format: pt`
     if it lacks the key. ConversionError for what the format cannot hold.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from aprfmt.dtypes import ENCODINGS
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.errors import CodecError
 from aprfmt.inference.backends.cuda.arrays import ITEM, Flat, flat, stream_of
 from aprfmt.inference.backends.cuda.loader import function

@@ -7,7 +7,7 @@ Sums are float32 of exact inputs: the result differs from float64 as float32 ari
 from functools import lru_cache
 from typing import Any
 
-from aprfmt.dtypes import ENCODINGS
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.errors import CodecError
 from aprfmt.inference.backends.cuda.arrays import ITEM, flat, stream_of
 from aprfmt.inference.backends.cuda.decode import DECODED

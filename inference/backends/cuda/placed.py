@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from aprfmt.dtypes import ENCODINGS
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.inference.backends.cuda import memory
 from aprfmt.inference.backends.cuda.arrays import Flat
 from aprfmt.inference.backends.cuda.decode import DECODED, decode, decode_coded

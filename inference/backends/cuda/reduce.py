@@ -1,7 +1,7 @@
 """One-pass statistics of an array and comparison of two, in GPU memory until somebody asks.
 
 Sums are float64 and their order is fixed: results are equal bit for bit from run to run. The
-definitions are those of aprfmt.stats.
+definitions are those of aprfmt.tensors.stats.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 from aprfmt.errors import CodecError
 from aprfmt.inference.backends.cuda.arrays import ITEM, Flat, flat, stream_of
 from aprfmt.inference.backends.cuda.loader import Function, function
-from aprfmt.stats import Stats
+from aprfmt.tensors.stats import Stats
 
 # float64 a result takes, and float64 one stream's launches share (zeros before the first).
 SLOT = 16

@@ -16,7 +16,7 @@ from aprfmt.inference.backends.cuda.reduce import (
     split,
     to_stats_of,
 )
-from aprfmt.stats import Stats, compute
+from aprfmt.tensors.stats import Stats, compute
 
 _ROWS = 512  # slots allocated at a time
 JOBS = THREADS  # arrays of one launch; a thread looks at one

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.compare.thresholds import DISCRETE, tolerance
 from aprfmt.errors import ArchError, BackendUnavailableError
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.base import Heads
@@ -19,8 +20,7 @@ from aprfmt.inference.backends.cupy_backend import CupyBackend
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept
 from aprfmt.model import open_model
-from aprfmt.stats import compute
-from aprfmt.thresholds import DISCRETE, tolerance
+from aprfmt.tensors.stats import compute
 from tests.inference.gpu.machine import on
 from tests.inference.judge import architecture, judged, rel, run, traced, traced64
 from tests.models import EVERY, IDS, MAKERS

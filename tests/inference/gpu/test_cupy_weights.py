@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import codec, decode, encode
-from aprfmt.dtypes import ENCODINGS
 from aprfmt.inference.backends.cuda import DECODED, placed
 from aprfmt.inference.backends.cupy_backend import CupyBackend
 from aprfmt.inference.weights import Weight, Weights

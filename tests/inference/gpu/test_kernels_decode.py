@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import codec, decode_into
-from aprfmt.dtypes import ENCODINGS
 from aprfmt.errors import CodecError
 from aprfmt.inference.backends.cuda import DECODED, decode, decode_coded
 from tests.inference.gpu.machine import on

@@ -1,4 +1,4 @@
-"""Statistics and comparisons of one pass against aprfmt.stats and numpy, and against themselves.
+"""Statistics and comparisons of one pass against tensors/stats.py, numpy and themselves.
 
 Seen red, each alone: the last piece left out, a NaN counted as finite, pieces joined without their
 origins, the counter not put back.
@@ -23,7 +23,7 @@ from aprfmt.inference.backends.cuda import (
     to_stats,
 )
 from aprfmt.inference.backends.cupy_backend import CupyBackend
-from aprfmt.stats import Stats, compute
+from aprfmt.tensors.stats import Stats, compute
 
 NUMPY = {
     "float32": np.float32, "float64": np.float64,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from aprfmt.compare.thresholds import DISCRETE, tolerance
 from aprfmt.errors import BackendUnavailableError
 from aprfmt.inference.backends.graphs import TorchGraphs
 from aprfmt.inference.rope import lengthy
@@ -17,7 +18,6 @@ from aprfmt.inference.sampling import Sampler, Sampling
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept
 from aprfmt.model import open_model
-from aprfmt.thresholds import DISCRETE, tolerance
 from tests.inference.gpu.on_gpu import cuda, need
 from tests.inference.judge import backend, judged, rel, run, traced, traced64
 from tests.models import EVERY, IDS, MAKERS

@@ -78,7 +78,7 @@ ROWS: tuple[Row, ...] = (
         "a tensor that the manifest has and the model lacks is not missed",
     ),
     Row(
-        "outcome-nothing-ran", "aprfmt/outcome.py",
+        "outcome-nothing-ran", "aprfmt/base/outcome.py",
         '{"PASS": 0, "FAIL": 1, "NOT_RUN": 2}', '{"PASS": 0, "FAIL": 1, "NOT_RUN": 0}',
         "a report in which nothing ran is a pass",
     ),

@@ -4,41 +4,41 @@ from tests.mutations.mutation import Row
 
 ROWS: tuple[Row, ...] = (
     Row(
-        "bound-float32", "aprfmt/thresholds.py",
+        "bound-float32", "aprfmt/compare/thresholds.py",
         '"float32": Tolerance(2e-5, "float32 reductions in another order, ten',
         '"float32": Tolerance(2e-2, "float32 reductions in another order, ten',
         "bugs a thousand times the bound pass as float32 rounding",
     ),
     Row(
-        "bound-bfloat16", "aprfmt/thresholds.py",
+        "bound-bfloat16", "aprfmt/compare/thresholds.py",
         '"bfloat16": Tolerance(8e-2, "bfloat16 arithmetic, five',
         '"bfloat16": Tolerance(8e-1, "bfloat16 arithmetic, five',
         "in bfloat16 nothing is ever wrong",
     ),
     Row(
-        "bound-one-operation", "aprfmt/thresholds.py",
+        "bound-one-operation", "aprfmt/compare/thresholds.py",
         '"float32": Tolerance(2e-5, "float32 reductions in another order"),',
         '"float32": Tolerance(2e-3, "float32 reductions in another order"),',
         "one wrong operation is taken for rounding",
     ),
     Row(
-        "bound-experts", "aprfmt/thresholds.py",
+        "bound-experts", "aprfmt/compare/thresholds.py",
         "if not moe or worst.rel_l2 < 1e-3:", "if not moe:",
         "models with experts are given five times the float32 bound",
     ),
     Row(
-        "bound-finer-arithmetic", "aprfmt/thresholds.py",
+        "bound-finer-arithmetic", "aprfmt/compare/thresholds.py",
         "worst = max((BASE[dtype_a], BASE[dtype_b]), key=lambda row: row.rel_l2)",
         "worst = min((BASE[dtype_a], BASE[dtype_b]), key=lambda row: row.rel_l2)",
         "float32 against bfloat16 is held to float32",
     ),
     Row(
-        "bound-depth", "aprfmt/thresholds.py",
+        "bound-depth", "aprfmt/compare/thresholds.py",
         "growth = max(1.0, (depth / DEPTH) ** 0.5)", "growth = 1.0",
         "deep layers are held to the bound of shallow ones",
     ),
     Row(
-        "bound-calibrated", "aprfmt/thresholds.py",
+        "bound-calibrated", "aprfmt/compare/thresholds.py",
         "== (pair, weights, point, coarser):", "== (backends, weights, point, coarser):",
         "a calibrated bound counts in one order of the backends only",
     ),

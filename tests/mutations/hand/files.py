@@ -71,19 +71,19 @@ ROWS: tuple[Row, ...] = (
         "a tensor that is not there on reading",
     ),
     Row(
-        "digest-companions", "aprfmt/digest.py",
+        "digest-companions", "aprfmt/tensors/digest.py",
         "[tensor.parts[key] for key in sorted(tensor.parts)] or [tensor]",
         "[tensor]",
         "companions are not hashed",
     ),
     Row(
-        "digest-float64", "aprfmt/digest.py",
+        "digest-float64", "aprfmt/tensors/digest.py",
         'wide = values.astype("<f8" if size == 8 else "<f4")',
         'wide = values.astype("<f4")',
         "float64 is hashed as float32",
     ),
     Row(
-        "digest-shapes", "aprfmt/digest.py",
+        "digest-shapes", "aprfmt/tensors/digest.py",
         "f\"{','.join(map(str, values.shape))}\\n\".encode()",
         'b"\\n"',
         "shapes are not hashed",

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aprfmt.dtypes import encoding as encoding_row
+from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.protocols import LazyTensor, damage_of
 from aprfmt.errors import BackendUnavailableError, CodecError
-from aprfmt.tensor import LazyTensor, damage_of
 
 # Encodings whose bits are those of a torch dtype that numpy has no counterpart of.
 _TORCH_DTYPES: Mapping[str, str] = {

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from aprfmt.dtypes import encoding as encoding_row
+from aprfmt.base.encodings import encoding as encoding_row
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

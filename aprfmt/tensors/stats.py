@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from aprfmt.base.protocols import LazyTensor
     from aprfmt.codecs.native.moments import Moments
-    from aprfmt.tensor import LazyTensor
 
 # Elements handled at a time: their float64 copies stay in the second-level cache.
 CHUNK = 1 << 16
@@ -193,9 +193,9 @@ def tensor_stats(tensor: "LazyTensor") -> Stats:
 
 def _by_kernel(encoding: str, parts: "Mapping[str, memoryview]", count: int) -> Stats | None:
     """Return the native kernels' statistics, None where there is none or blocks are padded."""
+    from aprfmt.base.encodings import ENCODINGS
     from aprfmt.codecs import native_kernels
     from aprfmt.codecs.parallel import cpu_count
-    from aprfmt.dtypes import ENCODINGS
 
     native, row = native_kernels(), ENCODINGS[encoding]
     fits = len(parts[""]) * row.block_size == count * row.type_size and not row.header

@@ -12,8 +12,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from aprfmt.base.protocols import Value
 from aprfmt.errors import CodecError, FormatError
-from aprfmt.tensor import Value
 
 ENCODINGS_KEY = "aprfmt.source.encodings"
 RESTORE_KEY = "aprfmt.source.restore"

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.digest import file_sha256
+from aprfmt.base.protocols import LazyTensor, Source
+from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError
 from aprfmt.formats.cursor import Cursor
 from aprfmt.formats.mapped import Buffer, MappedFile
-from aprfmt.quantize import base_name
-from aprfmt.tensor import LazyTensor, Source
-from aprfmt.text import shorten
+from aprfmt.quantizing.mixture import base_name
+from aprfmt.tensors.digest import file_sha256
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import FormatError
-from aprfmt.hf_folder import COMPANION_FILES
+from aprfmt.model.hf_folder import COMPANION_FILES
 
 if TYPE_CHECKING:
     from aprfmt.model import Model

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from aprfmt.arch.names import expand
 from aprfmt.arch.required import collapsed
 from aprfmt.arch.spec import split_key
+from aprfmt.base.protocols import Value
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
-from aprfmt.names import matcher, near
-from aprfmt.tensor import Value
+from aprfmt.model.patterns import matcher, near
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec
     from aprfmt.model import Model
-    from aprfmt.resolve import Resolution
+    from aprfmt.model.resolve import Resolution
 
 RECORD = "aprfmt.allowed_missing"  # JSON list of roles (every layer) and role keys (one layer)
 ANY = ("*",)  # accepts every absence: for commands whose business is to find them

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.dtypes import encoding as encoding_row
+from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.protocols import LazyTensor, Value, damage_of
 from aprfmt.errors import ArchError, FormatError
-from aprfmt.tensor import LazyTensor, Value, damage_of
-from aprfmt.views import decode_tensor
+from aprfmt.tensors.views import decode_tensor
 
 if TYPE_CHECKING:
     from aprfmt.arch.bind import Group
@@ -125,7 +125,7 @@ class LogicalTensor:
         import numpy as np
 
         from aprfmt.codecs import decode, encode
-        from aprfmt.restore import restore_bits
+        from aprfmt.tensors.restore import restore_bits
 
         name, patch = self._record
         logical = [decode_tensor(self.stored[0])]

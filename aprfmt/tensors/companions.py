@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from aprfmt.base.protocols import LazyTensor, TensorInfo, Value
 from aprfmt.errors import AprfmtError, CodecError
-from aprfmt.tensor import LazyTensor, TensorInfo, Value
 
 if TYPE_CHECKING:
     from aprfmt.codecs.dialect import Dialect

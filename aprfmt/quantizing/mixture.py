@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aprfmt.dtypes import ENCODINGS, encoding
+from aprfmt.base.encodings import ENCODINGS, encoding
 from aprfmt.errors import UsageError
 
 # Version of our encoders' output: part of what makes quantized bytes reproducible.

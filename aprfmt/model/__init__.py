@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.companions import join
+from aprfmt.base.protocols import Damage, Note, Source, TensorInfo, Value
 from aprfmt.errors import AprfmtError, FormatError, TensorNotFoundError, UsageError
-from aprfmt.hf_folder import (
+from aprfmt.model.hf_folder import (
     INDEX,
     WEIGHTS,
     FolderTexts,
@@ -21,14 +21,14 @@ from aprfmt.hf_folder import (
     in_hub_cache,
     read_folder,
 )
-from aprfmt.logical import LogicalTensor
-from aprfmt.tensor import Damage, Note, Source, TensorInfo, Value
-from aprfmt.views import Tensor
+from aprfmt.tensors.companions import join
+from aprfmt.tensors.logical import LogicalTensor
+from aprfmt.tensors.views import Tensor
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec, HyperParams
-    from aprfmt.resolve import Resolution
-    from aprfmt.restore import Restoration
+    from aprfmt.model.resolve import Resolution
+    from aprfmt.tensors.restore import Restoration
     from aprfmt.tokenizer import Tokenizer
     from aprfmt.tokenizer.carried import Carried
 
@@ -106,7 +106,7 @@ class Model(Mapping[str, Tensor]):
         return self[name] if name in self._lazy else default
 
     def _not_found(self, name: str) -> str:
-        from aprfmt.names import near
+        from aprfmt.model.patterns import near
 
         return f"{self.path}: no tensor {name!r}; near names: {', '.join(near(name, self._lazy))}"
 
@@ -156,7 +156,7 @@ class Model(Mapping[str, Tensor]):
     @cached_property
     def resolution(self) -> "Resolution":
         """Architecture, hyperparameters and roles together; raises ArchError or FormatError."""
-        from aprfmt.resolve import resolve
+        from aprfmt.model.resolve import resolve
 
         return resolve(self, self._forced)
 
@@ -195,7 +195,7 @@ class Model(Mapping[str, Tensor]):
     @cached_property
     def records(self) -> "Restoration":
         """What a file of ours records of its source's bits; empty for others."""
-        from aprfmt.restore import read_restoration
+        from aprfmt.tensors.restore import read_restoration
 
         return read_restoration(self.metadata, str(self.path))
 

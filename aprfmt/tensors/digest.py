@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from aprfmt.base.protocols import LazyTensor
 from aprfmt.errors import AprfmtError
-from aprfmt.tensor import LazyTensor
 
 WINDOW = 8 << 20
 

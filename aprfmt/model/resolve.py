@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aprfmt.base.protocols import Note, Value, shape_is_known
 from aprfmt.errors import ArchError
-from aprfmt.logical import LogicalTensor
-from aprfmt.tensor import Note, Value, shape_is_known
+from aprfmt.tensors.logical import LogicalTensor
 
 if TYPE_CHECKING:
     from aprfmt.arch.hyper import KeyReport
@@ -89,7 +89,7 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
     """Bind roles, read hyperparameters, judge completeness; raises ArchError."""
     from aprfmt.arch.bind import bind, known_shapes, of_packed, without_partial
     from aprfmt.arch.required import coverage
-    from aprfmt.completeness import accepts
+    from aprfmt.model.completeness import accepts
 
     spec = find_spec(model, forced)
     style = model.style

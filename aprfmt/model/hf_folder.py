@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.mapped import Buffer, MappedFile
-from aprfmt.tensor import Value
 
 # Files that travel with the weights, besides config.json and tokenizer.json; all are text.
 COMPANION_FILES: tuple[str, ...] = (

@@ -1,0 +1,1 @@
+"""What every part may use: types between parts, the encoding table, outcomes, text, version."""
