@@ -1,5 +1,6 @@
 """`aprfmt inspect`: what a file is, without reading its tensors."""
 
+import math
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -72,9 +73,7 @@ def facts(opened: Any) -> dict[str, Any]:
     weights: Counter[str] = Counter()
     stored: Counter[str] = Counter()
     for tensor in opened.values():
-        count = 1
-        for length in tensor.shape:
-            count *= length
+        count = math.prod(tensor.shape)
         census[tensor.encoding] += 1
         weights[tensor.encoding] += count
         stored[tensor.encoding] += tensor.nbytes

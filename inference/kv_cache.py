@@ -5,6 +5,7 @@ rotated; where the frequencies depend on the length (dynamic, longrope), a longe
 run again from the start (`rope.same_ropes`).
 """
 
+import math
 from typing import Any
 
 from aprfmt.errors import UsageError
@@ -66,12 +67,5 @@ class KVCache:
     def nbytes(self) -> int:
         """Bytes the buffers take."""
         buffers = [buffer for buffer in (*self._keys, *self._values) if buffer is not None]
-        elements = sum(_count(buffer.shape) for buffer in buffers)
+        elements = sum(int(math.prod(buffer.shape)) for buffer in buffers)
         return elements * self._backend.itemsize
-
-
-def _count(shape: Any) -> int:
-    count = 1
-    for size in shape:
-        count *= int(size)
-    return count

@@ -1,5 +1,6 @@
 """One recorded capture point: where it sits, what ran, its statistics; and its JSON."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,10 +46,7 @@ class Record:
     @property
     def count(self) -> int:
         """How many values were recorded."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
 
 def record_to_json(record: Record) -> dict[str, Value]:

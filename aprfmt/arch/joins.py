@@ -3,11 +3,12 @@
 See steps.py for what a step is. Moves are runs of elements; interleaved rows give one run each.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from aprfmt.arch.moves import Moves, element_count
+from aprfmt.arch.moves import Moves
 from aprfmt.arch.sizes import shape_of, size_of
 from aprfmt.arch.spec import Array, Move
 from aprfmt.arch.steps import MAX_MOVES, Shape, Shapes, Sizes, only
@@ -64,7 +65,7 @@ class Split:
         """One run a part and outer index; interleaved: one a row."""
         shape = only(stored, self)
         parts = self._parts(shape, hp)
-        outer, inner = element_count(shape[: self.axis]), element_count(shape[self.axis + 1 :])
+        outer, inner = math.prod(shape[: self.axis]), math.prod(shape[self.axis + 1 :])
         total, n = sum(parts), len(parts)
         if outer * (total if self.interleaved else n) > MAX_MOVES:
             return None
@@ -139,7 +140,7 @@ class Stacked:
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
         """One run a tensor."""
         self.shapes(stored, hp)
-        return [[Move(i, 0, element_count(shape)) for i, shape in enumerate(stored)]]
+        return [[Move(i, 0, math.prod(shape)) for i, shape in enumerate(stored)]]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
         """Stack."""

@@ -14,14 +14,6 @@ from aprfmt.errors import ArchError
 Moves = list[list[Move]]
 
 
-def element_count(shape: Sequence[int]) -> int:
-    """Return the number of elements of a shape."""
-    count = 1
-    for size in shape:
-        count *= size
-    return count
-
-
 def merged(moves: Sequence[Move]) -> list[Move]:
     """Return the same run of elements in as few moves as possible, empty ones left out."""
     out: list[Move] = []

@@ -18,6 +18,7 @@ Role = ggml base name plus `.weight` or `.bias` (`attn_q.weight`); per-layer ins
 `L3.attn_q.weight`, whole-model ones `token_embd.weight`.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -125,9 +126,7 @@ class Facts:
         tensor = self.tensors.get(name)
         if tensor is None:
             return None
-        count = 1
-        for size in tensor.shape:
-            count *= size
+        count = math.prod(tensor.shape)
         if count > 1 << 16:
             raise ArchError(
                 f"tensor {name!r}: shape {list(tensor.shape)}; expected a vector with one value "

@@ -7,11 +7,12 @@ elements are single elements by nature (a transposition), `moves` is None and th
 `undo` is the plan. Sources of the layouts: architectures.md section 4, llama.cpp's converter.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from aprfmt.arch.moves import Moves, element_count
+from aprfmt.arch.moves import Moves
 from aprfmt.arch.sizes import shape_of, size_of
 from aprfmt.arch.spec import Array, Move
 from aprfmt.base.protocols import Value
@@ -67,7 +68,7 @@ class RowsPermuted:
         """One run a row."""
         shape = only(stored, self)
         heads = self._heads(shape, hp)
-        row = element_count(shape[1:])
+        row = math.prod(shape[1:])
         size = shape[0] // heads
         if shape[0] > MAX_MOVES:
             return None
@@ -113,7 +114,7 @@ class Transposed:
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
         """None, unless one of the axes is 1 and nothing moves."""
         shape = only(self.shapes(stored, hp), self)
-        return [[Move(0, 0, element_count(shape))]] if 1 in shape[-2:] else None
+        return [[Move(0, 0, math.prod(shape))]] if 1 in shape[-2:] else None
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
         """Swap the last two axes."""
@@ -181,9 +182,9 @@ class Reshaped:
 
     def _to(self, shape: Shape, expressions: tuple[str, ...], hp: Sizes) -> Shape:
         wanted = shape_of(expressions, hp)
-        if element_count(shape) != element_count(wanted):
+        if math.prod(shape) != math.prod(wanted):
             raise ArchError(
-                f"{self}: shape {list(shape)} has {element_count(shape)} elements; expected "
+                f"{self}: shape {list(shape)} has {math.prod(shape)} elements; expected "
                 f"{list(wanted)}"
             )
         return wanted
@@ -198,7 +199,7 @@ class Reshaped:
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
         """One run: everything."""
-        return [[Move(0, 0, element_count(self.shapes(stored, hp)[0]))]]
+        return [[Move(0, 0, math.prod(self.shapes(stored, hp)[0]))]]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
         """Reshape."""

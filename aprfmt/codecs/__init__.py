@@ -5,6 +5,7 @@ the native kernel of the same name where the extension is built, has passed its 
 `APRFMT_NATIVE=0` is not set.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -122,10 +123,10 @@ def decode(
     """
     import numpy as np
 
-    from aprfmt.codecs.base import check_length, part, shape_size
+    from aprfmt.codecs.base import check_length, part
 
     reference = codec(encoding)
-    count, columns = shape_size(shape), shape[-1] if shape else 1
+    count, columns = math.prod(shape), shape[-1] if shape else 1
     if row_bytes is None or columns * reference.type_size == row_bytes * reference.block_size:
         flat = np.empty(count, reference.dtype)
         decode_into(encoding, raw, flat, threads=threads, fresh=True)

@@ -4,6 +4,7 @@ A codec knows bytes and numbers, no file and no tensor name. The numpy functions
 reference that every faster path is judged by.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
@@ -274,7 +275,7 @@ def pieces(
     A codec whose parts do not simply follow each other gives them by `cut(raw, start, stop)`, at
     multiples of `granule(raw)`. Raises CodecError when lengths do not fit.
     """
-    count, columns = shape_size(shape), shape[-1] if shape else 1
+    count, columns = math.prod(shape), shape[-1] if shape else 1
     main, block, size = part(codec.name, raw), codec.block_size, codec.type_size
     if row_bytes is not None and columns * size != row_bytes * block:
         rows, width = count // max(columns, 1), row_bytes // size * block
@@ -298,11 +299,3 @@ def pieces(
         else:
             at = slice(start // block * size, -(-stop // block) * size)
             yield {"": main[at].data}, (1, stop - start), stop - start
-
-
-def shape_size(shape: Sequence[int]) -> int:
-    """Return the number of elements of a shape, as a Python integer."""
-    count = 1
-    for length in shape:
-        count *= length
-    return count

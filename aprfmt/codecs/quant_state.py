@@ -12,6 +12,7 @@ Source: bitsandbytes, functional.QuantState.as_dict(packed=True) and utils.pack_
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.codecs import double_quant
-from aprfmt.codecs.base import F32, U8, Bytes, check_length, part, shape_size
+from aprfmt.codecs.base import F32, U8, Bytes, check_length, part
 from aprfmt.errors import CodecError
 
 ABSMAX, QUANT_MAP = "absmax", "quant_map"
@@ -43,7 +44,7 @@ class QuantState:
     @property
     def count(self) -> int:
         """Elements of the weight."""
-        return shape_size(self.shape)
+        return math.prod(self.shape)
 
     @property
     def blocks(self) -> int:

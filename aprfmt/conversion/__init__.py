@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -264,8 +263,3 @@ def entry(files: tuple[Path, ...]) -> Path:
         if path.name.endswith(".index.json"):
             return path
     return files[0]
-
-
-def with_options(options: Options, **changes: Any) -> Options:
-    """Return a copy of the options with fields replaced."""
-    return replace(options, **changes)

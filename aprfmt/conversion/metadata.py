@@ -5,6 +5,7 @@ Every carrier keeps what its format can say in the format's own keys, and the re
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -177,9 +178,7 @@ def file_type(outputs: Sequence[Output]) -> int:
     counts: Counter[str] = Counter()
     for output in outputs:
         if len(output.info.shape) > 1:
-            size = 1
-            for length in output.info.shape:
-                size *= length
+            size = math.prod(output.info.shape)
             counts[output.info.encoding] += size
     name = counts.most_common(1)[0][0] if counts else "F32"
     return FILE_TYPES.get(name, 1024)  # 1024: guessed, as llama.cpp's own constant says
@@ -300,7 +299,7 @@ def _to_apr(model: "Model", plan: Plan) -> Carried:
         "name": model_name(model),
         "original_format": model.format,
         "param_count": sum(
-            _elements(o.info.shape if o.part is None else o.part.packed.shape)
+            math.prod(o.info.shape if o.part is None else o.part.packed.shape)
             for o in plan.outputs
             if not o.companion
         ),
@@ -318,13 +317,6 @@ def _to_apr(model: "Model", plan: Plan) -> Carried:
             found[GGUF_KEY] = kept
     found.update(_source_metadata(model))
     return Carried(found)
-
-
-def _elements(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _to_safetensors(model: "Model", plan: Plan) -> Carried:

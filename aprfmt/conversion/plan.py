@@ -5,6 +5,7 @@ Otherwise every role is taken through the source's layout steps and back through
 where those only move rows, the plan is a list of byte runs and nothing is decoded.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -233,7 +234,7 @@ def _group_outputs(model: Model, group: "Group") -> list[Output]:
         shapes.append(step.stored_shapes(shapes[-1], hp, len(group.stored)))
     stored_shapes = shapes[-1]
     moves: list[list[Move]] | None = [
-        [Move(i, 0, _count(shape))] for i, shape in enumerate(stored_shapes)
+        [Move(i, 0, math.prod(shape))] for i, shape in enumerate(stored_shapes)
     ]
     at = list(reversed(shapes))
     for i, step in enumerate(group.binding.steps):
@@ -251,7 +252,7 @@ def _group_outputs(model: Model, group: "Group") -> list[Output]:
         inner.append([Move(base + m.source, m.start, m.count) for m in own])
     back = None
     if moves is not None:
-        sizes = [_count(shape) for shape in stored_shapes]
+        sizes = [math.prod(shape) for shape in stored_shapes]
         back = compose(invert(moves, sizes), inner)
     names = tuple(str(s) for t in logical for s in t.steps) + tuple(map(str, group.binding.steps))
     outputs = []
@@ -354,10 +355,3 @@ def _check_names(outputs: Sequence[Output], target: FormatSpec) -> None:
                 f"{name}: {len(output.info.shape)} dimensions; {target.name} allows "
                 f"{target.max_dims}"
             )
-
-
-def _count(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

@@ -6,7 +6,7 @@ name stands in an `if` outside this table.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -81,7 +81,6 @@ class FormatSpec:
     takes: Callable[[Any], bool] = lambda value: True  # can it be a metadata value?
     values: ValueRules = ValueRules()
     collects: bool = False  # open_source takes `damaged=True`: damage is collected, not raised
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 FORMATS: Registry[FormatSpec] = Registry(

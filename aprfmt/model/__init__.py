@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.protocols import Damage, Note, Source, TensorInfo, Value
+from aprfmt.base.protocols import Damage, Note, Source, Value
 from aprfmt.errors import AprfmtError, FormatError, TensorNotFoundError, UsageError
 from aprfmt.model.hf_folder import (
     INDEX,
@@ -282,8 +282,3 @@ def _open_source(path: Path, partial: bool, damaged: bool) -> Source:
 
         return open_index(path, partial=partial, damaged=damaged)
     return open_source(path, partial=partial, damaged=damaged)
-
-
-def plain_info(info: TensorInfo, name: str) -> TensorInfo:
-    """Return a copy of an info under another name, offset unset."""
-    return TensorInfo(name, info.shape, info.encoding, 0, info.nbytes, info.row_bytes)

@@ -1,5 +1,6 @@
 """One role of a model, with the file's layout steps undone on demand."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -85,7 +86,7 @@ class LogicalTensor:
         from aprfmt.arch.spec import Move
 
         shapes = [tensor.info.shape for tensor in self.stored]
-        moves = [[Move(i, 0, _count(shape))] for i, shape in enumerate(shapes)]
+        moves = [[Move(i, 0, math.prod(shape))] for i, shape in enumerate(shapes)]
         for step in self.group.binding.steps:
             outer = step.moves(shapes, self._hp)
             if outer is None:
@@ -111,7 +112,7 @@ class LogicalTensor:
         tensor = self.stored[0]
         if moves is None or len(moves) != 1 or moves[0].start != 0:
             return None
-        return tensor if moves[0].count == _count(tensor.info.shape) else None
+        return tensor if moves[0].count == math.prod(tensor.info.shape) else None
 
     @cached_property
     def _restored(self) -> Any:
@@ -215,13 +216,13 @@ def element_runs(stored: "Sequence[LazyTensor]", moves: "Sequence[Move]") -> lis
     runs: list[Run] = []
     for move in moves:
         info = stored[move.source].info
-        if move.start == 0 and move.count == _count(info.shape):
+        if move.start == 0 and move.count == math.prod(info.shape):
             runs.append(Run(stored[move.source], 0, info.nbytes))
             continue
         row = encoding_row(info.encoding)
         if not row.known or row.flat or move.start % row.block_size or move.count % row.block_size:
             return None
-        if info.nbytes * row.block_size != _count(info.shape) * row.type_size:
+        if info.nbytes * row.block_size != math.prod(info.shape) * row.type_size:
             return None  # padded rows: elements and bytes do not run in step
         start = move.start // row.block_size * row.type_size
         size = move.count // row.block_size * row.type_size
@@ -231,10 +232,3 @@ def element_runs(stored: "Sequence[LazyTensor]", moves: "Sequence[Move]") -> lis
         else:
             runs.append(Run(stored[move.source], start, size))
     return runs
-
-
-def _count(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

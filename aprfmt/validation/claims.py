@@ -1,5 +1,6 @@
 """Checks of what a file says about itself against what it holds."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -78,9 +79,7 @@ def _weights(model: "Model") -> Counter[str]:
     counts: Counter[str] = Counter()
     for tensor in model.values():
         if len(tensor.shape) > 1:
-            count = 1
-            for length in tensor.shape:
-                count *= length
+            count = math.prod(tensor.shape)
             counts[tensor.encoding] += count
     return counts
 
@@ -185,7 +184,7 @@ def counts(ctx: "Context") -> Result:
     stated = metadata.get("param_count")
     if stated:  # importers that stream leave 0
         seen += 1
-        total = sum(_count(tensor.info.shape) for tensor in ctx.model.source.tensors.values())
+        total = sum(math.prod(tensor.info.shape) for tensor in ctx.model.source.tensors.values())
         if stated != total:
             findings.append(
                 Finding(f"{ctx.where}: param_count", f"{stated}", f"{total} elements",
@@ -205,10 +204,3 @@ def counts(ctx: "Context") -> Result:
     if not seen:
         raise NotRun("the file states no counts")
     return Result(f"{seen} statements", findings)
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count

@@ -1,5 +1,6 @@
 """Layout steps: both directions, moves that agree with the arrays, shapes that do not fit."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aprfmt.arch.joins import KvB, Split, Stacked
-from aprfmt.arch.moves import compose, element_count, invert, merged
+from aprfmt.arch.moves import compose, invert, merged
 from aprfmt.arch.spec import LayoutStep, Move
 from aprfmt.arch.steps import Added, Reshaped, RowsPermuted, Transposed
 from aprfmt.errors import ArchError
@@ -43,7 +44,7 @@ def arrays(shapes: list[tuple[int, ...]]) -> list[Any]:
     start = 0
     out = []
     for shape in shapes:
-        count = element_count(shape)
+        count = math.prod(shape)
         out.append(np.arange(start, start + count, dtype=np.uint32).reshape(shape))
         start += count
     return out
