@@ -41,6 +41,26 @@ def _reaches(hp: Mapping[str, Value]) -> Iterator[int]:
             yield int(original)
 
 
+def disagree(given: Sequence[int] | None, recorded: Mapping[str, Sequence[int]]) -> str:
+    """Say where ids are not the same, "" where they are: the given ones and those of traces.
+
+    `recorded` has the ids of each side, by its letter, whose trace says them.
+    """
+    for label, ids in recorded.items():
+        if given is not None and tuple(given) != tuple(ids):
+            return f"{label} was run on other token ids than those given ({_first(given, ids)})"
+    if len(recorded) == 2 and tuple(recorded["A"]) != tuple(recorded["B"]):
+        return "the traces are of other token ids: " + _first(recorded["A"], recorded["B"])
+    return ""
+
+
+def _first(a: Sequence[int], b: Sequence[int]) -> str:
+    """Say where two sequences of ids, which are not the same, first differ."""
+    at = next((i for i, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]),
+              min(len(a), len(b)))  # fmt: skip
+    return f"{len(a)} and {len(b)} ids, the first difference at {at}"
+
+
 def hidden_from(hp: Mapping[str, Value], tokens: int) -> Iterator[str]:
     """Yield what a pass over so many tokens cannot show of a model, as sentences."""
     rotates = any(hp["rope_layers"])

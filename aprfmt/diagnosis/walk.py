@@ -18,7 +18,7 @@ from aprfmt.diagnosis.measure import Recorded
 from aprfmt.diagnosis.mixing import shares, world_of
 from aprfmt.diagnosis.models import compare_models
 from aprfmt.diagnosis.points import point_rows
-from aprfmt.diagnosis.prompt import chosen_ids, hidden_from
+from aprfmt.diagnosis.prompt import chosen_ids, disagree, hidden_from
 from aprfmt.diagnosis.records import Diagnosis, Evidence, Finding, PointRow
 from aprfmt.diagnosis.shadow import engine_of
 from aprfmt.diagnosis.sides import Side, trace_ids, trace_of
@@ -149,14 +149,9 @@ class Walk:
             if side.label in self.traces
             and (found := trace_ids(self.traces[side.label])) is not None
         }
-        given = self.ids
-        for label, found in named.items():
-            if given is not None and given != found:
-                return (
-                    f"{label} was run on other token ids than those given ({_first(given, found)})"
-                )
-        if len(set(named.values())) > 1:
-            return "the traces are of other token ids: " + _first(named["A"], named["B"])
+        reason = disagree(self.ids, named)
+        if reason:
+            return reason
         if named:
             self.ids = next(iter(named.values()))
             self.levels.checked.append(f"token ids: {len(self.ids)}, the same on both sides")
@@ -398,9 +393,3 @@ def _entry(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return " - ".join(map(str, value))
     return str(value)
-
-
-def _first(a: Sequence[int], b: Sequence[int]) -> str:
-    at = next((i for i, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]),
-              min(len(a), len(b)))  # fmt: skip
-    return f"{len(a)} and {len(b)} ids, the first difference at {at}"

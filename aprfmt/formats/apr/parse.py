@@ -266,8 +266,7 @@ def _read_entry(
 ) -> tuple[bytes, Entry]:
     """Read one entry; returns the name's bytes, which order and uniqueness go by."""
     where = cursor.where
-    what = f"index entry {number}"
-    at = cursor.offset
+    what, at = f"index entry {number}", cursor.offset
     raw_name = bytes(cursor.take(cursor.uint(2, what), f"name of {what}"))
     name = _decode_name(raw_name, at, what, parsed)
     tensor = _tensor(name)
@@ -358,8 +357,8 @@ def _check_overlap(parsed: Parsed, fixed: Sequence[tuple[int, int, str]]) -> Non
         start, stop = info.offset, info.offset + info.nbytes
         for first, end, what in fixed:
             if start < end and first < stop:
-                text = f"{_tensor(info.name)} ({start}..{stop}) overlaps {what}"
-                text += f", which ends at {end}"
+                extent = f"{_tensor(info.name)} ({start}..{stop})"
+                text = f"{extent} overlaps {what}, which ends at {end}"
                 parsed.faults.add(FormatError(f"{parsed.where}: {text}"), info.name)
     report_overlap(infos, parsed.faults)
 
