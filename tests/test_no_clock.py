@@ -21,6 +21,8 @@ ALLOWED = {
     ("tests/formats/test_atomic.py", "time.time"): "the age a file is given, a day and more",
     ("tests/fuzz/contract.py", "time.process_time"): "judged by `python -m tests.fuzz` alone",
     ("tests/cli/browser.py", "time.monotonic"): "the end of PATIENCE",
+    ("tests/mutations/plugin.py", "time.process_time"): "what a test costs: quick ones run first",
+    ("tests/mutations/workcopy.py", "time.monotonic"): "how long a run took, to be told",
 }
 CLOCKS = frozenset(
     "time.sleep time.time time.time_ns time.monotonic time.monotonic_ns time.perf_counter "

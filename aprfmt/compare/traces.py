@@ -130,9 +130,11 @@ class TraceDiff:
     @property
     def exit_code(self) -> int:
         """0 all within, 1 one beyond, 2 nothing could be compared, or rows are of other tokens."""
-        if not self.compared or self.other_rows:
+        if self.other_rows:
             return 2
-        return 1 if self.first is not None else 0
+        if self.first is not None:
+            return 1
+        return 0 if self.compared else 2
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""

@@ -54,8 +54,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "traces-nothing-compared", "aprfmt/compare/traces.py",
-        "        if not self.compared or self.other_rows:\n            return 2",
-        "        if not self.compared or self.other_rows:\n            return 0",
+        "        return 0 if self.compared else 2", "        return 0",
         "two traces without a common value are equal",
     ),
     Row(
