@@ -124,6 +124,23 @@ def loss_bound(rel_l2: float, size: float) -> float:
     return 2 * rel_l2 * size
 
 
+# What a change of device or of encoding may cost at most, in nats, whatever rounding explains.
+MAX_CE = 0.05  # between two devices on the same tokens; seen 0.0005
+MAX_CE_LOSSY = 0.5  # for another encoding of the weights, or arithmetic that is as coarse as one
+COARSE = 0.1  # tolerance of logits from which two runs are no closer than two encodings
+
+
+def device_loss_bound(rel_l2: float, size: float) -> float:
+    """Return how far the mean losses of one model on two devices may be apart, in nats.
+
+    The smaller of what rounding explains (`loss_bound`, same arguments) and of MAX_CE, or
+    MAX_CE_LOSSY where `rel_l2` is COARSE. Rounding alone would bound nothing in 16 bits: logits
+    hold an offset that no loss sees, so that those of GPT-2, near -100 each, are 16 nats wide in
+    bfloat16.
+    """
+    return min(loss_bound(rel_l2, size), MAX_CE if rel_l2 < COARSE else MAX_CE_LOSSY)
+
+
 # --- screens by statistics ----------------------------------------------------------------------
 
 # Ratio of two standard deviations of one point on equal rows: what is outside is worth a look.

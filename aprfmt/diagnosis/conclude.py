@@ -35,15 +35,16 @@ def rounding(
             "", f"{endless[0].key} is infinitely far apart: there is no distance to call rounding",
             "forward", "bug", (endless[0].key,), False, endless[0].key, endless[0].direct,
         )  # fmt: skip
+    explained = bool(shadows) or not beyond
     says = f"runs differ by {worst.direct:.3g} at most, at {worst.key}"
     if beyond:
-        says += (
-            f"; {beyond[0].key} is beyond the tolerance of whole runs, yet every operation gives "
-            "the run's own values on its own inputs: rounding, amplified"
+        says += f"; {beyond[0].key} is beyond the tolerance of whole runs, " + (
+            "yet every operation gives the run's own values on its own inputs: rounding, amplified"
+            if explained
+            else "and no operation was judged on the run's own input: not known to be rounding"
         )
     if any("margin inside the rounding" in row.says for row in evidence):
         says += "; experts were chosen otherwise by margins inside the rounding"
-    explained = bool(shadows) or not beyond
     return Finding(
         "rounding", says, "forward", "precision" if explained else "bug", (worst.key,),
         explained, beyond[0].key if beyond else "", worst.direct, max(shadows, default=None),

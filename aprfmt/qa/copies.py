@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from aprfmt.base.outcome import Check
 from aprfmt.compare import diff_models
-from aprfmt.compare.thresholds import tolerance
+from aprfmt.compare.nonfinite import census
+from aprfmt.compare.thresholds import MAX_CE_LOSSY, Tolerance, device_loss_bound, tolerance
 from aprfmt.compare.traces import compare_traces
 from aprfmt.errors import (
     ArchError,
@@ -29,10 +30,9 @@ if TYPE_CHECKING:
 
 Numbers = NDArray[Any]
 TOP = 5  # tokens whose order two devices must share, near ties aside
-MAX_CE = 0.05  # nats between two devices on the same tokens; seen 0.0005
-MAX_CE_LOSSY = 0.5  # nats that another encoding of the weights may cost
 MIN_COSINE = 0.999
-COARSE = 0.1  # relative distance from which two runs are no closer than two encodings
+TODO = "aprfmt parity and aprfmt diagnose name the operation"
+FINITE = "aprfmt trace names the first point that is not finite"
 
 
 # --- formats ----------------------------------------------------------------------------------
@@ -132,13 +132,21 @@ def _against(subject: "Subject", mine: _Run, other: "Model") -> Iterator[Check]:
     if report.equal:
         yield from _runs(mine, theirs, "against")
     elif mine.logits.shape == theirs.logits.shape:
-        labels = subject.probe[1:]
-        far = divergence(theirs.logits[:-1], mine.logits[:-1], labels)
-        change = _loss(mine.logits, labels) - _loss(theirs.logits, labels)
-        yield check("against-loss", abs(change) <= MAX_CE_LOSSY,
-                    f"{change:+.4f} nats, KL {far.kl:.4g}, top token equal in {far.top1:.0%}",
-                    f"at most {MAX_CE_LOSSY} nats apart",
-                    "aprfmt diagnose names the cause")  # fmt: skip
+        yield _encoded(mine.logits, theirs.logits, subject.probe[1:])
+
+
+def _encoded(mine: Numbers, theirs: Numbers, labels: list[int]) -> Check:
+    """Bound what a coarser encoding costs; it is no rounding of a run: no tolerance explains it."""
+    expected = f"at most {MAX_CE_LOSSY} nats apart"
+    odd = census(mine, theirs)
+    if odd is not None:
+        return check("against-loss", False, f"logits: {odd.says('this model', 'the other')}",
+                     f"finite logits, {expected}", FINITE)  # fmt: skip
+    far = divergence(theirs[:-1], mine[:-1], labels)
+    change = _loss(mine, labels) - _loss(theirs, labels)
+    return check("against-loss", abs(change) <= MAX_CE_LOSSY,
+                 f"{change:+.4f} nats, KL {far.kl:.4g}, top token equal in {far.top1:.0%}",
+                 expected, "aprfmt diagnose names the cause")  # fmt: skip
 
 
 _CLOSE = ("SAME_BYTES", "SAME_VALUES", "WITHIN")
@@ -178,31 +186,53 @@ def _pair(subject: "Subject", other: "Session", choice: Choice) -> tuple[list[Ch
     ids = subject.probe
     mine, theirs = subject.session, other
     a, b = mine.logits(ids).astype(np.float64), theirs.logits(ids).astype(np.float64)
-    norm = float(np.linalg.norm(b))
-    distance = float(np.linalg.norm(a - b)) / norm if norm else float(np.linalg.norm(a) > 0)
     moe = bool(subject.model.hyper["n_experts"])
     bound = tolerance(mine.backend.dtype, theirs.backend.dtype, moe=moe)
-    cosine = float(np.sum(a * b) / (np.linalg.norm(a) * norm)) if norm and a.any() else 0.0
-    change = _loss(a, ids[1:]) - _loss(b, ids[1:])
-    todo = "aprfmt parity and aprfmt diagnose name the operation"
-    first = _first_point(mine, theirs, ids, moe)
-    flipped = _flips(a, b)
-    straight = min(MIN_COSINE, 1 - bound.rel_l2**2 / 2)  # what the allowed distance makes of it
-    most = MAX_CE if bound.rel_l2 < COARSE else MAX_CE_LOSSY
-    checks = [
-        check(f"{choice}-logits", distance <= bound.rel_l2, f"relL2 {distance:.3g}",
-              f"at most {bound.rel_l2:g} ({bound.reason})", todo),
-        check(f"{choice}-cosine", cosine >= straight, f"{cosine:.9f}", f"at least {straight:.6g}",
-              todo),
-        check(f"{choice}-top", not flipped, listed([f"position {i}" for i in flipped]),
-              f"the same {TOP} likeliest tokens, ties by rounding aside", todo),
-        check(f"{choice}-loss", abs(change) <= most, f"{change:+.6f} nats",
-              f"at most {most} nats apart", todo),
+    checks, distance = _logits(a, b, ids[1:], bound, str(choice))
+    first = _first_point(mine, theirs, ids, moe, str(choice))
+    checks.append(
         check(f"{choice}-points", first is None, f"first beyond its bound: {first or 'none'}",
-              "every capture point inside its bound", todo),
-    ]  # fmt: skip
+              "every capture point inside its bound", TODO)
+    )  # fmt: skip
     unit = "relative L2 of all logits"
     return checks, Measure(distance, unit, bound.rel_l2, "absolute", bound.reason)
+
+
+def _logits(
+    a: Numbers, b: Numbers, labels: list[int], bound: Tolerance, other: str
+) -> tuple[list[Check], float]:
+    """Hold the logits of this run against the reference's; returns their distance as well.
+
+    NaN or infinity has no distance and no loss: it fails by its place, even where both sides have
+    it alike, and what would be counted from it is not.
+    """
+    within = f"at most {bound.rel_l2:g} ({bound.reason})"
+    odd = census(a, b)
+    if odd is not None:
+        found = f"logits: {odd.says('this run', other)}"
+        why = "logits that are not finite"
+        return [
+            check(f"{other}-logits", False, found, f"finite logits, relL2 {within}", FINITE),
+            *(not_run(f"{other}-{name}", why) for name in ("cosine", "top", "loss")),
+        ], float("inf")
+    norm = float(np.linalg.norm(b))
+    distance = float(np.linalg.norm(a - b)) / norm if norm else float(np.linalg.norm(a) > 0)
+    cosine = float(np.sum(a * b) / (np.linalg.norm(a) * norm)) if norm and a.any() else 0.0
+    straight = min(MIN_COSINE, 1 - bound.rel_l2**2 / 2)  # what the allowed distance makes of it
+    flipped = _flips(a, b)
+    change = _loss(a, labels) - _loss(b, labels)
+    size = norm / float(np.sqrt(b.size))
+    most = device_loss_bound(bound.rel_l2, size)
+    return [
+        check(f"{other}-logits", distance <= bound.rel_l2, f"relL2 {distance:.3g}", within, TODO),
+        check(f"{other}-cosine", cosine >= straight, f"{cosine:.9f}", f"at least {straight:.6g}",
+              TODO),
+        check(f"{other}-top", not flipped, listed([f"position {i}" for i in flipped]),
+              f"the same {TOP} likeliest tokens, ties by rounding aside", TODO),
+        check(f"{other}-loss", abs(change) <= most, f"{change:+.3g} nats",
+              f"at most {most:.3g} nats apart: logits of size {size:.3g} within {bound.rel_l2:g}",
+              TODO),
+    ], distance  # fmt: skip
 
 
 def _flips(a: Numbers, b: Numbers) -> list[int]:
@@ -217,11 +247,20 @@ def _flips(a: Numbers, b: Numbers) -> list[int]:
     return rows
 
 
-def _first_point(mine: "Session", theirs: "Session", ids: list[int], moe: bool) -> str | None:
-    """Return the first capture point beyond its tolerance, None where there is none."""
+def _first_point(
+    mine: "Session", theirs: "Session", ids: list[int], moe: bool, other: str
+) -> str | None:
+    """Return the first capture point beyond its tolerance, None where there is none.
+
+    What is not finite on one side is placed: index, count, values.
+    """
     traces = []
     for session in (mine, theirs):
         kept = Kept()
         traces.append(session.trace(ids, tuple(session.points), keep=kept.keep, fetch=kept.fetch,
                                     stop=False, logits_rows="all"))  # fmt: skip
-    return compare_traces(traces[0], traces[1], moe=moe).first
+    found = compare_traces(traces[0], traces[1], moe=moe)
+    odd = next((row.nonfinite for row in found.points if row.key == found.first), None)
+    if odd is None or not odd.alone:
+        return found.first
+    return f"{found.first}, {odd.says('this run', other)}"

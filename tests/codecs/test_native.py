@@ -171,6 +171,23 @@ def test_moments_are_those_of_float64(count: int) -> None:
     assert found.l2 == pytest.approx(math.sqrt(math.fsum(finite * finite)), rel=1e-13)
 
 
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("at", [0, 7, 8, 4096, 4098])
+def test_every_pattern_of_a_nan_is_told_from_an_infinity(at: int) -> None:
+    """A NaN whose lowest mantissa bit alone is set is the nearest to an infinity."""
+    for sign in (0, 0x80000000):
+        for bits in (0x7F800001, 0x7FBFFFFF, 0x7FC00000, 0x7FFFFFFF):
+            x = np.ones(4099, np.float32)
+            x.view(np.uint32)[at] = bits | sign
+            found = native.stats(x)
+            assert (found.finite, found.nan, found.inf) == (4098, 1, 0), hex(bits | sign)
+            assert (found.least, found.most, found.total) == (1, 1, 4098)
+            assert native.first_not_finite(x) == at
+        x.view(np.uint32)[at] = 0x7F800000 | sign
+        found = native.stats(x)
+        assert (found.finite, found.nan, found.inf) == (4098, 0, 1)
+
+
 def test_moments_do_not_depend_on_threads_or_level() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=3 * (1 << 20) + 12345).astype(np.float32)

@@ -272,3 +272,19 @@ def test_no_rounding_without_a_distance() -> None:
         assert not settled(near, share, 2e-5).confirmed
     fine = settled(near, Share(1e-3, 0.0, "L0.q", None), 2e-5)
     assert fine.verdict == "precision" and fine.confirmed
+
+
+@pytest.mark.parametrize("shadow", [None, 1e-7])
+@pytest.mark.parametrize("beyond", [True, False])
+def test_rounding_beyond_the_bounds_asks_for_operations_that_were_judged(
+    beyond: bool, shadow: float | None
+) -> None:
+    """Where no operation was judged, what is beyond every bound is a bug until one was."""
+    far = 3e-3 if beyond else 1e-6
+    rows = [PointRow("L0.q", "q", 0, far, shadow, 2e-5, beyond=beyond)]
+    found = rounding(rows, [], [])
+    assert found is not None and (found.cause, found.residual_before) == ("rounding", far)
+    sure = shadow is not None or not beyond
+    assert (found.verdict, found.confirmed) == (("precision" if sure else "bug"), sure)
+    assert ("rounding, amplified" in found.says) == (beyond and sure)
+    assert ("no operation was judged" in found.says) == (not sure)

@@ -39,6 +39,12 @@ def test_every_row_has_its_place(texts: dict[str, str]) -> None:
     assert not gone, "the product changed: give these rows its new text, or a better mistake"
 
 
+def test_a_row_names_the_file_that_has_its_text(texts: dict[str, str]) -> None:
+    """Files that moved are found all the same, but a reader of the table opens what it names."""
+    moved = {row.id: row.path for row in placed(ROWS, texts) if isinstance(row, Mutation)}
+    assert {row.id: moved.get(row.id) for row in ROWS} == {row.id: row.file for row in ROWS}
+
+
 def test_there_are_enough_rows() -> None:
     native = [row for row in ROWS if row.file.endswith((".c", ".h"))]
     judged = ("aprfmt/diagnosis/", "aprfmt/compare/thresholds", "aprfmt/compare/traces")

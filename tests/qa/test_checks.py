@@ -138,25 +138,138 @@ def test_a_format_that_cannot_hold_the_model_gives_no_answer_and_says_so(tmp_pat
 # --- bounds on losses ---------------------------------------------------------------------------
 
 
+def louder(folder: Path, factor: float) -> None:
+    """Make every logit of a folder's model larger by a factor."""
+
+    def scale(found: dict[str, Any]) -> None:
+        found["model.norm.weight"] *= factor
+
+    tensors(scale)(folder)
+
+
 @pytest.mark.parametrize(
-    ("arch", "run", "most"),
-    [("llama", "numpy", 0.05), ("llama", "torch:cpu:bfloat16", 0.05),
-     ("qwen3_moe", "torch:cpu:bfloat16", 0.5)],
+    ("arch", "run", "factor", "rel", "ceiling"),
+    [("llama", "numpy", 1, 2e-5, None), ("llama", "numpy", 30, 2e-5, None),
+     ("llama", "torch:cpu:bfloat16", 0.1, 8e-2, None), ("llama", "numpy", 1e4, 2e-5, 0.05),
+     ("llama", "torch:cpu:bfloat16", 1, 8e-2, 0.05),
+     ("qwen3_moe", "torch:cpu:bfloat16", 1, 0.4, 0.5)],
 )  # fmt: skip
 @pytest.mark.parametrize("share", [0.98, 1.02, -0.98, -1.02])
 def test_a_loss_of_another_device_is_bounded(
-    arch: str, run: str, most: float, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other device's loss is off by a little less, or a little more, than is allowed."""
+    arch: str, run: str, factor: float, rel: float, ceiling: float | None, share: float,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The other device's loss is off by a little less, or a little more, than is allowed.
+
+    Two errors of a logit are allowed, each of the tolerance times the logits' root mean square,
+    and where that is much, as large logits or 16 bits make it, a fixed number of nats.
+    """
     save_tiny(arch, tmp_path)
+    louder(tmp_path, factor)
     subject, choice = Subject.open(Request(tmp_path, random_weights=True)), parse_run(run)
-    losses = iter((3.0 + share * most, 3.0))  # ours, then theirs
-    monkeypatch.setattr(copies, "_loss", lambda logits, labels: next(losses))
     with subject, subject.open_session(subject.model, choice) as other:
+        logits = other.logits(subject.probe).astype(np.float64)
+        most = 2 * rel * float(np.sqrt(np.mean(logits**2)))
+        assert (most > (ceiling or 0.05)) == (ceiling is not None)
+        most = ceiling or most
+        losses = iter((3.0 + share * most, 3.0))  # ours, then theirs
+        monkeypatch.setattr(copies, "_loss", lambda logits, labels: next(losses))
         checks, _ = copies._pair(subject, other, choice)
     (one,) = [each for each in checks if each.name == f"{choice}-loss"]
     assert one.outcome == ("PASS" if abs(share) < 1 else "FAIL"), one.found
-    assert one.expected == f"at most {most} nats apart"
+    assert one.expected.startswith(f"at most {most:.3g} nats apart: logits of size ")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("sides", ["this run", "numpy", "both", "this run, the other zero"])
+def test_logits_that_are_not_finite_fail_a_device_by_their_place(
+    sides: str, value: float, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A NaN against zeros had a distance of 0; nothing else is counted from such logits."""
+    whole = Session.logits
+    first: list[Session] = []
+
+    def odd(self: Session, ids: Any) -> Any:
+        first.append(self)
+        rows = whole(self, ids).copy()
+        mine = self is first[0]
+        if not mine and "zero" in sides:
+            rows[:] = 0
+        if sides == "both" or mine == sides.startswith("this run"):
+            rows[2, 5:7] = value
+        return rows
+
+    monkeypatch.setattr(Session, "logits", odd)
+    request = Request(tiny, random_weights=True)
+    with Subject.open(request) as subject:
+        other = subject.open_session(subject.model, request.choice)
+        with other:
+            checks, measure = copies._pair(subject, other, request.choice)
+    name = str(request.choice)
+    outcomes = {each.name.removeprefix(f"{name}-"): each.outcome for each in checks}
+    assert outcomes == {"logits": "FAIL", "cosine": "NOT_RUN", "top": "NOT_RUN", "loss": "NOT_RUN",
+                        "points": "PASS"}  # fmt: skip
+    said = checks[0].found
+    total = len(subject.probe) * VOCAB
+    assert said.startswith("logits: NaN or infinity on ") and "the first at [2, 5]" in said
+    assert f"at 2 of {total} values" in said
+    if sides == "both":
+        assert "both sides alike" in said
+    else:
+        mine, holder = (0, name) if sides == "numpy" else (2, "this run")
+        assert f"(this run has {mine}, {name} {2 - mine})" in said
+        assert f"{holder} {value:.6g}" in said
+    assert measure.value == np.inf
+
+
+def test_a_point_that_is_not_finite_on_one_device_is_placed(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = Session.trace
+    first: list[Session] = []
+
+    def odd(self: Session, *args: Any, keep: Any, **options: Any) -> Any:
+        first.append(self)
+
+        def kept(record: Any, values: Any) -> None:
+            if self is first[0] and record.key == "L1.ffn_norm":
+                values = np.array(values)
+                values[1, 3] = np.nan
+            keep(record, values)
+
+        return trace(self, *args, keep=kept, **options)
+
+    monkeypatch.setattr(Session, "trace", odd)
+    request = Request(tiny, random_weights=True)
+    with Subject.open(request) as subject:
+        with subject.open_session(subject.model, request.choice) as other:
+            checks, _ = copies._pair(subject, other, request.choice)
+    (one,) = [each for each in checks if each.outcome == "FAIL"]
+    assert one.name == f"{request.choice}-points"
+    assert one.found.startswith("first beyond its bound: L1.ffn_norm, NaN or infinity on one side")
+    assert "at 1 of " in one.found and "the first at [1, 3]: this run nan" in one.found
+
+
+@pytest.mark.parametrize("off", [0.49, 0.51, -0.49, -0.51])
+def test_a_loss_of_a_coarser_copy_is_bounded(off: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = iter((3.0 + off, 3.0))  # ours, then the copy's
+    monkeypatch.setattr(copies, "_loss", lambda logits, labels: next(losses))
+    x = np.random.default_rng(0).normal(size=(4, 9))
+    one = copies._encoded(x, x, [1, 2, 3])
+    assert one.outcome == ("PASS" if abs(off) < 0.5 else "FAIL"), one.found
+    assert one.expected == "at most 0.5 nats apart"
+
+
+def test_a_copy_whose_logits_are_not_finite_fails_by_their_place() -> None:
+    x = np.random.default_rng(0).normal(size=(4, 9))
+    y = x * (1 + 1e-3)
+    assert copies._encoded(x, y, [1, 2, 3]).outcome == "PASS"
+    y[1, 4] = np.nan
+    for a, b, holder in ((x, y, "the other nan"), (y, x, "this model nan")):
+        one = copies._encoded(a, b, [1, 2, 3])
+        assert one.name == "against-loss" and one.outcome == "FAIL"
+        assert "at 1 of 36 values" in one.found and "the first at [1, 4]" in one.found
+        assert holder in one.found
 
 
 @pytest.mark.parametrize(("off", "outcome"), [(0.019, "PASS"), (0.021, "FAIL"), (-0.021, "FAIL")])

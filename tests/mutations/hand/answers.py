@@ -61,7 +61,7 @@ ROWS: tuple[Row, ...] = (
         "numbers that became zero are not counted",
     ),
     Row(
-        "convert-restored", "aprfmt/conversion/restore.py",
+        "convert-restored", "aprfmt/tensors/restore.py",
         "    wrong = np.flatnonzero(source != made)\n",
         "    wrong = np.flatnonzero(source != made)[:1]\n",
         "one element of those that narrowing changes comes back",

@@ -41,7 +41,7 @@ ROWS: tuple[Row, ...] = (
         "two tensors of one name are written",
     ),
     Row(
-        "restore-damaged-base64", "aprfmt/conversion/restore.py",
+        "restore-damaged-base64", "aprfmt/tensors/restore.py",
         "base64.b64decode(patch, validate=True)",
         "base64.b64decode(patch)",
         "damaged base64 of a record is taken",

@@ -130,10 +130,22 @@ ROWS: tuple[Row, ...] = (
         "qa's bound on the loss of a coarser copy",
     ),
     Row(
-        "qa-exact-loss", "aprfmt/qa/copies.py",
-        "most = MAX_CE if bound.rel_l2 < COARSE else MAX_CE_LOSSY",
-        "most = MAX_CE_LOSSY",
+        "qa-exact-loss", "aprfmt/compare/thresholds.py",
+        "MAX_CE if rel_l2 < COARSE else MAX_CE_LOSSY)",
+        "MAX_CE_LOSSY)",
         "qa's bound on the loss of two exact devices",
+    ),
+    Row(
+        "qa-loss-of-rounding", "aprfmt/compare/thresholds.py",
+        "return min(loss_bound(rel_l2, size), MAX_CE",
+        "return min(1e9, MAX_CE",
+        "qa's bound on the loss of two devices does not follow from dtype and size",
+    ),
+    Row(
+        "qa-device-finite", "aprfmt/qa/copies.py",
+        "    odd = census(a, b)\n",
+        "    odd = None\n",
+        "a NaN on one device has a distance",
     ),
     Row(
         "mode-set-id", "aprfmt/formats/output.py",
@@ -154,13 +166,13 @@ ROWS: tuple[Row, ...] = (
         "format parity looks at no hyperparameter",
     ),
     Row(
-        "qa-max-ce", "aprfmt/qa/copies.py",
+        "qa-max-ce", "aprfmt/compare/thresholds.py",
         "MAX_CE = 0.05",
         "MAX_CE = 0.06",
         "qa's bound on the loss of two devices is wider",
     ),
     Row(
-        "qa-max-ce-lossy", "aprfmt/qa/copies.py",
+        "qa-max-ce-lossy", "aprfmt/compare/thresholds.py",
         "MAX_CE_LOSSY = 0.5",
         "MAX_CE_LOSSY = 0.6",
         "qa's bound on the loss of coarse arithmetic is wider",
