@@ -1,21 +1,40 @@
 """A library of the test extra that is not installed makes its tests NOT-RUN, not failures.
 
-`conftest.py` imports the hooks. Only an import that a test itself makes counts: the product has to
-say what it lacks in its own words.
+`conftest.py` imports the hooks. Only an import that a test itself makes counts, by whatever
+library: the product has to say what it lacks in its own words. Tests that run a backend of that
+library through the product stand in `RUN`.
 """
 
 import importlib.util
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 TESTS = Path(__file__).resolve().parent
+PRODUCT = tuple(TESTS.parent / name for name in ("aprfmt", "cli", "inference"))
 LIBRARIES = (
     "accelerate", "atheris", "bitsandbytes", "build", "compressed_tensors", "jsonschema",
     "libgguf", "mkdocs", "mlx", "sentencepiece", "torch", "transformers", "zstandard",
 )  # fmt: skip
+
+# Tests of torch's backend, which they name and do not import.
+RUN = (
+    "tests/cli/test_parity.py::", "tests/cli/test_trace.py::test_the_run_behind_the_model[torch",
+    "tests/diagnose/test_faults.py::test_the_verdict_the_cause_and_the_place[torch",
+    "tests/diagnose/test_honesty.py::test_runs_are_told_it_too[torch",
+    "tests/diagnose/test_walk.py::test_exit_codes_and_json[torch",
+    "tests/test_api.py::test_a_packed_weight_is_sliced_too",
+)  # fmt: skip
+
+
+def run_without_torch(items: Sequence[pytest.Item]) -> None:
+    """Mark the tests of RUN as NOT-RUN where torch is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        for item in items:
+            if item.nodeid.startswith(RUN):
+                item.add_marker(pytest.mark.skip(reason="NOT-RUN: torch is not installed"))
 
 
 def absent(error: BaseException | None) -> str:
@@ -25,12 +44,15 @@ def absent(error: BaseException | None) -> str:
     name = error.name.partition(".")[0]
     if name not in LIBRARIES or importlib.util.find_spec(name) is not None:
         return ""
-    frame, own = error.__traceback__, ""
+    frame, asked = error.__traceback__, False
     while frame is not None:
-        file = frame.tb_frame.f_code.co_filename
-        own = file if not file.startswith("<frozen ") else own
+        file = Path(frame.tb_frame.f_code.co_filename)
+        if file.is_relative_to(TESTS):
+            asked = True
+        elif any(file.is_relative_to(folder) for folder in PRODUCT):
+            asked = False
         frame = frame.tb_next
-    return name if Path(own).is_relative_to(TESTS) else ""
+    return name if asked else ""
 
 
 @pytest.hookimpl(wrapper=True)

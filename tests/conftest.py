@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.absent import pytest_make_collect_report as pytest_make_collect_report
 from tests.absent import pytest_runtest_makereport as pytest_runtest_makereport
+from tests.absent import run_without_torch
 from tests.requirements import pytest_runtest_logreport as pytest_runtest_logreport
 from tests.requirements import pytest_sessionfinish as pytest_sessionfinish
 from tests.requirements import pytest_terminal_summary as pytest_terminal_summary
@@ -21,6 +22,24 @@ settings.register_profile(
 settings.load_profile("project")
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+# What takes long: hostile files one by one, kills, examples and pages, builds, mutated copies.
+SLOW = (
+    "tests/fuzz/", "tests/robustness/", "tests/docs/", "tests/mutations/", "tests/benchmarks/",
+    "tests/formats/test_atomic_", "tests/cli/test_damage.py", "tests/cli/test_set.py",
+    "tests/cli/test_said.py", "tests/cli/test_html.py", "tests/cli/test_diff_html.py",
+    "tests/inference/gpu/", "tests/codecs/test_native_encode.py", "tests/test_packaging.py",
+    "tests/validate/test_mutations.py", "tests/codecs/test_parallel.py", "tests/qa/",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `python -m tests --fast` leaves out, and what nothing can run here."""
+    run_without_torch(items)
+    for item in items:
+        if str(item.path.relative_to(ROOT)).startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
 
 
 def not_run(why: str) -> None:

@@ -71,15 +71,17 @@ def test_the_product_needs_it():
 def test_a_library_that_is_absent_is_not_run_and_hides_no_failure(tmp_path: Path) -> None:
     """Only an import by a test itself counts; one by the package under test is a failure."""
     (tmp_path / "tests").mkdir()
-    (tmp_path / "product_without.py").write_text("import torch\n")
+    (tmp_path / "product").mkdir()
+    (tmp_path / "product" / "product_without.py").write_text("import torch\n")
     (tmp_path / "test_planted.py").write_text(PLANTED % "product_without")
     (tmp_path / "test_whole_module.py").write_text("import torch\n\ndef test_x(): pass\n")
     script = (
         "import sys, pathlib, pytest\n"
-        f"sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]\n"
+        f"sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path / 'product')!r}]\n"
         "sys.modules['torch'] = None\n"
         "from tests import absent\n"
         "absent.TESTS = pathlib.Path.cwd()\n"
+        "absent.PRODUCT = (pathlib.Path.cwd().parent / 'product',)\n"
         "class Frames:\n"
         "    pytest_make_collect_report = staticmethod(absent.pytest_make_collect_report)\n"
         "    pytest_runtest_makereport = staticmethod(absent.pytest_runtest_makereport)\n"

@@ -12,6 +12,7 @@ from aprfmt.codecs.dialect import Part, unpack_dense
 from aprfmt.codecs.dialects import DIALECTS, decode_weight, dialect_of
 from aprfmt.errors import CodecError, UnsupportedError
 from tests.codecs.data import Array
+from tests.codecs.packing import pack as pack
 
 torch: Any = pytest.importorskip("torch", reason="NOT-RUN: torch is not installed")
 
@@ -31,16 +32,6 @@ def part(x: Any) -> Part:
 
 def parts(**tensors: Any) -> dict[str, Part]:
     return {"." + name: part(x) for name, x in tensors.items()}
-
-
-def pack(codes: Array, bits: int) -> Array:
-    """Pack rows of codes into one little-endian stream of int32 each, by Python integers."""
-    words = []
-    for row in codes.reshape(-1, codes.shape[-1]):
-        number = sum(int(code) << bits * i for i, code in enumerate(row))
-        size = 4 * -(-codes.shape[-1] * bits // 32)
-        words.append(np.frombuffer(number.to_bytes(size, "little"), "<i4"))
-    return np.stack(words).reshape(*codes.shape[:-1], -1)
 
 
 @pytest.mark.parametrize("bits", range(1, 9))

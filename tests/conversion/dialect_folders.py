@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.codecs.test_dialects import pack
+from tests.codecs.packing import pack
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 
 Array = Any
