@@ -5,6 +5,8 @@ threads on one descriptor; every descriptor in this package belongs to one threa
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def read_at(fd: int, size: int, offset: int) -> bytes:
@@ -35,20 +37,23 @@ def write_at(fd: int, data: memoryview, offset: int) -> None:
 def _pread(fd: int, size: int, offset: int) -> bytes:
     if hasattr(os, "pread"):
         return os.pread(fd, size, offset)
-    before = os.lseek(fd, 0, os.SEEK_CUR)
-    try:
-        os.lseek(fd, offset, os.SEEK_SET)
+    with _moved(fd, offset):
         return os.read(fd, size)
-    finally:
-        os.lseek(fd, before, os.SEEK_SET)
 
 
 def _pwrite(fd: int, data: memoryview, offset: int) -> int:
     if hasattr(os, "pwrite"):
         return os.pwrite(fd, data, offset)
+    with _moved(fd, offset):
+        return os.write(fd, data)
+
+
+@contextmanager
+def _moved(fd: int, offset: int) -> Iterator[None]:
+    """Have the file position at `offset`, and back where it was afterwards."""
     before = os.lseek(fd, 0, os.SEEK_CUR)
     try:
         os.lseek(fd, offset, os.SEEK_SET)
-        return os.write(fd, data)
+        yield
     finally:
         os.lseek(fd, before, os.SEEK_SET)
