@@ -1,12 +1,14 @@
 """Names to things that are imported on first use, with a helpful sentence when that fails.
 
-Every extensible table of the package (formats, codecs, architectures, backends, engines) is a
-Registry; third parties add rows through the entry-point group `aprfmt.<kind>` and cannot replace
-one of ours.
+Every extensible table of the package whose rows have names (formats, codecs, architectures,
+backends, engines, causes) is a Registry; third parties add rows through the entry-point group
+`aprfmt.<kind>` and cannot replace one of ours. A table whose rows have an order and no names
+(hypotheses) is a tuple, followed by what other packages offer.
 """
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
@@ -24,11 +26,21 @@ def load(target: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
+@cache
+def offered(kind: str) -> tuple[Any, ...]:
+    """Return what other packages offer in the entry-point group `aprfmt.<kind>`, by name.
+
+    Raises BackendUnavailableError where a package that offers a row cannot be imported.
+    """
+    rows: Registry[Any] = Registry(kind, {})
+    return tuple(rows[name] for name in sorted(rows))
+
+
 class Registry(Mapping[str, T], Generic[T]):
     """A lazy table; iteration gives names without importing anything.
 
-    `rows` maps a name to `"module:attribute"` or to `("module:attribute", "what to install")`.
-    `error` is the class raised for an unknown name.
+    `rows` maps a name to `"module:attribute"` or to `("module:attribute", "what to install")`;
+    `held` to rows that are there already. `error` is the class raised for an unknown name.
     """
 
     def __init__(
@@ -36,14 +48,16 @@ class Registry(Mapping[str, T], Generic[T]):
         kind: str,
         rows: Mapping[str, str | tuple[str, str]],
         error: type[AprfmtError] = AprfmtError,
+        *,
+        held: Mapping[str, T] | None = None,
     ) -> None:
         self.kind = kind
         self._error = error
-        self._rows = {
+        self._loaded: dict[str, T] = dict(held or {})
+        self._rows = dict.fromkeys(self._loaded, ("", "")) | {
             name: (row, "") if isinstance(row, str) else row for name, row in rows.items()
         }
-        self.own = tuple(rows)  # our names; looking at them reads no entry points
-        self._loaded: dict[str, T] = {}
+        self.own = tuple(self._rows)  # our names; looking at them reads no entry points
         self._third_party_read = False
 
     def _read_entry_points(self) -> None:

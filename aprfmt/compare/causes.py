@@ -2,11 +2,14 @@
 
 Strings only, so that anything may import it. What tests for a cause and what confirms it lives
 beside the evidence it needs (tensors: aprfmt.compare.explain, forward passes: aprfmt.diagnosis);
-both name causes from here, and a test compares the lists.
+both name causes from here, and a test compares the lists. Other packages add rows through the
+entry-point group `aprfmt.causes`.
 """
 
 from dataclasses import dataclass
 from typing import Literal
+
+from aprfmt.base.registry import Registry
 
 Level = Literal["identity", "config", "tensor", "forward", "capture"]
 Verdict = Literal["same", "precision", "bug", "not_comparable"]
@@ -332,11 +335,14 @@ _ROWS = (
     ),
 )  # fmt: skip
 
-CAUSES: dict[str, Cause] = {row.name: row for row in _ROWS}
+CAUSES: Registry[Cause] = Registry("causes", {}, held={row.name: row for row in _ROWS})
 
 
 def describe(name: str) -> str:
-    """Return a cause's row as one paragraph; KeyError for a name that is none."""
+    """Return a cause's row as one paragraph.
+
+    Raises AprfmtError for a name that is not in the table.
+    """
     row = CAUSES[name]
     return (
         f"{row.means} Level: {row.level} ({LEVELS[row.level]}). Verdict: {row.verdict}. "

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.vocabulary import split_key
+from aprfmt.base.registry import offered
 from aprfmt.compare.bounds import NMSE, NMSE_SLACK
 from aprfmt.diagnosis.case import Case, Change, Layers
 from aprfmt.diagnosis.hypotheses import HYPOTHESES
@@ -172,7 +173,7 @@ def _answers(case: Case, known: set[str]) -> Iterator[Answer]:
     """Yield, for every row of the table, the change that holds furthest in a whole pass."""
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]
-    for row in HYPOTHESES:
+    for row in (*HYPOTHESES, *offered("hypotheses")):
         best: Answer | None = None
         held = 0
         for change in row.propose(case):

@@ -27,6 +27,7 @@ DOCS = ROOT / "docs"
 _FENCE = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.M | re.S)
 _COMMAND = re.compile(r"^(?:aprfmt|python -m|eval) ", re.M)
 _DIGITS = r"(?:\.\.\.|\d[\d.e+-]*|)"
+SITE = "installed"  # where the project of a page's folder is installed
 _EXIT = re.compile(r"\s# exit (\d+)\b")
 
 
@@ -109,23 +110,26 @@ def _console(where: str, body: str, line: int, start: int) -> Iterator[Example]:
 
 
 def install(folder: Path) -> None:
-    """Make the entry points of a folder's pyproject.toml known to Pythons that start in it."""
-    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-    info = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-    info.mkdir(exist_ok=True)
-    facts = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-    (info / "METADATA").write_text(facts)
-    lines = []
-    for group, points in project.get("entry-points", {}).items():
-        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in points.items())]
-    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    """Install a folder's project into it as `pip install .` does, from what is here."""
+    site = folder / SITE
+    command = ["-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile",
+               "--no-build-isolation", "--disable-pip-version-check", "--target", str(site),
+               "."]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, text=True, check=False, timeout=PATIENCE,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    for module in project["tool"]["setuptools"]["py-modules"]:
+        (folder / f"{module}.py").unlink()  # what runs is what was installed
 
 
 def environment(folder: Path) -> dict[str, str]:
     """Return the environment of a reader who installed aprfmt and stands in `folder`."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return os.environ | {
-        "PATH": path, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
+        "PATH": path, "PYTHONPATH": os.pathsep.join([str(folder / SITE), str(ROOT)]),
         "COLUMNS": "200", "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
 
@@ -140,8 +144,8 @@ class Room:
         self._done: list[subprocess.CompletedProcess[str] | None] = []
         for block in files(page):
             (folder / block.title).write_text(block.text)
-            if block.title == "pyproject.toml":
-                install(folder)
+        if (folder / "pyproject.toml").is_file():
+            install(folder)
 
     def run(self, index: int, left_out: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
         """Run an example, and those before it that have not run and are not left out."""

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from aprfmt.base.registry import offered
 from aprfmt.compare.align import Pair, Side
 from aprfmt.compare.causes import CAUSES
 from aprfmt.compare.explain.case import Case, row_distances
@@ -122,7 +123,7 @@ def _tried(case: Case, *, shapes: bool = False, part: bool = False) -> Tried | N
 def _guesses(case: Case, shapes: bool, part: bool) -> Iterator[Guess | Explanation]:
     from aprfmt.compare.explain.table import TABLE
 
-    for row in TABLE:
+    for row in (*TABLE, *offered("explanations")):
         if (row.shapes or not shapes) and (row.part or not part):
             yield from row.find(case)
 
