@@ -2,7 +2,7 @@
 
 `inv_freq` is computed in float32 here, for every backend and dtype, as transformers does
 (modeling_rope_utils.py); the powers are correctly rounded, which its vectorised ones are too but
-for the last bit of one in some fifty. Scalings: architectures.md's table, after the papers on
+for the last bit of one in some fifty. The scalings are from there too, after the papers on
 position interpolation, NTK, YaRN (2309.00071) and LongRoPE (2402.13753), and Llama 3.1's code.
 """
 

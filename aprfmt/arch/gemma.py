@@ -1,6 +1,6 @@
 """gemma 1 and what its successors share: (1 + w) norms, scaled embeddings, tanh-gelu gates.
 
-GGUF stores every norm weight with the 1 added. Source: architectures.md 1, 4; the converter's
+GGUF stores every norm weight with the 1 added. Source: docs/architectures.md; the converter's
 gemma.py; llama.cpp's gemma graphs.
 """
 

@@ -1,6 +1,6 @@
 """gemma 2: four norms a layer, softcaps, every other layer windowed, a scale of its own.
 
-llama.cpp knows the scale from the layer count, not from a key. Source: architectures.md 1, 4;
+llama.cpp knows the scale from the layer count, not from a key. Source: docs/architectures.md;
 llama.cpp's gemma2.cpp.
 """
 

@@ -1,6 +1,6 @@
 """gemma 3 (text): q/k-norms, five windowed layers to one, two rope bases, no score cap.
 
-The windowed layers rotate by a base of their own, unscaled. Source: architectures.md 1, 4;
+The windowed layers rotate by a base of their own, unscaled. Source: docs/architectures.md;
 llama.cpp's gemma3.cpp.
 """
 

@@ -1,6 +1,6 @@
 """gpt2: learned positions, LayerNorm, one c_attn; Hugging Face stores matrices as [in, out].
 
-Source: architectures.md 1, 3, 4; transformers' modeling_gpt2.
+Source: docs/architectures.md; transformers' modeling_gpt2.
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,7 @@
 
 Hugging Face keeps gate and up interleaved in one tensor, [experts, in, out] where the values are
 plain and [experts, out, in] where they are MXFP4 (bind.of_packed). GGUF
-calls the norm before the experts `post_attention_norm`. Source: architectures.md 1, 3, 4, 6; the
+calls the norm before the experts `post_attention_norm`. Source: docs/architectures.md; the
 converter's gpt_oss.py.
 """
 

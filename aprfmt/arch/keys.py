@@ -46,7 +46,7 @@ def _apr_heads(spec: "ArchSpec", hp: "HyperParams") -> Mapping[str, Value]:
 
 
 # The typed keys of APR that are not hyperparameters, and the custom keys with a meaning of their
-# own (apr-v2.md, 4.2 and 4.5); whole families by prefix.
+# own, as the reference writer (aprender) names them; whole families by prefix.
 _APR_OTHER = frozenset(
     """model_type name description author license data_source data_license version source
     original_format created_at total_size param_count quantization sharding chat_template

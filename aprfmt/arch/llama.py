@@ -1,6 +1,6 @@
 """llama, mistral and mixtral: the base case, with windows, with experts.
 
-GGUF calls all three `llama` and has Q and K in adjacent pairs. Source: architectures.md 1, 3, 4.
+GGUF calls all three `llama` and has Q and K in adjacent pairs. Source: docs/architectures.md.
 """
 
 from collections.abc import Collection, Mapping

@@ -2,7 +2,7 @@
 
 In GGUF the head counts and lengths describe attention on the compressed vectors; those of the
 heads stand in `..._mla` keys (older files have only the latter, under the plain keys). Source:
-architectures.md 2, 5; the converter's deepseek.py; llama.cpp's deepseek2.cpp.
+docs/architectures.md; the converter's deepseek.py; llama.cpp's deepseek2.cpp.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """phi-3 and phi-4: one matrix for q, k, v and one for gate and up, longrope.
 
 GGUF keeps both matrices whole (`ffn_up` has 2*ffn_size rows, gate first). Source:
-architectures.md 1, 3, 4; the converter's phi.py.
+docs/architectures.md; the converter's phi.py.
 """
 
 from aprfmt.arch import losses, rules

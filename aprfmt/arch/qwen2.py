@@ -1,6 +1,6 @@
 """qwen2 and 2.5: llama with biases on q, k, v and windows in the upper layers, if switched on.
 
-Source: architectures.md 1, 4.
+Source: docs/architectures.md.
 """
 
 from collections.abc import Mapping

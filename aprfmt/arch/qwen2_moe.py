@@ -1,6 +1,6 @@
 """qwen2-moe: qwen2 with experts, and a shared expert behind a sigmoid gate of its own.
 
-Source: architectures.md 1, 3, 6; transformers' modeling_qwen2_moe.
+Source: docs/architectures.md; transformers' modeling_qwen2_moe.
 """
 
 from collections.abc import Mapping

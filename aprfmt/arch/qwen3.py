@@ -1,4 +1,4 @@
-"""qwen3: llama with RMS norms on each query and key head before rope. architectures.md 1, 3."""
+"""qwen3: llama with RMS norms on each query and key head before rope. docs/architectures.md."""
 
 from aprfmt.arch import losses, rules
 from aprfmt.arch.qwen2 import WINDOW

@@ -1,6 +1,6 @@
 """stablelm: LayerNorm, a quarter of each head rotated; q/k-norms with one weight a head.
 
-Source: architectures.md 1, 3, 4; transformers' modeling_stablelm.
+Source: docs/architectures.md; transformers' modeling_stablelm.
 """
 
 from aprfmt.arch import losses, rules

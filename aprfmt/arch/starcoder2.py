@@ -1,4 +1,4 @@
-"""starcoder2: LayerNorm, biases everywhere, a plain MLP, a window. architectures.md 1, 3."""
+"""starcoder2: LayerNorm, biases everywhere, a plain MLP, a window. docs/architectures.md."""
 
 from aprfmt.arch import losses, rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS

@@ -4,7 +4,7 @@ Every step is written once and used in both directions; joins.py has the steps b
 tensors. All but `Added` only move elements, so
 their `undo` and `apply` take arrays of any dtype, raw bit patterns included. Where the runs of
 elements are single elements by nature (a transposition), `moves` is None and the arrays' own
-`undo` is the plan. Sources of the layouts: architectures.md section 4, llama.cpp's converter.
+`undo` is the plan. Sources of the layouts: docs/architectures.md, llama.cpp's converter.
 """
 
 import math

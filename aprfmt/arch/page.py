@@ -1,0 +1,89 @@
+"""docs/architectures.md, printed from the tables: `python -m aprfmt.arch.page`."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+
+from aprfmt.arch import ARCHS
+from aprfmt.arch.spec import ArchSpec, BlockSpec
+
+_HEAD = """# Architectures
+
+Printed from the tables in `aprfmt/arch/` by `python -m aprfmt.arch.page`.
+
+Where the rows come from, and what judges them: the arithmetic and the names in config.json are
+transformers' (`configuration_*.py` and `modeling_*.py` of 5.23.0; a tiny random model of every
+architecture agrees to 1e-12 in float64), tensor names in GGUF are the `gguf` package's name map,
+and what a conversion to GGUF does to weights is llama.cpp's converter (`conversion/*.py`) and the
+graphs that read its files (`src/models/*.cpp`).
+
+## Blocks
+
+The base is llama: RMSNorm before attention and before the MLP, no biases, rope over whole heads in
+split halves, grouped queries, a gated MLP. What each field means is said in
+`aprfmt/arch/spec.py`, `BlockSpec`. The last column names what a GGUF cannot say where a model
+needs it.
+
+"""
+_LAYOUTS = """
+## Layouts
+
+What a style stores otherwise than the logical weight ([out, in], q, k and v apart, gate and up
+apart, halves of rope split, experts stacked, norms without the one added). Steps run from the
+stored tensors to the logical ones; `{L}` is a layer, `{E}` an expert.
+
+"""
+
+
+def page() -> str:
+    """Return the page as Markdown."""
+    specs = [ARCHS[name] for name in ARCHS.own]
+    blocks = [(spec.name, _called(spec), _unlike(spec), _lost(spec)) for spec in specs]
+    layouts = [row for spec in specs for row in _layouts(spec)]
+    return (
+        _HEAD
+        + _table(("architecture", "called", "unlike llama", "lost in GGUF"), blocks)
+        + _LAYOUTS
+        + _table(("architecture", "style", "stored", "roles", "steps"), layouts)
+    )
+
+
+def _called(spec: ArchSpec) -> str:
+    """Return the names in config.json and in GGUF."""
+    return "; ".join(
+        f"{style} {_code(spec.called[style])}" for style in ("hf", "gguf") if style in spec.called
+    )
+
+
+def _unlike(spec: ArchSpec) -> str:
+    base = BlockSpec()
+    own = [
+        f"{each.name} {getattr(spec.block, each.name)}" for each in fields(BlockSpec)
+        if getattr(spec.block, each.name) != getattr(base, each.name)
+    ]  # fmt: skip
+    return ", ".join(own)
+
+
+def _lost(spec: ArchSpec) -> str:
+    return _code(list(dict.fromkeys(loss.name for loss in spec.lost if loss.style == "gguf")))
+
+
+def _layouts(spec: ArchSpec) -> Iterator[tuple[str, ...]]:
+    for style, bindings in spec.bindings.items():
+        for row in bindings:
+            if row.steps:
+                steps = ", ".join(str(step) for step in row.steps)
+                yield spec.name, style, _code(row.stored), _code(row.roles), steps
+
+
+def _code(names: Sequence[str]) -> str:
+    return " ".join(f"`{name}`" for name in names)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
+    lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
