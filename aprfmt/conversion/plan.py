@@ -31,6 +31,7 @@ from aprfmt.tensors.restore import Restoration, restore_bits
 
 if TYPE_CHECKING:
     from aprfmt.arch.bind import Group
+    from aprfmt.arch.spec import Move
 
 
 def build(model: Model, target: FormatSpec, options: Options) -> Plan:
@@ -224,70 +225,91 @@ def _check_unbound(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -
 
 def _group_outputs(model: Model, group: "Group") -> list[Output]:
     """Return the stored tensors of one target binding, made from the model's logical ones."""
-    from aprfmt.arch.moves import compose, invert
-    from aprfmt.arch.spec import Move
-
-    hp = model.hyper
     logical = [model.roles[key] for key in group.roles]
     shapes: list[list[tuple[int, ...]]] = [[tensor.shape for tensor in logical]]
     for step in reversed(group.binding.steps):
-        shapes.append(step.stored_shapes(shapes[-1], hp, len(group.stored)))
-    stored_shapes = shapes[-1]
-    moves: list[list[Move]] | None = [
-        [Move(i, 0, math.prod(shape))] for i, shape in enumerate(stored_shapes)
+        shapes.append(step.stored_shapes(shapes[-1], model.hyper, len(group.stored)))
+    shapes.reverse()
+    combined, moves = _element_moves(model, group, logical, shapes)
+    return [
+        _output(model, group, logical, i, shape, combined, None if moves is None else moves[i])
+        for i, shape in enumerate(shapes[0])
     ]
-    at = list(reversed(shapes))
-    for i, step in enumerate(group.binding.steps):
-        outer = step.moves(at[i], hp)
-        moves = None if outer is None or moves is None else compose(outer, moves)
+
+
+def _element_moves(
+    model: Model,
+    group: "Group",
+    logical: Sequence[LogicalTensor],
+    shapes: Sequence[Sequence[tuple[int, ...]]],
+) -> tuple[list[LazyTensor], "list[list[Move]] | None"]:
+    """Return the source's stored tensors, and the moves of each output out of these.
+
+    `shapes` are those before each of the binding's steps, stored ones first. The moves are None
+    where a step has to decode.
+    """
+    from aprfmt.arch.moves import compose, invert
+    from aprfmt.arch.spec import Move
+
+    sizes = [math.prod(shape) for shape in shapes[0]]
+    moves: list[list[Move]] = [[Move(i, 0, size)] for i, size in enumerate(sizes)]
+    for before, step in zip(shapes, group.binding.steps, strict=False):
+        outer = step.moves(before, model.hyper)
+        if outer is None:
+            return [], None
+        moves = compose(outer, moves)
     combined: list[LazyTensor] = []
     inner: list[list[Move]] = []
     for tensor in logical:
         own = tensor.moves
-        if own is None or tensor.restored or moves is None:
-            moves = None
-            break
+        if own is None or tensor.restored:
+            return [], None
         base = len(combined)
         combined += tensor.stored
         inner.append([Move(base + m.source, m.start, m.count) for m in own])
-    back = None
+    return combined, compose(invert(moves, sizes), inner)
+
+
+def _output(
+    model: Model,
+    group: "Group",
+    logical: Sequence[LogicalTensor],
+    index: int,
+    shape: tuple[int, ...],
+    combined: Sequence[LazyTensor],
+    moves: "Sequence[Move] | None",
+) -> Output:
+    """Return one stored tensor of a binding: copied by `moves` where it can be, else computed."""
     if moves is not None:
-        sizes = [math.prod(shape) for shape in stored_shapes]
-        back = compose(invert(moves, sizes), inner)
-    names = tuple(str(s) for t in logical for s in t.steps) + tuple(map(str, group.binding.steps))
-    outputs = []
-    for j, (name, shape) in enumerate(zip(group.stored, stored_shapes, strict=True)):
-        sources = (
-            tuple(dict.fromkeys(combined[m.source] for m in back[j]))
-            if back is not None
-            else tuple(dict.fromkeys(s for t in logical for s in t.stored))
-        )
-        encodings = list(dict.fromkeys(s.info.encoding for s in sources))
-        runs = None
-        if back is not None and len(encodings) == 1 and not any(s.parts for s in sources):
-            runs = element_runs(combined, back[j])
-        source_encoding = encodings[0] if len(encodings) == 1 else _widest(encodings)
-        patch = model.records.stored.get(group.roles[0]) if len(group.roles) == 1 else None
-        one = logical[0] if len(logical) == 1 and len(group.stored) == 1 else None
-        if one is not None and one.restored:
-            source_encoding = one.restored
-        if encoding(source_encoding).known:
-            info = make_info(name, shape, source_encoding)
-        else:  # bytes without a layout can be copied; a wish or a refusal settles the others
-            size = sum(run.nbytes for run in runs or ())
-            info = TensorInfo(name, shape, source_encoding, 0, size, None)
-        bits = one.raw() if one is not None and one.restored else None
-        if bits is not None and not group.binding.steps:
-            # Restored bits are copied: encoding the widened values would make NaNs quiet.
-            runs = [Run(MemoryTensor(info, bits), 0, info.nbytes)]
-        spellings = (name, *group.roles, *(s.info.name for s in sources))
-        outputs.append(
-            Output(
-                info, source_encoding, runs, _maker(logical, group, hp, j, patch), spellings,
-                steps=names, sources=sources, role=group.roles[0] if one is not None else "",
-            )
-        )  # fmt: skip
-    return outputs
+        sources = tuple(dict.fromkeys(combined[m.source] for m in moves))
+    else:
+        sources = tuple(dict.fromkeys(s for t in logical for s in t.stored))
+    encodings = list(dict.fromkeys(s.info.encoding for s in sources))
+    runs = None
+    if moves is not None and len(encodings) == 1 and not any(s.parts for s in sources):
+        runs = element_runs(combined, moves)
+    source_encoding = encodings[0] if len(encodings) == 1 else _widest(encodings)
+    patch = model.records.stored.get(group.roles[0]) if len(group.roles) == 1 else None
+    one = logical[0] if len(logical) == 1 and len(group.stored) == 1 else None
+    if one is not None and one.restored:
+        source_encoding = one.restored
+    name = group.stored[index]
+    if encoding(source_encoding).known:
+        info = make_info(name, shape, source_encoding)
+    else:  # bytes without a layout can be copied; a wish or a refusal settles the others
+        size = sum(run.nbytes for run in runs or ())
+        info = TensorInfo(name, shape, source_encoding, 0, size, None)
+    bits = one.raw() if one is not None and one.restored else None
+    if bits is not None and not group.binding.steps:
+        # Restored bits are copied: encoding the widened values would make NaNs quiet.
+        runs = [Run(MemoryTensor(info, bits), 0, info.nbytes)]
+    return Output(
+        info, source_encoding, runs, _maker(logical, group, model.hyper, index, patch),
+        (name, *group.roles, *(s.info.name for s in sources)),
+        steps=tuple(str(s) for t in logical for s in t.steps)
+        + tuple(map(str, group.binding.steps)),
+        sources=sources, role=group.roles[0] if one is not None else "",
+    )  # fmt: skip
 
 
 def _maker(
