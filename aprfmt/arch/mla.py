@@ -112,6 +112,7 @@ def groups(name: str, hf: str, gguf: str, default: int) -> HyperRule:
 
 def mla_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
     """Return the whole table, with what v2 and v3 share overridden by what they do not."""
+    # Long: one table.
     return rules.hyper_table(
         # Grouped queries have no meaning here: every head has its own part of kv_b.
         HyperRule(

@@ -54,6 +54,7 @@ class Window:
 
 def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
     """Return the rules for sliding_window and window_layers."""
+    # Long: two rows, and the small functions that they are made of.
     assumed = window.gguf_layers or window.layers
 
     def hf_size(facts: Facts, hp: Params) -> Found:

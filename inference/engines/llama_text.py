@@ -95,34 +95,9 @@ def load_eval_text(
             stack.enter_context(Spool()), model, tokens=None, dtype="float32",
             positions=positions, wanted=wanted,
         )  # fmt: skip
-        reader: GraphReader | None = None
-        nodes = 0
-        for node, values, seen in lines.nodes():
-            nodes += 1
-            embeds = node.op == "GET_ROWS" and any("token_embd" in s for s in node.sources)
-            if embeds:
-                if reader is not None:
-                    raise FormatError(
-                        f"{path}: a second pass begins at line {lines.number}; expected the text "
-                        "of one (a prompt within one batch)"
-                    )
-                reader = GraphReader(collector, model, node.shape[-2])
-                collector.expect(node.shape[-2])
-            if reader is None:
-                continue
-            if values is None:
-                large = math.prod(node.shape) > MAX_VALUES
-                why = f"shape {list(node.shape)} has over {MAX_VALUES} values" if large else ""
-                collector.unknown[node.name] = why or "no values were printed"
-            else:
-                reader.add(node, values, seen)
-        if reader is None:
-            raise FormatError(
-                f"{path}: shows no token embedding in {nodes} nodes; expected the output of "
-                "llama-eval-callback"
-            )
+        tokens = _read(lines, collector, model)
         printed = lines.ids
-        if printed is not None and len(printed) != reader.tokens:
+        if printed is not None and len(printed) != tokens:
             printed = None
         run = {
             "format": "llama-eval-callback", "path": str(path),
@@ -135,11 +110,45 @@ def load_eval_text(
         yield collector.trace(run, resolution=RESOLUTION)
 
 
+def _read(lines: "_Lines", collector: Collector, model: "Model | None") -> int:
+    """Read every node of the text into the collector; return how many tokens the pass has.
+
+    Raises FormatError where the text holds no pass, or several.
+    """
+    reader: GraphReader | None = None
+    nodes = 0
+    for node, values, seen in lines.nodes():
+        nodes += 1
+        embeds = node.op == "GET_ROWS" and any("token_embd" in s for s in node.sources)
+        if embeds:
+            if reader is not None:
+                raise FormatError(
+                    f"{lines.path}: a second pass begins at line {lines.number}; expected the text "
+                    "of one (a prompt within one batch)"
+                )
+            reader = GraphReader(collector, model, node.shape[-2])
+            collector.expect(node.shape[-2])
+        if reader is None:
+            continue
+        if values is None:
+            large = math.prod(node.shape) > MAX_VALUES
+            why = f"shape {list(node.shape)} has over {MAX_VALUES} values" if large else ""
+            collector.unknown[node.name] = why or "no values were printed"
+        else:
+            reader.add(node, values, seen)
+    if reader is None:
+        raise FormatError(
+            f"{lines.path}: shows no token embedding in {nodes} nodes; expected the output of "
+            "llama-eval-callback"
+        )
+    return reader.tokens
+
+
 class _Lines:
     """The text as nodes; counts lines for messages."""
 
     def __init__(self, file: IO[str], path: Path) -> None:
-        self._file, self._path = file, path
+        self._file, self.path = file, path
         self.number = 0
         self.values = 0  # of all nodes so far, printed or not
         self.ids: list[int] | None = None
@@ -148,7 +157,7 @@ class _Lines:
         line = self._file.readline(MAX_LINE)
         self.number += 1
         if len(line) == MAX_LINE:
-            raise FormatError(f"{self._path}: line {self.number} is over {MAX_LINE} characters")
+            raise FormatError(f"{self.path}: line {self.number} is over {MAX_LINE} characters")
         return _plain(line) if line else None
 
     def nodes(self) -> Iterator[tuple[Node, Numbers | None, Mask | None]]:
@@ -202,7 +211,7 @@ class _Lines:
         expected = math.prod(map(len, shown[:3]))
         if len(rows) != expected or any(len(row) != len(shown[3]) for row in rows):
             raise FormatError(
-                f"{self._path}: line {self.number}: {node.name} of shape {list(node.shape)} shows "
+                f"{self.path}: line {self.number}: {node.name} of shape {list(node.shape)} shows "
                 f"{len(rows)} rows; expected {math.prod(map(len, map(_shown, node.shape[1:3])))} "
                 f"for each of {node.shape[0]}, of {len(shown[3])} values; is the text cut?"
             )
@@ -212,7 +221,7 @@ class _Lines:
         self.values += count
         if self.values > MAX_TOTAL:
             raise FormatError(
-                f"{self._path}: line {self.number}: {self.values} values so far, printed or not; "
+                f"{self.path}: line {self.number}: {self.values} values so far, printed or not; "
                 f"at most {MAX_TOTAL} are read"
             )
         return line, *_spread(node, shown, rows)
@@ -222,7 +231,7 @@ class _Lines:
         try:
             return [float(word) for word in words]
         except ValueError as error:
-            raise FormatError(f"{self._path}: line {self.number}: {error}") from None
+            raise FormatError(f"{self.path}: line {self.number}: {error}") from None
 
 
 def _spread(node: Node, shown: list[list[int]], rows: list[list[float]]) -> tuple[Numbers, Mask]:

@@ -72,15 +72,7 @@ def run(
             device=str(device), positions=positions, wanted=wanted, hashes=hashes,
             logits_rows=logits_rows,
         )  # fmt: skip
-        names = [name for name, _ in network.named_modules()]
-        layers = [name for name in names if name.rpartition(".")[2].isdigit()]
-        keys = [*names, *(f"{name}#in" for name in names), "logits"]
-        keys += [f"{layer}{part}" for layer in layers for part in (*_ATTENTION, *_ROUTED)]
-        embedding = network.get_input_embeddings()
-        reader = ModuleReader(
-            collector, keys, block=model.spec.block, architecture=model.spec.name,
-            tokens=len(ids), scaled_embedding=hasattr(embedding, "embed_scale"),
-        )  # fmt: skip
+        reader = _reader(network, model, collector, len(ids))
         known = reader.modules
 
         def take(key: str, values: Any) -> None:
@@ -90,22 +82,36 @@ def run(
         with torch.inference_mode(), hooked(network, known, take):
             logits = network(torch.tensor([list(ids)], device=device), use_cache=False).logits
         take("logits", logits)
-        facts = {
-            "ids": [int(i) for i in ids],
-            "model": str(model.path),
-            "architecture": model.spec.name,
-            "via": via,
-            "backend": {
-                "backend": "transformers", "device": str(device), "dtype": choice.dtype,
-                "versions": {"transformers": transformers.__version__, "torch": torch.__version__},
-                "threads": torch.get_num_threads(), "class": type(network).__name__,
-                "attention": "eager", "deterministic": False,
-                "tf32": bool(torch.backends.cuda.matmul.allow_tf32) if device.type == "cuda"
-                else False,
-            },
-            "derived": ["scores"],
+        run = {
+            "ids": [int(i) for i in ids], "model": str(model.path),
+            "architecture": model.spec.name, "via": via,
+            "backend": _backend(network, choice.dtype, device), "derived": ["scores"],
         }  # fmt: skip
-        yield collector.trace(facts)
+        yield collector.trace(run)
+
+
+def _reader(network: Any, model: "Model", collector: Collector, tokens: int) -> ModuleReader:
+    """Return what turns the modules' values into capture points."""
+    names = [name for name, _ in network.named_modules()]
+    layers = [name for name in names if name.rpartition(".")[2].isdigit()]
+    keys = [*names, *(f"{name}#in" for name in names), "logits"]
+    keys += [f"{layer}{part}" for layer in layers for part in (*_ATTENTION, *_ROUTED)]
+    embedding = network.get_input_embeddings()
+    return ModuleReader(
+        collector, keys, block=model.spec.block, architecture=model.spec.name,
+        tokens=tokens, scaled_embedding=hasattr(embedding, "embed_scale"),
+    )  # fmt: skip
+
+
+def _backend(network: Any, dtype: str, device: torch.device) -> dict[str, Any]:
+    """Return what a trace says of the arithmetic that ran."""
+    return {
+        "backend": "transformers", "device": str(device), "dtype": dtype,
+        "versions": {"transformers": transformers.__version__, "torch": torch.__version__},
+        "threads": torch.get_num_threads(), "class": type(network).__name__,
+        "attention": "eager", "deterministic": False,
+        "tf32": bool(torch.backends.cuda.matmul.allow_tf32) if device.type == "cuda" else False,
+    }  # fmt: skip
 
 
 _ROUTED = ("#experts", "#expert_w")

@@ -1,0 +1,41 @@
+"""A file holds one subject, a function one thought: longer ones say why."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PRODUCT = sorted(
+    str(path.relative_to(ROOT)) for folder in ("aprfmt", "cli", "inference")
+    for path in (ROOT / folder).rglob("*.py")
+    if not str(path.relative_to(ROOT)).startswith(("aprfmt/cli/", "aprfmt/inference/"))
+)  # fmt: skip
+FILE, FUNCTION = 400, 60
+WHY = "# Long: "
+
+
+def too_long(text: str) -> Iterator[str]:
+    """Yield what is too long in a module and does not say why."""
+    lines = text.splitlines()
+    if len(lines) > FILE:
+        yield f"{len(lines)} lines"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            own = lines[node.lineno - 1 : node.end_lineno]
+            if len(own) > FUNCTION and not any(line.strip().startswith(WHY) for line in own):
+                yield f"{node.name} has {len(own)} lines"
+
+
+@pytest.mark.parametrize("name", PRODUCT)
+def test_nothing_is_too_long(name: str) -> None:
+    assert not list(too_long((ROOT / name).read_text())), name
+
+
+def test_what_is_too_long_is_seen() -> None:
+    body = "\n".join("    x = 1" for _ in range(FUNCTION))
+    assert list(too_long(f"def f():\n{body}\n")) == ["f has 61 lines"]
+    assert not list(too_long(f"def f():\n    # Long: a table\n{body}\n"))
+    assert list(too_long("x = 1\n" * 401)) == ["401 lines"]
