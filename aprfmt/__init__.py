@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.base.version import __version__
 
 if TYPE_CHECKING:
+    from aprfmt.checks import Validation
     from aprfmt.compare import DiffReport
     from aprfmt.conversion import ConversionReport
     from aprfmt.diagnosis import Diagnosis
     from aprfmt.inference.trace import Trace
     from aprfmt.model import Model
-    from aprfmt.validation import Validation
 
 __all__ = ["__version__", "convert", "diagnose", "diff", "open", "trace", "validate"]
 
@@ -113,6 +113,6 @@ def validate(
     `strict` makes warnings failures; `allow_missing` are patterns of required tensors whose absence
     is a warning only. Raises FormatError for a file that cannot be opened.
     """
-    from aprfmt.validation import validate as run
+    from aprfmt.checks import validate as run
 
     return run(path, arch=arch, strict=strict, allow_missing=allow_missing)

@@ -114,17 +114,16 @@ def topics() -> dict[str, dict[str, str]]:
     """Return every topic by section; the tables are the ones the code runs on."""
     from aprfmt.arch.spec import HYPER_NAMES
     from aprfmt.base.outcome import EXIT_CODES
+    from aprfmt.checks.table import file_checks, gates
     from aprfmt.compare.causes import CAUSES, describe
     from aprfmt.inference.capture import POINTS
-    from aprfmt.qa.gates import GATES
-    from aprfmt.validation.table import CHECKS
 
     return {
         "error": _errors(),
         "verdict": VERDICT_TEXTS,
         "outcome": OUTCOME_TEXTS,
-        "check": {row.name: f"a check of `validate`: {row.proves}." for row in CHECKS},
-        "gate": {gate.name: f"a gate of `qa`: {gate.proves}." for gate in GATES},
+        "check": {row.name: f"a check of `validate`: {row.proves}." for row in file_checks()},
+        "gate": {row.name: f"a gate of `qa`: {row.proves}." for row in gates()},
         "cause": {name: describe(name) for name in CAUSES},
         "role": ROLE_TEXTS,
         "encoding": _encodings(),

@@ -36,9 +36,9 @@ def command(
     (float64 for F64, int64 for integers) with all layout steps undone. A manifest holds hashes of
     whole files as well, so that damage to headers, metadata and padding is found.
     """
+    from aprfmt.checks.file import manifest
     from aprfmt.errors import UsageError
     from aprfmt.model import open_model
-    from aprfmt.validation import manifest
 
     if write and patterns:
         raise UsageError("--write is of the whole model; leave --tensor out")

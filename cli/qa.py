@@ -8,7 +8,7 @@ import click
 from aprfmt.cli import options, render, running
 
 if TYPE_CHECKING:
-    from aprfmt.qa import QaReport
+    from aprfmt.checks.records import QaReport
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 STYLES = {"PASS": "good", "FAIL": "bad", "NOT_RUN": "warn"}
@@ -91,7 +91,7 @@ def command(
 
 def show(report: "QaReport") -> None:
     """Print a line for each gate, and what failed in it."""
-    render.line(render.escape(f"{report.model} on {report.choice}"), style="head")
+    render.line(render.escape(f"{report.subject} on {report.choice}"), style="head")
     for gate in report.gates:
         took = f"{gate.seconds:6.2f} s" if gate.outcome != "NOT_RUN" else "        "
         text = f"{gate.outcome.replace('_', '-'):7} {gate.name:16} {took}  "

@@ -17,8 +17,10 @@ from aprfmt.base.text import guard
 
 def envelope(command: str, exit_code: int, body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the object every `--json` prints: schema, command, ok, exit, then the body."""
+    from aprfmt.schemas import number
+
     return {
-        "schema": f"aprfmt.{command}/1",
+        "schema": f"aprfmt.{command}/{number(command)}",
         "command": command,
         "ok": exit_code == 0,
         "exit": exit_code,

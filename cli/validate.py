@@ -30,7 +30,7 @@ def command(
     A damaged file is reported as far as it can be read. Exit 0: nothing failed; 1: a check failed;
     2: there is no such file, it is no model, or nothing ran.
     """
-    from aprfmt.validation import validate
+    from aprfmt.checks import validate
 
     with render.Progress("validate", quiet) as progress:
         report = validate(

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.base.outcome import Check, Outcome
+from aprfmt.base import outcome
+from aprfmt.base.outcome import Check
 from aprfmt.tensors.stats import compute
 
 MIN_STD = 0.01
@@ -21,18 +22,13 @@ MAX_PEAK = 0.95  # of the largest peak there can be
 TODO = "trace the model to find the first point that is off"
 
 
-def _check(name: str, passed: bool, where: str, found: str, expected: str) -> Check:
-    outcome: Outcome = "PASS" if passed else "FAIL"
-    return Check(name, outcome, where, found, expected, "" if passed else TODO)
-
-
 def logits_gate(logits: NDArray[Any], where: str = "") -> list[Check]:
     """Return the checks of one token's logits [vocab]: finite, spread, peaked, argmax inside."""
     stats = compute(logits)
     size = int(logits.size)
 
     def check(name: str, passed: bool, found: str, expected: str) -> Check:
-        return _check(name, passed, where, found, expected)
+        return outcome.check(name, passed, found, expected, TODO, where)
 
     checks = [
         check("logits-no-nan", stats.nan == 0, f"{stats.nan} of {size}", "0 NaN"),
@@ -63,5 +59,5 @@ def rows_gate(logits: NDArray[Any]) -> list[Check]:
     bad = np.flatnonzero(~np.isfinite(logits).all(axis=-1))
     found = f"{bad.size} of {len(logits)} rows with NaN or Inf"
     found += f", the first at position {int(bad[0])}" if bad.size else ""
-    every = _check("logits-rows-finite", not bad.size, "every row", found, "no row")
+    every = outcome.check("logits-rows-finite", not bad.size, found, "no row", TODO, "every row")
     return [*logits_gate(logits[-1], f"position {len(logits) - 1}"), every]

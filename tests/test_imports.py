@@ -21,7 +21,7 @@ FORBIDDEN = {
     "tensors": ("aprfmt.model", "aprfmt.quantizing", "aprfmt.conversion", "aprfmt.compare",
                 "aprfmt.cli", "aprfmt.inference", "aprfmt.tokenizer"),
     "model": ("aprfmt.quantizing", "aprfmt.conversion", "aprfmt.compare", "aprfmt.cli",
-              "aprfmt.inference", "aprfmt.validation", "aprfmt.qa", "aprfmt.diagnosis"),
+              "aprfmt.inference", "aprfmt.checks", "aprfmt.qa", "aprfmt.diagnosis"),
     "quantizing": ("aprfmt.conversion", "aprfmt.compare", "aprfmt.cli", "aprfmt.inference"),
     "formats": ("aprfmt.codecs", "aprfmt.arch", "aprfmt.model", "aprfmt.conversion",
                 "aprfmt.compare", "aprfmt.cli", "aprfmt.inference", "aprfmt.tokenizer"),
@@ -32,10 +32,10 @@ FORBIDDEN = {
     "conversion": ("aprfmt.cli", "aprfmt.inference", "aprfmt.compare"),
     "compare": ("aprfmt.cli", "aprfmt.inference"),
     "diagnosis": ("aprfmt.cli",),
-    "qa": ("aprfmt.cli", "aprfmt.diagnosis"),
+    "checks": ("aprfmt.cli", "aprfmt.diagnosis", "aprfmt.qa"),
+    "checks/file": ("aprfmt.cli", "aprfmt.inference", "aprfmt.compare", "aprfmt.qa",
+                    "aprfmt.checks.gates", "aprfmt.diagnosis"),
     "tokenizer": ("aprfmt.cli", "aprfmt.inference", "aprfmt.compare"),
-    "validation": ("aprfmt.cli", "aprfmt.inference", "aprfmt.compare", "aprfmt.qa",
-                   "aprfmt.diagnosis"),
 }  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def test_imports_go_one_way(package: str) -> None:
 TABLES = {
     "ARCHS": "aprfmt.arch", "CODECS": "aprfmt.codecs", "FORMATS": "aprfmt.formats",
     "BACKENDS": "aprfmt.inference.backends", "ENGINES": "aprfmt.inference.engines",
-    "CHECKS": "aprfmt.validation.table", "GATES": "aprfmt.qa.gates", "COMMANDS": "aprfmt.cli.main",
+    "CHECKS": "aprfmt.checks.table", "COMMANDS": "aprfmt.cli.main",
 }  # fmt: skip
 # Who may import by name: the loader of rows, the commands' table, and optional GPU libraries.
 BY_NAME = {

@@ -5,7 +5,7 @@ A skip is never a pass: a report without a single PASS is NOT_RUN, never PASS.
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 Outcome = Literal["PASS", "FAIL", "NOT_RUN"]
 
@@ -21,6 +21,15 @@ EXIT_CODES: dict[int, str] = {
 }
 
 
+class Judged(Protocol):
+    """What has an outcome: a check, or the answer of a row that made several."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The verdict."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """One check: where it looked, what it found, what it expected, what to do about it."""
@@ -33,6 +42,19 @@ class Check:
     todo: str = ""
 
 
+def check(
+    name: str, passed: bool, found: str, expected: str, todo: str = "", where: str = ""
+) -> Check:
+    """Return a PASS or FAIL; `todo` is said only of a FAIL."""
+    outcome: Outcome = "PASS" if passed else "FAIL"
+    return Check(name, outcome, where, found, expected, "" if passed else todo)
+
+
+def not_run(name: str, why: str, where: str = "") -> Check:
+    """Return a NOT_RUN check with its reason."""
+    return Check(name, "NOT_RUN", where, why, "an answer")
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """Several checks of one subject; FAIL if any FAIL, NOT_RUN if no PASS, else PASS."""
@@ -43,10 +65,7 @@ class Report:
     @property
     def outcome(self) -> Outcome:
         """The verdict of all checks together."""
-        outcomes = {check.outcome for check in self.checks}
-        if "FAIL" in outcomes:
-            return "FAIL"
-        return "PASS" if "PASS" in outcomes else "NOT_RUN"
+        return verdict(self.checks)
 
     @property
     def exit_code(self) -> int:
@@ -63,7 +82,15 @@ class Report:
         }
 
 
-def count_outcomes(checks: Iterable[Check]) -> dict[str, int]:
+def verdict(checks: Iterable[Judged]) -> Outcome:
+    """Return FAIL if any FAIL, NOT_RUN if no PASS, else PASS."""
+    outcomes = {check.outcome for check in checks}
+    if "FAIL" in outcomes:
+        return "FAIL"
+    return "PASS" if "PASS" in outcomes else "NOT_RUN"
+
+
+def count_outcomes(checks: Iterable[Judged]) -> dict[str, int]:
     """Count the checks by outcome; all three names are always present."""
     counts = {"PASS": 0, "FAIL": 0, "NOT_RUN": 0}
     for check in checks:

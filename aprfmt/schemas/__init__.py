@@ -3,30 +3,34 @@
     from aprfmt.schemas import schema
     jsonschema.validate(output, schema("diff"))
 
-`aprfmt.COMMAND.1.json` holds one command; the number is that of the object's own `schema` key
+`aprfmt.COMMAND.NUMBER.json` holds one command; the number is that of the object's own `schema` key
 (`aprfmt.diff/1`). A key may be added under the same number where a reader can ignore it; removing
 or changing one raises the number, and the old file stays. `aprfmt.common.1.json` holds what
 several share. `aprfmt explain --schema COMMAND` prints one whole.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from aprfmt.errors import UsageError
 
-VERSION = 1
-COMMON = f"aprfmt.common.{VERSION}.json"
+NUMBERS: Mapping[str, int] = {"qa": 2}  # command -> its number; all others have 1
+COMMON = "aprfmt.common.1.json"
+
+
+def number(command: str) -> int:
+    """Return the number of the schema that a command prints now."""
+    return NUMBERS.get(command, 1)
 
 
 def names() -> Sequence[str]:
     """Return the commands that have a schema, and `aprfmt` for what was no command."""
     found = [path.name.split(".") for path in files(__name__).iterdir()]
-    suffix = [str(VERSION), "json"]
-    every = [parts[1] for parts in found if parts[0] == "aprfmt" and parts[2:] == suffix]
-    return sorted(set(every) - {"common"})
+    every = {parts[1] for parts in found if parts[0] == "aprfmt" and parts[-1] == "json"}
+    return sorted(every - {"common"})
 
 
 def schema(command: str) -> dict[str, Any]:
@@ -36,7 +40,7 @@ def schema(command: str) -> dict[str, Any]:
     """
     if command not in names():
         raise UsageError(f"no schema of {command!r}; known: {', '.join(names())}")
-    found = _read(f"aprfmt.{command}.{VERSION}.json")
+    found = _read(f"aprfmt.{command}.{number(command)}.json")
     return {**found, "$defs": {**found.get("$defs", {}), COMMON: _read(COMMON)}}
 
 

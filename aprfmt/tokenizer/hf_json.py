@@ -24,7 +24,7 @@ def from_json(carried: Carried, data: Mapping[str, Any]) -> Vocabulary:
     if not isinstance(model, Mapping):
         raise FormatError(f"{where}: has no object `model`; it is no tokenizer.json")
     kind = _kind(data, model)
-    vocab, scores = _vocab(model, where)
+    vocab, scores = stored_vocab(model, where)
     added = effective_added(data, carried, vocab)
     by_id = {i: token for token, i in vocab.items()}
     by_id.update((token["id"], token["content"]) for token in added)
@@ -91,12 +91,13 @@ def _prepends(data: Mapping[str, Any]) -> bool:
     return False
 
 
-def _vocab(model: Mapping[str, Any], where: str) -> tuple[dict[str, int], list[float] | None]:
+def stored_vocab(model: Mapping[str, Any], where: str) -> tuple[dict[str, int], list[float] | None]:
     """Return token -> id, and the scores of a Unigram model."""
     vocab = model.get("vocab")
     if isinstance(vocab, Mapping):
-        if not all(type(i) is int and 0 <= i < MAX_TOKENS for i in vocab.values()):
-            raise FormatError(f"{where}: model.vocab holds an id that is none; it is damaged")
+        for token, i in vocab.items():
+            if type(i) is not int or not 0 <= i < MAX_TOKENS:
+                raise FormatError(f"{where}: token {token!r} has the id {i!r}; it is damaged")
         return dict(vocab), None
     if isinstance(vocab, list):
         pairs = [row for row in vocab if isinstance(row, list) and len(row) == 2]

@@ -18,6 +18,8 @@ from aprfmt.arch.hyper import read_hyper, write_hyper
 from aprfmt.arch.required import coverage, expected_roles
 from aprfmt.arch.spec import ArchSpec, Facts, split_key
 from aprfmt.base.protocols import LazyTensor
+from aprfmt.checks.context import Context
+from aprfmt.checks.file.population import completeness
 from aprfmt.conversion import convert
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.plan import build
@@ -26,8 +28,6 @@ from aprfmt.formats import FORMATS
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.session import Session
 from aprfmt.model import Model, open_model
-from aprfmt.validation.context import Context
-from aprfmt.validation.population import completeness
 from tests.arch.tiny import TINY, Tiny, make, parameter_shapes, quiet, read
 
 TYPES = tuple({tiny.model_type: tiny for tiny in reversed(TINY)}.values())

@@ -95,8 +95,9 @@ def test_what_cannot_run_everywhere_stands_in_a_page() -> None:
 def test_every_kind_of_extension_has_its_page() -> None:
     named = {page.name for page in PAGES if page.parent.name == "extending"}
     assert named == {
-        "adding_a_backend.md", "adding_a_cause.md", "adding_a_codec.md", "adding_a_format.md",
-        "adding_a_hypothesis.md", "adding_an_architecture.md", "adding_an_engine.md",
+        "adding_a_backend.md", "adding_a_cause.md", "adding_a_check.md", "adding_a_codec.md",
+        "adding_a_format.md", "adding_a_hypothesis.md", "adding_an_architecture.md",
+        "adding_an_engine.md",
     }  # fmt: skip
 
 

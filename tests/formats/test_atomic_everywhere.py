@@ -23,7 +23,10 @@ ALLOWED = {
     ("inference/backends/cuda/loader.py", "os.replace"): "the same: in one step, and no loss",
     ("inference/weights.py", "rows.touch"): "counts a row as used; no file",
     ("aprfmt/formats/apr/parse.py", "faults.rename"): "names of damaged tensors; no file",
-    ("aprfmt/qa/subject.py", "tempfile.TemporaryDirectory"): "copies to compare, gone at the end",
+    (
+        "aprfmt/checks/gates/subject.py",
+        "tempfile.TemporaryDirectory",
+    ): "copies to compare, gone at the end",
     ("cli/cat.py", "np.save"): "into memory; the bytes are published",
     ("cli/demo.py", "out.mkdir"): "the folder of --out; its files are other commands' outputs",
     ("cli/demo.py", "tempfile.TemporaryDirectory"): "a folder of its own, gone at the end",

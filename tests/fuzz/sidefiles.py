@@ -19,6 +19,11 @@ import numpy as np
 
 from aprfmt.base.outcome import Check
 from aprfmt.base.text import escape
+from aprfmt.checks import validate_model
+from aprfmt.checks.file import manifest as side_manifest
+from aprfmt.checks.gates import baseline as qa_baseline
+from aprfmt.checks.gates import golden as qa_golden
+from aprfmt.checks.records import Answer, Measure
 from aprfmt.compare.thresholds import threshold
 from aprfmt.compare.traces import compare_traces
 from aprfmt.errors import AprfmtError, FormatError
@@ -33,13 +38,8 @@ from aprfmt.inference.parity.bundle import parse_bundle, run_cell
 from aprfmt.inference.parity.calibrate import parse_calibration
 from aprfmt.model import Model
 from aprfmt.model.hf_folder import HFFolder, parse_config
-from aprfmt.qa import baseline as qa_baseline
-from aprfmt.qa import golden as qa_golden
-from aprfmt.qa.records import GateResult, Measure
 from aprfmt.tokenizer import facts, load, to_apr, to_gguf, to_hf
 from aprfmt.tokenizer.keys import HF_JSON
-from aprfmt.validation import manifest as side_manifest
-from aprfmt.validation import validate_model
 from tests.fuzz.containers import worth_copying
 from tests.fuzz.contract import BrokenPromiseError, check_shown, same
 
@@ -56,8 +56,8 @@ STAGES = {
 }
 _MEASURES = {"bpb": Measure(1.5, "bits", 0.01, "absolute", "x"),
              "odd": Measure(math.nan, "", 0.0, "relative", "")}  # fmt: skip
-_GATES = [GateResult("loss", (), "", "PASS", 0.1, measures=_MEASURES),
-          GateResult("greedy", (), "", "NOT_RUN", 0.0)]  # fmt: skip
+_GATES = [Answer("loss", "", "PASS", 0.1, measures=_MEASURES),
+          Answer("greedy", "", "NOT_RUN", 0.0)]  # fmt: skip
 
 
 def _value(data: bytes) -> Any:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.checks.gates import baseline, golden
 from aprfmt.cli.running import parse_npy
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines import llama_text
 from aprfmt.inference.engines.llama_text import is_eval_text, load_eval_text
 from aprfmt.inference.parity.bundle import HEADER, SCHEMA, replay
-from aprfmt.qa import baseline, golden
 from tests.cli.run import aprfmt
 from tests.fuzz import side_seeds
 from tests.fuzz.contract import judge

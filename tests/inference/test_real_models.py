@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from aprfmt.checks.gates.golden import TEXT
 from aprfmt.inference.session import Session
 from aprfmt.model import open_model
-from aprfmt.qa.golden import TEXT
 from tests.cli.run import aprfmt
 from tests.inference.judge import backend, rel
 

@@ -27,7 +27,7 @@ WEIGHTS: tuple[tuple[str, float], ...] = (
     ("html", 0.2), ("doctor", 0.5), ("cli", 1), ("testing", 1), ("schemas", 1),
     # A wrong answer here is believed.
     ("formats", 4), ("codecs", 4), ("conversion", 5), ("compare", 5), ("diagnosis", 4),
-    ("validation", 5), ("qa", 5), ("inference", 4), ("arch", 3), ("tokenizer", 3),
+    ("checks", 5), ("qa", 5), ("inference", 4), ("arch", 3), ("tokenizer", 3),
 )  # fmt: skip
 """Folder or file -> how often its sites are drawn; the first that fits. All else is 3."""
 OTHERS = 3.0

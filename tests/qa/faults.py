@@ -131,9 +131,21 @@ def nan(found: Tensors) -> None:
     found["model.layers.1.mlp.up_proj.weight"][0, 0] = torch.nan
 
 
+def padded(folder: Path) -> None:
+    """Eight rows of padding behind the vocabulary, and generation stops at one of them."""
+
+    def more(found: Tensors) -> None:
+        table = found["model.embed_tokens.weight"]
+        found["model.embed_tokens.weight"] = torch.cat([table, table[:8] * 0])
+
+    tensors(more)(folder)
+    config(vocab_size=1544)(folder)
+    config("generation_config.json", eos_token_id=[1535, 1533, 1540])(folder)
+
+
 def empty_rows(found: Tensors) -> None:
     """A third of the vocabulary was never filled, and no probe asks for it."""
-    from aprfmt.qa.subject import PROBE_TOKENS
+    from aprfmt.checks.gates.subject import PROBE_TOKENS
 
     table = found["model.embed_tokens.weight"]
     asked = {1 + i * 7919 % (len(table) - 1) for i in range(PROBE_TOKENS)}
@@ -246,6 +258,7 @@ FAULTS: tuple[Fault, ...] = (
           tensors(lambda t: t | {"model.norm.weight": t["model.norm.weight"][:-1]})),
     Fault("a stop token outside the vocabulary", fails("metadata"),
           config("generation_config.json", eos_token_id=[1535, 1533, 99999])),
+    Fault("a stop token that is padding", fails("metadata"), padded),
     Fault("eps of another world", fails("metadata", "loss", "golden-output"),
           config(rms_norm_eps=0.5)),
     Fault("the same function on another scale", fails("init-statistics"), tensors(rescaled)),
@@ -262,11 +275,11 @@ FAULTS: tuple[Fault, ...] = (
     Fault("a head with one loud logit", fails("logits"), tensors(one_loud_logit), on="tiny"),
     # the code
     Fault("labels not shifted", fails("loss"),
-          patch=patched("aprfmt.qa.forward:cross_entropy", unshifted)),
+          patch=patched("aprfmt.checks.gates.forward:cross_entropy", unshifted)),
     Fault("a loss in bits", fails("loss"),
-          patch=patched("aprfmt.qa.forward:cross_entropy", in_bits)),
+          patch=patched("aprfmt.checks.gates.forward:cross_entropy", in_bits)),
     Fault("a loss of nothing", fails("loss"),
-          patch=patched("aprfmt.qa.forward:cross_entropy", nothing_measured)),
+          patch=patched("aprfmt.checks.gates.forward:cross_entropy", nothing_measured)),
     Fault("state in the backend", fails("state-isolation"),
           patch=patched("aprfmt.inference.backends.numpy_backend:NumpyBackend.linear", noisy)),
     Fault("input ignored", fails("state-isolation", "loss", "golden-output"),
@@ -279,5 +292,5 @@ FAULTS: tuple[Fault, ...] = (
           patch=patched("aprfmt.inference.backends.torch_backend:TorchBackend.rms_norm",
                         other_eps)),
     Fault("one token for ever", fails("golden-output"),
-          patch=patched("aprfmt.qa.generation:_Remembering.__call__", one_token)),
+          patch=patched("aprfmt.checks.gates.generation:_Remembering.__call__", one_token)),
 )  # fmt: skip

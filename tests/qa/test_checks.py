@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import aprfmt as package
 from aprfmt import qa
+from aprfmt.checks.gates import copies
+from aprfmt.checks.gates.subject import Request, Subject
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.session import Session
-from aprfmt.qa import copies
-from aprfmt.qa.subject import Request, Subject
 from tests.models import VOCAB, save_tiny
 from tests.qa.faults import config, copied, swapped_tokens, tensors
 
@@ -133,6 +134,39 @@ def test_a_format_that_cannot_hold_the_model_gives_no_answer_and_says_so(tmp_pat
     gate = qa.run(tmp_path, only=("format-parity",), random_weights=True).gate("format-parity")
     (one,) = [each for each in gate.checks if each.name == "gguf-converts"]
     assert one.outcome == "NOT_RUN" and "model.extra.weight" in one.found
+
+
+# --- what checks of the file say --------------------------------------------------------------
+
+
+def test_shapes_of_another_configuration_are_said_with_those_it_gives(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    folder = copied(demo_model, tmp_path / "model")
+    config(num_key_value_heads=1)(folder)
+    gate = qa.run(folder, only=("tensor-contract",)).gate("tensor-contract")
+    (one,) = gate.failed
+    assert one.name == "tensors-shaped" and one.expected == "[64, 256]; [64]"
+    assert "; shape [128, 256] 8: L0.attn_k.weight, L0.attn_v.weight, " in one.found
+    assert "; shape [128] 8: L0.attn_k.bias, " in one.found
+
+
+def test_a_checksum_that_is_wrong_fails_and_one_that_is_absent_is_no_pass(
+    tiny: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.apr"
+    package.convert(tiny, path)
+    whole = path.read_bytes()
+    for data, outcome in (
+        (whole, "PASS"), (whole[:-4], "NOT_RUN"),
+        (whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:], "FAIL"),
+    ):  # fmt: skip
+        path.write_bytes(data)
+        gate = qa.run(path, only=("tensor-contract",), random_weights=True).gate("tensor-contract")
+        outcomes = {each.name: each.outcome for each in gate.checks}
+        assert outcomes.pop("file-checksum") == outcome
+        assert set(outcomes.values()) == {"PASS"}
+        assert gate.outcome == ("FAIL" if outcome == "FAIL" else "PASS")
 
 
 # --- bounds on losses ---------------------------------------------------------------------------

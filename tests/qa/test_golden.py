@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from aprfmt import qa
+from aprfmt.checks.gates.generation import FORMS, faulty_side, python_fault
+from aprfmt.checks.gates.gibberish import signals
+from aprfmt.checks.gates.golden import DEFAULT, NAME, TEXT, read
 from aprfmt.errors import FormatError
-from aprfmt.qa.generation import FORMS, faulty_side, python_fault
-from aprfmt.qa.gibberish import signals
-from aprfmt.qa.golden import DEFAULT, NAME, TEXT, read
 from tests.cli.run import aprfmt
 from tests.qa.faults import copied, other_template
 

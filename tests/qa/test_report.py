@@ -13,19 +13,19 @@ import pytest
 
 from aprfmt import qa
 from aprfmt.base.outcome import Check
+from aprfmt.checks.gates.baseline import compare, read, to_json
+from aprfmt.checks.records import Answer, Measure, QaReport
 from aprfmt.errors import FormatError, OutputError, UsageError
 from aprfmt.inference.device import choose
-from aprfmt.qa.baseline import compare, read, to_json
-from aprfmt.qa.records import GateResult, Measure, QaReport
 from tests.cli.run import aprfmt
 
 QUICK = ("tensor-contract", "metadata", "init-statistics")
 
 
-def gate(name: str, outcome: Any, asked: bool = False, **measures: float) -> GateResult:
+def gate(name: str, outcome: Any, asked: bool = False, **measures: float) -> Answer:
     rows = {key: Measure(value, "nats", 0.1, "absolute", "rounding")
             for key, value in measures.items()}  # fmt: skip
-    return GateResult(name, (), "", outcome, 0.0, measures=rows, asked=asked)
+    return Answer(name, "", outcome, 0.0, measures=rows, asked=asked)
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,14 @@ def gate(name: str, outcome: Any, asked: bool = False, **measures: float) -> Gat
         ([], 0, 2),
     ],
 )
-def test_a_not_run_is_never_a_pass(gates: list[GateResult], min_run: int, code: int) -> None:
-    assert QaReport("m", choose(), tuple(gates), min_run).exit_code == code
+def test_a_not_run_is_never_a_pass(gates: list[Answer], min_run: int, code: int) -> None:
+    assert QaReport("m", tuple(gates), choose(), min_run).exit_code == code
 
 
 def test_an_error_in_a_gate_is_a_failure(
     demo_model: Path, golden: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aprfmt.qa import structure
+    from aprfmt.checks.gates import structure
 
     def broken(subject: Any) -> Any:
         raise RuntimeError("out of luck")
@@ -73,7 +73,7 @@ def test_a_gate_whose_ground_is_gone_gives_no_answer(
     found = report.gate("tensor-contract")
     missing = found.details["missing"]
     assert len(missing) == 12 and "L0.attn_q.bias" in missing
-    assert found.checks[0].found.startswith("38/50; missing 12: ")
+    assert found.checks[0].found.startswith("38 of 50 (the head is the embedding); missing 12: ")
 
 
 def test_completeness_is_counted_from_the_configuration(demo_model: Path) -> None:
@@ -109,10 +109,12 @@ def test_the_command_prints_a_line_a_gate_and_its_json_is_the_report(demo_model:
     done = aprfmt(*args)
     assert done.code == 0 and done.out.endswith("PASS: 3 PASS, 0 FAIL, 7 NOT-RUN\n")
     lines = [line.split()[:2] for line in done.out.splitlines()[1:-1]]
-    assert lines == [["PASS" if spec.name in QUICK else "NOT-RUN", spec.name] for spec in qa.GATES]
+    assert lines == [
+        ["PASS" if spec.name in QUICK else "NOT-RUN", spec.name] for spec in qa.gates()
+    ]
     body = aprfmt(*args, "--json").json
     assert body["counts"] == {"PASS": 3, "FAIL": 0, "NOT_RUN": 7} and body["gates_run"] == 3
-    assert [row["name"] for row in body["gates"]] == [spec.name for spec in qa.GATES]
+    assert [row["name"] for row in body["gates"]] == [spec.name for spec in qa.gates()]
     assert all(row["seconds"] >= 0 for row in body["gates"])
     assert aprfmt(*args, "--min-run", 3).code == 0
     assert aprfmt(*args, "--min-run", 4).code == 1
@@ -174,9 +176,9 @@ def test_a_baseline_of_another_text_says_so(demo_model: Path, golden: Path, tmp_
 
 
 def test_a_baseline_misses_what_is_gone_and_tolerates_what_it_says() -> None:
-    before = to_json(QaReport("m", choose(), (gate("a", "PASS", x=1.0, y=math.nan),)))["gates"]
+    before = to_json(QaReport("m", (gate("a", "PASS", x=1.0, y=math.nan),), choose()))["gates"]
 
-    def failing(*now: GateResult) -> set[str]:
+    def failing(*now: Answer) -> set[str]:
         checks: list[Check] = list(compare(before, now))
         return {each.name for each in checks if each.outcome == "FAIL"}
 
@@ -225,7 +227,7 @@ def test_a_file_that_is_no_baseline_is_refused(text: str, tmp_path: Path) -> Non
 
 
 def test_saving_needs_force_to_overwrite(tmp_path: Path) -> None:
-    report = QaReport("m", choose(), ())
+    report = QaReport("m", (), choose())
     qa.save_baseline(report, tmp_path / "b.json")
     with pytest.raises(OutputError):
         qa.save_baseline(report, tmp_path / "b.json")

@@ -136,7 +136,7 @@ def _preload(jobs: Sequence[Job]) -> None:
             "aprfmt.codecs.native",
             "aprfmt.model",
             "aprfmt.model.resolve",
-            "aprfmt.validation.table",
+            "aprfmt.checks.table",
             "aprfmt.arch.llama",
             "aprfmt.tensors.stats",
             "aprfmt.formats.apr.reader",

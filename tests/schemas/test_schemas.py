@@ -14,7 +14,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from aprfmt.cli.main import COMMANDS
-from aprfmt.schemas import COMMON, names, schema
+from aprfmt.schemas import COMMON, NUMBERS, names, number, schema
 from tests.cli.run import aprfmt
 from tests.schemas.validation import faults
 
@@ -153,11 +153,24 @@ def test_every_command_has_a_schema_and_a_run_here() -> None:
 def test_a_schema_is_sound_and_says_its_version(command: str) -> None:
     found = schema(command)
     Draft202012Validator.check_schema(found)
-    assert found["$id"] == f"aprfmt.{command}.1.json"
-    assert found["properties"]["schema"] == {"const": f"aprfmt.{command}/1"}
+    assert found["$id"] == f"aprfmt.{command}.{number(command)}.json"
+    assert found["properties"]["schema"] == {"const": f"aprfmt.{command}/{number(command)}"}
     assert found["unevaluatedProperties"] is False
     assert COMMON in found["$defs"]
     assert json.loads(aprfmt("explain", "--schema", command).out) == found
+
+
+def test_an_older_schema_stays_and_is_not_what_is_printed() -> None:
+    import aprfmt.schemas
+
+    folder = Path(aprfmt.schemas.__file__).parent
+    for command, newest in NUMBERS.items():
+        kept = {path.name for path in folder.glob(f"aprfmt.{command}.*.json")}
+        assert kept == {f"aprfmt.{command}.{one}.json" for one in range(1, newest + 1)}
+        Draft202012Validator.check_schema(
+            json.loads((folder / f"aprfmt.{command}.{newest - 1}.json").read_text())
+        )
+        assert schema(command)["$id"] == f"aprfmt.{command}.{newest}.json"
 
 
 @pytest.mark.parametrize("command", RUNS)

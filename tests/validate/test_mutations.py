@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from aprfmt.validation import CHECKS, validate
+from aprfmt.checks import validate
+from aprfmt.checks.table import file_checks
 from tests.cli.run import aprfmt
+from tests.conversion.folders import tensors_of, write_mixed
 from tests.formats.apr_files import AprFile, Tensor, sealed
 from tests.validate import bases
 from tests.validate.bases import MAKERS, element, hf, patch, sealed_swap, swap, text
@@ -102,6 +104,15 @@ def _far_token(value: Any) -> None:
     value["model"]["vocab"]["<far>"] = 5000
 
 
+def _wide(path: Path) -> None:
+    """Give the embedding three rows for every token."""
+    rows = tensors_of(path)
+    dtype, (count, columns), raw = rows["model.embed_tokens.weight"]
+    rows["model.embed_tokens.weight"] = (dtype, (3 * count, columns), raw * 3)
+    write_mixed(path / "model.safetensors", rows)
+    _key("vocab_size", 3 * count)(path)
+
+
 def _far_added(value: Any) -> None:
     row = dict(value["added_tokens"][0], id=1536, content="<image>")
     value["added_tokens"].append(row)
@@ -155,6 +166,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("vocabulary_size", "hf", lambda p: text(p, _TOKENIZER, _far_token), "5001 tokens"),
     Mutation("vocabulary_size", "hf", lambda p: text(p, _TOKENIZER, _far_added), "1537 tokens",
              True),
+    Mutation("vocabulary_size", "hf", _wide, "1536 tokens 4608"),
     Mutation("special_ids", "hf",
              lambda p: text(p, "generation_config.json", lambda v: v.update(eos_token_id=99_999)),
              "id 99999"),
@@ -199,7 +211,7 @@ def test_good_files_pass_strictly(base: str, made: Callable[[str], Path]) -> Non
     report = validate(made(base), strict=True)
     assert [c for c in report.checks if c.outcome == "FAIL"] == []
     assert report.outcome == "PASS"
-    assert len(report.checks) == len(CHECKS)
+    assert len(report.checks) == len(file_checks())
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
@@ -225,7 +237,7 @@ def test_exactly_one_check_fails(
 
 
 def test_every_check_has_its_mutation() -> None:
-    assert {mutation.check for mutation in MUTATIONS} == {row.name for row in CHECKS}
+    assert {mutation.check for mutation in MUTATIONS} == {row.name for row in file_checks()}
 
 
 def test_a_fault_costs_a_pass(made: Callable[[str], Path], tmp_path: Path) -> None:

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 import aprfmt as package
-from aprfmt import validation
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import LazyTensor, TensorInfo
+from aprfmt.checks import table, validate
+from aprfmt.checks.file import scales
+from aprfmt.checks.file.claims import file_types
+from aprfmt.checks.file.values import WINDOW, windows
+from aprfmt.checks.file.writers import FAULTS, Fault
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import BlockCodec
 from aprfmt.errors import AprfmtError, FormatError, UnsupportedError, UsageError
-from aprfmt.validation import CHECKS, scales, validate
-from aprfmt.validation.claims import file_types
-from aprfmt.validation.values import WINDOW, Window, windows
-from aprfmt.validation.writers import FAULTS, Fault
 from tests.cli.run import ROOT, aprfmt
 from tests.conftest import not_run
 from tests.conversion.folders import write_safetensors
@@ -39,7 +39,7 @@ def test_the_function_and_the_command_agree(tmp_path: Path) -> None:
     report = package.validate(path)
     done = aprfmt("validate", path)
     assert (report.outcome, done.code) == ("PASS", 0)
-    for row in CHECKS:
+    for row in table.file_checks():
         assert f"  {row.name}" in done.out
     assert done.out.splitlines()[-1].startswith("PASS: ")
 
@@ -160,8 +160,8 @@ def test_a_tensor_nobody_can_decode_is_no_pass(tmp_path: Path) -> None:
 
 def test_nothing_run_is_exit_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = bases.small_apr(tmp_path)
-    rows = tuple(row for row in CHECKS if row.name in ("packed", "completeness"))
-    monkeypatch.setattr(validation, "CHECKS", rows)
+    rows = tuple(row for row in table.file_checks() if row.name in ("packed", "completeness"))
+    monkeypatch.setattr(table, "CHECKS", rows)
     done = aprfmt("validate", path)
     assert done.code == 2
     assert done.out.splitlines()[-1].startswith("NOT-RUN: 0 passed")
@@ -195,7 +195,7 @@ def test_a_file_of_which_nothing_can_be_read_is_reported(tmp_path: Path) -> None
     assert (first.name, first.outcome) == ("layout", "FAIL")
     assert "an APR header has 64" in first.found and first.where == str(tmp_path / "x.apr")
     assert {check.outcome for check in others} == {"NOT_RUN"}
-    assert len(report.checks) == len(CHECKS)
+    assert len(report.checks) == len(table.file_checks())
 
 
 # --- scales ---------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_windows_cover_every_byte_once(
 ) -> None:
     from aprfmt.tensors.stats import Accumulator, tensor_stats
 
-    monkeypatch.setattr("aprfmt.validation.values.WINDOW", 150)
+    monkeypatch.setattr("aprfmt.checks.file.values.WINDOW", 150)
     row = ENCODINGS[encoding]
     count = int(np.prod(shape))
     size = shape[0] * 288 if encoding == "Q4_K" else row.nbytes(shape)
@@ -308,7 +308,6 @@ def test_windows_cover_every_byte_once(
     tensor = Held(TensorInfo("t", shape, encoding, 0, size, row_bytes), raw)
     total, covered = Accumulator(), 0
     for _, window in windows(tensor):
-        assert isinstance(window, Window)
         covered += window.info.nbytes - row.header
         total.add_stats(tensor_stats(window))
     assert covered == max(size - row.header, 0)
@@ -338,7 +337,7 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + 4 * count)
     code = (
-        "import sys; from aprfmt.validation import validate;"
+        "import sys; from aprfmt.checks import validate;"
         "assert validate(sys.argv[1]).outcome == 'PASS';"
         # Not ru_maxrss: that counts the parent's memory before the program was started.
         "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"

@@ -67,12 +67,12 @@ ROWS: tuple[Row, ...] = (
         "one element of those that narrowing changes comes back",
     ),
     Row(
-        "manifest-decoded", "aprfmt/validation/manifest.py",
+        "manifest-decoded", "aprfmt/checks/file/manifest.py",
         'if found["decoded"] != expected["decoded"]:', "if False:",
         "other values than the manifest's pass where only they were recorded",
     ),
     Row(
-        "manifest-gone", "aprfmt/validation/manifest.py",
+        "manifest-gone", "aprfmt/checks/file/manifest.py",
         "keys = found if selected else dict.fromkeys((*expected, *found))",
         "keys = found",
         "a tensor that the manifest has and the model lacks is not missed",
@@ -83,18 +83,18 @@ ROWS: tuple[Row, ...] = (
         "a report in which nothing ran is a pass",
     ),
     Row(
-        "qa-baseline-absolute", "aprfmt/qa/baseline.py",
+        "qa-baseline-absolute", "aprfmt/checks/gates/baseline.py",
         '(abs(old) if row["kind"] == "relative" else 1)', "max(abs(old), 1)",
         "a baseline's absolute tolerance grows with the number",
     ),
     Row(
-        "qa-gate-gone", "aprfmt/qa/baseline.py",
+        "qa-gate-gone", "aprfmt/checks/gates/baseline.py",
         'worse = old.get("outcome") == "PASS" and outcome != "PASS"',
         'worse = old.get("outcome") == "PASS" and outcome == "FAIL"',
         "a gate that passed before and is gone or did not run is no step back",
     ),
     Row(
-        "qa-points", "aprfmt/qa/copies.py",
+        "qa-points", "aprfmt/checks/gates/copies.py",
         "wrong = [key for key, digest in mine.hashes.items() if theirs.hashes.get(key) != digest]",
         "wrong: list[str] = []",
         "a copy in another format may compute something else",

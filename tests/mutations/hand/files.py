@@ -89,13 +89,13 @@ ROWS: tuple[Row, ...] = (
         "shapes are not hashed",
     ),
     Row(
-        "manifest-outside", "aprfmt/validation/manifest.py",
+        "manifest-outside", "aprfmt/checks/file/manifest.py",
         '        elif before["outside"] != now["outside"]:',
         "        elif False:",
         "damage outside of tensors, beside damaged tensors, is not named",
     ),
     Row(
-        "manifest-new-text", "aprfmt/validation/manifest.py",
+        "manifest-new-text", "aprfmt/checks/file/manifest.py",
         "not in texts[0]:\n",
         "not in texts[0] and False:\n",
         "a new text beside the model",
@@ -168,7 +168,7 @@ ROWS: tuple[Row, ...] = (
         "a write that failed is published",
     ),
     Row(
-        "validate-strict", "aprfmt/validation/report.py",
+        "validate-strict", "aprfmt/checks/records.py",
         'if strict or one.level == "fail"]',
         'if one.level == "fail"]',
         "--strict fails nothing more",

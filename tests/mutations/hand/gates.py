@@ -4,25 +4,25 @@ from tests.mutations.mutation import Row
 
 ROWS: tuple[Row, ...] = (
     Row(
-        "parity-changed-tensors", "aprfmt/qa/copies.py",
+        "parity-changed-tensors", "aprfmt/checks/gates/copies.py",
         't.verdict not in ("SAME_BYTES", "SAME_VALUES")]',
         't.verdict not in ("SAME_BYTES", "SAME_VALUES", "DIFFERENT")]',
         "format parity lets changed tensors through",
     ),
     Row(
-        "parity-points", "aprfmt/qa/copies.py",
+        "parity-points", "aprfmt/checks/gates/copies.py",
         "if theirs.hashes.get(key) != digest]",
         "if theirs.hashes.get(key, digest) != digest and False]",
         "format parity does not compare capture points",
     ),
     Row(
-        "parity-logits", "aprfmt/qa/copies.py",
+        "parity-logits", "aprfmt/checks/gates/copies.py",
         "same = mine.logits.shape == theirs.logits.shape and bool(",
         "same = mine.logits.shape == theirs.logits.shape or bool(",
         "format parity does not compare logits",
     ),
     Row(
-        "parity-format-left-out", "aprfmt/qa/copies.py",
+        "parity-format-left-out", "aprfmt/checks/gates/copies.py",
         'checks.append(not_run(f"{name}-converts", str(error)))',
         "pass",
         "a format that cannot hold the model is left out in silence",
@@ -52,15 +52,15 @@ ROWS: tuple[Row, ...] = (
         "what could not be done is an answer",
     ),
     Row(
-        "qa-asked-and-not-run", "aprfmt/qa/records.py",
-        'return 2 if self._lost or self.outcome == "NOT_RUN" else 0',
-        'return 2 if self.outcome == "NOT_RUN" else 0',
+        "qa-asked-and-not-run", "aprfmt/checks/records.py",
+        'return super().exit_code or (2 if self._lost else 0)',
+        'return super().exit_code',
         "a gate that was asked for and did not run is exit 0",
     ),
     Row(
-        "qa-min-run", "aprfmt/qa/records.py",
-        'return "FAIL" if self.ran < self.min_run else "PASS"',
-        'return "PASS"',
+        "qa-min-run", "aprfmt/checks/records.py",
+        'return "FAIL" if found == "PASS" and self.ran < self.min_run else found',
+        'return found',
         "--min-run is not held",
     ),
     Row(

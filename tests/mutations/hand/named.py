@@ -40,13 +40,13 @@ ROWS: tuple[Row, ...] = (
         "another tokenizer does not change the exit code",
     ),
     Row(
-        "format-parity-facts", "aprfmt/qa/copies.py",
+        "format-parity-facts", "aprfmt/checks/gates/copies.py",
         "    rows = [row for row in (*report.hyperparameters, *report.tokenizer) if row.decisive]",
         "    rows = [row for row in report.hyperparameters[:0] if row.decisive]",
         "format parity looks at no fact",
     ),
     Row(
-        "nan-first-window", "aprfmt/validation/values.py",
+        "nan-first-window", "aprfmt/checks/file/values.py",
         "            total.add_stats(tensor_stats(window))",
         "            if not first:\n                total.add_stats(tensor_stats(window))",
         "NaN is counted in the first 16 MiB only",
@@ -58,7 +58,7 @@ ROWS: tuple[Row, ...] = (
         "one overflowing value is let through",
     ),
     Row(
-        "nvfp4-negative", "aprfmt/validation/scales.py",
+        "nvfp4-negative", "aprfmt/checks/file/scales.py",
         'blocks["d"] >= 0x7F',
         'blocks["d"] == 0x7F',
         "negative NVFP4 scales are not noticed",
@@ -106,25 +106,25 @@ ROWS: tuple[Row, ...] = (
         "yarn's lower clip",
     ),
     Row(
-        "qa-whole-pass", "aprfmt/qa/forward.py",
+        "qa-whole-pass", "aprfmt/checks/gates/forward.py",
         '("a whole pass", after_whole)',
         '("a whole pass", first)',
         "qa does not look at what a whole pass leaves",
     ),
     Row(
-        "qa-fresh-session", "aprfmt/qa/forward.py",
+        "qa-fresh-session", "aprfmt/checks/gates/forward.py",
         '("in a fresh session", fresh)',
         '("in a fresh session", first)',
         "qa does not compare with a fresh session",
     ),
     Row(
-        "qa-device-loss", "aprfmt/qa/copies.py",
+        "qa-device-loss", "aprfmt/checks/gates/copies.py",
         "abs(change) <= most,",
         "abs(change) <= 1e9,",
         "qa's bound on the loss of two devices",
     ),
     Row(
-        "qa-copy-loss", "aprfmt/qa/copies.py",
+        "qa-copy-loss", "aprfmt/checks/gates/copies.py",
         "abs(change) <= MAX_CE_LOSSY,",
         "abs(change) <= 1e9,",
         "qa's bound on the loss of a coarser copy",
@@ -142,7 +142,7 @@ ROWS: tuple[Row, ...] = (
         "qa's bound on the loss of two devices does not follow from dtype and size",
     ),
     Row(
-        "qa-device-finite", "aprfmt/qa/copies.py",
+        "qa-device-finite", "aprfmt/checks/gates/copies.py",
         "    odd = census(a, b)\n",
         "    odd = None\n",
         "a NaN on one device has a distance",
@@ -160,7 +160,7 @@ ROWS: tuple[Row, ...] = (
         "a program's bits are lost",
     ),
     Row(
-        "format-parity-hyper", "aprfmt/qa/copies.py",
+        "format-parity-hyper", "aprfmt/checks/gates/copies.py",
         "*report.hyperparameters, *report.tokenizer) if row.decisive]",
         "*report.tokenizer,) if row.decisive]",
         "format parity looks at no hyperparameter",
@@ -178,7 +178,7 @@ ROWS: tuple[Row, ...] = (
         "qa's bound on the loss of coarse arithmetic is wider",
     ),
     Row(
-        "qa-loss-given", "aprfmt/qa/bounds.py",
+        "qa-loss-given", "aprfmt/checks/bounds.py",
         "LOSS_GIVEN = 0.02",
         "LOSS_GIVEN = 0.03",
         "a stated loss may be off by more",
@@ -190,7 +190,7 @@ ROWS: tuple[Row, ...] = (
         "an unreadable tensor is a difference like another",
     ),
     Row(
-        "nan-last-window", "aprfmt/validation/values.py",
+        "nan-last-window", "aprfmt/checks/file/values.py",
         "            total.add_stats(tensor_stats(window))",
         "            total = Accumulator()\n            total.add_stats(tensor_stats(window))",
         "only the last window of a tensor counts",

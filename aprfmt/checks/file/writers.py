@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from aprfmt.validation.report import Finding, Result
+from aprfmt.checks.records import Finding, Result
 
 if TYPE_CHECKING:
+    from aprfmt.checks.context import Context
     from aprfmt.model import Model
-    from aprfmt.validation.context import Context
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.base.text import shorten
-from aprfmt.errors import AprfmtError, FormatError
-from aprfmt.validation.report import Finding, NotRun, Result
+from aprfmt.checks.records import Finding, NotRun, Result
+from aprfmt.errors import FormatError
 
 if TYPE_CHECKING:
+    from aprfmt.checks.context import Context
     from aprfmt.tokenizer.carried import Carried
-    from aprfmt.validation.context import Context
 
 _MANY = 20  # findings of one kind; the rest is counted
 
@@ -60,29 +60,19 @@ def read_words(carried: "Carried") -> Words:
 
 
 def _from_json(carried: "Carried", data: Mapping[str, Any]) -> Words:
-    from aprfmt.tokenizer.carried import MAX_TOKENS
-    from aprfmt.tokenizer.hf_json import effective_added
+    from aprfmt.tokenizer.hf_json import effective_added, stored_vocab
 
     model = data.get("model")
     if not isinstance(model, Mapping):
         raise FormatError(f"{carried.origin}: has no object `model`; it is no tokenizer.json")
-    vocab = model.get("vocab")
-    by_id: dict[int, str] = {}
-    if isinstance(vocab, Mapping):
-        for token, i in vocab.items():
-            if type(i) is not int or not 0 <= i < MAX_TOKENS:
-                raise FormatError(f"{carried.origin}: token {token!r} has the id {i!r}")
-            by_id[i] = token
-        count = len(vocab)
-    elif isinstance(vocab, list):
-        by_id = {i: row[0] for i, row in enumerate(vocab) if isinstance(row, list) and row}
-        count = len(vocab)
-    else:
-        raise FormatError(f"{carried.origin}: model.vocab is neither tokens with ids nor a list")
+    known, scores = stored_vocab(model, carried.origin)
+    by_id = {i: token for token, i in known.items()}
+    if scores is not None:
+        by_id = {i: row[0] for i, row in enumerate(model["vocab"])}
+    count = len(model["vocab"])
     if len(by_id) != count:
         twice = f"{count} tokens have {len(by_id)} ids"
         raise FormatError(f"{carried.origin}: {twice}; every token has an id of its own")
-    known = {token: i for i, token in by_id.items()}
     plain = max(by_id, default=-1) + 1
     by_id.update((row["id"], row["content"]) for row in effective_added(data, carried, known))
     merges = model.get("merges")
@@ -98,9 +88,7 @@ def lists(ctx: "Context") -> Result:
     """Check that the vocabulary builds: lists of their lengths, every token once."""
     from aprfmt.tokenizer.loading import load
 
-    words = ctx.words_or_error
-    if isinstance(words, AprfmtError):
-        raise words
+    words = read_words(ctx.carried)
     findings = [
         Finding(where, f"{length} elements", f"{len(words.tokens)}, one a token",
                 "the vocabulary is damaged")
@@ -131,15 +119,20 @@ def _has_ids(carried: "Carried") -> bool:
 
 def size(ctx: "Context") -> Result:
     """Check that every token has a row of the embedding; in GGUF every row has a token."""
+    from aprfmt.checks.bounds import VOCAB_SHARE
+
     rows, origin = _rows(ctx)
     words = ctx.words
     count = len(words.tokens)
     said = f"{count} tokens, {rows} rows"
     dense = words.own and ctx.model.format in _DENSE
-    if count <= rows and not (dense and count < rows):
+    few = not VOCAB_SHARE.low <= count / max(rows, 1)  # padding is less than that
+    if count <= rows and not few and not (dense and count < rows):
         return Result(said)
     # Placeholders of other models of a family are added behind the embedding (gemma 3's image).
-    level: Literal["fail", "warning"] = "fail" if dense or words.plain > rows else "warning"
+    level: Literal["fail", "warning"] = "warning"
+    if dense or few or words.plain > rows:
+        level = "fail"
     todo = "the tokenizer is not of this model, or one of the two is cut"
     expected = f"{rows}, the rows of {origin}"
     return Result(said, [Finding(words.where, f"{count} tokens", expected, todo, level)])

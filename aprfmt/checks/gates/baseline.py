@@ -9,49 +9,39 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.outcome import Check
+from aprfmt.base.outcome import Check, check, not_run
+from aprfmt.checks.records import LEFT_OUT, Answer, NotRun, QaReport, Result
+from aprfmt.checks.table import BASELINE
 from aprfmt.errors import FormatError
 from aprfmt.inference.loss import in_bits
-from aprfmt.qa.records import (
-    LEFT_OUT,
-    Findings,
-    GateResult,
-    NotRunError,
-    QaReport,
-    check,
-    not_run,
-)
 
 if TYPE_CHECKING:
-    from aprfmt.qa.subject import Subject
+    from aprfmt.checks.gates.subject import Subject
 
 FORMAT = 1
 MAX_BYTES = 16 << 20
-GATE = "baseline"
 
 
 def to_json(report: QaReport) -> dict[str, Any]:
     """Return what a baseline file holds of a report."""
     return {
         "format": FORMAT,
-        "model": report.model,
+        "model": report.subject,
         "ran": str(report.choice),
         "gates": {
             gate.name: {
                 "outcome": gate.outcome,
                 "measures": {
-                    name: {
-                        "value": measure.value if math.isfinite(measure.value) else None,
-                        "unit": measure.unit, "tolerance": measure.tolerance,
-                        "kind": measure.kind, "reason": measure.reason,
-                    }
+                    name: asdict(measure)
+                    | {"value": measure.value if math.isfinite(measure.value) else None}
                     for name, measure in gate.measures.items()
                 },
             }
-            for gate in report.gates if gate.name != GATE
+            for gate in report.gates if gate.name != BASELINE
         },
     }  # fmt: skip
 
@@ -103,14 +93,14 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
-def baseline(subject: "Subject") -> Findings:
+def baseline(subject: "Subject") -> Result:
     """Compare the gates of this run with a baseline file."""
     if subject.baseline is None:
-        raise NotRunError("no baseline was given; make one with --save-baseline FILE")
-    return Findings(list(compare(subject.baseline, subject.done)))
+        raise NotRun("no baseline was given; make one with --save-baseline FILE")
+    return Result(checks=list(compare(subject.baseline, subject.done)))
 
 
-def compare(before: Mapping[str, Any], now: Iterable[GateResult]) -> Iterable[Check]:
+def compare(before: Mapping[str, Any], now: Iterable[Answer]) -> Iterable[Check]:
     """Yield a check for every gate and number of a baseline; what is gone is a FAIL.
 
     A gate that was not wanted this time is NOT_RUN.
@@ -131,7 +121,7 @@ def compare(before: Mapping[str, Any], now: Iterable[GateResult]) -> Iterable[Ch
             yield _moved(key, row, gate)
 
 
-def _moved(key: str, row: Mapping[str, Any], gate: GateResult) -> Check:
+def _moved(key: str, row: Mapping[str, Any], gate: Answer) -> Check:
     measure = gate.measures.get(key)
     unit, old = row.get("unit", ""), row["value"]
     if old is None or measure is None:

@@ -1,16 +1,16 @@
 """Checks against the architecture: is every tensor there, of its shape, and plausible."""
 
-import math
 from typing import TYPE_CHECKING
 
+from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import ArchError
-from aprfmt.validation.report import Finding, NotRun, Result
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec
+    from aprfmt.checks.context import Context
+    from aprfmt.model.resolve import Resolution
     from aprfmt.tensors.logical import LogicalTensor
     from aprfmt.tensors.stats import Stats
-    from aprfmt.validation.context import Context
 
 
 def architecture(ctx: "Context") -> Result:
@@ -44,8 +44,9 @@ def completeness(ctx: "Context") -> Result:
 
 def shapes(ctx: "Context") -> Result:
     """Check that every tensor has the shape that the configuration gives it."""
+    todo = "weights and configuration disagree: aprfmt diff SOURCE FILE says which changed"
     findings = [
-        Finding(key, f"shape {list(has)}", f"{list(wanted)}", "weights and configuration disagree")
+        Finding(key, f"shape {list(has)}", f"{list(wanted)}", todo)
         for key, has, wanted in ctx.resolution.coverage.misshapen
     ]
     return Result(f"{len(ctx.resolution.roles)} roles", findings)
@@ -61,19 +62,28 @@ def unexpected(ctx: "Context") -> Result:
     return Result("none", findings)
 
 
+def disagreements(resolution: "Resolution", where: str) -> list[Finding]:
+    """Return where keys, configuration and tensors say different things of one value."""
+    said = [(where, text) for text in resolution.report.conflicts]
+    said += [(note.where, note.text) for note in resolution.notes]
+    return [Finding(*each, "one value from every source", level="warning") for each in said]
+
+
 def hyperparameters(ctx: "Context") -> Result:
     """Check that keys, configuration and tensors say the same of the forward pass."""
     resolution = ctx.resolution
-    report = resolution.report
-    said = [(ctx.where, text) for text in (*report.conflicts, *report.warnings)]
-    said += [(note.where, note.text) for note in resolution.notes if note.level == "warning"]
-    findings = [
-        Finding(where, text, "one value from every source", level="warning") for where, text in said
+    findings = disagreements(resolution, ctx.where)
+    findings += [
+        Finding(ctx.where, text, "a key that says it", level="warning")
+        for text in resolution.report.warnings
     ]
     return Result(f"{len(list(resolution.hyper))} values", findings)
 
 
 FAR = 100.0  # beyond a bound by this factor it is no matter of training any more
+
+
+_WORDS = {"std": "standard deviation", "rms": "root mean square"}
 
 
 def role_bounds(ctx: "Context") -> Result:
@@ -82,25 +92,23 @@ def role_bounds(ctx: "Context") -> Result:
     Those are bounded that have a usual size; biases may be as large as they like.
     """
     from aprfmt.arch.spec import split_key
-    from aprfmt.validation.weight_bounds import EMBEDDING
-    from aprfmt.validation.weight_bounds import role_bounds as bounds_of
+    from aprfmt.checks import bounds
 
     resolution = ctx.resolution
     findings, seen = [], 0
     for key, logical in resolution.roles.items():
-        kind = bounds_of(resolution.spec.name, split_key(key)[1])
-        bound = kind.std if kind is EMBEDDING else kind.rms
-        stats = _stats(ctx, logical) if bound is not None else None
-        if bound is None or stats is None or stats.std is None:
+        limits = bounds.role_bounds(resolution.spec.name, split_key(key)[1])
+        name = "std" if limits is bounds.EMBEDDING else "rms"
+        stats = _stats(ctx, logical) if name in limits else None
+        if stats is None:
             continue
         seen += 1
-        what, value = "standard deviation", stats.std
-        if bound is kind.rms:
-            what, value = "root mean square", _rms(stats, _offset(logical, resolution.spec))
+        offset = _offset(logical, resolution.spec) if name == "rms" else 0.0
+        bound, value = limits[name], bounds.numbers(stats, offset)[name]
         if not bound.holds(value):
             far = not bound.low / FAR <= value <= bound.high * FAR
             findings.append(
-                Finding(f"{key} ({logical.stored[0].info.name})", f"{what} {value:.4g}",
+                Finding(f"{key} ({logical.stored[0].info.name})", f"{_WORDS[name]} {value:.4g}",
                         f"{bound}: {bound.reason}",
                         "is the encoding's tag right, and was the file converted correctly?",
                         "fail" if far else "warning")
@@ -111,13 +119,13 @@ def role_bounds(ctx: "Context") -> Result:
 
 
 def _stats(ctx: "Context", logical: "LogicalTensor") -> "Stats | None":
-    """Return the statistics of the one stored tensor that a role is, if it is one."""
+    """Return the statistics of the one stored tensor that a role is, if it is one with numbers."""
     if len(logical.stored) != 1:
         return None
     row = ctx.census.get(logical.stored[0].info.name)
     if row is None or row.scale or row.stats is None or row.stats.nan or row.stats.inf:
         return None  # reported by another check
-    return row.stats
+    return row.stats if row.stats.finite else None
 
 
 def _offset(logical: "LogicalTensor", spec: "ArchSpec") -> float:
@@ -126,9 +134,3 @@ def _offset(logical: "LogicalTensor", spec: "ArchSpec") -> float:
 
     steps = logical.group.binding.steps
     return spec.block.norm_offset - sum(step.amount for step in steps if isinstance(step, Added))
-
-
-def _rms(stats: "Stats", offset: float) -> float:
-    assert stats.l2 is not None and stats.mean is not None
-    squares = stats.l2**2 / max(stats.finite, 1) + 2 * offset * stats.mean + offset**2
-    return math.sqrt(max(squares, 0.0))

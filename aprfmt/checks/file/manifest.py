@@ -7,7 +7,7 @@ metadata, tokenizer, padding); and SHA-256 of the text files of a model's folder
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from aprfmt.formats.shardset import MAX_INDEX
 from aprfmt.tensors.digest import WINDOW, decoded_sha256, file_sha256, raw_sha256
 
 if TYPE_CHECKING:
+    from aprfmt.formats.mapped import MappedFile
     from aprfmt.model import Model
 
 SCHEMA = "aprfmt.hash-manifest/1"
@@ -120,16 +121,28 @@ def _outside(path: Path, parsed: Any) -> str:
     try:
         packed = getattr(parsed, "expanded", False)  # tensors of a compressed file lie nowhere
         infos = [] if packed else sorted(parsed.infos.values(), key=lambda info: info.offset)
-        at = 0
-        for start, stop in (*((i.offset, i.offset + i.nbytes) for i in infos), (file.size,) * 2):
-            for first in range(at, min(start, file.size), WINDOW):
-                last = min(first + WINDOW, start, file.size)
-                digest.update(file.view[first:last])
-                file.drop(first, last)
-            at = max(at, stop)
+        tensors = [(info.offset, info.offset + info.nbytes) for info in infos]
+        for _, piece in between(file, file.view, [*tensors, (file.size, file.size)]):
+            digest.update(piece)
     finally:
         file.close()
     return digest.hexdigest()
+
+
+def between(
+    file: "MappedFile", view: memoryview, parts: Iterable[tuple[int, int]]
+) -> Iterator[tuple[int, memoryview]]:
+    """Yield (offset, bytes) of what stands before and between parts (first, end), in windows.
+
+    `view` is the file's own, or of what it expands to. Pages behind are dropped.
+    """
+    at = 0
+    for start, stop in parts:
+        for first in range(at, min(start, len(view)), WINDOW):
+            last = min(first + WINDOW, start, len(view))
+            yield first, view[first:last]
+            file.drop(first, last)
+        at = max(at, stop)
 
 
 def write(model: "Model", tensors: Sequence[TensorRow], *, force: bool = False) -> Path:

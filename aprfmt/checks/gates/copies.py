@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.base.outcome import Check
+from aprfmt.base.outcome import Check, check, not_run
+from aprfmt.checks.gates.forward import bits, relative
+from aprfmt.checks.records import Measure, NotRun, Result, listed
 from aprfmt.compare import diff_models
 from aprfmt.compare.nonfinite import census
 from aprfmt.compare.thresholds import MAX_CE_LOSSY, Tolerance, device_loss_bound, tolerance
@@ -20,13 +22,12 @@ from aprfmt.errors import (
 from aprfmt.inference.device import Choice, choose
 from aprfmt.inference.loss import cross_entropy, divergence
 from aprfmt.inference.trace import Kept
-from aprfmt.qa.records import Findings, Measure, NotRunError, check, listed, not_run
 
 if TYPE_CHECKING:
+    from aprfmt.checks.gates.subject import Subject
     from aprfmt.compare import DiffReport
     from aprfmt.inference.session import Session
     from aprfmt.model import Model
-    from aprfmt.qa.subject import Subject
 
 Numbers = NDArray[Any]
 TOP = 5  # tokens whose order two devices must share, near ties aside
@@ -38,7 +39,7 @@ FINITE = "aprfmt trace names the first point that is not finite"
 # --- formats ----------------------------------------------------------------------------------
 
 
-def format_parity(subject: "Subject") -> Findings:
+def format_parity(subject: "Subject") -> Result:
     """Convert to every other format and compare bytes, capture points and logits."""
     from aprfmt.formats import FORMATS
 
@@ -55,7 +56,7 @@ def format_parity(subject: "Subject") -> Findings:
         checks += _same(subject, mine, copy, name)
     if subject.other is not None:
         checks += _against(subject, mine, subject.other)
-    return Findings(checks)
+    return Result(checks=checks)
 
 
 class _Run:
@@ -107,15 +108,10 @@ def _runs(mine: _Run, theirs: _Run, name: str) -> Iterator[Check]:
                 + (f", the first other one {wrong[0]}" if wrong else ""),
                 "equal bits at every capture point", "aprfmt diagnose names the cause")  # fmt: skip
     same = mine.logits.shape == theirs.logits.shape and bool(
-        np.array_equal(_bits(mine.logits), _bits(theirs.logits))
+        np.array_equal(bits(mine.logits), bits(theirs.logits))
     )
     yield check(f"{name}-logits", same, "equal bits" if same else "other logits",
                 "equal logits for every token", "see the first point that differs")  # fmt: skip
-
-
-def _bits(values: Numbers) -> Numbers:
-    """Return the numbers as unsigned integers: NaN compares by its bits."""
-    return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
 
 
 def _against(subject: "Subject", mine: _Run, other: "Model") -> Iterator[Check]:
@@ -159,7 +155,7 @@ def _loss(logits: Numbers, labels: list[int]) -> float:
 # --- devices ----------------------------------------------------------------------------------
 
 
-def device_parity(subject: "Subject") -> Findings:
+def device_parity(subject: "Subject") -> Result:
     """Run the same tokens on every device asked for, and compare points, logits and loss."""
     request = subject.request
     others = list(request.also)
@@ -167,7 +163,7 @@ def device_parity(subject: "Subject") -> Findings:
     if (request.choice.backend, request.choice.device) != (reference.backend, reference.device):
         others.insert(0, reference)
     if not others:
-        raise NotRunError("one device only; name another: --also torch, --also cuda")
+        raise NotRun("one device only; name another: --also torch, --also cuda")
     checks: list[Check] = []
     measures: dict[str, Measure] = {}
     for choice in others:
@@ -179,7 +175,7 @@ def device_parity(subject: "Subject") -> Findings:
         with session:
             found, measures[f"relL2 {choice}"] = _pair(subject, session, choice)
         checks += found
-    return Findings(checks, measures)
+    return Result(checks=checks, measures=measures)
 
 
 def _pair(subject: "Subject", other: "Session", choice: Choice) -> tuple[list[Check], Measure]:
@@ -215,8 +211,7 @@ def _logits(
             check(f"{other}-logits", False, found, f"finite logits, relL2 {within}", FINITE),
             *(not_run(f"{other}-{name}", why) for name in ("cosine", "top", "loss")),
         ], float("inf")
-    norm = float(np.linalg.norm(b))
-    distance = float(np.linalg.norm(a - b)) / norm if norm else float(np.linalg.norm(a) > 0)
+    norm, distance = float(np.linalg.norm(b)), relative(a, b)
     cosine = float(np.sum(a * b) / (np.linalg.norm(a) * norm)) if norm and a.any() else 0.0
     straight = min(MIN_COSINE, 1 - bound.rel_l2**2 / 2)  # what the allowed distance makes of it
     flipped = _flips(a, b)

@@ -1,52 +1,40 @@
 """Gates that read the file and run nothing: the tensor contract, and plausible metadata."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.outcome import Check
+from aprfmt.base.outcome import Check, check, not_run
 from aprfmt.base.protocols import Value
-from aprfmt.qa import bounds
-from aprfmt.qa.records import Findings, Measure, check, listed, not_run
+from aprfmt.checks import bounds
+from aprfmt.checks.asking import retold
+from aprfmt.checks.file.population import disagreements
+from aprfmt.checks.records import Measure, Result, listed
 
 if TYPE_CHECKING:
+    from aprfmt.checks.gates.subject import Subject
     from aprfmt.model import Model
-    from aprfmt.qa.subject import Subject
 
 
 # --- tensors ----------------------------------------------------------------------------------
 
 
-def tensor_contract(subject: "Subject") -> Findings:
+def tensor_contract(subject: "Subject") -> Result:
     """Hold the tensors to what configuration and architecture demand: names, shapes, encodings."""
-    from aprfmt.formats import checksum_notes
-
-    model = subject.model
-    spec, resolution = model.spec, model.resolution
-    found = resolution.coverage
-    compare = f"compare it with its source: aprfmt diff SOURCE {subject.where}"
-    accepted = f"; accepted as missing {listed(found.accepted)}" if found.accepted else ""
+    model, found = subject.model, subject.resolution.coverage
     checks = [
-        check("tensors-complete", not found.missing,
-              f"{found.found}/{found.expected}; missing {listed(found.missing)}{accepted}",
-              f"{found.expected}/{found.expected} for {spec.name}", compare),
-        check("tensors-shaped", not found.misshapen,
-              listed([f"{key} {list(is_)} for {list(want)}" for key, is_, want in found.misshapen]),
-              "the shapes the hyperparameters give", compare),
-        check("tensors-claimed", not resolution.unbound, listed(resolution.unbound),
-              "no tensor the architecture has no role for",
-              "it would be ignored: is this the right architecture (--arch)?"),
+        *retold(subject, "completeness", "tensors-complete", strict=False),
+        *retold(subject, "shapes", "tensors-shaped"),
+        *retold(subject, "unexpected", "tensors-claimed"),
         _head(model),
-        _presence(model),
+        _presence(subject),
         _decodable(model),
-        check("file-checksum", not (notes := checksum_notes(model.source)),
-              "; ".join(note.text for note in notes) or "none wrong", "no wrong checksum",
-              "copy the file again from where it came"),
-    ]  # fmt: skip
+        *retold(subject, "checksum", "file-checksum"),
+    ]
     whole = Measure(found.found, "tensors", 0, "absolute", "a tensor more or less is another model")
-    return Findings(
-        checks,
-        {"tensors": whole},
-        {
+    return Result(
+        checks=checks,
+        measures={"tensors": whole},
+        details={
             "expected": found.expected,
             "found": found.found,
             "missing": list(found.missing),
@@ -68,12 +56,16 @@ def _against_tensors(text: str) -> bool:
     return "the tensors say" in text
 
 
-def _presence(model: "Model") -> Check:
+def _presence(subject: "Subject") -> Check:
     """Report keys that say something else than the tensors show (biases, head, vocabulary)."""
-    found = [text for text in model.resolution.report.conflicts if _against_tensors(text)]
+    found = [text for text in _disagreements(subject) if _against_tensors(text)]
     return check("keys-fit-tensors", not found, "; ".join(found) or "they do",
                  "keys and tensors say the same",
                  "a part was lost, or config.json is another model's")  # fmt: skip
+
+
+def _disagreements(subject: "Subject") -> list[str]:
+    return [one.found for one in disagreements(subject.resolution, subject.where)]
 
 
 def _decodable(model: "Model") -> Check:
@@ -93,11 +85,11 @@ def _decodable(model: "Model") -> Check:
 # --- metadata ---------------------------------------------------------------------------------
 
 
-def metadata(subject: "Subject") -> Findings:
+def metadata(subject: "Subject") -> Result:
     """Ask whether hyperparameters and tokenizer facts can be a working model's."""
     model = subject.model
-    return Findings(
-        [*_hyperparameters(model), *_conflicts(model), *_tokenizer(subject)],
+    return Result(
+        checks=[*_hyperparameters(model), _conflicts(subject), *_tokenizer(subject)],
         details={name: _plain(model.hyper[name]) for name in _SHOWN if name in model.hyper},
     )
 
@@ -140,39 +132,23 @@ def _hyperparameters(model: "Model") -> Iterator[Check]:
                     "convert again from a folder with its config.json")  # fmt: skip
 
 
-def _conflicts(model: "Model") -> Iterator[Check]:
-    report = model.resolution.report
-    said = [text for text in report.conflicts if not _against_tensors(text)]
-    said += [note.text for note in model.resolution.notes]
-    said += [note.text for note in model.notes if note.level == "warning"]
-    yield check("no-conflicts", not said, "; ".join(said) or "none",
-                "keys, config and tensors say the same",
-                "one of them is another model's")  # fmt: skip
+def _conflicts(subject: "Subject") -> Check:
+    said = [text for text in _disagreements(subject) if not _against_tensors(text)]
+    said += [note.text for note in subject.model.notes if note.level == "warning"]
+    return check("no-conflicts", not said, "; ".join(said) or "none",
+                 "keys, config and tensors say the same",
+                 "one of them is another model's")  # fmt: skip
 
 
 def _tokenizer(subject: "Subject") -> Iterator[Check]:
-    from aprfmt.tokenizer import facts, scan_template
-
-    model, tokenizer = subject.model, subject.tokenizer
+    tokenizer = subject.tokenizer
     if tokenizer is None:
         yield not_run("tokenizer", "the model carries no tokenizer")
         return
-    rows = int(model.hyper["vocab_size"])
-    share = tokenizer.vocab_size / rows
-    bound = bounds.VOCAB_SHARE
-    yield check("vocabulary-fits", bound.holds(share),
-                f"{tokenizer.vocab_size} tokens, {rows} rows in the embedding",
-                f"{bound} {bound.unit}", "this is another model's tokenizer")  # fmt: skip
-    special: Mapping[str, Any] = facts(model, quick=True)
-    ids = {key: i for key, i in special.items() if key.endswith("_id") and isinstance(i, int)}
-    ids |= {f"stop token {i}": i for i in tokenizer.stop_ids}
-    outside = [f"{name} {i}" for name, i in ids.items() if not 0 <= i < rows]
-    yield check("special-ids-inside", not outside, listed(outside),
-                f"every special id below {rows}", "generation would never stop")  # fmt: skip
+    yield from retold(subject, "vocabulary_size", "vocabulary-fits", strict=False)
+    yield from retold(subject, "special_ids", "special-ids-inside")
     yield check("stop-tokens", bool(tokenizer.stop_ids),
                 listed([f"{i} {tokenizer.token(i)!r}" for i in sorted(tokenizer.stop_ids)]),
                 "at least one", "generation would never stop: set eos_token_id")  # fmt: skip
     if tokenizer.chat_template is not None:
-        found = scan_template(tokenizer.chat_template)
-        yield check("template-harmless", not found, "; ".join(found) or "nothing suspicious",
-                    "a template that only words a chat", "do not render it")  # fmt: skip
+        yield from retold(subject, "chat_template", "template-harmless")

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import Damage, Note
 from aprfmt.base.text import escape, shorten
-from aprfmt.validation.report import Finding, NotRun, Result
+from aprfmt.checks.records import Finding, NotRun, Result
 
 if TYPE_CHECKING:
-    from aprfmt.validation.context import Context
-
-_WINDOW = 1 << 20
+    from aprfmt.checks.context import Context
 
 
 def _parsed(source: Any) -> list[Any]:
@@ -69,7 +67,7 @@ def checksum(ctx: "Context") -> Result:
 
 def side_manifest(ctx: "Context") -> Result:
     """Check every byte by the hashes that `hash --write` left beside the model."""
-    from aprfmt.validation import manifest
+    from aprfmt.checks.file import manifest
 
     path = manifest.manifest_path(ctx.model.path)
     if not path.is_file():
@@ -99,21 +97,16 @@ def padding(ctx: "Context") -> Result:
 
 def _first_stray(path: Path, parsed: Any) -> str:
     """Return a sentence for the first byte that belongs to nothing and is not zero."""
+    from aprfmt.checks.file.manifest import between
     from aprfmt.formats.mapped import MappedFile
 
     file = MappedFile(path)
     try:
         view = getattr(parsed, "buffer", file.view)  # a compressed file has its plain bytes there
-        at = 0
-        for start, stop in sorted(parsed.regions()):
-            for first in range(at, start, _WINDOW):
-                piece = bytes(view[first : min(first + _WINDOW, start)])
-                file.drop(first, first + len(piece))
-                rest = piece.lstrip(b"\0")
-                if rest:
-                    place = first + len(piece) - len(rest)
-                    return f"byte 0x{rest[0]:02x} at offset {place}"
-            at = max(at, stop)
+        for first, piece in between(file, view, sorted(parsed.regions())):
+            rest = bytes(piece).lstrip(b"\0")
+            if rest:
+                return f"byte 0x{rest[0]:02x} at offset {first + len(piece) - len(rest)}"
     finally:
         file.close()
     return ""

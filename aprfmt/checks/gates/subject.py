@@ -9,12 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.checks.context import Context
+from aprfmt.checks.gates.golden import Golden, find
+from aprfmt.checks.records import Answer, NotRun
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.device import Choice, choose
 from aprfmt.inference.session import Session
 from aprfmt.model import Model, open_model
-from aprfmt.qa.golden import Golden, find
-from aprfmt.qa.records import GateResult, NotRunError
 
 if TYPE_CHECKING:
     from aprfmt.tokenizer import Tokenizer
@@ -47,13 +48,13 @@ class Request:
     allow_missing: tuple[str, ...] = ()
 
 
-class Subject:
+class Subject(Context):
     """The model under test; a context manager that closes everything it opened."""
 
     def __init__(self, request: Request, model: Model) -> None:
+        super().__init__(model, request.arch)
         self.request = request
-        self.model = model
-        self.done: list[GateResult] = []  # the gates before this one
+        self.done: list[Answer] = []  # the gates before this one
         self._stack = ExitStack()
         self._copies: dict[str, Path | AprfmtError] = {}
 
@@ -77,11 +78,6 @@ class Subject:
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
         self.model.close()
-
-    @property
-    def where(self) -> str:
-        """The model's path, for messages."""
-        return str(self.model.path)
 
     @cached_property
     def golden(self) -> Golden:
@@ -111,7 +107,7 @@ class Subject:
     def need_tokenizer(self) -> "Tokenizer":
         """Return the tokenizer, or end the gate as NOT_RUN."""
         if self.tokenizer is None:
-            raise NotRunError("the model carries no tokenizer; put tokenizer.json beside it")
+            raise NotRun("the model carries no tokenizer; put tokenizer.json beside it")
         return self.tokenizer
 
     @cached_property
@@ -159,7 +155,7 @@ class Subject:
         needed = 2 * sum(tensor.nbytes for tensor in self.model.values())
         free = shutil.disk_usage(folder).free
         if free < needed:
-            raise NotRunError(
+            raise NotRun(
                 f"copies need about {needed} bytes in {folder.parent}, {free} are free; set TMPDIR"
             )
         return folder
@@ -179,7 +175,7 @@ class Subject:
     @cached_property
     def baseline(self) -> Mapping[str, Any] | None:
         """The gates of the baseline file; None where none was given."""
-        from aprfmt.qa.baseline import read
+        from aprfmt.checks.gates.baseline import read
 
         return None if self.request.baseline is None else read(self.request.baseline)
 

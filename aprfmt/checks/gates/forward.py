@@ -8,7 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.encodings import encoding
-from aprfmt.base.outcome import Check
+from aprfmt.base.outcome import Check, check
+from aprfmt.checks import bounds
+from aprfmt.checks.gates.golden import TEXT, Text
+from aprfmt.checks.records import Measure, NotRun, Result
 from aprfmt.compare.thresholds import Tolerance, tolerance
 from aprfmt.inference.gates import rows_gate
 from aprfmt.inference.loss import (
@@ -22,19 +25,16 @@ from aprfmt.inference.loss import (
     window_size,
     windows,
 )
-from aprfmt.qa import bounds
-from aprfmt.qa.golden import TEXT, Text
-from aprfmt.qa.records import Findings, Measure, NotRunError, check
 
 if TYPE_CHECKING:
+    from aprfmt.checks.gates.subject import Subject
     from aprfmt.inference.session import Session
-    from aprfmt.qa.subject import Subject
 
 Numbers = NDArray[Any]
 STEPS = 6  # tokens run one by one
 
 
-def logits(subject: "Subject") -> Findings:
+def logits(subject: "Subject") -> Result:
     """Judge the logits of a short text: finite everywhere, the last row spread and peaked."""
     rows = subject.session.logits(subject.probe)
     last = rows[-1].astype(np.float64)
@@ -51,13 +51,13 @@ def logits(subject: "Subject") -> Findings:
             "(max - mean)/std", 0.02, "relative", "rounding moves it far less",
         ),
     }  # fmt: skip
-    return Findings(rows_gate(rows), measures, {"argmax": int(last.argmax())})
+    return Result(checks=rows_gate(rows), measures=measures, details={"argmax": int(last.argmax())})
 
 
 # --- loss -------------------------------------------------------------------------------------
 
 
-def loss(subject: "Subject") -> Findings:
+def loss(subject: "Subject") -> Result:
     """Measure the loss of each golden text in nats, and hold it to bounds on both sides."""
     kind: Literal["trained", "random"]
     kind = "random" if subject.request.random_weights else "trained"
@@ -73,7 +73,7 @@ def loss(subject: "Subject") -> Findings:
         measures[f"loss {text.name}"] = Measure(
             found.nats, "nats per token", 0.01, "absolute", "rounding moves a loss far less"
         )
-    return Findings(checks, measures)
+    return Result(checks=checks, measures=measures)
 
 
 def _ids(subject: "Subject", text: Text) -> list[int]:
@@ -83,7 +83,7 @@ def _ids(subject: "Subject", text: Text) -> list[int]:
         return list(text.ids)
     if subject.request.random_weights:
         return subject.probe
-    raise NotRunError("the model carries no tokenizer, and no golden file gives token ids")
+    raise NotRun("the model carries no tokenizer, and no golden file gives token ids")
 
 
 def _allowed(subject: "Subject") -> float:
@@ -155,35 +155,35 @@ def judged(
 # --- state ------------------------------------------------------------------------------------
 
 
-def state(subject: "Subject") -> Findings:
+def state(subject: "Subject") -> Result:
     """Ask the same before and after other work: equal bits, in this session and a fresh one."""
     session, ids = subject.session, subject.probe
     if len(ids) < 4:
-        raise NotRunError(f"the probe has {len(ids)} tokens; give a golden text of at least 4")
+        raise NotRun(f"the probe has {len(ids)} tokens; give a golden text of at least 4")
     cut = len(ids) // 2
     other = ids[cut:] + ids[:1]
     row = session.prefill(ids)
     if not np.isfinite(row).all():
-        raise NotRunError("the logits are not finite; see the gate logits")
-    first = _bits(row)
-    far = _relative(session.prefill(other)[-1], row[-1])
-    again = _bits(session.prefill(ids))
+        raise NotRun("the logits are not finite; see the gate logits")
+    first = bits(row[-1])
+    far = relative(session.prefill(other)[-1], row[-1])
+    again = bits(session.prefill(ids)[-1])
     for token in list(ids[:STEPS]):
         session.step(token)
-    after_steps = _bits(session.prefill(ids))
+    after_steps = bits(session.prefill(ids)[-1])
     session.logits(other)
-    after_whole = _bits(session.prefill(ids))
+    after_whole = bits(session.prefill(ids)[-1])
     with subject.open_session(subject.model) as another:
-        fresh = _bits(another.prefill(ids))
+        fresh = bits(another.prefill(ids)[-1])
     repeats = [
         ("another prompt", again), ("steps of generation", after_steps),
         ("a whole pass", after_whole), ("in a fresh session", fresh),
     ]  # fmt: skip
     checks = [
-        check(f"same-after-{name.replace(' ', '-')}", bool(np.array_equal(bits, first)),
-              _difference(bits, first), "the bits of the first call",
+        check(f"same-after-{name.replace(' ', '-')}", bool(np.array_equal(found, first)),
+              _difference(found, first), "the bits of the first call",
               "something is carried from call to call: a cache, a buffer, a setting")
-        for name, bits in repeats
+        for name, found in repeats
     ]  # fmt: skip
     least = _bound(session).rel_l2  # less is rounding
     checks.append(check(
@@ -191,13 +191,12 @@ def state(subject: "Subject") -> Findings:
         f"more than {least:g}", "nothing is computed from the tokens",
     ))  # fmt: skip
     checks.append(_stepped(session, ids))
-    return Findings(checks)
+    return Result(checks=checks)
 
 
-def _bits(values: Numbers) -> Numbers:
-    """Return the last row as unsigned integers: NaN compares by its bits."""
-    row = np.ascontiguousarray(values[-1])
-    return row.view(np.uint64 if row.dtype.itemsize == 8 else np.uint32)
+def bits(values: Numbers) -> Numbers:
+    """Return the numbers as unsigned integers: NaN compares by its bits."""
+    return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
 
 
 def _difference(a: Numbers, b: Numbers) -> str:
@@ -205,7 +204,7 @@ def _difference(a: Numbers, b: Numbers) -> str:
     return f"{count} of {a.size} logits differ" if count else "equal bits"
 
 
-def _relative(x: Numbers, y: Numbers) -> float:
+def relative(x: Numbers, y: Numbers) -> float:
     """Return the distance of x from y, relative to y's norm."""
     wide = y.astype(np.float64)
     norm, distance = float(np.linalg.norm(wide)), float(np.linalg.norm(x - wide))
@@ -223,7 +222,7 @@ def _stepped(session: "Session", ids: Sequence[int]) -> Check:
     session.prefill(ids[:-STEPS] or ids[:1])
     for token in ids[max(len(ids) - STEPS, 1) :]:
         stepped = session.step(token)
-    distance, bound = _relative(stepped, whole), _bound(session)
+    distance, bound = relative(stepped, whole), _bound(session)
     return check("steps-are-prefill", distance <= bound.rel_l2, f"relL2 {distance:.3g}",
                  f"at most {bound.rel_l2:g} ({bound.reason})",
                  "keys and values of earlier tokens are not what a whole pass gives")  # fmt: skip

@@ -1,4 +1,4 @@
-"""The gate on what weights look like: statistics by role, inside the bounds of weight_bounds.py.
+"""The gate on what weights look like: statistics by role, inside the bounds of bounds.py.
 
 Statistics find weights that were never filled, were read under another type, or lost a scale.
 They prove nothing about single elements: that is what `aprfmt diff` is for.
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch.spec import split_key
-from aprfmt.base.outcome import Check
-from aprfmt.qa import bounds
-from aprfmt.qa.records import Findings, Measure, check, listed
+from aprfmt.base.outcome import Check, check
+from aprfmt.checks import bounds
+from aprfmt.checks.bounds import RoleBounds, numbers, role_bounds
+from aprfmt.checks.records import Measure, Result, listed
 from aprfmt.tensors.stats import Accumulator, Stats, merge, tensor_stats
-from aprfmt.validation.weight_bounds import Bound, RoleBounds, role_bounds
 
 if TYPE_CHECKING:
-    from aprfmt.qa.subject import Subject
+    from aprfmt.checks.gates.subject import Subject
     from aprfmt.tensors.logical import LogicalTensor
 
 ROWS_AT_ONCE = 1 << 22  # elements decoded at a time
@@ -25,38 +25,23 @@ ROWS_AT_ONCE = 1 << 22  # elements decoded at a time
 
 @dataclass(frozen=True)
 class RoleStats:
-    """One tensor's statistics, with `offset` (gemma's norms store weight - 1) added back."""
+    """One tensor's statistics, and what its bounds are held against."""
 
     key: str
     stats: Stats
-    offset: float
-
-    @property
-    def numbers(self) -> Mapping[str, float]:
-        """What RoleBounds bounds, by name; NaN where no value is finite."""
-        s = self.stats
-        if s.mean is None or s.std is None or s.absmax is None:
-            return dict.fromkeys(("mean", "std", "rms", "absmax", "zeros"), math.nan)
-        mean = s.mean + self.offset
-        return {
-            "mean": mean,
-            "std": s.std,
-            "rms": math.hypot(mean, s.std),
-            "absmax": s.absmax,
-            "zeros": s.zeros / s.count if not self.offset else 0.0,
-        }
+    numbers: Mapping[str, float]
 
 
-def init_statistics(subject: "Subject") -> Findings:
+def init_statistics(subject: "Subject") -> Result:
     """Bound mean, deviation, norm and zeros of every tensor by the part it plays."""
     model = subject.model
     arch, block = model.spec.name, model.spec.block
     by_role: dict[str, list[RoleStats]] = {}
     for key, tensor in model.roles.items():
         role = split_key(key)[1]
-        bound = role_bounds(arch, role)
-        offset = float(block.norm_offset) if bound.rms is not None else 0.0
-        by_role.setdefault(role, []).append(RoleStats(key, logical_stats(tensor), offset))
+        offset = float(block.norm_offset) if "rms" in role_bounds(arch, role) else 0.0
+        stats = logical_stats(tensor)
+        by_role.setdefault(role, []).append(RoleStats(key, stats, numbers(stats, offset)))
     checks = [_judge(role, rows, role_bounds(arch, role)) for role, rows in by_role.items()]
     if "token_embd.weight" in model.roles:
         checks.append(_dead_rows(model.roles["token_embd.weight"]))
@@ -68,7 +53,7 @@ def init_statistics(subject: "Subject") -> Findings:
         for name, value in _joined(rows).items()
     }
     details = {role: _row(rows) for role, rows in by_role.items()}
-    return Findings(checks, measures, {"roles": details})
+    return Result(checks=checks, measures=measures, details={"roles": details})
 
 
 def logical_stats(tensor: "LogicalTensor") -> Stats:
@@ -100,22 +85,16 @@ def _judge(role: str, rows: list[RoleStats], bound: RoleBounds) -> Check:
         if row.stats.nan or row.stats.inf:
             wrong.append(f"{row.key} has {row.stats.nan} NaN and {row.stats.inf} infinities")
             continue
-        for name, limit in _limits(bound):
+        for name, limit in bound.items():
             value = row.numbers[name]
             if not limit.holds(value):
                 wrong.append(f"{row.key} {name} {value:.4g}")
-    expected = "; ".join(f"{name} {limit}" for name, limit in _limits(bound))
+    expected = "; ".join(f"{name} {limit}" for name, limit in bound.items())
     ranges = _row(rows)["range"].items()
     seen = ", ".join(f"{name} {low:.4g} to {high:.4g}" for name, (low, high) in ranges)
     return check(f"weights-{role}", not wrong, listed(wrong) if wrong else seen, expected,
                  "compare with the source: were these weights filled, and read as their own type?",
                  f"{len(rows)} tensors")  # fmt: skip
-
-
-def _limits(bound: RoleBounds) -> list[tuple[str, Bound]]:
-    every = {"mean": bound.mean, "std": bound.std, "rms": bound.rms,
-             "absmax": bound.absmax, "zeros": bound.zeros}  # fmt: skip
-    return [(name, limit) for name, limit in every.items() if limit is not None]
 
 
 def _joined(rows: list[RoleStats]) -> dict[str, float]:
@@ -126,13 +105,12 @@ def _joined(rows: list[RoleStats]) -> dict[str, float]:
 
 def _row(rows: list[RoleStats]) -> dict[str, Any]:
     """Return what JSON says of a role: its statistics over all layers, and their ranges."""
-    numbers = [row.numbers for row in rows]
     names = ("mean", "std", "rms", "absmax")
     return {
         "tensors": len(rows),
         "stats": merge(row.stats for row in rows).to_json(),
-        "range": {name: [min(n[name] for n in numbers), max(n[name] for n in numbers)]
-                  for name in names},
+        "range": {name: [min(found), max(found)] for name in names
+                  for found in [[row.numbers[name] for row in rows]]},
     }  # fmt: skip
 
 

@@ -1,27 +1,27 @@
-"""What all checks of one file share: the open model, and the one pass over its values."""
+"""What all checks of one model share: the open file, and the one pass over its values."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from aprfmt.checks.records import NotRun
 from aprfmt.errors import AprfmtError, ArchError
-from aprfmt.validation.report import NotRun
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec
+    from aprfmt.checks.file.values import Row
+    from aprfmt.checks.file.vocabulary import Words
     from aprfmt.model import Model
     from aprfmt.model.resolve import Resolution
     from aprfmt.tokenizer.carried import Carried
-    from aprfmt.validation.values import Row
-    from aprfmt.validation.vocabulary import Words
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 @dataclass
 class Context:
-    """One validation. Everything costly is made when the first check asks for it."""
+    """One model under its checks. Everything costly is made when the first check asks for it."""
 
     model: "Model"
     arch: str | None = None
@@ -35,7 +35,7 @@ class Context:
     @cached_property
     def census(self) -> "Mapping[str, Row]":
         """What one pass over every stored tensor found, by stored name."""
-        from aprfmt.validation.values import take
+        from aprfmt.checks.file.values import take
 
         return take(self.model, self.progress)
 
@@ -69,21 +69,13 @@ class Context:
         return carried
 
     @cached_property
-    def words_or_error(self) -> "Words | AprfmtError":
-        """The vocabulary as it is stored, or what is wrong with it."""
-        from aprfmt.validation.vocabulary import read_words
+    def words(self) -> "Words":
+        """The vocabulary as it is stored; NotRun where it cannot be read."""
+        from aprfmt.checks.file.vocabulary import read_words
 
         try:
             return read_words(self.carried)
         except NotRun:
             raise
         except AprfmtError as error:
-            return error
-
-    @property
-    def words(self) -> "Words":
-        """The vocabulary as it is stored; NotRun where it cannot be read."""
-        found = self.words_or_error
-        if isinstance(found, AprfmtError):
-            raise NotRun("the vocabulary cannot be read; see the check tokenizer") from found
-        return found
+            raise NotRun("the vocabulary cannot be read; see the check tokenizer") from error

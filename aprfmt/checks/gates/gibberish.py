@@ -4,7 +4,7 @@ A working model's text in another script than its prompt's is no defect in itsel
 non-ASCII characters counts only where the prompt has few of them.
 """
 
-from aprfmt.qa.bounds import GIBBERISH, Gibberish
+from aprfmt.checks.bounds import GIBBERISH, Gibberish
 
 
 def signals(text: str, prompt: str = "", bounds: Gibberish = GIBBERISH) -> list[str]:

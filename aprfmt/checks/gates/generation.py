@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.outcome import Check
+from aprfmt.base.outcome import Check, check, not_run
+from aprfmt.checks import bounds
+from aprfmt.checks.gates.gibberish import signals
+from aprfmt.checks.gates.golden import Prompt
+from aprfmt.checks.records import NotRun, Result
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.inference.sampling import Sampler, Sampling
-from aprfmt.qa import bounds
-from aprfmt.qa.gibberish import signals
-from aprfmt.qa.golden import Prompt
-from aprfmt.qa.records import Findings, NotRunError, check, not_run
 
 if TYPE_CHECKING:
+    from aprfmt.checks.gates.subject import Subject
     from aprfmt.inference.session import Session
-    from aprfmt.qa.subject import Subject
     from aprfmt.tokenizer import Tokenizer
 
 FORMS = ("direct", "chat")
@@ -37,12 +37,12 @@ class Answer:
     stop: int | None
 
 
-def golden_output(subject: "Subject") -> Findings:
+def golden_output(subject: "Subject") -> Result:
     """Generate greedily from every golden prompt; compare, look for gibberish, name the side."""
     tokenizer = subject.need_tokenizer()
     prompts = subject.golden.prompts
     if not prompts:
-        raise NotRunError(f"{subject.golden.origin} holds no prompt")
+        raise NotRun(f"{subject.golden.origin} holds no prompt")
     checks: list[Check] = []
     answers: dict[str, str] = {}
     good: dict[str, bool] = {}
@@ -73,7 +73,7 @@ def golden_output(subject: "Subject") -> Findings:
     details["grid"] = [
         {"side": side, "form": form, "passed": passed} for (side, form), passed in cells.items()
     ]
-    return Findings(checks, details=details)
+    return Result(checks=checks, details=details)
 
 
 def _bad(checks: Sequence[Check]) -> bool:
@@ -108,7 +108,7 @@ def generate(session: "Session", tokenizer: "Tokenizer", prompt: Prompt) -> Answ
     if ids and max(ids) >= rows:
         raise FormatError(f"token id {max(ids)}; the embedding has {rows} rows")
     if not ids or room < 1:
-        raise NotRunError(f"{len(ids)} tokens do not fit a context of {len(ids) + room}")
+        raise NotRun(f"{len(ids)} tokens do not fit a context of {len(ids) + room}")
     sampler = _Remembering(Sampling())
     for _ in session.generate(ids, sampler, min(prompt.max_tokens, room), tokenizer.stop_ids):
         pass
@@ -124,7 +124,7 @@ def ask(
     """Return the checks of one prompt, and its answer."""
     try:
         answer = generate(session, tokenizer, prompt)
-    except NotRunError as reason:
+    except NotRun as reason:
         return [not_run(f"{prompt.name}-answer", str(reason))], None
     except AprfmtError as error:  # a NaN, a template that does not render: never a skip
         return [check(f"{prompt.name}-answer", False, str(error), "an answer",
@@ -224,7 +224,7 @@ def _other_side(
             model, name = subject.copy(target), target
         tokenizer = model.tokenizer
         session = subject.open_session(model)
-    except (AprfmtError, NotRunError):
+    except AprfmtError:
         return None, {}
     cells: dict[tuple[str, str], bool | None] = dict.fromkeys((name, form) for form in FORMS)
     with session:

@@ -1,7 +1,8 @@
-"""`validate`: every byte of a model, by one table of checks; each is PASS, FAIL or NOT-RUN.
+"""One table of checks. `validate` runs those of the file: every byte of it, PASS, FAIL or NOT-RUN.
 
 `inspect` is the other level: structure, no data read. A damaged file is reported, not refused: what
 is wrong with it fails the check `layout`, and what the damage leaves is checked all the same.
+The other rows are the gates of `qa` (aprfmt.qa).
 """
 
 from collections.abc import Callable, Sequence
@@ -9,16 +10,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aprfmt.base.outcome import Check
+from aprfmt.base.outcome import check
+from aprfmt.checks.records import Answer, Finding, Measure, NotRun, Result, Validation
+from aprfmt.checks.table import CheckRow, file_checks
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UnsupportedError
-from aprfmt.validation.report import SHOWN, Finding, Noted, NotRun, Result, Validation, summed
-from aprfmt.validation.table import CHECKS, CheckRow
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
-    from aprfmt.validation.context import Context
 
-__all__ = ["CHECKS", "Finding", "Validation", "validate", "validate_model"]
+__all__ = [
+    "Answer", "CheckRow", "Finding", "Measure", "NotRun", "Result", "Validation", "check",
+    "validate", "validate_model",
+]  # fmt: skip
 
 
 def validate(
@@ -29,7 +32,7 @@ def validate(
     allow_missing: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
-    """Run every check of the table on a model file or folder; unknown architectures included.
+    """Run every check of a file on a model file or folder; unknown architectures included.
 
     `strict` makes warnings failures; `allow_missing` are patterns of required roles whose absence
     is a warning only; `progress` is told bytes done and bytes in all. A file of which nothing can
@@ -60,26 +63,18 @@ def _unreadable(path: Path, error: FormatError, strict: bool) -> Validation:
 
     Raises `error` for what is no model at all.
     """
+    from aprfmt.checks.asking import answered, told
     from aprfmt.model import recognised
 
     try:
         kind = recognised(path)
     except AprfmtError:
         raise error from None
-    finding = _finding(error)
-    reason = "nothing of the file can be read; see the check layout"
-    checks = [
-        summed(row.name, Result("", [finding] * first), "" if first else reason, strict)
-        for row in CHECKS
-        for first in [row is CHECKS[0]]
-    ]
-    noted = (Noted(CHECKS[0].name, finding),)
-    return Validation(str(path), tuple(checks), kind, strict, noted)
-
-
-def _finding(error: AprfmtError) -> Finding:
-    where, _, found = str(error).partition(": ")
-    return Finding(where, found or str(error), "what the format and its users agree on")
+    first, *others = file_checks()
+    why = "nothing of the file can be read; see the check layout"
+    answers = [answered(first, Result(findings=[told(error)]), "")]
+    answers += [answered(row, Result(), why) for row in others]
+    return Validation(str(path), tuple(answers), kind, strict)
 
 
 def validate_model(
@@ -89,28 +84,10 @@ def validate_model(
     strict: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
-    """Run every check on an open model; see `validate`."""
-    from aprfmt.validation.context import Context
+    """Run every check of a file on an open model; see `validate`."""
+    from aprfmt.checks.asking import ask
+    from aprfmt.checks.context import Context
 
     context = Context(model, arch, progress)
-    checks: list[Check] = []
-    findings: list[Noted] = []
-    for row in CHECKS:
-        result, reason = _run(row, context)
-        checks.append(summed(row.name, result, reason, strict))
-        findings += [Noted(row.name, one) for one in result.findings[:SHOWN]]
-    return Validation(str(model.path), tuple(checks), model.format, strict, tuple(findings))
-
-
-def _run(row: CheckRow, context: "Context") -> tuple[Result, str]:
-    """Return what a check found, and why it did not run ("" where it did)."""
-    if row.formats and context.model.format not in row.formats:
-        return Result(), f"a check of {' and '.join(row.formats)} files"
-    try:
-        return row.load()(context), ""
-    except NotRun as stop:
-        return Result("", stop.findings), str(stop)
-    except UnsupportedError as error:
-        return Result(), str(error)
-    except AprfmtError as error:
-        return Result("", [_finding(error)]), ""
+    answers = tuple(ask(row, context, strict=strict) for row in file_checks())
+    return Validation(str(model.path), answers, model.format, strict)

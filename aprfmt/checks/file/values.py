@@ -1,19 +1,20 @@
 """One pass over every stored byte of every tensor, in windows; and the checks that live on it."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.protocols import LazyTensor, TensorInfo, damage_of
+from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import AprfmtError, UnsupportedError
-from aprfmt.validation.report import Finding, NotRun, Result
+from aprfmt.formats.mapped import MemoryTensor
 
 if TYPE_CHECKING:
+    from aprfmt.checks.context import Context, Progress
     from aprfmt.model import Model
     from aprfmt.tensors.stats import Stats
-    from aprfmt.validation.context import Context, Progress
 
 WINDOW = 16 << 20  # bytes looked at, and then dropped, at a time
 
@@ -33,27 +34,8 @@ class Row:
     unread: str = ""
 
 
-class Window:
-    """Some whole rows or blocks of a stored tensor, as a tensor of their own."""
-
-    __slots__ = ("_data", "_drop", "info")
-
-    parts: Mapping[str, LazyTensor] = {}
-
-    def __init__(self, info: TensorInfo, data: memoryview) -> None:
-        self.info = info
-        self._data = data
-
-    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
-        """Return the bytes."""
-        return self._data[start:stop]
-
-    def drop(self, start: int = 0, stop: int | None = None) -> None:
-        """Do nothing: the whole tensor is dropped window by window."""
-
-
-def windows(tensor: LazyTensor) -> Iterator[tuple[int, Window]]:
-    """Yield (first block, window) over a stored tensor, each of about WINDOW bytes.
+def windows(tensor: LazyTensor) -> Iterator[tuple[int, MemoryTensor]]:
+    """Yield (first block, rows or blocks as a tensor) of a stored one, about WINDOW bytes each.
 
     Pages behind are dropped. A header in front of the blocks (APR_Q8) is part of every window.
     """
@@ -67,7 +49,7 @@ def windows(tensor: LazyTensor) -> Iterator[tuple[int, Window]]:
             rows = min(step, count // columns - start)
             at, stop = start * info.row_bytes, (start + rows) * info.row_bytes
             part = replace(info, shape=(rows, columns), nbytes=stop - at)
-            yield at // row.type_size, Window(part, tensor.raw(at, stop))
+            yield at // row.type_size, MemoryTensor(part, tensor.raw(at, stop))
             tensor.drop(at, stop)
         return
     header = row.header if count else 0
@@ -81,7 +63,7 @@ def windows(tensor: LazyTensor) -> Iterator[tuple[int, Window]]:
             data = memoryview(bytes(tensor.raw(0, header)) + bytes(data))
         elements = min(end * row.block_size, count) - start * row.block_size
         part = replace(info, shape=(elements,), nbytes=len(data), row_bytes=None)
-        yield start, Window(part, data)
+        yield start, MemoryTensor(part, data)
         tensor.drop(at, stop)
 
 
@@ -103,9 +85,9 @@ def take(model: "Model", progress: "Progress | None" = None) -> dict[str, Row]:
 
 
 def _look(tensor: LazyTensor, report: Callable[[int], None]) -> Row:
+    from aprfmt.checks.file.scales import first_bad, header_is_bad
     from aprfmt.codecs import codec
     from aprfmt.tensors.stats import Accumulator, tensor_stats
-    from aprfmt.validation.scales import first_bad, header_is_bad
 
     info = tensor.info
     if damage := damage_of(tensor):

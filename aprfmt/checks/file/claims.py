@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.validation.report import Finding, NotRun, Result
+from aprfmt.checks.records import Finding, NotRun, Result
 
 if TYPE_CHECKING:
+    from aprfmt.checks.context import Context
     from aprfmt.model import Model
-    from aprfmt.validation.context import Context
 
 _FILE_TYPE = "general.file_type"
 _QUANTIZATION_VERSION = "general.quantization_version"

@@ -1,0 +1,101 @@
+"""Asking one row of the table: what it says, what stops it, how long it took."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from aprfmt.base.outcome import Check, check, verdict
+from aprfmt.checks.context import Context
+from aprfmt.checks.records import (
+    LISTED,
+    SHOWN,
+    Answer,
+    Finding,
+    NotRun,
+    Result,
+    listed,
+    summed,
+)
+from aprfmt.checks.table import CHECKS, CheckRow
+from aprfmt.errors import AprfmtError, UnsupportedError
+
+
+def ask(row: CheckRow, context: Context, *, strict: bool = False) -> Answer:
+    """Return what a row says of a model; with `strict` its warnings are failures."""
+    began = time.perf_counter()
+    result, why = result_of(row, context)
+    return answered(row, result, why, time.perf_counter() - began, strict=strict)
+
+
+def result_of(row: CheckRow, context: Context) -> tuple[Result, str]:
+    """Return what a row's function gives, and why it did not run ("" where it did).
+
+    A gate that cannot finish failed. A row of `validate` is not run on what is not supported, and
+    what it raises beside our own errors goes through.
+    """
+    if row.formats and context.model.format not in row.formats:
+        return Result(), f"a check of {' and '.join(row.formats)} files"
+    try:
+        return row.load()(context), ""
+    except NotRun as stop:
+        return Result(findings=stop.findings), str(stop)
+    except Exception as error:
+        if row.needs != "file":
+            return Result(checks=[_unfinished(row, error)]), ""
+        if isinstance(error, UnsupportedError):
+            return Result(), str(error)
+        if isinstance(error, AprfmtError):
+            return Result(findings=[told(error)]), ""
+        raise
+
+
+def retold(context: Context, check_name: str, name: str, *, strict: bool = True) -> Iterator[Check]:
+    """Yield the result of one of our rows of `validate` as a check of a gate, under another name.
+
+    Everything it found stands in one line. Nothing is yielded for a check of other formats.
+    """
+    row = next(row for row in CHECKS if row.name == check_name)
+    if row.formats and context.model.format not in row.formats:
+        return
+    result, why = result_of(row, context)
+    summary = summed(name, result, why, strict)
+    if why:
+        yield summary
+        return
+    places: dict[tuple[str, str], list[str]] = {}
+    for one in result.findings:
+        places.setdefault((one.found, one.expected), []).append(one.where)
+    said = [
+        f"{where[0]}: {found}" if len(where) == 1 else f"{found} {listed(where)}"
+        for (found, _), where in places.items()
+    ]
+    found = "; ".join([*filter(None, [result.found]), *said[:LISTED]])
+    expected = "; ".join(list(dict.fromkeys(each for _, each in places))[:LISTED])
+    yield replace(summary, where="", found=found or "none", expected=expected or row.proves)
+
+
+def answered(
+    row: CheckRow, result: Result, why: str, seconds: float = 0.0, *, strict: bool = False
+) -> Answer:
+    """Return the answer that a row's result makes; `why` says what kept it from running."""
+    checks = tuple(result.checks)
+    if row.needs == "file" or result.found or result.findings:
+        checks = (*checks, summed(row.name, result, why, strict))
+    outcome = verdict(checks)
+    if outcome == "NOT_RUN" and not why:
+        why = "; ".join(each.found for each in checks) or "nothing was checked"
+    return Answer(row.name, row.proves, outcome, seconds, checks, result.measures, result.details,
+                  why, findings=tuple(result.findings[:SHOWN]))  # fmt: skip
+
+
+def told(error: AprfmtError) -> Finding:
+    """Return what an error says as a finding."""
+    where, _, found = str(error).partition(": ")
+    return Finding(where, found or str(error), "what the format and its users agree on")
+
+
+def _unfinished(row: CheckRow, error: Exception) -> Check:
+    known = isinstance(error, (AprfmtError, OSError))
+    found = str(error) if known else f"{type(error).__name__}: {error}"
+    todo = "see the message" if known else "run again with --debug, and report it as a bug"
+    return check(f"{row.name}-finishes", False, found, "an answer", todo)

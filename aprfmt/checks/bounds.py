@@ -1,0 +1,136 @@
+"""Every bound of the checks; those on comparing runs are aprfmt.compare.thresholds.
+
+Calibrated on models that work: the demo model (Qwen2, BF16), SmolLM2-135M (llama, Q4_1) and
+Gemma-3-270M (Q4_K_M), and on the published figures of Qwen2.5-0.5B.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aprfmt.tensors.stats import Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a working model's number stays inside, both ends included."""
+
+    low: float
+    high: float
+    unit: str
+    reason: str
+
+    def holds(self, value: float) -> bool:
+        """Say whether a value is inside; NaN never is."""
+        return self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"{self.low:g} to {self.high:g}"
+
+
+# --- statistics of weights, by role -----------------------------------------------------------
+
+# Number of a tensor (see `numbers`) -> its bound; one that is absent says nothing of the kind.
+RoleBounds = Mapping[str, Bound]
+
+_ZEROS = Bound(0, 0.8, "share of zeros", "a tensor of zeros was never filled")
+EMBEDDING: RoleBounds = {
+    "mean": Bound(-1, 1, "weight", "seen: -0.0022 to 0.0001"),
+    "std": Bound(0.005, 0.5, "weight", "seen: 0.015 to 0.14; BF16 read as F16 gives 1.2"),
+    "zeros": Bound(0, 0.5, "share of zeros", "half a vocabulary of zeros was never filled"),
+}
+LINEAR: RoleBounds = {
+    "mean": Bound(-0.1, 0.1, "weight", "seen: -0.002 to 0.002"),
+    "std": Bound(1e-3, 1.0, "weight", "seen: 0.012 to 0.40; BF16 read as F16 gives 1.2"),
+    "zeros": _ZEROS,
+}
+NORM: RoleBounds = {
+    "rms": Bound(0.01, 100, "weight", "seen: 0.03 to 7.5, gemma's own row aside"),
+    "zeros": _ZEROS,
+}
+# Biases may be as large as they like: Qwen's reach 128, with a deviation of 29 on keys.
+BIAS: RoleBounds = {"absmax": Bound(0, 1e4, "weight", "seen: up to 128 in Qwen2.5")}
+
+# Kind of a role by its last words; the first that fits.
+KINDS: tuple[tuple[str, RoleBounds], ...] = (
+    ("bias", BIAS),
+    ("attn_sinks", BIAS),
+    ("norm", NORM),
+    ("token_embd", EMBEDDING),
+    ("position_embd", EMBEDDING),
+    ("", LINEAR),
+)
+_GEMMA_NORM: RoleBounds = {
+    "rms": Bound(0.01, 5000, "weight", "Gemma-3-270M: up to 376 in post_ffw_norm"),
+    "zeros": _ZEROS,
+}
+# architecture -> word of a role -> bounds that replace the kind's.
+BY_ARCH: Mapping[str, Mapping[str, RoleBounds]] = {
+    "gemma": {"norm": _GEMMA_NORM},
+    "gemma2": {"norm": _GEMMA_NORM},
+    "gemma3": {"norm": _GEMMA_NORM},
+}
+
+
+def role_bounds(arch: str, role: str) -> RoleBounds:
+    """Return the bounds of a role: the architecture's own row, else the kind's."""
+    own = BY_ARCH.get(arch, {})
+    for word, bounds in KINDS:
+        if word in role:
+            return own.get(word, bounds)
+    raise AssertionError("the last kind fits every role")
+
+
+def numbers(stats: "Stats", offset: float = 0.0) -> Mapping[str, float]:
+    """Return what a RoleBounds bounds, `offset` (gemma stores norms less 1) added.
+
+    NaN where no value is finite. `zeros` is a share; with an offset zeros say nothing.
+    """
+    if stats.mean is None or stats.std is None or stats.absmax is None:
+        return dict.fromkeys(("mean", "std", "rms", "absmax", "zeros"), math.nan)
+    mean = stats.mean + offset
+    return {
+        "mean": mean,
+        "std": stats.std,
+        "rms": math.hypot(mean, stats.std),
+        "absmax": stats.absmax,
+        "zeros": stats.zeros / stats.count if not offset else 0.0,
+    }
+
+
+# --- rows of the embedding -----------------------------------------------------------------
+
+DEAD_ROWS = Bound(0, 0.25, "share of rows", "rows of zeros are padding; a quarter is a lost part")
+DEAD_ROW_L2 = 1e-6
+
+# --- hyperparameters --------------------------------------------------------------------------
+
+EPS = Bound(1e-12, 1e-3, "added to the mean square", "models in use: 1e-12 (BERT) to 1e-5")
+THETA = Bound(1e2, 1e9, "rotary base", "models in use: 10000 to 5e7")
+CONTEXT = Bound(8, 1 << 27, "tokens", "below 8 no prompt fits; the longest in use is 1e7")
+HEAD_DIM = Bound(2, 1024, "elements", "models in use: 32 to 576")
+VOCAB_SHARE = Bound(0.5, 1.0, "tokens of embedding rows", "rows are padded by less than half")
+
+# --- the forward pass -------------------------------------------------------------------------
+
+LOSS_GIVEN = 0.02  # nats a stated loss may be off where weights and arithmetic are plain floats
+LOSS_QUANTIZED = 0.5  # nats where weights are quantized: a working 4-bit copy stays far below
+LEAD = 0.1  # logits: below this lead, the next best token may win by rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Gibberish:
+    """When a text is none. Lengths in characters (fragments in bytes), shares of 1."""
+
+    foreign_share: float = 0.6  # of non-ASCII characters, from foreign_length on
+    foreign_length: int = 16
+    fragment: tuple[int, int] = (4, 16)  # bytes of a fragment that stands three times in a row
+    times: int = 3
+    broken_every: int = 32  # more than one U+FFFD in so many characters
+    same_share: float = 0.9  # of one character, from same_length non-space ones on
+    same_length: int = 8
+
+
+GIBBERISH = Gibberish()

@@ -1,0 +1,1 @@
+"""The rows of `validate`: what each reads is the file, damaged or not."""

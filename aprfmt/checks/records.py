@@ -1,0 +1,271 @@
+"""What checks give: findings, results, an answer for each row, and a report of all of them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from aprfmt.base.outcome import Check, Outcome, count_outcomes, verdict
+from aprfmt.errors import AprfmtError
+
+if TYPE_CHECKING:
+    from aprfmt.inference.device import Choice
+
+SHOWN = 100  # findings kept for one check: a damaged file can have one a tensor
+LISTED = 5  # names in one sentence
+LEFT_OUT = "left out by --only or --skip"  # why a gate that was not wanted did not run
+
+# How far a measure may move from a baseline: by `tolerance`, or by `tolerance` times the old value.
+Kind = Literal["absolute", "relative"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong ("fail") or odd ("warning"): where, what, what was expected."""
+
+    where: str
+    found: str
+    expected: str
+    todo: str = ""
+    level: Literal["fail", "warning"] = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A number a baseline keeps: its unit, how far it may move, and why that far."""
+
+    value: float
+    unit: str
+    tolerance: float
+    kind: Kind
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the function of a row that ran has to say.
+
+    Either `found`, what it saw, and the `findings` it has against that; or, where one row asks
+    several questions, a Check for each in `checks`. `measures` are numbers a baseline keeps,
+    `details` are tables for people.
+    """
+
+    found: str = ""
+    findings: Sequence[Finding] = ()
+    checks: Sequence[Check] = ()
+    measures: Mapping[str, Measure] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class NotRun(AprfmtError):
+    """A check could not run, or not on everything; the message is the reason. Never a pass.
+
+    `findings` are what it found all the same: a failure among them fails the check.
+    """
+
+    def __init__(self, reason: str, findings: Iterable[Finding] = ()) -> None:
+        super().__init__(reason)
+        self.findings = tuple(findings)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one row of the table gave in one run.
+
+    `why` is the reason of a NOT_RUN; `asked` marks a row the user named, which may not go missing
+    without an exit code. `seconds` is the wall time.
+    """
+
+    name: str
+    proves: str
+    outcome: Outcome
+    seconds: float = 0.0
+    checks: tuple[Check, ...] = ()
+    measures: Mapping[str, Measure] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""
+    asked: bool = False
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """The checks that failed."""
+        return tuple(check for check in self.checks if check.outcome == "FAIL")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for `--json` of `qa`."""
+        found = asdict(self)
+        del found["findings"]
+        return found
+
+
+# --- reports ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """The answers of one run in the table's order; a row that did not run is in it as NOT_RUN."""
+
+    subject: str
+    answers: tuple[Answer, ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        """FAIL for any failure, NOT_RUN where nothing passed, else PASS."""
+        return verdict(self.answers)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Answers by outcome; all three names are always present."""
+        return count_outcomes(self.answers)
+
+    @property
+    def exit_code(self) -> int:
+        """0 passed; 1 the answer is no; 2 nothing ran."""
+        return {"PASS": 0, "FAIL": 1, "NOT_RUN": 2}[self.outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A finding under the name of its check."""
+
+    check: str
+    finding: Finding
+
+
+@dataclass(frozen=True)
+class Validation(CheckReport):
+    """What `validate` found: one Check a row of the table, and the findings behind them.
+
+    Warnings fail nothing unless the validation is `strict`.
+    """
+
+    format: str = ""
+    strict: bool = False
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """One Check a row."""
+        return tuple(check for answer in self.answers for check in answer.checks)
+
+    @property
+    def findings(self) -> tuple[Noted, ...]:
+        """Everything that is wrong or odd, under the name of its check."""
+        return tuple(Noted(answer.name, one) for answer in self.answers for one in answer.findings)
+
+    @property
+    def warnings(self) -> tuple[Noted, ...]:
+        """The findings that are odd, not wrong."""
+        return tuple(noted for noted in self.findings if noted.finding.level == "warning")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for `--json`."""
+        return {
+            "subject": self.subject,
+            "outcome": self.outcome,
+            "counts": self.counts,
+            "checks": [asdict(check) for check in self.checks],
+            "format": self.format,
+            "strict": self.strict,
+            "findings": [
+                {"check": noted.check, **asdict(noted.finding)} for noted in self.findings
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class QaReport(CheckReport):
+    """What `qa` found: an answer for each gate.
+
+    `choice` says what was asked for, what ran and why; `backend` is what it says of itself.
+    """
+
+    choice: "Choice"
+    min_run: int = 0
+    backend: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def gates(self) -> tuple[Answer, ...]:
+        """The answers, by the name that `--json` gives them."""
+        return self.answers
+
+    @property
+    def ran(self) -> int:
+        """How many gates gave an answer."""
+        return len(self.answers) - self.counts["NOT_RUN"]
+
+    @property
+    def _lost(self) -> list[str]:
+        return [each.name for each in self.answers if each.asked and each.outcome == "NOT_RUN"]
+
+    @property
+    def outcome(self) -> Outcome:
+        """FAIL for any failed gate or fewer than `min_run` answers; NOT_RUN without any."""
+        found = verdict(self.answers)
+        return "FAIL" if found == "PASS" and self.ran < self.min_run else found
+
+    @property
+    def exit_code(self) -> int:
+        """0 passed; 1 the answer is no; 2 nothing ran, or something asked for could not run."""
+        return super().exit_code or (2 if self._lost else 0)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words."""
+        counts = self.counts
+        said = f"{counts['PASS']} PASS, {counts['FAIL']} FAIL, {counts['NOT_RUN']} NOT-RUN"
+        if not counts["FAIL"] and self.ran and self.ran < self.min_run:
+            said += f"; fewer than the {self.min_run} of --min-run gave an answer"
+        lost = self._lost
+        if not counts["FAIL"] and lost:
+            said += f"; asked for and without an answer: {', '.join(lost)}"
+        return said
+
+    def gate(self, name: str) -> Answer:
+        """Return a gate's answer; KeyError for a name that is not in the report."""
+        for answer in self.answers:
+            if answer.name == name:
+                return answer
+        raise KeyError(name)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for `--json`."""
+        return {
+            "model": self.subject,
+            "requested": self.choice.requested,
+            "ran": str(self.choice),
+            "why": self.choice.why,
+            "backend": dict(self.backend),
+            "outcome": self.outcome,
+            "counts": self.counts,
+            "gates_run": self.ran,
+            "min_run": self.min_run,
+            "gates": [gate.to_json() for gate in self.answers],
+        }
+
+
+# --- making checks ----------------------------------------------------------------------------
+
+
+def listed(names: Sequence[str], most: int = LISTED) -> str:
+    """Return the first few of some names, and how many there are."""
+    shown = ", ".join(names[:most])
+    return f"{len(names)}: {shown}{', ...' if len(names) > most else ''}" if names else "none"
+
+
+def summed(name: str, result: Result, reason: str, strict: bool) -> Check:
+    """Return one Check for a result; `reason` is why it did not run, or "" where it did.
+
+    The first failure stands for all of them (with `strict` warnings are failures).
+    """
+    counted = [one for one in result.findings if strict or one.level == "fail"]
+    if counted:
+        first = counted[0]
+        more = f" (and {len(counted) - 1} more)" if len(counted) > 1 else ""
+        return Check(name, "FAIL", first.where, first.found + more, first.expected, first.todo)
+    if reason:
+        return Check(name, "NOT_RUN", found=reason)
+    odd = len(result.findings)
+    words = [result.found] if result.found else []
+    if odd:
+        words.append(f"{odd} warning{'s' * (odd > 1)}")
+    return Check(name, "PASS", found="; ".join(words))

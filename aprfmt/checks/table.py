@@ -1,0 +1,132 @@
+"""The one table of checks: name, what a PASS proves, who runs it, on what, and what it needs.
+
+`validate` runs the rows that need a file; the others are the gates of `qa`. Other packages add
+rows through the entry points `aprfmt.checks` and cannot replace one of ours.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from aprfmt.base.registry import Registry, load
+from aprfmt.checks.records import Result
+
+Need = Literal["file", "model", "session", "baseline"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRow:
+    """One check.
+
+    `run` is "module:function" (".module:function" of this package). It takes a Context, or where
+    `needs` is not "file" a Subject, which is one; it returns a Result or raises NotRun. No
+    `formats` are all formats.
+
+    `needs` says what has to be there: "file", one that opens, damaged or not; "model", a whole
+    model of a known architecture; "session", one that can run, and is not asked where
+    `tensor-contract` failed; "baseline", a baseline file and the answers before.
+    """
+
+    name: str
+    proves: str
+    run: str
+    formats: tuple[str, ...] = ()
+    needs: Need = "file"
+
+    def load(self) -> Callable[[Any], Result]:
+        """Import and return the function."""
+        target = f"aprfmt.checks{self.run}" if self.run.startswith(".") else self.run
+        function: Callable[[Any], Result] = load(target)
+        return function
+
+
+CONTRACT, BASELINE = "tensor-contract", "baseline"  # whose answers others build on
+CHECKS: tuple[CheckRow, ...] = (
+    CheckRow("layout", "sizes, offsets and order are as the format's own writers make them; "
+             "no overlap, no hole, nothing behind the data", ".file.layout:layout"),
+    CheckRow("checksum", "every byte is as it was written", ".file.layout:checksum", ("apr",)),
+    CheckRow("manifest", "every byte is as it was when the side manifest was written",
+             ".file.layout:side_manifest"),
+    CheckRow("padding", "bytes that belong to nothing are zeros", ".file.layout:padding",
+             ("apr", "gguf")),
+    CheckRow("alignment", "tensors begin at multiples of 64", ".file.layout:alignment", ("apr",)),
+    CheckRow("shards", "index, file names, counts and files of a set agree", ".file.layout:shards"),
+    CheckRow("names", "names of tensors and keys show as they are", ".file.layout:names"),
+    CheckRow("writer", "no trait of a writer whose files are known to be wrong",
+             ".file.writers:writer", ("apr", "gguf")),
+    CheckRow("values", "no NaN and no infinity in any tensor", ".file.values:values"),
+    CheckRow("block_scales", "no scale of a block is NaN, infinite or impossible",
+             ".file.values:block_scales"),
+    CheckRow("packed", "weights stored as several tensors are whole and decode",
+             ".file.values:packed"),
+    CheckRow("architecture", "names and keys fit the architecture",
+             ".file.population:architecture"),
+    CheckRow("completeness", "every tensor the configuration demands is there",
+             ".file.population:completeness"),
+    CheckRow("shapes", "every tensor has the shape the configuration gives it",
+             ".file.population:shapes"),
+    CheckRow("unexpected", "no tensor is of no role", ".file.population:unexpected"),
+    CheckRow("hyperparameters", "keys, configuration and tensors say the same",
+             ".file.population:hyperparameters"),
+    CheckRow("role_bounds", "embeddings and norms have statistics of trained weights",
+             ".file.population:role_bounds"),
+    CheckRow("tokenizer", "the vocabulary is whole and builds", ".file.vocabulary:lists"),
+    CheckRow("vocabulary_size", "every token has a row of the embedding", ".file.vocabulary:size"),
+    CheckRow("special_ids", "special ids are those of tokens", ".file.vocabulary:ids"),
+    CheckRow("merges", "every merge joins two tokens to a third", ".file.vocabulary:merges"),
+    CheckRow("chat_template", "the chat template only joins texts", ".file.vocabulary:template"),
+    CheckRow("file_type", "general.file_type is that of the weights", ".file.claims:file_type",
+             ("gguf",)),
+    CheckRow("quantization", "config.json names a quantization exactly if weights are packed so",
+             ".file.claims:quantization"),
+    CheckRow("dtype", "float weights have the dtype config.json names", ".file.claims:dtype",
+             ("safetensors",)),
+    CheckRow("counts", "stated counts and shapes are those of the tensors", ".file.claims:counts",
+             ("apr",)),
+    CheckRow(CONTRACT,
+             "every tensor the configuration demands is there, fits and can be decoded; "
+             "none is unknown",
+             ".gates.structure:tensor_contract", needs="model"),
+    CheckRow("metadata",
+             "hyperparameters, special ids and template can be a working model's and agree",
+             ".gates.structure:metadata", needs="model"),
+    CheckRow("init-statistics",
+             "weights are filled and of the size their part has in working models",
+             ".gates.weights:init_statistics", needs="model"),
+    CheckRow("logits", "the forward pass gives finite, spread and peaked logits",
+             ".gates.forward:logits", needs="session"),
+    CheckRow("loss",
+             "the loss in nats is neither worse than guessing nor too good, and is of the next "
+             "token",
+             ".gates.forward:loss", needs="session"),
+    CheckRow("state-isolation",
+             "no call leaves anything behind: the same question has the same bits as answer",
+             ".gates.forward:state", needs="session"),
+    CheckRow("format-parity",
+             "the same weights give equal bytes, capture points and logits in every format",
+             ".gates.copies:format_parity", needs="session"),
+    CheckRow("device-parity", "every device asked for computes the same",
+             ".gates.copies:device_parity", needs="session"),
+    CheckRow("golden-output", "prompts get the answers they should, no gibberish, and an end",
+             ".gates.generation:golden_output", needs="session"),
+    CheckRow(BASELINE, "no gate and no number got worse than in a baseline file",
+             ".gates.baseline:baseline", needs="baseline"),
+)  # fmt: skip
+
+_OTHERS: Registry[CheckRow] = Registry("checks", {})
+
+
+def file_checks() -> tuple[CheckRow, ...]:
+    """Return the rows of `validate`, other packages' last."""
+    return tuple(row for row in _every() if row.needs == "file")
+
+
+def gates() -> tuple[CheckRow, ...]:
+    """Return the rows of `qa`: other packages' before the one that compares with a baseline."""
+    found = [row for row in _every() if row.needs != "file"]
+    return tuple(sorted(found, key=lambda row: row.needs == "baseline"))
+
+
+def _every() -> tuple[CheckRow, ...]:
+    own = {row.name for row in CHECKS}
+    return (*CHECKS, *(row for row in _OTHERS.values() if row.name not in own))

@@ -1,0 +1,99 @@
+"""The one table of checks: rows of other packages, and who asks which row.
+
+Seen red: a row of another package in place of one of ours, a gate asked by `validate`, findings of
+a gate that fail nothing, a session asked for of a model whose tensors are not whole.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aprfmt import qa
+from aprfmt.base.registry import Registry
+from aprfmt.checks import CheckRow, Finding, NotRun, Result, table, validate
+from aprfmt.checks.context import Context
+from tests.models import save_tiny
+from tests.qa.faults import tensors
+from tests.validate import bases
+
+HERE = "tests.validate.test_table"
+asked: list[str] = []
+
+
+def odd(context: Context) -> Result:
+    return Result("looked", [Finding(context.where, "odd", "even", level="warning")])
+
+
+def wrong(subject: Any) -> Result:
+    return Result("looked", [Finding(subject.where, "wrong", "right", "mend it")])
+
+
+def stopped(subject: Any) -> Result:
+    raise NotRun("nothing to look at")
+
+
+def needs_a_session(subject: Any) -> Result:
+    asked.append(subject.where)
+    return Result("ran")
+
+
+ODD = CheckRow("odd", "it is even", f"{HERE}:odd")
+OURS = CheckRow("layout", "nothing", f"{HERE}:odd")
+ELSEWHERE = CheckRow("elsewhere", "nothing", f"{HERE}:odd", formats=("gguf",))
+WRONG = CheckRow("wrong", "it is right", f"{HERE}:wrong", needs="model")
+STOPPED = CheckRow("stopped", "nothing", f"{HERE}:stopped", needs="model")
+RUNS = CheckRow("runs", "it runs", f"{HERE}:needs_a_session", needs="session")
+
+
+@pytest.fixture
+def others(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {name: f"{HERE}:{name}" for name in ("ODD", "OURS", "ELSEWHERE", "WRONG", "STOPPED",
+                                                "RUNS")}  # fmt: skip
+    monkeypatch.setattr(table, "_OTHERS", Registry[CheckRow]("checks", rows))
+    asked.clear()
+
+
+def test_every_name_stands_once_and_every_function_is_there() -> None:
+    names = [row.name for row in table.CHECKS]
+    assert len(set(names)) == len(names)
+    assert all(callable(row.load()) for row in table.CHECKS)
+    assert {*table.file_checks(), *table.gates()} == {*table.CHECKS}
+
+
+@pytest.mark.usefixtures("others")
+def test_validate_asks_rows_of_other_packages_that_need_a_file(tmp_path: Path) -> None:
+    path = bases.small_apr(tmp_path)
+    report = validate(path)
+    checks = {check.name: check for check in report.checks}
+    assert len(checks) == len(report.checks)
+    assert (checks["odd"].outcome, checks["odd"].found) == ("PASS", "looked; 1 warning")
+    assert checks["elsewhere"].found == "a check of gguf files"
+    assert checks["layout"].found == "3 tensors in 1 files"  # ours, and not replaced
+    assert not {"wrong", "runs", "tensor-contract"} & checks.keys()
+    strict = validate(path, strict=True)
+    assert [check.name for check in strict.checks if check.outcome == "FAIL"] == ["odd"]
+
+
+@pytest.mark.usefixtures("others")
+def test_qa_asks_the_others_before_the_baseline(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    names = [row.name for row in table.gates()]
+    assert names[-4:] == ["wrong", "stopped", "runs", "baseline"]
+    report = qa.run(tmp_path, only=("wrong", "stopped", "runs"), random_weights=True)
+    assert [gate.name for gate in report.gates] == names
+    (one,) = report.gate("wrong").failed
+    assert (one.found, one.expected, one.todo) == ("wrong", "right", "mend it")
+    assert report.gate("stopped").why == "nothing to look at"
+    assert not report.gate("stopped").checks
+    assert report.gate("runs").outcome == "PASS" and asked and report.exit_code == 1
+
+
+@pytest.mark.usefixtures("others")
+def test_a_session_is_not_asked_for_where_the_tensors_are_not_whole(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    tensors(lambda found: {k: v for k, v in found.items() if "up_proj" not in k})(tmp_path)
+    report = qa.run(tmp_path, random_weights=True, skip=("init-statistics",))
+    assert report.gate("tensor-contract").outcome == "FAIL"
+    assert report.gate("runs").why == "tensor-contract failed" and not asked
+    assert report.gate("wrong").outcome == "FAIL"  # which needs no session
