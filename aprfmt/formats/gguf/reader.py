@@ -66,6 +66,8 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     Raises FormatError (TruncatedError, UnsupportedError) for what is not GGUF, for a missing shard,
     and for a set whose shards disagree or were left half written.
     """
+    from aprfmt.formats.shardset import refuse_mixed
+
     path = Path(path)
     with ExitStack() as stack:
 
@@ -79,7 +81,7 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
         opened = read(path)
         names = siblings(path, opened.parsed)
         if len(names) > 1:
-            _refuse_mixed(path, names)
+            refuse_mixed(path, [path.with_name(name) for name in names])
         shards, notes = [], []
         for name in names:
             sibling = path.with_name(name)
@@ -110,19 +112,6 @@ def open_buffer(
     file = BufferFile(buffer, path)
     parsed = parse(file.view, str(path), partial=partial, damaged=damaged)
     return GGUFSource(path, [Shard(file, parsed)])
-
-
-def _refuse_mixed(path: Path, names: Sequence[str]) -> None:
-    """Refuse a set that an interrupted run left partly old and partly new."""
-    from aprfmt.formats.journal import pending
-
-    mixed = {found.name for found in pending(path.parent)}.intersection(names)
-    if mixed:
-        raise FormatError(
-            f"{path}: {', '.join(sorted(mixed))} belongs to a set of files whose writing was "
-            "interrupted, so old and new files are mixed; write into this folder again, which "
-            "completes it first"
-        )
 
 
 def _tensors(shards: Sequence[Shard]) -> dict[str, LazyTensor]:

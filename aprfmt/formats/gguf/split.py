@@ -4,7 +4,7 @@
 first file has the model's metadata.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,8 +124,3 @@ def divide(
         counts[-1] += 1
         table, data = table + entry, data + padded
     return counts
-
-
-def split_keys(number: int, count: int, tensors: int) -> Mapping[str, int]:
-    """Return the keys of one shard of a split."""
-    return {SPLIT_NO: number, SPLIT_COUNT: count, SPLIT_TENSORS: tensors}
