@@ -75,9 +75,9 @@ _SEVERAL = (
 
 def _types() -> dict[str, str]:
     """Return {name: paragraph} of what `quantize --type` makes, GGUF's file types among them."""
-    from aprfmt.quantizing.mixture import SCHEMES
+    from aprfmt.quantizing.mixture import SCHEMES, offered
 
-    found = {}
+    found = {name: "a type of `quantize`: every weight whose rows fit is it." for name in offered()}
     for name, scheme in SCHEMES.items():
         number = "" if scheme.file_type is None else f" general.file_type {scheme.file_type}."
         found[name] = (
@@ -88,10 +88,10 @@ def _types() -> dict[str, str]:
 
 
 def _encodings() -> dict[str, str]:
-    from aprfmt.base.encodings import ENCODINGS
+    from aprfmt.base.encodings import every
 
     found = {}
-    for name, row in ENCODINGS.items():
+    for name, row in every().items():
         if not row.known:
             found[name] = f"ggml id {row.ggml}. {row.removed}." if row.removed else _SEVERAL
             continue
@@ -106,6 +106,7 @@ def _encodings() -> dict[str, str]:
             f"{row.block_size} elements in {row.type_size} bytes, {row.bits_per_weight:g} bits a "
             f"weight; {', '.join(codes) or 'no code of its own in any container'}."
             + (" Blocks run over the flattened tensor." if row.flat else "")
+            + (f" A block is {row.layout} (numbers and their bytes, in order)." * bool(row.layout))
         )
     return found
 

@@ -158,9 +158,9 @@ def block_row(encoding: str, raw: bytes) -> dict[str, Any]:
     from aprfmt.codecs import codec, decode
 
     reference = codec(encoding)
-    layout = getattr(reference, "layout", None)
+    layout = reference.layout
     fields = []
-    if layout is not None and layout.names:
+    if layout is not None and layout.names and layout.fields:
         record = np.frombuffer(raw[: layout.itemsize], layout)[0]
         for field in layout.names:
             kind, at = layout.fields[field][:2]

@@ -9,7 +9,8 @@ safetensors format page (dtype names), the APR v2 format (codes; 8 and 9 are leg
 """
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -17,6 +18,27 @@ from typing import Any, TypeVar
 from aprfmt.errors import CodecError
 
 K = TypeVar("K")
+
+# NAME:TYPE or NAME:COUNT TYPE without the space; TYPE is a letter and the bytes of one number, or
+# members in parentheses.
+_MEMBER = re.compile(r"(\w+):(\d*)(?:([fiuw]\d)|\((.*?)\))")
+
+
+def members(layout: str) -> Iterator[tuple[str, int, str]]:
+    """Yield (name, count, type) of a block's members in file order; count 0 is a single one.
+
+    Types are letter and bytes: `f` float, `i` and `u` integer, `w` bytes that ggml reads as one
+    word of so many. A member that repeats several has their layout as its type.
+    """
+    for name, count, kind, inner in _MEMBER.findall(layout):
+        yield name, int(count or 0), kind or inner
+
+
+def numbers(layout: str) -> Iterator[tuple[str, int]]:
+    """Yield (type, bytes) of every single number of a block, in file order."""
+    for _, count, kind in members(layout):
+        inner = list(numbers(kind)) if ":" in kind else [(kind, int(kind[1]))]
+        yield from inner * (count or 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +48,11 @@ class Encoding:
     `flat` encodings run over the flattened tensor, so that blocks cross row ends and rows cannot
     be moved without decoding. `header` bytes stand once before the blocks of a non-empty tensor.
     `numpy` names the element dtype of encodings that are plain arrays (ml_dtypes' names count).
-    `ggml`, `safetensors` and `apr` are the codes of the three containers, where they have one.
+    `ggml`, `safetensors` and `apr` are the codes of the three containers, where they have one;
+    `file_type` is the general.file_type of a GGUF that is mostly of it (enum llama_ftype).
+    `layout` is the byte map of a block (see `members`), which decoding, byte swapping, bounds and
+    explanations go by. `claim` is for a weight stored in several tensors: a tensor W is one where
+    `W.CLAIM` stands beside it; its codec names the others.
     """
 
     name: str
@@ -39,6 +65,9 @@ class Encoding:
     flat: bool = False
     header: int = 0
     removed: str = ""  # the sentence for a type that ggml dropped
+    layout: str = ""
+    file_type: int | None = None
+    claim: str = ""
 
     @property
     def known(self) -> bool:
@@ -78,14 +107,24 @@ class Encoding:
         return 8 * self.type_size / self.block_size if self.known else 0.0
 
 
-def _plain(name: str, size: int, numpy: str, ggml: int | None, apr: int | None) -> Encoding:
-    return Encoding(name, 1, size, numpy=numpy, safetensors=name, ggml=ggml, apr=apr)
+def block(name: str, block_size: int, layout: str, **codes: Any) -> Encoding:
+    """Return the row of an encoding whose blocks have this layout, and so many bytes."""
+    size = sum(width for _, width in numbers(layout))
+    return Encoding(name, block_size, size, layout=layout, **codes)
 
 
-def _block(
-    name: str, block_size: int, type_size: int, ggml: int, apr: int | None = None
+def _plain(
+    name: str, size: int, numpy: str, ggml: int | None, apr: int | None, type: int | None = None
 ) -> Encoding:
-    return Encoding(name, block_size, type_size, ggml=ggml, apr=apr)
+    return Encoding(
+        name, 1, size, numpy=numpy, safetensors=name, ggml=ggml, apr=apr, file_type=type
+    )
+
+
+def _ggml(
+    name: str, block_size: int, layout: str, ggml: int, type: int | None = None, **codes: Any
+) -> Encoding:
+    return block(name, block_size, layout, ggml=ggml, file_type=type, **codes)
 
 
 def _removed(name: str, ggml: int, todo: str) -> Encoding:
@@ -100,50 +139,51 @@ _DIALECTS = (
     "COMPRESSED_PACKED", "COMPRESSED_PACKED_FLOAT", "COMPRESSED_PLAIN",
 )  # fmt: skip
 
+# A ggml row: elements, layout (as in the C struct), type id, general.file_type.
 _ROWS: tuple[Encoding, ...] = (
-    _plain("F32", 4, "float32", 0, 0),
-    _plain("F16", 2, "float16", 1, 1),
-    _block("Q4_0", 32, 18, 2),
-    _block("Q4_1", 32, 20, 3),
+    _plain("F32", 4, "float32", 0, 0, 0),
+    _plain("F16", 2, "float16", 1, 1, 1),
+    _ggml("Q4_0", 32, "d:f2 qs:16u1", 2, 2),
+    _ggml("Q4_1", 32, "d:f2 m:f2 qs:16u1", 3, 3),
     _removed("Q4_2", 4, _GONE),
     _removed("Q4_3", 5, _GONE),
-    _block("Q5_0", 32, 22, 6),
-    _block("Q5_1", 32, 24, 7),
-    _block("Q8_0", 32, 34, 8),
-    _block("Q8_1", 32, 36, 9),
-    _block("Q2_K", 256, 84, 10),
-    _block("Q3_K", 256, 110, 11),
-    _block("Q4_K", 256, 144, 12, apr=12),
-    _block("Q5_K", 256, 176, 13),
-    _block("Q6_K", 256, 210, 14, apr=14),
-    _block("Q8_K", 256, 292, 15),
-    _block("IQ2_XXS", 256, 66, 16),
-    _block("IQ2_XS", 256, 74, 17),
-    _block("IQ3_XXS", 256, 98, 18),
-    _block("IQ1_S", 256, 50, 19),
-    _block("IQ4_NL", 32, 18, 20),
-    _block("IQ3_S", 256, 110, 21),
-    _block("IQ2_S", 256, 82, 22),
-    _block("IQ4_XS", 256, 136, 23),
+    _ggml("Q5_0", 32, "d:f2 qh:w4 qs:16u1", 6, 8),
+    _ggml("Q5_1", 32, "d:f2 m:f2 qh:w4 qs:16u1", 7, 9),
+    _ggml("Q8_0", 32, "d:f2 qs:32i1", 8, 7),
+    _ggml("Q8_1", 32, "d:f2 s:f2 qs:32i1", 9),
+    _ggml("Q2_K", 256, "scales:16u1 qs:64u1 d:f2 dmin:f2", 10, 10),
+    _ggml("Q3_K", 256, "hmask:32u1 qs:64u1 scales:12u1 d:f2", 11, 12),
+    _ggml("Q4_K", 256, "d:f2 dmin:f2 scales:12u1 qs:128u1", 12, 15, apr=12),
+    _ggml("Q5_K", 256, "d:f2 dmin:f2 scales:12u1 qh:32u1 qs:128u1", 13, 17),
+    _ggml("Q6_K", 256, "ql:128u1 qh:64u1 scales:16i1 d:f2", 14, 18, apr=14),
+    _ggml("Q8_K", 256, "d:f4 qs:256i1 bsums:16i2", 15),
+    _ggml("IQ2_XXS", 256, "d:f2 group:8(index:4u1 word:u4)", 16, 19),
+    _ggml("IQ2_XS", 256, "d:f2 qs:32u2 scales:8u1", 17, 20),
+    _ggml("IQ3_XXS", 256, "d:f2 qs:64u1 word:8u4", 18, 23),
+    _ggml("IQ1_S", 256, "d:f2 qs:32u1 qh:8u2", 19, 24),
+    _ggml("IQ4_NL", 32, "d:f2 qs:16u1", 20, 25),
+    _ggml("IQ3_S", 256, "d:f2 qs:64u1 qh:8u1 signs:32u1 scales:4u1", 21, 26),
+    _ggml("IQ2_S", 256, "d:f2 qs:32u1 signs:32u1 qh:8u1 scales:8u1", 22, 28),
+    _ggml("IQ4_XS", 256, "d:f2 scales_h:u2 scales_l:4u1 qs:128u1", 23, 30),
     _plain("I8", 1, "int8", 24, 6),
     _plain("I16", 2, "int16", 25, None),
     _plain("I32", 4, "int32", 26, 4),
     _plain("I64", 8, "int64", 27, 5),
     _plain("F64", 8, "float64", 28, 3),
-    _block("IQ1_M", 256, 56, 29),
-    _plain("BF16", 2, "bfloat16", 30, 30),
+    _ggml("IQ1_M", 256, "qs:32u1 qh:16u1 scales:4u2", 29, 31),
+    _plain("BF16", 2, "bfloat16", 30, 30, 32),
     _removed("Q4_0_4_4", 31, _REPACK),
     _removed("Q4_0_4_8", 32, _REPACK),
     _removed("Q4_0_8_8", 33, _REPACK),
-    _block("TQ1_0", 256, 54, 34),
-    _block("TQ2_0", 256, 66, 35),
+    _ggml("TQ1_0", 256, "qs:48u1 qh:4u1 d:f2", 34, 36),
+    _ggml("TQ2_0", 256, "qs:64u1 d:f2", 35, 37),
     _removed("IQ4_NL_4_4", 36, _REPACK),
     _removed("IQ4_NL_4_8", 37, _REPACK),
     _removed("IQ4_NL_8_8", 38, _REPACK),
-    _block("MXFP4", 32, 17, 39),
-    _block("NVFP4", 64, 36, 40),
-    _block("Q1_0", 128, 18, 41),
-    _block("Q2_0", 64, 18, 42),
+    _ggml("MXFP4", 32, "e:u1 qs:16u1", 39, 38),
+    _ggml("NVFP4", 64, "d:4u1 qs:32u1", 40, 39),
+    _ggml("Q1_0", 128, "d:f2 qs:16u1", 41, 40),
+    _ggml("Q2_0", 64, "d:f2 qs:16u1", 42, 41),
     _plain("U8", 1, "uint8", None, 7),
     _plain("U16", 2, "uint16", None, None),
     _plain("U32", 4, "uint32", None, None),
@@ -161,14 +201,14 @@ _ROWS: tuple[Encoding, ...] = (
     Encoding("F6_E2M3", 4, 3, safetensors="F6_E2M3", flat=True),
     Encoding("F6_E3M2", 4, 3, safetensors="F6_E3M2", flat=True),
     # APR's own quantizations: blocks over the flattened tensor; Q8 has one float32 scale in front.
-    Encoding("APR_Q4", 32, 18, apr=128, flat=True),
+    block("APR_Q4", 32, "scale:f2 qs:16u1", apr=128, flat=True),
     Encoding("APR_Q8", 1, 1, apr=129, flat=True, header=4),
     # Dialects of safetensors checkpoints: integers packed beside scales, in several tensors. What a
     # block is depends on the configuration, so they have no size of their own.
     *(Encoding(name, 0, 0, flat=True) for name in _DIALECTS),
     # bitsandbytes: two elements a byte over the flattened matrix; companions hold the rest.
-    Encoding("NF4", 2, 1, flat=True),
-    Encoding("FP4", 2, 1, flat=True),
+    Encoding("NF4", 2, 1, flat=True, claim="quant_state.bitsandbytes__nf4"),
+    Encoding("FP4", 2, 1, flat=True, claim="quant_state.bitsandbytes__fp4"),
 )
 
 
@@ -203,6 +243,13 @@ ENCODINGS: Rows[str] = _rows("name")
 BY_GGML: Rows[int] = _rows("ggml")
 BY_SAFETENSORS: Rows[str] = _rows("safetensors")
 BY_APR: Rows[int] = _rows("apr")
+BY_CLAIM: Rows[str] = _rows("claim")
+
+
+def every() -> Rows[str]:
+    """Return all rows by name, those of other packages included."""
+    _read_entry_points()
+    return ENCODINGS
 
 
 @cache
@@ -212,6 +259,7 @@ def _read_entry_points() -> None:
 
     tables: tuple[tuple[str, Rows[Any]], ...] = (
         ("name", ENCODINGS), ("ggml", BY_GGML), ("safetensors", BY_SAFETENSORS), ("apr", BY_APR),
+        ("claim", BY_CLAIM),
     )  # fmt: skip
     for point in entry_points(group="aprfmt.encodings"):
         row: Encoding = point.load()

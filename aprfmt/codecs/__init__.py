@@ -7,7 +7,7 @@ the native kernel of the same name where the extension is built, has passed its 
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -85,27 +85,17 @@ def decode_into(
     `out` yet, see `parallel.STORE_FRESH`) are for native kernels. Raises CodecError when lengths
     do not fit.
     """
-    from aprfmt.codecs.base import check_out, part
-    from aprfmt.codecs.parallel import STORE_BY_SIZE, STORE_FRESH, parallel_decode
+    from aprfmt.codecs.base import check_out
+    from aprfmt.codecs.parallel import STORE_BY_SIZE, STORE_FRESH
 
     store = STORE_FRESH if fresh else STORE_BY_SIZE
     parts = raw if isinstance(raw, Mapping) else {"": raw}
     reference, native = codec(encoding), native_kernels() if out.size else None
     check_out(encoding, out, reference.dtype)
-    kernel = native.KERNELS.get(encoding) if native else None
-    coded: Callable[..., Any] | None = getattr(reference, "coded", None)
-    if kernel is not None:
-        main = part(encoding, parts)
-        parallel_decode(
-            kernel, main, out, reference.block_size, reference.type_size, threads, store
-        )
-        finish: Callable[..., None] | None = getattr(reference, "finish", None)
-        if finish is not None:
-            finish(parts, out)
-    elif native is not None and coded is not None:
-        coded(parts, out.size).decode(native.decode_coded, out, threads, store)
-    else:
+    if native is None:
         reference.decode(parts, out)
+    else:
+        reference.decode_native(native, parts, out, threads, store)
 
 
 def decode(
@@ -201,20 +191,7 @@ def encode(
     fused(fma)
     reference, native = codec(encoding), native_kernels()
     if options:
-        with_options: Callable[..., Codec] | None = getattr(reference, "with_options", None)
-        if with_options is None:
-            raise CodecError(f"{encoding}: takes no options, found {', '.join(options)}")
-        try:
-            reference = with_options(**options)
-        except TypeError as error:
-            raise CodecError(f"{encoding}: {error}") from error
-    encoder = native.ENCODERS.get((encoding, fma)) if native else None
-    encode_coded: Callable[..., Mapping[str, bytes]] | None
-    encode_coded = getattr(reference, "encode_coded", None)
-    if encoder is not None:
-        result: Mapping[str, bytes] = encoder(x, importance=importance)
-        return result
-    if native is not None and encode_coded is not None:
-        coded: Mapping[str, bytes] = encode_coded(x, native.encode_coded)
-        return coded
-    return reference.encode(x, fma=fma, importance=importance)
+        reference = reference.with_options(**options)
+    if native is None:
+        return reference.encode(x, fma=fma, importance=importance)
+    return reference.encode_native(native, x, fma=fma, importance=importance)

@@ -18,7 +18,7 @@ class AprQ4(BlockCodec):
     """APR's own four bits."""
 
     name = "APR_Q4"
-    layout = np.dtype([("scale", "<f2"), ("qs", "u1", 16)])
+    step = "scale"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Offset, then scale."""

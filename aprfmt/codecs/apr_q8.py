@@ -16,35 +16,41 @@ from aprfmt.codecs.base import (
     F32,
     Array,
     Bytes,
+    Codec,
     Fma,
     as_rows,
     check_finite,
     check_length,
-    check_out,
     fused,
     part,
 )
 
 
-class AprQ8:
+class AprQ8(Codec):
     """APR's own eight bits."""
 
-    name, block_size, type_size = "APR_Q8", 1, 1
-    parts: tuple[str, ...] = ("",)
-    dtype = "float32"
+    name = "APR_Q8"
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
         """Scale; raises CodecError unless there are 4 + N bytes (0 for no element)."""
-        data = part(self.name, raw)
-        check_out(self.name, out, self.dtype)
-        expected = out.size + 4 * (out.size > 0)
-        check_length(self.name, data.size, expected, f"{out.size} elements and their scale")
+        data = self.main(raw, out)
         if out.size == 0:
             return
         scale, q = data[:4].view("<f4")[0], data[4:].view(np.int8)
         with np.errstate(all="ignore"):
             for start in range(0, out.size, CHUNK):
                 np.multiply(q[start : start + CHUNK], scale, out=out[start : start + CHUNK])
+
+    def granule(self, raw: Mapping[str, Bytes], count: int) -> int:
+        """Return 1; CodecError unless there are 4 + `count` bytes (0 for no element)."""
+        found, expected = part(self.name, raw).size, count + 4 * (count > 0)
+        check_length(self.name, found, expected, f"{count} elements and their scale")
+        return 1
+
+    def steps(self, raw: Mapping[str, Bytes], count: int) -> F32:
+        """Return the scale for every element."""
+        scale: F32 = np.abs(part(self.name, raw)[:4].view("<f4"))
+        return scale.repeat(count)
 
     def cut(self, raw: Mapping[str, Bytes], start: int, stop: int) -> Mapping[str, Bytes]:
         """Return the bytes of elements [start, stop) as of a tensor of their own."""

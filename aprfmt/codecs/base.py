@@ -1,18 +1,20 @@
-"""What every codec has in common: the protocol, length checks, chunks and small arithmetic.
+"""What every codec has in common: the base class, length checks, chunks and small arithmetic.
 
 A codec knows bytes and numbers, no file and no tensor name. The numpy functions here are the
 reference that every faster path is judged by.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from aprfmt.base.encodings import ENCODINGS, Encoding
+from aprfmt.base.encodings import ENCODINGS, Encoding, members
 from aprfmt.codecs.arithmetic import row_mean_square
+from aprfmt.codecs.parallel import parallel_decode
 from aprfmt.errors import CodecError
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -29,45 +31,43 @@ CHUNK = 1 << 18
 ENCODE_CHUNK = 1 << 16  # the searches hold several float64 arrays of this size
 
 
-class Codec(Protocol):
+class Codec:
     """Bytes to numbers and back; pure, so one instance serves every thread.
 
-    `parts` names what `decode` reads: `""` is the main part, others are companion tensors by
-    suffix. `dtype` is the numpy dtype of decoded arrays: float32 for everything quantized and for
-    F16, BF16 and FP8; an encoding's own type for F32, F64, integers, BOOL and C64.
+    A subclass gives `name` (key of the encoding table) and `decode`. `parts` names what `decode`
+    reads: `""` is the main part, others are companion tensors by suffix; `optional_parts` are those
+    that may stand there as well. `dtype` is the numpy dtype of decoded arrays: float32 for
+    everything quantized and for F16, BF16 and FP8; an encoding's own type for F32, F64, integers,
+    BOOL and C64.
     """
 
+    name: str
+    parts: tuple[str, ...] = ("",)
+    optional_parts: tuple[str, ...] = ()
+    dtype: str = "float32"
+    layout: ClassVar[np.dtype[Any] | None] = None  # of one block, where it has members
+
     @property
-    def name(self) -> str:
-        """Key of dtypes.ENCODINGS."""
-        ...
+    def row(self) -> Encoding:
+        """The encoding's row of the table."""
+        return ENCODINGS[self.name]
 
     @property
     def block_size(self) -> int:
         """Elements a block."""
-        ...
+        return self.row.block_size
 
     @property
     def type_size(self) -> int:
         """Bytes an encoded block."""
-        ...
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Suffixes that `decode` needs; `""` is the main part."""
-        ...
-
-    @property
-    def dtype(self) -> str:
-        """Dtype of decoded arrays, by numpy's name."""
-        ...
+        return self.row.type_size
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
         """Fill `out` (1-D, C-contiguous, of `dtype`, one entry an element).
 
         Raises CodecError when a part is missing or its length does not fit `out`.
         """
-        ...
+        raise NotImplementedError
 
     def encode(
         self, x: Array, *, fma: Fma = "fused", importance: Array | None = None
@@ -78,7 +78,95 @@ class Codec(Protocol):
         rounded once (fused, what ggml's own builds do) or twice (strict). Raises CodecError where
         the codec cannot encode, or cannot hold `x`.
         """
-        ...
+        raise CodecError(f"{self.name}: there is no encoder; choose another encoding")
+
+    def with_options(self, **options: Any) -> "Codec":
+        """Return a codec that encodes so. Raises CodecError for options it does not take."""
+        raise CodecError(f"{self.name}: takes no options, found {', '.join(options)}")
+
+    def steps(self, raw: Mapping[str, Bytes], count: int) -> F32 | None:
+        """Return the distance between neighbouring values around each of `count` elements.
+
+        The largest of the block; None where none is known. `diff` bounds by it.
+        """
+        return None
+
+    def granule(self, raw: Mapping[str, Bytes], count: int) -> int:
+        """Return the elements that `cut` goes by; CodecError where `raw` does not fit `count`."""
+        expected = -(-count // self.block_size) * self.type_size
+        check_length(self.name, part(self.name, raw).size, expected, f"{count} elements")
+        return self.block_size
+
+    def main(self, raw: Mapping[str, Bytes], out: Array) -> U8:
+        """Return the main part; CodecError where `out` is not what is promised, or does not fit."""
+        check_out(self.name, out, self.dtype)
+        self.granule(raw, out.size)
+        return part(self.name, raw)
+
+    def cut(self, raw: Mapping[str, Bytes], start: int, stop: int) -> Mapping[str, Bytes]:
+        """Return the parts of elements [start, stop) as of a tensor of their own.
+
+        `start` is a multiple of `granule`.
+        """
+        block, size = self.block_size, self.type_size
+        return {"": part(self.name, raw)[start // block * size : -(-stop // block) * size].data}
+
+    def finish(self, raw: Mapping[str, Bytes], out: Array) -> None:
+        """Do to decoded blocks what other parts than the main one ask for."""
+
+    def decode_native(
+        self, kernels: ModuleType, raw: Mapping[str, Bytes], out: Array, threads: int, store: int
+    ) -> None:
+        """Do what `decode` does by the native kernel of this name, where there is one."""
+        kernel = kernels.KERNELS.get(self.name)
+        if kernel is None:
+            self.decode(raw, out)
+            return
+        main = part(self.name, raw)
+        parallel_decode(kernel, main, out, self.block_size, self.type_size, threads, store)
+        self.finish(raw, out)
+
+    def encode_native(
+        self, kernels: ModuleType, x: Array, *, fma: Fma, importance: Array | None
+    ) -> Mapping[str, bytes]:
+        """Do what `encode` does by the native encoder of this name, where there is one."""
+        encoder: Callable[..., Mapping[str, bytes]] | None = kernels.ENCODERS.get((self.name, fma))
+        if encoder is None:
+            return self.encode(x, fma=fma, importance=importance)
+        return encoder(x, importance=importance)
+
+    # What follows is for weights stored in several tensors, whose row has a `claim`.
+
+    def shape_of(self, raw: Mapping[str, Bytes]) -> tuple[int, ...]:
+        """Return the weight's shape as the claiming part, which is enough, says it; CodecError."""
+        raise CodecError(f"{self.name}: its parts do not say the weight's shape")
+
+    def needed(self, raw: Mapping[str, Bytes]) -> Sequence[str]:
+        """Return the parts that must be there as the claiming part, which is enough, has it."""
+        return self.parts
+
+    def stored_as(self, parts: Iterable[str]) -> Mapping[str, str]:
+        """Return the encoding of each stored tensor by suffix, in the order of `parts`."""
+        return dict.fromkeys(parts, "U8")
+
+    def config(self, options: Mapping[str, Any], left_out: Sequence[str]) -> Mapping[str, Any]:
+        """Return `quantization_config` of a model packed with `options`.
+
+        `left_out` are the modules that could be packed and are not.
+        """
+        return {}
+
+
+def record(layout: str) -> np.dtype[Any]:
+    """Return the dtype of a block of the encoding table's `layout`, little-endian."""
+    rows: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
+    for name, count, kind in members(layout):
+        if ":" in kind:
+            inner = record(kind)
+        else:
+            inner = np.dtype(("u1", int(kind[1])) if kind[0] == "w" else f"<{kind}")
+        rows.append((name, inner, (count,) if count else ()))
+    return np.dtype(rows)
 
 
 def part(name: str, raw: Mapping[str, Bytes], suffix: str = "") -> U8:
@@ -130,28 +218,25 @@ def check_finite(name: str, x: Array) -> None:
         )
 
 
-class BlockCodec:
+class BlockCodec(Codec):
     """Encodings whose blocks hold everything they need: the GGML types and their like.
 
-    A subclass gives `name`, `layout` (the byte map of a block, in file order) and
-    `decode_blocks`; `encode_blocks` where there is an encoder.
+    A subclass gives `name` and `decode_blocks`; `encode_blocks` where there is an encoder, and
+    `step` (the member that is a block's step) or `block_steps` where a step is known. The members
+    of a block are those of the row's layout.
     """
 
-    name: ClassVar[str]
     layout: ClassVar[np.dtype[Any]]
-    row: ClassVar[Encoding]
-    block_size: ClassVar[int]
-    type_size: ClassVar[int]
-    parts: ClassVar[tuple[str, ...]] = ("",)
-    dtype: ClassVar[str] = "float32"
+    step: ClassVar[str] = ""
     weighs_rows: ClassVar[bool] = False  # whether the encoder asks for `sigma2`
 
     def __init_subclass__(cls) -> None:
         if "name" not in cls.__dict__:
             return
-        cls.row = ENCODINGS[cls.name]
-        cls.block_size, cls.type_size = cls.row.block_size, cls.row.type_size
-        assert cls.layout.itemsize == cls.type_size, f"{cls.name}: {cls.layout.itemsize} bytes"
+        row = ENCODINGS[cls.name]
+        if row.layout:
+            cls.layout = record(row.layout)
+        assert cls.layout.itemsize == row.type_size, f"{cls.name}: {cls.layout.itemsize} bytes"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Fill `out` [n, block_size] from `n` records."""
@@ -168,17 +253,22 @@ class BlockCodec:
         """
         raise CodecError(f"{self.name}: there is no encoder; choose another encoding")
 
+    def block_steps(self, block: Blocks) -> F32 | None:
+        """Return the largest distance between neighbouring values in each of `n` records."""
+        return np.abs(block[self.step].astype(np.float32)) if self.step else None
+
+    def steps(self, raw: Mapping[str, Bytes], count: int) -> F32 | None:
+        """Repeat each block's step for its elements."""
+        found = self.block_steps(part(self.name, raw).view(self.layout))
+        return None if found is None else found.repeat(self.block_size)[:count]
+
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
         """Fill float32 `out` from blocks in a row; what `out` leaves of the last one is dropped.
 
         Raises CodecError when the byte count does not fit the element count.
         """
-        data = part(self.name, raw)
-        check_out(self.name, out, self.dtype)
+        records = self.main(raw, out).view(self.layout)
         blocks, short = divmod(out.size, self.block_size)
-        expected = (blocks + (short > 0)) * self.type_size
-        check_length(self.name, data.size, expected, f"{out.size} elements")
-        records = data.view(self.layout)
         last = records[blocks:]
         records = records[:blocks]
         whole = out[: blocks * self.block_size].reshape(blocks, self.block_size)
@@ -263,6 +353,13 @@ def half(values: Array) -> F32:
     return wide.reshape(-1, 1)
 
 
+def d_times(block: Blocks, scales: Array) -> F32:
+    """Return |d| [n] times the largest magnitude of each superblock's scales [n, k]."""
+    d, largest = np.abs(block["d"].astype(np.float32)), np.abs(scales.astype(np.float32))
+    found: F32 = d * largest.max(axis=1)
+    return found
+
+
 def pieces(
     codec: Codec,
     raw: Mapping[str, Bytes],
@@ -272,30 +369,22 @@ def pieces(
 ) -> Iterator[tuple[Mapping[str, Bytes], tuple[int, int], int]]:
     """Yield (parts, [rows, columns] they decode to, columns to keep) of about `room` elements.
 
-    A codec whose parts do not simply follow each other gives them by `cut(raw, start, stop)`, at
-    multiples of `granule(raw)`. Raises CodecError when lengths do not fit.
+    Raises CodecError when lengths do not fit.
     """
     count, columns = math.prod(shape), shape[-1] if shape else 1
-    main, block, size = part(codec.name, raw), codec.block_size, codec.type_size
+    block, size = codec.block_size, codec.type_size
     if row_bytes is not None and columns * size != row_bytes * block:
         rows, width = count // max(columns, 1), row_bytes // size * block
         check_length(codec.name, row_bytes, -(-columns // block) * size, f"{columns} elements")
+        main = part(codec.name, raw)
         check_length(codec.name, main.size, rows * row_bytes, f"{rows} rows")
         step = max(1, room // max(width, 1))
         for start in range(0, rows, step):
             at = slice(start * row_bytes, (start + step) * row_bytes)
             yield {"": main[at].data}, (min(step, rows - start), width), columns
         return
-    cut: Callable[..., Mapping[str, Bytes]] | None = getattr(codec, "cut", None)
-    granule: Callable[..., int] | None = getattr(codec, "granule", None)
-    unit = block if granule is None else granule(raw)
-    if cut is None:
-        check_length(codec.name, main.size, -(-count // block) * size, f"{count} elements")
+    unit = codec.granule(raw, count)
     step = max(unit, room // unit * unit)
     for start in range(0, count, step):
         stop = min(start + step, count)
-        if cut is not None:
-            yield cut(raw, start, stop), (1, stop - start), stop - start
-        else:
-            at = slice(start // block * size, -(-stop // block) * size)
-            yield {"": main[at].data}, (1, stop - start), stop - start
+        yield codec.cut(raw, start, stop), (1, stop - start), stop - start

@@ -13,28 +13,22 @@ from aprfmt.codecs.base import (
     CHUNK,
     Array,
     Bytes,
+    Codec,
     Fma,
     as_rows,
-    check_length,
-    check_out,
     fused,
-    part,
 )
 
 
-class BF16Codec:
+class BF16Codec(Codec):
     """Two bytes an element: sign, 8 bits of exponent, 7 of fraction."""
 
-    name, block_size, type_size = "BF16", 1, 2
-    parts: tuple[str, ...] = ("",)
-    dtype = "float32"
+    name = "BF16"
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
         """Widen; raises CodecError when byte and element counts disagree."""
-        data = part(self.name, raw)
-        check_out(self.name, out, self.dtype)
-        check_length(self.name, data.size, 2 * out.size, f"{out.size} elements")
-        np.left_shift(data.view("<u2"), 16, out=out.view(np.uint32), dtype=np.uint32)
+        data = self.main(raw, out).view("<u2")
+        np.left_shift(data, 16, out=out.view(np.uint32), dtype=np.uint32)
 
     def encode(
         self, x: Array, *, fma: Fma = "fused", importance: Array | None = None

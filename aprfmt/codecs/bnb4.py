@@ -8,12 +8,13 @@ value = code[nibble] * absmax[block], formed in float32 and rounded once to the 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
-from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import double_quant, parallel, quant_state
 from aprfmt.codecs.base import (
     CHUNK,
@@ -21,6 +22,7 @@ from aprfmt.codecs.base import (
     U8,
     Array,
     Bytes,
+    Codec,
     Fma,
     as_rows,
     check_finite,
@@ -47,14 +49,14 @@ _ROUNDINGS = {"float32": 0, "bfloat16": 1, "float16": 2}
 _SMALLEST = np.float32(1e-38)  # the library divides by no less
 
 
-class Bnb4Codec:
+class Bnb4Codec(Codec):
     """A weight of bitsandbytes' Linear4bit with its companions.
 
-    `blocksize`, `double_quantization` and `weight_dtype` are for encoding; decoding follows the
-    file. `with_options` gives a codec with others.
+    `blocksize`, `double_quantization` and `dtype` (the weight's) are for encoding; decoding follows
+    the file. `with_options` gives a codec with others.
     """
 
-    dtype = "float32"
+    optional_parts = (quant_state.NESTED_ABSMAX, quant_state.NESTED_QUANT_MAP)
 
     def __init__(
         self,
@@ -63,33 +65,61 @@ class Bnb4Codec:
         *,
         blocksize: int = 64,
         double_quantization: bool = False,
-        weight_dtype: str = "float32",
+        dtype: str = "float32",
     ) -> None:
-        if weight_dtype not in quant_state.DTYPES:
-            raise CodecError(f"{name}: dtype {weight_dtype!r}; expected {quant_state.DTYPES}")
+        if dtype not in quant_state.DTYPES:
+            raise CodecError(f"{name}: dtype {dtype!r}; expected {quant_state.DTYPES}")
         if blocksize not in BLOCK_SIZES:
             raise CodecError(f"{name}: blocks of {blocksize} elements; expected {BLOCK_SIZES}")
         self.name = name
-        self.block_size = ENCODINGS[name].block_size
-        self.type_size = ENCODINGS[name].type_size
         self.code: F32 = np.array(code, np.float32)
         self.blocksize, self.double_quantization = blocksize, double_quantization
-        self.weight_dtype = weight_dtype
-        self.parts = ("", quant_state.ABSMAX, quant_state.QUANT_MAP, self.claims[0])
-        self.optional_parts = (quant_state.NESTED_ABSMAX, quant_state.NESTED_QUANT_MAP)
-
-    @property
-    def claims(self) -> tuple[str, ...]:
-        """Suffixes that betray this codec: a tensor W with `W.SUFFIX` beside it is ours."""
-        return (quant_state.STATE + self.name.lower(),)
+        self.weight_dtype = dtype
+        self.parts = ("", self.row.claim, quant_state.ABSMAX, quant_state.QUANT_MAP)
 
     def shape_of(self, raw: Mapping[str, Bytes]) -> tuple[int, ...]:
         """Return the weight's shape, which only the quant state knows."""
-        return quant_state.state_of(self.name, raw).shape
+        return quant_state.shape_of(self.name, raw)
 
-    def dtype_of(self, raw: Mapping[str, Bytes]) -> str:
-        """Return the dtype the library decodes to: float32, float16 or bfloat16."""
-        return quant_state.state_of(self.name, raw).dtype
+    def needed(self, raw: Mapping[str, Bytes]) -> Sequence[str]:
+        """Return the optional parts as well where the quant state speaks of nested blocks."""
+        return self.parts + self.optional_parts * quant_state.is_nested(self.name, raw)
+
+    def stored_as(self, parts: Iterable[str]) -> Mapping[str, str]:
+        """Return F32 for numbers; absmax is codes where it has a nested absmax of its own."""
+        every = tuple(parts)
+        floats = {*self.optional_parts, quant_state.QUANT_MAP}
+        if quant_state.NESTED_ABSMAX not in every:
+            floats.add(quant_state.ABSMAX)
+        return {suffix: "F32" if suffix in floats else "U8" for suffix in every}
+
+    def config(self, options: Mapping[str, Any], left_out: Sequence[str]) -> Mapping[str, Any]:
+        """Return what transformers writes for a model it packed itself; the head never is.
+
+        Source: transformers' BitsAndBytesConfig.to_dict with its defaults.
+        """
+        return {
+            "_load_in_4bit": True,
+            "_load_in_8bit": False,
+            "bnb_4bit_compute_dtype": "float32",
+            "bnb_4bit_quant_storage": "uint8",
+            "bnb_4bit_quant_type": self.name.lower(),
+            "bnb_4bit_use_double_quant": bool(options.get("double_quantization", False)),
+            "llm_int8_enable_fp32_cpu_offload": False,
+            "llm_int8_has_fp16_weight": False,
+            "llm_int8_skip_modules": [*left_out, "lm_head"] if left_out else None,
+            "llm_int8_threshold": 6.0,
+            "load_in_4bit": True,
+            "load_in_8bit": False,
+            "quant_method": "bitsandbytes",
+        }
+
+    def steps(self, raw: Mapping[str, Bytes], count: int) -> F32:
+        """Return the largest gap of the code, times the block's absmax."""
+        state = quant_state.state_of(self.name, raw)
+        absmax = quant_state.absmax_of(self.name, raw, state)
+        found: F32 = absmax.repeat(state.blocksize)[:count] * np.diff(np.sort(self.code)).max()
+        return found
 
     def coded(self, raw: Mapping[str, Bytes], count: int) -> "Coded":
         """Return the checked parts of a weight of `count` elements.
@@ -117,33 +147,31 @@ class Bnb4Codec:
         check_out(self.name, out, self.dtype)
         self.coded(raw, out.size).decode(decode_coded, out)
 
-    def granule(self, raw: Mapping[str, Bytes]) -> int:
+    def decode_native(
+        self, kernels: ModuleType, raw: Mapping[str, Bytes], out: Array, threads: int, store: int
+    ) -> None:
+        """Do what `decode` does with the kernel for codes."""
+        self.coded(raw, out.size).decode(kernels.decode_coded, out, threads, store)
+
+    def granule(self, raw: Mapping[str, Bytes], count: int) -> int:
         """Return the elements that `cut` goes by: what one nested scale covers, in whole bytes."""
         state = quant_state.state_of(self.name, raw)
         return 2 * state.blocksize * max(state.nested_blocksize, 1)
 
     def cut(self, raw: Mapping[str, Bytes], start: int, stop: int) -> Mapping[str, Bytes]:
-        """Return the parts of elements [start, stop) as a 1-D weight of their own.
-
-        `start` is a multiple of `granule(raw)`.
-        """
+        """Return the parts of elements [start, stop) as a 1-D weight of their own."""
         return {
             **raw,
             "": memoryview(raw[""])[start // 2 : -(-stop // 2)],
             **quant_state.cut(self.name, raw, start, stop),
         }
 
-    def with_options(
-        self, *, blocksize: int = 64, double_quantization: bool = False, dtype: str = "float32"
-    ) -> "Bnb4Codec":
-        """Return a codec that encodes so; raises CodecError for what the library refuses."""
-        return Bnb4Codec(
-            self.name,
-            tuple(map(float, self.code)),
-            blocksize=blocksize,
-            double_quantization=double_quantization,
-            weight_dtype=dtype,
-        )
+    def with_options(self, **options: Any) -> "Bnb4Codec":
+        """Return a codec with these of its options; CodecError for what the library refuses."""
+        try:
+            return Bnb4Codec(self.name, tuple(map(float, self.code)), **options)
+        except TypeError as error:
+            raise CodecError(f"{self.name}: {error}") from error
 
     def encode(
         self, x: Array, *, fma: Fma = "fused", importance: Array | None = None
@@ -155,6 +183,12 @@ class Bnb4Codec:
         """
         fused(fma)
         return self.encode_coded(x, encode_coded)
+
+    def encode_native(
+        self, kernels: ModuleType, x: Array, *, fma: Fma, importance: Array | None
+    ) -> Mapping[str, bytes]:
+        """Do what `encode` does with the kernel for codes."""
+        return self.encode_coded(x, kernels.encode_coded)
 
     def encode_coded(self, x: Array, kernel: Callable[..., None]) -> Mapping[str, bytes]:
         """Return what `encode` does, with a kernel of the signature of `encode_coded` below."""

@@ -14,12 +14,10 @@ from aprfmt.codecs.base import (
     CHUNK,
     Array,
     Bytes,
+    Codec,
     Fma,
     as_rows,
-    check_length,
-    check_out,
     fused,
-    part,
 )
 
 
@@ -36,19 +34,14 @@ def _widened() -> npt.NDArray[np.uint32]:
 _FLOAT32_BITS = _widened()
 
 
-class F16Codec:
+class F16Codec(Codec):
     """Two bytes an element: sign, 5 bits of exponent (bias 15), 10 of fraction."""
 
-    name, block_size, type_size = "F16", 1, 2
-    parts: tuple[str, ...] = ("",)
-    dtype = "float32"
+    name = "F16"
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
         """Widen; raises CodecError when byte and element counts disagree."""
-        data = part(self.name, raw)
-        check_out(self.name, out, self.dtype)
-        check_length(self.name, data.size, 2 * out.size, f"{out.size} elements")
-        halves, bits = data.view("<u2"), out.view(np.uint32)
+        halves, bits = self.main(raw, out).view("<u2"), out.view(np.uint32)
         for start in range(0, out.size, CHUNK):
             at = slice(start, start + CHUNK)
             np.take(_FLOAT32_BITS, halves[at], out=bits[at], mode="wrap")

@@ -19,7 +19,6 @@ class IQ1_M(BlockCodec):
     """One and three quarter bits, the scale scattered over the block."""
 
     name = "IQ1_M"
-    layout = np.dtype([("qs", "u1", 32), ("qh", "u1", 16), ("scales", "<u2", 4)])
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Shift the point (exact), then scale."""

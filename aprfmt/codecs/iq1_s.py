@@ -18,7 +18,6 @@ class IQ1_S(BlockCodec):
     """One and a half bits: eight elements share one of 2048 ternary points."""
 
     name = "IQ1_S"
-    layout = np.dtype([("d", "<f2"), ("qs", "u1", 32), ("qh", "<u2", 8)])
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Shift the point (exact), then scale."""

@@ -18,9 +18,6 @@ class IQ2_S(BlockCodec):
     """Two and a half bits: eight elements share one of 1024 lattice points."""
 
     name = "IQ2_S"
-    layout = np.dtype(
-        [("d", "<f2"), ("qs", "u1", 32), ("signs", "u1", 32), ("qh", "u1", 8), ("scales", "u1", 8)]
-    )
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Scale, then the point, then the sign."""

@@ -16,7 +16,6 @@ class IQ2_XS(BlockCodec):
     """Two bits: eight elements share one of 512 lattice points."""
 
     name = "IQ2_XS"
-    layout = np.dtype([("d", "<f2"), ("qs", "<u2", 32), ("scales", "u1", 8)])
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Scale, then the point, then the sign."""

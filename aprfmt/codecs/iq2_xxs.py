@@ -15,7 +15,6 @@ class IQ2_XXS(BlockCodec):
     """Two bits: eight elements share one of 256 lattice points."""
 
     name = "IQ2_XXS"
-    layout = np.dtype([("d", "<f2"), ("group", [("index", "u1", 4), ("word", "<u4")], 8)])
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Scale, then the point, then the sign."""

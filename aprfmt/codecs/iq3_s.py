@@ -18,9 +18,6 @@ class IQ3_S(BlockCodec):
     """Three and a half bits: four elements share one of 512 lattice points."""
 
     name = "IQ3_S"
-    layout = np.dtype(
-        [("d", "<f2"), ("qs", "u1", 64), ("qh", "u1", 8), ("signs", "u1", 32), ("scales", "u1", 4)]
-    )
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Scale, then the point, then the sign."""

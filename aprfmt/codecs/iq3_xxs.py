@@ -16,7 +16,6 @@ class IQ3_XXS(BlockCodec):
     """Three bits: four elements share one of 256 lattice points."""
 
     name = "IQ3_XXS"
-    layout = np.dtype([("d", "<f2"), ("qs", "u1", 64), ("word", "<u4", 8)])
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Scale, then the point, then the sign."""

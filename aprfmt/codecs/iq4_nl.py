@@ -21,7 +21,6 @@ class IQ4_NL(BlockCodec):
     """Four bits, denser near zero."""
 
     name = "IQ4_NL"
-    layout = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Look up, then scale."""

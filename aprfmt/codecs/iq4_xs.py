@@ -19,7 +19,6 @@ class IQ4_XS(BlockCodec):
     """IQ4_NL's table with 6-bit scales under one float16."""
 
     name = "IQ4_XS"
-    layout = np.dtype([("d", "<f2"), ("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 128)])
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Round the product d*(scale-32) first: bit equality needs that order."""

@@ -9,20 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs.base import (
     CHUNK,
     F32,
     U8,
     Array,
     Bytes,
+    Codec,
     Codes,
-    Fma,
-    check_length,
-    check_out,
-    part,
 )
-from aprfmt.errors import CodecError
 
 
 @dataclass(frozen=True)
@@ -69,16 +64,11 @@ class Minifloat:
         return np.where(negative, -magnitude, magnitude).astype(np.float32)
 
 
-class MinifloatCodec:
+class MinifloatCodec(Codec):
     """Elements of 4, 6 or 8 bits in a row, lowest bits first; float32 when decoded."""
-
-    parts: tuple[str, ...] = ("",)
-    dtype = "float32"
 
     def __init__(self, name: str, kind: Minifloat) -> None:
         self.name, self.kind = name, kind
-        self.block_size = ENCODINGS[name].block_size
-        self.type_size = ENCODINGS[name].type_size
         self.values: F32 = kind.values()
         self.values.flags.writeable = False
 
@@ -96,18 +86,10 @@ class MinifloatCodec:
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
         """Look up; raises CodecError when byte and element counts disagree."""
-        data = part(self.name, raw)
-        check_out(self.name, out, self.dtype)
+        data = self.main(raw, out)
         blocks = -(-out.size // self.block_size)
-        check_length(self.name, data.size, blocks * self.type_size, f"{out.size} elements")
         step = CHUNK // self.block_size
         for start in range(0, blocks, step):
             piece = data[start * self.type_size : (start + step) * self.type_size]
             target = out[start * self.block_size : (start + step) * self.block_size]
             target[:] = self.values[self._codes(piece)[: target.size]]
-
-    def encode(
-        self, x: Array, *, fma: Fma = "fused", importance: Array | None = None
-    ) -> Mapping[str, bytes]:
-        """Raise CodecError: these formats need a scale that belongs to their container."""
-        raise CodecError(f"{self.name}: there is no encoder; choose another encoding")

@@ -44,7 +44,6 @@ class MXFP4(BlockCodec):
     """The OCP microscaling format, four bits."""
 
     name = "MXFP4"
-    layout = np.dtype([("e", "u1"), ("qs", "u1", 16)])
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Look up, then scale."""

@@ -47,7 +47,6 @@ class NVFP4(BlockCodec):
     """NVIDIA's four bits as GGUF holds them."""
 
     name = "NVFP4"
-    layout = np.dtype([("d", "u1", 4), ("qs", "u1", (4, 8))])
     optional_parts = (SCALE,)
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
@@ -75,8 +74,9 @@ class NVFP4(BlockCodec):
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Look up, then scale."""
         runs = out.reshape(-1, 4, 2, 8)  # (block, scale, low or high, element)
-        runs[:, :, 0] = VALUES[block["qs"] & 15]
-        runs[:, :, 1] = VALUES[block["qs"] >> 4]
+        packed = block["qs"].reshape(-1, 4, 8)
+        runs[:, :, 0] = VALUES[packed & 15]
+        runs[:, :, 1] = VALUES[packed >> 4]
         runs *= HALF_SCALES[block["d"]][..., None, None]
 
     def encode_blocks(
@@ -90,7 +90,7 @@ class NVFP4(BlockCodec):
         d = scale_byte(np.abs(runs).max(axis=1) / np.float32(6))
         block["d"] = d.reshape(-1, 4)
         codes = nearest_e2m1(runs, HALF_SCALES[d][:, None])
-        block["qs"] = join_halves(codes).reshape(-1, 4, 8)
+        block["qs"] = join_halves(codes).reshape(-1, 32)
 
 
 CODEC = NVFP4()

@@ -7,37 +7,27 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs.base import (
     Array,
     Bytes,
+    Codec,
     Fma,
     as_rows,
-    check_length,
-    check_out,
     fused,
-    part,
 )
 
 
-class PlainCodec:
+class PlainCodec(Codec):
     """One little-endian value an element."""
-
-    parts: tuple[str, ...] = ("",)
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.block_size = 1
-        self.type_size = ENCODINGS[name].type_size
-        self.dtype = ENCODINGS[name].numpy
+        self.dtype = self.row.numpy
         self._stored = np.dtype(self.dtype).newbyteorder("<")
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
         """Copy the values; raises CodecError when byte and element counts disagree."""
-        data = part(self.name, raw)
-        check_out(self.name, out, self.dtype)
-        expected = out.size * self.type_size
-        check_length(self.name, data.size, expected, f"{out.size} elements")
+        data = self.main(raw, out)
         if self.dtype == "bool":  # a byte other than 0 and 1 is no bool until it is compared
             np.not_equal(data, 0, out=out)
         else:

@@ -14,7 +14,6 @@ class Q1_0(BlockCodec):
     """One bit: the sign."""
 
     name = "Q1_0"
-    layout = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Pick d or -d."""

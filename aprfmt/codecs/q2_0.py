@@ -13,7 +13,6 @@ class Q2_0(BlockCodec):
     """Two bits: -1, 0, 1, 2 under one float16 scale."""
 
     name = "Q2_0"
-    layout = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Offset, then scale."""

@@ -6,9 +6,7 @@
 82   2  dmin    float16
 """
 
-import numpy as np
-
-from aprfmt.codecs.base import F32, BlockCodec, Blocks, Codes, half
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, Codes, d_times, half
 from aprfmt.codecs.bits import join_crumbs
 from aprfmt.codecs.k_search import Plan, scales_and_mins
 from aprfmt.codecs.searches import Steps
@@ -31,7 +29,6 @@ class Q2_K(BlockCodec):
     """Two bits with a 4-bit scale and a 4-bit min every 16 elements."""
 
     name = "Q2_K"
-    layout = np.dtype([("scales", "u1", 16), ("qs", "u1", 64), ("d", "<f2"), ("dmin", "<f2")])
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Round the products d*scale and dmin*min first: bit equality needs that order."""
@@ -43,6 +40,10 @@ class Q2_K(BlockCodec):
         elements = out.reshape(-1, 16, 16)
         elements *= (half(block["d"]) * scales)[..., None]
         elements -= (half(block["dmin"]) * mins)[..., None]
+
+    def block_steps(self, block: Blocks) -> F32:
+        """D times the largest scale of the superblock."""
+        return d_times(block, unpack(block["scales"])[0])
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None

@@ -10,7 +10,7 @@
 import numpy as np
 
 from aprfmt.codecs.arithmetic import largest_magnitude, nearest_product, ordered_sum
-from aprfmt.codecs.base import F32, BlockCodec, Blocks, Codes, half
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, Codes, d_times, half
 from aprfmt.codecs.bits import crumbs, halves, join_crumbs
 from aprfmt.codecs.k_search import importance_weights, recode
 from aprfmt.codecs.searches import refined_scale, signed_scale
@@ -36,7 +36,6 @@ class Q3_K(BlockCodec):
     """Three bits with a 6-bit signed scale every 16 elements."""
 
     name = "Q3_K"
-    layout = np.dtype([("hmask", "u1", 32), ("qs", "u1", 64), ("scales", "u1", 12), ("d", "<f2")])
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Round the product d*(scale-32) first: bit equality needs that order."""
@@ -49,6 +48,10 @@ class Q3_K(BlockCodec):
                 q[:, half_index, k] = packed[:, half_index] >> 2 * k & 3 | kept << 2
         out -= 4
         out.reshape(-1, 16, 16)[:] *= (half(block["d"]) * scales)[..., None]
+
+    def block_steps(self, block: Blocks) -> F32:
+        """D times the largest scale of the superblock."""
+        return d_times(block, unpack_scales(block["scales"]).astype(np.int8) - 32)
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None

@@ -16,7 +16,7 @@ class Q4_0(BlockCodec):
     """Four bits under one float16 scale, without a minimum."""
 
     name = "Q4_0"
-    layout = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
+    step = "d"
     weighs_rows = True
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:

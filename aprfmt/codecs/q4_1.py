@@ -16,7 +16,7 @@ class Q4_1(BlockCodec):
     """Four bits under a float16 scale and a float16 minimum."""
 
     name = "Q4_1"
-    layout = np.dtype([("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16)])
+    step = "d"
     weighs_rows = True
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:

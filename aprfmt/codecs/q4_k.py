@@ -6,10 +6,8 @@
 16 128  qs      4 runs of 32 bytes: low nibbles are sub-block 2i, high nibbles sub-block 2i+1
 """
 
-import numpy as np
-
 from aprfmt.codecs import k_scales
-from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, d_times, half
 from aprfmt.codecs.bits import join_halves
 from aprfmt.codecs.k_search import Plan, scales_and_mins
 from aprfmt.codecs.searches import Steps
@@ -21,7 +19,6 @@ class Q4_K(BlockCodec):
     """Four bits with a 6-bit scale and a 6-bit min every 32 elements."""
 
     name = "Q4_K"
-    layout = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qs", "u1", 128)])
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Round the products d*scale and dmin*min first: bit equality needs that order."""
@@ -33,6 +30,10 @@ class Q4_K(BlockCodec):
         elements = out.reshape(-1, 8, 32)
         elements *= (half(block["d"]) * scales)[..., None]
         elements -= (half(block["dmin"]) * mins)[..., None]
+
+    def block_steps(self, block: Blocks) -> F32:
+        """D times the largest scale of the superblock."""
+        return d_times(block, k_scales.unpack(block["scales"])[0])
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None

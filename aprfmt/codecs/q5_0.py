@@ -17,7 +17,7 @@ class Q5_0(BlockCodec):
     """Five bits under one float16 scale, without a minimum."""
 
     name = "Q5_0"
-    layout = np.dtype([("d", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16)])
+    step = "d"
     weighs_rows = True
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:

@@ -6,8 +6,6 @@
 8  16  qs  low nibbles are elements 0-15, high nibbles 16-31
 """
 
-import numpy as np
-
 from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
 from aprfmt.codecs.bits import bits, halves, join_bits, join_halves
 from aprfmt.codecs.weighted import plain_scale_and_min, weighted_scale_and_min
@@ -17,7 +15,7 @@ class Q5_1(BlockCodec):
     """Five bits under a float16 scale and a float16 minimum."""
 
     name = "Q5_1"
-    layout = np.dtype([("d", "<f2"), ("m", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16)])
+    step = "d"
     weighs_rows = True
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:

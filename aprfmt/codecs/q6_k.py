@@ -12,7 +12,7 @@ Each half h of 128 elements has 64 bytes of ql and 32 of qh. Element 32k + l of 
 import numpy as np
 
 from aprfmt.codecs.arithmetic import largest_magnitude, nearest_product
-from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, d_times, half
 from aprfmt.codecs.bits import join_crumbs, join_halves
 from aprfmt.codecs.k_search import recode
 from aprfmt.codecs.searches import SMALLEST, signed_scale
@@ -23,7 +23,6 @@ class Q6_K(BlockCodec):
     """Six bits with an 8-bit signed scale every 16 elements."""
 
     name = "Q6_K"
-    layout = np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<f2")])
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Round the product d*scale first: bit equality needs that order."""
@@ -35,6 +34,10 @@ class Q6_K(BlockCodec):
             q[:, :, k] = nibble | (high >> 2 * k & 3) << 4
         out -= 32
         out.reshape(-1, 16, 16)[:] *= (half(block["d"]) * block["scales"])[..., None]
+
+    def block_steps(self, block: Blocks) -> F32:
+        """D times the largest scale of the superblock."""
+        return d_times(block, block["scales"])
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None

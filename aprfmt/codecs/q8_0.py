@@ -14,7 +14,7 @@ class Q8_0(BlockCodec):
     """Eight bits under one float16 scale."""
 
     name = "Q8_0"
-    layout = np.dtype([("d", "<f2"), ("qs", "i1", 32)])
+    step = "d"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Scale."""

@@ -7,8 +7,6 @@
 gguf-py's table says 40 bytes (two float32); ggml's struct has had two float16 since 2023.
 """
 
-import numpy as np
-
 from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
 
 
@@ -16,7 +14,6 @@ class Q8_1(BlockCodec):
     """ggml's format of activations, seldom in a file."""
 
     name = "Q8_1"
-    layout = np.dtype([("d", "<f2"), ("s", "<f2"), ("qs", "i1", 32)])
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Scale."""

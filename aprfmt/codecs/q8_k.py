@@ -14,7 +14,6 @@ class Q8_K(BlockCodec):
     """ggml's format of activations beside K-quants, seldom in a file."""
 
     name = "Q8_K"
-    layout = np.dtype([("d", "<f4"), ("qs", "i1", 256), ("bsums", "<i2", 16)])
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Scale."""

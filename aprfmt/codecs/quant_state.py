@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import double_quant
 from aprfmt.codecs.base import F32, U8, Bytes, check_length, part
 from aprfmt.errors import CodecError
 
 ABSMAX, QUANT_MAP = "absmax", "quant_map"
 NESTED_ABSMAX, NESTED_QUANT_MAP = "nested_absmax", "nested_quant_map"
-STATE = "quant_state.bitsandbytes__"
 DTYPES = ("float32", "float16", "bfloat16")
 _JSON_LIMIT = 1 << 16  # the library writes about 200 bytes
 _DIMENSIONS = 8
@@ -52,9 +52,9 @@ class QuantState:
         return -(-self.count // self.blocksize)
 
 
-def state_of(name: str, raw: Mapping[str, Bytes]) -> QuantState:
-    """Parse the JSON part; raises CodecError for anything the library would not have written."""
-    suffix = STATE + name.lower()
+def _state(name: str, raw: Mapping[str, Bytes]) -> dict[str, Any]:
+    """Return the JSON object that nothing is judged of yet. Raises CodecError for another thing."""
+    suffix = ENCODINGS[name].claim
     text = bytes(part(name, raw, suffix)[: _JSON_LIMIT + 1])
     if len(text) > _JSON_LIMIT:
         raise CodecError(f"{name}: {suffix} has more than {_JSON_LIMIT} bytes; expected about 200")
@@ -64,6 +64,22 @@ def state_of(name: str, raw: Mapping[str, Bytes]) -> QuantState:
         raise CodecError(f"{name}: {suffix} is not JSON in UTF-8: {error}") from error
     if not isinstance(found, dict):
         raise CodecError(f"{name}: {suffix} holds a {type(found).__name__}, expected an object")
+    return found
+
+
+def shape_of(name: str, raw: Mapping[str, Bytes]) -> tuple[int, ...]:
+    """Return the weight's shape, whatever else the state says. Raises CodecError."""
+    return _shape(name, _state(name, raw).get("shape"))
+
+
+def is_nested(name: str, raw: Mapping[str, Bytes]) -> bool:
+    """Say whether the absmax is quantized as well. Raises CodecError for a state that is none."""
+    return "nested_blocksize" in _state(name, raw)
+
+
+def state_of(name: str, raw: Mapping[str, Bytes]) -> QuantState:
+    """Parse the JSON part; raises CodecError for anything the library would not have written."""
+    suffix, found = ENCODINGS[name].claim, _state(name, raw)
     if found.get("quant_type") != name.lower():
         raise CodecError(
             f"{name}: {suffix} says quant_type {found.get('quant_type')!r}, "
@@ -166,18 +182,18 @@ def companions(
         parts[ABSMAX] = codes.tobytes()
         parts[NESTED_ABSMAX] = scales.astype("<f4").tobytes()
         parts[NESTED_QUANT_MAP] = double_quant.dynamic_map().astype("<f4").tobytes()
-    return parts | {STATE + name.lower(): json.dumps(state).encode()}
+    return parts | {ENCODINGS[name].claim: json.dumps(state).encode()}
 
 
 def cut(name: str, raw: Mapping[str, Bytes], start: int, stop: int) -> dict[str, Bytes]:
     """Return the companions of elements [start, stop) as of a 1-D weight of their own."""
     state = state_of(name, raw)
-    found = json.loads(bytes(raw[STATE + name.lower()]))
+    found = json.loads(bytes(raw[ENCODINGS[name].claim]))
     found["shape"] = [stop - start]
     first, last = start // state.blocksize, -(-stop // state.blocksize)
     size = 1 if state.nested_blocksize else 4
     parts: dict[str, Bytes] = {
-        STATE + name.lower(): json.dumps(found).encode(),
+        ENCODINGS[name].claim: json.dumps(found).encode(),
         ABSMAX: memoryview(raw[ABSMAX])[size * first : size * last],
     }
     if state.nested_blocksize:

@@ -22,7 +22,6 @@ class TQ1_0(BlockCodec):
     """Ternary weights at 1.69 bits."""
 
     name = "TQ1_0"
-    layout = np.dtype([("qs", "u1", 48), ("qh", "u1", 4), ("d", "<f2")])
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Find the digits, offset, then scale."""

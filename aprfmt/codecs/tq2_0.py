@@ -15,7 +15,6 @@ class TQ2_0(BlockCodec):
     """Ternary weights at 2.06 bits."""
 
     name = "TQ2_0"
-    layout = np.dtype([("qs", "u1", 64), ("d", "<f2")])
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Offset, then scale."""

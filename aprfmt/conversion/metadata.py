@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import Typed, Value
 from aprfmt.base.text import shorten
+from aprfmt.codecs import codec
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, Plan
-from aprfmt.conversion.packed import quantization_config
 from aprfmt.conversion.quantized import IMATRIX_RECORD, RECORD
 from aprfmt.errors import FormatError
 from aprfmt.formats import FORMATS, FormatSpec
@@ -30,14 +30,6 @@ if TYPE_CHECKING:
 GGUF_KEY = "aprfmt.gguf.metadata"  # JSON {key: [type, value]}: GGUF keys other formats cannot say
 BARE_KEY = "aprfmt.metadata"  # JSON {key: value}: what a container-only copy could not say
 HASH_KEY = "aprfmt.source.sha256"
-
-# llama.cpp's general.file_type by the encoding most weights have (enum llama_ftype).
-FILE_TYPES: Mapping[str, int] = {
-    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10,
-    "Q3_K": 12, "Q4_K": 15, "Q5_K": 17, "Q6_K": 18, "IQ2_XXS": 19, "IQ2_XS": 20, "IQ3_XXS": 23,
-    "IQ1_S": 24, "IQ4_NL": 25, "IQ3_S": 26, "IQ2_S": 28, "IQ4_XS": 30, "IQ1_M": 31, "BF16": 32,
-    "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38, "NVFP4": 39, "Q1_0": 40, "Q2_0": 41,
-}  # fmt: skip
 
 
 @dataclass
@@ -87,8 +79,10 @@ def _claim_packing(
     parts = {id(part) for tensor in model.values() for part in tensor.parts.values()}
     if not packed and (not parts or any(id(s) in parts for o in outputs for s in o.sources)):
         return  # nothing was packed, or packed weights are copied: the config already says so
-    double = bool(options.packing.get("double_quantization", False))
-    claim = quantization_config(sorted(packed)[0], double, _left_out(outputs)) if packed else None
+    claim = None
+    if packed:
+        name = min(packed)
+        claim = codec(name).config(options.packing, _left_out(outputs, name))
     texts = [(carried.texts, "config.json"), (carried.metadata, "aprfmt.hf_config")]
     for place, key in texts:
         text = place.get(key)  # type: ignore[attr-defined]
@@ -105,9 +99,9 @@ def _claim_packing(
         carried.metadata["hf_config"] = _claimed(dict(config), claim)
 
 
-def _left_out(outputs: Sequence[Output]) -> list[str]:
+def _left_out(outputs: Sequence[Output], packing: str) -> list[str]:
     """Name the modules that transformers would expect to be packed and that are not."""
-    mixture = Mixture("NF4", (), n_layers=0)
+    mixture = Mixture(packing, (), n_layers=0)
     return [
         output.info.name.removesuffix(".weight")
         for output in outputs
@@ -181,7 +175,8 @@ def file_type(outputs: Sequence[Output]) -> int:
             size = math.prod(output.info.shape)
             counts[output.info.encoding] += size
     name = counts.most_common(1)[0][0] if counts else "F32"
-    return FILE_TYPES.get(name, 1024)  # 1024: guessed, as llama.cpp's own constant says
+    number = encoding(name).file_type
+    return 1024 if number is None else number  # 1024: guessed, as llama.cpp's own constant says
 
 
 def model_name(model: "Model") -> str:

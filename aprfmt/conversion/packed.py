@@ -5,7 +5,7 @@ planning where that matters, and once more when its bytes are written. Between t
 parts are kept; of everything else the weight encoded last is held, and no other.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,6 @@ from aprfmt.base.protocols import TensorInfo
 from aprfmt.conversion.counts import Counts
 from aprfmt.errors import ConversionError
 
-STATE = ".quant_state.bitsandbytes__"  # in the name of a quant state, and of nothing else
 _SMALL = 4096  # bytes: parts up to this are kept from planning to writing
 
 
@@ -74,32 +73,21 @@ class Packed:
     def infos(self, main: str) -> dict[str, TensorInfo]:
         """Return the stored tensors by suffix; `main` is the name of the packed bytes.
 
-        Names, dtypes and shapes are those of bitsandbytes' own files.
+        Names, dtypes and shapes are those of the library's own files, as the codec knows them.
         """
+        from aprfmt.codecs import codec
+
+        self.part("")  # encodes once
+        parts = self.latest.parts
         found = {}
-        for suffix, dtype, count in self._layout():
+        for suffix, dtype in codec(self.encoding).stored_as(parts).items():
+            row, size = encoding(dtype), len(parts[suffix])
             name = f"{self.name}.{suffix}" if suffix else main
+            count = size // row.type_size
             shape: tuple[int, ...] = (count, 1) if not suffix else (count,)
-            size = encoding(dtype).nbytes(shape)
-            found[suffix] = TensorInfo(
-                name, shape, dtype, 0, size, encoding(dtype).row_bytes(shape)
-            )
+            found[suffix] = TensorInfo(name, shape, dtype, 0, size, row.row_bytes(shape))
         self.nbytes = sum(info.nbytes for info in found.values())
         return found
-
-    def _layout(self) -> list[tuple[str, str, int]]:
-        """Return (suffix, dtype, elements) of every part, in no particular order."""
-        from aprfmt.codecs import quant_state
-
-        self.part(quant_state.STATE + self.encoding.lower())  # encodes once
-        sizes = {suffix: len(data) for suffix, data in self.latest.parts.items()}
-        floats = {quant_state.QUANT_MAP, quant_state.NESTED_ABSMAX, quant_state.NESTED_QUANT_MAP}
-        if quant_state.NESTED_ABSMAX not in sizes:
-            floats.add(quant_state.ABSMAX)
-        return [
-            (suffix, "F32", size // 4) if suffix in floats else (suffix, "U8", size)
-            for suffix, size in sizes.items()
-        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,28 +116,3 @@ def weight_dtype(source: str, config: Mapping[str, Any] | None, name: str) -> st
             f"{name}: config.json says dtype {said!r}; expected float32, float16 or bfloat16"
         )
     return str(said)
-
-
-def quantization_config(
-    encoding_name: str, double: bool, left_out: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Return `quantization_config` as transformers writes it for a model it packed itself.
-
-    `left_out` are Linear modules that are not packed; the head never is.
-    Source: transformers' BitsAndBytesConfig.to_dict with its defaults.
-    """
-    return {
-        "_load_in_4bit": True,
-        "_load_in_8bit": False,
-        "bnb_4bit_compute_dtype": "float32",
-        "bnb_4bit_quant_storage": "uint8",
-        "bnb_4bit_quant_type": encoding_name.lower(),
-        "bnb_4bit_use_double_quant": double,
-        "llm_int8_enable_fp32_cpu_offload": False,
-        "llm_int8_has_fp16_weight": False,
-        "llm_int8_skip_modules": [*left_out, "lm_head"] if left_out else None,
-        "llm_int8_threshold": 6.0,
-        "load_in_4bit": True,
-        "load_in_8bit": False,
-        "quant_method": "bitsandbytes",
-    }

@@ -17,10 +17,10 @@ from aprfmt.errors import ArchError, ConversionError, UsageError
 from aprfmt.quantizing.mixture import (
     FORMAT_VERSION,
     QUANTIZER_VERSION,
-    SCHEMES,
     Mixture,
     base_name,
     quantized,
+    scheme_of,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def prepare(model: "Model", target: "FormatSpec", options: Options) -> Options:
 
         matrix = read_imatrix(options.imatrix)
     mixture = mixture_of(model, options, matrix is not None)
-    scheme = SCHEMES[mixture.scheme]
+    scheme = scheme_of(mixture.scheme)
     if matrix is not None and (ENCODINGS[scheme.base].flat or not quantized(scheme.base)):
         raise UsageError(f"{mixture.scheme} weighs nothing: leave --imatrix out, or choose Q4_K_M")
     return replace(

@@ -7,13 +7,18 @@ count as resident memory, so whoever walks over a large tensor calls `drop` behi
 import mmap
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
-from aprfmt.base.protocols import LazyTensor, TensorInfo
+from aprfmt.base.protocols import Damage, LazyTensor, Note, TensorInfo
 from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError, TruncatedError, UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.formats.damage import Faults
 
 Buffer = bytes | bytearray | memoryview
 
@@ -176,6 +181,77 @@ def stored_tensor(
         return DamagedTensor(file, info, broken[info.name])
     there = info.offset + info.nbytes <= file.size or not info.nbytes
     return (whole if there else CutTensor)(file, info)
+
+
+class Structure(Protocol):
+    """What every parser finds in a file."""
+
+    @property
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """The tensors, in the file's order."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """What is worth a remark."""
+        ...
+
+    @property
+    def faults(self) -> "Faults":
+        """What is wrong."""
+        ...
+
+
+ParsedT = TypeVar("ParsedT", bound=Structure)
+ShardT = TypeVar("ShardT", bound="Shard[Any]")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard(Generic[ParsedT]):
+    """One open file and its structure."""
+
+    file: MappedFile
+    parsed: ParsedT
+
+    @property
+    def data(self) -> MappedFile:
+        """What the tensors' offsets count in."""
+        return self.file
+
+    @property
+    def whole(self) -> type[StoredTensor]:
+        """What a tensor is that nothing is wrong with."""
+        return StoredTensor
+
+    @property
+    def tensors(self) -> dict[str, LazyTensor]:
+        """The tensors, in the file's order."""
+        data, broken, whole = self.data, self.parsed.faults.broken, self.whole
+        infos = self.parsed.infos
+        return {name: stored_tensor(data, info, broken, whole) for name, info in infos.items()}
+
+
+class MappedSource(Generic[ShardT]):
+    """Open files as one model: what every source says of them; closing unmaps them all."""
+
+    def __init__(self, path: Path, shards: Sequence[ShardT], notes: Sequence[Note] = ()) -> None:
+        self.path = path
+        self.shards = tuple(shards)
+        self.files: tuple[Path, ...] = tuple(shard.file.path for shard in shards)
+        found = [note for shard in shards for note in shard.parsed.notes]
+        self.notes: Sequence[Note] = [*notes, *found]
+        self.damage: Sequence[Damage] = [d for shard in shards for d in shard.parsed.faults.damage]
+
+    def close(self) -> None:
+        """Unmap all files; lazy values and raw views end here."""
+        for shard in self.shards:
+            shard.file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 class MemoryTensor:

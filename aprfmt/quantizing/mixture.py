@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aprfmt.base.encodings import ENCODINGS, encoding
+from aprfmt.codecs import CODECS
 from aprfmt.errors import UsageError
 
 # Version of our encoders' output: part of what makes quantized bytes reproducible.
@@ -23,36 +24,54 @@ QUANTIZER_VERSION = "1"
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """What `--type` names: the base encoding, and general.file_type of a GGUF made with it."""
+    """What `--type` names: the base encoding, and how it is encoded.
+
+    `mixed_type` is general.file_type of a GGUF made with it where that is not the base's.
+    """
 
     base: str
-    file_type: int | None
+    mixed_type: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def file_type(self) -> int | None:
+        """general.file_type of a GGUF made with it, None where there is none."""
+        return ENCODINGS[self.base].file_type if self.mixed_type is None else self.mixed_type
 
+
+def _pure(*names: str) -> dict[str, Scheme]:
+    return {name: Scheme(name) for name in names}
+
+
+_DOUBLE = {"double_quantization": True}
 SCHEMES: Mapping[str, Scheme] = {
-    "F32": Scheme("F32", 0),
-    "F16": Scheme("F16", 1),
-    "BF16": Scheme("BF16", 32),
-    "Q4_0": Scheme("Q4_0", 2),
-    "Q4_1": Scheme("Q4_1", 3),
-    "Q5_0": Scheme("Q5_0", 8),
-    "Q5_1": Scheme("Q5_1", 9),
-    "Q8_0": Scheme("Q8_0", 7),
-    "Q2_K": Scheme("Q2_K", 10),
-    "Q3_K_M": Scheme("Q3_K", 12),
+    **_pure("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K"),
+    "Q3_K_M": Scheme("Q3_K"),
     "Q4_K_S": Scheme("Q4_K", 14),
-    "Q4_K_M": Scheme("Q4_K", 15),
+    "Q4_K_M": Scheme("Q4_K"),
     "Q5_K_S": Scheme("Q5_K", 16),
-    "Q5_K_M": Scheme("Q5_K", 17),
-    "Q6_K": Scheme("Q6_K", 18),
-    "IQ4_NL": Scheme("IQ4_NL", 25),
-    "IQ4_XS": Scheme("IQ4_XS", 30),
-    "NF4": Scheme("NF4", None),
-    "NF4-double": Scheme("NF4", None, {"double_quantization": True}),
-    "FP4": Scheme("FP4", None),
-    "FP4-double": Scheme("FP4", None, {"double_quantization": True}),
+    "Q5_K_M": Scheme("Q5_K"),
+    **_pure("Q6_K", "IQ4_NL", "IQ4_XS", "NF4"),
+    "NF4-double": Scheme("NF4", options=_DOUBLE),
+    "FP4": Scheme("FP4"),
+    "FP4-double": Scheme("FP4", options=_DOUBLE),
 }
+
+
+def offered() -> list[str]:
+    """Return the encodings that other packages offer: schemes without a mixture."""
+    return [name for name in CODECS if name not in CODECS.own and name not in SCHEMES]
+
+
+def scheme_of(name: str) -> Scheme:
+    """Return a scheme, or that of an encoding of another package. Raises UsageError."""
+    if name in SCHEMES:
+        return SCHEMES[name]
+    if name in offered():
+        return Scheme(name)
+    known = ", ".join((*SCHEMES, *offered()))
+    raise UsageError(f"--type {name}: not known; expected one of {known}")
+
 
 # llama.cpp adds these to the metadata of what it quantizes; 2 is GGML_QNT_VERSION.
 FORMAT_VERSION = 2
@@ -201,10 +220,8 @@ class Mixture:
         imatrix: bool = False,
         arch: str = "",
     ) -> None:
-        if scheme not in SCHEMES:
-            raise UsageError(f"--type {scheme}: not known; expected one of {', '.join(SCHEMES)}")
-        self.scheme, self.pure = scheme, pure
-        self._base = SCHEMES[scheme].base
+        self._base = scheme_of(scheme).base
+        self.scheme, self.pure = scheme, pure or scheme not in SCHEMES
         self._has_output = any(base_name(name)[0] == "output" for name in names)
         self._n_layers, self._n_gqa, self._n_experts = n_layers, n_gqa, n_experts
         self._imatrix, self._arch = imatrix, arch

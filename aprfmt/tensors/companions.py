@@ -1,14 +1,16 @@
 """Tensors that belong together are joined here, once, before any architecture is asked.
 
 A quantized weight of bitsandbytes is four to six stored tensors; every later stage sees one
-LazyTensor with `parts`. Each row says how a family betrays itself; a missing part is an error by
-name, an unclaimed one stays an ordinary tensor.
+LazyTensor with `parts`. Which ones, its codec says: a weight is found by a tensor beside it that
+claims it for an encoding (`Encoding.claim`), or by the dialect that config.json names. A missing
+part is an error by name, an unclaimed one stays an ordinary tensor.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from aprfmt.base.encodings import BY_CLAIM, every
 from aprfmt.base.protocols import LazyTensor, TensorInfo, Value
 from aprfmt.errors import AprfmtError, CodecError
 
@@ -66,48 +68,53 @@ class Family:
     join: Callable[[str, Mapping[str, LazyTensor], Mapping[str, Value]], "Joined"]
 
 
-_STATE = ".quant_state.bitsandbytes__"
-_BNB_PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
-
-
-def _find_bitsandbytes(
+def _find_claimed(
     tensors: Mapping[str, LazyTensor], config: Mapping[str, Value]
 ) -> Mapping[str, Mapping[str, str]]:
-    found = {}
+    """Find the weights beside which a tensor stands that claims them for an encoding."""
+    from aprfmt.codecs import CODECS
+
+    if _section(config) is not None:
+        every()  # other packages' claims: only what config.json speaks of is worth the look
+    stems = {claim.partition("__")[0] for claim in BY_CLAIM}
+    found: dict[str, dict[str, str]] = {}
     for name in tensors:
-        weight, state, kind = name.partition(_STATE)
-        main = next((n for n in (weight, f"{weight}@{kind.upper()}") if n in tensors), None)
-        if state and main is not None:
-            parts = {"": main, f"quant_state.bitsandbytes__{kind}": name}
-            parts.update({p: f"{weight}.{p}" for p in _BNB_PARTS if f"{weight}.{p}" in tensors})
-            found[weight] = parts
+        for stem in stems:
+            weight, dot, kind = name.partition(f".{stem}")
+            if not dot or (kind and not kind.startswith("__")):
+                continue
+            row = BY_CLAIM.get(stem + kind)
+            marked = f"{weight}@{row.name if row else kind[2:].upper()}"  # in an APR file
+            main = next((n for n in (weight, marked) if n in tensors), None)
+            if main is not None:
+                codec = CODECS[row.name] if row else None
+                more = (*codec.parts[1:], *codec.optional_parts) if codec else ()
+                beside = {p: f"{weight}.{p}" for p in more if f"{weight}.{p}" in tensors}
+                found[weight] = {"": main, stem + kind: name} | beside
     return found
 
 
-def _join_bitsandbytes(
+def _join_claimed(
     name: str, parts: Mapping[str, LazyTensor], config: Mapping[str, Value]
 ) -> Joined:
-    from aprfmt.formats.jsonio import loads
+    from aprfmt.codecs import CODECS
 
-    state_key = next(key for key in parts if key.startswith("quant_state."))
-    encoding = state_key.rpartition("__")[2].upper()
-    if encoding not in ("NF4", "FP4"):
-        raise CodecError(f"{name}: quantization {encoding!r} of bitsandbytes; expected nf4 or fp4")
-    where = f"{name}.{state_key}"
-    state = loads(parts[state_key].raw(), where, max_bytes=1 << 16)
-    shape = state.get("shape") if isinstance(state, dict) else None
-    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
-        raise CodecError(f"{where}: holds no usable shape; expected a list of sizes")
-    needed = {"absmax", "quant_map"}
-    if "nested_blocksize" in state:
-        needed |= {"nested_absmax", "nested_quant_map"}
-    missing = sorted(needed - set(parts))
+    claim = list(parts)[1]
+    if claim not in BY_CLAIM:
+        raise CodecError(f"{name}: has {claim}; expected {' or '.join(BY_CLAIM)}")
+    codec = CODECS[BY_CLAIM[claim].name]
+    said = {claim: parts[claim].raw()}
+    try:
+        shape, needed = codec.shape_of(said), codec.needed(said)
+    except CodecError as error:
+        raise CodecError(f"{name}: {error}") from error
+    missing = sorted(f"{name}.{suffix}" for suffix in needed if suffix not in parts)
     if missing:
         raise CodecError(
-            f"{name}: {encoding} weight without {', '.join(f'{name}.{part}' for part in missing)}; "
-            "expected all companions in the file"
+            f"{name}: {codec.name} weight without {', '.join(missing)}; expected all companions "
+            "in the file"
         )
-    return encoding, tuple(shape), None
+    return codec.name, shape, None
 
 
 # Where config.json says how its weights are quantized: transformers' key, and MLX's.
@@ -123,7 +130,7 @@ def _section(config: Mapping[str, Value]) -> Mapping[str, Value] | None:
 
 
 def _dialect(config: Mapping[str, Value]) -> "Dialect | None":
-    """Return the dialect config.json names; None without one, and for bitsandbytes."""
+    """Return the dialect config.json names; None without one, and for claimed ones."""
     section = _section(config)
     if section is None:
         return None
@@ -185,7 +192,7 @@ def _join_dialect(
 
 
 FAMILIES: tuple[Family, ...] = (
-    Family("bitsandbytes", _find_bitsandbytes, _join_bitsandbytes),
+    Family("claimed", _find_claimed, _join_claimed),
     Family("dialects", _find_dialect, _join_dialect),
 )
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.codecs import CODECS, decode, decode_chunked, encode
+from aprfmt.codecs import CODECS, decode, decode_chunked, encode, quant_state
 from aprfmt.codecs.bnb4 import Bnb4Codec
 from aprfmt.codecs.double_quant import mean
 from aprfmt.errors import CodecError
@@ -207,5 +207,5 @@ def test_tells_shape_and_dtype_and_how_it_is_recognised() -> None:
     codec = codec_of("FP4", dtype="bfloat16")
     raw = codec.encode(np.ones((3, 5), np.float32))
     assert codec.shape_of(raw) == (3, 5)
-    assert codec.dtype_of(raw) == "bfloat16"
-    assert codec.claims == ("quant_state.bitsandbytes__fp4",)
+    assert quant_state.state_of("FP4", raw).dtype == "bfloat16"
+    assert codec.row.claim == "quant_state.bitsandbytes__fp4" == codec.parts[1]

@@ -126,7 +126,8 @@ def test_codes_of_four_bits_encode_as_by_numpy(name: str) -> None:
         for block in (32, 64, 4096):
             x = rng.normal(size=count).astype(np.float32)
             x[: count // 3] = 0
-            codec = codecs.codec(name).with_options(blocksize=block)  # type: ignore[attr-defined]
+            codec = codecs.codec(name).with_options(blocksize=block)
+            assert isinstance(codec, bnb4.Bnb4Codec)
             expected = codec.encode_coded(x, bnb4.encode_coded)
             assert codec.encode_coded(x, native.encode_coded) == expected
 

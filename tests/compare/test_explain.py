@@ -257,6 +257,28 @@ def test_two_faults_in_one_tensor_are_both_named(source: Path, tmp_path: Path) -
     assert row.cause == "endianness" and "then transpose" in said(row)
 
 
+@pytest.mark.parametrize(
+    ("encoding", "size", "halves"),  # bytes of a block, and where ggml's structs have a ggml_half
+    [("Q4_1", 20, (0, 2)), ("Q2_K", 84, (80, 82)), ("Q4_K", 144, (0, 2)), ("Q6_K", 210, (208,)),
+     ("IQ4_XS", 136, (0,)), ("TQ2_0", 66, (64,))],
+)  # fmt: skip
+def test_scales_of_blocks_in_the_other_byte_order_are_named(
+    encoding: str, size: int, halves: tuple[int, ...], demo_model: Path, tmp_path: Path
+) -> None:
+    clean = tmp_path / "q.gguf"
+    aprfmt.convert(demo_model, clean, tensor_encodings=[("L1.ffn_up", encoding)])
+
+    def change(data: dict[str, bytes]) -> None:
+        blocks = bytearray(data["blk.1.ffn_up.weight"])
+        for at in halves:
+            blocks[at::size], blocks[at + 1 :: size] = blocks[at + 1 :: size], blocks[at::size]
+        data["blk.1.ffn_up.weight"] = bytes(blocks)
+
+    row = found(clean, patched(clean, tmp_path / "b.gguf", change), "L1.ffn_up.weight")
+    assert row.cause == "endianness"
+    assert f"{encoding} block's 16-bit scales in the other byte order" in said(row)
+
+
 def test_a_whole_layer_is_one_finding(source: Path, tmp_path: Path) -> None:
     report = diff(source, edited(source, tmp_path / "b", faults.layers))
     (finding,) = report.findings

@@ -77,7 +77,7 @@ def assert_equal(source: GGUFSource, reader: GGUFReader) -> None:
         kinds = ":".join(kind.name.lower() for kind in dict.fromkeys(field.types))
         assert kinds == source.types[key]
         assert field.contents() == plain(source.metadata[key])
-    tensors = source.shards[0].infos if len(source.files) > 1 else source.tensors
+    tensors = source.shards[0].parsed.infos if len(source.files) > 1 else source.tensors
     assert [tensor.name for tensor in reader.tensors] == list(tensors)
     for tensor in reader.tensors:
         found = source.tensors[tensor.name]

@@ -60,7 +60,7 @@ def test_no_file_is_larger_than_the_limit(tmp_path: Path, limit: int) -> None:
     files = write(tmp_path / "m.gguf", META, TENSORS, max_shard_size=limit)
     for path in files:
         with open_source(path) as source:
-            shard = source.shards[files.index(path)]
+            shard = source.shards[files.index(path)].parsed
         assert path.stat().st_size <= limit or len(shard.infos) == 1
     assert read(files[-1])[2] == TENSORS
     assert (files == [tmp_path / "m.gguf"]) == (limit == 5000)
@@ -77,7 +77,7 @@ def test_what_fits_is_one_file_without_split_keys(tmp_path: Path) -> None:
 def test_every_file_of_a_split_states_its_alignment(tmp_path: Path) -> None:
     files = write(tmp_path / "m.gguf", META, TENSORS, max_shard_size=2500, alignment=128)
     with open_source(files[-1]) as source:
-        assert [shard.alignment for shard in source.shards] == [128] * len(files)
+        assert [shard.parsed.alignment for shard in source.shards] == [128] * len(files)
         assert source.notes == []
     assert read(files[0])[2] == TENSORS
 

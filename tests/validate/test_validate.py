@@ -216,7 +216,8 @@ def test_scales_of_our_encoders_are_good(encoding: str) -> None:
 def _float_places() -> list[tuple[str, int, int]]:
     found = []
     for name in BLOCKS:
-        layout = CODECS[name].layout  # type: ignore[attr-defined]
+        layout = CODECS[name].layout
+        assert layout is not None and layout.names and layout.fields
         for field in layout.names:
             kind, offset = layout.fields[field][:2]
             if kind.base.kind == "f":

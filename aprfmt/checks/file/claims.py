@@ -29,10 +29,9 @@ _IQ_FALLBACK = "IQ4_NL"  # of every IQ type whose blocks do not fit a row
 
 def file_types() -> dict[int, str]:
     """Return general.file_type -> the encoding it claims, from the tables that write it."""
-    from aprfmt.conversion.metadata import FILE_TYPES
     from aprfmt.quantizing.mixture import SCHEMES
 
-    found = {number: name for name, number in FILE_TYPES.items()}
+    found = {row.file_type: row.name for row in ENCODINGS.values() if row.file_type is not None}
     for scheme in SCHEMES.values():
         if scheme.file_type is not None:
             found.setdefault(scheme.file_type, scheme.base)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def _parsed(source: Any) -> list[Any]:
-    """Return the structure of every file: readers keep shards, or structures themselves."""
-    return [getattr(shard, "parsed", shard) for shard in source.shards]
+    """Return the structure of every file."""
+    return [shard.parsed for shard in source.shards]
 
 
 def layout(ctx: "Context") -> Result:

@@ -97,7 +97,7 @@ def file_rows(model: "Model") -> list[FileRow]:
     rows: list[FileRow] = []
     for path, shard in zip(source.files, source.shards, strict=True):
         row = _plain_row(path)
-        row["outside"] = _outside(path, getattr(shard, "parsed", shard))
+        row["outside"] = _outside(path, shard.parsed)
         rows.append(row)
     beside = [] if source.path in source.files else [source.path]
     if model.folder is not None:

@@ -25,8 +25,8 @@ def first_bad(encoding: str, raw: memoryview) -> tuple[int, str] | None:
 
     from aprfmt.codecs import codec
 
-    layout = getattr(codec(encoding), "layout", None)
-    if layout is None or not len(raw):
+    layout = codec(encoding).layout
+    if layout is None or layout.names is None or layout.fields is None or not len(raw):
         return None
     blocks = np.frombuffer(raw, layout)
     found = []

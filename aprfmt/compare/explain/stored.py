@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.encodings import numbers
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.reading import Bytes, Reader
@@ -17,12 +18,14 @@ REACH = 1 << 16  # furthest shift looked for, in bytes
 ANCHOR = 48  # bytes that must be found again
 STORED = 64 << 20  # bytes up to which A is laid out as B stores it
 
-# Where the 16-bit floats of a block stand, which a converter for the other byte order swaps.
-HALVES: dict[str, tuple[int, ...]] = {
-    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q8_1": (0, 2),
-    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
-    "IQ4_NL": (0,), "IQ4_XS": (0,),
-}  # fmt: skip
+
+def _halves(encoding: str) -> list[int]:
+    """Return where the 16-bit floats of a block stand, which a converter swaps."""
+    found, at = [], 0
+    for kind, width in numbers(encoding_row(encoding).layout):
+        found += [at] * (kind == "f2")
+        at += width
+    return found
 
 
 def dtype_mislabel(case: Case) -> Iterator[Guess]:
@@ -83,7 +86,7 @@ def endianness(case: Case) -> Iterator[Guess]:
         whole = bool(row.numpy) or side.encoding in SIXTEEN
         if side.row_bytes is None or (whole and row.type_size == 1):
             continue
-        if not whole and side.encoding not in HALVES:
+        if not whole and not _halves(row.name):
             continue
         what = f"{row.type_size}-byte value" if whole else f"{side.encoding} block's 16-bit scales"
         other_order = swapped(side, whole)
@@ -108,7 +111,7 @@ def swapped(side: Reader, whole: bool) -> Callable[[Any], Any]:
         if whole:
             blocks[:] = blocks[:, ::-1]
         else:
-            for at in HALVES[side.encoding]:
+            for at in _halves(row.name):
                 blocks[:, [at, at + 1]] = blocks[:, [at + 1, at]]
         return side.decoded(raw)
 

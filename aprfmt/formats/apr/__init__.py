@@ -74,4 +74,5 @@ FORMAT = FormatSpec(
     rewrites=True,
     values=ValueRules(keys=keys),
     collects=True,
+    checksum=lambda source: source.footer_matches(),
 )

@@ -2,33 +2,27 @@
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
-from aprfmt.base.protocols import Damage, LazyTensor, Note, Value
+from aprfmt.base.protocols import LazyTensor, Note, Value
+from aprfmt.formats import mapped
 from aprfmt.formats.apr.layout import Header
 from aprfmt.formats.apr.parsed import FooterState, Parsed
-from aprfmt.formats.mapped import BufferFile, MappedFile, stored_tensor
+from aprfmt.formats.mapped import BufferFile, MappedFile
 
 _WINDOW = 8 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One open file and its structure."""
+class Shard(mapped.Shard[Parsed]):
+    """One open file and its structure; the tensors are the logical ones, in index order."""
 
-    file: MappedFile
-    parsed: Parsed
+    __slots__ = ()
 
     @property
-    def tensors(self) -> dict[str, LazyTensor]:
-        """The logical tensors, in index order."""
-        parsed, file = self.parsed, self.file
-        if parsed.expanded:
-            file = BufferFile(parsed.buffer, file.path)
-        broken = parsed.faults.broken
-        return {name: stored_tensor(file, info, broken) for name, info in parsed.infos.items()}
+    def data(self) -> MappedFile:
+        """The file, or what it was expanded to."""
+        expanded = self.parsed.expanded
+        return BufferFile(self.parsed.buffer, self.file.path) if expanded else self.file
 
     def footer_matches(self) -> bool | None:
         """Read the whole file and compare its checksum; None if the file ends without one."""
@@ -68,7 +62,7 @@ class Shard:
             at = max(at, stop)
 
 
-class AprSource:
+class AprSource(mapped.MappedSource[Shard]):
     """An open APR model: one file, or all shards of a set.
 
     `tensors` are logical: encodings APR has no code for are joined back under their own name and
@@ -81,12 +75,8 @@ class AprSource:
     types: Mapping[str, str] = {}
 
     def __init__(self, path: Path, shards: Sequence[Shard], notes: Sequence[Note] = ()) -> None:
+        super().__init__(path, shards, notes)
         first = shards[0].parsed
-        self.path = path
-        self.shards = tuple(shards)
-        self.files: tuple[Path, ...] = tuple(shard.file.path for shard in shards)
-        self.notes: Sequence[Note] = [*notes, *(n for shard in shards for n in shard.parsed.notes)]
-        self.damage: Sequence[Damage] = [d for shard in shards for d in shard.parsed.faults.damage]
         self.metadata: Mapping[str, Value] = first.metadata
         self.tensors: Mapping[str, LazyTensor] = shards[0].tensors
         if len(shards) > 1:
@@ -123,14 +113,3 @@ class AprSource:
         for shard in self.shards:
             for text in shard.stray_padding():
                 yield Note("note", str(shard.file.path), text)
-
-    def close(self) -> None:
-        """Unmap all files; raw views end here."""
-        for shard in self.shards:
-            shard.file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

@@ -3,39 +3,35 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
 
-from aprfmt.base.protocols import Damage, LazyTensor, Note, Value
+from aprfmt.base.protocols import LazyTensor, Note, Value
 from aprfmt.errors import FormatError
-from aprfmt.formats.gguf.byteorder import SwappedTensor
 from aprfmt.formats.gguf.layout import BYTE_ORDERS
-from aprfmt.formats.gguf.parse import Parsed, parse
+from aprfmt.formats.gguf.parse import parse
 from aprfmt.formats.gguf.split import Shard, check_set, siblings
-from aprfmt.formats.mapped import Buffer, BufferFile, MappedFile, StoredTensor, stored_tensor
+from aprfmt.formats.mapped import Buffer, BufferFile, MappedFile, MappedSource
 
 
-class GGUFSource:
+class GGUFSource(MappedSource[Shard]):
     """An open GGUF model: one file, or all shards of a split.
 
     `metadata` is the first shard's. `byteorder` is that of the file ("little" or "big"); tensors
-    give little-endian bytes whatever the file has. `shards` are the structures of the files.
+    give little-endian bytes whatever the file has. `shards` are the files with their structures.
     """
 
+    format = "gguf"
+
     def __init__(self, path: Path, shards: Sequence[Shard], notes: Sequence[Note] = ()) -> None:
+        super().__init__(path, shards, notes)
         first = shards[0].parsed
-        self.format = "gguf"
-        self.path = path
-        self.shards: tuple[Parsed, ...] = tuple(shard.parsed for shard in shards)
-        self.files: tuple[Path, ...] = tuple(shard.file.path for shard in shards)
         self.version = str(first.version)
         self.byteorder = BYTE_ORDERS[first.order]
         self.alignment = first.alignment
         self.metadata: Mapping[str, Value] = first.metadata
         self.types: Mapping[str, str] = first.metadata.types
-        self.tensors: Mapping[str, LazyTensor] = _tensors(shards)
-        self.notes: Sequence[Note] = [*notes, *(n for shard in shards for n in shard.parsed.notes)]
-        self.damage: Sequence[Damage] = [d for parsed in self.shards for d in parsed.faults.damage]
-        self._maps = [shard.file for shard in shards]
+        self.tensors: Mapping[str, LazyTensor] = {
+            name: tensor for shard in shards for name, tensor in shard.tensors.items()
+        }
 
     def raw_value(self, key: str) -> memoryview:
         """Return a value's stored bytes, in the file's byte order; KeyError for an unknown key.
@@ -43,18 +39,7 @@ class GGUFSource:
         An array begins with the u32 of its element type and its u64 count, a string with its u64
         length.
         """
-        return self.shards[0].metadata.raw(key)
-
-    def close(self) -> None:
-        """Unmap all files; lazy values and raw views end here."""
-        for file in self._maps:
-            file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+        return self.shards[0].parsed.metadata.raw(key)
 
 
 def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> GGUFSource:
@@ -66,6 +51,8 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     Raises FormatError (TruncatedError, UnsupportedError) for what is not GGUF, for a missing shard,
     and for a set whose shards disagree or were left half written.
     """
+    from aprfmt.formats.shardset import refuse_mixed
+
     path = Path(path)
     with ExitStack() as stack:
 
@@ -79,7 +66,7 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
         opened = read(path)
         names = siblings(path, opened.parsed)
         if len(names) > 1:
-            _refuse_mixed(path, names)
+            refuse_mixed(path, [path.with_name(name) for name in names])
         shards, notes = [], []
         for name in names:
             sibling = path.with_name(name)
@@ -110,26 +97,3 @@ def open_buffer(
     file = BufferFile(buffer, path)
     parsed = parse(file.view, str(path), partial=partial, damaged=damaged)
     return GGUFSource(path, [Shard(file, parsed)])
-
-
-def _refuse_mixed(path: Path, names: Sequence[str]) -> None:
-    """Refuse a set that an interrupted run left partly old and partly new."""
-    from aprfmt.formats.journal import pending
-
-    mixed = {found.name for found in pending(path.parent)}.intersection(names)
-    if mixed:
-        raise FormatError(
-            f"{path}: {', '.join(sorted(mixed))} belongs to a set of files whose writing was "
-            "interrupted, so old and new files are mixed; write into this folder again, which "
-            "completes it first"
-        )
-
-
-def _tensors(shards: Sequence[Shard]) -> dict[str, LazyTensor]:
-    tensors: dict[str, LazyTensor] = {}
-    for shard in shards:
-        whole = SwappedTensor if shard.parsed.order == ">" else StoredTensor
-        for info in shard.parsed.infos.values():
-            broken = shard.parsed.faults.broken
-            tensors[info.name] = stored_tensor(shard.file, info, broken, whole)
-    return tensors

@@ -4,12 +4,13 @@
 first file has the model's metadata.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError
+from aprfmt.formats import mapped
+from aprfmt.formats.gguf.byteorder import SwappedTensor
 from aprfmt.formats.gguf.layout import (
     BYTE_ORDERS,
     MAX_SPLITS,
@@ -21,15 +22,17 @@ from aprfmt.formats.gguf.layout import (
     split_name,
 )
 from aprfmt.formats.gguf.parse import Parsed
-from aprfmt.formats.mapped import MappedFile
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(mapped.Shard[Parsed]):
     """One file of a source, and its structure."""
 
-    file: MappedFile
-    parsed: Parsed
+    __slots__ = ()
+
+    @property
+    def whole(self) -> type[mapped.StoredTensor]:
+        """A tensor that turns its bytes where the file is big-endian."""
+        return SwappedTensor if self.parsed.order == ">" else mapped.StoredTensor
 
 
 def _whole(parsed: Parsed, key: str) -> int | None:
@@ -124,8 +127,3 @@ def divide(
         counts[-1] += 1
         table, data = table + entry, data + padded
     return counts
-
-
-def split_keys(number: int, count: int, tensors: int) -> Mapping[str, int]:
-    """Return the keys of one shard of a split."""
-    return {SPLIT_NO: number, SPLIT_COUNT: count, SPLIT_TENSORS: tensors}

@@ -2,32 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from aprfmt.base.protocols import Damage, LazyTensor, Note, Value
+from aprfmt.base.protocols import LazyTensor, Note, Value
 from aprfmt.errors import FormatError
-from aprfmt.formats.mapped import Buffer, BufferFile, MappedFile, stored_tensor
+from aprfmt.formats import mapped
+from aprfmt.formats.mapped import Buffer, BufferFile, MappedFile
 from aprfmt.formats.safetensors.layout import is_json
 from aprfmt.formats.safetensors.parse import Parsed, merge_metadata, parse
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(mapped.Shard[Parsed]):
     """One open file and its structure."""
 
-    file: MappedFile
-    parsed: Parsed
-
-    @property
-    def tensors(self) -> dict[str, LazyTensor]:
-        """The tensors, in the header's order."""
-        infos, broken = self.parsed.infos, self.parsed.faults.broken
-        return {name: stored_tensor(self.file, info, broken) for name, info in infos.items()}
+    __slots__ = ()
 
 
-class SafetensorsSource:
+class SafetensorsSource(mapped.MappedSource[Shard]):
     """An open safetensors model: one file, or all shards of an index.
 
     `metadata` is `__metadata__` (strings only), of a sharded model that of all shards together.
@@ -46,34 +38,18 @@ class SafetensorsSource:
         index_metadata: Mapping[str, Value],
         notes: Sequence[Note] = (),
     ) -> None:
-        self.path = path
-        self.shards = tuple(shards)
-        self.files: tuple[Path, ...] = tuple(shard.file.path for shard in shards)
-        self.tensors = tensors
-        self.index_metadata = index_metadata
         merged, more = merge_metadata(
             {str(shard.file.path): shard.parsed.metadata for shard in shards}
         )
+        super().__init__(path, shards, [*notes, *more])
+        self.tensors = tensors
+        self.index_metadata = index_metadata
         self.metadata: Mapping[str, Value] = merged
-        self.damage: Sequence[Damage] = [d for shard in shards for d in shard.parsed.faults.damage]
-        found = [note for shard in shards for note in shard.parsed.notes]
-        self.notes: Sequence[Note] = [*notes, *more, *found]
 
     @property
     def header_raw(self) -> bytes:
         """The first file's length and header, as they stand there."""
         return bytes(self.shards[0].parsed.header_raw)
-
-    def close(self) -> None:
-        """Unmap all files; raw views end here."""
-        for shard in self.shards:
-            shard.file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> SafetensorsSource:

@@ -50,9 +50,9 @@ ROWS: tuple[Row, ...] = (
         "the largest difference is said to be in the first window",
     ),
     Row(
-        "bounds-q6-k", "aprfmt/compare/bounds.py",
-        "return _first_half(raw, 210, 208) * scales",
-        "return _first_half(raw, 210, 208) * scales * 8",
+        "bounds-q6-k", "aprfmt/codecs/q6_k.py",
+        "return d_times(block, block[\"scales\"])",
+        "return d_times(block, block[\"scales\"]) * 8",
         "a Q6_K weight that is eight steps off is within rounding",
     ),
     Row(
