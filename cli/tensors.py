@@ -81,7 +81,7 @@ def role_names(opened: Any) -> dict[str, tuple[str, ...]]:
     except ArchError:
         return found
     for key, logical in resolution.roles.items():
-        for name in logical.group.stored:
+        for name in logical.names:
             found[name] = (*found.get(name, ()), key)
     return found
 
@@ -92,7 +92,7 @@ def tensor_stats(tensor: Any) -> dict[str, Any]:
     from aprfmt.tensors.stats import tensor_stats as of_tensor
 
     try:
-        result: dict[str, Any] = of_tensor(tensor.lazy).to_json()
+        result: dict[str, Any] = of_tensor(tensor.stored[0]).to_json()
         return result
     except AprfmtError as error:
         return {"error": str(error)}

@@ -8,13 +8,14 @@ from aprfmt.compare.records import Image, TensorDiff
 from aprfmt.errors import AprfmtError
 
 if TYPE_CHECKING:
-    from aprfmt.compare.align import Pair, Side
+    from aprfmt.compare.align import Pair
+    from aprfmt.tensors.view import View
 
 ROWS, COLUMNS = 64, 96  # cells of an image at most
 WINDOW = 1 << 20  # elements decoded at a time
 
 
-def image_of(a: "Side", b: "Side", key: str) -> Image | None:
+def image_of(a: "View", b: "View", key: str) -> Image | None:
     """Return the image of a pair of one shape, None for an empty one.
 
     A cell's number is the root mean square of a - b in it over that of all of `a`; it is infinite

@@ -7,6 +7,7 @@ where those only move rows, the plan is a list of byte runs and nothing is decod
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.encodings import encoding
@@ -26,8 +27,9 @@ from aprfmt.model import Model
 from aprfmt.model.patterns import matchers, select
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.quantizing.mixture import leading
-from aprfmt.tensors.logical import LogicalTensor, Run, element_runs
 from aprfmt.tensors.restore import Restoration, restore_bits
+from aprfmt.tensors.runs import Run, element_runs
+from aprfmt.tensors.view import View, decode_tensor
 
 if TYPE_CHECKING:
     from aprfmt.arch.bind import Group
@@ -89,15 +91,16 @@ def _stored(tensor: LazyTensor, name: str = "") -> Output:
     """Pass one stored tensor through under its own (or the given) name."""
     info = tensor.info
     name = name or info.name
-
-    def make() -> Any:
-        from aprfmt.tensors.views import decode_tensor
-
-        return decode_tensor(tensor)
-
     out = TensorInfo(name, info.shape, info.encoding, 0, info.nbytes, info.row_bytes)
     runs = None if tensor.parts else [Run(tensor, 0, info.nbytes)]
-    return Output(out, info.encoding, runs, make, (name, info.name), sources=(tensor,))
+    return Output(
+        out,
+        info.encoding,
+        runs,
+        partial(decode_tensor, tensor),
+        (name, info.name),
+        sources=(tensor,),
+    )
 
 
 def _stored_joined(model: Model, target: FormatSpec, options: Options) -> list[Output]:
@@ -115,7 +118,7 @@ def _stored_joined(model: Model, target: FormatSpec, options: Options) -> list[O
             stored = [(part, part.info.name) for part in tensor.parts.values()]
             outputs += [_stored(part, names.get(at, at)) for part, at in stored]
             continue
-        output = _stored(tensor.lazy)
+        output = _stored(tensor.stored[0])
         keys = roles.get(name, ())
         outputs.append(
             Output(
@@ -175,7 +178,7 @@ def _roles_by_stored(model: Model) -> dict[str, tuple[str, ...]]:
     except ArchError:
         return found
     for key, tensor in roles.items():
-        for stored in tensor.group.stored:
+        for stored in tensor.names:
             found[stored] = (*found.get(stored, ()), key)
     return found
 
@@ -276,7 +279,7 @@ def _group_outputs(model: Model, group: "Group") -> list[Output]:
         else:  # bytes without a layout can be copied; a wish or a refusal settles the others
             size = sum(run.nbytes for run in runs or ())
             info = TensorInfo(name, shape, source_encoding, 0, size, None)
-        bits = one.raw() if one is not None and one.restored else None
+        bits = None if one is None else one.restored_bits
         if bits is not None and not group.binding.steps:
             # Restored bits are copied: encoding the widened values would make NaNs quiet.
             runs = [Run(MemoryTensor(info, bits), 0, info.nbytes)]
@@ -291,7 +294,7 @@ def _group_outputs(model: Model, group: "Group") -> list[Output]:
 
 
 def _maker(
-    logical: Sequence[LogicalTensor], group: "Group", hp: Any, index: int, patch: Any
+    logical: Sequence[View], group: "Group", hp: Any, index: int, patch: Any
 ) -> Callable[[], Any]:
     def make() -> Any:
         arrays = [tensor.numpy() for tensor in logical]
@@ -304,16 +307,14 @@ def _maker(
     return make
 
 
-def _patched(
-    made: Any, patch: Any, logical: Sequence[LogicalTensor], group: "Group", hp: Any
-) -> Any:
+def _patched(made: Any, patch: Any, logical: Sequence[View], group: "Group", hp: Any) -> Any:
     """Return `made` with the bits an earlier file of this style had, if they mean the same values.
 
     A tensor edited since then is written as the steps make it.
     """
     import numpy as np
 
-    bits = restore_bits(np.ascontiguousarray(made).view("<u4"), patch, logical[0].key)
+    bits = restore_bits(np.ascontiguousarray(made).view("<u4"), patch, logical[0].name)
     candidate = bits.view("<f4")
     arrays = [candidate]
     for step in group.binding.steps:

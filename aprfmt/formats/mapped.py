@@ -81,14 +81,12 @@ class BufferFile(MappedFile):
         self.size = len(self.view)
 
 
-class StoredTensor:
+class StoredTensor(LazyTensor):
     """A tensor whose bytes are one contiguous region of a mapped file."""
 
     __slots__ = ("_file", "info")
 
-    parts: Mapping[str, LazyTensor] = {}
-    damage = ""
-    spoilt = False  # nothing the file says of it can be believed, its shape included
+    info: TensorInfo
 
     def __init__(self, file: MappedFile, info: TensorInfo) -> None:
         self._file = file
@@ -125,7 +123,7 @@ class CutTensor(StoredTensor):
     __slots__ = ()
 
     @property
-    def damage(self) -> str:  # type: ignore[override]
+    def damage(self) -> str:
         """Which bytes are not there."""
         info = self.info
         return (
@@ -153,7 +151,7 @@ class DamagedTensor(StoredTensor):
         self._error = error
 
     @property
-    def damage(self) -> str:  # type: ignore[override]
+    def damage(self) -> str:
         """What is wrong with it."""
         return str(self._error)
 
@@ -178,12 +176,12 @@ def stored_tensor(
     return (whole if there else CutTensor)(file, info)
 
 
-class MemoryTensor:
+class MemoryTensor(LazyTensor):
     """A tensor held in memory, for what is synthesised (and for tests)."""
 
     __slots__ = ("_data", "info")
 
-    parts: Mapping[str, LazyTensor] = {}
+    info: TensorInfo
 
     def __init__(self, info: TensorInfo, data: bytes | bytearray | memoryview) -> None:
         view = memoryview(data).cast("B")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Note, Value, shape_is_known
 from aprfmt.errors import ArchError
-from aprfmt.tensors.logical import LogicalTensor
+from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.arch.hyper import KeyReport
@@ -28,7 +28,7 @@ class Resolution:
 
     spec: "ArchSpec"
     hyper: "HyperParams"
-    roles: Mapping[str, LogicalTensor]
+    roles: Mapping[str, View]
     report: "KeyReport"
     unbound: tuple[str, ...]  # stored tensors no role of the architecture claims
     coverage: "Coverage"  # of the roles that must be there, which are not, and which do not fit
@@ -98,21 +98,23 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
             f"{model.path}: tensor names fit neither naming style of {spec.name}; "
             f"the first is {next(iter(model), 'none at all')!r}"
         )
-    packed = {name for name, tensor in model.items() if tensor.lazy.parts}
+    packed = {name for name, tensor in model.items() if tensor.parts}
     bound = of_packed(bind(spec, style, tuple(model)), packed)
-    said = {name: tensor.shape for name, tensor in model.items() if shape_is_known(tensor.lazy)}
+    said = {
+        name: tensor.shape for name, tensor in model.items() if shape_is_known(tensor.stored[0])
+    }
     shapes = known_shapes(bound, said)
     hyper, report, notes, demanded = read_hyperparameters(model, spec, shapes)
     bound = without_partial(bound, hyper)
     records = model.records
-    roles: dict[str, LogicalTensor] = {}
+    roles: dict[str, View] = {}
     for group in bound.groups:
-        stored = [model[name].lazy for name in group.stored]
+        stored = [model[name].stored[0] for name in group.stored]
         for key in group.roles:
             record = None
             if key in records.encodings:
                 record = (records.encodings[key], records.patches.get(key))
-            roles[key] = LogicalTensor(key, group, stored, hyper, record)
+            roles[key] = View(*stored, role=key, group=group, hp=hyper, record=record)
     logical = {key: role.shape for key, role in roles.items()}
     found = coverage(spec, hyper, logical, demanded, accepts(model, spec))
     return Resolution(spec, hyper, roles, report, bound.unbound, found, tuple(notes))
@@ -130,7 +132,7 @@ def spellings(model: "Model") -> dict[str, tuple[str, ...]]:
     except ArchError:
         return {}
     found: dict[str, dict[str, None]] = {
-        key: dict.fromkeys((key, *tensor.group.stored)) for key, tensor in resolution.roles.items()
+        key: dict.fromkeys((key, *tensor.names)) for key, tensor in resolution.roles.items()
     }
     for style in resolution.spec.bindings:
         for key in resolution.roles:
@@ -148,7 +150,7 @@ def spellings_by_name(model: "Model") -> dict[str, tuple[str, ...]]:
     found: dict[str, dict[str, None]] = {name: {name: None} for name in model}
     every = spellings(model)
     for key, names in every.items():
-        for name in model.roles[key].group.stored:
+        for name in model.roles[key].names:
             found[name].update(dict.fromkeys(names))
     return {name: tuple(names) for name, names in found.items()}
 

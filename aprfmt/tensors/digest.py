@@ -8,12 +8,14 @@ formats.
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.errors import AprfmtError
+from aprfmt.tensors.runs import WINDOW, all_runs, windows
 
-WINDOW = 8 << 20
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def file_sha256(path: Path, stop: Sequence[bool] = ()) -> str:
@@ -37,16 +39,12 @@ def file_sha256(path: Path, stop: Sequence[bool] = ()) -> str:
 def raw_sha256(tensor: LazyTensor) -> str:
     """Return the hex SHA-256 of the stored bytes; companions follow in suffix order."""
     digest = hashlib.sha256()
-    for part in [tensor.parts[key] for key in sorted(tensor.parts)] or [tensor]:
-        size = part.info.nbytes
-        for start in range(0, size, WINDOW):
-            end = min(start + WINDOW, size)
-            digest.update(part.raw(start, end))
-            part.drop(start, end)
+    for window in windows(all_runs(tensor)):
+        digest.update(window)
     return digest.hexdigest()
 
 
-def decoded_sha256(values: Any) -> str:
+def decoded_sha256(values: "NDArray[Any]") -> str:
     """Return the hex SHA-256 of a decoded array as the module's docstring defines it.
 
     NaN payloads count: equal hashes mean equal bits of the widened values.

@@ -8,15 +8,18 @@ metadata, tokenizer, padding); and SHA-256 of the text files of a model's folder
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import AprfmtError, ArchError, FormatError
 from aprfmt.formats.shardset import MAX_INDEX
-from aprfmt.tensors.digest import WINDOW, decoded_sha256, file_sha256, raw_sha256
+from aprfmt.tensors.digest import decoded_sha256, file_sha256, raw_sha256
+from aprfmt.tensors.runs import WINDOW
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
+    from aprfmt.tensors.view import View
 
 SCHEMA = "aprfmt.hash-manifest/1"
 MAX_MANIFEST = 256 << 20  # half a million tensors, 400 bytes each
@@ -48,24 +51,20 @@ def tensor_rows(
     from aprfmt.model.patterns import select
     from aprfmt.model.resolve import spellings
 
-    sides: list[tuple[str, tuple[str, ...], Any]] = []
-    claimed: set[str] = set()
-    try:
-        for key, logical in model.roles.items():
-            sides.append((key, logical.group.stored, logical))
-            claimed.update(logical.group.stored)
-    except ArchError:
-        pass
-    sides += [(name, (name,), model[name]) for name in model if name not in claimed]
+    sides: list[View] = []
+    with suppress(ArchError):
+        sides += model.roles.values()
+    claimed = {name for side in sides for name in side.names}
+    sides += [model[name] for name in model if name not in claimed]
     if patterns:
         every = spellings(model)
-        names_of = [every.get(key, (key, *names)) for key, names, _ in sides]
+        names_of = [every.get(side.name, (side.name, *side.names)) for side in sides]
         sides = [sides[i] for i in select(names_of, patterns, str(model.path))]
     rows = []
-    for i, (key, names, side) in enumerate(sides):
+    for i, side in enumerate(sides):
         row: TensorRow = {
-            "key": key,
-            "names": list(names),
+            "key": side.name,
+            "names": list(side.names),
             "encoding": side.encoding,
             "shape": list(side.shape),
             "raw": [],
@@ -73,7 +72,7 @@ def tensor_rows(
         if side.damage:
             row["damage"] = side.damage
         else:
-            row["raw"] = [raw_sha256(model[name].lazy) for name in names]
+            row["raw"] = [raw_sha256(tensor) for tensor in side.stored]
         if not raw_only and not side.damage:
             try:
                 row["decoded"] = decoded_sha256(side.numpy())

@@ -8,8 +8,8 @@ from aprfmt.validation.report import Finding, NotRun, Result
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec
-    from aprfmt.tensors.logical import LogicalTensor
     from aprfmt.tensors.stats import Stats
+    from aprfmt.tensors.view import View
     from aprfmt.validation.context import Context
 
 
@@ -110,7 +110,7 @@ def role_bounds(ctx: "Context") -> Result:
     return Result(f"{seen} tensors", findings)
 
 
-def _stats(ctx: "Context", logical: "LogicalTensor") -> "Stats | None":
+def _stats(ctx: "Context", logical: "View") -> "Stats | None":
     """Return the statistics of the one stored tensor that a role is, if it is one."""
     if len(logical.stored) != 1:
         return None
@@ -120,11 +120,11 @@ def _stats(ctx: "Context", logical: "LogicalTensor") -> "Stats | None":
     return row.stats
 
 
-def _offset(logical: "LogicalTensor", spec: "ArchSpec") -> float:
+def _offset(logical: "View", spec: "ArchSpec") -> float:
     """Return what the forward pass adds to a stored norm weight: gemma's checkpoints need 1."""
     from aprfmt.arch.steps import Added
 
-    steps = logical.group.binding.steps
+    steps = logical.layout
     return spec.block.norm_offset - sum(step.amount for step in steps if isinstance(step, Added))
 
 

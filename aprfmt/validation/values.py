@@ -1,7 +1,7 @@
 """One pass over every stored byte of every tensor, in windows; and the checks that live on it."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -33,12 +33,12 @@ class Row:
     unread: str = ""
 
 
-class Window:
+class Window(LazyTensor):
     """Some whole rows or blocks of a stored tensor, as a tensor of their own."""
 
-    __slots__ = ("_data", "_drop", "info")
+    __slots__ = ("_data", "info")
 
-    parts: Mapping[str, LazyTensor] = {}
+    info: TensorInfo
 
     def __init__(self, info: TensorInfo, data: memoryview) -> None:
         self.info = info
@@ -242,8 +242,8 @@ def packed(ctx: "Context") -> Result:
             continue
         seen += 1
         try:
-            own = getattr(tensor.lazy, "decode", None)
-            stats = compute(own()) if own is not None else tensor_stats(tensor.lazy)
+            lazy = tensor.stored[0]
+            stats = tensor_stats(lazy) if lazy.decode is None else compute(lazy.decode())
         except UnsupportedError as error:
             raise NotRun(f"{name}: {error}", findings) from error
         except AprfmtError as error:
@@ -251,7 +251,7 @@ def packed(ctx: "Context") -> Result:
                                     "quantize again"))  # fmt: skip
             continue
         finally:
-            tensor.lazy.drop()
+            tensor.drop()
         parts = [ctx.census[part.info.name] for part in tensor.parts.values()]
         known = any(row.scale or (row.stats and row.stats.nan + row.stats.inf) for row in parts)
         if (stats.nan or stats.inf) and not known:

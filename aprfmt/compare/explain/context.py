@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from aprfmt.compare.align import Pair, Side, align
+from aprfmt.compare.align import Pair, align
 from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.reading import KEPT, Reader
 from aprfmt.compare.records import TensorDiff
 from aprfmt.compare.values import wide
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model
+from aprfmt.tensors.view import View
 
 SPOTS = 4  # rows of every tensor in the index
 WIDTH = 64  # values of such a row
@@ -67,7 +68,7 @@ class Context:
                 continue
         return found
 
-    def sides(self, label: str) -> Mapping[str, Side]:
+    def sides(self, label: str) -> Mapping[str, View]:
         """Return the tensors of a model by the keys of the pairs."""
         if label in ("a", "b"):
             picked = {key: pair.a if label == "a" else pair.b for key, pair in self.pairs.items()}
