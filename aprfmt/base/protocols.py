@@ -7,7 +7,7 @@ Reading: a `Source` is an open file with all its shards. Writing: a `Sink` is pl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -189,3 +189,12 @@ class Sink(Protocol):
     def __enter__(self) -> "Sink": ...
 
     def __exit__(self, *exc: object) -> None: ...
+
+
+@runtime_checkable
+class Orders(Protocol):
+    """A sink with an order of its own: it keeps what a rewritten file has as it lies there."""
+
+    def order(self, infos: Sequence[TensorInfo]) -> list[TensorInfo]:
+        """Return the order to plan and write in."""
+        ...

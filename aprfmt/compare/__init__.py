@@ -162,7 +162,7 @@ def _has_imatrix(metadata: Mapping[str, Value]) -> bool:
 
 def _hyperparameters(a: "Model", b: "Model", alignment: Alignment) -> tuple[FieldDiff, ...]:
     """List differing hyperparameters; all of them change the forward pass but the lengths."""
-    from aprfmt.model.resolve import same_value
+    from aprfmt.arch.values import same_value
 
     if not alignment.by_role:
         return ()

@@ -80,6 +80,8 @@ class FormatSpec:
     # it was keeps its bytes; the sink has an `order` of its own
     takes: Callable[[Any], bool] = lambda value: True  # can it be a metadata value?
     values: ValueRules = ValueRules()
+    checksum: Callable[[Any], bool | None] = lambda source: None  # do an open file's bytes fit the
+    # checksum it carries? None where it carries none
     collects: bool = False  # open_source takes `damaged=True`: damage is collected, not raised
 
 
@@ -179,8 +181,7 @@ def open_source(path: Path | str, *, partial: bool = False, damaged: bool = Fals
 
 def checksum_matches(source: Source) -> bool | None:
     """Read every byte and compare it with the checksum the file carries; None without one."""
-    matches: Callable[[], bool | None] = getattr(source, "footer_matches", lambda: None)
-    return matches()
+    return FORMATS[source.format].checksum(source)
 
 
 def checksum_notes(source: Source, matches: bool | None = None) -> list[Note]:

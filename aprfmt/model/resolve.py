@@ -6,7 +6,6 @@ says wins over a carried config.json; where both say the same up to float32 roun
 exact value is kept.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -201,6 +200,8 @@ def reconcile(
     native: "HyperParams", carried: "HyperParams", subject: str
 ) -> "tuple[dict[str, HyperParam], list[Note]]":
     """Merge: what the format states wins; equal up to float32 rounding keeps the config's."""
+    from aprfmt.arch.values import same_value
+
     rows: dict[str, HyperParam] = {name: carried.of(name) for name in carried}
     notes = []
     for name in native:
@@ -222,16 +223,3 @@ def reconcile(
         )
         rows[name] = mine
     return rows, notes
-
-
-def same_value(a: Value, b: Value) -> bool:
-    """Say whether two values are equal, floats up to float32 rounding (2^-23 relative)."""
-    if isinstance(a, bool) or isinstance(b, bool):
-        return a is b or a == b
-    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
-        return math.isclose(a, b, rel_tol=2.0**-23, abs_tol=0.0)
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return a.keys() == b.keys() and all(same_value(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(same_value(x, y) for x, y in zip(a, b, strict=True))
-    return bool(a == b)

@@ -73,5 +73,6 @@ FORMAT = FormatSpec(
     order=order,
     rewrites=True,
     values=ValueRules(keys=keys),
+    checksum=lambda source: source.footer_matches(),
     collects=True,
 )
