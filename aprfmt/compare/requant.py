@@ -21,8 +21,7 @@ from aprfmt.quantizing.rows import encode_rows
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from aprfmt.codecs.base import Array
     from aprfmt.quantizing.imatrix import ImportanceMatrix
 
 HOPELESS = 0.5  # share of the first chunk's blocks beyond which a way of making is given up
@@ -134,9 +133,7 @@ def _unknown(why: str) -> Derivation:
     return Derivation(None, "", f"whether it derives from the base is not known: {why}")
 
 
-def _derive_blocks(
-    name: str, side: View, base: View, importance: "NDArray[Any] | None"
-) -> Derivation:
+def _derive_blocks(name: str, side: View, base: View, importance: "Array | None") -> Derivation:
     import numpy as np
 
     row, data, row_bytes = encoding_row(name), side.data, side.row_bytes
@@ -176,7 +173,7 @@ def _derive_blocks(
     )  # fmt: skip
 
 
-def _through(values: "NDArray[Any]", way: Way) -> "NDArray[Any]":
+def _through(values: "Array", way: Way) -> "Array":
     """Return float32 values as they are after being stored in the way's float type."""
     import numpy as np
 

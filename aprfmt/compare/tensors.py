@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.shapes import matrix
@@ -17,9 +17,9 @@ from aprfmt.tensors.runs import first_difference
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from aprfmt.codecs.base import Array
 
-    Array = NDArray[Any]
+    Step = Array | float  # of every element, or of all
 
 
 def compare_pair(pair: Pair, imatrix: bool = False) -> TensorDiff:
@@ -159,7 +159,7 @@ def in_steps(a: View, b: View) -> float | None:
     return off
 
 
-def steps_between(x: "Array", y: "Array", step: "Array") -> "Array":
+def steps_between(x: "Array", y: "Array", step: "Step") -> "Array":
     """Return |x - y| in steps; infinite where the step is zero, or one side alone is not finite.
 
     What is not finite and alike on both sides is no step apart.
@@ -169,13 +169,13 @@ def steps_between(x: "Array", y: "Array", step: "Array") -> "Array":
     x, y = wide(x).reshape(-1), wide(y).reshape(-1)
     with np.errstate(divide="ignore", invalid="ignore"):
         delta = np.abs(x - y)
-        ratio = delta / step
+        ratio: Array = delta / step
     ratio[np.isnan(ratio) | ~np.isfinite(delta)] = np.inf
     ratio[alike(x, y)] = 0.0
     return ratio
 
 
-def chunks(a: View, b: View) -> "Iterator[tuple[Array, Array, Array | None]]":
+def chunks(a: View, b: View) -> "Iterator[tuple[Array, Array, Step | None]]":
     """Yield (values of a, values of b, step of every element or None), in chunks of rows."""
     rows, columns = matrix(a.shape)
     if not (_by_rows(a) and _by_rows(b)) or len(a.shape) < 2 or not columns:
@@ -196,23 +196,23 @@ def _by_rows(side: View) -> bool:
     return side.row_bytes is not None and not side.restored
 
 
-def _steps(a: View, b: View, x: "Array", y: "Array", rows: tuple[int, int]) -> "Array | None":
+def _steps(a: View, b: View, x: "Array", y: "Array", rows: tuple[int, int]) -> "Step | None":
     """Return the tolerance of every element: the sum of both sides' steps, None where unknown.
 
     `x` and `y` are the values of these rows. A plain float type's step is the spacing of its
     numbers at the other side's value.
     """
-    total: Any = 0.0
+    total: Step | None = None
     for side, other in ((a, y), (b, x)):
         name = side.encodings[0]
         if encoding_row(name).numpy:
-            total = total + _float_step(name, other)
-            continue
-        parts = side.raw_rows(*rows)
-        found = None if parts is None else steps(name, parts, other.size)
+            found: Step | None = _float_step(name, other)
+        else:
+            parts = side.raw_rows(*rows)
+            found = None if parts is None else steps(name, parts, other.size)
         if found is None:
             return None
-        total = total + found
+        total = found if total is None else total + found
     return total
 
 
@@ -223,7 +223,7 @@ _FLOATS = {
 }  # fmt: skip
 
 
-def _float_step(name: str, other: "Array") -> "Array | float":
+def _float_step(name: str, other: "Array") -> "Step":
     """Half the spacing of a float type's numbers at the other side's values: round to nearest."""
     import numpy as np
 
@@ -233,4 +233,5 @@ def _float_step(name: str, other: "Array") -> "Array | float":
     if name in ("F64", "F32"):
         return 0.0
     _, exponent = np.frexp(np.abs(wide(other)).reshape(-1))
-    return 0.5 * np.ldexp(1.0, np.maximum(exponent - 1, smallest) - bits)
+    half: Array = 0.5 * np.ldexp(1.0, np.maximum(exponent - 1, smallest) - bits)
+    return half

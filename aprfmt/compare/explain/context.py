@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.compare.align import Pair, align
 from aprfmt.compare.explain.noise import noise
@@ -13,6 +13,9 @@ from aprfmt.compare.values import wide
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model
 from aprfmt.tensors.view import View
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
 
 SPOTS = 4  # rows of every tensor in the index
 WIDTH = 64  # values of such a row
@@ -142,7 +145,7 @@ class Context:
         return [shelf.keys[i] for i in near[np.argsort(away[near], kind="stable")]]
 
 
-def sample_line(reader: Reader) -> Any:
+def sample_line(reader: Reader) -> "Array":
     """Return the same few values of every tensor of a shape (float64, 1-D)."""
     import numpy as np
 

@@ -2,16 +2,14 @@
 
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.tensors.runs import Bytes
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
+    from aprfmt.codecs.base import Array
 
 KEPT = 1 << 20  # elements up to which a tensor is decoded once and kept
 
