@@ -7,6 +7,7 @@ where those only move rows, the plan is a list of byte runs and nothing is decod
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +109,7 @@ def _stored_joined(model: Model, target: FormatSpec, options: Options) -> list[O
 
     A packed weight nobody wants re-encoded goes through in its stored parts.
     """
-    roles = _roles_by_stored(model)
+    roles = model.roles_of
     wanted = _requested(model, options)
     names = _packed_names(model, target)
     outputs: list[Output] = []
@@ -120,12 +121,8 @@ def _stored_joined(model: Model, target: FormatSpec, options: Options) -> list[O
             continue
         output = _stored(tensor.stored[0])
         keys = roles.get(name, ())
-        outputs.append(
-            Output(
-                output.info, output.source_encoding, output.runs, output.make,
-                (name, *keys), sources=output.sources, role=keys[0] if len(keys) == 1 else "",
-            )
-        )  # fmt: skip
+        role = keys[0] if len(keys) == 1 else ""
+        outputs.append(replace(output, spellings=(name, *keys), role=role))
     return outputs
 
 
@@ -150,7 +147,7 @@ def _requested(model: Model, options: Options) -> set[str]:
         return set(model)
     names = list(model)
     if options.choose:
-        roles = _roles_by_stored(model)
+        roles = model.roles_of
         asked = [leading((*roles.get(name, ()), name)) for name in names]
         chosen = [
             options.choose(name, tensor.shape, tensor.encoding)
@@ -166,21 +163,6 @@ def _requested(model: Model, options: Options) -> set[str]:
         return set()
     every = list(spellings_by_name(model).values())
     return {names[i] for i in select(every, patterns, str(model.path))}
-
-
-def _roles_by_stored(model: Model) -> dict[str, tuple[str, ...]]:
-    """Return the role keys each stored tensor holds; empty where the architecture is unknown."""
-    from aprfmt.errors import ArchError
-
-    found: dict[str, tuple[str, ...]] = {}
-    try:
-        roles = model.roles
-    except ArchError:
-        return found
-    for key, tensor in roles.items():
-        for stored in tensor.names:
-            found[stored] = (*found.get(stored, ()), key)
-    return found
 
 
 def _mapped(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> list[Output]:

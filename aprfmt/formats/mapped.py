@@ -7,7 +7,7 @@ count as resident memory, so whoever walks over a large tensor calls `drop` behi
 import mmap
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -59,6 +59,14 @@ class MappedFile:
         first, last = -(-start // _PAGE) * _PAGE, stop // _PAGE * _PAGE
         if last > first:
             self._map.madvise(_DONTNEED, first, last - first)
+
+    def windows(self, start: int, stop: int, size: int = 8 << 20) -> Iterator[memoryview]:
+        """Yield the bytes of [start, stop) that are there; pages behind a window are dropped."""
+        stop = min(stop, self.size)
+        for first in range(start, stop, size):
+            last = min(first + size, stop)
+            yield self.view[first:last]
+            self.drop(first, last)
 
     def close(self) -> None:
         """Unmap; views that callers still hold keep the mapping alive until they are gone."""

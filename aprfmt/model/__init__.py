@@ -174,6 +174,19 @@ class Model(Mapping[str, View]):
         """Logical tensors by role key, in execution order of the file's own listing."""
         return self.resolution.roles
 
+    @cached_property
+    def roles_of(self) -> Mapping[str, tuple[str, ...]]:
+        """The role keys each stored tensor holds; empty where the architecture is unknown."""
+        found: dict[str, tuple[str, ...]] = {}
+        try:
+            roles = self.roles
+        except ArchError:
+            return found
+        for key, view in roles.items():
+            for name in view.names:
+                found[name] = (*found.get(name, ()), key)
+        return found
+
     def find(self, key: str) -> View | None:
         """Return the tensor of a role, or, where none is called so, the stored one of that name."""
         try:

@@ -6,16 +6,14 @@ values; for every file its size, SHA-256 of all bytes, and of the bytes outside 
 metadata, tokenizer, padding); and SHA-256 of the text files of a model's folder.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import AprfmtError, ArchError, FormatError
 from aprfmt.formats.shardset import MAX_INDEX
-from aprfmt.tensors.digest import decoded_sha256, file_sha256, raw_sha256
-from aprfmt.tensors.runs import WINDOW
+from aprfmt.tensors.digest import decoded_sha256, file_sha256, raw_sha256, sha256
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -114,21 +112,16 @@ def _outside(path: Path, parsed: Any) -> str:
     """Return SHA-256 of the bytes of a file that belong to no tensor."""
     from aprfmt.formats.mapped import MappedFile
 
-    digest = hashlib.sha256()
-    file = MappedFile(path)
-    try:
+    def gaps(file: MappedFile) -> Iterator[memoryview]:
         packed = getattr(parsed, "expanded", False)  # tensors of a compressed file lie nowhere
         infos = [] if packed else sorted(parsed.infos.values(), key=lambda info: info.offset)
         at = 0
         for start, stop in (*((i.offset, i.offset + i.nbytes) for i in infos), (file.size,) * 2):
-            for first in range(at, min(start, file.size), WINDOW):
-                last = min(first + WINDOW, start, file.size)
-                digest.update(file.view[first:last])
-                file.drop(first, last)
+            yield from file.windows(at, start)
             at = max(at, stop)
-    finally:
-        file.close()
-    return digest.hexdigest()
+
+    with closing(MappedFile(path)) as file:
+        return sha256(gaps(file))
 
 
 def write(model: "Model", tensors: Sequence[TensorRow], *, force: bool = False) -> Path:
