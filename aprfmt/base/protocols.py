@@ -36,7 +36,8 @@ class TensorInfo:
 class LazyTensor(Protocol):
     """A stored tensor whose bytes are not touched until `raw` is called.
 
-    Classes of tensors derive from it, so that what most of them have not has its default.
+    Classes of tensors derive from it, so that what most of them have not has its default; `info`
+    is theirs to give, as a property or a slot.
     """
 
     __slots__ = ()

@@ -13,7 +13,7 @@ import pytest
 import aprfmt as package
 from aprfmt import validation
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.base.protocols import LazyTensor, TensorInfo
+from aprfmt.base.protocols import TensorInfo
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import BlockCodec
 from aprfmt.errors import AprfmtError, FormatError, UnsupportedError, UsageError
@@ -274,20 +274,6 @@ def test_a_scale_in_front_of_a_flat_tensor(tmp_path: Path) -> None:
 # --- the pass -------------------------------------------------------------------------------
 
 
-class Held(LazyTensor):
-    """A tensor in memory."""
-
-    info: TensorInfo
-
-    def __init__(self, info: TensorInfo, data: bytes) -> None:
-        self.info, self._data = info, memoryview(data)
-
-    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
-        return self._data[start:stop]
-
-    def drop(self, start: int = 0, stop: int | None = None) -> None: ...
-
-
 @pytest.mark.parametrize(
     ("encoding", "shape", "row_bytes"),
     [("F32", (7, 11), 44), ("Q8_0", (9, 64), 68), ("APR_Q8", (1000,), None), ("F32", (), 4),
@@ -303,7 +289,7 @@ def test_windows_cover_every_byte_once(
     count = int(np.prod(shape))
     size = shape[0] * 288 if encoding == "Q4_K" else row.nbytes(shape)
     raw = np.random.default_rng(3).integers(0, 60, size).astype(np.uint8).tobytes()
-    tensor = Held(TensorInfo("t", shape, encoding, 0, size, row_bytes), raw)
+    tensor = MemoryTensor(TensorInfo("t", shape, encoding, 0, size, row_bytes), raw)
     total, covered = Accumulator(), 0
     for _, window in windows(tensor):
         assert isinstance(window, Window)
