@@ -17,6 +17,7 @@ from aprfmt.base.protocols import TensorInfo
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import BlockCodec
 from aprfmt.errors import AprfmtError, FormatError, UnsupportedError, UsageError
+from aprfmt.formats.mapped import MemoryTensor
 from aprfmt.validation import CHECKS, scales, validate
 from aprfmt.validation.claims import file_types
 from aprfmt.validation.values import WINDOW, Window, windows
