@@ -59,16 +59,14 @@ def command(
 
 def read(opened: Any, name: str) -> tuple[str, Any]:
     """Return (spelling, values) of one tensor: a stored name, a role, or an unambiguous pattern."""
-    from aprfmt.cli.tensors import role_names
     from aprfmt.model.patterns import select_one
     from aprfmt.model.resolve import spellings_by_name
 
     if name in opened:
         return name, opened[name].numpy()
-    roles = role_names(opened)
-    keys = [key for found in roles.values() for key in found]
-    if name in keys:
-        return name, opened.roles[name].numpy()
+    role = opened.find(name)
+    if role is not None:
+        return name, role.numpy()
     names = list(opened)
     every = spellings_by_name(opened)
     at = select_one([every[stored] for stored in names], name, str(opened.path))

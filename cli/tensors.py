@@ -37,7 +37,7 @@ def command(
     from aprfmt.model.resolve import spellings_by_name
 
     with open_model(model, arch=arch, partial=partial, damaged=True) as opened:
-        roles = role_names(opened)
+        roles = opened.roles_of
         names = list(opened)
         if patterns:
             every = spellings_by_name(opened)
@@ -71,28 +71,13 @@ def command(
     return render.emit("tensors", code, body, as_json)
 
 
-def role_names(opened: Any) -> dict[str, tuple[str, ...]]:
-    """Return the role keys every stored name holds; empty where no architecture fits."""
-    from aprfmt.errors import ArchError
-
-    found: dict[str, tuple[str, ...]] = {}
-    try:
-        resolution = opened.resolution
-    except ArchError:
-        return found
-    for key, logical in resolution.roles.items():
-        for name in logical.group.stored:
-            found[name] = (*found.get(name, ()), key)
-    return found
-
-
 def tensor_stats(tensor: Any) -> dict[str, Any]:
     """Return the statistics of one tensor, or the reason there are none."""
     from aprfmt.errors import AprfmtError
     from aprfmt.tensors.stats import tensor_stats as of_tensor
 
     try:
-        result: dict[str, Any] = of_tensor(tensor.lazy).to_json()
+        result: dict[str, Any] = of_tensor(tensor.stored[0]).to_json()
         return result
     except AprfmtError as error:
         return {"error": str(error)}

@@ -7,11 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.tensors.logical import gather
+from aprfmt.base.protocols import raw_parts
+from aprfmt.base.shapes import matrix
 
 if TYPE_CHECKING:
     from aprfmt.codecs.bnb4 import Coded
-    from aprfmt.tensors.logical import LogicalTensor
+    from aprfmt.tensors.view import View
 
 Array = NDArray[Any]
 PAGE = 4096
@@ -86,7 +87,7 @@ class ArrayRows:
 
     def decode_rows(self, start: int, stop: int) -> Array:
         """Return a view."""
-        rows: Array = self.values.reshape(-1, self.values.shape[-1])[start:stop]
+        rows: Array = self.numpy().reshape(-1, self.shape[-1])[start:stop]
         return rows
 
     def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
@@ -105,9 +106,9 @@ class ArrayRows:
 
 
 class StoredRows:
-    """A logical tensor of an open model."""
+    """A tensor of an open model."""
 
-    def __init__(self, tensor: "LogicalTensor") -> None:
+    def __init__(self, tensor: "View") -> None:
         self._tensor = tensor
         self.shape = tensor.shape
         self.encoding = tensor.encoding
@@ -117,9 +118,7 @@ class StoredRows:
     @property
     def by_rows(self) -> bool:
         """Whether stored rows can be cut without decoding their neighbours."""
-        if len(self._tensor.encodings) != 1 or self._tensor.runs is None:
-            return False
-        return encoding_row(self.encoding).row_bytes(self.shape) is not None
+        return self._tensor.row_bytes is not None
 
     def numpy(self) -> Array:
         """Return the tensor decoded; plain little-endian floats as a view of the file."""
@@ -130,25 +129,18 @@ class StoredRows:
                 dtype = np.dtype(row.numpy).newbyteorder("<")
                 return np.frombuffer(whole.raw(), dtype).reshape(self.shape)
         # Row-major whatever the file's layout: a product's bits follow the strides.
-        values: Array = np.ascontiguousarray(self._tensor.numpy())
-        return values
+        return np.ascontiguousarray(self._tensor.numpy())
 
     def decode_rows(self, start: int, stop: int) -> Array:
         """Decode only these rows, where that is possible."""
-        rows: Array = self._tensor.decode_rows(start, stop)
-        return rows
+        return self._tensor.rows(start, stop)
 
     def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
         """Return stored bytes where no step changes them; permuted rows are gathered."""
-        runs = self._tensor.runs if self.by_rows else None
-        size = encoding_row(self.encoding).row_bytes(self.shape) if runs is not None else None
-        if (
-            runs is None
-            or size is None
-            or sum(run.nbytes for run in runs) != size * math.prod(self.shape[:-1])
-        ):
+        data, size = self._tensor.data, self._tensor.row_bytes
+        if data is None or size is None or len(data) != size * matrix(self.shape)[0]:
             return None
-        return gather(runs, start * size, stop * size)
+        return data.window(start * size, stop * size)
 
     def coded(self) -> "Coded | None":
         """Return the checked parts where the codec is bitsandbytes'."""
@@ -161,14 +153,12 @@ class StoredRows:
         found = codec(self.encoding)
         if not isinstance(found, Bnb4Codec):
             return None
-        parts = {suffix: part.raw() for suffix, part in whole.parts.items()}
-        return found.coded(parts, math.prod(self.shape))
+        return found.coded(raw_parts(whole), math.prod(self.shape))
 
     def touch(self) -> None:
         """Read one byte of every page, so that the system has the tensor in memory."""
-        for tensor in self._tensor.stored:
-            for part in tensor.parts.values() or [tensor]:
-                np.add.reduce(np.frombuffer(part.raw(), np.uint8)[::PAGE], dtype=np.int64)
+        for run in self._tensor.stored_runs():
+            np.add.reduce(np.frombuffer(run.tensor.raw(), np.uint8)[::PAGE], dtype=np.int64)
 
     def drop(self) -> None:
         """Release the mapped pages."""

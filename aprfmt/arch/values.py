@@ -108,7 +108,10 @@ def inverse(value: float, key: str) -> float:
 
 
 def same_value(a: Value, b: Value) -> bool:
-    """Say whether two values are equal, floats up to float32 rounding (2^-23 relative)."""
+    """Say whether two values are equal, floats up to float32 rounding (2^-23 relative).
+
+    True is not 1: formats keep booleans and numbers apart, and no rule takes one for the other.
+    """
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, (int, float)) and isinstance(b, (int, float)):

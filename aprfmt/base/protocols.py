@@ -4,10 +4,13 @@ Reading: a `Source` is an open file with all its shards. Writing: a `Sink` is pl
 (all names, shapes and encodings), then fed in plan order. Nothing here knows a format.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Value = Any  # str, int, float, bool, None, sequences and mappings of these
 
@@ -31,7 +34,13 @@ class TensorInfo:
 
 
 class LazyTensor(Protocol):
-    """A stored tensor whose bytes are not touched until `raw` is called."""
+    """A stored tensor whose bytes are not touched until `raw` is called.
+
+    Classes of tensors derive from it, so that what most of them have not has its default; `info`
+    is theirs to give, as a property or a slot.
+    """
+
+    __slots__ = ()
 
     @property
     def info(self) -> TensorInfo:
@@ -40,8 +49,23 @@ class LazyTensor(Protocol):
 
     @property
     def parts(self) -> Mapping[str, "LazyTensor"]:
-        """Companion tensors by suffix; empty for most."""
-        ...
+        """Companion tensors by suffix, "" being the main part; empty for most."""
+        return {}
+
+    @property
+    def damage(self) -> str:
+        """Why its bytes cannot be read; "" where nothing is wrong. Touches no bytes."""
+        return ""
+
+    @property
+    def spoilt(self) -> bool:
+        """Whether nothing the file says of it can be believed, its shape included."""
+        return False
+
+    @property
+    def decode(self) -> Callable[[], "NDArray[Any]"] | None:
+        """What decodes it (to `info.shape`) where its codec cannot do so from bytes alone."""
+        return None
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
         """Return a read-only zero-copy view of stored bytes [start, stop), valid until close()."""
@@ -49,7 +73,16 @@ class LazyTensor(Protocol):
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
         """Tell the system that these bytes are not needed again soon (mapped pages are RSS)."""
-        ...
+
+
+def parts_of(tensor: LazyTensor) -> Mapping[str, LazyTensor]:
+    """Return what a tensor is stored in, by suffix; one without companions is its own main part."""
+    return tensor.parts or {"": tensor}
+
+
+def raw_parts(tensor: LazyTensor) -> dict[str, memoryview]:
+    """Return the stored bytes of all parts of a tensor by suffix."""
+    return {suffix: part.raw() for suffix, part in parts_of(tensor).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +113,12 @@ def damage_of(tensor: LazyTensor) -> str:
 
     Touches no bytes.
     """
-    for one in (tensor, *tensor.parts.values()):
-        found: str = getattr(one, "damage", "")
-        if found:
-            return found
-    return ""
+    return next((one.damage for one in (tensor, *tensor.parts.values()) if one.damage), "")
 
 
 def shape_is_known(tensor: LazyTensor) -> bool:
     """Say whether a tensor's shape can be believed; it can where only its bytes are cut off."""
-    return not any(getattr(one, "spoilt", False) for one in (tensor, *tensor.parts.values()))
+    return not any(one.spoilt for one in (tensor, *tensor.parts.values()))
 
 
 class Source(Protocol):
@@ -161,3 +190,12 @@ class Sink(Protocol):
     def __enter__(self) -> "Sink": ...
 
     def __exit__(self, *exc: object) -> None: ...
+
+
+@runtime_checkable
+class Orders(Protocol):
+    """A sink with an order of its own: it keeps what a rewritten file has as it lies there."""
+
+    def order(self, infos: Sequence[TensorInfo]) -> list[TensorInfo]:
+        """Return the order to plan and write in."""
+        ...

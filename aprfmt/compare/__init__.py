@@ -162,7 +162,7 @@ def _has_imatrix(metadata: Mapping[str, Value]) -> bool:
 
 def _hyperparameters(a: "Model", b: "Model", alignment: Alignment) -> tuple[FieldDiff, ...]:
     """List differing hyperparameters; all of them change the forward pass but the lengths."""
-    from aprfmt.model.resolve import same_value
+    from aprfmt.arch.values import same_value
 
     if not alignment.by_role:
         return ()
@@ -231,14 +231,14 @@ def _equal(left: Value, right: Value) -> bool:
     return bool(plain(left) == plain(right))
 
 
-def plain(value: Value) -> Any:
+def plain(value: Value) -> Value:
     """Return a metadata value as plain data that compares by value."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         return value
     return tuple(value)
 
 
-def shown(value: Value) -> Any:
+def shown(value: Value) -> Value:
     """Return a metadata value short enough for a report: long arrays become a count."""
     if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 16:
         return f"array of {len(value)}"

@@ -5,10 +5,7 @@ from dataclasses import dataclass
 
 from aprfmt.errors import ArchError
 from aprfmt.model import Model
-from aprfmt.tensors.logical import LogicalTensor
-from aprfmt.tensors.views import Tensor
-
-Side = LogicalTensor | Tensor
+from aprfmt.tensors.view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +13,8 @@ class Pair:
     """One role (or plain name) of either file, with whatever each side has for it."""
 
     key: str
-    a: Side | None
-    b: Side | None
+    a: View | None
+    b: View | None
     layout: tuple[str, ...] = ()
 
     def drop(self) -> None:
@@ -31,17 +28,8 @@ class Pair:
         """Every name a user may mean this pair by."""
         names = [self.key]
         for side in (self.a, self.b):
-            names += stored_names(side)
+            names += () if side is None else side.names
         return tuple(dict.fromkeys(names))
-
-
-def stored_names(side: Side | None) -> list[str]:
-    """Return the names a side has in its file."""
-    if side is None:
-        return []
-    if isinstance(side, Tensor):
-        return [side.name]
-    return [tensor.info.name for tensor in side.stored]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +46,7 @@ def align(a: Model, b: Model) -> Alignment:
     try:
         roles_a, roles_b = a.roles, b.roles
     except ArchError as error:
-        pairs = [
-            Pair(name, a[name] if name in a else None, b[name] if name in b else None)
-            for name in dict.fromkeys((*a, *b))
-        ]
+        pairs = [Pair(name, a.get(name), b.get(name)) for name in dict.fromkeys((*a, *b))]
         return Alignment(tuple(pairs), False, (f"paired by stored name: {error}",))
     pairs = []
     for key in dict.fromkeys((*roles_a, *roles_b)):

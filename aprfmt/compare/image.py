@@ -1,20 +1,23 @@
 """Where two tensors differ, as a small grid: one number for every block of rows and columns."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.records import Image, TensorDiff
 from aprfmt.errors import AprfmtError
 
 if TYPE_CHECKING:
-    from aprfmt.compare.align import Pair, Side
+    from aprfmt.codecs.base import Array
+    from aprfmt.compare.align import Pair
+    from aprfmt.compare.explain.reading import Reader
+    from aprfmt.tensors.view import View
 
 ROWS, COLUMNS = 64, 96  # cells of an image at most
 WINDOW = 1 << 20  # elements decoded at a time
 
 
-def image_of(a: "Side", b: "Side", key: str) -> Image | None:
+def image_of(a: "View", b: "View", key: str) -> Image | None:
     """Return the image of a pair of one shape, None for an empty one.
 
     A cell's number is the root mean square of a - b in it over that of all of `a`; it is infinite
@@ -64,7 +67,7 @@ def image_of(a: "Side", b: "Side", key: str) -> Image | None:
     return Image(key, rows, columns, height, width, tuple(tuple(row) for row in found.tolist()))
 
 
-def _window(side: Any, start: int, stop: int, columns: int) -> Any:
+def _window(side: "Reader", start: int, stop: int, columns: int) -> "Array":
     """Return rows [start, stop) of the image's [rows, columns], a vector's end padded with 0."""
     import numpy as np
 
@@ -76,14 +79,15 @@ def _window(side: Any, start: int, stop: int, columns: int) -> Any:
     return flat.reshape(stop - start, columns)
 
 
-def _cells(values: Any, height: int, width: int, across: int) -> Any:
+def _cells(values: "Array", height: int, width: int, across: int) -> "Array":
     """Sum [n, columns] over cells of [height, width], the last ones padded with 0."""
     import numpy as np
 
     down = -(-values.shape[0] // height)
     padded = np.zeros((down * height, across * width), values.dtype)
     padded[: values.shape[0], : values.shape[1]] = values
-    return padded.reshape(down, height, across, width).sum(axis=(1, 3))
+    sums: Array = padded.reshape(down, height, across, width).sum(axis=(1, 3))
+    return sums
 
 
 def images(pairs: "Sequence[Pair]", tensors: Sequence[TensorDiff], count: int) -> tuple[Image, ...]:

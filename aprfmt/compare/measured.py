@@ -1,9 +1,12 @@
 """How far two values of one capture point are apart, and which of them are no numbers."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aprfmt.compare.nonfinite import Census, NonFinite, alike
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,9 @@ class Apart:
     nonfinite: NonFinite | None
 
 
-def measure(x: Any, y: Any, chosen: Any, places: Any, shape: tuple[int, ...]) -> Apart:
+def measure(
+    x: "Array", y: "Array", chosen: "Array", places: "Array", shape: tuple[int, ...]
+) -> Apart:
     """Measure flat float64 values; y is the reference.
 
     Those count that are `chosen` (bool, one each), which stand at `places`.

@@ -5,7 +5,10 @@ bug. Where both hold the same at the same place they do not differ there, and it
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class Census:
         self._both_at: int | None = None
         self._values = ("", "")
 
-    def add(self, x: Any, y: Any) -> None:
+    def add(self, x: "Array", y: "Array") -> None:
         """Take in two flat float arrays of one size."""
         import numpy as np
 
@@ -89,15 +92,15 @@ class Census:
         )  # fmt: skip
 
 
-def alike(x: Any, y: Any) -> Any:
+def alike(x: "Array", y: "Array") -> "Array":
     """Return where two arrays hold the same: equal numbers, or NaN and NaN."""
     import numpy as np
 
-    same: Any = (x == y) | (np.isnan(x) & np.isnan(y))
+    same: Array = (x == y) | (np.isnan(x) & np.isnan(y))
     return same
 
 
-def census(x: Any, y: Any) -> NonFinite | None:
+def census(x: "Array", y: "Array") -> NonFinite | None:
     """Return what is not finite in two arrays of one size, indices in the first one's shape."""
     import numpy as np
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from aprfmt.base.protocols import Damage
+from aprfmt.base.protocols import Damage, Value
 from aprfmt.compare.nonfinite import NonFinite
 
 Verdict = Literal[
@@ -162,8 +162,8 @@ class FieldDiff:
     """One hyperparameter, tokenizer fact or metadata key that differs."""
 
     name: str
-    a: Any
-    b: Any
+    a: Value
+    b: Value
     origin_a: str = ""
     origin_b: str = ""
     decisive: bool = False  # changes the forward pass or the token ids

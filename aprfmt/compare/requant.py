@@ -5,26 +5,23 @@ multiply-adds. So the base is encoded again in every way a file may have been ma
 one moved weight changes exactly one block.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.compare.align import Side
-from aprfmt.compare.raw import byte_runs
+from aprfmt.base.protocols import raw_parts
 from aprfmt.compare.records import EQUAL, Derivation, TensorDiff
 from aprfmt.compare.values import CHUNK
 from aprfmt.errors import AprfmtError, ArchError, CodecError
 from aprfmt.model import Model
 from aprfmt.quantizing.mixture import quantized
 from aprfmt.quantizing.rows import encode_rows
-from aprfmt.tensors.logical import LogicalTensor, gather
-from aprfmt.tensors.views import Tensor
+from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from aprfmt.codecs.base import Array
     from aprfmt.quantizing.imatrix import ImportanceMatrix
 
 HOPELESS = 0.5  # share of the first chunk's blocks beyond which a way of making is given up
@@ -52,19 +49,19 @@ class Oracle:
     def __init__(self, base: Model, imatrix: "ImportanceMatrix | None" = None) -> None:
         self.base, self.imatrix = base, imatrix
 
-    def side(self, key: str) -> Side | None:
+    def side(self, key: str) -> View | None:
         """Return the base's tensor of a role or name; a tied head is the embedding."""
+        found = self.base.find(key)
+        if found is not None or key != "output.weight":
+            return found
         try:
-            roles = self.base.roles
+            tied = self.base.hyper["tied_embeddings"]
         except ArchError:
-            return self.base[key] if key in self.base else None
-        found: Side | None = roles.get(key)
-        if found is None and key == "output.weight" and self.base.hyper["tied_embeddings"]:
-            found = roles.get("token_embd.weight")
-        return found if found is not None or key not in self.base else self.base[key]
+            return None
+        return self.base.roles.get("token_embd.weight") if tied else None
 
     def judge(
-        self, diff: TensorDiff, a: Side, b: Side, metadata: tuple[Mapping[str, Any], ...]
+        self, diff: TensorDiff, a: View, b: View, metadata: tuple[Mapping[str, Any], ...]
     ) -> TensorDiff:
         """Return `diff` with a derivation for every quantized side, and the verdict they give.
 
@@ -94,18 +91,16 @@ class Oracle:
             return replace(diff, verdict="WITHIN", cause=cause)
         return diff
 
-    def _same(self, side: Side, base: Side) -> bool:
+    def _same(self, side: View, base: View) -> bool:
         import numpy as np
 
         if side.shape != base.shape:
             return False
-        for start, stop, values in rows_of(base):
-            if not np.array_equal(values, _rows(side, start, stop), equal_nan=True):
-                return False
-        return True
+        pairs = zip(base.chunks(CHUNK), side.chunks(CHUNK), strict=True)
+        return all(np.array_equal(x, y, equal_nan=True) for (*_, x), (*_, y) in pairs)
 
     def _derive(
-        self, key: str, side: Side, base: Side | None, metadata: Mapping[str, Any]
+        self, key: str, side: View, base: View | None, metadata: Mapping[str, Any]
     ) -> Derivation:
         name = side.encoding
         if base is None or base.shape != side.shape:
@@ -118,8 +113,8 @@ class Oracle:
         if used is not None and self.imatrix is None:
             return _unknown(f"made with importance matrix {used}: name it with --imatrix")
         try:
-            if isinstance(side, Tensor | LogicalTensor) and _parts(side):
-                return _derive_packed(name, _parts(side), base)
+            if side.parts:
+                return _derive_packed(name, raw_parts(side.stored[0]), base)
             return _derive_blocks(name, side, base, importance)
         except CodecError as error:
             return _unknown(str(error))
@@ -138,47 +133,18 @@ def _unknown(why: str) -> Derivation:
     return Derivation(None, "", f"whether it derives from the base is not known: {why}")
 
 
-def _parts(side: Side) -> Mapping[str, Any]:
-    if isinstance(side, Tensor):
-        return side.parts
-    return side.stored[0].parts if len(side.stored) == 1 else {}
-
-
-def rows_of(side: Side) -> "Iterator[tuple[int, int, NDArray[Any]]]":
-    """Yield (first row, end, values [rows, last axis]) in chunks."""
-    columns = max(side.shape[-1] if side.shape else 1, 1)
-    rows = 1
-    for size in side.shape[:-1]:
-        rows *= size
-    step = max(1, CHUNK // columns)
-    for start in range(0, rows, step):
-        stop = min(rows, start + step)
-        yield start, stop, _rows(side, start, stop)
-
-
-def _rows(side: Side, start: int, stop: int) -> "NDArray[Any]":
-    columns = max(side.shape[-1] if side.shape else 1, 1)
-    found: NDArray[Any]
-    if isinstance(side, LogicalTensor):
-        found = side.decode_rows(start, stop)
-    else:
-        found = side.numpy().reshape(-1, columns)[start:stop]
-    return found
-
-
-def _derive_blocks(name: str, side: Side, base: Side, importance: Any) -> Derivation:
+def _derive_blocks(name: str, side: View, base: View, importance: "Array | None") -> Derivation:
     import numpy as np
 
-    row, runs = encoding_row(name), byte_runs(side)
-    row_bytes = row.row_bytes(side.shape)
-    if runs is None or row_bytes is None:
+    row, data, row_bytes = encoding_row(name), side.data, side.row_bytes
+    if data is None or row_bytes is None:
         return _unknown(f"its {name} blocks cannot be read row by row")
     best: tuple[int, int, Way] | None = None  # blocks that differ, the first of them, the way
     blocks = row_bytes // row.type_size  # in a row
     for way in WAYS:
         differ, first, seen = 0, -1, 0
-        for start, stop, values in rows_of(base):
-            stored = np.frombuffer(gather(runs, start * row_bytes, stop * row_bytes), np.uint8)
+        for start, stop, values in base.chunks(CHUNK):
+            stored = np.frombuffer(data.window(start * row_bytes, stop * row_bytes), np.uint8)
             made = encode_rows(
                 name, _through(values, way), fma=way.fma, importance=importance, first=start,
                 expert_rows=side.shape[-2] if len(side.shape) > 2 else 0,
@@ -207,7 +173,7 @@ def _derive_blocks(name: str, side: Side, base: Side, importance: Any) -> Deriva
     )  # fmt: skip
 
 
-def _through(values: Any, way: Way) -> Any:
+def _through(values: "Array", way: Way) -> "Array":
     """Return float32 values as they are after being stored in the way's float type."""
     import numpy as np
 
@@ -219,13 +185,12 @@ def _through(values: Any, way: Way) -> Any:
     return decode(way.through, encode(way.through, values), values.shape)
 
 
-def _derive_packed(name: str, parts: Mapping[str, Any], base: Side) -> Derivation:
+def _derive_packed(name: str, raw: Mapping[str, memoryview], base: View) -> Derivation:
     """Pack the base with the options of a weight of bitsandbytes, and compare every part."""
     import numpy as np
 
     from aprfmt.codecs import encode, quant_state
 
-    raw = {suffix: part.raw() for suffix, part in parts.items()}
     state = quant_state.state_of(name, raw)
     options = {
         "blocksize": state.blocksize,
@@ -255,7 +220,7 @@ def _derive_packed(name: str, parts: Mapping[str, Any], base: Side) -> Derivatio
 
 
 def judged(
-    oracle: Oracle | None, diff: TensorDiff, a: Side | None, b: Side | None,
+    oracle: Oracle | None, diff: TensorDiff, a: View | None, b: View | None,
     metadata: tuple[Mapping[str, Any], ...],
 ) -> TensorDiff:  # fmt: skip
     """Ask the oracle, if there is one, about a pair that both sides have and could be read."""

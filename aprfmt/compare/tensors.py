@@ -3,18 +3,23 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.compare.align import Pair, Side, stored_names
+from aprfmt.base.shapes import matrix
+from aprfmt.compare.align import Pair
 from aprfmt.compare.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, steps
 from aprfmt.compare.nonfinite import alike
-from aprfmt.compare.raw import byte_runs, first_difference, stored_runs
 from aprfmt.compare.records import TensorDiff
 from aprfmt.compare.values import CHUNK, Accumulator, wide
 from aprfmt.errors import AprfmtError, CodecError
-from aprfmt.tensors.logical import LogicalTensor
-from aprfmt.tensors.views import Tensor
+from aprfmt.tensors.runs import first_difference
+from aprfmt.tensors.view import View
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+    Step = Array | float  # of every element, or of all
 
 
 def compare_pair(pair: Pair, imatrix: bool = False) -> TensorDiff:
@@ -27,10 +32,10 @@ def compare_pair(pair: Pair, imatrix: bool = False) -> TensorDiff:
     diff = TensorDiff(
         pair.key,
         "DIFFERENT",
-        name_a=", ".join(stored_names(a)[:2]),
-        name_b=", ".join(stored_names(b)[:2]),
-        encoding_a=_encoding(a),
-        encoding_b=_encoding(b),
+        name_a=_named(a),
+        name_b=_named(b),
+        encoding_a="" if a is None else a.encoding,
+        encoding_b="" if b is None else b.encoding,
         shape_a=None if a is None else a.shape,
         shape_b=None if b is None else b.shape,
         layout=pair.layout,
@@ -48,60 +53,44 @@ def compare_pair(pair: Pair, imatrix: bool = False) -> TensorDiff:
         return replace(diff, verdict="UNREADABLE", cause=str(error))
 
 
-def _encoding(side: Side | None) -> str:
-    return "" if side is None else side.encoding
+def _named(side: View | None) -> str:
+    return "" if side is None else ", ".join(side.names[:2])
 
 
-def _layout(a: Side, b: Side) -> tuple[str, ...]:
+def _layout(a: View, b: View) -> tuple[str, ...]:
     """Name the steps only one side has: what the formats did to the same values."""
-    sides = [
-        (label, side.steps if isinstance(side, LogicalTensor) else ())
-        for label, side in (("A", a), ("B", b))
-    ]
-    (_, first), (_, second) = sides
-    if first == second:
+    if a.steps == b.steps:
         return ()
-    return tuple(
-        f"{step} in {label}"
-        for (label, mine), other in zip(sides, (second, first), strict=True)
-        for step in mine
-        if step not in other
+    return (
+        *(f"{step} in A" for step in a.steps if step not in b.steps),
+        *(f"{step} in B" for step in b.steps if step not in a.steps),
     )
 
 
-def _compare(diff: TensorDiff, a: Side, b: Side, imatrix: bool) -> TensorDiff:
+def _compare(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorDiff:
     layout = (*diff.layout, *_layout(a, b))
     diff = replace(diff, layout=layout)
-    if not layout and a.encoding == b.encoding and _same_stored(a, b):
+    same = a.encoding == b.encoding
+    if not layout and same and first_difference(a.stored_runs(), b.stored_runs()) is None:
         return replace(diff, verdict="SAME_BYTES")
-    runs_a, runs_b = byte_runs(a), byte_runs(b)
     first: int | None = None
-    comparable = (
-        runs_a is not None
-        and runs_b is not None
-        and encoding_row(_one(a)).type_size * encoding_row(_one(b)).block_size
-        == encoding_row(_one(b)).type_size * encoding_row(_one(a)).block_size
-        and sum(r.nbytes for r in runs_a) == sum(r.nbytes for r in runs_b)
-    )
-    if comparable and runs_a is not None and runs_b is not None:
-        first = first_difference(runs_a, runs_b)
-        if first is None and a.encoding == b.encoding:
+    if a.runs is not None and b.runs is not None and _as_long(a, b):
+        first = first_difference(a.runs, b.runs)
+        if first is None and same:
             return replace(diff, verdict="SAME_VALUES" if layout else "SAME_BYTES")
         if first is None:
             return _mislabelled(diff, a, b)
     return _by_values(replace(diff, first_byte=first), a, b, imatrix)
 
 
-def _same_stored(a: Side, b: Side) -> bool:
-    """Say whether both sides store the same bytes, all parts of packed weights included."""
-    return first_difference(stored_runs(a), stored_runs(b)) is None
+def _as_long(a: View, b: View) -> bool:
+    """Say whether both have as many bytes, by their blocks and by what is stored."""
+    x, y = encoding_row(a.encodings[0]), encoding_row(b.encodings[0])
+    blocks = x.type_size * y.block_size == y.type_size * x.block_size
+    return blocks and a.data is not None and b.data is not None and len(a.data) == len(b.data)
 
 
-def _one(side: Side) -> str:
-    return side.encodings[0] if isinstance(side, LogicalTensor) else side.encoding
-
-
-def _mislabelled(diff: TensorDiff, a: Side, b: Side) -> TensorDiff:
+def _mislabelled(diff: TensorDiff, a: View, b: View) -> TensorDiff:
     """Equal bytes under two encodings: the same values (all zero) or a wrong label."""
     result = _by_values(diff, a, b, False)
     if result.verdict == "SAME_VALUES":
@@ -109,7 +98,7 @@ def _mislabelled(diff: TensorDiff, a: Side, b: Side) -> TensorDiff:
     return replace(result, verdict="DIFFERENT", cause="dtype_mislabel", steps_off=None)
 
 
-def _by_values(diff: TensorDiff, a: Side, b: Side, imatrix: bool) -> TensorDiff:
+def _by_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorDiff:
     import numpy as np
 
     accumulator = Accumulator(a.shape)
@@ -160,7 +149,7 @@ def coarser_of(a: str, b: str) -> str:
     return min((a, b), key=lambda name: encoding_row(name.split("+")[0]).bits_per_weight)
 
 
-def in_steps(a: Side, b: Side) -> float | None:
+def in_steps(a: View, b: View) -> float | None:
     """Return the largest |a-b| of two tensors in steps of both encodings, None where unknown."""
     off = 0.0
     for x, y, step in chunks(a, b):
@@ -170,7 +159,7 @@ def in_steps(a: Side, b: Side) -> float | None:
     return off
 
 
-def steps_between(x: Any, y: Any, step: Any) -> Any:
+def steps_between(x: "Array", y: "Array", step: "Step") -> "Array":
     """Return |x - y| in steps; infinite where the step is zero, or one side alone is not finite.
 
     What is not finite and alike on both sides is no step apart.
@@ -180,89 +169,50 @@ def steps_between(x: Any, y: Any, step: Any) -> Any:
     x, y = wide(x).reshape(-1), wide(y).reshape(-1)
     with np.errstate(divide="ignore", invalid="ignore"):
         delta = np.abs(x - y)
-        ratio = delta / step
+        ratio: Array = delta / step
     ratio[np.isnan(ratio) | ~np.isfinite(delta)] = np.inf
     ratio[alike(x, y)] = 0.0
     return ratio
 
 
-def chunks(a: Side, b: Side) -> Iterator[tuple[Any, Any, Any]]:
+def chunks(a: View, b: View) -> "Iterator[tuple[Array, Array, Step | None]]":
     """Yield (values of a, values of b, step of every element or None), in chunks of rows."""
-    shape = a.shape
-    columns = shape[-1] if shape else 1
-    rows = 1
-    for size in shape[:-1]:
-        rows *= size
-    whole = _whole(a) or _whole(b) or len(shape) < 2 or not columns
-    if whole:
-        yield (*_all(a, b), _steps(a, b, 0, rows, columns))
+    rows, columns = matrix(a.shape)
+    if not (_by_rows(a) and _by_rows(b)) or len(a.shape) < 2 or not columns:
+        x, y = a.numpy(), b.numpy()
+        yield x, y, _steps(a, b, x, y, (0, rows))
         return
     per_chunk = max(1, CHUNK // columns)
     for start in range(0, rows, per_chunk):
         stop = min(rows, start + per_chunk)
-        yield _rows(a, start, stop), _rows(b, start, stop), _steps(a, b, start, stop, columns)
+        x, y = a.rows(start, stop), b.rows(start, stop)
+        yield x, y, _steps(a, b, x, y, (start, stop))
         a.drop()
         b.drop()
 
 
-def _all(a: Side, b: Side) -> tuple[Any, Any]:
-    return a.numpy(), b.numpy()
+def _by_rows(side: View) -> bool:
+    """Say whether rows of a side can be decoded alone, as the bytes that are compared."""
+    return side.row_bytes is not None and not side.restored
 
 
-def _whole(side: Side) -> bool:
-    """Say whether a side can only be decoded in one piece."""
-    runs = byte_runs(side)
-    if runs is None or (isinstance(side, LogicalTensor) and side.restored):
-        return True
-    return encoding_row(_one(side)).row_bytes(side.shape) is None
-
-
-def _rows(side: Side, start: int, stop: int) -> Any:
-    if isinstance(side, LogicalTensor):
-        return side.decode_rows(start, stop)
-    return _tensor_rows(side, start, stop)
-
-
-def _tensor_rows(side: Tensor, start: int, stop: int) -> Any:
-    from aprfmt.codecs import decode
-
-    row_bytes = encoding_row(side.encoding).row_bytes(side.shape)
-    assert row_bytes is not None
-    raw = side.raw(start * row_bytes, stop * row_bytes)
-    return decode(side.encoding, {"": raw}, (stop - start, side.shape[-1]))
-
-
-def _steps(a: Side, b: Side, start: int, stop: int, columns: int) -> Any:
+def _steps(a: View, b: View, x: "Array", y: "Array", rows: tuple[int, int]) -> "Step | None":
     """Return the tolerance of every element: the sum of both sides' steps, None where unknown.
 
-    A plain float type's step is the spacing of its numbers at the other side's value.
+    `x` and `y` are the values of these rows. A plain float type's step is the spacing of its
+    numbers at the other side's value.
     """
-    total: Any = 0.0
-    for side, other in ((a, b), (b, a)):
-        row = encoding_row(_one(side))
-        if row.numpy:
-            total = total + _float_step(_one(side), other, start, stop, columns)
-            continue
-        runs = byte_runs(side)
-        count = (stop - start) * columns
-        if runs is None:
-            if not isinstance(side, Tensor) and len(side.stored) != 1:
-                return None
-            lazy = side.lazy if isinstance(side, Tensor) else side.stored[0]
-            parts: dict[str, Any] = {suffix: part.raw() for suffix, part in lazy.parts.items()}
-            parts = parts or {"": lazy.raw()}
+    total: Step | None = None
+    for side, other in ((a, y), (b, x)):
+        name = side.encodings[0]
+        if encoding_row(name).numpy:
+            found: Step | None = _float_step(name, other)
         else:
-            from aprfmt.tensors.logical import gather
-
-            row_bytes = row.row_bytes(side.shape)
-            if row_bytes is None:
-                parts = {"": gather(runs, 0, sum(run.nbytes for run in runs))}
-            else:
-                parts = {"": gather(runs, start * row_bytes, stop * row_bytes)}
-        found = steps(_one(side), parts, count)
+            parts = side.raw_rows(*rows)
+            found = None if parts is None else steps(name, parts, other.size)
         if found is None:
             return None
-        total = total + found
+        total = found if total is None else total + found
     return total
 
 
@@ -273,7 +223,7 @@ _FLOATS = {
 }  # fmt: skip
 
 
-def _float_step(name: str, other: Side, start: int, stop: int, columns: int) -> Any:
+def _float_step(name: str, other: "Array") -> "Step":
     """Half the spacing of a float type's numbers at the other side's values: round to nearest."""
     import numpy as np
 
@@ -282,7 +232,6 @@ def _float_step(name: str, other: Side, start: int, stop: int, columns: int) -> 
     bits, smallest = _FLOATS[name]
     if name in ("F64", "F32"):
         return 0.0
-    whole = len(other.shape) < 2 or _whole(other)
-    values = other.numpy().reshape(-1, columns)[start:stop] if whole else _rows(other, start, stop)
-    _, exponent = np.frexp(np.abs(wide(values)).reshape(-1))
-    return 0.5 * np.ldexp(1.0, np.maximum(exponent - 1, smallest) - bits)
+    _, exponent = np.frexp(np.abs(wide(other)).reshape(-1))
+    half: Array = 0.5 * np.ldexp(1.0, np.maximum(exponent - 1, smallest) - bits)
+    return half

@@ -1,14 +1,17 @@
 """Comparing numbers: element-wise measures of two decoded tensors, in chunks of rows."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aprfmt.compare.nonfinite import Census
 from aprfmt.compare.records import ValueStats
 
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
 CHUNK = 1 << 20  # elements compared at a time: a dozen float64 arrays of it are held
 
 
-def wide(values: Any) -> Any:
+def wide(values: "Array") -> "Array":
     """Return values as float64; a signalling NaN becomes a quiet one without a warning."""
     import numpy as np
 
@@ -28,7 +31,7 @@ class Accumulator:
         self.nan_a = self.nan_b = self.inf_a = self.inf_b = 0
         self.odd = Census()
 
-    def add(self, a: Any, b: Any) -> None:
+    def add(self, a: "Array", b: "Array") -> None:
         """Add one chunk; both arrays have the same shape."""
         import numpy as np
 
@@ -90,7 +93,7 @@ class Accumulator:
         )  # fmt: skip
 
 
-def _ulp(x: Any, y: Any) -> int:
+def _ulp(x: "Array", y: "Array") -> int:
     """Return the largest distance of two arrays in float32 representations."""
     import numpy as np
 

@@ -1,11 +1,12 @@
 """`convert`: plan, then run, then re-open and verify; one pipeline for every pair of formats."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.protocols import Orders
 from aprfmt.conversion.options import ConversionReport, Options, TensorOutcome
 from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats import FORMATS, FormatSpec, checksum_notes
@@ -130,7 +131,7 @@ def _open_sink(
 
 
 def _in_order(target: FormatSpec, sink: "Sink", plan: "Plan") -> "list[TensorInfo]":
-    order: Callable[[list[TensorInfo]], list[TensorInfo]] = getattr(sink, "order", target.order)
+    order = sink.order if isinstance(sink, Orders) else target.order
     return order([output.info for output in plan.outputs])
 
 

@@ -1,5 +1,6 @@
 """Which encoding every output gets, by wish and by what the target can hold."""
 
+from dataclasses import replace
 from typing import Any
 
 from aprfmt.arch.steps import Transposed
@@ -54,10 +55,7 @@ def choose_encodings(
             continue
         same = wished == output.info.encoding
         info = output.info if same else make_info(output.info.name, output.info.shape, wished)
-        chosen.append(
-            Output(info, output.source_encoding, output.runs, output.make, output.spellings,
-                   output.steps, output.sources, output.role)
-        )  # fmt: skip
+        chosen.append(replace(output, info=info))
     if refused:
         raise ConversionError(
             f"{model.path}: {target.name} has no code for the encoding of {len(refused)} tensors: "
@@ -151,13 +149,8 @@ def in_parts(
         packed = _packed(output, model, target, options, latest)
         main = f"{packed.name}@{packed.encoding}" if target.carries else packed.name
         for suffix, info in packed.infos(main).items():
-            names = output.spellings if not suffix else (info.name,)
-            found.append(
-                Output(
-                    info, output.source_encoding, None, output.make, names, output.steps,
-                    output.sources, output.role if not suffix else "", Part(packed, suffix),
-                )
-            )  # fmt: skip
+            made = replace(output, info=info, runs=None, part=Part(packed, suffix))
+            found.append(replace(made, spellings=(info.name,), role="") if suffix else made)
     return found
 
 

@@ -243,7 +243,7 @@ def _carried_gguf(model: "Model") -> dict[str, Typed]:
 
 def _to_gguf(model: "Model", plan: Plan) -> Carried:
     from aprfmt.arch.hyper import write_hyper
-    from aprfmt.model.resolve import same_value
+    from aprfmt.arch.values import same_value
     from aprfmt.tokenizer import to_gguf
 
     spec, hyper = model.spec, model.hyper

@@ -8,8 +8,8 @@ from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo
 from aprfmt.conversion.packed import Part
 from aprfmt.errors import CodecError, ConversionError
-from aprfmt.tensors.logical import Run
 from aprfmt.tensors.restore import Restoration
+from aprfmt.tensors.runs import Run
 
 PLAIN_FLOATS = ("F64", "F32", "F16", "BF16")
 

@@ -7,6 +7,8 @@ where those only move rows, the plan is a list of byte runs and nothing is decod
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.encodings import encoding
@@ -26,8 +28,9 @@ from aprfmt.model import Model
 from aprfmt.model.patterns import matchers, select
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.quantizing.mixture import leading
-from aprfmt.tensors.logical import LogicalTensor, Run, element_runs
 from aprfmt.tensors.restore import Restoration, restore_bits
+from aprfmt.tensors.runs import Run, element_runs
+from aprfmt.tensors.view import View, decode_tensor
 
 if TYPE_CHECKING:
     from aprfmt.arch.bind import Group
@@ -90,15 +93,16 @@ def _stored(tensor: LazyTensor, name: str = "") -> Output:
     """Pass one stored tensor through under its own (or the given) name."""
     info = tensor.info
     name = name or info.name
-
-    def make() -> Any:
-        from aprfmt.tensors.views import decode_tensor
-
-        return decode_tensor(tensor)
-
     out = TensorInfo(name, info.shape, info.encoding, 0, info.nbytes, info.row_bytes)
     runs = None if tensor.parts else [Run(tensor, 0, info.nbytes)]
-    return Output(out, info.encoding, runs, make, (name, info.name), sources=(tensor,))
+    return Output(
+        out,
+        info.encoding,
+        runs,
+        partial(decode_tensor, tensor),
+        (name, info.name),
+        sources=(tensor,),
+    )
 
 
 def _stored_joined(model: Model, target: FormatSpec, options: Options) -> list[Output]:
@@ -106,7 +110,7 @@ def _stored_joined(model: Model, target: FormatSpec, options: Options) -> list[O
 
     A packed weight nobody wants re-encoded goes through in its stored parts.
     """
-    roles = _roles_by_stored(model)
+    roles = model.roles_of
     wanted = _requested(model, options)
     names = _packed_names(model, target)
     outputs: list[Output] = []
@@ -116,14 +120,10 @@ def _stored_joined(model: Model, target: FormatSpec, options: Options) -> list[O
             stored = [(part, part.info.name) for part in tensor.parts.values()]
             outputs += [_stored(part, names.get(at, at)) for part, at in stored]
             continue
-        output = _stored(tensor.lazy)
+        output = _stored(tensor.stored[0])
         keys = roles.get(name, ())
-        outputs.append(
-            Output(
-                output.info, output.source_encoding, output.runs, output.make,
-                (name, *keys), sources=output.sources, role=keys[0] if len(keys) == 1 else "",
-            )
-        )  # fmt: skip
+        role = keys[0] if len(keys) == 1 else ""
+        outputs.append(replace(output, spellings=(name, *keys), role=role))
     return outputs
 
 
@@ -148,7 +148,7 @@ def _requested(model: Model, options: Options) -> set[str]:
         return set(model)
     names = list(model)
     if options.choose:
-        roles = _roles_by_stored(model)
+        roles = model.roles_of
         asked = [leading((*roles.get(name, ()), name)) for name in names]
         chosen = [
             options.choose(name, tensor.shape, tensor.encoding)
@@ -164,21 +164,6 @@ def _requested(model: Model, options: Options) -> set[str]:
         return set()
     every = list(spellings_by_name(model).values())
     return {names[i] for i in select(every, patterns, str(model.path))}
-
-
-def _roles_by_stored(model: Model) -> dict[str, tuple[str, ...]]:
-    """Return the role keys each stored tensor holds; empty where the architecture is unknown."""
-    from aprfmt.errors import ArchError
-
-    found: dict[str, tuple[str, ...]] = {}
-    try:
-        roles = model.roles
-    except ArchError:
-        return found
-    for key, tensor in roles.items():
-        for stored in tensor.group.stored:
-            found[stored] = (*found.get(stored, ()), key)
-    return found
 
 
 def _mapped(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> list[Output]:
@@ -240,7 +225,7 @@ def _group_outputs(model: Model, group: "Group") -> list[Output]:
 def _element_moves(
     model: Model,
     group: "Group",
-    logical: Sequence[LogicalTensor],
+    logical: Sequence[View],
     shapes: Sequence[Sequence[tuple[int, ...]]],
 ) -> tuple[list[LazyTensor], "list[list[Move]] | None"]:
     """Return the source's stored tensors, and the moves of each output out of these.
@@ -273,7 +258,7 @@ def _element_moves(
 def _output(
     model: Model,
     group: "Group",
-    logical: Sequence[LogicalTensor],
+    logical: Sequence[View],
     index: int,
     shape: tuple[int, ...],
     combined: Sequence[LazyTensor],
@@ -299,7 +284,7 @@ def _output(
     else:  # bytes without a layout can be copied; a wish or a refusal settles the others
         size = sum(run.nbytes for run in runs or ())
         info = TensorInfo(name, shape, source_encoding, 0, size, None)
-    bits = one.raw() if one is not None and one.restored else None
+    bits = None if one is None else one.restored_bits
     if bits is not None and not group.binding.steps:
         # Restored bits are copied: encoding the widened values would make NaNs quiet.
         runs = [Run(MemoryTensor(info, bits), 0, info.nbytes)]
@@ -313,7 +298,7 @@ def _output(
 
 
 def _maker(
-    logical: Sequence[LogicalTensor], group: "Group", hp: Any, index: int, patch: Any
+    logical: Sequence[View], group: "Group", hp: Any, index: int, patch: Any
 ) -> Callable[[], Any]:
     def make() -> Any:
         arrays = [tensor.numpy() for tensor in logical]
@@ -326,16 +311,14 @@ def _maker(
     return make
 
 
-def _patched(
-    made: Any, patch: Any, logical: Sequence[LogicalTensor], group: "Group", hp: Any
-) -> Any:
+def _patched(made: Any, patch: Any, logical: Sequence[View], group: "Group", hp: Any) -> Any:
     """Return `made` with the bits an earlier file of this style had, if they mean the same values.
 
     A tensor edited since then is written as the steps make it.
     """
     import numpy as np
 
-    bits = restore_bits(np.ascontiguousarray(made).view("<u4"), patch, logical[0].key)
+    bits = restore_bits(np.ascontiguousarray(made).view("<u4"), patch, logical[0].name)
     candidate = bits.view("<f4")
     arrays = [candidate]
     for step in group.binding.steps:

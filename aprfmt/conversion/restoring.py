@@ -10,7 +10,7 @@ from aprfmt.formats import FormatSpec
 if TYPE_CHECKING:
     from aprfmt.arch.spec import LayoutStep
     from aprfmt.model import Model
-    from aprfmt.tensors.logical import LogicalTensor
+    from aprfmt.tensors.view import View
 
 
 def record(model: "Model", target: FormatSpec, plan: Plan) -> None:
@@ -45,7 +45,7 @@ def _record_stored(model: "Model", plan: Plan) -> None:
                   for part in tensor.stored]  # fmt: skip
         if len(stored) != 1:
             continue
-        steps = tensor.group.binding.steps
+        steps = tensor.layout
         arrays = stored
         for step in steps:
             arrays = step.undo(arrays, model.hyper)
@@ -70,7 +70,7 @@ def _record_one(
     plan: Plan,
     role: str,
     name: str,
-    tensor: "LogicalTensor",
+    tensor: "View",
     steps: "tuple[LayoutStep, ...]",
     model: "Model",
 ) -> None:
@@ -81,8 +81,9 @@ def _record_one(
     assert name in PLAIN_FLOATS
     logical = np.asarray(tensor.numpy(), np.float32)
     size = encoding(name).type_size
-    raw = tensor.raw()  # not encode(logical): rounding would make signalling NaNs quiet
-    bits = np.frombuffer(raw if raw is not None else encode(name, logical)[""], f"<u{size}")
+    # Not encode(logical) where there are bytes: rounding would make signalling NaNs quiet.
+    held = tensor.restored or tensor.data is not None
+    bits = np.frombuffer(tensor.raw() if held else encode(name, logical)[""], f"<u{size}")
     arrays = [logical]
     for step in reversed(steps):
         arrays = step.apply(arrays, model.hyper)

@@ -6,13 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aprfmt.base.encodings import encoding
+from aprfmt.base.protocols import LazyTensor
+from aprfmt.base.shapes import matrix
 from aprfmt.conversion.choosing import importance_of
 from aprfmt.conversion.counts import Counts
 from aprfmt.conversion.options import Options, TensorOutcome
 from aprfmt.conversion.outputs import Output
 from aprfmt.errors import ConversionError
 from aprfmt.quantizing.rows import encode_rows
-from aprfmt.tensors.logical import Run, gather
+from aprfmt.tensors.runs import Bytes, Run, all_runs, first_difference, windows
+from aprfmt.tensors.view import decode_rows
 
 WINDOW = 16 << 20  # bytes handed to write() at a time; larger ones gain nothing here
 SMALL = 256 << 10  # runs below this are joined before they are written
@@ -117,25 +120,16 @@ def _as_input(values: Any, output: Output) -> Any:
 
 def _decoded(output: Output) -> Iterator[Any]:
     """Yield the target tensor's values, [rows, last axis] in chunks, or the whole array."""
-    from aprfmt.codecs import decode
-
-    row = encoding(output.source_encoding)
-    shape = output.info.shape
-    row_bytes = row.row_bytes(shape)
-    columns = shape[-1] if shape else 1
+    name, shape = output.source_encoding, output.info.shape
+    rows, columns = matrix(shape)
     flat = encoding(output.info.encoding).flat  # blocks cross row ends: one piece
-    if output.runs is None or row_bytes is None or not columns or len(shape) < 2 or flat:
-        values = output.make()
-        yield values.reshape(shape)
+    cut = encoding(name).row_bytes(shape) is not None and columns and len(shape) > 1
+    if output.runs is None or not cut or flat:
+        yield output.make().reshape(shape)
         return
-    rows = 1
-    for size in shape[:-1]:
-        rows *= size
-    step = max(1, CHUNK // columns)
+    data, step = Bytes(output.runs), max(1, CHUNK // columns)
     for start in range(0, rows, step):
-        stop = min(start + step, rows)
-        raw = gather(output.runs, start * row_bytes, stop * row_bytes)
-        yield decode(output.source_encoding, {"": raw}, (stop - start, columns))
+        yield decode_rows(name, data, start, min(start + step, rows), columns)
 
 
 def outcome(output: Output, written: Written) -> TensorOutcome:
@@ -152,27 +146,14 @@ def outcome(output: Output, written: Written) -> TensorOutcome:
     )  # fmt: skip
 
 
-def equal_bytes(runs: Sequence[Run], stored: Any) -> int | None:
+def equal_bytes(runs: Sequence[Run], stored: LazyTensor) -> int | None:
     """Compare source runs with a stored tensor; return the first differing byte, or None."""
-    import numpy as np
-
-    at = 0
-    for chunk in _copied(runs):
-        for start in range(0, len(chunk), WINDOW):
-            piece = np.frombuffer(chunk[start : start + WINDOW], np.uint8)
-            other = np.frombuffer(stored.raw(at, at + piece.size), np.uint8)
-            if not np.array_equal(piece, other):
-                return at + int(np.argmax(piece != other))
-            stored.drop(at, at + piece.size)
-            at += piece.size
-    return None
+    return first_difference(runs, all_runs(stored))
 
 
-def checksum(stored: Any) -> int:
+def checksum(stored: LazyTensor) -> int:
     """Return the CRC-32 of a stored tensor's bytes, dropping pages behind."""
-    crc, size = 0, stored.info.nbytes
-    for start in range(0, size, WINDOW):
-        stop = min(start + WINDOW, size)
-        crc = zlib.crc32(stored.raw(start, stop), crc)
-        stored.drop(start, stop)
+    crc = 0
+    for window in windows(all_runs(stored)):
+        crc = zlib.crc32(window, crc)
     return crc

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.compare.align import Side
 from aprfmt.compare.causes import CAUSES
 from aprfmt.compare.explain.foreign import foreign
 from aprfmt.compare.explain.reading import Reader
@@ -60,7 +59,7 @@ def _another(a: Model, b: Model, finding: Finding, part: Part, found: Levels) ->
         return finding
     sure = True
     for key in part.keys:
-        x, y = _side(a, key), _side(b, key)
+        x, y = a.find(key), b.find(key)
         if x is None or y is None:
             return finding
         judged = foreign(Reader(x), Reader(y))
@@ -76,12 +75,6 @@ def _another(a: Model, b: Model, finding: Finding, part: Part, found: Levels) ->
             )
         )
     return replace(finding, confirmed=sure)
-
-
-def _side(model: Model, key: str) -> Side | None:
-    """Return a tensor by the key of its pair: a role, or a stored name that is none."""
-    role = model.roles.get(key)
-    return role if role is not None else model[key] if key in model else None
 
 
 def _missing(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:

@@ -80,7 +80,8 @@ class FormatSpec:
     # it was keeps its bytes; the sink has an `order` of its own
     takes: Callable[[Any], bool] = lambda value: True  # can it be a metadata value?
     values: ValueRules = ValueRules()
-    checksum: Callable[[Any], bool | None] = lambda source: None  # is that of all bytes right?
+    checksum: Callable[[Any], bool | None] = lambda source: None  # do an open file's bytes fit the
+    # checksum it carries? None where it carries none
     collects: bool = False  # open_source takes `damaged=True`: damage is collected, not raised
 
 

@@ -7,7 +7,7 @@ count as resident memory, so whoever walks over a large tensor calls `drop` behi
 import mmap
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -65,6 +65,14 @@ class MappedFile:
         if last > first:
             self._map.madvise(_DONTNEED, first, last - first)
 
+    def windows(self, start: int, stop: int, size: int = 8 << 20) -> Iterator[memoryview]:
+        """Yield the bytes of [start, stop) that are there; pages behind a window are dropped."""
+        stop = min(stop, self.size)
+        for first in range(start, stop, size):
+            last = min(first + size, stop)
+            yield self.view[first:last]
+            self.drop(first, last)
+
     def close(self) -> None:
         """Unmap; views that callers still hold keep the mapping alive until they are gone."""
         self.view.release()
@@ -86,14 +94,12 @@ class BufferFile(MappedFile):
         self.size = len(self.view)
 
 
-class StoredTensor:
+class StoredTensor(LazyTensor):
     """A tensor whose bytes are one contiguous region of a mapped file."""
 
     __slots__ = ("_file", "info")
 
-    parts: Mapping[str, LazyTensor] = {}
-    damage = ""
-    spoilt = False  # nothing the file says of it can be believed, its shape included
+    info: TensorInfo
 
     def __init__(self, file: MappedFile, info: TensorInfo) -> None:
         self._file = file
@@ -130,7 +136,7 @@ class CutTensor(StoredTensor):
     __slots__ = ()
 
     @property
-    def damage(self) -> str:  # type: ignore[override]
+    def damage(self) -> str:
         """Which bytes are not there."""
         info = self.info
         return (
@@ -158,7 +164,7 @@ class DamagedTensor(StoredTensor):
         self._error = error
 
     @property
-    def damage(self) -> str:  # type: ignore[override]
+    def damage(self) -> str:
         """What is wrong with it."""
         return str(self._error)
 
@@ -254,12 +260,12 @@ class MappedSource(Generic[ShardT]):
         self.close()
 
 
-class MemoryTensor:
+class MemoryTensor(LazyTensor):
     """A tensor held in memory, for what is synthesised (and for tests)."""
 
     __slots__ = ("_data", "info")
 
-    parts: Mapping[str, LazyTensor] = {}
+    info: TensorInfo
 
     def __init__(self, info: TensorInfo, data: bytes | bytearray | memoryview) -> None:
         view = memoryview(data).cast("B")

@@ -1,6 +1,6 @@
 """A Model: an open file plus its folder, architecture, hyperparameters, and roles.
 
-`model[...]` are the file's own names (companions joined); `model.roles[...]` are logical tensors
+`model[...]` are the file's own names (companions joined); `model.roles[...]` are the same type
 under role keys (`L3.attn_q.weight`), with the file's layout steps undone on demand.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import Damage, Note, Source, Value
-from aprfmt.errors import AprfmtError, FormatError, TensorNotFoundError, UsageError
+from aprfmt.errors import AprfmtError, ArchError, FormatError, TensorNotFoundError, UsageError
 from aprfmt.model.hf_folder import (
     INDEX,
     WEIGHTS,
@@ -22,8 +22,7 @@ from aprfmt.model.hf_folder import (
     read_folder,
 )
 from aprfmt.tensors.companions import join
-from aprfmt.tensors.logical import LogicalTensor
-from aprfmt.tensors.views import Tensor
+from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec, HyperParams
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 HF_CONFIG_KEYS = {"gguf": "aprfmt.hf_config", "apr": "hf_config"}
 
 
-class Model(Mapping[str, Tensor]):
+class Model(Mapping[str, View]):
     """An open model; a mapping from the file's own tensor names, and a context manager.
 
     `arch` forces an architecture by name. Where the architecture is unknown the model still
@@ -67,7 +66,7 @@ class Model(Mapping[str, Tensor]):
     @property
     def damage(self) -> tuple[Damage, ...]:
         """What is wrong with the files; empty unless the model was opened with `damaged`."""
-        return (*getattr(self.source, "damage", ()), *self._found)
+        return (*self.source.damage, *self._found)
 
     # --- the file ---------------------------------------------------------------------------
 
@@ -93,10 +92,10 @@ class Model(Mapping[str, Tensor]):
         """The file's own key-value part."""
         return self.source.metadata
 
-    def __getitem__(self, name: str) -> Tensor:
+    def __getitem__(self, name: str) -> View:
         if name not in self._lazy:
             raise TensorNotFoundError(self._not_found(name))
-        return Tensor(self._lazy[name])
+        return View(self._lazy[name])
 
     def __contains__(self, name: object) -> bool:
         return name in self._lazy  # Mapping's own would look for near names on every miss
@@ -171,9 +170,30 @@ class Model(Mapping[str, Tensor]):
         return self.resolution.hyper
 
     @property
-    def roles(self) -> Mapping[str, LogicalTensor]:
+    def roles(self) -> Mapping[str, View]:
         """Logical tensors by role key, in execution order of the file's own listing."""
         return self.resolution.roles
+
+    @cached_property
+    def roles_of(self) -> Mapping[str, tuple[str, ...]]:
+        """The role keys each stored tensor holds; empty where the architecture is unknown."""
+        found: dict[str, tuple[str, ...]] = {}
+        try:
+            roles = self.roles
+        except ArchError:
+            return found
+        for key, view in roles.items():
+            for name in view.names:
+                found[name] = (*found.get(name, ()), key)
+        return found
+
+    def find(self, key: str) -> View | None:
+        """Return the tensor of a role, or, where none is called so, the stored one of that name."""
+        try:
+            role = self.roles.get(key)
+        except ArchError:
+            role = None
+        return self.get(key) if role is None else role
 
     @cached_property
     def carried(self) -> "Carried":

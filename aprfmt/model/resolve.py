@@ -6,14 +6,13 @@ says wins over a carried config.json; where both say the same up to float32 roun
 exact value is kept.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Note, Value, shape_is_known
 from aprfmt.errors import ArchError
-from aprfmt.tensors.logical import LogicalTensor
+from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.arch.hyper import KeyReport
@@ -28,7 +27,7 @@ class Resolution:
 
     spec: "ArchSpec"
     hyper: "HyperParams"
-    roles: Mapping[str, LogicalTensor]
+    roles: Mapping[str, View]
     report: "KeyReport"
     unbound: tuple[str, ...]  # stored tensors no role of the architecture claims
     coverage: "Coverage"  # of the roles that must be there, which are not, and which do not fit
@@ -98,21 +97,23 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
             f"{model.path}: tensor names fit neither naming style of {spec.name}; "
             f"the first is {next(iter(model), 'none at all')!r}"
         )
-    packed = {name for name, tensor in model.items() if tensor.lazy.parts}
+    packed = {name for name, tensor in model.items() if tensor.parts}
     bound = of_packed(bind(spec, style, tuple(model)), packed)
-    said = {name: tensor.shape for name, tensor in model.items() if shape_is_known(tensor.lazy)}
+    said = {
+        name: tensor.shape for name, tensor in model.items() if shape_is_known(tensor.stored[0])
+    }
     shapes = known_shapes(bound, said)
     hyper, report, notes, demanded = read_hyperparameters(model, spec, shapes)
     bound = without_partial(bound, hyper)
     records = model.records
-    roles: dict[str, LogicalTensor] = {}
+    roles: dict[str, View] = {}
     for group in bound.groups:
-        stored = [model[name].lazy for name in group.stored]
+        stored = [model[name].stored[0] for name in group.stored]
         for key in group.roles:
             record = None
             if key in records.encodings:
                 record = (records.encodings[key], records.patches.get(key))
-            roles[key] = LogicalTensor(key, group, stored, hyper, record)
+            roles[key] = View(*stored, role=key, group=group, hp=hyper, record=record)
     logical = {key: role.shape for key, role in roles.items()}
     found = coverage(spec, hyper, logical, demanded, accepts(model, spec))
     return Resolution(spec, hyper, roles, report, bound.unbound, found, tuple(notes))
@@ -130,7 +131,7 @@ def spellings(model: "Model") -> dict[str, tuple[str, ...]]:
     except ArchError:
         return {}
     found: dict[str, dict[str, None]] = {
-        key: dict.fromkeys((key, *tensor.group.stored)) for key, tensor in resolution.roles.items()
+        key: dict.fromkeys((key, *tensor.names)) for key, tensor in resolution.roles.items()
     }
     for style in resolution.spec.bindings:
         for key in resolution.roles:
@@ -148,7 +149,7 @@ def spellings_by_name(model: "Model") -> dict[str, tuple[str, ...]]:
     found: dict[str, dict[str, None]] = {name: {name: None} for name in model}
     every = spellings(model)
     for key, names in every.items():
-        for name in model.roles[key].group.stored:
+        for name in model.roles[key].names:
             found[name].update(dict.fromkeys(names))
     return {name: tuple(names) for name, names in found.items()}
 
@@ -199,6 +200,8 @@ def reconcile(
     native: "HyperParams", carried: "HyperParams", subject: str
 ) -> "tuple[dict[str, HyperParam], list[Note]]":
     """Merge: what the format states wins; equal up to float32 rounding keeps the config's."""
+    from aprfmt.arch.values import same_value
+
     rows: dict[str, HyperParam] = {name: carried.of(name) for name in carried}
     notes = []
     for name in native:
@@ -220,16 +223,3 @@ def reconcile(
         )
         rows[name] = mine
     return rows, notes
-
-
-def same_value(a: Value, b: Value) -> bool:
-    """Say whether two values are equal, floats up to float32 rounding (2^-23 relative)."""
-    if isinstance(a, bool) or isinstance(b, bool):
-        return a is b or a == b
-    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
-        return math.isclose(a, b, rel_tol=2.0**-23, abs_tol=0.0)
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return a.keys() == b.keys() and all(same_value(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(same_value(x, y) for x, y in zip(a, b, strict=True))
-    return bool(a == b)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Joined: TypeAlias = tuple[str, tuple[int, ...], Callable[[], Any] | None]
 
 
-class JoinedTensor:
+class JoinedTensor(LazyTensor):
     """Several stored tensors as one logical weight.
 
     `info.shape` is the weight's own shape; `info.nbytes` counts the main part only. `raw()`
@@ -29,6 +29,10 @@ class JoinedTensor:
     """
 
     __slots__ = ("decode", "info", "parts", "stored")
+
+    info: TensorInfo
+    parts: Mapping[str, LazyTensor]
+    decode: Callable[[], Any] | None
 
     def __init__(
         self,

@@ -6,47 +6,49 @@ formats.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.errors import AprfmtError
+from aprfmt.tensors.runs import all_runs, windows
 
-WINDOW = 8 << 20
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from aprfmt.formats.mapped import Buffer
+
+
+def sha256(pieces: "Iterable[Buffer]") -> str:
+    """Return the hex SHA-256 of bytes that come in pieces."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def file_sha256(path: Path, stop: Sequence[bool] = ()) -> str:
     """Return the hex SHA-256 of a file; gives up early once `stop` is not empty."""
     from aprfmt.formats.mapped import MappedFile
 
-    digest = hashlib.sha256()
-    file = MappedFile(path)
-    try:
-        for start in range(0, file.size, WINDOW):
+    def pieces(file: MappedFile) -> Iterator[memoryview]:
+        for window in file.windows(0, file.size):
             if stop:
                 raise AprfmtError(f"{path}: hashing was stopped")
-            end = min(start + WINDOW, file.size)
-            digest.update(file.view[start:end])
-            file.drop(start, end)
-    finally:
-        file.close()
-    return digest.hexdigest()
+            yield window
+
+    with closing(MappedFile(path)) as file:
+        return sha256(pieces(file))
 
 
 def raw_sha256(tensor: LazyTensor) -> str:
     """Return the hex SHA-256 of the stored bytes; companions follow in suffix order."""
-    digest = hashlib.sha256()
-    for part in [tensor.parts[key] for key in sorted(tensor.parts)] or [tensor]:
-        size = part.info.nbytes
-        for start in range(0, size, WINDOW):
-            end = min(start + WINDOW, size)
-            digest.update(part.raw(start, end))
-            part.drop(start, end)
-    return digest.hexdigest()
+    return sha256(windows(all_runs(tensor)))
 
 
-def decoded_sha256(values: Any) -> str:
+def decoded_sha256(values: "NDArray[Any]") -> str:
     """Return the hex SHA-256 of a decoded array as the module's docstring defines it.
 
     NaN payloads count: equal hashes mean equal bits of the widened values.
@@ -60,6 +62,5 @@ def decoded_sha256(values: Any) -> str:
         wide = values.astype("<c8")
     else:
         wide = values.astype("<f8" if size == 8 else "<f4")
-    digest = hashlib.sha256(f"{','.join(map(str, values.shape))}\n".encode())
-    digest.update(np.ascontiguousarray(wide).data.cast("B") if wide.size else b"")
-    return digest.hexdigest()
+    shape = f"{','.join(map(str, values.shape))}\n".encode()
+    return sha256([shape, np.ascontiguousarray(wide).data.cast("B") if wide.size else b""])

@@ -167,11 +167,12 @@ def tensor_stats(tensor: "LazyTensor") -> Stats:
     One pass through the native kernels where the encoding has one, else chunks of the reference
     codec; nothing the size of the tensor is held. Raises CodecError or UnsupportedError.
     """
+    from aprfmt.base.protocols import raw_parts
     from aprfmt.codecs import codec, decode_chunked
 
     info = tensor.info
     reference = codec(info.encoding)
-    parts = {suffix: part.raw() for suffix, part in tensor.parts.items()} or {"": tensor.raw()}
+    parts = raw_parts(tensor)
     count = math.prod(info.shape)
     try:
         fast = _by_kernel(info.encoding, parts, count)

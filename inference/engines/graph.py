@@ -227,7 +227,7 @@ class GraphReader:
             return values
         tensor = self.model.roles.get(f"L{layer}.attn_{point[0]}.weight")
         permuted = tensor is not None and any(
-            isinstance(step, RowsPermuted) for step in tensor.group.binding.steps
+            isinstance(step, RowsPermuted) for step in tensor.layout
         )
         adjacent = point.endswith("_rope") and self._interleaved
         return halves(values) if permuted or adjacent else values
@@ -239,8 +239,8 @@ def stored_roles(model: "Model") -> dict[str, list[tuple[str, int]]]:
     for tensor in model.roles.values():
         if len(tensor.stored) != 1:
             continue  # experts and split heads: no one node is the role's
-        held = [model.roles[key] for key in tensor.group.roles if key in model.roles]
+        held = [model.roles[key] for key in tensor.roles if key in model.roles]
         found[tensor.stored[0].info.name] = [
-            (part.key, part.shape[0] if part.shape else 0) for part in held
+            (part.name, part.shape[0] if part.shape else 0) for part in held
         ]
     return found

@@ -19,7 +19,7 @@ from aprfmt.inference.weights import Weights, free_budget
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
-    from aprfmt.tensors.logical import LogicalTensor
+    from aprfmt.tensors.view import View
 
 Numbers = NDArray[Any]
 
@@ -29,7 +29,7 @@ class ThroughRows(ArrayRows):
 
     by_rows = False
 
-    def __init__(self, tensor: "LogicalTensor", through: str) -> None:
+    def __init__(self, tensor: "View", through: str) -> None:
         self._tensor, self._through = tensor, through
         self.shape = tensor.shape
         self.encoding = through
@@ -40,11 +40,6 @@ class ThroughRows(ArrayRows):
         values = np.ascontiguousarray(self._tensor.numpy(), np.float32)
         found: Numbers = decode(self._through, encode(self._through, values), self.shape)
         return np.asarray(found, np.float32)
-
-    def decode_rows(self, start: int, stop: int) -> Numbers:
-        """Return rows; everything is decoded for them."""
-        rows: Numbers = self.numpy().reshape(-1, self.shape[-1])[start:stop]
-        return rows
 
 
 def matched_weights(model: "Model", through: str, budget: int | None) -> Weights:

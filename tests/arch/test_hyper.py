@@ -4,6 +4,7 @@ import copy
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,9 +17,10 @@ from aprfmt.arch.hyper import (
     unsaid,
     write_hyper,
 )
-from aprfmt.arch.spec import HYPER_NAMES, Facts, HyperParams
+from aprfmt.arch.spec import HYPER_NAMES, Facts, HyperParam, HyperParams
 from aprfmt.arch.values import inverse, shortest, single
 from aprfmt.errors import ArchError
+from aprfmt.model.resolve import reconcile
 from tests.arch.tiny import SIZES, TINY, Tiny, as_file, make, read
 
 LLAMA = {**SIZES, "rms_norm_eps": 1e-5, "rope_theta": 50000.0}
@@ -290,3 +292,25 @@ def test_windowed_layers_follow_max_window_layers_as_in_transformers(
     windowed = tuple(kind == "sliding_attention" for kind in kinds)
     assert hf(arch, config)["window_layers"] == windowed
     assert hf(arch, {**config, "use_sliding_window": False})["window_layers"] == (False,) * 31
+
+
+@pytest.mark.parametrize(
+    ("native", "carried", "notes"),
+    [
+        (1e-6, float(np.float32(1e-6)), 0),
+        (True, True, 0),
+        (True, 1, 1),
+        (0, False, 1),
+        ((True, False), (1, 0), 1),
+        ([{"rope_type": "yarn"}], [{"rope_type": "yarn"}], 0),
+    ],
+)
+def test_what_a_file_and_its_config_say_is_equal_up_to_float32(
+    native: Any, carried: Any, notes: int
+) -> None:
+    """Booleans are no numbers, in lists neither: the file's own key wins, and a note says so."""
+    mine = HyperParams({"x": HyperParam(native, "metadata", "x")})
+    other = HyperParams({"x": HyperParam(carried, "config", "x")})
+    rows, found = reconcile(mine, other, "m.gguf")
+    assert len(found) == notes
+    assert rows["x"].value is (native if notes else carried)

@@ -133,6 +133,7 @@ def leavings(model: Model) -> Iterator[tuple[list[str], set[str]]]:
     """
     by_binding: dict[int, list[Any]] = {}
     for tensor in model.roles.values():
+        assert tensor.group is not None
         groups = by_binding.setdefault(id(tensor.group.binding), [])
         if tensor.group not in groups:
             groups.append(tensor.group)

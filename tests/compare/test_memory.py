@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aprfmt.codecs.base import Array
 from aprfmt.compare import diff_models
 from aprfmt.compare.values import CHUNK, Accumulator
 from aprfmt.model import Model, open_model
@@ -81,7 +82,7 @@ def test_decoded_chunks_leave_nothing_behind(
     seen: list[int] = []
     with open_model(differing[0]) as a, open_model(differing[1]) as b:
 
-        def watched(self: Accumulator, x: object, y: object) -> None:
+        def watched(self: Accumulator, x: Array, y: Array) -> None:
             seen.append(resident(a, b))
             add(self, x, y)
 
@@ -101,7 +102,7 @@ def test_explaining_leaves_nothing_behind(
     with open_model(differing[0]) as a, open_model(differing[1]) as b:
         windows = Case.windows
 
-        def watched(self: Case, rows: object) -> object:
+        def watched(self: Case, rows: Array | None) -> object:
             for window in windows(self, rows):
                 seen.append(resident(a, b))
                 yield window

@@ -137,7 +137,7 @@ def test_the_scale_of_one_block(
     broken = tmp_path / "b.gguf"
     data = bytearray(quantized[encoding].read_bytes())
     with open_model(quantized[encoding]) as model:
-        info = model["blk.1.ffn_up.weight"].lazy.info
+        info = model["blk.1.ffn_up.weight"].stored[0].info
     per_row = info.nbytes // info.shape[0]
     start = info.offset + 3 * per_row
     data[start : start + 2] = np.float16(WRONG[wrong]).tobytes()

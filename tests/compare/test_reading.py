@@ -4,17 +4,23 @@ A GGUF of ours carries tokenizer.json as one string (16 MB for Gemma), which ask
 decoded for each of its added tokens.
 """
 
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from aprfmt import codecs
+from aprfmt.compare import diff_models
 from aprfmt.formats import jsonio
 from aprfmt.formats.gguf import arrays
 from aprfmt.formats.gguf.metadata import Metadata
+from aprfmt.model import open_model
 from aprfmt.tokenizer.keys import HF_JSON
 from tests.cli.run import aprfmt
+from tests.conversion.folders import llama_folder
 
 TOKENIZER = "tokenizer."
 
@@ -147,3 +153,26 @@ def test_a_metadata_key_that_differs_is_still_listed(ours: Path, tmp_path: Path)
     done = aprfmt("diff", ours, other, "--only", "metadata", "--json")
     assert done.code == 0
     assert [row["name"] for row in done.json["metadata"]] == ["general.description"]
+
+
+def test_both_sides_of_a_quantized_pair_are_decoded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound needs the float side's values, which the comparison has decoded already."""
+    folder = llama_folder(tmp_path / "hf", "BF16", hidden=64, layers=1)
+    assert aprfmt("quantize", folder, tmp_path / "q.gguf", "--type", "Q8_0").code == 0
+    elements: Counter[str] = Counter()
+    real = codecs.decode
+
+    def decode(name: str, raw: Any, shape: Sequence[int], **options: Any) -> object:
+        if len(shape) > 1:  # norms come back as BF16 first
+            elements[name] += math.prod(shape)
+        return real(name, raw, shape, **options)
+
+    monkeypatch.setattr(codecs, "decode", decode)
+    with open_model(folder) as a, open_model(tmp_path / "q.gguf") as b:
+        report = diff_models(a, b, explain=False)
+        assert report.counts["WITHIN"] > 6, "nothing was judged by the bound"
+        matrices = [view for view in b.roles.values() if view.encoding == "Q8_0"]
+        of_matrices = sum(math.prod(view.shape) for view in matrices)
+    assert elements == {"Q8_0": of_matrices, "BF16": of_matrices}

@@ -5,16 +5,14 @@ import random
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import pytest
 
 import aprfmt as package
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.base.protocols import LazyTensor, TensorInfo
+from aprfmt.base.protocols import TensorInfo
 from aprfmt.checks import table, validate
 from aprfmt.checks.file import scales
 from aprfmt.checks.file.claims import file_types
@@ -23,6 +21,7 @@ from aprfmt.checks.file.writers import FAULTS, Fault
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import BlockCodec
 from aprfmt.errors import AprfmtError, FormatError, UnsupportedError, UsageError
+from aprfmt.formats.mapped import MemoryTensor
 from tests.cli.run import ROOT, aprfmt
 from tests.conftest import not_run
 from tests.conversion.folders import write_safetensors
@@ -277,20 +276,6 @@ def test_a_scale_in_front_of_a_flat_tensor(tmp_path: Path) -> None:
 # --- the pass -------------------------------------------------------------------------------
 
 
-class Held:
-    """A tensor in memory."""
-
-    parts: Mapping[str, LazyTensor] = MappingProxyType({})
-
-    def __init__(self, info: TensorInfo, data: bytes) -> None:
-        self.info, self._data = info, memoryview(data)
-
-    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
-        return self._data[start:stop]
-
-    def drop(self, start: int = 0, stop: int | None = None) -> None: ...
-
-
 @pytest.mark.parametrize(
     ("encoding", "shape", "row_bytes"),
     [("F32", (7, 11), 44), ("Q8_0", (9, 64), 68), ("APR_Q8", (1000,), None), ("F32", (), 4),
@@ -306,7 +291,7 @@ def test_windows_cover_every_byte_once(
     count = int(np.prod(shape))
     size = shape[0] * 288 if encoding == "Q4_K" else row.nbytes(shape)
     raw = np.random.default_rng(3).integers(0, 60, size).astype(np.uint8).tobytes()
-    tensor = Held(TensorInfo("t", shape, encoding, 0, size, row_bytes), raw)
+    tensor = MemoryTensor(TensorInfo("t", shape, encoding, 0, size, row_bytes), raw)
     total, covered = Accumulator(), 0
     for _, window in windows(tensor):
         covered += window.info.nbytes - row.header

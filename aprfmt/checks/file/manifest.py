@@ -6,20 +6,22 @@ values; for every file its size, SHA-256 of all bytes, and of the bytes outside 
 metadata, tokenizer, padding); and SHA-256 of the text files of a model's folder.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import AprfmtError, ArchError, FormatError
 from aprfmt.formats.shardset import MAX_INDEX
-from aprfmt.tensors.digest import WINDOW, decoded_sha256, file_sha256, raw_sha256
+from aprfmt.tensors.digest import decoded_sha256, file_sha256, raw_sha256, sha256
 
 if TYPE_CHECKING:
     from aprfmt.formats.mapped import MappedFile
     from aprfmt.model import Model
+    from aprfmt.tensors.view import View
 
 SCHEMA = "aprfmt.hash-manifest/1"
+WINDOW = 8 << 20  # bytes read at a time
 MAX_MANIFEST = 256 << 20  # half a million tensors, 400 bytes each
 _OUTSIDE = "bytes outside the tensors differ (header, metadata, tokenizer or padding)"
 
@@ -49,24 +51,20 @@ def tensor_rows(
     from aprfmt.model.patterns import select
     from aprfmt.model.resolve import spellings
 
-    sides: list[tuple[str, tuple[str, ...], Any]] = []
-    claimed: set[str] = set()
-    try:
-        for key, logical in model.roles.items():
-            sides.append((key, logical.group.stored, logical))
-            claimed.update(logical.group.stored)
-    except ArchError:
-        pass
-    sides += [(name, (name,), model[name]) for name in model if name not in claimed]
+    sides: list[View] = []
+    with suppress(ArchError):
+        sides += model.roles.values()
+    claimed = {name for side in sides for name in side.names}
+    sides += [model[name] for name in model if name not in claimed]
     if patterns:
         every = spellings(model)
-        names_of = [every.get(key, (key, *names)) for key, names, _ in sides]
+        names_of = [every.get(side.name, (side.name, *side.names)) for side in sides]
         sides = [sides[i] for i in select(names_of, patterns, str(model.path))]
     rows = []
-    for i, (key, names, side) in enumerate(sides):
+    for i, side in enumerate(sides):
         row: TensorRow = {
-            "key": key,
-            "names": list(names),
+            "key": side.name,
+            "names": list(side.names),
             "encoding": side.encoding,
             "shape": list(side.shape),
             "raw": [],
@@ -74,7 +72,7 @@ def tensor_rows(
         if side.damage:
             row["damage"] = side.damage
         else:
-            row["raw"] = [raw_sha256(model[name].lazy) for name in names]
+            row["raw"] = [raw_sha256(tensor) for tensor in side.stored]
         if not raw_only and not side.damage:
             try:
                 row["decoded"] = decoded_sha256(side.numpy())
@@ -116,17 +114,15 @@ def _outside(path: Path, parsed: Any) -> str:
     """Return SHA-256 of the bytes of a file that belong to no tensor."""
     from aprfmt.formats.mapped import MappedFile
 
-    digest = hashlib.sha256()
-    file = MappedFile(path)
-    try:
+    def gaps(file: MappedFile) -> Iterator[memoryview]:
         packed = getattr(parsed, "expanded", False)  # tensors of a compressed file lie nowhere
         infos = [] if packed else sorted(parsed.infos.values(), key=lambda info: info.offset)
         tensors = [(info.offset, info.offset + info.nbytes) for info in infos]
         for _, piece in between(file, file.view, [*tensors, (file.size, file.size)]):
-            digest.update(piece)
-    finally:
-        file.close()
-    return digest.hexdigest()
+            yield piece
+
+    with closing(MappedFile(path)) as file:
+        return sha256(gaps(file))
 
 
 def between(

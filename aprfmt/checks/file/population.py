@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec
     from aprfmt.checks.context import Context
     from aprfmt.model.resolve import Resolution
-    from aprfmt.tensors.logical import LogicalTensor
     from aprfmt.tensors.stats import Stats
+    from aprfmt.tensors.view import View
 
 
 def architecture(ctx: "Context") -> Result:
@@ -118,7 +118,7 @@ def role_bounds(ctx: "Context") -> Result:
     return Result(f"{seen} tensors", findings)
 
 
-def _stats(ctx: "Context", logical: "LogicalTensor") -> "Stats | None":
+def _stats(ctx: "Context", logical: "View") -> "Stats | None":
     """Return the statistics of the one stored tensor that a role is, if it is one with numbers."""
     if len(logical.stored) != 1:
         return None
@@ -128,9 +128,9 @@ def _stats(ctx: "Context", logical: "LogicalTensor") -> "Stats | None":
     return row.stats if row.stats.finite else None
 
 
-def _offset(logical: "LogicalTensor", spec: "ArchSpec") -> float:
+def _offset(logical: "View", spec: "ArchSpec") -> float:
     """Return what the forward pass adds to a stored norm weight: gemma's checkpoints need 1."""
     from aprfmt.arch.steps import Added
 
-    steps = logical.group.binding.steps
+    steps = logical.layout
     return spec.block.norm_offset - sum(step.amount for step in steps if isinstance(step, Added))

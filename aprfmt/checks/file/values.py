@@ -224,8 +224,8 @@ def packed(ctx: "Context") -> Result:
             continue
         seen += 1
         try:
-            own = getattr(tensor.lazy, "decode", None)
-            stats = compute(own()) if own is not None else tensor_stats(tensor.lazy)
+            lazy = tensor.stored[0]
+            stats = tensor_stats(lazy) if lazy.decode is None else compute(lazy.decode())
         except UnsupportedError as error:
             raise NotRun(f"{name}: {error}", findings) from error
         except AprfmtError as error:
@@ -233,7 +233,7 @@ def packed(ctx: "Context") -> Result:
                                     "quantize again"))  # fmt: skip
             continue
         finally:
-            tensor.lazy.drop()
+            tensor.drop()
         parts = [ctx.census[part.info.name] for part in tensor.parts.values()]
         known = any(row.scale or (row.stats and row.stats.nan + row.stats.inf) for row in parts)
         if (stats.nan or stats.inf) and not known:

@@ -4,8 +4,7 @@ Statistics find weights that were never filled, were read under another type, or
 They prove nothing about single elements: that is what `aprfmt diff` is for.
 """
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +17,9 @@ from aprfmt.tensors.stats import Accumulator, Stats, merge, tensor_stats
 
 if TYPE_CHECKING:
     from aprfmt.checks.gates.subject import Subject
-    from aprfmt.tensors.logical import LogicalTensor
+    from aprfmt.tensors.view import View
 
-ROWS_AT_ONCE = 1 << 22  # elements decoded at a time
+ELEMENTS_AT_ONCE = 1 << 22  # elements decoded at a time
 
 
 @dataclass(frozen=True)
@@ -56,26 +55,14 @@ def init_statistics(subject: "Subject") -> Result:
     return Result(checks=checks, measures=measures, details={"roles": details})
 
 
-def logical_stats(tensor: "LogicalTensor") -> Stats:
+def logical_stats(tensor: "View") -> Stats:
     """Return the statistics of a logical tensor, without decoding it whole where steps allow."""
-    if tensor.moves is not None and len(tensor.group.roles) == 1:
+    if tensor.moves is not None and len(tensor.roles) == 1:
         return merge(tensor_stats(stored) for stored in tensor.stored)  # moved, not changed
     accumulator = Accumulator()
-    if tensor.moves is None:
-        accumulator.add(tensor.numpy())
-        return accumulator.result()
-    for _, rows in _chunks(tensor):
+    for *_, rows in tensor.chunks(ELEMENTS_AT_ONCE):
         accumulator.add(rows)
     return accumulator.result()
-
-
-def _chunks(tensor: "LogicalTensor") -> Iterator[tuple[int, Any]]:
-    """Yield (first row, decoded rows) of a tensor seen as [rows, last axis]."""
-    columns = tensor.shape[-1] if tensor.shape else 1
-    count = math.prod(tensor.shape) // max(columns, 1)
-    step = max(1, ROWS_AT_ONCE // max(columns, 1))
-    for start in range(0, count, step):
-        yield start, tensor.decode_rows(start, min(start + step, count))
 
 
 def _judge(role: str, rows: list[RoleStats], bound: RoleBounds) -> Check:
@@ -114,12 +101,12 @@ def _row(rows: list[RoleStats]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _dead_rows(tensor: "LogicalTensor") -> Check:
+def _dead_rows(tensor: "View") -> Check:
     """Count the embedding's rows of zeros: padding is some, a lost half is many."""
     import numpy as np
 
     dead = 0
-    for _, rows in _chunks(tensor):
+    for *_, rows in tensor.chunks(ELEMENTS_AT_ONCE):
         dead += int(np.count_nonzero(np.linalg.norm(rows, axis=-1) < bounds.DEAD_ROW_L2))
     share = dead / tensor.shape[0] if tensor.shape else 0.0
     bound = bounds.DEAD_ROWS

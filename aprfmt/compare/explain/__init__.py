@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from aprfmt.base.registry import offered
-from aprfmt.compare.align import Pair, Side
+from aprfmt.compare.align import Pair
 from aprfmt.compare.causes import CAUSES
 from aprfmt.compare.explain.case import Case, row_distances
 from aprfmt.compare.explain.compound import remainder, rereadings
@@ -22,7 +22,7 @@ from aprfmt.compare.explain.symmetry import with_symmetries
 from aprfmt.compare.records import TensorDiff
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
-from aprfmt.tensors.logical import LogicalTensor
+from aprfmt.tensors.view import View
 
 __all__ = ["Context", "Explanation", "explain_pair", "explained"]
 
@@ -33,7 +33,7 @@ DENSE = 0.3  # distance below which values were not misread as a whole
 REREAD = ("dtype_mislabel", "endianness", "rounding", "quantisation")  # no second cause beside one
 
 
-def explain_pair(a: Side, b: Side, context: Context, key: str = "") -> Explanation | None:
+def explain_pair(a: View, b: View, context: Context, key: str = "") -> Explanation | None:
     """Return the first hypothesis that makes two differing tensors equal, or the likeliest one.
 
     `key` is the pair's, where it is not the tensors' own. None where nothing fits, or where the
@@ -45,12 +45,11 @@ def explain_pair(a: Side, b: Side, context: Context, key: str = "") -> Explanati
         return _explain(a, b, context, key)
 
 
-def _explain(a: Side, b: Side, context: Context, key: str) -> Explanation | None:
-    name = key or (a.key if isinstance(a, LogicalTensor) else a.name)
+def _explain(a: View, b: View, context: Context, key: str) -> Explanation | None:
     first, second = Reader(a), Reader(b)
     if not first.size or not second.size:
         return None
-    case = Case(name, first, second, context)
+    case = Case(key or a.name, first, second, context)
     if a.shape != b.shape:
         shaped = _tried(case, shapes=True)
         return None if shaped is None else shaped[0]

@@ -1,13 +1,16 @@
 """Hypotheses that compute: one added, a factor, rounding, quantization."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.explain.case import Case, row_distances
 from aprfmt.compare.explain.noise import UNIT, noise_of
-from aprfmt.compare.explain.records import Explanation, Guess
+from aprfmt.compare.explain.records import Explanation, Guess, Take
 from aprfmt.compare.values import wide
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
 
 LOOSE = 0.25  # rounding beyond which a factor proves nothing
 NARROW = 16  # columns below which a factor a row explains too little
@@ -61,7 +64,7 @@ def scale(case: Case) -> Iterator[Guess]:
     factors = _ratio(x, y, 1)
     if _differs(factors, slack) and _fit(x * factors[:, None], y, slack):
 
-        def times(rows: Any) -> Any:
+        def times(rows: "Array") -> "Array":
             mine = wide(a.take(rows))
             return mine * _ratio(mine, wide(b.take(rows)), 1)[:, None]
 
@@ -87,7 +90,7 @@ def scale(case: Case) -> Iterator[Guess]:
         )  # fmt: skip
 
 
-def _ratio(x: Any, y: Any, axis: int) -> Any:
+def _ratio(x: "Array", y: "Array", axis: int) -> "Array":
     """Return the least-squares factor of every row (axis 1) or column (axis 0); 1 for zeros."""
     import numpy as np
 
@@ -95,7 +98,7 @@ def _ratio(x: Any, y: Any, axis: int) -> Any:
     return np.where(square > 0, product / np.where(square > 0, square, 1.0), 1.0)
 
 
-def _differs(factors: Any, slack: float) -> bool:
+def _differs(factors: "Array", slack: float) -> bool:
     """Say whether factors are none near 0 (that is loss, not scale) and not all near 1."""
     import numpy as np
 
@@ -104,7 +107,7 @@ def _differs(factors: Any, slack: float) -> bool:
     )
 
 
-def _fit(x: Any, y: Any, slack: float) -> bool:
+def _fit(x: "Array", y: "Array", slack: float) -> bool:
     return bool((row_distances(x, y) <= 2 * slack).all())
 
 
@@ -129,8 +132,8 @@ def _told(case: Case, factor: float) -> str:
 # --- rounding -------------------------------------------------------------------------------
 
 
-def _stored_as(name: str) -> Callable[[Any], Any]:
-    def through(values: Any) -> Any:
+def _stored_as(name: str) -> Take:
+    def through(values: "Array") -> "Array":
         import numpy as np
 
         from aprfmt.codecs import decode, encode
@@ -141,7 +144,7 @@ def _stored_as(name: str) -> Callable[[Any], Any]:
     return through
 
 
-def _cast(values: Any, dtype: str) -> Any:
+def _cast(values: "Array", dtype: str) -> "Array":
     import ml_dtypes
     import numpy as np
 
@@ -150,7 +153,7 @@ def _cast(values: Any, dtype: str) -> Any:
         return narrow.astype(np.float32)
 
 
-def _cut(values: Any, bits: int) -> Any:
+def _cut(values: "Array", bits: int) -> "Array":
     """Return float32 values with the low bits of the significand zero: towards zero."""
     import numpy as np
 
@@ -159,7 +162,7 @@ def _cut(values: Any, bits: int) -> Any:
     return found
 
 
-def _f16_cut(values: Any) -> Any:
+def _f16_cut(values: "Array") -> "Array":
     import numpy as np
 
     cut = _cut(values, 13)
@@ -167,22 +170,23 @@ def _f16_cut(values: Any) -> Any:
     return np.where(tiny, np.trunc(cut * np.float32(2**24)) * np.float32(2**-24), cut)
 
 
-def _f16_flushed(values: Any) -> Any:
+def _f16_flushed(values: "Array") -> "Array":
     import numpy as np
 
     found = _stored_as("F16")(values)
     return np.where(np.abs(found) < np.float32(2.0**-14), np.float32(0), found)
 
 
-def _f16_halved(values: Any) -> Any:
+def _f16_halved(values: "Array") -> "Array":
     import numpy as np
 
     found = _stored_as("F16")(values)
-    return np.where(np.abs(found) < np.float32(2.0**-14), found * np.float32(0.5), found)
+    halved: Array = np.where(np.abs(found) < np.float32(2.0**-14), found * np.float32(0.5), found)
+    return halved
 
 
 # (what was done to the values, how)
-ROUNDINGS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+ROUNDINGS: tuple[tuple[str, Take], ...] = (
     ("rounded to BF16", _stored_as("BF16")),
     ("rounded to F16", _stored_as("F16")),
     ("cut to BF16 instead of rounded", lambda x: _cut(x, 16)),
@@ -230,7 +234,7 @@ def rounding(case: Case) -> Iterator[Guess | Explanation]:
     )  # fmt: skip
 
 
-def _within(x: Any, y: Any, unit: float) -> bool:
+def _within(x: "Array", y: "Array", unit: float) -> bool:
     """Say whether all values are equal or within `unit` of their size, infinities equal."""
     import numpy as np
 
@@ -239,7 +243,7 @@ def _within(x: Any, y: Any, unit: float) -> bool:
     return bool((near | (x == y) | (np.isnan(x) & np.isnan(y))).all())
 
 
-def _after(take: Callable[[Any], Any], apply: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _after(take: Take, apply: Take) -> Take:
     return lambda rows: apply(take(rows))
 
 
@@ -312,8 +316,8 @@ def _encodes(name: str) -> bool:
     return found.parts == ("",) and encoding_row(name).block_size > 1
 
 
-def _again(take: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
-    def through(rows: Any) -> Any:
+def _again(take: Take, name: str) -> Take:
+    def through(rows: "Array") -> "Array":
         import numpy as np
 
         from aprfmt.codecs import decode

@@ -1,18 +1,19 @@
 """One pair that differs, as the hypotheses see it: samples, distances, names of sizes."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.reading import Reader
-from aprfmt.compare.explain.records import Guess
+from aprfmt.compare.explain.records import Guess, Take
 from aprfmt.compare.nonfinite import Census, NonFinite
 from aprfmt.compare.values import wide
 
 if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
     from aprfmt.compare.explain.context import Context
 
 SAMPLE_ROWS = 24  # rows every guess is tried on first
@@ -51,11 +52,11 @@ class Case:
         self.key, self.a, self.b, self.context = key, a, b, context
         self.shape = shape or a.shape
         self.known = True  # the comparison's numbers are those of these two
-        self.numbers: Any = None  # the rows' own numbers, where only some are looked at
+        self.numbers: Array | None = None  # the rows' own numbers, where only some are looked at
         self.role = key.partition(".")[2] if key[:1] == "L" and key[1:2].isdigit() else key
 
     @cached_property
-    def sample(self) -> Any:
+    def sample(self) -> "Array":
         """Row numbers: evenly spread ones, each with an uneven neighbour (int64)."""
         import numpy as np
 
@@ -67,12 +68,12 @@ class Case:
         return np.unique(np.concatenate([even, other]))
 
     @cached_property
-    def sample_a(self) -> Any:
+    def sample_a(self) -> "Array":
         """The sample's rows of A."""
         return self.a.take(self.sample)
 
     @cached_property
-    def sample_b(self) -> Any:
+    def sample_b(self) -> "Array":
         """The sample's rows of B."""
         return self.b.take(self.sample)
 
@@ -91,7 +92,7 @@ class Case:
         return self.distance(self.a.take, self.b.take, None)
 
     @cached_property
-    def changed_rows(self) -> Any:
+    def changed_rows(self) -> "Array":
         """Numbers of the rows that differ by more than rounding (int64), in order."""
         import numpy as np
 
@@ -105,7 +106,7 @@ class Case:
         """Distance that counts as equal for this pair's encodings."""
         return noise(self.a.encoding, self.b.encoding, moved=moved)
 
-    def windows(self, rows: Any) -> Any:
+    def windows(self, rows: "Array | None") -> "Iterator[Array]":
         """Yield row numbers in windows of WINDOW elements; pages behind a window are dropped."""
         import numpy as np
 
@@ -119,9 +120,9 @@ class Case:
 
     def distance(
         self,
-        left: Callable[[Any], Any],
-        right: Callable[[Any], Any],
-        rows: Any,
+        left: Take,
+        right: Take,
+        rows: "Array | None",
         slack: float = 0.0,
     ) -> Distance:
         """Return the distance over all of `rows` (None: of the tensor), window by window."""
@@ -161,9 +162,10 @@ class Case:
         """Say whether a guess makes the sample's rows equal."""
         import numpy as np
 
-        rows = self.sample if guess.rows is None else np.intersect1d(self.sample, guess.rows)
-        if not rows.size:
-            rows = guess.rows[: len(self.sample)]
+        rows = self.sample
+        if guess.rows is not None:
+            both = np.intersect1d(rows, guess.rows)
+            rows = both if both.size else guess.rows[: len(rows)]
         found = self.distance(guess.left, guess.right, rows)
         return found.relative <= 1.5 * guess.slack if guess.slack else not found.changed
 
@@ -185,7 +187,7 @@ class Case:
         return list(found)
 
 
-def _stray(delta: Any, x: Any, y: Any, slack: float) -> int:
+def _stray(delta: "Array", x: "Array", y: "Array", slack: float) -> int:
     """Count rows that are beyond STRAY slacks of their own norm (or of a hundredth of all)."""
     import numpy as np
 
@@ -195,7 +197,7 @@ def _stray(delta: Any, x: Any, y: Any, slack: float) -> int:
     return int((away > (STRAY * slack) ** 2 * np.maximum(own, least)).sum())
 
 
-def row_distances(x: Any, y: Any) -> Any:
+def row_distances(x: "Array", y: "Array") -> "Array":
     """Return ||x-y|| / max(||x||, ||y||) of every row (float64); infinite where not finite."""
     import numpy as np
 

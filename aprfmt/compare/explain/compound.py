@@ -1,15 +1,18 @@
 """Two defects in one tensor: what is left after the first, and values to be read otherwise."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.reading import Reader
-from aprfmt.compare.explain.records import Guess
+from aprfmt.compare.explain.records import Guess, Take
 from aprfmt.compare.explain.stored import SIXTEEN, swapped
 from aprfmt.compare.values import wide
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
 
 SANE = 4.0  # how far two root mean squares may be apart for a reading to be worth a try
 
@@ -17,17 +20,19 @@ SANE = 4.0  # how far two root mean squares may be apart for a reading to be wor
 class Made(Reader):
     """A tensor as another one would be after a transformation; it has no bytes of its own."""
 
-    def __init__(self, like: Reader, take: Callable[[Any], Any]) -> None:
+    def __init__(self, like: Reader, take: Take) -> None:
         super().__init__(like.side)
         self.rows, self.columns, self.shape = like.rows, like.columns, like.shape
         self._take = take
 
-    def take(self, index: Any) -> Any:
+    def take(self, index: "Array | list[int]") -> "Array":
         """Return the rows of these numbers, transformed."""
-        return self._take(index)
+        import numpy as np
+
+        return self._take(np.asarray(index))
 
     @cached_property
-    def whole(self) -> Any:
+    def whole(self) -> "Array":
         """All values [rows, columns]."""
         import numpy as np
 
@@ -59,7 +64,7 @@ def rereadings(case: Case) -> Iterator[tuple[str, str, Case]]:
         if side.row_bytes is None or not row.numpy or row.type_size == 1:
             continue
         size = _size(other.take(case.sample))
-        readings: list[tuple[str, str, Callable[[Any], Any]]] = [
+        readings: list[tuple[str, str, Take]] = [
             (
                 "endianness",
                 f"{label} has every {row.type_size}-byte value in the other byte order",
@@ -86,11 +91,11 @@ def rereadings(case: Case) -> Iterator[tuple[str, str, Case]]:
             yield cause, text, reread
 
 
-def _labelled(side: Reader, name: str) -> Callable[[Any], Any]:
+def _labelled(side: Reader, name: str) -> Take:
     return lambda rows: side.decoded(side.raw(rows), name)
 
 
-def _size(values: Any) -> float:
+def _size(values: "Array") -> float:
     """Return the root mean square, 0 for values that are not finite."""
     import numpy as np
 

@@ -3,15 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from aprfmt.compare.align import Pair, Side, align
+from aprfmt.compare.align import Pair, align
 from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.reading import KEPT, Reader
 from aprfmt.compare.records import TensorDiff
 from aprfmt.compare.values import wide
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model
+from aprfmt.tensors.view import View
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
 
 SPOTS = 4  # rows of every tensor in the index
 WIDTH = 64  # values of such a row
@@ -67,7 +71,7 @@ class Context:
                 continue
         return found
 
-    def sides(self, label: str) -> Mapping[str, Side]:
+    def sides(self, label: str) -> Mapping[str, View]:
         """Return the tensors of a model by the keys of the pairs."""
         if label in ("a", "b"):
             picked = {key: pair.a if label == "a" else pair.b for key, pair in self.pairs.items()}
@@ -141,7 +145,7 @@ class Context:
         return [shelf.keys[i] for i in near[np.argsort(away[near], kind="stable")]]
 
 
-def sample_line(reader: Reader) -> Any:
+def sample_line(reader: Reader) -> "Array":
     """Return the same few values of every tensor of a shape (float64, 1-D)."""
     import numpy as np
 

@@ -1,7 +1,7 @@
 """Hypotheses about other tensors: exchanged, of another layer, left from another checkpoint."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.compare.explain.case import Case, row_distances
 from aprfmt.compare.explain.foreign import foreign
@@ -12,6 +12,7 @@ from aprfmt.compare.records import EQUAL
 from aprfmt.compare.values import wide
 
 if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
     from aprfmt.compare.explain.context import Context
 
 SHOWN = 3  # other tensors named
@@ -123,8 +124,8 @@ def stale_tensor(case: Case) -> Iterator[Guess | Explanation]:
                 mine.take,
                 slack=noise(base.encoding, mine.encoding),
             )
-    for label, mine in (("B", case.sample_b), ("A", case.sample_a)):
-        value = _constant(case, label, mine)
+    for label, sample in (("B", case.sample_b), ("A", case.sample_a)):
+        value = _constant(case, label, sample)
         if value is not None:
             text = f"{label} holds {value + 0.0:g} everywhere: it was never filled"
             yield Explanation(
@@ -158,7 +159,7 @@ def stale_tensor(case: Case) -> Iterator[Guess | Explanation]:
     )  # fmt: skip
 
 
-def _constant(case: Case, label: str, sample: Any) -> float | None:
+def _constant(case: Case, label: str, sample: "Array") -> float | None:
     """Return the one value a whole side has, None where it has more or the other side has too."""
     import numpy as np
 

@@ -5,12 +5,16 @@ checkpoint or from initialisation is as large and as spread as the right one and
 nothing: not in its values, not in their sizes, not as a rearrangement. A damaged one is.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.values import wide
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
 
 LEAST = 1024  # values below which nothing can be told
 MOST = 1 << 22  # values that are looked at
@@ -79,7 +83,7 @@ def foreign(first: Reader, second: Reader) -> Foreign:
     )
 
 
-def _windows(reader: Reader, most: int | None = None) -> Any:
+def _windows(reader: Reader, most: int | None = None) -> "Iterator[Array]":
     """Yield row numbers: all, or evenly spread ones of about `most` values together."""
     import numpy as np
 
@@ -104,24 +108,25 @@ def _constant(reader: Reader) -> float | None:
     return None if value is None or not np.isfinite(value) else value
 
 
-def _values(reader: Reader) -> Any:
+def _values(reader: Reader) -> "Array":
     """Return values of evenly spread rows (float64 [rows, columns])."""
     import numpy as np
 
     return np.concatenate([wide(reader.take(rows)) for rows in _windows(reader, MOST)])
 
 
-def _sizes(values: Any) -> Any:
+def _sizes(values: "Array") -> "Array":
     """Return magnitudes less those of their row and column: checkpoints share large dimensions."""
     import numpy as np
 
     found = np.abs(values)
     if min(found.shape) < 2:
         return found
-    return found - found.mean(axis=1, keepdims=True) - found.mean(axis=0) + found.mean()
+    less: Array = found - found.mean(axis=1, keepdims=True) - found.mean(axis=0) + found.mean()
+    return less
 
 
-def _correlation(x: Any, y: Any) -> float:
+def _correlation(x: "Array", y: "Array") -> float:
     import numpy as np
 
     x, y = (v - v.mean() for v in (x, y))
@@ -129,7 +134,7 @@ def _correlation(x: Any, y: Any) -> float:
     return float(np.vdot(x, y)) / norm if norm else 0.0
 
 
-def _rearranged(a: Reader, b: Reader, x: Any, y: Any) -> bool:
+def _rearranged(a: Reader, b: Reader, x: "Array", y: "Array") -> bool:
     """Say whether both hold the same values in some order, as far as their encodings let it be."""
     import numpy as np
 

@@ -1,14 +1,17 @@
 """Hypotheses that move elements: transposed, rows or columns rearranged, heads repeated."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from aprfmt.compare.explain import permutation
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.permutation import Found
 from aprfmt.compare.explain.reading import Reader
-from aprfmt.compare.explain.records import Guess
+from aprfmt.compare.explain.records import Guess, Take
 from aprfmt.compare.values import wide
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
 
 TRANSPOSED = 1 << 27  # elements up to which a matrix is decoded whole to be transposed
 ALONG = 16  # values along a row up to which a shift is looked for
@@ -54,7 +57,7 @@ def transpose(case: Case) -> Iterator[Guess]:
         )  # fmt: skip
 
 
-def _near(x: Any, y: Any, slack: float) -> bool:
+def _near(x: "Array", y: "Array", slack: float) -> bool:
     import numpy as np
 
     if slack == 0:
@@ -107,17 +110,17 @@ def _named(case: Case, found: Found) -> Iterator[Guess]:
     yield _guess("row_offset", says, case, found.axis, found.at)
 
 
-def _guess(cause: str, says: tuple[str, ...], case: Case, axis: int, p: Any) -> Guess:
+def _guess(cause: str, says: tuple[str, ...], case: Case, axis: int, p: "Array") -> Guess:
     b = case.b
     right = _at(b, p) if axis == 0 else (lambda rows: b.take(rows)[:, p])
     return Guess(cause, says, case.a.take, right, slack=case.slack())
 
 
-def _at(reader: Reader, p: Any) -> Callable[[Any], Any]:
+def _at(reader: Reader, p: "Array") -> Take:
     return lambda rows: reader.take(p[rows])
 
 
-def _from(reader: Reader, start: int) -> Callable[[Any], Any]:
+def _from(reader: Reader, start: int) -> Take:
     return lambda rows: reader.take(rows + start)
 
 
@@ -164,12 +167,12 @@ def value_offset(case: Case) -> Iterator[Guess]:
         return
 
 
-def _along(x: Any, k: int) -> Any:
+def _along(x: "Array", k: int) -> "Array":
     """Return the columns of `x` that stand k further on (k > 0), or would at the other end."""
     return x[:, max(0, k) : x.shape[1] + min(0, k)]
 
 
-def _shifted_take(reader: Reader, k: int) -> Callable[[Any], Any]:
+def _shifted_take(reader: Reader, k: int) -> Take:
     return lambda rows: _along(reader.take(rows), k)
 
 
@@ -181,7 +184,7 @@ def right_heads(case: Case, count: int) -> int | None:
     return told[0] if role.startswith("attn_") and told and count % told[0] == 0 else None
 
 
-def _paired(case: Case, found: Found, heads: int, way: str, p: Any, what: str) -> Guess:
+def _paired(case: Case, found: Found, heads: int, way: str, p: "Array", what: str) -> Guess:
     right = right_heads(case, found.count)
     text = f"{what} of each head: {way}"
     if right is None or right == heads:
@@ -261,7 +264,7 @@ def _in_blocks(case: Case, found: Found) -> Iterator[Guess]:
         return
 
 
-def _order(case: Case, found: Found, q: Any, size: int, cause: str, what: str) -> Guess:
+def _order(case: Case, found: Found, q: "Array", size: int, cause: str, what: str) -> Guess:
     shown = ", ".join(str(i) for i in q[:16].tolist()) + (" ..." if len(q) > 16 else "")
     says = (f"{what} stand in another order", f"A's order, as numbers of B: {shown}")
     return _guess(cause, says, case, found.axis, permutation.spread(q, size))

@@ -2,10 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aprfmt.compare.explain.case import Case
+from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.values import wide
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
 
 PROJECTIONS = 16  # numbers a row is known by
 MATCHED = 1 << 14  # rows up to which each is looked for
@@ -16,8 +20,8 @@ FOUND = 0.98  # share of rows that must be found
 class Found:
     """`at[i]` of B holds what `index[i]` of A holds; `count` of them in all, on `axis`."""
 
-    index: Any
-    at: Any
+    index: "Array"
+    at: "Array"
     count: int
     axis: int
 
@@ -114,7 +118,7 @@ def _sorted(case: Case) -> Found | None:
     return Found(every, at, a.size, 0)
 
 
-def _projected(side: Any, case: Case, onto: Any) -> Any:
+def _projected(side: Reader, case: Case, onto: "Array") -> "Array":
     import numpy as np
 
     return np.concatenate(
@@ -122,7 +126,7 @@ def _projected(side: Any, case: Case, onto: Any) -> Any:
     )
 
 
-def matched(a: Any, b: Any, slack: float) -> Any:
+def matched(a: "Array", b: "Array", slack: float) -> "Array":
     """Return for every row of `a` its row of `b` (both [n, columns]), -1 where there is none."""
     import numpy as np
 
@@ -130,7 +134,7 @@ def matched(a: Any, b: Any, slack: float) -> Any:
     return _nearest(a, b, 2 * slack + 1e-6, np.arange(len(a)))
 
 
-def _nearest(a: Any, b: Any, slack: float, own: Any) -> Any:
+def _nearest(a: "Array", b: "Array", slack: float, own: "Array") -> "Array":
     """Return for every line of `a` the nearest line of `b`, -1 where none is near enough.
 
     `own` are the lines' own numbers in `b`: where that one is near enough, it is taken.
@@ -156,7 +160,7 @@ def _nearest(a: Any, b: Any, slack: float, own: Any) -> Any:
 # --- kinds of rearrangement -------------------------------------------------------------------
 
 
-def to_pairs(count: int, heads: int) -> Any:
+def to_pairs(count: int, heads: int) -> "Array":
     """Return p with split-half row i of each head standing at row p[i] of adjacent pairs."""
     import numpy as np
 
@@ -165,7 +169,7 @@ def to_pairs(count: int, heads: int) -> Any:
     return (np.arange(heads)[:, None] * size + inside[None, :]).reshape(-1)
 
 
-def inverse(p: Any) -> Any:
+def inverse(p: "Array") -> "Array":
     """Return the permutation that undoes `p`."""
     import numpy as np
 
@@ -182,12 +186,12 @@ def head_counts(case: Case, count: int) -> list[int]:
     return [h for h in dict.fromkeys((*sizes, *told, *every)) if h and count % (2 * h) == 0]
 
 
-def fits(found: Found, p: Any) -> bool:
+def fits(found: Found, p: "Array") -> bool:
     """Say whether a permutation puts everything found where it was found."""
     return bool((p[found.index] == found.at).all())
 
 
-def pairings(case: Case, found: Found) -> Iterator[tuple[int, str, Any]]:
+def pairings(case: Case, found: Found) -> "Iterator[tuple[int, str, Array]]":
     """Yield (heads, direction, p) of every pair order that fits."""
     for heads in head_counts(case, found.count):
         p = to_pairs(found.count, heads)
@@ -197,7 +201,7 @@ def pairings(case: Case, found: Found) -> Iterator[tuple[int, str, Any]]:
             yield heads, "adjacent pairs in A, split halves in B", inverse(p)
 
 
-def blocks(found: Found, size: int) -> Any | None:
+def blocks(found: Found, size: int) -> "Array | None":
     """Return q with block b of A standing whole at block q[b] of B; None if blocks are broken."""
     import numpy as np
 
@@ -212,7 +216,7 @@ def blocks(found: Found, size: int) -> Any | None:
     return q if len(set(q.tolist())) == len(q) else None
 
 
-def spread(q: Any, size: int) -> Any:
+def spread(q: "Array", size: int) -> "Array":
     """Return the permutation of single rows that moves whole blocks."""
     import numpy as np
 

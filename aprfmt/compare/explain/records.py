@@ -2,11 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aprfmt.compare.records import Explanation
 
-__all__ = ["Explanation", "Guess"]
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+__all__ = ["Explanation", "Guess", "Take"]
+
+# Arrays made of arrays: values [n, columns] of row numbers, or other values of values.
+Take = Callable[["Array"], "Array"]
 
 
 @dataclass(frozen=True)
@@ -20,8 +26,8 @@ class Guess:
 
     cause: str
     says: tuple[str, ...]
-    left: Callable[[Any], Any]
-    right: Callable[[Any], Any]
+    left: Take
+    right: Take
     where: tuple[str, ...] = ()
-    rows: Any = None
+    rows: "Array | None" = None
     slack: float = 0.0

@@ -7,9 +7,10 @@ from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.encodings import numbers
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.noise import noise
-from aprfmt.compare.explain.reading import Bytes, Reader
+from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.explain.records import Explanation, Guess
-from aprfmt.tensors.logical import LogicalTensor
+from aprfmt.tensors.runs import Bytes
+from aprfmt.tensors.view import View
 
 SIXTEEN = ("BF16", "F16")
 FEW_BITS = 16  # damaged bits up to which they are named one by one
@@ -312,19 +313,19 @@ def _layouts(case: Case) -> Iterator[tuple[Bytes | bytes, Bytes, str]]:
     if a.encoding != b.encoding or a.row_bytes is None or a.row_bytes != b.row_bytes:
         return
     yield a.bytes, b.bytes, b.name
-    if isinstance(b.side, LogicalTensor) and b.side.whole is None:
+    if b.side.whole is None:
         laid = _as_stored(case, b.side)
         if laid is not None:
             yield laid, Bytes.of(b.side.stored[0]), b.name
 
 
-def _as_stored(case: Case, side: LogicalTensor) -> bytes | None:
+def _as_stored(case: Case, side: View) -> bytes | None:
     """Return A's bytes in the order B's file stores them, None where that decodes or is long."""
     import numpy as np
 
     a = case.a
-    steps = side.group.binding.steps
-    if len(side.stored) != 1 or len(side.group.roles) != 1 or len(a.bytes) > STORED:
+    steps = side.layout
+    if len(side.stored) != 1 or len(side.roles) != 1 or len(a.bytes) > STORED:
         return None
     if not all(step.permutes for step in steps):
         return None

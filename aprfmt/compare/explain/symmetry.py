@@ -8,7 +8,7 @@ if one order makes every tensor of the group equal.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.compare.align import Pair
 from aprfmt.compare.explain import permutation
@@ -19,6 +19,9 @@ from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.explain.records import Explanation
 from aprfmt.compare.records import TensorDiff
 from aprfmt.errors import AprfmtError
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
 
 # What a rearranged tensor is called while it is looked at alone.
 _ALONE = ("row_offset", "head_order", "gqa_mapping", "expert_order", "rope_pairing", "byte_offset")
@@ -182,7 +185,7 @@ def _counts(context: Context, symmetry: Symmetry, cases: Mapping[str, Case]) -> 
 
 def _order(
     unit: str, count: int, members: Sequence[tuple[str, str, int]], cases: Mapping[str, Case]
-) -> Any:
+) -> "Array | None":
     """Return where each unit of A stands in B (int64 [count]), None where that is not known."""
     import numpy as np
 
@@ -197,7 +200,7 @@ def _order(
         size = case.a.rows // count
         if size == 1:
             rows = permutation.find_rows(case)
-            order = rows.at if rows is not None and rows.full else None
+            order: Array | None = rows.at if rows is not None and rows.full else None
         else:
             first = np.arange(count) * size
             order = permutation.matched(case.a.take(first), case.b.take(first), case.slack())
@@ -226,14 +229,14 @@ def _fit_together(orders: Mapping[str, Any]) -> bool:
 
 
 def _equal(
-    case: Case, symmetry: Symmetry, unit: str, order: Any, p: Any, axis: int
+    case: Case, symmetry: Symmetry, unit: str, order: "Array", p: "Array", axis: int
 ) -> Explanation | None:
     """Return the explanation if the order makes the whole tensor equal."""
     import numpy as np
 
     b = case.b
 
-    def right(rows: Any) -> Any:
+    def right(rows: "Array") -> "Array":
         return b.take(p[rows]) if axis == 0 else b.take(rows)[:, p]
 
     slack = case.slack()

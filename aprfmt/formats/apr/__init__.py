@@ -73,6 +73,6 @@ FORMAT = FormatSpec(
     order=order,
     rewrites=True,
     values=ValueRules(keys=keys),
-    collects=True,
     checksum=lambda source: source.footer_matches(),
+    collects=True,
 )

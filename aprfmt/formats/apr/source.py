@@ -10,8 +10,6 @@ from aprfmt.formats.apr.layout import Header
 from aprfmt.formats.apr.parsed import FooterState, Parsed
 from aprfmt.formats.mapped import BufferFile, MappedFile
 
-_WINDOW = 8 << 20
-
 
 class Shard(mapped.Shard[Parsed]):
     """One open file and its structure; the tensors are the logical ones, in index order."""
@@ -38,11 +36,10 @@ class Shard(mapped.Shard[Parsed]):
         return False
 
     def _crc(self, start: int, stop: int, crc: int) -> int:
-        for at in range(start, stop, _WINDOW):
-            end = min(at + _WINDOW, stop)
-            crc = zlib.crc32(self.parsed.buffer[at:end], crc)
-            if not self.parsed.expanded:
-                self.file.drop(at, end)
+        parsed = self.parsed  # a compressed file's bytes lie in memory
+        file = BufferFile(parsed.buffer, self.file.path) if parsed.expanded else self.file
+        for window in file.windows(start, stop):
+            crc = zlib.crc32(window, crc)
         return crc
 
     def stray_padding(self) -> Iterator[str]:

@@ -71,7 +71,7 @@ ROWS: tuple[Row, ...] = (
         "a tensor that is not there on reading",
     ),
     Row(
-        "digest-companions", "aprfmt/tensors/digest.py",
+        "digest-companions", "aprfmt/tensors/runs.py",
         "[tensor.parts[key] for key in sorted(tensor.parts)] or [tensor]",
         "[tensor]",
         "companions are not hashed",

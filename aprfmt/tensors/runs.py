@@ -1,0 +1,134 @@
+"""Stored bytes without decoding: runs of them, windows over runs, and where two sets differ."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.protocols import LazyTensor
+
+if TYPE_CHECKING:
+    from aprfmt.arch.spec import Move
+
+WINDOW = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`nbytes` stored bytes of `tensor` from byte `start`."""
+
+    tensor: LazyTensor
+    start: int
+    nbytes: int
+
+
+class Bytes:
+    """The concatenated bytes of runs, any window of them at the cost of that window."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = [run for run in runs if run.nbytes]
+        self._ends = list(accumulate(run.nbytes for run in self._runs))
+
+    @classmethod
+    def of(cls, tensor: LazyTensor) -> "Bytes":
+        """Return all bytes of a stored tensor."""
+        return cls([Run(tensor, 0, tensor.info.nbytes)])
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def runs(self, start: int, stop: int) -> Iterator[Run]:
+        """Yield the runs that bytes [start, stop) are made of."""
+        i = bisect_right(self._ends, start)
+        while start < stop and i < len(self._runs):
+            run, began = self._runs[i], self._ends[i] - self._runs[i].nbytes
+            end = min(stop, self._ends[i])
+            yield Run(run.tensor, run.start + start - began, end - start)
+            start, i = end, i + 1
+
+    def window(self, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes [start, stop); a view where one run holds them."""
+        pieces = [r.tensor.raw(r.start, r.start + r.nbytes) for r in self.runs(start, stop)]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def locate(self, at: int) -> tuple[LazyTensor, int]:
+        """Return the stored tensor a byte belongs to, and its offset there."""
+        run = next(self.runs(at, at + 1))
+        return run.tensor, run.start
+
+    def drop(self, start: int, stop: int) -> None:
+        """Release the mapped pages of bytes [start, stop): of many runs those of whole tensors."""
+        runs = list(self.runs(start, stop))
+        if len(runs) == 1:
+            runs[0].tensor.drop(runs[0].start, runs[0].start + runs[0].nbytes)
+            return
+        for tensor in dict.fromkeys(run.tensor for run in runs):
+            tensor.drop()
+
+
+def all_runs(tensor: LazyTensor) -> list[Run]:
+    """Return the runs of everything a stored tensor consists of, companions in suffix order."""
+    parts = [tensor.parts[key] for key in sorted(tensor.parts)] or [tensor]
+    return [Run(part, 0, part.info.nbytes) for part in parts]
+
+
+def windows(runs: Sequence[Run], size: int = WINDOW) -> Generator[bytes | memoryview, None, None]:
+    """Yield the concatenated bytes of the runs in windows of `size`, the last one shorter.
+
+    Pages behind a window are dropped when the next one is asked for, or the generator closed.
+    """
+    data = Bytes(runs)
+    for start in range(0, len(data), size):
+        stop = min(start + size, len(data))
+        try:
+            yield data.window(start, stop)
+        finally:
+            data.drop(start, stop)
+
+
+def first_difference(a: Sequence[Run], b: Sequence[Run]) -> int | None:
+    """Return the offset of the first differing byte, or None if all are equal.
+
+    Streams of different length differ at the end of the shorter one at the latest.
+    """
+    import numpy as np
+
+    at = 0
+    with closing(windows(a)) as of_a, closing(windows(b)) as of_b:
+        for left, right in zip(of_a, of_b, strict=False):
+            x, y = np.frombuffer(left, np.uint8), np.frombuffer(right, np.uint8)
+            shorter = min(x.size, y.size)
+            if not np.array_equal(x[:shorter], y[:shorter]):
+                return at + int(np.argmax(x[:shorter] != y[:shorter]))
+            at += shorter
+            if x.size != y.size:
+                return at
+    total_a, total_b = sum(run.nbytes for run in a), sum(run.nbytes for run in b)
+    return None if total_a == total_b else min(total_a, total_b)
+
+
+def element_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> list[Run] | None:
+    """Turn runs of elements into runs of bytes; None where a block would be cut."""
+    runs: list[Run] = []
+    for move in moves:
+        info = stored[move.source].info
+        if move.start == 0 and move.count == math.prod(info.shape):
+            runs.append(Run(stored[move.source], 0, info.nbytes))
+            continue
+        row = encoding_row(info.encoding)
+        if not row.known or row.flat or move.start % row.block_size or move.count % row.block_size:
+            return None
+        if info.nbytes * row.block_size != math.prod(info.shape) * row.type_size:
+            return None  # padded rows: elements and bytes do not run in step
+        start = move.start // row.block_size * row.type_size
+        size = move.count // row.block_size * row.type_size
+        last = runs[-1] if runs else None
+        if last and last.tensor is stored[move.source] and last.start + last.nbytes == start:
+            runs[-1] = Run(last.tensor, last.start, last.nbytes + size)
+        else:
+            runs.append(Run(stored[move.source], start, size))
+    return runs

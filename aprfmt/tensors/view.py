@@ -1,0 +1,361 @@
+"""A tensor as users see it: facts at once; bytes, rows and numbers when asked for."""
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.protocols import LazyTensor, Value, damage_of, raw_parts
+from aprfmt.base.shapes import matrix
+from aprfmt.errors import ArchError, BackendUnavailableError, CodecError, FormatError
+from aprfmt.tensors.runs import Bytes, Run, all_runs, element_runs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from aprfmt.arch.bind import Group
+    from aprfmt.arch.spec import LayoutStep, Move
+
+# Encodings whose bits are those of a torch dtype that numpy has no counterpart of.
+_TORCH_DTYPES: Mapping[str, str] = {
+    "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}  # fmt: skip
+
+
+def decode_tensor(tensor: LazyTensor) -> "NDArray[Any]":
+    """Return a stored tensor's numbers as a row-major array of its shape.
+
+    float32 for everything quantized, F16, BF16 and FP8; the own type of F32, F64, integers.
+    """
+    from aprfmt.codecs import decode
+
+    info = tensor.info
+    try:
+        if tensor.decode is not None:
+            return tensor.decode()
+        return decode(info.encoding, raw_parts(tensor), info.shape, row_bytes=info.row_bytes)
+    except CodecError as error:
+        raise CodecError(f"{info.name}: {error}") from error
+
+
+def decode_rows(
+    encoding: str, data: Bytes, start: int, stop: int, columns: int, row_bytes: int | None = None
+) -> "NDArray[Any]":
+    """Return rows [start, stop) of bytes that hold rows of `columns` elements, decoded.
+
+    A row is `row_bytes` long, where that is more than its blocks take: padded ones.
+    """
+    from aprfmt.codecs import decode
+
+    size = row_bytes or encoding_row(encoding).row_bytes((columns,))
+    assert size is not None, f"{encoding}: rows of {columns} cannot be cut"
+    raw = data.window(start * size, stop * size)
+    return decode(encoding, raw, (stop - start, columns), row_bytes=row_bytes)
+
+
+class View:
+    """One tensor of a model, whether it is a stored one or made of some by layout steps.
+
+    `stored` are the tensors it is made of. A stored tensor under its own name has no `role` and no
+    steps; a role has the `group` of roles it is stored with, and the file's layout steps are
+    undone on demand. `record` is the encoding it had in the file's source, and what narrowing to
+    that does not give back.
+    """
+
+    def __init__(
+        self,
+        *stored: LazyTensor,
+        role: str | None = None,
+        group: "Group | None" = None,
+        hp: Mapping[str, Value] | None = None,
+        record: "tuple[str, Value] | None" = None,
+    ) -> None:
+        self.stored = stored
+        self.role = role
+        self.group = group
+        self._hp: Mapping[str, Value] = {} if hp is None else hp
+        self._record = record
+        self._index = 0 if group is None or role is None else group.roles.index(role)
+        self.layout: tuple[LayoutStep, ...] = () if group is None else group.binding.steps
+        shapes = [tensor.info.shape for tensor in stored]
+        for step in self.layout:
+            try:
+                shapes = step.shapes(shapes, self._hp)
+            except ArchError as error:
+                raise ArchError(f"{stored[0].info.name}: {error}") from error
+        self.shape = tuple(shapes[self._index])
+
+    # --- facts ------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The role, or the file's own name of it."""
+        return self.stored[0].info.name if self.role is None else self.role
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the tensors it is made of are called in the file."""
+        return tuple(tensor.info.name for tensor in self.stored)
+
+    @property
+    def encodings(self) -> tuple[str, ...]:
+        """The encodings of the stored tensors, each once, in order."""
+        return tuple(dict.fromkeys(tensor.info.encoding for tensor in self.stored))
+
+    @property
+    def encoding(self) -> str:
+        """Key of ENCODINGS, or `type#142`; mixed experts give `A+B`."""
+        return "+".join(self.encodings)
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes (of the main part, where there are companions)."""
+        return sum(tensor.info.nbytes for tensor in self.stored)
+
+    @property
+    def offset(self) -> int:
+        """Where the (first) bytes begin, from the start of the file that holds them."""
+        return self.stored[0].info.offset
+
+    @property
+    def parts(self) -> Mapping[str, LazyTensor]:
+        """Companion tensors by suffix; empty for most."""
+        return self.stored[0].parts if len(self.stored) == 1 else {}
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that are stored together with this one, itself included."""
+        return () if self.group is None else self.group.roles
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Names of the layout steps between the file and this tensor."""
+        return tuple(map(str, self.layout))
+
+    @property
+    def damage(self) -> str:
+        """Why the bytes it is made of cannot be read; "" where nothing is wrong."""
+        return next((found for tensor in self.stored if (found := damage_of(tensor))), "")
+
+    # --- bytes ------------------------------------------------------------------------------
+
+    @cached_property
+    def moves(self) -> "list[Move] | None":
+        """Runs of stored elements, or None where a step has to decode.
+
+        Raises FormatError for a damaged tensor, whose shape may be anything.
+        """
+        if self.damage:
+            raise FormatError(self.damage)
+        from aprfmt.arch.moves import compose
+        from aprfmt.arch.spec import Move
+
+        shapes = [tensor.info.shape for tensor in self.stored]
+        moves = [[Move(i, 0, math.prod(shape))] for i, shape in enumerate(shapes)]
+        for step in self.layout:
+            outer = step.moves(shapes, self._hp)
+            if outer is None:
+                return None
+            moves = compose(outer, moves)
+            shapes = step.shapes(shapes, self._hp)
+        return moves[self._index]
+
+    @property
+    def whole(self) -> LazyTensor | None:
+        """The one stored tensor whose bytes are exactly this tensor's, if it is so."""
+        if len(self.stored) != 1 or not self.layout:
+            return self.stored[0] if len(self.stored) == 1 else None
+        moves, tensor = self.moves, self.stored[0]
+        if moves is None or len(moves) != 1 or moves[0].start != 0:
+            return None
+        return tensor if moves[0].count == math.prod(tensor.info.shape) else None
+
+    @cached_property
+    def runs(self) -> list[Run] | None:
+        """Byte runs that make up this tensor undecoded, or None.
+
+        None where a step changes values or would cut blocks, and where there are several parts.
+        """
+        if len(self.encodings) != 1 or any(tensor.parts for tensor in self.stored):
+            return None
+        if not self.layout and len(self.stored) == 1:
+            return [Run(self.stored[0], 0, self.nbytes)]
+        return None if self.moves is None else element_runs(self.stored, self.moves)
+
+    @cached_property
+    def data(self) -> Bytes | None:
+        """The bytes of `runs`, in one row."""
+        return None if self.runs is None else Bytes(self.runs)
+
+    @cached_property
+    def row_bytes(self) -> int | None:
+        """Bytes of one row of the last axis, None where `data` cannot be cut into rows."""
+        return None if self.data is None else encoding_row(self.encoding).row_bytes(self.shape)
+
+    @cached_property
+    def _stride(self) -> int | None:
+        """Bytes from one stored row to the next: as `row_bytes`, or those of rows with padding."""
+        whole = self.whole if self.row_bytes is None and self.data is not None else None
+        same = whole is not None and whole.info.shape == self.shape
+        return whole.info.row_bytes if whole is not None and same else self.row_bytes
+
+    def stored_runs(self) -> list[Run]:
+        """Return the runs of everything it is stored in: all tensors, all their parts."""
+        return [run for tensor in self.stored for run in all_runs(tensor)]
+
+    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
+        """Return bytes [start, stop) of it, in its own (or its restored) encoding.
+
+        A read-only view of the file where they lie there in one piece, valid until the model is
+        closed. Raises CodecError where there is no single byte string.
+        """
+        if self.restored_bits is not None:
+            return memoryview(self.restored_bits)[start:stop]
+        if self.whole is not None:
+            return self.whole.raw(start, stop)
+        if self.data is None:
+            raise CodecError(
+                f"{self.name}: {self.encoding} stored as {', '.join(self.names)} gives no single "
+                "byte string; read its values"
+            )
+        return memoryview(self.data.window(start, len(self.data) if stop is None else stop))
+
+    def raw_rows(self, start: int, stop: int) -> Mapping[str, bytes | memoryview] | None:
+        """Return the stored bytes of rows [start, stop) by part, of all rows where none can be cut.
+
+        None for several stored tensors that have no bytes in common.
+        """
+        if self.data is None:
+            return raw_parts(self.stored[0]) if len(self.stored) == 1 else None
+        if self.row_bytes is None:
+            return {"": self.data.window(0, len(self.data))}
+        return {"": self.data.window(start * self.row_bytes, stop * self.row_bytes)}
+
+    def drop(self) -> None:
+        """Release the mapped pages of the stored tensors; they are read again if needed."""
+        for tensor in self.stored:
+            tensor.drop()
+
+    # --- what a conversion took away --------------------------------------------------------
+
+    @cached_property
+    def restored_bits(self) -> bytes | None:
+        """The source's own bits, if the file records them and they fit what it stores; else None.
+
+        The record is believed only if widening the bits and applying the layout steps again gives
+        exactly the stored numbers: a tensor edited since then is read as it stands.
+        """
+        if self._record is None or len(self.roles) != 1 or len(self.stored) != 1:
+            return None
+        import numpy as np
+
+        from aprfmt.codecs import decode, encode
+        from aprfmt.tensors.restore import restore_bits
+
+        name, patch = self._record
+        logical = [decode_tensor(self.stored[0])]
+        stored = logical[0]
+        for step in self.layout:
+            logical = step.undo(logical, self._hp)
+        narrow = np.frombuffer(encode(name, logical[0].astype(np.float32))[""], np.uint8)
+        size = encoding_row(name).type_size
+        bits = restore_bits(narrow.view(f"<u{size}"), patch, self.stored[0].info.name)
+        again = [decode(name, bits.tobytes(), self.shape)]
+        for step in reversed(self.layout):
+            again = step.apply(again, self._hp)
+        same = np.array_equal(again[0].view(np.uint32), stored.view(np.uint32))
+        found: bytes = bits.tobytes()
+        return found if same else None
+
+    @property
+    def restored(self) -> str:
+        """The encoding the file says this tensor had in its source, where it can be restored."""
+        return "" if self._record is None or self.restored_bits is None else self._record[0]
+
+    # --- numbers ----------------------------------------------------------------------------
+
+    def numpy(self) -> "NDArray[Any]":
+        """Return the decoded values, row-major, as a new array (float32 for what is quantized)."""
+        from aprfmt.codecs import decode
+
+        if self._record is not None and self.restored_bits is not None:
+            return decode(self._record[0], self.restored_bits, self.shape)
+        if self.whole is not None:
+            return decode_tensor(self.whole).reshape(self.shape)
+        if self.data is not None:
+            return decode(self.encoding, self.data.window(0, len(self.data)), self.shape)
+        arrays = [decode_tensor(tensor) for tensor in self.stored]
+        for step in self.layout:
+            arrays = step.undo(arrays, self._hp)
+        return arrays[self._index].reshape(self.shape)
+
+    def rows(self, start: int, stop: int) -> "NDArray[Any]":
+        """Return rows [start, stop) of the tensor seen as [rows, last axis], decoded.
+
+        Where rows cannot be cut out of the stored bytes, everything is decoded for them.
+        """
+        rows, columns = matrix(self.shape)
+        if self.data is None or self._stride is None:
+            return self.numpy().reshape(rows, columns)[start:stop]
+        return decode_rows(self.encoding, self.data, start, stop, columns, self._stride)
+
+    def chunks(self, elements: int) -> "Iterator[tuple[int, int, NDArray[Any]]]":
+        """Yield (first row, end, values) over all rows, each of about so many elements."""
+        rows, columns = matrix(self.shape)
+        step = max(1, elements // max(columns, 1))
+        held = None if self._stride is not None else self.numpy().reshape(rows, columns)
+        for start in range(0, rows, step):
+            stop = min(rows, start + step)
+            yield start, stop, self.rows(start, stop) if held is None else held[start:stop]
+
+    def torch(self) -> Any:
+        """Return the decoded values as a new torch tensor on the CPU.
+
+        F16, BF16 and FP8 come in torch's own dtype, bit for bit; the rest as `numpy()` gives it.
+        Raises BackendUnavailableError without torch.
+        """
+        try:
+            import torch
+        except ImportError as error:
+            raise BackendUnavailableError(
+                f"{self.name}: torch is not installed; pip install 'aprfmt[torch]'"
+            ) from error
+        same = _TORCH_DTYPES.get(self.encoding)
+        if same is None or self.data is None or self.restored:
+            return torch.from_numpy(self.numpy())
+        stored = torch.frombuffer(bytearray(self.raw()), dtype=torch.uint8)
+        return stored.view(getattr(torch, same)).reshape(self.shape)
+
+    def __getitem__(self, at: Any) -> Any:
+        """Return `numpy()[at]`, decoding only the rows that the first index or slice names.
+
+        Encodings whose blocks run across row ends, and packed weights, are decoded whole. Raises
+        IndexError as numpy does.
+        """
+        first, rest = (at[0], at[1:]) if isinstance(at, tuple) and at else (at, ())
+        count = self.shape[0] if self.shape else 0
+        if not isinstance(first, int | slice) or not count or self._stride is None:
+            return self.numpy()[at]
+        if isinstance(first, int):
+            if not -count <= first < count:
+                raise IndexError(f"{self.name}: index {first}; axis 0 has {count} rows")
+            return self._entries(first % count, first % count + 1)[(0, *rest)]
+        places = range(*first.indices(count))
+        low, high = min(places, default=0), max(places, default=-1) + 1
+        entries = self._entries(low, high)
+        if high:
+            entries = entries[first.indices(count)[0] - low :: first.step or 1]
+        return entries[(slice(None), *rest)] if rest else entries
+
+    def _entries(self, low: int, high: int) -> "NDArray[Any]":
+        """Return entries [low, high) of the first axis, decoded; of a vector, whole blocks are."""
+        assert self.data is not None
+        if len(self.shape) > 1:
+            each = math.prod(self.shape[1:-1])
+            return self.rows(low * each, high * each).reshape(high - low, *self.shape[1:])
+        block = encoding_row(self.encoding).block_size
+        first = low // block
+        held = decode_rows(self.encoding, self.data, first, -(-high // block), block)
+        return held.reshape(-1)[low - first * block : high - first * block]
