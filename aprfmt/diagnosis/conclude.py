@@ -3,13 +3,17 @@
 import math
 from collections.abc import Iterator, Sequence
 
+from aprfmt.compare.traces import PointDiff
 from aprfmt.diagnosis.records import Evidence, Finding, PointRow
 
 GAIN = 3.0  # jumps worth a line
 
 
 def rounding(
-    points: Sequence[PointRow], found: Sequence[Finding], evidence: Sequence[Evidence]
+    points: Sequence[PointRow],
+    pairs: Sequence[PointDiff],
+    found: Sequence[Finding],
+    evidence: Sequence[Evidence],
 ) -> Finding | None:
     """Return the finding that all differences are rounding, None where there are none.
 
@@ -25,7 +29,8 @@ def rounding(
     worst = max(rows, key=lambda row: row.direct or 0.0)
     if not worst.direct:
         return None
-    beyond = [row for row in rows if row.direct is not None and not row.direct <= row.tolerance]
+    apart = {pair.key for pair in pairs if pair.beyond}
+    beyond = [row for row in rows if row.key in apart]
     if not beyond and elsewhere:
         return None
     shadows = [row.shadow for row in rows if row.shadow is not None]

@@ -11,13 +11,7 @@ from numpy.typing import NDArray
 
 from aprfmt.base.outcome import Report
 from aprfmt.compare.thresholds import Measured
-from aprfmt.compare.traces import (
-    PointDiff,
-    TraceDiff,
-    check_ids,
-    common_keys,
-    compare_point,
-)
+from aprfmt.compare.traces import TraceDiff, common_keys, compare_traces
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import POINTS, parse_key
 from aprfmt.inference.device import Choice
@@ -238,23 +232,14 @@ def compare_runs(
     every token that attends to it: only earlier positions are compared behind that layer.
     Returns the comparison and, by key, the position its rows end before.
     """
-    check_ids(a, b)
     limits: dict[int, int] = {}
     for flip in flips:
         layer = parse_key(flip.key)[1]
         if flip.explained:
             limits[layer] = min(limits.get(layer, flip.position), flip.position)
-    points: list[PointDiff] = []
-    before: dict[str, int] = {}
-    for key in common_keys(a, b):
-        limit = _limit(key, limits)
-        if limit is not None:
-            before[key] = limit
-        points.append(compare_point(key, a, b, moe=moe, calibrated=calibrated, before=limit))
-    first = next((point.key for point in points if point.beyond), None)
-    here = tuple(key for key in a.records if b.find(key) is None)
-    there = tuple(key for key in b.records if a.find(key) is None)
-    return TraceDiff(tuple(points), first, here, there), before
+    found = {key: _limit(key, limits) for key in common_keys(a, b)}
+    before = {key: limit for key, limit in found.items() if limit is not None}
+    return compare_traces(a, b, moe=moe, calibrated=calibrated, before=before), before
 
 
 def _limit(key: str, limits: Mapping[int, int]) -> int | None:
