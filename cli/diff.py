@@ -31,8 +31,7 @@ FINDINGS = 12  # causes shown
               help="With --base: the importance matrix that was used.")  # fmt: skip
 @click.option("--explain/--no-explain", default=True, show_default=True,
               help="Test every differing tensor against the known causes.")  # fmt: skip
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write a page: findings, map of all tensors, difference images.")  # fmt: skip
+@options.html("Write a page: findings, map of all tensors, difference images.")
 @options.arch
 @options.force
 @options.common

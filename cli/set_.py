@@ -34,7 +34,7 @@ def command(
     remove: tuple[str, ...],
     output: Path,
     force: bool,
-    no_verify: bool,
+    verify: bool,
     as_json: bool,
     quiet: bool,
 ) -> int:
@@ -53,7 +53,7 @@ def command(
         resolved = trouble(opened) is None
     report = converted(
         "set", model, output, None, quiet,
-        metadata=values, remove=remove, force=force, verify=not no_verify, complete=False,
+        metadata=values, remove=remove, force=force, verify=verify, complete=False,
     )  # fmt: skip
     with open_model(entry(report.files)) as written:
         found = edits.changes(keys, before, edits.snapshot(written, keys))

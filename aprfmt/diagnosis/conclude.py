@@ -3,17 +3,13 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from aprfmt.compare.traces import PointDiff
 from aprfmt.diagnosis.records import Evidence, Finding, PointRow
 
 GAIN = 3.0  # jumps worth a line
 
 
 def rounding(
-    points: Sequence[PointRow],
-    pairs: Sequence[PointDiff],
-    found: Sequence[Finding],
-    evidence: Sequence[Evidence],
+    points: Sequence[PointRow], found: Sequence[Finding], evidence: Sequence[Evidence]
 ) -> Finding | None:
     """Return the finding that all differences are rounding, None where there are none.
 
@@ -29,8 +25,7 @@ def rounding(
     worst = max(rows, key=lambda row: row.direct or 0.0)
     if not worst.direct:
         return None
-    apart = {pair.key for pair in pairs if pair.beyond}
-    beyond = [row for row in rows if row.key in apart]
+    beyond = [row for row in rows if row.apart]
     if not beyond and elsewhere:
         return None
     shadows = [row.shadow for row in rows if row.shadow is not None]

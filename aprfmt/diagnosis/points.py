@@ -37,6 +37,8 @@ def _row(
     away = None if pair is None else pair.rel_l2
     before = entering.get(layer)
     bound = pair.tolerance if pair is not None else view.tolerance if view is not None else 0.0
+    apart = pair is not None and pair.beyond
+    odd = None if pair is None else pair.nonfinite
     return PointRow(
         key,
         point,
@@ -46,8 +48,8 @@ def _row(
         bound,
         away / before if away is not None and before else None,
         label,
-        (pair is not None and pair.beyond) or (view is not None and view.flagged),
+        apart or (view is not None and view.flagged),
         "" if pair is None else pair.why or pair.rows,
-        pair.nonfinite if pair is not None and pair.nonfinite is not None else None if view is None
-        else view.odd,
-    )  # fmt: skip
+        odd if odd is not None or view is None else view.odd,
+        apart,
+    )

@@ -369,7 +369,7 @@ class Walk:
             levels.findings.append(broken)
         if any(finding.verdict in ("bug", "precision") for finding in levels.findings):
             return
-        rounded = conclude.rounding(self.points, self.pairs, levels.findings, levels.evidence)
+        rounded = conclude.rounding(self.points, levels.findings, levels.evidence)
         if rounded is not None:
             levels.findings.append(rounded)
 

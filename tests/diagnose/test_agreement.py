@@ -19,7 +19,7 @@ import pytest
 
 from aprfmt.inference.engines.opening import open_trace
 from aprfmt.inference.parity import between
-from aprfmt.inference.trace import Trace
+from aprfmt.inference.trace import Kept, Trace
 from aprfmt.inference.trace_file import save_trace
 from tests.cli.run import Done, aprfmt
 from tests.models import save_tiny
@@ -105,7 +105,10 @@ def changed(trace: Trace, case: Case, reference: bool) -> Trace:
 
     def fetch(key: str) -> Any:
         values = trace.values(key)
-        return case.change(values) if key == case.key and (case.both or not reference) else values
+        if key != case.key or (reference and not case.both):
+            return values
+        assert values is not None
+        return case.change(values)
 
     if reference:
         return replace(trace, fetch=fetch, run={**trace.run, "weights": case.weights})
@@ -136,7 +139,7 @@ def by_trace(points: list[dict[str, Any]]) -> dict[str, Said]:
 
 
 def by_diagnose(done: Done) -> dict[str, Said]:
-    return {p["key"]: (p["direct"], p["tolerance"], p["beyond"]) for p in body(done)["points"]}
+    return {p["key"]: (p["direct"], p["tolerance"], p["apart"]) for p in body(done)["points"]}
 
 
 def the_same(first: dict[str, Said], second: dict[str, Said]) -> None:
@@ -212,11 +215,7 @@ def test_three_commands_hold_runs_to_the_same_bounds(
     ran = aprfmt("parity", model, "--between", reference, run, "--ids", IDS, "--json")
     traced = by_trace(body(shown)["reference"]["points"])
     the_same(traced, by_parity(ran))
-    rows = {p["key"]: p for p in body(found)["points"]}
-    for key, (far, bound, beyond) in traced.items():
-        assert rows[key]["tolerance"] == bound, key
-        assert rows[key]["beyond"] or not beyond, key  # its operation on its own input may be too
-        assert rows[key]["direct"] == near(far), key
+    the_same(traced, {key: said for key, said in by_diagnose(found).items() if key in traced})
 
 
 def far_off(x: np.ndarray) -> np.ndarray:
@@ -246,11 +245,12 @@ def test_one_point_is_held_to_its_depth_and_to_its_largest_difference(
             tmp_path / "there.safetensors": plain,
         }
         for path, values in paths.items():
-            save_trace(path, replace(trace, records={row.key: row}, aliases={},
-                                     fetch=lambda key, values=values: values))  # fmt: skip
+            kept = Kept()
+            kept.keep(row, values)
+            save_trace(path, replace(trace, records={row.key: row}, aliases={}, fetch=kept.fetch))
     shown = aprfmt("trace", "--load", here, "--reference", there, "--json")
     found = aprfmt("diagnose", here, there, "--json")
     traced = by_trace(body(shown)["reference"]["points"])
-    assert traced[row.key][1:] == (pytest.approx(bound), beyond)
+    assert traced[row.key][1] == pytest.approx(bound) and traced[row.key][2] == beyond
     the_same(traced, by_diagnose(found))
     assert (shown.code, found.code) == (int(beyond), int(beyond))
