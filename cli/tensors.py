@@ -1,12 +1,15 @@
 """`aprfmt tensors`: every tensor of a file, one line each."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from aprfmt.cli import options, render
 from aprfmt.cli.damage import told
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
 
 
 @click.command("tensors")
@@ -71,7 +74,7 @@ def command(
     return render.emit("tensors", code, body, as_json)
 
 
-def role_names(opened: Any) -> dict[str, tuple[str, ...]]:
+def role_names(opened: "Model") -> dict[str, tuple[str, ...]]:
     """Return the role keys every stored name holds; empty where no architecture fits."""
     from aprfmt.errors import ArchError
 
