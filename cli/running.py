@@ -72,12 +72,12 @@ class Where:
     allow_missing: tuple[str, ...]
     arch: str | None
 
-    def request(self, text: str, engine: str | None = None) -> "RunRequest":
+    def request(self, text: str) -> "RunRequest":
         """Return the request of MODEL[@RUN]; UsageError for a run that is named twice."""
         from aprfmt.inference.running import requested
 
         return requested(
-            text, self.device, engine or self.backend, self.dtype,
+            text, self.device, self.backend, self.dtype,
             threads=self.threads, memory=self.memory, deterministic=self.deterministic,
             allow_missing=self.allow_missing, arch=self.arch,
         )  # fmt: skip
