@@ -1,12 +1,15 @@
 """`aprfmt cat`: the values of one tensor."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from aprfmt.cli import options, render
 from aprfmt.cli.damage import told
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
 
 
 @click.command("cat")
@@ -57,7 +60,7 @@ def command(
     return render.emit("cat", code, body, as_json)
 
 
-def read(opened: Any, name: str) -> tuple[str, Any]:
+def read(opened: "Model", name: str) -> tuple[str, Any]:
     """Return (spelling, values) of one tensor: a stored name, a role, or an unambiguous pattern."""
     from aprfmt.model.patterns import select_one
     from aprfmt.model.resolve import spellings_by_name

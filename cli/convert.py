@@ -1,5 +1,6 @@
 """`aprfmt convert`: any format to any; import, export, split, merge are mappings onto it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,70 +10,37 @@ from aprfmt.cli import options, render
 
 if TYPE_CHECKING:
     from aprfmt.conversion import ConversionReport
+    from aprfmt.conversion.options import Outcome, TensorOutcome
 
 
 @click.command("convert")
 @options.model("src")
 @click.argument("dst", type=click.Path(path_type=Path))
-@click.option("--to", help="Target format, where DST's extension does not say it.")
+@options.to
 @options.encoding
 @click.option("--quantize", metavar="T", help="As `aprfmt quantize --type T`.")
 @options.tensor_encodings
 @options.quantization
-@options.allow_overflow
-@options.drop
-@options.allow_missing
-@options.max_shard_size
+@options.leaving
 @click.option("--alignment", type=int, help="Data alignment of a GGUF output (default 32).")
 @click.option("--dry-run", is_flag=True, help="Plan and report sizes; write nothing.")
-@options.arch
-@options.force
-@options.no_verify
-@options.no_hash
-@options.common
-def command(
-    src: Path,
-    dst: Path,
-    to: str | None,
-    encoding: str | None,
-    quantize: str | None,
-    tensor_encodings: tuple[tuple[str, str], ...],
-    pure: bool,
-    imatrix: Path | None,
-    fma: str,
-    allow_requantize: bool,
-    allow_overflow: bool,
-    drop: tuple[str, ...],
-    allow_missing: tuple[str, ...],
-    max_shard_size: int | None,
-    alignment: int | None,
-    dry_run: bool,
-    arch: str | None,
-    force: bool,
-    no_verify: bool,
-    no_source_hash: bool,
-    as_json: bool,
-    quiet: bool,
-) -> int:
+@options.writing
+def command(src: Path, dst: Path, to: str | None, as_json: bool, quiet: bool, **wishes: Any) -> int:
     """Convert SRC to DST, by DST's extension or --to.
 
     Every tensor keeps its encoding and bytes unless the target's rules or a flag say otherwise;
     each such change is listed. What was written is re-opened and compared with the source.
     """
-    return run(
-        "convert", src, dst, to, quiet, as_json,
-        encoding=encoding, tensor_encodings=tensor_encodings, allow_overflow=allow_overflow,
-        drop=drop, allow_missing=allow_missing, max_shard_size=max_shard_size, alignment=alignment,
-        dry_run=dry_run, arch=arch, force=force, verify=not no_verify,
-        source_hash=not no_source_hash, quantize=quantize, pure=pure, imatrix=imatrix, fma=fma,
-        allow_requantize=allow_requantize,
-    )  # fmt: skip
+    return run("convert", src, dst, to, quiet, as_json, **wishes)
 
 
 def run(
     name: str, src: Path, dst: Path, to: str | None, quiet: bool, as_json: bool, **wishes: Any
 ) -> int:
-    """Convert and report; every conversion command but `set` ends here."""
+    """Convert and report; every conversion command but `set` ends here.
+
+    `wishes` are fields of conversion's Options: what the commands call their options.
+    """
     report = converted(name, src, dst, to, quiet, **wishes)
     if not as_json and not quiet:
         show(report, dry_run=bool(wishes.get("dry_run")))
@@ -98,14 +66,14 @@ def converted(
     return report
 
 
-def one_place(report: Any) -> Path | None:
+def one_place(report: "ConversionReport") -> Path | None:
     """Return the target where it is all that was written, a file or a folder; None for files."""
-    target: Path = report.target
+    target = report.target
     alone = report.files == (target,) or all(path.parent == target for path in report.files)
     return target if alone else None
 
 
-def show(report: Any, dry_run: bool = False) -> None:
+def show(report: "ConversionReport", dry_run: bool = False) -> None:
     """Print what was written and what was proven."""
     size = sum(report.sizes.values())
     verb = "would write" if dry_run else "wrote"
@@ -119,8 +87,14 @@ def show(report: Any, dry_run: bool = False) -> None:
     )
     for path in report.files if listed else ():
         render.line(f"  {render.escape(str(path))}  {render.size_text(report.sizes[path])}")
+    _changed(report)
+    _verified(report, dry_run)
+
+
+def _changed(report: "ConversionReport") -> None:
+    """Print which encodings became others, and through which layout steps tensors went."""
     changed = [t for t in report.tensors if t.encoding != t.source_encoding]
-    by_change: dict[tuple[str, str, str], list[Any]] = {}
+    by_change: dict[tuple[str, str, str], list[TensorOutcome]] = {}
     for tensor in changed:
         by_change.setdefault((tensor.source_encoding, tensor.encoding, tensor.how), []).append(
             tensor
@@ -139,15 +113,16 @@ def show(report: Any, dry_run: bool = False) -> None:
             steps[tensor.steps] = steps.get(tensor.steps, 0) + 1
     for names, count in steps.items():
         render.line(f"  {', '.join(names)}: {count} tensors")
+
+
+def _verified(report: "ConversionReport", dry_run: bool) -> None:
+    """Print what reading the output back has shown."""
     if report.verified is None:
         if not dry_run:
             render.line("  not verified (--no-verify)", style="warn")
     else:
-        kinds = [
-            f"{report.count(how)} {label}"
-            for how, label in (
-                ("bytes", "byte-equal"), ("values", "value-equal"), ("lossy", "lossy as asked"),
-            )
-            if report.count(how)
-        ]  # fmt: skip
+        words: Mapping[Outcome, str] = {
+            "bytes": "byte-equal", "values": "value-equal", "lossy": "lossy as asked",
+        }  # fmt: skip
+        kinds = [f"{report.count(how)} {said}" for how, said in words.items() if report.count(how)]
         render.line(f"  verified by reading back: {', '.join(kinds) or 'no tensors'}", style="good")

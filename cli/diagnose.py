@@ -1,11 +1,14 @@
 """`aprfmt diagnose`: where two models, traces or runs first differ, and why."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from aprfmt.cli import options, render
+
+if TYPE_CHECKING:
+    from aprfmt.diagnosis.records import Diagnosis, Finding
 
 STYLES = {"same": "good", "precision": "good", "bug": "bad", "not_comparable": "warn"}
 MOST = 24  # lines of evidence shown; --json has all
@@ -19,8 +22,7 @@ MOST = 24  # lines of evidence shown; --json has all
 @click.option("--prompt", metavar="TEXT", help="Text instead of ids, tokenized as A does it.")
 @click.option("--memory", callback=options.size, metavar="SIZE",
               help="Budget for decoded weights (2G).")  # fmt: skip
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write a page: the chain of evidence, a map of all points.")  # fmt: skip
+@options.html("Write a page: the chain of evidence, a map of all points.")
 @options.arch
 @options.force
 @options.common
@@ -67,7 +69,7 @@ def command(
     return render.emit("diagnose", result.exit_code, body, as_json)
 
 
-def show(result: Any) -> None:
+def show(result: "Diagnosis") -> None:
     """Print the verdict, the causes, the chain of evidence, and what was not looked at."""
     render.line(render.escape(result.sentence), style=STYLES[result.verdict])
     for finding in result.findings:
@@ -88,7 +90,7 @@ def show(result: Any) -> None:
             render.line(f"  ... {len(rows) - MOST} more (--json)", style="dim")
 
 
-def _finding(finding: Any) -> None:
+def _finding(finding: "Finding") -> None:
     side = f" in {finding.side}" if finding.side else ""
     name = finding.cause or "unknown cause"
     render.line(
@@ -109,7 +111,7 @@ def _finding(finding: Any) -> None:
         )
 
 
-def _points(result: Any) -> None:
+def _points(result: "Diagnosis") -> None:
     """Print the points around the first divergence, and the worst ones."""
     at = next((i for i, row in enumerate(result.points) if row.key == result.first), None)
     if at is None:

@@ -1,13 +1,18 @@
 """`aprfmt diff`: which tensors of two files differ, by how much, and why."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from aprfmt.cli import options, render
 from aprfmt.cli.damage import told
 from aprfmt.compare.records import SECTIONS
+
+if TYPE_CHECKING:
+    from aprfmt.compare import DiffReport
+    from aprfmt.compare.records import Explanation, FieldDiff, Finding, TensorDiff
 
 FINDINGS = 12  # causes shown
 
@@ -31,8 +36,7 @@ FINDINGS = 12  # causes shown
               help="With --base: the importance matrix that was used.")  # fmt: skip
 @click.option("--explain/--no-explain", default=True, show_default=True,
               help="Test every differing tensor against the known causes.")  # fmt: skip
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write a page: findings, map of all tensors, difference images.")  # fmt: skip
+@options.html("Write a page: findings, map of all tensors, difference images.")
 @options.arch
 @options.force
 @options.common
@@ -81,7 +85,7 @@ def command(
     return render.emit("diff", code, body, as_json)
 
 
-def show(report: Any, top: int, code: int) -> None:
+def show(report: "DiffReport", top: int, code: int) -> None:
     """Print the summary, then the worst tensors."""
     counts = report.counts
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
@@ -114,7 +118,7 @@ def show(report: Any, top: int, code: int) -> None:
     render.line(words[code][0], style=words[code][1])
 
 
-def _findings(findings: Any) -> None:
+def _findings(findings: "Sequence[Finding]") -> None:
     """Say what explains the differing tensors, one line a cause."""
     for found in findings[:FINDINGS]:
         sure = "" if found.confirmed else " (unconfirmed)"
@@ -127,19 +131,21 @@ def _findings(findings: Any) -> None:
         render.line(f"  ... {len(findings) - FINDINGS} more findings (--json)", style="dim")
 
 
-def _derived(tensors: Any) -> None:
+def _derived(tensors: "Sequence[TensorDiff]") -> None:
     """Say how many quantized tensors derive from the base, by side and by how they were made."""
     found: dict[tuple[str, str], int] = {}
     for tensor in tensors:
         for one in tensor.derivations:
-            words = {True: f"requantized from base, {one.mode}", False: "do not derive from base"}
-            text = words.get(one.derives, "not known whether they derive from base")
+            text = "not known whether they derive from base"
+            if one.derives is not None:
+                made = f"requantized from base, {one.mode}"
+                text = made if one.derives else "do not derive from base"
             found[one.side, text] = found.get((one.side, text), 0) + 1
     for (side, text), count in found.items():
         render.line(f"  {side.upper()}: {count} tensors {text}")
 
 
-def _fields(title: str, rows: Any) -> None:
+def _fields(title: str, rows: "Sequence[FieldDiff]") -> None:
     if not rows:
         return
     render.line(f"{title} that differ", style="head")
@@ -156,7 +162,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _tensor(tensor: Any) -> None:
+def _tensor(tensor: "TensorDiff") -> None:
     names = " | ".join(name or "-" for name in (tensor.name_a, tensor.name_b))
     encodings = f"{tensor.encoding_a or '-'} | {tensor.encoding_b or '-'}"
     cause = f" ({tensor.cause})" if tensor.cause else ""
@@ -189,7 +195,7 @@ def _tensor(tensor: Any) -> None:
         render.line(f"      at most {tensor.steps_off:.3g} steps of the coarser encoding apart")
 
 
-def _explanation(found: Any) -> None:
+def _explanation(found: "Explanation") -> None:
     sure = "confirmed" if found.confirmed else "unconfirmed"
     after = ""
     if found.residual_after is not None:

@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.cli import html
+
+if TYPE_CHECKING:
+    from aprfmt.compare import DiffReport
 
 IMAGES = 6  # difference images a page holds
 LONGEST = 300  # characters of a field's value in the tables
 
 
-def render_page(report: Any, code: int) -> str:
+def render_page(report: "DiffReport", code: int) -> str:
     """Return the page of a DiffReport whose exit code is `code`."""
     fields = ("hyperparameters", "tokenizer", "metadata")
     found = report.to_json() | {name: _fields(getattr(report, name)) for name in fields}

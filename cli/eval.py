@@ -2,36 +2,40 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from aprfmt.cli import options, render, running
-from aprfmt.cli.eval_windows import (
-    Sample,
-    plan,
-    read_samples,
-    window_rows,
-    window_tokens,
-    windows_to_json,
-)
+from aprfmt.cli.eval_windows import read_samples, window_rows, window_tokens, windows_to_json
 
 if TYPE_CHECKING:
-    from aprfmt.inference.loss import Divergence, Loss, Window
+    from aprfmt.inference.evaluation import Sample
+    from aprfmt.inference.loss import Loss
+    from aprfmt.inference.running import Run
 
-# Rows of logits judged at a time: their float64 copies stay below about 128 MB.
-ROW_BYTES = 128 << 20
+
+@dataclass(frozen=True)
+class Asked:
+    """What is scored, and how it is cut."""
+
+    texts: tuple[Path, ...]
+    samples: Path | None
+    ids: str | None
+    max_seq_len: int | None
+    overlap: int
+    convention: str
 
 
 @click.command("eval")
+@options.gathered(asked=Asked, where=running.Where)
 @click.argument("model")
-@click.option("--text", "texts", multiple=True, type=click.Path(path_type=Path, dir_okay=False),
+@click.option("--text", "texts", multiple=True, type=options.FILE,
               help="A UTF-8 text file; several are samples of their own.")  # fmt: skip
-@click.option("--samples", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.jsonl",
+@click.option("--samples", type=options.FILE, metavar="FILE.jsonl",
               help='One {"prompt": ..., "response": ...} or {"text": ...} a line; '
               "only responses are scored.")  # fmt: skip
 @click.option("--ids", metavar="IDS", help="Token ids instead of text: 1,2,3 or a .npy file.")
@@ -58,19 +62,8 @@ ROW_BYTES = 128 << 20
 @options.arch
 @options.common
 def command(
-    model: str,
-    texts: tuple[Path, ...],
-    samples: Path | None,
-    ids: str | None,
-    max_seq_len: int | None,
-    overlap: int,
-    convention: str,
-    against: str | None,
-    random_weights: bool,
-    arch: str | None,
-    as_json: bool,
-    quiet: bool,
-    **where: Any,
+    model: str, asked: Asked, against: str | None, random_weights: bool, as_json: bool,
+    quiet: bool, where: running.Where,
 ) -> int:  # fmt: skip
     """Measure the cross-entropy of a text in nats per token, and the perplexity.
 
@@ -80,38 +73,41 @@ def command(
     """
     from aprfmt.base.outcome import Report
     from aprfmt.errors import UsageError
+    from aprfmt.inference.evaluation import measure, plan
     from aprfmt.inference.loss import judge
 
-    if not (texts or samples or ids):
+    if not (asked.texts or asked.samples or asked.ids):
         raise UsageError("nothing to evaluate; give --text FILE, --samples FILE.jsonl or --ids")
     with ExitStack() as stack:
-        opened, session, choice = stack.enter_context(running.session(model, arch=arch, **where))
-        found = list(read_samples(opened, texts, samples, ids))
-        capacity = window_tokens(opened, max_seq_len, convention)
-        planned, skipped = plan(found, capacity, overlap, convention)
+        run = stack.enter_context(running.session(model, where))
+        found = list(read_samples(run.model, asked.texts, asked.samples, asked.ids))
+        capacity = window_tokens(run.model, asked.max_seq_len, asked.convention)
+        cut = capacity, asked.overlap, asked.convention
+        planned, skipped = plan(found, *cut)
         for text in skipped:
             render.warn(text)
         other = None
         if against is not None:
-            other = stack.enter_context(other_session(against, opened, found, where))
+            other = stack.enter_context(other_run(against, run, found, where))
         with render.Progress("evaluating", quiet) as progress:
-            measured = measure(session, other[1] if other else None, planned, skipped, progress)
-        kind: Any = "random" if random_weights else "trained"
-        checks = judge(measured.loss, kind, str(opened.path))
+            twin = None if other is None else other.session
+            measured = measure(run.session, planned, skipped, twin, progress)
+        kind: Literal["random", "trained"] = "random" if random_weights else "trained"
+        checks = judge(measured.loss, kind, str(run.model.path))
         body: dict[str, Any] = {
-            "run": running.run_facts(opened, choice, session),
+            "run": running.run_facts(run),
             **loss_to_json(measured.loss),
-            **windows_to_json(opened, planned, capacity, overlap, convention),
+            **windows_to_json(run.model, planned, *cut),
         }
         if other is not None and measured.other is not None:
-            checks += judge(measured.other, kind, str(other[0].path))
+            checks += judge(measured.other, kind, str(other.model.path))
             difference = measured.divergence
             body["against"] = {
-                "run": running.run_facts(other[0], other[2], other[1]),
+                "run": running.run_facts(other),
                 **loss_to_json(measured.other),
                 "divergence": None if difference is None else asdict(difference),
             }
-        report = Report(str(opened.path), tuple(checks))
+        report = Report(str(run.model.path), tuple(checks))
         body["gate"] = report.to_json()
     if not as_json:
         show(body)
@@ -119,100 +115,34 @@ def command(
     return render.emit("eval", report.exit_code, body, as_json)
 
 
-def other_session(text: str, model: Any, samples: list[Sample], where: dict[str, Any]) -> Any:
+@contextmanager
+def other_run(
+    text: str, here: "Run", samples: "list[Sample]", where: running.Where
+) -> "Iterator[Run]":
     """Open the model to compare with, on the same device unless @RUN names one.
 
     UsageError where it has another vocabulary.
     """
-    from contextlib import contextmanager
-
     from aprfmt.errors import UsageError
     from aprfmt.inference.device import split_run
 
-    @contextmanager
-    def opened() -> Iterator[tuple[Any, Any, Any]]:
-        run = split_run(text)[1]
-        kept = where if run is None else {
-            key: value for key, value in where.items() if key not in ("device", "backend", "dtype")
-        }  # fmt: skip
-        with running.session(text, **kept) as (other, session, choice):
-            sizes = [int(each.hyper["vocab_size"]) for each in (model, other)]
-            if sizes[0] != sizes[1]:
-                raise UsageError(
-                    f"{other.path}: {sizes[1]} tokens in the vocabulary, {model.path} has "
-                    f"{sizes[0]}; distributions over different tokens cannot be compared"
-                )
-            here, there = running.tokenizer_of(model), running.tokenizer_of(other)
-            used = sorted({i for sample in samples for i in sample.ids})
-            if here is not None and there is not None:
-                for i in used:
-                    if here.token(i) != there.token(i):
-                        raise UsageError(
-                            f"{other.path}: token {i} is {there.token(i)!r}, in {model.path} "
-                            f"{here.token(i)!r}; their ids mean other things"
-                        )
-            yield other, session, choice
-
-    return opened()
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The losses of one model, or of two with the distance between them."""
-
-    loss: "Loss"
-    other: "Loss | None"
-    divergence: "Divergence | None"
-
-
-def measure(
-    session: Any, other: Any, planned: "list[tuple[Sample, list[Window]]]", skipped: list[str],
-    progress: render.Progress,
-) -> Measured:  # fmt: skip
-    """Run every window through the model or both; logits are judged a few rows at a time."""
-    import numpy as np
-
-    from aprfmt.inference.loss import (
-        cross_entropy,
-        divergence,
-        mean_divergence,
-        mean_loss,
-        rows_at_once,
-    )
-
-    vocab = int(session.hp["vocab_size"])
-    step = max(1, ROW_BYTES // (8 * vocab))
-    mine: list[Any] = []
-    theirs: list[Any] = []
-    parts: list[Divergence] = []
-    total, done = sum(len(windows) for _, windows in planned), 0
-    for sample, windows in planned:
-        scored: list[Any] = []
-        scored_there: list[Any] = []
-        for window in windows:
-            ids, rows, most = window.ids(sample.ids), window.rows, rows_at_once(vocab)
-            others = repeat(None) if other is None else other.in_parts(ids, rows, most)
-            at = window.first
-            for here, there in zip(session.in_parts(ids, rows, most), others, strict=False):
-                for first in range(0, len(here), step):
-                    part = here[first : first + step]
-                    wanted = sample.ids[at : at + len(part)]
-                    at += len(part)
-                    scored.append(cross_entropy(part, wanted))
-                    if there is not None:
-                        twin = there[first : first + step]
-                        scored_there.append(cross_entropy(twin, wanted))
-                        parts.append(divergence(twin, part, wanted))
-            done += 1
-            progress(done, total)
-        mine.append(np.concatenate(scored))
-        if scored_there:
-            theirs.append(np.concatenate(scored_there))
-    return Measured(
-        mean_loss(mine, vocab, skipped),
-        None if other is None else mean_loss(theirs, vocab, skipped),
-        mean_divergence(parts) if parts else None,
-    )
+    with running.session(text, where.elsewhere(run=split_run(text)[1] is not None)) as there:
+        model, other = here.model, there.model
+        sizes = [int(each.hyper["vocab_size"]) for each in (model, other)]
+        if sizes[0] != sizes[1]:
+            raise UsageError(
+                f"{other.path}: {sizes[1]} tokens in the vocabulary, {model.path} has "
+                f"{sizes[0]}; distributions over different tokens cannot be compared"
+            )
+        mine, theirs = running.tokenizer_of(model), running.tokenizer_of(other)
+        if mine is not None and theirs is not None:
+            for i in sorted({i for sample in samples for i in sample.ids}):
+                if mine.token(i) != theirs.token(i):
+                    raise UsageError(
+                        f"{other.path}: token {i} is {theirs.token(i)!r}, in {model.path} "
+                        f"{mine.token(i)!r}; their ids mean other things"
+                    )
+        yield there
 
 
 def loss_to_json(loss: "Loss") -> dict[str, Any]:

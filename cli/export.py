@@ -1,6 +1,7 @@
 """`aprfmt export`: a model to GGUF or a loadable Hugging Face folder."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,31 +17,10 @@ from aprfmt.cli.import_ import stem
               help="Default: ./STEM.gguf, or the folder ./STEM-hf/")  # fmt: skip
 @options.encoding
 @options.tensor_encodings
-@options.allow_overflow
-@options.drop
-@options.allow_missing
-@options.max_shard_size
-@options.arch
-@options.force
-@options.no_verify
-@options.no_hash
-@options.common
+@options.leaving
+@options.writing
 def command(
-    model: Path,
-    to: str | None,
-    output: Path | None,
-    encoding: str | None,
-    tensor_encodings: tuple[tuple[str, str], ...],
-    allow_overflow: bool,
-    drop: tuple[str, ...],
-    allow_missing: tuple[str, ...],
-    max_shard_size: int | None,
-    arch: str | None,
-    force: bool,
-    no_verify: bool,
-    no_source_hash: bool,
-    as_json: bool,
-    quiet: bool,
+    model: Path, to: str | None, output: Path | None, as_json: bool, quiet: bool, **wishes: Any
 ) -> int:
     """Convert MODEL to GGUF, or to safetensors in a folder that transformers loads."""
     from aprfmt.errors import UsageError
@@ -52,9 +32,4 @@ def command(
         spec = FORMATS[to]
         default = f"{stem(model)}-hf" if spec.weights_name else f"{stem(model)}{spec.extensions[0]}"
         output = Path(default)
-    return run(
-        "export", model, output, to, quiet, as_json,
-        encoding=encoding, tensor_encodings=tensor_encodings, allow_overflow=allow_overflow,
-        drop=drop, allow_missing=allow_missing, max_shard_size=max_shard_size, arch=arch,
-        force=force, verify=not no_verify, source_hash=not no_source_hash,
-    )  # fmt: skip
+    return run("export", model, output, to, quiet, as_json, **wishes)

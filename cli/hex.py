@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from aprfmt.cli import options, render
 from aprfmt.cli.damage import told
+
+if TYPE_CHECKING:
+    from aprfmt.base.protocols import Damage
 
 
 @click.command("hex")
@@ -87,7 +90,7 @@ def header(model: Path, limit: int) -> dict[str, Any]:
         file.close()
 
 
-def damage_of_file(path: Path) -> list[Any]:
+def damage_of_file(path: Path) -> "list[Damage]":
     """Return what is wrong with one file, whatever set it belongs to."""
     from aprfmt.errors import FormatError
     from aprfmt.formats import open_source

@@ -4,12 +4,17 @@ import math
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from aprfmt.cli import options, render
 from aprfmt.cli.damage import told
+
+if TYPE_CHECKING:
+    from aprfmt.base.protocols import Source
+    from aprfmt.model import Model
+    from aprfmt.model.resolve import Resolution
 
 
 @click.command("inspect")
@@ -50,7 +55,7 @@ def command(
     return render.emit("inspect", code, body, as_json)
 
 
-def verified(source: Any) -> str:
+def verified(source: "Source") -> str:
     """Read every byte of a file that carries a checksum of them; say PASS, FAIL or NOT_RUN."""
     from aprfmt.formats import checksum_matches, checksum_notes
 
@@ -64,7 +69,7 @@ def verified(source: Any) -> str:
     return "PASS" if matches else "FAIL"
 
 
-def facts(opened: Any) -> dict[str, Any]:
+def facts(opened: "Model") -> dict[str, Any]:
     """Return everything `inspect` says, as plain data."""
     from aprfmt.compare import shown
     from aprfmt.errors import AprfmtError
@@ -119,7 +124,7 @@ def facts(opened: Any) -> dict[str, Any]:
     return body
 
 
-def resolved(resolution: Any) -> dict[str, Any]:
+def resolved(resolution: "Resolution") -> dict[str, Any]:
     """Return what the architecture's tables made of the file."""
     report, hyper = resolution.report, resolution.hyper
     return {
@@ -149,7 +154,7 @@ def resolved(resolution: Any) -> dict[str, Any]:
     }
 
 
-def show(opened: Any, body: dict[str, Any], all_metadata: bool) -> None:
+def show(opened: "Model", body: dict[str, Any], all_metadata: bool) -> None:
     """Print the facts for people."""
     files = f" in {len(body['files'])} files" if len(body["files"]) > 1 else ""
     render.line(render.escape(body["path"]), style="head")

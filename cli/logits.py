@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 
 @click.command("logits")
+@options.gathered(tokens=running.Tokens, where=running.Where)
 @click.argument("model")
 @running.what
 @click.option("--out", type=click.Path(path_type=Path), help="Write float32 [tokens, vocab] .npy.")
@@ -20,17 +21,9 @@ if TYPE_CHECKING:
 @options.force
 @options.common
 def command(
-    model: str,
-    prompt: str | None,
-    ids: str | None,
-    chat: str | None,
-    out: Path | None,
-    arch: str | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-    **where: Any,
-) -> int:
+    model: str, out: Path | None, force: bool, as_json: bool, quiet: bool,
+    tokens: running.Tokens, where: running.Where,
+) -> int:  # fmt: skip
     """Compute the logits of every token, and judge the last row.
 
     --out FILE.npy writes them all, float32 [tokens, vocab]. Exit 1 when the gate fails: a NaN or
@@ -43,15 +36,16 @@ def command(
     from aprfmt.inference.gates import rows_gate
 
     options.check_new(force, out)
-    with running.session(model, arch=arch, **where) as (opened, session, choice):
-        tokens, text = running.token_ids(opened, prompt, ids, chat)
-        running.warn_of_length(opened, tokens)
-        found = session.logits(tokens)
+    with running.session(model, where) as run:
+        opened = run.model
+        ids, text = running.token_ids(opened, tokens)
+        running.warn_of_length(opened, ids)
+        found = run.session.logits(ids)
         top = running.top_tokens(found[-1], opened)
         report = Report(str(opened.path), tuple(rows_gate(found)))
         body: dict[str, Any] = {
-            "run": running.run_facts(opened, choice, session),
-            "tokens": {"ids": tokens, "text": text},
+            "run": running.run_facts(run),
+            "tokens": {"ids": ids, "text": text},
             "shape": list(found.shape),
             "dtype": "float32",
             "argmax": top[0] if top else None,

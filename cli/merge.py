@@ -1,6 +1,7 @@
 """`aprfmt merge`: a sharded model in one file."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,9 +15,6 @@ from aprfmt.cli.convert import run
 @options.force
 @options.no_verify
 @options.common
-def command(src: Path, dst: Path, force: bool, no_verify: bool, as_json: bool, quiet: bool) -> int:
+def command(src: Path, dst: Path, as_json: bool, quiet: bool, **wishes: Any) -> int:
     """Write a sharded SRC (any shard, or the index) as the one file DST."""
-    return run(
-        "merge", src, dst, None, quiet, as_json,
-        force=force, verify=not no_verify, complete=False,
-    )  # fmt: skip
+    return run("merge", src, dst, None, quiet, as_json, complete=False, **wishes)

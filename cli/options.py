@@ -1,12 +1,40 @@
 """Options that several commands share, each once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
 F = TypeVar("F", bound=Callable[..., Any])
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+def gathered(**kinds: type[Any]) -> Callable[[F], F]:
+    """Hand a command some of its options together, as the dataclasses whose fields they are.
+
+    Stands directly below @click.command; `where=Where` makes the argument `where` of all options
+    that are fields of Where.
+    """
+    names: Mapping[str, list[str]] = {
+        name: [field.name for field in fields(kind)] for name, kind in kinds.items()
+    }
+
+    def add(function: F) -> F:
+        @wraps(function)
+        def command(**given: Any) -> Any:
+            parts = {
+                name: kind(**{each: given[each] for each in names[name]})
+                for name, kind in kinds.items()
+            }
+            used = {each for each in given if any(each in group for group in names.values())}
+            return function(**{name: given[name] for name in given if name not in used}, **parts)
+
+        return cast(F, command)
+
+    return add
 
 
 def common(function: F) -> F:
@@ -31,10 +59,18 @@ def model(name: str = "model") -> Callable[[F], F]:
 
 arch = click.option("--arch", help="Architecture by name, overriding what the file says.")
 force = click.option("--force", is_flag=True, help="Overwrite an existing output.")
-no_verify = click.option("--no-verify", is_flag=True, help="Do not re-open and compare the output.")
-no_hash = click.option(
-    "--no-source-hash", is_flag=True, help="Do not record the source's SHA-256 in the output."
-)
+to = click.option("--to", help="Target format, where DST's extension does not say it.")
+
+
+def negated(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+    """Turn what a --no-... flag says into what it is a field of."""
+    return not value
+
+
+no_verify = click.option("--no-verify", "verify", is_flag=True, callback=negated,
+                         help="Do not re-open and compare the output.")  # fmt: skip
+no_hash = click.option("--no-source-hash", "source_hash", is_flag=True, callback=negated,
+                       help="Do not record the source's SHA-256 in the output.")  # fmt: skip
 tensor = click.option(
     "--tensor", "patterns", multiple=True, metavar="PATTERN",
     help="Only these tensors: whole dot-components, a glob, or re:...; any spelling.",
@@ -118,6 +154,11 @@ tensor_encodings = click.option(
 )  # fmt: skip
 
 
+def html(help: str) -> Callable[[F], F]:
+    """Add --html FILE."""
+    return click.option("--html", type=FILE, metavar="FILE", help=help)
+
+
 def quantization(function: F) -> F:
     """Add --pure, --imatrix, --fma and --allow-requantize."""
     for option in (
@@ -129,5 +170,19 @@ def quantization(function: F) -> F:
                      help="llama.cpp's importance matrix, GGUF or legacy."),
         click.option("--pure", is_flag=True, help="One type for all weights, no mixture."),
     ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def writing(function: F) -> F:
+    """Add what every conversion has behind its own options, down to --json."""
+    for option in (common, no_hash, no_verify, force, arch):
+        function = option(function)
+    return function
+
+
+def leaving(function: F) -> F:
+    """Add --allow-overflow, --drop, --allow-missing and --max-shard-size."""
+    for option in (max_shard_size, allow_missing, drop, allow_overflow):
         function = option(function)
     return function

@@ -1,17 +1,52 @@
 """`aprfmt parity`: one model, several runs, point by point; reproductions and calibration."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from aprfmt.cli import options, parity_show, render, running
 
+if TYPE_CHECKING:
+    from aprfmt.inference.device import Choice
+    from aprfmt.inference.parity.records import Parity
+    from aprfmt.inference.parity.request import Request
+    from aprfmt.model import Model
+
 REPEATS = 5
 
 
+@dataclass(frozen=True)
+class Asked:
+    """How the model runs on each side, and at which points the runs are compared."""
+
+    points: str | None
+    through: str | None
+    arbiter: bool
+    thresholds: Path | None
+    threads: int | None
+    memory: int | None
+    deterministic: bool
+    allow_missing: tuple[str, ...]
+    arch: str | None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is made of a comparison: files, a page, text of every point."""
+
+    bundle: Path | None
+    html: Path | None
+    every: bool
+    force: bool
+    as_json: bool
+
+
 @click.command("parity", options_metavar="MODEL --between RUN RUN... [OPTIONS]")
+@options.gathered(asked=Asked, wanted=Wanted, tokens=running.Tokens)
 @click.argument("words", nargs=-1, metavar="")
 @click.option("--between", is_flag=True, help="The runs follow: cpu, cuda, torch:cpu:bfloat16, "
               "transformers, llama.cpp. The first is the reference.")  # fmt: skip
@@ -25,33 +60,28 @@ REPEATS = 5
 @click.option("--base", metavar="MODEL",
               help="The model before quantization: how far quantization alone goes.")  # fmt: skip
 @click.option("--arbiter", is_flag=True, help="Run numpy in float64 too; say which run is nearer.")
-@click.option("--thresholds", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+@click.option("--thresholds", type=options.FILE, metavar="FILE",
               help="Calibrated tolerances of an earlier --calibrate.")  # fmt: skip
-@click.option("--calibrate", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+@click.option("--calibrate", type=options.FILE, metavar="FILE",
               help="Measure tolerances over repeated runs and write them.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(2, 1000), default=REPEATS, show_default=True,
               help="Sequences to calibrate with: the ids, rotated.")  # fmt: skip
-@click.option("--bundle", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+@click.option("--bundle", type=options.FILE, metavar="FILE",
               help="Write a minimal reproduction of the first wrong operation.")  # fmt: skip
-@click.option("--replay", "replayed", type=click.Path(path_type=Path, dir_okay=False),
+@click.option("--replay", "replayed", type=options.FILE,
               metavar="FILE", help="Run a reproduction again, without the model.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of the arithmetic.")
 @click.option("--memory", callback=options.size, metavar="SIZE", help="Budget for weights (2G).")
 @click.option("--deterministic", is_flag=True, help="Fixed row blocks and thread count.")
 @click.option("--all", "every", is_flag=True, help="Print every point, not the worst of each kind.")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write a page: evidence, a map of all points for every run.")  # fmt: skip
+@options.html("Write a page: evidence, a map of all points for every run.")
 @options.allow_missing
 @options.arch
 @options.force
 @options.common
 def command(
-    words: tuple[str, ...], between: bool, prompt: str | None, ids: str | None, chat: str | None,
-    points: str | None, through: str | None, base: str | None, arbiter: bool,
-    thresholds: Path | None, calibrate: Path | None, repeats: int, bundle: Path | None,
-    replayed: Path | None, threads: int | None, memory: int | None, deterministic: bool,
-    every: bool, html: Path | None, allow_missing: tuple[str, ...], arch: str | None, force: bool,
-    as_json: bool, quiet: bool,
+    words: tuple[str, ...], between: bool, base: str | None, calibrate: Path | None, repeats: int,
+    replayed: Path | None, quiet: bool, asked: Asked, wanted: Wanted, tokens: running.Tokens,
 ) -> int:  # fmt: skip
     """Compare runs of one model: every capture point, logits, losses, experts.
 
@@ -61,66 +91,58 @@ def command(
     beyond rounding, 2 where a run is not possible here.
     """
     from aprfmt.errors import UsageError
-    from aprfmt.inference.device import is_run, parse_run
+    from aprfmt.inference.device import parse_run
 
-    models = [word for word in words if not is_run(word)]
-    runs = [word for word in words if is_run(word)]
-    if html is not None and (replayed is not None or calibrate is not None):
+    if wanted.html is not None and (replayed is not None or calibrate is not None):
         raise UsageError("--html shows runs compared; leave it out beside --replay, --calibrate")
-    options.check_new(force, html, bundle, calibrate)
+    options.check_new(wanted.force, wanted.html, wanted.bundle, calibrate)
     if replayed is not None:
-        if models or bundle or calibrate:
+        models, runs = named(words)
+        if models or wanted.bundle or calibrate:
             raise UsageError("--replay needs no model; give only --between RUN RUN with it")
-        return replay(replayed, runs, as_json)
-    if len(models) != 1:
-        named = ", ".join(models) or "none"
-        raise UsageError(f"expected one MODEL and runs behind --between, found the models {named}; "
-                         "a run begins with a backend, an engine, cpu or cuda")  # fmt: skip
-    if len(runs) < 2:
-        raise UsageError(f"{len(runs)} runs; give at least two: --between cpu torch")
-    if base is not None and through is not None:
+        return replay(replayed, runs, wanted.as_json)
+    text, runs = model_and_runs(words)
+    if base is not None and asked.through is not None:
         raise UsageError("--through has its own base: the model itself; leave --base out")
     choices = [parse_run(run) for run in runs]
     with ExitStack() as stack:
-        opened, request = prepare(
-            models[0], arch, prompt, ids, chat, points, stack, allow_missing=allow_missing,
-            through=through, arbiter=arbiter, calibrated=thresholds, threads=threads,
-            memory=memory, deterministic=deterministic,
-        )  # fmt: skip
-        chosen = prompt is None and ids is None and chat is None
-        if chosen and not as_json:
+        opened, request = prepare(text, asked, tokens, stack)
+        if not tokens.given and not wanted.as_json:
             parity_show.show_chosen(request.ids)
         if calibrate is not None:
-            return measure(opened, choices, request, repeats, calibrate, force, as_json)
-        from aprfmt.inference.parity.between import parity
-        from aprfmt.model import open_model
+            return measure(opened, choices, request, repeats, calibrate, wanted)
+        found = compared(opened, choices, request, base, asked)
+        body = found.to_json() | {"ids_chosen": not tokens.given, "bundle": None}
+        if wanted.bundle is not None:
+            body["bundle"] = write_bundle(wanted.bundle, found, runs, wanted.force)
+    return finish(found, body, wanted)
 
-        source = None
-        if base is not None:
-            source = stack.enter_context(open_model(base, arch=arch, allow_missing=allow_missing))
-        found = parity(opened, choices, request, source)
-        body = found.to_json() | {"ids_chosen": chosen, "bundle": None}
-        if bundle is not None:
-            body["bundle"] = write_bundle(bundle, found, runs, force)
-    if html is not None:
-        from aprfmt.cli.html import write_page
-        from aprfmt.cli.parity_html import render_page
 
-        write_page(html, render_page(body), force)
-        body["html"] = str(html)
-    if not as_json:
-        parity_show.show(found, every)
-        if bundle is not None:
-            said = f"wrote {bundle}" if body["bundle"] else "no operation to reproduce; wrote none"
-            render.line(render.escape(said))
-    return render.emit("parity", found.exit_code, body, as_json)
+def named(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the models and the runs among the words of a command line."""
+    from aprfmt.inference.device import is_run
+
+    runs = [word for word in words if is_run(word)]
+    return [word for word in words if word not in runs], runs
+
+
+def model_and_runs(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the one model and its runs; UsageError for more, or for fewer than two runs."""
+    from aprfmt.errors import UsageError
+
+    models, runs = named(words)
+    if len(models) != 1:
+        found = ", ".join(models) or "none"
+        raise UsageError(f"expected one MODEL and runs behind --between, found the models {found}; "
+                         "a run begins with a backend, an engine, cpu or cuda")  # fmt: skip
+    if len(runs) < 2:
+        raise UsageError(f"{len(runs)} runs; give at least two: --between cpu torch")
+    return models[0], runs
 
 
 def prepare(
-    text: str, arch: str | None, prompt: str | None, ids: str | None, chat: str | None,
-    points: str | None, stack: ExitStack, *, allow_missing: tuple[str, ...],
-    calibrated: Path | None, **rest: Any,
-) -> tuple[Any, Any]:  # fmt: skip
+    text: str, asked: Asked, tokens: running.Tokens, stack: ExitStack
+) -> "tuple[Model, Request]":
     """Open the model; return it and what to run on it, its ids chosen where none are named."""
     from aprfmt.diagnosis.prompt import chosen_ids
     from aprfmt.inference.capture import instances, select_points
@@ -129,27 +151,59 @@ def prepare(
     from aprfmt.model import open_model
     from aprfmt.model.completeness import refuse_to_run
 
-    rows = () if calibrated is None else load_calibration(calibrated)
-    model = stack.enter_context(open_model(text, arch=arch, allow_missing=allow_missing))
+    rows = () if asked.thresholds is None else load_calibration(asked.thresholds)
+    opened = open_model(text, arch=asked.arch, allow_missing=asked.allow_missing)
+    model = stack.enter_context(opened)
     running.warn_of(model)
     refuse_to_run(model.resolution, model.path)
-    said: str | None = None
-    if prompt is None and ids is None and chat is None:
-        tokens = list(chosen_ids([model.hyper], long=True))
+    if tokens.given:
+        ids, said = running.token_ids(model, tokens)
     else:
-        tokens, said = running.token_ids(model, prompt, ids, chat)
+        ids, said = list(chosen_ids([model.hyper], long=True)), None
     wanted = None
-    if points is not None:
-        names = set(select_points(points.split(","))) | {"logits"}
+    if asked.points is not None:
+        names = set(select_points(asked.points.split(","))) | {"logits"}
         known = instances(model.spec.block, model.hyper, model.roles)
         wanted = [key for key, item in known.items() if item.point.name in names]
     return model, Request(
-        tuple(tokens), said, wanted, calibrated=rows,
-        calibrated_by=None if calibrated is None else str(calibrated), **rest,
+        tuple(ids), text=said, wanted=wanted, through=asked.through, arbiter=asked.arbiter,
+        threads=asked.threads, memory=asked.memory, deterministic=asked.deterministic,
+        calibrated=rows, calibrated_by=None if asked.thresholds is None else str(asked.thresholds),
     )  # fmt: skip
 
 
-def write_bundle(path: Path, found: Any, runs: list[str], force: bool) -> dict[str, Any] | None:
+def compared(
+    model: "Model", choices: "list[Choice]", request: "Request", base: str | None, asked: Asked
+) -> "Parity":
+    """Run and compare; `base` is the model before quantization."""
+    from aprfmt.inference.parity.between import parity
+    from aprfmt.model import open_model
+
+    if base is None:
+        return parity(model, choices, request)
+    with open_model(base, arch=asked.arch, allow_missing=asked.allow_missing) as source:
+        return parity(model, choices, request, source)
+
+
+def finish(found: "Parity", body: dict[str, Any], wanted: Wanted) -> int:
+    """Draw and print a comparison as it is wanted; return the exit code."""
+    if wanted.html is not None:
+        from aprfmt.cli.html import write_page
+        from aprfmt.cli.parity_html import render_page
+
+        write_page(wanted.html, render_page(body), wanted.force)
+        body["html"] = str(wanted.html)
+    if not wanted.as_json:
+        parity_show.show(found, wanted.every)
+        if wanted.bundle is not None:
+            path, none = f"wrote {wanted.bundle}", "no operation to reproduce; wrote none"
+            render.line(render.escape(path if body["bundle"] else none))
+    return render.emit("parity", found.exit_code, body, wanted.as_json)
+
+
+def write_bundle(
+    path: Path, found: "Parity", runs: list[str], force: bool
+) -> dict[str, Any] | None:
     """Write the first reproduction there is; None where no operation was taken apart."""
     import sys
 
@@ -176,16 +230,17 @@ def replay(path: Path, runs: list[str], as_json: bool) -> int:
 
 
 def measure(
-    model: Any, choices: Any, request: Any, repeats: int, path: Path, force: bool, as_json: bool
-) -> int:
+    model: "Model", choices: "list[Choice]", request: "Request", repeats: int, path: Path,
+    wanted: Wanted,
+) -> int:  # fmt: skip
     """Calibrate; exit 1, nothing written, where a point is beyond what a tolerance may excuse."""
     from aprfmt.inference.parity.calibrate import calibrate, save_calibration
 
     found = calibrate(model, choices, request, repeats)
     body: dict[str, Any] = {"calibration": found.to_json(), "written": None}
     if not found.beyond:
-        save_calibration(path, found, force=force)
+        save_calibration(path, found, force=wanted.force)
         body["written"] = str(path)
-    if not as_json:
+    if not wanted.as_json:
         parity_show.show_calibration(found, body["written"])
-    return render.emit("parity", 1 if found.beyond else 0, body, as_json)
+    return render.emit("parity", 1 if found.beyond else 0, body, wanted.as_json)

@@ -1,9 +1,15 @@
 """What `aprfmt parity` prints."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aprfmt.cli import render, running
+
+if TYPE_CHECKING:
+    from aprfmt.compare.traces import PointDiff
+    from aprfmt.inference.parity.bundle import Replayed
+    from aprfmt.inference.parity.calibrate import Calibration
+    from aprfmt.inference.parity.records import Distance, Operation, Pair, Parity, RunFacts
 
 MOST_IDS = 64  # of those chosen; more are said with --json
 _STYLES = {"same": "good", "precision": "good", "bug": "bad", "not_comparable": "warn"}
@@ -16,7 +22,7 @@ def show_chosen(ids: Sequence[int]) -> None:
     render.line(f"{len(ids)} token ids chosen: --ids {said}{rest}")
 
 
-def show(found: Any, every: bool) -> None:
+def show(found: "Parity", every: bool) -> None:
     """Print the runs, one table for each pair, and the verdicts."""
     weights = f", weights through {found.through} and back" if found.through else ""
     render.line(
@@ -37,12 +43,12 @@ def show(found: Any, every: bool) -> None:
         show_distance(distance, label(found.runs[distance.of]))
 
 
-def label(run: Any) -> str:
+def label(run: "RunFacts") -> str:
     """Return what was asked for and what ran."""
     return str(run.ran) if run.requested == run.ran else f"{run.requested} ({run.ran})"
 
 
-def show_pair(found: Any, pair: Any, every: bool) -> None:
+def show_pair(found: "Parity", pair: "Pair", every: bool) -> None:
     """Print one run against the reference."""
     names = f"{label(found.runs[pair.b])} against {label(found.runs[pair.a])}"
     from aprfmt.compare.thresholds import MAX_FACTOR, MAX_UNIT, UNIT
@@ -74,19 +80,19 @@ def show_pair(found: Any, pair: Any, every: bool) -> None:
     render.line(render.escape(f"{pair.verdict}: {pair.cause}"), style=_STYLES[pair.verdict])
 
 
-def worst(points: Any) -> list[Any]:
+def worst(points: "Sequence[PointDiff]") -> "list[PointDiff]":
     """Return the largest relL2 of each kind of point, and all beyond, in execution order."""
-    chosen: dict[str, Any] = {}
+    largest: dict[str, tuple[float, str]] = {}
     for point in points:
         name = point.key.rpartition(".")[2]
-        if point.rel_l2 is not None and (name not in chosen or point.rel_l2 > chosen[name].rel_l2):
-            chosen[name] = point
-    keys = {point.key for point in chosen.values()}
+        if point.rel_l2 is not None and point.rel_l2 > largest.get(name, (-1.0, ""))[0]:
+            largest[name] = point.rel_l2, point.key
+    keys = {key for _, key in largest.values()}
     beyond = [point.key for point in points if point.beyond][:20]
     return [p for p in points if p.key in keys or p.key in beyond or p.why]
 
 
-def show_outcomes(pair: Any) -> None:
+def show_outcomes(pair: "Pair") -> None:
     """Print logits, losses and experts."""
     logits = pair.logits
     if logits is not None:
@@ -110,14 +116,14 @@ def show_outcomes(pair: Any) -> None:
             f"loss in nats: reference {losses.reference:.6f}, other forward {losses.forward:.6f} "
             f"({losses.forward - losses.reference:+.3g}), its own loss {own}"
         )
-    for flip in pair.experts[:8]:
-        word = "within rounding" if flip.explained else "beyond rounding"
-        gap = "not known" if flip.gap is None else f"{flip.gap:.3g}"
-        render.line(f"{flip.key}, position {flip.position}: experts {list(flip.gone)} became "
-                    f"{list(flip.came)}; margin {gap}, {word}")  # fmt: skip
+    for token in pair.experts[:8]:
+        word = "within rounding" if token.explained else "beyond rounding"
+        gap = "not known" if token.gap is None else f"{token.gap:.3g}"
+        render.line(f"{token.key}, position {token.position}: experts {list(token.gone)} became "
+                    f"{list(token.came)}; margin {gap}, {word}")  # fmt: skip
 
 
-def show_operation(operation: Any) -> None:
+def show_operation(operation: "Operation") -> None:
     """Print an operation that was run alone."""
     how = "the other run's inputs through the reference" if operation.shadow else "equal inputs"
     word = "wrong" if operation.wrong else "agrees"
@@ -131,7 +137,7 @@ def show_operation(operation: Any) -> None:
     )
 
 
-def show_distance(distance: Any, name: str) -> None:
+def show_distance(distance: "Distance", name: str) -> None:
     """Print how far a run is from the arbiter or from the weights before quantization."""
     known = {key: value for key, value in distance.rel_l2.items() if value == value}
     key = max(known, key=known.__getitem__, default="")
@@ -146,7 +152,7 @@ def show_distance(distance: Any, name: str) -> None:
     )
 
 
-def show_replay(found: Any) -> None:
+def show_replay(found: "Replayed") -> None:
     """Print what a replay found."""
     render.line(
         render.escape(f"{found.key}: {found.runs[1]} against {found.runs[0]}"), style="head"
@@ -161,7 +167,7 @@ def show_replay(found: Any) -> None:
     render.line(word, style="bad" if found.reproduced else "good")
 
 
-def show_calibration(found: Any, written: str | None) -> None:
+def show_calibration(found: "Calibration", written: str | None) -> None:
     """Print measured tolerances with their evidence."""
     rows = [
         ("/".join(row.pair), row.weights, row.point, row.dtype, f"{row.rel_l2:.3g}",

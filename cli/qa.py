@@ -1,7 +1,8 @@
 """`aprfmt qa`: the gates together, to find out whether a file can be trusted."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,17 +11,30 @@ from aprfmt.cli import options, render, running
 if TYPE_CHECKING:
     from aprfmt.checks.records import QaReport
 
-FILE = click.Path(path_type=Path, dir_okay=False)
 STYLES = {"PASS": "good", "FAIL": "bad", "NOT_RUN": "warn"}
 
 
+@dataclass(frozen=True)
+class Gates:
+    """Which gates are asked, and what they hold the model against."""
+
+    against: Path | None
+    golden: Path | None
+    random_weights: bool
+    only: tuple[str, ...]
+    skip: tuple[str, ...]
+    min_run: int
+    baseline: Path | None
+
+
 @click.command("qa")
+@options.gathered(gates=Gates, where=running.Where)
 @click.argument("model")
 @click.option("--against", metavar="OTHER", type=click.Path(path_type=Path),
               help="Another copy of the model: hold this one against it.")  # fmt: skip
 @click.option("--also", multiple=True, metavar="RUN",
               help="Compare with this run too: torch, cuda, cuda:1, numpy::float64.")  # fmt: skip
-@click.option("--golden", type=FILE, metavar="FILE.json",
+@click.option("--golden", type=options.FILE, metavar="FILE.json",
               help="Prompts, answers and losses (default: golden.json beside it).")  # fmt: skip
 @click.option("--random-weights", is_flag=True,
               help="The model is untrained: expect the losses of such a one.")  # fmt: skip
@@ -28,34 +42,18 @@ STYLES = {"PASS": "good", "FAIL": "bad", "NOT_RUN": "warn"}
 @click.option("--skip", multiple=True, metavar="GATE", help="Leave these gates out.")
 @click.option("--min-run", type=click.IntRange(min=0), default=0, metavar="N",
               help="Fail if fewer than N gates gave an answer.")  # fmt: skip
-@click.option("--baseline", type=FILE, metavar="FILE.json",
+@click.option("--baseline", type=options.FILE, metavar="FILE.json",
               help="Fail where a gate or number got worse than in this file.")  # fmt: skip
-@click.option("--save-baseline", type=FILE, metavar="FILE.json",
+@click.option("--save-baseline", type=options.FILE, metavar="FILE.json",
               help="Write what was found as a baseline.")  # fmt: skip
 @running.where
 @options.arch
 @options.force
 @options.common
 def command(
-    model: str,
-    against: Path | None,
-    also: tuple[str, ...],
-    golden: Path | None,
-    random_weights: bool,
-    only: tuple[str, ...],
-    skip: tuple[str, ...],
-    min_run: int,
-    baseline: Path | None,
-    save_baseline: Path | None,
-    arch: str | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-    device: str | None,
-    backend: str | None,
-    dtype: str | None,
-    **where: Any,
-) -> int:
+    model: str, also: tuple[str, ...], gates: Gates, save_baseline: Path | None, force: bool,
+    as_json: bool, quiet: bool, where: running.Where,
+) -> int:  # fmt: skip
     """Put a model through the gates, each PASS, FAIL or NOT-RUN.
 
     A NOT-RUN never counts as a pass. With --device the model runs there and device-parity holds
@@ -64,19 +62,17 @@ def command(
     """
     from aprfmt import qa
     from aprfmt.inference.device import parse_run
-    from aprfmt.inference.engines.opening import model_and_run
 
     options.check_new(force, save_baseline)
-    path, run = model_and_run(model)
-    choice = running.choose(device, backend, dtype, run)
-    if choice.why.startswith("auto"):
-        render.warn(choice.why)
+    request = where.request(model)
+    if request.choice.why.startswith("auto"):
+        render.warn(request.choice.why)
     with render.Progress("qa", quiet) as bar:
         report = qa.run(
-            path, only=only, skip=skip, min_run=min_run, arch=arch,
-            progress=lambda gate, done, total: bar(done, total),
-            choice=choice, also=tuple(parse_run(text) for text in also), against=against,
-            golden=golden, baseline=baseline, random_weights=random_weights, **where,
+            request.model, progress=lambda gate, done, total: bar(done, total),
+            choice=request.choice, also=tuple(parse_run(text) for text in also), arch=where.arch,
+            threads=where.threads, memory=where.memory, deterministic=where.deterministic,
+            allow_missing=where.allow_missing, **vars(gates),
         )  # fmt: skip
     if save_baseline is not None:
         qa.save_baseline(report, save_baseline, force=force)

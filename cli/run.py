@@ -2,21 +2,36 @@
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import pairwise
-from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from aprfmt.cli import options, render, running
 
+if TYPE_CHECKING:
+    from aprfmt.inference.generating import Beside
+    from aprfmt.tokenizer import Tokenizer
+
 CONTEXT = 4  # prompt tokens decoded with the output, so that its first word keeps its space
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """How tokens are drawn, and when that ends."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    ignore_stop: bool
+
+
 @click.command("run")
+@options.gathered(drawn=Drawn, tokens=running.Tokens, where=running.Where)
 @click.argument("model")
 @running.what
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True,
@@ -33,56 +48,43 @@ CONTEXT = 4  # prompt tokens decoded with the output, so that its first word kee
 @options.arch
 @options.common
 def command(
-    model: str,
-    prompt: str | None,
-    ids: str | None,
-    chat: str | None,
-    max_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int,
-    ignore_stop: bool,
-    arch: str | None,
-    as_json: bool,
-    quiet: bool,
-    **where: Any,
-) -> int:
+    model: str, as_json: bool, quiet: bool,
+    drawn: Drawn, tokens: running.Tokens, where: running.Where,
+) -> int:  # fmt: skip
     """Generate text, greedily unless --temperature says otherwise.
 
     Generation ends at a stop token of the model, at --max-tokens, or at the end of the context.
     """
-    from dataclasses import asdict
-
+    from aprfmt.inference.generating import Beside, Stops, context_room, generate, speed
     from aprfmt.inference.sampling import Sampler, Sampling
 
-    sampling = Sampling(temperature, top_k, top_p, seed)
+    sampling = Sampling(drawn.temperature, drawn.top_k, drawn.top_p, drawn.seed)
     began = time.perf_counter()
-    with running.session(model, arch=arch, **where) as (opened, session, choice):
-        tokens, text = running.token_ids(opened, prompt, ids, chat)
-        room = context_room(opened, len(tokens))
+    with running.session(model, where) as run:
+        opened = run.model
+        ids, text = running.token_ids(opened, tokens)
+        limit = min(drawn.max_tokens, context_room(opened, len(ids)))
         with Beside(lambda: running.tokenizer_of(opened)) as tokenizer:
-            stop = Stops(tokenizer, running.stated_ends(opened), ignore=ignore_stop)
-            writer = Writer(tokenizer, tokens, live=not as_json)
+            stop = Stops(tokenizer, running.stated_ends(opened), ignore=drawn.ignore_stop)
+            writer = Writer(tokenizer, ids, live=not as_json)
             load = time.perf_counter() - began
-            drawn, times = generate(
-                session, tokens, Sampler(sampling), min(max_tokens, room), stop, writer
-            )
+            found, times = generate(run.session, ids, Sampler(sampling), limit, stop, writer.show)
         if tokenizer.result is None:
             known = f"stop tokens as configured: {sorted(stop)}" if stop else "no stop token"
             render.warn(f"{opened.path}: has no tokenizer: ids only; {known}")
-        stopped = bool(drawn) and drawn[-1] in stop
-        made = drawn[:-1] if stopped else drawn
-        reason = "stop_token" if stopped else "max_tokens" if len(made) == max_tokens else "context"
+        stopped = bool(found) and found[-1] in stop
+        made = found[:-1] if stopped else found
+        full = "max_tokens" if len(made) == drawn.max_tokens else "context"
         body: dict[str, Any] = {
-            "run": running.run_facts(opened, choice, session),
-            "prompt": {"ids": tokens, "text": text},
+            "run": running.run_facts(run),
+            "prompt": {"ids": ids, "text": text},
             "ids": made,
             "text": writer.text(made),
-            "stop": {"reason": reason, "token": drawn[-1] if stopped else None},
+            "stop": {"reason": "stop_token" if stopped else full,
+                     "token": found[-1] if stopped else None},
             "sampling": asdict(sampling),
-            "speed": speed(len(tokens), load, times) | {"tokenizer_seconds": tokenizer.seconds},
-        }
+            "speed": speed(len(ids), load, times) | {"tokenizer_seconds": tokenizer.seconds},
+        }  # fmt: skip
     if not as_json:
         writer.finish(made)
         if not quiet:
@@ -90,107 +92,19 @@ def command(
     return render.emit("run", 0, body, as_json)
 
 
-def context_room(model: Any, used: int) -> int:
-    """Return how many tokens fit behind a prompt; UsageError where it fills the context."""
-    from aprfmt.errors import UsageError
-
-    context = int(model.hyper["context_length"])
-    if used >= context:
-        raise UsageError(
-            f"{model.path}: the prompt has {used} tokens, the model's context {context}; "
-            "give a shorter one"
-        )
-    return context - used
-
-
-class Beside:
-    """Something made on a thread of its own: the tokenizer, while the prompt runs from its ids.
-
-    Leaving the `with` waits for it, as what it reads is closed then.
-    """
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self.seconds = 0.0
-        self._pool = ThreadPoolExecutor(1)
-        self._future = self._pool.submit(self._timed, make)
-
-    def _timed(self, make: Callable[[], Any]) -> Any:
-        began = time.perf_counter()
-        made = make()
-        self.seconds = time.perf_counter() - began
-        return made
-
-    def __enter__(self) -> "Beside":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._pool.shutdown(wait=True)
-
-    @property
-    def result(self) -> Any:
-        """What was made, waited for; raises what making it raised."""
-        return self._future.result()
-
-
-class Stops(Collection[int]):
-    """The ids that end a generation, asked of the tokenizer when the first token is there.
-
-    `stated` are those of the configuration, for a model without a tokenizer.
-    """
-
-    def __init__(self, tokenizer: Beside, stated: frozenset[int], *, ignore: bool) -> None:
-        self._tokenizer, self._stated, self._ignore = tokenizer, stated, ignore
-
-    def _ids(self) -> frozenset[int]:
-        if self._ignore:
-            return frozenset()
-        tokenizer = self._tokenizer.result
-        ids: frozenset[int] = self._stated if tokenizer is None else tokenizer.stop_ids
-        return ids
-
-    def __contains__(self, token: object) -> bool:
-        return token in self._ids()
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._ids())
-
-    def __len__(self) -> int:
-        return len(self._ids())
-
-
-def generate(
-    session: Any, tokens: list[int], sampler: Any, limit: int, stop: Collection[int], writer: Any
-) -> tuple[list[int], list[float]]:
-    """Return the tokens drawn, a stop token included, and the time each was drawn at.
-
-    The first time is the start: times[1] - times[0] is the prompt's pass.
-    """
-    drawn: list[int] = []
-    times = [time.perf_counter()]
-
-    def remember(logits: Any) -> int:
-        drawn.append(sampler(logits))
-        times.append(time.perf_counter())
-        return drawn[-1]
-
-    made: list[int] = []
-    for token in session.generate(tokens, remember, limit, stop):
-        made.append(token)
-        writer.show(made)
-    return drawn, times
-
-
 class Writer:
     """Turns the tokens so far into text, and prints what is new of it as it comes."""
 
-    def __init__(self, tokenizer: Beside, prompt: Sequence[int], *, live: bool) -> None:
+    def __init__(
+        self, tokenizer: "Beside[Tokenizer | None]", prompt: Sequence[int], *, live: bool
+    ) -> None:
         self._later = tokenizer
         self._context = list(prompt[-CONTEXT:])
         self._live = live
         self._shown = 0
 
     @property
-    def _tokenizer(self) -> Any | None:
+    def _tokenizer(self) -> "Tokenizer | None":
         return self._later.result
 
     @cached_property
@@ -236,33 +150,6 @@ class Writer:
     def _print(self, text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
-
-
-def speed(prompt: int, load: float, times: list[float]) -> dict[str, Any]:
-    """Return seconds and rates; the first token comes out of the prompt's pass."""
-    prefill = times[1] - times[0]
-    steps, decode = len(times) - 2, times[-1] - times[1]
-    return {
-        "load_seconds": load,
-        "prefill_tokens": prompt,
-        "prefill_seconds": prefill,
-        "prefill_tokens_per_second": prompt / prefill if prefill else None,
-        "decode_tokens": steps,
-        "decode_seconds": decode,
-        "decode_tokens_per_second": steps / decode if steps and decode else None,
-        "steps": step_times([after - before for before, after in pairwise(times[1:])]),
-    }
-
-
-def step_times(seconds: list[float]) -> dict[str, Any]:
-    """Return median and range of the steps behind the first, which also warms up, and that one."""
-    first, later = seconds[:1], seconds[1:]
-    return {
-        "first_seconds": first[0] if first else None,
-        "later": len(later),
-        "median_seconds": median(later) if later else None,
-        "range_seconds": [min(later), max(later)] if later else None,
-    }
 
 
 def report(body: dict[str, Any]) -> None:

@@ -1,15 +1,25 @@
 """What every command that runs a model shares: what to run, on what, and the token ids."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from aprfmt.cli import options
+from aprfmt.cli import options, render
 from aprfmt.inference.backends import BACKENDS
+
+if TYPE_CHECKING:
+    from aprfmt.base.outcome import Check
+    from aprfmt.compare.traces import PointDiff
+    from aprfmt.inference.running import Run, RunRequest
+    from aprfmt.inference.session import Numbers
+    from aprfmt.inference.trace import Trace
+    from aprfmt.model import Model
+    from aprfmt.tokenizer import Tokenizer
 
 F = TypeVar("F", bound=Callable[..., Any])
 NONFINITE = 12  # points with NaN or infinities that are shown
@@ -49,56 +59,66 @@ def what(function: F) -> F:
     return function
 
 
-def choose(device: str | None, backend: str | None, dtype: str | None, run: str | None) -> Any:
-    """Return the Choice of the options, or of the RUN behind MODEL@; both is a UsageError."""
-    from aprfmt.errors import UsageError
-    from aprfmt.inference.device import choose as by_options
-    from aprfmt.inference.device import parse_run
+@dataclass(frozen=True)
+class Where:
+    """Where a model runs, and what of it may be missing: the options of `where` and --arch."""
 
-    if run is None:
-        return by_options(device, backend, dtype)
-    if device or backend or dtype:
-        raise UsageError(f"@{run} names the run already; leave --device, --backend, --dtype out")
-    return parse_run(run)
+    device: str | None
+    backend: str | None
+    dtype: str | None
+    threads: int | None
+    memory: int | None
+    deterministic: bool
+    allow_missing: tuple[str, ...]
+    arch: str | None
+
+    def request(self, text: str) -> "RunRequest":
+        """Return the request of MODEL[@RUN]; UsageError for a run that is named twice."""
+        from aprfmt.inference.running import requested
+
+        return requested(
+            text, self.device, self.backend, self.dtype,
+            threads=self.threads, memory=self.memory, deterministic=self.deterministic,
+            allow_missing=self.allow_missing, arch=self.arch,
+        )  # fmt: skip
+
+    def elsewhere(self, run: bool = True) -> "Where":
+        """Return the same for another model, which is of its own kind; and has an own `run`."""
+        if not run:
+            return replace(self, arch=None)
+        return replace(self, arch=None, device=None, backend=None, dtype=None)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What is run: exactly one of the options of `what`."""
+
+    prompt: str | None
+    ids: str | None
+    chat: str | None
+
+    @property
+    def given(self) -> list[str]:
+        """The options that were used."""
+        return [f"--{name}" for name, value in vars(self).items() if value is not None]
 
 
 @contextmanager
-def session(
-    text: str,
-    *,
-    arch: str | None = None,
-    device: str | None = None,
-    backend: str | None = None,
-    dtype: str | None = None,
-    threads: int | None = None,
-    memory: int | None = None,
-    deterministic: bool = False,
-    allow_missing: tuple[str, ...] = (),
-) -> Iterator[tuple[Any, Any, Any]]:
-    """Open MODEL[@RUN]; yields (model, session, choice)."""
-    from aprfmt.cli import render
-    from aprfmt.inference.cuda_driver import full_memory_is_named
-    from aprfmt.inference.engines.opening import model_and_run
-    from aprfmt.inference.session import Session
-    from aprfmt.model import open_model
+def session(text: str, where: Where, engines: bool = False) -> "Iterator[Run]":
+    """Open MODEL[@RUN] and warn of what is odd; UsageError for an engine unless these do."""
+    from aprfmt.inference.running import opened
 
-    path, run = model_and_run(text)
-    choice = choose(device, backend, dtype, run)
-    arithmetic = choice.open(deterministic=deterministic, threads=threads)
-    if choice.why.startswith("auto"):
-        render.warn(choice.why)
-    with open_model(path, arch=arch, allow_missing=allow_missing) as model:
-        warn_of(model)
-        with (
-            full_memory_is_named(choice.device),
-            Session.of(model, arithmetic, memory=memory) as opened,
-        ):
-            yield model, opened, choice
+    request = where.request(text)
+    if request.choice.is_engine and not engines:
+        request.backend()  # raises: it says what takes an engine
+    if request.choice.why.startswith("auto"):
+        render.warn(request.choice.why)
+    with opened(request, tell=warn_of) as run:
+        yield run
 
 
-def warn_of(model: Any) -> None:
+def warn_of(model: "Model") -> None:
     """Say what the file leaves out or contradicts, and what the pass does about it."""
-    from aprfmt.cli import render
     from aprfmt.model.completeness import accepted_text
 
     report = model.resolution.report
@@ -112,29 +132,25 @@ def warn_of(model: Any) -> None:
         render.warn(f"{model.path}: {accepted}")
 
 
-def token_ids(
-    model: Any, prompt: str | None, ids: str | None, chat: str | None
-) -> tuple[list[int], str | None]:
+def token_ids(model: "Model", tokens: Tokens) -> tuple[list[int], str | None]:
     """Return (ids, the text they stand for); UsageError unless exactly one source is given."""
-    from aprfmt.cli import render
     from aprfmt.errors import UsageError
 
-    given = [name for name, value in (("--prompt", prompt), ("--ids", ids), ("--chat", chat))
-             if value is not None]  # fmt: skip
-    if len(given) != 1:
-        found = " and ".join(given) or "none of them"
+    if len(tokens.given) != 1:
+        found = " and ".join(tokens.given) or "none of them"
         raise UsageError(f"give one of --prompt, --ids and --chat; found {found}")
-    if ids is not None:
-        return check_ids(model, parse_ids(ids)), None
-    if chat is not None:
-        message = [{"role": "user", "content": chat}]
+    if tokens.ids is not None:
+        return check_ids(model, parse_ids(tokens.ids)), None
+    if tokens.chat is not None:
+        message = [{"role": "user", "content": tokens.chat}]
         text = model.tokenizer.apply_chat_template(message, add_generation_prompt=True)
         return check_ids(model, model.tokenizer.encode(text, add_special=False)), text
-    tokens = model.tokenizer.encode(prompt)
-    if tokens[:2] == [model.tokenizer.bos_id] * 2:
-        name = model.tokenizer.token(tokens[0])
+    assert tokens.prompt is not None
+    ids = model.tokenizer.encode(tokens.prompt)
+    if ids[:2] == [model.tokenizer.bos_id] * 2:
+        name = model.tokenizer.token(ids[0])
         render.warn(f"--prompt begins with {name} twice: once in the text, once put there")
-    return check_ids(model, tokens), prompt
+    return check_ids(model, ids), tokens.prompt
 
 
 def parse_ids(text: str) -> list[int]:
@@ -183,16 +199,14 @@ def parse_npy(view: memoryview, path: Path) -> list[int]:
     return values
 
 
-def warn_of_length(model: Any, ids: list[int]) -> None:
+def warn_of_length(model: "Model", ids: list[int]) -> None:
     """Say where a prompt is longer than what the model was made for: it runs all the same."""
-    from aprfmt.cli import render
-
     context = int(model.hyper["context_length"])
     if len(ids) > context:
         render.warn(f"{model.path}: {len(ids)} tokens; the model was made for {context}")
 
 
-def check_ids(model: Any, ids: list[int]) -> list[int]:
+def check_ids(model: "Model", ids: list[int]) -> list[int]:
     """Return the ids; UsageError where there is none or one is outside the embedding."""
     from aprfmt.errors import UsageError
 
@@ -205,11 +219,15 @@ def check_ids(model: Any, ids: list[int]) -> list[int]:
     return ids
 
 
-def run_facts(model: Any, choice: Any, opened: Any) -> dict[str, Any]:
-    """Return what JSON says of where it ran: requested, ran, why, backend facts, peak memory."""
+def run_facts(run: "Run", trace: "Trace | None" = None) -> dict[str, Any]:
+    """Return what JSON says of where it ran: requested, ran, why, backend facts, peak memory.
+
+    An engine's facts are those of its trace.
+    """
     from aprfmt.inference.session import peak_rss
 
-    return {
+    model, choice = run.model, run.choice
+    facts: dict[str, Any] = {
         "model": str(model.path),
         "format": model.format,
         "architecture": model.spec.name,
@@ -217,21 +235,23 @@ def run_facts(model: Any, choice: Any, opened: Any) -> dict[str, Any]:
         "ran": str(choice),
         "why": choice.why,
         "allowed_missing": list(model.resolution.coverage.accepted),
-        "backend": dict(opened.backend.facts()),
-        "peak_rss_bytes": peak_rss(),
     }
+    if run.own is not None:
+        facts["backend"] = dict(run.own.backend.facts())
+    elif trace is not None:
+        backend: Any = trace.run["backend"]
+        facts |= {"backend": dict(backend), "via": trace.run.get("via")}
+    return facts | {"peak_rss_bytes": peak_rss()}
 
 
 def headline(run: dict[str, Any]) -> str:
     """Return what ran where, and the memory it took, of what `run_facts` says."""
-    from aprfmt.cli import render
-
     peak = run.get("peak_rss_bytes")
     took = f", peak memory {render.size_text(peak)}" if peak else ""
     return render.escape(f"{run['model']} on {run['ran']}{took}")
 
 
-def tokenizer_of(model: Any) -> Any | None:
+def tokenizer_of(model: "Model") -> "Tokenizer | None":
     """Return the model's tokenizer, None where it has none that can be read."""
     from aprfmt.errors import AprfmtError
 
@@ -241,7 +261,7 @@ def tokenizer_of(model: Any) -> Any | None:
         return None
 
 
-def stated_ends(model: Any) -> frozenset[int]:
+def stated_ends(model: "Model") -> frozenset[int]:
     """Return the stop tokens of a model without tokenizer, none where they cannot be read."""
     from aprfmt.errors import AprfmtError
     from aprfmt.tokenizer import stated_ends as stated
@@ -252,7 +272,7 @@ def stated_ends(model: Any) -> frozenset[int]:
         return frozenset()
 
 
-def top_tokens(row: Any, model: Any | None, count: int = 5) -> list[dict[str, Any]]:
+def top_tokens(row: "Numbers", model: "Model | None", count: int = 5) -> list[dict[str, Any]]:
     """Return the highest logits of a row [vocab]: id, logit, and the token where it is known.
 
     NaN is last. Equal logits come in order of their ids. `model` None leaves the tokens out.
@@ -271,32 +291,27 @@ def top_tokens(row: Any, model: Any | None, count: int = 5) -> list[dict[str, An
 
 def show_top(top: list[dict[str, Any]], title: str) -> None:
     """Print the highest logits, one a line."""
-    from aprfmt.cli import render
-
     render.line(title, style="head")
     for row in top:
         token = render.escape(row.get("token", ""))
         render.line(f"  {row['id']:>8}  {row['logit']:>12.6f}  {token}")
 
 
-def show_nonfinite(points: Any, name: str) -> None:
+def show_nonfinite(points: "Iterable[PointDiff]", name: str) -> None:
     """Say where points hold NaN or infinities: on one side alone first, then on both alike."""
-    from aprfmt.cli import render
-
-    odd = [point for point in points if point.nonfinite is not None
-           and (point.nonfinite.alone or not point.key.endswith("router_margin"))]  # fmt: skip
-    for point in sorted(odd, key=lambda point: not point.nonfinite.alone)[:NONFINITE]:
-        text = point.nonfinite.says(name, "the reference")
-        style = "bad" if point.nonfinite.alone else "warn"
-        render.line(render.escape(f"{point.key}: {text}"), style=style)
+    odd = [
+        (point.key, found) for point in points if (found := point.nonfinite) is not None
+        and (found.alone or not point.key.endswith("router_margin"))
+    ]  # fmt: skip
+    for key, found in sorted(odd, key=lambda row: not row[1].alone)[:NONFINITE]:
+        text = found.says(name, "the reference")
+        render.line(render.escape(f"{key}: {text}"), style="bad" if found.alone else "warn")
     if len(odd) > NONFINITE:
         render.line(f"... {len(odd) - NONFINITE} more points (--json)", style="dim")
 
 
-def show_checks(checks: Any) -> None:
+def show_checks(checks: "Iterable[Check]") -> None:
     """Print a line for each check: outcome, name, what was found and what was expected."""
-    from aprfmt.cli import render
-
     styles = {"PASS": "good", "FAIL": "bad", "NOT_RUN": "warn"}
     for check in checks:
         todo = f"; {check.todo}" if check.todo else ""

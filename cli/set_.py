@@ -2,12 +2,16 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from aprfmt.cli import options, render
 from aprfmt.cli.convert import converted, show
+
+if TYPE_CHECKING:
+    from aprfmt.conversion import edits
+    from aprfmt.model import Model
 
 WIDEST = 100  # characters of a value in the report
 TYPES = """\b
@@ -34,7 +38,7 @@ def command(
     remove: tuple[str, ...],
     output: Path,
     force: bool,
-    no_verify: bool,
+    verify: bool,
     as_json: bool,
     quiet: bool,
 ) -> int:
@@ -53,7 +57,7 @@ def command(
         resolved = trouble(opened) is None
     report = converted(
         "set", model, output, None, quiet,
-        metadata=values, remove=remove, force=force, verify=not no_verify, complete=False,
+        metadata=values, remove=remove, force=force, verify=verify, complete=False,
     )  # fmt: skip
     with open_model(entry(report.files)) as written:
         found = edits.changes(keys, before, edits.snapshot(written, keys))
@@ -68,7 +72,7 @@ def command(
 
 
 def parsed(
-    opened: Any, changes: tuple[tuple[str, str], ...], remove: tuple[str, ...], output: Path
+    opened: "Model", changes: tuple[tuple[str, str], ...], remove: tuple[str, ...], output: Path
 ) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Return (value by key, near names by key that nobody knows) of what was asked for."""
     from aprfmt.conversion import NoFormatError, edits, target_of
@@ -104,7 +108,7 @@ def parsed(
     return values, edits.unknown(opened, list(values), also)
 
 
-def trouble(opened: Any) -> str | None:
+def trouble(opened: "Model") -> str | None:
     """Return why a file is no model whose architecture can be read; None where it is one."""
     from aprfmt.errors import AprfmtError
 
@@ -125,7 +129,7 @@ def warn(output: Path, form: str, unknown: dict[str, list[str]], why: str | None
         render.warn(f"{output}: cannot be read as a model any more: {why}")
 
 
-def said(change: Any) -> str:
+def said(change: "edits.Change") -> str:
     """Return `key: old -> new`, with the types where they differ."""
     old = "(new)" if change.how == "added" else short(change.old)
     new = "(removed)" if change.how == "removed" else short(change.new)

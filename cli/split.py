@@ -1,6 +1,7 @@
 """`aprfmt split`: the same model in several shards."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,12 +17,6 @@ from aprfmt.cli.convert import run
 @options.force
 @options.no_verify
 @options.common
-def command(
-    src: Path, dst: Path, max_shard_size: int, force: bool, no_verify: bool, as_json: bool,
-    quiet: bool,
-) -> int:  # fmt: skip
+def command(src: Path, dst: Path, as_json: bool, quiet: bool, **wishes: Any) -> int:
     """Write SRC as shards named after DST (x.gguf gives x-00001-of-0000N.gguf)."""
-    return run(
-        "split", src, dst, None, quiet, as_json,
-        max_shard_size=max_shard_size, force=force, verify=not no_verify, complete=False,
-    )  # fmt: skip
+    return run("split", src, dst, None, quiet, as_json, complete=False, **wishes)

@@ -1,12 +1,15 @@
 """`aprfmt tensors`: every tensor of a file, one line each."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from aprfmt.cli import options, render
 from aprfmt.cli.damage import told
+
+if TYPE_CHECKING:
+    pass
 
 
 @click.command("tensors")

@@ -1,9 +1,13 @@
 """The page of `aprfmt trace --html`: heat map, histogram of a cell, sortable table."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.cli import html
+
+if TYPE_CHECKING:
+    from aprfmt.compare.traces import TraceDiff
+    from aprfmt.inference.trace import Trace
 
 BINS = 48
 CHUNK = 1 << 18  # values put into bins at a time
@@ -43,7 +47,7 @@ def histogram(values: Any) -> dict[str, Any] | None:
 
 
 def render_page(
-    trace: Any, body: Mapping[str, Any], histograms: Histograms, difference: Any | None
+    trace: "Trace", body: Mapping[str, Any], histograms: Histograms, difference: "TraceDiff | None"
 ) -> str:
     """Return the page of a trace: `body` is what `--json` prints, `difference` a TraceDiff."""
     from aprfmt.inference.capture import POINTS
@@ -80,7 +84,7 @@ def render_page(
     return html.page(f"Trace of {name}", facts(trace, body), data, parts)
 
 
-def facts(trace: Any, body: Mapping[str, Any]) -> dict[str, object]:
+def facts(trace: "Trace", body: Mapping[str, Any]) -> dict[str, object]:
     """Return what identifies the run."""
     run, ids = trace.run, trace.run.get("ids")
     backend = run.get("backend") or {}

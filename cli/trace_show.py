@@ -1,13 +1,19 @@
 """What `aprfmt trace` prints and puts into JSON."""
 
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.cli import render, running
+
+if TYPE_CHECKING:
+    from aprfmt.compare.traces import TraceDiff
+    from aprfmt.inference.trace import Trace
+    from aprfmt.model import Model
 
 SPIKE = 10.0  # a slot's deviation over the median of all layers: an observation, never a verdict
 
 
-def body(trace: Any) -> dict[str, Any]:
+def body(trace: "Trace") -> dict[str, Any]:
     """Return records, slots, logits and observations as plain data."""
     from aprfmt.inference.capture import BESIDE, SLOTS
     from aprfmt.inference.record import record_to_json
@@ -26,6 +32,7 @@ def body(trace: Any) -> dict[str, Any]:
             if slot in BESIDE and found == beside:
                 continue
             first = found[0]
+            assert first is not None  # it has statistics
             rows.append(
                 {
                     "layer": layer, "slot": slot, "points": list(SLOTS[slot]),
@@ -45,7 +52,7 @@ def body(trace: Any) -> dict[str, Any]:
     }
 
 
-def logits(trace: Any) -> dict[str, Any] | None:
+def logits(trace: "Trace") -> dict[str, Any] | None:
     """Return the last row's top five, None where the logits or their values are not there."""
     record, values = trace.find("logits"), trace.values("logits")
     if record is None or record.stats is None:
@@ -56,7 +63,7 @@ def logits(trace: Any) -> dict[str, Any] | None:
     return found
 
 
-def name_tokens(found: dict[str, Any], model: Any) -> None:
+def name_tokens(found: dict[str, Any], model: "Model") -> None:
     """Add each top token's spelling, where the model has a tokenizer."""
     tokenizer = running.tokenizer_of(model)
     if tokenizer is None:
@@ -101,7 +108,7 @@ def _cells(stats: dict[str, Any]) -> list[str]:
     return cells
 
 
-def show(trace: Any, found: dict[str, Any]) -> None:
+def show(trace: "Trace", found: dict[str, Any]) -> None:
     """Print embedding, the slots of every layer, final norm and logits."""
     where = found.get("run")
     if where:
@@ -128,7 +135,8 @@ def show(trace: Any, found: dict[str, Any]) -> None:
     render.table(rows, ("layer", "point", *COLUMNS), "ll" + "r" * len(COLUMNS), styles)
     render.line("std divides by n", style="dim")
     if found["logits"] and found["logits"]["top"]:
-        places = trace.find("logits").positions
+        row = trace.find("logits")
+        places = row.positions if row is not None else None
         where = "the last row" if not places else f"the row at {places[-1]}"
         running.show_top(found["logits"]["top"], f"top 5 of {where}")
     for text in found["observations"]:
@@ -137,14 +145,14 @@ def show(trace: Any, found: dict[str, Any]) -> None:
         where = render.escape(found["nonfinite"])
         end = "the pass stopped there"
         if found["nonfinite"] not in trace.records:
-            seen = next(reversed(trace.records), "")
+            seen = next(reversed(list(trace.records)), "")
             end = f"of what was asked for, {render.escape(seen)} shows it"
         render.line(f"first NaN or infinity: {where}; {end}", style="bad")
     for path in found.get("saved", []):
         render.line(f"saved {render.escape(path)}")
 
 
-def _scope(trace: Any) -> list[str]:
+def _scope(trace: "Trace") -> list[str]:
     """Say which tokens and positions the rows are of, and in what arithmetic they were computed."""
     said = []
     ids = trace.run.get("ids")
@@ -163,7 +171,7 @@ def _scope(trace: Any) -> list[str]:
     return said
 
 
-def spans(positions: Any) -> str:
+def spans(positions: Iterable[int]) -> str:
     """Return positions as `0-4, 7`."""
     runs: list[list[int]] = []
     for position in positions:
@@ -174,7 +182,7 @@ def spans(positions: Any) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "none"
 
 
-def _whole(trace: Any, key: str) -> list[list[str]]:
+def _whole(trace: "Trace", key: str) -> list[list[str]]:
     record = trace.find(key) if key in trace.records or key in trace.aliases else None
     if record is None or record.stats is None:
         return []
@@ -205,7 +213,7 @@ def show_plan(found: dict[str, Any], details: bool) -> None:
     render.line("nothing was run; --payload runs the model", style="dim")
 
 
-def show_difference(difference: Any, reference: str) -> None:
+def show_difference(difference: "TraceDiff", reference: str) -> None:
     """Print relL2 by point and the first one beyond its tolerance."""
     render.line(render.escape(f"against {reference}"), style="head")
     rows = []

@@ -1,16 +1,16 @@
 """`aprfmt.trace`: run a model and keep what passes its capture points."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import select_points
-from aprfmt.inference.device import choose, parse_run, split_run
 from aprfmt.inference.forward import check_tokens
 from aprfmt.inference.identity import identity
-from aprfmt.inference.session import Session
+from aprfmt.inference.running import Run, opened, requested
 from aprfmt.inference.trace import Kept, Positions, Trace
-from aprfmt.model import open_model
+from aprfmt.model import Model
 
 
 def trace(
@@ -37,36 +37,42 @@ def trace(
     may be missing. Raises UsageError for a point, layer or token that is
     none, BackendUnavailableError for a device that is not there.
     """
-    text, named = split_run(str(model))
-    if named is not None and (device or backend or dtype):
-        raise UsageError(f"@{named} names the run already; leave device, backend and dtype out")
-    choice = choose(device, backend, dtype) if named is None else parse_run(named)
-    if choice.is_engine:
-        raise UsageError(f"{choice.backend}: is a foreign engine; trace it with aprfmt trace")
-    arithmetic = choice.open(deterministic=deterministic, threads=threads)
-    with (
-        open_model(text, allow_missing=allow_missing) as opened,
-        Session.of(opened, arithmetic, memory=memory) as session,
-    ):
-        if prompt is not None and ids is None:
-            tokens = list(opened.tokenizer.encode(prompt))
-        elif ids is not None and prompt is None:
-            tokens = [int(i) for i in check_tokens(ids, int(opened.hyper["vocab_size"]))]
-        else:
-            raise UsageError("give one of prompt and ids")
-        chosen = set(select_points(points))
-        count = int(opened.hyper["n_layers"])
-        wrong = [layer for layer in layers or () if not 0 <= layer < count]
-        if wrong:
-            raise UsageError(f"layer {wrong[0]}: the model has layers 0 to {count - 1}")
-        wanted = [
-            key
-            for key, instance in session.points.items()
-            if instance.point.name in chosen
-            and (layers is None or instance.layer < 0 or instance.layer in layers)
-        ]
-        kept = Kept()
-        return session.trace(
-            tokens, wanted, positions=positions, keep=kept.keep, fetch=kept.fetch, hashes=True,
-            run={"prompt": prompt, "model": str(opened.path), **identity(opened, tokens)},
-        )  # fmt: skip
+    request = requested(
+        model, device, backend, dtype,
+        deterministic=deterministic, threads=threads, memory=memory, allow_missing=allow_missing,
+        positions=positions, logits_rows="last", hashes=True,
+    )  # fmt: skip
+    if request.choice.is_engine:
+        engine = request.choice.backend
+        raise UsageError(f"{engine}: is a foreign engine; trace it with aprfmt trace")
+    with opened(request) as run:
+        tokens = _tokens(run.model, prompt, ids)
+        wanted = _wanted(run, points, layers)
+        facts = {"prompt": prompt, **identity(run.model, tokens)}
+        asked = replace(request, ids=tuple(tokens), wanted=wanted)
+        with run.trace(asked, place=Kept(), stop=True, facts=facts) as found:
+            return found
+
+
+def _tokens(model: Model, prompt: str | None, ids: Sequence[int] | None) -> list[int]:
+    """Return the tokens of a prompt, or the given ones; UsageError unless exactly one is given."""
+    if prompt is not None and ids is None:
+        return list(model.tokenizer.encode(prompt))
+    if ids is not None and prompt is None:
+        return [int(i) for i in check_tokens(ids, int(model.hyper["vocab_size"]))]
+    raise UsageError("give one of prompt and ids")
+
+
+def _wanted(run: Run, points: Sequence[str], layers: Sequence[int] | None) -> list[str]:
+    """Return the keys of these points in these layers, in execution order."""
+    chosen = set(select_points(points))
+    count = int(run.model.hyper["n_layers"])
+    wrong = [layer for layer in layers or () if not 0 <= layer < count]
+    if wrong:
+        raise UsageError(f"layer {wrong[0]}: the model has layers 0 to {count - 1}")
+    return [
+        key
+        for key, instance in run.points.items()
+        if instance.point.name in chosen
+        and (layers is None or instance.layer < 0 or instance.layer in layers)
+    ]

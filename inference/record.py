@@ -43,6 +43,13 @@ class Record:
         """`L3.attn_out`."""
         return key_name(self.point, self.layer)
 
+    def measured(self, stats: Stats) -> "Record":
+        """Return the same with statistics that came later (dataclasses.replace is slower)."""
+        return Record(
+            self.point, self.layer, self.shape, self.positions, self.dtype, self.form, self.device,
+            stats, self.sha256,
+        )  # fmt: skip
+
     @property
     def count(self) -> int:
         """How many values were recorded."""

@@ -18,7 +18,7 @@ from aprfmt.inference.context import Recorder
 from aprfmt.inference.forward import LogitRows, check_tokens, forward
 from aprfmt.inference.kv_cache import KVCache
 from aprfmt.inference.rope import lengthy, same_ropes
-from aprfmt.inference.sampling import Sampler
+from aprfmt.inference.sampling import DeviceLogits
 from aprfmt.inference.trace import Positions, Record, StoppedTrace, Trace, Tracer
 from aprfmt.inference.weights import Weights, model_weights
 from aprfmt.model.completeness import refuse_to_run
@@ -203,7 +203,11 @@ class Session:
         return self._pass(ids, None, recorder, rows)
 
     def generate(
-        self, ids: Sequence[int], sampler: Sampler, limit: int, stop: Collection[int] = ()
+        self,
+        ids: Sequence[int],
+        sampler: Callable[[Numbers | DeviceLogits], int],
+        limit: int,
+        stop: Collection[int] = (),
     ) -> Iterator[int]:
         """Yield up to `limit` tokens after a prompt; a token of `stop` ends without being given."""
         self.reset()

@@ -155,7 +155,6 @@ class Tracer:
         self._hashes = hashes
         self._stop = stop
         self._facts: PassFacts | None = None
-        self._shared = False  # whether other passes' recorders hold the same records
         self.records: dict[str, Record] = {}
         self.aliases: dict[str, str] = {}
         self.nonfinite: str | None = None
@@ -244,17 +243,12 @@ class Tracer:
         """Fill in the statistics that waited; what came after the end is left out."""
         if self._slots is None:
             return
-        waited = self.records
-        if self._shared:
-            self.records = {key: replace(record) for key, record in waited.items()}
-        own = self.records.values()
-        for record, stats in zip(own, self._slots.read(), strict=True):
-            # Its own, filled once: what is made while the device works costs no time after.
-            object.__setattr__(record, "stats", stats)
+        measured: dict[str, Record] = {}
+        for waited, stats in zip(self.records.values(), self._slots.read(), strict=True):
+            record = measured[waited.key] = waited.measured(stats)
             if stats.nan + stats.inf and self._ends(record):
-                kept = list(waited)[: list(waited).index(record.key) + 1]
-                self.records = {key: self.records[key] for key in kept}
                 break
+        self.records = measured
         self._slots = None
 
     @property
@@ -283,13 +277,11 @@ class Tracer:
 
     def template(self) -> tuple[dict[str, Record], Any]:
         """Return the records of a pass being recorded, and where each replay leaves statistics."""
-        self._shared = True
         return self.records, self._slots
 
     def replayed(self, template: tuple[dict[str, Record], Any]) -> None:
         """Take over what a replay of the same pass has recorded."""
         self.records, self._slots = template
-        self._shared = True
 
     def _cut(self, point: str, x: Array, facts: PassFacts) -> tuple[Array, tuple[int, ...]]:
         """Return the rows of the chosen positions, and these positions."""

@@ -11,9 +11,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """Distances of two values of a point: over what is finite, infinite where one side is not."""
+    """Distances of two values of a point: over what is finite, infinite where one side is not.
+
+    `finite` is the relative distance of all that is finite on both sides.
+    """
 
     rel: float
+    finite: float
     largest: float
     at: tuple[int, ...] | None
     rms: float
@@ -40,11 +44,17 @@ def measure(
         delta = np.where(same, 0.0, np.where(finite, np.abs(x - y), np.inf))
         norm = float(np.sqrt(np.sum(np.where(finite, y, 0.0) ** 2)))
         distance = float(np.sqrt(np.sum(delta**2)))
+        rest = float(np.sqrt(np.sum(np.where(finite, delta, 0.0) ** 2)))
     at = int(np.argmax(delta)) if delta.size else 0
     largest = float(delta[at]) if delta.size else 0.0
-    rel = 0.0 if distance == 0 else distance / norm if 0 < norm < np.inf else np.inf
     index = tuple(int(i) for i in np.unravel_index(int(places[at]), shape)) if x.size else None
     return Apart(
-        float(rel), largest, index, norm / float(np.sqrt(max(y.size, 1))), bool(same.all()),
-        int(x.size), odd.result(shape),
+        _share(distance, norm), _share(rest, norm), largest, index,
+        norm / float(np.sqrt(max(y.size, 1))), bool(same.all()), int(x.size), odd.result(shape),
     )  # fmt: skip
+
+
+def _share(distance: float, norm: float) -> float:
+    if distance == 0:
+        return 0.0
+    return distance / norm if 0 < norm < float("inf") else float("inf")

@@ -1,7 +1,7 @@
 """Comparing two traces point by point: equal tokens, positions and counts, or a refusal."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from aprfmt.compare.measured import Apart, measure
@@ -9,6 +9,9 @@ from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.compare.rows import Shared
 from aprfmt.compare.thresholds import DISCRETE, UNIT, Measured, Threshold, ratio_band, threshold
 from aprfmt.errors import UsageError
+
+# Points of a model that chooses experts.
+ROUTED = ("router", "router_margin", "experts", "expert_w", "moe_out")
 
 
 class RecordLike(Protocol):
@@ -84,9 +87,10 @@ class TraceLike(Protocol):
 class PointDiff:
     """One point of both traces. `why` says what keeps it from being compared, else "".
 
-    `rel_l2` is ||a-b|| / ||b||, b being the reference; `max_abs_diff` stands with the index;
-    `max_over_rms` is it over the root mean square of the reference. `rows` says how many values
-    were looked at where that is not all of them. `bits` says whether all are equal. `tolerance`
+    `rel_l2` is ||a-b|| / ||b||, b being the reference, and `rel_l2_finite` the same over what is
+    finite on both sides; `max_abs_diff` stands with the index; `max_over_rms` is it over the root
+    mean square of the reference. `values` says how many were looked at, `rows` of which token
+    positions where the two hold others. `bits` says whether all are equal. `tolerance`
     bounds `rel_l2`, `max_tolerance` bounds `max_over_rms`, both for `reason`. `std_ratio` is a's
     deviation over b's on equal rows, `outside` whether it leaves its band: a screen that says
     where to look when only statistics were kept, and never a verdict. `nonfinite` places NaN and
@@ -109,6 +113,13 @@ class PointDiff:
     std_ratio: float | None = None
     outside: bool = False
     nonfinite: NonFinite | None = None
+    rel_l2_finite: float | None = None
+    rows: str = ""
+
+    @property
+    def alone(self) -> bool:
+        """One side is not finite where the other holds something else."""
+        return self.nonfinite is not None and self.nonfinite.alone > 0
 
 
 @dataclass(frozen=True)
@@ -195,8 +206,9 @@ def common_keys(a: TraceLike, b: TraceLike) -> list[str]:
 def backend_name(trace: TraceLike) -> str:
     """Return what ran a trace: a backend's or an engine's name, "" where it is not known."""
     backend = trace.run.get("backend")
-    name = backend.get("backend") if isinstance(backend, Mapping) else None
-    return str(name) if name is not None else ""
+    if not isinstance(backend, Mapping):
+        return ""
+    return str(backend.get("backend") or backend.get("name") or "")
 
 
 def arithmetic(trace: TraceLike, dtype: str) -> str:
@@ -213,14 +225,80 @@ def weights_between(a: TraceLike, b: TraceLike) -> str:
     return min(found, key=order.index, default="exact")
 
 
+def routed(trace: TraceLike) -> bool:
+    """Say whether a trace shows that its model chooses experts."""
+    return any(record.point in ROUTED for record in trace.records.values())
+
+
+@dataclass(frozen=True)
+class Between:
+    """Two runs, `a` and the reference `b`: all that a tolerance depends on besides the point.
+
+    Whatever compares values of two runs does it here, so that no two commands differ about a
+    point. `coarse` is half a unit of the last decimal of values that were printed.
+    """
+
+    backends: tuple[str, str]
+    weights: str = "exact"
+    moe: bool = False
+    calibrated: Sequence[Measured] = ()
+    coarse: float = 0.0
+
+    @classmethod
+    def of(
+        cls, a: TraceLike, b: TraceLike, *, moe: bool = False, calibrated: Sequence[Measured] = ()
+    ) -> "Between":
+        """Return the pair of two traces; `moe` where the model is known to choose experts."""
+        coarse = max(a.resolution, b.resolution)
+        names = backend_name(a), backend_name(b)
+        mixture = moe or routed(a) or routed(b)
+        return cls(names, weights_between(a, b), mixture, calibrated, coarse)
+
+    def bound(self, key: str, dtypes: tuple[str, str], point: str = "") -> Threshold:
+        """Return what the two may differ by at a key, computed in these dtypes.
+
+        `point` is the one that was recorded, where the key is another name of it.
+        """
+        layer = key[1:].partition(".")[0]
+        return threshold(
+            point or key.rpartition(".")[2], self.backends, dtypes, self.weights, moe=self.moe,
+            depth=int(layer) if "." in key and layer.isdigit() else 0, calibrated=self.calibrated,
+        )  # fmt: skip
+
+    def compare(
+        self, key: str, dtypes: tuple[str, str], x: Any, y: Any, chosen: Any = None,
+        shape: tuple[int, ...] | None = None, point: str = "",
+    ) -> PointDiff:  # fmt: skip
+        """Say whether two values of a point agree: the one place where that is decided.
+
+        `x` and `y` have one size; those count that are `chosen` (bool, one each; None: all).
+        Indices are of `shape`, x's own if None; `point` is as in `bound`.
+        """
+        import numpy as np
+
+        bound, shape = self.bound(key, dtypes, point), np.shape(x) if shape is None else shape
+        x, y = np.asarray(x, np.float64).reshape(-1), np.asarray(y, np.float64).reshape(-1)
+        chosen = np.ones(x.size, np.bool_) if chosen is None else np.reshape(chosen, -1)
+        places = np.flatnonzero(chosen)
+        if x.size and not len(places):
+            return _without(key, bound, "no value is on both sides")
+        discrete = (point or key.rpartition(".")[2]) in DISCRETE
+        return _judged(measure(x, y, chosen, places, shape), key, discrete, bound, self.coarse)
+
+
 def compare_traces(
-    a: TraceLike, b: TraceLike, *, moe: bool = False, calibrated: Sequence[Measured] = ()
-) -> TraceDiff:
-    """Compare `a` with the reference `b`; UsageError where their tokens are not the same."""
+    a: TraceLike, b: TraceLike, *, moe: bool = False, calibrated: Sequence[Measured] = (),
+    before: Mapping[str, int] | None = None,
+) -> TraceDiff:  # fmt: skip
+    """Compare `a` with the reference `b`; UsageError where their tokens are not the same.
+
+    `before` are keys of which only rows of earlier token positions are looked at.
+    """
     check_ids(a, b)
     keys = common_keys(a, b)
     mine, other = Shared(a, b), Shared(b, a)
-    points = [compare_point(key, mine, other, moe=moe, calibrated=calibrated) for key in keys]
+    between = Between.of(a, b, moe=moe, calibrated=calibrated)
+    points = [compare_point(key, mine, other, between, (before or {}).get(key)) for key in keys]
     first = next((point.key for point in points if point.beyond), None)
     return TraceDiff(
         tuple(points),
@@ -233,75 +311,57 @@ def compare_traces(
 
 
 def compare_point(
-    key: str,
-    a: TraceLike,
-    b: TraceLike,
-    *,
-    moe: bool = False,
-    calibrated: Sequence[Measured] = (),
-    before: int | None = None,
+    key: str, a: TraceLike, b: TraceLike, between: Between, before: int | None = None
 ) -> PointDiff:
     """Compare one key of both; `before` looks only at rows of earlier token positions."""
     import numpy as np
 
     mine, other = a.find(key), b.find(key)
     assert mine is not None and other is not None
-    layer = key[1:].partition(".")[0]
-    bound = threshold(
-        mine.point,
-        (backend_name(a), backend_name(b)),
-        (arithmetic(a, mine.dtype), arithmetic(b, other.dtype)),
-        weights_between(a, b),
-        moe=moe,
-        depth=int(layer) if "." in key and layer.isdigit() else 0,
-        calibrated=calibrated,
-    )
+    dtypes = dtypes_of(mine, other, a, b)
     why = _unlike(mine, other)
     ratio = None if why else _ratio(mine, other)
     low, high = ratio_band(mine.point)
     outside = ratio is not None and not low <= ratio <= high
     x, y = (None, None) if why else (a.values(key), b.values(key))
-    if not why and (x is None or y is None):
-        why, beyond = _by_census(mine, other)
-        return PointDiff(key, None, None, None, bound.rel_l2, beyond, why, std_ratio=ratio,
-                         outside=outside)  # fmt: skip
-    if why:
-        return PointDiff(
-            key, None, None, None, bound.rel_l2, False, why, std_ratio=ratio, outside=outside
-        )
-    x, y = np.asarray(x, np.float64).reshape(-1), np.asarray(y, np.float64).reshape(-1)
-    chosen = _chosen(a.mask(key), b.mask(key), x.size)
-    if before is not None:
-        chosen &= _earlier(mine, before)
-    places = np.flatnonzero(chosen)
-    if x.size and not len(places):
-        return PointDiff(key, None, None, None, bound.rel_l2, False, "no value is on both sides")
-    shape = mine.shape if mine.shape else other.shape
-    found = measure(x, y, chosen, places, shape)
-    coarse = max(a.resolution, b.resolution)  # half a unit of the last decimal that was printed
-    return _judged(found, key, mine.point, bound, coarse, ratio, outside)
+    if x is None or y is None:
+        why, beyond = (why, False) if why else _by_census(mine, other)
+        found = _without(key, between.bound(key, dtypes, mine.point), why, beyond)
+    else:
+        chosen = _chosen(a.mask(key), b.mask(key), np.size(x))
+        if before is not None:
+            chosen &= _earlier(mine, before)
+        shape = mine.shape or other.shape
+        found = between.compare(key, dtypes, x, y, chosen, shape, mine.point)
+    return replace(found, std_ratio=ratio, outside=outside)
 
 
-def _judged(
-    found: Apart, key: str, point: str, bound: Threshold, coarse: float,
-    ratio: float | None, outside: bool,
-) -> PointDiff:  # fmt: skip
+def dtypes_of(a: RecordLike, b: RecordLike, of_a: TraceLike, of_b: TraceLike) -> tuple[str, str]:
+    """Return the arithmetic of two records, which are of these traces."""
+    return arithmetic(of_a, a.dtype), arithmetic(of_b, b.dtype)
+
+
+def _without(key: str, bound: Threshold, why: str, beyond: bool = False) -> PointDiff:
+    """Return a point without numbers, and why."""
+    return PointDiff(key, None, None, None, bound.rel_l2, beyond, why)
+
+
+def _judged(found: Apart, key: str, discrete: bool, bound: Threshold, coarse: float) -> PointDiff:
     """Hold what was measured to the point's bound; printed values may be `coarse` off each."""
     rms, odd = found.rms, found.nonfinite
-    if found.count and not rms and not found.largest and point not in DISCRETE:
+    if found.count and not rms and not found.largest and not discrete:
         why = odd.says("this side", "the reference") if odd else "zero on both sides"
-        return PointDiff(key, None, None, None, bound.rel_l2, False,
-                         f"{why}: nothing was measured", nonfinite=odd)  # fmt: skip
+        return replace(_without(key, bound, f"{why}: nothing was measured"), nonfinite=odd)
     peak = found.largest / rms if rms else float("inf") if found.largest else 0.0
     share = coarse / rms if rms else 0.0
     limit, max_limit = bound.rel_l2 + share, bound.max_over_rms + share
     if coarse and rms and found.largest <= coarse:
         limit = max(limit, found.rel)
-    beyond = not (found.rel <= limit and peak <= max_limit) and point not in DISCRETE
+    beyond = not (found.rel <= limit and peak <= max_limit) and not discrete
     beyond = beyond or (odd is not None and odd.alone > 0)
     return PointDiff(
         key, found.rel, found.largest, found.at, limit, beyond, "", float(peak), max_limit,
-        found.bits, found.count, bound.reason, bound.unit, ratio, outside, odd,
+        found.bits, found.count, bound.reason, bound.unit, None, False, odd, found.finite,
     )  # fmt: skip
 
 

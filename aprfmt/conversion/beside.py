@@ -2,29 +2,28 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from aprfmt.errors import OutputError
+from aprfmt.formats.atomic import FileSet, OutputFile
 
 if TYPE_CHECKING:
     from aprfmt.base.protocols import Sink
-    from aprfmt.formats.atomic import FileSet
 
 
-class _Nowhere:
+class _Blank(OutputFile):
+    """A file that keeps nothing."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Let the bytes go."""
+
+
+class _Nowhere(FileSet):
     """A set of files that keeps nothing: for a sink that is only planned."""
 
-    def create(self, path: Path) -> "_Nowhere":
-        return self
-
-    def write(self, data: Any) -> None: ...
-
-    def tell(self) -> int:
-        return 0
-
-    def close(self) -> None: ...
-
-    def discard(self) -> None: ...
+    def create(self, path: Path) -> OutputFile:
+        """Return a file that is nowhere."""
+        return _Blank(path, path, path)
 
 
 def planned_sizes(
@@ -36,7 +35,7 @@ def planned_sizes(
 
     `open_sink` opens the target's sink into a set of files, `plan` plans it.
     """
-    sink = open_sink(cast("FileSet", _Nowhere()))
+    sink = open_sink(_Nowhere())
     plan(sink)
     return {**sink.sizes, **{path: len(text) for path, text in texts.items()}}
 

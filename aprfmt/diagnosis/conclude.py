@@ -25,7 +25,7 @@ def rounding(
     worst = max(rows, key=lambda row: row.direct or 0.0)
     if not worst.direct:
         return None
-    beyond = [row for row in rows if row.direct is not None and not row.direct <= row.tolerance]
+    beyond = [row for row in rows if row.apart]
     if not beyond and elsewhere:
         return None
     shadows = [row.shadow for row in rows if row.shadow is not None]

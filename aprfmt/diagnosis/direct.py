@@ -1,26 +1,16 @@
 """Two traces side by side: every point both have, rows by position, neighbours before a verdict."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.compare.nonfinite import NonFinite, census
-from aprfmt.compare.rows import spans
-from aprfmt.compare.thresholds import BASE, DISCRETE, tolerance
-from aprfmt.compare.traces import TraceLike
-from aprfmt.diagnosis.measure import (
-    NO_VALUES,
-    apart,
-    axis_of,
-    fit,
-    near_keys,
-    rel,
-    takes_masks,
-)
+from aprfmt.compare.rows import differ, spans
+from aprfmt.compare.thresholds import BASE, DISCRETE
+from aprfmt.compare.traces import Between, PointDiff, TraceLike, compare_point, dtypes_of
+from aprfmt.diagnosis.measure import NO_VALUES, axis_of, fit, near_keys, rel, takes_masks
 from aprfmt.diagnosis.records import Evidence, Finding
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import key_name, parse_key
@@ -30,37 +20,6 @@ Array = NDArray[Any]
 OTHER_ROWS = "no row of it is of the same position"
 SHOWN = 8  # points that are named where both sides are not finite
 NO_POINT = (1 << 30, 0)  # the place of what is no point of its own
-
-
-@dataclass(frozen=True)
-class Pair:
-    """One point of both traces: how far apart, on which rows; `why` where it is not comparable.
-
-    `odd` places what is not finite, and `rest` is the distance of all else.
-    """
-
-    key: str
-    residual: float | None
-    tolerance: float
-    rows: str = ""
-    why: str = ""
-    odd: NonFinite | None = None
-    rest: float = 0.0
-
-    @property
-    def alone(self) -> bool:
-        """One side is not finite where the other holds something else."""
-        return self.odd is not None and self.odd.alone > 0
-
-    @property
-    def beyond(self) -> bool:
-        """The distance is outside the tolerance of whole runs, or one side alone is no number."""
-        point = self.key.rpartition(".")[2]
-        return self.alone or (
-            self.residual is not None
-            and not self.residual <= self.tolerance
-            and point not in DISCRETE
-        )
 
 
 def keys_of(a: TraceLike, b: TraceLike) -> list[str]:
@@ -88,65 +47,88 @@ def place_of(key: str) -> tuple[int, int]:
     return (layer, order[point])
 
 
-def compared(a: TraceLike, b: TraceLike, moe: bool) -> list[Pair]:
+def compared(a: TraceLike, b: TraceLike, moe: bool) -> list[PointDiff]:
     """Return every point that both traces have, in execution order."""
-    return [one(key, a, b, moe) for key in keys_of(a, b)]
+    between = Between.of(a, b, moe=moe)
+    return [one(key, a, b, between) for key in keys_of(a, b)]
 
 
-def bounds(pairs: Sequence[Pair], a: TraceLike, b: TraceLike) -> Iterator[tuple[float, str]]:
+def bounds(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> Iterator[tuple[float, str]]:
     """Yield the tolerance of every compared point, with the coarser arithmetic's dtype."""
     for pair in pairs:
         mine, other = a.find(pair.key), b.find(pair.key)
-        if pair.residual is not None and mine is not None and other is not None:
+        if pair.rel_l2 is not None and mine is not None and other is not None:
             both = (mine.dtype, other.dtype)
             yield pair.tolerance, max(both, key=lambda dtype: BASE[dtype].rel_l2)
 
 
-def one(key: str, a: TraceLike, b: TraceLike, moe: bool) -> Pair:
+def one(key: str, a: TraceLike, b: TraceLike, between: Between) -> PointDiff:
     """Compare one point on the rows both have, which go by token position where both say it."""
     mine, other = a.find(key), b.find(key)
     assert mine is not None and other is not None
-    bound = tolerance(mine.dtype, other.dtype, moe=moe).rel_l2
     x, y = a.values(key), b.values(key)
-    if x is None or y is None:
-        return Pair(key, None, bound, why="only statistics were kept")
-    x, y = np.asarray(x), np.asarray(y)
-    if x.size and y.size and not (x.any() or y.any()) and mine.point not in DISCRETE:
-        return Pair(key, None, bound, why=NO_VALUES)
-    axis, note = axis_of(key), ""
-    if mine.positions and other.positions and mine.positions != other.positions:
+    apart = differ(mine, other) and bool(mine.positions and other.positions)
+    if x is None or y is None or (np.size(x) == np.size(y) and not apart):
+        return compare_point(key, a, b, between)
+    dtypes = dtypes_of(mine, other, a, b)
+    found = _on_shared_rows(key, a, b, np.asarray(x), np.asarray(y))
+    if isinstance(found, str):
+        return PointDiff(key, None, None, None, between.bound(key, dtypes).rel_l2, False, found)
+    x, y, chosen, rows = found
+    return replace(between.compare(key, dtypes, x, y, chosen), rows=rows)
+
+
+def _on_shared_rows(
+    key: str, a: TraceLike, b: TraceLike, x: Array, y: Array
+) -> tuple[Array, Array, Array | None, str] | str:
+    """Return both values on the rows that both have, which of them count, and which rows.
+
+    In their place why that cannot be.
+    """
+    mine, other = a.find(key), b.find(key)
+    assert mine is not None and other is not None
+    if not (x.any() or y.any()) and mine.point not in DISCRETE:
+        return NO_VALUES
+    axis = axis_of(key)
+    if mine.positions and other.positions and differ(mine, other):
         both = sorted(set(mine.positions) & set(other.positions))
         cut = [_rows_of(each, record.positions, both, axis)
                for each, record in ((x, mine), (y, other))]  # fmt: skip
         uncut = POINTS[mine.point].rows != "keys" and any(each is None for each in cut)
         if not both or (uncut and x.size == y.size):
-            return Pair(key, None, bound, why=OTHER_ROWS)
+            return OTHER_ROWS
         if cut[0] is not None and cut[1] is not None:
-            (x, y), note = cut, f"rows of positions {spans(both)}"
-    if x.size == y.size and not note:
-        odd = None if mine.point in DISCRETE else census(x, y)
-        rest = rel(x, y) if odd is None else apart(x, y)
-        return Pair(key, rel(x, y.reshape(x.shape)), bound, odd=odd, rest=rest)
-    small, large = (x, y) if x.size < y.size else (y, x)
-    few, many = (mine, other) if x.size < y.size else (other, mine)
-    positions = few.positions
-    if positions is not None and many.positions is not None and not note:
+            x, y, note = cut[0], cut[1], f"rows of positions {spans(both)}"
+            if x.size == y.size:
+                return x, y.reshape(x.shape), None, note
+            return _fitted(key, a, b, x, y, note)
+    return _fitted(key, a, b, x, y, "")
+
+
+def _fitted(
+    key: str, a: TraceLike, b: TraceLike, x: Array, y: Array, note: str
+) -> tuple[Array, Array, Array | None, str] | str:
+    """Bring the value with fewer entries into the other's shape; `note` says rows that were cut."""
+    axis, less = axis_of(key), x.size < y.size
+    small, large = (x, y) if less else (y, x)
+    sides = ((a, a.find(key)), (b, b.find(key)))
+    (trace, few), (_, many) = sides if less else sides[::-1]
+    assert few is not None and many is not None
+    positions = None if note else few.positions
+    if positions is not None and many.positions is not None:
         index = {position: row for row, position in enumerate(many.positions)}
         if not all(position in index for position in positions):
-            return Pair(key, None, bound, why=OTHER_ROWS)
+            return OTHER_ROWS
         positions = tuple(index[position] for position in positions)
     shape = large.shape
     if axis >= len(shape) or (len(shape) == 1 and small.ndim == 1):
-        return Pair(key, None, bound, why=f"{x.size} values against {y.size}")
-    masked = takes_masks(key, a if x.size < y.size else b)
-    given = None if note else positions
-    seen = fit(small, given, few.dtype, shape, axis, shape[axis], masked)
+        return f"{x.size} values against {y.size}"
+    seen = fit(small, positions, few.dtype, shape, axis, shape[axis], takes_masks(key, trace))
     if seen is None:
-        return Pair(key, None, bound, why=f"shape {list(x.shape)} against {list(y.shape)}")
-    full, held = seen.both(large, axis)
-    sides = (held, full) if x.size < y.size else (full, held)
-    return Pair(key, seen.distance(large, axis), bound, note or seen.note, "", census(*sides),
-                apart(*sides))  # fmt: skip
+        return f"shape {list(x.shape)} against {list(y.shape)}"
+    full, held = seen.of(large, axis), seen.values
+    chosen = seen.mask if full.shape == held.shape else None
+    return (*((held, full) if less else (full, held)), chosen, note or seen.note)
 
 
 def _rows_of(
@@ -159,7 +141,7 @@ def _rows_of(
     return np.take(values, [row[position] for position in wanted], axis=axis)
 
 
-def no_row_in_common(pairs: Sequence[Pair], a: TraceLike, b: TraceLike) -> str:
+def no_row_in_common(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> str:
     """Say that two traces are of other token positions altogether, "" where they are not."""
     if not pairs or any(pair.why != OTHER_ROWS for pair in pairs):
         return ""
@@ -170,15 +152,6 @@ def no_row_in_common(pairs: Sequence[Pair], a: TraceLike, b: TraceLike) -> str:
         f"{spans(mine.positions or ())} in A, {spans(other.positions or ())} in B; record both "
         "with the same --positions"
     )
-
-
-def of_distances(
-    found: Mapping[str, float], odd: Mapping[str, NonFinite], bound: float
-) -> list[Pair]:
-    """Return the points of two models' passes, from their distances and what is not finite."""
-    return [
-        Pair(key, value, bound, odd=odd.get(key), rest=math.inf) for key, value in found.items()
-    ]
 
 
 def neighbour(key: str, a: TraceLike, b: TraceLike, bound: float) -> str:
@@ -255,7 +228,7 @@ def guess(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
     return "", ""
 
 
-def other_rows(pairs: Sequence[Pair]) -> Finding | None:
+def other_rows(pairs: Sequence[PointDiff]) -> Finding | None:
     """Say that two traces which agree were compared on some of their rows only."""
     rows = [pair for pair in pairs if pair.rows]
     rows = [pair for pair in rows if POINTS[parse_key(pair.key)[0]].rows != "logits"]
@@ -264,11 +237,11 @@ def other_rows(pairs: Sequence[Pair]) -> Finding | None:
     return Finding(
         "capture_rows", f"the traces hold other rows ({rows[0].rows}); these agree",
         "capture", "same", tuple(pair.key for pair in rows[:8]), True, rows[0].key,
-        max(pair.residual or 0.0 for pair in rows), None, "the rows both have",
+        max(pair.rel_l2 or 0.0 for pair in rows), None, "the rows both have",
     )  # fmt: skip
 
 
-def by_signature(pairs: Sequence[Pair], a: TraceLike, b: TraceLike) -> Finding | None:
+def by_signature(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> Finding | None:
     """Name what two traces show without weights: neighbours first, then signatures."""
     broken = not_finite(pairs)
     if broken is not None:
@@ -285,45 +258,54 @@ def by_signature(pairs: Sequence[Pair], a: TraceLike, b: TraceLike) -> Finding |
         return Finding(
             "capture_point",
             f"what B records as {point} is A's {other}; every other point agrees",
-            "capture", "same", tuple(moved), True, first.key, first.residual, 0.0, first.key,
+            "capture", "same", tuple(moved), True, first.key, first.rel_l2, 0.0, first.key,
             {"recorded_as": point, "is": other},
         )  # fmt: skip
     cause, why = guess(first.key, a, b)
     return Finding(
         cause, why or f"{first.key} is the first point beyond its tolerance", "forward", "bug",
-        (first.key,), False, first.key, first.residual, None, first.key,
+        (first.key,), False, first.key, first.rel_l2, None, first.key,
     )  # fmt: skip
 
 
-def not_finite(pairs: Sequence[Pair]) -> Finding | None:
+def not_finite(pairs: Sequence[PointDiff]) -> Finding | None:
     """Return the finding that one side alone has NaN or infinities, None where none has.
 
     Confirmed where the first such point's other values are within the tolerance of whole runs.
     """
-    alone = [pair for pair in pairs if pair.alone]
+    alone = [pair for pair in pairs if pair.alone and not _discrete(pair)]
     if not alone:
         return None
     first = alone[0]
-    assert first.odd is not None
+    assert first.nonfinite is not None
     more = f"; {len(alone) - 1} more points" if len(alone) > 1 else ""
-    sure = first.rest <= first.tolerance
-    side = first.odd.side if first.odd.side in ("A", "B") else ""
+    rest = first.rel_l2_finite
+    sure = rest is not None and rest <= first.tolerance
+    side = first.nonfinite.side if first.nonfinite.side in ("A", "B") else ""
     return Finding(
-        "nonfinite", f"{first.key}: {first.odd.says()}{more}", "forward", "bug",
-        tuple(pair.key for pair in alone), sure, first.key, first.residual,
-        first.rest if sure else None, f"{first.key}; after: its other values",
-        {"nonfinite": {pair.key: asdict(pair.odd) for pair in alone if pair.odd}}, side,
+        "nonfinite", f"{first.key}: {first.nonfinite.says()}{more}", "forward", "bug",
+        tuple(pair.key for pair in alone), sure, first.key, first.rel_l2,
+        rest if sure else None, f"{first.key}; after: its other values",
+        {"nonfinite": {pair.key: asdict(pair.nonfinite) for pair in alone if pair.nonfinite}}, side,
     )  # fmt: skip
 
 
-def both_sides(pairs: Sequence[Pair]) -> Iterator[Evidence]:
+def _discrete(pair: PointDiff) -> bool:
+    """Say whether a point is a choice: a margin without a next one is no number, and no fault."""
+    return pair.key.rpartition(".")[2] in DISCRETE
+
+
+def both_sides(pairs: Sequence[PointDiff]) -> Iterator[Evidence]:
     """Yield the points at which both sides are not finite alike: no difference, and no number."""
-    alike = [pair for pair in pairs if pair.odd is not None and pair.odd.both]
+    alike = [
+        pair for pair in pairs
+        if pair.nonfinite is not None and pair.nonfinite.both and not _discrete(pair)
+    ]  # fmt: skip
     for pair in alike[:SHOWN]:
-        assert pair.odd is not None
+        assert pair.nonfinite is not None
         more = f" (and {len(alike) - SHOWN} more points)" if len(alike) > SHOWN else ""
-        yield Evidence("forward", f"{pair.key}: {pair.odd.says()}{more}", (pair.key,),
-                       float(pair.odd.both))  # fmt: skip
+        yield Evidence("forward", f"{pair.key}: {pair.nonfinite.says()}{more}", (pair.key,),
+                       float(pair.nonfinite.both))  # fmt: skip
 
 
 def _lengths(x: Array) -> Array:

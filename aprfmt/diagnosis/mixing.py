@@ -6,18 +6,19 @@ together must make B agree with A; leaving one out again shows what that one doe
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
-from aprfmt.compare.nonfinite import NonFinite, census
-from aprfmt.compare.thresholds import DISCRETE, tolerance
-from aprfmt.diagnosis.measure import rel
+from aprfmt.compare.nonfinite import NonFinite
+from aprfmt.compare.traces import Between, PointDiff, weights_between
 from aprfmt.diagnosis.shadow import plain
 from aprfmt.diagnosis.world import World
 from aprfmt.inference.backends import BACKENDS
+from aprfmt.inference.engines.collect import weights_of
 from aprfmt.inference.rows import Rows, StoredRows
+from aprfmt.inference.trace import Trace
 from aprfmt.inference.weights import Weights, free_budget
 from aprfmt.model import Model
 
@@ -68,32 +69,26 @@ def _world(
     return World(b.spec, hp, weights, backend, tuple(ids))
 
 
-def distances(mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> dict[str, float]:
-    """Return the relative distance at every point both passes have, in execution order."""
-    return {key: rel(mine[key], theirs[key]) for key in mine if key in theirs}
+def between(a: Model, b: Model) -> Between:
+    """Return the pair of two models' passes, both on numpy."""
+    kinds = [{"weights": weights_of(model)} for model in (a, b)]
+    moe = any(bool(model.hyper["n_experts"]) for model in (a, b))
+    return Between(("numpy", "numpy"), weights_between(*(Trace(run, {}) for run in kinds)), moe)
 
 
-def odd_ones(mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> dict[str, NonFinite]:
-    """Return what is not finite at points of both passes; margins without a next are no numbers."""
-    found = {
-        key: census(mine[key], theirs[key].reshape(mine[key].shape)) for key in mine
-        if key in theirs and mine[key].size == theirs[key].size
-        and key.rpartition(".")[2] not in DISCRETE
-    }  # fmt: skip
-    return {key: odd for key, odd in found.items() if odd is not None}
-
-
-def first_beyond(found: Mapping[str, float], dtypes: tuple[str, str], moe: bool) -> str:
-    """Return the first point beyond its tolerance, "" where none is."""
-    bound = tolerance(*dtypes, moe=moe).rel_l2
-    return next(
-        (
-            key
-            for key, value in found.items()
-            if not value <= bound and key.rpartition(".")[2] not in DISCRETE
-        ),
-        "",
-    )
+def compared(
+    pair: Between, mine: Mapping[str, Array], theirs: Mapping[str, Array], dtype: str
+) -> dict[str, PointDiff]:
+    """Compare every point that both passes have, in execution order; other sizes are endless."""
+    found: dict[str, PointDiff] = {}
+    for key in (key for key in mine if key in theirs):
+        x, y, dtypes = mine[key], theirs[key], (dtype, dtype)
+        if x.size == y.size:
+            found[key] = pair.compare(key, dtypes, x, y)
+        else:
+            bound = pair.bound(key, dtypes).rel_l2
+            found[key] = PointDiff(key, math.inf, None, None, bound, True)
+    return found
 
 
 @dataclass(frozen=True)
@@ -111,14 +106,10 @@ class Share:
 
 @dataclass(frozen=True)
 class Mixed:
-    """What every part does, and the distances of all points with no part taken over.
-
-    `odd` places what is not finite at these points.
-    """
+    """What every part does, and all points with no part taken over."""
 
     shares: tuple[Share, ...]
-    bare: Mapping[str, float]
-    odd: Mapping[str, NonFinite] = field(default_factory=dict)
+    bare: Mapping[str, PointDiff]
 
     @property
     def rest(self) -> float:
@@ -140,21 +131,17 @@ def shares(
     `still` are the parts that leave the function as it is: what they move inside a layer is no
     difference, so they are taken over in the bare pass too.
     """
-    moe = bool(a.hyper["n_experts"])
+    pair = between(a, b)
     world = world_of(a, ids, dtype, memory)
     reference = plain(world)
     world.weights.close()
-    known: dict[tuple[int, ...], dict[str, float]] = {}
-    broken: dict[tuple[int, ...], dict[str, NonFinite]] = {}
+    known: dict[tuple[int, ...], dict[str, PointDiff]] = {}
 
-    def away(*chosen: int) -> dict[str, float]:
+    def away(*chosen: int) -> dict[str, PointDiff]:
         if chosen not in known:
             world = mixed(a, b, [parts[i] for i in chosen], ids, dtype, memory)
-            broken[chosen] = {}
             try:
-                values = plain(world)
-                known[chosen] = distances(reference, values)
-                broken[chosen] = odd_ones(reference, values)
+                known[chosen] = compared(pair, reference, plain(world), dtype)
             except (ValueError, IndexError):
                 known[chosen] = {}  # these parts alone do not fit together
             finally:
@@ -164,14 +151,13 @@ def shares(
     every = tuple(range(len(parts)))
     found = []
     for i in every:
-        left = tuple(j for j in every if j != i)
-        others = away(*left)
-        first = first_beyond(others, (dtype, dtype), moe)
-        odd = broken[left].get("logits")
+        others = away(*(j for j in every if j != i))
+        first = next((point.key for point in others.values() if point.beyond), "")
+        odd = others["logits"].nonfinite if "logits" in others else None
         found.append(Share(_end(others), _end(away(*every)), first, odd))
-    bare = away(*still)
-    return Mixed(tuple(found), bare, broken[tuple(still)])
+    return Mixed(tuple(found), away(*still))
 
 
-def _end(found: Mapping[str, float]) -> float:
-    return found.get("logits", math.inf)
+def _end(found: Mapping[str, PointDiff]) -> float:
+    """Return the distance of the logits: 0 where both are nothing but zeros."""
+    return found["logits"].rel_l2 or 0.0 if "logits" in found else math.inf

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
-from aprfmt.diagnosis.direct import Pair, place_of
+from aprfmt.compare.traces import PointDiff
+from aprfmt.diagnosis.direct import place_of
 from aprfmt.diagnosis.records import PointRow
 from aprfmt.diagnosis.shadow import Pass, View
 from aprfmt.inference.capture import parse_key
 
 
-def point_rows(pairs: Sequence[Pair], passes: Mapping[str, Pass]) -> list[PointRow]:
+def point_rows(pairs: Sequence[PointDiff], passes: Mapping[str, Pass]) -> list[PointRow]:
     """Return the rows in execution order: distances of the runs, shadows by side."""
     by_key = {pair.key: pair for pair in pairs}
     shadows = {
@@ -20,8 +21,8 @@ def point_rows(pairs: Sequence[Pair], passes: Mapping[str, Pass]) -> list[PointR
     entering: dict[int, float] = {}
     for pair in pairs:
         point, layer = parse_key(pair.key)
-        if point in ("embd", "embd_scaled", "out") and pair.residual is not None:
-            entering[layer + 1 if point == "out" else 0] = pair.residual
+        if point in ("embd", "embd_scaled", "out") and pair.rel_l2 is not None:
+            entering[layer + 1 if point == "out" else 0] = pair.rel_l2
     rows = []
     for key in sorted({*by_key, *shadows}, key=place_of):
         label, view = shadows.get(key, ("", None))
@@ -30,12 +31,14 @@ def point_rows(pairs: Sequence[Pair], passes: Mapping[str, Pass]) -> list[PointR
 
 
 def _row(
-    key: str, pair: Pair | None, label: str, view: View | None, entering: Mapping[int, float]
+    key: str, pair: PointDiff | None, label: str, view: View | None, entering: Mapping[int, float]
 ) -> PointRow:
     point, layer = parse_key(key)
-    away = None if pair is None else pair.residual
+    away = None if pair is None else pair.rel_l2
     before = entering.get(layer)
     bound = pair.tolerance if pair is not None else view.tolerance if view is not None else 0.0
+    apart = pair is not None and pair.beyond
+    odd = None if pair is None else pair.nonfinite
     return PointRow(
         key,
         point,
@@ -45,8 +48,8 @@ def _row(
         bound,
         away / before if away is not None and before else None,
         label,
-        (pair is not None and pair.beyond) or (view is not None and view.flagged),
+        apart or (view is not None and view.flagged),
         "" if pair is None else pair.why or pair.rows,
-        pair.odd if pair is not None and pair.odd is not None else None if view is None
-        else view.odd,
-    )  # fmt: skip
+        odd if odd is not None or view is None else view.odd,
+        apart,
+    )

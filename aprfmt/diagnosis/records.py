@@ -64,8 +64,9 @@ class PointRow:
 
     `direct` is the relative L2 distance of the two runs, `shadow` that of the reference's
     operation on the run's own input from the run's value; `gain` is `direct` over that of the
-    layer's input: what a spike has to be measured by. `side` is whose shadow it is. `nonfinite`
-    places NaN and infinities: of the two runs, or of the shadow, whose A is the model.
+    layer's input: what a spike has to be measured by. `apart` says that the two runs do not agree,
+    `beyond` that they do not or that an operation does not. `side` is whose shadow it is.
+    `nonfinite` places NaN and infinities: of the two runs, or of the shadow, whose A is the model.
     """
 
     key: str
@@ -79,6 +80,7 @@ class PointRow:
     beyond: bool = False
     note: str = ""
     nonfinite: NonFinite | None = None
+    apart: bool = False
 
 
 @dataclass(frozen=True)

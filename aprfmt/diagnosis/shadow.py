@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from aprfmt.compare.nonfinite import NonFinite, census
 from aprfmt.compare.thresholds import DISCRETE, one_operation, tolerance, weights_class
-from aprfmt.compare.traces import TraceLike
+from aprfmt.compare.traces import backend_name
 from aprfmt.diagnosis.measure import NO_VALUES, Recorded, Seen, apart, axis_of
 from aprfmt.diagnosis.world import Call, Recording, Stop, World, arrays, same_memory
 from aprfmt.inference.capture import key_name, parse_key, resolve
@@ -35,6 +35,8 @@ class View:
     the last point the trace holds: what the reference did to get here. `base` is the point a view
     is compared with where the reference has no operation between the two ("" otherwise). `after`
     are the points of the trace that these operations started from: the last good ones.
+    `tolerance` is that of one operation. `whole_tolerance` is that of whole passes in these dtypes,
+    without what an engine's own products may add: that would excuse a wrong operation.
     """
 
     key: str
@@ -152,9 +154,9 @@ class _Shadow(Recording):
         self._world = world
         self._recorded = recorded
         self._until = until
-        self._moe = bool(world.hp["n_experts"])
         self._extras = _extras(world, recorded)
-        self._engine = engine_of(recorded.trace)
+        self._moe = bool(world.hp["n_experts"])
+        self._engine = backend_name(recorded.trace)
         self._logits: Array | None = None
         self._experts: tuple[Array, Array] | None = None
         self._held: dict[str, Array] = {}  # what the pass went on with, of the last two layers
@@ -305,14 +307,6 @@ class _Shadow(Recording):
         slack = bound * max(1.0, float(np.abs(self._logits).max()))
         close = differ & (margin <= slack)
         return int((differ & ~close).sum()), int(close.sum())
-
-
-def engine_of(trace: TraceLike) -> str:
-    """Return the name of the backend or engine a trace was run by, "" where it does not say."""
-    facts = trace.run.get("backend")
-    if not isinstance(facts, Mapping):
-        return ""
-    return str(facts.get("backend") or facts.get("name") or "")
 
 
 def _kinds(calls: Sequence[Call], world: World) -> list[str]:

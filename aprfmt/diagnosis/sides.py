@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from aprfmt.inference.device import Choice, choose, parse_run
-from aprfmt.inference.engines.opening import model_and_run, open_run, open_trace, trace_kind
+from aprfmt.inference.device import Choice
+from aprfmt.inference.engines.opening import open_trace, trace_kind
+from aprfmt.inference.running import RunRequest, requested, traced
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model, open_model
 from aprfmt.model.completeness import ANY
@@ -24,7 +25,12 @@ class Side:
     kind: Kind
     path: Path
     model: Model | None = None
-    choice: Choice | None = None
+    request: RunRequest | None = None
+
+    @property
+    def choice(self) -> Choice | None:
+        """Where it runs; None for a saved trace."""
+        return None if self.request is None else self.request.choice
 
 
 def open_side(label: str, text: str, stack: ExitStack, arch: str | None) -> Side:
@@ -35,11 +41,10 @@ def open_side(label: str, text: str, stack: ExitStack, arch: str | None) -> Side
     path = Path(text)
     if path.exists() and trace_kind(path) is not None:
         return Side(label, text, "trace", path)
-    name, run = model_and_run(text)
-    model = stack.enter_context(open_model(name, arch=arch, allow_missing=ANY))
-    if run is None:
-        return Side(label, text, "model", Path(name), model, choose())
-    return Side(label, text, "run", Path(name), model, parse_run(run))
+    request = requested(text, arch=arch, allow_missing=ANY)
+    model = stack.enter_context(open_model(request.model, arch=arch, allow_missing=ANY))
+    kind: Kind = "model" if str(request.model) == text else "run"
+    return Side(label, text, kind, Path(request.model), model, request)
 
 
 def trace_of(
@@ -53,10 +58,10 @@ def trace_of(
     """Return a side's trace: a saved one is read, a model or run is run on `ids`."""
     if side.kind == "trace":
         return stack.enter_context(open_trace(side.path, ids, reference))
-    assert side.model is not None
-    return stack.enter_context(
-        open_run(side.path, ids, model=side.model, choice=side.choice, wanted=wanted, memory=memory)
-    )
+    assert side.request is not None
+    asked = replace(side.request, ids=None if ids is None else tuple(ids), wanted=wanted,
+                    memory=memory)  # fmt: skip
+    return stack.enter_context(traced(asked, side.model))
 
 
 def trace_ids(trace: Trace) -> tuple[int, ...] | None:

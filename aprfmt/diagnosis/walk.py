@@ -7,20 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.compare.thresholds import tolerance
-from aprfmt.compare.traces import records_ids
+from aprfmt.compare.traces import PointDiff, backend_name, records_ids
 from aprfmt.diagnosis import conclude, direct
 from aprfmt.diagnosis.blank import blank_trace, rounding_hides
 from aprfmt.diagnosis.examine import examine
 from aprfmt.diagnosis.forward import Judged, common, judged
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.measure import Recorded
-from aprfmt.diagnosis.mixing import shares, world_of
+from aprfmt.diagnosis.mixing import between, shares, world_of
 from aprfmt.diagnosis.models import compare_models
 from aprfmt.diagnosis.points import point_rows
 from aprfmt.diagnosis.prompt import chosen_ids, disagree, hidden_from
 from aprfmt.diagnosis.records import Diagnosis, Evidence, Finding, PointRow
-from aprfmt.diagnosis.shadow import engine_of
 from aprfmt.diagnosis.sides import Side, trace_ids, trace_of
 from aprfmt.diagnosis.tensors import settled
 from aprfmt.errors import AprfmtError
@@ -44,7 +42,7 @@ class Walk:
     judged: dict[str, Judged] = field(default_factory=dict)
     points: list[PointRow] = field(default_factory=list)
     rows_apart: Finding | None = None  # two traces compared on the rows that both have
-    pairs: Sequence[direct.Pair] = ()
+    pairs: Sequence[PointDiff] = ()
 
     def done(self, reason: str = "") -> Diagnosis:
         """Return what was found so far."""
@@ -125,7 +123,7 @@ class Walk:
         """Open a saved trace and say what it is."""
         trace = self._taken(side, trace_of(side, self.ids, self.stack, self.model_of(side)))
         held = sum(trace.values(key) is not None for key in list(trace.records)[:1])
-        engine = engine_of(trace)
+        engine = backend_name(trace)
         name = f", run by {engine}" if engine else ""
         self.say(
             "identity",
@@ -225,11 +223,10 @@ class Walk:
         a, b = self.a.model, self.b.model
         assert a is not None and b is not None and self.ids is not None
         levels = self.levels
-        moe = bool(a.hyper["n_experts"])
-        bound = tolerance(dtype, dtype, moe=moe).rel_l2
+        bound = between(a, b).bound("logits", (dtype, dtype)).rel_l2
         still = [i for i, finding in enumerate(levels.findings) if finding.verdict == "same"]
         found = shares(a, b, levels.parts, self.ids, dtype, self.memory, still)
-        self._paired(direct.of_distances(found.bare, found.odd, bound))
+        self._paired(list(found.bare.values()))
         for i, (finding, share) in enumerate(zip(levels.findings, found.shares, strict=True)):
             levels.findings[i] = settled(finding, share, bound)
             if not share.before <= bound:
@@ -321,7 +318,7 @@ class Walk:
         a, b = self.traces["A"], self.traces["B"]
         pairs = direct.compared(a, b, moe)
         self._paired(pairs)
-        compared = sum(pair.residual is not None for pair in pairs)
+        compared = sum(pair.rel_l2 is not None for pair in pairs)
         self.levels.checked.append(f"both runs with each other: {compared} points")
         self.levels.reason = self.levels.reason or direct.no_row_in_common(pairs, a, b)
         for pair in pairs:
@@ -342,7 +339,7 @@ class Walk:
                         "--model"
                     )
 
-    def _paired(self, pairs: Sequence[direct.Pair]) -> None:
+    def _paired(self, pairs: Sequence[PointDiff]) -> None:
         """Keep the points of both sides, and say where both are not finite alike."""
         self.pairs = pairs
         self.levels.evidence += direct.both_sides(pairs)

@@ -11,18 +11,11 @@ from numpy.typing import NDArray
 
 from aprfmt.base.outcome import Report
 from aprfmt.compare.thresholds import Measured
-from aprfmt.compare.traces import (
-    PointDiff,
-    TraceDiff,
-    check_ids,
-    common_keys,
-    compare_point,
-)
+from aprfmt.compare.traces import TraceDiff, common_keys, compare_traces
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import POINTS, parse_key
 from aprfmt.inference.device import Choice
-from aprfmt.inference.engines.opening import run_model, weights_of
-from aprfmt.inference.parity.matched import matched_weights
+from aprfmt.inference.engines.collect import weights_of
 from aprfmt.inference.parity.operations import MAX_OPERATIONS, rel_l2, take_apart
 from aprfmt.inference.parity.outcomes import (
     compare_experts,
@@ -48,9 +41,8 @@ from aprfmt.inference.parity.verdict import (
     points_check,
     verdict_of,
 )
-from aprfmt.inference.session import Session
+from aprfmt.inference.running import opened
 from aprfmt.inference.trace import Trace
-from aprfmt.inference.trace_file import Spool
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -120,40 +112,12 @@ class Ran:
 @contextmanager
 def run_once(model: "Model", choice: Choice, request: Request) -> Iterator[Ran]:
     """Run one choice on the request's ids; yields its trace. Logits are of every row."""
-    if choice.is_engine:
-        if request.through is not None:
-            raise UsageError(
-                f"{choice}: an engine reads the file's own weights; write the model through "
-                f"{request.through} first (aprfmt quantize), and compare that"
-            )
-        with run_model(
-            model, request.ids, choice, wanted=request.wanted, threads=request.threads
-        ) as trace:
-            yield Ran(trace, None)
-        return
-    backend = choice.open(deterministic=request.deterministic, threads=request.threads)
-    weights = None
-    if request.through is not None:
-        weights = matched_weights(model, request.through, request.memory)
-    facts = {
-        "model": str(model.path),
-        "weights": "quantized" if request.through is not None else weights_of(model),
-        "through": request.through,
-    }
-    count = len(request.ids)
-    rows = range(max(0, count - PLAIN_ROWS), count)
-    with Spool() as spool, ExitStack() as stack:
-        session = stack.enter_context(
-            Session.of(model, backend, memory=request.memory)
-            if weights is None
-            else Session(model.spec, model.hyper, weights, backend)
-        )
-        keys = tuple(session.points) if request.wanted is None else request.wanted
-        trace = session.trace(
-            request.ids, keys, keep=spool.keep, fetch=spool.fetch, stop=False, logits_rows="all",
-            run=facts,
-        )  # fmt: skip
-        yield Ran(trace, session.prefill(request.ids, list(rows)))
+    asked = request.on(choice)
+    with opened(asked, model) as run, run.trace(facts={"through": request.through}) as trace:
+        count = len(request.ids)
+        rows = range(max(0, count - PLAIN_ROWS), count)
+        plain = None if run.own is None else run.own.prefill(request.ids, list(rows))
+        yield Ran(trace, plain)
 
 
 def _facts(choice: Choice, trace: Trace, request: Request) -> RunFacts:
@@ -220,7 +184,7 @@ def _amplified(
     broken = any(p.nonfinite is not None and p.nonfinite.alone for p in diff.points)
     if diff.first is None or first.is_engine or broken:
         return None
-    reference = first.open(deterministic=request.deterministic, threads=request.threads)
+    reference = request.on(first).backend()
     found = survey(model, reference, a, b, request)
     return found if found.clean else None
 
@@ -238,23 +202,14 @@ def compare_runs(
     every token that attends to it: only earlier positions are compared behind that layer.
     Returns the comparison and, by key, the position its rows end before.
     """
-    check_ids(a, b)
     limits: dict[int, int] = {}
     for flip in flips:
         layer = parse_key(flip.key)[1]
         if flip.explained:
             limits[layer] = min(limits.get(layer, flip.position), flip.position)
-    points: list[PointDiff] = []
-    before: dict[str, int] = {}
-    for key in common_keys(a, b):
-        limit = _limit(key, limits)
-        if limit is not None:
-            before[key] = limit
-        points.append(compare_point(key, a, b, moe=moe, calibrated=calibrated, before=limit))
-    first = next((point.key for point in points if point.beyond), None)
-    here = tuple(key for key in a.records if b.find(key) is None)
-    there = tuple(key for key in b.records if a.find(key) is None)
-    return TraceDiff(tuple(points), first, here, there), before
+    found = {key: _limit(key, limits) for key in common_keys(a, b)}
+    before = {key: limit for key, limit in found.items() if limit is not None}
+    return compare_traces(a, b, moe=moe, calibrated=calibrated, before=before), before
 
 
 def _limit(key: str, limits: Mapping[int, int]) -> int | None:

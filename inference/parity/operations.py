@@ -39,10 +39,10 @@ def take_apart(
     beyond = [point for point in diff.points if point.beyond and "qkv" not in point.key]
     if not beyond or first.is_engine:
         return [], None
-    reference = first.open(deterministic=request.deterministic, threads=request.threads)
+    reference = request.on(first).backend()
     other: Backend | None = None
     if not second.is_engine:
-        other = second.open(deterministic=request.deterministic, threads=request.threads)
+        other = request.on(second).backend()
     found: list[Operation] = []
     fallback: Cell | None = None
     for point in beyond[:most]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,6 +127,15 @@ def _cupy_losses(backend: Backend, logits: Numbers, labels: Numbers) -> Numbers:
     return np.asarray(memory.get(found))
 
 
+@runtime_checkable
+class WithLoss(Protocol):
+    """A backend with a loss of its own, which then comes before the functions here."""
+
+    def cross_entropy(self, logits: Any, labels: Numbers) -> float:
+        """Return the mean loss of labels [n] under logits [n, vocab], in nats, kept in float32."""
+        ...
+
+
 OWN_LOSSES: Mapping[str, Callable[[Backend, Numbers, Numbers], Numbers]] = {
     "numpy": _numpy_losses,
     "torch": _torch_losses,
@@ -160,12 +169,11 @@ def own_loss(backend: Backend | None, logits: Numbers, ids: Sequence[int]) -> Ow
         return OwnLoss(None, why="a single token has no label")
     labels = np.asarray(ids[1:], np.int64)
     inner = np.ascontiguousarray(logits[:-1])
-    method = getattr(backend, "cross_entropy", None)
-    if method is None and backend.name not in OWN_LOSSES:
+    if not isinstance(backend, WithLoss) and backend.name not in OWN_LOSSES:
         return OwnLoss(None, why=f"backend {backend.name!r} has no loss of its own")
     expected = _losses(logits, ids)
-    if method is not None:
-        found = np.array([float(method(backend.array(inner), labels))])
+    if isinstance(backend, WithLoss):
+        found = np.array([float(backend.cross_entropy(backend.array(inner), labels))])
         expected = np.array([float(np.mean(expected))])
     else:
         found = np.asarray(OWN_LOSSES[backend.name](backend, inner, labels), np.float64)

@@ -1,22 +1,22 @@
 """What to run, and how: the same for every run of a comparison."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aprfmt.compare.thresholds import Measured
+from aprfmt.inference.running import RunRequest
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to run: the wanted points (None: all), and how."""
+class Request(RunRequest):
+    """A run, of which `choice` is replaced by each of the runs, and how these are compared.
 
-    ids: tuple[int, ...]
+    `ids` are given. `text` is what they stand for, `arbiter` asks for a float64 run beside the
+    others, `calibrated` are tolerances of the file `calibrated_by`.
+    """
+
+    ids: tuple[int, ...] = ()
     text: str | None = None
-    wanted: Collection[str] | None = None
-    through: str | None = None
     arbiter: bool = False
     calibrated: Sequence[Measured] = ()
     calibrated_by: str | None = None
-    threads: int | None = None
-    memory: int | None = None
-    deterministic: bool = False

@@ -261,7 +261,7 @@ def test_a_nan_is_no_masked_score() -> None:
 
 
 def test_no_rounding_without_a_distance() -> None:
-    rows = [PointRow("L0.q", "q", 0, math.inf, 1e-7, 2e-5, beyond=True)]
+    rows = [PointRow("L0.q", "q", 0, math.inf, 1e-7, 2e-5, beyond=True, apart=True)]
     found = rounding(rows, [], [])
     assert found is not None and found.verdict == "bug" and not found.confirmed
     near = Finding("rounding", "", "tensor", "precision", ("x",), True)
@@ -281,7 +281,7 @@ def test_rounding_beyond_the_bounds_asks_for_operations_that_were_judged(
 ) -> None:
     """Where no operation was judged, what is beyond every bound is a bug until one was."""
     far = 3e-3 if beyond else 1e-6
-    rows = [PointRow("L0.q", "q", 0, far, shadow, 2e-5, beyond=beyond)]
+    rows = [PointRow("L0.q", "q", 0, far, shadow, 2e-5, beyond=beyond, apart=beyond)]
     found = rounding(rows, [], [])
     assert found is not None and (found.cause, found.residual_before) == ("rounding", far)
     sure = shadow is not None or not beyond

@@ -112,10 +112,11 @@ def halved(model: Any, ids: Any, choice: Any, **options: Any) -> Iterator[Any]:
     from dataclasses import replace
 
     from aprfmt.inference.device import choose
-    from aprfmt.inference.engines.opening import run_model
+    from aprfmt.inference.running import RunRequest, traced
 
-    rows = options.get("logits_rows", "all")
-    with run_model(model, ids, choose(), wanted=options.get("wanted"), logits_rows=rows) as trace:
+    wanted, rows = options.get("wanted"), options.get("logits_rows", "all")
+    asked = RunRequest(tuple(ids), choose(), wanted=wanted, logits_rows=rows)
+    with traced(asked, model) as trace:
 
         def fetch(key: str) -> Any:
             values = trace.fetch(key)

@@ -20,8 +20,9 @@ from aprfmt.inference.capture import POINTS
 from aprfmt.inference.device import Choice, choose, parse_run, split_run
 from aprfmt.inference.engines import ENGINES
 from aprfmt.inference.engines.npz import load_npz
-from aprfmt.inference.engines.opening import is_trace, open_run, open_trace, run_model
+from aprfmt.inference.engines.opening import is_trace, open_trace
 from aprfmt.inference.points_page import page
+from aprfmt.inference.running import RunRequest, requested, traced
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.trace_file import save_trace
 from aprfmt.model import Model, open_model
@@ -37,7 +38,7 @@ NOT_SHOWN = {"q_mm", "k_mm", "v_mm", "router_margin", "k_pe_rope"}
 @contextmanager
 def ran(name: str, run: str, **options: Any) -> Iterator[tuple[Model, Trace]]:
     with open_model(judged(name).folder) as model:
-        with run_model(model, IDS, parse_run(run), **options) as trace:
+        with traced(RunRequest(IDS, parse_run(run), **options), model) as trace:
             yield model, trace
 
 
@@ -150,13 +151,13 @@ def test_a_third_partys_engine_is_a_run(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_run_needs_ids_and_a_trace_is_told_by_its_content(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs token ids"):
-        with open_run(f"{judged('llama').folder}@numpy"):
+        with traced(requested(f"{judged('llama').folder}@numpy")):
             pass
     path = tmp_path / "trace.bin"
     save_trace(path.with_suffix(".safetensors"), traced64("llama")[1])
     path.with_suffix(".safetensors").rename(path)
     assert is_trace(path) and not is_trace(judged("llama").folder)
-    with open_run(path) as trace:
+    with open_trace(path) as trace:
         assert trace.run["ids"] == list(IDS)
     with pytest.raises(FormatError, match="is no saved trace"):
         with open_trace(judged("llama").folder / "config.json"):

@@ -13,18 +13,10 @@ from aprfmt.checks import bounds
 from aprfmt.checks.gates.golden import TEXT, Text
 from aprfmt.checks.records import Measure, NotRun, Result
 from aprfmt.compare.thresholds import Tolerance, tolerance
+from aprfmt.inference import evaluation
+from aprfmt.inference.evaluation import Sample, plan
 from aprfmt.inference.gates import rows_gate
-from aprfmt.inference.loss import (
-    Loss,
-    cross_entropy,
-    in_bits,
-    judge,
-    mean_loss,
-    repeated,
-    rows_at_once,
-    window_size,
-    windows,
-)
+from aprfmt.inference.loss import Loss, in_bits, judge, repeated, window_size
 
 if TYPE_CHECKING:
     from aprfmt.checks.gates.subject import Subject
@@ -101,22 +93,10 @@ def measure(
     The three are over the same rows, so that they can be compared: labels are the next token.
     The first `prefix` tokens stand before every window.
     """
-    vocab = int(session.hp["vocab_size"])
-    losses: list[Numbers] = []
-    shifted: list[list[Numbers]] = [[], [], []]
-    capacity = window_size(int(session.hp["context_length"]))
-    for window in windows(len(ids), capacity, prefix=prefix):
-        part, at = window.ids(ids), window.rows.start
-        for rows in session.in_parts(part, window.rows, rows_at_once(vocab)):
-            losses.append(cross_entropy(rows, part[at + 1 : at + 1 + len(rows)]))
-            count = min(len(rows), len(part) - 2 - at)  # the last row has no token after the next
-            for shift, kept in enumerate(shifted):
-                if count > 0:
-                    labels = part[at + shift : at + shift + count]
-                    kept.append(cross_entropy(rows[:count], labels))
-            at += len(rows)
-    means = [mean_loss(each, vocab).nats for each in shifted]
-    return mean_loss(losses, vocab, () if losses else (where,)), means
+    sample = Sample(where, ids, prefix=prefix)
+    planned, _ = plan([sample], window_size(int(session.hp["context_length"])))
+    found = evaluation.measure(session, planned, () if planned else (where,), shifts=True)
+    return found.loss, list(found.shifts)
 
 
 def judged(

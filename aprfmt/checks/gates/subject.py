@@ -14,6 +14,7 @@ from aprfmt.checks.gates.golden import Golden, find
 from aprfmt.checks.records import Answer, NotRun
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.device import Choice, choose
+from aprfmt.inference.running import RunRequest
 from aprfmt.inference.session import Session
 from aprfmt.model import Model, open_model
 
@@ -92,10 +93,10 @@ class Subject(Context):
     def open_session(self, model: Model, choice: Choice | None = None) -> Session:
         """Open a session with a backend of its own; the caller closes it (a context manager)."""
         request = self.request
-        backend = (choice or request.choice).open(
-            deterministic=request.deterministic, threads=request.threads
-        )
-        return Session.of(model, backend, memory=request.memory)
+        return RunRequest(
+            choice=choice or request.choice, threads=request.threads, memory=request.memory,
+            deterministic=request.deterministic,
+        ).session(model)  # fmt: skip
 
     @cached_property
     def tokenizer(self) -> "Tokenizer | None":

@@ -73,6 +73,16 @@ ROWS: tuple[Row, ...] = (
         "traces of other tokens are compared",
     ),
     Row(
+        "traces-own-bound-of-diagnose", "aprfmt/diagnosis/direct.py",
+        "between = Between.of(a, b, moe=moe)", 'between = Between(("", ""), moe=moe)',
+        "diagnose holds points to a bound of its own",
+    ),
+    Row(
+        "traces-experts-not-seen", "aprfmt/compare/traces.py",
+        "mixture = moe or routed(a) or routed(b)", "mixture = moe",
+        "only commands that have the model know that experts amplify rounding",
+    ),
+    Row(
         "walk-tokens-not-recorded", "aprfmt/diagnosis/walk.py",
         "if self.ids is not None and not records_ids(trace)", "if self.ids is None",
         "nobody hears that a trace's tokens were taken on trust",

@@ -1,0 +1,178 @@
+"""The loss of a model on texts: samples cut into windows, and the one loop that scores them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+
+import numpy as np
+
+from aprfmt.errors import UsageError
+from aprfmt.inference.loss import (
+    Divergence,
+    Loss,
+    Window,
+    cross_entropy,
+    divergence,
+    mean_divergence,
+    mean_loss,
+    rows_at_once,
+    sample_window,
+    windows,
+)
+from aprfmt.inference.session import Numbers, Session
+
+# Rows of logits judged at a time: their float64 copies stay below about 128 MB.
+ROW_BYTES = 128 << 20
+SHIFTS = 3  # labels a row is held against: its own token, the next, the one after
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Token ids of one text; labels are scored from `prompt` on. `cut`: not continued when long.
+
+    `prefix` tokens at its start, those the model puts before a text, stand before every window.
+    """
+
+    name: str
+    ids: Sequence[int]
+    prompt: int = 0
+    cut: bool = False
+    prefix: int = 0
+
+
+Planned = Sequence[tuple[Sample, list[Window]]]
+
+
+def plan(
+    samples: Sequence[Sample], capacity: int, overlap: int = 0, convention: str = "disjoint"
+) -> tuple[Planned, list[str]]:
+    """Return every sample with its windows, and what is said of those without a loss token.
+
+    Raises UsageError for what a convention has no word for.
+    """
+    if convention != "disjoint" and (overlap or any(sample.cut for sample in samples)):
+        found = "--overlap" if overlap else "a prompt with its response"
+        raise UsageError(
+            f"--convention {convention} knows no {found.removeprefix('a ')}; expected whole texts "
+            "in windows that share no token; leave it out"
+        )
+    planned, skipped = [], []
+    for sample in samples:
+        count = len(sample.ids)
+        if sample.cut:
+            one = sample_window(sample.prompt, count - sample.prompt, capacity)
+            cut = [] if one is None else [one]
+        else:
+            cut = windows(
+                count, capacity, overlap=overlap, prefix=sample.prefix, convention=convention
+            )
+        if cut:
+            planned.append((sample, cut))
+        else:
+            skipped.append(f"{sample.name}: skipped, {without_label(sample, capacity, convention)}")
+    return planned, skipped
+
+
+def without_label(sample: Sample, capacity: int, convention: str) -> str:
+    """Return why a sample has no loss token, and what would give it one."""
+    count = len(sample.ids)
+    if count < 2 or count == sample.prompt:
+        todo = "a response" if sample.cut and count == sample.prompt else "a longer text"
+        return f"{count} tokens leave no loss token; give {todo}"
+    if not sample.cut:
+        return (f"{count} tokens fill no window of {capacity}, and {convention} scores no other; "
+                "give a longer text or a smaller --max-seq-len")  # fmt: skip
+    return (f"its prompt of {sample.prompt} tokens fills the window of {capacity}; raise "
+            f"--max-seq-len above {sample.prompt}")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The losses of one model, or of two with the distance between them.
+
+    `shifts` are the means against the token itself, the next and the one after, over the same rows.
+    """
+
+    loss: Loss
+    other: Loss | None = None
+    divergence: Divergence | None = None
+    shifts: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Logits [rows, vocab] of a pass and of another model's, and the tokens they predict.
+
+    The first row predicts `ids[at]`.
+    """
+
+    mine: Numbers
+    theirs: Numbers | None
+    ids: Sequence[int]
+    at: int
+
+    def labels(self, shift: int = 0, count: int | None = None) -> Sequence[int]:
+        """Return the token of each row, or the one `shift` places behind it."""
+        first = self.at + shift
+        return self.ids[first : first + (len(self.mine) if count is None else count)]
+
+
+def _rows(sample: Sample, window: Window, mine: Session, other: Session | None) -> Iterator[_Rows]:
+    """Run one window through the model or both; logits come a few rows at a time."""
+    vocab = int(mine.hp["vocab_size"])
+    step, most = max(1, ROW_BYTES // (8 * vocab)), rows_at_once(vocab)
+    ids, rows = window.ids(sample.ids), window.rows
+    others = repeat(None) if other is None else other.in_parts(ids, rows, most)
+    at = rows.start + 1
+    for here, there in zip(mine.in_parts(ids, rows, most), others, strict=False):
+        for first in range(0, len(here), step):
+            part = here[first : first + step]
+            yield _Rows(part, None if there is None else there[first : first + step], ids, at)
+            at += len(part)
+
+
+def measure(
+    session: Session,
+    planned: Planned,
+    skipped: Sequence[str] = (),
+    other: Session | None = None,
+    progress: Callable[[int, int], object] | None = None,
+    shifts: bool = False,
+) -> Measured:
+    """Score every window by one model or two; `shifts` holds rows against their neighbours too."""
+    vocab = int(session.hp["vocab_size"])
+    mine: list[Numbers] = []
+    theirs: list[Numbers] = []
+    parts: list[Divergence] = []
+    shifted: list[list[Numbers]] = [[] for _ in range(SHIFTS if shifts else 0)]
+    total, done = sum(len(cut) for _, cut in planned), 0
+    for sample, cut in planned:
+        scored: list[Numbers] = []
+        scored_there: list[Numbers] = []
+        for window in cut:
+            for rows in _rows(sample, window, session, other):
+                scored.append(cross_entropy(rows.mine, rows.labels()))
+                if rows.theirs is not None:
+                    scored_there.append(cross_entropy(rows.theirs, rows.labels()))
+                    parts.append(divergence(rows.theirs, rows.mine, rows.labels()))
+                _shift(rows, shifted)
+            done += 1
+            if progress is not None:
+                progress(done, total)
+        mine.append(np.concatenate(scored))
+        if scored_there:
+            theirs.append(np.concatenate(scored_there))
+    return Measured(
+        mean_loss(mine, vocab, skipped),
+        None if other is None else mean_loss(theirs, vocab, skipped),
+        mean_divergence(parts) if parts else None,
+        tuple(mean_loss(each, vocab).nats for each in shifted),
+    )
+
+
+def _shift(rows: _Rows, shifted: Sequence[list[Numbers]]) -> None:
+    """Score the rows against their neighbours; the last of a pass has no token after the next."""
+    count = min(len(rows.mine), len(rows.ids) - 1 - rows.at)
+    for shift, kept in enumerate(shifted, -1):
+        if count > 0:
+            kept.append(cross_entropy(rows.mine[:count], rows.labels(shift, count)))

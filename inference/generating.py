@@ -1,0 +1,141 @@
+"""Generating text: the tokens, when each was drawn, and what makes a generation end."""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from aprfmt.errors import UsageError
+from aprfmt.inference.sampling import DeviceLogits, Sampler
+from aprfmt.inference.session import Numbers, Session
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+    from aprfmt.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+def context_room(model: "Model", used: int) -> int:
+    """Return how many tokens fit behind a prompt; UsageError where it fills the context."""
+    context = int(model.hyper["context_length"])
+    if used >= context:
+        raise UsageError(
+            f"{model.path}: the prompt has {used} tokens, the model's context {context}; "
+            "give a shorter one"
+        )
+    return context - used
+
+
+class Beside(Generic[T]):
+    """Something made on a thread of its own: the tokenizer, while the prompt runs from its ids.
+
+    Leaving the `with` waits for it, as what it reads is closed then.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self.seconds = 0.0
+        self._pool = ThreadPoolExecutor(1)
+        self._future = self._pool.submit(self._timed, make)
+
+    def _timed(self, make: Callable[[], T]) -> T:
+        began = time.perf_counter()
+        made = make()
+        self.seconds = time.perf_counter() - began
+        return made
+
+    def __enter__(self) -> "Beside[T]":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._pool.shutdown(wait=True)
+
+    @property
+    def result(self) -> T:
+        """What was made, waited for; raises what making it raised."""
+        return self._future.result()
+
+
+class Stops(Collection[int]):
+    """The ids that end a generation, asked of the tokenizer when the first token is there.
+
+    `stated` are those of the configuration, for a model without a tokenizer.
+    """
+
+    def __init__(
+        self, tokenizer: "Beside[Tokenizer | None]", stated: frozenset[int], *, ignore: bool
+    ) -> None:
+        self._tokenizer, self._stated, self._ignore = tokenizer, stated, ignore
+
+    def _ids(self) -> frozenset[int]:
+        if self._ignore:
+            return frozenset()
+        tokenizer = self._tokenizer.result
+        ids: frozenset[int] = self._stated if tokenizer is None else tokenizer.stop_ids
+        return ids
+
+    def __contains__(self, token: object) -> bool:
+        return token in self._ids()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ids())
+
+    def __len__(self) -> int:
+        return len(self._ids())
+
+
+def generate(
+    session: Session,
+    tokens: Sequence[int],
+    sampler: Sampler,
+    limit: int,
+    stop: Collection[int],
+    show: Callable[[Sequence[int]], object],
+) -> tuple[list[int], list[float]]:
+    """Return the tokens drawn, a stop token included, and the time each was drawn at.
+
+    `show` gets the tokens made so far, after each.
+    The first time is the start: times[1] - times[0] is the prompt's pass.
+    """
+    drawn: list[int] = []
+    times = [time.perf_counter()]
+
+    def remember(logits: Numbers | DeviceLogits) -> int:
+        drawn.append(sampler(logits))
+        times.append(time.perf_counter())
+        return drawn[-1]
+
+    made: list[int] = []
+    for token in session.generate(tokens, remember, limit, stop):
+        made.append(token)
+        show(made)
+    return drawn, times
+
+
+def speed(prompt: int, load: float, times: list[float]) -> dict[str, Any]:
+    """Return seconds and rates; the first token comes out of the prompt's pass."""
+    prefill = times[1] - times[0]
+    steps, decode = len(times) - 2, times[-1] - times[1]
+    return {
+        "load_seconds": load,
+        "prefill_tokens": prompt,
+        "prefill_seconds": prefill,
+        "prefill_tokens_per_second": prompt / prefill if prefill else None,
+        "decode_tokens": steps,
+        "decode_seconds": decode,
+        "decode_tokens_per_second": steps / decode if steps and decode else None,
+        "steps": step_times([after - before for before, after in pairwise(times[1:])]),
+    }
+
+
+def step_times(seconds: list[float]) -> dict[str, Any]:
+    """Return median and range of the steps behind the first, which also warms up, and that one."""
+    first, later = seconds[:1], seconds[1:]
+    return {
+        "first_seconds": first[0] if first else None,
+        "later": len(later),
+        "median_seconds": median(later) if later else None,
+        "range_seconds": [min(later), max(later)] if later else None,
+    }

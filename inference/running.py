@@ -1,0 +1,250 @@
+"""From what is asked for to an open run and its trace: the one way, whoever asks.
+
+A `RunRequest` says what runs where, `opened` opens it, `Run.trace` records a pass. A run is a model
+with a session on a backend of ours, or with an engine that runs whole passes.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from aprfmt.base.protocols import Value
+from aprfmt.errors import UsageError
+from aprfmt.inference.backends.base import Backend
+from aprfmt.inference.capture import Instance, instances
+from aprfmt.inference.cuda_driver import full_memory_is_named
+from aprfmt.inference.device import Choice, choose, parse_run, split_run
+from aprfmt.inference.engines import ENGINES
+from aprfmt.inference.engines.collect import weights_of
+from aprfmt.inference.forward import LogitRows
+from aprfmt.inference.parity.matched import matched_weights
+from aprfmt.inference.record import Record
+from aprfmt.inference.session import Numbers, Session
+from aprfmt.inference.trace import Positions, Trace
+from aprfmt.inference.trace_file import Spool
+from aprfmt.model import open_model
+from aprfmt.model.completeness import refuse_to_run
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+Asked = TypeVar("Asked", bound="RunRequest")
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What runs, where, and what is recorded of it.
+
+    `model` is a path, unused where the caller has the model open. `threads`, `memory` (bytes for
+    decoded weights) and `deterministic` are None and False where the machine decides. `through` is
+    an encoding that the layers' matrices pass through first. `wanted` are keys (`L3.attn_out`),
+    None for every point there is; the first `behind` tokens only fill the cache.
+    """
+
+    ids: tuple[int, ...] | None = None
+    choice: Choice = field(default_factory=choose)
+    model: Path | str = ""
+    arch: str | None = None
+    allow_missing: Sequence[str] = ()
+    threads: int | None = None
+    memory: int | None = None
+    deterministic: bool = False
+    through: str | None = None
+    wanted: Collection[str] | None = None
+    positions: Positions = "all"
+    logits_rows: LogitRows = "all"
+    behind: int = 0
+    hashes: bool = False
+
+    def on(self: Asked, choice: Choice) -> Asked:
+        """Return the same on another backend, engine, device or dtype."""
+        return replace(self, choice=choice)
+
+    def backend(self) -> Backend:
+        """Return the backend it runs on; UsageError for an engine, which has no operations."""
+        return self.choice.open(deterministic=self.deterministic, threads=self.threads)
+
+    def session(self, model: "Model", backend: Backend | None = None) -> Session:
+        """Open a session of a model, which the caller closes (a context manager)."""
+        backend = self.backend() if backend is None else backend
+        if self.through is None:
+            return Session.of(model, backend, memory=self.memory)
+        weights = matched_weights(model, self.through, self.memory)
+        return Session(model.spec, model.hyper, weights, backend)
+
+
+def requested(
+    text: Path | str,
+    device: str | None = None,
+    backend: str | None = None,
+    dtype: str | None = None,
+    **rest: Any,
+) -> RunRequest:
+    """Return the request of `MODEL[@RUN]`, or of a device, backend and dtype beside MODEL.
+
+    `rest` are further fields. An unknown run behind a model that exists is refused with the names
+    there are, and so is a run that is named twice (UsageError).
+    """
+    name, run = model_and_run(str(text))
+    if run is None:
+        return RunRequest(model=name, choice=choose(device, backend, dtype), **rest)
+    if device or backend or dtype:
+        raise UsageError(f"@{run} names the run already; leave --device, --backend, --dtype out")
+    return RunRequest(model=name, choice=parse_run(run), **rest)
+
+
+def model_and_run(text: str) -> tuple[str, str | None]:
+    """Split `MODEL@RUN` as `split_run` does, but refuse an unknown run behind a model that exists.
+
+    Raises UsageError with the names there are.
+    """
+    name, run = split_run(text)
+    if run is None and not Path(text).exists():
+        model, at, unknown = text.rpartition("@")
+        if at and Path(model).exists():
+            parse_run(unknown)  # says what is known
+    return name, run
+
+
+class Place(Protocol):
+    """Where recorded values go as they come, and how they come back."""
+
+    def keep(self, record: Record, values: Numbers) -> None:
+        """Take a record's values."""
+        ...
+
+    def fetch(self, key: str) -> Numbers | None:
+        """Return the values of a key, None where they were not kept."""
+        ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """An open model where it runs. `own` is None where an engine runs whole passes."""
+
+    request: RunRequest
+    model: "Model"
+    own: Session | None
+
+    @property
+    def choice(self) -> Choice:
+        """Where it runs, and why there."""
+        return self.request.choice
+
+    @property
+    def session(self) -> Session:
+        """The session; UsageError for an engine, which has none."""
+        if self.own is None:
+            self.choice.open()  # says what takes an engine
+            raise UsageError(f"{self.choice}: an engine has no session")
+        return self.own
+
+    @cached_property
+    def points(self) -> Mapping[str, Instance]:
+        """The model's points by key, in execution order."""
+        if self.own is not None:
+            return self.own.points
+        return instances(self.model.spec.block, self.model.hyper, self.model.roles)
+
+    @contextmanager
+    def trace(
+        self,
+        request: RunRequest | None = None,
+        *,
+        place: Place | None = None,
+        stop: bool = False,
+        facts: Mapping[str, Value] | None = None,
+    ) -> Iterator[Trace]:
+        """Run the tokens of a request (this run's own if None); yields the Trace with its values.
+
+        Values lie on disk until the `with` is left, or in `place`. A NaN or an infinity ends the
+        pass only where `stop` says so. Trace.run has `ids`, `model`, `weights`, `backend` and
+        `facts`; of engines `unknown` too: names that are no point of ours or could not be split,
+        each with the reason.
+        """
+        asked = self.request if request is None else request
+        if asked.ids is None:
+            raise UsageError(f"{asked.model}: a run needs token ids; give --ids or --prompt")
+        if self.own is None:
+            with self._by_engine(asked, asked.ids) as trace:
+                said = {"weights": weights_of(self.model), **trace.run, **(facts or {})}
+                yield replace(trace, run=said)
+            return
+        weights = weights_of(self.model) if asked.through is None else "quantized"
+        with nullcontext(place) if place is not None else Spool() as kept:
+            yield self.own.trace(
+                asked.ids,
+                tuple(self.points) if asked.wanted is None else asked.wanted,
+                positions=asked.positions,
+                keep=kept.keep,
+                fetch=kept.fetch,
+                hashes=asked.hashes,
+                stop=stop,
+                logits_rows=asked.logits_rows,
+                run={**(facts or {}), "model": str(self.model.path), "weights": weights},
+                behind=asked.behind,
+            )
+
+    def _by_engine(self, asked: RunRequest, ids: Sequence[int]) -> AbstractContextManager[Trace]:
+        """Return an engine's pass; UsageError for what only our own backends do."""
+        if asked.behind:
+            raise UsageError(f"{asked.choice}: --behind needs a backend; an engine runs one pass")
+        return ENGINES[asked.choice.backend](
+            self.model,
+            ids,
+            asked.choice,
+            wanted=asked.wanted,
+            positions=asked.positions,
+            threads=asked.threads,
+            hashes=asked.hashes,
+            logits_rows=asked.logits_rows,
+        )
+
+
+@contextmanager
+def opened(
+    request: RunRequest,
+    model: "Model | None" = None,
+    tell: Callable[["Model"], None] | None = None,
+) -> Iterator[Run]:
+    """Open what a request names; a `model` that is open already is not opened again.
+
+    `tell` hears of the model before anything of it is refused. Raises BackendUnavailableError for
+    a backend or engine that is not there, ArchError for a model that lacks what it needs.
+    """
+    choice = request.choice
+    backend = None if choice.is_engine else request.backend()
+    with ExitStack() as stack:
+        if model is None:
+            model = stack.enter_context(
+                open_model(request.model, arch=request.arch, allow_missing=request.allow_missing)
+            )
+        if tell is not None:
+            tell(model)
+        if backend is None:
+            refuse_to_run(model.resolution, model.path)
+            if request.through is not None:
+                raise UsageError(
+                    f"{choice}: an engine reads the file's own weights; write the model through "
+                    f"{request.through} first (aprfmt quantize), and compare that"
+                )
+            yield Run(request, model, None)
+            return
+        stack.enter_context(full_memory_is_named(choice.device))
+        yield Run(request, model, stack.enter_context(request.session(model, backend)))
+
+
+@contextmanager
+def traced(
+    request: RunRequest,
+    model: "Model | None" = None,
+    facts: Mapping[str, Value] | None = None,
+) -> Iterator[Trace]:
+    """Open what a request names and run it: `opened` and `Run.trace` in one."""
+    if request.ids is None:
+        raise UsageError(f"{request.model}: a run needs token ids; give --ids or --prompt")
+    with opened(request, model) as run, run.trace(facts=facts) as trace:
+        yield trace
