@@ -7,7 +7,7 @@ and lets go of what layer i has read; the vocabulary is read in pieces, each let
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
@@ -17,11 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.vocabulary import role_key, split_key
-from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.codecs import native_kernels
 from aprfmt.errors import ArchError, TensorNotFoundError
-from aprfmt.inference.pages import Pages
-from aprfmt.inference.rows import FREE, ArrayRows, Rows, StoredRows
+from aprfmt.inference.rows import ArrayRows, Rows, StoredRows
 from aprfmt.model.patterns import near
 
 if TYPE_CHECKING:
@@ -30,34 +27,24 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
 
 Array = NDArray[Any]
-Job = tuple[int, Array, Any, Array]  # of native.products: kernel, x, stored rows, result
 _NOTHING = nullcontext()
 # Share of the memory that is free at the start which decoded weights may take by default.
 FREE_SHARE = 0.6
-# Up to so many rows of x the product on encoded bytes takes no longer than that on decoded weights,
-# which have to be decoded first, at four to eight times the memory.
-ENCODED_ROWS = 16
-# A weight multiplied as it is stored for this many times will be for more: it is copied to where
-# reading it is faster. A copy takes as long as ten to thirty products.
-MOVE_AT = 32
-# Large and in no layer: where weights stream, so many bytes are mapped at a time, by row groups.
+# Large and in no layer: where weights stream, these are read piece by piece.
 TABLES = frozenset({"token_embd.weight", "output.weight", "position_embd.weight"})
-PIECE_BYTES = 8 << 20
-PIECE_ROWS = 64
 
 
 class Holder:
-    """What backends have placed, first come, under one budget in bytes."""
+    """What backends have placed, first come, under one budget in bytes; each owns its own."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.used = 0
-        self._pages = Pages()
-        self._held: dict[tuple[str, Backend], Any] = {}
+        self._held: dict[tuple[str, Hashable], Any] = {}
 
-    def get(self, key: str, backend: "Backend", size: int, place: Callable[[], Any]) -> Any | None:
+    def get(self, key: str, owner: Hashable, size: int, place: Callable[[], Any]) -> Any | None:
         """Return the placed tensor, placing it now if `size` bytes fit; None if they do not."""
-        where = (key, backend)
+        where = (key, owner)
         if where not in self._held:
             if self.used + size > self.budget:
                 return None
@@ -65,29 +52,17 @@ class Holder:
             self.used += size
         return self._held[where]
 
-    def moved(self, raw: bytes | memoryview) -> memoryview | None:
-        """Return a copy of stored bytes in huge pages, None where they do not fit."""
-        size = memoryview(raw).nbytes
-        if self.used + size > self.budget:
-            return None
-        try:
-            copy = self._pages.put(raw)
-        except MemoryError:
-            return None
-        self.used += size
-        return copy
-
-    def find(self, key: str, backend: "Backend") -> Any | None:
+    def find(self, key: str, owner: Hashable) -> Any | None:
         """Return the placed tensor, None where there is none."""
-        return self._held.get((key, backend))
+        return self._held.get((key, owner))
 
-    def replace(self, key: str, backend: "Backend", placed: Any) -> None:
+    def replace(self, key: str, owner: Hashable, placed: Any) -> None:
         """Hold equal numbers at another place instead."""
-        self._held[key, backend] = placed
+        self._held[key, owner] = placed
 
-    def has(self, key: str, backend: "Backend") -> bool:
-        """Say whether this backend holds this tensor."""
-        return (key, backend) in self._held
+    def has(self, key: str, owner: Hashable) -> bool:
+        """Say whether this owner holds this tensor."""
+        return (key, owner) in self._held
 
     def holds(self, key: str) -> bool:
         """Say whether some backend holds this tensor."""
@@ -109,11 +84,10 @@ class Weight:
         self._rows = rows
         self._holder = holder
         self._part = part
-        self._piecewise = piecewise  # mapped pages are let go of after every piece that is read
+        self.piecewise = piecewise  # mapped pages are let go of after every piece that is read
         self.encoding = rows.encoding
         self.shape = rows.shape if part is None else rows.shape[1:]
         self._size = math.prod(self.shape)
-        self._uses = 0
 
     @property
     def n_columns(self) -> int:
@@ -147,7 +121,7 @@ class Weight:
         """Return rows [start, stop) of [n_rows, n_columns], decoded now."""
         first = 0 if self._part is None else self._part[0] * self.n_rows
         found = self._rows.decode_rows(first + start, first + stop)
-        if self._piecewise:
+        if self.piecewise:
             self._rows.drop()
         return found
 
@@ -179,13 +153,13 @@ class Weight:
         placed = self.held(backend)
         return self._place(backend) if placed is None else placed
 
-    def encoded_on(self, backend: "Backend") -> Any | None:
+    def encoded_on(self, owner: Hashable) -> Any | None:
         """Return what `kept` has placed, None before."""
-        return self._holder.find(f"{self.key}@{self.encoding}", backend)
+        return self._holder.find(f"{self.key}@{self.encoding}", owner)
 
-    def kept(self, backend: "Backend", size: int, place: Callable[[], Any]) -> Any | None:
+    def kept(self, owner: Hashable, size: int, place: Callable[[], Any]) -> Any | None:
         """Return what `place` makes of the stored bytes, held under the budget like `held`."""
-        return self._holder.get(f"{self.key}@{self.encoding}", backend, size, place)
+        return self._holder.get(f"{self.key}@{self.encoding}", owner, size, place)
 
     def moved(self, backend: "Backend", placed: Any) -> None:
         """Hold the whole tensor at another place instead: several tensors in one piece."""
@@ -214,63 +188,6 @@ class Weight:
         if placed is not values or values.flags.writeable:  # no view of the mapped file
             self._rows.drop()
         return placed
-
-    def product(self, x: Array, threads: int) -> Array | None:
-        """Return float32 x [n, in] times this weight transposed, on the encoded bytes.
-
-        None where there is no `job`.
-        """
-        native, job = native_kernels(), self.job(x)
-        if native is None or job is None:
-            return None
-        if not self._piecewise:
-            native.products((job,), len(x), threads)
-            return job[3]
-        (index, wide, raw, result), size = job, len(job[2]) // self.n_rows
-        step = max(PIECE_ROWS, PIECE_BYTES // size // PIECE_ROWS * PIECE_ROWS)
-        for start in range(0, self.n_rows, step):
-            stop = min(start + step, self.n_rows)
-            piece = np.empty((len(wide), stop - start), np.float32)
-            stored = memoryview(raw)[start * size : stop * size]
-            native.products(((index, wide, stored, piece),), len(wide), threads)
-            result[:, start:stop] = piece
-            self._rows.drop()
-        return result
-
-    def job(self, x: Array) -> Job | None:
-        """Return what native.products computes x [n, in] times this weight transposed by, in [3].
-
-        None where the extension has no kernel for the encoding, where decoding is free, or for so
-        many rows of x that decoding once is the better way.
-        """
-        if len(x) > ENCODED_ROWS or self._kernel is None:
-            return None
-        self._uses += 1
-        if self._uses == MOVE_AT:
-            self._move()
-        index, raw = self._kernel
-        return index, np.ascontiguousarray(x), raw, np.empty((len(x), self.n_rows), np.float32)
-
-    def _move(self) -> None:
-        assert self._kernel is not None
-        index, raw = self._kernel
-        copy = self._holder.moved(raw)
-        if copy is not None:
-            self._kernel = index, copy
-            self._piecewise = False
-            self._rows.drop()
-
-    @cached_property
-    def _kernel(self) -> tuple[int, bytes | memoryview] | None:
-        """A kernel's number, and whole rows of stored bytes that it can multiply with."""
-        native = native_kernels()
-        if native is None or self.encoding not in native.KERNELS or len(self.shape) != 2:
-            return None
-        if encoding_row(self.encoding).numpy in FREE:
-            return None
-        first = 0 if self._part is None else self._part[0] * self.n_rows
-        raw = self._rows.encoded(first, first + self.n_rows)
-        return None if raw is None else (native.number(self.encoding), raw)
 
 
 class Weights(Mapping[str, Weight]):

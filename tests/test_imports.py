@@ -64,8 +64,8 @@ TABLES = {
 }  # fmt: skip
 # Who may import by name: the loader of rows, the commands' table, and optional GPU libraries.
 BY_NAME = {
-    "aprfmt.base.registry", "aprfmt.cli.main", "aprfmt.inference.backends.cuda.gemm",
-    "aprfmt.inference.backends.cuda.loader",
+    "aprfmt.base.registry", "aprfmt.cli.main", "aprfmt.inference.fast.cuda.gemm",
+    "aprfmt.inference.fast.cuda.loader",
 }  # fmt: skip
 _ROW = re.compile(r"(aprfmt(?:\.\w+)+):\w+")
 
@@ -162,6 +162,21 @@ def test_modules_are_named_by_strings_in_tables_only() -> None:
         and name != "aprfmt.tokenizer.scan"  # which looks for the word in templates
     }  # fmt: skip
     assert by_name == BY_NAME
+
+
+FAST = "aprfmt.inference.fast"
+
+
+def test_only_the_rows_of_backends_lead_to_what_is_only_fast() -> None:
+    """Seen red: a constant of fast/encoded.py imported by numpy_backend.py, and for its types."""
+    modules = product()
+    wing = {name for name in modules if f"{name}.".startswith(f"{FAST}.")}
+    assert len(wing) > 20
+    assert not {name for name, others in graph().items() if name not in wing and others & wing}
+    naming = {name for name in modules.keys() - wing if FAST in modules[name].read_text()}
+    assert naming == {TABLES["BACKENDS"]}
+    rows = edges(modules[TABLES["BACKENDS"]], modules) & wing
+    assert rows == {f"{FAST}.{name}" for name in ("numpy_native", "torch_native", "cupy_backend")}
 
 
 def modules_after(code: str) -> set[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.arch.spec import ArchSpec, HyperParams
-from aprfmt.inference.backends.composed import Composed
+from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import POINTS, WHOLE, Instance, instances
 from aprfmt.inference.session import load_forward
 from aprfmt.inference.weights import Weights
@@ -204,7 +204,7 @@ class Wrapped:
 
     def __getattr__(self, name: str) -> Any:
         if name in COMPOSED:
-            return partial(getattr(Composed, name), self)
+            return partial(getattr(Backend, name), self)
         value = getattr(self._base, name)
         if name not in OPS:
             return value

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 BACKENDS: "Registry[Callable[..., Backend]]" = Registry(
     "backends",
     {
-        "numpy": "aprfmt.inference.backends.numpy_native:open_numpy",
+        "numpy": "aprfmt.inference.fast.numpy_native:open_numpy",
         "torch": (
-            "aprfmt.inference.backends.torch_cuda:open_torch",
+            "aprfmt.inference.fast.torch_native:open_torch",
             "pip install 'aprfmt[torch]'",
         ),
         "cupy": (
-            "aprfmt.inference.backends.cupy_backend:CupyBackend",
+            "aprfmt.inference.fast.cupy_backend:CupyBackend",
             "pip install 'aprfmt[cuda13]'",
         ),
     },

@@ -1,4 +1,8 @@
-"""The arithmetic that forward.py calls, as one protocol: every backend has the same operations.
+"""The arithmetic that forward.py calls, as one base class: every backend has the same operations.
+
+Abstract ones a backend writes; every other is made of these here, and a backend replaces it where
+it knows a better way. What exists only to be fast (fused operations, recorded passes, statistics
+that wait on a device) is such a replacement, and stands in inference/fast.
 
 Arrays are the backend's own (numpy or torch). Activations are [tokens, width] or
 [tokens, heads, head_dim]; attention scores are [heads, tokens, keys]. No operation has a default
@@ -9,20 +13,22 @@ otherwise; sums inside float16 and bfloat16 operations are float32. In float32 a
 everything is computed in the dtype itself.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.tensors.stats import Stats
+from aprfmt.inference.backends.recorded import Graphs, Slots
+from aprfmt.tensors.stats import Stats, compute
 
 if TYPE_CHECKING:
-    from aprfmt.inference.kv_cache import KVCache
     from aprfmt.inference.weights import Weight
 
 Array = Any  # the backend's own
+Part = tuple["Weight", Array | None]  # a product's weight and bias
 Numbers = NDArray[Any]  # numpy's
 Mask = NDArray[np.bool_]
 Style = Literal["half", "interleaved"]
@@ -32,6 +38,9 @@ SoftmaxCast = Literal["float32", "input"]
 
 # Rows of a product in deterministic mode; a row always stands at its position modulo ROWS.
 ROWS = 64
+# Query rows whose scores attention has in memory at a time, where it is made of its steps.
+QUERY_BLOCK = 512
+ITEM_SIZES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 # Decoded bytes of one panel of a weight that is not held decoded.
 PANEL_BYTES = 4 << 20
 
@@ -60,95 +69,53 @@ class Heads:
     causal: tuple[int, int | None] | None = None
 
 
-class Slots(Protocol):
-    """Statistics that are enqueued on a device and read together."""
+class Backend(ABC):
+    """One op per arithmetic of the forward pass; no graph, no autograd, no dispatcher.
 
-    def add(self, x: Array) -> None:
-        """Enqueue the statistics of the next value."""
-        ...
+    `device` is where the arrays really are (`cpu`, `cuda:0`), `dtype` the name of the arithmetic's
+    dtype (float64, float32, bfloat16, float16), `itemsize` the bytes an element takes.
+    `deterministic`: products run in blocks of ROWS rows, so that a row's bits depend on nothing
+    else.
+    """
 
-    def join(self) -> None:
-        """Order what was enqueued before what is enqueued next."""
-        ...
+    name: str  # key of BACKENDS
+    query_block = QUERY_BLOCK
 
-    def read(self) -> list[Stats]:
-        """Return the statistics of every value added, in order."""
-        ...
-
-
-class Graphs(Protocol):
-    """One session's recorded passes."""
-
-    best: Any | None  # of the last pass, if it was replayed: what `host_row` takes
-
-    def run(
-        self,
-        run: Callable[[Numbers, Numbers], Array],
-        ids: Numbers,
-        cache: "KVCache | None",
-        rows: Hashable,
-        *,
-        steps: bool,
-    ) -> Array:
-        """Return the logits of `run(ids, positions)`, which a replay gives where one is there.
-
-        `rows` tells passes apart that return other rows; `steps` says that a step's arithmetic
-        depends on nothing but its token, its position and the cache.
-        """
-        ...
-
-
-class Backend(Protocol):
-    """One op per arithmetic of the forward pass; no graph, no autograd, no dispatcher."""
-
-    @property
-    def name(self) -> str:
-        """Key of BACKENDS."""
-        ...
-
-    @property
-    def device(self) -> str:
-        """`cpu`, `cuda:0`: where the arrays really are."""
-        ...
-
-    @property
-    def dtype(self) -> str:
-        """Name of the arithmetic's dtype: float64, float32, bfloat16, float16."""
-        ...
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes an element takes."""
-        ...
-
-    @property
-    def deterministic(self) -> bool:
-        """Products run in blocks of ROWS rows, so that a row's bits depend on nothing else."""
-        ...
+    def __init__(self, device: str, dtype: str, *, deterministic: bool = False) -> None:
+        self.device = device
+        self.dtype = dtype
+        self.itemsize = ITEM_SIZES[dtype]
+        self.deterministic = deterministic
+        self._origin = 0
 
     def facts(self) -> Mapping[str, Any]:
         """Return what a trace records: versions, threads, whether TF32 is on."""
-        ...
+        return {
+            "backend": self.name,
+            "device": self.device,
+            "dtype": self.dtype,
+            "deterministic": self.deterministic,
+        }
 
     def at(self, position: int) -> None:
         """Say at which position the first row of the following activations stands."""
-        ...
+        self._origin = position
 
     def at_layer(self, layer: int, n_layers: int, x: Array) -> Array:
         """Return x on the device that computes a layer; what follows is placed there."""
-        ...
+        return x
 
-    def graphs(self) -> "Graphs | None":
+    def graphs(self) -> Graphs | None:
         """Return what records and replays one session's passes; None where nothing does."""
-        ...
+        return None
 
-    def slots(self) -> "Slots | None":
+    def slots(self) -> Slots | None:
         """Return where one trace's statistics wait until the pass is over; None: they do not."""
-        ...
+        return None
 
     def budget(self) -> int | None:
         """Return how many bytes of weights the device may hold; None: a share of the host's."""
-        ...
+        return None
 
     # in and out
 
@@ -157,111 +124,121 @@ class Backend(Protocol):
 
         `best` is what Graphs knows of the row already.
         """
-        ...
+        return self.to_numpy(x)
 
     def place(self, weight: "Weight") -> Array | None:
         """Return a whole weight's numbers brought over as stored; None: decode, then `array`."""
-        ...
+        return None
 
+    @abstractmethod
     def array(self, x: Numbers) -> Array:
         """Place floating-point numbers on the device, rounded to the dtype."""
-        ...
 
+    @abstractmethod
     def to_numpy(self, x: Array) -> Numbers:
         """Return float64 as float64, every other float as float32, integers as int64."""
-        ...
 
     def stats(self, x: Array) -> Stats:
         """Return the statistics of an activation, or of a numpy array (expert ids)."""
-        ...
+        return compute(self.to_numpy(x))
 
+    @abstractmethod
     def zeros(self, shape: Sequence[int]) -> Array:
         """Return zeros of the dtype; the result is written by slices."""
-        ...
+
+    def wide(self, x: Array) -> Array:
+        """Return x in float32 at least: x itself, unless the dtype has 16 bits."""
+        return x
+
+    def narrow(self, x: Array) -> Array:
+        """Return a wide x rounded to the dtype: x itself, unless that has 16 bits."""
+        return x
 
     def rounded(self, value: float) -> float:
         """Return the number as the dtype holds it."""
-        ...
+        import ml_dtypes
+
+        kind = ml_dtypes.bfloat16 if self.dtype == "bfloat16" else np.dtype(self.dtype)
+        return float(np.array(value, np.float64).astype(kind))
 
     # products
 
     def embed(self, table: "Weight", ids: Numbers) -> Array:
-        """Return rows `ids` of [vocab, width]: [tokens, width]."""
-        ...
+        """Return rows `ids` of [vocab, width]: [tokens, width]. Only these are decoded."""
+        held = table.ready(self)
+        if held is not None:
+            return self.take(held, ids)
+        return self.array(np.concatenate([table.rows(int(i), int(i) + 1) for i in ids]))
 
+    @abstractmethod
     def linear(self, x: Array, w: "Weight", bias: Array | None) -> Array:
         """Return x [tokens, in] times w [out, in] transposed, plus bias [out].
 
         `w` may still be encoded: the backend decides to decode it or to multiply it as it is.
         With a bias there may be one rounding instead of two.
         """
-        ...
 
     def router(self, x: Array, w: "Weight", bias: Array | None, *, rounded: bool) -> Array:
         """Return an expert router's logits [tokens, n_experts].
 
-        Not `rounded`: inputs and result in float32 (float64 if that is the dtype).
+        Not `rounded`: inputs and result in float32 (float64 if that is the dtype). That is
+        `linear`, unless the dtype has 16 bits.
         """
-        ...
+        return self.linear(x, w, bias)
 
-    def projections(self, x: Array, parts: "Sequence[tuple[Weight, Array | None]]") -> list[Array]:
+    def projections(self, x: Array, parts: Sequence[Part]) -> list[Array]:
         """Return `linear` of x and each (weight, bias), maybe as one product."""
-        ...
+        return [self.linear(x, w, bias) for w, bias in parts]
 
     def add_linear(self, residual: Array, x: Array, w: "Weight", bias: Array | None) -> Array:
         """Return residual plus `linear` of x, which is rounded before the sum is."""
-        ...
+        return self.add(residual, self.linear(x, w, bias))
 
     # element by element
 
     def add(self, a: Array, b: Array) -> Array:
         """Return a + b; b may be a vector."""
-        ...
+        return a + b
 
     def mul(self, a: Array, b: Array) -> Array:
         """Return a * b, broadcasting."""
-        ...
+        return a * b
 
     def scale(self, x: Array, factor: float) -> Array:
         """Return x times a number that is not itself rounded to the dtype."""
-        ...
+        return x * float(factor)
 
+    @abstractmethod
     def softcap(self, x: Array, cap: float) -> Array:
         """Return tanh(x / cap) * cap, each step rounded."""
-        ...
 
+    @abstractmethod
     def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
         """Return act(x) for silu, gelu (erf), gelu_tanh or relu; ArchError for another name.
 
         With `steps` every operation inside gelu_tanh is rounded, not only its result.
         """
-        ...
 
+    @abstractmethod
     def sigmoid(self, x: Array) -> Array:
         """Return 1 / (1 + exp(-x))."""
-        ...
 
     def swiglu_oai(self, gate: Array, up: Array, limit: float, alpha: float) -> Array:
         """Return (u + 1) * g * sigmoid(alpha * g), each step rounded.
 
         g is gate, at most limit; u is up, clamped to [-limit, limit].
         """
-        ...
+        gate, up = gate.clip(max=limit), up.clip(-limit, limit)
+        return (up + 1) * (gate * self.sigmoid(gate * alpha))
 
-    def gated(
-        self,
-        x: Array,
-        gate: "tuple[Weight, Array | None]",
-        up: "tuple[Weight, Array | None]",
-        kind: str,
-        *,
-        steps: bool,
-    ) -> Array:
+    def gated(self, x: Array, gate: Part, up: Part, kind: str, *, steps: bool) -> Array:
         """Return act(linear(x, gate)) times linear(x, up), every step rounded."""
-        ...
+        act = self.activate(self.linear(x, *gate), kind, steps=steps)
+        return self.mul(act, self.linear(x, *up))
 
     # norms
 
+    @abstractmethod
     def rms_norm(
         self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
     ) -> Array:
@@ -270,14 +247,14 @@ class Backend(Protocol):
         Computed in float32 (float64 if that is the dtype). `before_weight`: rounded to the dtype,
         then multiplied; `after_weight`: multiplied, then rounded. `weight` broadcasts.
         """
-        ...
 
+    @abstractmethod
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
         """Return (x - mean) / sqrt(var + eps) * weight + bias over the last axis, var over n."""
-        ...
 
     # rotary positions
 
+    @abstractmethod
     def rope_table(
         self, positions: Numbers, inv_freq: Numbers, *, factor: float, cast: RopeCast
     ) -> tuple[Array, Array]:
@@ -286,7 +263,6 @@ class Backend(Protocol):
         Computed in float32 (float64 if that is the dtype); rounded to the dtype unless `cast` is
         `result`.
         """
-        ...
 
     def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
         """Rotate the first 2 * pairs elements of every head of x [tokens, heads, head_dim].
@@ -294,34 +270,56 @@ class Backend(Protocol):
         `half` pairs element i with i + pairs, `interleaved` 2i with 2i + 1. The result is in the
         split-half layout either way; what follows the rotated part stays as it is.
         """
-        ...
+        cos, sin = (part[:, None, :] for part in table)  # (token, 1, pair)
+        pairs = cos.shape[-1]
+        rotated = x if cast == "table" else self.wide(x)
+        if style == "half":
+            first, second = rotated[..., :pairs], rotated[..., pairs : 2 * pairs]
+        else:
+            first, second = rotated[..., 0 : 2 * pairs : 2], rotated[..., 1 : 2 * pairs : 2]
+        halves = (first * cos - second * sin, second * cos + first * sin)
+        return self.concat([*(self.narrow(half) for half in halves), x[..., 2 * pairs :]])
 
     def ropes(
         self, xs: Sequence[Array], table: tuple[Array, Array], *, style: Style, cast: RopeCast
     ) -> list[Array]:
         """Return `rope` of each of two or more tensors, maybe at once."""
-        ...
+        return [self.rope(x, table, style=style, cast=cast) for x in xs]
 
     # attention
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
         """Return the fused form of `scores`, `probs` and `mix`: [tokens, heads, value_dim].
 
-        q [tokens, heads, d], k and v [keys, kv_heads, d or value_dim].
+        q [tokens, heads, d], k and v [keys, kv_heads, d or value_dim]. Here `query_block` queries
+        at a time, which bounds the scores in memory.
         """
-        ...
+        origin, parts, start = self._origin, [], 0
+        while start < len(q):
+            stop = min(len(q), start + self.query_block - (origin + start) % self.query_block)
+            seen = heads.causal and (heads.causal[0] + start, heads.causal[1])
+            part = replace(heads, mask=heads.mask[start:stop], causal=seen)
+            self._origin = origin + start
+            parts.append(self.attend(q[start:stop], k, v, part))
+            start = stop
+        self._origin = origin
+        return parts[0] if len(parts) == 1 else self.stack(parts)
 
+    def attend(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
+        """Return attention of one block of queries, step by step."""
+        return self.mix(self.probs(self.scores(q, k, heads), heads), v)
+
+    @abstractmethod
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:
         """Return q.k times the scale, after the softcap, before the mask: [heads, tokens, keys]."""
-        ...
 
+    @abstractmethod
     def probs(self, scores: Array, heads: Heads) -> Array:
         """Return the masked softmax over the keys, a sink's column dropped."""
-        ...
 
+    @abstractmethod
     def mix(self, probs: Array, v: Array) -> Array:
         """Return the values weighted by probs [heads, tokens, keys]: [tokens, heads, value_dim]."""
-        ...
 
     def append(
         self, buffers: tuple[Array, Array], k: Array, v: Array, start: int
@@ -331,29 +329,45 @@ class Backend(Protocol):
         Returns the rows that attention reads: up to the last written, or, in a pass that is being
         recorded, whole buffers of which the mask leaves out what is not valid.
         """
-        ...
+        stop = start + int(k.shape[0])
+        for buffer, x in zip(buffers, (k, v), strict=True):
+            buffer[start:stop] = x
+        return buffers[0][:stop], buffers[1][:stop]
 
     # shapes and experts
 
+    @abstractmethod
     def concat(self, parts: Sequence[Array]) -> Array:
         """Join along the last axis."""
-        ...
 
+    @abstractmethod
     def stack(self, parts: Sequence[Array]) -> Array:
         """Join along the first axis."""
-        ...
 
     def repeat_heads(self, x: Array, n_heads: int) -> Array:
         """Return [tokens, n_heads, d] from [tokens, 1, d]."""
-        ...
+        return self.concat([x] * n_heads).reshape(len(x), n_heads, -1)
 
+    @abstractmethod
     def take(self, x: Array, rows: Numbers) -> Array:
         """Return the rows of the first axis, in that order."""
-        ...
 
+    @abstractmethod
     def add_weighted(self, total: Array, rows: Numbers, y: Array, weights: Numbers) -> Array:
         """Add y [n, width] times weights [n] to `rows` of total [tokens, width], in place.
 
         The product is made in float32 at least and rounded once, the sum once more.
         """
-        ...
+
+    # a loss
+
+    def cross_entropy(self, logits: Array, labels: Numbers) -> Numbers | float:
+        """Return the loss of every label [tokens] in nats, or their mean, in own arithmetic.
+
+        Not what `eval` prints, which is one float64 function for all: `parity` asks whether a
+        run's own loss is that of its logits [tokens, vocab].
+        """
+        x = self.to_numpy(logits)
+        wide = x - np.max(x, axis=-1, keepdims=True)
+        logs = wide - np.log(np.sum(np.exp(wide), axis=-1, keepdims=True))
+        return np.asarray(-np.take_along_axis(logs, labels[:, None], -1)[:, 0])

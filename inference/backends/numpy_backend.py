@@ -6,6 +6,7 @@ so the rounding rules of base.py do not apply here.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,22 +14,11 @@ import numpy as np
 from aprfmt.codecs.parallel import cpu_count
 from aprfmt.errors import ArchError, BackendUnavailableError
 from aprfmt.inference.backends import blas
-from aprfmt.inference.backends.base import (
-    ROWS,
-    Array,
-    Heads,
-    NormCast,
-    RopeCast,
-    Style,
-    panel_rows,
-)
+from aprfmt.inference.backends.base import ROWS, Array, Heads, NormCast, RopeCast
 from aprfmt.inference.backends.tiles import Tiles
-from aprfmt.inference.weights import Weight
 from aprfmt.tensors.stats import Stats, compute
 
 _DTYPES: Mapping[str, type[np.floating[Any]]] = {"float32": np.float32, "float64": np.float64}
-# Query rows the fused attention handles at a time: bounds the scores kept in memory.
-QUERY_BLOCK = 128
 
 
 def _gelu(x: Array) -> Array:
@@ -78,7 +68,7 @@ class NumpyBackend(Tiles):
     """numpy on the CPU; `dtype` is float32 or float64."""
 
     name = "numpy"
-    device = "cpu"
+    query_block = 128
 
     def __init__(
         self,
@@ -101,10 +91,8 @@ class NumpyBackend(Tiles):
             )
         if tf32:
             raise BackendUnavailableError("backend numpy: there is no TF32 on a CPU")
-        self.dtype = dtype
-        self.deterministic = deterministic
+        super().__init__(device, dtype, deterministic=deterministic)
         self._type = _DTYPES[dtype]
-        self.itemsize = np.dtype(self._type).itemsize
         self._threads = threads or cpu_count()
         if threads is not None:
             blas.set_threads(threads)
@@ -112,10 +100,7 @@ class NumpyBackend(Tiles):
     def facts(self) -> Mapping[str, Any]:
         """Versions, threads of the products."""
         return {
-            "backend": self.name,
-            "device": self.device,
-            "dtype": self.dtype,
-            "deterministic": self.deterministic,
+            **super().facts(),
             "threads": blas.threads() or self._threads,
             "tf32": False,
             "versions": {"numpy": np.__version__},
@@ -139,79 +124,20 @@ class NumpyBackend(Tiles):
         """Return zeros of the dtype."""
         return np.zeros(shape, self._type)
 
-    def wide(self, x: Array) -> Array:
-        """Return x: nothing is narrower than float32 here."""
-        return x
-
-    def narrow(self, x: Array) -> Array:
-        """Return x."""
-        return x
-
     def exp(self, x: Array) -> Array:
         """Return the exponential of each element."""
         return np.exp(x)
 
-    def rounded(self, value: float) -> float:
-        """Return the number as the dtype holds it."""
-        return float(self._type(value))
-
     # products
 
-    def embed(self, table: Weight, ids: Array) -> Array:
-        """Look the rows up; only these are decoded."""
-        held = table.ready(self)
-        if held is not None:
-            return np.ascontiguousarray(held[ids])
-        rows = [table.rows(int(i), int(i) + 1) for i in ids]
-        return self.array(np.concatenate(rows))
-
-    def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
-        """Multiply by the held weight, by the encoded one, or by one decoded panel at a time."""
-        y = self._encoded(x, w)
-        if y is None:
-            held = w.held(self)
-            if held is not None and not self.deterministic:
-                y = x @ held.reshape(w.n_rows, w.n_columns).T
-            else:
-                y = self._by_panels(x, w, held)
+    def dense(self, x: Array, rows: Array, bias: Array | None) -> Array:
+        """Multiply by numbers."""
+        y = x @ rows.T
         if bias is not None:
             y += bias
         return y
 
-    def _by_panels(self, x: Array, w: Weight, held: Array | None) -> Array:
-        y = np.empty((len(x), w.n_rows), self._type)
-        step = panel_rows(w.n_columns)
-        for start in range(0, w.n_rows, step):
-            stop = min(start + step, w.n_rows)
-            if held is not None:
-                panel = held.reshape(w.n_rows, w.n_columns)[start:stop]
-            else:
-                panel = self.array(w.rows(start, stop))
-            y[:, start:stop] = self.tiled_linear(x, panel) if self.deterministic else x @ panel.T
-        return y
-
-    def router(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
-        """Multiply: everything here is at least float32."""
-        return self.linear(x, w, bias)
-
-    def _encoded(self, x: Array, w: Weight) -> Array | None:
-        if self.dtype != "float32" or self.deterministic:
-            return None
-        return w.product(x, self._threads)
-
     # element by element
-
-    def add(self, a: Array, b: Array) -> Array:
-        """Return a + b."""
-        return a + b
-
-    def mul(self, a: Array, b: Array) -> Array:
-        """Return a * b."""
-        return a * b
-
-    def scale(self, x: Array, factor: float) -> Array:
-        """Return x * factor."""
-        return x * self._type(factor)
 
     def softcap(self, x: Array, cap: float) -> Array:
         """Return tanh(x / cap) * cap."""
@@ -226,12 +152,6 @@ class NumpyBackend(Tiles):
     def sigmoid(self, x: Array) -> Array:
         """Return 1 / (1 + exp(-x))."""
         return _sigmoid(x)
-
-    def swiglu_oai(self, gate: Array, up: Array, limit: float, alpha: float) -> Array:
-        """Return gpt-oss's clamped product."""
-        gate = np.minimum(gate, self._type(limit))
-        up = np.clip(up, self._type(-limit), self._type(limit))
-        return (up + 1) * (gate * _sigmoid(gate * self._type(alpha)))
 
     # norms
 
@@ -258,39 +178,14 @@ class NumpyBackend(Tiles):
         angles = positions.astype(self._type)[:, None] * inv_freq.astype(self._type)
         return np.cos(angles) * self._type(factor), np.sin(angles) * self._type(factor)
 
-    def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
-        """Rotate pairs of elements; the rotated part comes out in split halves."""
-        cos, sin = (part[:, None, :] for part in table)  # (token, 1, pair)
-        pairs = cos.shape[-1]
-        if style == "half":
-            first, second = x[..., :pairs], x[..., pairs : 2 * pairs]
-        else:
-            first, second = x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]
-        rotated = (first * cos - second * sin, second * cos + first * sin)
-        return np.concatenate([*rotated, x[..., 2 * pairs :]], axis=-1)
-
     # attention
 
-    def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-        """Compute scores, probs and mix for a block of queries and the keys they can see."""
-        tokens, n_heads, _ = q.shape
-        out = np.empty((tokens, n_heads, v.shape[-1]), self._type)
-        origin = self._origin
-        start = 0
-        while start < tokens:
-            stop = min(tokens, start + QUERY_BLOCK - (origin + start) % QUERY_BLOCK)
-            seen = np.flatnonzero(heads.mask[start:stop].any(axis=0))
-            first, last = int(seen[0]) // ROWS * ROWS, int(seen[-1]) + 1
-            part = Heads(
-                heads.mask[start:stop, first:last],
-                heads.scale, heads.softcap, heads.sinks, heads.cast,
-            )  # fmt: skip
-            self.at(origin + start)
-            probs = self.probs(self.scores(q[start:stop], k[first:last], part), part)
-            out[start:stop] = self.mix(probs, v[first:last])
-            start = stop
-        self.at(origin)
-        return out
+    def attend(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
+        """Compute scores, probs and mix for the keys that these queries can see."""
+        seen = np.flatnonzero(heads.mask.any(axis=0))
+        first, last = int(seen[0]) // ROWS * ROWS, int(seen[-1]) + 1
+        part = replace(heads, mask=heads.mask[:, first:last], causal=None)
+        return super().attend(q, k[first:last], v[first:last], part)
 
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:
         """Multiply each head's queries with its group's keys."""
@@ -348,13 +243,9 @@ class NumpyBackend(Tiles):
         """Join along the first axis."""
         return np.concatenate(parts)
 
-    def repeat_heads(self, x: Array, n_heads: int) -> Array:
-        """Repeat the one head."""
-        return np.repeat(x, n_heads, axis=1)
-
     def take(self, x: Array, rows: Array) -> Array:
         """Copy the rows."""
-        return x[rows]
+        return np.ascontiguousarray(x[rows])
 
     def add_weighted(self, total: Array, rows: Array, y: Array, weights: Array) -> Array:
         """Add weighted rows in place; no row occurs twice."""

@@ -6,37 +6,47 @@ neighbour, and sums over keys run tile by tile in order: then a row's bits depen
 only. Written over what numpy arrays and torch tensors have in common.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aprfmt.inference.backends.base import ROWS, Array
-from aprfmt.inference.backends.composed import Composed
+from aprfmt.inference.backends.base import ROWS, Array, Backend, panel_rows
+from aprfmt.inference.weights import Weight
 
 
-class Tiles(Composed):
-    """The tiled forms; a backend gives `zeros`, `wide` and `narrow`, and says `at` where it is."""
+class Tiles(Backend):
+    """Products by held weights or by panels of them, and the tiled forms of what a pass sums."""
 
-    _origin = 0
-
-    def at(self, position: int) -> None:
-        """Set the position of the next activations' first row."""
-        self._origin = position
-
-    def zeros(self, shape: Sequence[int]) -> Array:
-        """Return zeros of the dtype."""
-        raise NotImplementedError
-
-    def wide(self, x: Array) -> Array:
-        """Return x in float32 at least: what sums are made in."""
-        raise NotImplementedError
-
-    def narrow(self, x: Array) -> Array:
-        """Return x rounded to the dtype."""
-        raise NotImplementedError
-
+    @abstractmethod
     def exp(self, x: Array) -> Array:
-        """Return the exponential of each element."""
-        raise NotImplementedError
+        """Return the exponential of each element of wide x."""
+
+    @abstractmethod
+    def dense(self, x: Array, rows: Array, bias: Array | None) -> Array:
+        """Return x [tokens, in] times rows [out, in] transposed, plus bias."""
+
+    def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
+        """Multiply by the held weight, or by one decoded panel at a time."""
+        held = self.held(w)
+        if held is not None:
+            held = held.reshape(w.n_rows, w.n_columns)
+            if not self.deterministic:
+                return self.dense(x, held, bias)
+        y = self.empty((len(x), w.n_rows))
+        step = panel_rows(w.n_columns)
+        for start in range(0, w.n_rows, step):
+            stop = min(start + step, w.n_rows)
+            panel = self.array(w.rows(start, stop)) if held is None else held[start:stop]
+            y[:, start:stop] = self.tiled_linear(x, panel) if self.deterministic else x @ panel.T
+        return y if bias is None else y + bias
+
+    def held(self, w: Weight) -> Array | None:
+        """Return a weight's numbers as they are held, None where they are decoded anew."""
+        return w.held(self)
+
+    def empty(self, shape: Sequence[int]) -> Array:
+        """Return memory of the dtype that will be written whole."""
+        return self.zeros(shape)
 
     def tiled_linear(self, x: Array, w: Array) -> Array:
         """Return x [tokens, in] times w [out, in] transposed."""

@@ -5,8 +5,7 @@ transformers; base.py states them operation by operation.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,19 +13,10 @@ import torch
 from torch.nn import functional
 
 from aprfmt.errors import ArchError, BackendUnavailableError
-from aprfmt.inference.backends.base import (
-    Array,
-    Heads,
-    NormCast,
-    Numbers,
-    RopeCast,
-    Style,
-    panel_rows,
-)
+from aprfmt.inference.backends.base import Array, Heads, NormCast, Numbers, RopeCast
 from aprfmt.inference.backends.tiles import Tiles
 from aprfmt.inference.backends.torch_device import torch_devices
 from aprfmt.inference.weights import Weight
-from aprfmt.tensors.stats import Stats, compute
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -34,8 +24,6 @@ DTYPES: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-# Query rows at a time where the scores have to be made (softcap, sinks, deterministic).
-_QUERY_BLOCK = 512
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "silu": functional.silu,
@@ -76,12 +64,9 @@ class TorchBackend(Tiles):
                 f"backend torch: found dtype {dtype!r}; expected one of {', '.join(DTYPES)}"
             )
         self._device = torch_devices(device)[0]
-        self.device = str(self._device)
-        self.dtype = dtype
-        self.deterministic = deterministic
+        super().__init__(str(self._device), dtype, deterministic=deterministic)
         self._type = DTYPES[dtype]
         self._wide = torch.float64 if dtype == "float64" else torch.float32
-        self.itemsize = self._type.itemsize
         self._tf32 = tf32
         if threads is not None:
             torch.set_num_threads(threads)
@@ -89,11 +74,8 @@ class TorchBackend(Tiles):
     def facts(self) -> Mapping[str, Any]:
         """Versions, threads, TF32."""
         return {
-            "backend": self.name,
-            "device": self.device,
+            **super().facts(),
             "device_name": "cpu",
-            "dtype": self.dtype,
-            "deterministic": self.deterministic,
             "threads": torch.get_num_threads(),
             "tf32": self._tf32,
             "versions": {"torch": torch.__version__, "numpy": np.__version__},
@@ -121,10 +103,6 @@ class TorchBackend(Tiles):
             x = x.float()
         values: Numbers = x.cpu().numpy()
         return values
-
-    def stats(self, x: Array) -> Stats:
-        """Compute the statistics on the host."""
-        return compute(self.to_numpy(x))
 
     def zeros(self, shape: Sequence[int]) -> Array:
         """Return zeros on the device."""
@@ -155,26 +133,9 @@ class TorchBackend(Tiles):
 
     # products
 
-    def embed(self, table: Weight, ids: Numbers) -> Array:
-        """Look the rows up; only these are decoded."""
-        held = table.ready(self)
-        if held is not None:
-            return held[self._index(ids)]
-        return self.array(np.concatenate([table.rows(int(i), int(i) + 1) for i in ids]))
-
-    def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
-        """Multiply by the held weight, by the encoded one, or by one decoded panel at a time."""
-        encoded = self._encoded(x, w)
-        if encoded is not None:
-            return encoded if bias is None else encoded + bias
-        held = self._held(w)
-        if held is not None and not self.deterministic:
-            return functional.linear(x, held.reshape(w.n_rows, w.n_columns), bias)
-        y = self.zeros((len(x), w.n_rows))
-        for start, panel in self._panels(w, held):
-            part = self.tiled_linear(x, panel) if self.deterministic else x @ panel.T
-            y[:, start : start + len(panel)] = part
-        return y if bias is None else y + bias
+    def dense(self, x: Array, rows: Array, bias: Array | None) -> Array:
+        """Multiply by numbers; with a bias, rounded once."""
+        return functional.linear(x, rows, bias)
 
     def router(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
         """Multiply in the dtype, or everything in float32."""
@@ -183,37 +144,7 @@ class TorchBackend(Tiles):
         weight = self.wide(w.array(self)).reshape(w.n_rows, w.n_columns)
         return functional.linear(self.wide(x), weight, None if bias is None else self.wide(bias))
 
-    def _held(self, w: Weight) -> Array | None:
-        return w.held(self)
-
-    def _encoded(self, x: Array, w: Weight) -> Array | None:
-        if self._device.type != "cpu" or self.dtype != "float32" or self.deterministic:
-            return None
-        y = w.product(self.to_numpy(x), torch.get_num_threads())
-        return None if y is None else torch.from_numpy(y)
-
-    def _panels(self, w: Weight, held: Array | None) -> Iterator[tuple[int, Array]]:
-        step = panel_rows(w.n_columns)
-        for start in range(0, w.n_rows, step):
-            stop = min(start + step, w.n_rows)
-            if held is not None:
-                yield start, held.reshape(w.n_rows, w.n_columns)[start:stop]
-            else:
-                yield start, self.array(w.rows(start, stop))
-
     # element by element
-
-    def add(self, a: Array, b: Array) -> Array:
-        """Return a + b."""
-        return a + b
-
-    def mul(self, a: Array, b: Array) -> Array:
-        """Return a * b."""
-        return a * b
-
-    def scale(self, x: Array, factor: float) -> Array:
-        """Return x * factor, rounded once."""
-        return x * factor
 
     def softcap(self, x: Array, cap: float) -> Array:
         """Return tanh(x / cap) * cap."""
@@ -228,15 +159,6 @@ class TorchBackend(Tiles):
     def sigmoid(self, x: Array) -> Array:
         """Return 1 / (1 + exp(-x))."""
         return self._rowwise(torch.sigmoid, x)
-
-    def swiglu_oai(self, gate: Array, up: Array, limit: float, alpha: float) -> Array:
-        """Return gpt-oss's clamped product."""
-
-        def product(gate: Array, up: Array) -> Array:
-            gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
-            return (up + 1) * (gate * torch.sigmoid(gate * alpha))
-
-        return self._rowwise(product, gate, up)
 
     # norms
 
@@ -284,18 +206,6 @@ class TorchBackend(Tiles):
         cos, sin = angles.cos() * factor, angles.sin() * factor
         return (cos, sin) if cast == "result" else (self.narrow(cos), self.narrow(sin))
 
-    def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
-        """Rotate pairs of elements; the rotated part comes out in split halves."""
-        cos, sin = (part[:, None, :] for part in table)  # (token, 1, pair)
-        pairs = cos.shape[-1]
-        rotated = x if cast == "table" else self.wide(x)
-        if style == "half":
-            first, second = rotated[..., :pairs], rotated[..., pairs : 2 * pairs]
-        else:
-            first, second = rotated[..., 0 : 2 * pairs : 2], rotated[..., 1 : 2 * pairs : 2]
-        halves = (first * cos - second * sin, second * cos + first * sin)
-        return torch.cat([*(self.narrow(half) for half in halves), x[..., 2 * pairs :]], dim=-1)
-
     # attention
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
@@ -306,16 +216,7 @@ class TorchBackend(Tiles):
                 q, k, v, self._mask(heads), scale=heads.scale, enable_gqa=q.shape[1] != k.shape[1]
             )
             return mixed[0].swapaxes(0, 1)
-        origin, parts, start = self._origin, [], 0
-        while start < len(q):
-            stop = min(len(q), start + _QUERY_BLOCK - (origin + start) % _QUERY_BLOCK)
-            seen = heads.causal and (heads.causal[0] + start, heads.causal[1])
-            part = replace(heads, mask=heads.mask[start:stop], causal=seen)
-            super().at(origin + start)
-            parts.append(self.mix(self.probs(self.scores(q[start:stop], k, part), part), v))
-            start = stop
-        super().at(origin)
-        return torch.cat(parts)
+        return super().attention(q, k, v, heads)
 
     def _mask(self, heads: Heads) -> Array:
         return torch.from_numpy(heads.mask).to(self._device)
@@ -380,6 +281,15 @@ class TorchBackend(Tiles):
         """Add weighted rows in place; no row occurs twice."""
         factors = torch.from_numpy(np.ascontiguousarray(weights)).to(self._device, self._wide)
         return total.index_add_(0, self._index(rows), self.narrow(y * factors[:, None]))
+
+    def cross_entropy(self, logits: Array, labels: Numbers) -> Numbers:
+        """Return torch's fused loss of every label in the backend's dtype, on its device.
+
+        torch's own mean on a CPU adds 16-bit losses in 16 bits: float16 overflows at 65,504 nats.
+        """
+        wanted = torch.as_tensor(labels, device=logits.device)
+        found = functional.cross_entropy(logits, wanted, reduction="none")
+        return np.asarray(found.double().cpu().numpy())
 
 
 def _softcap(x: Array, cap: float) -> Array:

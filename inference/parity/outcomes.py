@@ -1,9 +1,9 @@
 """What two runs predict: logits, losses by three oracles, and tokens sent to other experts."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,54 +95,6 @@ def _losses(logits: Numbers, ids: Sequence[int]) -> Numbers:
     return found
 
 
-def _numpy_losses(backend: Backend, logits: Numbers, labels: Numbers) -> Numbers:
-    """Return every label's loss with each step in the backend's own dtype."""
-    x = backend.array(logits)
-    wide = x - np.max(x, axis=-1, keepdims=True)
-    logs = wide - np.log(np.sum(np.exp(wide), axis=-1, keepdims=True))
-    return np.asarray(-np.take_along_axis(logs, labels[:, None], -1)[:, 0])
-
-
-def _torch_losses(backend: Backend, logits: Numbers, labels: Numbers) -> Numbers:
-    """Return torch's fused loss of every label in the backend's dtype, on its device.
-
-    torch's own mean on a CPU adds 16-bit losses in 16 bits: float16 overflows at 65,504 nats.
-    """
-    import torch
-
-    x = backend.array(logits)
-    wanted = torch.as_tensor(labels, device=x.device)
-    found = torch.nn.functional.cross_entropy(x, wanted, reduction="none")
-    return np.asarray(found.double().cpu().numpy())
-
-
-def _cupy_losses(backend: Backend, logits: Numbers, labels: Numbers) -> Numbers:
-    """Return every label's loss of the logits as the dtype holds them, computed in float32."""
-    from aprfmt.inference.backends.cuda import memory
-
-    arrays, x = memory.arrays(), memory.put(backend.to_numpy(backend.array(logits)))
-    wide = x - x.max(axis=-1, keepdims=True)
-    logs = wide - arrays.log(arrays.exp(wide).sum(axis=-1, keepdims=True))
-    found = -arrays.take_along_axis(logs, memory.put(labels)[:, None], -1)[:, 0]
-    return np.asarray(memory.get(found))
-
-
-@runtime_checkable
-class WithLoss(Protocol):
-    """A backend with a loss of its own, which then comes before the functions here."""
-
-    def cross_entropy(self, logits: Any, labels: Numbers) -> float:
-        """Return the mean loss of labels [n] under logits [n, vocab], in nats, kept in float32."""
-        ...
-
-
-OWN_LOSSES: Mapping[str, Callable[[Backend, Numbers, Numbers], Numbers]] = {
-    "numpy": _numpy_losses,
-    "torch": _torch_losses,
-    "cupy": _cupy_losses,
-}
-
-
 @dataclass(frozen=True)
 class OwnLoss:
     """A run's loss by its own arithmetic: the mean in nats, None with `why`.
@@ -160,8 +112,7 @@ class OwnLoss:
 def own_loss(backend: Backend | None, logits: Numbers, ids: Sequence[int]) -> OwnLoss:
     """Compute a run's loss of ids[1:] in its own arithmetic, and how far that is off.
 
-    A backend's method `cross_entropy(logits, labels)`, a mean kept in float32 at least, comes
-    before the functions here; it is judged as the loss of one label.
+    A backend's `cross_entropy` that gives a mean is judged as the loss of one label.
     """
     if backend is None:
         return OwnLoss(None, why="an engine's own loss is not called")
@@ -169,14 +120,10 @@ def own_loss(backend: Backend | None, logits: Numbers, ids: Sequence[int]) -> Ow
         return OwnLoss(None, why="a single token has no label")
     labels = np.asarray(ids[1:], np.int64)
     inner = np.ascontiguousarray(logits[:-1])
-    if not isinstance(backend, WithLoss) and backend.name not in OWN_LOSSES:
-        return OwnLoss(None, why=f"backend {backend.name!r} has no loss of its own")
     expected = _losses(logits, ids)
-    if isinstance(backend, WithLoss):
-        found = np.array([float(backend.cross_entropy(backend.array(inner), labels))])
-        expected = np.array([float(np.mean(expected))])
-    else:
-        found = np.asarray(OWN_LOSSES[backend.name](backend, inner, labels), np.float64)
+    found = np.asarray(backend.cross_entropy(backend.array(inner), labels), np.float64)
+    if not found.ndim:
+        found, expected = found[None], np.array([float(np.mean(expected))])
     vocab = int(logits.shape[-1])
     pairs = [
         (abs(mine - true) if math.isfinite(mine - true) else math.inf,

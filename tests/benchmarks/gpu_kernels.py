@@ -20,7 +20,7 @@ import numpy as np
 
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import codec, decode_into
-from aprfmt.inference.backends import cuda
+from aprfmt.inference.fast import cuda
 
 WEIGHTS = 1 << 28
 Row = dict[str, Any]
@@ -333,7 +333,7 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(BENCHES))
     options = parser.parse_args()
     try:
-        from aprfmt.inference.backends.cupy_backend import CupyBackend
+        from aprfmt.inference.fast.cupy_backend import CupyBackend
 
         facts = dict(CupyBackend("cuda", "float32").facts())
     except Exception as error:  # no cupy, no GPU

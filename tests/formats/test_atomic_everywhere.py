@@ -18,9 +18,9 @@ ALLOWED = {
     ("inference/trace_file.py", "tempfile.TemporaryFile"): "values of a running trace, no name",
     ("inference/engines/llama_cpp.py", "tempfile.TemporaryDirectory"): "a copy for that engine",
     ("inference/engines/transformers.py", "tempfile.TemporaryDirectory"): "a copy for that engine",
-    ("inference/backends/cuda/loader.py", "path.parent.mkdir"): "a cache of compiled kernels",
-    ("inference/backends/cuda/loader.py", "tempfile.NamedTemporaryFile"): "the same",
-    ("inference/backends/cuda/loader.py", "os.replace"): "the same: in one step, and no loss",
+    ("inference/fast/cuda/loader.py", "path.parent.mkdir"): "a cache of compiled kernels",
+    ("inference/fast/cuda/loader.py", "tempfile.NamedTemporaryFile"): "the same",
+    ("inference/fast/cuda/loader.py", "os.replace"): "the same: in one step, and no loss",
     ("inference/weights.py", "rows.touch"): "counts a row as used; no file",
     ("aprfmt/formats/apr/parse.py", "faults.rename"): "names of damaged tensors; no file",
     (

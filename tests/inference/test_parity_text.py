@@ -19,7 +19,6 @@ from aprfmt.conversion import convert
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.torch_backend import TorchBackend
 from aprfmt.inference.device import parse_run
-from aprfmt.inference.parity import outcomes
 from aprfmt.inference.parity.between import parity
 from aprfmt.inference.parity.outcomes import own_loss
 from aprfmt.inference.parity.records import Parity
@@ -182,7 +181,7 @@ def test_rounding_stays_inside_the_bound_and_a_shift_of_labels_does_not(
     run: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = parse_run(run).open()
-    name, right = backend.name, outcomes.OWN_LOSSES[backend.name]
+    right = backend.cross_entropy
     for vocab in (11, 4_099):
         for scale in (0.3, 3.0, 12.0):
             logits, ids = rows_of(kind, vocab, scale)
@@ -196,10 +195,7 @@ def test_rounding_stays_inside_the_bound_and_a_shift_of_labels_does_not(
             # Roundings are not lost in it: ten thousand times the unit roundoff, not a constant.
             assert found.bound < ROUNDOFF[backend.dtype] * 3e3 + 1e-3
             with monkeypatch.context() as patch:
-                patch.setitem(
-                    outcomes.OWN_LOSSES, name,
-                    lambda b, x, y: right(b, x, np.roll(y, 1)),
-                )  # fmt: skip
+                patch.setattr(backend, "cross_entropy", lambda x, y: right(x, np.roll(y, 1)))
                 wrong = own_loss(backend, stored, ids)
             assert wrong.off is not None and wrong.bound is not None and wrong.off > wrong.bound
 
@@ -212,12 +208,12 @@ def test_a_loss_that_is_no_number_is_beyond_every_bound(
     backend = parse_run(run).open()
     logits, ids = rows_of("plain", 11, 1.0)
 
-    def losses(b: Any, x: Any, y: Any) -> Any:
+    def losses(x: Any, y: Any) -> Any:
         found = np.ones(len(y))
         found[7] = wrong
         return found
 
-    monkeypatch.setitem(outcomes.OWN_LOSSES, backend.name, losses)
+    monkeypatch.setattr(backend, "cross_entropy", losses)
     assert own_loss(backend, logits, ids).off == math.inf
 
 
@@ -254,10 +250,9 @@ def test_labels_that_are_not_shifted_are_found_on_any_text(name: str, prompt: st
 def test_a_wrong_loss_is_found_in_coarse_arithmetic(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = outcomes.OWN_LOSSES["torch"]
-    monkeypatch.setitem(
-        outcomes.OWN_LOSSES, "torch",
-        lambda b, x, y: right(b, x, np.roll(y, 1)),
+    right = TorchBackend.cross_entropy
+    monkeypatch.setattr(
+        TorchBackend, "cross_entropy", lambda b, x, y: right(b, x, np.roll(y, 1))
     )  # fmt: skip
     found = compared(judged("qwen2").folder, ("numpy", f"torch:cpu:{dtype}"), IDS)
     assert found.verdict == "bug" and named(found, "own-loss").outcome == "FAIL"

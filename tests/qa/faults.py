@@ -281,7 +281,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("a loss of nothing", fails("loss"),
           patch=patched("aprfmt.inference.evaluation:cross_entropy", nothing_measured)),
     Fault("state in the backend", fails("state-isolation"),
-          patch=patched("aprfmt.inference.backends.numpy_backend:NumpyBackend.linear", noisy)),
+          patch=patched("aprfmt.inference.fast.numpy_native:NativeBackend.linear", noisy)),
     Fault("input ignored", fails("state-isolation", "loss", "golden-output"),
           patch=patched("aprfmt.inference.backends.numpy_backend:NumpyBackend.embed", deaf)),
     Fault("a cache never emptied", fails("state-isolation", "golden-output"),

@@ -23,8 +23,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aprfmt.inference.backends.cuda import loader
-from aprfmt.inference.backends.cuda.arrays import Flat
+from aprfmt.inference.fast.cuda import loader
+from aprfmt.inference.fast.cuda.arrays import Flat
 
 HERE = Path(__file__).resolve().parent
 _FLAGS = (
@@ -193,8 +193,8 @@ class _Memory:
 @contextmanager
 def on_this_machine() -> Iterator[Emulated]:
     """Have the package's launches, products and memory here."""
-    from aprfmt.inference.backends import cuda
-    from aprfmt.inference.backends.cuda import gemm, memory
+    from aprfmt.inference.fast import cuda
+    from aprfmt.inference.fast.cuda import gemm, memory
 
     names = [info.name for info in pkgutil.iter_modules(cuda.__path__, f"{cuda.__name__}.")]
     modules = [importlib.import_module(name) for name in names]  # attributes are functions too

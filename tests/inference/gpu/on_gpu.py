@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aprfmt.inference.backends import BACKENDS
-from aprfmt.inference.backends.torch_cuda import CudaBackend
+from aprfmt.inference.fast.torch_cuda import CudaBackend
 
 
 @cache

@@ -16,7 +16,7 @@ from aprfmt.compare.thresholds import DISCRETE, tolerance
 from aprfmt.errors import ArchError, BackendUnavailableError
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.base import Heads
-from aprfmt.inference.backends.cupy_backend import CupyBackend
+from aprfmt.inference.fast.cupy_backend import CupyBackend
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept
 from aprfmt.model import open_model
@@ -154,7 +154,7 @@ def test_many_queries_by_cublas_equal_few_by_the_kernel(machine: Any, monkeypatc
         for sinks in (None, random.standard_normal(6).astype(np.float32)):
             results = []
             for backend, limit in ((b, 256), (many, 1)):
-                base = "aprfmt.inference.backends.cuda.attend."
+                base = "aprfmt.inference.fast.cuda.attend."
                 monkeypatch.setattr(base + "MANY_QUERIES", limit)
                 monkeypatch.setattr(base + "QUERY_BLOCK", 16)
                 heads = Heads(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aprfmt.diagnosis import diagnose
-from aprfmt.inference.backends.cupy_backend import CupyBackend
+from aprfmt.inference.fast.cupy_backend import CupyBackend
 from tests.diagnose.engines import tiny_folder, trace
 from tests.inference.gpu.machine import on
 from tests.inference.gpu.test_torch_faults import without_biases

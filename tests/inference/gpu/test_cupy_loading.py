@@ -10,14 +10,14 @@ import pytest
 
 from aprfmt.errors import BackendUnavailableError
 from aprfmt.inference.backends import BACKENDS
-from aprfmt.inference.backends.cuda import DECODED, MATVEC, loader
-from aprfmt.inference.backends.cuda.decode import launch_of
+from aprfmt.inference.fast.cuda import DECODED, MATVEC, loader
+from aprfmt.inference.fast.cuda.decode import launch_of
 from tests.inference.gpu import machine
 
 
 def test_importing_the_kernels_imports_neither_cupy_nor_torch() -> None:
     code = (
-        "import sys, aprfmt.inference.backends.cuda, aprfmt.inference.backends.cupy_backend; "
+        "import sys, aprfmt.inference.fast.cuda, aprfmt.inference.fast.cupy_backend; "
         "sys.exit(bool({'cupy', 'torch'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -31,7 +31,7 @@ def test_the_backend_without_cupy_or_a_gpu_says_what_to_do() -> None:
 
 
 def test_every_source_is_in_the_package_and_names_its_encodings() -> None:
-    folder = files("aprfmt.inference.backends.cuda")
+    folder = files("aprfmt.inference.fast.cuda")
     names = {path.name for path in folder.iterdir() if path.name.endswith((".cu", ".cuh"))}
     on_disk = Path(loader.__file__).parent
     assert names == {path.name for path in (*on_disk.glob("*.cu"), *on_disk.glob("*.cuh"))}

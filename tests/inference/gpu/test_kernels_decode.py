@@ -14,7 +14,7 @@ import pytest
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import codec, decode_into
 from aprfmt.errors import CodecError
-from aprfmt.inference.backends.cuda import DECODED, decode, decode_coded
+from aprfmt.inference.fast.cuda import DECODED, decode, decode_coded
 from tests.inference.gpu.machine import on
 
 OUTPUTS = {

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from aprfmt.inference.backends.cuda import layers
+from aprfmt.inference.fast.cuda import layers
 from tests.inference.gpu.machine import Gpu
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

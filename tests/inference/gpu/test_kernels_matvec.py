@@ -14,7 +14,7 @@ import pytest
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import decode, encode
 from aprfmt.errors import CodecError
-from aprfmt.inference.backends.cuda import MATVEC, MATVEC_TOKENS, matvec
+from aprfmt.inference.fast.cuda import MATVEC, MATVEC_TOKENS, matvec
 from tests.inference.gpu.machine import on
 
 NUMPY = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aprfmt.errors import CodecError
-from aprfmt.inference.backends.cuda import (
+from aprfmt.inference.fast.cuda import (
     SLOT,
     WORKSPACE,
     Difference,
@@ -22,7 +22,7 @@ from aprfmt.inference.backends.cuda import (
     to_difference,
     to_stats,
 )
-from aprfmt.inference.backends.cupy_backend import CupyBackend
+from aprfmt.inference.fast.cupy_backend import CupyBackend
 from aprfmt.tensors.stats import Stats, compute
 
 NUMPY = {

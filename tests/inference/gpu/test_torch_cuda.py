@@ -12,7 +12,7 @@ import torch
 
 from aprfmt.compare.thresholds import DISCRETE, tolerance
 from aprfmt.errors import BackendUnavailableError
-from aprfmt.inference.backends.graphs import TorchGraphs
+from aprfmt.inference.fast.graphs import TorchGraphs
 from aprfmt.inference.rope import lengthy
 from aprfmt.inference.sampling import Sampler, Sampling
 from aprfmt.inference.session import Session
@@ -193,7 +193,7 @@ def test_facts_name_what_ran() -> None:
 
 
 def test_without_kernels_torch_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aprfmt.inference.backends.torch_cuda.kernels_problem", lambda: "no cupy")
+    monkeypatch.setattr("aprfmt.inference.fast.torch_cuda.kernels_problem", lambda: "no cupy")
     b = cuda()
     assert "none: no cupy" in b.facts()["kernels"]
     for name in ("llama", "gemma2", "gpt_oss"):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import aprfmt
-from aprfmt.inference.backends.torch_products import TorchProducts
-from aprfmt.inference.backends.torch_weights import Coded, Encoded, keeps
+from aprfmt.inference.fast.torch_products import TorchProducts
+from aprfmt.inference.fast.torch_weights import Coded, Encoded, keeps
 from aprfmt.inference.session import Session
 from aprfmt.inference.weights import Weights
 from aprfmt.model import open_model
@@ -111,7 +111,7 @@ def test_experts_of_an_encoded_stack() -> None:
 
 
 def test_a_weight_larger_than_the_scratch_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aprfmt.inference.backends.torch_products.SCRATCH", 40 * 256 * 4)
+    monkeypatch.setattr("aprfmt.inference.fast.torch_products.SCRATCH", 40 * 256 * 4)
     values = np.random.default_rng(2).standard_normal((130, 256)).astype(np.float32)
     rows = EncodedRows(values, "Q6_K")
     w = Weights({"w": rows}, 1 << 30, "test")["w"]

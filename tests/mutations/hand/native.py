@@ -17,7 +17,7 @@ CUDA_CUPY = ("tests/inference/gpu/test_cupy_*.py",)
 CUDA_REDUCE = ("tests/inference/gpu/test_kernels_reduce.py",)
 
 NATIVE = "aprfmt/codecs/native"
-CUDA = "inference/backends/cuda"
+CUDA = "inference/fast/cuda"
 
 ROWS: tuple[Row, ...] = (
     Row(

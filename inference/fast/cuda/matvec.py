@@ -9,9 +9,9 @@ from typing import Any
 
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.errors import CodecError
-from aprfmt.inference.backends.cuda.arrays import ITEM, flat, stream_of
-from aprfmt.inference.backends.cuda.decode import DECODED
-from aprfmt.inference.backends.cuda.loader import function, processors
+from aprfmt.inference.fast.cuda.arrays import ITEM, flat, stream_of
+from aprfmt.inference.fast.cuda.decode import DECODED
+from aprfmt.inference.fast.cuda.loader import function, processors
 
 # Encodings with a kernel, and how many vectors one call takes at most.
 MATVEC = tuple(name for name in DECODED if name != "F32")

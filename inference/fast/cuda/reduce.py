@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from aprfmt.errors import CodecError
-from aprfmt.inference.backends.cuda.arrays import ITEM, Flat, flat, stream_of
-from aprfmt.inference.backends.cuda.loader import Function, function
+from aprfmt.inference.fast.cuda.arrays import ITEM, Flat, flat, stream_of
+from aprfmt.inference.fast.cuda.loader import Function, function
 from aprfmt.tensors.stats import Stats
 
 # float64 a result takes, and float64 one stream's launches share (zeros before the first).

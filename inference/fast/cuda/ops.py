@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from aprfmt.inference.backends.cuda.loader import Function, function
+from aprfmt.inference.fast.cuda.loader import Function, function
 
 FILES = ("prelude.cuh", "ops.cu", "attention.cu")
 GROUP = 256  # threads a block, ops.cu

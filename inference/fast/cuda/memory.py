@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from aprfmt.errors import BackendUnavailableError
-from aprfmt.inference.backends.cuda.loader import cupy
 from aprfmt.inference.cuda_driver import driver_version
+from aprfmt.inference.fast.cuda.loader import cupy
 
 # Dtype of the arithmetic -> numpy's name of what holds it.
 STORED = {"float32": "float32", "float64": "float64", "bfloat16": "uint16", "float16": "uint16"}

@@ -12,24 +12,17 @@ import torch
 from torch.nn import functional
 
 from aprfmt.inference.backends.base import Array, Heads, NormCast, Numbers, RopeCast, Style
-from aprfmt.inference.backends.cuda import layers
-from aprfmt.inference.backends.graphs import Recording, TorchGraphs
-from aprfmt.inference.backends.torch_backend import TorchBackend
 from aprfmt.inference.backends.torch_device import torch_devices
-from aprfmt.inference.backends.torch_products import TorchProducts
-from aprfmt.inference.backends.torch_slots import TorchSlots
-from aprfmt.inference.backends.torch_weights import HALVES, NotRecordable, Uploader, current
 from aprfmt.inference.cuda_driver import cupy_problem, driver_version
+from aprfmt.inference.fast.cuda import layers
+from aprfmt.inference.fast.graphs import Recording, TorchGraphs
+from aprfmt.inference.fast.torch_products import TorchProducts
+from aprfmt.inference.fast.torch_slots import TorchSlots
+from aprfmt.inference.fast.torch_weights import HALVES, NotRecordable, Uploader, current
 from aprfmt.tensors.stats import Stats, compute
 
 # Share of a GPU's free memory that weights may take by default; the rest is for activations.
 MEMORY_SHARE = 0.8
-
-
-def open_torch(device: str, dtype: str, **options: Any) -> TorchBackend:
-    """Return the backend of a device: `cpu`, `cuda`, `cuda:N`, or `cuda:all`."""
-    kind = TorchBackend if device == "cpu" else CudaBackend
-    return kind(device, dtype, **options)
 
 
 def kernels_problem() -> str:

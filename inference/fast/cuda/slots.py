@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.inference.backends.cuda import memory
-from aprfmt.inference.backends.cuda.arrays import ITEM, Flat
-from aprfmt.inference.backends.cuda.reduce import (
+from aprfmt.inference.fast.cuda import memory
+from aprfmt.inference.fast.cuda.arrays import ITEM, Flat
+from aprfmt.inference.fast.cuda.reduce import (
     COLUMNS,
     SLOT,
     THREADS,

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any
 
 from aprfmt.errors import CodecError
-from aprfmt.inference.backends.cuda.loader import cupy
+from aprfmt.inference.fast.cuda.loader import cupy
 
 ITEM = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "uint8": 1}
 

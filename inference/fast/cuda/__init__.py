@@ -14,10 +14,10 @@ capture. A launch that the driver refuses raises.
     compare(a, b, slot, workspace, stream=s)        one-pass comparison of two arrays
 """
 
-from aprfmt.inference.backends.cuda.arrays import Flat, flat
-from aprfmt.inference.backends.cuda.decode import DECODED, decode, decode_coded
-from aprfmt.inference.backends.cuda.matvec import MATVEC, MATVEC_TOKENS, matvec
-from aprfmt.inference.backends.cuda.reduce import (
+from aprfmt.inference.fast.cuda.arrays import Flat, flat
+from aprfmt.inference.fast.cuda.decode import DECODED, decode, decode_coded
+from aprfmt.inference.fast.cuda.matvec import MATVEC, MATVEC_TOKENS, matvec
+from aprfmt.inference.fast.cuda.reduce import (
     SLOT,
     WORKSPACE,
     Difference,

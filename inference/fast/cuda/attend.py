@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from aprfmt.inference.backends.base import Array, Heads
-from aprfmt.inference.backends.cuda import gemm, memory
-from aprfmt.inference.backends.cuda.ops import GROUP, SHARED_LIMIT, Ops
+from aprfmt.inference.fast.cuda import gemm, memory
+from aprfmt.inference.fast.cuda.ops import GROUP, SHARED_LIMIT, Ops
 
 # From so many queries on, cuBLAS's scores in memory are the faster way.
 MANY_QUERIES = 256

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from aprfmt.inference.backends.base import Array, Numbers
-from aprfmt.inference.backends.torch_weights import NotRecordable
+from aprfmt.inference.fast.torch_weights import NotRecordable
 from aprfmt.inference.kv_cache import KVCache
 
 # Graphs kept at a time: each holds the memory of its activations.

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.inference.backends.cuda.loader import cupy
+from aprfmt.inference.fast.cuda.loader import cupy
 
 # cudaDataType_t, cublasComputeType_t and cublasOperation_t of CUDA's library_types.h and
 # cublas_api.h.

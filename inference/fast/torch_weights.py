@@ -75,19 +75,19 @@ class Encoded:
 
     def decode(self, start: int, stop: int, out: torch.Tensor) -> None:
         """Fill `out` [stop - start, n_columns] with these rows."""
-        from aprfmt.inference.backends import cuda
+        from aprfmt.inference.fast import cuda
 
         cuda.decode(self.encoding, self.raw[start:stop], out, stream=current())
 
     def rows(self, ids: torch.Tensor, out: torch.Tensor) -> None:
         """Fill `out` [ids, n_columns] with rows of these numbers."""
-        from aprfmt.inference.backends import cuda
+        from aprfmt.inference.fast import cuda
 
         cuda.decode(self.encoding, self.raw[ids], out, stream=current())
 
     def product(self, x: torch.Tensor, out: torch.Tensor) -> bool:
         """Fill `out` [tokens, n_rows] with x times the rows; False where no kernel does it."""
-        from aprfmt.inference.backends import cuda
+        from aprfmt.inference.fast import cuda
 
         few = len(x) <= cuda.MATVEC_TOKENS and x.dtype != torch.float64
         if not few or self.encoding not in cuda.MATVEC:
@@ -114,7 +114,7 @@ class Coded:
 
     def decode(self, start: int, stop: int, out: torch.Tensor) -> None:
         """Fill `out` with rows [start, stop), which begin and end with a block."""
-        from aprfmt.inference.backends import cuda
+        from aprfmt.inference.fast import cuda
 
         first, last = start * self.n_columns, stop * self.n_columns
         cuda.decode_coded(
@@ -143,7 +143,7 @@ def current() -> int:
 
 def keeps(encoding: str, dtype: str) -> bool:
     """Say whether a weight stays encoded on the device in arithmetic of a dtype."""
-    from aprfmt.inference.backends import cuda
+    from aprfmt.inference.fast import cuda
 
     return encoding in CODED or (
         encoding in cuda.DECODED and ENCODINGS[encoding].numpy not in (dtype, *WIDE)

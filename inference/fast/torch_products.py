@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from aprfmt.inference.backends.base import Array, Numbers
-from aprfmt.inference.backends.cuda import layers
+from aprfmt.inference.backends.base import Array, Numbers, Part
 from aprfmt.inference.backends.torch_backend import DTYPES, STEPS, TorchBackend
-from aprfmt.inference.backends.torch_weights import (
+from aprfmt.inference.fast.cuda import layers
+from aprfmt.inference.fast.torch_weights import (
     HALVES,
     SCRATCH,
     Coded,
@@ -23,8 +23,6 @@ from aprfmt.inference.backends.torch_weights import (
     prepared,
 )
 from aprfmt.inference.weights import Weight
-
-Part = tuple[Weight, Array | None]
 
 
 class TorchProducts(TorchBackend):
@@ -103,7 +101,7 @@ class TorchProducts(TorchBackend):
             buffers.append(torch.empty(count, dtype=self._type, device=self._device))
         return buffers[-1][:count]
 
-    def _held(self, w: Weight) -> Array | None:
+    def held(self, w: Weight) -> Array | None:
         """Return a weight's numbers; None where it is encoded or too big."""
         return None if self._kept(w) is not None else w.held(self)
 
@@ -157,7 +155,7 @@ class TorchProducts(TorchBackend):
 
     def add_linear(self, residual: Array, x: Array, w: Weight, bias: Array | None) -> Array:
         """Add in the kernel where one row is multiplied, else in place."""
-        held = self._held(w) if len(x) == 1 and self._fused else None
+        held = self.held(w) if len(x) == 1 and self._fused else None
         if held is not None and residual.device == held.device:
             rows = held.reshape(w.n_rows, w.n_columns)
             if self._one_row(x, rows):
@@ -178,7 +176,7 @@ class TorchProducts(TorchBackend):
 
     def projections(self, x: Array, parts: Sequence[Part]) -> list[Array]:
         """Multiply by all weights at once where all are numbers on the device."""
-        held = [] if self.deterministic or len(parts) < 2 else [self._held(w) for w, _ in parts]
+        held = [] if self.deterministic or len(parts) < 2 else [self.held(w) for w, _ in parts]
         if not held or any(w is None for w in held) or len(parts) > 3:
             return super().projections(x, parts)
         weights = [w.reshape(len(w), -1) for w in held if w is not None]
@@ -224,7 +222,7 @@ class TorchProducts(TorchBackend):
         if not self._fused or rounded_steps or kind not in layers.ACTIVATIONS:
             return super().gated(x, gate, up, kind, steps=steps)
         if len(x) == 1:
-            first, second = self._held(gate[0]), self._held(up[0])
+            first, second = self.held(gate[0]), self.held(up[0])
             if first is not None and second is not None and self._one_row(x, first, second):
                 y = torch.empty((1, len(first)), dtype=self._type, device=x.device)
                 layers.matvec_gated(

@@ -8,19 +8,26 @@ uint16; everything that computes is a kernel of cuda/, rounding where base.py sa
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from aprfmt.errors import ArchError, BackendUnavailableError
-from aprfmt.inference.backends.base import ROWS, Array, Heads, NormCast, Numbers, RopeCast, Style
-from aprfmt.inference.backends.composed import Composed
-from aprfmt.inference.backends.cuda import MATVEC, MATVEC_TOKENS, gemm, matvec, memory
-from aprfmt.inference.backends.cuda.arrays import Flat
-from aprfmt.inference.backends.cuda.attend import Attention
-from aprfmt.inference.backends.cuda.loader import cache_folder
-from aprfmt.inference.backends.cuda.ops import Ops
-from aprfmt.inference.backends.cuda.placed import Dense, Encoded, Placed, Placer
-from aprfmt.inference.backends.cuda.slots import Pending, Workspace
+from aprfmt.inference.backends.base import (
+    ROWS,
+    Array,
+    Backend,
+    Heads,
+    NormCast,
+    Numbers,
+    RopeCast,
+    Style,
+)
+from aprfmt.inference.fast.cuda import MATVEC, MATVEC_TOKENS, gemm, matvec, memory
+from aprfmt.inference.fast.cuda.arrays import Flat
+from aprfmt.inference.fast.cuda.attend import Attention
+from aprfmt.inference.fast.cuda.loader import cache_folder
+from aprfmt.inference.fast.cuda.ops import Ops
+from aprfmt.inference.fast.cuda.placed import Dense, Encoded, Placed, Placer
+from aprfmt.inference.fast.cuda.slots import Pending, Workspace
 from aprfmt.inference.weights import FREE_SHARE, Weight
 from aprfmt.tensors.stats import Stats
 
@@ -28,7 +35,7 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 STEPS = ("gelu_tanh",)  # those that have a kernel NAME_steps
 
 
-class CupyBackend(Composed):
+class CupyBackend(Backend):
     """CuPy; `device` is cuda or cuda:N, `tf32` allows it in float32 products (off otherwise)."""
 
     name = "cupy"
@@ -47,14 +54,10 @@ class CupyBackend(Composed):
                 f"backend cupy: found dtype {dtype!r}; expected one of {', '.join(memory.STORED)}"
             )
         self._index = memory.use_device(device)
-        self.device = f"cuda:{self._index}"
-        self.dtype = dtype
-        self.deterministic = deterministic
+        super().__init__(f"cuda:{self._index}", dtype, deterministic=deterministic)
         self._stored = np.dtype(memory.STORED[dtype])
         self._wide = np.dtype("float64" if dtype == "float64" else "float32")
-        self.itemsize = self._stored.itemsize
         self._tf32 = tf32
-        self._origin = 0
         self._names: dict[Any, str] = {}  # of arrays' dtypes
         self._ops = Ops(dtype)
         self._attention = Attention(self._ops, dtype, deterministic=deterministic, tf32=tf32)
@@ -65,10 +68,7 @@ class CupyBackend(Composed):
         """Device, driver, versions, TF32, memory, and how the weights were placed."""
         on_cpu = self._placer.on_cpu
         return {
-            "backend": self.name,
-            "device": self.device,
-            "dtype": self.dtype,
-            "deterministic": self.deterministic,
+            **super().facts(),
             "tf32": self._tf32,
             "kernel_cache": str(cache_folder()),
             "weights_held": self._placer.held,
@@ -76,10 +76,6 @@ class CupyBackend(Composed):
             "decoded_on_cpu": {name: [*on_cpu.values()].count(name) for name in on_cpu.values()},
             **memory.facts(self._index),
         }
-
-    def at(self, position: int) -> None:
-        """Set the position of the next activations' first row."""
-        self._origin = position
 
     def budget(self) -> int | None:
         """Return the share of the free GPU memory that weights may take."""
@@ -145,11 +141,6 @@ class CupyBackend(Composed):
     def zeros(self, shape: Sequence[int]) -> Array:
         """Return zeros on the GPU."""
         return memory.arrays().zeros(tuple(shape), self._stored)
-
-    def rounded(self, value: float) -> float:
-        """Return the number as the dtype holds it."""
-        kind = ml_dtypes.bfloat16 if self.dtype == "bfloat16" else np.dtype(self.dtype)
-        return float(np.array(value, np.float64).astype(kind))
 
     # products
 
@@ -371,6 +362,14 @@ class CupyBackend(Composed):
                 *(memory.pointer(a) for a in (total, index, y, factors)), int(y.shape[-1]),
             )  # fmt: skip
         return total
+
+    def cross_entropy(self, logits: Array, labels: Numbers) -> Numbers:
+        """Return every label's loss of the logits as the dtype holds them, computed in float32."""
+        arrays, x = memory.arrays(), memory.put(self.to_numpy(logits))
+        wide = x - x.max(axis=-1, keepdims=True)
+        logs = wide - arrays.log(arrays.exp(wide).sum(axis=-1, keepdims=True))
+        found = -arrays.take_along_axis(logs, memory.put(labels)[:, None], -1)[:, 0]
+        return np.asarray(memory.get(found))
 
 
 def _whole(x: Array) -> Array:

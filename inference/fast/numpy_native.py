@@ -8,37 +8,26 @@ runs are numpy_backend.py's.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from aprfmt.codecs import native_kernels
-from aprfmt.inference.backends.base import Array, Backend, Heads, NormCast, RopeCast, Style
-from aprfmt.inference.backends.numpy_backend import QUERY_BLOCK, NumpyBackend
-from aprfmt.inference.pages import Pages
-from aprfmt.inference.weights import ENCODED_ROWS
-
-if TYPE_CHECKING:
-    from aprfmt.inference.weights import Weight
+from aprfmt.inference.backends.base import Array, Backend, Heads, NormCast, Part, RopeCast, Style
+from aprfmt.inference.backends.numpy_backend import NumpyBackend
+from aprfmt.inference.fast.encoded import ENCODED_ROWS, EncodedProducts, applies
+from aprfmt.inference.fast.pages import Pages
+from aprfmt.inference.weights import Weight
 
 LARGE = 1 << 18  # bytes from which zeros are put into huge pages
 
 
-def open_numpy(
-    device: str,
-    dtype: str,
-    *,
-    deterministic: bool = False,
-    threads: int | None = None,
-    tf32: bool = False,
-) -> Backend:
+def open_numpy(device: str, dtype: str, *, deterministic: bool = False, **settings: Any) -> Backend:
     """Return the numpy backend, with the C kernels where they are built and may be used.
 
     Raises BackendUnavailableError for another device or dtype, or for TF32.
     """
-    fast = dtype == "float32" and not deterministic and native_kernels() is not None
-    kind = NativeBackend if fast else NumpyBackend
-    return kind(device, dtype, deterministic=deterministic, threads=threads, tf32=tf32)
+    kind = NativeBackend if applies(dtype, deterministic) else NumpyBackend
+    return kind(device, dtype, deterministic=deterministic, **settings)
 
 
 class NativeBackend(NumpyBackend):
@@ -49,6 +38,7 @@ class NativeBackend(NumpyBackend):
         from aprfmt.codecs.native import step
 
         self._step = step
+        self._encoded = EncodedProducts(self._threads)
         self._pages = Pages()
 
     def facts(self) -> Mapping[str, Any]:
@@ -63,36 +53,29 @@ class NativeBackend(NumpyBackend):
             return super().zeros(shape)
         return np.frombuffer(self._pages.room(size), np.float32).reshape(shape)
 
-    def _products(
-        self, x: Array, parts: "Sequence[tuple[Weight, Array | None]]"
-    ) -> list[Array] | None:
-        """Return x times each encoded weight, plus its bias; None where one has no kernel."""
-        jobs = []
-        for w, _ in parts:
-            job = w.job(x)
-            if job is None:
-                return None
-            jobs.append(job)
-        self._step.products(tuple(jobs), len(x), self._threads)
-        for (_, bias), job in zip(parts, jobs, strict=True):
-            if bias is not None:
-                np.add(job[3], bias, out=job[3])
-        return [job[3] for job in jobs]
+    def empty(self, shape: Sequence[int]) -> Array:
+        """Return memory of the dtype that will be written whole."""
+        return np.empty(shape, np.float32)
 
-    def projections(self, x: Array, parts: "Sequence[tuple[Weight, Array | None]]") -> list[Array]:
+    def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
+        """Multiply by the encoded weight where there is a kernel for it."""
+        y = self._encoded.product(x, w)
+        return super().linear(x, w, bias) if y is None else _shifted(y, bias)
+
+    def _products(self, x: Array, parts: Sequence[Part]) -> list[Array] | None:
+        """Return x times each encoded weight, plus its bias; None where one has no kernel."""
+        products = self._encoded.products(x, [w for w, _ in parts])
+        if products is not None:
+            for (_, bias), y in zip(parts, products, strict=True):
+                _shifted(y, bias)
+        return products
+
+    def projections(self, x: Array, parts: Sequence[Part]) -> list[Array]:
         """Return x [tokens, in] times each weight, plus its bias: one piece of work for threads."""
         products = self._products(x, parts)
         return super().projections(x, parts) if products is None else products
 
-    def gated(
-        self,
-        x: Array,
-        gate: "tuple[Weight, Array | None]",
-        up: "tuple[Weight, Array | None]",
-        kind: str,
-        *,
-        steps: bool,
-    ) -> Array:
+    def gated(self, x: Array, gate: Part, up: Part, kind: str, *, steps: bool) -> Array:
         """Return act(x gate) times x up."""
         if kind not in self._step.ACTIVATIONS:
             return super().gated(x, gate, up, kind, steps=steps)
@@ -157,8 +140,8 @@ class NativeBackend(NumpyBackend):
         """Fill `out` a block of queries at a time: scores and mix by BLAS, the softmax in C."""
         assert heads.causal is not None
         cached, window = heads.causal
-        for start in range(0, len(q), QUERY_BLOCK):
-            stop = min(start + QUERY_BLOCK, len(q))
+        for start in range(0, len(q), self.query_block):
+            stop = min(start + self.query_block, len(q))
             first = max(0, cached + start + 1 - window) if window else 0
             seen = slice(first, cached + stop)
             scores = self._dots(q[start:stop], k[seen])
@@ -189,3 +172,10 @@ class NativeBackend(NumpyBackend):
             softcap or 0.0,
             self._threads,
         )
+
+
+def _shifted(y: Array, bias: Array | None) -> Array:
+    """Return y plus a bias, in place."""
+    if bias is not None:
+        y += bias
+    return y

@@ -21,7 +21,7 @@ KEPT = 1 << 30  # bytes of tensors whose statistics are not known to be done
 @cache
 def _beside(device: torch.device) -> tuple[torch.cuda.Stream, torch.Tensor]:
     """Return a device's second stream and the workspace of its kernels."""
-    from aprfmt.inference.backends import cuda
+    from aprfmt.inference.fast import cuda
 
     workspace = torch.zeros(cuda.WORKSPACE, dtype=torch.float64, device=device)
     torch.cuda.synchronize(device)
@@ -45,7 +45,7 @@ class TorchSlots:
         if isinstance(x, np.ndarray) or not x.is_floating_point() or not x.numel():
             self._found.append(compute(x if isinstance(x, np.ndarray) else x.cpu().numpy()))
             return
-        from aprfmt.inference.backends import cuda
+        from aprfmt.inference.fast import cuda
 
         x = x.contiguous()
         if self._used == len(self._slots) * _BLOCK:
@@ -73,7 +73,7 @@ class TorchSlots:
 
     def read(self) -> list[Stats]:
         """Return the statistics of every value added, in order."""
-        from aprfmt.inference.backends.cuda.reduce import to_stats_of
+        from aprfmt.inference.fast.cuda.reduce import to_stats_of
 
         self.join()
         counts = [found for found in self._found if isinstance(found, int)]

@@ -39,7 +39,7 @@ def cupy() -> Any:
 @cache
 def source(*names: str) -> str:
     """Return the text of kernel files of this folder, joined in order."""
-    folder = files("aprfmt.inference.backends.cuda")
+    folder = files("aprfmt.inference.fast.cuda")
     return "\n".join(
         f'#line 1 "{name}"\n' + (folder / name).read_text(encoding="utf-8") for name in names
     )

@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.inference.backends.cuda import memory
-from aprfmt.inference.backends.cuda.arrays import Flat
-from aprfmt.inference.backends.cuda.decode import DECODED, decode, decode_coded
+from aprfmt.inference.fast.cuda import memory
+from aprfmt.inference.fast.cuda.arrays import Flat
+from aprfmt.inference.fast.cuda.decode import DECODED, decode, decode_coded
 
 if TYPE_CHECKING:
     from aprfmt.codecs.bnb4 import Coded

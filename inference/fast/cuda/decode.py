@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.errors import CodecError
-from aprfmt.inference.backends.cuda.arrays import ITEM, Flat, flat, stream_of
-from aprfmt.inference.backends.cuda.loader import function
+from aprfmt.inference.fast.cuda.arrays import ITEM, Flat, flat, stream_of
+from aprfmt.inference.fast.cuda.loader import function
 
 # Encodings with a kernel -> the alignment in bytes its blocks are read by (struct of blocks.cuh).
 DECODED: Mapping[str, int] = {

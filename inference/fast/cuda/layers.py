@@ -7,8 +7,8 @@ in a CUDA graph. `stream` is a raw stream handle.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aprfmt.inference.backends.cuda.arrays import stream_of
-from aprfmt.inference.backends.cuda.loader import function
+from aprfmt.inference.fast.cuda.arrays import stream_of
+from aprfmt.inference.fast.cuda.loader import function
 
 FILES = ("prelude.cuh", "layers.cu")
 # Arithmetic dtypes that have kernels, and the types' names in prelude.cuh.

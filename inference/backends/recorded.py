@@ -1,0 +1,55 @@
+"""What a fast backend may offer beside its operations: recorded passes, statistics that wait.
+
+A session and a trace use them where `Backend.graphs` and `Backend.slots` give them.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from numpy.typing import NDArray
+
+from aprfmt.tensors.stats import Stats
+
+if TYPE_CHECKING:
+    from aprfmt.inference.kv_cache import KVCache
+
+Array = Any  # the backend's own
+Numbers = NDArray[Any]  # numpy's
+
+
+class Slots(Protocol):
+    """Statistics that are enqueued on a device and read together."""
+
+    def add(self, x: Array) -> None:
+        """Enqueue the statistics of the next value."""
+        ...
+
+    def join(self) -> None:
+        """Order what was enqueued before what is enqueued next."""
+        ...
+
+    def read(self) -> list[Stats]:
+        """Return the statistics of every value added, in order."""
+        ...
+
+
+class Graphs(Protocol):
+    """One session's recorded passes."""
+
+    best: Any | None  # of the last pass, if it was replayed: what `host_row` takes
+
+    def run(
+        self,
+        run: Callable[[Numbers, Numbers], Array],
+        ids: Numbers,
+        cache: "KVCache | None",
+        rows: Hashable,
+        *,
+        steps: bool,
+    ) -> Array:
+        """Return the logits of `run(ids, positions)`, which a replay gives where one is there.
+
+        `rows` tells passes apart that return other rows; `steps` says that a step's arithmetic
+        depends on nothing but its token, its position and the cache.
+        """
+        ...
