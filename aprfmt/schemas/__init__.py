@@ -22,7 +22,7 @@ COMMON = f"aprfmt.common.{VERSION}.json"
 
 
 def names() -> Sequence[str]:
-    """Return the commands that have a schema, and `aprfmt` for what was no command."""
+    """Return the commands that have a schema, and `aprfmt` for output without a command."""
     found = [path.name.split(".") for path in files(__name__).iterdir()]
     suffix = [str(VERSION), "json"]
     every = [parts[1] for parts in found if parts[0] == "aprfmt" and parts[2:] == suffix]
@@ -32,7 +32,7 @@ def names() -> Sequence[str]:
 def schema(command: str) -> dict[str, Any]:
     """Return the whole schema of a command, with the common parts inside.
 
-    Raises UsageError for a name that is no command.
+    Raises UsageError if `command` has no schema.
     """
     if command not in names():
         raise UsageError(f"no schema of {command!r}; known: {', '.join(names())}")
