@@ -113,7 +113,7 @@ def load_aprt(folder: Path) -> Trace:
     FormatError for files that are not what the layout or the file beside them says.
     """
     if not folder.is_dir():
-        raise FormatError(f"{folder}: is no folder of APRT files")
+        raise FormatError(f"{folder}: is not a folder of APRT files")
     facts = aprt_facts.read(folder)
     values: dict[str, Numbers] = {}
     records: dict[str, Record] = {}

@@ -83,7 +83,7 @@ def parse(data: Any, where: str) -> FolderFacts:
         raise FormatError(f"{where}: schema {short_repr(found)}; expected {SCHEMA}")
     run, files = data.get("run"), data.get("files")
     if not isinstance(run, dict) or not isinstance(files, dict):
-        raise FormatError(f"{where}: run or files is missing or no object")
+        raise FormatError(f"{where}: run or files is missing or not an object")
     if run.get("ids") is not None:
         _numbers(run["ids"], f"{where}: ids")
     return FolderFacts(
@@ -93,7 +93,7 @@ def parse(data: Any, where: str) -> FolderFacts:
 
 def _stage(row: Any, where: str) -> StageFacts:
     if not isinstance(row, dict):
-        raise FormatError(f"{where}: is no object")
+        raise FormatError(f"{where}: is not an object")
     for name in ("sha256", "dtype", "device"):
         if not isinstance(row.get(name), str):
             raise FormatError(f"{where}: {name} is {short_repr(row.get(name))}; expected text")

@@ -69,7 +69,7 @@ def record_to_json(record: Record) -> dict[str, Value]:
 def record_from_json(row: Any, where: str) -> Record:
     """Return what `record_to_json` said; FormatError names the field that is wrong."""
     if not isinstance(row, dict):
-        raise FormatError(f"{where}: is no object")
+        raise FormatError(f"{where}: is not an object")
 
     def field(name: str, *kinds: type) -> Any:
         value = row.get(name)

@@ -187,7 +187,7 @@ def _from_json(header: Any, source: Source, where: str) -> Trace:
                 f"has {list(tensor.info.shape)}"
             )
     if not all(isinstance(value, str) for value in aliases.values()):
-        raise FormatError(f"{where}: an alias is no string")
+        raise FormatError(f"{where}: an alias is not a string")
     nonfinite = header.get("nonfinite")
 
     def fetch(key: str) -> Numbers | None:

@@ -30,7 +30,7 @@ def qk_norms(names: Collection[str]) -> bool:
 
 
 def derived_scale(largest: int) -> Callable[[Params], float]:
-    """Return llama.cpp's rule: 1/sqrt(head_dim), or 1/sqrt(hidden_size/n_heads) in the 27B model."""
+    """Return llama.cpp's rule: 1/sqrt(head_dim), in the 27B model 1/sqrt(hidden_size/n_heads)."""
 
     def scale(hp: Params) -> float:
         size = hp["head_dim"]

@@ -31,7 +31,7 @@ LOCAL_THETA = 10000.0
 
 
 def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> Layers:
-    """Window all layers but every sixth; sliding_window_pattern (old key) may give another number."""
+    """Window all layers but every sixth; the old key sliding_window_pattern may change that."""
     found = None if facts is None else facts.first("sliding_window_pattern")
     return period(6 if found is None else whole_number(*found, 1))(facts, hp)
 

@@ -203,7 +203,8 @@ def flag(
 ) -> HyperRule:
     """Return a rule for a boolean read from the presence of tensors.
 
-    `written=False`: the key belongs to another rule, which writes it."""
+    `written=False`: the key belongs to another rule, which writes it.
+    """
     keys = {"hf": (hf,) if hf else (), "gguf": (f"{{arch}}.{gguf}",) if gguf else ()}
     write: dict[str, Write] = {} if written else {"hf": lambda value, hp: {}}
     return HyperRule(name, keys, "bool", default, write=write, present=present, absent=absent)

@@ -1,8 +1,8 @@
-"""From a Model to a list of outputs: which stored bytes land where, and what has to be re-encoded.
+"""Makes the list of outputs for a Model: which stored bytes go where, and what is re-encoded.
 
-Where source and target share a naming style, stored tensors pass through under their own names.
-Otherwise every role is taken through the source's layout steps and back through the target's;
-where those only move rows, the plan is a list of byte runs and nothing is decoded.
+If source and target share a naming style, stored tensors pass through under their own names.
+Otherwise every role is taken through the source's layout steps and back through the target's; if
+these only move rows, the plan is a list of byte runs and nothing is decoded.
 """
 
 import math
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def build(model: Model, target: FormatSpec, options: Options) -> Plan:
-    """Compile the plan; raises ConversionError naming what the target cannot hold."""
+    """Make the plan; raises ConversionError for anything the target cannot hold."""
     passthrough = options.arch == "none" or model.style in (None, target.style)
     if model.format == target.name:
         passthrough = True
@@ -61,7 +61,7 @@ def build(model: Model, target: FormatSpec, options: Options) -> Plan:
 
 
 def _drops(model: Model, options: Options) -> Drops:
-    """Return the predicates of --drop over every spelling, those of missing tensors included.
+    """Return the predicates of the --drop patterns; a pattern may also name a missing tensor.
 
     Raises UsageError for a pattern that matches nothing.
     """
@@ -77,7 +77,7 @@ def _drops(model: Model, options: Options) -> Drops:
         for style in model.spec.bindings:
             every.update(dict.fromkeys(row.name(style) for row in model.spec.derived))
     except ArchError:
-        pass  # an architecture nobody knows demands nothing
+        pass  # an unknown architecture requires no roles
     return matchers(options.drop, tuple(every), str(model.path))
 
 
@@ -103,7 +103,7 @@ def _stored(tensor: LazyTensor, name: str = "") -> Output:
 def _stored_joined(model: Model, target: FormatSpec, options: Options) -> list[Output]:
     """Pass through with companions joined, so that a packed weight can be re-encoded as one.
 
-    A packed weight nobody wants re-encoded goes through in its stored parts.
+    A packed weight that is not re-encoded passes through as its stored parts.
     """
     roles = _roles_by_stored(model)
     wanted = _requested(model, options)
@@ -129,8 +129,8 @@ def _stored_joined(model: Model, target: FormatSpec, options: Options) -> list[O
 def _packed_names(model: Model, target: FormatSpec) -> dict[str, str]:
     """Return new names for the main parts of packed weights.
 
-    Where a format has no code for a packed encoding its main part goes under `WEIGHT@NF4`, so that
-    a foreign reader misses the weight instead of misreading its bytes; elsewhere under WEIGHT.
+    If a format has no code for a packed encoding, the main part is named `WEIGHT@NF4`, so that a
+    foreign reader does not find the weight instead of misreading its bytes; otherwise WEIGHT.
     """
     from aprfmt.codecs import CODECS
 
@@ -166,7 +166,7 @@ def _requested(model: Model, options: Options) -> set[str]:
 
 
 def _roles_by_stored(model: Model) -> dict[str, tuple[str, ...]]:
-    """Return the role keys each stored tensor holds; empty where the architecture is unknown."""
+    """Return the role keys each stored tensor holds; {} if the architecture is unknown."""
     from aprfmt.errors import ArchError
 
     found: dict[str, tuple[str, ...]] = {}
@@ -181,7 +181,7 @@ def _roles_by_stored(model: Model) -> dict[str, tuple[str, ...]]:
 
 
 def _mapped(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> list[Output]:
-    """Take every role into the target's naming style."""
+    """Return the outputs of every role in the target's naming style."""
     from aprfmt.arch.bind import groups_for
 
     resolution = model.resolution
@@ -200,7 +200,7 @@ def _mapped(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> list[
 
 
 def _derived(name: str, values: Sequence[float]) -> Output:
-    """Return a hyperparameter that the target keeps as a one-dimensional F32 tensor."""
+    """Return the output of a hyperparameter that the target stores as a 1-D F32 tensor."""
     import struct
 
     info = make_info(name, (len(values),), "F32")
@@ -209,7 +209,7 @@ def _derived(name: str, values: Sequence[float]) -> Output:
 
 
 def _check_unbound(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> None:
-    """Refuse to lose tensors silently: what no role claims needs --drop."""
+    """Raise ConversionError for tensors without a role, unless --drop names them."""
     derived = {row.name(model.style or "") for row in model.spec.derived}
     left = [name for name in model.resolution.unbound if name not in derived]
     for name in left:
@@ -273,12 +273,12 @@ def _group_outputs(model: Model, group: "Group") -> list[Output]:
             source_encoding = one.restored
         if encoding(source_encoding).known:
             info = make_info(name, shape, source_encoding)
-        else:  # bytes without a layout can be copied; a wish or a refusal settles the others
+        else:  # whole bytes can be copied; the encoding of others is chosen later
             size = sum(run.nbytes for run in runs or ())
             info = TensorInfo(name, shape, source_encoding, 0, size, None)
         bits = one.raw() if one is not None and one.restored else None
         if bits is not None and not group.binding.steps:
-            # Restored bits are copied: encoding the widened values would make NaNs quiet.
+            # Restored bits are copied: encoding widened values would make signalling NaNs quiet.
             runs = [Run(MemoryTensor(info, bits), 0, info.nbytes)]
         spellings = (name, *group.roles, *(s.info.name for s in sources))
         outputs.append(
@@ -307,9 +307,9 @@ def _maker(
 def _patched(
     made: Any, patch: Any, logical: Sequence[LogicalTensor], group: "Group", hp: Any
 ) -> Any:
-    """Return `made` with the bits an earlier file of this style had, if they mean the same values.
+    """Return `made` with the recorded bits of an earlier file of this style, if values are equal.
 
-    A tensor edited since then is written as the steps make it.
+    A tensor that was edited since then gets the values that the steps compute.
     """
     import numpy as np
 
@@ -326,7 +326,7 @@ def _patched(
 
 
 def _widest(encodings: Sequence[str]) -> str:
-    """Return the encoding that holds every value of a mixed group: F32 unless all are plain."""
+    """Return the encoding for a group of mixed encodings: F32 unless all are plain floats."""
     return "F64" if "F64" in encodings else "F32"
 
 

@@ -1,4 +1,4 @@
-"""Carrying a plan out: bytes in windows, re-encoding in chunks, counts of what changed."""
+"""Runs a plan: copies bytes in windows, re-encodes in chunks, counts changed values."""
 
 import zlib
 from collections.abc import Iterator, Sequence
@@ -14,21 +14,21 @@ from aprfmt.errors import ConversionError
 from aprfmt.quantizing.rows import encode_rows
 from aprfmt.tensors.logical import Run, gather
 
-WINDOW = 16 << 20  # bytes handed to write() at a time; larger ones gain nothing here
+WINDOW = 16 << 20  # bytes per write(); larger windows are not faster
 SMALL = 256 << 10  # runs below this are joined before they are written
 CHUNK = 1 << 22  # elements decoded and encoded at a time
 
 
 @dataclass
 class Written:
-    """What was written for one output: its checksum, and how the values fared."""
+    """The checksum of one written output, and counts of changed values."""
 
     crc: int = 0
     counts: Counts = field(default_factory=Counts)
 
 
 def chunks(output: Output, options: Options, written: Written) -> Iterator[memoryview]:
-    """Yield the stored bytes of one output; fills `written` on the way."""
+    """Yield the stored bytes of one output; fills in `written` meanwhile."""
     if output.part is not None:
         source = iter([memoryview(output.part.data())])
         written.counts = output.part.packed.counts
@@ -42,7 +42,7 @@ def chunks(output: Output, options: Options, written: Written) -> Iterator[memor
 
 
 def _copied(runs: Sequence[Run]) -> Iterator[memoryview]:
-    """Yield stored bytes in windows, dropping mapped pages behind; small runs are joined."""
+    """Yield stored bytes in windows and release mapped pages; small runs are joined."""
     batch: list[memoryview] = []
     held = 0
     for run in runs:
@@ -67,7 +67,7 @@ def _copied(runs: Sequence[Run]) -> Iterator[memoryview]:
 
 
 def _encoded(output: Output, options: Options, counts: Counts) -> Iterator[memoryview]:
-    """Decode, encode and count; in chunks of whole rows where the source's rows are separable."""
+    """Decode, encode and count; in chunks of whole rows if the source's rows are separable."""
     from aprfmt.codecs import decode
     from aprfmt.codecs.parallel import cpu_count
 
@@ -139,7 +139,7 @@ def _decoded(output: Output) -> Iterator[Any]:
 
 
 def outcome(output: Output, written: Written) -> TensorOutcome:
-    """Say what became of one output tensor."""
+    """Return how one output tensor was written."""
     counts = written.counts
     lossy = counts.changed or counts.overflowed or counts.underflowed
     how = "bytes" if output.copies else "lossy" if lossy else "values"
@@ -169,7 +169,7 @@ def equal_bytes(runs: Sequence[Run], stored: Any) -> int | None:
 
 
 def checksum(stored: Any) -> int:
-    """Return the CRC-32 of a stored tensor's bytes, dropping pages behind."""
+    """Return the CRC-32 of a stored tensor's bytes; releases mapped pages."""
     crc, size = 0, stored.info.nbytes
     for start in range(0, size, WINDOW):
         stop = min(start + WINDOW, size)

@@ -1,7 +1,7 @@
-"""Two models' passes, and passes of one with parts of the other: which part makes the difference.
+"""Runs two models, and B with parts of A: shows which part makes the difference.
 
-Every finding about hyperparameters or tensors is a part of B that A's can stand in for. All parts
-together must make B agree with A; leaving one out again shows what that one does.
+Every finding about hyperparameters or tensors is a part of B that can be replaced by A's. With all
+parts replaced B must agree with A; with all but one replaced, the effect of that one is seen.
 """
 
 import math
@@ -26,21 +26,21 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Part:
-    """What a finding speaks of: hyperparameters and role keys."""
+    """The hyperparameters and role keys of a finding."""
 
     hyper: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
 
 
 def world_of(model: Model, ids: Sequence[int], dtype: str, memory: int | None = None) -> World:
-    """Return the reference of a model: numpy, in float32 or float64."""
+    """Return the World of a model: the numpy backend, in float32 or float64."""
     return _world(model, model, (), ids, dtype, memory)
 
 
 def mixed(
     a: Model, b: Model, parts: Iterable[Part], ids: Sequence[int], dtype: str, memory: int | None
 ) -> World:
-    """Return B with these parts as A has them."""
+    """Return B with these parts replaced by A's."""
     return _world(a, b, parts, ids, dtype, memory)
 
 
@@ -74,7 +74,7 @@ def distances(mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> dict[st
 
 
 def odd_ones(mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> dict[str, NonFinite]:
-    """Return what is not finite at points of both passes; margins without a next are no numbers."""
+    """Return NaN and infinities at points of both passes, by key; discrete points are left out."""
     found = {
         key: census(mine[key], theirs[key].reshape(mine[key].shape)) for key in mine
         if key in theirs and mine[key].size == theirs[key].size
@@ -84,7 +84,7 @@ def odd_ones(mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> dict[str
 
 
 def first_beyond(found: Mapping[str, float], dtypes: tuple[str, str], moe: bool) -> str:
-    """Return the first point beyond its tolerance, "" where none is."""
+    """Return the first point beyond its tolerance, "" if there is none."""
     bound = tolerance(*dtypes, moe=moe).rel_l2
     return next(
         (
@@ -98,9 +98,9 @@ def first_beyond(found: Mapping[str, float], dtypes: tuple[str, str], moe: bool)
 
 @dataclass(frozen=True)
 class Share:
-    """What one part does: the residual with every other part taken over, and with all of them.
+    """The effect of one part: residuals with every other part replaced, and with all replaced.
 
-    `odd` places what is not finite in the logits with every other part taken over.
+    `odd` locates NaN and infinities in the logits with every other part replaced.
     """
 
     before: float
@@ -111,9 +111,9 @@ class Share:
 
 @dataclass(frozen=True)
 class Mixed:
-    """What every part does, and the distances of all points with no part taken over.
+    """The effect of every part, and the distances of all points with no part replaced.
 
-    `odd` places what is not finite at these points.
+    `odd` locates NaN and infinities at these points.
     """
 
     shares: tuple[Share, ...]
@@ -122,7 +122,7 @@ class Mixed:
 
     @property
     def rest(self) -> float:
-        """What is left at the logits with every part taken over."""
+        """The residual at the logits with every part replaced."""
         return self.shares[0].after if self.shares else _end(self.bare)
 
 
@@ -135,10 +135,10 @@ def shares(
     memory: int | None,
     still: Sequence[int] = (),
 ) -> Mixed:
-    """Return what each part does to the logits, all others taken over from A.
+    """Return the effect of each part on the logits, with all other parts replaced by A's.
 
-    `still` are the parts that leave the function as it is: what they move inside a layer is no
-    difference, so they are taken over in the bare pass too.
+    `still` are parts that do not change the function (a reordering inside a layer, say). They are
+    replaced in every pass.
     """
     moe = bool(a.hyper["n_experts"])
     world = world_of(a, ids, dtype, memory)

@@ -23,7 +23,7 @@ def matcher(pattern: str, every: Iterable[str]) -> Callable[[str], bool]:
         try:
             return re.compile(pattern[3:]).search  # type: ignore[return-value]
         except re.error as error:
-            raise UsageError(f"pattern {pattern!r} is no regular expression: {error}") from None
+            raise UsageError(f"pattern {pattern!r} is not a regular expression: {error}") from None
     if any(c in pattern for c in "*?["):
         return re.compile(translate(pattern)).match  # type: ignore[return-value]
     wanted = pattern.split(".")

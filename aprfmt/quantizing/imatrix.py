@@ -119,7 +119,7 @@ def _read_legacy(cursor: Cursor) -> _Read:
         if not count or calls >= 1 << 31:
             raise FormatError(
                 f"{cursor.where}: {label}: {count} values over {calls} calls; expected a positive "
-                "number of values; the file is no importance matrix, or damaged"
+                "number of values; the file is damaged or not an importance matrix"
             )
         if name in found:
             raise FormatError(f"{cursor.where}: {label} occurs twice; expected every tensor once")

@@ -125,7 +125,7 @@ class ModuleReader:
         """Take one key's values; what cannot be read is noted in the collector's `unknown`."""
         readings = self.modules.read(key)
         if not readings:
-            self._collector.unknown[key] = "no point of ours"
+            self._collector.unknown[key] = "not a capture point"
             return
         try:
             values = unbatched(values, key)

@@ -61,7 +61,7 @@ class NpzFile:
             self._zip = stack.enter_context(zipfile.ZipFile(file))
             members = self._zip.infolist()
         except (zipfile.BadZipFile, OSError, ValueError, struct.error, EOFError) as error:
-            raise FormatError(f"{path}: is no .npz file: {_short(error)}") from error
+            raise FormatError(f"{path}: is not an .npz file: {_short(error)}") from error
         except NotImplementedError as error:
             raise UnsupportedError(f"{path}: {_short(error)}") from error
         if len(members) > MAX_MEMBERS:
@@ -83,7 +83,7 @@ class NpzFile:
         name = member.filename
         if not name.endswith(".npy"):
             raise FormatError(
-                f"{self.path}: member {_short(name)!r} is no array; expected NAME.npy"
+                f"{self.path}: member {_short(name)!r} is not an array; expected NAME.npy"
             )
         key = name.removesuffix(".npy")
         if key in self._members:
@@ -144,7 +144,7 @@ class NpzFile:
         if dtype.kind == "U" and size:
             codes = np.frombuffer(data, np.dtype("u4").newbyteorder(dtype.byteorder))
             if codes.max() > sys.maxunicode:
-                raise FormatError(f"{self.path}: {_short(key)!r} holds text that is no Unicode")
+                raise FormatError(f"{self.path}: {_short(key)!r} holds text that is not valid Unicode")
         flat = np.frombuffer(data, dtype)
         order: Any = "F" if self._fortran[key] else "C"
         return flat.reshape(shape, order=order).astype(dtype.newbyteorder("="), copy=False)
@@ -260,7 +260,7 @@ def _order(file: NpzFile, keys: list[str]) -> tuple[list[str], list[str]]:
     if ORDER not in file.arrays:
         return keys, []
     if file.arrays[ORDER][1].kind != "U":
-        raise FormatError(f"{file.path}: {ORDER} is no list of names")
+        raise FormatError(f"{file.path}: {ORDER} is not a list of names")
     named = [str(name) for name in file.read(ORDER).reshape(-1)]
     known = set(keys)
     first = [name for name in dict.fromkeys(named) if name in known]

@@ -222,14 +222,14 @@ def test_a_folder_is_written_as_a_folder(files: dict[str, Path], tmp_path: Path)
 
 
 WRONG = [
-    ("gguf", ("llama.context_length=many",), "'many' is no uint32"),
+    ("gguf", ("llama.context_length=many",), "'many' is not of type uint32"),
     ("gguf", ("llama.context_length=99999999999",), "4294967295"),
     ("gguf", ("llama.context_length=-1",), "4294967295"),
-    ("gguf", ("llama.context_length=1.5",), "'1.5' is no uint32"),
-    ("gguf", ("llama.context_length=true",), "'true' is no uint32"),
+    ("gguf", ("llama.context_length=1.5",), "'1.5' is not of type uint32"),
+    ("gguf", ("llama.context_length=true",), "'true' is not of type uint32"),
     ("gguf", ("llama.rope.freq_base=1e39",), "float32"),
-    ("gguf", ("x:u8[]=1,300",), "'300' is no uint8"),
-    ("gguf", ("x:u8[]=[1,[2]]",), "is no uint8"),
+    ("gguf", ("x:u8[]=1,300",), "'300' is not of type uint8"),
+    ("gguf", ("x:u8[]=[1,[2]]",), "is not of type uint8"),
     ("gguf", ("x:u8[][]=1,2",), "JSON"),
     ("gguf", ("x:bool=1",), "true or false"),
     ("gguf", ("x:u77=1",), "there is no type 'u77'; gguf has u8, i8"),

@@ -355,7 +355,7 @@ def test_every_unknown_key_of_a_foreign_trace_is_listed_with_the_reason() -> Non
     np.savez(path, logits=logits, input_ids=np.array(IDS), **strange)
     found = diagnose(str(folder), str(path))
     assert found.verdict in ("same", "precision")  # one operation here, in steps there
-    assert {f"B: {key}: no point of ours" for key in strange} <= set(found.not_checked)
+    assert {f"B: {key}: not a capture point" for key in strange} <= set(found.not_checked)
 
 
 def test_the_human_output_has_the_chain_and_what_was_not_checked() -> None:

@@ -1,4 +1,4 @@
-"""Two defects in one tensor: what is left after the first, and values to be read otherwise."""
+"""Two defects in one tensor: the rest after the first one, and bytes read as another type."""
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -11,11 +11,11 @@ from aprfmt.compare.explain.records import Guess
 from aprfmt.compare.explain.stored import SIXTEEN, swapped
 from aprfmt.compare.values import wide
 
-SANE = 4.0  # how far two root mean squares may be apart for a reading to be worth a try
+SANE = 4.0  # largest ratio of two root mean squares for which a reading is tried
 
 
 class Made(Reader):
-    """A tensor as another one would be after a transformation; it has no bytes of its own."""
+    """A transformed tensor; it has values but no stored bytes."""
 
     def __init__(self, like: Reader, take: Callable[[Any], Any]) -> None:
         super().__init__(like.side)
@@ -23,7 +23,7 @@ class Made(Reader):
         self._take = take
 
     def take(self, index: Any) -> Any:
-        """Return the rows of these numbers, transformed."""
+        """Return the transformed rows with these numbers."""
         return self._take(index)
 
     @cached_property
@@ -40,7 +40,7 @@ class Made(Reader):
 
 
 def remainder(case: Case, guess: Guess) -> Case | None:
-    """Return the pair as it is once a guess has been applied; None where it speaks of a part."""
+    """Return the pair after applying a guess; None if the guess concerns only some rows."""
     if guess.rows is not None or case.a.shape != case.b.shape:
         return None
     a, b = Made(case.a, guess.left), Made(case.b, guess.right)
@@ -52,7 +52,7 @@ def remainder(case: Case, guess: Guess) -> Case | None:
 def rereadings(case: Case) -> Iterator[tuple[str, str, Case]]:
     """Yield (cause, sentence, case) of one side's bytes read as another type or byte order.
 
-    Only where the values then are of the other side's size, and were not before.
+    Only if the values then have about the other side's size, and did not before.
     """
     for label, side, other in (("B", case.b, case.a), ("A", case.a, case.b)):
         row = encoding_row(side.encoding.split("+")[0])
@@ -91,7 +91,7 @@ def _labelled(side: Reader, name: str) -> Callable[[Any], Any]:
 
 
 def _size(values: Any) -> float:
-    """Return the root mean square, 0 for values that are not finite."""
+    """Return the root mean square; 0 if a value is not finite."""
     import numpy as np
 
     values = wide(values)
