@@ -160,7 +160,7 @@ def _typed(text: str, kind: str, key: str, whole: bool) -> Value:
     if text.lstrip().startswith("["):
         return _elements(_json_or_text(text, key), kind, key)
     if element.startswith(ARRAY):
-        raise UsageError(f"{key}: {_said(text)} is not of type {kind}; give arrays of arrays as JSON")
+        raise UsageError(f"{key}: {_said(text)} is not of type {kind}; write nested arrays as JSON")
     pieces = text.split(",")
     if element == "string":
         return pieces

@@ -54,7 +54,9 @@ def prepare(model: "Model", target: "FormatSpec", options: Options) -> Options:
     mixture = mixture_of(model, options, matrix is not None)
     scheme = SCHEMES[mixture.scheme]
     if matrix is not None and (ENCODINGS[scheme.base].flat or not quantized(scheme.base)):
-        raise UsageError(f"{mixture.scheme} uses no importance matrix: leave --imatrix out, or choose Q4_K_M")
+        raise UsageError(
+            f"{mixture.scheme} uses no importance matrix: leave --imatrix out, or choose Q4_K_M"
+        )
     return replace(
         options,
         choose=mixture.choose,

@@ -96,7 +96,7 @@ def _vocab(model: Mapping[str, Any], where: str) -> tuple[dict[str, int], list[f
     vocab = model.get("vocab")
     if isinstance(vocab, Mapping):
         if not all(type(i) is int and 0 <= i < MAX_TOKENS for i in vocab.values()):
-            raise FormatError(f"{where}: model.vocab holds a value that is not a token id; it is damaged")
+            raise FormatError(f"{where}: model.vocab has an id that is not valid; it is damaged")
         return dict(vocab), None
     if isinstance(vocab, list):
         pairs = [row for row in vocab if isinstance(row, list) and len(row) == 2]
@@ -128,7 +128,9 @@ def _merges(model: Mapping[str, Any], where: str) -> list[str] | None:
     try:
         return [f"{a.replace(' ', 'Ġ')} {b.replace(' ', 'Ġ')}" for a, b in merges]
     except (AttributeError, TypeError, ValueError):
-        raise FormatError(f"{where}: model.merges holds an entry that is not a pair; it is damaged") from None
+        raise FormatError(
+            f"{where}: model.merges has an entry that is not a pair; it is damaged"
+        ) from None
 
 
 def effective_added(

@@ -47,7 +47,7 @@ def set_threads(count: int) -> None:
     found = _functions()
     if found is None:
         raise BackendUnavailableError(
-            "numpy's BLAS is not the OpenBLAS of its own wheel, so its threads cannot be set while it "
-            "runs; set OMP_NUM_THREADS before the start instead"
+            "numpy's BLAS is not the OpenBLAS of its own wheel, so its threads cannot be set while "
+            "it runs; set OMP_NUM_THREADS before the start instead"
         )
     found[1](ctypes.c_int(count))

@@ -144,7 +144,7 @@ class NpzFile:
         if dtype.kind == "U" and size:
             codes = np.frombuffer(data, np.dtype("u4").newbyteorder(dtype.byteorder))
             if codes.max() > sys.maxunicode:
-                raise FormatError(f"{self.path}: {_short(key)!r} holds text that is not valid Unicode")
+                raise FormatError(f"{self.path}: {_short(key)!r} holds text that is no Unicode")
         flat = np.frombuffer(data, dtype)
         order: Any = "F" if self._fortran[key] else "C"
         return flat.reshape(shape, order=order).astype(dtype.newbyteorder("="), copy=False)

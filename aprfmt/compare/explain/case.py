@@ -101,7 +101,7 @@ class Case:
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
     def slack(self, *, moved: bool = True) -> float:
-        """Return the relative distance up to which values of this pair's encodings count as equal."""
+        """Return the relative distance up to which values of this pair count as equal."""
         return noise(self.a.encoding, self.b.encoding, moved=moved)
 
     def windows(self, rows: Any) -> Any:

@@ -108,8 +108,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "journal-files-unsynced", "aprfmt/formats/journal.py",
-        "            lock.sync()  # a journal",
-        "            pass  # a journal",
+        "            lock.sync()  # after a power",
+        "            pass  # after a power",
         "files are not synced before their journal",
     ),
     Row(
