@@ -1,4 +1,4 @@
-"""Where a weight's numbers come from: an array, or a logical tensor of an open model, by rows."""
+"""The sources of a weight's numbers, read by rows: an array, or a logical tensor of a model."""
 
 import math
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 PAGE = 4096
-FREE = ("float32", "float64")  # element types that are stored as they are computed with
+FREE = ("float32", "float64")  # dtypes that need no decoding
 
 
 class Rows(Protocol):
-    """Where a weight's numbers come from: [rows, last axis], by whole rows."""
+    """A source of a weight's numbers as [rows, last axis], read by whole rows."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -41,7 +41,7 @@ class Rows(Protocol):
 
     @property
     def by_rows(self) -> bool:
-        """False where `decode_rows` has to decode everything."""
+        """False if `decode_rows` has to decode the whole tensor."""
         ...
 
     @property
@@ -50,22 +50,22 @@ class Rows(Protocol):
         ...
 
     def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
-        """Return the stored bytes of rows [start, stop) in order, None where they have none.
+        """Return the stored bytes of rows [start, stop) in order; None if there are no such bytes.
 
-        A view where the file has them in one piece, else a copy.
+        A view if they are contiguous in the file, else a copy.
         """
         ...
 
     def coded(self) -> "Coded | None":
-        """Return the parts of a 4-bit weight stored as the tensor is, None of another."""
+        """Return the parts of a bitsandbytes 4-bit weight; None for any other weight."""
         ...
 
     def touch(self) -> None:
-        """Have the system read the stored bytes into memory."""
+        """Make the system read the stored bytes into memory."""
         ...
 
     def drop(self) -> None:
-        """Let go of mapped pages."""
+        """Release mapped pages."""
         ...
 
 
@@ -98,7 +98,7 @@ class ArrayRows:
         return None
 
     def touch(self) -> None:
-        """Do nothing: it is in memory."""
+        """Do nothing: the array is in memory."""
 
     def drop(self) -> None:
         """Do nothing."""
@@ -116,7 +116,7 @@ class StoredRows:
 
     @property
     def by_rows(self) -> bool:
-        """Whether stored rows can be cut without decoding their neighbours."""
+        """Whether rows can be decoded one by one."""
         if len(self._tensor.encodings) != 1 or self._tensor.runs is None:
             return False
         return encoding_row(self.encoding).row_bytes(self.shape) is not None
@@ -129,17 +129,17 @@ class StoredRows:
             if row.numpy in FREE and whole.info.nbytes == row.nbytes(self.shape):
                 dtype = np.dtype(row.numpy).newbyteorder("<")
                 return np.frombuffer(whole.raw(), dtype).reshape(self.shape)
-        # Row-major whatever the file's layout: a product's bits follow the strides.
+        # Always row-major: the bits of a product depend on the strides.
         values: Array = np.ascontiguousarray(self._tensor.numpy())
         return values
 
     def decode_rows(self, start: int, stop: int) -> Array:
-        """Decode only these rows, where that is possible."""
+        """Decode only these rows, if that is possible."""
         rows: Array = self._tensor.decode_rows(start, stop)
         return rows
 
     def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
-        """Return stored bytes where no step changes them; permuted rows are gathered."""
+        """Return stored bytes if no layout step changes them; permuted rows are gathered."""
         runs = self._tensor.runs if self.by_rows else None
         size = encoding_row(self.encoding).row_bytes(self.shape) if runs is not None else None
         if (
@@ -151,7 +151,7 @@ class StoredRows:
         return gather(runs, start * size, stop * size)
 
     def coded(self) -> "Coded | None":
-        """Return the checked parts where the codec is bitsandbytes'."""
+        """Return the checked parts if the encoding is bitsandbytes' 4-bit one."""
         whole = self._tensor.whole
         if whole is None or not whole.parts:
             return None
@@ -165,7 +165,7 @@ class StoredRows:
         return found.coded(parts, math.prod(self.shape))
 
     def touch(self) -> None:
-        """Read one byte of every page, so that the system has the tensor in memory."""
+        """Read one byte of every page, so that the system loads the tensor into memory."""
         for tensor in self._tensor.stored:
             for part in tensor.parts.values() or [tensor]:
                 np.add.reduce(np.frombuffer(part.raw(), np.uint8)[::PAGE], dtype=np.int64)

@@ -2,7 +2,7 @@
 
 Arrays are the backend's own (numpy or torch). Activations are [tokens, width] or
 [tokens, heads, head_dim]; attention scores are [heads, tokens, keys]. No operation has a default
-for eps, theta, scale, window, pairing or activation: all of these are facts of a model.
+for eps, theta, scale, window, pairing or activation: the model gives all of these.
 
 Rounding: an operation rounds its result to the backend's dtype once, unless its docstring says
 otherwise; sums inside float16 and bfloat16 operations are float32. In float32 and float64
@@ -30,9 +30,9 @@ NormCast = Literal["before_weight", "after_weight"]
 RopeCast = Literal["table", "table_and_result", "result"]
 SoftmaxCast = Literal["float32", "input"]
 
-# Rows of a product in deterministic mode; a row always stands at its position modulo ROWS.
+# Rows of a block in deterministic mode; a row is always at its position modulo ROWS in a block.
 ROWS = 64
-# Decoded bytes of one panel of a weight that is not held decoded.
+# Decoded bytes of one panel (some rows) of a weight that is not kept decoded.
 PANEL_BYTES = 4 << 20
 
 
@@ -48,8 +48,8 @@ class Heads:
 
     `mask` [tokens, keys] is True where a query may look; `scale` multiplies q.k; `softcap` c is
     tanh(x/c)*c on the scaled scores, before the mask; `sinks` [heads] are logits that join every
-    softmax and are dropped from its result. `causal` is (cached, window) where the mask is
-    attention.causal_mask of these and says no more; None where only the mask tells.
+    softmax and are dropped from its result. `causal` is (cached, window) if the mask equals
+    attention.causal_mask of these; None for any other mask.
     """
 
     mask: Mask
@@ -61,14 +61,14 @@ class Heads:
 
 
 class Slots(Protocol):
-    """Statistics that are enqueued on a device and read together."""
+    """Statistics that are computed on a device asynchronously and read together."""
 
     def add(self, x: Array) -> None:
         """Enqueue the statistics of the next value."""
         ...
 
     def join(self) -> None:
-        """Order what was enqueued before what is enqueued next."""
+        """Make work enqueued from now on wait for what is enqueued so far."""
         ...
 
     def read(self) -> list[Stats]:
@@ -79,7 +79,7 @@ class Slots(Protocol):
 class Graphs(Protocol):
     """One session's recorded passes."""
 
-    best: Any | None  # of the last pass, if it was replayed: what `host_row` takes
+    best: Any | None  # for `host_row`: of the last pass, if it was replayed
 
     def run(
         self,
@@ -90,16 +90,16 @@ class Graphs(Protocol):
         *,
         steps: bool,
     ) -> Array:
-        """Return the logits of `run(ids, positions)`, which a replay gives where one is there.
+        """Return the logits of `run(ids, positions)`, by replaying a recorded pass if there is one.
 
-        `rows` tells passes apart that return other rows; `steps` says that a step's arithmetic
-        depends on nothing but its token, its position and the cache.
+        `rows` distinguishes passes that return different rows. `steps` says that a decoding step
+        depends only on its token, its position and the cache.
         """
         ...
 
 
 class Backend(Protocol):
-    """One op per arithmetic of the forward pass; no graph, no autograd, no dispatcher."""
+    """One method for each operation of the forward pass; no graph, no autograd, no dispatcher."""
 
     @property
     def name(self) -> str:
@@ -123,7 +123,7 @@ class Backend(Protocol):
 
     @property
     def deterministic(self) -> bool:
-        """Products run in blocks of ROWS rows, so that a row's bits depend on nothing else."""
+        """Products run in blocks of ROWS rows, so that a row's bits depend on its inputs only."""
         ...
 
     def facts(self) -> Mapping[str, Any]:
@@ -131,19 +131,19 @@ class Backend(Protocol):
         ...
 
     def at(self, position: int) -> None:
-        """Say at which position the first row of the following activations stands."""
+        """Set the position of the first row of the following activations."""
         ...
 
     def at_layer(self, layer: int, n_layers: int, x: Array) -> Array:
-        """Return x on the device that computes a layer; what follows is placed there."""
+        """Return x on the device of a layer; later results are placed there too."""
         ...
 
     def graphs(self) -> "Graphs | None":
-        """Return what records and replays one session's passes; None where nothing does."""
+        """Return a recorder of one session's passes; None if the backend has none."""
         ...
 
     def slots(self) -> "Slots | None":
-        """Return where one trace's statistics wait until the pass is over; None: they do not."""
+        """Return Slots for one trace's statistics; None if each one is computed at once."""
         ...
 
     def budget(self) -> int | None:
@@ -153,14 +153,14 @@ class Backend(Protocol):
     # in and out
 
     def host_row(self, x: Array, best: Any | None) -> Any:
-        """Return logits [vocab] for a sampler: a numpy array, or what becomes one when asked.
+        """Return logits [vocab] for a sampler: a numpy array, or an object that converts to one.
 
-        `best` is what Graphs knows of the row already.
+        `best` is Graphs.best of this pass.
         """
         ...
 
     def place(self, weight: "Weight") -> Array | None:
-        """Return a whole weight's numbers brought over as stored; None: decode, then `array`."""
+        """Return a whole weight, uploaded as stored; None: decode it and use `array`."""
         ...
 
     def array(self, x: Numbers) -> Array:
@@ -176,11 +176,11 @@ class Backend(Protocol):
         ...
 
     def zeros(self, shape: Sequence[int]) -> Array:
-        """Return zeros of the dtype; the result is written by slices."""
+        """Return zeros of the dtype; callers write into slices of it."""
         ...
 
     def rounded(self, value: float) -> float:
-        """Return the number as the dtype holds it."""
+        """Return the number rounded to the dtype."""
         ...
 
     # products
@@ -192,8 +192,8 @@ class Backend(Protocol):
     def linear(self, x: Array, w: "Weight", bias: Array | None) -> Array:
         """Return x [tokens, in] times w [out, in] transposed, plus bias [out].
 
-        `w` may still be encoded: the backend decides to decode it or to multiply it as it is.
-        With a bias there may be one rounding instead of two.
+        `w` may be encoded: the backend decodes it or multiplies by the encoded bytes. With a bias
+        the result may be rounded once instead of twice.
         """
         ...
 
@@ -205,11 +205,11 @@ class Backend(Protocol):
         ...
 
     def projections(self, x: Array, parts: "Sequence[tuple[Weight, Array | None]]") -> list[Array]:
-        """Return `linear` of x and each (weight, bias), maybe as one product."""
+        """Return `linear` of x and each (weight, bias); a backend may do it in one product."""
         ...
 
     def add_linear(self, residual: Array, x: Array, w: "Weight", bias: Array | None) -> Array:
-        """Return residual plus `linear` of x, which is rounded before the sum is."""
+        """Return residual plus `linear` of x; the product is rounded, then the sum."""
         ...
 
     # element by element
@@ -292,14 +292,14 @@ class Backend(Protocol):
         """Rotate the first 2 * pairs elements of every head of x [tokens, heads, head_dim].
 
         `half` pairs element i with i + pairs, `interleaved` 2i with 2i + 1. The result is in the
-        split-half layout either way; what follows the rotated part stays as it is.
+        split-half layout either way; elements after the rotated part are unchanged.
         """
         ...
 
     def ropes(
         self, xs: Sequence[Array], table: tuple[Array, Array], *, style: Style, cast: RopeCast
     ) -> list[Array]:
-        """Return `rope` of each of two or more tensors, maybe at once."""
+        """Return `rope` of each tensor; a backend may do it in one kernel."""
         ...
 
     # attention
@@ -328,8 +328,8 @@ class Backend(Protocol):
     ) -> tuple[Array, Array]:
         """Write k and v [tokens, kv_heads, d] to rows `start` on of a cache's two buffers.
 
-        Returns the rows that attention reads: up to the last written, or, in a pass that is being
-        recorded, whole buffers of which the mask leaves out what is not valid.
+        Returns the rows that attention reads: up to the last one written; in a pass that is being
+        recorded, the whole buffers, whose invalid rows the mask hides.
         """
         ...
 
@@ -354,6 +354,6 @@ class Backend(Protocol):
     def add_weighted(self, total: Array, rows: Numbers, y: Array, weights: Numbers) -> Array:
         """Add y [n, width] times weights [n] to `rows` of total [tokens, width], in place.
 
-        The product is made in float32 at least and rounded once, the sum once more.
+        The product is computed in float32 at least and rounded once; the sum is rounded too.
         """
         ...

@@ -1,7 +1,7 @@
-"""Fused operations in their stepped form: what a backend without a kernel for them does.
+"""Fused operations made of plain ones, for backends without a kernel for them.
 
-A fused operation offers capture points at its edges only; forward.py takes the steps where a
-point inside is wanted.
+A fused operation has capture points only before and after it; if a point inside is wanted,
+forward.py calls the plain operations.
 """
 
 from collections.abc import Sequence
@@ -55,8 +55,8 @@ class Composed:
     ) -> tuple[Array, Array]:
         """Write k and v [tokens, kv_heads, d] to rows `start` on; return the rows up to their end.
 
-        A backend that records passes writes behind the positions the device knows of, and returns
-        whole buffers: what is not valid, attention's mask leaves out.
+        A backend that records passes uses the position stored on the device instead of `start`, and
+        returns whole buffers, whose invalid rows attention's mask hides.
         """
         stop = start + int(k.shape[0])
         for buffer, x in zip(buffers, (k, v), strict=True):
@@ -64,25 +64,25 @@ class Composed:
         return buffers[0][:stop], buffers[1][:stop]
 
     def at_layer(self: Any, layer: int, n_layers: int, x: Array) -> Array:
-        """Return x where the layer's weights are."""
+        """Return x on the device of the layer's weights."""
         return x
 
     def graphs(self) -> Any | None:
-        """Return what records and replays passes, None where nothing does."""
+        """Return a recorder of passes; None if there is none."""
         return None
 
     def slots(self) -> Any | None:
-        """Return where a trace's statistics wait on the device, None where each is computed."""
+        """Return Slots for a trace's statistics; None if each one is computed at once."""
         return None
 
     def host_row(self: Any, x: Array, best: Any | None) -> Any:
-        """Return logits [vocab] for a sampler: a numpy array, or what becomes one when asked."""
+        """Return logits [vocab] for a sampler: a numpy array, or an object that converts to one."""
         return self.to_numpy(x)
 
     def place(self, weight: "Weight") -> Array | None:
-        """Return None: a weight's numbers come through `array`."""
+        """Return None: weights are decoded and placed by `array`."""
         return None
 
     def budget(self) -> int | None:
-        """Return how many bytes of weights the device may hold; None: as the host has free."""
+        """Return the byte budget for weights on the device; None: a share of free host memory."""
         return None
