@@ -115,8 +115,15 @@ def test_gguf_names_bind_to_the_same_roles(tiny: Tiny) -> None:
 
 @every
 def test_no_template_matches_anothers_names(tiny: Tiny) -> None:
+    """Every template's own names lead back to this template, with the numbers in them."""
     for style, bindings in read(tiny).spec.bindings.items():
-        NameIndex(style, [(name, 0) for binding in bindings for name in binding.stored])
+        templates = [name for binding in bindings for name in binding.stored]
+        index = NameIndex(style, [(name, name) for name in templates])
+        for template in templates:
+            found = index.find(expand(template, 3, 5))
+            assert found is not None and found.value == template
+            assert found.layer == (3 if "{L}" in template else None)
+            assert found.element == (5 if "{E}" in template else None)
 
 
 SPELLINGS = {

@@ -13,6 +13,7 @@ from tests.codecs.levels import (
     F32,
     U8,
     golden,
+    guards_hold,
     level,
     misaligned,
     native,
@@ -140,10 +141,14 @@ def test_every_level_of_fused_sums_gives_the_same_bits(name: str, rows: int) -> 
 
 
 def test_no_tokens_and_no_rows_are_fine() -> None:
-    native.matmul(
-        "Q8_0", np.empty((0, 64), np.float32), bytes(68 * 3), np.empty((0, 3), np.float32)
-    )
-    native.matmul("Q8_0", np.empty((2, 64), np.float32), b"", np.empty((2, 0), np.float32))
+    """The result is empty: nothing is written beside it, and weights must have as many rows."""
+    two = np.ones((2, 64), np.float32)
+    for x, raw, shape in ((two[:0], bytes(68 * 3), (0, 3)), (two, b"", (2, 0))):
+        out = out_at(0, 5).reshape(shape)
+        native.matmul("Q8_0", x, raw, out)
+        assert guards_hold(out)
+    with pytest.raises(CodecError, match="Q8_0: found"):
+        native.matmul("Q8_0", two, bytes(68), np.empty((2, 0), np.float32))
 
 
 def test_what_does_not_fit_is_refused() -> None:
