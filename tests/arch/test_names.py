@@ -19,8 +19,8 @@ from tests.arch.tiny import TINY, Tiny, make, read
 every_arch = pytest.mark.parametrize("arch", arch_names())
 every = pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
 
-# Base names of the gguf package that are no roles of ours: rope_freqs and factors are
-# hyperparameters, the others nobody writes.
+# Base names of the gguf package that are not roles here: rope_freqs and factors are
+# hyperparameters, and no converter writes the others.
 NO_ROLES = {"rope_freqs", "rope_factors_long", "rope_factors_short", "blk.{bid}.attn_rot_embd"}
 # Base names llama.cpp knows for an architecture that its Hugging Face form never fills: llama's
 # experts are mixtral, phi2 has one norm, phi3's q, k, v and deepseek's are stored together.

@@ -1,4 +1,4 @@
-"""Every command: its help, its JSON, its exit codes, as a user would type them."""
+"""Every command: its help, its JSON, its exit codes, run as a user would type it."""
 
 from pathlib import Path
 

@@ -63,7 +63,7 @@ def test_a_known_key_is_not(change: str, files: dict[str, Path], tmp_path: Path)
 
 
 def test_known_keys_are_those_of_upstream() -> None:
-    """Every key of gguf-py but those of files that are no models, and of splits."""
+    """Every key of gguf-py except those of splits and of files that are not models."""
     from fnmatch import fnmatchcase
 
     from aprfmt.formats import FORMATS
@@ -131,7 +131,7 @@ def test_remove_takes_a_key_away_and_nothing_else(files: dict[str, Path], tmp_pa
 def test_a_file_that_is_no_model_any_more_is_said(
     args: tuple[str, ...], files: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Of a file without the config.json that ours carry."""
+    """For a file without the config.json that our files carry."""
     bare = ("--remove", "aprfmt.hf_config")
     assert aprfmt("set", files["gguf"], *bare, "-o", tmp_path / "y.gguf").err == ""
     done = aprfmt("set", files["gguf"], *bare, *args, "-o", tmp_path / "x.gguf")

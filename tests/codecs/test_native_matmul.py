@@ -27,7 +27,7 @@ KERNELS = [name for name, _, _ in native._kernels.decoders()]
 
 
 def weights(name: str, rows: int, columns: int) -> tuple[U8, F32]:
-    """Return encoded rows and what they decode to, of magnitudes that products can hold."""
+    """Return encoded rows and their decoded values, small enough for products in float32."""
     row = ENCODINGS[name]
     count = rows * columns
     raw = np.frombuffer(golden.raw_bytes(count // row.block_size * row.type_size), np.uint8).copy()
@@ -42,7 +42,7 @@ def weights(name: str, rows: int, columns: int) -> tuple[U8, F32]:
 
 
 def bound(x: F32, w: F32) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """Return what rounding may change: columns/32 + 8 roundings of the sum of magnitudes."""
+    """Return the bound of rounding errors: columns/32 + 8 roundings of the sum of magnitudes."""
     magnitudes = np.abs(x.astype(np.float64)) @ np.abs(w.astype(np.float64)).T
     limit: np.ndarray[tuple[int, ...], np.dtype[np.float64]]
     limit = magnitudes * (x.shape[1] / 32 + 8) * 2.0**-24 + 1e-37
@@ -172,7 +172,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_many_threads_share_work_from_many_callers() -> None:
-    """Who finds the pool busy works alone; a child process starts its own pool."""
+    """A caller that finds the pool busy computes alone; a child process starts its own pool."""
     raw, _ = weights("Q4_K", 512, 1024)
     x = np.random.default_rng(8).normal(size=(1, 1024)).astype(np.float32)
     expected = np.empty((1, 512), np.float32)

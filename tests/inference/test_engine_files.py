@@ -1,4 +1,4 @@
-"""Foreign trace files that lie: refused by name, in bounded memory, whatever they declare.
+"""Foreign trace files with false sizes: refused with the name of the fault, in bounded memory.
 
 Seen red: a pickled member read, a header's size believed, a member expanded before its size.
 """

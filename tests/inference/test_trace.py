@@ -257,7 +257,7 @@ def test_a_stage_that_is_not_the_one_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="is not in aprfmt-trace"):
         load_aprt(tmp_path)
     (tmp_path / "layer-0" / "layer_output.bin").unlink()
-    up.unlink()  # less is no lie
+    up.unlink()  # a missing file is allowed
     assert "L0.ffn_up" not in load_aprt(tmp_path).records
 
 

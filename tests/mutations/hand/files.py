@@ -1,4 +1,4 @@
-"""In what writes, reads back and hashes: mistakes that nobody would hear of."""
+"""Mistakes in writing, reading back and hashing files that a user would not notice."""
 
 from tests.mutations.mutation import Row
 
