@@ -34,9 +34,9 @@ def open(
     The result is a context manager and a mapping from the file's own tensor names to tensors with
     `.name .shape .encoding .nbytes .offset`, `.raw()` (a read-only view of the stored bytes) and
     `.numpy()` (decoded, row-major); it has `.metadata`, `.config` and `.tokenizer`.
-    `allow_missing` are patterns of required tensors whose absence is accepted when it is run.
-    Raises aprfmt.errors.FormatError for a file that is none, UsageError where the choice in a
-    folder is not clear.
+    `allow_missing` are patterns of required tensors: the model may be run without them.
+    Raises aprfmt.errors.FormatError if the file is not a valid model file, UsageError if a folder
+    holds several models and does not say which one to open.
     """
     from aprfmt.model import open_model
 
@@ -67,9 +67,10 @@ def diagnose(
 ) -> "Diagnosis":
     """Find where two models, runs (`MODEL@torch:cpu:bfloat16`) or saved traces differ, and why.
 
-    `model` is what saved traces were run on, `ids` what both sides are run on (chosen without).
+    `model` is the model that saved traces were made with. `ids` are the token ids both sides are
+    run on; without them aprfmt chooses some.
     The result has `.verdict`, `.cause`, `.findings`, `.sentence` and `.to_json()`. Raises
-    UsageError for what is no file, FormatError for a damaged one.
+    UsageError if a path does not exist, FormatError if a file is damaged.
     """
     from aprfmt.diagnosis import diagnose as run
 

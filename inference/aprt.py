@@ -1,9 +1,9 @@
 """APRT folders: the files that `apr trace --save-tensor` writes, and its stages.
 
 A file is `APRT`, u32 layer (0xFFFFFFFF: whole model), u32 count, then `count` float32, all
-little-endian; it stands at DIR/layer-N/STAGE.bin, whole-model stages at DIR/STAGE.bin. It says
-neither shape nor positions nor tokens: we write these beside it (aprt_facts.py). Layout:
-requirements taken from aprender's trace documentation.
+little-endian. Its path is DIR/layer-N/STAGE.bin, for whole-model stages DIR/STAGE.bin. It holds
+neither shape nor positions nor tokens: aprfmt writes these into a file beside it (aprt_facts.py).
+Source of the layout: aprender's trace documentation.
 """
 
 import hashlib
@@ -34,15 +34,15 @@ MAGIC = b"APRT"
 WHOLE_MODEL = 0xFFFFFFFF
 _HEADER = struct.Struct("<4sII")
 _FOLDER = re.compile(r"layer-(\d{1,9})")
-# What a joined stage is called among our slots.
+# Our slot name of each joined stage.
 _JOINED = {points: slot for slot, points in SLOTS.items() if len(points) > 1}
 
 
 def save_aprt(folder: Path, trace: Trace, *, force: bool = False) -> list[Path]:
-    """Write every stage whose points were all kept, and what they cannot say; return the files.
+    """Write every stage whose points were all kept, and aprfmt-trace.json; return the files.
 
-    All appear together. Raises OutputError for a folder that is there and not empty, unless
-    `force`; then it is replaced if it holds APRT files only.
+    All files appear together. Raises OutputError for an existing folder that is not empty, unless
+    `force`: then a folder that holds only APRT files is replaced.
     """
     whole(trace, folder)
     from aprfmt.formats.jsonio import dumps
@@ -65,7 +65,7 @@ def save_aprt(folder: Path, trace: Trace, *, force: bool = False) -> list[Path]:
                 out = files.create(target / f"{stage}.bin")
                 out.write(head)
                 out.write(body)
-                out.close()  # a model has more stages than a process may keep files open
+                out.close()  # more stages than files that a process may have open
                 written.append(out.path)
                 record = trace.find(key_name(points[0], layer))
                 assert record is not None
@@ -82,7 +82,7 @@ def save_aprt(folder: Path, trace: Trace, *, force: bool = False) -> list[Path]:
 
 
 def _ours(name: str) -> bool:
-    """Say whether a file or folder of an APRT folder is one that `save_aprt` writes."""
+    """Say whether `save_aprt` writes a file or folder of this name."""
     folder, slash, file = name.rpartition("/")
     if slash:
         return _FOLDER.fullmatch(folder) is not None and file.endswith(".bin")
@@ -106,14 +106,14 @@ def is_aprt(path: Path) -> bool:
 
 
 def load_aprt(folder: Path) -> Trace:
-    """Read an APRT folder. Tokens, positions and shapes are known where the folder is ours.
+    """Read an APRT folder. Tokens, positions and shapes are known if aprfmt wrote it.
 
-    In a foreign one they are not: `ids` is absent, shapes are counts. A stage of one point is
+    In a foreign folder they are not: `ids` is absent, shapes are counts. A stage of one point is
     recorded under the point's key, a joined one under its slot's name (`L3.qkv`). Raises
-    FormatError for files that are not what the layout or the file beside them says.
+    FormatError for files that do not fit the layout or aprfmt-trace.json.
     """
     if not folder.is_dir():
-        raise FormatError(f"{folder}: is no folder of APRT files")
+        raise FormatError(f"{folder}: is not a folder of APRT files")
     facts = aprt_facts.read(folder)
     values: dict[str, Numbers] = {}
     records: dict[str, Record] = {}
@@ -167,9 +167,9 @@ def _files(folder: Path) -> Iterator[tuple[Path, int]]:
 
 
 def read_aprt(path: Path, layer: int, sha256: str = "") -> Numbers:
-    """Return one file's values; `layer` is what its place says. NaN bits are kept.
+    """Return one file's values; `layer` is the layer in its path. NaN bits are kept.
 
-    `sha256` is the file's digest where it is known. Raises FormatError for another file.
+    `sha256` is the expected digest, "" if not known. Raises FormatError if it differs.
     """
     file = MappedFile(path)  # refuses pipes and devices
     try:

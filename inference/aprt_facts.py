@@ -1,8 +1,8 @@
-"""What an APRT folder cannot say, in one file of ours beside its stages: `aprfmt-trace.json`.
+"""`aprfmt-trace.json`: the facts about an APRT folder that its stage files do not hold.
 
 One JSON object: schema, run (token ids, model, backend), files: path in the folder -> sha256 of
 the whole file, shape, positions, dtype of the arithmetic, form, device. Readers of APRT look for
-`*.bin` and never see it. A stage that is not the file written then is refused, not believed.
+`*.bin` and never see it. A stage file that was changed later is an error.
 """
 
 import re
@@ -44,7 +44,7 @@ class FolderFacts:
 
 
 def facts_of(record: Record, shape: tuple[int, ...], sha256: str) -> StageFacts:
-    """Return what is kept of a stage. Values are float32 in the file, so float64 is not claimed."""
+    """Return the facts of a stage. Files hold float32 values, so float64 is not recorded."""
     dtype = "float32" if record.dtype == "float64" else record.dtype
     return StageFacts(sha256, shape, record.positions, dtype, record.form, record.device)
 
@@ -69,7 +69,7 @@ def to_json(facts: FolderFacts) -> dict[str, Any]:
 
 
 def read(folder: Path) -> FolderFacts | None:
-    """Return what a folder's file says, None where there is none. Raises FormatError."""
+    """Return the facts of a folder; None if it has no such file. Raises FormatError."""
     from aprfmt.formats.jsonio import load_file
 
     path = folder / NAME
@@ -77,13 +77,13 @@ def read(folder: Path) -> FolderFacts | None:
 
 
 def parse(data: Any, where: str) -> FolderFacts:
-    """Return what the file's JSON value says; FormatError names the entry that is wrong."""
+    """Return the facts in the file's JSON value; FormatError names the entry that is wrong."""
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
         raise FormatError(f"{where}: schema {short_repr(found)}; expected {SCHEMA}")
     run, files = data.get("run"), data.get("files")
     if not isinstance(run, dict) or not isinstance(files, dict):
-        raise FormatError(f"{where}: run or files is missing or no object")
+        raise FormatError(f"{where}: run or files is missing or not an object")
     if run.get("ids") is not None:
         _numbers(run["ids"], f"{where}: ids")
     return FolderFacts(
@@ -93,11 +93,11 @@ def parse(data: Any, where: str) -> FolderFacts:
 
 def _stage(row: Any, where: str) -> StageFacts:
     if not isinstance(row, dict):
-        raise FormatError(f"{where}: is no object")
+        raise FormatError(f"{where}: is not an object")
     for name in ("sha256", "dtype", "device"):
         if not isinstance(row.get(name), str):
             raise FormatError(f"{where}: {name} is {short_repr(row.get(name))}; expected text")
-    if not _SHA256.fullmatch(row["sha256"]):  # an empty one would be held against nothing
+    if not _SHA256.fullmatch(row["sha256"]):  # an empty one would not be compared
         found = short_repr(row["sha256"])
         raise FormatError(f"{where}: sha256 is {found}; expected 64 hexadecimal digits")
     from aprfmt.compare.thresholds import BASE

@@ -56,11 +56,11 @@ def _heads(c: Context, layer: int, keys: int) -> Heads:
     )
 
 
-@lru_cache(maxsize=2)  # every layer of a pass asks for one of two
+@lru_cache(maxsize=2)  # the layers of a pass use at most two
 def causal_mask(cached: int, tokens: int, keys: int, window: int | None) -> Mask:
     """Return [tokens, keys]: True where key j may be seen by token i, cached + i - window < j.
 
-    A window of w positions counts the token itself; None is no window.
+    A window of w positions includes the token itself; None means no window.
     """
     query = np.arange(cached, cached + tokens)[:, None]
     key = np.arange(keys)
@@ -69,7 +69,7 @@ def causal_mask(cached: int, tokens: int, keys: int, window: int | None) -> Mask
 
 
 def _project(c: Context, layer: int, x: Array, heads: Mapping[str, int]) -> list[Array]:
-    """Return q, k, v [tokens, heads, d] of these parts, with their points around the bias."""
+    """Return q, k, v [tokens, heads, d] of these parts; captures points around the bias."""
     biases = {part: c.bias(layer, f"attn_{part}") for part in heads}
     late = {part for part in heads if biases[part] is not None and c.wants(f"{part}_mm", layer)}
     products = c.backend.projections(
@@ -115,7 +115,7 @@ def _style(c: Context) -> Style:
 
 
 def _qk_norm(c: Context, layer: int, role: str, x: Array) -> Array:
-    """Normalise q or k [tokens, heads, d] as the block says."""
+    """Normalise q or k [tokens, heads, d] as the block's qk_norm says."""
     weight = c.vector(layer, f"{role}.weight")
     eps = float(c.hp["norm_eps"])
     kind = c.block.qk_norm

@@ -19,7 +19,7 @@ from aprfmt.inference.points import Place as Place
 from aprfmt.inference.points import Point as Point
 from aprfmt.model.patterns import near
 
-# The ten slots users of `apr trace --payload` know, under those names, and one beside them.
+# The ten slots of `apr trace --payload` under their names there, and one more.
 SLOTS: Mapping[str, tuple[str, ...]] = {
     "attn_norm": ("attn_norm",),
     "qkv": ("q", "k", "v"),
@@ -33,9 +33,9 @@ SLOTS: Mapping[str, tuple[str, ...]] = {
     "ffn_out": ("ffn_out",),
     "output": ("out",),
 }
-# A slot shown beside another where the two differ: without biases they are the same points.
+# Slot -> a slot shown beside it if the two differ: without biases they are the same points.
 BESIDE: Mapping[str, str] = {"qkv_nobias": "qkv"}
-# Stages of APRT folders: `apr`'s name -> the points it joins, in table order.
+# Stages of APRT folders: `apr`'s name -> the points joined in it, in table order.
 STAGES: Mapping[str, tuple[str, ...]] = {
     stage: tuple(point.name for point in POINTS.values() if point.apr == stage)
     for stage in dict.fromkeys(point.apr for point in POINTS.values() if point.apr)
@@ -51,7 +51,7 @@ def key_name(point: str, layer: int) -> str:
 
 
 def parse_key(key: str) -> tuple[str, int]:
-    """Return (point, layer) of a key; UsageError for one that is none of the table's."""
+    """Return (point, layer) of a key; UsageError if the table has no such point."""
     match = _KEY.fullmatch(key)
     name, layer = (match[2], int(match[1])) if match else (key, WHOLE)
     if name not in POINTS or POINTS[name].layered != (layer != WHOLE):
@@ -68,7 +68,7 @@ class Instance:
 
     point: Point
     layer: int
-    alias_of: str  # key of the point it equals, "" otherwise
+    alias_of: str  # key of the equal point, "" if none
     absent: bool
 
     @property
@@ -80,7 +80,7 @@ class Instance:
 def instances(
     block: BlockSpec, hp: Mapping[str, Value], roles: Collection[str]
 ) -> dict[str, Instance]:
-    """Return every point of a model by key, in execution order, aliases and absent ones too.
+    """Return every point of a model by key, in execution order, also aliases and absent points.
 
     `k_cache` and `v_cache` are captured only in passes that continue a cache.
     """
@@ -107,7 +107,7 @@ def instances(
 
 
 def resolve(key: str, known: Mapping[str, Instance]) -> Instance | None:
-    """Follow aliases to the instance that is captured; None where the point is absent.
+    """Follow aliases to the captured instance; None if the point is absent.
 
     Raises UsageError for a key the model does not have.
     """

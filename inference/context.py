@@ -1,4 +1,4 @@
-"""What every part of one forward pass reads: backend, weights, hyperparameters, points, rope."""
+"""The context of one forward pass: backend, weights, hyperparameters, recorder, rope."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PassFacts:
-    """What a recorder is told before a pass: which rows mean which token."""
+    """The facts a recorder gets before a pass: the token and position of each row."""
 
     ids: Ids  # of this pass
     positions: Ids  # of `ids`
@@ -28,10 +28,10 @@ class PassFacts:
 
 
 class Recorder(Protocol):
-    """Whoever looks at, or alters, the named points of a pass."""
+    """An object that reads, or replaces, values at the named points of a pass."""
 
     def begin(self, facts: PassFacts) -> None:
-        """Take note of a pass that begins."""
+        """Start a pass; called with its facts."""
         ...
 
     def wants(self, point: str, layer: int) -> bool:
@@ -39,13 +39,13 @@ class Recorder(Protocol):
         ...
 
     def capture(self, point: str, layer: int, x: Array) -> Array:
-        """Take the point's value in the backend's own array; return what the pass goes on with."""
+        """Get the point's value as the backend's array; return the value to continue with."""
         ...
 
 
 @dataclass(frozen=True)
 class Context:
-    """One pass. `ropes` are cos and sin of the pass's positions by kind of layer."""
+    """One pass. `ropes` are cos and sin of the pass's positions, by kind of layer."""
 
     backend: Backend
     block: BlockSpec
@@ -61,22 +61,22 @@ class Context:
         return self.recorder is not None and self.recorder.wants(point, layer)
 
     def tap(self, point: str, layer: int, x: Array) -> Array:
-        """Show a point to the recorder; return what it returns, `x` without one."""
+        """Give a point's value to the recorder; return its result, or `x` without a recorder."""
         if self.recorder is None or not self.recorder.wants(point, layer):
             return x
         return self.recorder.capture(point, layer, x)
 
     def vector(self, layer: int | None, role: str) -> Array:
-        """Return a norm's weight or the like, placed."""
+        """Return a vector (a norm's weight, say) as the backend's array."""
         return self.weights.of(layer, role).array(self.backend)
 
     def bias(self, layer: int | None, role: str) -> Array | None:
-        """Return a bias, or None where the model has none."""
+        """Return a bias; None if the model has none."""
         weight = self.weights.get_role(layer, f"{role}.bias")
         return None if weight is None else weight.array(self.backend)
 
     def linear(self, layer: int | None, role: str, x: Array) -> Array:
-        """Return x times `role`.weight, plus `role`.bias where there is one."""
+        """Return x times `role`.weight, plus `role`.bias if it exists."""
         w = self.weights.of(layer, f"{role}.weight")
         return self.backend.linear(x, w, self.bias(layer, role))
 

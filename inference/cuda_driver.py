@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says of this machine, asked without torch or cupy, and what is missing.
+"""Asks the NVIDIA driver about this machine's GPUs without torch or cupy; says what is missing.
 
 Codes and attribute numbers are those of the CUDA driver API's cuda.h, names of NVML's nvml.h.
 """
@@ -27,7 +27,7 @@ _ERRORS = {
 EXTRAS = {12: "cuda12", 13: "cuda13"}
 CUPY = {f"cupy-cuda{major}x": major for major in EXTRAS}
 
-# How a refused device's message ends.
+# The end of the message for an unusable device.
 NOT_ELSEWHERE = "; nothing was run on the CPU instead"
 
 Load = Callable[[str], Any]
@@ -47,7 +47,7 @@ class Gpu:
 class Driver:
     """`cuda` is the newest CUDA the driver can run (13, 0), None without a driver.
 
-    `why` says why there is no usable GPU, "" where there is one.
+    `why` says why there is no usable GPU, "" if there is one.
     """
 
     cuda: tuple[int, int] | None
@@ -62,7 +62,7 @@ class Driver:
 
 
 def driver(load: Load = ctypes.CDLL) -> Driver:
-    """Ask the driver; `load` opens a shared library (OSError where there is none)."""
+    """Ask the driver; `load` opens a shared library (OSError if it does not exist)."""
     try:
         library = load(_LIBRARY)
     except OSError:
@@ -93,7 +93,7 @@ def _gpu(library: Any, index: int) -> Gpu:
 
 
 def driver_version(load: Load = ctypes.CDLL) -> str | None:
-    """Return the driver's own version (`580.159.04`), None where it does not say."""
+    """Return the driver's version (`580.159.04`); None if it cannot be read."""
     try:
         library = load(_MANAGEMENT)
     except OSError:
@@ -108,7 +108,7 @@ def driver_version(load: Load = ctypes.CDLL) -> str | None:
 
 @contextmanager
 def full_memory_is_named(device: str) -> Iterator[None]:
-    """Turn torch's and cupy's OutOfMemoryError into one of ours that says what to do."""
+    """Turn torch's and cupy's OutOfMemoryError into an AprfmtError that says what to do."""
     try:
         yield
     except Exception as error:
@@ -122,7 +122,7 @@ def full_memory_is_named(device: str) -> Iterator[None]:
 
 
 def torch_problem(torch_version: str, built_for: str | None, found: Driver | None = None) -> str:
-    """Say why torch sees no GPU, and what to do.
+    """Return why torch sees no GPU, and what to do.
 
     `built_for` is torch.version.cuda: `13.0`, or None for a build without CUDA.
     """
@@ -162,9 +162,9 @@ def installed_cupy() -> tuple[str, int | None] | None:
 
 
 def cupy_problem(found: Driver | None = None) -> str:
-    """Say why cupy cannot run on this machine's GPU, and what to do; "" where nothing stands out.
+    """Return why cupy cannot run on this machine's GPU, and what to do; "" if no reason is found.
 
-    Needs neither cupy nor a GPU: it compares the installed package with the driver.
+    It compares the installed package with the driver, and needs neither cupy nor a GPU.
     """
     found = driver() if found is None else found
     package = installed_cupy()

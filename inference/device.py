@@ -1,7 +1,7 @@
 """Which backend, device and dtype a run uses: `[BACKEND[:DEVICE][:DTYPE]]`, and `--device`.
 
-Only `auto` may fall back, and it says what it chose and why. Asking for a device that is not
-there is an error, never a run somewhere else.
+Only `auto` may fall back, and reports its choice and the reason. Asking for a device that does not
+exist is an error, never a run on another device.
 """
 
 import re
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 _DEVICE = re.compile(r"cpu|auto|cuda(:\d{1,3}|:all)?")
-# The backend a device gets where none is named.
+# The default backend of each device.
 _DEFAULT_BACKEND: Mapping[str, str] = {"cpu": "numpy", "cuda": "torch"}
-# Where a backend runs that cannot run on the CPU.
+# Default device of backends that cannot run on the CPU.
 _HOME: Mapping[str, str] = {"cupy": "cuda"}
 # Short forms of a run.
 _SHORT: Mapping[str, tuple[str, str]] = {"cpu": ("numpy", "cpu"), "cuda": ("torch", "cuda")}
@@ -30,7 +30,7 @@ _SHORT: Mapping[str, tuple[str, str]] = {"cpu": ("numpy", "cpu"), "cuda": ("torc
 
 @dataclass(frozen=True)
 class Choice:
-    """What was asked for, what runs, and why."""
+    """The request, the chosen backend, device and dtype, and the reason."""
 
     requested: str
     backend: str
@@ -43,7 +43,7 @@ class Choice:
 
     @property
     def is_engine(self) -> bool:
-        """Whether a foreign engine runs the whole model, rather than a backend of ours."""
+        """Whether a foreign engine runs the whole model, instead of one of our backends."""
         return self.backend in ENGINES
 
     def open(
@@ -51,8 +51,8 @@ class Choice:
     ) -> "Backend":
         """Return the backend; BackendUnavailableError says what is missing.
 
-        A deterministic one has one thread where none is asked for: the number is part of the bits.
-        Raises UsageError for an engine, which runs whole models and has no operations.
+        A deterministic backend has one thread by default, as the number of threads changes bits.
+        Raises UsageError for an engine, which runs whole models and is not a backend.
         """
         if self.is_engine:
             raise UsageError(
@@ -70,9 +70,9 @@ class Choice:
 def choose(
     device: str | None = None, backend: str | None = None, dtype: str | None = None
 ) -> Choice:
-    """Settle the three from what the user named (None: not named); arithmetic is float32 then.
+    """Return the choice for the options given (None: not given); the default dtype is float32.
 
-    Raises UsageError for a word that is none, BackendUnavailableError for what is not there.
+    Raises UsageError for an unknown name, BackendUnavailableError for a missing device.
     """
     asked = device or _HOME.get(backend or "", "cpu")
     kind = asked.partition(":")[0]
@@ -92,7 +92,7 @@ def choose(
 
 
 def _auto(requested: str, backend: str | None, dtype: str) -> Choice:
-    """Take the GPU where the backend can use one, else the CPU with the reason."""
+    """Choose the GPU if the backend can use it, else the CPU, with the reason."""
     wanted = backend or _DEFAULT_BACKEND["cuda"]
     try:
         BACKENDS[wanted]("cuda", dtype)
@@ -104,7 +104,7 @@ def _auto(requested: str, backend: str | None, dtype: str) -> Choice:
 
 
 def parse_run(text: str) -> Choice:
-    """Return what `torch:cuda:0:bfloat16`, `numpy::float64`, `cpu` or `cuda` stands for."""
+    """Return the choice for `torch:cuda:0:bfloat16`, `numpy::float64`, `cpu` or `cuda`."""
     name, _, rest = text.partition(":")
     parts = rest.split(":") if rest else []
     dtype = parts.pop() if parts and parts[-1] in DTYPES else None

@@ -1,7 +1,7 @@
 """The forward pass, written once for all architectures and backends.
 
-What a block does is its BlockSpec's, every number is a hyperparameter's; nothing here has a
-default or knows an architecture's name. Named points (capture.py) go past the recorder.
+The BlockSpec says what a block does, the hyperparameters give all numbers; nothing here has a
+default or compares an architecture's name. The recorder gets the named points (capture.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,10 +38,10 @@ def forward(
 ) -> Array:
     """Return logits [rows, vocab_size] of one sequence, in the backend's array and dtype.
 
-    `ids` follow what `cache` holds; the cache is extended by them. `positions` (default: counted
-    from the cache's length) are what rope and learned positions see; the mask always counts.
+    `ids` follow the tokens in `cache`, which is extended by them. `positions` (default: counted
+    from the cache's length) are used by rope and learned positions; the mask always counts.
     `logits_rows` are rows of `ids`. Raises UsageError for ids outside the vocabulary, ArchError
-    for a hyperparameter or tensor the architecture needs and the model lacks.
+    if the model lacks a hyperparameter or tensor that the architecture needs.
     """
     hp = _Values(hp)
     facts = _facts(hp, ids, cache, positions, logits_rows)
@@ -66,7 +66,7 @@ def forward(
 
 
 class _Values(dict[str, Value]):
-    """Hyperparameters looked up quickly; the table itself says what it thinks of a missing one."""
+    """Hyperparameters with fast lookup; a missing one raises the table's own error."""
 
     def __init__(self, table: Mapping[str, Value]) -> None:
         super().__init__(table)
@@ -101,7 +101,7 @@ def _facts(
 
 
 def check_tokens(ids: Sequence[int], vocab: int) -> Ids:
-    """Return one sequence of token ids as int64, itself if it is; UsageError for wrong ones."""
+    """Return one sequence of token ids as int64 (no copy if it is); UsageError for invalid ids."""
     given = np.asarray(ids)
     if given.ndim != 1 or not len(given):
         raise UsageError(f"token ids have shape {list(given.shape)}; expected one sequence")
@@ -118,7 +118,7 @@ def check_tokens(ids: Sequence[int], vocab: int) -> Ids:
 
 
 def _embed(c: Context) -> Array:
-    """Return the input of layer 0: scaled rows, or rows plus learned positions."""
+    """Return the input of layer 0: embedding rows, scaled, or with learned positions added."""
     b = c.backend
     x = c.tap("embd", WHOLE, b.embed(c.weights["token_embd.weight"], c.facts.ids))
     scale = float(c.hp["embedding_scale"])
@@ -136,7 +136,7 @@ def _embed(c: Context) -> Array:
 
 
 def _block(c: Context, layer: int, x: Array) -> Array:
-    """Return the stream leaving a layer."""
+    """Return the residual stream after a layer."""
     b = c.backend
     h = x
     if c.block.placement != "post":
@@ -159,7 +159,7 @@ def _block(c: Context, layer: int, x: Array) -> Array:
 
 @dataclass(frozen=True)
 class _Half:
-    """Attention or the MLP: the role of its last product, its point, its post-norm, and theirs."""
+    """Attention or the MLP: role and point of its last product, role and point of its post-norm."""
 
     role: str
     point: str
@@ -176,12 +176,12 @@ _MLP = _Half("ffn_down", "ffn_out", "post_ffw_norm", "ffn_contrib")
 
 
 def _unscaled(c: Context) -> bool:
-    """Say whether what a block computes is added to the stream as it is."""
+    """Say whether a block's output is added to the stream without a factor."""
     return c.block.placement == "pre" and float(c.hp["residual_scale"]) == 1
 
 
 def _added(c: Context, layer: int, x: Array, inner: Array, half: _Half) -> Array:
-    """Return the stream after one half: one operation where nothing between is wanted."""
+    """Return the stream after one half; one fused operation if no point between is wanted."""
     if _unscaled(c) and not c.wants(half.point, layer):
         w = c.weights.of(layer, f"{half.role}.weight")
         return c.backend.add_linear(x, inner, w, c.bias(layer, half.role))
@@ -189,7 +189,7 @@ def _added(c: Context, layer: int, x: Array, inner: Array, half: _Half) -> Array
 
 
 def _contribution(c: Context, layer: int, x: Array, half: _Half) -> Array:
-    """Return what is added to the stream: after the post-norm and the residual factor."""
+    """Return the value added to the stream, after post-norm and residual factor."""
     if _unscaled(c):
         return x
     scale = float(c.hp["residual_scale"])
@@ -206,7 +206,7 @@ def _fed(c: Context, layer: int, x: Array) -> Array:
 
 
 def _inner(c: Context, layer: int, x: Array) -> Array:
-    """Return what a dense MLP's last product reads."""
+    """Return the input of a dense MLP's last product."""
     if c.block.mlp == "plain":
         up = c.tap("ffn_up", layer, c.linear(layer, "ffn_up", x))
         return c.tap("ffn_act", layer, c.activate(up))
@@ -242,7 +242,7 @@ def _head(c: Context, x: Array) -> Array:
 
 
 def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
-    """Return rows as [start, stop) runs of neighbours, in order."""
+    """Return rows as [start, stop) runs of consecutive numbers, in order."""
     runs: list[tuple[int, int]] = []
     for row in rows:
         if runs and runs[-1][1] == row:

@@ -1,6 +1,6 @@
-"""The sanity gate on logits: what a working model's forward pass cannot fail.
+"""Sanity checks of logits that every working model passes.
 
-Thresholds with their source: a working Qwen2.5-0.5B gave standard deviation 2.65 and a peak of
+Source of the thresholds: a working Qwen2.5-0.5B gave standard deviation 2.65 and a peak of
 (max - mean) / std = 5.68 over 151,936 logits; dead or broken heads give a flat vector, or one
 logit above a flat rest, whose peak is sqrt(n - 1).
 """
@@ -18,7 +18,7 @@ from aprfmt.tensors.stats import compute
 MIN_STD = 0.01
 MAX_STD = 100.0  # seen: 1 to 5; a lost scale or norm gives thousands
 MIN_PEAK = 1.5  # (max - mean) / std, no unit
-MAX_PEAK = 0.95  # of the largest peak there can be
+MAX_PEAK = 0.95  # share of the largest possible peak
 TODO = "trace the model to find the first point that is off"
 
 
@@ -55,7 +55,7 @@ def logits_gate(logits: NDArray[Any], where: str = "") -> list[Check]:
 
 
 def rows_gate(logits: NDArray[Any]) -> list[Check]:
-    """Return the gate of the last of some rows [tokens, vocab], and whether all are finite."""
+    """Return the checks of the last row of [tokens, vocab], and whether all rows are finite."""
     bad = np.flatnonzero(~np.isfinite(logits).all(axis=-1))
     found = f"{bad.size} of {len(logits)} rows with NaN or Inf"
     found += f", the first at position {int(bad[0])}" if bad.size else ""

@@ -1,4 +1,4 @@
-"""Which model and prompt a saved trace is of: hashes, as a path says little."""
+"""Hashes that identify the model and the prompt of a saved trace."""
 
 import hashlib
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def identity(model: "Model", ids: Sequence[int]) -> dict[str, Value]:
     """Return `prompt_sha256` and `model_sha256`; reads every file of the model once.
 
-    The prompt's is over its token ids as little-endian int64, as they are what runs. The model's
-    is a hash by file name: of the weights, and of the config.json they are read with.
+    The prompt's hash is over its token ids as little-endian int64. The model's is a mapping from
+    file name to hash, of the weights and of the config.json used with them.
     """
     files = list(model.source.files)
     if model.folder is not None and model.folder.config is not None:

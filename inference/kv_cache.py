@@ -1,8 +1,8 @@
 """Keys and values of the positions seen so far, per layer, in buffers that grow by doubling.
 
-Every layer keeps all positions, windowed ones too: the mask decides what is seen. Keys are kept
-rotated; where the frequencies depend on the length (dynamic, longrope), a longer sequence must be
-run again from the start (`rope.same_ropes`).
+Every layer keeps all positions, also windowed layers: the mask decides which are visible. Keys are
+stored rotated; if the frequencies depend on the length (dynamic, longrope), a longer sequence may
+have to be run again from the start (`rope.same_ropes`).
 """
 
 import math
@@ -13,18 +13,18 @@ from aprfmt.inference.backends.base import ROWS, Array, Backend
 
 
 class KVCache:
-    """`length` positions are valid; a forward pass writes behind them, then `commit`s."""
+    """`length` positions are valid; a forward pass writes after them, then calls `commit`."""
 
     def __init__(self, backend: Backend, n_layers: int) -> None:
         self._backend = backend
         self._keys: list[Any] = [None] * n_layers
         self._values: list[Any] = [None] * n_layers
         self.length = 0
-        self._capacity, self._measured = 0, -1  # rows of the smallest buffer, as of a generation
-        self.generation = 0  # counts new buffers: what was recorded with the old ones is void
+        self._capacity, self._measured = 0, -1  # rows of the smallest buffer, its generation
+        self.generation = 0  # counts new buffers: recordings made with old ones are invalid
 
     def extend(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
-        """Write k and v [tokens, kv_heads, d] behind the valid positions; return all of them."""
+        """Write k and v [tokens, kv_heads, d] after the valid positions; return all rows."""
         stop = self.length + int(k.shape[0])
         keys = self._keys[layer] = self._room(self._keys[layer], k, stop)
         values = self._values[layer] = self._room(self._values[layer], v, stop)
@@ -39,7 +39,7 @@ class KVCache:
         return self.length + tokens <= self._capacity
 
     def _room(self, buffer: Array | None, x: Array, stop: int) -> Array:
-        """Return a buffer of at least `stop` rows like x's, with what was valid."""
+        """Return a buffer of at least `stop` rows like x's; valid rows are copied."""
         if buffer is not None and buffer.shape[0] >= stop:
             return buffer
         capacity = ROWS
@@ -56,7 +56,7 @@ class KVCache:
         self.length += tokens
 
     def truncate(self, length: int) -> None:
-        """Forget the positions from `length` on."""
+        """Remove the positions from `length` on."""
         if not 0 <= length <= self.length:
             raise UsageError(
                 f"the cache holds {self.length} positions; it cannot be cut to {length}"

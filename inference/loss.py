@@ -1,4 +1,4 @@
-"""Cross-entropy in nats: windows over long texts, the mean over tokens, and when to doubt it.
+"""Cross-entropy in nats: windows over long texts, the mean over tokens, and checks of the result.
 
 A label is the token after the one whose logits predict it: the logits of token t are scored
 against token t + 1. Everything is in nats; the loss of guessing uniformly is ln(vocab).
@@ -16,10 +16,10 @@ from aprfmt.base.outcome import Check, Outcome
 from aprfmt.errors import UsageError
 
 Numbers = NDArray[Any]
-# A loss in bits is this times the loss in nats; a stated one so near it is taken to be in bits.
+# A loss in bits is the loss in nats times this; a stated loss within this tolerance is in bits.
 BITS = 1 / math.log(2)
 BITS_WITHIN = 0.02
-# Logits of a window that are held at a time, in bytes; the next rows run behind them.
+# Bytes of logits in memory at the same time; further rows are computed after these.
 LOGIT_BYTES = 512 << 20
 # A trained language model's loss on ordinary text stays above this; 0.00081 nats (perplexity
 # 1.0008) was once reported by an evaluation that measured nothing.
@@ -30,14 +30,14 @@ RANDOM_BOUNDS = (0.5, 1.5)
 
 @dataclass(frozen=True)
 class Convention:
-    """How texts longer than a pass are cut: the tokens of a window by default, and in words."""
+    """How texts longer than a pass are cut: the default window size, and a description."""
 
     tokens: int
     says: str
 
 
-# llama.cpp's is that of its tool llama-perplexity: the text's last piece is left out, the first
-# token of a window gives way to BOS, and only labels with half a window before them are scored.
+# "llama.cpp" means its tool llama-perplexity: an incomplete last window is left out, BOS replaces
+# the first token of a window, and only labels with half a window before them are scored.
 CONVENTIONS: dict[str, Convention] = {
     "disjoint": Convention(2048, "the whole text, every label that its window predicts"),
     "llama.cpp": Convention(512, "whole windows only, labels of their second half"),
@@ -45,12 +45,12 @@ CONVENTIONS: dict[str, Convention] = {
 
 
 def window_size(context: int, convention: str = "disjoint") -> int:
-    """Return how many tokens a window holds for a model made for `context` tokens."""
+    """Return the window size in tokens for a model with a context length of `context`."""
     return min(context, CONVENTIONS[convention].tokens)
 
 
 def rows_at_once(vocab: int) -> int:
-    """Return how many rows of float32 logits are held at a time."""
+    """Return the number of rows of float32 logits in memory at the same time."""
     return max(1, LOGIT_BYTES // (4 * vocab))
 
 
@@ -68,7 +68,7 @@ class Window:
 
     @property
     def labels(self) -> int:
-        """How many labels are scored."""
+        """The number of scored labels."""
         return self.stop - self.first
 
     @property
@@ -83,7 +83,7 @@ class Window:
 
 
 def repeated(ids: Sequence[int], leading: Sequence[int]) -> int:
-    """Return how many tokens stand before every window: what a tokenizer puts before a text."""
+    """Return the number of leading tokens (BOS) of `ids`, which every window repeats."""
     return len(leading) if tuple(ids[: len(leading)]) == tuple(leading) else 0
 
 
@@ -98,12 +98,12 @@ def windows(
 ) -> list[Window]:
     """Return the windows of a sequence, each of at most `capacity` tokens.
 
-    `prefix` tokens at the sequence's start, BOS where the model adds one, stand again at the start
-    of every window. `overlap` tokens of left context are repeated unscored by later windows; where
-    a window has neither, its first token is no label, as nothing predicts it. Every other label
-    from `prompt` on is scored exactly once. The first window begins at the sequence's start, or
-    before the prompt's last tokens where that is out of reach. The one place where window
-    arithmetic is done, for every convention. Raises UsageError for sizes that cannot be.
+    The first `prefix` tokens of the sequence (BOS, if the model adds it) are repeated at the start
+    of every window. Later windows repeat `overlap` tokens of left context without scoring them. If
+    a window has neither, its first token is not a label, because no token predicts it. Every other
+    label from `prompt` on is scored exactly once. The first window begins at the sequence's start;
+    if the prompt is too long for that, it begins with the prompt's last tokens. All window
+    arithmetic is done here, for every convention. Raises UsageError for impossible sizes.
     """
     room = capacity - prefix
     if capacity < 2 or tokens < 0 or min(prompt, prefix) < 0 or not 0 <= overlap < room:
@@ -128,16 +128,16 @@ def windows(
 
 
 def _halves(tokens: int, capacity: int, prefix: int) -> list[Window]:
-    """Return llama-perplexity's windows: rows from the middle on but the last have labels."""
+    """Return llama-perplexity's windows: rows from the middle on, except the last, have labels."""
     first = capacity // 2 + 1
     starts = range(0, tokens // capacity * capacity, capacity) if first < capacity else ()
     return [Window(at + prefix, at + capacity, at + first, prefix) for at in starts]
 
 
 def sample_window(prompt: int, response: int, capacity: int) -> Window | None:
-    """Return the window of one prompt with its response cut at `capacity`, as training sees it.
+    """Return the window of one prompt and response, cut at `capacity` as in training.
 
-    None where no label of the response is inside: a sample to be skipped, loudly.
+    None if no label of the response is inside; the caller reports such a sample as skipped.
     """
     found = windows(min(prompt + response, capacity), capacity, prompt=prompt)
     return found[0] if found else None
@@ -154,7 +154,7 @@ def log_probabilities(logits: Numbers) -> Numbers:
 def cross_entropy(logits: Numbers, labels: Sequence[int] | Numbers) -> Numbers:
     """Return the loss of each label in nats, float64: logits [n, vocab], labels [n].
 
-    Raises UsageError where counts differ or a label is outside the vocabulary.
+    Raises UsageError if counts differ or a label is outside the vocabulary.
     """
     wanted = np.asarray(labels, np.int64)
     if logits.ndim != 2 or wanted.shape != logits.shape[:1]:
@@ -179,7 +179,7 @@ class Loss:
 
     @property
     def perplexity(self) -> float:
-        """Return e to the loss."""
+        """Return e to the power of the loss."""
         return math.exp(self.nats) if self.nats < 700 else math.inf
 
     @property
@@ -189,9 +189,9 @@ class Loss:
 
 
 def mean_loss(losses: Iterable[Numbers], vocab: int, skipped: Sequence[str] = ()) -> Loss:
-    """Return the token-weighted mean; a sample without labels counts as nothing, not as 0.0.
+    """Return the token-weighted mean; a sample without labels is ignored, not counted as 0.0.
 
-    Without a single label the mean is NaN.
+    Without any label the mean is NaN.
     """
     total, tokens, samples = 0.0, 0, 0
     for each in losses:
@@ -204,7 +204,7 @@ def mean_loss(losses: Iterable[Numbers], vocab: int, skipped: Sequence[str] = ()
 
 
 def judge(loss: Loss, weights: Literal["trained", "random"], where: str = "") -> list[Check]:
-    """Return the checks of a measured loss; every one is two-sided or names its other side."""
+    """Return the checks of a measured loss: too high, too low, or not finite."""
     uniform = loss.uniform
     low, high = RANDOM_BOUNDS
     bounds = {"trained": (IMPLAUSIBLY_GOOD, uniform), "random": (low, high * uniform)}[weights]
@@ -213,7 +213,7 @@ def judge(loss: Loss, weights: Literal["trained", "random"], where: str = "") ->
 
     def check(name: str, passed: bool, expected: str, todo: str) -> Check:
         outcome: Outcome = "PASS" if passed else "FAIL"
-        if not finite and name != "loss-finite":  # the other bounds say nothing of it
+        if not finite and name != "loss-finite":  # the other bounds cannot judge it
             return Check(name, "NOT_RUN", where, f"{loss.nats} nats", expected)
         return Check(
             name, outcome, where, f"{loss.nats:.6g} nats", expected, "" if passed else todo
@@ -246,17 +246,17 @@ def in_bits(stated: float, nats: float) -> bool:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Two models' next-token distributions over the same tokens, means over `tokens` labels."""
+    """Differences of two models' next-token distributions, as means over `tokens` labels."""
 
-    kl: float  # of the second from the first, nats
-    max_kl: float  # of the token where it is largest
+    kl: float  # divergence of the second from the first, in nats
+    max_kl: float  # the largest of a token
     top1: float  # share of equal argmax
     correct_change: float  # mean change of the right token's probability, second minus first
     tokens: int
 
 
 def divergence(first: Numbers, second: Numbers, labels: Sequence[int] | Numbers) -> Divergence:
-    """Compare logits [n, vocab] of two models; UsageError where their shapes differ."""
+    """Compare logits [n, vocab] of two models; UsageError if their shapes differ."""
     if first.shape != second.shape or first.ndim != 2 or len(first) != len(labels):
         raise UsageError(
             f"logits {list(first.shape)} and {list(second.shape)} for {len(labels)} labels; "
@@ -278,7 +278,7 @@ def divergence(first: Numbers, second: Numbers, labels: Sequence[int] | Numbers)
 def mean_divergence(parts: Sequence[Divergence]) -> Divergence:
     """Join the divergences of several runs of tokens, each weighted by its tokens.
 
-    Raises UsageError where there is none.
+    Raises UsageError if `parts` is empty.
     """
     tokens = sum(part.tokens for part in parts)
     if not tokens:
@@ -289,7 +289,7 @@ def mean_divergence(parts: Sequence[Divergence]) -> Divergence:
 
     return Divergence(
         mean(part.kl for part in parts),
-        float(np.max([part.max_kl for part in parts])),  # a NaN comes through
+        float(np.max([part.max_kl for part in parts])),  # keeps a NaN
         mean(part.top1 for part in parts),
         mean(part.correct_change for part in parts),
         tokens,

@@ -1,4 +1,4 @@
-"""Mixtures of experts: how each kind of router chooses, and what the chosen experts compute.
+"""Mixtures of experts: each kind of router, and the computation of the chosen experts.
 
 Routing is done in numpy on every backend: [tokens, n_experts] is small, and the experts' ids are
 needed on the host. Softmax and sigmoid are float32 (float64 in float64 runs).
@@ -23,9 +23,9 @@ Numbers = NDArray[Any]
 class Routing:
     """Chosen experts and their weights [tokens, used], sorted by weight, heaviest first.
 
-    `margin` [tokens]: by how much the last chosen expert, or the last chosen group, beats the
-    next; infinite where there is no next. A margin below the arithmetic's error is an expert flip
-    waiting to happen.
+    `margin` [tokens]: score of the last chosen expert, or group, minus that of the next one;
+    infinite if all are chosen. If the margin is below the arithmetic's error, another run may
+    choose another expert.
     """
 
     experts: NDArray[np.int64]
@@ -91,7 +91,7 @@ def _chosen_only(logits: Numbers, bias: Numbers | None, hp: Mapping[str, Value])
 def _in_groups(
     choice: Numbers, group_scores: Callable[[Numbers], Numbers], hp: Mapping[str, Value]
 ) -> tuple[Numbers, Numbers]:
-    """Return which experts [tokens, n_experts] stand in the best groups, and the groups' margin."""
+    """Return a mask [tokens, n_experts] of experts in the best groups, and the groups' margin."""
     groups = int(hp["n_expert_groups"])
     if choice.shape[-1] % groups:
         raise ArchError(
@@ -115,7 +115,7 @@ def _group_limited(logits: Numbers, bias: Numbers | None, hp: Mapping[str, Value
 
 
 def _sigmoid_bias(logits: Numbers, bias: Numbers | None, hp: Mapping[str, Value]) -> Routing:
-    """Sigmoid; chosen with a bias, groups ranked by their best two, weighed without (v3)."""
+    """Sigmoid; a bias is added for choosing only, groups ranked by their two best (v3)."""
     scores = 1 / (1 + np.exp(-logits))
     choice = scores if bias is None else scores + bias
     kept, group_margin = _in_groups(choice, _best_two, hp)
@@ -166,7 +166,7 @@ def moe(c: Context, layer: int, x: Array) -> Array:
 def _expert(c: Context, layer: int, expert: int, x: Array, rows: NDArray[np.int64]) -> Array:
     """Return one expert's output for these rows of x.
 
-    In deterministic mode all rows are computed, each at its own place in its block.
+    In deterministic mode all rows are computed, so that each keeps its place in its block.
     """
     b = c.backend
     inputs = x if b.deterministic else b.take(x, rows)
@@ -174,7 +174,7 @@ def _expert(c: Context, layer: int, expert: int, x: Array, rows: NDArray[np.int6
     def product(role: str, inputs: Array) -> Array:
         w = c.weights.of(layer, f"{role}.weight").expert(expert)
         bias = c.weights.get_role(layer, f"{role}.bias")
-        y = b.linear(inputs, w, None)  # an expert's bias is added, and rounded, by itself
+        y = b.linear(inputs, w, None)  # the bias is added in a separate step, with its own rounding
         return y if bias is None else b.add(y, bias.expert(expert).array(b))
 
     gated = c.gate(product("ffn_gate_exps", inputs), product("ffn_up_exps", inputs))

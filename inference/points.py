@@ -1,9 +1,9 @@
 """The table of capture points, in execution order, with the names other engines have for them.
 
-A point's meaning is fixed here: the tensor as the next operation reads it, [tokens, ...]. Where an
-architecture makes a point equal to another by construction it is not captured but has an alias;
-where the architecture has no such tensor it is absent. docs/capture_points.md is printed from
-this table, and foreign traces are read by it.
+A point's value is the tensor as the next operation reads it, [tokens, ...]. If an architecture
+makes a point always equal to another one, the point is an alias and not captured; if the
+architecture has no such tensor, the point is absent. docs/capture_points.md is printed from this
+table, and foreign traces are read with it.
 """
 
 import re
@@ -21,7 +21,7 @@ Rows = Literal["tokens", "scores", "keys", "logits"]
 
 @dataclass(frozen=True)
 class Place:
-    """A layer of one model: what decides which points it has."""
+    """A layer of one model: the facts that decide which points it has."""
 
     block: BlockSpec
     hp: Mapping[str, Value]
@@ -54,7 +54,7 @@ class Place:
 
     @property
     def unscaled(self) -> bool:
-        """What a block computes is added to the stream as it is."""
+        """A block's output is added to the stream without a factor."""
         return self.block.placement == "pre" and float(self.hp["residual_scale"]) == 1
 
 
@@ -70,11 +70,11 @@ class Name:
     """One name another engine has for a point.
 
     transformers: `text` is a module's path below the layer (or the model); `#in` is what the
-    module reads. `part` is the point's share where the module's result holds several side by
-    side; `placement` says for which block placement the name means this point, "" for all.
-    llama.cpp: `text` is a graph node's name without its layer, `op` its operation; with `role`
-    the node is the one that reads this weight, whatever it is called. Of several nodes the last
-    one counts.
+    module reads. `part` names the point's part if the module's result holds several side by side;
+    `placement` is the block placement for which the name means this point, "" for all.
+    llama.cpp: `text` is a graph node's name without its layer, `op` its operation; with `role` it
+    is the node that reads this weight, whatever its name. If several nodes fit, the last one is
+    used.
     """
 
     text: str
@@ -107,10 +107,10 @@ def _cpp(*texts: str) -> tuple[Name, ...]:
 
 @dataclass(frozen=True)
 class Point:
-    """One row: what is captured where.
+    """One row: one capture point.
 
     `shape` names its axes; `rows` says what its first axis (of `scores`: its second) counts.
-    `llama_cpp` are graph nodes and `hf` modules, the first that is there counts; `apr` is the
+    `llama_cpp` are graph nodes and `hf` modules; the first one that exists is used. `apr` is the
     stage of `--save-tensor` (points of one stage are joined in this table's order).
     `inner`: inside a fused operation, so that wanting it takes the stepped form.
     """
@@ -124,7 +124,7 @@ class Point:
     rows: Rows = "tokens"
     layered: bool = True
     inner: bool = False
-    finite: bool = True  # an infinity here is a fault
+    finite: bool = True  # infinities are a fault
     where: Where = lambda place: HERE
 
 
@@ -133,7 +133,7 @@ def _if(condition: Callable[[Place], bool], otherwise: str = ABSENT) -> Where:
 
 
 def _product(part: str) -> Where:
-    """Say where q_mm, k_mm or v_mm is: only a bias sets it apart."""
+    """Return the placing of q_mm, k_mm or v_mm: it differs from q, k or v only by the bias."""
 
     def where(place: Place) -> str:
         if not place.has(f"attn_{part}.weight"):
@@ -148,7 +148,7 @@ def _is_normed(place: Place) -> bool:
 
 
 def _rotated(part: str) -> Where:
-    """Say where q_rope or k_rope is; without rotation the point before it."""
+    """Return the placing of q_rope or k_rope; without rotation it equals the point before it."""
 
     def where(place: Place) -> str:
         if place.rotates or place.mla:
@@ -201,7 +201,7 @@ def _product_names(part: str) -> tuple[Name, ...]:
 
 
 def _biased(*roles: str) -> tuple[Name, ...]:
-    """Return the node that adds a role's bias, else the one that reads its weight."""
+    """Return names of the node that adds a role's bias, else of the one that reads its weight."""
     op = "MUL" if any("norm" in role for role in roles) else "MUL_MAT"
     return _cpp(
         *(f" ADD:{role}.bias" for role in roles), *(f" {op}:{role}.weight" for role in roles)

@@ -1,4 +1,4 @@
-"""One recorded capture point: where it sits, what ran, its statistics; and its JSON."""
+"""One recorded capture point: its place, the run's dtype and device, its statistics; its JSON."""
 
 import math
 import re
@@ -23,7 +23,7 @@ class Record:
     """One point of one pass.
 
     `shape` is that of the recorded values (`scores`: [heads, tokens, keys]), `positions` the token
-    positions of their rows, None where they are not known (APRT). `dtype` is the arithmetic's.
+    positions of their rows, None if not known (APRT). `dtype` is the arithmetic's.
     `form` says whether the layer's attention and biased products ran fused or step by step; None
     for whole-model points. `sha256` is over the decoded values as digest.py defines it.
     """
@@ -52,7 +52,7 @@ class Record:
 
     @property
     def count(self) -> int:
-        """How many values were recorded."""
+        """The number of recorded values."""
         return math.prod(self.shape)
 
 
@@ -74,9 +74,9 @@ def record_to_json(record: Record) -> dict[str, Value]:
 
 
 def record_from_json(row: Any, where: str) -> Record:
-    """Return what `record_to_json` said; FormatError names the field that is wrong."""
+    """Return the record of `record_to_json`; FormatError names the field that is wrong."""
     if not isinstance(row, dict):
-        raise FormatError(f"{where}: is no object")
+        raise FormatError(f"{where}: is not an object")
 
     def field(name: str, *kinds: type) -> Any:
         value = row.get(name)

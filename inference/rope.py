@@ -1,9 +1,10 @@
 """Rotary frequencies: every scaling that config files and GGUF metadata name.
 
-`inv_freq` is computed in float32 here, for every backend and dtype, as transformers does
-(modeling_rope_utils.py); the powers are correctly rounded, which its vectorised ones are too but
-for the last bit of one in some fifty. The scalings are from there too, after the papers on
-position interpolation, NTK, YaRN (2309.00071) and LongRoPE (2402.13753), and Llama 3.1's code.
+`inv_freq` is computed in float32 here, for every backend and dtype, as in transformers
+(modeling_rope_utils.py). The powers are correctly rounded here; transformers' vectorised ones
+differ in the last bit of about one in fifty. The scalings are those of that file too, after the
+papers on position interpolation, NTK, YaRN (2309.00071) and LongRoPE (2402.13753), and Llama 3.1's
+code.
 """
 
 import math
@@ -22,19 +23,19 @@ F32 = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Rope:
-    """Frequencies of one kind of layer: inv_freq [pairs] float32, factor on cos and sin."""
+    """Frequencies of one kind of layer: inv_freq [pairs] float32, and the factor on cos and sin."""
 
     inv_freq: F32
     factor: float
 
     def same(self, other: "Rope") -> bool:
-        """Say whether keys rotated by one fit queries rotated by the other."""
+        """Say whether both give the same rotations, so that cached keys stay valid."""
         return self.factor == other.factor and np.array_equal(self.inv_freq, other.inv_freq)
 
 
 @dataclass(frozen=True)
 class _Request:
-    """What a scaling computes from."""
+    """The inputs of a scaling."""
 
     theta: float
     dim: int
@@ -72,7 +73,7 @@ def _linear(request: _Request) -> Rope:
 
 
 def _dynamic(request: _Request) -> Rope:
-    """Raise the base with the length, once that exceeds what the model was made for."""
+    """Raise the base if the sequence is longer than the trained context."""
     factor, dim, longest = np.float32(request["factor"]), request.dim, request.context_length
     length = np.float32(max(request.length, longest))
     stretch = factor * length / np.float32(longest) - (factor - np.float32(1))
@@ -82,7 +83,7 @@ def _dynamic(request: _Request) -> Rope:
 
 
 def _llama3(request: _Request) -> Rope:
-    """Leave short wavelengths, divide long ones by the factor, blend between."""
+    """Keep high frequencies, divide low ones by the factor, interpolate between."""
     inv_freq = _inverse(request.periods())
     factor, low, high = request["factor"], request["low_freq_factor"], request["high_freq_factor"]
     original = request["original_context_length"]
@@ -94,12 +95,12 @@ def _llama3(request: _Request) -> Rope:
 
 
 def _yarn(request: _Request) -> Rope:
-    """Divide slow pairs by the factor, leave fast ones, ramp between two pair numbers."""
+    """Divide slow pairs by the factor, keep fast ones, interpolate between two pair numbers."""
     factor, theta, dim = request["factor"], request.theta, request.dim
     original = request["original_context_length"]
 
     def pair(rotations: float) -> float:
-        """Return which pair turns that often over the original context."""
+        """Return the number of the pair that rotates this often over the original context."""
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = pair(request["beta_fast"]), pair(request["beta_slow"])
@@ -116,7 +117,7 @@ def _yarn(request: _Request) -> Rope:
 
 
 def _longrope(request: _Request) -> Rope:
-    """Divide each pair by its own number: one list up to the original context, another beyond."""
+    """Divide each pair by its own number; beyond the original context by the long list's."""
     original = request["original_context_length"]
     divisors = request["long_factor" if request.length > original else "short_factor"]
     inv_freq = _inverse(_divisors(divisors, request) * request.periods())
@@ -147,13 +148,13 @@ SCALINGS: Mapping[str, Callable[[_Request], Rope]] = {
     "longrope": _longrope,
     "factors": _factors,
 }
-BY_LENGTH = ("dynamic", "longrope")  # whose frequencies change with the sequence's length
+BY_LENGTH = ("dynamic", "longrope")  # scalings whose frequencies depend on the sequence's length
 
 Kind = tuple[float, bool]
 
 
 def kind_of(hp: Mapping[str, Value], layer: int) -> Kind | None:
-    """Return (theta, scaled) of a layer, or None where it does not rotate."""
+    """Return (theta, scaled) of a layer; None if it does not rotate."""
     if not hp["rope_layers"][layer]:
         return None
     windowed = bool(hp["window_layers"][layer])
@@ -168,7 +169,7 @@ def kind_of(hp: Mapping[str, Value], layer: int) -> Kind | None:
 def make(hp: Mapping[str, Value], kind: Kind, length: int) -> Rope:
     """Return the frequencies of a kind of layer for a sequence of `length` positions.
 
-    Raises ArchError for an unknown scaling or one that lacks a value.
+    Raises ArchError for an unknown scaling or for a missing value.
     """
     theta, scaled = kind
     dim = int(hp["rope_dim"])

@@ -1,4 +1,4 @@
-"""Where a weight's numbers come from: an array, or a logical tensor of an open model, by rows."""
+"""The sources of a weight's numbers, read by rows: an array, or a logical tensor of a model."""
 
 import math
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 PAGE = 4096
-FREE = ("float32", "float64")  # element types that are stored as they are computed with
+FREE = ("float32", "float64")  # dtypes that need no decoding
 
 
 class Rows(Protocol):
-    """Where a weight's numbers come from: [rows, last axis], by whole rows."""
+    """A source of a weight's numbers as [rows, last axis], read by whole rows."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ class Rows(Protocol):
 
     @property
     def by_rows(self) -> bool:
-        """False where `decode_rows` has to decode everything."""
+        """False if `decode_rows` has to decode the whole tensor."""
         ...
 
     @property
@@ -51,22 +51,22 @@ class Rows(Protocol):
         ...
 
     def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
-        """Return the stored bytes of rows [start, stop) in order, None where they have none.
+        """Return the stored bytes of rows [start, stop) in order; None if there are no such bytes.
 
-        A view where the file has them in one piece, else a copy.
+        A view if they are contiguous in the file, else a copy.
         """
         ...
 
     def coded(self) -> "Coded | None":
-        """Return the parts of a 4-bit weight stored as the tensor is, None of another."""
+        """Return the parts of a bitsandbytes 4-bit weight; None for any other weight."""
         ...
 
     def touch(self) -> None:
-        """Have the system read the stored bytes into memory."""
+        """Make the system read the stored bytes into memory."""
         ...
 
     def drop(self) -> None:
-        """Let go of mapped pages."""
+        """Release mapped pages."""
         ...
 
 
@@ -99,7 +99,7 @@ class ArrayRows:
         return None
 
     def touch(self) -> None:
-        """Do nothing: it is in memory."""
+        """Do nothing: the array is in memory."""
 
     def drop(self) -> None:
         """Do nothing."""
@@ -117,7 +117,7 @@ class StoredRows:
 
     @property
     def by_rows(self) -> bool:
-        """Whether stored rows can be cut without decoding their neighbours."""
+        """Whether rows can be decoded one by one."""
         return self._tensor.row_bytes is not None
 
     def numpy(self) -> Array:
@@ -132,18 +132,18 @@ class StoredRows:
         return np.ascontiguousarray(self._tensor.numpy())
 
     def decode_rows(self, start: int, stop: int) -> Array:
-        """Decode only these rows, where that is possible."""
+        """Decode only these rows, if that is possible."""
         return self._tensor.rows(start, stop)
 
     def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
-        """Return stored bytes where no step changes them; permuted rows are gathered."""
+        """Return stored bytes if no layout step changes them; permuted rows are gathered."""
         data, size = self._tensor.data, self._tensor.row_bytes
         if data is None or size is None or len(data) != size * matrix(self.shape)[0]:
             return None
         return data.window(start * size, stop * size)
 
     def coded(self) -> "Coded | None":
-        """Return the checked parts where the codec is bitsandbytes'."""
+        """Return the checked parts if the encoding is bitsandbytes' 4-bit one."""
         whole = self._tensor.whole
         if whole is None or not whole.parts:
             return None
@@ -156,7 +156,7 @@ class StoredRows:
         return found.coded(raw_parts(whole), math.prod(self.shape))
 
     def touch(self) -> None:
-        """Read one byte of every page, so that the system has the tensor in memory."""
+        """Read one byte of every page, so that the system loads the tensor into memory."""
         for run in self._tensor.stored_runs():
             np.add.reduce(np.frombuffer(run.tensor.raw(), np.uint8)[::PAGE], dtype=np.int64)
 

@@ -1,4 +1,4 @@
-"""Choosing the next token: greedy, or drawn with temperature, top-k, top-p and a seed."""
+"""Chooses the next token: greedy, or at random with temperature, top-k, top-p and a seed."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ Logits = NDArray[Any]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn. temperature 0 is greedy; top_k 0 and top_p 1 keep everything."""
+    """How tokens are drawn. temperature 0 is greedy; top_k 0 and top_p 1 exclude no token."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -21,7 +21,7 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raise UsageError for values that mean nothing."""
+        """Raise UsageError for values outside their range."""
         warm = 0 <= self.temperature < np.inf
         if not (warm and self.top_k >= 0 and 0 < self.top_p <= 1):
             raise UsageError(
@@ -34,10 +34,10 @@ class Sampling:
 
 
 class DeviceLogits(Protocol):
-    """Logits on a device: `greedy` is enough for the likeliest token, an array is all of them."""
+    """Logits on a device: `greedy` gives the likeliest token without copying all logits."""
 
     def greedy(self) -> int | None:
-        """Return the first place of the highest; None where one is NaN."""
+        """Return the first index of the highest logit; None if a logit is NaN."""
         ...
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Logits: ...
@@ -51,7 +51,7 @@ class Sampler:
         self._random = np.random.Generator(np.random.PCG64(sampling.seed))
 
     def __call__(self, logits: "Logits | DeviceLogits") -> int:
-        """Return the next token for logits [vocab]; AprfmtError where one is NaN."""
+        """Return the next token for logits [vocab]; AprfmtError if a logit is NaN."""
         if self.sampling.temperature == 0 and not isinstance(logits, np.ndarray):
             best = logits.greedy()
             if best is not None:
@@ -75,11 +75,11 @@ class Sampler:
 def candidates(logits: Logits, sampling: Sampling) -> tuple[NDArray[np.int64], Logits]:
     """Return the tokens that may be drawn, likeliest first, and their probabilities.
 
-    In this order: temperature, the top_k highest, then the fewest whose probabilities add up to
-    top_p (the one that crosses it included); what is left is renormalised.
+    Applied in this order: temperature; the top_k highest; the fewest tokens whose probabilities
+    reach top_p together. The remaining probabilities are renormalised.
     """
     wide = logits.astype(np.float64)
-    with np.errstate(over="ignore"):  # a tiny temperature leaves the highest alone
+    with np.errstate(over="ignore"):  # a tiny temperature keeps only the highest
         scaled = (wide - wide.max()) / sampling.temperature
     ids = np.argsort(-scaled, kind="stable")
     if sampling.top_k:

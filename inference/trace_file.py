@@ -2,7 +2,7 @@
 
 Header key `aprfmt.trace` holds one JSON object: schema, run (prompt, ids, model, backend,
 versions), records (point, layer, shape, positions, dtype, form, device, statistics, hash),
-aliases. Values are F32, F64 where the arithmetic was float64, I64 for expert ids.
+aliases. Values are F32, F64 if the arithmetic was float64, I64 for expert ids.
 """
 
 import math
@@ -33,7 +33,7 @@ _NO_ROOM = "cannot hold the values of the trace while it runs (another place: TM
 
 
 class Spool:
-    """Values of a running trace on disk, in the order they come; gone when it is closed."""
+    """Values of a running trace in a temporary file, which is deleted when it is closed."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or Path(tempfile.gettempdir())
@@ -63,7 +63,7 @@ class Spool:
         return np.frombuffer(raw, dtype).reshape(shape)
 
     def close(self) -> None:
-        """Let the file go; what could not be written is not missed any more."""
+        """Close the file; errors of delayed writes no longer matter."""
         with suppress(OSError):
             self._file.close()
 
@@ -80,7 +80,7 @@ class Spool:
 
 
 def whole(trace: Trace, path: Path) -> None:
-    """Raise UsageError for a trace of which only some values are there."""
+    """Raise UsageError for a trace with only some values of its points (printed text)."""
     if trace.masks:
         raise UsageError(
             f"{path}: of {len(trace.masks)} points only printed values are there, which is not "
@@ -89,10 +89,10 @@ def whole(trace: Trace, path: Path) -> None:
 
 
 def save_trace(path: Path, trace: Trace, *, force: bool = False) -> None:
-    """Write a trace whose values can be fetched; OutputError where `path` cannot be written.
+    """Write a trace whose values can be fetched; OutputError if `path` cannot be written.
 
-    Records without values (statistics only) are written as records alone. Raises UsageError for a
-    trace of which only some values are there (printed text): what is missing would be zeros.
+    Records without values (statistics only) are written without a tensor. Raises UsageError for a
+    trace of printed text, which has only some values: the missing ones would become zeros.
     """
     whole(trace, path)
     from aprfmt.formats import FORMATS, open_sink
@@ -140,14 +140,14 @@ def is_trace_file(path: Path) -> bool:
         with open_source(path) as source:
             return HEADER in source.metadata
     except AprfmtError:
-        return False  # whoever opens it says what is wrong
+        return False  # opening it raises the reason
 
 
 @contextmanager
 def load_trace(path: Path) -> Iterator[Trace]:
     """Open a saved trace; its values can be fetched until the `with` is left.
 
-    Raises FormatError for a file that is no trace, or whose records and tensors disagree.
+    Raises FormatError if the file is not a trace, or its records and tensors disagree.
     """
     from aprfmt.formats import open_source
 
@@ -156,7 +156,7 @@ def load_trace(path: Path) -> Iterator[Trace]:
 
 
 def trace_of(source: Source) -> Trace:
-    """Return the trace an open file holds, valid while it is open. Raises FormatError."""
+    """Return the trace in an open file, valid while the file is open. Raises FormatError."""
     from aprfmt.formats.jsonio import loads
 
     text = source.metadata.get(HEADER)
@@ -187,7 +187,7 @@ def _from_json(header: Any, source: Source, where: str) -> Trace:
                 f"has {list(tensor.info.shape)}"
             )
     if not all(isinstance(value, str) for value in aliases.values()):
-        raise FormatError(f"{where}: an alias is no string")
+        raise FormatError(f"{where}: an alias is not a string")
     nonfinite = header.get("nonfinite")
 
     def fetch(key: str) -> Numbers | None:

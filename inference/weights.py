@@ -1,9 +1,9 @@
 """A model's weights as handles: encoded until used, decoded a panel or a tensor at a time.
 
-`Weights` gives a `Weight` per role key. What a backend places (decoded, in its dtype, on its
-device) is held as long as all of it fits one byte budget; what does not fit is decoded anew at
-each use. Where the stored bytes exceed the budget, `with weights.layer(i)` reads layer i + 1 ahead
-and lets go of what layer i has read; the vocabulary is read in pieces, each let go of after use.
+`Weights` gives a `Weight` per role key. Weights placed by a backend (decoded, in its dtype, on its
+device) are kept while they fit one byte budget; the others are decoded at each use. If the stored
+bytes exceed the budget, `with weights.layer(i)` reads layer i + 1 ahead and releases the pages of
+layer i afterwards; the vocabulary is read in pieces, each released after use.
 """
 
 import math
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 _NOTHING = nullcontext()
-# Share of the memory that is free at the start which decoded weights may take by default.
+# Default share of the free memory (at the start) that decoded weights may take.
 FREE_SHARE = 0.6
 # Large and in no layer: where weights stream, these are read piece by piece.
 TABLES = frozenset({"token_embd.weight", "output.weight", "position_embd.weight"})
@@ -43,7 +43,7 @@ class Holder:
         self._held: dict[tuple[str, Hashable], Any] = {}
 
     def get(self, key: str, owner: Hashable, size: int, place: Callable[[], Any]) -> Any | None:
-        """Return the placed tensor, placing it now if `size` bytes fit; None if they do not."""
+        """Return the placed tensor, placing it now if `size` bytes fit the budget; else None."""
         where = (key, owner)
         if where not in self._held:
             if self.used + size > self.budget:
@@ -53,11 +53,11 @@ class Holder:
         return self._held[where]
 
     def find(self, key: str, owner: Hashable) -> Any | None:
-        """Return the placed tensor, None where there is none."""
+        """Return the placed tensor, or None."""
         return self._held.get((key, owner))
 
     def replace(self, key: str, owner: Hashable, placed: Any) -> None:
-        """Hold equal numbers at another place instead."""
+        """Replace a placed tensor by equal numbers at another address."""
         self._held[key, owner] = placed
 
     def has(self, key: str, owner: Hashable) -> bool:
@@ -65,12 +65,12 @@ class Holder:
         return (key, owner) in self._held
 
     def holds(self, key: str) -> bool:
-        """Say whether some backend holds this tensor."""
+        """Say whether a tensor is placed by any backend."""
         return any(held == key for held, _ in self._held)
 
 
 class Weight:
-    """A handle: a role's tensor, or one expert of a stack, encoded until somebody asks."""
+    """A handle to a role's tensor, or to one expert of a stack; decoded only when used."""
 
     def __init__(
         self,
@@ -126,9 +126,9 @@ class Weight:
         return found
 
     def held(self, backend: "Backend") -> Any | None:
-        """Return the whole tensor as the backend placed it, or None if the budget is spent.
+        """Return the whole tensor as placed by the backend; None if the budget is spent.
 
-        A tensor whose rows cannot be decoded one by one is placed all the same, but not held.
+        A tensor whose rows cannot be decoded one by one is then placed too, but not kept.
         """
         placed = self._holder.find(self.key, backend)
         if placed is not None:
@@ -140,42 +140,42 @@ class Weight:
         return placed
 
     def ready(self, backend: "Backend") -> Any | None:
-        """Return the whole tensor where it is held already or where no single row can be decoded.
+        """Return the whole tensor if it is placed already, or if rows cannot be decoded one by one.
 
-        For look-ups: a few rows are decoded much sooner than a big vocabulary.
+        For look-ups: decoding a few rows is much faster than decoding a big vocabulary.
         """
         if self._rows.by_rows and not self._holder.has(self.key, backend):
             return None
         return self.held(backend)
 
     def array(self, backend: "Backend") -> Any:
-        """Return the whole tensor placed, held or not: for vectors."""
+        """Return the whole tensor placed, kept or not; for vectors."""
         placed = self.held(backend)
         return self._place(backend) if placed is None else placed
 
     def encoded_on(self, owner: Hashable) -> Any | None:
-        """Return what `kept` has placed, None before."""
+        """Return the result of an earlier `kept`, or None."""
         return self._holder.find(f"{self.key}@{self.encoding}", owner)
 
     def kept(self, owner: Hashable, size: int, place: Callable[[], Any]) -> Any | None:
-        """Return what `place` makes of the stored bytes, held under the budget like `held`."""
+        """Return the result of `place` on the stored bytes, kept under the budget like `held`."""
         return self._holder.get(f"{self.key}@{self.encoding}", owner, size, place)
 
     def moved(self, backend: "Backend", placed: Any) -> None:
-        """Hold the whole tensor at another place instead: several tensors in one piece."""
+        """Replace the placed tensor, after several tensors were joined into one."""
         self._holder.replace(self.key, backend, placed)
 
     def stored(self) -> bytes | memoryview | None:
-        """Return the stored bytes of all rows in order, None where they are not stored so."""
+        """Return the stored bytes of all rows in order; None if there are no such bytes."""
         first = 0 if self._part is None else self._part[0] * self.n_rows
         return self._rows.encoded(first, first + self.n_rows)
 
     def coded(self) -> "Coded | None":
-        """Return the checked parts of a whole 4-bit weight of bitsandbytes, None of another."""
+        """Return the checked parts of a whole bitsandbytes 4-bit weight; None for any other."""
         return self._rows.coded() if self._part is None else None
 
     def drop(self) -> None:
-        """Let go of mapped pages."""
+        """Release mapped pages."""
         self._rows.drop()
 
     def _place(self, backend: "Backend") -> Any:
@@ -185,7 +185,7 @@ class Weight:
             return direct
         values = self.numpy()
         placed = backend.array(values if values.dtype.kind == "f" else values.astype(np.float32))
-        if placed is not values or values.flags.writeable:  # no view of the mapped file
+        if placed is not values or values.flags.writeable:  # not a view of the mapped file
             self._rows.drop()
         return placed
 
@@ -198,7 +198,7 @@ class Weights(Mapping[str, Weight]):
         self._subject = subject
         self.holder = Holder(budget)
         self._handles: dict[str, Weight] = {}
-        self._roles: dict[tuple[int | None, str], Weight | None] = {}  # as get_role finds them
+        self._roles: dict[tuple[int | None, str], Weight | None] = {}  # cache of get_role
         self._ahead: Future[None] | None = None
         self._pool: ThreadPoolExecutor | None = None
 
@@ -220,20 +220,20 @@ class Weights(Mapping[str, Weight]):
         return len(self._rows)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._rows  # the inherited one would make an error's near names
+        return key in self._rows  # the inherited method would build an error with near names
 
     def overlaid(self, arrays: Mapping[str, Array]) -> "Weights":
-        """Return the same weights with some replaced, for a hypothesis; nothing held is shared."""
+        """Return the weights with some replaced, for a hypothesis; shares no placed tensors."""
         rows = self._rows | {key: ArrayRows(values) for key, values in arrays.items()}
         return Weights(rows, self.holder.budget, self._subject)
 
     def of(self, layer: int | None, role: str) -> Weight:
         """Return the weight of a role in a layer; TensorNotFoundError if there is none."""
         found = self.get_role(layer, role)
-        return self[role_key(layer, role)] if found is None else found  # which says what is there
+        return self[role_key(layer, role)] if found is None else found  # raises, with near names
 
     def get_role(self, layer: int | None, role: str) -> Weight | None:
-        """Return the weight of a role that need not be there (a bias)."""
+        """Return the weight of an optional role (a bias), or None."""
         where = (layer, role)
         if where not in self._roles:
             key = role_key(layer, role)
@@ -241,10 +241,10 @@ class Weights(Mapping[str, Weight]):
         return self._roles[where]
 
     def layer(self, index: int) -> AbstractContextManager[None]:
-        """Stand around the use of a layer.
+        """Return a context manager for the use of a layer.
 
-        Where the stored bytes alone exceed the budget, the next layer's are read ahead, and this
-        one's mapped pages are let go of afterwards.
+        If the stored bytes alone exceed the budget, the next layer is read ahead, and this layer's
+        mapped pages are released afterwards.
         """
         return self._streamed(index) if self._streams else _NOTHING
 
@@ -294,7 +294,7 @@ class Weights(Mapping[str, Weight]):
 def model_weights(model: "Model", budget: int | None = None) -> Weights:
     """Return the handles of an open model's roles.
 
-    `budget` None takes FREE_SHARE of the memory that is free now.
+    `budget` in bytes; None: FREE_SHARE of the memory that is free now.
     """
     rows: dict[str, Rows] = {key: StoredRows(tensor) for key, tensor in model.roles.items()}
     return Weights(rows, free_budget() if budget is None else budget, str(model.path))
@@ -306,7 +306,7 @@ def array_weights(arrays: Mapping[str, Array], budget: int = 1 << 62) -> Weights
 
 
 def free_budget() -> int:
-    """Return FREE_SHARE of the memory the system calls available, 4 GiB where it does not say."""
+    """Return FREE_SHARE of the available memory in bytes; 4 GiB if the system does not tell."""
     try:
         with open("/proc/meminfo") as lines:
             for line in lines:

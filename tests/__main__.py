@@ -4,8 +4,8 @@
     python -m tests --fast        without mypy and the slow tests; needs no torch
     python -m tests --everything  all combinations, then every parser fuzzed and every writer killed
 
-Other arguments go to pytest. Exits non-zero if any step fails; every step runs all the same, so
-that one run shows everything that is wrong.
+Other arguments go to pytest. Exits non-zero if any step fails; the other steps still run, so that
+one run shows everything that is wrong.
 """
 
 import importlib.util

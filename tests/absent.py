@@ -1,8 +1,8 @@
 """A library of the test extra that is not installed makes its tests NOT-RUN, not failures.
 
-`conftest.py` imports the hooks. Only an import that a test itself makes counts, by whatever
-library: the product has to say what it lacks in its own words. Tests that run a backend of that
-library through the product stand in `RUN`.
+`conftest.py` imports the hooks. Only an import in the test itself, or in a library it uses, counts:
+the product has to report a missing library itself. Tests that run a backend of such a library
+through the product are listed in `RUN`.
 """
 
 import importlib.util
@@ -79,7 +79,7 @@ def _cause(error: BaseException | None) -> BaseException | None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: "pytest.CallInfo[None]"
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Turn a test that imports a library it has not into one that is NOT-RUN."""
+    """Turn a test that imports a missing library into one that is NOT-RUN."""
     report = yield
     name = absent(call.excinfo.value) if call.excinfo is not None else ""
     if report.outcome == "failed" and name:

@@ -24,7 +24,7 @@ settings.load_profile("project")
 ROOT = Path(__file__).resolve().parent.parent
 
 
-# What takes long: hostile files one by one, kills, examples and pages, builds, mutated copies.
+# Slow tests: hostile files one by one, kills, examples and pages, builds, mutated copies.
 SLOW = (
     "tests/fuzz/", "tests/robustness/", "tests/docs/", "tests/mutations/", "tests/benchmarks/",
     "tests/formats/test_atomic_", "tests/cli/test_damage.py", "tests/cli/test_set.py",

@@ -32,7 +32,7 @@ class Row:
 
 
 def rows(page: str) -> list[Row]:
-    """Return the table of the page; ValueError for a row that is none."""
+    """Return the table of the page; ValueError for a malformed row."""
     found = []
     for line in page.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]

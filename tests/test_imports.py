@@ -56,13 +56,13 @@ def test_imports_go_one_way(package: str) -> None:
 
 # --- every module, imports inside functions and "module:name" strings included ------------------
 
-# Tables whose rows name the modules they are made of: a row is no import of the table's module.
+# Tables whose rows name modules: such a row does not count as an import by the table's module.
 TABLES = {
     "ARCHS": "aprfmt.arch", "CODECS": "aprfmt.codecs", "FORMATS": "aprfmt.formats",
     "BACKENDS": "aprfmt.inference.backends", "ENGINES": "aprfmt.inference.engines",
     "CHECKS": "aprfmt.checks.table", "COMMANDS": "aprfmt.cli.main",
 }  # fmt: skip
-# Who may import by name: the loader of rows, the commands' table, and optional GPU libraries.
+# Modules that may import by name: the loader of rows, the commands' table, optional GPU libraries.
 BY_NAME = {
     "aprfmt.base.registry", "aprfmt.cli.main", "aprfmt.inference.fast.cuda.gemm",
     "aprfmt.inference.fast.cuda.loader",

@@ -1,4 +1,4 @@
-"""Rows that other packages offer: behind ours, and never in their place."""
+"""Rows that other packages offer come after ours and never replace them."""
 
 from importlib import metadata
 from typing import Any

@@ -51,7 +51,7 @@ def test_wheel_holds_every_module_and_the_demo_model(tmp_path: Path) -> None:
         [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation",
          "--disable-pip-version-check", "-q", "-w", str(tmp_path), str(tree)],
         check=True, capture_output=True,
-        # Without a compiler: the optional extension takes a minute and is no part of this test.
+        # Without a compiler: the optional extension takes a minute and is not tested here.
         env={**os.environ, "CC": "false"},
     )  # fmt: skip
     names = set(zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist())

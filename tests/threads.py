@@ -1,4 +1,4 @@
-"""One thread: tiny products gain nothing from more, and lose much on a busy machine."""
+"""One thread: more do not speed up tiny products, and slow them on a busy machine."""
 
 from importlib.util import find_spec
 
@@ -18,4 +18,4 @@ def one_thread() -> None:
     try:
         blas.set_threads(1)
     except BackendUnavailableError:
-        pass  # numpy's BLAS cannot be told; the tests hold all the same
+        pass  # numpy's BLAS has no such setting; the tests pass without it, too

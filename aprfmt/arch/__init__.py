@@ -1,4 +1,4 @@
-"""Architectures as tables: found by name, each in a file of its family."""
+"""Architectures as tables: looked up by name, one file per family."""
 
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
@@ -56,15 +56,15 @@ def find_arch(
     roles: Collection[str] = (),
     values: Mapping[str, Value] | None = None,
 ) -> "ArchSpec":
-    """Return the architecture that goes by a name in a style ("hf", "gguf", "apr").
+    """Return the architecture with a given name in a style ("hf", "gguf", "apr").
 
-    Where several do (GGUF's `llama` is llama, mistral or mixtral), the stored tensor names in
-    `roles` and the metadata in `values` decide. Raises ArchError for an unknown name, with near
-    ones: an unknown architecture is never taken for another.
+    Where several share the name (GGUF's `llama` is llama, mistral or mixtral), the stored tensor
+    names in `roles` and the metadata in `values` decide. Raises ArchError for an unknown name and
+    lists similar names; it never guesses one of them.
     """
     specs = [ARCHS[arch] for arch in ARCHS.own]
     candidates = [spec for spec in specs if name in spec.called.get(style, ())]
-    if not candidates:  # third parties' tables are looked at only where none of ours fits
+    if not candidates:  # other packages' tables are read only if no built-in one fits
         specs = [ARCHS[arch] for arch in ARCHS]
         candidates = [spec for spec in specs if name in spec.called.get(style, ())]
     shown = [spec for spec in candidates if spec.evidence and spec.evidence(roles, values or {})]

@@ -30,12 +30,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What the tables made of a file's names.
+    """A file's tensor names sorted by the tables.
 
     `groups` come in execution order. `derived` are tensors that hold hyperparameters, `buffers`
-    such as are computed or belong to training only; `unbound` are names nothing claims.
-    `incomplete` says, by role key, which stored names a role lacks of which others are there
-    (those are in `unbound`).
+    tensors that are computed or belong to training only; `unbound` are names that no table knows.
+    `incomplete` has the roles of which only some stored tensors exist: role key -> the missing
+    names (the existing ones are in `unbound`).
     """
 
     groups: tuple[Group, ...]
@@ -64,8 +64,8 @@ class Order:
 def bind(spec: ArchSpec, style: str, names: Iterable[str]) -> Bound:
     """Sort stored names into the groups of a style.
 
-    All bindings are tried; where two offer a role the earlier one has it and the other's names
-    stay unbound. Raises ArchError where two names spell the same tensor.
+    All bindings are tried; if two of them offer a role, the earlier one gets it and the names of
+    the later one stay unbound. Raises ArchError if two names mean the same tensor.
     """
     bindings = spec.bindings.get(style, ())
     index = NameIndex(
@@ -116,7 +116,7 @@ def bind(spec: ArchSpec, style: str, names: Iterable[str]) -> Bound:
 def _stored_names(
     binding: Binding, layer: int | None, found: Mapping[int, Mapping[int, str]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the stored names of a group in order, and the first few that are not there."""
+    """Return the stored names of a group in order, and the first few missing ones."""
     stored: list[str] = []
     lacking: list[str] = []
     last = max(element for names in found.values() for element in names)
@@ -133,10 +133,10 @@ def _stored_names(
 
 
 def without_partial(bound: Bound, hp: Mapping[str, Value]) -> Bound:
-    """Return the groups that have as many stored tensors as the hyperparameters count.
+    """Return `bound` with groups that have fewer stored tensors than `hp` asks for as incomplete.
 
-    Names alone do not say that the last experts of a stack are gone. Their roles are incomplete
-    then, like those that lack one in between; a stack of too many stays, for its step to refuse.
+    Names alone do not show that the last experts of a stack are missing. A stack with too many
+    tensors stays: its layout step raises.
     """
     partial = {}
     for group in bound.groups:
@@ -156,10 +156,10 @@ def without_partial(bound: Bound, hp: Mapping[str, Value]) -> Bound:
 
 
 def of_packed(bound: Bound, packed: Set[str]) -> Bound:
-    """Return the groups with the weights in `packed` (stored names) bound as packed ones are.
+    """Return `bound` with the weights in `packed` (stored names) bound without transposition.
 
-    Quantizers store a weight's rows as its outputs, also where the plain one stands the other way
-    round (gpt2's Conv1D). Source: transformers' bitsandbytes integration, which turns it first.
+    Packed weights are stored as [out, in], also where the plain weight is [in, out] (gpt2's
+    Conv1D). Source: transformers' bitsandbytes integration, which transposes before packing.
     """
     groups = tuple(
         replace(group, binding=packed_binding(group.binding))
@@ -171,7 +171,7 @@ def of_packed(bound: Bound, packed: Set[str]) -> Bound:
 
 
 def packed_binding(binding: Binding) -> Binding:
-    """Return a binding as it is for packed weights: rows are outputs."""
+    """Return the binding for packed weights, which are stored as [out, in]."""
     steps = tuple(step for step in binding.steps if not isinstance(step, Transposed))
     return replace(binding, steps=steps)
 
@@ -179,8 +179,8 @@ def packed_binding(binding: Binding) -> Binding:
 def known_shapes(bound: Bound, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     """Return logical shapes by role key as far as they follow without hyperparameters.
 
-    `shapes` are the stored ones by name. A role whose steps need sizes gets `()`: it is there,
-    its shape not yet known.
+    `shapes` are the stored shapes by name. A role whose steps need hyperparameters gets `()`: it
+    exists, but its shape is not known yet.
     """
     known: dict[str, Shape] = {}
     for group in bound.groups:
@@ -195,7 +195,7 @@ def known_shapes(bound: Bound, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
 def logical_shapes(
     binding: Binding, stored: Sequence[Shape], hp: Mapping[str, Value]
 ) -> list[Shape]:
-    """Return the shapes after a binding's steps; ArchError where they do not fit."""
+    """Return the shapes after a binding's steps; ArchError if a step cannot take its input."""
     shapes = [tuple(shape) for shape in stored]
     for step in binding.steps:
         shapes = step.shapes(shapes, hp)
@@ -207,8 +207,8 @@ def groups_for(
 ) -> list[Group]:
     """Return the stored tensors that hold these role keys in a style, in execution order.
 
-    Each role goes to the first binding all of whose roles are asked for. Raises ArchError naming
-    the roles the style has no name for.
+    Each role goes to the first binding whose roles are all in `roles`. Raises ArchError listing
+    the roles that have no name in this style.
     """
     bindings = spec.bindings.get(style, ())
     wanted = set(roles)

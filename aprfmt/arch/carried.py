@@ -1,4 +1,4 @@
-"""Hyperparameters our own files carry beside the format's keys, checked before they are believed.
+"""Hyperparameters that our own files carry beside the format's keys; each is checked when read.
 
 `aprfmt.hyper.NAME` holds a JSON text: the value itself, lists with one boolean a layer, or the
 normal form of rope_scaling (rope.py).
@@ -45,10 +45,10 @@ SCALINGS: Mapping[str, tuple[str, ...]] = {
 def carried(
     facts: Facts, name: str, usual: Value, settled: Mapping[str, Value]
 ) -> tuple[Value, str] | None:
-    """Return the value a file of ours carries for a hyperparameter, and its key.
+    """Return the carried value of a hyperparameter and its key; None if the file carries none.
 
-    `usual` is what the value would be without it, and gives its type. Raises ArchError for a
-    value that is none of the hyperparameter's.
+    `usual` is the value the hyperparameter would have otherwise; it gives the expected type.
+    Raises ArchError for a value the hyperparameter cannot have.
     """
     found = facts.first(CARRIED + name) if facts.style in STYLES else None
     if found is None:

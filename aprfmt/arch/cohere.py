@@ -38,7 +38,7 @@ COHERE = ArchSpec(
         rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
         rules.tied_embeddings(True),
         *rules.attention_biases(),
-        # llama.cpp has no key for them: it insists on them from 64 layers on.
+        # GGUF has no key for q/k-norms: llama.cpp requires them in models with 64 or more layers.
         replace(
             rules.qk_norm(False, "use_qk_norm"),
             default_in={"gguf": lambda hp: hp["n_layers"] >= 64},
@@ -60,6 +60,6 @@ COHERE = ArchSpec(
         norm="layer", norm_cast="after_weight", qk_norm="head_layer", rope_cast="table_and_result"
     ),
     lost=(*losses.common_losses(), losses.ONE_BIAS_KEY),
-    # The converter takes model_max_length for the context; nothing is computed from it.
+    # llama.cpp's converter writes model_max_length as the context length; the pass does not use it.
     ignored=frozenset({"model_max_length"}),
 )

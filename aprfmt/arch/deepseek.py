@@ -92,7 +92,7 @@ _LOST = (
         "llama.cpp uses one epsilon for all norms, transformers 1e-6 on the compressed vectors",
     ),
 )
-# What follows from the other sizes, or describes attention on the compressed vectors.
+# Keys that follow from other sizes, or that describe attention on the compressed vectors.
 _DERIVED_KEYS = frozenset(
     """head_dim qk_head_dim num_key_value_heads num_kv_heads attention.head_count_kv
     attention.key_length attention.value_length""".split()
@@ -123,7 +123,7 @@ _SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's llama_expert_gating_func_type
 
 
 def _gguf_router(facts: Facts, number: int) -> str:
-    """Return the key that states the scores' function; ArchError for another function."""
+    """Return the key that names the router's score function; ArchError unless it is `number`."""
     found = facts.first(_GATING)
     if found is not None and found[0] not in (0, number):
         raise ArchError(f"{found[1]}: is {found[0]!r}; expected {number} for this architecture")

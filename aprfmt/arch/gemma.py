@@ -1,4 +1,4 @@
-"""gemma 1 and what its successors share: (1 + w) norms, scaled embeddings, tanh-gelu gates.
+"""gemma 1, and what gemma 2 and 3 share with it: (1 + w) norms, scaled embeddings, tanh-gelu gates.
 
 GGUF stores every norm weight with the 1 added. Source: docs/architectures.md; the converter's
 gemma.py; llama.cpp's gemma graphs.
@@ -51,7 +51,7 @@ GEMMA = ArchSpec(
     hyper=rules.hyper_table(
         rules.head_dim(256),
         rules.context_length(8192),
-        # `gelu` in gemma 1 is an old name of the tanh form.
+        # In gemma 1 configs `gelu` means the tanh form.
         rules.activation("gelu_tanh", names={"gelu": "gelu_tanh"}),
         rules.tied_embeddings(True),
         *rules.attention_biases(),

@@ -1,6 +1,6 @@
-"""gemma 2: four norms a layer, softcaps, every other layer windowed, a scale of its own.
+"""gemma 2: four norms per layer, softcaps, every other layer windowed, its own attention scale.
 
-llama.cpp knows the scale from the layer count, not from a key. Source: docs/architectures.md;
+llama.cpp derives the scale from the layer count, not from a key. Source: docs/architectures.md;
 llama.cpp's gemma2.cpp.
 """
 
@@ -15,22 +15,22 @@ from aprfmt.arch.window import Window, period, window_rules
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
-SCALAR = 256  # transformers' query_pre_attn_scalar where the config gives none
+SCALAR = 256  # transformers' default of query_pre_attn_scalar
 LARGEST = 46  # layers of the 27B model, whose scale follows from hidden_size / n_heads
 
 
 def four_norms(names: Collection[str]) -> bool:
-    """Say whether tensor names show norms after attention and MLP too."""
+    """Say whether tensor names include norms after attention and after the MLP."""
     return any("pre_feedforward_layernorm" in name or "post_ffw_norm" in name for name in names)
 
 
 def qk_norms(names: Collection[str]) -> bool:
-    """Say whether tensor names show q/k-norms."""
+    """Say whether tensor names include q/k-norms."""
     return any("q_norm" in name for name in names)
 
 
 def derived_scale(largest: int) -> Callable[[Params], float]:
-    """Return llama.cpp's rule: 1/sqrt(head_dim), but by hidden_size/n_heads in the 27B model."""
+    """Return llama.cpp's rule: 1/sqrt(head_dim), in the 27B model 1/sqrt(hidden_size/n_heads)."""
 
     def scale(hp: Params) -> float:
         size = hp["head_dim"]
@@ -62,7 +62,7 @@ def query_scale(largest: int) -> HyperRule:
 
 
 def derived_scale_loss(largest: int) -> Loss:
-    """Return the loss of a scale that differs from llama.cpp's rule."""
+    """Return the loss for an attention scale that differs from llama.cpp's rule."""
     assumed = derived_scale(largest)
     return Loss(
         "gguf",
@@ -75,13 +75,13 @@ def derived_scale_loss(largest: int) -> Loss:
 
 
 def softcap(name: str, hf: str, gguf: str, default: float | None) -> HyperRule:
-    """Return the rule for a softcap; null in config.json means none."""
+    """Return the rule for a softcap; null in config.json means no softcap."""
     keys = {"hf": (hf,), "gguf": (f"{{arch}}.{gguf}",)}
     return HyperRule(name, keys, "float", default, null_in=("hf",))
 
 
 def pattern_loss(every: int) -> Loss:
-    """Return the loss of a window pattern other than llama.cpp's period."""
+    """Return the loss for a window pattern that differs from llama.cpp's fixed period."""
     usual = period(every)
     return Loss(
         "gguf",

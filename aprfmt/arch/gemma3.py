@@ -1,6 +1,6 @@
-"""gemma 3 (text): q/k-norms, five windowed layers to one, two rope bases, no score cap.
+"""gemma 3 (text): q/k-norms, five windowed layers per full one, two rope bases, no score cap.
 
-The windowed layers rotate by a base of their own, unscaled. Source: docs/architectures.md;
+Windowed layers use their own rope base, without scaling. Source: docs/architectures.md;
 llama.cpp's gemma3.cpp.
 """
 
@@ -31,13 +31,13 @@ LOCAL_THETA = 10000.0
 
 
 def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> Layers:
-    """Leave every sixth layer unwindowed, or each that sliding_window_pattern (old key) says."""
+    """Window all layers but every sixth; the old key sliding_window_pattern may change that."""
     found = None if facts is None else facts.first("sliding_window_pattern")
     return period(6 if found is None else whole_number(*found, 1))(facts, hp)
 
 
 def _no_score_cap(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
-    """Say where a file states a cap on the scores: its modules hold the number and never use it."""
+    """Warn if a file states a cap on the scores: transformers never uses the number."""
     found = facts.first("attn_logit_softcapping", "{arch}.attn_logit_softcapping")
     if found is None:
         return ""
@@ -69,7 +69,7 @@ GEMMA3 = ArchSpec(
         "apr": ("gemma3", "gemma"),
     },
     hyper=rules.hyper_table(
-        # Multimodal checkpoints leave out whatever is transformers' default.
+        # Multimodal checkpoints leave out keys whose value is transformers' default.
         rules.hidden_size(2304),
         rules.n_layers(26),
         rules.n_heads(8),

@@ -1,8 +1,8 @@
 """Hyperparameters read from any key style by the rule tables, and written back.
 
-Every key of the file ends in the report as read, ignored or unknown, and every value knows where
-it comes from. What a style cannot say in its own keys is written as `aprfmt.hyper.NAME` (a JSON
-text), which `write_hyper` finds out by reading back what it wrote.
+The report lists every key of the file as read, ignored or unknown, and every value records its
+origin. `write_hyper` reads back what it wrote; a value that comes back different is also written
+as `aprfmt.hyper.NAME` (a JSON text).
 """
 
 import json
@@ -43,12 +43,13 @@ _ORIGINS: Mapping[str, Origin] = {"hf": "config", "gguf": "metadata", "apr": "me
 
 @dataclass(frozen=True)
 class KeyReport:
-    """What became of a file's keys.
+    """How a file's keys were used.
 
-    `read`: key -> the hyperparameter it gave. `defaulted`: hyperparameters this style could have
-    said and did not. `ignored`: keys known not to change the forward pass; `unknown`: the rest.
-    `conflicts` and `warnings` are sentences. `demanded`: what keys, or else the table's defaults,
-    say of parts that the tensors show; what they show is in the hyperparameters.
+    `read`: key -> the hyperparameter it gave. `defaulted`: hyperparameters that this style has a
+    key for, but the file does not use it. `ignored`: keys known not to change the forward pass;
+    `unknown`: the rest. `conflicts` and `warnings` are sentences. `demanded`: for parts whose
+    presence tensors show (biases, norms), whether keys or table defaults require them; whether
+    they are present is in the hyperparameters.
     """
 
     read: Mapping[str, str]
@@ -61,7 +62,7 @@ class KeyReport:
 
 
 def checked(rule: HyperRule, value: Value, key: str) -> Value:
-    """Return a value of the rule's kind; ArchError for another."""
+    """Return `value` converted to the rule's kind; ArchError if it is not of that kind."""
     if value is not None and rule.kind in ("size", "int"):
         return whole(value, key, 1 if rule.kind == "size" else 0, rule.high)
     check = _KINDS.get(rule.kind)
@@ -81,8 +82,8 @@ def read_hyper(
 ) -> tuple[HyperParams, KeyReport]:
     """Read every hyperparameter of an architecture's table, in one key style.
 
-    `subject` (a path) begins every message. With `complete=False` what the style does not say and
-    no default gives is left out; else that is an ArchError, as is every value of a wrong kind.
+    `subject` (a path) begins every message. A value of a wrong kind raises ArchError, as does a
+    hyperparameter without a value and without a default; `complete=False` leaves the latter out.
     """
     reader = _Reader(spec, facts, subject)
     for rule in spec.hyper:
@@ -128,7 +129,7 @@ class _Reader:
         self.live = Live(self.rows)
 
     def settle(self, rule: HyperRule) -> HyperParam | None:
-        """Return the value of one rule with its origin; None where nothing gives one."""
+        """Return the value of one rule with its origin; None without a key and a default."""
         kept, stated = self._carried(rule), self._stated(rule)
         if rule.present or rule.absent:
             self._demand(rule, kept or stated)
@@ -144,7 +145,7 @@ class _Reader:
         return found
 
     def _demand(self, rule: HyperRule, said: HyperParam | None) -> None:
-        """Note what must be there of a part whose presence the tensors show."""
+        """Record whether keys or defaults require a part whose presence the tensors show."""
         if said is None and self.facts.style not in rule.shown_in:
             said = self._default(rule)
         if said is not None:
@@ -160,7 +161,7 @@ class _Reader:
         return HyperParam(_frozen(value), _ORIGINS[self.facts.style], found[1])
 
     def _stated(self, rule: HyperRule) -> HyperParam | None:
-        """Return what the keys of this style say."""
+        """Return the value that the keys of this style give, or None."""
         style = self.facts.style
         if style in rule.read:
             found = rule.read[style](self.facts, self.live)
@@ -178,7 +179,7 @@ class _Reader:
         return HyperParam(_frozen(value), origin, key)
 
     def _undo_rounding(self, rule: HyperRule, value: float) -> float:
-        """Return the number a float32 was made from: the default, or the shortest decimal."""
+        """Return the decimal a float32 was rounded from: the default, or else the shortest."""
         default = self._default(rule)
         if default is not None and isinstance(default.value, float):
             if single(default.value) == value:
@@ -186,7 +187,7 @@ class _Reader:
         return shortest(value)
 
     def _against_tensors(self, rule: HyperRule, found: HyperParam | None) -> HyperParam | None:
-        """Let the tensors decide what they show; report where the keys say otherwise."""
+        """Return the value the tensors show, if they show one; report keys that contradict it."""
         if not self.facts.shapes:
             return found
         actual: Value = None
@@ -219,7 +220,7 @@ class _Reader:
         return HyperParam(checked(rule, default, f"{rule.name} (computed)"), "default")
 
     def report(self) -> KeyReport:
-        """Sort what is left of the keys and word the warnings."""
+        """Sort the remaining keys into ignored and unknown, and write the warnings."""
         style, arch_key = self.facts.style, self.facts.arch_key
         keys = KNOWN.get(style)
         left = [key for key in self.watched.unseen() if keys is None or keys.counts(key, arch_key)]
@@ -243,7 +244,7 @@ class _Reader:
         )
 
     def _assumptions(self) -> Iterator[str]:
-        """Word what a foreign file does not say and the other side decides by a rule."""
+        """Yield a warning for each value that a foreign file leaves to its readers' rules."""
         for loss in self.spec.lost:
             row = self.rows.get(loss.name)
             if loss.assumed and loss.style == self.facts.style and row and row.origin == "default":
@@ -258,7 +259,7 @@ def _shown(value: Value) -> str:
 
 
 def _bare(key: str, arch_key: str) -> str:
-    """Return a key without architecture prefix or the object it is nested in."""
+    """Return a key without the architecture's prefix and without the object it is nested in."""
     return key.removeprefix(f"{arch_key}.").removeprefix("text_config.")
 
 
@@ -277,7 +278,7 @@ def _frozen(value: Value) -> Value:
 def write_hyper(
     spec: ArchSpec, hp: HyperParams, style: str, *, complete: bool = True
 ) -> dict[str, Value]:
-    """Return the keys and values that say the hyperparameters in a style.
+    """Return the keys and values that express the hyperparameters in a style.
 
     "gguf": full keys; whole numbers are meant as uint32, floats as float32, lists of booleans as
     such. "hf": the content of a config.json that transformers 4 and 5 load, `model_type` and
@@ -340,7 +341,7 @@ class _Values:
 def derived_tensors(
     spec: ArchSpec, hp: Mapping[str, Value], style: str
 ) -> dict[str, tuple[float, ...]]:
-    """Return the one-dimensional F32 tensors that say hyperparameters in a style, by name."""
+    """Return the values of the 1-D F32 tensors that hold hyperparameters in a style, by name."""
     made = {row.name(style): row.make(hp) for row in spec.derived}
     return {name: tuple(values) for name, values in made.items() if name and values is not None}
 
@@ -348,9 +349,10 @@ def derived_tensors(
 def unsaid(
     spec: ArchSpec, hp: HyperParams, style: str, written: Mapping[str, Value] | None = None
 ) -> tuple[str, ...]:
-    """Return the hyperparameters a reader of the style's own keys would get differently.
+    """Return the hyperparameters that the style's own keys do not give back with the same value.
 
-    Numbers count as equal up to float32 rounding; presence of tensors is not the keys' business.
+    Numbers count as equal up to float32 rounding. Hyperparameters read from the presence of
+    tensors are not compared.
     """
     if written is None:
         written = write_hyper(spec, hp, style, complete=False)
@@ -375,5 +377,5 @@ def _round(value: Value) -> Value:
 
 
 def losses(spec: ArchSpec, hp: Mapping[str, Value], style: str) -> list[Loss]:
-    """Return the losses that writing this model in a style has for other readers."""
+    """Return what other readers will get wrong if this model is written in a style."""
     return [loss for loss in spec.lost if loss.style == style and loss.applies(hp)]

@@ -1,6 +1,6 @@
-"""Layout steps between several tensors: one holds many, or many make one.
+"""Layout steps between several tensors: one stored tensor holds several, or several make one.
 
-See steps.py for what a step is. Moves are runs of elements; interleaved rows give one run each.
+steps.py explains steps. Moves are runs of elements; interleaved rows give one run each.
 """
 
 import math
@@ -19,8 +19,8 @@ from aprfmt.errors import ArchError
 class Split:
     """One stored tensor holds several logical ones along an axis.
 
-    One after the other (fused qkv, phi3's gate_up), or with `interleaved` taking turns (gpt-oss:
-    even rows gate, odd up). `sizes` are size expressions, one for each logical tensor.
+    One after the other (fused qkv, phi3's gate_up), or alternating with `interleaved` (gpt-oss:
+    even rows are gate, odd rows up). `sizes` are size expressions, one for each logical tensor.
     """
 
     sizes: tuple[str, ...]
@@ -62,7 +62,7 @@ class Split:
         return [whole]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """One run a part and outer index; interleaved: one a row."""
+        """One run per part and outer index; interleaved: one per row."""
         shape = only(stored, self)
         parts = self._parts(shape, hp)
         outer, inner = math.prod(shape[: self.axis]), math.prod(shape[self.axis + 1 :])
@@ -110,7 +110,8 @@ class Split:
 class Stacked:
     """`count` stored tensors of one shape are one logical tensor with a leading axis.
 
-    Experts of a layer, and stablelm's norms of each head; `count` names the hyperparameter.
+    Used for the experts of a layer and for stablelm's norms per head. `count` is the name of the
+    hyperparameter that counts them.
     """
 
     count: str

@@ -1,4 +1,4 @@
-"""What each key style has around the hyperparameters: keys that say nothing about them.
+"""The keys of each style that are not hyperparameters.
 
 A key that is neither read by a rule nor listed here is reported as unknown, never dropped.
 """
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class KeyStyle:
     """One key style.
 
-    `counts(key, arch_key)`: does the key concern the architecture at all. `heads(spec, hp)`: the
-    keys that name the architecture. `nested`: values may stand below `text_config`.
+    `counts(key, arch_key)`: whether the key concerns the architecture at all. `heads(spec, hp)`:
+    the keys that name the architecture. `nested`: values may be inside `text_config`.
     """
 
     counts: Callable[[str, str], bool]
@@ -45,8 +45,8 @@ def _apr_heads(spec: "ArchSpec", hp: "HyperParams") -> Mapping[str, Value]:
     }
 
 
-# The typed keys of APR that are not hyperparameters, and the custom keys with a meaning of their
-# own, as the reference writer (aprender) names them; whole families by prefix.
+# The typed keys of APR that are not hyperparameters, and custom keys that the reference writer
+# (aprender) uses; families of keys by prefix.
 _APR_OTHER = frozenset(
     """model_type name description author license data_source data_license version source
     original_format created_at total_size param_count quantization sharding chat_template

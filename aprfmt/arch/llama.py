@@ -1,4 +1,4 @@
-"""llama, mistral and mixtral: the base case, with windows, with experts.
+"""llama (the base case), mistral (with windows) and mixtral (with experts).
 
 GGUF calls all three `llama` and has Q and K in adjacent pairs. Source: docs/architectures.md.
 """
@@ -15,7 +15,7 @@ from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
 from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.base.protocols import Value
 
-# Old checkpoints store what the rotary module computes.
+# Old checkpoints store inverse frequencies, which the rotary module computes.
 BUFFERS = {"hf": (LAYER + "self_attn.rotary_emb.inv_freq",)}
 
 _BEFORE, _AFTER = whole()
@@ -115,7 +115,7 @@ _MIXTRAL_TENSORS, _MIXTRAL_BINDINGS = tables(
     hf_first=_EXPERT_BINDINGS,
     # transformers 5 calls the module `mlp` in memory.
     hf_more=(Binding((LAYER + "mlp.gate.weight",), ("ffn_gate_inp.weight",)), *FUSED),
-    # The first mixtral files have one tensor an expert.
+    # The first mixtral GGUF files have one tensor per expert.
     gguf_more=tuple(
         Binding(
             (f"blk.{{L}}.ffn_{name}.{{E}}.weight",),

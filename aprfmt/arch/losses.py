@@ -1,4 +1,4 @@
-"""What GGUF or config.json cannot say for most architectures, and what the other side assumes."""
+"""What GGUF or config.json cannot express for most architectures, and what their readers assume."""
 
 from collections.abc import Callable, Mapping
 
@@ -21,9 +21,9 @@ WHOLE_HEADS = Loss(
 
 
 def common_losses(activation: str = "silu", *, partial: bool = False) -> tuple[Loss, ...]:
-    """Return what no architecture can say in GGUF, or in config.json.
+    """Return the losses that most architectures share.
 
-    `partial`: config.json can say that a part of a head is rotated, or none.
+    `partial`: config.json has a key for rotating a part of each head only.
     """
     return (
         *(() if partial else (WHOLE_HEADS,)),

@@ -1,7 +1,7 @@
 """Hyperparameter rules of compressed attention (MLA) and deepseek's experts.
 
-In GGUF the head counts and lengths describe attention on the compressed vectors; those of the
-heads stand in `..._mla` keys (older files have only the latter, under the plain keys). Source:
+In GGUF the head counts and lengths describe attention on the compressed vectors; the lengths of
+the heads are in `..._mla` keys (older files have only these, under the plain keys). Source:
 docs/architectures.md; the converter's deepseek.py; llama.cpp's deepseek2.cpp.
 """
 
@@ -32,7 +32,7 @@ def _hf_head_dim(facts: Facts, hp: Params) -> Found:
 
 
 def _write_lengths(value: Value, hp: Params) -> Params:
-    """Write the lengths of attention on compressed vectors beside those of the heads."""
+    """Write the lengths of the compressed vectors and, in `..._mla` keys, those of the heads."""
     rank = hp["kv_lora_rank"]
     return {
         "{arch}.attention.key_length": rank + hp["qk_rope_head_dim"],
@@ -48,7 +48,7 @@ def _write_shared(value: Value, hp: Params) -> int:
 
 
 def _shared(key: str) -> HyperRule:
-    """Return the rule for shared experts, counted in the file and one wide MLP here."""
+    """Return the rule for the shared experts' joint width; the file gives their number."""
 
     def read(*keys: str) -> Read:
         def shared(facts: Facts, hp: Params) -> Found:
@@ -72,7 +72,7 @@ def _shared(key: str) -> HyperRule:
 
 
 def dense_first(hf_default: int) -> HyperRule:
-    """Return the rule for moe_layers: all but the first few."""
+    """Return the rule for moe_layers: all layers except the first few."""
 
     def read(*keys: str) -> Read:
         def layers(facts: Facts, hp: Params) -> Found:
@@ -106,15 +106,15 @@ def _scale(hp: Params) -> float:
 
 
 def groups(name: str, hf: str, gguf: str, default: int) -> HyperRule:
-    """Return a rule for groups of experts; none means one."""
+    """Return a rule for groups of experts; an absent key means one group."""
     return rules.size(name, hf, gguf, default=1, hf_default=default)
 
 
 def mla_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
-    """Return the whole table, with what v2 and v3 share overridden by what they do not."""
+    """Return the table that v2 and v3 share, with `overrides` in place of the rows that differ."""
     # Long: one table.
     return rules.hyper_table(
-        # Grouped queries have no meaning here: every head has its own part of kv_b.
+        # Key heads are not shared in MLA: every head has its own part of kv_b.
         HyperRule(
             "n_kv_heads",
             {"apr": ("num_kv_heads",)},

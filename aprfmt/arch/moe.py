@@ -1,4 +1,4 @@
-"""Rules for mixtures of experts; a family's table overrides what differs."""
+"""Rules for mixtures of experts; a family's table overrides the rules that differ."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ MAX_EXPERTS = 1 << 16
 def counts(
     experts: int, used: int, hf: str = "num_experts num_local_experts"
 ) -> tuple[HyperRule, HyperRule]:
-    """Return the rules for how many experts there are and how many a token takes."""
+    """Return the rules for the number of experts and for how many of them each token uses."""
     return (
         size(
             "n_experts", hf, "expert_count", "num_experts",
@@ -30,7 +30,7 @@ def counts(
 
 
 def expert_size(hf: str = "moe_intermediate_size", hf_default: Any = None) -> HyperRule:
-    """Return the rule for the inner width of an expert; a GGUF without it means ffn_size."""
+    """Return the rule for the inner width of an expert; without a key a GGUF means ffn_size."""
     return size(
         "moe_ffn_size", hf, "expert_feed_forward_length", "moe_intermediate_size",
         default=lambda hp: hp["ffn_size"], hf_default=hf_default,
@@ -60,7 +60,7 @@ def sparse_layers() -> HyperRule:
 
 
 def norm_topk(default: bool, gguf: bool | None = None) -> HyperRule:
-    """Return the rule for renormalised weights; `gguf`: what llama.cpp always does, if it does."""
+    """Return the rule for renormalising weights; `gguf`: llama.cpp's fixed choice, if any."""
     keys = {"hf": ("norm_topk_prob",)}
     if gguf is None:
         keys["gguf"] = ("{arch}.expert_weights_norm",)
@@ -69,12 +69,12 @@ def norm_topk(default: bool, gguf: bool | None = None) -> HyperRule:
 
 
 def router(kind: str) -> HyperRule:
-    """Return the rule for a routing no key can change."""
+    """Return the rule for a fixed routing, which no key changes."""
     return fixed("router", kind)
 
 
 def norm_topk_loss(gguf: bool) -> Loss:
-    """Return the loss where llama.cpp renormalises always, or never."""
+    """Return the loss for the case that llama.cpp always (`gguf`) or never renormalises."""
     return Loss(
         "gguf",
         "norm_topk",

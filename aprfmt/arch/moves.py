@@ -1,4 +1,4 @@
-"""Lists of moves: which runs of elements a tensor is made of, chained and turned around.
+"""Lists of moves: the runs of elements a tensor is made of; how to chain and to invert them.
 
 A list of moves describes one output; `list[list[Move]]` one list for each output of a step. All
 positions count elements of row-major order.
@@ -29,9 +29,9 @@ def merged(moves: Sequence[Move]) -> list[Move]:
 
 
 def compose(outer: Sequence[Sequence[Move]], inner: Sequence[Sequence[Move]]) -> Moves:
-    """Chain two steps: `outer` reads what `inner` makes; the result reads what `inner` reads.
+    """Chain two steps: `outer` reads the outputs of `inner`, the result reads its inputs.
 
-    Raises ArchError where `outer` reaches beyond an output of `inner`.
+    Raises ArchError if `outer` reads beyond the end of an output of `inner`.
     """
     ends = [list(accumulate(move.count for move in moves)) for moves in inner]
     return [merged([piece for move in moves for piece in _trace(move, inner, ends)])
@@ -39,7 +39,7 @@ def compose(outer: Sequence[Sequence[Move]], inner: Sequence[Sequence[Move]]) ->
 
 
 def _trace(move: Move, inner: Sequence[Sequence[Move]], ends: list[list[int]]) -> list[Move]:
-    """Return the runs of `inner`'s inputs that one run of its outputs is made of."""
+    """Return the runs of `inner`'s inputs that make up one run of its outputs."""
     total = ends[move.source][-1] if move.source < len(ends) and ends[move.source] else 0
     if move.start < 0 or move.start + move.count > total:
         raise ArchError(
@@ -59,7 +59,7 @@ def _trace(move: Move, inner: Sequence[Sequence[Move]], ends: list[list[int]]) -
 
 
 def invert(moves: Sequence[Sequence[Move]], sizes: Sequence[int]) -> Moves:
-    """Turn a step around: what each of its inputs, `sizes` elements long, is made of.
+    """Invert a step: return the runs that each of its inputs (`sizes` elements long) consists of.
 
     Raises ArchError unless the moves take every element of every input exactly once.
     """

@@ -1,7 +1,7 @@
 """Name templates matched both ways: `blk.{L}.attn_q.weight` <-> `blk.3.attn_q.weight`, layer 3.
 
-Matching looks a name up by its shape (numbers replaced by a mark), so it takes time linear in the
-name's length whatever the number of templates.
+A name is looked up with its numbers replaced by a mark, so matching takes time linear in the
+name's length, for any number of templates.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from aprfmt.errors import ArchError
 
 T = TypeVar("T")
 
-# What may stand before the part of a Hugging Face name that says the role; the longest first.
+# Prefixes of Hugging Face names before the part that says the role, the longest first.
 # Early APR files leave `model.` out, the first gpt2 checkpoints `transformer.`, and multimodal
 # checkpoints put the language model below another module.
 PREFIXES: dict[str, tuple[str, ...]] = {
@@ -21,10 +21,11 @@ PREFIXES: dict[str, tuple[str, ...]] = {
     "gguf": (),
 }  # fmt: skip
 
-# Beginnings of tensors that are no part of a model: optimiser state in training checkpoints.
+# Prefixes of tensors that do not belong to the model: optimiser state in training checkpoints.
 NO_MODEL = ("__training__.",)
 
-# Beginnings that betray a style; a name of neither (vision towers, optimiser state) says nothing.
+# Prefixes by which a naming style is recognised. Other names (vision towers, optimiser state) do
+# not count.
 _BETRAYS: dict[str, tuple[str, ...]] = {
     "gguf": ("blk.", "token_embd.", "output_norm.", "output.", "position_embd."),
     "hf": (*PREFIXES["hf"], "layers.", "h.", "embed_tokens.", "wte.", "wpe.", "lm_head.", "norm."),
@@ -32,7 +33,7 @@ _BETRAYS: dict[str, tuple[str, ...]] = {
 
 
 def core(name: str, style: str) -> str:
-    """Return a name without the prefix its style may put before it."""
+    """Return a name without the prefix that its style allows."""
     for prefix in PREFIXES.get(style, ()):
         if name.startswith(prefix):
             return name[len(prefix) :]
@@ -40,12 +41,12 @@ def core(name: str, style: str) -> str:
 
 
 def expand(template: str, layer: int | None = None, element: int | None = None) -> str:
-    """Fill {L} and {E}."""
+    """Fill in {L} (layer) and {E} (element)."""
     return template.replace("{L}", str(layer)).replace("{E}", str(element))
 
 
 def detect_style(names: Iterable[str]) -> str | None:
-    """Return the naming style most names betray, or None where none betrays any."""
+    """Return the naming style of most names ("hf" or "gguf"), or None if no name shows one."""
     votes = dict.fromkeys(_BETRAYS, 0)
     for name in names:
         for style, starts in _BETRAYS.items():
@@ -58,7 +59,7 @@ def detect_style(names: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Match(Generic[T]):
-    """A name that fits a template: what was filed under the template, and its numbers."""
+    """A name that matches a template: the template's value, and the numbers in the name."""
 
     value: T
     layer: int | None
@@ -66,7 +67,7 @@ class Match(Generic[T]):
 
 
 class NameIndex(Generic[T]):
-    """The templates of one style, each with a value; {L} and {E} stand for whole components."""
+    """The templates of one style, each with a value; {L} and {E} match whole dot-components."""
 
     def __init__(self, style: str, rows: Iterable[tuple[str, T]]) -> None:
         self._style = style
@@ -88,7 +89,7 @@ class NameIndex(Generic[T]):
         parts = core(name, self._style).split(".")
         for i, part in enumerate(parts):
             if part.isascii() and part.isdigit():
-                # Numbers are canonical, so that no two names mean the same tensor.
+                # Numbers without leading zeros only, so that no two names mean the same tensor.
                 if len(part) > 6 or (part[0] == "0" and len(part) > 1):
                     return None
                 numbers.append(int(part))

@@ -11,7 +11,7 @@ from aprfmt.arch.rows import KV, Q, Row, attention, norm, plain_mlp, tables, who
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Loss
 
 _BEFORE, _AFTER = whole(final="model.final_layernorm", norm_bias=True, head_bias=True)
-# LayerNorms over each query and key head, one weight for all heads; GGUF has no names for them.
+# LayerNorms of each query and key head, one weight for all heads. GGUF has no names for them.
 _QK_NORMS = tuple(
     Row(f"attn_{x}_norm.{part}", f"self_attn.{x}_layernorm.{part}", ("head_dim",), "qk_norm",
         gguf="")

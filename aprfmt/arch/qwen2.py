@@ -1,4 +1,4 @@
-"""qwen2 and 2.5: llama with biases on q, k, v and windows in the upper layers, if switched on.
+"""qwen2 and 2.5: llama with biases on q, k, v and optional windows in the upper layers.
 
 Source: docs/architectures.md.
 """

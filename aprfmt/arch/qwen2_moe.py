@@ -1,4 +1,4 @@
-"""qwen2-moe: qwen2 with experts, and a shared expert behind a sigmoid gate of its own.
+"""qwen2-moe: qwen2 with experts, and a shared expert that has its own sigmoid gate.
 
 Source: docs/architectures.md; transformers' modeling_qwen2_moe.
 """
@@ -17,7 +17,7 @@ from aprfmt.base.protocols import Value
 EXPERTS, EXPERT_BINDINGS = experts()
 ROUTER = Row("ffn_gate_inp.weight", "mlp.gate.weight", ("n_experts", "hidden_size"), "moe_layers")
 
-# The layers without experts; GGUF has no names for them under these architectures.
+# The MLPs of layers without experts; GGUF has no names for them in these architectures.
 DENSE = tuple(
     Row(f"ffn_{name}.weight", f"mlp.{name}_proj.weight", shape, "!moe_layers", gguf="")
     for name, shape in (

@@ -1,9 +1,9 @@
-"""What a model must have, and what of it is not there: the one judgement of completeness.
+"""Which roles a model must have, and which of them are missing: every caller asks here.
 
-The configuration says what must exist (its keys, or where it is silent the defaults of the
-architecture's table, which are transformers'), the tensors say what does. A role is required where
-the configuration demands it, and where the tensors show that the part it belongs to exists: the
-biases of one layer demand those of all.
+The configuration says what must exist (its keys; for an absent key the default in the
+architecture's table, which is transformers'). The tensors say what does exist. A role is required
+if the configuration requires it, or if tensors show that the part it belongs to exists: biases in
+one layer make the biases of all layers required.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -22,7 +22,7 @@ _NONE: Values = {}
 def needed(
     rule: TensorRule, layer: int | None, hp: Values, demanded: Mapping[str, Value] = _NONE
 ) -> bool:
-    """Say whether the hyperparameters demand a role (in a layer); `demanded` ones win."""
+    """Say whether a role (in a layer) is required; values in `demanded` replace those in `hp`."""
     if rule.needs == "optional":
         return False
     for condition in filter(None, (part.strip() for part in rule.needs.split("&"))):
@@ -38,10 +38,10 @@ def needed(
 def expected_roles(
     spec: ArchSpec, hp: Values, demanded: Mapping[str, Value] = _NONE
 ) -> dict[str, Shape]:
-    """Return every role key that must be there, with its logical shape, in execution order.
+    """Return every required role key with its logical shape, in execution order.
 
-    `hp` has what the tensors show, `demanded` what keys and table say of the same parts
-    (KeyReport.demanded): either is enough.
+    `hp` says which parts the tensors show, `demanded` which parts keys and table require
+    (KeyReport.demanded): a role is required if either says so.
     """
     expected: dict[str, Shape] = {}
     layers = range(size_of("n_layers", hp))
@@ -54,7 +54,7 @@ def expected_roles(
 
 
 def logical_shape(spec: ArchSpec, key: str, hp: Values) -> Shape:
-    """Return the logical shape of a role key; ArchError for a role the table does not have."""
+    """Return the logical shape of a role key; ArchError if the table has no such role."""
     return shape_of(_rule(spec, key).shape, hp)
 
 
@@ -68,12 +68,11 @@ def _rule(spec: ArchSpec, key: str) -> TensorRule:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Which roles are required, and which of them are not there or do not fit.
+    """Which roles are required, and which of them are missing or have a wrong shape.
 
-    `missing` and `accepted` are role keys that are not there; the latter are so on purpose. `vital`
-    are those of both that the forward pass cannot do without: neither is there something to take
-    in their place nor can they be left out. `misshapen` has (role key, found, expected); roles
-    that are not required are held to their shape too.
+    `missing` and `accepted` are role keys of absent tensors; the user or the file accepts the
+    latter. `vital` are those of both without which a forward pass is not possible. `misshapen` has
+    (role key, found shape, expected shape), also for roles that are not required.
     """
 
     required: tuple[str, ...]
@@ -89,12 +88,12 @@ class Coverage:
 
     @property
     def found(self) -> int:
-        """How many of them are there."""
+        """How many of the required roles the file has."""
         return len(self.required) - len(self.missing) - len(self.accepted)
 
 
 def nothing(key: str) -> bool:
-    """Accept the absence of no role."""
+    """Accept no missing role."""
     return False
 
 
@@ -107,8 +106,7 @@ def coverage(
 ) -> Coverage:
     """Compare the roles of a file, with their logical shapes, with what must be there.
 
-    `demanded` is what keys and table say of parts that tensors show; `accept` says of a role key
-    whether it may be missing.
+    `demanded` is as in `expected_roles`; `accept` says whether a role key may be missing.
     """
     expected = expected_roles(spec, hp, demanded)
     absent = [key for key in expected if key not in shapes]
@@ -129,15 +127,16 @@ def coverage(
 
 
 def _vital(spec: ArchSpec, key: str, hp: Values) -> bool:
-    """Say whether the pass needs a role: all but biases, as far as what is there uses it.
+    """Say whether a forward pass is impossible without a role.
 
-    With every q/k-norm gone, none is computed; without a head the embedding is one.
+    It is possible without biases, without q/k-norms if all of them are missing, and without a
+    head, which the embedding replaces.
     """
     return not key.endswith(".bias") and needed(_rule(spec, key), split_key(key)[0], hp)
 
 
 def collapsed(keys: Collection[str], required: Collection[str]) -> tuple[str, ...]:
-    """Return role keys with those of a role that lacks all its required layers as the role."""
+    """Return role keys, shortened to the plain role if it is missing in all its required layers."""
     lacking, layers = _by_role(keys), _by_role(required)
     return tuple(
         name

@@ -1,7 +1,7 @@
 """The rope rows of an architecture's hyperparameter table.
 
 The normal form of the hyperparameter `rope_scaling` is None (no scaling) or a mapping with `type`
-and, every optional one settled:
+and all of the type's fields, defaults filled in:
 
 - linear: factor
 - dynamic: factor (the trained length is the hyperparameter context_length)
@@ -37,7 +37,7 @@ def rope_rules(rope: Rope) -> tuple[HyperRule, ...]:
         return HFRope(rope, facts)
 
     def two_bases(value: Value, facts: Facts, hp: Params) -> str:
-        """Say where an old key gives another base than the rope object, which counts."""
+        """Warn if the old key `rope_theta` and the rope object differ; the latter is used."""
         top, inner = facts.first("rope_theta"), None
         if facts.style == "hf" and top is not None:
             inner = hf(facts).full.find("rope_theta")
@@ -49,15 +49,16 @@ def rope_rules(rope: Rope) -> tuple[HyperRule, ...]:
         )
 
     def local_or_none(found: Found, hp: Params) -> Found:
-        """Keep a base of the windowed layers only where it differs, or is always stated."""
+        """Keep the windowed layers' base only if it differs from theta or is always written."""
         if found is None or rope.theta_local is not None or found[0] != hp["rope_theta"]:
             return found
         return None, found[1]
 
     def whole_heads(value: Value, facts: Facts, hp: Params) -> str:
-        """Say where the config asks for a part of a head and transformers rotates all of it.
+        """Warn if the config asks to rotate only a part of each head; transformers ignores the key.
 
-        Its scaled frequencies are of the part all the same, and do not fit: an ArchError.
+        Together with a rope scaling it is an ArchError: transformers then computes frequencies for
+        the part only, but rotates whole heads, and its forward pass fails.
         """
         if facts.style != "hf" or rope.partial is not None:
             return ""

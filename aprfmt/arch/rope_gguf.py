@@ -29,7 +29,7 @@ _TOLERANCE = 1e-5  # the converter computes the divisors in float32
 
 
 def llama3_divisors(scaling: Params, theta: float, dim: int) -> tuple[float, ...]:
-    """Return what llama3 scaling divides each inverse frequency by (dim/2 numbers)."""
+    """Return the numbers by which llama3 scaling divides the dim/2 inverse frequencies."""
     factor, original = scaling["factor"], scaling["original_context_length"]
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     out = []
@@ -46,7 +46,7 @@ def llama3_divisors(scaling: Params, theta: float, dim: int) -> tuple[float, ...
 
 
 def read_gguf(facts: Facts, hp: Params) -> tuple[Scaling | None, str] | None:
-    """Return the scaling in normal form and where it was found; ArchError if it is not known."""
+    """Return the scaling in normal form and its key, or None; ArchError for an unknown type."""
     long, short = _divisors(facts, LONG, hp), _divisors(facts, SHORT, hp)
     stated = facts.first(_KEY + "type")
     if long is not None and short is not None:
@@ -63,7 +63,7 @@ def read_gguf(facts: Facts, hp: Params) -> tuple[Scaling | None, str] | None:
             "yarn, longrope"
         )
     if kind != "linear":
-        factor = 1.0  # llama.cpp leaves the factor aside
+        factor = 1.0  # llama.cpp ignores the factor
     if freqs is not None and any(value != 1.0 for value in freqs):
         return _factors(freqs, factor, hp), FREQS
     if factor != 1.0 and found is not None:
@@ -148,7 +148,7 @@ def _yarn(facts: Facts, hp: Params, factor: float) -> Scaling:
 
 
 def write_gguf(scaling: Params | None, hp: Params) -> dict[str, Value]:
-    """Return the keys of a scaling, `{arch}` not yet filled; what has no key is a tensor."""
+    """Return the keys of a scaling, `{arch}` not filled in; divisors are a tensor instead."""
     write = _WRITE.get(scaling["type"]) if scaling is not None else None
     return {} if write is None else {_KEY + name: value for name, value in write(scaling).items()}
 

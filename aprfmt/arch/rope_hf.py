@@ -1,4 +1,4 @@
-"""Rotary positions as config.json spells them, old style and new, to the normal form and back.
+"""Rotary positions in config.json, in old and new keys: to the normal form of rope.py and back.
 
 Old (most files on hubs): `rope_theta`, `rope_scaling` {rope_type or type, ...} or null,
 `partial_rotary_factor`, gemma3's `rope_local_base_freq`. New (transformers 5): `rope_parameters`,
@@ -18,19 +18,18 @@ from aprfmt.errors import ArchError
 Params = Mapping[str, Value]
 Scaling = dict[str, Value]
 ORIGINAL = "original_max_position_embeddings"
-YARN_BETAS = (32.0, 1.0)  # beta_fast and beta_slow where a model gives none: the paper's
+YARN_BETAS = (32.0, 1.0)  # default beta_fast and beta_slow, from the YaRN paper
 
 
 @dataclass(frozen=True)
 class Rope:
     """What differs between architectures.
 
-    `theta` and `theta_local` (windowed layers, None: the same) where the config gives none;
-    `local_key` the old config key of the latter. `partial`: the rotated part of a head where the
-    config gives none; None where transformers always rotates whole heads. `layers`: which layers
-    the scaling applies to ("all", "full"). `original`: trained length where the config gives none
-    (phi3). `aliases`: old names of scaling types. `nested`: new configs keep one object a layer
-    type. `hf_default`: the scaling (normal form) where config.json says nothing about rope.
+    Defaults for absent keys: `theta`; `theta_local` (windowed layers; None: same as theta);
+    `partial`, the rotated part of a head (None: transformers always rotates whole heads);
+    `original`, the trained length (phi3); `hf_default`, the scaling in normal form. `local_key` is
+    the old config key of theta_local. `layers`: the layers the scaling applies to ("all", "full").
+    `aliases`: old names of scaling types. `nested`: new configs have one object per layer type.
     """
 
     theta: float = 10000.0
@@ -45,32 +44,32 @@ class Rope:
 
 
 def mscale(factor: float, m: float = 1.0) -> float:
-    """Return yarn's correction for a scaling factor, 1 where nothing is scaled."""
+    """Return yarn's correction for a scaling factor; 1 without scaling."""
     return 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0
 
 
 def yarn_attention(factor: float, m: Value, every: Value) -> float:
-    """Return the factor on cos and sin that yarn implies: a ratio where both terms are given."""
+    """Return yarn's factor on cos and sin; a ratio if both mscale terms are given."""
     return mscale(factor, m) / mscale(factor, every) if m and every else mscale(factor)
 
 
 def longrope_attention(factor: float, original: int) -> float:
-    """Return the factor on cos and sin that longrope implies."""
+    """Return longrope's factor on cos and sin."""
     if factor <= 1 or original <= 1:
         return 1.0
     return math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 class _Objects:
-    """Config objects asked in order, with what they are called; null counts as absent."""
+    """Config objects searched in order, each with its name; null counts as absent."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, Params]] = []
 
     def find(self, *keys: str) -> tuple[Value, str] | None:
-        """Return (value, full key) of the first of these keys that is there.
+        """Return (value, full key) of the first of these keys that exists.
 
-        All are looked at, so that one overridden by another does not count as unknown.
+        All keys are looked up, so that an overridden one is not reported as unknown.
         """
         every = [
             (value, f"{label}.{key}")
@@ -125,12 +124,12 @@ class HFRope:
     def partial(self) -> tuple[Value, str] | None:
         """Return the rotated part of a head."""
         keys = ("partial_rotary_factor", "rope_pct", "rotary_pct")
-        top, _ = self.facts.first(*keys), self.local.find(*keys)  # looked at, so not unknown
+        top, _ = self.facts.first(*keys), self.local.find(*keys)  # not unknown then
         return self.full.find(*keys) or top
 
     def scaling(self, context: int) -> tuple[Scaling | None, str] | None:
         """Return the scaling in normal form (None for none) and its key; ArchError if unknown."""
-        self.facts.first(ORIGINAL)  # also stands where nothing is scaled
+        self.facts.first(ORIGINAL)  # looked up because the key may exist without scaling, too
         full = self._scaling(self.full, context)
         local = self._scaling(self.local, context) if self.local.rows else None
         if local is not None and local[0] is not None and full != local:
@@ -163,10 +162,10 @@ class HFRope:
         return {"type": kind, **parts}, found[1]
 
     def _original(self, rope: _Objects, context: int) -> int:
-        """Return the trained length. The config's own attribute overrides the rope object."""
+        """Return the trained length; the config's own key overrides the rope object's."""
         top, stated = self.facts.first(ORIGINAL), rope.find(ORIGINAL)
         if not self.outer.rows and self.full.rows:
-            top = None  # objects by layer type have their own
+            top = None  # objects per layer type have their own key
         elif top is None and self.row.original is not None:
             return self.row.original
         found = top or stated
@@ -248,8 +247,8 @@ def write_hf(row: Rope, scaling: Mapping[str, Value] | None, hp: Params) -> dict
     if row.original is not None:
         out[ORIGINAL] = (scaling or {}).get("original_context_length", row.original)
     everywhere = hp["rope_scaling_layers"] == "all"
-    # Old-style keys scale the full layers alone where the architecture says so, and some have no
-    # word for another base in windowed layers.
+    # In some architectures old-style keys scale only the full layers, and some have no old key for
+    # the windowed layers' base.
     wider = old is not None and everywhere and row.layers == "full"
     unsaid = hp.get("rope_theta_local") is not None and not row.local_key
     if row.nested or wider or unsaid:

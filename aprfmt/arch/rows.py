@@ -1,7 +1,7 @@
-"""Tensor tables in short: one row a tensor gives its rule and its names in both styles.
+"""Tensor tables in short form: one row per tensor gives its rule and its names in both styles.
 
-Most GGUF names are the role itself, so a row holds the Hugging Face name, the shape and what
-differs. `tables` turns rows into the two independent tables of an ArchSpec.
+Most GGUF names equal the role, so a row usually gives only the Hugging Face name and the shape.
+`tables` turns rows into the two independent tables of an ArchSpec.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,9 +18,9 @@ Steps = tuple[LayoutStep, ...]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One role: names are templates, `hf` below LAYER unless it holds a {L} or is whole-model.
+    """One role. Names are templates; `hf` is below LAYER unless it holds {L} or is whole-model.
 
-    `gguf=None`: the role is the name; "" (either style): no tensor of its own there.
+    `gguf=None`: the name equals the role; "" (either style): the style has no such tensor.
     """
 
     role: str
@@ -44,7 +44,7 @@ def linear(
     hf_steps: Steps = (),
     gguf_steps: Steps = (),
 ) -> tuple[Row, ...]:
-    """Return the rows of a matrix [out, into]; `bias` says what its bias needs, None: has none.
+    """Return the rows of a matrix [out, into]; `bias` is the `needs` of its bias, None: no bias.
 
     `gguf_steps` apply to the bias too, `hf_steps` to the matrix alone.
     """
@@ -82,9 +82,9 @@ def whole(
     head_gguf: str | None = None,
     norm_steps: Steps = (),
 ) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
-    """Return the rows before the layers and those after them.
+    """Return the rows of the whole-model tensors: embedding, final norm, head.
 
-    `head_gguf=""`: GGUF has no tensor for a head of its own, the embedding is always used.
+    `head_gguf=""`: GGUF has no tensor for the head; the embedding is always used.
     """
     table = ("vocab_size", "hidden_size")
     before = (Row("token_embd.weight", f"{embed}.weight", table, layered=False),)
@@ -141,7 +141,7 @@ def fused_qkv(hf: str = "self_attn.qkv_proj", suffix: str = "weight") -> Binding
     return Binding((f"{LAYER}{hf}.{suffix}",), roles, (Split((Q, KV, KV)),))
 
 
-# Some writers fuse q, k and v (early APR files do); read wherever the tables have them apart.
+# Some writers (early APR files) fuse q, k and v; read for architectures with separate ones, too.
 FUSED = (fused_qkv(), fused_qkv(suffix="bias"))
 
 
@@ -151,8 +151,8 @@ def experts(
 ) -> tuple[tuple[Row, ...], tuple[Binding, ...]]:  # fmt: skip
     """Return the rows of stacked experts and the bindings that Hugging Face files need.
 
-    Written one tensor an expert; transformers 5 holds gate and up of all experts in one, which
-    is read too.
+    Written as one tensor per expert. transformers 5 has one tensor for gate and up of all experts;
+    it is read too.
     """
     into = ("n_experts", "moe_ffn_size", "hidden_size")
     back = ("n_experts", "hidden_size", "moe_ffn_size")
@@ -189,7 +189,7 @@ def tables(
     gguf_first: Iterable[Binding] = (),
     gguf_more: Iterable[Binding] = (),
 ) -> tuple[tuple[TensorRule, ...], Mapping[str, tuple[Binding, ...]]]:
-    """Return the tensor table and the bindings; `..._first` are written, `..._more` only read."""
+    """Return the tensor table and the bindings: `..._first` are written, `..._more` only read."""
     every = tuple(rows)
     rules = tuple(TensorRule(row.role, row.shape, row.needs, row.layered) for row in every)
     hf = tuple(Binding((_below_layer(row),), (row.role,), row.hf_steps) for row in every if row.hf)

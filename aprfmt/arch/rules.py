@@ -1,7 +1,6 @@
-"""Hyperparameter rules most architectures share; a family's table overrides what differs.
+"""Hyperparameter rules that most architectures share; a family's table overrides those that differ.
 
-`hyper_table` returns one rule for every name of the vocabulary, so that nothing below the tables
-ever needs a default.
+`hyper_table` returns one rule for every hyperparameter, so that no other code needs a default.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,17 +18,17 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def fixed(name: str, value: Any) -> HyperRule:
-    """Return a rule no key can change."""
+    """Return a rule with a fixed value, which no key changes."""
     return HyperRule(name, default=value)
 
 
 def per_layer(value: bool) -> Callable[[Params], tuple[bool, ...]]:
-    """Return a default with one entry a layer."""
+    """Return a default with the same value for every layer."""
     return lambda hp: (value,) * hp["n_layers"]
 
 
 def axis(role: str, at: int) -> Callable[[Shapes], int | None]:
-    """Return a reader of one axis of a tensor's logical shape."""
+    """Return a function that reads one axis of a tensor's logical shape."""
 
     def read(shapes: Shapes) -> int | None:
         for key in (role, f"L0.{role}"):
@@ -74,7 +73,7 @@ def hidden_size(hf_default: int | None = None, hf: str = "hidden_size n_embd") -
 
 
 def n_layers(hf_default: int | None = None, hf: str = "num_hidden_layers n_layer") -> HyperRule:
-    """Return the rule for the number of blocks."""
+    """Return the rule for the number of decoder blocks."""
     return size(
         "n_layers", hf, "block_count",
         "num_layers n_layers num_hidden_layers n_layer model.num_layers",
@@ -117,7 +116,7 @@ def ffn_size(hf_default: Any = None, hf: str = "intermediate_size") -> HyperRule
 
 
 def vocab_size(hf_default: int | None = None) -> HyperRule:
-    """Return the rule for the embedding's rows; the stored table wins over the key."""
+    """Return the rule for the embedding's rows; the stored tensor's shape wins over the key."""
     return size(
         "vocab_size", "vocab_size", "vocab_size", "vocab_size n_vocab model.vocab_size",
         hf_default=hf_default, shape=axis("token_embd.weight", 0), shape_wins=True,
@@ -136,7 +135,7 @@ def context_length(hf_default: int = 2048, hf: str = "max_position_embeddings") 
 def norm_eps(
     default: float = 1e-6, hf: str = "rms_norm_eps", gguf: str = "layer_norm_rms_epsilon"
 ) -> HyperRule:
-    """Return the rule for the norms' epsilon; a GGUF file must say it."""
+    """Return the rule for the norms' epsilon; a GGUF file must have the key."""
     return HyperRule(
         "norm_eps",
         {
@@ -202,7 +201,10 @@ def flag(
     gguf: str = "",
     absent: tuple[str, ...] = (),
 ) -> HyperRule:
-    """Return a rule for a boolean that the tensors show; `written=False`: another rule's key."""
+    """Return a rule for a boolean read from the presence of tensors.
+
+    `written=False`: the key belongs to another rule, which writes it.
+    """
     keys = {"hf": (hf,) if hf else (), "gguf": (f"{{arch}}.{gguf}",) if gguf else ()}
     write: dict[str, Write] = {} if written else {"hf": lambda value, hp: {}}
     return HyperRule(name, keys, "bool", default, write=write, present=present, absent=absent)
@@ -211,8 +213,8 @@ def flag(
 def tied_embeddings(default: bool = False, *, shown: bool = True) -> HyperRule:
     """Return the rule for a head that is the embedding: no output.weight is stored.
 
-    `shown`: without config.json its absence says so, as it does to llama.cpp; False for the
-    architectures whose head llama.cpp insists on.
+    `shown`: without config.json, a missing output.weight means a tied head, as in llama.cpp; False
+    for architectures in which llama.cpp requires output.weight.
     """
     return HyperRule(
         "tied_embeddings",
@@ -225,7 +227,7 @@ def tied_embeddings(default: bool = False, *, shown: bool = True) -> HyperRule:
 
 
 def attention_biases(default: bool = False, hf: str = "attention_bias") -> tuple[HyperRule, ...]:
-    """Return the rules for biases on q, k, v and on the output, one config key for both."""
+    """Return the rules for biases on q, k, v and on the output; one config key for both."""
     return (
         flag("attention_bias", default, hf, present=("attn_q.bias",)),
         flag("attention_out_bias", default, hf, present=("attn_output.bias",), written=False),
@@ -238,7 +240,7 @@ def mlp_bias(default: bool = False, hf: str = "mlp_bias") -> HyperRule:
 
 
 def qk_norm(default: bool = True, hf: str = "") -> HyperRule:
-    """Return the rule for q/k-norms: both or none."""
+    """Return the rule for q/k-norms: either both exist or none."""
     return flag("qk_norm", default, hf, present=("attn_q_norm.weight", "attn_k_norm.weight"))
 
 
@@ -249,7 +251,7 @@ def plain_scale(hp: Params) -> float:
 
 
 def scale_factor(value: Value, key: str) -> float:
-    """Return a factor on the scores; ArchError for one no model has."""
+    """Return a factor on the scores; ArchError if it is outside 1e-9 to 1e9."""
     found = number(value, key)
     if not 1e-9 < found < 1e9:
         raise ArchError(f"{key}: is {found!r}; expected a factor between 1e-9 and 1e9")
@@ -262,7 +264,7 @@ def attn_scale(
     read: Mapping[str, Any] | None = None,
     write: Mapping[str, Any] | None = None,
 ) -> HyperRule:
-    """Return the rule for the factor on the scores; GGUF has it only where readers need it."""
+    """Return the rule for the factor on the scores; GGUF has it only if its readers use it."""
     assumed = gguf_default or default
 
     def read_gguf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
@@ -288,9 +290,9 @@ def attn_scale(
 
 
 def rope_style(style: str, permuted: bool = False) -> HyperRule:
-    """Return the pairing of logical q and k, with the check of APR's rope_type against it.
+    """Return the rule for the pairing of logical q and k; warns if APR's rope_type contradicts it.
 
-    Which rows a file has follows from its tensor names, never from rope_type.
+    The row order of a file follows from the style of its tensor names, never from rope_type.
     """
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
@@ -363,7 +365,7 @@ BASE: tuple[HyperRule, ...] = (
 
 
 def hyper_table(*overrides: HyperRule) -> tuple[HyperRule, ...]:
-    """Return one rule for every hyperparameter, in the vocabulary's order; later ones win."""
+    """Return one rule for every hyperparameter, in the vocabulary's order; overrides win."""
     rules = {rule.name: rule for rule in (*BASE, *overrides)}
     if rules.keys() != HYPER_NAMES.keys():
         raise ArchError(

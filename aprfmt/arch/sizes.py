@@ -17,7 +17,7 @@ def _terms(expression: str) -> tuple[tuple[str, ...], ...]:
 def size_of(expression: str, hp: Mapping[str, Value]) -> int:
     """Return the size an expression like `n_heads*head_dim` stands for.
 
-    Raises ArchError where a hyperparameter in it is absent or no size.
+    Raises ArchError if a hyperparameter in it is absent or not a whole number.
     """
     total = 0
     for term in _terms(expression):

@@ -1,4 +1,4 @@
-"""smollm3: llama without rope in some layers (every fourth, if nothing lists them).
+"""smollm3: llama without rope in some layers (every fourth, unless the config lists them).
 
 GGUF has no key for the list: llama.cpp skips rope in every fourth layer. Source:
 docs/architectures.md; transformers' configuration_smollm3.
@@ -38,7 +38,7 @@ def _every_fourth(hp: Params, interval: int = 4) -> Layers:
 
 
 def _read_layers(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-    """Read no_rope_layers, which has 1 for the layers that do rotate, or its interval."""
+    """Read no_rope_layers (1 for layers that do rotate) or no_rope_layer_interval."""
     listed, interval = facts.first("no_rope_layers"), facts.first("no_rope_layer_interval")
     if listed is not None:
         entries = sequence(*listed, hp["n_layers"])[: hp["n_layers"]]
@@ -49,7 +49,7 @@ def _read_layers(facts: Facts, hp: Params) -> tuple[Value, str] | None:
 
 
 def _unrotated(facts: Facts | None, hp: Params) -> Layers:
-    """Window the layers without rope, as transformers does where nothing lists them."""
+    """Window the layers without rope: transformers' default for an absent layer_types."""
     return tuple(not rotated for rotated in hp["rope_layers"])
 
 

@@ -1,14 +1,14 @@
-"""What an architecture is: tables. Types only; the rows stand in one file per family.
+"""The types of the tables that describe an architecture; their rows are in one file per family.
 
 Three independent tables make an `ArchSpec`:
 
-- `tensors`: the roles, with logical shapes, in no file's spelling;
+- `tensors`: the roles with their logical shapes, independent of any file's names;
 - `bindings`: per naming style ("hf", "gguf"), which stored names hold which roles, and the layout
   steps between the stored and the logical tensor;
 - `hyper`: per hyperparameter, the keys each style uses, and the default that applies where a
-  style leaves it out (a default is used from its row only and keeps origin "default").
+  style leaves it out (defaults exist nowhere else; the value keeps the origin "default").
 
-`block` says, by closed enumerations, which operations the forward pass performs.
+`block` says which operations the forward pass performs; each field has a fixed set of values.
 
 A *logical* tensor is the weight as Hugging Face's modules use it: [out, in] matrices, split
 q/k/v and gate/up, split-half rope order (unless the source itself is interleaved), experts
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 else:
     Array = Any
 
-# "tensor": the values of a stored tensor (rope_freqs.weight); "shape": presence or shape of one.
+# "tensor": the values of a stored tensor (rope_freqs.weight); "shape": its presence or shape.
 Origin = Literal["config", "metadata", "shape", "tensor", "default", "user"]
 
 
@@ -54,8 +54,7 @@ class HyperParam:
 class HyperParams(Mapping[str, Value]):
     """Hyperparameters by name; `hp["n_heads"]` is the value, `hp.of("n_heads")` the record.
 
-    Asking for one that the architecture's table did not give raises ArchError: nothing below
-    the table has a default.
+    Asking for one without a value raises ArchError: only the architecture's table has defaults.
     """
 
     def __init__(self, rows: Mapping[str, HyperParam], subject: str = "") -> None:
@@ -66,7 +65,7 @@ class HyperParams(Mapping[str, Value]):
         return self.of(name).value
 
     def of(self, name: str) -> HyperParam:
-        """Return value, origin and key; ArchError if the table gave none."""
+        """Return value, origin and key; ArchError if the hyperparameter has no value."""
         if name not in self._rows:
             raise ArchError(
                 f"{self._subject or 'model'}: hyperparameter {name!r} is not given by the file "
@@ -92,7 +91,7 @@ class HyperParams(Mapping[str, Value]):
 
 @dataclass(frozen=True)
 class Facts:
-    """What a file says, before any table has read it.
+    """What a file says, before the tables are applied.
 
     `style` is the key style of `values` ("hf": config.json, "gguf": metadata with the
     architecture's prefix, "apr": APR's typed keys); `shapes` are the LOGICAL shapes by role key
@@ -112,7 +111,7 @@ class Facts:
     def first(self, *keys: str, null: bool = False) -> tuple[Value, str] | None:
         """Return (value, key) of the first key that is there; `{arch}` is filled.
 
-        A null counts as absent, unless `null` lets it stand for None.
+        A null counts as absent; with `null=True` it counts as the value None.
         """
         for template in keys:
             key = template.replace("{arch}", self.arch_key)
@@ -161,16 +160,16 @@ class HyperRule:
     above zero, a boolean, a name, or anything (the `read` function checks); `high` bounds
     integers. In the styles of `inverse_in` the stored number is 1/x. `default` is a value or a
     function of the hyperparameters read so far; MISSING makes absence an ArchError; `default_in`
-    has the styles where it differs (what llama.cpp assumes for a GGUF key that is not there).
-    `read[style]` replaces the key lookup: (value, key), or None for absence. `write[style]`
-    returns the key-value pairs to write; else the first key of the style is written, unless the
-    value is None. `shape` reads the value from tensor shapes: used when no
-    key has it, and against the key with `shape_wins`. `present`: the value is whether one of
-    these roles is in the file, whatever the configuration says (`absent` for the opposite): that
-    is what runs. What must be there (required.py) the keys say, or the default; or, without a
-    key in the styles of `shown_in`, the tensors alone (a GGUF without output.weight is tied).
-    `null_in`: styles where a key with the value null says None (elsewhere null is absence).
-    `check` says what in the file contradicts the settled value, or "".
+    gives other defaults by style (what llama.cpp assumes for an absent GGUF key).
+    `read[style]` replaces the key lookup: it returns (value, key), or None if absent.
+    `write[style]` returns the key-value pairs to write; without it the first key of the style is
+    written, unless the value is None. `shape` reads the value from tensor shapes: used if no key
+    has it, and instead of the key with `shape_wins`. `present`: the value says whether the file
+    has one of these roles (`absent`: has none), whatever the keys say; the forward pass goes by
+    it. Whether the roles are required (required.py) is said by the keys, or the default; in the
+    styles of `shown_in`, without a key, by the tensors (a GGUF without output.weight is tied).
+    `null_in`: styles in which null means None (elsewhere null counts as absent).
+    `check` returns a sentence if something in the file contradicts the value, else "".
     """
 
     name: str
@@ -195,22 +194,22 @@ class HyperRule:
 class DerivedTensor:
     """A hyperparameter that a style stores as a tensor (GGUF's rope_freqs.weight).
 
-    `names[style]` is its stored name; it is no role. `make` gives the values to write, to be
-    stored as a one-dimensional F32 tensor, or None where the model needs none. Reading goes
-    through `Facts.vector`.
+    `names[style]` is its stored name; it has no role. `make` returns the values to write as a
+    one-dimensional F32 tensor, or None if the model needs no such tensor. It is read with
+    `Facts.vector`.
     """
 
     names: Mapping[str, str]
     make: Callable[[Mapping[str, Value]], Sequence[float] | None]
 
     def name(self, style: str) -> str:
-        """Return the stored name in a style, "" where it has none."""
+        """Return the stored name in a style; "" if the style does not store it."""
         return self.names.get(style, "")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorRule:
-    """What a role is.
+    """One role of an architecture.
 
     `shape` entries are sums of products of hyperparameter names and integers
     ("n_heads*head_dim", "kv_lora_rank+qk_rope_head_dim"), nothing else.
@@ -236,7 +235,7 @@ class Move:
 
 
 class LayoutStep(Protocol):
-    """m stored tensors <-> n logical ones; sizes come from hyperparameters, never from a name.
+    """Turns m stored tensors into n logical ones and back; sizes come from hyperparameters.
 
     A step with `permutes` only moves elements: `undo` and `apply` then take arrays of any dtype,
     raw bit patterns included, and lose nothing. `str(step)` names it with its parameters.
@@ -247,19 +246,19 @@ class LayoutStep(Protocol):
     def shapes(
         self, stored: Sequence[tuple[int, ...]], hp: Mapping[str, Value]
     ) -> list[tuple[int, ...]]:
-        """Logical shapes; ArchError where the stored ones do not fit."""
+        """Return the logical shapes; ArchError if the stored shapes do not fit."""
         ...
 
     def stored_shapes(
         self, logical: Sequence[tuple[int, ...]], hp: Mapping[str, Value], count: int
     ) -> list[tuple[int, ...]]:
-        """Shapes of the `count` stored tensors these logical ones make; ArchError if they don't."""
+        """Return the shapes of the `count` stored tensors; ArchError if `logical` does not fit."""
         ...
 
     def moves(
         self, stored: Sequence[tuple[int, ...]], hp: Mapping[str, Value]
     ) -> list[list[Move]] | None:
-        """For each logical output the runs of stored elements it is made of; None: decode."""
+        """Return the runs of stored elements of each logical output; None: decode instead."""
         ...
 
     def undo(self, stored: Sequence[Array], hp: Mapping[str, Value]) -> list[Array]:
@@ -276,8 +275,8 @@ class Binding:
     """How one naming style stores some roles.
 
     `stored` are name templates ({L} layer, {E} expert: one template with {E} stands for all
-    experts in order); `roles` are what they hold together. Steps run in order from stored to
-    logical. The first binding of a role is the one written; all are read.
+    experts in order); together they hold `roles`. Steps run in order from stored to logical. All
+    bindings of a role are read; the first one is used for writing.
     """
 
     stored: tuple[str, ...]
@@ -287,7 +286,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
-    """Which operations a decoder block performs; closed enumerations, checked by `check`.
+    """Which operations a decoder block performs; `check` checks each field's value.
 
     norm: kind of the norms on the residual stream. norm_cast: where the result is rounded to the
     activations' dtype ("before_weight": llama, mistral, mixtral, qwen, phi3, granite, smollm3,
@@ -351,10 +350,10 @@ class BlockSpec:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A hyperparameter a style cannot say: when it matters, and what the other side will assume.
+    """A hyperparameter that a style cannot express: when it matters, and what readers assume.
 
-    `assumed`: a foreign file of this style has the value from the other side's rule, so reading
-    one is worth a warning with the same sentence.
+    `assumed`: in a foreign file of this style the value follows from its readers' rule, so reading
+    such a file gives a warning with the same sentence.
     """
 
     style: str
@@ -366,14 +365,14 @@ class Loss:
 
 @dataclass(frozen=True)
 class ArchSpec:
-    """One architecture, whole. `called[style]` are the names it goes by there.
+    """One architecture. `called[style]` are its names in each style.
 
     hf: `model_type` values and class names (both; the first of each is written); gguf:
     `general.architecture` values; apr: `architecture` slugs. `evidence(tensor names, values)`
-    settles two architectures that share a name: the one whose evidence holds, else the one
-    without. `ignored` are config keys known not to change the forward pass. `buffers[style]`
-    are name templates of stored tensors that are computed, not learned (masks, inverse
-    frequencies). `derived` are hyperparameters some styles keep in tensors.
+    decides between architectures that share a name: the one whose evidence is true, else the one
+    without an evidence function. `ignored` are config keys known not to change the forward pass.
+    `buffers[style]` are name templates of stored tensors that are computed, not learned (masks,
+    inverse frequencies). `derived` are hyperparameters that some styles keep in tensors.
     """
 
     name: str
@@ -388,4 +387,4 @@ class ArchSpec:
     derived: tuple[DerivedTensor, ...] = ()
     evidence: Callable[[Collection[str], Mapping[str, Value]], bool] | None = None
     gguf_vectors_f32: bool = True
-    forward: str = ""  # "module:function" of a pass of its own; else the one pass of all
+    forward: str = ""  # "module:function" of its own forward pass; "": the common one

@@ -1,4 +1,4 @@
-"""stablelm: LayerNorm, a quarter of each head rotated; q/k-norms with one weight a head.
+"""stablelm: LayerNorm, a quarter of each head rotated; q/k-norms with one weight row per head.
 
 Source: docs/architectures.md; transformers' modeling_stablelm.
 """

@@ -1,10 +1,9 @@
-"""Layout steps of one tensor: how it is stored, how it is used, and the way back.
+"""Layout steps of one tensor: from the stored to the logical layout and back.
 
-Every step is written once and used in both directions; joins.py has the steps between several
-tensors. All but `Added` only move elements, so
-their `undo` and `apply` take arrays of any dtype, raw bit patterns included. Where the runs of
-elements are single elements by nature (a transposition), `moves` is None and the arrays' own
-`undo` is the plan. Sources of the layouts: docs/architectures.md, llama.cpp's converter.
+joins.py has the steps between several tensors. All steps but `Added` only move elements, so their
+`undo` and `apply` take arrays of any dtype, raw bit patterns included. Where every run would be a
+single element (a transposition), `moves` returns None and callers use `undo` on the whole array.
+Sources of the layouts: docs/architectures.md, llama.cpp's converter.
 """
 
 import math
@@ -26,7 +25,7 @@ MAX_MOVES = 1 << 20  # longer lists cost more than moving the array at once
 
 
 def only(shapes: Shapes, step: object) -> Shape:
-    """Return the one shape a step takes; ArchError for another number."""
+    """Return the only shape in `shapes`; ArchError if there is not exactly one."""
     if len(shapes) != 1:
         raise ArchError(f"{step}: got {len(shapes)} tensors; expected one")
     return tuple(shapes[0])
@@ -37,14 +36,14 @@ class RowsPermuted:
     """Rows of each head in adjacent-pair rope order; logical rows are split-half.
 
     Logical row j*(d/2)+i of a head is stored row 2i+j (j: 0 or 1, d: rows a head). `heads` names
-    the hyperparameter that counts heads. GGUF llama's Q and K, weights and biases.
+    the hyperparameter that counts heads. Used for GGUF llama's Q and K, weights and biases.
     """
 
     heads: str
     permutes: ClassVar[bool] = True
 
     def _heads(self, shape: Shape, hp: Sizes) -> int:
-        """Return the number of heads, the rows being whole heads of even size."""
+        """Return the number of heads; ArchError unless rows divide into heads of even size."""
         heads = size_of(self.heads, hp)
         rows = shape[0] if shape else 0
         if not shape or heads < 1 or rows % (2 * heads):
@@ -65,7 +64,7 @@ class RowsPermuted:
         return self.shapes(logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """One run a row."""
+        """One run per row."""
         shape = only(stored, self)
         heads = self._heads(shape, hp)
         row = math.prod(shape[1:])
@@ -112,7 +111,7 @@ class Transposed:
         return self.shapes(logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """None, unless one of the axes is 1 and nothing moves."""
+        """None, unless one of the two axes has size 1 and nothing moves."""
         shape = only(self.shapes(stored, hp), self)
         return [[Move(0, 0, math.prod(shape))]] if 1 in shape[-2:] else None
 
@@ -133,9 +132,9 @@ class Transposed:
 class Added:
     """A constant was added in float32 (GGUF gemma: norm weights are stored as 1 + w).
 
-    `undo(apply(x)) == x` holds where |x| is not small against the constant: adding 1 loses BF16
+    `undo(apply(x)) == x` holds if |x| is not small against the constant: adding 1 loses BF16
     values below about 1.5e-5 in magnitude and float32 values that need bits below 2^-24. A
-    caller that must be exact compares and keeps the source's bits.
+    caller that must be exact compares, and stores the source's bits where they differ.
     """
 
     amount: float
@@ -171,7 +170,7 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class Reshaped:
-    """The same elements in the same order under another shape; any stored shape is taken.
+    """The same elements in the same order with another shape; any stored shape is accepted.
 
     `logical` and `stored` are size expressions; `stored` is the shape that is written.
     """

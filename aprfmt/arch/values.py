@@ -1,4 +1,4 @@
-"""Checks of configuration values: what a JSON or GGUF value must be before it is believed."""
+"""Checks of configuration values from JSON or GGUF."""
 
 import math
 import struct
@@ -10,7 +10,7 @@ from aprfmt.errors import ArchError
 
 MAX_SIZE = (1 << 31) - 1
 MAX_LAYERS = 1 << 12  # per-layer lists are built from the layer count
-MAX_ROTATED = 1 << 16  # lists with one number a rotated pair are built from it
+MAX_ROTATED = 1 << 16  # lists with one number per rotated pair have half this length
 
 
 def whole(value: Value, key: str, low: int = 0, high: int = MAX_SIZE) -> int:
@@ -66,7 +66,7 @@ def sequence(value: Value, key: str, at_least: int = 0) -> Sequence[Value]:
 
 
 def divisors(value: Value, key: str) -> tuple[float, ...]:
-    """Return a list of numbers above zero, as frequencies are divided by; ArchError otherwise."""
+    """Return a list of numbers above zero (divisors of frequencies); ArchError otherwise."""
     return tuple(positive(item, key) for item in sequence(value, key, 1))
 
 
@@ -83,7 +83,7 @@ def shortest(value: float) -> float:
     """Return the shortest decimal that rounds to the same float32.
 
     GGUF keeps 1e-6 as the float32 9.99999997e-07; this gives 1e-6 back, so that equal models
-    have equal hyperparameters in every format. Anything that is no float32 stays as it is.
+    have equal hyperparameters in every format. A number that is not a float32 is returned as given.
     """
     if not math.isfinite(value) or single(value) != value:
         return value
@@ -95,7 +95,7 @@ def shortest(value: float) -> float:
 
 
 def inverse(value: float, key: str) -> float:
-    """Return 1/x; of the neighbours of the quotient the one that inverts back exactly, if any."""
+    """Return 1/x, or the neighbouring float whose inverse is exactly x, if there is one."""
     value = number(value, key)
     if value == 0:
         raise ArchError(f"{key}: is 0; expected a divisor")

@@ -1,4 +1,4 @@
-"""Two views used while rules are read: values that note who looked, and what is settled so far."""
+"""Two views used while rules are read: Watched records the keys read, Live has the results."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,9 +8,9 @@ from aprfmt.errors import ArchError
 
 
 class Watched(Mapping[str, Value]):
-    """Values that note which of them were looked at, nested objects included.
+    """Values that record which of them were read, nested objects included.
 
-    Listing keys takes no value out: in a GGUF that would decode its whole vocabulary.
+    Listing the keys reads no value: in a GGUF that would decode the whole vocabulary.
     Keys of `text_config` (multimodal configs) are seen before the outer ones.
     """
 
@@ -46,14 +46,14 @@ class Watched(Mapping[str, Value]):
         return len(dict.fromkeys((*self._inner, *self._values)))
 
     def all_seen(self) -> dict[str, None]:
-        """Return the full keys looked at so far, in order."""
+        """Return the full keys read so far, in order."""
         every = dict(self.seen)
         for nested in self._nested.values():
             every.update(nested.all_seen())
         return every
 
     def unseen(self) -> Iterator[str]:
-        """Yield the full keys never looked at; an object never opened is one key."""
+        """Yield the full keys never read; a nested object never opened counts as one key."""
         seen = self.all_seen()
         for values, label in ((self._inner, self._inner_label), (self._values, self._label)):
             for key in values:
@@ -66,11 +66,11 @@ class Watched(Mapping[str, Value]):
 
 
 class NotSettledError(ArchError):
-    """A rule asks for a hyperparameter that nothing in the file gave."""
+    """A rule asks for a hyperparameter that has no value."""
 
 
 class Live(Mapping[str, Value]):
-    """The hyperparameters settled so far; asking for another one is an ArchError."""
+    """The hyperparameters read so far; asking for any other raises NotSettledError."""
 
     def __init__(self, rows: Mapping[str, HyperParam]) -> None:
         self._rows = rows

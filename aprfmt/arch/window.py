@@ -1,4 +1,4 @@
-"""Sliding-window rules: which layers see how many positions, in every family's spelling."""
+"""Sliding-window rules of every family: the window's size, and which layers have one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ def every(facts: Facts | None, hp: Params) -> Layers:
 
 
 def period(length: int) -> Callable[[Facts | None, Params], Layers]:
-    """Leave every length-th layer unwindowed, as llama.cpp's set_swa_pattern."""
+    """Window all layers but every length-th, as llama.cpp's set_swa_pattern does."""
 
     def layers(facts: Facts | None, hp: Params) -> Layers:
         return tuple(i % length < length - 1 for i in range(hp["n_layers"]))
@@ -36,11 +36,11 @@ def period(length: int) -> Callable[[Facts | None, Params], Layers]:
 class Window:
     """What differs between families.
 
-    `hf_default`: positions where config.json gives none; `gguf_default`: what llama.cpp assumes,
-    and what an APR file without a key is taken to mean (MISSING: it has to say).
-    `layers`: which layers are windowed where nothing lists them; `gguf_layers`: what llama.cpp
-    assumes (None: the same). `listed`: config.json may list `layer_types`. `switch`:
-    `use_sliding_window` must be on. `stated`: GGUF says 0 for no window instead of nothing.
+    `hf_default`: window size if config.json gives none; `gguf_default`: if a GGUF or an APR has
+    no key (llama.cpp's default; MISSING: the key is required). `layers`: which layers have a
+    window if the file does not list them; `gguf_layers`: which ones llama.cpp assumes (None: the
+    same). `listed`: config.json may list `layer_types`. `switch`: only with
+    `use_sliding_window`. `stated`: a GGUF without windows has the key with the value 0.
     """
 
     hf_default: int | None = None
@@ -61,7 +61,7 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
         if window.switch:
             on = facts.first("use_sliding_window")
             if on is None or not boolean(*on):
-                facts.first("sliding_window")  # looked at, and switched off
+                facts.first("sliding_window")  # a known key, but the window is switched off
                 return None if on is None else (None, on[1])
         return _positions(facts.first("sliding_window", null=True))
 
@@ -144,7 +144,7 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
 
 
 def _positions(found: Found) -> Found:
-    """Return a window's positions, None for null and for 0."""
+    """Return the window's size in positions; None for null and for 0."""
     if found is None:
         return None
     value, key = found
@@ -152,7 +152,7 @@ def _positions(found: Found) -> Found:
 
 
 def _causal(value: Value, facts: Facts, hp: Params) -> str:
-    """Refuse embedding models that attend to later positions too."""
+    """Raise ArchError for embedding models, which attend to later positions too."""
     found = facts.first("use_bidirectional_attention")
     if found is not None and found[0]:
         raise ArchError(f"{found[1]}: attention is bidirectional; expected a causal model")

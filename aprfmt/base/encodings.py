@@ -71,13 +71,13 @@ class Encoding:
 
     @property
     def known(self) -> bool:
-        """False for an id nobody has told us the layout of, and for removed types."""
+        """False for an id whose layout is not in the table, and for removed types."""
         return self.block_size > 0
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """Return the bytes a tensor of `shape` takes (row-major, a scalar is one element).
 
-        Raises CodecError for an unknown encoding or a row that is no whole number of blocks.
+        Raises CodecError for an unknown encoding or a row that is not a whole number of blocks.
         """
         if not self.known:
             raise CodecError(f"{self.name}: its size is not known, so no tensor of it can be made")
@@ -103,7 +103,7 @@ class Encoding:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits an element takes, companions not counted; 0.0 when unknown."""
+        """Bits per element, companions not counted; 0.0 when unknown."""
         return 8 * self.type_size / self.block_size if self.known else 0.0
 
 
@@ -203,8 +203,8 @@ _ROWS: tuple[Encoding, ...] = (
     # APR's own quantizations: blocks over the flattened tensor; Q8 has one float32 scale in front.
     block("APR_Q4", 32, "scale:f2 qs:16u1", apr=128, flat=True),
     Encoding("APR_Q8", 1, 1, apr=129, flat=True, header=4),
-    # Dialects of safetensors checkpoints: integers packed beside scales, in several tensors. What a
-    # block is depends on the configuration, so they have no size of their own.
+    # Dialects of safetensors checkpoints: packed integers and their scales, in several tensors. The
+    # size of a block depends on the configuration, so these rows give no size.
     *(Encoding(name, 0, 0, flat=True) for name in _DIALECTS),
     # bitsandbytes: two elements a byte over the flattened matrix; companions hold the rest.
     Encoding("NF4", 2, 1, flat=True, claim="quant_state.bitsandbytes__nf4"),
@@ -213,10 +213,10 @@ _ROWS: tuple[Encoding, ...] = (
 
 
 class Rows(dict[K, Encoding]):
-    """Rows by a key; one that is missing is looked for among the rows other packages offer.
+    """Rows by a key; a key that is not here is looked up among the rows other packages offer.
 
-    They come from the entry-point group `aprfmt.encodings`, whose objects are Encoding rows, and
-    take no name and no code that a row here has. Iteration gives what is known so far.
+    Other packages offer Encoding rows in the entry-point group `aprfmt.encodings`; such a row may
+    not take a name or a code that a row here has. Iteration gives the rows read so far.
     """
 
     def __missing__(self, key: K) -> Encoding:
@@ -274,14 +274,14 @@ UNNAMED = "type#?"
 
 
 def unknown(ggml_id: int) -> Encoding:
-    """Return the row of a ggml id we have no layout for; the file opens, decoding refuses."""
+    """Return the row of a ggml id whose layout is unknown: the file opens, decoding raises."""
     return Encoding(f"type#{ggml_id}", 0, 0, ggml=ggml_id)
 
 
 def encoding(name: str) -> Encoding:
     """Return the row of an encoding name; `type#142` gives an unknown row with that ggml id.
 
-    `type#?` is what damaged tensors have whose file names no encoding.
+    `type#?` stands for the encoding of a damaged tensor whose file names none.
     """
     row: Encoding | None = ENCODINGS.get(name)
     if row is not None:

@@ -1,4 +1,4 @@
-"""PASS, FAIL, NOT_RUN: what a check says, and the exit codes that carry a verdict.
+"""PASS, FAIL, NOT_RUN: the outcomes of a check, and the exit code of each.
 
 A skip is never a pass: a report without a single PASS is NOT_RUN, never PASS.
 """

@@ -17,10 +17,10 @@ Value = Any  # str, int, float, bool, None, sequences and mappings of these
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A fact of a file, or of a sink's plan.
+    """What a file, or a sink's plan, says about one tensor.
 
     `shape` is row-major, outermost first, and that of the weight itself, also when packed.
-    `encoding` is a key of `dtypes.ENCODINGS` (or `type#142`). `offset` counts from the start of
+    `encoding` is a key of `encodings.ENCODINGS` (or `type#142`). `offset` counts from the start of
     the file that holds the tensor. `row_bytes` is None where blocks cross row ends, so that rows
     cannot be moved undecoded.
     """
@@ -72,7 +72,7 @@ class LazyTensor(Protocol):
         ...
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
-        """Tell the system that these bytes are not needed again soon (mapped pages are RSS)."""
+        """Tell the system that these bytes are not needed soon, which frees resident memory."""
 
 
 def parts_of(tensor: LazyTensor) -> Mapping[str, LazyTensor]:
@@ -87,7 +87,7 @@ def raw_parts(tensor: LazyTensor) -> dict[str, memoryview]:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A remark about a file that opens all the same: where, and what was found."""
+    """A remark about a file that can still be opened: where, and what was found."""
 
     level: str  # "warning" or "note"
     where: str
@@ -96,16 +96,16 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What is wrong with a file whose other parts can be read all the same.
+    """Something wrong with a file whose other parts can still be read.
 
-    `tensors` are those whose bytes cannot be had, or not be believed, for it: reading one of them
-    raises. Empty where the file breaks a rule that costs no tensor.
+    `tensors` are the tensors whose bytes are missing or cannot be trusted because of it: reading
+    one of them raises. Empty if the broken rule affects no tensor.
     """
 
     where: str  # the file
     text: str
     tensors: tuple[str, ...] = ()
-    kind: str = "format"  # of the error it would be: "format", "truncated" or "unsupported"
+    kind: str = "format"  # `kind` of the matching error: "format", "truncated" or "unsupported"
 
 
 def damage_of(tensor: LazyTensor) -> str:
@@ -117,7 +117,7 @@ def damage_of(tensor: LazyTensor) -> str:
 
 
 def shape_is_known(tensor: LazyTensor) -> bool:
-    """Say whether a tensor's shape can be believed; it can where only its bytes are cut off."""
+    """Say whether a tensor's shape can be trusted (it can if only its bytes are cut off)."""
     return not any(one.spoilt for one in (tensor, *tensor.parts.values()))
 
 
@@ -172,8 +172,8 @@ class Sink(Protocol):
     def amend(self, old: str, new: str) -> None:
         """Write `new` over the metadata text `old` and mend every checksum.
 
-        For what is known only when the tensors have been written. Both are ASCII of one length;
-        `old` occurs exactly once.
+        For values known only after the tensors have been written, such as a digest. Both texts are
+        ASCII and equally long; `old` occurs exactly once.
         """
         ...
 

@@ -2,8 +2,8 @@
 
 Every extensible table of the package whose rows have names (formats, codecs, architectures,
 backends, engines, causes) is a Registry; third parties add rows through the entry-point group
-`aprfmt.<kind>` and cannot replace one of ours. A table whose rows have an order and no names
-(hypotheses) is a tuple, followed by what other packages offer.
+`aprfmt.<kind>` and cannot replace a built-in row. A table whose rows have an order and no names
+(hypotheses) is a tuple, followed by the rows of other packages.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def load(target: str) -> Any:
-    """Import a module and return its attribute: `"module:attribute"`, a row of some table.
+    """Import `"module:attribute"`, as a table's row names it, and return the attribute.
 
     Raises ImportError, or AttributeError where the module has no such name.
     """

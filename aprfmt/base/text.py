@@ -1,12 +1,12 @@
 r"""Text that came out of a file, made safe to print.
 
 Names, metadata and templates of a file may hold characters that move the cursor, recolour the
-terminal, reverse the reading direction or cannot be seen at all. Everything such passes `escape`.
+terminal, reverse the reading direction or cannot be seen at all. All of them pass `escape`.
 
 Notation: `\n`, `\r`, `\t`, else `\xHH`, `\uHHHH` or `\UHHHHHHHH`, the code point in lower-case
-hexadecimal. A backslash of the text stays as it is, except where what follows would make it read as
-an escape (or is one): there it is doubled. So `\d+` and `C:\models` stay, `\n` (two characters)
-becomes `\\n`, and `unescape(escape(text)) == text` for every text.
+hexadecimal. A backslash of the text stays, unless the characters behind it would make it look like
+an escape: then it is doubled. So `\d+` and `C:\models` stay, `\n` (two characters) becomes `\\n`,
+and `unescape(escape(text)) == text` for every text.
 """
 
 import html
@@ -49,15 +49,15 @@ def escape(text: str, limit: int | None = None) -> str:
 
 
 def guard(text: str) -> str:
-    """Return `text` with what is unsafe spelled out, but for line breaks; escapes stay as they are.
+    """Return `text` with unsafe characters spelled out; line breaks and existing escapes stay.
 
-    For text that should be escaped already: should a piece have been forgotten, it harms nobody.
+    For text that should be escaped already: a second line of defence if a piece was forgotten.
     """
     return text if text.isprintable() else _RAW.sub(_spell, text)
 
 
 def unescape(escaped: str) -> str:
-    """Return the text that `escape`, without a limit, was given."""
+    """Undo `escape` called without a limit."""
     return _ESCAPE.sub(lambda match: _BACK.get(match[0]) or chr(int(match[0][2:], 16)), escaped)
 
 

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 __all__ = ["ConversionReport", "Options", "TensorOutcome", "convert", "target_format"]
 
-# Stands in the header while the tensors are copied and the source is hashed beside them; the
-# digest has the same length and is written over it before the file is published.
+# Placeholder in the header while tensors are copied and another thread hashes the source; the
+# digest has the same length and replaces it before the file is published.
 PLACEHOLDER = hashlib.sha256(b"aprfmt: the digest of the source is written here").hexdigest()
 
 
 class NoFormatError(UsageError):
-    """The name of an output says no format, and nothing else does."""
+    """The output's format is given neither by its name nor by an option."""
 
 
 def target_format(path: Path, to: str | None) -> FormatSpec:
-    """Return the format to write: `to`, else by extension; UsageError where they contradict."""
+    """Return the format to write: `to`, else by extension; UsageError if they contradict."""
     by_name = {ext: name for name in FORMATS for ext in FORMATS[name].extensions}
     found = by_name.get(path.suffix.lower())
     if to is None and found is None:
@@ -46,7 +46,7 @@ def convert(
 ) -> ConversionReport:
     """Convert a model file or folder; any format to any.
 
-    Keyword arguments are the fields of `Options`. Raises ConversionError where the target cannot
+    Keyword arguments are the fields of `Options`. Raises ConversionError if the target cannot
     hold the model as asked, OutputError where `dst` exists and `force` is not given, FormatError
     and ArchError for the source.
     """
@@ -59,7 +59,7 @@ def convert(
 
 
 def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -> ConversionReport:
-    """Convert an open model; see `convert`. What it may lack was said when it was opened."""
+    """Convert an open model; see `convert`. `allow_missing` was given when it was opened."""
     from aprfmt.conversion.absent import record_absent
     from aprfmt.conversion.metadata import HASH_KEY, Carried, bare, carry
     from aprfmt.conversion.plan import build
@@ -138,7 +138,7 @@ def _in_order(target: FormatSpec, sink: "Sink", plan: "Plan") -> "list[TensorInf
 def _planned(
     model: "Model", target: FormatSpec, dst: Path, plan: "Plan", carried: Any, options: Options
 ) -> dict[Path, int]:
-    """Return every file that would be written and its bytes; nothing is."""
+    """Return every file that would be written and its size in bytes; writes nothing."""
     from aprfmt.conversion.beside import planned_sizes
 
     weights, _ = _places(target, dst)
@@ -159,7 +159,7 @@ def _write(
     options: Options,
     hashing: bool,
 ) -> tuple[tuple[Path, ...], str | None]:
-    """Write every output and publish all files together; return them and the source's digest."""
+    """Write all outputs and publish the files together; return them and the source's digest."""
     from aprfmt.conversion.beside import texts_to_write
     from aprfmt.conversion.run import chunks
     from aprfmt.formats.atomic import FileSet
@@ -209,7 +209,7 @@ def _utf8(name: str, text: str) -> bytes:
 
 
 def _places(target: FormatSpec, dst: Path) -> tuple[Path, Path | None]:
-    """Return the weights' path, and the folder if the output is one (HF folders)."""
+    """Return the weights' path, and the folder if the output is a folder (HF), else None."""
     if dst.suffix.lower() in target.extensions:
         return dst, None
     if target.weights_name is None:
@@ -259,7 +259,7 @@ def _verify(files: tuple[Path, ...], plan: "Plan", written: "list[Written]") -> 
 
 
 def entry(files: tuple[Path, ...]) -> Path:
-    """Return the file that opens the whole output: the index where there is one."""
+    """Return the file to open for the whole output: the index, if there is one."""
     for path in files:
         if path.name.endswith(".index.json"):
             return path

@@ -1,4 +1,4 @@
-"""Required tensors that a conversion's source or output lacks: refused, or recorded."""
+"""Required tensors missing in a conversion's source or output: an error, or recorded."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def check_complete(model: "Model", options: "Options", drops: "Drops", *, known: bool) -> None:
-    """Refuse a model that lacks required tensors which neither it nor the user accepts.
+    """Raise ConversionError if required tensors are missing that neither file nor user accepts.
 
-    `drops` say which roles the user lets go. `known`: the architecture has to be known; else a
-    model of an unknown one passes.
+    `drops` say which roles --drop leaves out. `known`: an unknown architecture is an error;
+    otherwise such a model is not checked.
     """
     resolution = _resolution(model, options, known=known)
     if resolution is None:
@@ -34,7 +34,7 @@ def check_complete(model: "Model", options: "Options", drops: "Drops", *, known:
 def absent_roles(
     model: "Model", plan: "Plan", options: "Options", drops: "Drops"
 ) -> tuple[str, ...]:
-    """Return the required roles that the output will lack, and say so in the plan's notes."""
+    """Return the required roles missing in the output, and add a note to the plan."""
     resolution = _resolution(model, options)
     if resolution is None:
         return ()
@@ -48,7 +48,7 @@ def absent_roles(
 
 
 def _resolution(model: "Model", options: "Options", *, known: bool = False) -> "Resolution | None":
-    """Return what the architecture makes of the model; None where nobody asks, or it is unknown."""
+    """Return the model's resolution; None if not needed, or if the architecture is unknown."""
     if options.arch == "none" or not options.complete:
         return None
     try:
@@ -60,7 +60,7 @@ def _resolution(model: "Model", options: "Options", *, known: bool = False) -> "
 
 
 def _roles_of(resolution: "Resolution", plan: "Plan") -> set[str]:
-    """Return the roles of the outputs that were dropped, those of which a part is left too."""
+    """Return the roles of the dropped tensors, also those of which a part is kept."""
     from aprfmt.arch.bind import bind
 
     if not plan.dropped or plan.style is None:
@@ -72,9 +72,9 @@ def _roles_of(resolution: "Resolution", plan: "Plan") -> set[str]:
 def record_absent(
     carried: "Carried", model: "Model", plan: "Plan", options: "Options"
 ) -> tuple[str, ...]:
-    """Write into the output's metadata what it lacks on purpose; return the roles.
+    """Record in the output's metadata the roles missing on purpose; return them.
 
-    A source's own record goes where nothing is missing any more.
+    The source's record is removed if nothing is missing any more.
     """
     resolution = _resolution(model, options)
     if resolution is None:

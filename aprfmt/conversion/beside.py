@@ -1,4 +1,4 @@
-"""What a conversion makes besides weights: how large it all is, and texts beside a single file."""
+"""Sizes of a conversion's files before it runs, and text files beside a single weights file."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ class _Blank(OutputFile):
 
 
 class _Nowhere(FileSet):
-    """A set of files that keeps nothing: for a sink that is only planned."""
+    """A set of files that writes nothing: for a sink that is only planned."""
 
     def create(self, path: Path) -> OutputFile:
         """Return a file that is nowhere."""
@@ -43,11 +43,11 @@ def planned_sizes(
 def texts_to_write(
     weights: Path, folder: Path | None, texts: Mapping[str, str], force: bool
 ) -> dict[Path, str]:
-    """Return the texts that stand beside the weights, by path, without those that do already.
+    """Return the texts to write beside the weights, by path; those that exist already are left out.
 
-    Beside a single file (`folder` is None) may lie another model's config.json: it is replaced
-    only with `force`, together with the weights it belongs to, and never while other weights lie
-    there. Raises OutputError.
+    Beside a single file (`folder` is None) there may be another model's config.json. It is replaced
+    only with `force` together with the weights it belongs to, and never if the folder has other
+    weights. Raises OutputError.
     """
     found = {weights.parent / name: text for name, text in texts.items()}
     if folder is not None:
@@ -75,7 +75,7 @@ def _same(path: Path, text: str) -> bool:
 
 
 def _other_weights(weights: Path) -> list[Path]:
-    """Return other model files of the folder: its config.json may be theirs."""
+    """Return other model files of the folder, to which its config.json may belong."""
     from aprfmt.formats import FORMATS
 
     extensions = {extension for name in FORMATS.own for extension in FORMATS[name].extensions}
@@ -84,5 +84,5 @@ def _other_weights(weights: Path) -> list[Path]:
         for path in sorted(weights.parent.iterdir())
         if path.suffix in extensions
         and path.name != weights.name
-        and not path.name.startswith(f"{weights.stem}-")  # its own shards
+        and not path.name.startswith(f"{weights.stem}-")  # shards of `weights` itself
     ]

@@ -1,4 +1,4 @@
-"""Which encoding every output gets, by wish and by what the target can hold."""
+"""Chooses the encoding of every output: what the user asks for, and what the target can hold."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ from aprfmt.quantizing.mixture import SCHEMES, leading, quantized
 def choose_encodings(
     outputs: list[Output], model: Model, target: FormatSpec, options: Options, plan: Plan
 ) -> list[Output]:
-    """Give every output its encoding: the source's, unless a wish or a rule of the target differs.
+    """Give every output its encoding: the source's, unless the user or the target changes it.
 
     Order: --tensor, the mixture, --encoding, the record of an earlier widening, the target's rule
     for vectors, the source's own.
@@ -72,22 +72,22 @@ def choose_encodings(
 
 
 def _no_encoding(wished: str) -> str:
-    """Say what a name is that is no encoding a tensor can be stored in."""
+    """Return the sentence for a name that is not an encoding of tensors."""
     if wished in SCHEMES:
         return (
             f"{wished}: is a mixture of several encodings; choose one of them here "
             f"({SCHEMES[wished].base}), or the mixture with quantize --type {wished}"
         )
-    return f"{wished}: is no encoding; near names: {', '.join(near(wished, ENCODINGS))}"
+    return f"{wished}: is not an encoding; near names: {', '.join(near(wished, ENCODINGS))}"
 
 
 def _asked(output: Output) -> str:
-    """Return the name a mixture or an importance matrix knows an output by."""
+    """Return the name under which a mixture or an importance matrix has an output."""
     return output.role or leading(output.spellings)
 
 
 def importance_of(output: Output, options: Options) -> Any:
-    """Return what an importance matrix says about an output, or None."""
+    """Return the importances of an output's columns, or None."""
     if options.importance is None or not quantized(output.encoding):
         return None
     return options.importance(_asked(output))
@@ -106,14 +106,14 @@ def _wish(output: Output, options: Options) -> str | None:
 
 
 def _held(name: str, target: FormatSpec) -> bool:
-    """Say whether a target can hold an encoding: by a code, carried, or in parts of plain bytes."""
+    """Say whether a target can hold an encoding: by a code, carried, or as several tensors."""
     if target.holds(encoding(name)) or target.carries:
         return True
     return has_companions(name) and target.holds(encoding("U8"))
 
 
 def check_importance(plan: Plan, options: Options) -> None:
-    """Refuse an importance matrix of other sizes, and name the tensors it says nothing about."""
+    """Raise ConversionError if an importance matrix has wrong sizes; note tensors it lacks."""
     if options.importance is None:
         return
     without = []

@@ -1,4 +1,4 @@
-"""Counting what re-encoding did to values."""
+"""Counts how re-encoding changed values."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass
 class Counts:
-    """What re-encoding did to the values of one tensor."""
+    """How re-encoding changed the values of one tensor."""
 
     changed: int = 0
     overflowed: int = 0

@@ -1,7 +1,7 @@
-"""Single metadata values as a user spells them: KEY=VALUE, KEY:TYPE=VALUE, KEY:TYPE[]=A,B,C.
+"""Parses single metadata values: KEY=VALUE, KEY:TYPE=VALUE, KEY:TYPE[]=A,B,C.
 
-A key keeps the type it has in the file; a new one gets the type that is known for it, else what
-JSON makes of the text. What a format says about values is `FormatSpec.values`.
+A key keeps the type it has in the file; a new key gets the type that is known for it, else the
+type of its text read as JSON. `FormatSpec.values` has each format's types and keys.
 """
 
 import math
@@ -22,7 +22,7 @@ from aprfmt.model.patterns import close
 if TYPE_CHECKING:
     from aprfmt.model import Model
 
-MAX_VALUE = 64 << 20  # bytes of a value; a file of ours carries a tokenizer.json in one
+MAX_VALUE = 64 << 20  # bytes of a value; large enough for a carried tokenizer.json
 ARRAY = "array:"
 _NUMBER = re.compile(r"(u?)int(\d+)")
 _LONGEST = 60  # characters of a value in a message
@@ -30,13 +30,13 @@ _LONGEST = 60  # characters of a value in a message
 
 @dataclass(frozen=True)
 class Change:
-    """One key before and after, as a report shows it: long arrays are a count."""
+    """One key before and after, for a report; a long array is shown as its length."""
 
     key: str
     how: Literal["set", "added", "removed"]
     old: Value
     new: Value
-    old_type: str  # "" where the format has no types, or the key was or is not there
+    old_type: str  # "" if the format has no types, or the key does not exist
     new_type: str
 
 
@@ -48,10 +48,10 @@ def short_name(name: str) -> str:
 
 
 def split_type(left: str, model: "Model") -> tuple[str, str]:
-    """Split `KEY:TYPE` or `KEY:TYPE[]`; the type is "" where none is given.
+    """Split `KEY:TYPE` or `KEY:TYPE[]`; the type is "" if none is given.
 
-    A key of the file that has a colon itself is that key. Raises UsageError for a type that the
-    format's values do not have.
+    An existing key with a colon in its name is not split. Raises UsageError for a type that the
+    format does not have.
     """
     key, colon, word = left.rpartition(":")
     depth = 0
@@ -78,9 +78,9 @@ def split_type(left: str, model: "Model") -> tuple[str, str]:
 
 
 def parse(model: "Model", key: str, wished: str, text: str) -> Value | Typed:
-    """Return the value that `text` gives a key of a model; `wished` is its type, "" for none.
+    """Return `text` as the value of a model's key; `wished` is the type asked for, "" for none.
 
-    `@FILE` stands for what the file holds. Raises UsageError where the text is no such value.
+    `@FILE` means the content of the file. Raises UsageError if the text does not fit the type.
     """
     from aprfmt.model.hf_folder import read_text
 
@@ -98,9 +98,9 @@ def parse(model: "Model", key: str, wished: str, text: str) -> Value | Typed:
 
 
 def _like_present(model: "Model", key: str, text: str, whole: bool) -> Value | Typed:
-    """Return a value of the kind the key has in the file."""
+    """Return `text` as a value of the kind that the key has in the file."""
     kind = model.source.types.get(key, "")
-    if kind and kind.removeprefix(ARRAY) != "array":  # arrays of mixed arrays are told by JSON
+    if kind and kind.removeprefix(ARRAY) != "array":  # arrays of mixed arrays are given as JSON
         try:
             return Typed(_typed(text, kind, key, whole), kind)
         except UsageError as error:
@@ -118,7 +118,7 @@ def _like_present(model: "Model", key: str, text: str, whole: bool) -> Value | T
 
 
 def _new(model: "Model", spec: FormatSpec, key: str, text: str, whole: bool) -> Value | Typed:
-    """Return the value of a key that the file has not: its known type's, else what JSON says."""
+    """Return the value of a new key: of the key's known type, else read as JSON."""
     known = spec.values.keys(_architectures(model))
     kinds = next((known[each] for each in known if fnmatchcase(key, each)), ())
     listed = not whole and text.lstrip().startswith("[")
@@ -138,20 +138,20 @@ def _new(model: "Model", spec: FormatSpec, key: str, text: str, whole: bool) -> 
 
 
 def _refuse(spec: FormatSpec, key: str, text: str, value: Value) -> None:
-    """Raise the UsageError for JSON that a typed format has no value for."""
+    """Raise UsageError for a JSON value that a typed format cannot hold."""
     if value == []:
         raise UsageError(f"{key}: an empty array has no type; give it: {key}:TYPE[]=[]")
     if isinstance(value, list):
         raise UsageError(f"{key}: {_said(text)}; the elements of an array have one type")
     what = "null" if value is None else "a JSON object"
     raise UsageError(
-        f"{key}: {what} is no value of {spec.name}; expected {', '.join(spec.values.types)}, or "
+        f"{key}: {what} is not a value of {spec.name}; expected {', '.join(spec.values.types)}, or "
         "an array of one of them"
     )
 
 
 def _typed(text: str, kind: str, key: str, whole: bool) -> Value:
-    """Return the plain value of a type that `text` spells."""
+    """Return `text` as a plain value of a type."""
     if not kind.startswith(ARRAY):
         if kind == "string":
             return text if whole else _unquoted(text)
@@ -160,7 +160,7 @@ def _typed(text: str, kind: str, key: str, whole: bool) -> Value:
     if text.lstrip().startswith("["):
         return _elements(_json_or_text(text, key), kind, key)
     if element.startswith(ARRAY):
-        raise UsageError(f"{key}: {_said(text)} is no {kind}; give arrays of arrays as JSON")
+        raise UsageError(f"{key}: {_said(text)} is not of type {kind}; write nested arrays as JSON")
     pieces = text.split(",")
     if element == "string":
         return pieces
@@ -168,16 +168,16 @@ def _typed(text: str, kind: str, key: str, whole: bool) -> Value:
 
 
 def _elements(value: Value, kind: str, key: str) -> Value:
-    """Return JSON as a value of a type, element by element."""
+    """Convert a JSON value to a type, element by element."""
     if not kind.startswith(ARRAY):
         return _scalar(value, kind, key, _said(str(value)))
     if not isinstance(value, list):
-        raise UsageError(f"{key}: {_said(str(value))} is no {kind}; expected a JSON array")
+        raise UsageError(f"{key}: {_said(str(value))} is not of type {kind}; expected a JSON array")
     return [_elements(item, kind.removeprefix(ARRAY), key) for item in value]
 
 
 def _scalar(value: Value, kind: str, key: str, said: str) -> Value:
-    """Return one value of a type; `said` is how the user spelled it."""
+    """Convert one value to a type; `said` is the user's text, for the message."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     found = _NUMBER.fullmatch(kind)
     if found is not None:
@@ -193,12 +193,12 @@ def _scalar(value: Value, kind: str, key: str, said: str) -> Value:
     else:
         fits, expected = number and _is_float(value, kind), f"a number that {kind} holds"
     if not fits:
-        raise UsageError(f"{key}: {said} is no {kind}; expected {expected}")
+        raise UsageError(f"{key}: {said} is not of type {kind}; expected {expected}")
     return float(value) if kind.startswith("float") else value
 
 
 def _is_float(value: float, kind: str) -> bool:
-    """Say whether a number has a finite value in a float type, or is not finite itself."""
+    """Say whether a number stays finite in a float type, or is not finite itself."""
     try:
         (back,) = struct.unpack("<f", struct.pack("<f", value)) if kind == "float32" else (
             float(value),
@@ -240,7 +240,7 @@ def _architectures(model: "Model") -> list[str]:
 
 
 def unknown(model: "Model", keys: Sequence[str], also: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Return those keys that neither the file has nor its readers know, with near names.
+    """Return the keys that are neither in the file nor known to its readers, with similar names.
 
     `also` are architectures that the same request names.
     """
@@ -254,7 +254,7 @@ def unknown(model: "Model", keys: Sequence[str], also: Sequence[str] = ()) -> di
 
 
 def check_present(model: "Model", keys: Sequence[str]) -> None:
-    """Raise UsageError for the first key that the file has not."""
+    """Raise UsageError for the first key that is not in the file."""
     for key in keys:
         if key not in model.metadata:
             raise UsageError(
@@ -264,7 +264,7 @@ def check_present(model: "Model", keys: Sequence[str]) -> None:
 
 
 def snapshot(model: "Model", keys: Sequence[str]) -> Mapping[str, tuple[Value, str]]:
-    """Return (value, type) of those keys that are there; values outlive the file."""
+    """Return (value, type) of the existing keys; valid also after the file is closed."""
     types = model.source.types
     return {
         key: (_lasting(model.metadata[key]), types.get(key, ""))
@@ -284,7 +284,7 @@ def changes(
     before: Mapping[str, tuple[Value, str]],
     after: Mapping[str, tuple[Value, str]],
 ) -> list[Change]:
-    """Return what became of every key, in the order asked for."""
+    """Return the change of every key, in the given order."""
     found = []
     for key in keys:
         old, old_type = before.get(key, (None, ""))

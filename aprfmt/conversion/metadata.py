@@ -1,7 +1,7 @@
-"""What travels beside the tensors: configuration, tokenizer, provenance, per target format.
+"""Metadata of the output: configuration, tokenizer, provenance, for each target format.
 
-Every carrier keeps what its format can say in the format's own keys, and the rest verbatim under
-`aprfmt.*`, so that the way back gives the same folder again.
+What a format has keys for is written under these keys, the rest verbatim under `aprfmt.*`, so that
+converting back gives the same folder again.
 """
 
 import json
@@ -27,21 +27,21 @@ from aprfmt.tensors.companions import SECTIONS
 if TYPE_CHECKING:
     from aprfmt.model import Model
 
-GGUF_KEY = "aprfmt.gguf.metadata"  # JSON {key: [type, value]}: GGUF keys other formats cannot say
-BARE_KEY = "aprfmt.metadata"  # JSON {key: value}: what a container-only copy could not say
+GGUF_KEY = "aprfmt.gguf.metadata"  # JSON {key: [type, value]}: GGUF keys without a place elsewhere
+BARE_KEY = "aprfmt.metadata"  # JSON {key: value}: values without a type in the target
 HASH_KEY = "aprfmt.source.sha256"
 
 
 @dataclass
 class Carried:
-    """Metadata for the sink, and text files that stand beside the weights (HF folders)."""
+    """Metadata for the sink, and text files to write beside the weights (HF folders)."""
 
     metadata: dict[str, Value | Typed]
     texts: dict[str, str] = field(default_factory=dict)
 
 
 def carry(model: "Model", target: str, plan: Plan, options: Options) -> Carried:
-    """Return what the target file says; same-format conversions keep their metadata verbatim."""
+    """Return the target's metadata and texts; same-format conversions keep metadata verbatim."""
     if model.format == target:
         carried = Carried(_verbatim(model), _folder_texts(model))
     else:
@@ -63,7 +63,7 @@ def carry(model: "Model", target: str, plan: Plan, options: Options) -> Carried:
 
 
 def _quantization_record(model: "Model") -> dict[str, Value | Typed]:
-    """Return how the source says it was quantized: true of a copy in another format as well."""
+    """Return the source's record of how it was quantized, which stays true in another format."""
     return {
         key: Typed(value, "uint32") if type(value) is int else value
         for key, value in model.metadata.items()
@@ -74,7 +74,7 @@ def _quantization_record(model: "Model") -> dict[str, Value | Typed]:
 def _claim_packing(
     carried: Carried, model: "Model", outputs: Sequence[Output], options: Options
 ) -> None:
-    """Make every config.json that travels along say whether, and how, the weights are packed."""
+    """Make every written config.json say whether, and how, the weights are packed."""
     packed = {output.part.packed.encoding for output in outputs if output.part is not None}
     parts = {id(part) for tensor in model.values() for part in tensor.parts.values()}
     if not packed and (not parts or any(id(s) in parts for o in outputs for s in o.sources)):
@@ -100,7 +100,7 @@ def _claim_packing(
 
 
 def _left_out(outputs: Sequence[Output], packing: str) -> list[str]:
-    """Name the modules that transformers would expect to be packed and that are not."""
+    """Return the modules that transformers would expect to be packed, but are not."""
     mixture = Mixture(packing, (), n_layers=0)
     return [
         output.info.name.removesuffix(".weight")
@@ -111,7 +111,7 @@ def _left_out(outputs: Sequence[Output], packing: str) -> list[str]:
 
 
 def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: "Model") -> str:
-    """Return a config.json with the claim; verbatim where it says nothing else already."""
+    """Return config.json with `claim` as its `quantization_config`; verbatim if it agrees."""
     config = json_object(text, f"{model.path}: the config.json it carries")
     changed = _claimed(dict(config), claim)
     if changed == config:
@@ -120,7 +120,7 @@ def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: "Model") ->
 
 
 def _claimed(config: dict[str, Any], claim: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Set `quantization_config` or take it away; keys stay sorted where they were."""
+    """Set or remove `quantization_config`; sorted keys stay sorted."""
     if claim is None:
         return {key: value for key, value in config.items() if key not in SECTIONS}
     ordered = list(config) == sorted(config)
@@ -144,13 +144,13 @@ def _typed_like(model: "Model", key: str, value: Value | Typed) -> Value | Typed
 
 
 def _update_claims(carried: Carried, outputs: Sequence[Output], target: str) -> None:
-    """Restate what re-encoding changed: a GGUF must not go on claiming its old file type."""
+    """Update keys that re-encoding made wrong: a GGUF's file type."""
     if target == "gguf":
         carried.metadata["general.file_type"] = Typed(file_type(outputs), "uint32")
 
 
 def _identity(model: "Model") -> dict[str, Value]:
-    """Name the source: file, size, format, and the writer it states. The hash comes later."""
+    """Return the source's file, size, format and stated writer. Its hash is added later."""
     from aprfmt.base.version import __version__
 
     size = sum(path.stat().st_size for path in model.source.files)
@@ -180,7 +180,7 @@ def file_type(outputs: Sequence[Output]) -> int:
 
 
 def model_name(model: "Model") -> str:
-    """Return the name a file states, else that of its folder or file."""
+    """Return the model name in the metadata, else the name of the folder or file."""
     for key in ("general.name", "name"):
         name = model.metadata.get(key)
         if isinstance(name, str) and name:
@@ -190,7 +190,7 @@ def model_name(model: "Model") -> str:
 
 
 def config_text(model: "Model") -> str | None:
-    """Return config.json verbatim where it is at hand, else spelled from the parsed object."""
+    """Return config.json verbatim if its text is available, else the parsed object as JSON."""
     if model.folder is not None and "config.json" in model.folder.texts:
         return model.folder.texts["config.json"]
     texts = model.carried.texts
@@ -213,7 +213,7 @@ def _small_files(model: "Model") -> dict[str, str]:
 
 
 def _foreign_gguf(model: "Model") -> str | None:
-    """Return the GGUF keys that other formats have no place for, as JSON, with their types."""
+    """Return the GGUF keys that have no place in other formats, as JSON with their types."""
     kept = {}
     for key, value in model.metadata.items():
         type_name = model.source.types.get(key, "")
@@ -236,7 +236,7 @@ def _carried_gguf(model: "Model") -> dict[str, Typed]:
     found = {}
     for key, row in json_object(text, where).items():
         if not isinstance(row, list) or len(row) != 2 or not isinstance(row[0], str):
-            raise FormatError(f"{where}: {shorten(key, 80)!r} is no pair of a type and a value")
+            raise FormatError(f"{where}: {shorten(key, 80)!r} is not a pair of a type and a value")
         found[key] = Typed(row[1], row[0])
     return found
 
@@ -276,7 +276,7 @@ def _to_gguf(model: "Model", plan: Plan) -> Carried:
 
 
 def _source_metadata(model: "Model") -> dict[str, Value]:
-    """Keep a safetensors `__metadata__` on its way through the other formats."""
+    """Return a safetensors `__metadata__` as it is carried through other formats."""
     if model.format != "safetensors":
         kept = model.metadata.get("aprfmt.source.metadata")
         return {"aprfmt.source.metadata": kept} if isinstance(kept, str) else {}
@@ -345,8 +345,8 @@ CARRIERS: Mapping[str, Callable[["Model", Plan], Carried]] = {
 def bare(model: "Model", target: FormatSpec) -> dict[str, Any]:
     """Return metadata for a container-only copy (`--arch none`), nothing added.
 
-    What the target has no value type for (nulls, objects, arrays) goes as JSON under one key, and
-    comes out of it again in a target that takes it.
+    Values without a type in the target (nulls, objects, arrays) are stored as JSON under one key,
+    and are restored in a target that has such values.
     """
     values = {k: _plain(v) for k, v in model.metadata.items() if not k.startswith("split.")}
     held = values.pop(BARE_KEY, None)

@@ -1,4 +1,4 @@
-"""What a conversion is asked to do, and what it reports having done."""
+"""The options of a conversion, and its report."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,19 +18,19 @@ Drops = Sequence[Callable[[str], bool]]  # over one spelling: is the tensor left
 
 @dataclass(frozen=True)
 class Options:
-    """The wishes of one conversion.
+    """The options of one conversion.
 
     `encoding` is stored for every weight matrix, and for every float tensor when it is a plain
     float type; `tensor_encodings` are (pattern, encoding) pairs that win over it. `quantize` names
     a scheme of quantizing/mixture.py, whose mixture decides per tensor; `pure` stores its base
     encoding everywhere, `imatrix` is the file of an importance matrix, and `allow_requantize` lets
     tensors that are quantized already be quantized again. `choose` and `importance` (by role or
-    name) are what a scheme and an imatrix become; `packing` are encoder options of encodings with
-    companions. `arch="none"` copies tensors and metadata
-    under their own names without asking any architecture. `drop` are patterns of tensors that the
-    output may lack. `metadata` overrides single keys of the output, `remove` leaves keys out.
-    `allow_missing` are patterns of required roles that the source may lack, which the output
-    records; `complete=False` asks for none at all (a copy of stored tensors as they are).
+    name) are computed from `quantize` and `imatrix`; `packing` are encoder options of encodings
+    with companions. `arch="none"` copies tensors and metadata under their own names and uses no
+    architecture. `drop` are patterns of tensors to leave out. `metadata` overrides single keys of
+    the output, `remove` leaves keys out. `allow_missing` are patterns of required roles that may be
+    missing in the source, which the output records; `complete=False` requires no roles at all (a
+    plain copy of the stored tensors).
     """
 
     arch: str | None = None
@@ -63,10 +63,10 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class TensorOutcome:
-    """What became of one output tensor.
+    """How one output tensor was written.
 
     `how` is "bytes" (the logical tensor's bytes are unchanged, rows may have moved), "values"
-    (another encoding or layout, every value equal) or "lossy", with the counts that say how much.
+    (another encoding or layout, every value equal) or "lossy", with counts of changed values.
     `changed` counts elements whose value differs after rounding, `overflowed` finite ones that
     became infinite, `underflowed` non-zero ones that became zero.
     """
@@ -85,11 +85,11 @@ class TensorOutcome:
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What was written and what was proven about it.
+    """What was written, and how it was verified.
 
-    `verified` is None when verification was switched off, else how many tensors were read back
-    and found as reported. `sizes` are the bytes of every file; of a dry run, those it would have.
-    `allowed_missing` are the required roles that the output lacks on purpose, as it records.
+    `verified` is None if verification was switched off, else the number of tensors that were read
+    back and found to be right. `sizes` are the bytes of every file (of a dry run: expected bytes).
+    `allowed_missing` are the required roles missing on purpose, as the output records them.
     """
 
     source: Path

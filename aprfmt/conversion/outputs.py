@@ -1,4 +1,4 @@
-"""What a plan is made of: the stored tensors of the target."""
+"""A conversion's plan: the stored tensors of the target."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ PLAIN_FLOATS = ("F64", "F32", "F16", "BF16")
 class Output:
     """One stored tensor of the target.
 
-    `runs` are the source bytes in the target's element order, in `source_encoding`; None where a
-    layout step changes values, then `make()` gives the decoded array of `info.shape`. The bytes
-    are copied if runs exist and the encodings agree, re-encoded otherwise.
+    `runs` are the source bytes in the target's element order, in `source_encoding`; None if a
+    layout step changes values: then `make()` returns the decoded array of `info.shape`. Bytes are
+    copied if there are runs and the encodings are equal, re-encoded otherwise.
     """
 
     info: TensorInfo
@@ -30,17 +30,17 @@ class Output:
     spellings: tuple[str, ...]
     steps: tuple[str, ...] = ()
     sources: tuple[LazyTensor, ...] = ()
-    role: str = ""  # where exactly one role is stored in it
-    part: Part | None = None  # of a weight that the target stores in several tensors
+    role: str = ""  # the role, if the tensor holds exactly one
+    part: Part | None = None  # set if the target stores the weight in several tensors
 
     @property
     def encoding(self) -> str:
-        """What the weight is encoded as, also where its parts are plain bytes."""
+        """The encoding of the weight, also if the target stores its parts as plain bytes."""
         return self.info.encoding if self.part is None else self.part.packed.encoding
 
     @property
     def companion(self) -> bool:
-        """True for what stands beside a packed weight."""
+        """True for the companions of a packed weight (its scales, say)."""
         return self.part is not None and self.part.suffix != ""
 
     @property
@@ -53,7 +53,7 @@ class Output:
 class Plan:
     """Everything a conversion will write, before a byte is written.
 
-    `absent` are role keys that must be there and that the output lacks on purpose.
+    `absent` are required role keys that are missing in the output on purpose.
     """
 
     outputs: list[Output]
@@ -65,7 +65,7 @@ class Plan:
 
 
 def make_info(name: str, shape: tuple[int, ...], name_of_encoding: str) -> TensorInfo:
-    """Return the facts of a tensor to be written; ConversionError where it cannot be."""
+    """Return the TensorInfo of a tensor to write; ConversionError if the shape does not fit."""
     row = encoding(name_of_encoding)
     try:
         size = row.nbytes(shape)

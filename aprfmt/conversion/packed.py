@@ -1,8 +1,8 @@
 """Weights that a target stores in several tensors: bitsandbytes' packed bytes and companions.
 
-The size of a quant state is known only when its numbers are, so a weight is encoded once while
-planning where that matters, and once more when its bytes are written. Between the two only small
-parts are kept; of everything else the weight encoded last is held, and no other.
+The size of a quant state depends on the values, so a weight may be encoded once for the plan and
+again for writing. In between only small parts are kept in memory, and all parts of the weight
+encoded last.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ def has_companions(name: str) -> bool:
 
 @dataclass
 class Latest:
-    """The parts of the weight that was encoded last; one for a plan."""
+    """The parts of the weight that was encoded last; one object per plan."""
 
     name: str = ""
     parts: Mapping[str, bytes] = field(default_factory=dict)
@@ -34,10 +34,10 @@ class Latest:
 
 @dataclass(eq=False)
 class Packed:
-    """One weight on its way into several stored tensors.
+    """One weight to be stored in several tensors.
 
-    `make` gives the weight's values, float32 of `shape`; `encode(values)` its parts by suffix,
-    "" being the packed bytes; `counts` says how the values fared.
+    `make` returns the weight's values, float32 of `shape`; `encode(values)` its parts by suffix
+    ("" are the packed bytes); `counts` says how many values changed.
     """
 
     name: str
@@ -48,11 +48,11 @@ class Packed:
     latest: Latest
     counts: Counts = field(default_factory=Counts)
     kept: dict[str, bytes] = field(default_factory=dict)
-    nbytes: int = 0  # of all parts together
+    nbytes: int = 0  # sum over all parts
     counted: bool = False
 
     def part(self, suffix: str) -> bytes:
-        """Return one part's bytes, encoding the weight again where they are not at hand."""
+        """Return one part's bytes; encodes the weight again if they are no longer in memory."""
         if suffix in self.kept:
             return self.kept[suffix]
         if self.latest.name != self.name:
@@ -98,14 +98,14 @@ class Part:
     suffix: str
 
     def data(self) -> bytes:
-        """Return its bytes."""
+        """Return the part's bytes."""
         return self.packed.part(self.suffix)
 
 
 def weight_dtype(source: str, config: Mapping[str, Any] | None, name: str) -> str:
-    """Return the dtype a packed weight says it had: the source's own, else the model's.
+    """Return the original dtype to record for a packed weight: the tensor's, else the model's.
 
-    Raises ConversionError where neither is one that bitsandbytes knows.
+    Raises ConversionError if bitsandbytes knows neither of the two.
     """
     own = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}.get(source)
     if own is not None:

@@ -1,8 +1,8 @@
-"""From a Model to a list of outputs: which stored bytes land where, and what has to be re-encoded.
+"""Makes the list of outputs for a Model: which stored bytes go where, and what is re-encoded.
 
-Where source and target share a naming style, stored tensors pass through under their own names.
-Otherwise every role is taken through the source's layout steps and back through the target's;
-where those only move rows, the plan is a list of byte runs and nothing is decoded.
+If source and target share a naming style, stored tensors pass through under their own names.
+Otherwise every role is taken through the source's layout steps and back through the target's; if
+these only move rows, the plan is a list of byte runs and nothing is decoded.
 """
 
 import math
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def build(model: Model, target: FormatSpec, options: Options) -> Plan:
-    """Compile the plan; raises ConversionError naming what the target cannot hold."""
+    """Make the plan; raises ConversionError for anything the target cannot hold."""
     passthrough = options.arch == "none" or model.style in (None, target.style)
     if model.format == target.name:
         passthrough = True
@@ -65,7 +65,7 @@ def build(model: Model, target: FormatSpec, options: Options) -> Plan:
 
 
 def _drops(model: Model, options: Options) -> Drops:
-    """Return the predicates of --drop over every spelling, those of missing tensors included.
+    """Return the predicates of the --drop patterns; a pattern may also name a missing tensor.
 
     Raises UsageError for a pattern that matches nothing.
     """
@@ -81,7 +81,7 @@ def _drops(model: Model, options: Options) -> Drops:
         for style in model.spec.bindings:
             every.update(dict.fromkeys(row.name(style) for row in model.spec.derived))
     except ArchError:
-        pass  # an architecture nobody knows demands nothing
+        pass  # an unknown architecture requires no roles
     return matchers(options.drop, tuple(every), str(model.path))
 
 
@@ -108,7 +108,7 @@ def _stored(tensor: LazyTensor, name: str = "") -> Output:
 def _stored_joined(model: Model, target: FormatSpec, options: Options) -> list[Output]:
     """Pass through with companions joined, so that a packed weight can be re-encoded as one.
 
-    A packed weight nobody wants re-encoded goes through in its stored parts.
+    A packed weight that is not re-encoded passes through as its stored parts.
     """
     roles = model.roles_of
     wanted = _requested(model, options)
@@ -130,8 +130,8 @@ def _stored_joined(model: Model, target: FormatSpec, options: Options) -> list[O
 def _packed_names(model: Model, target: FormatSpec) -> dict[str, str]:
     """Return new names for the main parts of packed weights.
 
-    Where a format has no code for a packed encoding its main part goes under `WEIGHT@NF4`, so that
-    a foreign reader misses the weight instead of misreading its bytes; elsewhere under WEIGHT.
+    If a format has no code for a packed encoding, the main part is named `WEIGHT@NF4`, so that a
+    foreign reader does not find the weight instead of misreading its bytes; otherwise WEIGHT.
     """
     from aprfmt.codecs import CODECS
 
@@ -167,7 +167,7 @@ def _requested(model: Model, options: Options) -> set[str]:
 
 
 def _mapped(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> list[Output]:
-    """Take every role into the target's naming style."""
+    """Return the outputs of every role in the target's naming style."""
     from aprfmt.arch.bind import groups_for
 
     resolution = model.resolution
@@ -186,7 +186,7 @@ def _mapped(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> list[
 
 
 def _derived(name: str, values: Sequence[float]) -> Output:
-    """Return a hyperparameter that the target keeps as a one-dimensional F32 tensor."""
+    """Return the output of a hyperparameter that the target stores as a 1-D F32 tensor."""
     import struct
 
     info = make_info(name, (len(values),), "F32")
@@ -195,7 +195,7 @@ def _derived(name: str, values: Sequence[float]) -> Output:
 
 
 def _check_unbound(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> None:
-    """Refuse to lose tensors silently: what no role claims needs --drop."""
+    """Raise ConversionError for tensors without a role, unless --drop names them."""
     derived = {row.name(model.style or "") for row in model.spec.derived}
     left = [name for name in model.resolution.unbound if name not in derived]
     for name in left:
@@ -314,7 +314,7 @@ def _maker(
 def _patched(made: Any, patch: Any, logical: Sequence[View], group: "Group", hp: Any) -> Any:
     """Return `made` with the bits an earlier file of this style had, if they mean the same values.
 
-    A tensor edited since then is written as the steps make it.
+    A tensor that was edited since then gets the values that the steps compute.
     """
     import numpy as np
 
@@ -331,7 +331,7 @@ def _patched(made: Any, patch: Any, logical: Sequence[View], group: "Group", hp:
 
 
 def _widest(encodings: Sequence[str]) -> str:
-    """Return the encoding that holds every value of a mixed group: F32 unless all are plain."""
+    """Return the encoding for a group of mixed encodings: F32 unless all are plain floats."""
     return "F64" if "F64" in encodings else "F32"
 
 

@@ -1,8 +1,8 @@
-"""What `quantize` adds to a conversion: the mixture, the importance matrix, and the record of both.
+"""Options that `quantize` adds to a conversion: mixture, importance matrix, and the record of both.
 
 Quantized bytes depend on the scheme, the arithmetic, the version of the encoders and the
-importance matrix; all four are written into the output's metadata, so that the bytes can be made
-again.
+importance matrix; all four are written into the output's metadata, so that the same bytes can be
+produced again.
 """
 
 from collections.abc import Mapping
@@ -36,9 +36,9 @@ IMATRIX_RECORD = "quantize.imatrix."  # llama.cpp's own keys
 
 
 def prepare(model: "Model", target: "FormatSpec", options: Options) -> Options:
-    """Return the options with what the scheme asks for; unchanged where none is named.
+    """Return the options with the scheme's mixture filled in; unchanged without a scheme.
 
-    Raises UsageError for an unknown scheme, or flags that need one.
+    Raises UsageError for an unknown scheme, or for flags that need a scheme.
     """
     if options.quantize is None:
         if options.pure or options.imatrix is not None:
@@ -54,7 +54,9 @@ def prepare(model: "Model", target: "FormatSpec", options: Options) -> Options:
     mixture = mixture_of(model, options, matrix is not None)
     scheme = scheme_of(mixture.scheme)
     if matrix is not None and (ENCODINGS[scheme.base].flat or not quantized(scheme.base)):
-        raise UsageError(f"{mixture.scheme} weighs nothing: leave --imatrix out, or choose Q4_K_M")
+        raise UsageError(
+            f"{mixture.scheme} uses no importance matrix: leave --imatrix out, or choose Q4_K_M"
+        )
     return replace(
         options,
         choose=mixture.choose,
@@ -69,7 +71,7 @@ def prepare(model: "Model", target: "FormatSpec", options: Options) -> Options:
 
 
 def mixture_of(model: "Model", options: Options, imatrix: bool) -> Mixture:
-    """Return the mixture of a model; of an unknown architecture by what its GGUF says."""
+    """Return the mixture of a model; for an unknown architecture, from the GGUF's metadata."""
     assert options.quantize is not None
     try:
         hyper, names = model.hyper, list(model.roles)
@@ -98,7 +100,7 @@ def mixture_of(model: "Model", options: Options, imatrix: bool) -> Mixture:
 
 
 def _first(value: Value) -> int:
-    """Return a number, or the first layer's where there is one a layer; 0 where there is none."""
+    """Return a number, or the first of a list with one per layer; 0 if there is none."""
     if isinstance(value, int):
         return value
     try:
@@ -132,7 +134,7 @@ def _claims(file_type: int | None) -> Mapping[str, Value | Typed]:
 
 
 def check_requantization(outputs: "Sequence[Output]", options: Options, path: Path) -> None:
-    """Refuse to quantize what is quantized already, unless it is wished; ConversionError."""
+    """Raise ConversionError if quantized tensors would be quantized again without permission."""
     if options.quantize is None or options.allow_requantize:
         return
     again = [

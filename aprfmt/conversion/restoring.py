@@ -1,4 +1,4 @@
-"""Filling a plan's restoration record: which roles were widened, and what narrowing loses."""
+"""Fills a plan's restoration record: which roles were widened, and bits that narrowing loses."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 def record(model: "Model", target: FormatSpec, plan: Plan) -> None:
-    """Note every role whose values the target stores in a wider or shifted form.
+    """Record every role whose values the target stores in a wider or shifted form.
 
-    Only float types are recorded: quantized sources keep their encoding or are lossy by wish.
+    Only float types are recorded: quantized sources keep their encoding, or the user asked for a
+    lossy conversion.
     """
     if not target.vectors_f32:
         _record_stored(model, plan)
@@ -34,7 +35,7 @@ def record(model: "Model", target: FormatSpec, plan: Plan) -> None:
 
 
 def _record_stored(model: "Model", plan: Plan) -> None:
-    """Note the source's stored bits where its value-changing steps cannot be repeated exactly."""
+    """Record the source's stored bits if its value-changing steps cannot be repeated exactly."""
     import numpy as np
 
     for output in plan.outputs:

@@ -1,4 +1,4 @@
-"""Carrying a plan out: bytes in windows, re-encoding in chunks, counts of what changed."""
+"""Runs a plan: copies bytes in windows, re-encodes in chunks, counts changed values."""
 
 import zlib
 from collections.abc import Iterator, Sequence
@@ -17,21 +17,21 @@ from aprfmt.quantizing.rows import encode_rows
 from aprfmt.tensors.runs import Bytes, Run, all_runs, first_difference, windows
 from aprfmt.tensors.view import decode_rows
 
-WINDOW = 16 << 20  # bytes handed to write() at a time; larger ones gain nothing here
+WINDOW = 16 << 20  # bytes per write(); larger windows are not faster
 SMALL = 256 << 10  # runs below this are joined before they are written
 CHUNK = 1 << 22  # elements decoded and encoded at a time
 
 
 @dataclass
 class Written:
-    """What was written for one output: its checksum, and how the values fared."""
+    """The checksum of one written output, and counts of changed values."""
 
     crc: int = 0
     counts: Counts = field(default_factory=Counts)
 
 
 def chunks(output: Output, options: Options, written: Written) -> Iterator[memoryview]:
-    """Yield the stored bytes of one output; fills `written` on the way."""
+    """Yield the stored bytes of one output; fills in `written` meanwhile."""
     if output.part is not None:
         source = iter([memoryview(output.part.data())])
         written.counts = output.part.packed.counts
@@ -45,7 +45,7 @@ def chunks(output: Output, options: Options, written: Written) -> Iterator[memor
 
 
 def _copied(runs: Sequence[Run]) -> Iterator[memoryview]:
-    """Yield stored bytes in windows, dropping mapped pages behind; small runs are joined."""
+    """Yield stored bytes in windows and release mapped pages; small runs are joined."""
     batch: list[memoryview] = []
     held = 0
     for run in runs:
@@ -70,7 +70,7 @@ def _copied(runs: Sequence[Run]) -> Iterator[memoryview]:
 
 
 def _encoded(output: Output, options: Options, counts: Counts) -> Iterator[memoryview]:
-    """Decode, encode and count; in chunks of whole rows where the source's rows are separable."""
+    """Decode, encode and count; in chunks of whole rows if the source's rows are separable."""
     from aprfmt.codecs import decode
     from aprfmt.codecs.parallel import cpu_count
 
@@ -133,7 +133,7 @@ def _decoded(output: Output) -> Iterator[Any]:
 
 
 def outcome(output: Output, written: Written) -> TensorOutcome:
-    """Say what became of one output tensor."""
+    """Return how one output tensor was written."""
     counts = written.counts
     lossy = counts.changed or counts.overflowed or counts.underflowed
     how = "bytes" if output.copies else "lossy" if lossy else "values"
@@ -152,7 +152,7 @@ def equal_bytes(runs: Sequence[Run], stored: LazyTensor) -> int | None:
 
 
 def checksum(stored: LazyTensor) -> int:
-    """Return the CRC-32 of a stored tensor's bytes, dropping pages behind."""
+    """Return the CRC-32 of a stored tensor's bytes; releases mapped pages."""
     crc = 0
     for window in windows(all_runs(stored)):
         crc = zlib.crc32(window, crc)

@@ -1,4 +1,4 @@
-"""What holds no values: buffers of zeros that were saved, and the bounds below which bugs hide."""
+"""Traces and models that hold only zeros, and the distances below which rounding hides bugs."""
 
 from collections.abc import Iterable, Iterator
 
@@ -13,7 +13,7 @@ WINDOW = 1 << 20  # elements looked at together
 
 
 def blank_trace(trace: TraceLike) -> int:
-    """Return how many points a trace has if every value it kept is zero, else 0."""
+    """Return the number of points of a trace if all its values are zero, else 0."""
     count = 0
     for key, record in trace.records.items():
         if record.point in DISCRETE or place_of(key) == NO_POINT:
@@ -28,13 +28,13 @@ def blank_trace(trace: TraceLike) -> int:
 
 
 def blank_model(model: Model) -> int:
-    """Return how many tensors a model has if every value of all of them is zero, else 0."""
+    """Return the number of tensors of a model if all their values are zero, else 0."""
     for tensor in model.values():
         try:
             if _any(Reader(tensor)):
                 return 0
         except AprfmtError:
-            return 0  # what cannot be read is said where it is compared
+            return 0  # comparing reports tensors that cannot be read
     return len(model)
 
 
@@ -52,7 +52,7 @@ def _any(reader: Reader) -> bool:
 
 
 def rounding_hides(label: str, bounds: Iterable[tuple[float, str]]) -> Iterator[str]:
-    """Yield below which distance nothing can be said, by (tolerance, dtype) of the points."""
+    """Yield sentences about distances too small to judge, from (tolerance, dtype) of the points."""
     counts: dict[tuple[float, str], int] = {}
     for bound, dtype in bounds:
         if bound > SMALLEST_BUG:

@@ -1,4 +1,4 @@
-"""One divergence under examination: what the reference did there, and trying changes on it."""
+"""One divergence: what the reference computed there, and methods that try changes on it."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,12 +19,13 @@ Layers = frozenset[int] | None  # None: all
 
 @dataclass(frozen=True)
 class Change:
-    """A hypothesis with its values filled in: how the reference becomes what the trace ran.
+    """A hypothesis with its values filled in: a change with which the reference may give the trace.
 
     `make(world, layers)` applies it in these layers (None: all; ignored unless `scoped`). `where`
-    are tensor keys, hyperparameters or operations; a layer is put before those that are scoped.
-    `drop` are keys of the trace that the hypothesis says were taken elsewhere or on other rows.
-    `general` fits anything of its kind (frequencies as they are): an answer only without others.
+    are tensor keys, hyperparameters or operations; scoped ones get a layer as prefix. `drop` are
+    keys of the trace that, by the hypothesis, were taken at another point or on other rows.
+    `general` marks a change that fits any value of its kind (frequencies solved one by one): it is
+    an answer only if no other change fits.
     """
 
     cause: str
@@ -53,22 +54,22 @@ class Case:
     # --- what the reference did -------------------------------------------------------------
 
     def call(self, *ops: str) -> Call | None:
-        """Return the last call of one of these operations since the last point the trace has."""
+        """Return the last call of one of these operations after the last point in the trace."""
         for call in reversed(self.view.calls):
             if call.op in ops:
                 return call
         return None
 
     def calls(self, *ops: str) -> list[Call]:
-        """Return all of them, in order."""
+        """Return all calls of these operations after the last point in the trace, in order."""
         return [call for call in self.view.calls if call.op in ops]
 
     def exact(self, call: Call | None) -> bool:
-        """Say whether the call's result is the very value that diverges."""
+        """Say whether the call's result is itself the diverging value."""
         return call is not None and self.part(call) is not None
 
     def part(self, call: Call) -> Array | None:
-        """Return the trace's value of a call's result, in its shape; None where it has none.
+        """Return the trace's value for a call's result, in the result's shape, or None.
 
         The result is the whole point, or the last elements of its last axis (MLA's rotated part).
         """
@@ -87,7 +88,7 @@ class Case:
 
     @cached_property
     def rows(self) -> Array:
-        """Rows of the point that the trace has."""
+        """Row numbers of the point that the trace has."""
         seen = self.view.seen
         assert seen is not None
         return np.arange(self.view.mine.shape[self.view.axis]) if seen.rows is None else seen.rows
@@ -99,11 +100,11 @@ class Case:
 
     @property
     def layer(self) -> int:
-        """Of the divergence; -1 for a whole-model point."""
+        """The layer of the divergence; -1 for a whole-model point."""
         return self.view.layer
 
     def differs(self, other: Array) -> float:
-        """Return how far another value of the point is from the trace's."""
+        """Return the relative L2 distance of another value of the point from the trace's."""
         return self.view.distance(other.reshape(self.view.mine.shape))
 
     def close(self, mine: Array, theirs: Array) -> bool:
@@ -122,14 +123,14 @@ class Case:
     # --- trying -----------------------------------------------------------------------------
 
     def without(self, drop: Iterable[str]) -> Recorded:
-        """Return the trace with some keys taken as not recorded."""
+        """Return the trace without some keys."""
         chosen = self.recorded.without | set(drop)
         if chosen == self.recorded.without:
             return self.recorded
         return Recorded(self.recorded.trace, self.recorded.ids, self.recorded.shapes, chosen)
 
     def attempt(self, change: Change, layers: Layers = None) -> View | None:
-        """Return the point's view under a change, the layers before it passed over."""
+        """Return the point's view under a change; earlier layers are not computed."""
         world = change.make(self.world, layers)
         key = self.view.key
         recorded = self.without(change.drop)
@@ -138,13 +139,13 @@ class Case:
         if seen is not None and seen.rows is None:
             world = _skipping(world, self.layer)
         instance = world.points.get(key)
-        # Without its operation a point equals the one before.
+        # If its operation is left out, a point equals the point before it.
         before_it = "" if instance is None else instance.alias_of
         found = shadow(world, recorded, self.view.base if before_it else key).views
         return found.get(key) or found.get(before_it)
 
     def trial(self, change: Change, layers: Layers = None) -> float:
-        """Return the point's residual under a change; infinite where it is gone."""
+        """Return the point's residual under a change; infinite if the point no longer exists."""
         view = self.attempt(change, layers)
         if view is None or view.residual is None or math.isnan(view.residual):
             return math.inf
@@ -206,9 +207,9 @@ def short_numbers(value: float) -> list[float]:
 
 
 def _skipping(world: World, layer: int) -> World:
-    """Return the world with the products of the layers before `layer` left out.
+    """Return the world without the matrix products of the layers before `layer`.
 
-    Their points are put in from the trace, so nothing of it reaches the layer.
+    The trace's values replace the points of these layers, so the results are not needed.
     """
 
     def zeros(op: Any, at: Any, x: Any, w: Any, bias: Any, **kwargs: Any) -> Any:
@@ -219,7 +220,7 @@ def _skipping(world: World, layer: int) -> World:
 
 
 def heads_changed(world: World, layers: Layers, **values: Any) -> World:
-    """Return the world whose attention combines queries and keys by other facts.
+    """Return the world with other fields of Heads in attention.
 
     A value may be a function of the layer's own Heads and the number of tokens.
     """
@@ -230,7 +231,7 @@ def heads_changed(world: World, layers: Layers, **values: Any) -> World:
             name: value(heads) if callable(value) else value for name, value in values.items()
         }
         if "mask" in settled:
-            settled["causal"] = None  # which says the same as the mask, or nothing
+            settled["causal"] = None  # the mask says the same
         return op(*first, replace(heads, **settled))
 
     return world.with_op("scores", override, layers).with_op("probs", override, layers)

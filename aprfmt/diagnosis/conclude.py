@@ -1,21 +1,20 @@
-"""What the numbers of two runs come to where no cause was found: nothing, or rounding."""
+"""The conclusion if no cause was found: no difference, or rounding."""
 
 import math
 from collections.abc import Iterator, Sequence
 
 from aprfmt.diagnosis.records import Evidence, Finding, PointRow
 
-GAIN = 3.0  # jumps worth a line
+GAIN = 3.0  # gains (out / in) worth reporting
 
 
 def rounding(
     points: Sequence[PointRow], found: Sequence[Finding], evidence: Sequence[Evidence]
 ) -> Finding | None:
-    """Return the finding that all differences are rounding, None where there are none.
+    """Return the finding that all differences are rounding; None if there are no differences.
 
-    Points that were taken elsewhere are not counted. A difference beyond the tolerance of whole
-    runs is rounding only where every operation was judged on the run's own input and none is
-    wrong.
+    Points recorded at another place do not count. A difference beyond the tolerance of whole runs
+    is rounding only if every operation was judged on the run's own input and none is wrong.
     """
     elsewhere = {key for finding in found if finding.level == "capture" for key in finding.where}
     rows = [row for row in points if row.key not in elsewhere and row.direct is not None]
@@ -53,7 +52,7 @@ def rounding(
 
 
 def spikes(points: Sequence[PointRow]) -> Iterator[Evidence]:
-    """Yield the largest gains: what a layer makes of a difference that came in."""
+    """Yield the largest gains: a layer's output difference divided by its input difference."""
     jumps = [row for row in points if row.gain is not None and row.gain > GAIN and row.direct]
     for row in sorted(jumps, key=lambda row: -(row.gain or 0.0))[:3]:
         yield Evidence(

@@ -1,11 +1,11 @@
-"""Level two: hyperparameters that change the forward pass, and the cause each stands for."""
+"""Level two: hyperparameters that change the forward pass, and the cause that each one means."""
 
 from collections.abc import Iterator, Mapping
 
 from aprfmt.compare.records import FieldDiff, TensorDiff
 from aprfmt.model import Model
 
-# Hyperparameter -> cause; "" for sizes: models that differ in them are other models.
+# Hyperparameter -> cause; "" for sizes: models of different sizes are different models.
 HYPER_CAUSES: Mapping[str, str] = {
     "hidden_size": "", "n_layers": "", "n_heads": "gqa_mapping", "n_kv_heads": "gqa_mapping",
     "head_dim": "gqa_mapping", "value_head_dim": "gqa_mapping", "ffn_size": "", "vocab_size": "",
@@ -27,7 +27,7 @@ HYPER_CAUSES: Mapping[str, str] = {
     "swiglu_limit": "activation", "swiglu_alpha": "activation",
 }  # fmt: skip
 
-# Hyperparameters that tensors show: -> the roles that come and go with them.
+# Hyperparameters read from the presence of tensors -> the roles that show them.
 SHOWN_BY: Mapping[str, tuple[str, ...]] = {
     "attention_bias": ("attn_q.bias", "attn_k.bias", "attn_v.bias"),
     "attention_out_bias": ("attn_output.bias",),
@@ -37,7 +37,7 @@ SHOWN_BY: Mapping[str, tuple[str, ...]] = {
 
 
 def said(row: FieldDiff) -> str:
-    """Return one differing hyperparameter with both origins."""
+    """Return a sentence about one differing hyperparameter, with both origins."""
     return (
         f"{row.name}: A has {_value(row.a)} ({row.origin_a or 'not there'}), "
         f"B {_value(row.b)} ({row.origin_b or 'not there'})"
@@ -50,7 +50,7 @@ def _value(value: object) -> str:
 
 
 def shown_tensors(name: str, tensors: Mapping[str, TensorDiff]) -> tuple[str, ...]:
-    """Return the keys of tensors that one side only has because of a hyperparameter."""
+    """Return the keys of tensors that exist on one side only because of a hyperparameter."""
     roles = SHOWN_BY.get(name, ())
     return tuple(
         key
@@ -61,6 +61,6 @@ def shown_tensors(name: str, tensors: Mapping[str, TensorDiff]) -> tuple[str, ..
 
 
 def tensors_say(model: Model, label: str) -> Iterator[str]:
-    """Yield what the tensors of a model show against its keys."""
+    """Yield a sentence for each hyperparameter whose tensors contradict the model's keys."""
     for conflict in model.resolution.report.conflicts:
         yield f"{label}: {conflict}"

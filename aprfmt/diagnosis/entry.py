@@ -1,4 +1,4 @@
-"""`diagnose` itself: opening both sides, the model behind them and the tokens."""
+"""`diagnose` itself: opens both sides and the model they ran on, and chooses the tokens."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -24,15 +24,15 @@ def diagnose(
     """Find where two models, runs or traces first differ, and why.
 
     Each of `a` and `b` is a model in any format, `MODEL@RUN`, or a saved trace; `model` is the
-    one a trace ran on. `ids` (or the text `prompt`) are what both are run on, chosen where
-    neither is given. Raises UsageError for what is no file, FormatError for a damaged one.
+    one a trace ran on. Both sides are run on `ids` or on the text `prompt`; without them aprfmt
+    chooses ids. Raises UsageError if a path does not exist, FormatError for a damaged file.
     """
     if ids is not None and prompt is not None:
         raise UsageError("give one of ids and prompt")
     import numpy as np
 
     with ExitStack() as stack:
-        stack.enter_context(np.errstate(all="ignore"))  # damaged weights overflow as they like
+        stack.enter_context(np.errstate(all="ignore"))  # damaged weights may overflow
         first, second = open_side("A", a, stack, arch), open_side("B", b, stack, arch)
         reference = None
         if model is not None:

@@ -1,4 +1,4 @@
-"""A trace against the reference: find the first wrong operation, name it, take it away, go on."""
+"""Compares a trace with the reference: finds each wrong operation in order, and its cause."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -19,10 +19,10 @@ from aprfmt.diagnosis.world import MOVES, World
 
 Array = NDArray[Any]
 LIMIT = 24  # divergences examined in one trace
-# Answers are told apart where one is so much closer than the other.
+# An answer is preferred to another only if its residual is smaller by this factor.
 CLOSER = 10.0
-ENOUGH = 4  # changes of one row that hold are compared with each other
-# What a divergence behind one of these operations is most likely of, where nothing fits.
+ENOUGH = 4  # at most this many working changes of one row are compared
+# Operation -> the cause to suspect for a divergence after it, if no hypothesis fits.
 SUSPECTS: Mapping[str, str] = {
     "linear": "stale_tensor", "router": "stale_tensor", "embed": "stale_tensor",
 }  # fmt: skip
@@ -30,20 +30,20 @@ SUSPECTS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Answer:
-    """A change that makes the point agree. `then` is the next divergence with it, None for none."""
+    """A change that makes the point agree. `then` is the next divergence with it, or None."""
 
     change: Change
     layers: Layers
     residual: float
     then: View | None
-    reach: float  # how far the pass agrees with it, in points
+    reach: float  # the number of points up to which the changed pass agrees
     world: World
     recorded: Recorded
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """One explained (or unexplained) divergence. `others` explain it just as well.
+    """One explained (or unexplained) divergence. `others` are equally good explanations.
 
     `inside` are the weights that the unexplained operations read, by key.
     """
@@ -57,7 +57,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Examined:
-    """What examining a trace gave: divergences in order, the first pass and the last one."""
+    """The result of examining a trace: divergences in order, the first pass and the last one."""
 
     divergences: tuple[Divergence, ...]
     before: Pass
@@ -67,18 +67,18 @@ class Examined:
 
 
 def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
-    """Judge every point of a trace on its own input, and explain what does not agree."""
+    """Compare every point of a trace on the trace's own input, and explain the divergences."""
     values = plain(world)
     for key, value in values.items():
         recorded.shapes.setdefault(key, value.shape)
     found = before = shadow(world, recorded)
-    known: set[str] = set()  # diverging points that nothing explains
+    known: set[str] = set()  # diverging points without an explanation
     divergences: list[Divergence] = []
     while True:
         view = next((view for view in found.flagged if view.key not in known), None)
         if view is None or len(divergences) >= limit:
             break
-        if view.alone:  # no hypothesis is confirmed on what is no number
+        if view.alone:  # NaN and infinities cannot confirm a hypothesis
             known.add(view.key)
             divergences.append(Divergence(view, None, (), "nonfinite"))
             continue
@@ -106,9 +106,9 @@ def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
 
 
 def _worth(answer: Answer) -> tuple[float, bool, bool, float]:
-    """Rank answers: how far the pass agrees; a wrong name of a point only where nothing else does.
+    """Rank answers by how far the pass agrees; a wrongly named point ranks after real changes.
 
-    What fits anything of its kind comes last.
+    Changes marked `general` come last.
     """
     change = answer.change
     return (answer.reach, not change.general, change.cause != "capture_point", -answer.residual)
@@ -119,14 +119,14 @@ def _one_each(answers: tuple[Answer, ...]) -> tuple[Answer, ...]:
 
 
 def _like(view: View, found: Pass) -> set[str]:
-    """Return the diverging keys of the same point in every layer: one unexplained finding."""
+    """Return the diverging keys of the same point in all layers: one unexplained finding."""
     return {other.key for other in found.flagged if other.point == view.point}
 
 
 def _likely(case: Case) -> str:
-    """Return the cause to suspect, "" where several operations or weights may be it.
+    """Return the cause to suspect, "" if several operations or weights could be wrong.
 
-    Of a quantized weight: values that were never quantized.
+    For a quantized weight it is that the run used values that were never quantized.
     """
     last = next((call for call in reversed(case.view.calls) if call.op in SUSPECTS), None)
     if last is None:
@@ -152,7 +152,7 @@ def weights_inside(case: Case) -> tuple[str, ...]:
             if isinstance(key, str):
                 found.append(key.partition("[")[0])
             elif isinstance(arg, np.ndarray) and arg.ndim == 1 and call.op not in MOVES:
-                found += [  # norms and biases come as numbers
+                found += [  # norms and biases are passed as arrays
                     key for key in near
                     if stored[key].shape == arg.shape and np.array_equal(stored[key].numpy(), arg)
                 ]  # fmt: skip
@@ -160,7 +160,7 @@ def weights_inside(case: Case) -> tuple[str, ...]:
 
 
 def _like_weights(case: Case, likely: str) -> set[str]:
-    """Return the diverging keys that the same suspicion covers."""
+    """Return the diverging keys with the same suspected cause."""
     found = _like(case.view, case.found)
     if likely == "quantisation":
         for view in case.found.flagged:
@@ -170,7 +170,7 @@ def _like_weights(case: Case, likely: str) -> set[str]:
 
 
 def _answers(case: Case, known: set[str]) -> Iterator[Answer]:
-    """Yield, for every row of the table, the change that holds furthest in a whole pass."""
+    """Yield, for every row of the table, the change with which the pass agrees furthest."""
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]
     for row in (*HYPOTHESES, *offered("hypotheses")):
@@ -192,7 +192,7 @@ def _answers(case: Case, known: set[str]) -> Iterator[Answer]:
 def _verified(
     case: Case, change: Change, known: set[str], order: Mapping[str, int], here: int
 ) -> Answer | None:
-    """Apply a change to the whole pass: nothing up to the divergence may differ any more."""
+    """Apply a change to the whole pass; None unless all points up to the divergence then agree."""
     if change.drop:
         residual = 0.0
     else:
@@ -213,7 +213,7 @@ def _verified(
 
 
 def _scopes(case: Case, change: Change) -> list[Layers]:
-    """Return where a change may hold: everywhere, in the layers of this kind, in this layer."""
+    """Return the layers to try a change in: all, those of this kind, this one."""
     if not change.scoped or case.layer < 0:
         return [None]
     hp = case.world.hp
@@ -229,6 +229,6 @@ def _scopes(case: Case, change: Change) -> list[Layers]:
 
 
 def _place(view: View, order: Mapping[str, int]) -> float:
-    """Return where a point stands that the pass before did not have: at its layer's end."""
+    """Return a point's place in the order; a point the earlier pass lacks is at its layer's end."""
     same = [place for key, place in order.items() if key.startswith(f"L{view.layer}.")]
     return max(same, default=len(order)) + 0.5

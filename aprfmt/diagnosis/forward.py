@@ -1,4 +1,4 @@
-"""Level four: a side's trace judged by the reference, as findings and evidence."""
+"""Level four: findings and evidence from comparing one side's trace with the reference."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,7 +14,7 @@ from aprfmt.inference.points import POINTS
 
 @dataclass
 class Judged:
-    """What examining one side's trace gave, in words."""
+    """Findings and evidence about one side's trace."""
 
     label: str
     examined: Examined
@@ -23,7 +23,7 @@ class Judged:
 
 
 def judged(label: str, examined: Examined) -> Judged:
-    """Turn divergences into findings: one for each cause and value, with all its places."""
+    """Turn divergences into findings: one per cause and value, with all its places."""
     found = Judged(label, examined)
     for divergence in examined.divergences:
         _add(found.findings, _finding(label, divergence))
@@ -39,9 +39,9 @@ def judged(label: str, examined: Examined) -> Judged:
 
 
 def _both_sides(label: str, examined: Examined) -> Iterable[Evidence]:
-    """Say where the trace, and the reference on its input, are not finite alike: first, and count.
+    """Yield where the trace and the reference on its input have the same NaN or infinities.
 
-    That is no difference, and nothing was measured there.
+    That counts as no difference, but nothing could be measured at these points.
     """
     views = [
         view for view in examined.before.views.values()
@@ -121,9 +121,9 @@ def _unexplained(label: str, divergence: Divergence) -> Finding:
 
 
 def _not_finite(label: str, view: View) -> Finding:
-    """Return the finding that an operation and the trace disagree about NaN or infinities.
+    """Return the finding that an operation and the trace have different NaN or infinities.
 
-    Confirmed where all else at the point is within the tolerance of one operation.
+    It is confirmed if all other values of the point are within the tolerance of one operation.
     """
     assert view.odd is not None
     ops = ", ".join(_operations(view)) or "no operation"
@@ -142,7 +142,7 @@ def _not_finite(label: str, view: View) -> Finding:
 
 
 def _add(found: list[Finding], finding: Finding) -> None:
-    """Add a finding, or its places to one of the same cause that says the same."""
+    """Add a finding, or add its places to an existing one with the same cause and sentence."""
     for i, other in enumerate(found):
         same = (other.cause, other.confirmed) == (finding.cause, finding.confirmed)
         if same and _alike(other, finding):
@@ -152,7 +152,7 @@ def _add(found: list[Finding], finding: Finding) -> None:
     found.append(finding)
 
 
-# Causes whose values belong to one place each: several places are one finding all the same.
+# Causes whose values differ from place to place; several places are still one finding.
 _PLACES = ("capture_point", "quantisation", "rounding", "rope_layers")
 
 
@@ -209,7 +209,7 @@ def _evidence(label: str, divergence: Divergence) -> Iterable[Evidence]:
 
 
 def _other_rows(label: str, examined: Examined) -> Finding | None:
-    """Return a finding where a trace has other rows than the pass, and these agree."""
+    """Return a finding if the trace's rows are only some of the pass's rows, and these agree."""
     views = [
         view
         for view in examined.before.views.values()
@@ -236,7 +236,7 @@ def _other_rows(label: str, examined: Examined) -> Finding | None:
 
 
 def common(first: Sequence[Finding], second: Sequence[Finding]) -> list[Finding]:
-    """Return the findings of one side that the other has too: they make no difference."""
+    """Return the findings that both sides have; they are no difference between the two."""
     return [
         finding
         for finding in first

@@ -1,4 +1,4 @@
-"""What the first three levels of evidence found, while it is being gathered."""
+"""The findings of the first three levels of evidence, while they are collected."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from aprfmt.diagnosis.records import Evidence, Finding
 
 @dataclass
 class Levels:
-    """What the first three levels found. `parts` stand beside `findings`, one each."""
+    """Findings of the first three levels; `parts` has one entry per finding."""
 
     findings: list[Finding] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
@@ -16,9 +16,9 @@ class Levels:
     checked: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
     reason: str = ""
-    runs: bool = True  # both have all tensors a pass needs
+    runs: bool = True  # True if both models have all tensors a pass needs
 
     def add(self, finding: Finding, part: Part) -> None:
-        """Note a finding and what it speaks of."""
+        """Add a finding and its part."""
         self.findings.append(finding)
         self.parts.append(part)

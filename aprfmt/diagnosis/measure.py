@@ -1,4 +1,4 @@
-"""How far two values of one point are apart, and which rows of them mean the same tokens."""
+"""Distance of two values of one point, on the rows that belong to the same tokens."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -18,9 +18,10 @@ NO_VALUES = "zero on both sides: nothing was measured"
 
 
 def rel(mine: Any, theirs: Any) -> float:
-    """Return ||mine - theirs|| / ||theirs|| in float64; infinite for other sizes or a lone NaN.
+    """Return ||mine - theirs|| / ||theirs|| in float64.
 
-    Where `theirs` is all zero, the distance is against `mine`. Equal infinities count as equal.
+    Infinite if the sizes differ or a NaN is on one side only. If `theirs` is all zero, the
+    distance is relative to `mine`. Equal infinities count as equal.
     """
     x = np.asarray(mine, np.float64).reshape(-1)
     y = np.asarray(theirs, np.float64).reshape(-1)
@@ -54,11 +55,11 @@ def _norm(x: Any) -> float:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a trace holds at a point, on rows that the reference has too.
+    """A trace's values at a point, on rows that the reference has too.
 
-    `rows` are row numbers of the reference's value, None for all of them. `finite` is False where
-    entries were masked out (infinities, or numbers no score has); these are not compared.
-    `note` says what was done to bring the values into the reference's shape.
+    `rows` are row numbers of the reference's value, None for all of them. `finite` is False at
+    entries that were masked out (infinities, or numbers too low for a score); these are not
+    compared. `note` says how the values were brought into the reference's shape.
     """
 
     values: Array
@@ -99,8 +100,8 @@ class Seen:
         return out
 
 
-# A score so low can only be a mask's: half of float16's lowest. Our own backends record scores
-# before the mask, so in their traces it is a number like any other.
+# A lower score can only come from a mask (half of float16's lowest number). Our own backends record
+# scores before the mask, so in their traces such a number counts like any other.
 MASKED = -3e4
 
 
@@ -112,7 +113,7 @@ def takes_masks(key: str, trace: TraceLike) -> bool:
 
 
 class Recorded:
-    """A trace asked for the reference's points: rows by position, joined stages taken apart."""
+    """A trace's values at the reference's points: rows by position, joined stages split."""
 
     def __init__(
         self,
@@ -124,17 +125,17 @@ class Recorded:
         self.trace = trace
         self.ids = tuple(ids)
         self.shapes = dict(shapes)
-        self.without = frozenset(without)  # keys taken as not recorded
+        self.without = frozenset(without)  # keys to ignore
         self._cut: dict[str, Seen | None] = {}
 
     def has(self, key: str) -> bool:
-        """Say whether the trace recorded the key itself (not one it equals)."""
+        """Say whether the trace recorded the key itself, not only a point equal to it."""
         return key in self.trace.records
 
     def at(self, key: str) -> Seen | None:
-        """Return the values of a key, None where there are none or they cannot be brought to fit.
+        """Return the values of a key; None if there are none, or their shape cannot be adapted.
 
-        The shape is the reference's, known after its first pass.
+        They get the reference's shape, which is known after its first pass.
         """
         if key in self.without or key not in self.shapes:
             return None
@@ -155,7 +156,7 @@ class Recorded:
         )  # fmt: skip
 
     def _part(self, key: str, shape: tuple[int, ...]) -> Seen | None:
-        """Return a point out of a stage that joins several (`L0.qkv` of an APRT folder)."""
+        """Return a point from a stage that joins several (`L0.qkv` of an APRT folder)."""
         layer, _, point = key.rpartition(".")
         for slot, parts in SLOTS.items():
             joined = f"{layer}.{slot}"
@@ -194,11 +195,11 @@ def fit(
     tokens: int,
     masked: bool = True,
 ) -> Seen | None:
-    """Bring recorded values into the reference's shape; None where they are something else.
+    """Bring recorded values into the reference's shape; None if that is not possible.
 
-    Rows are the reference's where all tokens were recorded; else they go by position; without
-    positions they are the last ones. `masked` leaves out what only a mask can have made; a NaN is
-    never that.
+    If all tokens were recorded, rows are those of the reference. Otherwise rows are matched by
+    position; without positions they are taken as the last ones. `masked` leaves out entries that
+    only a mask can produce; a NaN is never left out.
     """
     note = ""
     rows: NDArray[np.int64] | None = None

@@ -1,7 +1,7 @@
-"""Two models' passes, and passes of one with parts of the other: which part makes the difference.
+"""Runs two models, and B with parts of A: shows which part makes the difference.
 
-Every finding about hyperparameters or tensors is a part of B that A's can stand in for. All parts
-together must make B agree with A; leaving one out again shows what that one does.
+Every finding about hyperparameters or tensors is a part of B that can be replaced by A's. With all
+parts replaced B must agree with A; with all but one replaced, the effect of that one is seen.
 """
 
 import math
@@ -27,21 +27,21 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Part:
-    """What a finding speaks of: hyperparameters and role keys."""
+    """The hyperparameters and role keys of a finding."""
 
     hyper: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
 
 
 def world_of(model: Model, ids: Sequence[int], dtype: str, memory: int | None = None) -> World:
-    """Return the reference of a model: numpy, in float32 or float64."""
+    """Return the World of a model: the numpy backend, in float32 or float64."""
     return _world(model, model, (), ids, dtype, memory)
 
 
 def mixed(
     a: Model, b: Model, parts: Iterable[Part], ids: Sequence[int], dtype: str, memory: int | None
 ) -> World:
-    """Return B with these parts as A has them."""
+    """Return B with these parts replaced by A's."""
     return _world(a, b, parts, ids, dtype, memory)
 
 
@@ -93,9 +93,9 @@ def compared(
 
 @dataclass(frozen=True)
 class Share:
-    """What one part does: the residual with every other part taken over, and with all of them.
+    """The effect of one part: residuals with every other part replaced, and with all replaced.
 
-    `odd` places what is not finite in the logits with every other part taken over.
+    `odd` locates NaN and infinities in the logits with every other part replaced.
     """
 
     before: float
@@ -113,7 +113,7 @@ class Mixed:
 
     @property
     def rest(self) -> float:
-        """What is left at the logits with every part taken over."""
+        """The residual at the logits with every part replaced."""
         return self.shares[0].after if self.shares else _end(self.bare)
 
 
@@ -126,10 +126,10 @@ def shares(
     memory: int | None,
     still: Sequence[int] = (),
 ) -> Mixed:
-    """Return what each part does to the logits, all others taken over from A.
+    """Return the effect of each part on the logits, with all other parts replaced by A's.
 
-    `still` are the parts that leave the function as it is: what they move inside a layer is no
-    difference, so they are taken over in the bare pass too.
+    `still` are parts that do not change the function (a reordering inside a layer, say). They are
+    replaced in every pass.
     """
     pair = between(a, b)
     world = world_of(a, ids, dtype, memory)

@@ -1,4 +1,4 @@
-"""Levels one and two of two models, identity and hyperparameters; then their tensors."""
+"""Levels one and two for two models, identity and hyperparameters; then their tensors."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,11 +15,11 @@ from aprfmt.model import Model
 from aprfmt.model.completeness import listed
 
 _SIZES = ("n_heads", "n_kv_heads", "head_dim")
-_FOLLOW = ("value_head_dim", "attn_scale", "rope_dim")  # from head_dim, where no key says them
+_FOLLOW = ("value_head_dim", "attn_scale", "rope_dim")  # derived from head_dim if no key gives them
 
 
 def compare_models(a: Model, b: Model) -> Levels:
-    """Walk identity, hyperparameters and tensors of two open models."""
+    """Compare identity, hyperparameters and tensors of two open models."""
     found = Levels()
     for label, model in (("A", a), ("B", b)):
         zeros = blank_model(model)
@@ -46,7 +46,7 @@ def compare_models(a: Model, b: Model) -> Levels:
 
 
 def _incomplete(label: str, model: Model) -> Iterator[Evidence]:
-    """Say what a model lacks that its configuration demands: both may lack the same."""
+    """Yield required tensors that a model lacks; both models may lack the same ones."""
     lacking = model.resolution.coverage
     if lacking.accepted:
         yield Evidence(
@@ -98,7 +98,7 @@ def _identity(a: Model, b: Model, report: DiffReport, found: Levels) -> None:
 
 
 def _origin(model: Model) -> str:
-    """Return what a file says it was made from, "" where it does not say."""
+    """Return the source that a file names, "" if it names none."""
     name, digest = (model.metadata.get(f"aprfmt.source.{key}") for key in ("file", "sha256"))
     if not isinstance(name, str):
         return ""
@@ -108,7 +108,7 @@ def _origin(model: Model) -> str:
 
 
 def _unrelated(report: DiffReport) -> bool:
-    """Say whether nearly all tensors differ as those of two trainings do."""
+    """Say whether nearly all tensors differ as much as those of two trainings."""
     both = [row for row in report.tensors if row.verdict not in ("ONLY_IN_A", "ONLY_IN_B")]
     strange = [
         row
@@ -130,7 +130,7 @@ def _hyperparameters(
     tensors: Mapping[str, TensorDiff],
     found: Levels,
 ) -> set[str]:
-    """Note differing hyperparameters; return the keys of tensors they explain."""
+    """Record differing hyperparameters; return the keys of tensors they explain."""
     found.checked.append("hyperparameters: every one that changes the forward pass, with origin")
     for label, model in (("A", a), ("B", b)):
         for text in tensors_say(model, label):
@@ -187,7 +187,7 @@ def _same_head(tensors: Mapping[str, TensorDiff]) -> bool:
 
 
 def _doubtful(rows: Sequence[FieldDiff]) -> str:
-    """Return the side whose value is only a default where the other's was stated."""
+    """Return the side whose value is a default while the other side states its value, or ""."""
     sides = {
         "B" if row.origin_b.startswith("default") else "A"
         for row in rows
@@ -197,7 +197,7 @@ def _doubtful(rows: Sequence[FieldDiff]) -> str:
 
 
 def _grouped(rows: Mapping[str, FieldDiff]) -> dict[str, list[str]]:
-    """Return hyperparameters by cause; what follows from the number of heads goes with it."""
+    """Return hyperparameters by cause; those derived from the number of heads go with it."""
     found: dict[str, list[str]] = {}
     heads = any(name in rows for name in _SIZES)
     for name, row in rows.items():

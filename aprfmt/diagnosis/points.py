@@ -1,4 +1,4 @@
-"""One row for every capture point of both sides: how far apart, and whose operation it is."""
+"""One row per capture point of both sides: their distance, and the shadow distances."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,19 +1,19 @@
-"""Which token ids a pass is made with, and which causes they cannot show."""
+"""Chooses token ids for a pass, and lists the causes that such a pass cannot show."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from aprfmt.base.protocols import Value
 
 SHORT, MARGIN = 48, 16
-LONGEST = 1024  # longer passes cost minutes; windows beyond are named instead
+LONGEST = 1024  # longer passes take minutes; longer windows are only mentioned
 TILE = 32
 
 
 def chosen_ids(every: Sequence[Mapping[str, Value]], *, long: bool) -> tuple[int, ...]:
-    """Return ids that show as much as they can of models with these hyperparameters.
+    """Return ids for a pass that can show as many causes as possible for these hyperparameters.
 
-    Long enough for softmax tiles and, with `long`, for the windows and trained contexts up to
-    LONGEST; spread over the vocabulary, with one token twice in a row and no two rows alike.
+    They are long enough for softmax tiles and, with `long`, for windows and trained contexts up to
+    LONGEST, and spread over the vocabulary; one token occurs twice in a row.
     """
     vocab = min(int(hp["vocab_size"]) for hp in every)
     length = SHORT
@@ -29,7 +29,7 @@ def chosen_ids(every: Sequence[Mapping[str, Value]], *, long: bool) -> tuple[int
 
 
 def _reaches(hp: Mapping[str, Value]) -> Iterator[int]:
-    """Yield how many tokens it takes until a window or a scaling by length shows."""
+    """Yield the number of tokens at which a window or a scaling by length takes effect."""
     if hp["sliding_window"] is not None and any(hp["window_layers"]):
         yield int(hp["sliding_window"])
     scaling = hp["rope_scaling"]
@@ -42,9 +42,9 @@ def _reaches(hp: Mapping[str, Value]) -> Iterator[int]:
 
 
 def disagree(given: Sequence[int] | None, recorded: Mapping[str, Sequence[int]]) -> str:
-    """Say where ids are not the same, "" where they are: the given ones and those of traces.
+    """Return a sentence if the given ids and those of the traces differ, "" if they are equal.
 
-    `recorded` has the ids of each side, by its letter, whose trace says them.
+    `recorded` has the ids of each side (by letter) whose trace states them.
     """
     for label, ids in recorded.items():
         if given is not None and tuple(given) != tuple(ids):
@@ -55,14 +55,14 @@ def disagree(given: Sequence[int] | None, recorded: Mapping[str, Sequence[int]])
 
 
 def _first(a: Sequence[int], b: Sequence[int]) -> str:
-    """Say where two sequences of ids, which are not the same, first differ."""
+    """Return a text about the first difference of two sequences of ids."""
     at = next((i for i, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]),
               min(len(a), len(b)))  # fmt: skip
     return f"{len(a)} and {len(b)} ids, the first difference at {at}"
 
 
 def hidden_from(hp: Mapping[str, Value], tokens: int) -> Iterator[str]:
-    """Yield what a pass over so many tokens cannot show of a model, as sentences."""
+    """Yield sentences about causes that a pass over `tokens` tokens cannot show."""
     rotates = any(hp["rope_layers"])
     if tokens < 2:
         yield "mask, positions and rope: one token at position 0 does not show them"

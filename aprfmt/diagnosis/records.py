@@ -1,4 +1,4 @@
-"""What a diagnosis is: frozen records with numbers and sentences, whole as JSON."""
+"""The records of a diagnosis: numbers and sentences, all of them in the JSON."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -9,20 +9,20 @@ from aprfmt.compare.nonfinite import NonFinite
 
 Confidence = Literal["confirmed", "ambiguous", "unconfirmed"]
 EXIT: Mapping[Verdict, int] = {"same": 0, "precision": 0, "bug": 1, "not_comparable": 2}
-# Worst first: what several findings together are.
+# Verdicts, the worst first; several findings together have the worst one.
 _WORST: tuple[Verdict, ...] = ("not_comparable", "bug", "precision", "same")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One cause, where it is and how well it is known.
+    """One cause, its places, and how certain it is.
 
-    `cause` is a name of CAUSES, "" where none fits. `where` are tensor names, config keys or
-    operations; `first` is the first capture point it shows at, "" where no pass was needed.
-    Residuals are relative L2 distances (`of` says of what) before and after the cause is taken
-    away. `values` are what was solved for. `side` is the one that departs from the model, "" where
-    nothing says which of the two is right. `also` are causes that explain it as well. `after` are
-    the last points that agree, where nothing explains what happens between them and `first`.
+    `cause` is a name of CAUSES, "" if none fits. `where` are tensor names, config keys or
+    operations; `first` is the first capture point that shows it, "" if no pass was needed.
+    Residuals are relative L2 distances (`of` says of what) before and after removing the cause.
+    `values` are the solved values. `side` is the side that departs from the model, "" if it is not
+    known which side is right. `also` are causes that explain it equally well. `after`: if there is
+    no explanation, the last points that agree before `first`.
     """
 
     cause: str
@@ -42,7 +42,7 @@ class Finding:
 
     @property
     def confidence(self) -> Confidence:
-        """Confirmed by applying it; ambiguous where others do as well; else unconfirmed."""
+        """Confirmed if applying it removes the difference, ambiguous if others do so too."""
         if not self.confirmed:
             return "unconfirmed"
         return "ambiguous" if self.also else "confirmed"
@@ -50,7 +50,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One link of the chain: at which level, what was seen, and the number."""
+    """One piece of evidence: the level, a sentence, and the number."""
 
     level: Level
     says: str
@@ -93,14 +93,14 @@ class Diagnosis:
     evidence: tuple[Evidence, ...]
     checked: tuple[str, ...]
     not_checked: tuple[str, ...]
-    reason: str = ""  # why the two cannot be compared
+    reason: str = ""  # why the two sides cannot be compared
     ids: tuple[int, ...] = ()
     points: tuple[PointRow, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of the findings; `same` without any."""
+        """The worst verdict of the findings; `same` without findings."""
         if self.reason:
             return "not_comparable"
         verdicts = {finding.verdict for finding in self.findings}
@@ -114,7 +114,7 @@ class Diagnosis:
 
     @property
     def cause(self) -> str | None:
-        """The first cause; "none" for equal sides, None where none is known."""
+        """The first cause; "none" for equal sides, None if the cause is not known."""
         if self.lead is not None:
             return self.lead.cause or None
         return None if self.reason else "none"
@@ -128,7 +128,7 @@ class Diagnosis:
 
     @property
     def confidence(self) -> Confidence:
-        """That of the first cause; a verdict of no difference is what was compared."""
+        """The confidence of the first cause; without a difference, of what was compared."""
         return "confirmed" if self.lead is None else self.lead.confidence
 
     @property
@@ -158,7 +158,7 @@ class Diagnosis:
         return f"{words}: {name}{known} - {says}{at}{also}{others}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data: the verdict's fields first, then everything behind them."""
+        """Return plain data: the verdict's fields first, then findings, evidence and points."""
         lead = self.lead
         return {
             "verdict": self.verdict,
@@ -186,5 +186,5 @@ class Diagnosis:
 
 
 def means(cause: str) -> str:
-    """Return what a cause says, "" for none."""
+    """Return the description of a cause, "" for none."""
     return CAUSES[cause].means if cause in CAUSES else ""

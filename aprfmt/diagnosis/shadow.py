@@ -1,8 +1,8 @@
-"""Shadowing: a trace's input through the reference's operation, at every point of one pass.
+"""Shadowing: at every point of one pass, the reference's operation runs on the trace's input.
 
-The recorder keeps what the reference computes at a point and lets the pass go on with what the
-trace holds there. So every point is judged on the trace's own input: an operation that is wrong
-shows, one that was only fed wrong does not.
+The recorder stores the value that the reference computes at a point, then replaces it by the
+trace's value for the rest of the pass. So every operation gets the trace's own input: a wrong
+operation shows a difference, a right operation with a wrong input does not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,11 @@ from aprfmt.inference.capture import key_name, parse_key, resolve
 from aprfmt.inference.moe import route
 
 Array = NDArray[Any]
-# Points that are compared by another rule, or follow from one that is.
+# Points that are compared by a different rule, or that follow from such a point.
 _APART = ("experts", "expert_w", "router_margin")
 
 
-@dataclass(frozen=True)  # no slots: `odd` is kept
+@dataclass(frozen=True)  # no slots: `odd` is cached
 class View:
     """One point of a shadowed pass.
 
@@ -54,12 +54,12 @@ class View:
 
     @property
     def flagged(self) -> bool:
-        """The reference's operation on the trace's input is not what the trace holds."""
+        """True if the reference's value on the trace's input differs from the trace's value."""
         return self.residual is not None and not self.residual <= self.tolerance
 
     @cached_property
     def odd(self) -> NonFinite | None:
-        """What is not finite: in the reference's value (its A) and in the trace's (its B)."""
+        """NaN and infinities in the reference's value (as A) and in the trace's (as B)."""
         if self.seen is None or self.point in DISCRETE:
             return None
         mine, theirs = self.seen.both(self.mine, self.axis)
@@ -67,12 +67,12 @@ class View:
 
     @property
     def alone(self) -> bool:
-        """One side is not finite where the other holds something else."""
+        """True if one side is not finite where the other side has another value."""
         return self.odd is not None and self.odd.alone > 0
 
     @property
     def rest(self) -> float:
-        """The distance of what is finite on both sides."""
+        """The distance over the values that are finite on both sides."""
         assert self.seen is not None
         return apart(*self.seen.both(self.mine, self.axis))
 
@@ -82,13 +82,13 @@ class View:
         return axis_of(self.key)
 
     def distance(self, other: Array) -> float:
-        """Return how far another value, in the reference's shape, is from the trace's."""
+        """Return the distance of another value, in the reference's shape, from the trace's."""
         assert self.seen is not None
         return self.seen.distance(other, self.axis)
 
     @property
     def theirs(self) -> Array:
-        """The trace's value, the reference's on rows and entries the trace lacks."""
+        """The trace's value; the reference's on rows and entries that the trace lacks."""
         assert self.seen is not None
         return self.seen.into(self.mine, self.axis)
 
@@ -106,7 +106,7 @@ class Pass:
 
     @property
     def first(self) -> View | None:
-        """The first of them."""
+        """The first view beyond its tolerance."""
         return next(iter(self.flagged), None)
 
     @property
@@ -116,7 +116,7 @@ class Pass:
 
 
 class Plain(Recording):
-    """A pass on its own: every point's value."""
+    """A recorder that keeps every point's value."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def plain(world: World) -> dict[str, Array]:
 
 
 def shadow(world: World, recorded: Recorded, until: str = "") -> Pass:
-    """Run a pass on the trace's own inputs; end it behind the key `until`."""
+    """Run a pass on the trace's own inputs; stop after the key `until`."""
     recorder = _Shadow(world, recorded, until)
     try:
         world.run(recorder)
@@ -159,11 +159,11 @@ class _Shadow(Recording):
         self._engine = backend_name(recorded.trace)
         self._logits: Array | None = None
         self._experts: tuple[Array, Array] | None = None
-        self._held: dict[str, Array] = {}  # what the pass went on with, of the last two layers
+        self._held: dict[str, Array] = {}  # values the pass continued with, of the last two layers
         self.found = Pass()
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
-        """Compare the reference's value with the trace's; go on with the trace's."""
+        """Compare the reference's value with the trace's; continue with the trace's."""
         key = key_name(point, layer)
         backend = self._world.backend
         mine = np.asarray(backend.to_numpy(x))
@@ -228,7 +228,7 @@ class _Shadow(Recording):
         self._held[key] = x
 
     def _sources(self, calls: Sequence[Call], x: Any) -> tuple[str, ...]:
-        """Return the points of the trace that went into these operations."""
+        """Return the points of the trace that were inputs of these operations."""
         read = [x, *(array for call in calls for array in arrays(call.args))]
         return tuple(
             key for key, held in self._held.items()
@@ -236,7 +236,7 @@ class _Shadow(Recording):
         )  # fmt: skip
 
     def _extra(self, key: str, base: str, mine: Array, x: Any) -> tuple[Any, Array]:
-        """Compare a point that only the trace tells apart from `base`."""
+        """Compare a point that differs from `base` in the trace only."""
         self._recorded.shapes.setdefault(key, mine.shape)
         seen = self._recorded.at(key)
         if seen is None:
@@ -255,7 +255,7 @@ class _Shadow(Recording):
         calls: tuple[Call, ...],
         x: Any,
     ) -> Any:
-        """Compare chosen experts as sets, and their weights by expert."""
+        """Compare the chosen experts as sets, and their weights expert by expert."""
         if (
             seen is None
             or seen.rows is not None
@@ -310,9 +310,10 @@ class _Shadow(Recording):
 
 
 def _kinds(calls: Sequence[Call], world: World) -> list[str]:
-    """Return what operations consist of, as the tolerances of engines know it.
+    """Return the kinds of these operations, as the tolerances of engines name them.
 
-    A weight counts as it is stored, whatever a hypothesis laid over it: the engine read the file.
+    A weight counts with its stored encoding, also if a hypothesis replaced it: the engine read the
+    file.
     """
     read = [call.args[1] for call in calls if call.op in ("linear", "router")]
     stored = world.stored
@@ -329,7 +330,7 @@ def _spread(ids: Array, weights: Array, size: int) -> Array:
 
 
 def _extras(world: World, recorded: Recorded) -> Mapping[str, list[str]]:
-    """Return which later points, equal by construction here, the trace recorded for themselves."""
+    """Return, by key, later points that are equal in the reference but recorded on their own."""
     known = world.points
     order = {key: i for i, key in enumerate(known)}
     found: dict[str, list[str]] = {}
@@ -339,7 +340,7 @@ def _extras(world: World, recorded: Recorded) -> Mapping[str, list[str]]:
         target = resolve(key, known)
         if target is not None and order[target.key] < order[key]:
             found.setdefault(target.key, []).append(key)
-    for layer in range(world.n_layers):  # what a step reads is what all tokens wrote
+    for layer in range(world.n_layers):  # a decoding step reads the cache that all tokens wrote
         for written, read in (("k_rope", "k_cache"), ("v", "v_cache")):
             target = resolve(key_name(written, layer), known)
             key = key_name(read, layer)

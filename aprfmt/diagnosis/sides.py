@@ -1,4 +1,4 @@
-"""What A and B are: models, runs or saved traces, opened for as long as a stack is."""
+"""The sides A and B: models, runs or saved traces; an ExitStack closes them."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,7 +18,7 @@ Kind = Literal["model", "run", "trace"]
 
 @dataclass
 class Side:
-    """A or B. `model` is the weights it ran on, where these are known."""
+    """A or B. `model` has the weights it ran on, if known."""
 
     label: str
     text: str
@@ -34,9 +34,9 @@ class Side:
 
 
 def open_side(label: str, text: str, stack: ExitStack, arch: str | None) -> Side:
-    """Open a model or the model of a run; a trace is only recognised.
+    """Open a model or the model of a run; a saved trace is recognised, but not read yet.
 
-    Raises UsageError for what is no file or no known run, FormatError for what is damaged.
+    Raises UsageError for a missing file or an unknown run, FormatError for a damaged file.
     """
     path = Path(text)
     if path.exists() and trace_kind(path) is not None:
@@ -55,7 +55,7 @@ def trace_of(
     wanted: Sequence[str] | None = None,
     memory: int | None = None,
 ) -> Trace:
-    """Return a side's trace: a saved one is read, a model or run is run on `ids`."""
+    """Return a side's trace: read from the file, or made by running the model on `ids`."""
     if side.kind == "trace":
         return stack.enter_context(open_trace(side.path, ids, reference))
     assert side.request is not None
@@ -65,6 +65,6 @@ def trace_of(
 
 
 def trace_ids(trace: Trace) -> tuple[int, ...] | None:
-    """Return the ids a trace was made of, None where it does not say."""
+    """Return the token ids of a trace; None if it does not state them."""
     found = trace.run.get("ids")
     return None if found is None else tuple(int(i) for i in found)

@@ -1,4 +1,4 @@
-"""Level three of two models: stored tensors, and what taking a finding away does to the pass."""
+"""Level three for two models: stored tensors, and the effect of each finding on the pass."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -17,7 +17,7 @@ from aprfmt.model import Model
 def compare_tensors(
     a: Model, b: Model, report: DiffReport, explained: set[str], found: Levels
 ) -> None:
-    """Note what differs in the tensors; `explained` are keys that hyperparameters explain."""
+    """Record differences of the tensors; `explained` are keys that hyperparameters explain."""
     counts = {name: count for name, count in report.counts.items() if count}
     listed = ", ".join(f"{count} {name}" for name, count in counts.items())
     found.evidence.append(Evidence("tensor", f"{len(report.tensors)} tensors: {listed}"))
@@ -46,7 +46,7 @@ def compare_tensors(
 
 
 def not_finite(rows: Sequence[TensorDiff]) -> Iterator[Evidence]:
-    """Yield where tensors hold NaN or infinities: on one side alone first, then on both alike."""
+    """Yield tensors with NaN or infinities: first those on one side only, then those on both."""
     odd = [(row.key, row.stats.nonfinite) for row in rows
            if row.stats is not None and row.stats.nonfinite is not None]  # fmt: skip
     for key, found in sorted(odd, key=lambda one: not one[1].alone):
@@ -54,7 +54,7 @@ def not_finite(rows: Sequence[TensorDiff]) -> Iterator[Evidence]:
 
 
 def _another(a: Model, b: Model, finding: Finding, part: Part, found: Levels) -> Finding:
-    """Look for what tells a stale tensor from a damaged one; without it, it is not confirmed."""
+    """Check whether a stale tensor may be a damaged one; if so, the finding is not confirmed."""
     if finding.cause != "stale_tensor":
         return finding
     sure = True
@@ -69,7 +69,7 @@ def _another(a: Model, b: Model, finding: Finding, part: Part, found: Levels) ->
         found.evidence.append(
             Evidence(
                 "tensor",
-                "that the other side's tensor removes the difference would be true of any damage: "
+                "the other side's tensor removes the difference, but this is true of any damage: "
                 "stale_tensor is not confirmed",
                 part.keys,
             )
@@ -78,7 +78,7 @@ def _another(a: Model, b: Model, finding: Finding, part: Part, found: Levels) ->
 
 
 def _missing(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
-    """Name roles one side lacks: biases and the head are causes, others stop the walk."""
+    """Record roles missing on one side: biases and the head are causes, others end the walk."""
     for label in ("ONLY_IN_A", "ONLY_IN_B"):
         side = "B" if label == "ONLY_IN_A" else "A"
         keys = [row.key for row in rows if row.verdict == label and _is_role(a, b, row.key)]
@@ -106,9 +106,9 @@ def _is_role(a: Model, b: Model, key: str) -> bool:
 
 
 def _extras(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
-    """Note tensors of one side that nothing of the architecture reads.
+    """Record tensors of one side that the architecture does not use.
 
-    They stay in the count of tensors and out of the forward pass.
+    They count as tensors, but the forward pass ignores them.
     """
     for label in ("ONLY_IN_A", "ONLY_IN_B"):
         side, name = label[-1], a.spec.name
@@ -132,7 +132,7 @@ def _extras(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> No
 
 
 def _findings(report: DiffReport, explained: set[str]) -> Iterator[tuple[Finding, Part]]:
-    """Yield one finding for each explanation of compare.explain, with all its tensors."""
+    """Yield one finding per explanation of compare.explain, with all its tensors."""
     by_key = {row.key: row for row in report.tensors}
     for group in report.findings:
         keys = tuple(key for key in group.keys if key not in explained)
@@ -212,15 +212,15 @@ def _strange(rows: Sequence[TensorDiff]) -> tuple[Finding, Part]:
 
 
 def settled(finding: Finding, share: Share, bound: float) -> Finding:
-    """Return a finding with what taking it away does to the pass.
+    """Return a finding with its effect on the pass.
 
-    Logits that are no numbers on one side alone are a bug, whatever the finding would be else.
+    NaN or infinite logits on one side only are always a bug.
     """
     before, after, first = share.before, share.after, share.first
     shows = not before <= bound
     gone = after <= bound
     own = finding.residual_before is not None and finding.of == "stored values"
-    # That another tensor in its place removes a difference says nothing of what the tensor is.
+    # Replacing a tensor removes any difference, so this does not show what is wrong with it.
     proof = finding.level != "tensor" or finding.cause == "missing_bias"
     confirmed = (shows and gone and proof) or (finding.confirmed and (gone or own))
     broken = share.odd is not None and share.odd.alone > 0 and finding.verdict == "precision"

@@ -29,7 +29,7 @@ from aprfmt.model import Model
 
 @dataclass
 class Walk:
-    """One diagnosis while it is being made."""
+    """One diagnosis in progress."""
 
     a: Side
     b: Side
@@ -45,7 +45,7 @@ class Walk:
     pairs: Sequence[PointDiff] = ()
 
     def done(self, reason: str = "") -> Diagnosis:
-        """Return what was found so far."""
+        """Return the diagnosis with all findings so far."""
         levels = self.levels
         return Diagnosis(
             self.a.text, self.b.text, tuple(levels.findings), tuple(levels.evidence),
@@ -54,7 +54,7 @@ class Walk:
         )  # fmt: skip
 
     def facts(self) -> dict[str, Any]:
-        """Return what was compared: kinds, architectures, backends."""
+        """Return facts about both sides: kinds, architectures, backends."""
         found: dict[str, Any] = {}
         for side in (self.a, self.b):
             row: dict[str, Any] = {"text": side.text, "kind": side.kind}
@@ -71,13 +71,13 @@ class Walk:
         return found
 
     def say(self, level: Any, text: str, *where: str, number: float | None = None) -> None:
-        """Add a link to the chain."""
+        """Add a piece of evidence."""
         self.levels.evidence.append(Evidence(level, text, tuple(where), number))
 
     # --- the walk ---------------------------------------------------------------------------
 
     def run(self) -> Diagnosis:
-        """Go through the levels until one explains what the later ones show."""
+        """Go through the levels until one explains the differences seen in later ones."""
         if self.a.model is not None and self.b.model is not None:
             self.levels = compare_models(self.a.model, self.b.model)
             if self.levels.reason:
@@ -105,12 +105,12 @@ class Walk:
         return self.done(self._incomparable())
 
     def model_of(self, side: Side) -> Model | None:
-        """Return the weights a side ran on: its own, the given ones, or the other side's."""
+        """Return the model a side ran on: its own, the given one, or the other side's."""
         other = self.b if side is self.a else self.a
         return side.model or self.reference or other.model
 
     def _taken(self, side: Side, trace: Trace) -> Trace:
-        """Keep a side's trace; one of zeros only is a buffer that nobody filled."""
+        """Store a side's trace; all zeros means that nothing was recorded."""
         self.traces[side.label] = trace
         zeros = blank_trace(trace)
         if zeros:
@@ -120,7 +120,7 @@ class Walk:
         return trace
 
     def _load(self, side: Side) -> None:
-        """Open a saved trace and say what it is."""
+        """Open a saved trace and add evidence about it."""
         trace = self._taken(side, trace_of(side, self.ids, self.stack, self.model_of(side)))
         held = sum(trace.values(key) is not None for key in list(trace.records)[:1])
         engine = backend_name(trace)
@@ -140,7 +140,7 @@ class Walk:
             self.say("forward", f"{side.label} has a NaN or an infinity, first at {where}", where)
 
     def _settle_ids(self) -> str:
-        """Take the ids of the traces, the given ones, or choose; return why it cannot be."""
+        """Use the traces' ids or the given ones, or choose some; return why that fails, or ""."""
         named = {
             side.label: found
             for side in (self.a, self.b)
@@ -178,7 +178,7 @@ class Walk:
         return ""
 
     def _without_ids(self) -> Diagnosis:
-        """Compare traces that do not say their tokens, point by point only."""
+        """Compare traces without token ids: point by point only."""
         self.levels.not_checked.append(
             "token ids: the trace does not say them; give --ids for shadowing and causes"
         )
@@ -189,7 +189,7 @@ class Walk:
 
     # --- the forward pass -------------------------------------------------------------------
 
-    @np.errstate(all="ignore")  # what is not finite is named with its place, not warned of
+    @np.errstate(all="ignore")  # NaN and infinities are reported with their place instead
     def _forward(self) -> None:
         assert self.ids is not None
         dtype = self._dtype()
@@ -219,7 +219,7 @@ class Walk:
         return "float64" if wide else "float32"
 
     def _parts(self, dtype: str) -> None:
-        """See what each finding about the files does to the forward pass."""
+        """Measure the effect of each finding about the files on the forward pass."""
         a, b = self.a.model, self.b.model
         assert a is not None and b is not None and self.ids is not None
         levels = self.levels
@@ -252,7 +252,7 @@ class Walk:
             self._unexplained(dtype)
 
     def _unexplained(self, dtype: str) -> None:
-        """Judge B's pass by A's model: the files do not say what differs."""
+        """Judge each pass by the model's operations: the files do not explain the difference."""
         self._examine(self.b, dtype, against=self.a.model)
 
     def _examine(self, side: Side, dtype: str, against: Model | None = None) -> None:
@@ -340,15 +340,15 @@ class Walk:
                     )
 
     def _paired(self, pairs: Sequence[PointDiff]) -> None:
-        """Keep the points of both sides, and say where both are not finite alike."""
+        """Store the points of both sides; add evidence for NaN and infinities on both."""
         self.pairs = pairs
         self.levels.evidence += direct.both_sides(pairs)
         self.points = point_rows(pairs, {k: v.examined.before for k, v in self.judged.items()})
 
-    # --- what it comes to -------------------------------------------------------------------
+    # --- conclusion -------------------------------------------------------------------------
 
     def _conclude(self) -> None:
-        """Join the sides' findings; what both share is no difference; then rounding."""
+        """Join both sides' findings without the common ones; without findings, judge rounding."""
         levels = self.levels
         a, b = (self.judged[x].findings if x in self.judged else [] for x in ("A", "B"))
         shared = common(a, b)
@@ -374,7 +374,7 @@ class Walk:
             levels.findings.append(rounded)
 
     def _incomparable(self) -> str:
-        """Return why nothing could be compared, "" where something was."""
+        """Return why nothing could be compared, "" if something was."""
         if self.levels.findings or self.levels.reason:
             return ""
         if self.traces and not any(

@@ -1,8 +1,8 @@
 """The reference pass, altered one hypothesis at a time: hyperparameters, weights, operations.
 
 A World is a model's architecture, numbers and a numpy backend. A hypothesis never touches
-forward.py: it replaces hyperparameters, lays arrays over weights, wraps single operations of the
-backend, or gives other positions. Every operation of a pass can be asked for its arguments.
+forward.py: it replaces hyperparameters or weights, wraps single operations of the backend, or gives
+other positions. The arguments of every operation of a pass are recorded.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,23 +18,23 @@ from aprfmt.inference.capture import POINTS, WHOLE, Instance, instances
 from aprfmt.inference.session import load_forward
 from aprfmt.inference.weights import Weights
 
-# The operations that are noted; a hypothesis may wrap them.
+# The operations that are recorded; a hypothesis may wrap them.
 OPS = (
     "embed", "linear", "router", "add", "mul", "scale", "softcap", "activate", "sigmoid",
     "swiglu_oai", "rms_norm", "layer_norm", "rope", "scores", "probs", "mix", "add_weighted",
     "concat", "stack", "repeat_heads", "take",
 )  # fmt: skip
-# Those that only move values.
+# Operations that only move values.
 MOVES = ("concat", "stack", "repeat_heads", "take")
-# Operations made of others: taken apart, so that the others are seen.
+# Fused operations: run as single ones, so that these are recorded.
 COMPOSED = ("projections", "ropes", "gated", "add_linear")
-# Called as override(op, at, *args, **kwargs): `op` is the operation beneath.
+# Called as override(op, at, *args, **kwargs): `op` is the wrapped operation.
 Override = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class At:
-    """Where a pass is: the point captured last ("" before the first) and the layer it is in."""
+    """The present place in a pass: the last captured point ("" before the first) and its layer."""
 
     point: str
     layer: int
@@ -42,7 +42,7 @@ class At:
 
 @dataclass(frozen=True)
 class Call:
-    """One operation of a pass, with its arguments and what came of it."""
+    """One operation of a pass, with its arguments and result."""
 
     op: str
     args: tuple[Any, ...]
@@ -53,7 +53,7 @@ class Call:
 
 @dataclass(frozen=True)
 class World:
-    """What a pass is made of. `original` are the weights before any was replaced."""
+    """Everything a pass needs. `original` are the weights before any was replaced."""
 
     spec: ArchSpec
     hp: HyperParams
@@ -66,7 +66,7 @@ class World:
 
     @property
     def stored(self) -> Weights:
-        """The weights of the model, whatever a hypothesis laid over them."""
+        """The model's stored weights, without a hypothesis's replacements."""
         return self.weights if self.original is None else self.original
 
     @property
@@ -76,7 +76,7 @@ class World:
 
     @property
     def n_layers(self) -> int:
-        """How many blocks the model has."""
+        """The number of decoder blocks."""
         return int(self.hp["n_layers"])
 
     def with_hyper(self, **values: Any) -> "World":
@@ -84,7 +84,7 @@ class World:
         return replace(self, hp=self.hp.replaced(**values))
 
     def with_weights(self, arrays: Mapping[str, Any]) -> "World":
-        """Return the world with arrays laid over weights, by role key."""
+        """Return the world with weights replaced by arrays, by role key."""
         return replace(self, weights=self.weights.overlaid(arrays), original=self.stored)
 
     def with_op(self, op: str, override: Override, layers: frozenset[int] | None) -> "World":
@@ -104,8 +104,8 @@ class World:
         return replace(self, positions=tuple(positions))
 
     def run(self, recorder: "Recording") -> None:
-        """Run the pass past a recorder; logits of all rows."""
-        with np.errstate(all="ignore"):  # a wrong hypothesis may well overflow
+        """Run the pass with a recorder; computes the logits of all rows."""
+        with np.errstate(all="ignore"):  # a wrong hypothesis may overflow
             load_forward(self.spec)(
                 Wrapped(self.backend, self.overrides, recorder),
                 self.spec,
@@ -119,32 +119,32 @@ class World:
 
 
 class Stop(Exception):
-    """A pass was ended where nothing further was wanted; not an error."""
+    """Ends a pass early, after the last point that is needed; not an error."""
 
 
 class Recording:
-    """A recorder that knows where the pass is and what was called since the last known value."""
+    """A recorder that knows the place in the pass and the calls since the last captured value."""
 
     def __init__(self) -> None:
         self.at = At("", 0)
         self.calls: list[Call] = []
 
     def begin(self, facts: Any) -> None:
-        """Take note of a pass that begins."""
+        """Start recording a pass."""
 
     def wants(self, point: str, layer: int) -> bool:
-        """Look at every point, step by step."""
+        """Want every point, in the stepped form of fused operations."""
         return True
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
-        """Move on behind a point."""
+        """Record that the pass is past a point."""
         return x
 
     def behind(self, x: Any, take: bool) -> tuple[Call, ...]:
-        """Return the operations that made `x` out of values known before, in order.
+        """Return the operations that computed `x` from earlier captured values, in order.
 
-        With `take` they are forgotten: what follows starts from `x`. Where nothing noted made it,
-        all operations since are returned.
+        With `take` they are removed, so that later operations start from `x`. If no recorded
+        operation made `x`, all operations since the last point are returned.
         """
         wanted: set[int] = set()
         front = [x]
@@ -154,7 +154,7 @@ class Recording:
                 if i not in wanted and same_memory(call.result, value):
                     wanted.add(i)
                     front += arrays(call.args)
-                    if call.op == "add_weighted":  # by experts that numbers of the router chose
+                    if call.op == "add_weighted":  # experts chosen by the router
                         front += [c.result for c in self.calls if c.op == "router"]
         if not wanted:
             wanted = set(range(len(self.calls)))
@@ -164,14 +164,14 @@ class Recording:
         return found
 
     def passed(self, point: str, layer: int) -> None:
-        """Note that a point is behind the pass."""
+        """Record that the pass is past a point."""
         here = self.at.layer if layer == WHOLE else layer
         last = point == "out" and POINTS[point].layered
         self.at = At(point, here + 1 if last else here)
 
 
 def arrays(args: Sequence[Any]) -> list[Any]:
-    """Return the numpy arrays among an operation's arguments, lists of them opened."""
+    """Return the numpy arrays among an operation's arguments, also those inside lists."""
     found: list[Any] = []
     for arg in args:
         if isinstance(arg, (tuple, list)):
@@ -182,12 +182,12 @@ def arrays(args: Sequence[Any]) -> list[Any]:
 
 
 def same_memory(a: Any, b: Any) -> bool:
-    """Say whether two arrays may be views of one."""
+    """Say whether two arrays may share memory."""
     return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.may_share_memory(a, b)
 
 
 class Wrapped:
-    """A backend whose operations are noted and can be overridden; what it holds is the base's."""
+    """A backend whose operations are recorded and can be overridden; its state is the base's."""
 
     def __init__(
         self, base: Any, overrides: Mapping[str, tuple[Override, ...]], recording: Recording

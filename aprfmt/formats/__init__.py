@@ -1,7 +1,7 @@
 """The FORMATS table, detection by content, and the two verbs: open_source and open_sink.
 
-A row says how a format is recognised, who reads and writes it, and what it can hold. No format
-name stands in an `if` outside this table.
+A row says how a format is recognised, which functions read and write it, and what it can hold. No
+other code compares a format's name in an `if`.
 """
 
 import re
@@ -21,7 +21,7 @@ class OpenSource(Protocol):
     """How a format opens a regular file."""
 
     def __call__(self, path: Path, *, partial: bool = False) -> Source:
-        """Open `path`; `partial` lists a truncated file's structure all the same."""
+        """Open `path`; `partial` lists the structure of a truncated file instead of raising."""
         ...
 
 
@@ -37,11 +37,11 @@ class OpenSink(Protocol):
 
 @dataclass(frozen=True)
 class ValueRules:
-    """What a format says about single metadata values, for those who write one.
+    """What a format says about single metadata values; used when one is set.
 
     `types` are the names of the types one value can have, () where values are JSON or text.
-    `keys(architectures)` maps the keys that readers know to the types they have, () where a key
-    has none; a `*` in a key is any text. Keys that begin with one of `own` the writer sets itself.
+    `keys(architectures)` maps the keys that readers know to their types (() if values have no
+    type); a `*` in a key is any text. The writer itself sets keys that begin with one of `own`.
     """
 
     types: tuple[str, ...] = ()
@@ -70,14 +70,14 @@ class FormatSpec:
     header_fields: Callable[[memoryview, str], Iterator[HeaderField]]
     vectors_f32: bool = False
     keys_like: str = ""
-    carries: bool = False  # True: encodings without a code are carried losslessly all the same
+    carries: bool = False  # True: encodings without a code are stored too, as plain bytes
     max_name_bytes: int | None = None
     max_dims: int | None = None
     splits: bool = True
     order: Callable[[Sequence[TensorInfo]], list[TensorInfo]] = list  # data order on disk
     weights_name: str | None = None  # name of the weights inside a folder output
-    rewrites: bool = False  # open_sink takes `like`, a source of the format: what a plan leaves as
-    # it was keeps its bytes; the sink has an `order` of its own
+    rewrites: bool = False  # open_sink takes `like`, a source of this format: what the plan does
+    # not change keeps its bytes; the sink's method `order` gives the data order
     takes: Callable[[Any], bool] = lambda value: True  # can it be a metadata value?
     values: ValueRules = ValueRules()
     checksum: Callable[[Any], bool | None] = lambda source: None  # do an open file's bytes fit the
@@ -100,10 +100,10 @@ _PACKED = (
     "compressed as joblib and archives are ({}); joblib files hold pickles, which run code when "
     "loaded: convert it with what wrote it, or unpack the archive"
 )
-# The oldest pickles are text: `cMODULE\nNAME\n` names what is to be called, as some of the first.
+# The oldest pickles are text: an early line pair `cMODULE\nNAME\n` names the function to call.
 _TEXT_PICKLE = re.compile(rb"(?:\(|\(l?p?[0-9]*\n)?c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n")
 
-# What is recognised only to be refused by name: these run code or are not model files.
+# Content that is recognised only for a better message: it runs code or is not a model file.
 _FOREIGN: tuple[tuple[bytes, str], ...] = (
     (
         b"PK\x03\x04",
@@ -146,7 +146,7 @@ def detect(path: Path) -> FormatSpec:
         head, size = bytes(file.view[:4096]), file.size
     finally:
         file.close()
-    for names in (FORMATS.own, FORMATS):  # third parties' only where none of ours fits
+    for names in (FORMATS.own, FORMATS):  # other packages' formats only if no built-in one fits
         for name in names:
             spec = FORMATS[name]
             if spec.recognise(head, size):
@@ -166,10 +166,9 @@ def detect(path: Path) -> FormatSpec:
 def open_source(path: Path | str, *, partial: bool = False, damaged: bool = False) -> Source:
     """Open one file (any shard of a split) by its content; a context manager.
 
-    `damaged` goes on past what leaves the rest readable: `source.damage` says what is wrong, and
-    reading a tensor it concerns raises. Without it the first fault raises. Folders and
-    `*.safetensors.index.json` are handled by the safetensors row's caller in `aprfmt.model`. Raises
-    FormatError for anything that is not one of FORMATS.
+    With `damaged`, faults that leave the rest readable are collected in `source.damage`, and only
+    reading an affected tensor raises; without it the first fault raises. Folders are handled by
+    `aprfmt.model`. Raises FormatError if the file is not in one of FORMATS.
     """
     path = Path(path)
     spec = detect(path)
@@ -185,9 +184,9 @@ def checksum_matches(source: Source) -> bool | None:
 
 
 def checksum_notes(source: Source, matches: bool | None = None) -> list[Note]:
-    """Return a warning where a file carries a checksum of all its bytes and it is wrong.
+    """Return a warning if a file's checksum over all its bytes is wrong.
 
-    Reads every byte of such a file, unless `matches` says what came of that.
+    Reads every byte of the file, unless `matches` already gives the result.
     """
     if (checksum_matches(source) if matches is None else matches) is not False:
         return []

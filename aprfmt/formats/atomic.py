@@ -53,14 +53,14 @@ _SPECIAL = {
 _NOT_AT_ONCE = "cannot be replaced in one step here; give the name of a new folder"
 
 # Sets neither published nor discarded. An interrupt may come between the last line of a `with`
-# block and the first of its `__exit__`: then the end of the program tidies up.
+# block and the first line of `__exit__`: then they are discarded when the program ends.
 _OPEN: set["FileSet"] = set()
 
 
 @atexit.register
 def _discard_open() -> None:
     for files in list(_OPEN):
-        if files._pid == os.getpid():  # what a parent writes is not its forked child's to remove
+        if files._pid == os.getpid():  # a forked child must not remove its parent's files
             files.discard()
 
 
@@ -105,7 +105,7 @@ class FileSet:
         finally:
             try:
                 self.discard()
-            except BaseException:  # an interrupt right before `discard` holds interrupts back
+            except BaseException:  # an interrupt may come before `discard` blocks interrupts
                 self.discard()
                 raise
 
@@ -134,7 +134,7 @@ class FileSet:
                 if temporary.parent != self._staging:
                     temporary.parent.mkdir(exist_ok=True)
             file = OutputFile(path, temporary, final)
-            self._files.append(file)  # first: an interrupt may come right after it is made
+            self._files.append(file)  # before it is made, as an interrupt may come right after
             try:
                 file.open(old)
             except OSError:
@@ -182,7 +182,7 @@ class FileSet:
             self._staging = None
 
     def _beside(self, path: Path) -> tuple[Path, os.stat_result | None]:
-        """Return where a file of a plain set will lie, and the status of an old one there."""
+        """Return the final path of a file outside a folder set, and the old file's status."""
         old = _status(path)  # of the link's target
         if old is not None and not stat.S_ISREG(old.st_mode):
             what = _SPECIAL.get(stat.S_IFMT(old.st_mode), "no regular file")
@@ -206,7 +206,7 @@ class FileSet:
         return final, old
 
     def _inside(self, path: Path, folder: Path) -> Path:
-        """Return where a file of a folder will lie; an old link of that name is not followed."""
+        """Return the path of a file of the folder; an old link of that name is not followed."""
         assert self._target is not None
         parent, name = path.parent, Path(path.name)
         if self._nested and path.is_relative_to(folder) and parent != folder:
@@ -236,7 +236,7 @@ class FileSet:
         self._target = target
 
     def _stage(self, target: Path, old: os.stat_result | None) -> None:
-        """Make the hidden sibling; without it the files are put into the old folder one by one."""
+        """Make the hidden sibling folder, if the old folder can be replaced as a whole."""
         clean(target.parent)
         self._staging = target.parent / temporary_name(target.name)
         try:
@@ -251,7 +251,7 @@ class FileSet:
                 raise
 
     def _check_old(self, folder: Path, target: Path) -> None:
-        """Refuse to replace a folder that holds anything our own writer would not write."""
+        """Raise OutputError if the folder holds files that aprfmt would not write."""
         names = [name for name in sorted(os.listdir(target)) if not _is_hidden(name)]
         if names and not self._force:
             raise OutputError(f"{folder}: exists and is not empty; use --force to replace it")
@@ -296,7 +296,7 @@ class FileSet:
         return True
 
     def _retire(self, old: Path, new: Path) -> None:
-        """Remove the old folder; what somebody else put there while we wrote is carried over."""
+        """Remove the old folder; files other programs made in it meanwhile go to the new one."""
         try:
             for name in os.listdir(old):
                 if not _is_hidden(name) and not self._replaceable(old, name):
@@ -310,7 +310,7 @@ class FileSet:
         remove(old)
 
     def _publish_inside(self, target: Path) -> None:
-        """Put the files into an existing folder together; those of a replaced folder go."""
+        """Put the files into an existing folder together; old files of the folder are removed."""
         if self._nested:
             raise OutputError(f"{target}: {_NOT_AT_ONCE}")
         moves = []
@@ -333,7 +333,7 @@ class FileSet:
 def install_signal_handlers() -> None:
     """Let SIGTERM, and a closed terminal, end the program by SystemExit, so that outputs clean up.
 
-    The exit codes are 143 and 129. A signal that is ignored or handled already stays so.
+    The exit codes are 143 and 129. Signals already ignored or handled are left alone.
     """
     if threading.current_thread() is not threading.main_thread():
         return  # only the main thread may install handlers
@@ -348,7 +348,7 @@ def install_signal_handlers() -> None:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Return the status of what `path` leads to, None if that does not exist."""
+    """Return the status of the file `path` leads to; None if it does not exist."""
     try:
         return os.stat(path)
     except FileNotFoundError:
@@ -356,9 +356,9 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _must_stay(folder: Path) -> bool:
-    """Say whether `folder` cannot be swapped: a mount point, or where this process stands.
+    """Say whether `folder` must not be swapped: a mount point, or the working folder.
 
-    A shell whose working folder is swapped away would go on in the removed one.
+    After a swap, a shell in this folder would still be in the removed one.
     """
     try:
         here = Path(os.path.realpath(os.curdir))

@@ -11,7 +11,7 @@ from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats.damage import Faults
 
 # Limits, one constant each. They bound memory and time by the file's own size, not by its claims.
-MAX_STRING = 64 << 20  # no real name, template or JSON value comes near; keeps one slice small
+MAX_STRING = 64 << 20  # far above any real name, template or JSON value; bounds one slice
 MAX_COUNT = 1_000_000  # keys, tensors: a hundred times the largest real model
 MAX_ARRAY = 1 << 27  # array elements: 500 times the largest vocabulary
 MAX_NESTING = 16  # arrays in arrays; ggml's own writer makes none
@@ -54,7 +54,7 @@ class Cursor:
         return self.end - self.offset
 
     def need(self, count: int, what: str) -> None:
-        """Raise TruncatedError unless `count` more bytes are there."""
+        """Raise TruncatedError if fewer than `count` bytes are left."""
         if count < 0 or count > self.remaining:
             raise TruncatedError(
                 f"{self.where}: {what} at offset {self.offset} needs {count} bytes, "
@@ -86,7 +86,7 @@ class Cursor:
         return int.from_bytes(self.take(size, what), "little" if self.order == "<" else "big")
 
     def count(self, size: int, smallest: int, what: str, limit: int = MAX_COUNT) -> int:
-        """Read a count and judge it: `count * smallest` bytes must be left, `limit` not passed."""
+        """Read a count; at most `limit`, and `count * smallest` bytes must be left."""
         at = self.offset
         value = self.uint(size, what)
         if value > limit:
@@ -109,9 +109,10 @@ class Cursor:
         return text
 
     def name(self, count: int, what: str) -> tuple[str, FormatError | None]:
-        """Read `count` bytes as UTF-8; other bytes are a fault and come as their numbers.
+        """Read `count` bytes as UTF-8; invalid bytes are escaped and reported as a fault.
 
-        Returns the text and the fault, so that it can be told what it concerns.
+        Returns the text and the fault (None if there is none), so that the caller can say which
+        tensors the fault concerns.
         """
         text, error = self._decode(count, what)
         if error is not None:

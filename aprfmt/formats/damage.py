@@ -1,8 +1,8 @@
-"""What is wrong with a file: raised at the first fault, or collected so that reading goes on.
+"""Faults of a file: the first one raises, or all are collected and reading goes on.
 
-A parser reports every fault that leaves the rest readable to `Faults`, and raises only what makes
-everything after it unreadable. Whoever opens a file says which it is to be: `damaged=True` for
-commands that look at broken files, nothing for those that build on what they read.
+A parser reports every fault that leaves the rest readable to `Faults`; it raises only faults that
+make everything after them unreadable. Commands that inspect broken files open them with
+`damaged=True`; commands that use the content do not.
 """
 
 from bisect import bisect_left, bisect_right
@@ -16,7 +16,7 @@ from aprfmt.errors import FormatError
 
 
 class Faults:
-    """The faults of one file. `broken` has the error that reading a tensor is to raise."""
+    """The faults of one file. `broken`: tensor name -> the error that reading the tensor raises."""
 
     __slots__ = ("_errors", "broken", "collect", "damage", "where")
 
@@ -28,7 +28,7 @@ class Faults:
         self._errors: list[FormatError] = []
 
     def add(self, error: FormatError, *tensors: str) -> None:
-        """Raise `error`, or note it and that the bytes of `tensors` cannot be had."""
+        """Raise `error`, or collect it; reading one of `tensors` then raises it."""
         if not self.collect:
             raise error
         self._errors.append(error)
@@ -38,26 +38,26 @@ class Faults:
             self.broken.setdefault(name, error)
 
     def cut(self, error: FormatError, tensors: Sequence[str]) -> None:
-        """Raise `error`, or note that the file ends before these tensors do.
+        """Raise `error`, or collect it: the file ends before these tensors do.
 
-        Reading one of them says which bytes are not there (`mapped.CutTensor`).
+        Reading one of them raises which bytes are missing (`mapped.CutTensor`).
         """
         self.add(error)
         self.damage[-1] = replace(self.damage[-1], tensors=tuple(tensors))
 
     def spoil(self, error: FormatError, tensors: Sequence[str]) -> None:
-        """Say that a fault added before concerns these tensors: reading one raises it."""
+        """Make reading one of these tensors raise a fault that was already added."""
         at = self._errors.index(error)
         self.damage[at] = replace(self.damage[at], tensors=tuple(tensors))
         for name in tensors:
             self.broken.setdefault(name, error)
 
     def first(self, error: FormatError) -> FormatError:
-        """Return the fault that came before the one that ends parsing, or that one itself."""
+        """Return the first collected fault, or `error`, which ended parsing, if there is none."""
         return self._errors[0] if self._errors else error
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Speak of tensors by other names, as those of carried encodings have."""
+        """Replace tensor names in the collected faults (carried encodings have another name)."""
         self.broken = {names.get(name, name): error for name, error in self.broken.items()}
         self.damage = [
             replace(one, tensors=tuple(names.get(name, name) for name in one.tensors))
@@ -85,8 +85,8 @@ def _tensor(name: str) -> str:
 def overlapping(extents: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, ...], int]]:
     """Yield (numbers of the extents to blame, how many others they reach into).
 
-    One that reaches into several others is wrong by itself; of two that overlap each other and
-    nothing else, both are suspect: then the later one comes first. Empty extents do not count.
+    An extent that overlaps several others is blamed alone. Of two that overlap only each other,
+    both are blamed, the later one first. Empty extents do not count.
     """
     numbers = [i for i, (start, stop) in enumerate(extents) if start < stop]
     starts = sorted(extents[i][0] for i in numbers)

@@ -10,12 +10,13 @@ from pathlib import Path
 _AT_FDCWD = -100  # fcntl.h: relative names count from the current folder
 _RENAME_EXCHANGE = 2  # linux/fs.h
 
-# The system, the file system (EINVAL; overlayfs: EXDEV) or a mount point (EBUSY) cannot do it.
+# Errors that mean: not possible on this system or file system (EINVAL; overlayfs: EXDEV), or for a
+# mount point (EBUSY).
 _UNABLE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EXDEV, errno.EBUSY}
 
 
 def exchange(a: Path, b: Path) -> bool:
-    """Swap `a` and `b`; False if it cannot be done here, OSError if it was refused."""
+    """Swap `a` and `b`; False if the system cannot do that, OSError if it failed."""
     import ctypes
 
     try:

@@ -1,4 +1,4 @@
-"""Header fields with the bytes they stand in: what `hex` prints, one row a field."""
+"""Header fields and their bytes; `hex` prints one row per field."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HeaderField:
-    """`nbytes` bytes at `offset` of the (expanded) file, what they are, and what they say."""
+    """`nbytes` bytes at `offset` of the (expanded) file: the field's name and its value."""
 
     offset: int
     nbytes: int

@@ -1,7 +1,7 @@
-"""Several files of one folder renamed together: all, or after a kill by whoever comes next.
+"""Renames several files of one folder together; after a kill, the next run completes the renaming.
 
-Before the first rename a journal `.aprfmt-journal-<hash>.json` is written and synced. It lists what
-is left to do; doing it twice is harmless, so any later run can complete it, and readers can tell a
+Before the first rename a journal `.aprfmt-journal-<hash>.json` is written and synced. It lists the
+renames; repeating them is harmless, so any later run can complete them, and readers can tell a
 mixed set from a whole one. A rename that fails is undone in the same way: hard links keep the old
 files until the end, and a second journal lists the way back. Without hard links (FAT) the journal
 stays and the next run completes it.
@@ -35,7 +35,7 @@ SCHEMA = "aprfmt.journal/1"
 _PREFIX, _SUFFIX = ".aprfmt-journal-", ".json"
 _MAX_BYTES = 64 << 20  # 100,000 shards with names of 255 bytes
 
-# The file system has no hard links, or the system forbids this one: publish without a way back.
+# The file system has no hard links, or forbids this one: then a failed rename cannot be undone.
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
@@ -61,7 +61,7 @@ def is_journal(name: str) -> bool:
 def pending(folder: Path) -> list[Path]:
     """Return the files of `folder` that an interrupted run left half published, sorted.
 
-    A folder that cannot be listed has none. Raises FormatError for a journal that is damaged.
+    Empty for a folder that cannot be listed. Raises FormatError for a damaged journal.
     """
     try:
         names = _journals(folder)
@@ -71,7 +71,7 @@ def pending(folder: Path) -> list[Path]:
 
 
 def recover(folder: Path) -> None:
-    """Complete what a killed run left half published in `folder`; mostly there is nothing.
+    """Complete renames that a killed run left unfinished in `folder`, if there are any.
 
     Raises OutputError if it cannot be completed, FormatError for a damaged journal.
     """
@@ -88,11 +88,11 @@ def recover(folder: Path) -> None:
 
 
 def reserved(folder: Path) -> set[str] | None:
-    """Return the temporary names that journals of `folder` still need; None: it can't be told."""
+    """Return the temporary names that journals of `folder` still need; None if not known."""
     names: set[str] = set()
     try:
         for name in _journals(folder):
-            with suppress(FormatError):  # a damaged journal is completed by nobody
+            with suppress(FormatError):  # no run can complete a damaged journal
                 names.update(source for source, _ in _read(folder, name).moves)
     except OSError:
         return None
@@ -118,7 +118,7 @@ def publish_set(
         backups = _back_up(folder, [*finals, *removes])
         kept = list((backups or {}).values())
         try:
-            lock.sync()  # a journal must not outlive a power cut that its files do not
+            lock.sync()  # after a power cut there must be no journal without its files
             _commit(lock, Journal(journal.name, moves, [*removes, *kept]))
         except OSError as error:
             for litter in (journal.name, *kept):
@@ -150,7 +150,7 @@ def _replace_one(lock: LockedFolder, temporary: str, final: str) -> None:
 
 
 def _back_up(folder: Path, finals: Sequence[str]) -> dict[str, str] | None:
-    """Keep every old file under a second name; None where the system makes no such links."""
+    """Keep every old file under a second name (hard link); None if hard links are not possible."""
     backups: dict[str, str] = {}
     try:
         for final in finals:
@@ -225,7 +225,7 @@ def _apply(lock: LockedFolder, journal: Journal, *, again: bool) -> None:
 
 
 def _finish(lock: LockedFolder, journal: Journal) -> None:
-    """Remove the journal; one that comes back after a power cut asks for work already done."""
+    """Remove the journal; if a power cut brings it back, its work is repeated without harm."""
     with suppress(FileNotFoundError):
         os.unlink(lock.path / journal.name)
     with suppress(OSError):
@@ -237,7 +237,7 @@ def _journals(folder: Path) -> list[str]:
 
 
 def _read(folder: Path, name: str) -> Journal:
-    """Read a journal; it came with the folder, so it may name nothing outside of it."""
+    """Read a journal; it is untrusted, so it may only name files inside its folder."""
     path = folder / name
     return parse_journal(jsonio.load_file(path, _MAX_BYTES, surrogates=True), path)
 

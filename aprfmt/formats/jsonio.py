@@ -1,8 +1,9 @@
 """Bounded JSON: everything JSON that comes out of a file is read here.
 
-Python's own parser does the work. Around it stand the limits (bytes, depth, digits) and the rules
-it leaves open: UTF-8 without a byte-order mark, no duplicate keys (compared after unescaping), no
-NaN or Infinity, no number beyond float64, no lone surrogates, nothing behind the value.
+Python's own parser does the work. This module adds limits (bytes, depth, digits) and rules that
+the parser does not check: UTF-8 without a byte-order mark, no duplicate keys (compared after
+unescaping), no NaN or Infinity, no number beyond float64, no lone surrogates, nothing after the
+value.
 """
 
 import gc
@@ -23,7 +24,7 @@ MAX_DEPTH = 64
 MAX_DIGITS = 400  # float64 ends at 309 digits; also keeps int() far from its quadratic cost
 _BOM = b"\xef\xbb\xbf"
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
-_LONG = b"0" * (MAX_DIGITS + 1)  # where no digits stand so close, int() needs no watch
+_LONG = b"0" * (MAX_DIGITS + 1)  # without such a run of digits, int() need not be guarded
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -42,8 +43,8 @@ def loads(
 ) -> Any:
     """Return the one JSON value that `data` holds; `where` begins every message.
 
-    Text may come from a file that is not UTF-8; its surrogates are then found as what they are.
-    `duplicates="last"` lets the last of equal keys win, "mark" too, and the object is a Doubled.
+    A str with lone surrogates is refused as not UTF-8. `duplicates="last"` lets the last of equal
+    keys win; "mark" does the same, and such an object becomes a Doubled.
     `nonfinite` allows NaN and the infinities, `surrogates` allows lone surrogate escapes. Byte
     offsets in messages count from `data`'s start. Raises FormatError.
     """
@@ -127,7 +128,7 @@ def _unique(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
             again = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
             raise FormatError(
                 f"{where}: key '{shorten(again, 80)}' stands twice in one JSON object; "
-                "which of the two counts is anybody's guess"
+                "it is not known which of the two counts"
             )
         return result
 
@@ -135,7 +136,7 @@ def _unique(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
 
 
 class Doubled(dict[str, Any]):
-    """An object in which keys stand twice: the last of each counts, `keys_twice` names them."""
+    """An object with duplicate keys (`keys_twice`); the last value of each counts."""
 
     keys_twice: frozenset[str] = frozenset()
 
@@ -189,16 +190,17 @@ def _refuse_constant(where: str) -> Callable[[str], NoReturn]:
 
 
 def _check_surrogates(raw: bytes, where: str) -> None:
-    r"""Refuse surrogate escapes without their partner: they are no characters and fit no UTF-8.
+    r"""Raise FormatError for lone surrogate escapes, which UTF-8 cannot hold.
 
-    Blanking keeps offsets. Escaped backslashes go first, so that every `\u` left is an escape.
+    Valid escapes are blanked out, which keeps offsets. Escaped backslashes are blanked first, so
+    that every `\u` left is an escape.
     """
     blanked = _PAIR.sub(b" " * 12, raw.replace(b"\\\\", b"  "))
     lone = _ESCAPED_SURROGATE.search(blanked)
     if lone is not None:
         escape = str(raw[lone.start() : lone.start() + 6], "ascii", "replace")
         raise FormatError(
-            f"{where}: {escape} at byte {lone.start()} is half of a surrogate pair, no character"
+            f"{where}: {escape} at byte {lone.start()} is half of a surrogate pair, not a character"
         )
 
 

@@ -1,8 +1,8 @@
-"""What a JSON text may cost, judged by its punctuation before the parser sees it.
+"""Bounds the memory and time of parsing a JSON text, by counting its punctuation first.
 
-Every value, key and container becomes a Python object many times larger than its text, and one
-that recurses: a hundred megabytes of `[],[],` would take gigabytes and half a minute. Everything
-here is done by operations on whole buffers.
+Every value, key and container becomes a Python object many times larger than its text: a hundred
+megabytes of `[],[],` would take gigabytes and half a minute. All counting here uses operations on
+whole buffers, which are fast.
 """
 
 from typing import NamedTuple
@@ -24,8 +24,9 @@ class Budget(NamedTuple):
     each: int
 
 
-# Twice what real files have: a safetensors header spends 13 bytes a colon and 17 a container, the
-# merges of a tokenizer.json 14 bytes a container; an object costs 64 bytes, a key 170, a value 60.
+# Twice what real files have: a safetensors header has a colon every 13 bytes and a container every
+# 17, the merges of a tokenizer.json have a container every 14. In memory an object takes 64 bytes,
+# a key 170, a value 60.
 BUDGETS: tuple[Budget, ...] = (
     Budget("values", b",", 4_000_000, 8),
     Budget("keys", b":", 1_000_000, 16),
@@ -35,9 +36,9 @@ BUDGETS: tuple[Budget, ...] = (
 
 
 def check(raw: bytes, where: str, max_depth: int) -> None:
-    """Refuse more values than a text of this length has, and nesting beyond `max_depth`.
+    """Raise FormatError for too many values for the text's length, or nesting beyond `max_depth`.
 
-    Raises FormatError that begins with `where`.
+    `where` begins the message.
     """
     passed = [_passed(budget, raw, len(raw)) for budget in BUDGETS]
     deep = raw.count(b"[") + raw.count(b"{") > max_depth
@@ -59,7 +60,7 @@ def _limit(budget: Budget, size: int) -> int:
 
 
 def _passed(budget: Budget, raw: bytes, size: int) -> int:
-    """Return how many marks there are, or 0 if that is within the budget."""
+    """Return the number of marks, or 0 if it is within the budget."""
     limit = _limit(budget, size)
     if len(raw) <= limit:
         return 0
@@ -71,7 +72,7 @@ def _structure(raw: bytes) -> bytes:
     """Return the brackets, commas and colons outside strings, in order."""
     if b"\\" in raw:  # pairs first: what is left before a quote then escapes that quote
         raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # Two quotes side by side open and close nothing, whichever of the two comes first.
+    # Two adjacent quotes can be removed: an empty string, or one string's end and another's start.
     raw = raw.translate(None, _NO_STRUCTURE).replace(b'""', b"")
     if b'"' not in raw:
         return raw
@@ -85,9 +86,9 @@ def _structure(raw: bytes) -> bytes:
 
 
 def _check_depth(brackets: bytes, where: str, max_depth: int) -> None:
-    """Take away innermost pairs level by level: what is left then is too deep, or unmatched.
+    """Remove innermost bracket pairs `max_depth` times; brackets left are too deep, or unmatched.
 
-    Text whose brackets do not match is the parser's to refuse, unless it opens too many.
+    The parser refuses unmatched brackets; here only too many open ones are an error.
     """
     left = brackets.translate(_ONE_KIND)
     for _ in range(max_depth):

@@ -1,7 +1,7 @@
 """Files mapped read-only, and stored tensors as views of them.
 
 Only regular files are opened: a pipe or a device is refused before a byte is read. Mapped pages
-count as resident memory, so whoever walks over a large tensor calls `drop` behind itself.
+count as resident memory, so code that walks over a large tensor calls `drop` for parts it has read.
 """
 
 import mmap
@@ -27,7 +27,7 @@ _DONTNEED: int | None = getattr(mmap, "MADV_DONTNEED", None)
 
 
 def open_regular(path: Path) -> int:
-    """Open a regular file for reading; FormatError for anything else, which is never waited for."""
+    """Open a regular file for reading; FormatError for anything else, without waiting on a pipe."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
         fd = os.open(path, flags)
@@ -80,12 +80,12 @@ class MappedFile:
             try:
                 self._map.close()
             except BufferError:
-                pass  # a caller's view is alive: the mapping goes with the last of them
+                pass  # a caller still holds a view: the file is unmapped with the last one
             self._map = None
 
 
 class BufferFile(MappedFile):
-    """A file's bytes that lie in memory already, in place of the mapped file."""
+    """A file's bytes in memory, used in place of a MappedFile."""
 
     def __init__(self, buffer: Buffer, path: Path) -> None:
         self.path = path
@@ -118,7 +118,7 @@ class StoredTensor(LazyTensor):
         base = self.info.offset
         try:
             return self._file.view[base + start : base + stop]
-        except ValueError:  # of a released view
+        except ValueError:  # the view was released
             raise UsageError(
                 f"{self._file.path}: is closed; read {self.info.name} before that"
             ) from None
@@ -137,7 +137,7 @@ class CutTensor(StoredTensor):
 
     @property
     def damage(self) -> str:
-        """Which bytes are not there."""
+        """Which bytes are missing."""
         info = self.info
         return (
             f"{self.path}: tensor {shorten(info.name, 100)!r} needs bytes {info.offset}.."
@@ -153,7 +153,7 @@ class CutTensor(StoredTensor):
 
 
 class DamagedTensor(StoredTensor):
-    """A tensor whose place or layout cannot be believed."""
+    """A tensor whose offset, size or shape cannot be trusted."""
 
     __slots__ = ("_error",)
 
@@ -182,7 +182,7 @@ def stored_tensor(
     broken: Mapping[str, FormatError] = MappingProxyType({}),
     whole: type[StoredTensor] = StoredTensor,
 ) -> StoredTensor:
-    """Return a tensor of a file; one that is `broken` or cut raises when it is read."""
+    """Return a tensor of a file; if it is in `broken` or cut, reading it raises."""
     if info.name in broken:
         return DamagedTensor(file, info, broken[info.name])
     there = info.offset + info.nbytes <= file.size or not info.nbytes
@@ -261,7 +261,7 @@ class MappedSource(Generic[ShardT]):
 
 
 class MemoryTensor(LazyTensor):
-    """A tensor held in memory, for what is synthesised (and for tests)."""
+    """A tensor held in memory: computed ones, and for tests."""
 
     __slots__ = ("_data", "info")
 

@@ -12,13 +12,13 @@ from aprfmt.formats.temporary import as_output_error
 
 _DIRECT = 64 << 10  # larger pieces are not copied into the buffer
 _BUFFER = 256 << 10
-_WINDOW = 16 << 20  # bytes a system call: an interrupt waits no longer than that
+_WINDOW = 16 << 20  # bytes per system call, so that an interrupt does not wait long
 
 
 class OutputFile:
     """Sequential writer of one file of a set; made by `FileSet.create`.
 
-    `path` is the name asked for, `final` where its links lead, `temporary` where the data goes.
+    `path` is the requested name, `final` the same with links resolved, `temporary` what is written.
     """
 
     def __init__(self, path: Path, temporary: Path, final: Path) -> None:
@@ -26,13 +26,13 @@ class OutputFile:
         self.temporary = temporary
         self.final = final
         self.existed = False
-        self._failed = False  # an error that a caller swallowed must not end in a torn file
+        self._failed = False  # after a failed write the file is never published
         self._buffer = bytearray()
         self._written = 0
         self._fd: int | None = None
 
     def open(self, old: os.stat_result | None) -> None:
-        """Make the temporary file, with the mode of the `old` file or that of the umask."""
+        """Make the temporary file with the mode of the `old` file, or the default mode."""
         self.existed = old is not None
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         self._fd = os.open(self.temporary, flags, 0o666)
@@ -75,7 +75,7 @@ class OutputFile:
         return self._written
 
     def close(self) -> None:
-        """Sync the file and let go of it; only needed to keep few of many files open."""
+        """Sync and close the file; needed only to limit the number of open files."""
         if self._failed:
             raise OutputError(f"{self.path}: an earlier write failed; the file is not published")
         if self._fd is not None:
@@ -85,7 +85,7 @@ class OutputFile:
             self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the file without syncing it."""
+        """Close the file without syncing it."""
         fd, self._fd = self._fd, None
         if fd is not None:
             with suppress(OSError):

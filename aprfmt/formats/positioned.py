@@ -50,7 +50,7 @@ def _pwrite(fd: int, data: memoryview, offset: int) -> int:
 
 @contextmanager
 def _moved(fd: int, offset: int) -> Iterator[None]:
-    """Have the file position at `offset`, and back where it was afterwards."""
+    """Set the file position to `offset`, and restore it afterwards."""
     before = os.lseek(fd, 0, os.SEEK_CUR)
     try:
         os.lseek(fd, offset, os.SEEK_SET)

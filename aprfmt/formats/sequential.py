@@ -1,7 +1,7 @@
-"""Files written front to back from a program: literal bytes, room for tensors, a checksum.
+"""Files written from start to end by a program: literal bytes, room for tensors, a checksum.
 
-Formats whose every byte but the tensors is known when the plan is made lay out such a program and
-leave the writing, the bookkeeping and the publishing to `SequentialSink`.
+A format for which the plan fixes all bytes except the tensors' returns such a program;
+`SequentialSink` does the writing, the checks and the publishing.
 """
 
 import zlib
@@ -17,7 +17,7 @@ from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.output import OutputFile
 
-_ASIDE = 1 << 20  # bytes from which a checksum is computed beside the write, not before it
+_ASIDE = 1 << 20  # from this size on, the checksum is computed in parallel with the write
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Room:
 class Checksum:
     """Four bytes: the little-endian CRC-32 (zlib's) of everything before them in the file.
 
-    `settle` is given those bytes and returns the ones to write.
+    `settle` gets the four computed bytes and returns the four to write.
     """
 
     settle: Callable[[bytes], bytes] = bytes
@@ -53,9 +53,9 @@ class Program:
 class SequentialSink:
     """A model being written; see `aprfmt.base.protocols.Sink`. Formats give `_lay_out`.
 
-    With `files` the sink writes into that set and whoever owns it publishes. Errors are
-    ConversionError for tensors that are missing, out of order or of another size than planned,
-    OutputError for what the system refuses.
+    With `files` the sink writes into that set, and the set's owner publishes it. Raises
+    ConversionError for tensors that are missing, out of order or of another size than planned, and
+    OutputError for errors of the system.
     """
 
     def __init__(self, path: Path, *, force: bool = False, files: FileSet | None = None) -> None:
@@ -86,7 +86,7 @@ class SequentialSink:
         self._next = next(self._steps, None)
 
     def write(self, name: str, chunks: Iterable[memoryview]) -> None:
-        """Write the bytes of the next planned tensor and whatever follows it."""
+        """Write the bytes of the next planned tensor, and the program's bytes after it."""
         room = self._next
         if room is None or room.name != name:
             expected = repr(room.name) if room is not None else "no tensor"
@@ -107,7 +107,7 @@ class SequentialSink:
         self._next = next(self._steps, None)
 
     def amend(self, old: str, new: str) -> None:
-        """Write `new` over the metadata text `old`; ConversionError unless it stands there once."""
+        """Write `new` over the metadata text `old`; ConversionError unless it occurs once."""
         before, after = old.encode("ascii"), new.encode("ascii")
         programs = self._programs or ()
         head = programs[0].head if programs else b""
@@ -156,7 +156,7 @@ class SequentialSink:
             self._files.publish()
 
     def _run(self, programs: Sequence[Program]) -> Iterator[Room]:
-        """Write what is known, yielding wherever a tensor's bytes are needed."""
+        """Write the literal bytes; yield each Room, for the caller to write its tensor."""
         for number, program in enumerate(programs):
             out = self._out = self._files.create(program.path)
             if number == 0:
@@ -170,7 +170,7 @@ class SequentialSink:
                     yield segment
                 elif isinstance(segment, Checksum):
                     assert total is not None
-                    # An amended head counts as it stands now.
+                    # The checksum uses the amended head.
                     head = (self._programs or programs)[number].head
                     if number == 0:
                         self._footers.append((out, out.tell(), total.copy()))
@@ -200,7 +200,7 @@ def program_size(program: Program) -> int:
 
 
 class _Sum:
-    """CRC-32 of a head that may still change and of a body that has gone by."""
+    """CRC-32 of a head that may still change, and of a body already written."""
 
     def __init__(self, head: bytes) -> None:
         self._head_bytes = len(head)
@@ -286,9 +286,9 @@ def check_unique(infos: Sequence[TensorInfo], where: str) -> None:
 
 
 def deal(infos: Sequence[TensorInfo], limit: int | None, where: str) -> list[Sequence[TensorInfo]]:
-    """Deal tensors out to shards of at most `limit` tensor bytes, in order.
+    """Distribute tensors over shards of at most `limit` tensor bytes, in order.
 
-    A larger tensor gets a shard of its own. Without a limit, or where all fits, one shard.
+    A larger tensor gets its own shard. One shard without a limit, or if everything fits.
     """
     if limit is None:
         return [infos]

@@ -1,4 +1,4 @@
-"""Models in several files: which names an index may give, and sets that were left half written."""
+"""Models in several files: checks of the names in an index, and of sets left half written."""
 
 import os
 import stat
@@ -20,11 +20,11 @@ _MAX_NAME = 255  # bytes of one component, the usual limit of file systems
 
 
 def member(folder: Path, name: object, where: str) -> Path:
-    """Return the path of a file that an index names, if it stays inside the model's folder.
+    """Return the path of a file that an index names; FormatError if the name is not allowed.
 
-    A plain name, or one in a real subfolder; no `..`, no absolute path, drive, device name,
-    backslash or control character. The file itself may be a link, as in the hub's cache, but only
-    to a regular file: opening checks that. Raises FormatError.
+    Allowed is a plain name, or one in a real subfolder; no `..`, no absolute path, drive, device
+    name, backslash or control character. The file itself may be a link to a regular file, as in
+    the hub's cache: opening checks that.
     """
     why = _objection(name)
     if why is None:
@@ -53,7 +53,7 @@ def _objection(name: object) -> str | None:
     if len(components) > 2:
         return "it leads beyond one subfolder"
     if any(part in (b"", b".", b"..") for part in components):
-        return "it is no plain path"
+        return "it is not a plain path"
     if any(len(part) > _MAX_NAME for part in components):
         return f"a part of it is longer than {_MAX_NAME} bytes"
     if any(_stem(part) in _DEVICES or part[-1] in ". " for part in name.split("/")):
@@ -82,7 +82,7 @@ def require(paths: Iterable[Path], where: str) -> None:
 
 
 def refuse_mixed(path: Path, members: Sequence[Path]) -> None:
-    """Refuse a set that an interrupted run left partly old and partly new."""
+    """Raise FormatError for a set that an interrupted run left partly old and partly new."""
     from aprfmt.formats.journal import pending
 
     mixed = set(pending(path.parent)).intersection([path, *members])
@@ -97,7 +97,7 @@ def refuse_mixed(path: Path, members: Sequence[Path]) -> None:
 def union(
     shards: Iterable[tuple[Path, Mapping[str, LazyTensor]]], where: str
 ) -> dict[str, LazyTensor]:
-    """Return the tensors of all shards in order; FormatError for a name that two of them hold."""
+    """Return the tensors of all shards in order; FormatError if two shards have the same name."""
     tensors: dict[str, LazyTensor] = {}
     homes: dict[str, Path] = {}
     for path, held in shards:

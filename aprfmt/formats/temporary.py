@@ -1,8 +1,8 @@
 """Hidden temporary names, who owns them, and the few system calls that publishing needs.
 
 A temporary name is `.NAME.<pid>-<place>-<random>.aprfmt-tmp`, in the folder of the file it will
-become. `pid` and `place` (host and process namespace) let a later run tell what a killed run left
-behind from what a living one still writes.
+become. By `pid` and `place` (host and process namespace) a later run knows which files a killed run
+left behind, and which ones a running process still writes.
 """
 
 import errno
@@ -23,7 +23,7 @@ from types import FrameType
 from aprfmt.errors import AprfmtError, OutputError
 
 SUFFIX = ".aprfmt-tmp"
-STALE_SECONDS = 24 * 3600  # of another host or container, whose pids mean nothing here
+STALE_SECONDS = 24 * 3600  # age of files of another host or container, whose pids cannot be checked
 LOCK_SECONDS = 30  # a folder is locked for a few renames only
 _MAX_STEM = 150  # bytes of the name kept; with everything else stays below the usual 255
 _NAME = re.compile(
@@ -31,7 +31,7 @@ _NAME = re.compile(
     re.DOTALL,
 )
 
-# What the reader of an error can do about it.
+# What the user can do about an error.
 _TODO = {
     errno.ENOSPC: "free some space or write elsewhere",
     errno.EDQUOT: "your quota is used up: free some space or write elsewhere",
@@ -60,7 +60,7 @@ def output_error(path: Path | str, what: str, error: OSError | ValueError) -> Ou
 
 @contextmanager
 def as_output_error(path: Path | str, what: str) -> Iterator[None]:
-    """Turn what the system refuses (ValueError: a NUL in the name) into OutputError."""
+    """Turn OSError, and ValueError for a NUL in the name, into OutputError."""
     try:
         yield
     except AprfmtError:
@@ -71,7 +71,7 @@ def as_output_error(path: Path | str, what: str) -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def place() -> str:
-    """Return 8 hex digits for this host and process namespace, where a pid has a meaning."""
+    """Return 8 hex digits for this host and process namespace; pids are unique only within it."""
     import platform
 
     try:
@@ -96,7 +96,7 @@ def is_temporary(name: str) -> bool:
 
 def _alive(pid: int) -> bool:
     if os.name == "nt":
-        return True  # os.kill(pid, 0) would end the process there: leave it to the age
+        return True  # on Windows os.kill(pid, 0) ends the process: go by the age instead
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -110,13 +110,13 @@ def _stale(name: str, status: os.stat_result) -> bool:
     match = _NAME.fullmatch(name)
     if match is None:
         return False
-    if match["place"] == place():  # no age here: the first shards of a long run are old
+    if match["place"] == place():  # not by age: the first shards of a long run are old
         return not _alive(int(match["pid"]))
     return time.time() - status.st_mtime > STALE_SECONDS
 
 
 def clean(folder: Path) -> None:
-    """Remove what dead runs left in `folder`; call it after `recover`, which may still need it."""
+    """Remove files of ended runs in `folder`; call it after `recover`, which may need them."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):
@@ -129,7 +129,7 @@ def clean(folder: Path) -> None:
 def remove(path: Path) -> None:
     """Remove a temporary file, or a temporary folder with its files; never raises OSError.
 
-    One folder deep, as deep as outputs are: what lies deeper is somebody else's.
+    Only one folder deep, as outputs are; deeper folders belong to other programs.
     """
     _remove(path, depth=1)
 
@@ -149,7 +149,7 @@ def _remove(path: Path, depth: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the entries of `folder` durable, where the system can sync folders."""
+    """Sync the entries of `folder` to disk, if the system can sync folders."""
     fd = _open_folder(folder)
     if fd is not None:
         try:
@@ -172,7 +172,7 @@ def _sync_entries(fd: int) -> None:
 
 
 class LockedFolder:
-    """A folder in which one run at a time renames; `sync` makes its entries durable."""
+    """A folder in which only one run at a time renames; `sync` writes its entries to disk."""
 
     def __init__(self, path: Path, fd: int | None) -> None:
         self.path = path
@@ -186,7 +186,7 @@ class LockedFolder:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[LockedFolder]:
-    """Hold the folder's advisory lock; file systems without locks are used without.
+    """Hold the folder's advisory lock; on file systems without locks, hold none.
 
     Raises OutputError if another run holds it for `LOCK_SECONDS`. Not reentrant.
     """
@@ -224,10 +224,10 @@ def _lock(fd: int, folder: Path) -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back until the block is done, then deliver them.
+    """Delay SIGINT and SIGTERM until the block is done, then deliver them.
 
-    By handlers, not by a signal mask: a mask covers one thread, and numpy or torch start others.
-    Outside the main thread Python raises nothing asynchronously, so there is nothing to hold.
+    It uses handlers, not a signal mask: a mask covers one thread, and numpy or torch start others.
+    Outside the main thread Python raises no signals, so nothing needs to be delayed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -40,7 +40,7 @@ class Model(Mapping[str, View]):
     `arch` forces an architecture by name. Where the architecture is unknown the model still
     opens: `arch_error` says why, and asking for `spec`, `hyper` or `roles` raises it.
     `allow_missing` are patterns of required roles that may be missing (completeness.py).
-    With `damaged` what is wrong with config.json or with packed weights is collected too.
+    With `damaged`, faults in config.json and in packed weights are collected too, not raised.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Model(Mapping[str, View]):
         self._forced = arch
         self.allow_missing = tuple(allow_missing)
         self._damaged = damaged
-        self._found: list[Damage] = []  # by ourselves, beside the reader's
+        self._found: list[Damage] = []  # found here, in addition to the reader's
         self._lazy = join(source.tensors, self.config, self._fault if damaged else None)
 
     def _fault(self, error: AprfmtError) -> None:
@@ -82,7 +82,7 @@ class Model(Mapping[str, View]):
 
     @cached_property
     def key_style(self) -> str:
-        """Whose metadata keys the file uses: "gguf", "apr" or "safetensors" (a folder's files)."""
+        """Whose metadata keys the file uses: "gguf", "apr" or "safetensors" (config.json)."""
         from aprfmt.formats import FORMATS
 
         return FORMATS[self.source.format].keys_like or self.source.format
@@ -129,7 +129,7 @@ class Model(Mapping[str, View]):
 
     @cached_property
     def config(self) -> Mapping[str, Value] | None:
-        """config.json: the folder's, or the one our own GGUF and APR carry; None without."""
+        """config.json of the folder, or carried by a GGUF or APR of ours; None if there is none."""
         if self.folder is not None and self.folder.config is not None:
             return self.folder.config
         carried = self.source.metadata.get(HF_CONFIG_KEYS.get(self.key_style, ""))
@@ -197,9 +197,9 @@ class Model(Mapping[str, View]):
 
     @cached_property
     def carried(self) -> "Carried":
-        """The tokenizer's parts as the model carries them; one object, so that none is read twice.
+        """The tokenizer's parts as the model carries them, each read once and kept.
 
-        It knows nothing of an edit of the folder's text files after it was first asked.
+        Text files of the folder that change after the first use are not read again.
         """
         from aprfmt.tokenizer.carried import Carried
 
@@ -207,14 +207,14 @@ class Model(Mapping[str, View]):
 
     @cached_property
     def tokenizer(self) -> "Tokenizer":
-        """The tokenizer, built from whatever this format carries; FormatError without one."""
+        """The tokenizer, built from what this format carries; FormatError if it carries none."""
         from aprfmt.tokenizer import load
 
         return load(self)
 
     @cached_property
     def records(self) -> "Restoration":
-        """What a file of ours records of its source's bits; empty for others."""
+        """The source bits that a file of ours records; empty for files of other writers."""
         from aprfmt.tensors.restore import read_restoration
 
         return read_restoration(self.metadata, str(self.path))
@@ -236,10 +236,9 @@ def open_model(
     """Open a model file, a shard index, a Hugging Face folder, or `org/name` from the hub cache.
 
     The format is decided by content. config.json and tokenizer files are read from the folder of
-    a safetensors file, and from any folder that was named itself. `damaged` goes on past what
-    leaves the rest readable: `model.damage` says what is wrong, and reading a tensor it concerns
-    raises. `allow_missing` are patterns of roles whose absence is accepted. Raises FormatError,
-    UsageError.
+    a safetensors file, and from `path` itself if it is a folder. With `damaged`, faults that leave
+    the rest readable are collected in `model.damage`, and only reading an affected tensor raises.
+    `allow_missing` are patterns of roles that may be missing. Raises FormatError, UsageError.
     """
     path = Path(path)
     named_folder = False
@@ -271,16 +270,16 @@ def open_model(
 
 
 def _whole_set(path: Path) -> Path:
-    """Return the index of a folder for one of its shards: any shard opens the whole model."""
+    """Return the shard index beside `path` if `path` is named like a shard, else `path`."""
     index = path.with_name(INDEX)
     shard = re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", path.name)
     return index if shard and index.is_file() else path
 
 
 def recognised(path: Path) -> str:
-    """Return the format of a file or folder, whether it can be read or not: a key of FORMATS.
+    """Return the format of a file or folder as a key of FORMATS, also if the file is damaged.
 
-    Raises FormatError and UsageError for what is no model.
+    Raises FormatError or UsageError if it is not a model.
     """
     from aprfmt.formats import FORMATS, detect
 

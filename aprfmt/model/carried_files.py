@@ -1,4 +1,4 @@
-"""The folder's small text files, which a GGUF or APR of ours carries in its metadata."""
+"""Small text files of a model folder, carried in the metadata of our GGUF and APR files."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ def read_texts(model: "Model") -> dict[str, str]:
 
 
 def json_object(text: str, where: str) -> dict[str, Any]:
-    """Return the JSON object that a file of ours carries as text; FormatError for another value."""
+    """Return the JSON object in a carried text; FormatError if the JSON is not an object."""
     from aprfmt.formats.jsonio import loads
 
     found = loads(text, where, max_bytes=256 << 20)

@@ -1,7 +1,7 @@
-"""Required tensors that are not there: what accepts their absence, and what is said of it.
+"""Required tensors that are missing: how their absence is accepted, and the messages about it.
 
-`Resolution.coverage` is the judgement; here stand the refusal every command words alike, and the
-record by which a file says that it lacks something on purpose.
+`Resolution.coverage` lists them. This module holds the error that every command raises, and the
+metadata record with which a file says that tensors are missing on purpose.
 """
 
 import json
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from aprfmt.model.resolve import Resolution
 
 RECORD = "aprfmt.allowed_missing"  # JSON list of roles (every layer) and role keys (one layer)
-ANY = ("*",)  # accepts every absence: for commands whose business is to find them
+ANY = ("*",)  # accepts every absence, for commands that report missing tensors themselves
 OPTION = "--allow-missing"
 _MAX_BYTES = 1 << 20
 _SHOWN = 5
 
 
 def accepts(model: "Model", spec: "ArchSpec") -> Callable[[str], bool]:
-    """Return what says of a role key whether the user or the file accepts that it is missing.
+    """Return a function that says whether the user or the file accepts that a role key is missing.
 
-    Raises UsageError for a pattern that is no role's, FormatError for a record that is no list.
+    Raises UsageError if a pattern matches no role, FormatError if the record is not a list.
     """
     recorded = set(recorded_missing(model.metadata, str(model.path)))
     matchers = [_matcher(spec, pattern, str(model.path)) for pattern in model.allow_missing]
@@ -44,7 +44,7 @@ def accepts(model: "Model", spec: "ArchSpec") -> Callable[[str], bool]:
 
 
 def _spellings(spec: "ArchSpec", key: str) -> list[str]:
-    """Return how a role key may be written: with its layer or for all, and both styles' names."""
+    """Return the spellings of a role key: with and without its layer, and both styles' names."""
     layer, role = split_key(key)
     names = [
         expand(stored, layer, 0)
@@ -57,7 +57,7 @@ def _spellings(spec: "ArchSpec", key: str) -> list[str]:
 
 
 def _matcher(spec: "ArchSpec", pattern: str, where: str) -> Callable[[str], bool]:
-    """Return the predicate of a pattern; UsageError for a misspelt one: it would accept nothing."""
+    """Return the predicate of a pattern; UsageError if the pattern matches no role."""
     layer = _layer_of(pattern)
     keys = [f"L{layer}.{rule.role}" if rule.layered else rule.role for rule in spec.tensors]
     every = [spelling for key in keys for spelling in _spellings(spec, key)]
@@ -80,7 +80,7 @@ def _layer_of(pattern: str) -> int:
 
 
 def recorded_missing(metadata: Mapping[str, Value], where: str) -> tuple[str, ...]:
-    """Return the roles and role keys that a file of ours lacks on purpose; FormatError."""
+    """Return the roles and role keys a file records as missing on purpose; raises FormatError."""
     text = metadata.get(RECORD)
     if text is None:
         return ()
@@ -123,7 +123,7 @@ def refuse_incomplete(
 
 
 def refuse_to_run(resolution: "Resolution", where: object) -> None:
-    """Raise ArchError where tensors are missing, or accepted ones the forward pass must have."""
+    """Raise ArchError if tensors are missing, or accepted ones that a forward pass must have."""
     refuse_incomplete(resolution, where)
     vital = resolution.coverage.vital
     if vital:

@@ -56,7 +56,7 @@ class FolderTexts(Mapping[str, str]):
 
 @dataclass(frozen=True)
 class HFFolder:
-    """What stands beside the weights; absent files are absent, never empty."""
+    """The files beside the weights; a file that does not exist has no entry."""
 
     path: Path
     config: Mapping[str, Value] | None
@@ -64,7 +64,7 @@ class HFFolder:
 
 
 def ours(name: str) -> bool:
-    """Say whether a file of a folder is one we would write: --force may replace those only."""
+    """Say whether aprfmt writes files of this name: --force may replace only those."""
     return (
         name in TEXT_FILES
         or name in (INDEX, WEIGHTS)
@@ -75,7 +75,7 @@ def ours(name: str) -> bool:
 def read_folder(path: Path) -> HFFolder:
     """Read config.json and list the text files of a folder.
 
-    Raises FormatError for a config.json that is there and broken.
+    Raises FormatError if config.json exists and is not a valid JSON object.
     """
     config: Mapping[str, Value] | None = None
     target = path / "config.json"
@@ -101,7 +101,7 @@ def parse_config(buffer: Buffer, path: Path) -> Mapping[str, Value]:
 
 
 def read_text(path: Path, limit: int = MAX_TEXT) -> str:
-    """Return a small UTF-8 text file; FormatError where it is not one."""
+    """Return the content of a small text file; FormatError if it is too large or not UTF-8."""
     file = MappedFile(path)
     try:
         if file.size > limit:

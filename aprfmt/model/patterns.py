@@ -1,10 +1,9 @@
 """PATTERN: how a user names tensors, in whichever spelling.
 
 A pattern is whole dot-components from the left (`blk.1` does not match `blk.10`;
-`blk.3.ffn_gate` matches its weight and bias, not `ffn_gate_inp`), a glob, or `re:...`. One of
-plain components that matches nothing from the left is tried anywhere in a name: `ffn_gate` is that
-of every layer. It is tried against every spelling of a tensor: its name in either file, and its
-role.
+`blk.3.ffn_gate` matches its weight and bias, not `ffn_gate_inp`), a glob, or `re:...`. If plain
+components match nothing from the left, they are tried anywhere in a name: `ffn_gate` then matches
+the gate of every layer. Every spelling of a tensor is tried: its name in either file, and its role.
 """
 
 import re
@@ -16,7 +15,7 @@ from aprfmt.errors import UsageError
 
 
 def matcher(pattern: str, every: Iterable[str]) -> Callable[[str], bool]:
-    """Return the predicate over one spelling that a pattern is among `every` spelling there is.
+    """Return a function that says whether one spelling matches; `every` holds all spellings.
 
     Raises UsageError for a broken regular expression.
     """
@@ -24,7 +23,7 @@ def matcher(pattern: str, every: Iterable[str]) -> Callable[[str], bool]:
         try:
             return re.compile(pattern[3:]).search  # type: ignore[return-value]
         except re.error as error:
-            raise UsageError(f"pattern {pattern!r} is no regular expression: {error}") from None
+            raise UsageError(f"pattern {pattern!r} is not a regular expression: {error}") from None
     if any(c in pattern for c in "*?["):
         return re.compile(translate(pattern)).match  # type: ignore[return-value]
     wanted = pattern.split(".")
@@ -43,7 +42,7 @@ def matcher(pattern: str, every: Iterable[str]) -> Callable[[str], bool]:
 def matchers(
     patterns: Iterable[str], every: Sequence[str], subject: str
 ) -> list[Callable[[str], bool]]:
-    """Return the predicate of each pattern over one of `every` spelling.
+    """Return one predicate per pattern; `every` holds all spellings.
 
     Every pattern must match something: otherwise UsageError with three near names.
     """
@@ -74,7 +73,7 @@ def select(spellings: Sequence[Sequence[str]], patterns: Iterable[str], subject:
 
 
 def select_one(spellings: Sequence[Sequence[str]], pattern: str, subject: str) -> int:
-    """Return the index of the one tensor that is named: spelled exactly so, else by a pattern.
+    """Return the index of the one tensor with exactly this spelling, else of the one match.
 
     Raises UsageError where a pattern matches none, or several.
     """
@@ -90,7 +89,7 @@ def select_one(spellings: Sequence[Sequence[str]], pattern: str, subject: str) -
 
 
 def close(name: str, names: Iterable[str], count: int = 3) -> list[str]:
-    """Return up to `count` names that a misspelt `name` may have meant, best first; maybe none."""
+    """Return up to `count` names close enough to be what `name` meant, best first; may be empty."""
     return get_close_matches(name, dict.fromkeys(names), count, cutoff=0.6)
 
 

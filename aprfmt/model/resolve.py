@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Resolution:
-    """What the architecture's tables made of a file."""
+    """A file read through an architecture's tables."""
 
     spec: "ArchSpec"
     hyper: "HyperParams"
     roles: Mapping[str, View]
     report: "KeyReport"
     unbound: tuple[str, ...]  # stored tensors no role of the architecture claims
-    coverage: "Coverage"  # of the roles that must be there, which are not, and which do not fit
+    coverage: "Coverage"  # required roles, and which of them are missing or have a wrong shape
     notes: tuple[Note, ...] = ()
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Role keys that must be there and are not, those accepted left out."""
+        """Required role keys that are missing and whose absence was not accepted."""
         return self.coverage.missing
 
 
@@ -63,7 +63,7 @@ def architecture_names(model: "Model") -> list[tuple[str, str]]:
 
 
 def find_spec(model: "Model", forced: str | None) -> "ArchSpec":
-    """Return the architecture's tables; ArchError names what the file says and the way out."""
+    """Return the architecture's tables; raises ArchError if the file does not name a known one."""
     from aprfmt.arch import ARCHS, find_arch
 
     if forced is not None:
@@ -159,7 +159,8 @@ def read_hyperparameters(
 ) -> "tuple[HyperParams, KeyReport, list[Note], dict[str, Value]]":
     """Read every key style the file has and reconcile them, native keys first.
 
-    The last is what they, or else the tables, demand of parts whose presence the tensors show.
+    The last item says, for parts whose presence the tensors show (biases, say), whether the keys,
+    or else the tables, require them.
     """
     from aprfmt.arch.hyper import read_hyper
     from aprfmt.arch.spec import Facts, HyperParams
@@ -188,7 +189,7 @@ def read_hyperparameters(
 
 
 def _demanded(report: "KeyReport", *, stated: bool = False) -> dict[str, Value]:
-    """Return the demands of one key style; with `stated` those of its keys alone."""
+    """Return what one key style requires; with `stated`, only what its own keys say."""
     return {
         name: row.value
         for name, row in report.demanded.items()

@@ -3,8 +3,8 @@
 Two containers. GGUF: `NAME.in_sum2` [experts, columns] and `NAME.counts` [experts, 1], both F32,
 with `imatrix.datasets`, `imatrix.chunk_count`, `imatrix.chunk_size` in the metadata. The legacy
 file, all integers int32 and little-endian: entries; for each the name's length, the name, calls,
-values, float32 values; then, where the writer knew them, chunks, and length and name of the
-data set. What an encoder weighs with is sum / count, and 1 for an expert that was never called.
+values, float32 values; then optionally the number of chunks, and length and name of the data
+set. The weight used by an encoder is sum / count, and 1 for an expert that was never called.
 Source: llama.cpp, tools/imatrix/imatrix.cpp and tools/quantize/quantize.cpp.
 """
 
@@ -32,7 +32,7 @@ _LONGEST_NAME = 1 << 12
 
 @dataclass(frozen=True)
 class ImportanceMatrix:
-    """What a file says: float32 [columns] (or [experts * columns]) by the tensor's GGUF name."""
+    """Importances by GGUF tensor name: float32 [columns] or [experts * columns]."""
 
     path: Path
     sha256: str
@@ -41,7 +41,7 @@ class ImportanceMatrix:
     chunks: int | None
 
     def of(self, name: str) -> "NDArray[Any] | None":
-        """Return the weights of a tensor by GGUF name or role key; None if it says nothing."""
+        """Return a tensor's weights by GGUF name or role key; None if the file has none."""
         base, suffix, layer = base_name(name)
         stored = f"{base}.{suffix}" if layer is None else f"blk.{layer}.{base}.{suffix}"
         return self.entries.get(stored)
@@ -58,7 +58,7 @@ class ImportanceMatrix:
 
 
 def read_imatrix(path: Path) -> ImportanceMatrix:
-    """Read either container; FormatError (TruncatedError) for what is neither, or damaged."""
+    """Read either container; FormatError (TruncatedError) if it is neither of them, or damaged."""
     from aprfmt.formats import open_source
 
     file = MappedFile(path)
@@ -119,7 +119,7 @@ def _read_legacy(cursor: Cursor) -> _Read:
         if not count or calls >= 1 << 31:
             raise FormatError(
                 f"{cursor.where}: {label}: {count} values over {calls} calls; expected a positive "
-                "number of values; the file is no importance matrix, or damaged"
+                "number of values; the file is damaged or not an importance matrix"
             )
         if name in found:
             raise FormatError(f"{cursor.where}: {label} occurs twice; expected every tensor once")

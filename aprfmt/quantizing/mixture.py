@@ -2,12 +2,13 @@
 
 Order of decision for one tensor: tensors that are never quantized keep their encoding; then the
 head (or the embedding, if tied); then the first matching row; else the scheme's base; last, the
-fallback where columns are no whole number of blocks. Source: llama.cpp's `src/llama-quant.cpp` of
-2026, where fused attn_qkv and attn_kv_b count as attn_v. One difference is meant: there a tensor
-whose encoding the user names is not counted, so that naming one moves the others; here it is.
+fallback if the columns are not a whole number of blocks. Source: llama.cpp's `src/llama-quant.cpp`
+of 2026, where fused attn_qkv and attn_kv_b count as attn_v. One difference is on purpose: llama.cpp
+does not count a tensor whose encoding the user names, so that naming one changes the encodings of
+others; here every tensor is counted.
 
-bitsandbytes' types have no mixture: transformers packs every Linear but the head, and keeps
-embeddings and stacked experts, which are parameters and no Linear.
+bitsandbytes' types have no mixture: transformers packs every Linear except the head, and keeps
+embeddings and stacked experts, which are plain parameters.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -91,12 +92,12 @@ KEPT_PARTS = (
     "altup", "laurel", "sam.pos_embd", "sam.neck.", "sam.net_", ".rel_pos", ".patch_embd",
     ".patch_merger", ".position_embd",
 )  # fmt: skip
-# What is no torch Linear besides those, so that bitsandbytes leaves it alone.
+# Further weights that are not torch Linear modules; bitsandbytes does not pack them.
 NO_LINEAR = ("token_embd", "per_layer_token_embd", "output")
-# The gate of a shared expert is one; llama.cpp keeps it.
+# The gate of a shared expert is a Linear; llama.cpp does not quantize it.
 LINEAR_ALL_THE_SAME = ("ffn_gate_inp_shexp",)
 
-# Where a row of columns is no whole number of blocks.
+# Fallbacks for rows that are not a whole number of blocks.
 FALLBACK: Mapping[str, str] = {
     "Q2_K": "Q4_0", "Q3_K": "Q4_0", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0", "Q2_0": "Q4_0",
     "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL",
@@ -106,7 +107,7 @@ LAST_RESORT = "F16"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor stands: its running number among its kind, how many there are, the model."""
+    """A tensor's running number among its kind, how many of the kind there are, and the model."""
 
     number: int
     of: int
@@ -117,7 +118,7 @@ class Place:
 
     @property
     def falcon(self) -> bool:
-        """Falcon has rules of its own."""
+        """Whether the model is falcon, which has different rules."""
         return self.arch == "falcon"
 
     @property
@@ -196,7 +197,7 @@ def base_name(name: str) -> tuple[str, str, int | None]:
 
 
 def quantized(name: str) -> bool:
-    """Say whether an encoding is one of blocks: decoding and encoding it again adds an error."""
+    """Say whether an encoding is quantized in blocks, so that encoding again adds an error."""
     row = encoding(name)
     return not row.numpy and not row.safetensors
 
@@ -239,9 +240,9 @@ class Mixture:
             self._totals[kind] = count + 1
 
     def choose(self, name: str, shape: tuple[int, ...], source: str) -> str | None:
-        """Return the encoding for one tensor; None leaves it to the target's rules for others.
+        """Return the encoding for one tensor; None leaves it to the rules for unquantized tensors.
 
-        `source` is what it has now.
+        `source` is its present encoding.
         """
         row = encoding(source)
         if row.numpy and not row.numpy.startswith(("float", "bfloat")):
@@ -296,7 +297,7 @@ def linear(name: str, base: str, shape: tuple[int, ...]) -> bool:
 
 
 def leading(names: Sequence[str]) -> str:
-    """Return the one of a stored tensor's names that decides: an attention value's, else the first.
+    """Return which of a stored tensor's names decides: an attn_v if there is one, else the first.
 
     A fused q/k/v counts as attn_v, as in llama.cpp.
     """
@@ -307,7 +308,7 @@ def leading(names: Sequence[str]) -> str:
 
 
 def _dimensions(shape: tuple[int, ...]) -> int:
-    """Count dimensions as ggml does: outermost ones of size 1 are none."""
+    """Count dimensions as ggml does: outermost dimensions of size 1 do not count."""
     count = len(shape)
     while count > 1 and shape[len(shape) - count] == 1:
         count -= 1
@@ -315,7 +316,7 @@ def _dimensions(shape: tuple[int, ...]) -> int:
 
 
 def fitting(wanted: str, columns: int) -> str:
-    """Return `wanted`, or what llama.cpp falls back to where columns are no whole blocks."""
+    """Return `wanted`, or llama.cpp's fallback if `columns` is not a whole number of blocks."""
     for candidate in (wanted, FALLBACK.get(wanted, LAST_RESORT), LAST_RESORT):
         row = ENCODINGS[candidate]
         if row.flat or columns % row.block_size == 0:

@@ -1,4 +1,4 @@
-"""Encoding the rows of a tensor on several threads: the one place that cuts a weight for it."""
+"""Encodes the rows of a tensor on several threads; the only place that cuts a weight for this."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,10 +23,10 @@ def encode_rows(
 ) -> bytes:
     """Return the blocks of whole rows `values` [..., columns].
 
-    `importance` weighs columns. Where it holds more than one row of columns, every `expert_rows`
-    rows of the tensor have the next of them, and `first` is the row of the tensor that `values`
-    begin with. `threads` 0 means every processor. Raises CodecError as the codecs do, and for an
-    encoding that needs companion tensors.
+    `importance` weighs columns. If it holds several rows of columns, each of them applies to
+    `expert_rows` rows of the tensor; `first` is the number of the tensor's row that `values` begin
+    with. `threads` 0 means every processor. Raises CodecError as the codecs do, and for an encoding
+    that needs companion tensors.
     """
     from aprfmt.codecs import encode
     from aprfmt.codecs.parallel import cpu_count, run

@@ -27,7 +27,7 @@ def number(command: str) -> int:
 
 
 def names() -> Sequence[str]:
-    """Return the commands that have a schema, and `aprfmt` for what was no command."""
+    """Return the commands that have a schema, and `aprfmt` for output without a command."""
     found = [path.name.split(".") for path in files(__name__).iterdir()]
     every = {parts[1] for parts in found if parts[0] == "aprfmt" and parts[-1] == "json"}
     return sorted(every - {"common"})
@@ -36,7 +36,7 @@ def names() -> Sequence[str]:
 def schema(command: str) -> dict[str, Any]:
     """Return the whole schema of a command, with the common parts inside.
 
-    Raises UsageError for a name that is no command.
+    Raises UsageError if `command` has no schema.
     """
     if command not in names():
         raise UsageError(f"no schema of {command!r}; known: {', '.join(names())}")

@@ -1,10 +1,10 @@
-"""Conformance suites for what other packages add, and the very ones our own tables pass.
+"""Conformance suites for rows that other packages add; the built-in rows pass the same suites.
 
     from aprfmt.testing import check_arch, check_backend, check_codec, check_format
 
-Each takes a name of its table (so a row that an entry point offers is found by it) and returns the
-names of what it checked; the first thing that does not hold raises AssertionError saying what was
-found and what was expected. They need no test framework.
+Each takes a row's name in its table (rows from entry points included) and returns the names of the
+checks it made; the first check that fails raises AssertionError saying what was found and what was
+expected. They need no test framework.
 """
 
 from aprfmt.testing.arch import check_arch

@@ -1,4 +1,4 @@
-"""What every architecture keeps: names and layout both ways, hyperparameters, the forward pass."""
+"""Checks of every architecture: names and layout both ways, hyperparameters, the forward pass."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +17,11 @@ _FLOAT64, _FLOAT32 = 1e-10, 1e-5  # relL2 of logits: the same sums in another or
 
 
 def check_arch(model: Path | str, folder: Path, ids: Sequence[int] = ()) -> tuple[str, ...]:
-    """Hold an architecture to its tables and its forward pass, on a small model of it.
+    """Check an architecture's tables and forward pass on a small model of it.
 
     `model` is best a Hugging Face folder with float weights; copies in every format are made in
-    `folder`. `ids` are tokens to run (default: a dozen that spread over the vocabulary). Returns
-    what was checked.
+    `folder`. `ids` are tokens to run (default: a dozen spread over the vocabulary). Returns the
+    names of the checks made.
     """
     with open_model(model) as opened:
         name = opened.spec.name
@@ -46,7 +46,7 @@ def check_arch(model: Path | str, folder: Path, ids: Sequence[int] = ()) -> tupl
 
 
 def _check_names(model: Model) -> None:
-    """Names of a style lead back to the roles they were made for."""
+    """Check that names made for roles in a style lead back to these roles."""
     for style in model.spec.bindings:
         groups = groups_for(model.spec, style, model.roles, model.hyper)
         names = [name for group in groups for name in group.stored]
@@ -91,7 +91,7 @@ def _check_forward(model: Model, ids: Sequence[int]) -> Any:
 
 
 def _check_copy(model: Model, source: Path, target: Path, ids: Sequence[int], logits: Any) -> None:
-    """Convert, and hold the copy to the same tensors, hyperparameters and logits."""
+    """Convert, and check that the copy has the same tensors, hyperparameters and logits."""
     convert(source, target)
     with open_model(target) as copy:
         for key, tensor in model.roles.items():

@@ -1,4 +1,4 @@
-"""What every backend keeps: each operation of the protocol beside numpy in float64."""
+"""Checks of every backend: each operation of the protocol against numpy in float64."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -100,7 +100,7 @@ def _inputs(seed: int) -> dict[str, Any]:
 def check_backend(
     name: str, device: str = "cpu", dtype: str = "float32", seed: int = 0
 ) -> tuple[str, ...]:
-    """Hold every operation of a backend to numpy's float64; returns the operations' names.
+    """Compare every operation of a backend with numpy's float64; returns the operations' names.
 
     Also: equal input gives equal bits, and in deterministic mode a row's bits do not depend on
     the rows beside it.

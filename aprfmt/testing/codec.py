@@ -1,4 +1,4 @@
-"""What every codec keeps: its row of the table, lengths, pieces, the way there and back."""
+"""Checks of every codec: its row of the table, lengths, pieces, encoding and decoding."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,9 +17,9 @@ _WORST = 0.85
 
 
 def check_codec(name: str, seed: int = 0) -> tuple[str, ...]:
-    """Hold the codec `name` to the promises of base.Codec; returns what was checked.
+    """Check that the codec `name` keeps the promises of base.Codec; returns the checks made.
 
-    A codec of several parts is checked from what it encodes, others from random bytes too.
+    A codec of several parts is checked with the bytes it encodes, others with random bytes too.
     """
     codec = CODECS[name]
     row = encoding(name)

@@ -1,4 +1,4 @@
-"""What every container keeps: tensors, metadata, order; and what it must refuse."""
+"""Checks of every container: it keeps tensors, metadata, order, and refuses damaged input."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,10 +15,10 @@ _FLIPS = 200
 
 
 def check_format(name: str, folder: Path, seed: int = 0) -> tuple[str, ...]:
-    """Hold the format `name` to its FormatSpec; files are made in `folder`.
+    """Check that the format `name` keeps its FormatSpec; files are made in `folder`.
 
-    Returns what was checked: the way there and back, equal bytes for equal input, existing files,
-    interrupted writing, cut and damaged files.
+    Returns the names of the checks made: writing and reading back, equal bytes for equal input,
+    existing files, interrupted writing, cut and damaged files.
     """
     spec = FORMATS[name]
     data = _tensors(spec, seed)

@@ -1,4 +1,4 @@
-"""Tokenizers of all formats: load one, carry one into another format, say what it is.
+"""Tokenizers of all formats: load one, write one in another format, list its facts.
 
     tokenizer = load(model)
     tokenizer.encode("Hello"), tokenizer.decode([1, 2, 3])
@@ -24,8 +24,8 @@ __all__ = [
 def load(model: "Model") -> Tokenizer:
     """Build the tokenizer of a model: from its tokenizer.json, else from its vocabulary.
 
-    Raises FormatError where it carries none or a damaged one, UnsupportedError for a pre-tokenizer
-    or kind that is not known.
+    Raises FormatError if the model has no tokenizer or a damaged one, UnsupportedError for an
+    unknown pre-tokenizer or kind.
     """
     from aprfmt.tokenizer.loading import load as run
 
@@ -35,10 +35,10 @@ def load(model: "Model") -> Tokenizer:
 def render_alone(
     model: "Model", messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool
 ) -> str | None:
-    """Return what a model's chat template makes of messages, whether its tokenizer builds or not.
+    """Return the messages rendered by the model's chat template; needs no working tokenizer.
 
-    None without a template. Raises FormatError for one that is broken, unsafe or over its limits,
-    UsageError where it refuses the messages.
+    None without a template. Raises FormatError if the template is broken, unsafe or exceeds a
+    limit, UsageError if it rejects the messages.
     """
     from aprfmt.tokenizer.loading import render_alone as run
 
@@ -48,7 +48,7 @@ def render_alone(
 def stated_ends(model: "Model") -> frozenset[int]:
     """Return the ids that end a text by metadata, generation_config.json and config.json alone.
 
-    For a model without a tokenizer. Raises FormatError for an id that is none.
+    For a model without a tokenizer. Raises FormatError if a value is not a token id.
     """
     from aprfmt.tokenizer.loading import stated_ends as run
 
@@ -69,7 +69,7 @@ def facts(model: "Model", quick: bool = False) -> Mapping[str, Any]:
 def to_gguf(model: "Model") -> dict[str, Value | Typed]:
     """Return the `tokenizer.*` keys of a GGUF; {} without a tokenizer.
 
-    Raises ConversionError where GGUF has no word for it, FormatError for a damaged one.
+    Raises ConversionError if GGUF cannot express the tokenizer, FormatError if it is damaged.
     """
     from aprfmt.tokenizer.carriers import to_gguf as run
 
@@ -94,7 +94,7 @@ def to_hf(model: "Model") -> dict[str, str]:
 
 
 def scan_template(template: str) -> list[str]:
-    """Return what looks suspicious in a chat template, a sentence each, without rendering it."""
+    """Return a sentence for each suspicious part of a chat template, which is not rendered."""
     from aprfmt.tokenizer.template import scan_template as run
 
     return run(template)

@@ -17,11 +17,11 @@ class Engine(Protocol):
         ...
 
     def encode(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        """Return ids; `add_special` puts around the text what the engine itself knows of."""
+        """Return ids; `add_special` adds the special tokens that the engine itself knows."""
         ...
 
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
-        """Return text; ids that are no token are left out."""
+        """Return text; ids without a token are left out."""
         ...
 
     def token(self, i: int) -> str | None:
@@ -41,9 +41,10 @@ class Engine(Protocol):
 class Tokenizer:
     """The tokenizer of a model, whichever format it came from.
 
-    `origin` names what it was built from. `frame` are the ids put before and after a text where the
-    file says so itself; None leaves that to the engine. `texts` are the special tokens a chat
-    template may name (`bos_token`). `template_origin` names where the chat template stands.
+    `origin` names the file or key it was built from. `frame` are the ids to put before and after a
+    text, if the file's metadata give them; None leaves that to the engine. `texts` are the special
+    tokens that a chat template can use (`bos_token`). `template_origin` is the place of the chat
+    template.
     """
 
     engine: Engine
@@ -80,9 +81,9 @@ class Tokenizer:
     ) -> list[int]:
         """Return the ids of a text, as the Hugging Face tokenizer gives them.
 
-        `add_special` puts bos and eos around it where the model wants them; `parse_special` takes
-        special tokens spelled out in the text for what they are. Raises UsageError for a text that
-        is no Unicode (lone surrogates).
+        `add_special` adds bos and eos if the model uses them; `parse_special` reads special tokens
+        written in the text as tokens, not as characters. Raises UsageError for a text with lone
+        surrogates, which is not valid Unicode.
         """
         try:
             text.encode()
@@ -99,7 +100,7 @@ class Tokenizer:
 
     @property
     def leading(self) -> tuple[int, ...]:
-        """Ids that `encode` puts before a text: BOS where the model adds it, else none."""
+        """Ids that `encode` puts before a text: BOS if the model adds it, else empty."""
         if self.frame is not None:
             return self.frame[0]
         framed, plain = (self.engine.encode("a", special, False) for special in (True, False))
@@ -117,17 +118,17 @@ class Tokenizer:
         Raises UsageError for a negative id.
         """
         if i < 0:
-            raise UsageError(f"{i} is no token id; ids begin at 0")
+            raise UsageError(f"{i} is not a token id; ids begin at 0")
         found = self.engine.token(int(i))
         return filler(i) if found is None else found
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool
     ) -> str:
-        """Return the text the model's chat template makes of messages, in a child process.
+        """Return the messages rendered by the model's chat template, in a child process.
 
-        Raises FormatError without a template, for a broken or unsafe one and for one that goes over
-        its limits, UsageError where it refuses the messages.
+        Raises FormatError if there is no template, or it is broken, unsafe or exceeds a limit;
+        UsageError if it rejects the messages.
         """
         from aprfmt.tokenizer.template import render
 
@@ -149,8 +150,8 @@ class Tokenizer:
     ) -> list[int]:
         """Return the ids of a rendered chat.
 
-        Nothing is put around it: the template writes the special tokens it wants, so they stand
-        once (transformers does the same).
+        `encode` adds no special tokens here, because the template writes them itself
+        (transformers does the same).
         """
         text = self.apply_chat_template(messages, add_generation_prompt=add_generation_prompt)
         return self.encode(text, add_special=False)

@@ -1,4 +1,4 @@
-"""A tokenizer.json from a vocabulary: for `tokenizers`, and for a Hugging Face folder.
+"""Builds a tokenizer.json from a vocabulary: for `tokenizers`, and for a Hugging Face folder.
 
 Byte-level BPE takes normalizer and splitting from the table by `pre` name. SentencePiece BPE gets
 its merges from the scores, in the order transformers' converter gives them.
@@ -12,7 +12,7 @@ from aprfmt.tokenizer.keys import BYTE, CONTROL, UNKNOWN, USER_DEFINED
 from aprfmt.tokenizer.pre import normalizer_json, pre_tokenizer, pre_tokenizer_json
 from aprfmt.tokenizer.vocabulary import BLANK, Vocabulary
 
-_NEVER_MADE = (UNKNOWN, CONTROL, USER_DEFINED, BYTE)  # by merging
+_NEVER_MADE = (UNKNOWN, CONTROL, USER_DEFINED, BYTE)  # merging never makes them
 _BYTE_LEVEL_DECODER = {
     "type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True
 }  # fmt: skip
@@ -39,7 +39,7 @@ def tokenizer_json(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
 
 
 def split_off(vocabulary: Vocabulary) -> list[int]:
-    """Return the ids matched in the text before anything else; runs of blanks come by merging."""
+    """Return the ids matched in the text first, without runs of blanks, which merging makes."""
     return [i for i in vocabulary.added if not is_blank_run(vocabulary.tokens[i])]
 
 
@@ -82,7 +82,7 @@ def _byte_level(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
 def split_merges(
     vocabulary: Vocabulary, vocab: Mapping[str, int], where: str
 ) -> list[tuple[str, str]]:
-    """Return merges as pairs, each first occurrence; FormatError for one that cannot be.
+    """Return merges as pairs without repetitions; FormatError for a merge of unknown tokens.
 
     A pair is split at the first space that is not its first character, as llama.cpp does.
     """
@@ -142,11 +142,11 @@ def is_blank_run(token: str) -> bool:
 
 
 def priorities(vocabulary: Vocabulary, where: str) -> dict[str, tuple[float, int, int]]:
-    """Return piece -> (key, second key, id) of what merging may make; lower keys come first.
+    """Return piece -> (key, second key, id) for all pieces merging can make; lower keys first.
 
-    The key is the negative score. User-defined runs of blanks come before all, in id order:
-    SentencePiece matches them before merging, and so do the merges of Gemma's tokenizer.json.
-    Control and byte tokens are never made from text. Raises FormatError for missing scores.
+    The key is the negative score. User-defined runs of blanks come first of all, in id order:
+    SentencePiece matches them before merging, and the merges in Gemma's tokenizer.json have the
+    same effect. Control and byte tokens are left out. Raises FormatError for missing scores.
     """
     scores = vocabulary.scores
     if scores is None:
@@ -161,9 +161,9 @@ def priorities(vocabulary: Vocabulary, where: str) -> dict[str, tuple[float, int
 
 
 def merges_from_scores(vocabulary: Vocabulary, where: str) -> list[tuple[str, str]]:
-    """Return every pair of pieces whose joint is a piece, best first.
+    """Return every pair of pieces that join to a piece, best first.
 
-    Order: keys of the joint, longer left part, longer right part, id (transformers'
+    Order: keys of the joined piece, longer left part, longer right part, id (transformers'
     `generate_merges`). A token of n characters has n - 1 candidates, so 262,144 tokens take about
     a second.
     """
@@ -174,12 +174,12 @@ def merges_from_scores(vocabulary: Vocabulary, where: str) -> list[tuple[str, st
             left, right = piece[:at], piece[at:]
             if left in pieces and right in pieces:
                 found.append((key, second, -at, at - len(piece), left, right))
-    found.sort(key=lambda row: row[:4])  # stable: what is equal keeps the order of ids
+    found.sort(key=lambda row: row[:4])  # stable: equal rows keep the order of ids
     return [(left, right) for *_, left, right in found]
 
 
 def _post_processor(vocabulary: Vocabulary) -> dict[str, Any] | None:
-    """Return what puts bos and eos around a text; None where the model wants neither."""
+    """Return the post-processor that adds bos and eos; None if the model uses neither."""
     roles = {"bos": vocabulary.add_bos, "eos": vocabulary.add_eos}
     used = {role: vocabulary.ids[role] for role in roles if roles[role] and role in vocabulary.ids}
     if not used:

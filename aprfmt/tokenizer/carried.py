@@ -1,7 +1,7 @@
-"""What a model carries of its tokenizer, as it stands: texts, and values by neutral keys.
+"""The parts of a model's tokenizer as stored: texts, and values by format-neutral keys.
 
-A Hugging Face folder has files; our GGUF and APR carry the same files in their metadata; any GGUF
-and APR has keys besides, and where both speak the keys win (a user may have set them).
+A Hugging Face folder has files; our GGUF and APR carry the same files in their metadata. Any GGUF
+and APR has metadata keys, too; where both give a value the keys win (a user may have set them).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,8 +33,7 @@ _SPELLING: Mapping[str, Callable[[Key], str]] = {
 class Carried:
     """The tokenizer's parts of one open model, `model.carried`.
 
-    Nothing is parsed before it is asked for, and no file twice. `kept` holds what others made of
-    it and want again.
+    Every file is parsed on first use and only once. `kept` is a cache for other modules.
     """
 
     model: "Model"
@@ -47,7 +46,7 @@ class Carried:
         return str(self.model.path)
 
     def value(self, key: Key) -> Value:
-        """Return what the metadata say under a key of the table; None where they do not."""
+        """Return the metadata's value of a key of the table; None if it is absent."""
         spell = _SPELLING.get(self.model.key_style)
         return None if spell is None else self.model.metadata.get(spell(key))
 
@@ -63,7 +62,7 @@ class Carried:
         return len(value) if is_list else None
 
     def sequence(self, key: Key, kind: type | tuple[type, ...]) -> list[Any] | None:
-        """Return a list of `kind`; None where there is none. Raises FormatError for another."""
+        """Return a list of `kind`; None if the key is absent, FormatError for another value."""
         value = self.value(key)
         if value is None:
             return None
@@ -82,19 +81,19 @@ class Carried:
         return found
 
     def text(self, key: Key) -> str | None:
-        """Return a string; None where there is none. Raises FormatError for another value."""
+        """Return a string; None if the key is absent. Raises FormatError for another value."""
         value = self.value(key)
         if value is not None and not isinstance(value, str):
             raise FormatError(f"{self.spelled(key)}: is {type(value).__name__}; expected a string")
         return value
 
     def flag(self, name: str) -> bool | None:
-        """Return one of FLAGS; None where the metadata do not say."""
+        """Return one of FLAGS; None if the key is absent."""
         value = self.value(FLAGS[name])
         return value if isinstance(value, bool) else None
 
     def ids(self) -> dict[str, int]:
-        """Return token ids by role, as far as the metadata say; FormatError for a non-number."""
+        """Return the metadata's token ids by role; FormatError if one is not a whole number."""
         found = {}
         for role, key in IDS.items():
             value = self.value(key)
@@ -109,7 +108,7 @@ class Carried:
 
     @cached_property
     def files(self) -> Mapping[str, str]:
-        """The folder's text files, or those carried, without tokenizer.json."""
+        """The folder's or the carried text files, without tokenizer.json."""
         return self.texts if self.model.folder is None else self.model.folder.texts
 
     @cached_property
@@ -125,7 +124,7 @@ class Carried:
 
     @cached_property
     def origin(self) -> str:
-        """Where tokenizer.json comes from; "" without one."""
+        """The place of tokenizer.json, for messages; "" without one."""
         if self.model.folder is not None and TOKENIZER_JSON in self.model.folder.texts:
             return str(self.model.folder.path / TOKENIZER_JSON)
         return f"{self.where}: {HF_JSON}" if HF_JSON in self.model.metadata else ""
@@ -143,7 +142,7 @@ class Carried:
         return text
 
     def parse(self, name: str) -> Mapping[str, Any]:
-        """Return one of the small JSON files; {} without it. Raises FormatError."""
+        """Return one of the small JSON files; {} if it does not exist. Raises FormatError."""
         if name not in self._parsed:
             text = self.files.get(name)
             where = f"{self.where}: {name}"
@@ -153,8 +152,8 @@ class Carried:
     def parse_tokenizer_json(self) -> Mapping[str, Any] | None:
         """Return tokenizer.json parsed; None without one. Raises FormatError.
 
-        It is not kept (that of 262,144 tokens takes some 150 MB): what is made of it is, as
-        `model.tokenizer` and `facts`.
+        The result is not cached (262,144 tokens take some 150 MB); `model.tokenizer` and `facts`,
+        which are made from it, are.
         """
         text = self.tokenizer_json()
         return None if text is None else self._object(text, self.origin, MAX_JSON)
@@ -173,14 +172,14 @@ class Carried:
         return self.parse("tokenizer_config.json")
 
     def chat_template(self) -> str | None:
-        """Return the chat template: the metadata's, chat_template.jinja, tokenizer_config.json.
+        """Return the chat template of the metadata, chat_template.jinja or tokenizer_config.json.
 
-        Of several named ones it is `default`, else the first. Raises FormatError.
+        Of several named templates it is `default`, else the first. Raises FormatError.
         """
         return self.template_and_origin()[0]
 
     def _templates(self) -> Iterator[tuple[Value, str]]:
-        """Yield what each place says of the chat template, in the order of their weight."""
+        """Yield the chat template of each place, and the place, in order of precedence."""
         if self.model.key_style in _SPELLING:
             for key in (CHAT_TEMPLATE, APR_CHAT_TEMPLATE):
                 yield self.model.metadata.get(key), key
@@ -190,7 +189,7 @@ class Carried:
         yield self.parse("chat_template.json").get("chat_template"), "chat_template.json"
 
     def template_and_origin(self) -> tuple[str | None, str]:
-        """Return the chat template and `PATH: PLACE`; FormatError for one that is none."""
+        """Return the chat template and `PATH: PLACE`; FormatError if it is not a text."""
         found, place = next(((text, at) for text, at in self._templates() if text), (None, ""))
         where = f"{self.where}: {place}"
         if isinstance(found, list):
@@ -216,7 +215,7 @@ class Carried:
         return found, where
 
     def vocab_size(self) -> int | None:
-        """Return the rows of the model's embedding as the configuration states them."""
+        """Return the number of rows of the embedding that the configuration states."""
         config = self.model.config or {}
         text_config = config.get("text_config")
         for source in (config, text_config, self.model.metadata):

@@ -1,6 +1,6 @@
-"""The tokenizer in the words of a target format.
+"""Writes the tokenizer in the keys and files of a target format.
 
-Every target gets the verbatim tokenizer.json where there is one, and its own keys besides, so that
+Every target gets the verbatim tokenizer.json if there is one, and the format's own keys, so that
 other readers of the format understand it too.
 """
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _PREFIX = "tokenizer."
 _MODEL_NAMES: Mapping[str, str] = {"bpe": "gpt2", "spm": "llama"}
-_SPM_PRE = "default"  # what llama.cpp's converter writes beside a SentencePiece vocabulary
+_SPM_PRE = "default"  # what llama.cpp's converter writes for a SentencePiece vocabulary
 _ADDED_SCORE = -1000.0  # likewise, for tokens that merging does not make
 _BY_APR: Mapping[str, Key] = {key.apr: key for key in KEYS}
 _BY_GGUF: Mapping[str, Key] = {key.gguf: key for key in KEYS}
@@ -67,8 +67,8 @@ def has_tokenizer(carried: Carried) -> bool:
 def to_gguf(model: "Model") -> dict[str, Value | Typed]:
     """Return `tokenizer.*` keys for a GGUF, with their types; {} without a tokenizer.
 
-    A GGUF's own keys come back as they were, also by way of APR. Raises ConversionError where GGUF
-    has no word for the tokenizer, FormatError for a damaged one.
+    The keys of a GGUF are kept unchanged, also after a conversion to APR. Raises ConversionError
+    if GGUF cannot express the tokenizer, FormatError if it is damaged.
     """
     carried = model.carried
     if model.key_style == "gguf":
@@ -136,7 +136,7 @@ def _gguf_vocabulary(
 
 
 def _name(carried: Carried, data: Mapping[str, Any] | None) -> str:
-    """Return the `pre` name of a byte-level tokenizer.json."""
+    """Return the `pre` name of a byte-level tokenizer; ConversionError if there is none."""
     if data is None:
         raise ConversionError(
             f"{carried.spelled(PRE)}: missing; GGUF readers refuse a vocabulary that does not say "
@@ -157,8 +157,8 @@ def _ids(carried: Carried, vocabulary: Vocabulary) -> list[tuple[str, int]]:
 def scores_from_merges(vocabulary: Vocabulary) -> list[float]:
     """Return SentencePiece scores that join pieces in the order of the merges.
 
-    A piece gets minus the rank of its best merge; one that no merge makes comes after all of them,
-    in id order.
+    A piece gets minus the rank of its best merge; pieces that no merge makes come last, in id
+    order.
     """
     ranks: dict[str, int] = {}
     for rank, merge in enumerate(vocabulary.merges or ()):
@@ -195,7 +195,7 @@ def to_apr(model: "Model") -> dict[str, Value]:
 
 
 def _apr_from_gguf(model: "Model") -> dict[str, Value]:
-    """Return a GGUF's keys under APR's names, and beside them what the way back needs."""
+    """Return a GGUF's keys under APR's names, plus the record needed to convert back."""
     found: dict[str, Value] = {}
     back: dict[str, list[Value]] = {}
     for key, value in model.metadata.items():
@@ -215,7 +215,7 @@ def _apr_from_gguf(model: "Model") -> dict[str, Value]:
 
 
 def _back_from_apr(carried: Carried) -> dict[str, Value | Typed]:
-    """Return the GGUF keys an APR was made from, values of today; {} for another APR."""
+    """Return the GGUF keys an APR was made from, with present values; {} for any other APR."""
     text = carried.model.metadata.get(APR_GGUF)
     if carried.model.key_style != "apr" or not isinstance(text, str):
         return {}
@@ -257,7 +257,7 @@ def _apr_from_json(carried: Carried) -> dict[str, Value]:
         try:
             found[PRE.apr] = name_of(data, carried.origin)
         except ConversionError:
-            pass  # APR need not say; the verbatim tokenizer.json does
+            pass  # optional in APR: the verbatim tokenizer.json says it
     found.update((_BY_GGUF[key].apr, i) for key, i in _ids(carried, vocabulary))
     found[FLAGS["add_bos_token"].apr] = vocabulary.add_bos
     found[FLAGS["add_eos_token"].apr] = vocabulary.add_eos
@@ -274,9 +274,9 @@ def _apr_from_json(carried: Carried) -> dict[str, Value]:
 def to_hf(model: "Model") -> dict[str, str]:
     """Return tokenizer files of a Hugging Face folder by name; {} without a tokenizer.
 
-    Those carried verbatim come back as they were; else tokenizer.json is built, and
-    tokenizer_config.json so that AutoTokenizer takes it as it stands. Raises UnsupportedError for
-    a pre-tokenizer or kind that is not known.
+    Carried files are returned verbatim. Without them, tokenizer.json is built, and a
+    tokenizer_config.json with which AutoTokenizer loads it. Raises UnsupportedError for an
+    unknown pre-tokenizer or kind.
     """
     carried = model.carried
     if not has_tokenizer(carried):

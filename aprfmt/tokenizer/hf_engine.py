@@ -1,4 +1,4 @@
-"""The `tokenizers` library behind our Engine: for every tokenizer.json, carried or built."""
+"""The Engine that uses the `tokenizers` library: for every tokenizer.json, carried or built."""
 
 import json
 import os
@@ -11,25 +11,25 @@ from aprfmt.errors import FormatError
 from aprfmt.tokenizer.hf_json import FLAGS
 
 _STDERR = 2
-_LOCK = threading.RLock()  # of stderr's place: two threads must not keep each other's
+_LOCK = threading.RLock()  # guards stderr's descriptor, which _unheard replaces
 _MAX_ID = (1 << 32) - 1  # token ids are u32 there
 
 
 @contextmanager
 def _asking(where: str, what: str) -> Iterator[None]:
-    """Turn what the library raises, its panics included, into FormatError."""
+    """Turn errors and panics of the library into FormatError."""
     try:
         with _unheard():
             yield
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as error:  # a panic is no Exception
+    except BaseException as error:  # a panic is not an Exception
         raise FormatError(f"{where}: {what}: {error}") from None
 
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """Keep a panic's own report, several lines, away from stderr: the error says it in one."""
+    """Hide what a panic writes to stderr (several lines); the error's one line replaces it."""
     with _LOCK, open(os.devnull, "wb") as nothing:
         try:
             kept = os.dup(_STDERR)
@@ -60,7 +60,7 @@ class HfEngine:
 
     @classmethod
     def from_text(cls, text: str, where: str) -> "HfEngine":
-        """Build it from a tokenizer.json. Raises FormatError for one the library does not read."""
+        """Build it from a tokenizer.json. Raises FormatError if the library cannot read it."""
         from tokenizers import Tokenizer
 
         with _reading(where):
@@ -95,7 +95,7 @@ class HfEngine:
         return {t.content: {flag: getattr(t, flag) for flag in FLAGS} for t in added}
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add tokens given by content and flags, or change the flags of those there."""
+        """Add tokens given by content and flags, or change the flags of existing ones."""
         from tokenizers import AddedToken
 
         tokens = [AddedToken(row["content"], **{f: row[f] for f in FLAGS}) for row in rows]
@@ -109,7 +109,7 @@ class HfEngine:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        """Return ids; with `add_special`, what the post-processor puts around them."""
+        """Return ids; with `add_special`, also those that the post-processor adds."""
         self._tokenizer.encode_special_tokens = not parse_special
         with _asking(self._where, "cannot encode this text"):  # no unk token, say
             return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)

@@ -1,4 +1,4 @@
-"""tokenizer.json and its companions, read into a Vocabulary; nothing here needs `tokenizers`."""
+"""Reads tokenizer.json and the files beside it into a Vocabulary; does not need `tokenizers`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,14 +15,14 @@ _MAX_HOLES = 1 << 20  # ids without a token that are filled in
 
 
 def from_json(carried: Carried, data: Mapping[str, Any]) -> Vocabulary:
-    """Return the vocabulary of a tokenizer.json, with what its companions add.
+    """Return the vocabulary of a tokenizer.json and of the files beside it.
 
-    Raises FormatError where the file is not what `tokenizers` writes.
+    Raises FormatError if the file is not one that `tokenizers` writes.
     """
     where = carried.origin
     model = data.get("model")
     if not isinstance(model, Mapping):
-        raise FormatError(f"{where}: has no object `model`; it is no tokenizer.json")
+        raise FormatError(f"{where}: has no object `model`; it is not a tokenizer.json")
     kind = _kind(data, model)
     vocab, scores = stored_vocab(model, where)
     added = effective_added(data, carried, vocab)
@@ -70,7 +70,7 @@ def _kind(data: Mapping[str, Any], model: Mapping[str, Any]) -> str:
 
 
 def _spells_blanks(data: Mapping[str, Any]) -> bool:
-    """Say whether spaces become U+2581 before merging, as SentencePiece has it."""
+    """Say whether spaces become U+2581 before merging, as in SentencePiece."""
     for step in flatten(data.get("normalizer"), "normalizers"):
         if step.get("type") == "Replace" and step.get("content") == BLANK:
             return True
@@ -79,7 +79,7 @@ def _spells_blanks(data: Mapping[str, Any]) -> bool:
 
 
 def _prepends(data: Mapping[str, Any]) -> bool:
-    """Say whether a text gets a blank in front."""
+    """Say whether a blank is put before the text."""
     for step in flatten(data.get("normalizer"), "normalizers"):
         if step.get("type") == "Prepend" and step.get("prepend") == BLANK:
             return True
@@ -129,7 +129,9 @@ def _merges(model: Mapping[str, Any], where: str) -> list[str] | None:
     try:
         return [f"{a.replace(' ', 'Ġ')} {b.replace(' ', 'Ġ')}" for a, b in merges]
     except (AttributeError, TypeError, ValueError):
-        raise FormatError(f"{where}: model.merges holds what is no pair; it is damaged") from None
+        raise FormatError(
+            f"{where}: model.merges has an entry that is not a pair; it is damaged"
+        ) from None
 
 
 def effective_added(
@@ -137,13 +139,13 @@ def effective_added(
 ) -> list[dict[str, Any]]:
     """Return the tokens split off whole, in id order: content, id and the five flags.
 
-    tokenizer.json's own, and those that transformers adds from tokenizer_config.json: its
-    `added_tokens_decoder` (whose flags win) and special tokens named there that are none yet.
+    These are tokenizer.json's own, and those that transformers adds from tokenizer_config.json:
+    `added_tokens_decoder` (its flags win) and special tokens named there that are not yet added.
     """
     found: dict[str, dict[str, Any]] = {}
     rows = data.get("added_tokens") or []
     if not isinstance(rows, list):
-        raise FormatError(f"{carried.origin}: added_tokens is no list; it is damaged")
+        raise FormatError(f"{carried.origin}: added_tokens is not a list; it is damaged")
     for row in rows:
         token = _added(row, carried.origin)
         if type(row.get("id")) is not int or not 0 <= row["id"] < MAX_TOKENS:
@@ -161,7 +163,7 @@ def effective_added(
 def config_added(
     carried: Carried, known: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield what tokenizer_config.json adds to `known` (content -> flags) or changes of it."""
+    """Yield the tokens that tokenizer_config.json adds to `known` (content -> flags) or changes."""
     config = carried.tokenizer_config
     seen = {content: {flag: bool(row[flag]) for flag in FLAGS} for content, row in known.items()}
     decoder = config.get("added_tokens_decoder")
@@ -195,7 +197,7 @@ def _content(value: Any) -> str | None:
 
 
 def special_texts(carried: Carried) -> dict[str, str]:
-    """Return role -> text of the special tokens that tokenizer_config.json names (else the map)."""
+    """Return role -> text of the special tokens: tokenizer_config.json, special_tokens_map.json."""
     found: dict[str, str] = {}
     for source in (carried.tokenizer_config, carried.parse("special_tokens_map.json")):
         for role in ROLES:
@@ -214,7 +216,7 @@ def _extra_special(config: Mapping[str, Any]) -> list[str]:
 
 
 def special_ids(carried: Carried, id_of: Callable[[str], int | None]) -> dict[str, int]:
-    """Return ids by role: the metadata's, the texts', config.json's; the first that says."""
+    """Return ids by role, from the first that has one: metadata, special texts, config.json."""
     found = carried.ids()
     for role, text in special_texts(carried).items():
         i = id_of(text)
@@ -231,7 +233,7 @@ def special_ids(carried: Carried, id_of: Callable[[str], int | None]) -> dict[st
 
 
 def stated_stops(carried: Carried) -> frozenset[int]:
-    """Return the eos ids of generation_config.json and config.json; empty where they say none."""
+    """Return the eos ids of generation_config.json and config.json; may be empty."""
     found: set[int] = set()
     config = carried.model.config or {}
     for source in (carried.parse("generation_config.json"), config, config.get("text_config")):
@@ -242,7 +244,7 @@ def stated_stops(carried: Carried) -> frozenset[int]:
 
 
 def _lookup(value: Any, key: Any) -> Any:
-    """Return value[key] of a mapping; None of anything else."""
+    """Return value[key] if `value` is a mapping that has it, else None."""
     return value.get(key) if isinstance(value, Mapping) and isinstance(key, str) else None
 
 

@@ -1,4 +1,4 @@
-"""What can be said of a tokenizer in words any format has, for `inspect` and `diff`."""
+"""Facts about a tokenizer that every format can give, for `inspect` and `diff`."""
 
 import hashlib
 import json
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 def facts(model: "Model", quick: bool = False) -> Mapping[str, Any]:
     """Return what identifies a tokenizer; {} without one.
 
-    Equal for two formats of one model, key by key; a key is left out where the format cannot say.
-    `quick` gives what can be had without reading tokens or tokenizer.json (for `inspect`), and the
-    static scan of the chat template; its keys are of the file rather than of the tokenizer.
-    Raises FormatError, UnsupportedError for what cannot be read.
+    Equal for two formats of one model, key by key; facts that a format does not have are left out.
+    `quick` (for `inspect`) gives the facts that need neither the tokens nor tokenizer.json, and the
+    static scan of the chat template; its keys describe the file rather than the tokenizer.
+    Raises FormatError or UnsupportedError if the tokenizer cannot be read.
     """
     carried = model.carried
     if not has_tokenizer(carried):
@@ -36,7 +36,7 @@ def facts(model: "Model", quick: bool = False) -> Mapping[str, Any]:
 
 
 def of_tokens(carried: Carried) -> Mapping[str, Any]:
-    """Return the facts that take reading the tokens; {} without a vocabulary."""
+    """Return the facts that need the tokens; {} without a vocabulary."""
     data = carried.parse_tokenizer_json()
     vocabulary = from_json(carried, data) if data is not None else from_metadata(carried)
     if vocabulary is None:
@@ -67,7 +67,7 @@ def of_tokens(carried: Carried) -> Mapping[str, Any]:
 
 
 def _pre(carried: Carried, vocabulary: Vocabulary, data: Mapping[str, Any] | None) -> str:
-    """Return how a byte-level vocabulary splits text, as the first name that splits so; or ""."""
+    """Return the first `pre` name that splits text as a byte-level vocabulary does; or ""."""
     name = vocabulary.pre
     if vocabulary.kind == "bpe" and data is not None:
         try:

@@ -1,4 +1,4 @@
-"""Where each format says what of a tokenizer: one row a fact.
+"""The keys under which each format stores a tokenizer's facts: one row per fact.
 
 GGUF keys and value types: gguf-py `constants.Keys.Tokenizer` and `GGUFWriter` (a test compares).
 APR keys: the reference importer's custom keys; those it lacks follow its naming.
@@ -53,12 +53,13 @@ KEYS: tuple[Key, ...] = (
     Key(CHAT_TEMPLATE, "string", CHAT_TEMPLATE), Key(HF_JSON, "string", HF_JSON),
 )  # fmt: skip
 
-# Architecture in GGUF -> control tokens that do not swallow the blanks behind them; all others of
-# a SentencePiece vocabulary do. GGUF cannot say it; llama.cpp goes by name (src/llama-vocab.cpp).
+# Architecture in GGUF -> control tokens that keep the blanks behind them; all other control tokens
+# of a SentencePiece vocabulary remove those blanks. GGUF has no key for it; llama.cpp goes by the
+# architecture's name (src/llama-vocab.cpp).
 SWALLOWING: Mapping[str, tuple[str, ...]] = {"phi3": ("<unk>", "<s>", "<|endoftext|>")}
 
-# Texts of tokens that end a turn, for files that name one end only. llama.cpp looks for them the
-# same way (src/llama-vocab.cpp, special_eog_ids); they count only as control tokens.
+# Texts of tokens that end a turn, for files that name only one end token. llama.cpp uses the same
+# list (src/llama-vocab.cpp, special_eog_ids); a text counts only if it is a control token.
 END_TEXTS: tuple[str, ...] = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<turn|>",
     "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",

@@ -1,7 +1,7 @@
 """Limits of the process that renders chat templates; the parent sends them with the request."""
 
 CPU_SECONDS = 5
-WALL_SECONDS = 20.0  # a template cannot sleep, so this only meets a machine without CPU limits
+WALL_SECONDS = 20.0  # needed only where CPU time cannot be limited: a template cannot sleep
 MEMORY = 256 << 20  # bytes of address space
 OUTPUT = 4 << 20  # bytes of UTF-8
 REASON = 500  # characters of a template's own error message that are shown

@@ -1,4 +1,4 @@
-"""From whatever a model carries to its Tokenizer."""
+"""Builds the Tokenizer from the parts that a model carries."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def load(model: "Model") -> Tokenizer:
     """Build the tokenizer of a model: from its tokenizer.json, else from its vocabulary.
 
-    Raises FormatError where it carries none or a damaged one, UnsupportedError for a pre-tokenizer
-    or kind that is not known.
+    Raises FormatError if the model has no tokenizer or a damaged one, UnsupportedError for an
+    unknown pre-tokenizer or kind.
     """
     carried = model.carried
     text = carried.tokenizer_json()
@@ -42,10 +42,10 @@ def load(model: "Model") -> Tokenizer:
 def render_alone(
     model: "Model", messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool
 ) -> str | None:
-    """Return what the chat template makes of messages, whether the tokenizer builds or not.
+    """Return the messages rendered by the chat template; needs no working tokenizer.
 
-    Special tokens are those that tokenizer_config.json names, else those of the ids the metadata
-    have. None without a template. Raises FormatError and UsageError as `template.render` does.
+    Special tokens are those named by tokenizer_config.json, else the metadata's ids. None
+    without a template. Raises FormatError and UsageError as `template.render` does.
     """
     from aprfmt.tokenizer.template import render
 
@@ -72,9 +72,9 @@ def _texts_of_ids(carried: Carried) -> dict[str, str]:
 
 
 def stated_ends(model: "Model") -> frozenset[int]:
-    """Return the ids that metadata and configuration say end a text, without a tokenizer.
+    """Return the ids that end a text by metadata and configuration; needs no tokenizer.
 
-    Raises FormatError for an id that is none.
+    Raises FormatError if a value is not a token id.
     """
     carried = model.carried
     return stop_ids(carried.ids(), lambda text: None, stated_stops(carried))
@@ -91,7 +91,7 @@ def _from_text(carried: Carried, text: str) -> Tokenizer:
 def _own_frame(
     carried: Carried, engine: Engine, ids: Mapping[str, int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the metadata's bos and eos where they contradict the post-processor; else None."""
+    """Return the metadata's bos and eos if they contradict the post-processor; else None."""
     framed = engine.encode("", True, True)
     frame: list[tuple[int, ...]] = []
     differs = False

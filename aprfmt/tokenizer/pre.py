@@ -1,10 +1,10 @@
 r"""How a BPE vocabulary splits text before merging, by `pre` name: the one table.
 
-GGUF says only a name (`tokenizer.ggml.pre`); normalizer and pre-tokenizer of the original
-tokenizer.json stand here. The names and which of them split alike are llama.cpp's
-(src/llama-vocab.cpp); the spelling is that of the tokenizer.json files, which differs from
-llama.cpp's where its regex engine lacks something (`(?i:...)`, `\p{Lu}`), and the normalizers are
-only there. An unknown name is an error, never a default.
+GGUF has only a name (`tokenizer.ggml.pre`); the table gives normalizer and pre-tokenizer of the
+original tokenizer.json for it. The names, and which of them split alike, are llama.cpp's
+(src/llama-vocab.cpp). The regexes are those of the tokenizer.json files; llama.cpp's differ where
+its regex engine lacks something (`(?i:...)`, `\p{Lu}`), and llama.cpp applies no normalizers. An
+unknown name is an error, never a default.
 """
 
 import re
@@ -15,16 +15,16 @@ from typing import Any, Literal
 from aprfmt.errors import ConversionError, UnsupportedError
 
 # One step of splitting, (kind, argument): ("split", regex), ("digits", one by one?),
-# ("punctuation", ""), ("bytes", "") and ("gpt2", ""), which is "bytes" behind GPT-2's own regex.
+# ("punctuation", ""), ("bytes", "") and ("gpt2", ""), which is GPT-2's regex followed by "bytes".
 Step = tuple[str, str | bool]
 
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """Normalizer, steps of splitting, and what llama.cpp ties to the name besides.
+    """Normalizer, steps of splitting, and other settings that llama.cpp derives from the name.
 
-    `ignore_merges`: a piece that is a token as it stands is not merged from its characters.
-    `add_bos`: what an absent `tokenizer.ggml.add_bos_token` means. `style` "blank" is SentencePiece
+    `ignore_merges`: a piece that is a token is taken whole, not merged from its characters.
+    `add_bos`: the default of `tokenizer.ggml.add_bos_token`. `style` "blank" is SentencePiece
     spelling (spaces as U+2581, bytes as `<0x41>`) with merges and no splitting.
     """
 
@@ -56,11 +56,11 @@ _DEEPSEEK3_WORDS = (
     r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + _BLANKS
 )
 _BLOOM = " ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+"
-_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"  # as DeepSeek spells it, Hangul and more
+_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"  # DeepSeek's regex; it includes Hangul and more
 _HAN_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 
-# The cased letters DeepSeek LLM lists one range at a time, as code points: several of them turn
-# into other characters under NFC, which editors may apply.
+# The ranges of cased letters in DeepSeek LLM's regex, as code points and not as characters: some
+# of them change under NFC, which editors may apply.
 _CASED_LETTERS = (
     "41-5A 61-7A B5 C0-D6 D8-F6 F8-1BA 1BC-1BF 1C4-293 295-2AF 370-373 376 377 37B-37D 37F 386 "
     "388-38A 38C 38E-3A1 3A3-3F5 3F7-481 48A-52F 531-556 10A0-10C5 13A0-13F5 13F8-13FD 1C90-1CBA "
@@ -154,7 +154,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "ufakzeka": _split(rf"{_WORD}|\p{{N}}|{_SYMBOLS}|{_BLANKS}"),
     "tiny_aya": _AYA,
     "gemma4": PreTokenizer(style="blank"),
-    # llama.cpp's own rule for a file that says `default`; no tokenizer.json is split this way.
+    # llama.cpp's rule for the name `default`; no tokenizer.json splits this way.
     "default": _split(
         r"[\p{P}\$\+<=>\^~\|]+",
         r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
@@ -179,7 +179,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "sarvam-moe": PreTokenizer(style="blank"),
 }  # fmt: skip
 
-# Architectures whose byte-level checkpoints all split one way; for APR files that state no name.
+# Architectures whose byte-level checkpoints all split the same way; for APR files without a name.
 BY_ARCHITECTURE: Mapping[str, str] = {
     "qwen2": "qwen2", "qwen2_moe": "qwen2", "qwen3": "qwen2", "qwen3_moe": "qwen2",
     "gpt2": "gpt-2", "phi": "phi-2", "phi2": "phi-2", "starcoder2": "starcoder", "falcon": "falcon",
@@ -233,9 +233,9 @@ def normalizer_json(row: PreTokenizer) -> dict[str, Any] | None:
 
 
 def flatten(node: Any, inner: str) -> list[Mapping[str, Any]]:
-    """Return the steps of a tokenizer.json component, nested sequences laid out flat.
+    """Return the steps of a tokenizer.json component, with nested sequences flattened.
 
-    `inner` is the key of a sequence's members. A hostile depth is bounded by the JSON reader.
+    `inner` is the key of a sequence's members. The JSON reader bounds the nesting depth.
     """
     stack, found = [node], []
     while stack:
@@ -251,17 +251,17 @@ def flatten(node: Any, inner: str) -> list[Mapping[str, Any]]:
 
 
 def _plain_regex(regex: str) -> str:
-    r"""Spell a regex one way: `\r`, `\n` as escapes whether the file has them so or raw."""
+    r"""Return a regex with raw line breaks replaced by the escapes `\r` and `\n`."""
     return regex.replace("\r", r"\r").replace("\n", r"\n")
 
 
 def _step_of(node: Mapping[str, Any]) -> Step:
-    """Return a comparable step; unknown kinds give one that no row has."""
+    """Return a comparable step; an unknown kind gives a step that equals no row's."""
     kind = node.get("type")
     if kind == "Split":
         pattern = node.get("pattern")
         regex = pattern.get("Regex") if isinstance(pattern, Mapping) else None
-        # Removed + invert keeps just the matches: Isolated, for a regex that matches everything.
+        # Removed + invert keeps only the matches: Isolated, if the regex matches everything.
         whole = (node.get("behavior"), bool(node.get("invert")))
         if isinstance(regex, str) and whole in (
             ("Isolated", False), ("Isolated", True), ("Removed", True)
@@ -287,9 +287,9 @@ def _signature(row: PreTokenizer) -> tuple[Step, ...]:
 def name_of(tokenizer: Mapping[str, Any], where: str) -> str:
     """Return the `pre` name of a byte-level BPE tokenizer.json.
 
-    A row fits when its steps and `ignore_merges` are the file's; of several, one with the file's
-    normalizer comes first. llama.cpp applies no normalizer, so none and NFC are the same to it,
-    and any other has no name. Raises ConversionError naming what was found.
+    A row fits if its steps and `ignore_merges` equal the file's; rows with the file's normalizer
+    are preferred. llama.cpp applies no normalizer, so NFC counts as none, and any other normalizer
+    fits no name. Raises ConversionError with the steps that were found.
     """
     steps = tuple(
         _step_of(node) for node in flatten(tokenizer.get("pre_tokenizer"), "pretokenizers")

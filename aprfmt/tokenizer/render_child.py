@@ -1,8 +1,8 @@
 """The process that renders or scans a chat template; started by `template.py`.
 
-Reads one JSON request from stdin, sets itself the limits it names, then answers on stdout: a status
-word, a newline, text. The sandbox is jinja2's immutable one with the filters and functions
-transformers offers, and without those it does not need.
+Reads one JSON request from stdin, applies the request's limits to itself, then answers on stdout: a
+status word, a newline, text. The sandbox is jinja2's immutable one with the filters and functions
+that transformers offers, and without those that templates do not need.
 """
 
 import json
@@ -20,10 +20,10 @@ class RefusedError(Exception):
 
 
 def limit_resources(cpu_seconds: int, memory: int) -> None:
-    """Bound CPU time and address space, as far as the system can."""
+    """Limit CPU time and address space, if the system can."""
     try:
         import resource
-    except ImportError:  # no such module on Windows: the parent's timer remains
+    except ImportError:  # Windows has no such module; the parent's timer still applies
         return
     for what, bound in (
         (resource.RLIMIT_CPU, cpu_seconds),
@@ -34,7 +34,7 @@ def limit_resources(cpu_seconds: int, memory: int) -> None:
         try:
             resource.setrlimit(what, (bound, bound))
         except (ValueError, OSError):
-            continue  # macOS bounds no address space; a lower hard limit stays
+            continue  # macOS cannot limit it; a lower hard limit stays
 
 
 def environment() -> Any:
@@ -47,7 +47,7 @@ def environment() -> Any:
     from jinja2.utils import Namespace
 
     class Generation(Extension):
-        """`{% generation %}` marks what the model wrote; here it is its body."""
+        """`{% generation %}` marks the model's own text; here only its body is rendered."""
 
         tags = {"generation"}  # noqa: RUF012 (jinja2 reads it so)
 
@@ -57,7 +57,7 @@ def environment() -> Any:
             return nodes.Scope(body).set_lineno(line)
 
     class PlainNamespace(Namespace):
-        """namespace() without names that lead into Python."""
+        """namespace() without names that lead to Python's internals."""
 
         def __init__(*args: Any, **kwargs: Any) -> None:
             self, *rest = args
@@ -75,7 +75,7 @@ def environment() -> Any:
             raise SecurityError(f"a namespace cannot hold {name!r}")
 
     class PlainDict:
-        """dict() without the class behind it."""
+        """dict() as a function, so that the class cannot be reached."""
 
         def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
             return dict(*args, **kwargs)
@@ -111,7 +111,7 @@ def environment() -> Any:
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
     made.filters["tojson"] = tojson
-    made.globals.pop("lipsum", None)  # random words, and the usual first step out of a sandbox
+    made.globals.pop("lipsum", None)  # random words; often the first step out of a sandbox
     made.globals.update(
         raise_exception=raise_exception, strftime_now=strftime_now, dict=PlainDict(),
         namespace=PlainNamespace,
@@ -152,7 +152,7 @@ def answer(request: Mapping[str, Any], limit: int) -> tuple[str, str]:
         return "memory", ""
     except OutputTooLongError:
         return "output", ""
-    except Exception as error:  # whatever a template does, the answer is one sentence
+    except Exception as error:  # any error of a template becomes one sentence
         return "error", f"{type(error).__name__}: {error}"
 
 

@@ -1,8 +1,8 @@
-"""What looks suspicious in a chat template, found by reading its syntax tree.
+"""Finds suspicious parts of a chat template by reading its syntax tree.
 
-Strings put together from constants are put together first, so `'__cl' ~ 'ass__'` is seen. A chat
-template joins strings and loops over messages; it has no business with Python's internals, other
-templates or astronomic counts. Runs in the child process (`render_child.py`).
+Constant strings are joined first, so that `'__cl' ~ 'ass__'` is found. A chat template joins
+strings and loops over messages; it needs no Python internals, no other templates and no huge
+counts. Runs in the child process (`render_child.py`).
 """
 
 import re
@@ -30,7 +30,7 @@ _FIELD = re.compile(r"\{[^{}]*[.\[][^{}]*\}")
 
 
 def scan(template: str, environment: Any) -> list[str]:
-    """Return sentences about a template, each beginning with its line; [] where all is plain."""
+    """Return a sentence for each suspicious part, beginning with its line; [] if there is none."""
     from jinja2 import nodes
     from jinja2.exceptions import TemplateSyntaxError
 
@@ -56,12 +56,12 @@ def scan(template: str, environment: Any) -> list[str]:
 
 
 def constant(node: Any) -> Any:
-    """Return the value of an expression of constants; None where it is none."""
+    """Return the value of a constant expression; None if the expression is not constant."""
     try:
         return node.as_const()
     except MemoryError:
         raise
-    except Exception:  # jinja2's Impossible, and whatever the operation itself raises
+    except Exception:  # jinja2's Impossible, or any error of the operation itself
         return None
 
 

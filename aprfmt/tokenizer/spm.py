@@ -1,8 +1,8 @@
-"""SentencePiece BPE straight from the scores: no merges are built, so loading costs almost nothing.
+"""SentencePiece BPE directly from the scores: no merges are built, so loading is fast.
 
-Text is cut into characters, then the best pair of neighbours whose joint is a piece is joined
-until there is none; what is no piece then becomes bytes. The order of joining is that of the
-merges in `build.merges_from_scores`, so both give the same ids.
+Text is cut into characters. The best pair of neighbours that join to a piece is joined, until no
+such pair is left; characters without a piece then become byte tokens. The order of joining is that
+of `build.merges_from_scores`, so both give the same ids.
 """
 
 import re
@@ -15,9 +15,9 @@ from aprfmt.tokenizer.build import priorities, split_off
 from aprfmt.tokenizer.keys import BYTE, CONTROL, UNKNOWN, USER_DEFINED
 from aprfmt.tokenizer.vocabulary import BLANK, BYTE_TOKEN, Vocabulary
 
-# Unicode's White_Space, as `tokenizers` has it; Python's own class holds four controls more.
+# Unicode's White_Space, as in `tokenizers`; Python's own class has four control characters more.
 _SPACES = re.compile("[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*")
-# An entry of the queue: two keys, -left length, -right length, id of the joint, place.
+# An entry of the queue: two keys, -left length, -right length, id of the joined piece, position.
 _Pair = tuple[float, int, int, int, int, int]
 
 
@@ -36,7 +36,7 @@ class SpmEngine:
 
     @cached_property
     def _byte_of(self) -> dict[int, int]:
-        """Token id -> byte; two ids of a damaged vocabulary may mean the same."""
+        """Token id -> byte; in a damaged vocabulary two ids may have the same byte."""
         tokens = self._vocabulary.tokens
         return {
             i: int(tokens[i][3:5], 16)
@@ -67,7 +67,7 @@ class SpmEngine:
         return len(self._vocabulary.tokens)
 
     def encode(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the ids of a text; what stands around it is the caller's (`Tokenizer.frame`)."""
+        """Return the ids of a text; the caller adds bos and eos (`Tokenizer.frame`)."""
         found: list[int] = []
         for piece in self._partition(text, parse_special):
             if isinstance(piece, int):
@@ -95,7 +95,7 @@ class SpmEngine:
         return tables
 
     def _partition(self, text: str, parse_special: bool) -> Iterator[str | int]:
-        """Yield text between, and ids of, the tokens found whole: leftmost, then longest."""
+        """Yield the ids of whole tokens (leftmost, then longest) and the texts between them."""
         table = self._whole[parse_special]
         start = at = 0
         while at < len(text):
@@ -129,7 +129,7 @@ class SpmEngine:
             _, _, left, right, _, at = heappop(queue)
             follower = after[at]
             if follower < 0 or len(parts[at]) != -left or len(parts[follower]) != -right:
-                continue  # one of the two has been merged meanwhile
+                continue  # one of the two is already merged
             parts[at] += parts[follower]
             parts[follower] = ""
             after[at] = after[follower]
@@ -141,7 +141,7 @@ class SpmEngine:
         self._emit((part for part in parts if part), found)
 
     def _pair(self, parts: Sequence[str], at: int, follower: int) -> _Pair | None:
-        """Return the queue's entry for two neighbours; None where their joint is no piece."""
+        """Return the queue's entry for two neighbours; None if they do not join to a piece."""
         left, right = parts[at], parts[follower]
         found = self._keys.get(left + right)
         if found is None or left not in self._keys or right not in self._keys:
@@ -150,7 +150,7 @@ class SpmEngine:
         return key, second, -len(left), -len(right), i, at
 
     def _emit(self, parts: Iterator[str], found: list[int]) -> None:
-        unknown = False  # a run of characters without byte tokens is one unknown token
+        unknown = False  # a run of characters without byte tokens becomes one unknown token
         for part in parts:
             piece = self._keys.get(part)
             if piece is not None:
@@ -168,7 +168,7 @@ class SpmEngine:
     # --- back to text ---------------------------------------------------------------------------
 
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
-        """Return the text of ids; bytes that make no character become U+FFFD each."""
+        """Return the text of ids; each byte that is not valid UTF-8 becomes U+FFFD."""
         tokens, types = self._vocabulary.tokens, self._vocabulary.types
         hidden = (CONTROL, UNKNOWN) if skip_special else ()
         shown = [i for i in ids if 0 <= i < len(tokens) and types[i] not in hidden]

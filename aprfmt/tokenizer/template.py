@@ -1,8 +1,8 @@
-"""Chat templates come from files and are programs: they run in a child process, never here.
+"""Chat templates are programs that come from files: they run only in a child process.
 
-The child has CPU, memory and output limits and a sandboxed jinja2 environment; it gets its work as
-JSON on stdin, has an empty environment and answers with one status word and text. The static scan
-runs there too, since parsing a hostile template may take as long as rendering one.
+The child has CPU, memory and output limits and a sandboxed jinja2 environment; it gets a request as
+JSON on stdin, has no environment variables, and answers with a status word and a text. The static
+scan runs there too, since parsing a hostile template may take as long as rendering it.
 """
 
 import json
@@ -19,10 +19,10 @@ from aprfmt.tokenizer.limits import CPU_SECONDS, MEMORY, OUTPUT, REASON, WALL_SE
 
 _CHILD = Path(__file__).with_name("render_child.py")
 
-# status word of the child -> (class raised, how the sentence goes on)
+# status word of the child -> (class raised, next words of the message)
 _ANSWERS: Mapping[str, tuple[type[AprfmtError], str]] = {
     "refused": (UsageError, "refuses these messages: "),
-    "syntax": (FormatError, "is no jinja2 template: "),
+    "syntax": (FormatError, "is not a jinja2 template: "),
     "unsafe": (FormatError, "was stopped by the sandbox: "),
     "memory": (FormatError, f"needs more than {MEMORY >> 20} MiB of memory"),
     "output": (FormatError, f"writes more than {OUTPUT >> 20} MiB"),
@@ -38,10 +38,10 @@ def render(
     variables: Mapping[str, str],
     where: str,
 ) -> str:
-    """Return the text a chat template makes of messages; `variables` are bos_token and the like.
+    """Return the messages rendered by a chat template; `variables` are bos_token and the like.
 
-    Raises UsageError where the template refuses the messages, FormatError where it is none, is
-    unsafe, or goes over a limit (5 s of CPU, 256 MiB, 4 MiB of output).
+    Raises UsageError if the template rejects the messages, FormatError if it is not a valid
+    template, is unsafe, or exceeds a limit (5 s of CPU, 256 MiB, 4 MiB of output).
     """
     request = {
         "template": template,
@@ -57,9 +57,9 @@ def render(
 
 
 def scan_template(template: str) -> list[str]:
-    """Return what looks suspicious in a chat template, one sentence each; [] where nothing does.
+    """Return a sentence for each suspicious part of a chat template; [] if there is none.
 
-    Reading alone decides: nothing is rendered. The sandbox holds whatever this finds.
+    Nothing is rendered. The scan is only information: the sandbox protects in any case.
     """
     try:
         return _ask("scan", {"template": template}, "the chat template").splitlines()
@@ -75,7 +75,7 @@ def _ask(task: str, request: Mapping[str, Any], where: str) -> str:
     try:
         payload = json.dumps(work).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: the messages are no plain JSON data: {error}") from None
+        raise UsageError(f"{where}: the messages are not plain JSON data: {error}") from None
     try:
         # -I -S: nothing from the environment, no site hooks; sys.path comes with the request.
         child = subprocess.Popen(
@@ -108,12 +108,12 @@ def _ask(task: str, request: Mapping[str, Any], where: str) -> str:
 
 
 def _exchange(child: "subprocess.Popen[bytes]", payload: bytes) -> bytes:
-    """Write the request, read at most the limit. The child reads all before it writes."""
+    """Write the request, read at most the limit. The child reads everything before it writes."""
     assert child.stdin is not None and child.stdout is not None
     with child.stdin, child.stdout:
         try:
             child.stdin.write(payload)
             child.stdin.close()
         except BrokenPipeError:
-            pass  # it died early; the answer is empty
+            pass  # the child ended early; the answer is empty
         return child.stdout.read(OUTPUT + REASON * 4 + 64)

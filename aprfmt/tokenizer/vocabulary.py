@@ -1,4 +1,4 @@
-"""One vocabulary, whatever file it came from: tokens by id, types, merges or scores, flags."""
+"""One vocabulary type for all formats: tokens by id, types, merges or scores, flags."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,8 +31,8 @@ PADDING = re.compile(
 )  # llama.cpp's and the reference importer's fillers
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
-# What `tokenizer.ggml.model` (APR: tokenizer.model, tokenizer.model_type) means here. "bpe" is
-# byte-level, "spm" is spelled as SentencePiece does.
+# Values of `tokenizer.ggml.model` (APR: tokenizer.model, tokenizer.model_type) to kinds: "bpe" is
+# byte-level, "spm" uses SentencePiece's spelling.
 KINDS: Mapping[str, str] = {
     "gpt2": "bpe",
     "bpe": "bpe",
@@ -41,7 +41,7 @@ KINDS: Mapping[str, str] = {
     "gemma4": "spm",
 }
 NO_VOCABULARY = ("none", "no_vocab")
-_SPM_IDS: Mapping[str, int] = {"unk": 0, "bos": 1, "eos": 2}  # llama.cpp's, without keys
+_SPM_IDS: Mapping[str, int] = {"unk": 0, "bos": 1, "eos": 2}  # llama.cpp's defaults for absent keys
 _MODEL_TYPE = Key("", "string", "tokenizer.model_type")  # APR from safetensors
 
 
@@ -51,8 +51,8 @@ class Vocabulary:
 
     `kind`: "bpe" (byte-level), "spm", or another model type of tokenizer.json in lower case.
     `merges` are `"left right"`, best first; `scores` of SentencePiece, higher is better. Fillers
-    at the end (`[PAD151666]`) are not part of it. `added` are the ids split off the text before
-    anything else: control and user-defined tokens; those of `rstrip` swallow blanks behind them.
+    at the end (`[PAD151666]`) are not part of it. `added` are the ids that are split off the text
+    first: control and user-defined tokens; those in `rstrip` also remove blanks behind them.
     """
 
     kind: str
@@ -75,7 +75,7 @@ class Vocabulary:
 
 
 def from_metadata(carried: Carried) -> Vocabulary | None:
-    """Return the vocabulary of a GGUF's or APR's own keys; None where there are none.
+    """Return the vocabulary in a GGUF's or APR's own keys; None if it has no such keys.
 
     Raises FormatError for damaged keys, UnsupportedError for a kind other than byte-level BPE and
     SentencePiece BPE.
@@ -142,10 +142,10 @@ def kind_of(carried: Carried) -> str:
 
 
 def _pre_name(carried: Carried, kind: str) -> str:
-    """Return the `pre` name; for APR files without one, what the architecture implies."""
+    """Return the `pre` name; for APR files without one, the architecture's."""
     model, name = carried.text(MODEL) or "", carried.text(PRE) or ""
     if model in PRE_TOKENIZERS:
-        return model  # gemma4 names its own
+        return model  # gemma4's model name is also its `pre` name
     if kind == "spm":
         return name if name in PRE_TOKENIZERS and PRE_TOKENIZERS[name].style == "blank" else ""
     if not name and carried.model.key_style == "apr":
@@ -155,7 +155,7 @@ def _pre_name(carried: Carried, kind: str) -> str:
 
 
 def _swallowing(carried: Carried, tokens: Sequence[str], types: Sequence[int]) -> frozenset[int]:
-    """Return the ids of control tokens that swallow the blanks behind them."""
+    """Return the ids of control tokens that remove the blanks behind them."""
     architecture = carried.model.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in SWALLOWING:
         return frozenset()
@@ -172,7 +172,7 @@ def _without_padding(tokens: Sequence[str]) -> int:
 
 
 def _spell_blanks(tokens: list[str], types: Sequence[int]) -> None:
-    """Spell spaces of user-defined tokens as U+2581 again; llama.cpp's converter undoes that."""
+    """Write spaces of user-defined tokens as U+2581, which llama.cpp's converter had replaced."""
     for i, kind in enumerate(types[: len(tokens)]):
         if kind == USER_DEFINED and " " in tokens[i]:
             tokens[i] = tokens[i].replace(" ", BLANK)
@@ -181,10 +181,10 @@ def _spell_blanks(tokens: list[str], types: Sequence[int]) -> None:
 def _guess_types(
     kind: str, tokens: Sequence[str], merges: Sequence[str] | None, special: Iterable[int]
 ) -> list[int]:
-    """Return token types where a file has none.
+    """Return token types for a file that has none.
 
-    In BPE a token of several characters that no merge makes was added whole; byte tokens are
-    known by their spelling.
+    In BPE, a token of several characters that no merge makes counts as a control token. Byte
+    tokens of SentencePiece are recognised by their spelling.
     """
     if kind == "spm":
         types = [BYTE if BYTE_TOKEN.fullmatch(token) else NORMAL for token in tokens]
@@ -200,16 +200,16 @@ def _guess_types(
 def stop_ids(
     ids: Mapping[str, int], control: Callable[[str], int | None], stated: frozenset[int]
 ) -> frozenset[int]:
-    """Return the ids that end a generation: those stated, eos, eot and eom.
+    """Return the ids that end a generation: those in `stated`, eos, eot and eom.
 
-    Where nothing is stated (a foreign GGUF names one end), control tokens of END_TEXTS too;
-    `control` gives the id of a control token by its text.
+    If `stated` is empty (a foreign GGUF names only one end), the control tokens of END_TEXTS
+    too; `control` gives the id of a control token by its text.
     """
     found = {ids[role] for role in ("eos", "eot", "eom") if role in ids} | stated
     if not stated:
         texts = {text: i for text in END_TEXTS if (i := control(text)) is not None}
         if {"<|return|>", "<|call|>"} <= texts.keys():
-            texts.pop("<|end|>", None)  # gpt-oss: the end of a part, not of the turn
+            texts.pop("<|end|>", None)  # gpt-oss: ends a part of the turn, not the turn
         found.update(texts.values())
     return frozenset(found)
 

@@ -6,7 +6,7 @@ that wait on a device) is such a replacement, and stands in inference/fast.
 
 Arrays are the backend's own (numpy or torch). Activations are [tokens, width] or
 [tokens, heads, head_dim]; attention scores are [heads, tokens, keys]. No operation has a default
-for eps, theta, scale, window, pairing or activation: all of these are facts of a model.
+for eps, theta, scale, window, pairing or activation: the model gives all of these.
 
 Rounding: an operation rounds its result to the backend's dtype once, unless its docstring says
 otherwise; sums inside float16 and bfloat16 operations are float32. In float32 and float64
@@ -36,7 +36,7 @@ NormCast = Literal["before_weight", "after_weight"]
 RopeCast = Literal["table", "table_and_result", "result"]
 SoftmaxCast = Literal["float32", "input"]
 
-# Rows of a product in deterministic mode; a row always stands at its position modulo ROWS.
+# Rows of a block in deterministic mode; a row is always at its position modulo ROWS in a block.
 ROWS = 64
 # Query rows whose scores attention has in memory at a time, where it is made of its steps.
 QUERY_BLOCK = 512
@@ -57,8 +57,8 @@ class Heads:
 
     `mask` [tokens, keys] is True where a query may look; `scale` multiplies q.k; `softcap` c is
     tanh(x/c)*c on the scaled scores, before the mask; `sinks` [heads] are logits that join every
-    softmax and are dropped from its result. `causal` is (cached, window) where the mask is
-    attention.causal_mask of these and says no more; None where only the mask tells.
+    softmax and are dropped from its result. `causal` is (cached, window) if the mask equals
+    attention.causal_mask of these; None for any other mask.
     """
 
     mask: Mask
@@ -98,19 +98,19 @@ class Backend(ABC):
         }
 
     def at(self, position: int) -> None:
-        """Say at which position the first row of the following activations stands."""
+        """Set the position of the first row of the following activations."""
         self._origin = position
 
     def at_layer(self, layer: int, n_layers: int, x: Array) -> Array:
-        """Return x on the device that computes a layer; what follows is placed there."""
+        """Return x on the device of a layer; later results are placed there too."""
         return x
 
     def graphs(self) -> Graphs | None:
-        """Return what records and replays one session's passes; None where nothing does."""
+        """Return a recorder of one session's passes; None if the backend has none."""
         return None
 
     def slots(self) -> Slots | None:
-        """Return where one trace's statistics wait until the pass is over; None: they do not."""
+        """Return Slots for one trace's statistics; None if each one is computed at once."""
         return None
 
     def budget(self) -> int | None:
@@ -120,14 +120,14 @@ class Backend(ABC):
     # in and out
 
     def host_row(self, x: Array, best: Any | None) -> Any:
-        """Return logits [vocab] for a sampler: a numpy array, or what becomes one when asked.
+        """Return logits [vocab] for a sampler: a numpy array, or an object that converts to one.
 
-        `best` is what Graphs knows of the row already.
+        `best` is Graphs.best of this pass.
         """
         return self.to_numpy(x)
 
     def place(self, weight: "Weight") -> Array | None:
-        """Return a whole weight's numbers brought over as stored; None: decode, then `array`."""
+        """Return a whole weight, uploaded as stored; None: decode it and use `array`."""
         return None
 
     @abstractmethod
@@ -144,7 +144,7 @@ class Backend(ABC):
 
     @abstractmethod
     def zeros(self, shape: Sequence[int]) -> Array:
-        """Return zeros of the dtype; the result is written by slices."""
+        """Return zeros of the dtype; callers write into slices of it."""
 
     def wide(self, x: Array) -> Array:
         """Return x in float32 at least: x itself, unless the dtype has 16 bits."""
@@ -155,7 +155,7 @@ class Backend(ABC):
         return x
 
     def rounded(self, value: float) -> float:
-        """Return the number as the dtype holds it."""
+        """Return the number rounded to the dtype."""
         import ml_dtypes
 
         kind = ml_dtypes.bfloat16 if self.dtype == "bfloat16" else np.dtype(self.dtype)
@@ -174,8 +174,8 @@ class Backend(ABC):
     def linear(self, x: Array, w: "Weight", bias: Array | None) -> Array:
         """Return x [tokens, in] times w [out, in] transposed, plus bias [out].
 
-        `w` may still be encoded: the backend decides to decode it or to multiply it as it is.
-        With a bias there may be one rounding instead of two.
+        `w` may be encoded: the backend decodes it or multiplies by the encoded bytes. With a bias
+        the result may be rounded once instead of twice.
         """
 
     def router(self, x: Array, w: "Weight", bias: Array | None, *, rounded: bool) -> Array:
@@ -187,11 +187,11 @@ class Backend(ABC):
         return self.linear(x, w, bias)
 
     def projections(self, x: Array, parts: Sequence[Part]) -> list[Array]:
-        """Return `linear` of x and each (weight, bias), maybe as one product."""
+        """Return `linear` of x and each (weight, bias); a backend may do it in one product."""
         return [self.linear(x, w, bias) for w, bias in parts]
 
     def add_linear(self, residual: Array, x: Array, w: "Weight", bias: Array | None) -> Array:
-        """Return residual plus `linear` of x, which is rounded before the sum is."""
+        """Return residual plus `linear` of x; the product is rounded, then the sum."""
         return self.add(residual, self.linear(x, w, bias))
 
     # element by element
@@ -268,7 +268,7 @@ class Backend(ABC):
         """Rotate the first 2 * pairs elements of every head of x [tokens, heads, head_dim].
 
         `half` pairs element i with i + pairs, `interleaved` 2i with 2i + 1. The result is in the
-        split-half layout either way; what follows the rotated part stays as it is.
+        split-half layout either way; elements after the rotated part are unchanged.
         """
         cos, sin = (part[:, None, :] for part in table)  # (token, 1, pair)
         pairs = cos.shape[-1]
@@ -283,7 +283,7 @@ class Backend(ABC):
     def ropes(
         self, xs: Sequence[Array], table: tuple[Array, Array], *, style: Style, cast: RopeCast
     ) -> list[Array]:
-        """Return `rope` of each of two or more tensors, maybe at once."""
+        """Return `rope` of each tensor; a backend may do it in one kernel."""
         return [self.rope(x, table, style=style, cast=cast) for x in xs]
 
     # attention
@@ -326,8 +326,8 @@ class Backend(ABC):
     ) -> tuple[Array, Array]:
         """Write k and v [tokens, kv_heads, d] to rows `start` on of a cache's two buffers.
 
-        Returns the rows that attention reads: up to the last written, or, in a pass that is being
-        recorded, whole buffers of which the mask leaves out what is not valid.
+        Returns the rows that attention reads: up to the last one written; in a pass that is being
+        recorded, the whole buffers, whose invalid rows the mask hides.
         """
         stop = start + int(k.shape[0])
         for buffer, x in zip(buffers, (k, v), strict=True):
@@ -356,7 +356,7 @@ class Backend(ABC):
     def add_weighted(self, total: Array, rows: Numbers, y: Array, weights: Numbers) -> Array:
         """Add y [n, width] times weights [n] to `rows` of total [tokens, width], in place.
 
-        The product is made in float32 at least and rounded once, the sum once more.
+        The product is computed in float32 at least and rounded once; the sum is rounded too.
         """
 
     # a loss

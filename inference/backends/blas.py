@@ -1,4 +1,4 @@
-"""Threads of numpy's BLAS, read and set where it is an OpenBLAS, as in numpy's wheels."""
+"""Reads and sets the threads of numpy's BLAS, if that is OpenBLAS, as in numpy's wheels."""
 
 import ctypes
 from functools import cache
@@ -7,14 +7,14 @@ from typing import Any
 
 from aprfmt.errors import BackendUnavailableError
 
-# The names numpy's own OpenBLAS builds and distributions' builds export.
+# The function names in numpy's own builds of OpenBLAS, and in those of Linux distributions.
 _SUFFIXES = ("64_", "")
 _PREFIXES = ("scipy_openblas", "openblas")
 
 
 @cache
 def _functions() -> tuple[Any, Any] | None:
-    """Return OpenBLAS's (get, set), or None where numpy was built on something else."""
+    """Return OpenBLAS's functions (get, set); None if numpy uses another BLAS."""
     import numpy as np
 
     package = Path(np.__file__).parent
@@ -34,7 +34,7 @@ def _functions() -> tuple[Any, Any] | None:
 
 
 def threads() -> int | None:
-    """Return the number of threads of numpy's products, None where it cannot be known."""
+    """Return the number of threads of numpy's products; None if not known."""
     found = _functions()
     return None if found is None else int(found[0]())
 
@@ -42,12 +42,12 @@ def threads() -> int | None:
 def set_threads(count: int) -> None:
     """Set the number of threads of numpy's products, for the whole process.
 
-    Raises BackendUnavailableError where numpy's BLAS cannot be asked.
+    Raises BackendUnavailableError if numpy's BLAS is not OpenBLAS.
     """
     found = _functions()
     if found is None:
         raise BackendUnavailableError(
-            "numpy's BLAS is no OpenBLAS of its own wheel, so its threads cannot be set while it "
-            "runs; set OMP_NUM_THREADS before the start instead"
+            "numpy's BLAS is not the OpenBLAS of its own wheel, so its threads cannot be set while "
+            "it runs; set OMP_NUM_THREADS before the start instead"
         )
     found[1](ctypes.c_int(count))

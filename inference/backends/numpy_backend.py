@@ -1,6 +1,6 @@
-"""The reference: numpy in float32 or float64, one readable function an operation, no shortcuts.
+"""The reference backend: numpy in float32 or float64, one readable function per operation.
 
-Products are BLAS's; every other sum is numpy's pairwise one. Nothing is rounded below the dtype,
+Products use BLAS; every other sum is numpy's pairwise sum. Nothing is rounded below the dtype,
 so the rounding rules of base.py do not apply here.
 """
 
@@ -41,7 +41,7 @@ def _silu(x: Array) -> Array:
 
 
 def _one_plus_exp(x: Array) -> Array:
-    """Return 1 + exp(-x); infinite far below zero, where its inverse is 0."""
+    """Return 1 + exp(-x); infinite for large negative x, so that its inverse is 0."""
     with np.errstate(over="ignore"):
         y = np.negative(x)
         np.exp(y, out=y)
@@ -50,7 +50,7 @@ def _one_plus_exp(x: Array) -> Array:
 
 
 def _mean(x: Array) -> Array:
-    """Return the mean over the last axis, kept: `np.mean` without its 10 us of preparation."""
+    """Return the mean over the last axis (axis kept); saves 10 us per call against `np.mean`."""
     total = np.add.reduce(x, axis=-1, keepdims=True)
     total /= x.shape[-1]
     return total
@@ -65,7 +65,7 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
 
 
 class NumpyBackend(Tiles):
-    """numpy on the CPU; `dtype` is float32 or float64."""
+    """The numpy backend, on the CPU; `dtype` is float32 or float64."""
 
     name = "numpy"
     query_block = 128
@@ -207,7 +207,7 @@ class NumpyBackend(Tiles):
         return product
 
     def probs(self, scores: Array, heads: Heads) -> Array:
-        """Exponentiate what the mask leaves, divide by its sum."""
+        """Exponentiate the scores of visible keys, divide by their sum."""
         masked = np.where(heads.mask, scores, -np.inf)
         highest = np.max(masked, axis=-1, keepdims=True)
         sinks = None

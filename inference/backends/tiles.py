@@ -1,9 +1,9 @@
-"""Products in tiles of fixed shape and place, for bit-equal prefill, step, prefix and batch.
+"""Products in tiles of fixed shape and place: the same bits for prefill, step, prefix and batch.
 
-A matrix product's rounding may depend on how many rows it has, and a sum's on how many terms. Here
-every row stands in a block of ROWS rows at its position modulo ROWS, among zeros where there is no
-neighbour, and sums over keys run tile by tile in order: then a row's bits depend on its own inputs
-only. Written over what numpy arrays and torch tensors have in common.
+The rounding of a matrix product may depend on its number of rows, that of a sum on its number of
+terms. Here every row is in a block of ROWS rows at its position modulo ROWS (missing rows are
+zeros), and sums over keys run tile by tile in order, so a row's bits depend on its own inputs only.
+The code uses only operations that numpy arrays and torch tensors share.
 """
 
 from abc import abstractmethod
@@ -101,9 +101,10 @@ class Tiles(Backend):
         return rows[before : before + len(x)]
 
     def by_block(self, function: Callable[..., Array], *xs: Array) -> Array:
-        """Return function(*xs) of a row-wise function, called for one whole block at a time.
+        """Return function(*xs) of a row-wise function, called block by block.
 
-        Vectorised functions treat the last elements of an array by other code than the rest.
+        Vectorised functions use other code for the last elements of an array than for the rest, so
+        the length of the array would change bits.
         """
         padded = [self._padded(x) for x in xs]
         count, before = len(padded[0][0]), padded[0][1]
@@ -139,7 +140,7 @@ class Tiles(Backend):
         return copy.reshape(kv_heads, -1, x.shape[-1])
 
     def _padded(self, x: Array, wide: bool = False) -> tuple[Array, int]:
-        """Return x [tokens, ...] among zero rows, and how many of them stand before it."""
+        """Return x [tokens, ...] padded with zero rows, and the number of those before it."""
         before = self._origin % ROWS
         count = -(-(before + len(x)) // ROWS) * ROWS
         padded: Any = self.zeros((count, *x.shape[1:]))

@@ -1,7 +1,7 @@
 """torch in float32, float64, bfloat16 or float16, on the CPU or a CUDA device.
 
-In bfloat16 and float16 the places where a value is rounded are those of the models' own code in
-transformers; base.py states them operation by operation.
+In bfloat16 and float16, values are rounded at the same places as in transformers' model code;
+base.py states them for every operation.
 """
 
 import math
@@ -38,14 +38,14 @@ def _gelu_tanh_steps(x: Array) -> Array:
     return 0.5 * x * (1.0 + torch.tanh(inner))
 
 
-# Activations written out, each operation rounded.
+# Activations in single operations, each of them rounded.
 STEPS: Mapping[str, Callable[[Array], Array]] = {"gelu_tanh": _gelu_tanh_steps}
 
 
 class TorchBackend(Tiles):
-    """torch on the CPU, and what torch_cuda.py builds on.
+    """The torch backend on the CPU, and the base class of torch_cuda.py.
 
-    `tf32` allows it in float32 products of a GPU; it is off otherwise.
+    `tf32` allows TF32 in float32 products of a GPU.
     """
 
     name = "torch"
@@ -82,7 +82,7 @@ class TorchBackend(Tiles):
         }
 
     def at(self, position: int) -> None:
-        """Set the position of the next rows; make sure of the process-wide product precision."""
+        """Set the position of the next rows; also sets torch's process-wide matmul precision."""
         super().at(position)
         wanted = "high" if self._tf32 else "highest"
         if torch.get_float32_matmul_precision() != wanted:
@@ -96,7 +96,7 @@ class TorchBackend(Tiles):
         return torch.from_numpy(values).to(self._device, self._type)
 
     def to_numpy(self, x: Array) -> Numbers:
-        """Return a numpy array on the host; numpy's own arrays pass."""
+        """Return a numpy array on the host; a numpy array is returned as it is."""
         if isinstance(x, np.ndarray):
             return x
         if x.is_floating_point() and x.dtype != torch.float64:
@@ -109,11 +109,11 @@ class TorchBackend(Tiles):
         return torch.zeros(tuple(shape), dtype=self._type, device=self._device)
 
     def rounded(self, value: float) -> float:
-        """Return the number as the dtype holds it."""
+        """Return the number rounded to the dtype."""
         return float(torch.tensor(value, dtype=torch.float64).to(self._type))
 
     def wide(self, x: Array) -> Array:
-        """Return x in float32, float64 where that is the dtype."""
+        """Return x in float32 (float64 if that is the dtype)."""
         return x.to(self._wide)
 
     def narrow(self, x: Array) -> Array:
@@ -125,7 +125,7 @@ class TorchBackend(Tiles):
         return torch.exp(x)
 
     def _rowwise(self, function: Callable[..., Array], *xs: Array) -> Array:
-        """Call a function of whole rows, block by block in deterministic mode."""
+        """Call a row-wise function; block by block in deterministic mode."""
         return self.by_block(function, *xs) if self.deterministic else function(*xs)
 
     def _index(self, x: Numbers) -> Array:
@@ -179,7 +179,7 @@ class TorchBackend(Tiles):
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
         """Normalise, weigh and shift in float32, round last.
 
-        With a bias by torch's own function, as the models with biases do, bit for bit.
+        With a bias it uses torch's function, as the models with biases do, for equal bits.
         """
         if bias is not None and weight.ndim == 1:
             width = (weight.shape[0],)
@@ -200,7 +200,7 @@ class TorchBackend(Tiles):
     def rope_table(
         self, positions: Numbers, inv_freq: Numbers, *, factor: float, cast: RopeCast
     ) -> tuple[Array, Array]:
-        """Return cos and sin of float32 angles (float64 where that is the dtype)."""
+        """Return cos and sin of float32 angles (float64 if that is the dtype)."""
         places = self._index(positions).to(self._wide)[:, None]
         angles = places * torch.from_numpy(inv_freq).to(self._device, self._wide)
         cos, sin = angles.cos() * factor, angles.sin() * factor
@@ -209,7 +209,7 @@ class TorchBackend(Tiles):
     # attention
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-        """Use torch's own where it has the operation, else a block of queries at a time."""
+        """Use torch's attention if it can express the operation, else blocks of queries."""
         if heads.softcap is None and heads.sinks is None and not self.deterministic:
             q, k, v = (x.swapaxes(0, 1)[None] for x in (q, k, v))  # (1, head, token, d)
             mixed = functional.scaled_dot_product_attention(
@@ -235,7 +235,7 @@ class TorchBackend(Tiles):
         return finish((grouped @ k.permute(1, 2, 0)).reshape(n_heads, tokens, keys))
 
     def probs(self, scores: Array, heads: Heads) -> Array:
-        """Softmax over what the mask leaves and the sink."""
+        """Softmax over the visible keys and the sink."""
         x = scores.masked_fill(~self._mask(heads), -torch.inf)
         sinks = None if heads.sinks is None else heads.sinks[:, None, None].expand(*x.shape[:2], 1)
         if heads.cast == "input":
@@ -270,7 +270,7 @@ class TorchBackend(Tiles):
         return torch.cat(tuple(parts))
 
     def repeat_heads(self, x: Array, n_heads: int) -> Array:
-        """Repeat the one head."""
+        """Repeat the single head."""
         return x.expand(-1, n_heads, -1)
 
     def take(self, x: Array, rows: Numbers) -> Array:

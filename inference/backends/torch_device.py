@@ -1,4 +1,4 @@
-"""The torch devices a name stands for, or the reason they are not there."""
+"""Returns the torch devices for a name, or raises with the reason they are missing."""
 
 import torch
 
@@ -7,9 +7,9 @@ from aprfmt.inference.cuda_driver import NOT_ELSEWHERE, torch_problem
 
 
 def torch_devices(name: str) -> tuple[torch.device, ...]:
-    """Return the devices of `cpu`, `cuda`, `cuda:N` or `cuda:all`, which are there.
+    """Return the devices of `cpu`, `cuda`, `cuda:N` or `cuda:all`.
 
-    BackendUnavailableError names what is missing and what to do.
+    Raises BackendUnavailableError, saying what is missing and what to do.
     """
     kind, _, number = name.partition(":")
     if name == "cpu":

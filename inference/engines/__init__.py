@@ -1,4 +1,4 @@
-"""Foreign runs read at our capture points: engines that run a model, and files they left.
+"""Foreign runs read at our capture points: engines that run a model, and files of such runs.
 
 Importing this imports no engine. An engine is a row of ENGINES; third parties add rows through
 the entry-point group `aprfmt.engines`.

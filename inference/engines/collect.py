@@ -1,4 +1,4 @@
-"""What an engine's tensors become: records under our keys, [tokens, ...], rows by position."""
+"""Turns an engine's tensors into records under our keys: [tokens, ...], rows by position."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -30,13 +30,13 @@ HEADED: Mapping[str, str] = {
 
 
 class Masks(Mapping[str, NDArray[np.bool_]]):
-    """Which values are there, by key: kept as bits, for a text shows few of very many."""
+    """By key, a mask of the values that exist; stored as bits, as most values are missing."""
 
     def __init__(self) -> None:
         self._bits: dict[str, tuple[NDArray[np.uint8], tuple[int, ...]]] = {}
 
     def keep(self, key: str, mask: NDArray[np.bool_]) -> None:
-        """Take a mask; a later one of the same key counts."""
+        """Store a mask; it replaces an earlier one of the same key."""
         self._bits[key] = (np.packbits(mask), mask.shape)
 
     def __getitem__(self, key: str) -> NDArray[np.bool_]:
@@ -51,11 +51,11 @@ class Masks(Mapping[str, NDArray[np.bool_]]):
 
 
 class Collector:
-    """Takes values as they come, in any order, and makes a Trace of them.
+    """Takes values in any order and makes a Trace of them.
 
-    `tokens` is the length of the pass, None where it is not known. Values of a point that the
-    model's table calls an alias are recorded under the key they equal. Everything goes to disk at
-    once; `unknown` maps names that became no record to the reason.
+    `tokens` is the length of the pass, None if not known. Values of an alias are recorded under
+    the key of the equal point. Values are written to disk at once; `unknown` maps names without
+    a record to the reason.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Collector:
         self.unknown: dict[str, str] = {}
 
     def target(self, key: str) -> str | None:
-        """Return the key a point is recorded under; None where the model has no such point."""
+        """Return the key a point is recorded under; None if the model has no such point."""
         if not self.known:
             return key
         if key not in self.known:
@@ -95,11 +95,11 @@ class Collector:
         return None if instance is None else instance.key
 
     def expect(self, tokens: int) -> None:
-        """Say how long the pass is, once that is known."""
+        """Set the length of the pass."""
         self._tokens = tokens
 
     def heads(self, point: str) -> int | None:
-        """Return how many heads a point of q, k or v has, None where that is not known."""
+        """Return the number of heads of a point of q, k or v; None if not known."""
         if self.hp is None or point not in HEADED:
             return None
         if point[0] in "kv" and self.known and not self.known["L0.kv_a"].absent:
@@ -118,9 +118,9 @@ class Collector:
     ) -> None:
         """Record [tokens, ...] values (`scores`, `probs`: [heads, tokens, keys]).
 
-        `rows` are the token positions of the rows, None for all of them from 0 on. Of several
-        values for one key the one of the lowest rank counts, of equal ranks the last. `seen` says
-        which values are there at all (a text that leaves most out); None is all of them.
+        `rows` are the token positions of the rows, None for all of them from 0 on. If a key gets
+        several values, the one with the lowest rank is kept, of equal ranks the last. `seen` is a
+        mask of the values that exist (a printed text leaves most out); None: all of them.
         """
         own = key_name(point, layer)
         key = self.target(own)
@@ -162,7 +162,7 @@ class Collector:
         self._spool.keep(record, values)
 
     def add_joined(self, slot: str, layer: int, values: Numbers) -> None:
-        """Record a joined [tokens, ...] under a slot's name (`L3.qkv`), to be compared joined."""
+        """Record a joined [tokens, ...] under a slot's name (`L3.qkv`)."""
         key = key_name(slot, layer)
         shape = tuple(values.shape)
         there = self._places("q", len(values), None)
@@ -177,13 +177,13 @@ class Collector:
             return tuple(range(count))
         if self._tokens is None or count == self._tokens:
             return tuple(range(count))
-        # An engine that computes the rows it needs keeps the last one.
+        # An engine that computes only the rows it needs computes the last one.
         return (self._tokens - 1,) if count == 1 else None
 
     def trace(self, run: Mapping[str, Value], *, resolution: float = 0.0) -> Trace:
         """Return what was recorded, in execution order; every alias of the model is known.
 
-        `resolution` is half a unit of the last printed decimal, 0 for values kept whole.
+        `resolution` is half a unit of the last printed decimal, 0 for exact values.
         """
         order = list(self.known) or sorted(self.records, key=_place)
         known = [key for key in order if key in self.records]
@@ -216,7 +216,7 @@ class Collector:
 
 
 def _place(key: str) -> tuple[int, int, int]:
-    """Order keys as a pass does: what comes before the layers, the layers, what comes after."""
+    """Return a sort key: points before the layers, then the layers, then points after them."""
     layer, _, point = key.rpartition(".")
     row = list(POINTS).index(point) if point in POINTS else len(POINTS)
     if layer:
@@ -225,7 +225,7 @@ def _place(key: str) -> tuple[int, int, int]:
 
 
 def narrow(values: Numbers) -> Numbers:
-    """Return what a trace keeps: float32, float64, or int64 for ids."""
+    """Return values in a trace's dtypes: float32, float64, or int64 for ids."""
     if values.dtype.kind in "iub":
         return np.ascontiguousarray(values, np.int64)
     wide = values.dtype == np.float64
@@ -246,8 +246,8 @@ def by_heads(
 ) -> Numbers:
     """Return [tokens, heads, d] of [tokens, width], [tokens, heads, d] or [heads, tokens, d].
 
-    Where both axes are as long as each other, `like` [tokens, heads, d] decides by resemblance,
-    and without it `first`: whether heads come first by the engine's habit.
+    If both axes have the same length, similarity to `like` [tokens, heads, d] decides, and without
+    `like`, `first`: whether this engine usually puts heads first.
     """
     if values.ndim == 2:
         return values if heads is None else values.reshape(len(values), heads, -1)
@@ -265,7 +265,7 @@ def by_heads(
 
 
 def _likeness(x: Numbers, like: Numbers) -> float:
-    """Return the mean |cosine| of the vectors of two [tokens, heads, d]."""
+    """Return the mean |cosine| of the vectors of two arrays [tokens, heads, d]."""
     dot = np.abs(np.sum(x * like, axis=-1))
     norms = np.linalg.norm(x, axis=-1) * np.linalg.norm(like, axis=-1)
     return float(np.mean(dot / np.maximum(norms, 1e-30)))
@@ -278,6 +278,6 @@ def halves(x: Numbers, start: int = 0) -> Numbers:
 
 
 def weights_of(model: "Model") -> str:
-    """Return the class of a model's matrices that tolerances are keyed by."""
+    """Return the class of a model's matrices by which tolerances are looked up."""
     matrices = [tensor.encoding for tensor in model.roles.values() if len(tensor.shape) > 1]
     return weights_class(matrices)

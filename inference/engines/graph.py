@@ -1,8 +1,8 @@
-"""llama.cpp's graph nodes read by the table of points, from its callback or from printed text.
+"""Finds the capture points among llama.cpp's graph nodes, from its callback or from printed text.
 
-A node is told by (name, operation), the last occurrence counting, or by the weight it reads,
-whatever it is called. Undone here: rows of llama's Q and K in adjacent pairs, rope on adjacent
-pairs, a joined qkv, keys padded to the cache's size, the head axis before the tokens.
+A node is recognised by (name, operation), where the last occurrence is used, or by the weight it
+reads. Layouts converted here: rows of llama's Q and K in adjacent pairs, rope on adjacent pairs, a
+joined qkv, keys padded to the cache's size, the head axis before the tokens.
 """
 
 import re
@@ -26,13 +26,13 @@ Numbers = NDArray[Any]
 Mask = NDArray[np.bool_]
 _NODE = re.compile(r"(.*?)-(\d{1,6})")
 _WEIGHT = re.compile(r"(?:blk\.(\d{1,6})\.)?([\w.]+\.(?:weight|bias))")
-# Operations that show another's result again; a later view must not hide the node itself.
+# Operations that only repeat another node's result; a later view must not replace the node itself.
 VIEWS = ("VIEW", "PERMUTE", "TRANSPOSE", "RESHAPE")
 
 
 @dataclass(frozen=True)
 class Node:
-    """One evaluated node: `shape` outermost first, `scale` of a SOFT_MAX where it is known."""
+    """One evaluated node: `shape` outermost first, `scale` of a SOFT_MAX if known."""
 
     name: str
     op: str
@@ -43,7 +43,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node's values belong: a share of columns [start, stop) of it, None for all."""
+    """The point a node's values belong to, and its columns [start, stop) of them, None for all."""
 
     point: str
     layer: int
@@ -53,12 +53,12 @@ class Place:
 
 @dataclass
 class GraphReader:
-    """Puts nodes into a Collector; `model` is the GGUF that ran, None where it is not at hand."""
+    """Puts nodes into a Collector; `model` is the GGUF that ran, None if not available."""
 
     collector: Collector
     model: "Model | None"
     tokens: int
-    outputs: Sequence[int] | None = None  # positions whose logits were asked for, None: all
+    outputs: Sequence[int] | None = None  # positions with logits, None: all
     _roles: Mapping[str, list[tuple[str, int]]] = field(default_factory=dict)
     _routed: dict[int, dict[str, Numbers]] = field(default_factory=dict)
     _scaled_q: set[int] = field(default_factory=set)
@@ -69,7 +69,7 @@ class GraphReader:
             self._roles = stored_roles(self.model)
 
     def places(self, node: Node) -> list[Place]:
-        """Return the points a node is, by the table's llama.cpp names."""
+        """Return the points of a node, by the table's llama.cpp names."""
         text, layer = self._split(node.name)
         weights = [place for source in node.sources for place in self._weights(source)]
         found = []
@@ -89,7 +89,7 @@ class GraphReader:
         return (match[1], int(match[2])) if match else (name, WHOLE)
 
     def _weights(self, source: str) -> list[tuple[str, int, tuple[int, int] | None]]:
-        """Return (role, layer, columns) of a weight's name; nothing for an activation."""
+        """Return (role, layer, columns) of a weight's name; [] for an activation."""
         match = _WEIGHT.fullmatch(source)
         if match is None:
             return []
@@ -116,14 +116,14 @@ class GraphReader:
         return bool(self.places(node)) or self._scales_q(node) is not None
 
     def _scales_q(self, node: Node) -> int | None:
-        """Return the layer whose queries a SCALE node scales, None for another node."""
+        """Return the layer whose queries a SCALE node scales; None for any other node."""
         if node.op != "SCALE" or not node.sources:
             return None
         text, layer = self._split(node.sources[0])
         return layer if text == "Qcur" else None
 
     def add(self, node: Node, values: Numbers, seen: Mask | None = None) -> None:
-        """Take a node's values in its own shape (outermost first)."""
+        """Record a node's values, given in its own shape (outermost first)."""
         scaled = self._scales_q(node)
         if scaled is not None:
             self._scaled_q.add(scaled)
@@ -143,7 +143,7 @@ class GraphReader:
             self._put(place, cut, mask)
 
     def _add_scores(self, layer: int, scale: float | None) -> None:
-        """Record kq times the softmax's scale; without it in the text, times the model's."""
+        """Record kq times the softmax's scale; if the text lacks it, times the model's scale."""
         if layer not in self._scores:
             return
         if scale is None:
@@ -158,7 +158,7 @@ class GraphReader:
         self._put(Place("scores", layer, 0), values * np.float32(scale), seen)
 
     def _add_routed(self, place: Place, values: Numbers) -> None:
-        """Record chosen experts and weights together, heaviest first: they come by score."""
+        """Record chosen experts and weights, sorted by weight (llama.cpp sorts by score)."""
         shaped = self._shape(place.point, place.layer, values)
         if shaped is None:
             return
@@ -188,10 +188,10 @@ class GraphReader:
         self.collector.add(point, layer, shaped, rows=rows, rank=place.rank, seen=mask)
 
     def _shape(self, point: str, layer: int, values: Any) -> Any | None:
-        """Return [tokens, ...] of a node's four axes, layouts undone; None where it cannot be."""
+        """Return [tokens, ...] from a node's four axes, in our layout; None if not possible."""
         try:
             return self._tokens_first(point, layer, values)
-        except ValueError:  # numpy's: sizes that do not split into the model's heads, or are zero
+        except ValueError:  # from numpy: sizes that are zero, or not divisible into heads
             return None
 
     def _tokens_first(self, point: str, layer: int, values: Any) -> Any | None:
@@ -201,7 +201,7 @@ class GraphReader:
         if kind == "scores":
             return values[..., : self.tokens] if values.ndim == 3 else None
         if kind == "keys":
-            return None  # the cache is stored transposed or not; k_rope and v say the same
+            return None  # the cache may be stored transposed; k_rope and v have the same values
         if point in HEADED:
             heads = self.collector.heads(point)
             if values.ndim == 2 and heads is not None:
@@ -222,7 +222,7 @@ class GraphReader:
         return self.model is not None and self.model.hyper["rope_style"] == "interleaved"
 
     def _unpaired(self, point: str, layer: int, values: Any) -> Any:
-        """Bring adjacent pairs into split halves: stored rows of llama, rotated ones of others."""
+        """Convert adjacent pairs to split halves: llama's rows, or rotated ones of others."""
         if self.model is None or point[0] not in "qk":
             return values
         tensor = self.model.roles.get(f"L{layer}.attn_{point[0]}.weight")
@@ -234,7 +234,7 @@ class GraphReader:
 
 
 def stored_roles(model: "Model") -> dict[str, list[tuple[str, int]]]:
-    """Return the roles of each stored tensor in order, with their rows: one table, the bindings."""
+    """Return the roles of each stored tensor in order, with their number of rows."""
     found: dict[str, list[tuple[str, int]]] = {}
     for tensor in model.roles.values():
         if len(tensor.stored) != 1:

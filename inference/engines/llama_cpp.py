@@ -1,8 +1,8 @@
 """llama.cpp as an engine: every node's values through the library's own evaluation callback.
 
-The library is llama_library.py's. A GGUF is opened by llama.cpp itself; any other container is
-first written as a GGUF by our converter (`via`). So are weights decoded to float32 where that dtype
-is named (`@llama.cpp:float32`): with other weights llama.cpp rounds activations too.
+llama_library.py loads the library. llama.cpp opens a GGUF itself; any other container is first
+converted to GGUF by aprfmt (`via`). If the dtype float32 is named (`@llama.cpp:float32`), weights
+are also decoded to float32: with other weights llama.cpp rounds activations too.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
 
 Numbers = NDArray[Any]
-# ggml type -> numpy; others are read as nothing.
+# ggml type -> numpy; nodes of other types are skipped.
 _TYPES: dict[int, Any] = {0: "<f4", 1: "<f2", 26: "<i4", 27: "<i8", 28: "<f8"}
 _BF16 = 30
 
@@ -84,9 +84,9 @@ def run(
 
 
 def _gguf(model: "Model", exact: bool, stack: ExitStack) -> "tuple[Path, Model, str]":
-    """Return the GGUF that runs, as a path and open, and how it came to be.
+    """Return the GGUF to run: its path, the open model, and how it was made.
 
-    `exact`: with its weights decoded to float32, for llama.cpp rounds activations to fit others.
+    `exact`: with weights decoded to float32, because llama.cpp rounds activations for others.
     """
     stored = {tensor.encoding for tensor in model.roles.values()}
     decoded = exact and not stored <= {"F32"}
@@ -97,7 +97,7 @@ def _gguf(model: "Model", exact: bool, stack: ExitStack) -> "tuple[Path, Model, 
 
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="aprfmt-gguf-"))
     target = Path(folder) / "model.gguf"
-    # A model without a tokenizer is loaded all the same, if the file says that it has none.
+    # llama.cpp loads a model without a tokenizer if the file says that it has none.
     bare = {} if has_tokenizer(model) else {"tokenizer.ggml.model": "no_vocab"}
     options = Options(
         source_hash=False, verify=False, extra_metadata=bare, encoding="F32" if decoded else None
@@ -118,7 +118,7 @@ def has_tokenizer(model: "Model") -> bool:
 def evaluate(
     library: Library, path: Path, ids: Sequence[int], reader: GraphReader, threads: int
 ) -> int:
-    """Run one pass with the callback; return how many nodes it showed."""
+    """Run one pass with the callback; return the number of nodes."""
     base = library.base
     failures: list[BaseException] = []
     calls = 0
@@ -138,7 +138,7 @@ def evaluate(
                     reader.collector.unknown[node.name] = f"type {pointer.contents.type} of ggml"
                 else:
                     reader.add(node, values)
-        except BaseException as error:  # nothing may pass through C
+        except BaseException as error:  # no exception may pass through C
             failures.append(error)
             return False
         return True
@@ -168,7 +168,7 @@ def _node(pointer: Any, base: Any) -> Node:
 def _values(pointer: Any, base: Any) -> Numbers | None:
     """Return a node's values in its shape; None for a type that is not read.
 
-    Raises BackendUnavailableError where the tensor struct is not the one this file knows.
+    Raises BackendUnavailableError if the tensor struct has an unknown layout.
     """
     t = pointer.contents
     shape, strides = tuple(reversed(t.ne)), tuple(reversed(t.nb))

@@ -1,13 +1,13 @@
 """llama.cpp's shared libraries through ctypes, without its headers.
 
 They come from a folder named by APRFMT_LLAMA_CPP that holds libllama, libggml, libggml-base and
-libggml-cpu (one, or one for each kind of processor), or from the package llama-cpp-python, whose
-lib folder is used and not its API.
+libggml-cpu (one, or one for each kind of processor), or from the lib folder of the package
+llama-cpp-python, whose API is not used.
 
 Parameter structs change from version to version. They are passed as blocks larger than any of
-them (on x86-64 and arm64 such a struct goes by address or on the stack, where the callee reads its
-own part). Fields set here are found by the documented defaults around them; a library whose
-defaults stand otherwise is refused, and so is one whose tensors are laid out otherwise.
+them (on x86-64 and arm64 such a struct is passed by address or on the stack, and the callee reads
+only its part). The fields set here are located by the documented defaults around them; a library
+with other defaults, or with another layout of tensors, is refused.
 """
 
 import ctypes
@@ -27,11 +27,11 @@ from aprfmt.errors import ArchError, BackendUnavailableError
 Numbers = NDArray[Any]
 FOLDER = "APRFMT_LLAMA_CPP"
 PACKAGE = "llama-cpp-python"
-WORDS = 256  # of a block of parameters, 32 bits each
-AUTO, OFF = 0xFFFFFFFF, 0  # of flash attention
+WORDS = 256  # size of a block of parameters, in words of 32 bits
+AUTO, OFF = 0xFFFFFFFF, 0  # values of flash attention
 F32, F16 = 0, 1
-_ERROR = 4  # of ggml's log levels
-# Defaults of llama_context_params, as words: n_ctx, n_batch, n_ubatch, n_seq_max come first.
+_ERROR = 4  # ggml's log level
+# Defaults of llama_context_params as words; the first are n_ctx, n_batch, n_ubatch, n_seq_max.
 _FIRST = (512, 2048, 512, 1)
 _UNSPECIFIED = AUTO  # -1: of rope scaling, pooling, attention
 _MINUS_ONE = 0xBF800000  # -1.0: "from the model", or off
@@ -57,7 +57,7 @@ class Batch(ctypes.Structure):
 
 
 class Tensor(ctypes.Structure):
-    """The head of ggml_tensor; what follows the name is not read."""
+    """The first fields of ggml_tensor; those after the name are not read."""
 
 
 Tensor._fields_ = [
@@ -70,7 +70,7 @@ Tensor._fields_ = [
 Callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.POINTER(Tensor), ctypes.c_bool, ctypes.c_void_p)
 _Log = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _Pointer, _Node = ctypes.c_void_p, ctypes.POINTER(Tensor)
-# Result and arguments of what is called: (library, name, result, arguments).
+# The functions that are called: (library, name, result, arguments).
 _CALLS: tuple[tuple[str, str, Any, list[Any]], ...] = (
     ("base", "ggml_op_desc", ctypes.c_char_p, [_Node]),
     ("base", "ggml_nbytes", ctypes.c_size_t, [_Node]),
@@ -99,7 +99,7 @@ _CALLS: tuple[tuple[str, str, Any, list[Any]], ...] = (
 
 
 def library_folder() -> Path:
-    """Return the folder of the shared libraries; BackendUnavailableError where there is none."""
+    """Return the folder of the shared libraries; BackendUnavailableError if there is none."""
     named = os.environ.get(FOLDER)
     if named:
         return Path(named)
@@ -115,7 +115,7 @@ def library_folder() -> Path:
 
 @dataclass(frozen=True)
 class Fields:
-    """Places in llama_context_params, in words. `flash` is None in a version without the field."""
+    """Offsets in llama_context_params, in words. `flash` is None in a version without the field."""
 
     flash: int | None
     callback: int  # two pointers: the callback and its data
@@ -123,11 +123,11 @@ class Fields:
 
 
 def context_fields(words: Sequence[int]) -> Fields | None:
-    """Return where the fields stand in the defaults of llama_context_params; None: not known.
+    """Return the offsets of the fields, from the defaults of llama_context_params, or None.
 
-    Documented order: three or four enums (rope's scaling to flash attention, the fourth), two
+    Documented order: three or four enums (rope scaling, ...; the fourth is flash attention), two
     frequencies, four numbers of YaRN and its context, the defragmentation threshold, the
-    evaluation callback, the cache's types, the abort callback. Exactly one place may fit.
+    evaluation callback, the cache's types, the abort callback. None unless exactly one offset fits.
     """
     if tuple(words[: len(_FIRST)]) != _FIRST:
         return None
@@ -140,7 +140,7 @@ def context_fields(words: Sequence[int]) -> Fields | None:
 
 
 def _fields_behind(words: Sequence[int], at: int) -> Fields | None:
-    """Return the fields where the enums end and the frequencies begin at word `at`."""
+    """Return the fields if the frequencies begin at word `at`, right after the enums; else None."""
     yarn = words[at + 2 : at + 8]
     allowed = ((_MINUS_ONE,), (_MINUS_ONE, _ONE), (_MINUS_ONE, _THIRTY_TWO), (_MINUS_ONE, _ONE),
                (0,), (0, _MINUS_ONE))  # fmt: skip
@@ -152,7 +152,7 @@ def _fields_behind(words: Sequence[int], at: int) -> Fields | None:
         return None
     flash = at - 1 if words[at - 4] == _UNSPECIFIED else None
     callback = at + 7 + (words[at + 7] == _MINUS_ONE)
-    callback += callback % 2  # pointers stand at multiples of 8 bytes
+    callback += callback % 2  # pointers are 8-byte aligned
     cache = callback + 4
     if any(words[callback:cache]) or tuple(words[cache : cache + 2]) != (F16, F16):
         return None
@@ -171,7 +171,7 @@ class Library:
         self.base = self._load("ggml-base")
         self.base.ggml_log_set(self._log, None)
         ggml = self._load("ggml")
-        if not any(folder.glob("*ggml-cpu.*")):  # several CPU libraries: let ggml choose
+        if not any(folder.glob("*ggml-cpu.*")):  # several CPU libraries: ggml chooses
             ggml.ggml_backend_load_all_from_path(str(folder).encode())
         self.llama = self._load("llama")
         self.llama.llama_log_set(self._log, None)
@@ -183,9 +183,9 @@ class Library:
 
     @classmethod
     def open(cls, folder: Path | None = None) -> "Library":
-        """Return the library of a folder, or of this machine's.
+        """Return the library of a folder, or the one installed on this machine.
 
-        Raises BackendUnavailableError where there is none, or none that is known and loads.
+        Raises BackendUnavailableError if there is none, or if it does not load or is not known.
         """
         folder = library_folder() if folder is None else folder
         if folder not in cls._loaded:
@@ -231,7 +231,7 @@ class Library:
         return said or "it does not say why"
 
     def version(self) -> str:
-        """Return what tells this build: its file and version, and what its code is compiled for."""
+        """Return a text that identifies this build: file, version, and processor features."""
         name = Path(self.llama._name).resolve().name
         build = []
         for call in ("ggml_version", "ggml_commit"):  # newer builds only
@@ -245,7 +245,7 @@ class Library:
 
     @contextmanager
     def model(self, path: Path) -> Iterator[int]:
-        """Load a GGUF; yields the address of the model. Raises ArchError where it is refused."""
+        """Load a GGUF; yields the model's address. Raises ArchError if llama.cpp refuses it."""
         params = self.llama.llama_model_default_params()
         loaded = self.llama.llama_model_load_from_file(str(path).encode(), params)
         if not loaded:
@@ -256,7 +256,7 @@ class Library:
             self.llama.llama_model_free(loaded)
 
     def vocab_size(self, model: int) -> int:
-        """Return how many tokens a loaded model's vocabulary has."""
+        """Return the size of a loaded model's vocabulary."""
         return int(self.llama.llama_vocab_n_tokens(self.llama.llama_model_get_vocab(model)))
 
     @contextmanager
@@ -265,9 +265,9 @@ class Library:
     ) -> Iterator[int]:
         """Make a context for one pass of `tokens`; yields its address.
 
-        `exact`: one batch, keys and values in float32, attention that shows its scores; else the
-        library's own choice. Raises ArchError where the library makes none,
-        BackendUnavailableError where it did not take the sizes that were set.
+        `exact`: one batch, keys and values in float32, attention with visible scores; otherwise the
+        library's defaults. Raises ArchError if the library makes no context, and
+        BackendUnavailableError if the context has other sizes than requested.
         """
         params = self.llama.llama_context_default_params()
         words = params.words
@@ -296,7 +296,7 @@ class Library:
             self.llama.llama_free(made)
 
     def decode(self, context: int, ids: Sequence[int]) -> int:
-        """Run a sequence from its start, wanting every row's logits; return the library's code."""
+        """Run a sequence from its start, with logits of every row; return the library's code."""
         batch = self.llama.llama_batch_init(len(ids), 0, 1)
         try:
             batch.n_tokens = len(ids)
@@ -308,7 +308,7 @@ class Library:
             self.llama.llama_batch_free(batch)
 
     def clear(self, context: int) -> None:
-        """Forget all tokens of a context."""
+        """Remove all tokens from a context."""
         self.llama.llama_memory_clear(self.llama.llama_get_memory(context), True)
 
     def logits(self, context: int, row: int, vocab: int) -> Numbers:
@@ -317,7 +317,7 @@ class Library:
         return np.ctypeslib.as_array(found, (vocab,)).copy()
 
     def check_tensor(self, pointer: Any) -> None:
-        """Refuse a library whose ggml_tensor has its name elsewhere: BackendUnavailableError."""
+        """Raise BackendUnavailableError if ggml_tensor has its name field at another offset."""
         here = ctypes.addressof(pointer.contents) + Tensor.name.offset
         if self.base.ggml_get_name(pointer) != here:
             raise BackendUnavailableError(

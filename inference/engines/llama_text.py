@@ -1,7 +1,7 @@
-"""The text that llama-eval-callback prints: three values from each end of every axis.
+"""Reads the text that llama-eval-callback prints: three values from each end of every axis.
 
-What was not printed is absent: a mask travels with the values, and comparisons look at what is
-there, to the four decimals that are printed. Names are cut to what the program prints.
+A mask says which values were printed; comparisons use only these, to the four printed decimals.
+Names are cut to the length that the program prints.
 """
 
 import math
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
 
 Numbers = NDArray[Any]
-RESOLUTION = 5e-5  # half of the fourth decimal
+RESOLUTION = 5e-5  # half a unit of the fourth decimal
 EDGE = 3  # values printed from each end of an axis
 MAX_LINE = 1 << 16
-# Of a line that says anything: three names of 64 characters and twelve sizes.
+# Longest useful line: three names of 64 characters and twelve sizes.
 MAX_SAYING = 1 << 10
-# Of one node, printed or not: 64 tokens of the largest vocabulary; 64 MiB.
+# Values of one node, printed or not: 64 tokens of the largest vocabulary; 64 MiB.
 MAX_VALUES = 1 << 24
-MAX_TOTAL = 1 << 31  # values of all nodes together, which go to a file for the time being
+MAX_TOTAL = 1 << 31  # values of all nodes together; they are stored in a temporary file
 _HEAD = re.compile(
     r"(\w*):\s+(\S(?:.*\S)?)\s+= \((\w+)\)\s+(\w+)\((.*)\}\) = "
     r"\{(\d{1,18}), (\d{1,18}), (\d{1,18}), (\d{1,18})\}"
@@ -42,11 +42,11 @@ _HEAD = re.compile(
 _SOURCE = re.compile(r"([^{},][^{}]*)\{[\d, ]*\}?")
 _COUNT = re.compile(r".*number of input tokens = (\d{1,9})")
 _SUM = re.compile(r"\s+sum = (\S+)")
-_LOGGED = re.compile(r"^\d+\.\d+\.\d+\.\d+ [IWE] ")  # the time that newer builds print before
+_LOGGED = re.compile(r"^\d+\.\d+\.\d+\.\d+ [IWE] ")  # time stamp printed by newer builds
 
 
 def is_eval_text(path: Path) -> bool:
-    """Say whether a file begins like this program's output; reads 1 MiB at most."""
+    """Say whether a file begins like this program's output; reads at most 1 MiB."""
     if path.is_dir() or path.suffix in (".gguf", ".safetensors", ".apr", ".npz"):
         return False
     with open(path, "rb") as file:
@@ -57,7 +57,7 @@ def is_eval_text(path: Path) -> bool:
 
 
 def _head(line: str) -> "re.Match[str] | None":
-    """Return the parts of a line that announces a node, None for another line."""
+    """Return the parts of a line that begins a node; None for any other line."""
     if len(line) > MAX_SAYING:
         return None
     match = _HEAD.match(line)
@@ -79,11 +79,11 @@ def load_eval_text(
     wanted: Collection[str] | None = None,
     file: IO[str] | None = None,
 ) -> Iterator[Trace]:
-    """Open the text as a trace of what it shows; `file` holds it where it is already open.
+    """Open the text as a trace of the printed values; `file` is the open file, if it is open.
 
-    `model` is the GGUF that ran: without it weights are told by llama.cpp's names, joined ones
-    stay unread, and llama's adjacent pairs are not undone. Raises FormatError for text that is
-    cut, or that holds several passes.
+    `model` is the GGUF that ran. Without it weights are recognised by llama.cpp's names, joined
+    ones are not read, and llama's adjacent pairs are not converted. Raises FormatError for a text
+    that is cut or holds several passes.
     """
     with ExitStack() as stack:
         text = file
@@ -145,12 +145,12 @@ def _read(lines: "_Lines", collector: Collector, model: "Model | None") -> int:
 
 
 class _Lines:
-    """The text as nodes; counts lines for messages."""
+    """Reads nodes from the text; counts lines for messages."""
 
     def __init__(self, file: IO[str], path: Path) -> None:
         self._file, self.path = file, path
         self.number = 0
-        self.values = 0  # of all nodes so far, printed or not
+        self.values = 0  # number of values of all nodes so far, printed or not
         self.ids: list[int] | None = None
 
     def _next(self) -> str | None:
@@ -191,7 +191,7 @@ class _Lines:
         return line
 
     def _values(self, node: Node) -> tuple[str | None, Numbers | None, Mask | None]:
-        """Return the line after a node, its values, and which of them were printed."""
+        """Return the line after a node, its values, and the mask of printed ones."""
         rows: list[list[float]] = []
         line = self._next()
         sums = 0
@@ -235,10 +235,10 @@ class _Lines:
 
 
 def _spread(node: Node, shown: list[list[int]], rows: list[list[float]]) -> tuple[Numbers, Mask]:
-    """Return a node's values, and which of them were printed: the rows of `shown` places."""
+    """Return a node's values and the mask of printed ones; `shown` has the printed indices."""
     values = np.zeros(node.shape, np.float32)
     seen = np.zeros(node.shape, np.bool_)
-    with np.errstate(over="ignore"):  # a number beyond float32 is infinite
+    with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite
         for (a, b, c), row in zip(product(*shown[:3]), rows, strict=True):
             values[a, b, c, shown[3]] = row
             seen[a, b, c, shown[3]] = True
@@ -246,12 +246,12 @@ def _spread(node: Node, shown: list[list[int]], rows: list[list[float]]) -> tupl
 
 
 def _counted(line: str) -> "re.Match[str] | None":
-    """Return the parts of a line that says how many tokens there are."""
+    """Return the parts of a line that gives the number of tokens."""
     return _COUNT.match(line) if len(line) <= MAX_SAYING else None
 
 
 def _shown(size: int) -> list[int]:
-    """Return the places of an axis that are printed."""
+    """Return the printed indices of an axis."""
     if size <= 2 * EDGE:
         return list(range(size))
     return [*range(EDGE), *range(size - EDGE, size)]

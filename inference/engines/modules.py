@@ -1,8 +1,8 @@
-"""Module paths of transformers read by the table of points: which module's result is which point.
+"""Finds the capture points among transformers' modules: which module's result is which point.
 
 A key is a module's path (`model.layers.0.self_attn.q_proj`), `<layer>#in`, `<layer>#out`,
-`<layer>#q_rope` with a layer's path or its number, or `logits`. What belongs to no point is
-listed with the reason.
+`<layer>#q_rope` with a layer's path or its number, or `logits`. Keys without a point are listed
+with the reason.
 """
 
 import re
@@ -18,11 +18,11 @@ from aprfmt.inference.engines.collect import HEADED, Collector, by_heads, halves
 from aprfmt.inference.points import Name, Point
 
 Numbers = NDArray[Any]
-# What comes before a layer's number, and before a whole-model module.
+# Path prefixes before a layer's number, and before a whole-model module.
 _LAYER = re.compile(r"(?:\w+\.)*?(?:layers|h)\.(\d{1,9})(?:\.([\w.]+))?(#\w+)?")
 _NUMBER = re.compile(r"\d{1,9}#\w+")
 _ABOVE = re.compile(r"(?:(?:model|language_model|transformer|base_model)\.)*([\w.]+(?:#\w+)?)")
-# Architectures whose modelling code leaves rotated vectors in adjacent pairs.
+# Architectures whose code in transformers leaves rotated vectors in adjacent pairs.
 ADJACENT = ("cohere", "deepseek_v2")
 # Rope is applied to [batch, heads, tokens, head_dim]; projections are [batch, tokens, width].
 HEADS_FIRST = ("#q_rope", "#k_rope", "#v", "#k_cache", "#v_cache")
@@ -42,7 +42,7 @@ class Reading:
 
 
 def parse_module(key: str) -> tuple[int, str] | None:
-    """Return (layer, path below it) of a module's key; None for what is neither."""
+    """Return (layer, path below it) of a module's key; None if it is not such a key."""
     match = _LAYER.fullmatch(f"layers.{key}" if _NUMBER.fullmatch(key) else key)
     if match:
         return int(match[1]), f"{match[2] or ''}{match[3] or ''}"
@@ -51,7 +51,7 @@ def parse_module(key: str) -> tuple[int, str] | None:
 
 
 class Modules:
-    """The reading of a set of keys; `placement` None is settled by which norms a layer has."""
+    """Maps a set of keys to points; `placement` None is derived from the norms of a layer."""
 
     def __init__(self, keys: Iterable[str], placement: str | None = None) -> None:
         self._below: dict[int, set[str]] = {}
@@ -64,7 +64,7 @@ class Modules:
         self._placement = placement
 
     def read(self, key: str) -> list[Reading]:
-        """Return every point a key holds; none for a key that is no point of ours."""
+        """Return all points in a key's value; [] for a key that is not a point."""
         if key not in self._parsed:
             return []
         layer, below = self._parsed[key]
@@ -80,7 +80,7 @@ class Modules:
 
     def _fits(self, name: Name, layer: int) -> bool:
         siblings = self._below[layer]
-        if name.text == "mlp":  # a mixture's router stands beside it
+        if name.text == "mlp":  # a mixture has a router with the same path
             return True
         if not name.placement:
             return True
@@ -92,7 +92,7 @@ class Modules:
 
 
 def placement_of(siblings: Collection[str]) -> str:
-    """Return the block placement that a layer's norms betray."""
+    """Return the block placement, derived from the names of a layer's norms."""
     names = {name.partition("#")[0] for name in siblings}
     if "pre_feedforward_layernorm" in names:
         return "sandwich"
@@ -102,7 +102,7 @@ def placement_of(siblings: Collection[str]) -> str:
 
 
 class ModuleReader:
-    """Puts module outputs into a Collector: splits, layouts, alternatives."""
+    """Puts module outputs into a Collector: splits them and converts layouts."""
 
     def __init__(
         self,
@@ -122,10 +122,10 @@ class ModuleReader:
         self._like: dict[str, Numbers] = {}
 
     def add(self, key: str, values: Numbers) -> None:
-        """Take one key's values; what cannot be read is noted in the collector's `unknown`."""
+        """Record one key's values; or note in the collector's `unknown` why that fails."""
         readings = self.modules.read(key)
         if not readings:
-            self._collector.unknown[key] = "no point of ours"
+            self._collector.unknown[key] = "not a capture point"
             return
         try:
             values = unbatched(values, key)
@@ -161,7 +161,7 @@ class ModuleReader:
         return True
 
     def _share(self, point: str, part: str, values: Numbers) -> Numbers | None:
-        """Return a point's share of a joined result, None where its size is not known."""
+        """Return a point's part of a joined result; None if its size is not known."""
         width = values.shape[-1]
         if part == "halves":
             half = width // 2

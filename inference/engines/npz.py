@@ -1,7 +1,7 @@
 """`.npz` files of module outputs: keys are transformers module paths, arrays are read one by one.
 
-The file is somebody else's: sizes are checked before anything is allocated, pickles are refused,
-and a member is decompressed in windows up to the size its own array header gives.
+The file is untrusted: sizes are checked before anything is allocated, pickles are refused, and a
+member is decompressed in windows up to the size in its own array header.
 """
 
 import ast
@@ -37,20 +37,20 @@ MAX_MEMBERS = 1 << 16
 MAX_HEADER = 64 << 10
 MAX_MEMBER = 8 << 30  # bytes of one array
 MAX_TOTAL = 64 << 30  # bytes of all arrays
-# Activations do not shrink a hundredfold; zeros, and bombs, do.
+# Activations do not compress a hundredfold; zeros, and decompression bombs, do.
 MAX_RATIO, SMALL = 100, 64 << 20
 _WINDOW = 1 << 20
 
 
 def _short(found: object) -> str:
-    """Return what a file says, or what is said about it, in a line's length."""
+    """Return a text from the file, shortened and escaped for a message."""
     return shorten(str(found), 200)
 
 
 class NpzFile:
     """An open .npz: `arrays` maps keys to (shape, dtype); `read` gives one array.
 
-    `file` are its bytes where they lie in memory already.
+    `file` are its bytes, if they are in memory already.
     """
 
     def __init__(self, path: Path, stack: ExitStack, file: BinaryIO | None = None) -> None:
@@ -61,7 +61,7 @@ class NpzFile:
             self._zip = stack.enter_context(zipfile.ZipFile(file))
             members = self._zip.infolist()
         except (zipfile.BadZipFile, OSError, ValueError, struct.error, EOFError) as error:
-            raise FormatError(f"{path}: is no .npz file: {_short(error)}") from error
+            raise FormatError(f"{path}: is not an .npz file: {_short(error)}") from error
         except NotImplementedError as error:
             raise UnsupportedError(f"{path}: {_short(error)}") from error
         if len(members) > MAX_MEMBERS:
@@ -83,7 +83,7 @@ class NpzFile:
         name = member.filename
         if not name.endswith(".npy"):
             raise FormatError(
-                f"{self.path}: member {_short(name)!r} is no array; expected NAME.npy"
+                f"{self.path}: member {_short(name)!r} is not an array; expected NAME.npy"
             )
         key = name.removesuffix(".npy")
         if key in self._members:
@@ -115,7 +115,7 @@ class NpzFile:
             if isinstance(error, FormatError):
                 raise
             raise FormatError(f"{where}: {_short(error)}") from error
-        except Exception as error:  # zlib.error and lzma.LZMAError, whichever module is there
+        except Exception as error:  # zlib.error or lzma.LZMAError, if the module exists
             if type(error).__module__ not in ("zlib", "lzma", "_lzma", "bz2"):
                 raise
             raise FormatError(f"{where}: {_short(error)}") from error
@@ -126,7 +126,7 @@ class NpzFile:
         return read_header(file, f"{self.path}: {_short(key)!r}", member.file_size)
 
     def read(self, key: str) -> Numbers:
-        """Return one array; FormatError where the stream is not what the header says."""
+        """Return one array; FormatError if the stream does not fit its header."""
         shape, dtype = self.arrays[key]
         size = math.prod(shape) * dtype.itemsize
         member = self._members[key]
@@ -140,7 +140,7 @@ class NpzFile:
                         f"{self.path}: {_short(key)!r} ends after {len(data)} of {size} bytes"
                     )
                 data += window
-            file.read(1)  # the checksum is held against the bytes at the end
+            file.read(1)  # reading past the end checks the CRC
         if dtype.kind == "U" and size:
             codes = np.frombuffer(data, np.dtype("u4").newbyteorder(dtype.byteorder))
             if codes.max() > sys.maxunicode:
@@ -155,8 +155,8 @@ def read_header(
 ) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], bool]:
     """Return ((shape, dtype), whether the order is Fortran's) of an .npy array of `size` bytes.
 
-    `file` then stands behind the header. Nothing that the header says is evaluated or believed: its
-    sizes must be those of the bytes that follow. Raises FormatError.
+    Afterwards `file` is positioned after the header. The header is not evaluated as Python, and
+    its sizes must fit the bytes that follow. Raises FormatError.
     """
     magic = file.read(8)
     if len(magic) < 8 or magic[:6] != b"\x93NUMPY" or magic[6] not in (1, 2, 3):
@@ -209,8 +209,8 @@ def load_npz(
 ) -> Iterator[Trace]:
     """Open an .npz of module outputs as a trace; `file` are its bytes if they lie in memory.
 
-    `ids` are what the run was of where the file has no `input_ids`. Raises FormatError for a
-    damaged or hostile file, UnsupportedError for arrays that are no numbers.
+    `ids` are the run's token ids if the file has no `input_ids`. Raises FormatError for a damaged
+    or hostile file, UnsupportedError for arrays that do not hold numbers.
     """
     with ExitStack() as stack:
         opened = NpzFile(path, stack, file)
@@ -256,11 +256,11 @@ def _ids(file: NpzFile) -> list[int] | None:
 
 
 def _order(file: NpzFile, keys: list[str]) -> tuple[list[str], list[str]]:
-    """Return the keys in execution order, and what `__order__` names but the file lacks."""
+    """Return the keys in execution order, and the keys in `__order__` that the file lacks."""
     if ORDER not in file.arrays:
         return keys, []
     if file.arrays[ORDER][1].kind != "U":
-        raise FormatError(f"{file.path}: {ORDER} is no list of names")
+        raise FormatError(f"{file.path}: {ORDER} is not a list of names")
     named = [str(name) for name in file.read(ORDER).reshape(-1)]
     known = set(keys)
     first = [name for name in dict.fromkeys(named) if name in known]
@@ -270,13 +270,13 @@ def _order(file: NpzFile, keys: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _dtype(file: NpzFile, keys: list[str]) -> str:
-    """Return the arithmetic's dtype: what the arrays are, or the narrower type they fit."""
+    """Return the arithmetic's dtype: the arrays' own, or a narrower one that holds all values."""
     kinds = {file.arrays[key][1].name for key in keys if file.arrays[key][1].kind == "f"}
     if "float16" in kinds and "float32" not in kinds:
         return "float16"
     if kinds == {"float64"}:
         return "float64"
-    # A run in bfloat16 is stored as float32, there being no such type: its low halves are zero.
+    # numpy has no bfloat16, so such a run is stored as float32 with zeros in the low 16 bits.
     sample = [k for k in keys if file.arrays[k][1] == np.float32 and "norm" in k][:4]
     arrays = [file.read(key) for key in sample]
     if arrays and all(
@@ -289,9 +289,9 @@ def _dtype(file: NpzFile, keys: list[str]) -> str:
 def _is_scaled(
     file: NpzFile, keys: list[str], model: "Model | None", ids: list[int] | None
 ) -> bool:
-    """Say whether the embedding module gives scaled rows (gemma), by its own numbers.
+    """Say whether the embedding module's output is scaled (gemma), by comparing values.
 
-    It does where its rows are nearer to the model's rows times the factor than to the rows.
+    It is if its rows are nearer to the model's rows times the factor than to the rows.
     """
     name = next((key for key in keys if key.endswith("embed_tokens")), None)
     if name is None or model is None or float(model.hyper["embedding_scale"]) == 1 or not ids:

@@ -1,11 +1,11 @@
-"""transformers as an engine: hooks record our points wherever a module exposes them.
+"""transformers as an engine: hooks record our points at the modules that compute them.
 
-A Hugging Face folder is opened by transformers itself. Of any other container, and of packed
-weights, only the forward pass is judged: our converter writes a float32 folder of the same
-weights, which transformers then opens; the trace says so (`via`). The attention of a model is
-called through one function, which is wrapped for rotated queries and keys, scores and
-probabilities; scores are recomputed from the engine's own queries and keys. Nothing of a model
-folder is executed, nothing is downloaded.
+transformers opens a Hugging Face folder itself. For any other container, and for packed weights,
+aprfmt writes a float32 folder of the same weights, which transformers opens; the trace says so
+(`via`), since then only the forward pass is compared. A model's attention is called through one
+function, which is wrapped to get rotated queries and keys, scores and probabilities; scores are
+recomputed from the engine's own queries and keys. No code of a model folder is executed, and
+nothing is downloaded.
 """
 
 import contextlib
@@ -57,8 +57,8 @@ def run(
 ) -> Iterator[Trace]:
     """Run a sequence through transformers; yields a trace whose values can be fetched.
 
-    Raises BackendUnavailableError for a device that is not there, ArchError for a model that
-    transformers does not open.
+    Raises BackendUnavailableError for a missing device, ArchError for a model that transformers
+    does not open.
     """
     device = _device(choice.device)
     with ExitStack() as stack:
@@ -127,7 +127,7 @@ def _device(text: str) -> torch.device:
 
 
 def _folder(model: "Model", stack: ExitStack) -> tuple[Path, str]:
-    """Return a folder that transformers opens, and how the weights came there."""
+    """Return a folder for transformers to open, and how its weights were made ("" if original)."""
     folder = model.folder
     packed = model.config is not None and "quantization_config" in model.config
     if folder is not None and folder.config is not None and model.format == "safetensors":
@@ -145,7 +145,7 @@ def _folder(model: "Model", stack: ExitStack) -> tuple[Path, str]:
 
 
 def load(folder: Path, dtype: str, device: torch.device) -> Any:
-    """Return transformers' own model of a folder, in eval mode, with eager attention."""
+    """Return transformers' model of a folder, in eval mode, with eager attention."""
     log: Any = transformers.logging
     verbosity = log.get_verbosity()
     log.set_verbosity_error()
@@ -177,7 +177,7 @@ def _numbers(values: Any) -> Numbers:
 
 @contextlib.contextmanager
 def hooked(network: Any, known: Modules, take: Take) -> Iterator[None]:
-    """Show every module's result, and what the layers and output projections read, to `take`."""
+    """Pass every module's result, and the inputs of layers and output projections, to `take`."""
     paths = {id(module): name for name, module in network.named_modules()}
     handles = []
     for name, module in network.named_modules():
@@ -213,7 +213,7 @@ def _hook(name: str, known: Modules, take: Take) -> Callable[..., None]:
 
 
 def _routed(name: str, result: Any, take: Take) -> None:
-    """Show the chosen experts and their weights, heaviest first."""
+    """Pass the chosen experts and their weights to `take`, largest weight first."""
     layer = name.rpartition(".")[0].rpartition(".")[0]
     weights, experts = result[1], result[2]
     if weights.shape != experts.shape:
@@ -224,7 +224,7 @@ def _routed(name: str, result: Any, take: Take) -> None:
 
 
 def _watched(original: Callable[..., Any], paths: dict[int, str], take: Take) -> Callable[..., Any]:
-    """Wrap eager attention: rotated q and k, scores as the softmax reads them, probabilities."""
+    """Wrap eager attention to record rotated q and k, the softmax's input, and probabilities."""
 
     def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
         result, weights = original(module, query, key, value, mask, **options)
@@ -233,7 +233,7 @@ def _watched(original: Callable[..., Any], paths: dict[int, str], take: Take) ->
         take(f"{layer}#k_rope", key)
         take(f"{layer}#probs", weights)
         scaling = options.get("scaling")
-        if scaling is None:  # gpt2 keeps it to itself
+        if scaling is None:  # gpt2 does not pass it
             return result, weights
         repeated = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         scores = query @ repeated.transpose(2, 3) * scaling

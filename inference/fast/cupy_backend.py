@@ -1,8 +1,8 @@
 """CuPy and our own kernels on a CUDA device: float32, float64, bfloat16 or float16.
 
-Weights stay encoded in GPU memory; one to four rows multiply the encoded bytes, more rows a panel
-that is decoded into a reused buffer. Dense products are cuBLAS's. 16-bit floats are arrays of
-uint16; everything that computes is a kernel of cuda/, rounding where base.py says.
+Weights stay encoded in GPU memory; products with one to four rows use the encoded bytes, with more
+rows a panel decoded into a reused buffer. Dense products use cuBLAS. 16-bit floats are arrays of
+uint16; all arithmetic is done by the kernels in cuda/, which round as base.py says.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,11 +32,11 @@ from aprfmt.inference.weights import FREE_SHARE, Weight
 from aprfmt.tensors.stats import Stats
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
-STEPS = ("gelu_tanh",)  # those that have a kernel NAME_steps
+STEPS = ("gelu_tanh",)  # activations that have a kernel NAME_steps
 
 
 class CupyBackend(Backend):
-    """CuPy; `device` is cuda or cuda:N, `tf32` allows it in float32 products (off otherwise)."""
+    """The CuPy backend; `device` is cuda or cuda:N, `tf32` allows TF32 in float32 products."""
 
     name = "cupy"
 
@@ -98,7 +98,7 @@ class CupyBackend(Backend):
         return out
 
     def to_numpy(self, x: Array) -> Numbers:
-        """Return a numpy array on the host; numpy's own arrays pass."""
+        """Return a numpy array on the host; a numpy array is returned as it is."""
         if not memory.is_device(x):
             return x  # type: ignore[no-any-return]
         values: Numbers = memory.get(x)
@@ -128,7 +128,7 @@ class CupyBackend(Backend):
         return pending.read()[0]
 
     def slots(self) -> Pending:
-        """Return where statistics wait for one transfer."""
+        """Return Slots, which read all statistics in one transfer."""
         return Pending(self._room(), self._given)
 
     def _given(self, x: Array) -> tuple[Array, Flat]:
@@ -145,11 +145,11 @@ class CupyBackend(Backend):
     # products
 
     def embed(self, table: Weight, ids: Numbers) -> Array:
-        """Look the rows up where they are encoded; only these are decoded."""
+        """Decode only these rows, on the GPU."""
         return self._placer.gather(table, ids)
 
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
-        """Multiply by the encoded weight, or by one decoded panel at a time."""
+        """Multiply by the encoded weight, or panel by panel decoded."""
         x = _whole(x)
         placed = self._placer.place(w)
         encoded = isinstance(placed, Encoded) and placed.encoding in MATVEC
@@ -243,7 +243,7 @@ class CupyBackend(Backend):
         return self._each("softcap", x, float(cap))
 
     def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
-        """Apply an activation, with every step rounded where there is such a kernel."""
+        """Apply an activation; `steps` rounds every step if there is a kernel for that."""
         if kind not in ACTIVATIONS:
             raise ArchError(f"activation {kind!r}; expected one of {', '.join(ACTIVATIONS)}")
         return self._each(f"{kind}_steps" if steps and kind in STEPS else kind, x)
@@ -290,7 +290,7 @@ class CupyBackend(Backend):
     def rope_table(
         self, positions: Numbers, inv_freq: Numbers, *, factor: float, cast: RopeCast
     ) -> tuple[Array, Array]:
-        """Return cos and sin of float32 angles (float64 where that is the dtype)."""
+        """Return cos and sin of float32 angles (float64 if that is the dtype)."""
         at = memory.put(np.ascontiguousarray(positions, np.int64))
         frequencies = memory.put(np.ascontiguousarray(inv_freq, np.float32))
         shape, wide = (len(positions), len(inv_freq)), cast == "result"
@@ -318,7 +318,7 @@ class CupyBackend(Backend):
     # attention
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-        """Take a query at a time, or let cuBLAS take many."""
+        """Use the kernels query by query, or cuBLAS for many queries."""
         return self._attention.attention(_whole(q), _whole(k), _whole(v), heads)
 
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:
@@ -326,7 +326,7 @@ class CupyBackend(Backend):
         return self._attention.scores(_whole(q), _whole(k), heads)
 
     def probs(self, scores: Array, heads: Heads) -> Array:
-        """Softmax over what the mask leaves and the sink."""
+        """Softmax over the visible keys and the sink."""
         return self._attention.probs(_whole(scores), heads)
 
     def mix(self, probs: Array, v: Array) -> Array:
@@ -344,7 +344,7 @@ class CupyBackend(Backend):
         return memory.arrays().concatenate(list(parts))
 
     def repeat_heads(self, x: Array, n_heads: int) -> Array:
-        """Repeat the one head."""
+        """Repeat the single head."""
         return memory.arrays().repeat(x, n_heads, axis=1)
 
     def take(self, x: Array, rows: Numbers) -> Array:
@@ -373,5 +373,5 @@ class CupyBackend(Backend):
 
 
 def _whole(x: Array) -> Array:
-    """Return x contiguous, itself where it is so."""
+    """Return x as a contiguous array, without a copy if it is one."""
     return x if x.flags.c_contiguous else memory.arrays().ascontiguousarray(x)

@@ -1,9 +1,9 @@
 """CUDA graphs of whole passes: recorded from the one forward pass, replayed with other tokens.
 
-A prefill is recorded for its number of tokens, a step once for a cache's buffers: its token, its
-position and the number of cached positions are read from device memory. The first pass of a kind
-runs as it is (it places weights and compiles kernels), the second is recorded. A pass that needs
-the host in between (expert routing, weights streamed under a budget) is never recorded.
+A prefill is recorded per number of tokens, a decoding step once per cache buffers: token, position
+and number of cached positions are read from device memory. The first pass of a kind runs normally
+(it places weights and compiles kernels), the second is recorded. A pass that needs the host in
+between (expert routing, weights streamed under a budget) is never recorded.
 """
 
 from collections import OrderedDict
@@ -18,16 +18,17 @@ from aprfmt.inference.backends.base import Array, Numbers
 from aprfmt.inference.fast.torch_weights import NotRecordable
 from aprfmt.inference.kv_cache import KVCache
 
-# Graphs kept at a time: each holds the memory of its activations.
+# Most graphs kept at the same time: each holds the memory of its activations.
 KEPT = 6
 
 
 @dataclass(eq=False)
 class Recording:
-    """What a backend looks up on the device while a pass is recorded.
+    """The device copies of a pass's inputs, used while it is recorded.
 
-    `ids` and `positions` are the very arrays the pass was called with. `cached` is the number of
-    valid positions, a 0-d int64 tensor; None in a pass that begins a sequence.
+    `ids` and `positions` are the host arrays that the pass was called with (compared by identity).
+    `cached` is the number of valid positions, a 0-d int64 tensor; None in a pass that begins a
+    sequence.
     """
 
     ids: Numbers
@@ -37,7 +38,7 @@ class Recording:
     masks: dict[Hashable, torch.Tensor] = field(default_factory=dict)
 
     def find(self, x: Numbers) -> torch.Tensor | None:
-        """Return the device's copy of the pass's ids or positions, None for another array."""
+        """Return the device copy of the pass's ids or positions; None for any other array."""
         n = len(self.ids)
         if x is self.ids:
             return self.on_device[:n]
@@ -50,7 +51,7 @@ class _Graph:
     inputs: torch.Tensor  # ids, positions, cached
     host: torch.Tensor  # the same, pinned
     logits: torch.Tensor
-    best: torch.Tensor  # pinned: to be read when the stream is done
+    best: torch.Tensor  # pinned: valid when the stream has finished
 
     def replay(self, ids: Numbers, cached: int) -> None:
         n = len(ids)
@@ -71,8 +72,8 @@ class TorchGraphs:
         self._seen: set[Hashable] = set()
         self._graphs: OrderedDict[tuple[Hashable, int | None], _Graph] = OrderedDict()
         self._refused: set[Hashable] = set()
-        self.refused = ""  # why the last pass that could not be recorded could not
-        self.best: torch.Tensor | None = None  # on the host once the stream is done
+        self.refused = ""  # the reason of the last pass that could not be recorded
+        self.best: torch.Tensor | None = None  # on the host; valid when the stream has finished
 
     def run(
         self,
@@ -83,7 +84,7 @@ class TorchGraphs:
         *,
         steps: bool,
     ) -> Array:
-        """Return the logits of a pass; `best` is what is known of the last row, if replayed."""
+        """Return the logits of a pass; sets `best` for the last row if the pass was replayed."""
         self.best = None
         cached = 0 if cache is None else cache.length
         kind: Hashable = (len(ids), rows, cache is not None)
@@ -117,7 +118,7 @@ class TorchGraphs:
         self, run: Callable[[Numbers, Numbers], Array], ids: Numbers, cached: int,
         cache: KVCache | None,
     ) -> _Graph | None:  # fmt: skip
-        """Record a pass without running it; None where it cannot be, with the reason kept."""
+        """Record a pass; None if that is not possible: `refused` has the reason."""
         n = len(ids)
         ids, positions = np.array(ids), np.arange(cached, cached + n)
         inputs = torch.zeros(2 * n + 1, dtype=torch.int64, device=self._device)
@@ -134,8 +135,8 @@ class TorchGraphs:
         self._backend.recording = recording
         try:
             with torch.cuda.stream(side):
-                # Once for real: it writes what the replay will write again, and whatever is lazy
-                # (kernels, workspaces, buffers) is there afterwards.
+                # Run it once first: the replay writes the same values again, and everything created
+                # on first use (kernels, workspaces, buffers) then exists.
                 self._backend.best(run(ids, positions)[-1])
                 self._rewind(cache, cached)
                 recording.masks.clear()
@@ -152,7 +153,7 @@ class TorchGraphs:
         finally:
             self._backend.recording = None
             torch.cuda.synchronize(self._device)
-            self._rewind(cache, cached)  # the replay counts what it writes
+            self._rewind(cache, cached)  # the replay advances the cache
         return None if logits is None else _Graph(graph, inputs, host, logits, best)
 
     def _rewind(self, cache: KVCache | None, cached: int) -> None:

@@ -1,9 +1,9 @@
-"""The numpy backend in float32 with C kernels for what a step of decoding does.
+"""The numpy backend in float32 with C kernels for the operations of a decoding step.
 
-Between the products of one token numpy spends most of its time on being called. These kernels
-compute the same functions in an order of their own, in float32 with wider sums, so results differ
-from the reference in the last bits, as its own do between processors. Deterministic and float64
-runs are numpy_backend.py's.
+In a step, numpy spends most of the time outside the products on call overhead. These kernels
+compute the same functions in float32 with wider sums, in another order, so results differ from the
+reference in the last bits (the reference itself differs that much between processors).
+Deterministic and float64 runs use numpy_backend.py.
 """
 
 import math
@@ -18,11 +18,11 @@ from aprfmt.inference.fast.encoded import ENCODED_ROWS, EncodedProducts, applies
 from aprfmt.inference.fast.pages import Pages
 from aprfmt.inference.weights import Weight
 
-LARGE = 1 << 18  # bytes from which zeros are put into huge pages
+LARGE = 1 << 18  # from this many bytes on, zeros are allocated in huge pages
 
 
 def open_numpy(device: str, dtype: str, *, deterministic: bool = False, **settings: Any) -> Backend:
-    """Return the numpy backend, with the C kernels where they are built and may be used.
+    """Return the numpy backend, with the C kernels if they are built and allowed.
 
     Raises BackendUnavailableError for another device or dtype, or for TF32.
     """
@@ -31,7 +31,7 @@ def open_numpy(device: str, dtype: str, *, deterministic: bool = False, **settin
 
 
 class NativeBackend(NumpyBackend):
-    """numpy in float32, its small operations in C."""
+    """The numpy backend in float32, its small operations in C."""
 
     def __init__(self, device: str, dtype: str, **settings: Any) -> None:
         super().__init__(device, dtype, **settings)
@@ -42,12 +42,12 @@ class NativeBackend(NumpyBackend):
         self._pages = Pages()
 
     def facts(self) -> Mapping[str, Any]:
-        """Say which build of the kernels ran, as well."""
+        """Return the numpy backend's facts and the build of the kernels."""
         found = dict(super().facts())
         return found | {"versions": {**found["versions"], "kernels": self._step.level()}}
 
     def zeros(self, shape: Sequence[int]) -> Array:
-        """Return zeros; those of a cache lie in huge pages, which a step reads faster."""
+        """Return zeros; large ones (a cache) in huge pages, which a step reads faster."""
         size = 4 * math.prod(shape)
         if size < LARGE:
             return super().zeros(shape)
@@ -63,7 +63,7 @@ class NativeBackend(NumpyBackend):
         return super().linear(x, w, bias) if y is None else _shifted(y, bias)
 
     def _products(self, x: Array, parts: Sequence[Part]) -> list[Array] | None:
-        """Return x times each encoded weight, plus its bias; None where one has no kernel."""
+        """Return x times each encoded weight, plus its bias; None if one has no kernel."""
         products = self._encoded.products(x, [w for w, _ in parts])
         if products is not None:
             for (_, bias), y in zip(parts, products, strict=True):
@@ -71,7 +71,7 @@ class NativeBackend(NumpyBackend):
         return products
 
     def projections(self, x: Array, parts: Sequence[Part]) -> list[Array]:
-        """Return x [tokens, in] times each weight, plus its bias: one piece of work for threads."""
+        """Return x [tokens, in] times each weight, plus its bias; threads share all of them."""
         products = self._products(x, parts)
         return super().projections(x, parts) if products is None else products
 
@@ -102,7 +102,7 @@ class NativeBackend(NumpyBackend):
         return out
 
     def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
-        """Rotate pairs of elements, to the reference's bits."""
+        """Rotate pairs of elements; gives the reference's bits."""
         cos, sin = table
         if not x.flags.c_contiguous or not x.size:
             return super().rope(x, table, style=style, cast=cast)
@@ -112,7 +112,7 @@ class NativeBackend(NumpyBackend):
         return out
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-        """Compute attention of a few queries at once; many are the products of matrices."""
+        """Compute attention in one kernel for few queries, with matrix products for many."""
         (tokens, n_heads, width), (keys, kv_heads, _) = q.shape, k.shape
         if heads.causal is None or heads.causal[0] + tokens != keys:
             return super().attention(q, k, v, heads)
@@ -137,7 +137,7 @@ class NativeBackend(NumpyBackend):
         return out
 
     def _many(self, q: Array, k: Array, v: Array, heads: Heads, out: Array) -> Array:
-        """Fill `out` a block of queries at a time: scores and mix by BLAS, the softmax in C."""
+        """Fill `out` in blocks of queries: scores and mix by BLAS, the softmax in C."""
         assert heads.causal is not None
         cached, window = heads.causal
         for start in range(0, len(q), self.query_block):
@@ -150,7 +150,7 @@ class NativeBackend(NumpyBackend):
         return out
 
     def probs(self, scores: Array, heads: Heads) -> Array:
-        """Exponentiate what the mask leaves, divide by its sum."""
+        """Exponentiate the scores of visible keys, divide by their sum."""
         _, tokens, keys = scores.shape
         if heads.causal is None or heads.causal[0] + tokens != keys:
             return super().probs(scores, heads)
@@ -159,7 +159,7 @@ class NativeBackend(NumpyBackend):
         return out
 
     def _softmax(self, scores: Array, heads: Heads, scale: float, softcap: float | None) -> None:
-        """Make probabilities of scores [heads, tokens, keys] of the last tokens, in place."""
+        """Turn scores [heads, tokens, keys] of the last tokens into probabilities, in place."""
         assert heads.causal is not None
         _, tokens, keys = scores.shape
         self._step.softmax(

@@ -1,7 +1,7 @@
 """torch on CUDA devices: fused kernels, encoded weights, recorded passes, layers over several GPUs.
 
-Rounding is torch_backend.py's; sums run in another order. Without cupy there are no kernels:
-torch's own operations do the same, weights are decoded on the CPU, and `facts` says so.
+Rounding is that of torch_backend.py; sums run in another order. Without cupy there are no kernels:
+torch's own operations are used, weights are decoded on the CPU, and `facts` says so.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -26,7 +26,7 @@ MEMORY_SHARE = 0.8
 
 
 def kernels_problem() -> str:
-    """Say why cupy's kernels cannot be used here; "" where they can."""
+    """Return why cupy's kernels cannot be used here; "" if they can."""
     try:
         import cupy
     except ImportError as error:
@@ -38,7 +38,7 @@ def kernels_problem() -> str:
 
 
 class CudaBackend(TorchProducts):
-    """torch on one GPU, or on all of them with layers spread in order (`cuda:all`)."""
+    """The torch backend on one GPU, or with layers spread over all GPUs in order (`cuda:all`)."""
 
     def __init__(self, device: str, dtype: str, **options: Any) -> None:
         super().__init__(device, dtype, **options)
@@ -59,7 +59,7 @@ class CudaBackend(TorchProducts):
         self._uploaders: dict[torch.device, Uploader] = {}
 
     def facts(self) -> Mapping[str, Any]:
-        """Versions, TF32, the GPU's name, its driver, the highest memory torch took there."""
+        """Versions, TF32, the GPU's name, its driver, torch's peak memory on it."""
         names = [torch.cuda.get_device_name(device) for device in self._devices]
         peaks = [torch.cuda.max_memory_allocated(device) for device in self._devices]
         versions = dict(super().facts()["versions"]) | {"cuda": torch.version.cuda}
@@ -78,13 +78,13 @@ class CudaBackend(TorchProducts):
         }  # fmt: skip
 
     def at(self, position: int) -> None:
-        """Set the position of the next rows; make sure of product precision and device."""
+        """Set the position of the next rows; also sets matmul precision and the current device."""
         super().at(position)
         if len(self._devices) == 1 and torch.cuda.current_device() != self._device.index:
             torch.cuda.set_device(self._device)
 
     def at_layer(self, layer: int, n_layers: int, x: Array) -> Array:
-        """Go on where the layer is: the first layers on the first GPU."""
+        """Return x on the layer's GPU; the first layers are on the first GPU."""
         if len(self._devices) == 1:
             return x
         self._go(self._devices[layer * len(self._devices) // n_layers])
@@ -95,11 +95,11 @@ class CudaBackend(TorchProducts):
         torch.cuda.set_device(device)
 
     def budget(self) -> int:
-        """Return MEMORY_SHARE of what is free on the devices now."""
+        """Return MEMORY_SHARE of the devices' free memory."""
         return int(sum(torch.cuda.mem_get_info(d)[0] for d in self._devices) * MEMORY_SHARE)
 
     def graphs(self) -> TorchGraphs | None:
-        """Return a recorder where one device computes all, in any order of rows."""
+        """Return a recorder if there is one device and the run is not deterministic."""
         if self.deterministic or len(self._devices) > 1:
             return None
         return TorchGraphs(self, self._device)
@@ -130,16 +130,16 @@ class CudaBackend(TorchProducts):
         return slots.read()[0]
 
     def slots(self) -> TorchSlots | None:
-        """Return where a trace's statistics wait; None without kernels, or on several GPUs."""
+        """Return Slots for a trace's statistics; None without kernels, or on several GPUs."""
         return TorchSlots(self._device) if self._decodes and len(self._devices) == 1 else None
 
     def best(self, row: torch.Tensor) -> torch.Tensor:
-        """Return [highest logit's place, whether it is a NaN] of logits [vocab], on the device."""
-        place = row.argmax().view(1)  # a NaN counts as highest
+        """Return [argmax, whether that logit is a NaN] of logits [vocab], on the device."""
+        place = row.argmax().view(1)  # argmax treats a NaN as the highest
         return torch.cat((place, row[place].isnan().to(torch.int64)))
 
     def host_row(self, x: Array, best: Any | None) -> Any:
-        """Return logits whose best is found on the device, and which are read only if needed."""
+        """Return logits whose argmax is computed on the device; they are copied only if needed."""
         return DeviceRow(self, x, self.best(x) if best is None else best)
 
     def _index(self, x: Numbers) -> Array:
@@ -151,7 +151,7 @@ class CudaBackend(TorchProducts):
         return super()._index(x)
 
     def _constant(self, x: Numbers) -> torch.Tensor:
-        """Return a small array on the device, in the wide dtype; equal ones are placed once."""
+        """Return a small array on the device, in the wide dtype; equal arrays are placed once."""
         key = (self._device, x.tobytes())
         if key not in self._constants:
             self._needs_host("a constant is new")
@@ -211,7 +211,7 @@ class CudaBackend(TorchProducts):
     def append(
         self, buffers: tuple[Array, Array], k: Array, v: Array, start: int
     ) -> tuple[Array, Array]:
-        """Write behind the valid positions; in a recorded step, where the device says they end."""
+        """Write after the valid positions; a recorded step reads their number on the device."""
         cached = None if self.recording is None else self.recording.cached
         if cached is None:
             return super().append(buffers, k, v, start)
@@ -225,7 +225,7 @@ class CudaBackend(TorchProducts):
         return keys, values
 
     def _mask(self, heads: Heads) -> Array:
-        """Return the mask, made on the device where it is causal; each kind once a pass."""
+        """Return the mask; a causal one is made on the device, once per pass and kind."""
         if heads.causal is None:
             self._needs_host("a mask is brought to the device")
             return super()._mask(heads)
@@ -244,7 +244,7 @@ class CudaBackend(TorchProducts):
         return masks[key]
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-        """Use a kernel for one query, torch's for many, else a block of queries at a time."""
+        """Use our kernel for one query, torch's attention for many, or blocks of queries."""
         if self.deterministic:
             return super().attention(q, k, v, heads)
         if len(q) == 1 and self._fused and heads.causal is not None:
@@ -258,7 +258,7 @@ class CudaBackend(TorchProducts):
             cached, window = heads.causal
             plain = cached == 0 and (window is None or window >= tokens)
         flash = plain and self._type in HALVES and v.shape[-1] == d
-        if kv_heads != n_heads and not flash:  # only flash attention takes groups
+        if kv_heads != n_heads and not flash:  # only flash attention supports grouped heads
             k, v = (
                 x[:, :, None].expand(-1, -1, n_heads // kv_heads, -1).reshape(keys, n_heads, -1)
                 for x in (k, v)
@@ -272,7 +272,7 @@ class CudaBackend(TorchProducts):
         return mixed[0].swapaxes(0, 1)
 
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:
-        """Multiply each head's queries with its group's keys; float32 is scaled on the way."""
+        """Multiply each head's queries with its group's keys; in float32 scaling is included."""
         if self.deterministic or self._type in HALVES:
             return super().scores(q, k, heads)
         (tokens, n_heads, d), (keys, kv_heads, _) = q.shape, k.shape
@@ -283,7 +283,7 @@ class CudaBackend(TorchProducts):
         return scaled if heads.softcap is None else self.softcap(scaled, heads.softcap)
 
     def probs(self, scores: Array, heads: Heads) -> Array:
-        """Mask, exponentiate and divide in one kernel where the mask is causal."""
+        """Mask, exponentiate and divide; in one kernel if the mask is causal."""
         plain = heads.cast == "float32" or self.dtype == "float32"
         if not (self._fused and plain and heads.causal is not None and scores.is_contiguous()):
             return super().probs(scores, heads)
@@ -318,7 +318,7 @@ class CudaBackend(TorchProducts):
 
 
 class DeviceRow:
-    """Logits [vocab] on a device, read only by who wants more than the best."""
+    """Logits [vocab] on a device, copied to the host only if more than the argmax is needed."""
 
     def __init__(self, backend: CudaBackend, row: torch.Tensor, best: torch.Tensor) -> None:
         self._backend = backend
@@ -326,8 +326,8 @@ class DeviceRow:
         self._best = best
 
     def greedy(self) -> int | None:
-        """Return the first place of the highest logit; None where one is NaN."""
-        if not self._best.is_cuda:  # a replay copies it here
+        """Return the first index of the highest logit; None if a logit is NaN."""
+        if not self._best.is_cuda:  # a replay copies it to the host
             torch.cuda.current_stream().synchronize()
         place, nan = self._best.tolist()
         return None if nan else int(place)

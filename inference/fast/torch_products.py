@@ -1,4 +1,4 @@
-"""Products of the CUDA backend: with numbers on the device, with encoded weights, and fused."""
+"""Products of the CUDA backend: with decoded weights, with encoded weights, and fused ones."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,11 +26,11 @@ from aprfmt.inference.weights import Weight
 
 
 class TorchProducts(TorchBackend):
-    """What CudaBackend multiplies with; `recording` is a pass being recorded."""
+    """The product operations of CudaBackend; `recording` is the pass being recorded, or None."""
 
     recording: Any | None
-    _decodes: bool  # cupy's kernels are there
-    _fused: bool  # and have this dtype, and rows need not stand in blocks
+    _decodes: bool  # cupy's kernels are available
+    _fused: bool  # they support this dtype, and the run is not deterministic
     _uploaders: dict[torch.device, Uploader]
     _devices: tuple[torch.device, ...]
     _scratch: dict[torch.device, list[torch.Tensor]]
@@ -45,7 +45,7 @@ class TorchProducts(TorchBackend):
     # weights
 
     def place(self, w: Weight) -> Array | None:
-        """Return a weight of plain floats, brought over in its own type; None for any other."""
+        """Return a weight of plain floats, uploaded in its own type; None for other encodings."""
         self._needs_host("a weight is placed")
         plain = plain_bytes(w, DTYPES)
         if plain is None:
@@ -55,20 +55,20 @@ class TorchProducts(TorchBackend):
         return numbers.to(self._type).reshape(w.shape)
 
     def _upload(self, data: Any) -> torch.Tensor:
-        """Return bytes on the current device."""
+        """Upload bytes to the current device."""
         if self._device not in self._uploaders:
             self._uploaders[self._device] = Uploader()
         return self._uploaders[self._device].upload(data, self._device)
 
     def _to(self, device: torch.device, x: torch.Tensor) -> torch.Tensor:
-        """Return x where a weight is (a tied head is on the first device), and go on there."""
+        """Return x on a weight's device and make it current (a tied head is on the first one)."""
         if x.device == device:
             return x
         self._go(device)
         return x.to(device)
 
     def _kept(self, w: Weight) -> Encoded | Coded | None:
-        """Return a weight that stays encoded on the device; None for one held as numbers."""
+        """Return a weight that stays encoded on the device; None for a decoded one."""
         if not (self._decodes and keeps(w.encoding, self.dtype)):
             return None
         kept: Encoded | Coded | None = w.encoded_on(self)
@@ -80,10 +80,10 @@ class TorchProducts(TorchBackend):
         self._needs_host("a weight is brought to the device")
         size, make = found
         kept = w.kept(self, size, make)
-        return make() if kept is None else kept  # beyond the budget: for this use only
+        return make() if kept is None else kept  # over budget: for this use only
 
     def _decoded(self, w: Weight, kept: Encoded | Coded) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield (first row, rows) of a decoded weight, all in the one scratch buffer."""
+        """Yield (first row, rows) of a weight, decoded piece by piece into the scratch buffer."""
         step = SCRATCH // (w.n_columns * self.itemsize)
         if isinstance(kept, Coded):
             step = step // kept.step * kept.step if kept.step else w.n_rows
@@ -94,7 +94,7 @@ class TorchProducts(TorchBackend):
             yield start, panel
 
     def _room(self, count: int) -> torch.Tensor:
-        """Return numbers of the scratch buffer; bigger ones replace it, recordings keep the old."""
+        """Return `count` numbers of the scratch buffer, which grows; recordings keep old ones."""
         buffers = self._scratch.setdefault(self._device, [])
         if not buffers or buffers[-1].numel() < count:
             self._needs_host("a buffer grows")
@@ -106,7 +106,7 @@ class TorchProducts(TorchBackend):
         return None if self._kept(w) is not None else w.held(self)
 
     def embed(self, table: Weight, ids: Numbers) -> Array:
-        """Look rows up on the device where the table is there, decode only these."""
+        """Decode only these rows, on the device if the table is there."""
         if len(self._devices) > 1:
             self._go(self._devices[0])
         kept = self._kept(table)
@@ -123,7 +123,7 @@ class TorchProducts(TorchBackend):
     # products
 
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
-        """Multiply by numbers on the device, by encoded bytes, or by a decoded panel at a time."""
+        """Multiply by a decoded weight, by encoded bytes, or panel by panel decoded."""
         kept = self._kept(w)
         if kept is None:
             held = w.held(self)
@@ -143,7 +143,7 @@ class TorchProducts(TorchBackend):
         return y if bias is None else y + bias
 
     def _product(self, x: torch.Tensor, w: torch.Tensor, bias: Array | None) -> torch.Tensor:
-        """Multiply by a weight's numbers; one row by a kernel that reads it at memory's speed."""
+        """Multiply by a decoded weight; a single row uses a kernel limited only by memory speed."""
         x = self._to(w.device, x)
         if len(x) == 1 and self._one_row(x, w):
             y = torch.empty((1, len(w)), dtype=self._type, device=w.device)
@@ -154,7 +154,7 @@ class TorchProducts(TorchBackend):
         return functional.linear(x, w).add_(bias)  # cuBLAS' own bias makes float32 slower
 
     def add_linear(self, residual: Array, x: Array, w: Weight, bias: Array | None) -> Array:
-        """Add in the kernel where one row is multiplied, else in place."""
+        """Add inside the kernel for a single row, else in place."""
         held = self.held(w) if len(x) == 1 and self._fused else None
         if held is not None and residual.device == held.device:
             rows = held.reshape(w.n_rows, w.n_columns)
@@ -167,7 +167,7 @@ class TorchProducts(TorchBackend):
         return residual + self.linear(x, w, bias)
 
     def _one_row(self, x: torch.Tensor, *weights: torch.Tensor) -> bool:
-        """Say whether the kernels take a row: 16-byte pieces, at 16-byte places."""
+        """Say whether the one-row kernels fit: sizes and addresses are multiples of 16 bytes."""
         return (
             self._fused
             and x.shape[-1] * self.itemsize % 16 == 0
@@ -175,14 +175,14 @@ class TorchProducts(TorchBackend):
         )
 
     def projections(self, x: Array, parts: Sequence[Part]) -> list[Array]:
-        """Multiply by all weights at once where all are numbers on the device."""
+        """Multiply by all weights at once if all are decoded on the device."""
         held = [] if self.deterministic or len(parts) < 2 else [self.held(w) for w, _ in parts]
         if not held or any(w is None for w in held) or len(parts) > 3:
             return super().projections(x, parts)
         weights = [w.reshape(len(w), -1) for w in held if w is not None]
         biases = [bias for _, bias in parts]
         sizes = [len(w) for w in weights]
-        # Joined at the first use, before any pass is recorded: a recording knows where weights are.
+        # Joined on first use, before a pass is recorded: recordings contain the weights' addresses.
         joined = self._joined([w for w, _ in parts], weights)
         if len(x) == 1 and self._one_row(x, *weights):
             y = torch.empty((1, sum(sizes)), dtype=self._type, device=x.device)
@@ -198,7 +198,7 @@ class TorchProducts(TorchBackend):
         return list(torch.split(y, sizes, dim=-1))
 
     def _joined(self, parts: list[Weight], held: list[torch.Tensor]) -> torch.Tensor | None:
-        """Return weights as one [rows, columns]; from then on they are held as its rows."""
+        """Return the weights joined as one [rows, columns]; each becomes a slice of it."""
         total = sum(len(w) for w in held)
         size, first = held[0].element_size(), held[0]
         at, storage = first.data_ptr(), first.untyped_storage().data_ptr()
@@ -217,7 +217,7 @@ class TorchProducts(TorchBackend):
         return joined
 
     def gated(self, x: Array, gate: Part, up: Part, kind: str, *, steps: bool) -> Array:
-        """Multiply, activate and multiply; one row in one kernel."""
+        """Return act(x gate) times x up; a single row in one kernel."""
         rounded_steps = steps and kind in STEPS and self._type in HALVES
         if not self._fused or rounded_steps or kind not in layers.ACTIVATIONS:
             return super().gated(x, gate, up, kind, steps=steps)

@@ -1,7 +1,7 @@
-"""Statistics of a trace's points that wait on the device until the pass is over.
+"""Statistics of a trace's points, kept on the device until the pass is over.
 
-They are made on a stream of their own beside the pass: a point's tensor is kept until its
-statistics are done, and the pass waits where too much would be kept.
+They are computed on a second stream, parallel to the pass. A point's tensor is kept until its
+statistics are done; the pass waits if too many bytes would be kept.
 """
 
 from collections import deque
@@ -14,13 +14,13 @@ import torch
 
 from aprfmt.tensors.stats import Stats, compute
 
-_BLOCK = 256  # slots of one allocation
-KEPT = 1 << 30  # bytes of tensors whose statistics are not known to be done
+_BLOCK = 256  # slots per allocation
+KEPT = 1 << 30  # largest sum of bytes of tensors with pending statistics
 
 
 @cache
 def _beside(device: torch.device) -> tuple[torch.cuda.Stream, torch.Tensor]:
-    """Return a device's second stream and the workspace of its kernels."""
+    """Return a device's second stream, and the workspace of its kernels."""
     from aprfmt.inference.fast import cuda
 
     workspace = torch.zeros(cuda.WORKSPACE, dtype=torch.float64, device=device)
@@ -29,13 +29,13 @@ def _beside(device: torch.device) -> tuple[torch.cuda.Stream, torch.Tensor]:
 
 
 class TorchSlots:
-    """Each value's statistics are one kernel; `read` waits for all."""
+    """Computes each value's statistics with one kernel; `read` waits for all of them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream, self._workspace = _beside(device)
         self._slots: list[torch.Tensor] = []
-        self._found: list[Stats | int] = []  # done, or how many values
+        self._found: list[Stats | int] = []  # statistics, or the number of values of pending ones
         self._used = 0
         self._waiting: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
         self._bytes = 0
@@ -65,7 +65,7 @@ class TorchSlots:
         self._used += 1
 
     def join(self) -> None:
-        """Order what was enqueued before what is enqueued next."""
+        """Make later work on the current stream wait for the statistics enqueued so far."""
         if self._used:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
         self._waiting.clear()

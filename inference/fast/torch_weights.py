@@ -1,8 +1,8 @@
-"""Weights on a CUDA device as the file has them: uploaded once, decoded by kernels where used.
+"""Weights on a CUDA device, encoded as in the file: uploaded once, decoded by kernels when used.
 
-What is stored in the arithmetic's own type is placed as numbers; every other encoding that has a
-kernel stays encoded and is decoded into a scratch buffer that all weights share, or multiplied as
-it is. Uploads go through pinned memory in pieces.
+Weights in the dtype of the arithmetic are placed as numbers. Every other encoding with a kernel
+stays encoded; it is decoded into a scratch buffer that all weights share, or multiplied without
+decoding. Uploads go through pinned memory in pieces.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,29 +16,29 @@ from aprfmt.base.encodings import ENCODINGS
 from aprfmt.inference.backends.base import Array
 from aprfmt.inference.weights import Weight
 
-# 4-bit encodings of several parts, which decode_coded takes.
+# 4-bit encodings in several parts, decoded by decode_coded.
 CODED = ("NF4", "FP4")
-# Types that take more memory than any arithmetic's numbers would, or as much: placed as numbers.
+# Types that are not smaller than the decoded numbers: placed decoded.
 WIDE = ("float32", "float64")
 HALVES = (torch.bfloat16, torch.float16)
-_PIECE = 32 << 20  # bytes of one piece of an upload
-# Decoded bytes at a time of a weight that is used once: a whole one, but for big vocabularies.
+_PIECE = 32 << 20  # bytes per piece of an upload
+# Decoded bytes per piece: a whole weight, except for big vocabularies.
 SCRATCH = 256 << 20
 
 
 class NotRecordable(Exception):
-    """A pass did something that a recording cannot repeat; the message says what."""
+    """A pass did something that cannot be replayed; the message says what."""
 
 
 class Uploader:
-    """Two pieces of pinned memory in turn: one is filled while the other is on its way."""
+    """Uploads through two pieces of pinned memory: one is filled while the other is copied."""
 
     def __init__(self) -> None:
         self._pieces: list[tuple[torch.Tensor, torch.cuda.Event]] = []
         self._next = 0
 
     def upload(self, data: Any, device: torch.device) -> torch.Tensor:
-        """Return a uint8 tensor with the bytes of a buffer; the copy may still be on its way."""
+        """Return a uint8 tensor with the bytes of a buffer; the copy may not be finished yet."""
         source = np.frombuffer(data, np.uint8)
         placed = torch.empty(source.size, dtype=torch.uint8, device=device)
         for start in range(0, source.size, _PIECE):
@@ -70,7 +70,7 @@ class Encoded:
 
     @property
     def device(self) -> torch.device:
-        """Where the bytes are."""
+        """The device of the bytes."""
         return self.raw.device
 
     def decode(self, start: int, stop: int, out: torch.Tensor) -> None:
@@ -80,13 +80,13 @@ class Encoded:
         cuda.decode(self.encoding, self.raw[start:stop], out, stream=current())
 
     def rows(self, ids: torch.Tensor, out: torch.Tensor) -> None:
-        """Fill `out` [ids, n_columns] with rows of these numbers."""
+        """Fill `out` [ids, n_columns] with the rows of these numbers."""
         from aprfmt.inference.fast import cuda
 
         cuda.decode(self.encoding, self.raw[ids], out, stream=current())
 
     def product(self, x: torch.Tensor, out: torch.Tensor) -> bool:
-        """Fill `out` [tokens, n_rows] with x times the rows; False where no kernel does it."""
+        """Fill `out` [tokens, n_rows] with x times the rows; False if there is no kernel."""
         from aprfmt.inference.fast import cuda
 
         few = len(x) <= cuda.MATVEC_TOKENS and x.dtype != torch.float64
@@ -109,7 +109,7 @@ class Coded:
 
     @property
     def device(self) -> torch.device:
-        """Where the bytes are."""
+        """The device of the bytes."""
         return self.packed.device
 
     def decode(self, start: int, stop: int, out: torch.Tensor) -> None:
@@ -125,14 +125,14 @@ class Coded:
 
     @property
     def step(self) -> int:
-        """Rows between two that begin with a block (the packed bytes 16-aligned); 0: only all."""
+        """Distance of rows that begin at a block and at 16 bytes; 0: only the whole weight."""
         for rows in (1, 2, 4, 8, 16, 32, 64):
             if rows * self.n_columns % max(self.blocksize, 64) == 0:
                 return rows
         return 0
 
     def product(self, x: torch.Tensor, out: torch.Tensor) -> bool:
-        """Return False: there is no product on these."""
+        """Return False: there is no kernel for encoded 4-bit products."""
         return False
 
 
@@ -142,7 +142,7 @@ def current() -> int:
 
 
 def keeps(encoding: str, dtype: str) -> bool:
-    """Say whether a weight stays encoded on the device in arithmetic of a dtype."""
+    """Say whether a weight stays encoded on the device, for arithmetic in `dtype`."""
     from aprfmt.inference.fast import cuda
 
     return encoding in CODED or (
@@ -153,7 +153,7 @@ def keeps(encoding: str, dtype: str) -> bool:
 def prepared(
     w: Weight, upload: Callable[[Any], torch.Tensor]
 ) -> tuple[int, Callable[[], Encoded | Coded]] | None:
-    """Return (bytes, how to place) of a weight that stays encoded; None where it is not whole."""
+    """Return (bytes, function that places it) of a weight that stays encoded, or None."""
     if w.encoding not in CODED:
         stored = w.stored()
         if stored is None:
@@ -183,7 +183,7 @@ def prepared(
 
 
 def plain_bytes(w: Weight, dtypes: Mapping[str, torch.dtype]) -> tuple[Array, torch.dtype] | None:
-    """Return the stored bytes of a weight that is an array of floats, and their dtype."""
+    """Return the stored bytes and the dtype of a weight of plain floats, or None."""
     name = ENCODINGS[w.encoding].numpy if w.encoding in ENCODINGS else ""
     stored = w.stored() if name in dtypes else None
     return None if stored is None else (stored, dtypes[name])

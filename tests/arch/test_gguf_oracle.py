@@ -1,7 +1,7 @@
 """GGUF files made by our tables, read by transformers' own GGUF reader: the same tensors come back.
 
-transformers undoes the converter's changes (row permutation, +1, transposition, stacking) by
-code of its own, so names and layout steps are held to a reader nobody here wrote.
+transformers undoes the converter's changes (row permutation, +1, transposition, stacking) with its
+own code, so names and layout steps are checked by an independent reader.
 """
 
 from collections.abc import Mapping

@@ -19,8 +19,8 @@ from tests.arch.tiny import TINY, Tiny, make, read
 every_arch = pytest.mark.parametrize("arch", arch_names())
 every = pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
 
-# Base names of the gguf package that are no roles of ours: rope_freqs and factors are
-# hyperparameters, the others nobody writes.
+# Base names of the gguf package that are not roles here: rope_freqs and factors are
+# hyperparameters, and no converter writes the others.
 NO_ROLES = {"rope_freqs", "rope_factors_long", "rope_factors_short", "blk.{bid}.attn_rot_embd"}
 # Base names llama.cpp knows for an architecture that its Hugging Face form never fills: llama's
 # experts are mixtral, phi2 has one norm, phi3's q, k, v and deepseek's are stored together.
@@ -115,8 +115,15 @@ def test_gguf_names_bind_to_the_same_roles(tiny: Tiny) -> None:
 
 @every
 def test_no_template_matches_anothers_names(tiny: Tiny) -> None:
+    """Every template's own names lead back to this template, with the numbers in them."""
     for style, bindings in read(tiny).spec.bindings.items():
-        NameIndex(style, [(name, 0) for binding in bindings for name in binding.stored])
+        templates = [name for binding in bindings for name in binding.stored]
+        index = NameIndex(style, [(name, name) for name in templates])
+        for template in templates:
+            found = index.find(expand(template, 3, 5))
+            assert found is not None and found.value == template
+            assert found.layer == (3 if "{L}" in template else None)
+            assert found.element == (5 if "{E}" in template else None)
 
 
 SPELLINGS = {

@@ -1,4 +1,4 @@
-"""docs/architectures.md, which docstrings cite as a source, says what the tables say."""
+"""docs/architectures.md, which docstrings cite as a source, agrees with the tables."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
-"""What must be there: the tables against transformers' own models, and a tensor left out.
+"""Required tensors: the tables against transformers' own models, and models with a tensor removed.
 
-Every boolean of every model type's configuration is turned over: what transformers then makes is
-what the tables demand of the config.json it writes, with no look at a tensor. Then each required
-tensor is taken away, in one layer and in all, and every judge of completeness names it.
+Every boolean of every model type's configuration is flipped: the parameters transformers then
+creates are those that the tables require for its config.json, without looking at tensors. Then each
+required tensor is removed, in one layer and in all, and every check of completeness names it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,12 +34,12 @@ TYPES = tuple({tiny.model_type: tiny for tiny in reversed(TINY)}.values())
 every = pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
 every_type = pytest.mark.parametrize("tiny", TYPES, ids=lambda tiny: tiny.model_type)
 
-# What no decoder of ours has: an encoder's keys and values; attention to later tokens (refused).
+# Keys that no supported decoder has: an encoder's; attention to later tokens (refused).
 NOT_OURS = {"gpt2": {"add_cross_attention"}, "gemma3": {"use_bidirectional_attention"}}
 
 
 def demanded(spec: ArchSpec, config: Mapping[str, Any]) -> set[str]:
-    """Return the roles that a config.json alone demands."""
+    """Return the roles that are required by a config.json alone."""
     hp, report = read_hyper(spec, Facts("hf", config, {}), "config.json")
     values = {name: row.value for name, row in report.demanded.items()}
     return set(expected_roles(spec, hp, values))
@@ -128,8 +128,8 @@ def lacking(model: Model, *names: str, allow: tuple[str, ...] = ()) -> Model:
 
 
 def leavings(model: Model) -> Iterator[tuple[list[str], set[str]]]:
-    """Yield stored names to take away, with the roles that are lost: of each binding the last
-    tensor of the last layer, then all of them.
+    """Yield stored names to remove, with the roles that are lost: for each binding the last tensor
+    of the last layer, then all its tensors.
     """
     by_binding: dict[int, list[Any]] = {}
     for tensor in model.roles.values():
@@ -146,7 +146,7 @@ def leavings(model: Model) -> Iterator[tuple[list[str], set[str]]]:
 
 
 def refusals(model: Model) -> Iterator[str]:
-    """Yield what validate, a session and conversions to all formats say of a model."""
+    """Yield the errors of validate, a session and conversions to all formats."""
     checked = completeness(Context(model))
     yield " ".join(f.where for f in checked.findings if f.level == "fail")
     with pytest.raises(ArchError) as refused:
@@ -206,7 +206,7 @@ def test_what_the_pass_can_do_without_may_be_allowed(
 
 
 def test_which_losses_a_pass_survives(folders: Mapping[str, Path]) -> None:
-    """Biases of any number; a head; q/k-norms and a second norm only with all that is theirs."""
+    """Any number of biases; a head; q/k-norms and a second norm only if all of them are missing."""
     spared = set()
     for tiny in TINY:
         with open_model(folders[tiny.id]) as whole:
@@ -229,8 +229,8 @@ def test_which_losses_a_pass_survives(folders: Mapping[str, Path]) -> None:
 
 # --- files that carry no configuration ------------------------------------------------------------
 
-# What llama.cpp insists on (its load functions, `create_tensor` without TENSOR_NOT_REQUIRED) or,
-# of biases, the row's default: all of a kind missing in a file that says nothing of them.
+# Roles that llama.cpp requires (`create_tensor` without TENSOR_NOT_REQUIRED in its load functions),
+# or for biases the row's default, in a file without keys for them in which all are missing.
 INSISTED = {
     "attn_q.bias": {"qwen2", "qwen2_moe", "gpt_oss", "starcoder2", "phi2", "gpt2"},
     "attn_output.bias": {"gpt_oss", "starcoder2", "phi2", "gpt2"},
@@ -244,7 +244,7 @@ INSISTED = {
 @pytest.mark.parametrize("style", ["gguf", "apr"])
 @pytest.mark.parametrize("tiny", TYPES, ids=lambda tiny: tiny.arch)
 def test_a_file_without_a_configuration_has_its_rows_demands(tiny: Tiny, style: str) -> None:
-    """No key of biases, norms or head is written: the row decides, or what llama.cpp takes."""
+    """No key for biases, norms or head is written: the row decides, or llama.cpp's rule."""
     found = read(tiny)
     keys = {
         key: value
@@ -262,7 +262,7 @@ def test_a_file_without_a_configuration_has_its_rows_demands(tiny: Tiny, style: 
 
 
 def test_command_r_plus_has_its_norms_in_a_file_without_configuration() -> None:
-    """llama.cpp insists on q/k-norms from 64 layers on, and has no key for them."""
+    """llama.cpp requires q/k-norms from 64 layers on, and GGUF has no key for them."""
     found = read(next(tiny for tiny in TINY if tiny.id == "cohere-qk_norm"))
     for layers, insisted in ((63, False), (64, True)):
         deep = found.hp.replaced(n_layers=layers)

@@ -104,7 +104,7 @@ def close(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-# What transformers' attribute means something else for, or does not use.
+# Attributes that mean something else in transformers, or are not used there.
 ELSEWHERE: dict[str, set[str]] = {
     "gpt2": {"attn_scale"},
     "deepseek_v2": {"norm_topk"},
@@ -122,7 +122,7 @@ def test_hyperparameters_equal_the_configs(tiny: Tiny) -> None:
 
 @every
 def test_defaults_are_those_of_transformers(tiny: Tiny) -> None:
-    """A config.json with the unusual keys only says what the one with every key says."""
+    """A config.json with only the unusual keys means the same as one with all keys."""
     found = read(tiny)
     facts = Facts("hf", {**tiny.sizes, **tiny.config}, found.known, names="hf")
     sparse, report = read_hyper(found.spec, facts, tiny.id)

@@ -199,7 +199,7 @@ class Made:
 
 
 def quiet() -> None:
-    """Keep transformers from logging about sizes no real model has."""
+    """Stop transformers from logging about unusually small sizes."""
     import transformers
 
     logging: Any = transformers.logging
@@ -268,7 +268,7 @@ def read(tiny: Tiny) -> Read:
 
 @dataclass(frozen=True)
 class Vector:
-    """A stored tensor of float32 values, as Facts wants it."""
+    """A stored tensor of float32 values, as Facts expects it."""
 
     values: tuple[float, ...]
 
@@ -283,7 +283,7 @@ class Vector:
 
 
 def as_file(read: Read, style: str, written: dict[str, Any]) -> Facts:
-    """Return what a file with these keys says, numbers as a float32 file would have them."""
+    """Return the Facts of a file with these keys, with numbers rounded to float32."""
     tensors = {
         name: Vector(values) for name, values in derived_tensors(read.spec, read.hp, style).items()
     }

@@ -1,4 +1,4 @@
-"""A headless Chromium from PATH, driven over its debugging pipe with nothing but the library."""
+"""A headless Chromium from PATH, driven over its debugging pipe with the standard library only."""
 
 import contextlib
 import json

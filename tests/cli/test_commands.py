@@ -1,4 +1,4 @@
-"""Every command: its help, its JSON, its exit codes, as a user would type them."""
+"""Every command: its help, its JSON, its exit codes, run as a user would type it."""
 
 from pathlib import Path
 
@@ -216,7 +216,7 @@ def test_set_changes_one_key_and_no_tensor(source: Path, tmp_path: Path) -> None
         }
     done = aprfmt("set", first, "llama.context_length=many", "-o", tmp_path / "c.gguf")
     assert done.code == 2
-    assert "'many' is no uint32" in done.err
+    assert "'many' is not of type uint32" in done.err
 
 
 def package_plain(model: object, key: str) -> object:

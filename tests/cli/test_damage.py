@@ -1,4 +1,4 @@
-"""Damaged files are read as far as they go: said once, exit 2, and nothing is made of them.
+"""Damaged files are read as far as possible, with one error line and exit 2, and never converted.
 
 Seen red: every command but `inspect --partial` ended with one error line for the whole file.
 """
@@ -223,7 +223,7 @@ def test_a_cut_file_is_one_line_with_a_count(
 
 
 def test_the_shape_of_a_cut_tensor_is_known(demo_model: Path, tmp_path: Path) -> None:
-    """Seen red: a second line, that nothing says vocab_size, where only its rows do."""
+    """Seen red: a second error line about a missing vocab_size, which the shape gives."""
     whole, bare = tmp_path / "whole.gguf", tmp_path / "bare.gguf"
     assert aprfmt("convert", demo_model, whole, "--no-verify").code == 0
     keys = [f"--remove={key}" for key in ("qwen2.vocab_size", "aprfmt.hf_config")]
@@ -241,7 +241,7 @@ def test_the_shape_of_a_cut_tensor_is_known(demo_model: Path, tmp_path: Path) ->
 def test_a_page_that_cannot_be_written_is_the_one_error(
     sound: Mapping[str, Sound], tmp_path: Path
 ) -> None:
-    """Seen red: the damage was told of before, in an error line of its own."""
+    """Seen red: the damage was reported first, in a separate error line."""
     path, weights = copy(sound["gguf"], tmp_path)
     cut(weights, 0.9)
     page = tmp_path / "page.html"
@@ -313,7 +313,7 @@ def big_apr(path: Path, gigabytes: int) -> None:
 
 
 def test_inspect_reads_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 8 GiB: no byte of a tensor is asked for, and no checksum runs over them."""
+    """With 8 GiB: no byte of a tensor is read, and no checksum is computed over them."""
     import zlib
 
     from aprfmt.formats.mapped import StoredTensor

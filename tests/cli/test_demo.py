@@ -40,7 +40,7 @@ def test_transformers_loads_it(tmp_path: Path) -> None:
 
 
 def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
-    """A folder with files: never without --force, and what is not the demo's own never."""
+    """Files in a folder are replaced only with --force, and only if they are the demo's own."""
     target = tmp_path / "demo"
     target.mkdir()
     assert aprfmt("demo", "--into", target).code == 0  # an empty folder is there to be filled

@@ -212,7 +212,7 @@ def test_image_cells_are_the_blocks_of_the_tensor(demo_model: Path, tmp_path: Pa
 
 
 def fits(body: Any, name: str) -> None:
-    """Hold an object to the command's schema."""
+    """Validate an object against the command's schema."""
     from jsonschema import Draft202012Validator
 
     from aprfmt.schemas import schema
@@ -270,7 +270,7 @@ def test_the_page_of_parity(tab: Page, demo_model: Path, tmp_path: Path) -> None
     assert tab.evaluate("document.querySelectorAll('.map button.flag').length") == 0
     heads = tab.evaluate("[...document.querySelectorAll('h2')].map(e => e.textContent)")
     assert "Distances from an oracle" in heads and "Runs" in heads
-    # The same record, with one operation wrong: what the page has to say then.
+    # The same record with one wrong operation, and what the page has to show for it.
     at = next(row for row in pair["points"] if row["key"] == "L2.ffn_act")
     at |= {"beyond": True, "rel_l2": 0.5, "why": NASTY}
     body["verdict"] = pair["verdict"] = "bug"

@@ -1,6 +1,6 @@
 """`eval` on texts of several windows, against transformers and against llama.cpp's own library.
 
-Seen red: BOS before the first window only; a window's first token scored behind the last one of
+Seen red: BOS before the first window only; a window's first token scored after the last token of
 the window before; the row of another label.
 """
 
@@ -64,7 +64,7 @@ def judge(folder: Path) -> Any:
 
 
 def plain_ids(folder: Path, **options: Any) -> list[int]:
-    """Return transformers' tokens of the text, nothing put around it unless asked for."""
+    """Return transformers' tokens of the text, by default without special tokens."""
     import transformers
 
     loader: Any = transformers.AutoTokenizer
@@ -162,7 +162,7 @@ def test_logits_held_in_parts_are_those_of_one_pass(
 def expected_by_llama_perplexity(path: Path, size: int, text: str) -> tuple[float, int]:
     """Return the mean loss and labels as llama.cpp's tool counts them, by its library's logits.
 
-    Of `size` tokens the first gives way to BOS where the library adds one; row r of a chunk is
+    The first of `size` tokens is replaced by BOS if the library adds one; row r of a chunk is
     scored for size/2 <= r < size - 1.
     """
     from aprfmt.inference.engines.llama_library import Library

@@ -1,4 +1,4 @@
-"""Commands that run or describe a model say what its file leaves out, and what is taken instead.
+"""Commands that run or describe a model report keys its file leaves out, and the values used.
 
 Seen red: the warnings kept for `validate` alone, so that every run was silent about them.
 """
@@ -25,7 +25,7 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GGUF of smollm3 as another writer leaves it: nothing says which layers rotate."""
+    """A GGUF of smollm3 as other writers make it: no key says which layers rotate."""
     folder = tmp_path_factory.mktemp("foreign")
     save_tiny("smollm3", folder / "hf")
     aprfmt.convert(folder / "hf", folder / "ours.gguf", verify=False)

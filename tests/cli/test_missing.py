@@ -103,7 +103,7 @@ def test_what_is_allowed_goes_with_one_warning(
 ) -> None:
     model, out = lacking["safetensors"], tmp_path / "out"
     done = aprfmt(*line(COMMANDS[command].replace("{suffix}", ".safetensors"), model, out), *ALLOW)
-    assert done.code < 2, done.err  # the loss of three tokens may well be beyond its bound
+    assert done.code < 2, done.err  # the loss of three tokens may be beyond its bound
     if command != "trace plan":
         assert done.err.count("12 of 50 required tensors are missing and accepted") == 1
 
@@ -117,7 +117,7 @@ def test_what_is_written_records_it(
     assert done.json["allowed_missing"] == list(BIASES)
     with open_model(first) as model:
         assert json.loads(str(model.metadata[RECORD])) == list(BIASES)
-    done = aprfmt("quantize", first, second, "--type", "Q8_0", "--json")  # and goes on doing so
+    done = aprfmt("quantize", first, second, "--type", "Q8_0", "--json")  # and keeps accepting it
     assert done.json["allowed_missing"] == list(BIASES)
     for target in (first, second):
         report = aprfmt("validate", target, "--json").json
@@ -180,7 +180,7 @@ def test_what_no_pass_can_do_without_stays_refused(demo_model: Path, tmp_path: P
 
 
 def test_a_lost_head_is_no_tied_one(demo_model: Path, tmp_path: Path) -> None:
-    """The demo is tied; a config.json that says otherwise demands a head of its own."""
+    """The demo is tied; a config.json that says it is not requires a head."""
     model = shutil.copytree(demo_model, tmp_path / "untied")
     config = json.loads((model / "config.json").read_text())
     for claim in ({"tie_word_embeddings": False}, {}):

@@ -1,6 +1,6 @@
-"""The files that the pages are made of: all are used, none can end the element it stands in.
+"""The files of the pages: all are used, and none can close the HTML element it is put into.
 
-Seen red: a script in a Python string, a file that no page has, a script that spells its own end.
+Seen red: a script in a Python string, a file that no page uses, a script containing `</script>`.
 """
 
 import re

@@ -198,7 +198,7 @@ def test_a_trace_behind_a_cache_shows_what_attention_reads(
         0, 1, 2, 3, 4, 5
     ]  # fmt: skip
     assert records["L1.k_rope"]["positions"] == records["L1.out"]["positions"] == [4, 5]
-    # What a cached pass reads is what the whole pass computed.
+    # A cached pass reads the values that the whole pass computed.
     back = aprfmt("trace", demo_model, *given, "--behind", 4, "--reference", whole, "--json")
     points = {p["key"]: p for p in back.json["reference"]["points"]}
     assert points["L3.k_cache"]["rel_l2"] < 1e-6 and points["L3.v_cache"]["rel_l2"] < 1e-6

@@ -1,7 +1,7 @@
 """`logits`, `run` and `eval` on the demo model and on tiny ones, as a user types them.
 
-Seen red: labels not shifted, the stop token given as text, the gate left out of the exit code, the
-other model's losses taken for this one's, a sample without a label averaged as 0.0.
+Seen red: labels not shifted, the stop token printed as text, the gate left out of the exit code,
+the other model's losses reported for this one, a sample without a label averaged as 0.0.
 """
 
 import json
@@ -26,11 +26,11 @@ FORMATS = ("folder", "apr", "gguf")
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> None:
-    """Tiny products gain nothing from more threads, and lose much on a busy machine."""
+    """Use one thread: more do not speed up tiny products, and slow them on a busy machine."""
     try:
         blas.set_threads(1)
     except BackendUnavailableError:
-        pass  # the tests hold all the same
+        pass  # the tests pass without it, too
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What commands say: help where nothing was asked, files that exist, silence where it was asked."""
+"""What commands print: help without arguments, only files that exist, nothing with --quiet."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ from tests.cli.run import aprfmt, process
 
 
 def test_nothing_asked_shows_the_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `--help` prints it; the exit code is 2, as click has it: nothing was done.
+    """The same text as `--help`; the exit code is 2, as in click, because nothing was done.
 
-    (git prints to stdout as well and exits with 1, which here means that the answer is no.)
+    (git prints to stdout as well, but exits with 1, which here means that the answer is no.)
     """
     nothing, asked = aprfmt(), aprfmt("--help")
     assert (nothing.out, nothing.err) == (asked.out, "")

@@ -63,7 +63,7 @@ def test_a_known_key_is_not(change: str, files: dict[str, Path], tmp_path: Path)
 
 
 def test_known_keys_are_those_of_upstream() -> None:
-    """Every key of gguf-py but those of files that are no models, and of splits."""
+    """Every key of gguf-py except those of splits and of files that are not models."""
     from fnmatch import fnmatchcase
 
     from aprfmt.formats import FORMATS
@@ -131,7 +131,7 @@ def test_remove_takes_a_key_away_and_nothing_else(files: dict[str, Path], tmp_pa
 def test_a_file_that_is_no_model_any_more_is_said(
     args: tuple[str, ...], files: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Of a file without the config.json that ours carry."""
+    """For a file without the config.json that our files carry."""
     bare = ("--remove", "aprfmt.hf_config")
     assert aprfmt("set", files["gguf"], *bare, "-o", tmp_path / "y.gguf").err == ""
     done = aprfmt("set", files["gguf"], *bare, *args, "-o", tmp_path / "x.gguf")
@@ -222,14 +222,14 @@ def test_a_folder_is_written_as_a_folder(files: dict[str, Path], tmp_path: Path)
 
 
 WRONG = [
-    ("gguf", ("llama.context_length=many",), "'many' is no uint32"),
+    ("gguf", ("llama.context_length=many",), "'many' is not of type uint32"),
     ("gguf", ("llama.context_length=99999999999",), "4294967295"),
     ("gguf", ("llama.context_length=-1",), "4294967295"),
-    ("gguf", ("llama.context_length=1.5",), "'1.5' is no uint32"),
-    ("gguf", ("llama.context_length=true",), "'true' is no uint32"),
+    ("gguf", ("llama.context_length=1.5",), "'1.5' is not of type uint32"),
+    ("gguf", ("llama.context_length=true",), "'true' is not of type uint32"),
     ("gguf", ("llama.rope.freq_base=1e39",), "float32"),
-    ("gguf", ("x:u8[]=1,300",), "'300' is no uint8"),
-    ("gguf", ("x:u8[]=[1,[2]]",), "is no uint8"),
+    ("gguf", ("x:u8[]=1,300",), "'300' is not of type uint8"),
+    ("gguf", ("x:u8[]=[1,[2]]",), "is not of type uint8"),
     ("gguf", ("x:u8[][]=1,2",), "JSON"),
     ("gguf", ("x:bool=1",), "true or false"),
     ("gguf", ("x:u77=1",), "there is no type 'u77'; gguf has u8, i8"),

@@ -7,7 +7,7 @@ from tests.conversion.folders import llama_folder
 
 
 def test_a_container_only_copy_comes_back(tmp_path: Path) -> None:
-    """`--arch none` takes metadata that the target has no type for through every format."""
+    """`--arch none` keeps metadata through every format, also values the format has no type for."""
     source = llama_folder(tmp_path / "source", "BF16")
     assert aprfmt("convert", source, tmp_path / "a.gguf").code == 0
     at = tmp_path / "a.gguf"

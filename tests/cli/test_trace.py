@@ -1,7 +1,7 @@
 """`aprfmt trace` as a user types it: what is shown, saved, loaded and compared.
 
-Seen red: a slot left out, statistics of another layer, positions ignored, a NaN that keeps exit 0,
-a reference of other tokens that is compared all the same.
+Seen red: a slot left out, statistics of another layer, positions ignored, exit 0 despite a NaN,
+a comparison with a reference of other tokens.
 """
 
 import json

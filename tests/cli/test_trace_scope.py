@@ -1,4 +1,4 @@
-"""What a trace is of: slots, tokens, positions, and where a NaN began; nothing ignored silently.
+"""The scope of a trace: slots, tokens, positions, the origin of a NaN; nothing is ignored silently.
 
 Seen red: `qkv_nobias` beside an equal `qkv`, logits of the last row under other positions, a
 record of no rows, a NaN named where it was first looked for instead of where it began, options
@@ -205,7 +205,7 @@ def test_a_trace_of_other_rows_is_no_verdict(
 
 
 def test_logits_are_compared_on_the_rows_that_both_have(scoped: dict[str, Path]) -> None:
-    """A pass computes those that were asked for: `all` has the last token's, `1,2` two."""
+    """A pass computes the requested rows: `all` has the last token's, `1,2` has two."""
     body = aprfmt("trace", "--load", scoped["all"], "--reference", scoped["1,2"], "--json").json
     row = next(each for each in body["reference"]["points"] if each["key"] == "logits")
     assert row["why"] == "" and row["rel_l2"] < 1e-6

@@ -33,7 +33,7 @@ def ggml_id(name: str) -> int:
 
 
 def decoded(codec: Codec, raw: Mapping[str, bytes], count: int) -> Array:
-    """Return what the reference codec itself makes of `raw`."""
+    """Return `raw` decoded by the reference codec."""
     out: Array = np.full(count, 7, codec.dtype)
     codec.decode(raw, out)
     return out
@@ -47,7 +47,7 @@ def encoded(name: str, x: Array, fma: str, importance: Array | None = None) -> A
 
 
 def assert_same_numbers(found: Array, expected: Array) -> None:
-    """Compare float32 bit by bit; of a NaN only that it is one, since payloads are nobody's."""
+    """Compare float32 bit by bit; any NaN equals any NaN, as payloads have no meaning."""
     found, expected = found.reshape(-1), expected.reshape(-1)
     nan = np.isnan(expected)
     assert np.array_equal(np.isnan(found), nan)

@@ -1,4 +1,4 @@
-"""What the tests of the native kernels share: the levels, and data that hurts."""
+"""Shared by the tests of the native kernels: the levels, and difficult data."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -91,7 +91,7 @@ def out_at(count: int, by: int) -> F32:
 
 
 def guards_hold(out: F32) -> bool:
-    """Say whether nothing beside the output was written."""
+    """Say whether nothing outside the output was written."""
     room: Any = out.base
     start = (out.ctypes.data - room.ctypes.data) // 4
     around = np.concatenate([room[:start], room[start + out.size :]])

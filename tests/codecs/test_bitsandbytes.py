@@ -49,8 +49,8 @@ def parts_of(packed: Any, state: Any) -> dict[str, bytes]:
 def numbers_of(bnb: Any, packed: Any, state: Any) -> Array:
     """Return what the library decodes, told that the weight is one long row.
 
-    Blocks run over the flattened weight. With AVX-512, 0.50.2 on the CPU forgets that for rows of
-    32k elements that are no whole number of blocks, and takes scales of other blocks.
+    Blocks run over the flattened weight. With AVX-512, version 0.50.2 uses wrong scales on the CPU
+    for rows of 32k elements that are not a whole number of blocks.
     """
     state.shape, shape = torch.Size([state.shape.numel()]), state.shape
     numbers: Array = bnb.dequantize_4bit(packed, state).to(torch.float32).numpy()

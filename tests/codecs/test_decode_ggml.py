@@ -14,7 +14,7 @@ from tests.codecs.data import (
     decoded,
 )
 
-# Types neither library decodes are held to formulas of this file below.
+# Types that neither library decodes are compared with the formulas below.
 JUDGED = [name for name in GGML_BLOCKS if name not in ("Q8_1", "Q8_K", "Q2_0")]
 BLOCKS = 256
 
@@ -39,7 +39,7 @@ def random_blocks(name: str, seed: int = 0, blocks: int = BLOCKS) -> Array:
 
 
 def judge(name: str, blocks: Array) -> None:
-    """Hold our numbers to every library that has the type; at least one must."""
+    """Compare our numbers with every library that has the type; at least one must have it."""
     codec = CODECS[name]
     found = decoded(codec, {"": blocks.tobytes()}, len(blocks) * codec.block_size)
     judges = [numbers for by in (by_gguf, by_libgguf) if (numbers := by(name, blocks)) is not None]

@@ -112,7 +112,7 @@ def test_fused_bytes_are_those_ggml_made(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL"])
 def test_the_two_arithmetics_differ(name: str) -> None:
-    """Else the tests above could not tell them apart."""
+    """Otherwise the tests above could not distinguish them."""
     x, weights = golden_input()
     strict = [digest(encoded(name, x, "strict", importance)) for importance in weights]
     assert strict != list(FUSED_GOLDEN[name])

@@ -1,4 +1,4 @@
-"""The loader of the C kernels, and the functions that are no codec."""
+"""The loader of the C kernels, and the functions that are not codecs."""
 
 import math
 import struct
@@ -174,7 +174,7 @@ def test_moments_are_those_of_float64(count: int) -> None:
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("at", [0, 7, 8, 4096, 4098])
 def test_every_pattern_of_a_nan_is_told_from_an_infinity(at: int) -> None:
-    """A NaN whose lowest mantissa bit alone is set is the nearest to an infinity."""
+    """The NaN closest to an infinity has only its lowest mantissa bit set."""
     for sign in (0, 0x80000000):
         for bits in (0x7F800001, 0x7FBFFFFF, 0x7FC00000, 0x7FFFFFFF):
             x = np.ones(4099, np.float32)

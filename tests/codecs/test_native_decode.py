@@ -68,8 +68,13 @@ def test_any_count_and_any_alignment(name: str, stream: int) -> None:
 
 @pytest.mark.usefixtures("level")
 def test_nothing_decodes_to_nothing() -> None:
+    """No bytes and no room: nothing is written, and one missing byte is refused as always."""
     for name in native.KERNELS:
-        native.KERNELS[name](b"", np.empty(0, np.float32))
+        out = out_at(0, 3)
+        native.KERNELS[name](b"", out)
+        assert guards_hold(out), name
+        with pytest.raises(CodecError):
+            native.KERNELS[name](b"", out_at(1, 3))
 
 
 @pytest.mark.usefixtures("level")

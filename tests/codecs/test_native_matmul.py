@@ -13,6 +13,7 @@ from tests.codecs.levels import (
     F32,
     U8,
     golden,
+    guards_hold,
     level,
     misaligned,
     native,
@@ -26,7 +27,7 @@ KERNELS = [name for name, _, _ in native._kernels.decoders()]
 
 
 def weights(name: str, rows: int, columns: int) -> tuple[U8, F32]:
-    """Return encoded rows and what they decode to, of magnitudes that products can hold."""
+    """Return encoded rows and their decoded values, small enough for products in float32."""
     row = ENCODINGS[name]
     count = rows * columns
     raw = np.frombuffer(golden.raw_bytes(count // row.block_size * row.type_size), np.uint8).copy()
@@ -41,7 +42,7 @@ def weights(name: str, rows: int, columns: int) -> tuple[U8, F32]:
 
 
 def bound(x: F32, w: F32) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """Return what rounding may change: columns/32 + 8 roundings of the sum of magnitudes."""
+    """Return the bound of rounding errors: columns/32 + 8 roundings of the sum of magnitudes."""
     magnitudes = np.abs(x.astype(np.float64)) @ np.abs(w.astype(np.float64)).T
     limit: np.ndarray[tuple[int, ...], np.dtype[np.float64]]
     limit = magnitudes * (x.shape[1] / 32 + 8) * 2.0**-24 + 1e-37
@@ -140,10 +141,14 @@ def test_every_level_of_fused_sums_gives_the_same_bits(name: str, rows: int) -> 
 
 
 def test_no_tokens_and_no_rows_are_fine() -> None:
-    native.matmul(
-        "Q8_0", np.empty((0, 64), np.float32), bytes(68 * 3), np.empty((0, 3), np.float32)
-    )
-    native.matmul("Q8_0", np.empty((2, 64), np.float32), b"", np.empty((2, 0), np.float32))
+    """The result is empty: nothing is written beside it, and weights must have as many rows."""
+    two = np.ones((2, 64), np.float32)
+    for x, raw, shape in ((two[:0], bytes(68 * 3), (0, 3)), (two, b"", (2, 0))):
+        out = out_at(0, 5).reshape(shape)
+        native.matmul("Q8_0", x, raw, out)
+        assert guards_hold(out)
+    with pytest.raises(CodecError, match="Q8_0: found"):
+        native.matmul("Q8_0", two, bytes(68), np.empty((2, 0), np.float32))
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -167,7 +172,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_many_threads_share_work_from_many_callers() -> None:
-    """Who finds the pool busy works alone; a child process starts its own pool."""
+    """A caller that finds the pool busy computes alone; a child process starts its own pool."""
     raw, _ = weights("Q4_K", 512, 1024)
     x = np.random.default_rng(8).normal(size=(1, 1024)).astype(np.float32)
     expected = np.empty((1, 512), np.float32)

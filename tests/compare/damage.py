@@ -13,7 +13,7 @@ def patched(source: Path, target: Path, change: Change) -> Path:
     """Copy a file (or folder) and write changed tensor bytes over the old ones, length for length.
 
     `change` gets {stored name: bytes} of every tensor and assigns new bytes of the same length.
-    Checksums are left as they were: the damage is what the disk did, not what a writer wrote.
+    Checksums are not updated, as with damage on a disk.
     """
     if source.is_dir():
         shutil.copytree(source, target, ignore=shutil.ignore_patterns("__*"))

@@ -1,4 +1,4 @@
-"""Seeded faults in the raw tensors of a small BF16 llama folder, and what each must be called."""
+"""Seeded faults in the raw tensors of a small BF16 llama folder, and the cause of each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,10 +30,10 @@ ROLES = {
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done to one tensor, the cause and a word of the evidence that must come out.
+    """A change of one tensor, the cause that must be found and a word of its evidence.
 
-    `find` is the hypothesis that must find it; `quantized` says that it is still seen, with the
-    same cause, through Q8_0.
+    `find` is the hypothesis that must find it; `quantized` says that it is found with the same
+    cause if the other side is Q8_0.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""What decides `diff`'s exit code: every verdict, and facts that change the output.
+"""The exit code of `diff`: every verdict, and the facts that change the output.
 
-Seen red: roles that only B has left out, a tensor that cannot be read told as a difference, the
-tokenizer compared and then not asked.
+Seen red: roles that only B has left out, an unreadable tensor reported as a difference, the
+tokenizer's comparison ignored.
 """
 
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_what_only_one_file_has_is_found_from_both_sides(tmp_path: Path) -> None
 
 
 def test_a_tensor_that_nobody_can_read_is_exit_2(tmp_path: Path) -> None:
-    """Type 142 has no codec, and the bytes differ: whether the values do cannot be told."""
+    """Type 142 has no codec and the bytes differ, so it is not known whether the values do."""
     for name, last in (("a", 0), ("b", 1)):
         file = File(data=bytes(63) + bytes([last])).tensor("w", [8], 142)
         (tmp_path / f"{name}.gguf").write_bytes(file.build())

@@ -1,7 +1,7 @@
 """Hypotheses of `diff`: every seeded fault is named in every format, and clean pairs are not.
 
 Seen red: every row of the table taken out (as a test), a wrong head count, a guess that is not
-applied to the whole tensor, misread values believed twice.
+applied to the whole tensor, misread values used twice.
 """
 
 from collections.abc import Callable
@@ -342,7 +342,7 @@ def test_noise_and_unrelated_values_confirm_nothing(source: Path, tmp_path: Path
 
 
 def test_a_large_row_does_not_speak_for_the_others(source: Path, tmp_path: Path) -> None:
-    """All rows have their own factor, one of them a huge one, but for a row not looked at first."""
+    """All rows have a factor, one of them a huge one, except one row outside the sample."""
     rng = np.random.default_rng(4)
 
     def change(data: dict[str, bytes]) -> None:

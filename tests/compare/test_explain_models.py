@@ -1,4 +1,4 @@
-"""Explanations on models somebody trained, and on the layouts of other architectures."""
+"""Explanations on trained models, and on the layouts of other architectures."""
 
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,7 @@ def test_llama_rows_permuted_twice_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_two_finetunes_of_one_model_are_not_explained_away(tmp_path: Path) -> None:
-    """Every tensor a little different: true, and no transformation."""
+    """Every tensor is a little different, and no transformation is reported."""
     for seed, label in ((0, "a"), (1, "b")):
         save_tiny("qwen2", tmp_path / label, seed=seed)
     report = aprfmt.diff(tmp_path / "a", tmp_path / "b")

@@ -1,4 +1,4 @@
-"""Measures and steps that a verdict is made of, each held against numpy and against gguf.
+"""Measures and steps used for verdicts, compared with numpy and with gguf.
 
 Seen red: the largest difference placed in the first window, a step eight times too long.
 """
@@ -48,7 +48,7 @@ SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_
 
 @pytest.mark.parametrize("name", CODES)
 def test_a_step_is_the_largest_of_its_block_that_gguf_decodes(name: str) -> None:
-    """Every code is raised by one: what gguf then decodes is further by one step of its block."""
+    """Every code is raised by one: gguf's decoded values then differ by one step of the block."""
     kind = gguf.GGMLQuantizationType[name]
     size, width = gguf.GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(5)

@@ -1,4 +1,4 @@
-"""`diff` drops mapped pages behind it: what is resident of two files is a window, not the files.
+"""`diff` releases mapped pages: only a window of the two files is resident, not the files.
 
 Mapped pages count as resident memory; the system says how many of them a process holds.
 """

@@ -1,7 +1,7 @@
-"""A NaN or an infinity on one side is a bug with place, index and count; nowhere is it rounding.
+"""A NaN or an infinity on one side is a bug with place, index and count; it is never rounding.
 
-Seen red: `rounding (confirmed)` with a residual of inf and exit 0, WITHIN by a mean square error
-over what was left, the same NaN on both sides taken for a difference.
+Seen red: `rounding (confirmed)` with a residual of inf and exit 0, WITHIN by the mean square error
+of the other values, the same NaN on both sides reported as a difference.
 """
 
 import math
@@ -102,7 +102,7 @@ def test_one_element_of_one_side(encodings: str, wrong: str) -> None:
 
 @pytest.mark.parametrize("value", [1e6, -7e4])
 def test_a_value_that_overflowed_in_the_coarser_type_is_no_rounding(value: float) -> None:
-    """Rounding A to F16 gives B's infinity, to the bit: equal, and no number all the same."""
+    """Rounding A to F16 gives B's infinity, bit for bit; it must still not count as rounding."""
     a, b = folder(f"large{value}", "F32", value), folder(f"large{value}", "F16", value)
     row = tensor(aprfmt("diff", a, b, "--json"))
     assert row["verdict"] == "DIFFERENT" and row["explanation"]["cause"] == "nonfinite"
@@ -133,7 +133,7 @@ def test_the_scale_of_one_block(
     encoding: str, block: int, wrong: str, quantized: dict[str, Path], demo_model: Path,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """The file against its sound self, and against its source: there the bound has to say no."""
+    """The file against its undamaged copy, and against its source, where the bound must fail."""
     broken = tmp_path / "b.gguf"
     data = bytearray(quantized[encoding].read_bytes())
     with open_model(quantized[encoding]) as model:
@@ -172,7 +172,7 @@ def test_the_same_on_both_sides_is_no_difference_and_is_named() -> None:
 
 
 def test_what_leaves_the_function_as_it_is_is_not_shown_by_what_is_no_number() -> None:
-    """Neurons in another order everywhere, one of them NaN: not `the function is equal`."""
+    """Neurons reordered in all tensors, one of them NaN: not `the function is equal`."""
     order = np.random.default_rng(0).permutation(72)
 
     def broken(rows: files.Rows) -> None:
@@ -228,7 +228,7 @@ def test_distances_fail_on_one_side_and_pass_over_both(wrong: str) -> None:
     assert pieces.result(x.shape) == found
     assert steps_between(x, y, np.ones(12))[6] == math.inf
     assert steps_between(y, y, np.full(12, np.nan)).max() == 0.0
-    # A step that is no number bounds nothing, and neither does one without end.
+    # A step that is NaN or infinite gives no bound.
     for step in (np.nan, 0.0):
         assert steps_between(x, x * 2, np.full(12, step)).min() == math.inf
     measures = Accumulator(x.shape)
@@ -279,7 +279,7 @@ def test_no_rounding_without_a_distance() -> None:
 def test_rounding_beyond_the_bounds_asks_for_operations_that_were_judged(
     beyond: bool, shadow: float | None
 ) -> None:
-    """Where no operation was judged, what is beyond every bound is a bug until one was."""
+    """If no operation was judged, a difference beyond the bounds counts as a bug."""
     far = 3e-3 if beyond else 1e-6
     rows = [PointRow("L0.q", "q", 0, far, shadow, 2e-5, beyond=beyond, apart=beyond)]
     found = rounding(rows, [], [])

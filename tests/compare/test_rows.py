@@ -1,4 +1,4 @@
-"""Rows of the table that only pairs in two encodings, or of two shapes, need; and that all do work.
+"""Rows of the table needed only by pairs with two encodings or two shapes; and that each is needed.
 
 Seen red: each of these rows taken out, as a test.
 """
@@ -72,7 +72,7 @@ def some_rows(source: Path, folder: Path) -> tuple[Path, Path]:
     return source, other_rows(source, folder / "b", faults.UP, lambda x: x[8:40])
 
 
-# Row: what finds it, a pair that needs it, the tensor, the cause and words of the evidence.
+# Row: the function that finds it, a pair that needs it, the tensor, the cause, words of evidence.
 PAIRS: dict[str, tuple[Callable[..., Any], Callable[[Path, Path], tuple[Path, Path]], str, str,
                        str]] = {
     "value_offset": (moves.value_offset, seen_through_q8, "L1.attn_q.weight", "byte_offset",

@@ -1,4 +1,4 @@
-"""What moved together is one finding of an equal function; what moved alone is not.
+"""Units moved in all tensors together are one finding of an equal function; moved alone, not.
 
 Seen red: a tensor of the group left out of the check, query heads moved without their key heads,
 one order taken for all layers.
@@ -107,7 +107,7 @@ def test_a_group_that_moved_together_is_one_finding(
     (finding,) = report.findings
     assert finding.confirmed and "the function is equal" in finding.text
     assert len(finding.keys) == count
-    assert report.exit_code() == 1  # the files differ all the same
+    assert report.exit_code() == 1  # the files still differ
 
 
 @pytest.mark.parametrize("part", MLP)
@@ -151,7 +151,7 @@ def test_every_layer_has_its_own_order(llama: Path, tmp_path: Path) -> None:
 
 
 def test_an_order_is_seen_through_a_quantized_copy(llama: Path, tmp_path: Path) -> None:
-    """Rows of 64 and 96 are whole blocks; the copy's rounding is no other order."""
+    """Rows of 64 and 96 are whole blocks; the copy's rounding is not seen as another order."""
     wide = tmp_path / "wide"
     save_tiny("llama", wide, hidden_size=64, intermediate_size=96)
 

@@ -1,6 +1,6 @@
-"""Conversions that tools called fine: one `diff` shows each, by its number in the upstream tracker.
+"""Wrong conversions that tools accepted, by number in the upstream tracker; `diff` shows each.
 
-The faults are made by hand, as the broken tools made them; nothing of ours writes them.
+The faults are made by hand as the broken tools made them, without this package's writers.
 """
 
 import struct

@@ -1,4 +1,4 @@
-"""GGUF files nobody here wrote: to APR or a folder and back, every stored byte again."""
+"""GGUF files of other writers: to APR or a folder and back, with every stored byte equal."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What we write, read by libraries nobody here wrote: gguf, safetensors, transformers."""
+"""Our files read by other projects' libraries: gguf, safetensors, transformers."""
 
 from pathlib import Path
 from typing import Any

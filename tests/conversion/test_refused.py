@@ -1,7 +1,7 @@
-"""What a conversion refuses rather than lose, and what it says of a damaged source.
+"""Conversions that would lose something are refused, and damage of the source is reported.
 
-Seen red: tensors without a place lost in silence, two tensors written under one name, a source
-whose checksum is wrong converted without a word, a damaged record taken for a whole one.
+Seen red: tensors without a place dropped silently, two tensors written under one name, a source
+with a wrong checksum converted without a warning, a damaged record used as a valid one.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""What a conversion says of itself: damage behind it is found, warnings and overflow are told.
+"""The report of a conversion: later damage is found, warnings and overflow are reported.
 
-Seen red: bytes that differ let through, checksums that differ let through, the warnings of what a
-format cannot say dropped, a single overflowing value let through.
+Seen red: differing bytes accepted, differing checksums accepted, the warnings about what a format
+cannot express dropped, a single overflowing value accepted.
 """
 
 import struct
@@ -95,7 +95,7 @@ def test_one_value_that_overflows_is_refused(
 
 
 def test_only_what_changed_is_counted(tmp_path: Path) -> None:
-    """Infinities and NaNs that were there stay so; tiny values become zero on either side."""
+    """Existing infinities and NaNs do not count; tiny values become zero on either side."""
     values = np.full((64, 64), 0.5, np.float32)
     values[0, :7] = np.inf, -np.inf, np.nan, 1e-9, -1e-9, 0.1, -0.0
     name = "model.layers.1.mlp.up_proj.weight"

@@ -1,3 +1,3 @@
-"""One thread: tiny products gain nothing from more."""
+"""One thread: more do not speed up tiny products."""
 
 from tests.threads import one_thread as one_thread

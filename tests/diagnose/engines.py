@@ -63,7 +63,7 @@ def broken(op: str, change: Callable[..., Any]) -> NumpyBackend:
 
 
 class Altered(Tracer):
-    """A tracer through which the pass goes on with other values at some points."""
+    """A tracer that replaces the pass's values at some points."""
 
     def __init__(self, *args: Any, alter: Callable[[str, int, Array], Array], **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -114,9 +114,9 @@ def trace(
 ) -> Path:
     """Run a model with one thing broken and save what it did at its points.
 
-    `hp` are other hyperparameters, `weights` an overlay, `backend` and `alter` make a backend and
-    a change of points anew for every run, `rows` the positions recorded, `rename` changes which
-    values stand under which key. `cached` tokens come before the pass that is recorded.
+    `hp` are other hyperparameters, `weights` replaced weights; `backend` and `alter` make a backend
+    and a change of points for every run; `rows` are the recorded positions; `rename` exchanges
+    values between keys. `cached` tokens come before the recorded pass.
     """
     with open_model(folder) as model:
         arithmetic = NUMPY("cpu", "float32") if backend is None else backend()
@@ -152,7 +152,7 @@ def trace(
 def saved(
     made: Trace, name: str, rename: Callable[[dict[str, Array]], dict[str, Array]] | None = None
 ) -> Path:
-    """Save a trace; `rename` changes which values stand under which key."""
+    """Save a trace; `rename` exchanges values between keys."""
     path = place(f"{name}.safetensors")
     if rename is not None:
         values = {key: np.asarray(made.values(key)) for key in made.records}

@@ -1,8 +1,8 @@
-"""The table of seeded faults: one thing broken each, and what `diagnose` has to say of it.
+"""The table of seeded faults: one thing broken in each, and the diagnosis it must get.
 
 A fault is a damaged copy of a model's files, or the saved trace of an engine that computes
-something else. Controls are pairs with nothing wrong. `upstream` are the numbers of bugs this
-project learned from (section F of the requirements).
+something else. Controls are pairs with nothing wrong. `upstream` are the numbers of the bugs in
+aprender's tracker that a fault reproduces.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +80,7 @@ def _all(names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def heads(**facts: Any) -> Callable[..., Any]:
-    """Return an operation of attention that sees other facts of its heads."""
+    """Return an operation of attention that gets other fields of Heads."""
 
     def change(op: Any, *args: Any) -> Any:
         *first, own = args
@@ -175,7 +175,7 @@ def experts_exchanged(weights: Any) -> Mapping[str, Any]:
 
 
 def recorded_as(at: str, instead: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return a renaming: under `at` stands what `instead` was."""
+    """Return a renaming: `at` gets the values of `instead`."""
 
     def rename(values: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -188,7 +188,7 @@ def recorded_as(at: str, instead: str) -> Callable[[dict[str, Any]], dict[str, A
 
 
 def without_stream(values: dict[str, Any]) -> dict[str, Any]:
-    """Record what a layer adds where the stream leaving it should stand."""
+    """Record the value a layer adds under the name of the stream after it."""
     return {
         key: value - values[key.replace(".out", ".mid")] if key.endswith(".out") else value
         for key, value in values.items()
@@ -353,7 +353,7 @@ ENGINES: tuple[Fault, ...] = (
 
 
 def one_nan(op: Any, x: Any, kind: str, **how: Any) -> Any:
-    """Return an activation with one value that is no number."""
+    """Return an activation with one NaN."""
     y = np.array(op(x, kind, **how))
     y[6, 11] = np.nan
     return y
@@ -639,7 +639,7 @@ def finer_weights() -> Pair:
 
 
 def zero_trace() -> Pair:
-    """A model, and a trace of it whose buffers nobody filled."""
+    """A model, and a trace of it whose buffers were never filled."""
     folder = tiny_folder("llama")
     return folder, trace(folder, "zeros", points=COARSE, rename=lambda values: {
         key: np.zeros_like(value) for key, value in values.items()

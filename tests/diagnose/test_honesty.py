@@ -1,7 +1,7 @@
-"""What is not known is said: no cause confirmed by what is true of any damage, no weight blamed for
-its neighbour, no verdict on zeros, no silence about what rounding hides.
+"""`diagnose` claims only what it knows: evidence that is true of any damage confirms no cause, no
+weight is blamed for its neighbour, zeros give no verdict, and what rounding hides is reported.
 
-Seen red: every judgement of `foreign` taken for sure, the last weight blamed for all operations.
+Seen red: every result of `foreign` counted as sure, the last weight blamed for all operations.
 """
 
 from pathlib import Path
@@ -94,7 +94,7 @@ def test_an_order_is_seen_through_an_encoding() -> None:
 
 
 def test_a_stale_tensor_is_confirmed_by_evidence_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That A's tensor removes the difference is true of noise, too."""
+    """A's tensor would remove the difference if B's were noise, too."""
     assert answer("old-weight").confidence == "confirmed"
     found = answer("noise")
     lead = found.lead
@@ -107,7 +107,7 @@ def test_a_stale_tensor_is_confirmed_by_evidence_only(monkeypatch: pytest.Monkey
     assert diagnose(str(a), str(b)).confidence == "confirmed"
 
 
-# --- where a divergence nothing explains lies -----------------------------------------------------
+# --- the place of an unexplained divergence -------------------------------------------------------
 
 
 def unexplained(monkeypatch: pytest.MonkeyPatch, base: str, **how: Any) -> Any:
@@ -215,7 +215,7 @@ def test_a_point_of_zeros_on_both_sides_is_not_counted() -> None:
     assert any("L1.ffn_up: zero on both sides" in text for text in found.not_checked)
 
 
-# --- what one side has beside the other, and what moved together ----------------------------------
+# --- tensors of one side only, and units moved together -------------------------------------------
 
 
 def test_an_extra_tensor_stays_in_the_count_and_the_rest_is_compared() -> None:
@@ -244,7 +244,7 @@ def test_what_moved_together_and_a_bug_beside_it() -> None:
 
 
 def test_a_claim_of_equal_function_is_held_against_the_pass(monkeypatch: Any) -> None:
-    """An explanation that says so is no proof: what shows in the logits is a bug."""
+    """The explanation alone does not prove it: a difference in the logits is a bug."""
     from aprfmt.compare.explain import symmetry
 
     monkeypatch.setattr(symmetry, "_equal", lambda case, row, *rest: Explanation(

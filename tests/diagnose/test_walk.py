@@ -1,4 +1,4 @@
-"""The order of evidence, what is said of what cannot be told, and the command itself."""
+"""The order of evidence, the sentences about what is not known, and the command itself."""
 
 import json
 import math
@@ -46,7 +46,7 @@ def wrong_theta() -> Path:
      "activation", "residual-mlp", "routed-scale"],
 )  # fmt: skip
 def test_without_its_row_a_cause_is_not_named(name: str, monkeypatch: Any) -> None:
-    """What is named follows from the table of hypotheses, not from the resemblance."""
+    """A cause is named only by its row of the table, not by resemblance."""
     fault = FAULTS[name]
     rows = tuple(row for row in hypotheses.HYPOTHESES if row.cause != fault.causes[0])
     monkeypatch.setattr(examining, "HYPOTHESES", rows)
@@ -57,7 +57,7 @@ def test_without_its_row_a_cause_is_not_named(name: str, monkeypatch: Any) -> No
 
 
 def test_a_change_that_only_resembles_is_not_confirmed(monkeypatch: Any) -> None:
-    """A hypothesis that does not make the difference vanish is no answer."""
+    """A hypothesis is an answer only if it makes the difference vanish."""
     kept = hypotheses.HYPOTHESES
     monkeypatch.setattr(examining, "HYPOTHESES", ())
     folder = tiny_folder("llama")
@@ -99,7 +99,7 @@ def test_the_wrong_value_is_solved_for(name: str, key: str, value: Any) -> None:
 
 
 def test_one_operation_is_blamed_and_not_what_it_was_fed() -> None:
-    """Everything behind a wrong rope differs; on its own input only rope does."""
+    """Every point after a wrong rope differs; on its own input only rope does."""
     found = answer("theta-odd")
     rows = {row.key: row for row in found.points}
     beyond = [row.key for row in found.points if row.shadow is not None
@@ -214,7 +214,7 @@ def test_one_token_hides_a_wrong_base_and_it_is_said() -> None:
 
 
 def test_two_tokens_leave_a_base_and_a_scaling_open() -> None:
-    """Where the tokens cannot tell causes apart, all are named."""
+    """If the tokens cannot distinguish causes, all of them are named."""
     folder = tiny_folder("llama")
     found = diagnose(
         str(folder), str(trace(folder, "two-tokens", ids=IDS[:2], hp={"activation": "relu"}))
@@ -275,7 +275,7 @@ def test_distances_rows_and_masks() -> None:
     assert rel(x, x) == 0 and rel(x, x[:2]) == math.inf
     assert rel(np.array([np.nan, 1]), np.array([np.nan, 1])) == 0
     assert rel(np.array([np.nan, 1]), np.array([2.0, 1])) == math.inf
-    huge = np.array([4e25, 1], np.float32)  # its square is no float32
+    huge = np.array([4e25, 1], np.float32)  # its square overflows float32
     assert rel(np.ones(2, np.float32), huge) == pytest.approx(1)
     assert rel(np.zeros(3), np.zeros(3)) == 0 and rel(np.ones(3), np.zeros(3)) == 1
     part = fit(x[[1, 3]], (1, 3), "float32", (4, 3), 0, 4)
@@ -324,7 +324,7 @@ def test_empty_tokens_are_refused_in_one_line() -> None:
 
 
 def test_an_exploded_value_is_not_lost(tmp_path: Path) -> None:
-    """One value whose square is no float32 makes the point infinite, not equal."""
+    """One value whose square overflows float32 makes the distance infinite, not zero."""
     folder = tiny_folder("llama")
 
     def explode(values: dict[str, Any]) -> dict[str, Any]:
@@ -355,7 +355,7 @@ def test_every_unknown_key_of_a_foreign_trace_is_listed_with_the_reason() -> Non
     np.savez(path, logits=logits, input_ids=np.array(IDS), **strange)
     found = diagnose(str(folder), str(path))
     assert found.verdict in ("same", "precision")  # one operation here, in steps there
-    assert {f"B: {key}: no point of ours" for key in strange} <= set(found.not_checked)
+    assert {f"B: {key}: not a capture point" for key in strange} <= set(found.not_checked)
 
 
 def test_the_human_output_has_the_chain_and_what_was_not_checked() -> None:

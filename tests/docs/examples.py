@@ -1,10 +1,10 @@
 """The examples in the documentation, taken from its pages and run from an empty folder.
 
-A fenced block with a title is a file. A `console` block is commands behind `$ ` and what they
-print, all of it: `...` stands for (the last digits of) a number that differs by machine, never for
-words or lines. A block without a language, or of `text`, that holds a command of aprfmt is
-commands, one a line, judged by their exit codes: 0, or what a comment says (`# exit 1`). A `python`
-block without a title runs behind the commands of its page, in one namespace.
+A fenced block with a title is a file. A `console` block has commands after `$ ` and their whole
+output: `...` means (the last digits of) a number that differs by machine, never words or lines. A
+block without a language, or of `text`, with a command of aprfmt has one command per line, which is
+checked by its exit code: 0, or that in a comment (`# exit 1`). A `python` block without a title
+runs after the commands of its page, in one namespace.
 
 `python -m tests.docs.examples PAGE...` runs pages and prints what differs; with `--write` first, it
 writes what `console` commands print into the page.
@@ -126,7 +126,7 @@ def install(folder: Path) -> None:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return the environment of a reader who installed aprfmt and stands in `folder`."""
+    """Return the environment of a reader who installed aprfmt and is in `folder`."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return os.environ | {
         "PATH": path, "PYTHONPATH": os.pathsep.join([str(folder / SITE), str(ROOT)]),
@@ -158,7 +158,7 @@ class Room:
         return done
 
     def judge(self, index: int, left_out: Sequence[str] = ()) -> str:
-        """Return what is wrong with an example, "" where nothing is."""
+        """Return what is wrong with an example, "" if nothing is."""
         return wrong(self.examples[index], self.run(index, left_out))
 
 
@@ -172,7 +172,7 @@ def _call(example: Example, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def wrong(example: Example, done: subprocess.CompletedProcess[str]) -> str:
-    """Return a message where output or exit code are others, "" where they are as expected."""
+    """Return a message if output or exit code differ from the expected ones, else ""."""
     said = "python" if example.python else example.text
     if "Traceback (most recent call last)" in done.stdout or done.returncode != example.exit:
         return f"{example.where}: {said}\nexit {done.returncode}, not {example.exit}\n{done.stdout}"

@@ -29,7 +29,7 @@ def cuda() -> bool:
     return torch.cuda.is_available()
 
 
-# What needs something that not every machine has: the reason, and whether it is here.
+# Requirements that not every machine meets: the reason, and whether it is met here.
 NEEDS: Mapping[str, tuple[str, Callable[[], bool]]] = {
     "aprfmt parity model.gguf --between cpu cuda": ("a CUDA device", cuda),
     "aprfmt quantize model weighed.gguf --type Q4_K_M --imatrix imatrix.gguf": (
@@ -113,7 +113,7 @@ def test_no_fenced_command_is_overlooked() -> None:
 
 
 def test_the_name_on_an_index_is_not_claimed() -> None:
-    """No index has the package: a page may not say `pip install aprfmt` before one does."""
+    """No index has the package yet, so no page may say `pip install aprfmt`."""
     for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
         assert not re.search(r"pip install (?:-\S+ )*['\"]?aprfmt\b", page.read_text()), page
 

@@ -19,7 +19,7 @@ METADATA: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """An index entry with its bytes; `size` and `offset` default to what is true."""
+    """An index entry with its bytes; `size` and `offset` default to the right values."""
 
     name: bytes
     shape: tuple[int, ...] = (4,)

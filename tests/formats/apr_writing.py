@@ -17,7 +17,7 @@ def info(name: str, shape: tuple[int, ...], name_of_encoding: str = "F32") -> Te
 
 
 def pattern(planned: TensorInfo) -> bytes:
-    """Return bytes that tell tensors and positions apart."""
+    """Return bytes that differ by tensor and position."""
     seed = sum(planned.name.encode()) % 251
     return bytes((seed + 7 * at) % 256 for at in range(planned.nbytes))
 

@@ -1,7 +1,7 @@
-"""Malformed files of which nothing, or nothing more, can be read: by format, ids of the tables.
+"""Malformed files of which nothing, or nothing further, can be read: ids of the tables, by format.
 
-All others are read past their fault when that is asked for. `NO_MODEL` are not even taken for a
-damaged model: another kind of file, or a version and layout that no reader here knows.
+All others are read past their fault with `damaged=True`. Those in `NO_MODEL` do not even count as
+damaged models: another kind of file, or an unknown version or layout.
 """
 
 from collections.abc import Mapping

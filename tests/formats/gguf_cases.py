@@ -167,7 +167,7 @@ MALFORMED: tuple[Case, ...] = (
          File(data=DATA).tensor("a", [8], 142).tensor("b", [8], 142).build(), "overlaps"),
 )  # fmt: skip
 
-# What llama.cpp or another strict reader refuses and we open with a word about it.
+# Files that llama.cpp or another strict reader refuses, and that we open with a note.
 WARNED: tuple[Case, ...] = (
     Case("TENSORS_BAD_NAME_SIZE", File(data=DATA[:32]).tensor(_long(64), [8]).build(),
          "1 tensor name is longer than 63 bytes", None),

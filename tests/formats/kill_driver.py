@@ -1,7 +1,7 @@
 """Kills writers, as a program of its own: forking is safe in a process without threads.
 
 `python -m tests.formats.kill_driver {calls,random,SIGTERM,SIGINT} SUBJECT FOLDER [KILLS]` prints a
-JSON list with one record for each kill; a broken promise ends it with a traceback. SUBJECT is a
+JSON list with one record for each kill; a failed check ends it with a traceback. SUBJECT is a
 scenario of `publishing` or a writer of `writers`.
 """
 

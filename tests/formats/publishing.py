@@ -21,7 +21,7 @@ CALLS = (
     "open", "write", "pwrite", "fsync", "fchmod", "close", "mkdir", "chmod", "link", "replace",
     "rename", "unlink", "rmdir",
 )  # fmt: skip
-BYSTANDER = "notes.txt"  # a file of somebody else, in the parent or in the folder of shards
+BYSTANDER = "notes.txt"  # another program's file, in the parent or in the folder of shards
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Scenario:
 
     @contextmanager
     def seamed(self) -> Iterator[None]:
-        """Switch off what this scenario does without."""
+        """Switch off the system features that this scenario does not use."""
         patches = [mock.patch.object(atomic, name, value) for name, value in self.seams]
         for patch in patches:
             patch.start()
@@ -81,7 +81,7 @@ class Scenario:
         return [name for name in names if name.startswith(".") or name.endswith(SUFFIX)]
 
     def prepare(self, root: Path) -> None:
-        """Put version 1 and a file of somebody else into `root`."""
+        """Put version 1 and another program's file into `root`."""
         root.mkdir()
         (root / BYSTANDER).write_bytes(b"mine")
         self.write(root, 1)

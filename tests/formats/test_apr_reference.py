@@ -14,7 +14,7 @@ from aprfmt.errors import FormatError
 from aprfmt.formats.apr.reader import AprSource, open_source
 from aprfmt.formats.apr.writer import open_sink
 
-# What we say where the reference refuses, or where only other readers do (design: damaged files).
+# Our notes for files that the reference, or only other readers, refuse.
 REFUSED = {
     "refuse_column_major.apr": "LAYOUT-002",
     "refuse_duplicate_names.apr": "twice",

@@ -112,7 +112,7 @@ def test_mode_is_that_of_the_umask_or_of_the_old_file() -> None:
     ("old", "new"), [(0o755, 0o755), (0o466, 0o466), (0o4711, 0o711), (0o2640, 0o640)]
 )
 def test_the_old_mode_stays_whatever_the_umask_but_no_set_id(old: int, new: int) -> None:
-    """Who writes a file anew is not who gave it the right to run as its owner."""
+    """A rewritten file must not keep the right to run as its owner (set-id bits)."""
     Path("old").write_bytes(b"")
     Path("old").chmod(old)
     before = os.umask(0o077)

@@ -1,4 +1,4 @@
-"""Every writing command, told to write where it cannot: one line, exit 2, the old file whole."""
+"""Every writing command with a destination it cannot write: one line, exit 2, the old file kept."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""Nothing writes a file but the publishing modules: a static check over the whole source."""
+"""Only the publishing modules write files: a static check of the whole source."""
 
 import ast
 from collections.abc import Iterator

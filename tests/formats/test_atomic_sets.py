@@ -1,4 +1,4 @@
-"""Folders and sets of files: one rename, an exchange or a journal, and nobody else's file lost."""
+"""Folders and sets of files: one rename, an exchange or a journal; no other file is lost."""
 
 import os
 import stat
@@ -44,7 +44,7 @@ def test_old_goes_new_comes(scenario: Scenario, tmp_path: Path) -> None:
 def test_everything_is_synced_before_it_is_renamed(
     scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a name leads to is durable before the name is; folders are synced last."""
+    """A file's content is synced before its name is; folders are synced last."""
     root = tmp_path / "x"
     scenario.prepare(root)
     synced: set[int] = set()

@@ -35,7 +35,7 @@ def test_the_lists_name_cases() -> None:
 
 @pytest.mark.parametrize(("kind", "case"), MALFORMED, ids=lambda value: str(value))
 def test_malformed(kind: str, case: Any) -> None:
-    """What is said without going on is said here too, and every tensor is whole or says why."""
+    """The fault that raises without `damaged` is collected; each tensor is readable or raises."""
     if case.id in FATAL[kind]:
         with pytest.raises(FormatError) as caught:
             open_damaged(kind, case.data)

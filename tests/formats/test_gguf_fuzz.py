@@ -1,4 +1,4 @@
-"""Random damage: a FormatError, or a file whose copy is equal; nothing else ever comes out."""
+"""Random damage gives a FormatError, or a file whose copy is equal, and nothing else."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -40,7 +40,7 @@ def test_ids_are_unique() -> None:
 
 @pytest.mark.parametrize("case", (*LEGAL, *WARNED), ids=str)
 def test_a_cut_anywhere_is_found(case: Case) -> None:
-    """Every byte of a whole file is missed, but for those that belong to nothing."""
+    """Every byte of a whole file is needed, except bytes that belong to no part of it."""
     parsed = parse(memoryview(case.data), "x.gguf")
     needed = max((i.offset + i.nbytes for i in parsed.infos.values() if i.nbytes), default=0)
     unsized = any(not encoding(info.encoding).known for info in parsed.infos.values())

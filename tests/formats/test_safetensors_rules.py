@@ -1,4 +1,4 @@
-"""All rules of the format, against the reference library: never laxer, never stricter unasked."""
+"""All rules of the format, against the reference library: never laxer, stricter only on purpose."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """Every writer of the package, in the shape of `publishing.Scenario`, for faults and kills.
 
-A writer puts one of three versions into a folder. What each version leaves there is found out by
-writing it once in peace; after any accident the folder must hold exactly one of them.
+A writer puts one of three versions into a folder. The expected content of each version is found by
+writing it once without faults; after any fault the folder must hold exactly one version.
 """
 
 import shutil
@@ -28,7 +28,7 @@ class Writer:
     name: str
     put: Callable[[Path, int], None]
     folder: str = ""
-    prepared: Callable[[Path], None] = lambda root: None  # what lies there before and stays
+    prepared: Callable[[Path], None] = lambda root: None  # files that exist before and must stay
     _seen: dict[int, Files] = field(default_factory=dict)
 
     def target(self, root: Path) -> Path:
@@ -47,7 +47,7 @@ class Writer:
         self.write(root, 1)
 
     def expected(self, version: int) -> Files:
-        """Return what a version leaves in a folder where nothing went wrong."""
+        """Return the content of a folder after writing a version without faults."""
         if version not in self._seen:
             root = Path(tempfile.mkdtemp(prefix="aprfmt-writer-")) / "x"
             try:

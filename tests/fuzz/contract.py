@@ -1,4 +1,4 @@
-"""What every parser owes every input: one clean error, or content that reads back equal.
+"""The promise of every parser for every input: one clean error, or content that reads back equal.
 
 Any other exception, or an error text that a terminal could not show, ends the run with a traceback
 that the fuzzing engine keeps together with the input; so does too much processor time, which the
@@ -74,7 +74,7 @@ def _check_text(error: AprfmtError) -> None:
 
 
 def check_shown(text: str) -> None:
-    """Refuse what moves a cursor, turns the reading direction or breaks a line.
+    """Raise for characters that move a cursor, change the reading direction or break a line.
 
     Unassigned code points are harmless, and which ones those are depends on Python's version.
     """

@@ -7,7 +7,7 @@ from aprfmt.formats.atomic import FileSet
 
 
 class MemoryFile:
-    """What a sink asks of an output file."""
+    """The methods of an output file that a sink uses."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -27,7 +27,7 @@ class MemoryFile:
 
 
 class MemoryFiles:
-    """What a sink asks of a set of files."""
+    """The methods of a set of files that a sink uses."""
 
     def __init__(self) -> None:
         self.made: list[MemoryFile] = []

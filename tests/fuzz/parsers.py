@@ -1,4 +1,4 @@
-"""Targets for what stands beside or inside the containers: config, tokenizer, imatrix, traces."""
+"""Targets for files beside or inside the containers: config, tokenizer, imatrix, traces."""
 
 import json
 import math

@@ -233,7 +233,7 @@ def bundle() -> list[bytes]:
 
 
 def stages() -> list[bytes]:
-    """Return what beside the stages says of them: right, unknown positions, another file."""
+    """Return variants of the file beside the stages: right, unknown positions, another file's."""
     shapes = dict(zip(STAGES, ([2, 3], [1, 2]), strict=True))
     files: dict[str, Any] = {
         name: {"sha256": hashlib.sha256(raw).hexdigest(), "shape": shapes[name],

@@ -1,4 +1,4 @@
-"""Targets for files that a command takes beside a model: what to ask, expect, compare, replay."""
+"""Targets for files that a command takes beside a model: prompts, goldens, traces, texts."""
 
 import atexit
 import hashlib
@@ -97,7 +97,7 @@ def calibration(data: bytes) -> None:
 
 
 def manifest(data: bytes) -> None:
-    """Read a manifest of hashes, compare a model with it and with what it says itself."""
+    """Read a manifest of hashes, compare a model with it and with the model's own record."""
     found = side_manifest.parse(_value(data), PATH)
     fake = cast(Model, SimpleNamespace(format=found.get("format")))
     rows = [{"key": "a", "names": ["a"], "encoding": "F32", "shape": [1], "raw": ["0"],
@@ -209,7 +209,7 @@ def packed(data: bytes) -> None:
 
 
 def validation(data: bytes) -> None:
-    """Run every check of `validate` on a GGUF file, and show what it says."""
+    """Run every check of `validate` on a GGUF file, and print the result."""
     with open_gguf(data, Path("fuzz.gguf")) as source:
         report = validate_model(Model(source, None), strict=worth_copying(data))
         for check in report.checks:
@@ -247,7 +247,7 @@ def _stages() -> Path:
 
 
 def stages(data: bytes) -> None:
-    """Read what stands beside APRT stages, by itself and with them, and compare the trace."""
+    """Read aprfmt-trace.json, alone and with the APRT stages, and compare the trace."""
     found = aprt_facts.parse(_value(data), str(PATH))
     again = loads(dumps(aprt_facts.to_json(found), "again"), "again", max_bytes=4 * LIMIT)
     same(aprt_facts.parse(again, str(PATH)), found, aprt_facts.NAME)

@@ -1,4 +1,4 @@
-"""No string of a file reaches a terminal, a log, a page or JSON as it is, whichever command reads.
+"""No command passes a string of a file unescaped to a terminal, a log, a page or JSON.
 
 Checked are both streams of every reading command over models whose every string is hostile.
 """

@@ -1,4 +1,4 @@
-"""Files beside a model whose strings are hostile, one at a time: nothing of them is shown raw."""
+"""Files beside a model with hostile strings, one at a time: none of the strings is printed raw."""
 
 import json
 from collections.abc import Iterator

@@ -1,3 +1,3 @@
-"""One thread: tiny products gain nothing from more, and lose much on a busy machine."""
+"""One thread: more do not speed up tiny products, and slow them on a busy machine."""
 
 from tests.threads import one_thread as one_thread

@@ -1,6 +1,6 @@
-"""What a RUN and --device stand for; asking for a GPU never ends on the CPU unsaid.
+"""The meaning of RUN and --device; a request for a GPU never runs on the CPU silently.
 
-Seen red: auto without its reason, every `@` taken for a run.
+Seen red: auto without its reason, every `@` parsed as a run.
 """
 
 import pytest

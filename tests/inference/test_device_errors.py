@@ -1,4 +1,4 @@
-"""What is said where there is no usable GPU: the cause, and what to do; never another device.
+"""The errors if there is no usable GPU: the cause, and what to do; another device is never used.
 
 Seen red: the driver's version read as 1300 instead of 13.0, the cause of a too old driver given
 for a hidden GPU, `cuda:x` taken for cuda, auto's message saying that nothing was run.
@@ -33,7 +33,7 @@ NONE = Driver(None, (), "no NVIDIA driver is installed (libcuda.so.1 is not foun
 
 
 class Library:
-    """A driver that answers as told."""
+    """A driver with given answers."""
 
     def __init__(self, version: int = 13000, init: int = 0, count: int = 1) -> None:
         self._answers: Mapping[str, int] = {"version": version, "count": count}

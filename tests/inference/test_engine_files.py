@@ -1,4 +1,4 @@
-"""Foreign trace files that lie: refused by name, in bounded memory, whatever they declare.
+"""Foreign trace files with false sizes: refused with the name of the fault, in bounded memory.
 
 Seen red: a pickled member read, a header's size believed, a member expanded before its size.
 """
@@ -40,7 +40,7 @@ def archive(path: Path, members: list[tuple[str, bytes]], packed: bool = False) 
 
 
 REFUSED: dict[str, tuple[bytes | list[tuple[str, bytes]], str]] = {
-    "no zip": (b"PK\x03\x04 and nothing more", "is no .npz file"),
+    "no zip": (b"PK\x03\x04 and nothing more", "is not an .npz file"),
     "pickle": ([(KEY, npy(np.array([{"a": 1}], dtype=object)))], "pickled objects are not read"),
     "no array": ([(KEY, b"hello there, this is text")], "expected an .npy array"),
     "no suffix": ([("x.txt", b"")], "expected NAME.npy"),
@@ -58,7 +58,7 @@ REFUSED: dict[str, tuple[bytes | list[tuple[str, bytes]], str]] = {
     "cut header": ([(KEY, b"\x93NUMPY\x01\x00" + struct.pack("<H", 200) + b"{}")], "ends inside"),
     "ids": ([("input_ids.npy", npy(np.ones((2, 3), np.int64)))], "expected the ids of one"),
     "float ids": ([("input_ids.npy", npy(np.ones(3, np.float32)))], "expected the ids of one"),
-    "order": ([("__order__.npy", npy(np.ones(3)))], "is no list of names"),
+    "order": ([("__order__.npy", npy(np.ones(3)))], "is not a list of names"),
 }  # fmt: skip
 
 

@@ -227,7 +227,7 @@ def test_npz_of_module_outputs(name: str, tmp_path: Path) -> None:
             if not key.endswith(".router"):  # float32 either way
                 assert rel(trace.values(key), ours.values(key)) < 2e-5, key
         assert trace.run["ids"] == list(IDS)
-        assert trace.run["unknown"]["model.layers.0.mystery"] == "no point of ours"
+        assert trace.run["unknown"]["model.layers.0.mystery"] == "not a capture point"
         assert compare_traces(trace, ours).first is None
     with load_npz(path) as bare:  # without the model: joined stays joined, nothing is guessed
         for key in common_keys(ours, bare):

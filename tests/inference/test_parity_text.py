@@ -1,4 +1,4 @@
-"""Unusual text is no bug, in any arithmetic; what is wrong is found on it all the same.
+"""Unusual text is never reported as a bug, in any arithmetic; real faults are still found on it.
 
 Seen red: a loss bound that knows neither the dtype nor the size of the values, rows behind an
 expert's flip held against the run, the scores of their keys too, text that no run does well on.

@@ -30,7 +30,7 @@ from tests.inference.judge import backend, judged, rel, run, traced, traced64
 from tests.models import EVERY, IDS, MAKERS
 
 CACHE_ONLY = {"k_cache", "v_cache"}
-# Not part of the computation: what a router says of itself.
+# Not part of the computation: facts about a router's choice.
 INFORMATIVE = {"router_margin"}
 
 
@@ -52,7 +52,7 @@ class Altering:
 
 
 class Collecting:
-    """A recorder that wants everything and notes what comes by."""
+    """A recorder that wants every point and stores the calls."""
 
     def __init__(self) -> None:
         self.keys: list[str] = []

@@ -1,7 +1,7 @@
 """Real models against transformers: the demo, SmolLM2 (llama, Q4_1) and Gemma 3 (a mixture).
 
-transformers gets the weights as gguf-py decodes them, in its own modules, so that neither our
-codecs nor our layout steps nor our hyperparameters have a part in the judge. The prompts are longer
+transformers gets the weights as gguf-py decodes them, in its own modules, so the reference uses
+neither our codecs nor our layout steps nor our hyperparameters. The prompts are longer
 than Gemma's window of 512.
 """
 

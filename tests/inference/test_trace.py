@@ -257,7 +257,7 @@ def test_a_stage_that_is_not_the_one_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="is not in aprfmt-trace"):
         load_aprt(tmp_path)
     (tmp_path / "layer-0" / "layer_output.bin").unlink()
-    up.unlink()  # less is no lie
+    up.unlink()  # a missing file is allowed
     assert "L0.ffn_up" not in load_aprt(tmp_path).records
 
 
@@ -268,7 +268,7 @@ def test_a_stage_that_is_not_the_one_written_is_refused(tmp_path: Path) -> None:
         (lambda h: h.update(files=[]), "run or files"),
         (lambda h: h["run"].update(ids=[1, -2]), "ids is"),
         (lambda h: h["run"].update(ids="1,2"), "ids is"),
-        (lambda h: h["files"].update({"layer-0/ffn_up.bin": 3}), "is no object"),
+        (lambda h: h["files"].update({"layer-0/ffn_up.bin": 3}), "is not an object"),
         (lambda h: h["files"]["layer-0/ffn_up.bin"].update(sha256=None), "sha256 is None"),
         (lambda h: h["files"]["layer-0/ffn_up.bin"].update(sha256=""), "sha256 is ''; expected 64"),
         (lambda h: h["files"]["layer-0/ffn_up.bin"].update(dtype="int8"), "dtype 'int8'"),
@@ -320,5 +320,5 @@ def test_an_aprt_stage_must_be_known_and_nan_bits_stay(tmp_path: Path) -> None:
     target.rename(target.with_name("guess.bin"))
     with pytest.raises(FormatError, match="stage 'guess' is not known"):
         load_aprt(tmp_path)
-    with pytest.raises(FormatError, match="is no folder"):
+    with pytest.raises(FormatError, match="is not a folder"):
         load_aprt(tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""Who uses what stands outside of functions: a constant, a row of a table, a field's default."""
+"""Finds the users of code outside functions: a constant, a row of a table, a field's default."""
 
 import ast
 import re

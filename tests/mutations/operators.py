@@ -45,7 +45,7 @@ _COSMETIC = {
 
 
 def _between(source: Source, left: ast.expr, right: ast.expr, new: str) -> Iterator[Edit]:
-    """Replace an operator; brackets and comments around it make it none of ours."""
+    """Replace an operator; operators next to brackets or comments are skipped."""
     start, stop = source.span(left)[1], source.span(right)[0]
     written = source.text[start:stop]
     if written.strip() and not set(written) & set("()#\\[]"):
@@ -85,7 +85,7 @@ def _and_or(source: Source, node: ast.AST) -> Iterator[Edit]:
 
 
 def _negation(source: Source, node: ast.AST) -> Iterator[Edit]:
-    """Drop a `not`, or negate a condition that is no comparison."""
+    """Drop a `not`, or negate a condition that is not a comparison."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         yield (*source.span(node), source.of(node.operand))
     if isinstance(node, (ast.If, ast.IfExp, ast.While)):

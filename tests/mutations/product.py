@@ -81,7 +81,7 @@ def test_key(root: Path, name: str) -> str:
 
 @cache
 def files_of_tests(root: Path) -> tuple[str, ...]:
-    """Return all files that decide what the tests say."""
+    """Return all files that can change the tests' results."""
     return tuple(
         name for name in files(root)
         if name.startswith(("tests/", "fixtures/")) and not name.startswith(HERE)

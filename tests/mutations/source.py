@@ -32,7 +32,7 @@ class Block:
 
 
 class Source:
-    """One file. Raises SyntaxError where it is no Python."""
+    """One file. Raises SyntaxError if it is not Python."""
 
     def __init__(self, path: str, text: str) -> None:
         self.path = path

@@ -167,7 +167,7 @@ def test_a_users_own_prompts_and_expectations(demo_model: Path, tmp_path: Path) 
     outcomes = {each.name: each.outcome for each in report.gate("golden-output").checks}
     assert outcomes["paris-answer"] == "PASS"
     assert outcomes["rome-answer"] == "FAIL"
-    assert outcomes["coin-answer"] == "NOT_RUN"  # a coin flip is no verdict
+    assert outcomes["coin-answer"] == "NOT_RUN"  # a coin flip is not a verdict
     assert outcomes["long-answer"] == "NOT_RUN"  # nor is what does not fit the context
     assert report.exit_code == 1
 

@@ -121,7 +121,7 @@ def test_the_record_survives_other_containers(tmp_path: Path) -> None:
 def test_what_weighs_nothing_takes_no_matrix(scheme: str, tmp_path: Path) -> None:
     source = llama_folder(tmp_path / "s", "BF16", hidden=256, layers=2, ffn=512, vocab=32)
     path = write_legacy(tmp_path / "m.dat", sums())
-    with pytest.raises(UsageError, match=f"{scheme} weighs nothing"):
+    with pytest.raises(UsageError, match=f"{scheme} uses no importance matrix"):
         aprfmt.convert(source, tmp_path / "q.apr", quantize=scheme, imatrix=path)
 
 

@@ -1,4 +1,4 @@
-"""Where other readers decide otherwise than we do, and why; prints docs/robustness_differences.md.
+"""Files that other readers judge differently, and why; prints docs/robustness_differences.md.
 
     python -m tests.robustness.differences > docs/robustness_differences.md
 

@@ -1,4 +1,4 @@
-"""Files and folders nobody should trust, and odd ones that are valid: makers, by id.
+"""Hostile files and folders, and odd ones that are valid: functions that make them, by id.
 
 A maker gets an empty folder and returns what is given to a command as its MODEL.
 """
@@ -231,7 +231,7 @@ REFUSED: Mapping[str, tuple[Maker, str]] = {
     "index_absolute": (weights_in("/etc/passwd"), "it leads beyond one subfolder"),
 }  # fmt: skip
 
-# Opened, or refused by some commands only: whatever they say, they say it properly.
+# Opened, or refused by some commands only: either way with a proper message.
 ODD: Mapping[str, Maker] = {
     "names": _hostile_names,
     "gguf_trailing": _case("gguf", "trailing"),

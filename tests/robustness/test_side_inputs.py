@@ -1,4 +1,4 @@
-"""Files beside a model: matrices, traces, ids, messages, manifests. Nobody trusts those either."""
+"""Untrusted files beside a model: matrices, traces, ids, messages, manifests."""
 
 import io
 import os
@@ -118,7 +118,7 @@ def _sparse(path: Path) -> None:
     os.truncate(path, 8 << 30)
 
 
-# What is no file, or one beyond every limit: none is waited for or read through.
+# Not a file, or a file beyond every limit: commands neither wait for it nor read all of it.
 KINDS: dict[str, Callable[[Path], object]] = {
     "fifo": os.mkfifo,
     "device": lambda path: path.symlink_to("/dev/zero"),
@@ -130,7 +130,7 @@ KINDS: dict[str, Callable[[Path], object]] = {
 # Tokenizing megabytes of anything measures the tokenizer's library.
 LONG = [("text", "many"), ("text", "deep_object")]
 PAIRS = [(t, name) for t in TAKERS for name in (*FILES, *KINDS) if (t, name) not in LONG]
-# These answer, with 2, on stdout: what was given is no trace with anything to compare.
+# These exit 2 with an answer on stdout: the input is not a trace with comparable points.
 ANSWERS = ("copy", "diagnose")
 
 

@@ -30,7 +30,7 @@ def assert_reported(done: Done, says: str = "") -> None:
 
 
 def assert_told(done: Done, says: str = "", where: str = "") -> None:
-    """Assert one line on stderr and exit 2, whatever could be read all the same."""
+    """Assert one line on stderr and exit 2, no matter how much could be read."""
     assert_plain(done)
     assert done.code == 2, (done.code, done.out[:200], done.err[:300])
     lines = [line for line in done.err.splitlines() if not line.startswith("warning: ")]

@@ -1,4 +1,4 @@
-"""What each format is told of a tokenizer, and what can be said of it afterwards."""
+"""The parts of a tokenizer that each format gets, and the facts that can be read back."""
 
 import json
 import sys

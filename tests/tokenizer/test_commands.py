@@ -122,7 +122,7 @@ def test_help(command: str) -> None:
 def test_a_template_needs_no_tokenizer_that_builds(
     lost: tuple[str, ...], demo_model: Path, tmp_path: Path
 ) -> None:
-    """A GGUF that lost a key of its vocabulary: the text is transformers', ids there are none."""
+    """A GGUF without a key of its vocabulary: the text is transformers', but there are no ids."""
     from transformers import AutoTokenizer
 
     messages = [{"role": "user", "content": "hi"}]

@@ -164,7 +164,7 @@ def test_a_template_may_refuse() -> None:
 
 def test_messages_that_are_no_data() -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": object()}]
-    with pytest.raises(UsageError, match="no plain JSON data"):
+    with pytest.raises(UsageError, match="not plain JSON data"):
         render("x", messages, add_generation_prompt=True, variables={}, where="x")
 
 

@@ -1,4 +1,4 @@
-"""Every check goes red for its own fault and for nothing else; good files pass, strictly too."""
+"""Every check fails for its own fault and for no other; good files pass, also with --strict."""
 
 import json
 import shutil

@@ -1,8 +1,8 @@
 """Why two tensors of one role differ: hypotheses that need no forward pass, tried in one order.
 
-The cost is bounded. A pair costs one pass over both tensors for the distance, and samples of
-SAMPLE_ROWS rows for every hypothesis; each guess that holds on the sample costs one more pass.
-The index of all other tensors reads four rows of each, once for a comparison.
+The cost is bounded. A pair takes one pass over both tensors for the distance, and samples of
+SAMPLE_ROWS rows for every hypothesis; each guess that fits the sample takes one more pass. The
+index of all other tensors reads four rows of each, once per comparison.
 """
 
 import math
@@ -26,22 +26,22 @@ from aprfmt.tensors.view import View
 
 __all__ = ["Context", "Explanation", "explain_pair", "explained"]
 
-TRIED = 6  # guesses confirmed in full for one pair
-PART = 0.5  # share of rows that differ up to which they are looked at alone
+TRIED = 6  # guesses applied to whole tensors, per pair
+PART = 0.5  # at most this share of rows differs: then they are also examined alone
 PART_ROWS = 1 << 12
-DENSE = 0.3  # distance below which values were not misread as a whole
-REREAD = ("dtype_mislabel", "endianness", "rounding", "quantisation")  # no second cause beside one
+DENSE = 0.3  # at a smaller distance not all values were misread
+REREAD = ("dtype_mislabel", "endianness", "rounding", "quantisation")  # not combined
 
 
 def explain_pair(a: View, b: View, context: Context, key: str = "") -> Explanation | None:
     """Return the first hypothesis that makes two differing tensors equal, or the likeliest one.
 
-    `key` is the pair's, where it is not the tensors' own. None where nothing fits, or where the
-    tensors do not differ. Raises AprfmtError for a tensor that cannot be read.
+    `key` is the pair's key if it is not the tensors' own. None if nothing fits, or if the tensors
+    do not differ. Raises AprfmtError for a tensor that cannot be read.
     """
     import numpy as np
 
-    with np.errstate(all="ignore"):  # misread values are wild, and expected to be
+    with np.errstate(all="ignore"):  # misread values may overflow
         return _explain(a, b, context, key)
 
 
@@ -59,9 +59,10 @@ def _explain(a: View, b: View, context: Context, key: str) -> Explanation | None
 
 
 def _with_numbers(case: Case, found: Explanation | None) -> Explanation | None:
-    """Say where one side alone is not finite; no rounding and no equal function is confirmed on it.
+    """Add the places where only one side is not finite to an explanation.
 
-    Only a defect whose transformation gives the very same bits or values explains such numbers.
+    NaN and infinities are explained only by a transformation that gives exactly the same bits or
+    values; rounding, or an equal function, is then not confirmed.
     """
     odd = case.before.nonfinite
     if odd is None or not odd.alone:
@@ -97,7 +98,7 @@ Tried = tuple[Explanation, Guess | None]
 
 
 def _tried(case: Case, *, shapes: bool = False, part: bool = False) -> Tried | None:
-    """Go through the table; the first confirmed one wins, else the first likely one."""
+    """Try all rows of the table; return the first confirmed guess, else the first likely one."""
     likely: Tried | None = None
     budget = TRIED
     for guess in _guesses(case, shapes, part):
@@ -128,14 +129,14 @@ def _guesses(case: Case, shapes: bool, part: bool) -> Iterator[Guess | Explanati
 
 
 def _confirmed(case: Case, guess: Guess, shapes: bool) -> Explanation | None:
-    """Apply a guess to everything it speaks of; None where it improves little."""
+    """Apply a guess to the whole tensors (or its rows); None if the distance hardly improves."""
     after = case.distance(guess.left, guess.right, guess.rows, guess.slack)
     before = None if shapes else case.before.relative
     equal = not after.changed
     if guess.slack:
         equal = after.relative <= guess.slack and not after.stray
     if not math.isfinite(after.relative):
-        return None  # it leaves numbers that no bound can judge
+        return None  # the remaining values have no bound to compare with
     if before is not None and after.relative > 0.5 * before and after.changed:
         return None
     says = guess.says
@@ -152,7 +153,7 @@ def _confirmed(case: Case, guess: Guess, shapes: bool) -> Explanation | None:
 
 
 def _of_part(case: Case) -> Tried | None:
-    """Explain just the rows that differ, where they are few."""
+    """Explain only the rows that differ, if they are few."""
     if case.a.columns == 1:
         return None
     near = row_distances(case.sample_a, case.sample_b) <= case.slack()
@@ -172,7 +173,7 @@ def _of_part(case: Case) -> Tried | None:
 
 
 def _compound(case: Case, found: Tried | None) -> Explanation | None:
-    """Explain what a guess that helps leaves over; both causes are then in the evidence."""
+    """Explain the rest that a helpful guess leaves; the evidence then has both causes."""
     if found is None or found[1] is None:
         return None
     rest = remainder(case, found[1])
@@ -186,7 +187,7 @@ def _compound(case: Case, found: Tried | None) -> Explanation | None:
 
 
 def _reread(case: Case) -> Explanation | None:
-    """Explain a side's bytes read as another type, where elements moved besides."""
+    """Explain a side's bytes read as another type, together with moved elements."""
     if case.before.relative < DENSE:
         return None
     for cause, text, reread in rereadings(case):
@@ -204,7 +205,7 @@ def _reread(case: Case) -> Explanation | None:
 def explained(
     a: Model, b: Model, base: Model | None, pairs: Sequence[Pair], results: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
-    """Return the records with an explanation for every pair that differs and can be read."""
+    """Return the records, with an explanation for every pair that differs and can be read."""
     context = Context(a, b, base, {row.key: row for row in results})
     made = []
     for pair, row in zip(pairs, results, strict=True):
@@ -215,7 +216,7 @@ def explained(
             elif row.verdict in ("ONLY_IN_A", "ONLY_IN_B"):
                 found = renamed(row.key, row.verdict[-1].lower(), context)
         except AprfmtError:
-            found = None  # it was read a moment ago; what it was then is said
+            found = None  # no longer readable: the record stays as it was
         pair.drop()
         if found is not None:
             cause = found.cause if found.confirmed and not row.cause else row.cause

@@ -1,4 +1,4 @@
-"""Hypotheses that compute: one added, a factor, rounding, quantization."""
+"""Hypotheses with arithmetic: 1 added, a factor, rounding, quantization."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 LOOSE = 0.25  # rounding beyond which a factor proves nothing
 NARROW = 16  # columns below which a factor a row explains too little
 REQUANTIZED = 1 << 22  # elements encoded again to confirm
-# Encodings a float file is asked about: whether its values went through them.
+# Encodings that a float file's values may have gone through.
 THROUGH = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K")
 
 
 def norm_offset(case: Case) -> Iterator[Guess]:
-    """Ask for a vector with one added, or without the one it should have."""
+    """Guess that 1 was added to a vector, or was not added although it should be."""
     import numpy as np
 
     if case.a.columns != 1:
         return
     apart = wide(case.sample_b) - wide(case.sample_a)
     offset = float(np.median(apart)) if np.isfinite(apart).all() else 0.0
-    # Adding, storing and taking away again round three times, at the size of one.
+    # Adding, storing and subtracting round three times, relative to a size of 1.
     slack = 4 * case.slack(moved=False)
     for one in (1.0, -1.0):
         if abs(offset - one) > 0.05:
             continue
-        # Add to the smaller side: what is stored with one added was rounded there.
+        # Add 1 to the smaller side: the values stored with 1 added were rounded at that size.
         left = (lambda rows: case.a.take(rows) + np.float32(1)) if one > 0 else case.a.take
         right = case.b.take if one > 0 else (lambda rows: case.b.take(rows) + np.float32(1))
         text = "B's values are A's plus 1" if one > 0 else "B's values are A's minus 1"
@@ -40,7 +40,7 @@ def norm_offset(case: Case) -> Iterator[Guess]:
 
 
 def scale(case: Case) -> Iterator[Guess]:
-    """Ask for a factor: one, one a row, or one a column."""
+    """Guess a factor: a single one, one per row, or one per column."""
     import numpy as np
 
     x, y = wide(case.sample_a), wide(case.sample_b)
@@ -48,7 +48,7 @@ def scale(case: Case) -> Iterator[Guess]:
         return
     slack = case.slack(moved=False)
     if slack > LOOSE:
-        return  # such coarse values fit any factor
+        return  # values this coarse would fit any factor
     a, b = case.a, case.b
     factor = float(np.vdot(x, y) / np.vdot(x, x))
     if _differs(np.array([factor]), slack):
@@ -99,7 +99,7 @@ def _ratio(x: "Array", y: "Array", axis: int) -> "Array":
 
 
 def _differs(factors: "Array", slack: float) -> bool:
-    """Say whether factors are none near 0 (that is loss, not scale) and not all near 1."""
+    """Say whether no factor is near 0 (values were lost, not scaled) and not all are near 1."""
     import numpy as np
 
     return bool(np.abs(factors - 1.0).max(initial=0.0) > 4 * slack) and bool(
@@ -112,7 +112,7 @@ def _fit(x: "Array", y: "Array", slack: float) -> bool:
 
 
 def _told(case: Case, factor: float) -> str:
-    """Return a factor with what it may be: a root of a size, a multiplier, a power of two."""
+    """Return a factor and what it may be: a root of a size, a multiplier, a power of two."""
     names: dict[str, float] = {}
     for size in ("hidden_size", "head_dim", "n_layers", "ffn_size"):
         for value in case.sizes(size):
@@ -154,7 +154,7 @@ def _cast(values: "Array", dtype: str) -> "Array":
 
 
 def _cut(values: "Array", bits: int) -> "Array":
-    """Return float32 values with the low bits of the significand zero: towards zero."""
+    """Return float32 values with the low bits of the significand set to zero (truncation)."""
     import numpy as np
 
     found = np.ascontiguousarray(values, np.float32).copy()
@@ -199,7 +199,7 @@ ROUNDINGS: tuple[tuple[str, Take], ...] = (
 
 
 def rounding(case: Case) -> Iterator[Guess | Explanation]:
-    """Ask for A rounded or cut to fewer bits (or B); else for one unit apart at most."""
+    """Guess that A (or B) was rounded or cut to fewer bits; else that all are within one unit."""
     a, b = case.a, case.b
     if not (_float(a.encoding) and _float(b.encoding)):
         return
@@ -235,7 +235,7 @@ def rounding(case: Case) -> Iterator[Guess | Explanation]:
 
 
 def _within(x: "Array", y: "Array", unit: float) -> bool:
-    """Say whether all values are equal or within `unit` of their size, infinities equal."""
+    """Say whether all values are equal, or within `unit` relative to their size."""
     import numpy as np
 
     finite = np.isfinite(x) & np.isfinite(y)
@@ -255,7 +255,7 @@ def _float(encoding: str) -> bool:
 
 
 def quantisation(case: Case) -> Iterator[Guess | Explanation]:
-    """Ask for one side being the other encoded again, or both encodings of one source."""
+    """Guess that one side is the other encoded again, or that both encode one source."""
     import numpy as np
 
     a, b = case.a, case.b
@@ -274,7 +274,7 @@ def quantisation(case: Case) -> Iterator[Guess | Explanation]:
             through = "" if name == coarse.encoding else " and decoded again"
             slack = 0.0 if coarse.encoding in ("F32", name) else 2 * noise_of(coarse.encoding)
             if 2 * slack > case.before.relative:
-                continue  # the stored encoding itself hides what went before
+                continue  # the stored encoding hides earlier ones
             checked = f"encoded {len(rows)} of {a.rows} rows again: equal"
             yield Guess(
                 "quantisation",
@@ -299,7 +299,7 @@ def quantisation(case: Case) -> Iterator[Guess | Explanation]:
 
 
 def _through_what(stored: str) -> list[str]:
-    """Return the encodings values stored so may have gone through: itself, or coarser ones."""
+    """Return the encodings that such values may have gone through: the same, or coarser ones."""
     own = [] if _float(stored) else [stored]
     bits = encoding_row(stored.split("+")[0]).bits_per_weight or 32.0
     return own + [name for name in THROUGH if encoding_row(name).bits_per_weight < bits]
@@ -330,7 +330,7 @@ def _again(take: Take, name: str) -> Take:
 
 
 def steps_apart(case: Case) -> float | None:
-    """Return the largest |a-b| in steps of both sides' encodings, None where steps are unknown."""
+    """Return the largest |a-b| in steps of both encodings; None if steps are not known."""
     from aprfmt.compare.tensors import in_steps
 
     if case.a.encoding != case.b.encoding or encoding_row(case.a.encoding).block_size == 1:

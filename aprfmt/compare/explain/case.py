@@ -1,4 +1,4 @@
-"""One pair that differs, as the hypotheses see it: samples, distances, names of sizes."""
+"""One differing pair, as the hypotheses use it: samples, distances, names of sizes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
     from aprfmt.compare.explain.context import Context
 
-SAMPLE_ROWS = 24  # rows every guess is tried on first
-STRAY = 4.0  # slacks beyond which a row is not equal, whatever the others are
-STRAY_COLUMNS = 16  # columns below which single values decide a row
+SAMPLE_ROWS = 24  # rows that every guess is tried on first
+STRAY = 4.0  # a row further apart than this many slacks is not equal
+STRAY_COLUMNS = 16  # with fewer columns, single values decide
 WINDOW = 1 << 20  # elements compared at a time
 
 
@@ -26,11 +26,10 @@ WINDOW = 1 << 20  # elements compared at a time
 class Distance:
     """||l-r|| / max(||l||, ||r||), how many values differ and of how many, the largest |l-r|.
 
-    `stray` counts rows far beyond the slack that was asked for: a few large rows must not speak
-    for the others.
-    `norms` are ||l|| and ||r||; all are over the values finite on both sides, but `relative` and
-    `largest` are infinite where one side alone is not finite: `rest` is the distance of the others
-    then, and `nonfinite` has the places.
+    `stray` counts rows far beyond the slack, so that a few large rows do not hide them. `norms` are
+    ||l|| and ||r||. All numbers are over values finite on both sides; but if a value is not finite
+    on one side only, `relative` and `largest` are infinite, `rest` is the distance of the other
+    values, and `nonfinite` has the places.
     """
 
     relative: float
@@ -44,7 +43,7 @@ class Distance:
 
 
 class Case:
-    """Two tensors of one role and shape, and what is around them."""
+    """Two tensors of one role and shape, with their context."""
 
     def __init__(
         self, key: str, a: Reader, b: Reader, context: "Context", shape: tuple[int, ...] = ()
@@ -57,7 +56,7 @@ class Case:
 
     @cached_property
     def sample(self) -> "Array":
-        """Row numbers: evenly spread ones, each with an uneven neighbour (int64)."""
+        """Row numbers (int64): evenly spread ones, and for each an irregularly spaced neighbour."""
         import numpy as np
 
         rows = self.a.rows
@@ -79,7 +78,7 @@ class Case:
 
     @cached_property
     def before(self) -> Distance:
-        """The distance as stored, over everything; taken from the comparison where it was one."""
+        """The distance over all values; from the comparison's record if that has it."""
         known = self.context.results.get(self.key)
         if known is not None and known.stats is not None and self.known:
             stats = known.stats
@@ -103,11 +102,11 @@ class Case:
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
     def slack(self, *, moved: bool = True) -> float:
-        """Distance that counts as equal for this pair's encodings."""
+        """Return the relative distance up to which values of this pair count as equal."""
         return noise(self.a.encoding, self.b.encoding, moved=moved)
 
     def windows(self, rows: "Array | None") -> "Iterator[Array]":
-        """Yield row numbers in windows of WINDOW elements; pages behind a window are dropped."""
+        """Yield row numbers in windows of WINDOW elements; mapped pages are then released."""
         import numpy as np
 
         step = max(1, WINDOW // max(1, self.a.columns))
@@ -173,10 +172,10 @@ class Case:
         """Return a row's number in the tensor."""
         return str(row if self.numbers is None else int(self.numbers[row]))
 
-    # --- what the sizes are called -----------------------------------------------------------
+    # --- names of sizes ----------------------------------------------------------------------
 
     def sizes(self, *names: str) -> list[int]:
-        """Return the values of hyperparameters of either model that are whole numbers > 0."""
+        """Return the positive whole numbers among these hyperparameters of both models."""
         found: dict[int, None] = {}
         for hyper in self.context.hyper:
             for name in names:
@@ -188,7 +187,7 @@ class Case:
 
 
 def _stray(delta: "Array", x: "Array", y: "Array", slack: float) -> int:
-    """Count rows that are beyond STRAY slacks of their own norm (or of a hundredth of all)."""
+    """Count rows further apart than STRAY slacks of their norm (or of 1/100 of the whole norm)."""
     import numpy as np
 
     away = np.einsum("ij,ij->i", delta, delta)
@@ -198,7 +197,7 @@ def _stray(delta: "Array", x: "Array", y: "Array", slack: float) -> int:
 
 
 def row_distances(x: "Array", y: "Array") -> "Array":
-    """Return ||x-y|| / max(||x||, ||y||) of every row (float64); infinite where not finite."""
+    """Return ||x-y|| / max(||x||, ||y||) of every row (float64); infinite if it is not finite."""
     import numpy as np
 
     x, y = wide(x), wide(y)

@@ -1,4 +1,4 @@
-"""Two defects in one tensor: what is left after the first, and values to be read otherwise."""
+"""Two defects in one tensor: the rest after the first one, and bytes read as another type."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -18,7 +18,7 @@ SANE = 4.0  # how far two root mean squares may be apart for a reading to be wor
 
 
 class Made(Reader):
-    """A tensor as another one would be after a transformation; it has no bytes of its own."""
+    """A transformed tensor; it has values but no stored bytes."""
 
     def __init__(self, like: Reader, take: Take) -> None:
         super().__init__(like.side)
@@ -26,7 +26,7 @@ class Made(Reader):
         self._take = take
 
     def take(self, index: "Array | list[int]") -> "Array":
-        """Return the rows of these numbers, transformed."""
+        """Return the transformed rows with these numbers."""
         import numpy as np
 
         return self._take(np.asarray(index))
@@ -45,7 +45,7 @@ class Made(Reader):
 
 
 def remainder(case: Case, guess: Guess) -> Case | None:
-    """Return the pair as it is once a guess has been applied; None where it speaks of a part."""
+    """Return the pair after applying a guess; None if the guess concerns only some rows."""
     if guess.rows is not None or case.a.shape != case.b.shape:
         return None
     a, b = Made(case.a, guess.left), Made(case.b, guess.right)
@@ -57,7 +57,7 @@ def remainder(case: Case, guess: Guess) -> Case | None:
 def rereadings(case: Case) -> Iterator[tuple[str, str, Case]]:
     """Yield (cause, sentence, case) of one side's bytes read as another type or byte order.
 
-    Only where the values then are of the other side's size, and were not before.
+    Only if the values then have about the other side's size, and did not before.
     """
     for label, side, other in (("B", case.b, case.a), ("A", case.a, case.b)):
         row = encoding_row(side.encoding.split("+")[0])
@@ -96,7 +96,7 @@ def _labelled(side: Reader, name: str) -> Take:
 
 
 def _size(values: "Array") -> float:
-    """Return the root mean square, 0 for values that are not finite."""
+    """Return the root mean square; 0 if a value is not finite."""
     import numpy as np
 
     values = wide(values)

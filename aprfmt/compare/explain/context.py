@@ -1,4 +1,4 @@
-"""What is around a pair: the other tensors of both files, sizes, the base, the other verdicts."""
+"""The context of a pair: the other tensors of both files, sizes, the base, the other verdicts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
 SPOTS = 4  # rows of every tensor in the index
-WIDTH = 64  # values of such a row
+WIDTH = 64  # values read of each such row
 
 Label = Literal["a", "b", "base"]
 
 
 @dataclass(frozen=True)
 class Shelf:
-    """Tensors of one shape of one file: their keys and one line of sample values each."""
+    """Tensors of one shape in one file: their keys, and a line of sample values for each."""
 
     keys: tuple[str, ...]
     encodings: tuple[str, ...]
@@ -33,11 +33,11 @@ class Shelf:
 
 
 class Context:
-    """Both models, and an optional third one, asked about tensors by key.
+    """Both models, and an optional third one (the base); gives tensors by key.
 
-    `results` are the records of all pairs by key where they are known: they save passes, and
-    say how the other tensors fared. Nothing is read before it is asked for; the index reads SPOTS
-    rows of every tensor, once.
+    `results` are the known records of pairs by key: they save passes and tell whether other
+    tensors are equal. Everything is read on first use; the index reads SPOTS rows of every tensor,
+    once.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Context:
             return dict(model)
 
     def reader(self, label: str, key: str) -> Reader | None:
-        """Return a model's tensor, None where it has none of that key."""
+        """Return a model's tensor; None if it has no tensor of that key."""
         if label not in self.models:
             return None
         if (label, key) not in self._readers:
@@ -94,7 +94,7 @@ class Context:
         return self._readers[label, key]
 
     def shelf(self, label: str, shape: tuple[int, ...]) -> Shelf | None:
-        """Return the samples of all tensors of a shape; None where there is none."""
+        """Return the samples of all tensors of a shape; None if there are none."""
         if label not in self._shelves:
             self._shelves[label] = self._read_shelves(label)
         return self._shelves[label].get(shape)
@@ -108,7 +108,7 @@ class Context:
             if reader is None or not reader.size:
                 continue
             if not reader.by_row and reader.size > 16 * KEPT:
-                continue  # reading four rows of it would mean decoding all of it
+                continue  # four rows cannot be read without decoding all of it
             try:
                 line = sample_line(reader)
             except AprfmtError:
@@ -127,7 +127,7 @@ class Context:
     def alike(self, label: str, reader: Reader) -> list[str]:
         """Return the keys of a model's tensors whose samples equal this tensor's, nearest first.
 
-        Empty for a tensor whose sample is one value: constants equal each other everywhere.
+        Empty if all values of the sample are equal, because constant tensors prove nothing.
         """
         import numpy as np
 

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from aprfmt.compare.explain.context import Context
 
 SHOWN = 3  # other tensors named
-TIED = ("output.weight", "token_embd.weight")  # what a tied head is, and what it reads
+TIED = ("output.weight", "token_embd.weight")  # a tied head equals the embedding
 
 
 def split_role(key: str) -> tuple[int | None, str]:
-    """Return the layer and the role of a key; (None, key) for tensors of no layer."""
+    """Return the layer and the role of a key; (None, key) if it has no layer."""
     head, _, rest = key.partition(".")
     return (int(head[1:]), rest) if head[:1] == "L" and head[1:].isdigit() else (None, key)
 
 
 def other_tensor(case: Case) -> Iterator[Guess]:
-    """B has another tensor's values under this name: exchanged, renumbered or copied."""
+    """Guess that B has another tensor's values under this name: exchanged, renumbered or copied."""
     context = case.context
     for label, mine, others in (("B", case.b, "a"), ("A", case.a, "b")):
         for key in [key for key in context.alike(others, mine) if key != case.key][:SHOWN]:
@@ -85,9 +85,9 @@ def _same_sample(x: Reader, y: Reader) -> bool:
 
 
 def renamed(key: str, label: str, context: "Context") -> Explanation | None:
-    """Ask whether a tensor of one file only stands under another name in the other file only.
+    """Explain a tensor that only one file has: the other file may have it under another name.
 
-    `label` is the file that has it, "a" or "b".
+    `label` is the file that has the key, "a" or "b".
     """
     there = "b" if label == "a" else "a"
     mine = context.reader(label, key)
@@ -112,7 +112,7 @@ def renamed(key: str, label: str, context: "Context") -> Explanation | None:
 
 
 def stale_tensor(case: Case) -> Iterator[Guess | Explanation]:
-    """B's tensor is the base's, or constant, or from nowhere while its siblings are equal."""
+    """Guess that B's tensor is the base's, or constant, or unrelated while others are equal."""
     context = case.context
     for label, mine, other in (("B", case.b, "A"), ("A", case.a, "B")):
         base = context.reader("base", case.key) if case.numbers is None else None
@@ -133,7 +133,7 @@ def stale_tensor(case: Case) -> Iterator[Guess | Explanation]:
             )
             return
     if case.numbers is not None:
-        return  # siblings say something about whole tensors only
+        return  # siblings are compared for whole tensors only
     verdicts = [row.verdict for key, row in context.results.items() if key != case.key]
     equal = sum(verdict in EQUAL or verdict == "WITHIN" for verdict in verdicts)
     apart = case.before
@@ -160,7 +160,7 @@ def stale_tensor(case: Case) -> Iterator[Guess | Explanation]:
 
 
 def _constant(case: Case, label: str, sample: "Array") -> float | None:
-    """Return the one value a whole side has, None where it has more or the other side has too."""
+    """Return the value of a constant side; None if it is not constant, or both sides are."""
     import numpy as np
 
     other = case.sample_a if label == "B" else case.sample_b

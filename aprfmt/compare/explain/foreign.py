@@ -1,8 +1,9 @@
-"""Evidence that a tensor is another one, and no damaged copy of the one it should be.
+"""Evidence that a tensor is a different one, not a damaged copy of the right one.
 
-Replacing a tensor removes any damage to it, so that proves nothing. A tensor left from another
-checkpoint or from initialisation is as large and as spread as the right one and related to it in
-nothing: not in its values, not in their sizes, not as a rearrangement. A damaged one is.
+That replacing a tensor removes the difference proves nothing: this is so for any damage. A tensor
+from another checkpoint or from initialisation has values of the same size and spread as the right
+one, but no relation to it: neither the values nor their magnitudes correlate, and it is not a
+rearrangement. A damaged copy is related to the right one.
 """
 
 from collections.abc import Iterator
@@ -19,24 +20,24 @@ if TYPE_CHECKING:
 LEAST = 1024  # values below which nothing can be told
 MOST = 1 << 22  # values that are looked at
 WINDOW = 1 << 20
-SIZES = (0.5, 2.0)  # root mean squares apart, as the screens of thresholds.py have it
-SPREADS = (0.6, 1.7)  # quantiles of |x|/rms apart: a normal and a uniform one are 0.86 to 1.49
+SIZES = (0.5, 2.0)  # allowed ratio of the root mean squares, as in the screens of thresholds.py
+SPREADS = (0.6, 1.7)  # ratio of quantiles of |x|/rms; normal to uniform: 0.86 to 1.49
 QUANTILES = (0.5, 0.9, 0.99)
-# Sorted values apart, in what the encodings cost: rounding to BF16 makes 0.44, blocks under 0.3.
+# Distance of the sorted values in units of the encodings' error: BF16 gives 0.44, blocks under 0.3.
 SORTED = 0.5
-RELATED = 0.1  # correlation of values, or of their sizes, that two trainings do not have
+RELATED = 0.1  # two trainings have a lower correlation of values, and of magnitudes
 
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Whether a tensor is another one than it should be, and what says so or speaks against it."""
+    """Whether a tensor is a different one, and the reason for or against it."""
 
     sure: bool
     says: str
 
 
 def foreign(first: Reader, second: Reader) -> Foreign:
-    """Judge two tensors of one role. Raises AprfmtError for one that cannot be read."""
+    """Compare two tensors of one role. Raises AprfmtError if one cannot be read."""
     import numpy as np
 
     if first.shape != second.shape or not first.size:
@@ -76,10 +77,10 @@ def foreign(first: Reader, second: Reader) -> Foreign:
         )
     return Foreign(
         True,
-        "B's values are as large and as spread as A's, and related to them in nothing "
+        "B's values have the size and spread of A's, but no relation to them "
         f"(correlation {values:.2g} over {x.size} values, of their sizes {magnitudes:.2g}; no "
         "rearrangement): "
-        "another tensor, no damaged copy",
+        "another tensor, not a damaged copy",
     )
 
 
@@ -96,7 +97,7 @@ def _windows(reader: Reader, most: int | None = None) -> "Iterator[Array]":
 
 
 def _constant(reader: Reader) -> float | None:
-    """Return the one value a whole tensor has, None where it has more."""
+    """Return the value of a constant tensor; None if it is not constant."""
     import numpy as np
 
     value: float | None = None
@@ -116,7 +117,7 @@ def _values(reader: Reader) -> "Array":
 
 
 def _sizes(values: "Array") -> "Array":
-    """Return magnitudes less those of their row and column: checkpoints share large dimensions."""
+    """Return magnitudes without row and column means, as checkpoints share large dimensions."""
     import numpy as np
 
     found = np.abs(values)
@@ -135,7 +136,7 @@ def _correlation(x: "Array", y: "Array") -> float:
 
 
 def _rearranged(a: Reader, b: Reader, x: "Array", y: "Array") -> bool:
-    """Say whether both hold the same values in some order, as far as their encodings let it be."""
+    """Say whether both have the same values in some order, up to their encodings' error."""
     import numpy as np
 
     if a.encoding == b.encoding:
@@ -146,7 +147,7 @@ def _rearranged(a: Reader, b: Reader, x: "Array", y: "Array") -> bool:
 
 
 def _fingerprint(reader: Reader) -> int:
-    """Return a number of all values that their order does not change."""
+    """Return a hash of all values that does not depend on their order."""
     import numpy as np
 
     total = 0

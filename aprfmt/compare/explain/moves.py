@@ -21,7 +21,7 @@ NORMS = 1e-4  # relative difference of two norms that a rearrangement of floats 
 
 
 def transpose(case: Case) -> Iterator[Guess]:
-    """Rows and columns exchanged, in the data or in the shape alone."""
+    """Guess that rows and columns are exchanged, in the data or only in the shape."""
     import numpy as np
 
     a, b = case.a, case.b
@@ -68,7 +68,7 @@ def _near(x: "Array", y: "Array", slack: float) -> bool:
 
 
 def rearranged(case: Case) -> Iterator[Guess]:
-    """Rows, then columns, in another order: rope pairs, heads, experts, an offset, or any."""
+    """Guess another order of rows, then columns: rope pairs, heads, experts, an offset, or any."""
     if case.a.rows != case.b.rows or case.a.columns != case.b.columns:
         return
     ratio = case.before.norms
@@ -88,7 +88,7 @@ def _named(case: Case, found: Found) -> Iterator[Guess]:
         what = "values"
     whole = found.full and enough and len(set(found.at.tolist())) == found.count
     if whole:
-        yield from _blocked(case, found, what)  # two heads exchanged are a shift by one, too
+        yield from _blocked(case, found, what)  # for two heads an exchange is also a shift by one
     k = permutation.shift(found)
     if k is not None and found.count > 2:
         yield from _shifted(case, found, k, what)
@@ -144,7 +144,7 @@ def _shifted(case: Case, found: Found, k: int, what: str) -> Iterator[Guess]:
 
 
 def value_offset(case: Case) -> Iterator[Guess]:
-    """Ask for values that stand some places along their rows (a shift seen through encodings)."""
+    """Guess that values are shifted along their rows (a shift seen through other encodings)."""
     import numpy as np
 
     x, y = case.sample_a, case.sample_b
@@ -168,7 +168,7 @@ def value_offset(case: Case) -> Iterator[Guess]:
 
 
 def _along(x: "Array", k: int) -> "Array":
-    """Return the columns of `x` that stand k further on (k > 0), or would at the other end."""
+    """Return the columns of `x` without the first k (k > 0), or without the last -k (k < 0)."""
     return x[:, max(0, k) : x.shape[1] + min(0, k)]
 
 
@@ -177,7 +177,7 @@ def _shifted_take(reader: Reader, k: int) -> Take:
 
 
 def right_heads(case: Case, count: int) -> int | None:
-    """Return how many heads `count` rows of this role are, where the sizes say."""
+    """Return the number of heads in `count` rows of this role; None if the sizes do not say."""
     role = case.role
     names = ("n_kv_heads",) if role.startswith(("attn_k", "attn_v")) else ("n_heads",)
     told = case.sizes(*names)
@@ -230,7 +230,7 @@ def _blocked(case: Case, found: Found, what: str) -> Iterator[Guess]:
 
 
 def _experts(case: Case) -> Iterator[Guess]:
-    """Ask for whole experts of a stack in another order, each known by its first row."""
+    """Guess another order of the experts in a stack, each recognised by its first row."""
     import numpy as np
 
     if len(case.shape) != 3 or case.numbers is not None:
@@ -246,7 +246,7 @@ def _experts(case: Case) -> Iterator[Guess]:
 
 
 def _in_blocks(case: Case, found: Found) -> Iterator[Guess]:
-    """Ask for one rearrangement inside every block: nibbles or bytes of blocks misread."""
+    """Guess the same rearrangement inside every block: nibbles or bytes of blocks misread."""
     if found.axis == 0:
         return
     for size in (size for size in BLOCKS if found.count % size == 0 and found.count > size):
@@ -271,7 +271,7 @@ def _order(case: Case, found: Found, q: "Array", size: int, cause: str, what: st
 
 
 def repeated(case: Case) -> Iterator[Guess]:
-    """One side has every key or value head several times (shapes differ)."""
+    """Guess that one side repeats every key or value head (shapes differ)."""
     import numpy as np
 
     a, b = case.a, case.b
@@ -305,7 +305,7 @@ def repeated(case: Case) -> Iterator[Guess]:
 
 
 def window(case: Case) -> Iterator[Guess]:
-    """One side has the other's rows as a part, beginning further down (shapes differ)."""
+    """Guess that one side is a range of the other's rows (shapes differ)."""
     import numpy as np
 
     a, b = case.a, case.b

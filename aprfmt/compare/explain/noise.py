@@ -1,4 +1,4 @@
-"""What two encodings of the same values may differ by, as a relative L2 distance."""
+"""The relative L2 distance by which two encodings of the same values may differ."""
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.bounds import NMSE, NMSE_SLACK
@@ -11,10 +11,10 @@ UNIT = {
 
 
 def noise_of(encoding: str) -> float:
-    """Return the relative L2 error that storing values in an encoding costs at most.
+    """Return the largest relative L2 error of storing values in an encoding.
 
-    Quantized: the measured mean square error of heavy-tailed weights with slack; where none was
-    measured, that of a uniform quantizer of as many bits.
+    For quantized encodings it is the measured error of heavy-tailed weights, with slack; without a
+    measurement, that of a uniform quantizer with as many bits.
     """
     worst = 0.0
     for name in encoding.split("+"):
@@ -33,8 +33,8 @@ def noise_of(encoding: str) -> float:
 def noise(a: str, b: str, *, moved: bool = True) -> float:
     """Return the distance up to which values of two encodings count as equal.
 
-    `moved` values keep their bits, so equal encodings then have to be equal exactly; computed
-    ones are rounded once more.
+    `moved` values keep their bits, so values of the same encoding must be exactly equal; computed
+    values are rounded once more.
     """
     if a == b and moved:
         return 0.0

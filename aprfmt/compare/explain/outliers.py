@@ -1,4 +1,4 @@
-"""Damage seen through another encoding: a few values beyond the bound, all others inside it."""
+"""Damage seen through another encoding: a few values beyond the bound, all others within it."""
 
 from collections.abc import Iterator
 
@@ -9,12 +9,12 @@ from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.records import Explanation
 from aprfmt.compare.values import wide
 
-FEW = 64  # values beyond the bound
-FINE = 0.02  # noise of the other encoding up to which a restored value proves something
+FEW = 64  # most values beyond the bound
+FINE = 0.02  # largest noise of the other encoding for which a restored value proves something
 
 
 def outliers(case: Case) -> Iterator[Explanation]:
-    """Ask for few values beyond one step, and for the bit whose flip brings them back."""
+    """Guess that few values are damaged (beyond one step), and find the bit that was flipped."""
     import numpy as np
 
     a, b = case.a, case.b
@@ -46,7 +46,7 @@ def outliers(case: Case) -> Iterator[Explanation]:
 
 
 def _beyond(case: Case) -> list[tuple[int, float, float]]:
-    """Return (flat index, value of A, of B) beyond one step; empty where none or too many are."""
+    """Return (flat index, value of A, of B) beyond one step; empty if there are too many."""
     import numpy as np
 
     from aprfmt.compare.tensors import chunks, steps_between
@@ -66,7 +66,7 @@ def _beyond(case: Case) -> list[tuple[int, float, float]]:
 
 
 def _bit(side: Reader, other: Reader, at: list[int]) -> str | None:
-    """Return the one bit of a value or block whose flip brings every place back, in words."""
+    """Return, in words, the one bit whose flip repairs all these places, or None."""
     import numpy as np
 
     row = encoding_row(side.encoding.split("+")[0])

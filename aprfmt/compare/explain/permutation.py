@@ -1,4 +1,4 @@
-"""Finding which row (or column) of B each of A's is, and what kind of rearrangement that is."""
+"""Finds the row (or column) of B that equals each one of A, and the kind of rearrangement."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ FOUND = 0.98  # share of rows that must be found
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`at[i]` of B holds what `index[i]` of A holds; `count` of them in all, on `axis`."""
+    """Line `at[i]` of B equals line `index[i]` of A, along `axis`; `count` is the axis's length."""
 
     index: "Array"
     at: "Array"
@@ -27,12 +27,12 @@ class Found:
 
     @property
     def full(self) -> bool:
-        """Say whether every one was found."""
+        """Say whether every line was found."""
         return len(self.index) == self.count
 
 
 def find_rows(case: Case) -> Found | None:
-    """Return where A's rows stand in B; the sample's only for tensors of many rows."""
+    """Return the places of A's rows in B; of tensors with many rows, of the sample's only."""
     import numpy as np
 
     slack = 2 * case.slack() + 1e-6
@@ -57,7 +57,7 @@ def find_rows(case: Case) -> Found | None:
 
 
 def _hashed(case: Case) -> Found | None:
-    """Find rows again by their bytes; equal ones stay where they are if they can."""
+    """Match rows by their bytes; a row keeps its number if several rows are equal."""
     import numpy as np
 
     if case.a.row_bytes is None:
@@ -81,7 +81,7 @@ def _hashed(case: Case) -> Found | None:
 
 
 def find_columns(case: Case) -> Found | None:
-    """Return where A's columns stand in B, judged by the sample's rows."""
+    """Return the places of A's columns in B, compared on the sample's rows."""
     import numpy as np
 
     columns = case.a.columns
@@ -98,7 +98,7 @@ def find_columns(case: Case) -> Found | None:
 
 
 def _sorted(case: Case) -> Found | None:
-    """Match the values of a vector by size; equal ones stay where they are if they can."""
+    """Match the values of a vector by sorting; equal values keep their place if possible."""
     import numpy as np
 
     if case.a.size > MATCHED or case.a.size != case.b.size:
@@ -127,7 +127,7 @@ def _projected(side: Reader, case: Case, onto: "Array") -> "Array":
 
 
 def matched(a: "Array", b: "Array", slack: float) -> "Array":
-    """Return for every row of `a` its row of `b` (both [n, columns]), -1 where there is none."""
+    """Return for every row of `a` its row in `b` (both [n, columns]); -1 if there is none."""
     import numpy as np
 
     a, b = np.nan_to_num(wide(a)), np.nan_to_num(wide(b))
@@ -137,7 +137,7 @@ def matched(a: "Array", b: "Array", slack: float) -> "Array":
 def _nearest(a: "Array", b: "Array", slack: float, own: "Array") -> "Array":
     """Return for every line of `a` the nearest line of `b`, -1 where none is near enough.
 
-    `own` are the lines' own numbers in `b`: where that one is near enough, it is taken.
+    `own` are the lines' own numbers in `b`, which are preferred if near enough.
     """
     import numpy as np
 
@@ -161,7 +161,7 @@ def _nearest(a: "Array", b: "Array", slack: float, own: "Array") -> "Array":
 
 
 def to_pairs(count: int, heads: int) -> "Array":
-    """Return p with split-half row i of each head standing at row p[i] of adjacent pairs."""
+    """Return p: split-half row i of each head is row p[i] in adjacent-pair order."""
     import numpy as np
 
     size = count // heads
@@ -179,7 +179,7 @@ def inverse(p: "Array") -> "Array":
 
 
 def head_counts(case: Case, count: int) -> list[int]:
-    """Return numbers of heads `count` rows may be, the model's own first."""
+    """Return possible numbers of heads in `count` rows, the model's own first."""
     told = case.sizes("n_heads", "n_kv_heads")
     sizes = [count // size for size in case.sizes("head_dim", "rope_dim") if count % size == 0]
     every = [h for h in range(1, count // 2 + 1) if count % (2 * h) == 0][:256]
@@ -187,7 +187,7 @@ def head_counts(case: Case, count: int) -> list[int]:
 
 
 def fits(found: Found, p: "Array") -> bool:
-    """Say whether a permutation puts everything found where it was found."""
+    """Say whether a permutation agrees with every line found."""
     return bool((p[found.index] == found.at).all())
 
 
@@ -202,7 +202,7 @@ def pairings(case: Case, found: Found) -> "Iterator[tuple[int, str, Array]]":
 
 
 def blocks(found: Found, size: int) -> "Array | None":
-    """Return q with block b of A standing whole at block q[b] of B; None if blocks are broken."""
+    """Return q: block b of A is block q[b] of B; None if a block is not moved as a whole."""
     import numpy as np
 
     if size < 1 or found.count % size or found.count == size:
@@ -224,7 +224,7 @@ def spread(q: "Array", size: int) -> "Array":
 
 
 def shift(found: Found) -> int | None:
-    """Return k where everything found stands k further down (k < 0: up), wrapping round."""
+    """Return k if every line found is k further down (k < 0: up), with wrap-around; else None."""
     import numpy as np
 
     away = np.unique((found.at - found.index) % found.count)

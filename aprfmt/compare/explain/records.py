@@ -1,4 +1,4 @@
-"""The guesses an explanation is made from."""
+"""The guess of a hypothesis."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ Take = Callable[["Array"], "Array"]
 
 @dataclass(frozen=True)
 class Guess:
-    """A hypothesis with its values filled in: both sides as they would be without the defect.
+    """A hypothesis with its values filled in: both sides with the defect removed or applied.
 
     `left` and `right` take row numbers (int array) of the tensor seen as [rows, last axis] and
-    return values [n, columns]; they are equal where the guess is right. `rows` are the row
-    numbers it speaks of, None for all. `slack` is the relative L2 distance that counts as equal.
+    return values [n, columns]; they are equal if the guess is right. `rows` are the rows the guess
+    concerns, None for all. `slack` is the relative L2 distance that counts as equal.
     """
 
     cause: str

@@ -1,4 +1,4 @@
-"""Explanations of many tensors in few lines: a swapped layer is one finding, not nine."""
+"""Joins the explanations of many tensors: a swapped layer is one finding, not nine."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ from aprfmt.compare.records import Finding, TensorDiff
 
 
 def findings(tensors: Sequence[TensorDiff]) -> tuple[Finding, ...]:
-    """Return what explains the differing tensors, most tensors first; confirmed ones lead."""
+    """Return the findings about differing tensors: confirmed first, then most tensors first."""
     groups: dict[tuple[str, str, bool], list[TensorDiff]] = {}
     for tensor in tensors:
         found = tensor.explanation
@@ -19,7 +19,7 @@ def findings(tensors: Sequence[TensorDiff]) -> tuple[Finding, ...]:
 
 
 def _same(found: Explanation) -> tuple[str, str, bool]:
-    """Return what explanations of one finding have in common."""
+    """Return the key that explanations of one finding share."""
     if found.cause == "layer_order":
         return found.cause, "", found.confirmed
     if found.cause == "swapped_tensors" and len(found.where) > 1:
@@ -38,7 +38,7 @@ def _finding(cause: str, text: str, confirmed: bool, rows: Sequence[TensorDiff])
 
 
 def _layers(rows: Sequence[TensorDiff]) -> str:
-    """Say which layers stand where: exchanged, moved along, or each for itself."""
+    """Return a sentence about which layers are exchanged or moved."""
     moved: dict[int, dict[int, int]] = {}  # layer -> other layer -> tensors
     for row in rows:
         assert isinstance(row.explanation, Explanation)
@@ -65,7 +65,7 @@ def _layers(rows: Sequence[TensorDiff]) -> str:
 
 
 def named(keys: Iterable[str]) -> str:
-    """Return keys in short: each role with its layers as ranges."""
+    """Return keys in short form: each role with its layers as ranges."""
     roles: dict[str, list[int | None]] = {}
     for key in keys:
         layer, role = split_role(key)

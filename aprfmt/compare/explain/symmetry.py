@@ -1,9 +1,9 @@
-"""Rearrangements that leave the function as it is: neurons, heads or experts moved in all places.
+"""Rearrangements that do not change the function: neurons, heads or experts moved in all tensors.
 
-Each tensor alone looks misordered. Together they are the same model: an MLP's neurons in another
-order in gate, up and down, query heads with what the output product reads of them, experts with
-their router's rows. Tried only where a tensor was explained by a rearrangement, and believed only
-if one order makes every tensor of the group equal.
+Each tensor alone looks misordered. Together they are the same model: an MLP's neurons reordered in
+gate, up and down; query heads together with the columns of the output product; experts together
+with the router's rows. It is tried only if a tensor was explained by a rearrangement, and confirmed
+only if one order makes every tensor of the group equal.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,9 +31,9 @@ _ALONE = ("row_offset", "head_order", "gqa_mapping", "expert_order", "rope_pairi
 class Symmetry:
     """One way to reorder a layer: which tensors move together, by what unit, along which axis.
 
-    `rows` and `columns` map a unit to the roles whose rows (columns) it orders; roles a layer
-    lacks are left out. `known` begins the names of all roles that a unit could have a part in: one
-    of them that is in neither is a reason not to believe.
+    `rows` and `columns` map a unit to the roles whose rows (columns) it orders; roles that a layer
+    lacks are left out. `known` are prefixes of the roles that a unit can affect: if the layer has
+    such a role that is in neither, the symmetry is not assumed.
     """
 
     cause: str
@@ -41,7 +41,7 @@ class Symmetry:
     rows: Mapping[str, tuple[str, ...]]
     columns: Mapping[str, tuple[str, ...]]
     known: str
-    still: tuple[str, ...] = ()  # roles of that name which no unit orders
+    still: tuple[str, ...] = ()  # roles with such a prefix that no unit orders
 
 
 SYMMETRIES: tuple[Symmetry, ...] = (
@@ -92,7 +92,7 @@ CAUSES_OF_EQUAL_FUNCTION = tuple(row.cause for row in SYMMETRIES)
 def with_symmetries(
     context: Context, pairs: Sequence[Pair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
-    """Return the records, those of groups that moved together explained as such."""
+    """Return the records; groups that moved together get the symmetry as explanation."""
     made = list(rows)
     places = {row.key: i for i, row in enumerate(made)}
     by_key = {pair.key: pair for pair in pairs}
@@ -109,7 +109,7 @@ def with_symmetries(
             try:
                 found = _of_layer(context, by_key, symmetry, layer)
             except AprfmtError:
-                continue  # a tensor that cannot be read is said to be so
+                continue  # the record already says that a tensor cannot be read
             for key, explanation in found.items():
                 row = made[places[key]]
                 if row.verdict == "DIFFERENT":
@@ -120,7 +120,7 @@ def with_symmetries(
 def _of_layer(
     context: Context, pairs: Mapping[str, Pair], symmetry: Symmetry, layer: int
 ) -> dict[str, Explanation]:
-    """Return what explains the tensors of a layer; empty where not all of them moved together."""
+    """Return the explanations of a layer's tensors; {} unless all of them moved together."""
     start = f"L{layer}."
     here = {key.removeprefix(start): pair for key, pair in pairs.items() if key.startswith(start)}
     members = list(_members(symmetry, here))
@@ -166,14 +166,14 @@ def _members(symmetry: Symmetry, here: Mapping[str, Pair]) -> Iterator[tuple[str
 
 
 def _counts(context: Context, symmetry: Symmetry, cases: Mapping[str, Case]) -> dict[str, int]:
-    """Return how many units there are, {} where the sizes do not say or units are not alike."""
+    """Return the number of each unit; {} if not known, or if units are not interchangeable."""
     if not context.hyper:
         return {}
     hyper = context.hyper[0]
     if symmetry.cause == "permuted_neurons":
         return {"neuron": cases["ffn_up.weight"].a.rows} if "ffn_up.weight" in cases else {}
     if symmetry.cause == "permuted_experts":
-        # Experts of groups are chosen by group: moving them between groups is another function.
+        # Grouped experts are chosen by group: moving them between groups changes the function.
         return (
             {} if (hyper.get("n_expert_groups") or 1) > 1 else {"expert": int(hyper["n_experts"])}
         )
@@ -186,7 +186,7 @@ def _counts(context: Context, symmetry: Symmetry, cases: Mapping[str, Case]) -> 
 def _order(
     unit: str, count: int, members: Sequence[tuple[str, str, int]], cases: Mapping[str, Case]
 ) -> "Array | None":
-    """Return where each unit of A stands in B (int64 [count]), None where that is not known."""
+    """Return the place in B of each unit of A (int64 [count]); None if not known."""
     import numpy as np
 
     still = True
@@ -210,12 +210,12 @@ def _order(
 
 
 def _shared(case: Case, context: Context) -> bool:
-    """Say whether a q/k-norm is one for all heads, so that their order is none of its concern."""
+    """Say whether a q/k-norm has one weight for all heads, so that their order does not matter."""
     return case.role.endswith("_norm.weight") and case.a.size == context.hyper[0]["head_dim"]
 
 
 def _fit_together(orders: Mapping[str, Any]) -> bool:
-    """Say whether something moved, and every query head kept its key head."""
+    """Say whether something moved, and every query head still has its key head."""
     import numpy as np
 
     if all(np.array_equal(order, np.arange(len(order))) for order in orders.values()):
@@ -242,7 +242,7 @@ def _equal(
     slack = case.slack()
     after = case.distance(case.a.take, right, None, slack)
     if after.nonfinite is not None:
-        return None  # an equal function is not shown by what is no number
+        return None  # NaN and infinities cannot show an equal function
     if after.changed and not (slack and after.relative <= slack and not after.stray):
         return None
     moved = np.flatnonzero(order != np.arange(len(order)))

@@ -1,9 +1,9 @@
 """The hypotheses that need no forward pass, in the order they are tried: one row each.
 
-Cheap and specific ones come first. A row's function looks at samples (SAMPLE_ROWS rows, or what
-its docstring says) and yields guesses with their values filled in; only a guess that holds on the
-sample is applied to the whole tensor. `shapes` says that the row speaks of tensors whose shapes
-differ, `part` that it is also tried on just the rows that differ.
+Cheap and specific ones come first. A row's function reads samples (SAMPLE_ROWS rows, or as its
+docstring says) and yields guesses with their values filled in; only a guess that fits the sample
+is applied to the whole tensor. `shapes` marks rows for tensors of different shapes, `part` rows
+that are also tried on only the differing rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from aprfmt.compare.explain.records import Explanation, Guess
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One row: the causes it can name, how it is tried, and on what."""
+    """One row: the causes it can find, its function, and the pairs it is for."""
 
     causes: tuple[str, ...]
     find: Callable[[Case], Iterator[Guess | Explanation]]

@@ -1,8 +1,8 @@
-"""The table of hypotheses about a forward pass: one row a cause and the places it is told by.
+"""The table of hypotheses about a forward pass: one row per cause, with the points that show it.
 
-A row proposes changes of the reference, with their values solved from the numbers, likeliest
-first; nothing is proposed where the signature does not fit. A change is a cause only once the
-pass with it no longer differs (examine.py).
+A row proposes changes of the reference, with values solved from the trace, likeliest first; it
+proposes nothing if the signature does not fit. A change becomes a cause only if the changed pass no
+longer differs (examine.py).
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ from aprfmt.diagnosis.hypotheses import (
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One cause of causes.py, and what proposes changes for it."""
+    """One cause of compare/causes.py, and the function that proposes changes for it."""
 
     cause: str
     propose: Callable[[Case], Iterator[Change]]

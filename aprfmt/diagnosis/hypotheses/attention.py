@@ -1,4 +1,4 @@
-"""What can be wrong between q, k, v and attention's output."""
+"""Hypotheses about errors between q, k, v and attention's output."""
 
 import math
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def _products(case: Case, call: Call) -> Array:
 
 
 def known_entries(case: Case) -> Array:
-    """Return which entries of the scores the trace has."""
+    """Return a mask of the score entries that the trace has."""
     seen = case.view.seen
     assert seen is not None
     there = np.zeros(case.view.mine.shape, np.bool_)
@@ -46,7 +46,7 @@ def _scale_change(case: Case, value: float) -> Change:
 
 
 def scale(case: Case) -> Iterator[Change]:
-    """Find the factor between q.k and the scores, the softcap undone."""
+    """Find the factor between q.k and the scores, after undoing the softcap."""
     call = case.call("scores")
     if call is None:
         return
@@ -95,7 +95,7 @@ def _cap_change(case: Case, value: float | None) -> Change:
 
 
 def softcap(case: Case) -> Iterator[Change]:
-    """No cap, or the cap that makes the largest scores what they are."""
+    """Try no cap, and the cap that gives the trace's largest scores."""
     call = case.call("scores")
     if call is None:
         return
@@ -117,7 +117,7 @@ def softcap(case: Case) -> Iterator[Change]:
 
 
 def cap_of(plain: Array, capped: Array) -> float | None:
-    """Return c with capped = c tanh(plain / c), None where there is none."""
+    """Return c with capped = c tanh(plain / c); None if there is no such c."""
     order = np.argsort(-np.abs(plain))[:64]
     x, y = np.abs(plain[order]), np.abs(capped[order])
     use = (x > 0) & (y < x * (1 - 1e-6)) & (y > 0)
@@ -220,7 +220,7 @@ def _windowed(case: Case) -> bool:
 
 
 def _pattern(case: Case) -> Array | None:
-    """Return which keys the trace's probabilities are above zero for, None where not held."""
+    """Return a mask of the keys with probabilities above zero; None if the trace has none."""
     call = case.call("probs")
     theirs = None if call is None else case.part(call)
     if theirs is None or len(case.rows) != case.tokens or case.view.mine.shape[2] != case.tokens:
@@ -229,7 +229,7 @@ def _pattern(case: Case) -> Array | None:
 
 
 def window(case: Case) -> Iterator[Change]:
-    """Read the window off the probabilities, or off the first row that differs."""
+    """Derive the window from the probabilities, or from the first row that differs."""
     if case.call("probs") is None or case.view.mine.shape[case.view.axis] != case.tokens:
         return
     told = case.world.hp["sliding_window"] if _windowed(case) else None
@@ -256,7 +256,7 @@ def window(case: Case) -> Iterator[Change]:
 
 
 def mask(case: Case) -> Iterator[Change]:
-    """See everything, not oneself, or what the probabilities say."""
+    """Try no mask, a mask that hides a query's own token, and the mask of the probabilities."""
     if case.call("probs") is None or case.view.mine.shape[case.view.axis] != case.tokens:
         return
     pattern = _pattern(case)

@@ -1,4 +1,4 @@
-"""Keys and values that are not those of the tokens: stale, moved or cut."""
+"""Hypotheses about cached keys and values that belong to other tokens: stale, moved or cut."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -93,7 +93,7 @@ def cache(case: Case) -> Iterator[Change]:
 
 
 def _rows_held(case: Case) -> Array | None:
-    """Return for each row of a cache the token whose row it is (-1: zeros), None for neither."""
+    """Return the token of each row of a cache (-1: zeros); None if a row is neither."""
     ours, theirs = (x.reshape(len(x), -1) for x in (case.view.mine, case.view.theirs))
     rows = np.arange(len(theirs))
     for j, row in enumerate(theirs):
@@ -108,7 +108,7 @@ def _rows_held(case: Case) -> Array | None:
 
 
 def _columns_read(case: Case, call: Call) -> Array | None:
-    """Return for each key the row whose scores it has (-1: all zero), None where one fits none."""
+    """Return the row whose scores each key has (-1: zero); None if a key fits no row."""
     theirs = case.part(call)
     if theirs is None or theirs.shape[2] != case.tokens or case.tokens > 512:
         return None

@@ -1,4 +1,4 @@
-"""Values of the same computation, taken at another point: nothing is wrong but the name."""
+"""Hypotheses about correct values recorded under the name of another point."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ Array = NDArray[Any]
 
 
 def neighbour(case: Case) -> Iterator[Change]:
-    """Compare the trace's value with the reference's at the points around."""
+    """Compare the trace's value with the reference's values at neighbouring points."""
     for name, value in _around(case):
         if value.size != case.view.mine.size:
             continue
@@ -35,14 +35,14 @@ def neighbour(case: Case) -> Iterator[Change]:
 
 
 def _declared(case: Case, name: str) -> bool:
-    """Say whether the trace also holds the other point, as equal: then a step was left out."""
+    """Say whether the trace holds the other point too, with equal values: a step was left out."""
     point = name.rpartition(" ")[2]
     key = point if case.layer < 0 or "." in point else key_name(point, case.layer)
     return case.recorded.trace.find(key) is not None
 
 
 def _alike(case: Case) -> Iterator[str]:
-    """Yield the point's keys in every layer: engines take a point in one way."""
+    """Yield the point's keys in all layers: engines record a point the same way in each."""
     if case.layer < 0:
         yield case.view.key
         return
@@ -51,7 +51,7 @@ def _alike(case: Case) -> Iterator[str]:
 
 
 def _around(case: Case) -> Iterator[tuple[str, Array]]:
-    """Yield the points of the layer on the trace's inputs, and what is a step from this one."""
+    """Yield the layer's points on the trace's inputs, and values one step away from this point."""
     views, key = case.found.views, case.view.key
     keys = near_keys(key, case.layer)
     keys += ["embd", "embd_scaled"] if case.layer == 0 else []

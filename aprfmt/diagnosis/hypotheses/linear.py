@@ -1,4 +1,4 @@
-"""What can be wrong with a product: its bias, and which weight was read in which order."""
+"""Hypotheses about a matrix product: its bias, the weight used, and the order of its rows."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ Array = NDArray[Any]
 
 
 def bias(case: Case) -> Iterator[Change]:
-    """Find one vector in every row's difference: the bias, dropped."""
+    """Find a bias: the same vector is missing (or added) in every row."""
     found = product_of(case)
     if found is None:
         yield from _coarse_bias(case)
@@ -67,7 +67,7 @@ def dropped_bias(world: World, name: str) -> Change:
 
 
 def _coarse_bias(case: Case) -> Iterator[Change]:
-    """Drop each bias between the trace's points, one at a time."""
+    """Leave out each bias between the trace's points, one at a time."""
     for call in case.calls("linear", "router"):
         name = f"{call.args[1].key.removesuffix('.weight')}.bias"
         if name in case.world.weights:
@@ -75,7 +75,7 @@ def _coarse_bias(case: Case) -> Iterator[Change]:
 
 
 def other_weight(case: Case) -> Iterator[Change]:
-    """Multiply the same input with every other weight of the shape."""
+    """Multiply the same input with every other weight of this shape."""
     found = product_of(case)
     if found is None or not found.key:
         return
@@ -132,7 +132,7 @@ def rows_moved(case: Case) -> Iterator[Change]:
 
 
 def _matching(ours: Array, theirs: Array, bound: float) -> Array | None:
-    """Return which column of `ours` each column of `theirs` is, None where one is none."""
+    """Return the column of `ours` that each column of `theirs` equals; None if one has no match."""
     keys: dict[tuple[int, ...], list[int]] = {}
     scale = np.linalg.norm(ours, axis=0).mean() / len(ours) ** 0.5 or 1.0
     grain = max(1e-3, 20 * bound) * scale
@@ -154,7 +154,7 @@ def _matching(ours: Array, theirs: Array, bound: float) -> Array | None:
 
 
 def _named_order(case: Case, key: str, order: Array) -> tuple[str, str, Mapping[str, Any]]:
-    """Say what permutation of rows was found."""
+    """Return (cause, sentence, values) that name a permutation of rows."""
     role = key.removesuffix(".weight").rpartition(".")[2]
     d = int(case.world.hp["head_dim"])
     count = len(order)

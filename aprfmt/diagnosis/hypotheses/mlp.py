@@ -1,4 +1,4 @@
-"""What can be wrong with the MLP's activation."""
+"""Hypotheses about the MLP's activation."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -36,7 +36,7 @@ def _activated(kind: str) -> Any:
 
 
 def clamp(case: Case) -> Iterator[Change]:
-    """Leave gpt-oss's clamp out, or use another gain."""
+    """Try gpt-oss's activation without its clamp, and with other gains."""
     call = case.call("swiglu_oai")
     if call is None:
         return

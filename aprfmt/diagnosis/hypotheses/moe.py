@@ -1,4 +1,4 @@
-"""What can be wrong with routing, and with which experts the chosen numbers mean."""
+"""Hypotheses about routing, and about the order of the stored experts."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ def _routes_here(case: Case) -> bool:
 
 
 def routing(case: Case) -> Iterator[Change]:
-    """Choose or weigh the experts by another rule."""
+    """Try other rules for choosing and weighting experts."""
     if not _routes_here(case):
         return
     hp = case.world.hp
@@ -75,7 +75,7 @@ def _with(values: Mapping[str, Any]) -> Any:
 
 
 def _factor(case: Case) -> Iterator[Change]:
-    """Find a factor on all of the experts' weights."""
+    """Find a common factor on the experts' weights."""
     told = float(case.world.hp["routed_scale"])
 
     def change(value: float) -> Change:
@@ -99,7 +99,7 @@ def _factor(case: Case) -> Iterator[Change]:
 
 
 def order(case: Case) -> Iterator[Change]:
-    """Find which expert each number means: the sum of which outputs is the trace's."""
+    """Find the order of the experts: whose outputs add up to the trace's value."""
     if case.view.point not in ("moe_out", "ffn_contrib", "out") or not _routes_here(case):
         return
     world, layer = case.world, case.layer
@@ -126,7 +126,7 @@ def order(case: Case) -> Iterator[Change]:
 
 
 def _mapping(case: Case, calls: list[Any], count: int) -> list[int] | None:
-    """Vote over tokens: which experts, at the tokens' weights, make up the routed sum."""
+    """Return the expert behind each number, by a vote of the tokens; None if there is none."""
     tokens = case.tokens
     outputs = _every_output(case, count)
     if outputs is None:
@@ -138,7 +138,7 @@ def _mapping(case: Case, calls: list[Any], count: int) -> list[int] | None:
         for row, value, weight in zip(rows, case.array(y), weights, strict=True):
             chosen[int(row)].append((expert, float(weight)))
             routed[int(row)] += value * weight
-    # What is besides the routed sum (a shared expert) is the same on both sides.
+    # Anything added to the routed sum (a shared expert) is the same on both sides.
     point = case.view.mine if case.view.point == "moe_out" else None
     if point is None:
         return None
@@ -164,7 +164,7 @@ def _mapping(case: Case, calls: list[Any], count: int) -> list[int] | None:
         return None
     if mapping.count(-1) == len(left) and int(votes.any(axis=1).sum()) >= 2:
         own = [e for e in range(count) if mapping[e] < 0]
-        for e in own:  # experts nobody chose: as they are, else whatever is left
+        for e in own:  # experts that no token chose keep their number, or get one that is left
             mapping[e] = e if e in left else -1
             if mapping[e] >= 0:
                 left.remove(e)

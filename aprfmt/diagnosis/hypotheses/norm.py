@@ -1,4 +1,4 @@
-"""What can be wrong with a norm: its epsilon, the one added to its weight, the weight itself."""
+"""Hypotheses about a norm: its epsilon, the 1 added to its weight, the weight itself."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -35,7 +35,7 @@ def _eps_change(case: Case, eps: float) -> Change:
 
 
 def eps(case: Case) -> Iterator[Change]:
-    """Solve every row's ratio for epsilon; the row with the smallest mean square says it best."""
+    """Solve every row's ratio for epsilon; the row with the smallest mean square is most exact."""
     call = case.call(*OPS)
     if call is None:
         return
@@ -65,7 +65,7 @@ def eps(case: Case) -> Iterator[Change]:
 
 
 def offset(case: Case) -> Iterator[Change]:
-    """Try the weight with one added or taken away, as files of gemma differ in it."""
+    """Try the weight plus 1 and minus 1 (gemma files differ in this)."""
     if case.call(*OPS) is None:
         return
     for plus in (1, -1):
@@ -119,7 +119,7 @@ def weight(case: Case) -> Iterator[Change]:
 
 
 def _named(case: Case, key: str, stored: Any) -> Iterator[Change]:
-    """Say what a solved norm weight is: another tensor of the model, a multiple, or neither."""
+    """Yield the change to a solved norm weight: another tensor, a multiple, or other values."""
     from aprfmt.diagnosis.hypotheses.product import laid, same_shape
 
     own = np.asarray(case.world.stored[key].numpy(), np.float64)
@@ -153,7 +153,7 @@ _ROLES = {
 
 
 def norm_key(case: Case) -> str | None:
-    """Return the key of the norm's weight at the divergence, None where it has none."""
+    """Return the key of the norm's weight at the divergence; None if it has no weight."""
     role = _ROLES.get(case.view.point)
     if role is None:
         return None

@@ -1,4 +1,4 @@
-"""A product that a trace's value came out of, and the weights that might have been in it."""
+"""The matrix product behind a trace's value, and the weights that may have been used in it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from aprfmt.diagnosis.measure import rel
 from aprfmt.diagnosis.world import MOVES, World
 
 Array = NDArray[Any]
-MAX_VALUES = 1 << 26  # of one weight that is read for a hypothesis
+MAX_VALUES = 1 << 26  # largest weight that is read for a hypothesis
 
 
 @dataclass(frozen=True)
 class Product:
-    """A product the trace's value came out of: rows of its input and of the trace's output.
+    """A matrix product behind the trace's value: rows of its input and of the trace's output.
 
-    `ours` is the reference's output; `bias` what was added to the product, None for nothing;
-    `key` the weight, "" where the trace holds the product itself and only the bias is between.
+    `ours` is the reference's output; `bias` was added to the product (None: no bias); `key` is the
+    weight, "" if the trace also holds the product itself, so that only the bias can be wrong.
     """
 
     x: Array
@@ -42,7 +42,7 @@ class Product:
 
 
 def product_of(case: Case) -> Product | None:
-    """Return the product whose result diverges, None where the divergence is no product's."""
+    """Return the product whose result diverges; None if the divergence is not at a product."""
     last = next((call for call in reversed(case.view.calls) if call.op not in MOVES), None)
     if last is None or last.op not in ("linear", "router", "add") or not case.exact(last):
         return None
@@ -70,7 +70,7 @@ ROLES = {"q": "attn_q", "k": "attn_k", "v": "attn_v"}
 
 
 def numbers(world: World, key: str) -> Array | None:
-    """Return a weight's values [rows, columns], None where it is too big for a guess."""
+    """Return a weight's values [rows, columns]; None if it has more than MAX_VALUES."""
     weight = world.stored[key]
     if weight.n_rows * weight.n_columns > MAX_VALUES:
         return None
@@ -86,14 +86,14 @@ def same_shape(world: World, key: str) -> list[str]:
 
 
 def overlaid(arrays: Mapping[str, Array]) -> Any:
-    """Return a maker that lays arrays over weights."""
+    """Return a function for `Change.make` that replaces weights by these arrays."""
     return lambda world, layers: world.with_weights(arrays)
 
 
 def laid(case: Case, moved: Mapping[str, str]) -> Change:
-    """Return the change that puts other tensors of the model in the place of these.
+    """Return the change that uses other tensors of the model instead of these.
 
-    Two tensors of one layer are exchanged; a tensor of the same role is that of another layer.
+    Tensors of one layer are exchanged with each other; those of one role come from another layer.
     """
     (key, other), *_ = moved.items()
     stored = case.world.stored

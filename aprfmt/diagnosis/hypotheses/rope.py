@@ -1,4 +1,4 @@
-"""What can be wrong with rope: pairing, base, scaling, rotated part, layers, positions."""
+"""Hypotheses about rope: pairing, base, scaling, rotated part, layers, positions."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ THETAS = (1e4, 2.5e4, 5e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7)
 
 
 def pairing(case: Case) -> Iterator[Change]:
-    """Turn adjacent elements for split halves, or the other way round."""
+    """Rotate adjacent pairs instead of split halves, or split halves instead of adjacent pairs."""
     call = case.call("rope")
     if call is None:
         return
@@ -71,7 +71,7 @@ def _restyled(style: str, interleave: int) -> Any:
 
 
 def layers(case: Case) -> Iterator[Change]:
-    """No rotation where there should be one, one where there should be none, or the other kind."""
+    """Try layers without rotation, with an unwanted one, and with the other kind's rotation."""
     kind = own_kind(case)
     still = kind is not None and not case.world.hp["rope_layers"][case.layer]
     if kind is None or not (rotates_here(case) or (still and case.call("scores") is not None)):
@@ -173,14 +173,14 @@ def positions_change(ours: Array, theirs: Array) -> Change:
 
 
 def partial(case: Case) -> Iterator[Change]:
-    """Another number of rotated elements."""
+    """Try other numbers of rotated elements."""
     kind = own_kind(case)
     if kind is None or not rotates_here(case) or case.view.base:
         return
     width = int(case.world.hp["qk_rope_head_dim"] or case.world.hp["head_dim"])
     told = int(case.world.hp["rope_dim"])
     if case.world.hp["rope_scaling"] is not None and kind[1]:
-        return  # its tables are made for the number of pairs
+        return  # the scaling's lists fit only the model's number of pairs
     chosen = [n for n in range(2, width + 1, 2) if n != told]
     if coarse(case) and len(chosen) > 8:
         chosen = [n for n in (width, 3 * width // 4, width // 2, width // 4) if n in chosen]
@@ -229,14 +229,14 @@ def theta(case: Case) -> Iterator[Change]:
     told = rope_of(case.world, kind).inv_freq.astype(np.float64)
     seen = found.frequencies
     plain = make(case.world.hp, (kind[0], False), length_of(case.world)).inv_freq
-    # The scaling of a kind is a factor on each pair; a base shows behind it.
+    # Divide by the scaling's factor of each pair, which leaves the base.
     factors = told / plain.astype(np.float64)
     bare = seen / factors
     index = np.arange(len(bare))
     use = (index > 0) & (bare > 0)
     if not use.any() or abs(bare[0] - 1) > 0.01:
         return
-    weights = bare[use] ** 2 * index[use]  # a slow pair's angle is known to fewer digits
+    weights = bare[use] ** 2 * index[use]  # the angle of a slow pair is less exact
     slopes = -np.log(bare[use]) / index[use]
     slope = float(np.sum(weights * slopes) / np.sum(weights))
     value = math.exp(slope * len(bare))
@@ -246,7 +246,7 @@ def theta(case: Case) -> Iterator[Change]:
 
 
 def scaling(case: Case) -> Iterator[Change]:
-    """Drop the scaling, try one factor, or take the frequencies as the angles say them."""
+    """Try no scaling, a single factor, and the frequencies solved from the angles."""
     kind = own_kind(case)
     if kind is None or not rotates_here(case) or case.view.base:
         return

@@ -1,4 +1,4 @@
-"""A softmax that does not sum over all its keys: over tiles, or without the sinks."""
+"""Hypotheses about a softmax that does not sum over all keys: over tiles, or without the sinks."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ TILES = (32, 16, 64, 8, 128)
 
 
 def _softmax(name: str, tile: int) -> Any:
-    """Return a maker: probabilities with sums over another set of keys."""
+    """Return a function for `Change.make`: probabilities with sums over another set of keys."""
 
     def make(world: World, layers: Layers) -> World:
         def override(op: Any, at: Any, scores: Any, heads: Any) -> Any:
@@ -67,7 +67,7 @@ SUMS: dict[str, Any] = {
 
 
 def softmax(case: Case) -> Iterator[Change]:
-    """Sum over tiles, or without the sinks."""
+    """Try sums over tiles, and without the sinks."""
     if case.call("probs") is None:
         return
     if case.world.spec.block.sinks:

@@ -1,4 +1,4 @@
-"""What can be wrong with the embedding, the residual stream, the factors on it and the logits."""
+"""Hypotheses about the embedding, the residual stream, the factors on it and the logits."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +22,7 @@ FACTORS = {
 
 
 def embedding_rows(case: Case) -> Iterator[Change]:
-    """Find the rows of the table that the trace has for the tokens."""
+    """Find the embedding rows that the trace used for the tokens."""
     call = case.call("embed")
     if call is None or case.view.point not in ("embd", "embd_scaled") or len(case.view.calls) > 2:
         return
@@ -67,7 +67,7 @@ def _factor_change(name: str, value: float, told: float) -> Change:
 
 
 def factor(case: Case) -> Iterator[Change]:
-    """Find one factor of the whole point, or of what is added to the stream."""
+    """Find one factor on the whole point, or on the value added to the stream."""
     name = FACTORS.get(case.view.point)
     scaled = case.call("scale")
     if scaled is not None and not case.exact(scaled):
@@ -99,7 +99,7 @@ def factor(case: Case) -> Iterator[Change]:
 
 
 def _coarse_factor(case: Case, call: Call) -> Iterator[Change]:
-    """Try factors where the trace does not hold the scaled value."""
+    """Try common factors if the trace does not hold the scaled value itself."""
     name = (
         "embedding_scale"
         if call.at.point == "embd"
@@ -126,7 +126,7 @@ def _added_factor(case: Case, name: str, told: float) -> Iterator[Change]:
 
 
 def residual(case: Case) -> Iterator[Change]:
-    """Leave out one side of the sum, or feed both sublayers the same input."""
+    """Leave out one summand, or give both sublayers the same input."""
     adds = case.calls("add")
     if case.layer < 0:
         return
@@ -159,7 +159,7 @@ def residual(case: Case) -> Iterator[Change]:
 
 
 def _turn(adds: Any, index: int) -> int:
-    """Return which of the sums behind one point this is."""
+    """Return the number of this sum among the sums before the point."""
     return sum(call.at == adds[index].at for call in adds[:index])
 
 
@@ -183,7 +183,7 @@ def _kept(point: str, keep: int, turn: int) -> Any:
 
 
 def final_cap(case: Case) -> Iterator[Change]:
-    """No cap on the logits, or the cap that makes them what they are."""
+    """Try no cap on the logits, and the cap that gives the trace's logits."""
     if case.view.point != "logits":
         return
     told = case.world.hp["final_softcap"]

@@ -1,8 +1,8 @@
-"""By what the reference turns q and k, and by what a trace did.
+"""The rotations of q and k: those of the reference, and those solved from a trace.
 
-Where a trace holds q or k before and after rope, every pair of elements is a complex number that
-was turned by some angle: the angles give positions and frequencies, and these give the cause.
-Where it does not, usual values are tried on the next point it holds.
+If a trace holds q or k before and after rope, every pair of elements is a complex number that was
+rotated by an angle: the angles give positions and frequencies, and these give the cause. Otherwise
+common values are tried on the next point in the trace.
 """
 
 import math
@@ -19,22 +19,22 @@ from aprfmt.inference.rope import Kind, Rope, kind_of, make
 Array = NDArray[Any]
 
 
-# --- what the reference rotates by ---------------------------------------------------------------
+# --- the reference's rotation --------------------------------------------------------------------
 
 
 def length_of(world: World) -> int:
-    """Return how many positions the pass spans."""
+    """Return the number of positions in the pass."""
     return max(len(world.ids), max(world.positions or (0,)) + 1)
 
 
 def kinds(world: World) -> list[Kind]:
-    """Return the kinds of rope of the model's layers, and the plain one."""
+    """Return the kinds of rope in the model's layers, and the kind without scaling."""
     found = [kind_of(world.hp, layer) for layer in range(world.n_layers)]
     return list(dict.fromkeys([kind for kind in found if kind is not None]))
 
 
 def own_kind(case: Case) -> Kind | None:
-    """Return the kind of the divergence's layer, or the model's only one where it has none."""
+    """Return the kind of the divergence's layer; if that has no rope, the model's only kind."""
     if case.world.spec.block.position != "rope" or case.layer < 0:
         return None
     kind = kind_of(case.world.hp, case.layer)
@@ -54,7 +54,7 @@ def places(world: World) -> Array:
 
 
 def turned(inv_freq: Array, factor: float, positions: Array | None = None) -> Any:
-    """Return a maker: rope over other frequencies (and positions) in some layers."""
+    """Return a function for `Change.make`: rope with other frequencies (and positions)."""
 
     def make_world(world: World, layers: Layers) -> World:
         where = places(world) if positions is None else positions
@@ -87,16 +87,16 @@ def unturned(world: World, layers: Layers) -> World:
 
 @dataclass(frozen=True)
 class Rotation:
-    """What a trace's rope did: `turn` [rows, pairs] complex, length and angle, of every token."""
+    """A trace's rope: `turn` [rows, pairs], a complex factor (length and angle) of every token."""
 
     turn: Array
     rows: Array  # token of each row of `turn`
     explained: float  # relative distance of the turned input from the trace's value
-    still: bool  # nothing was turned
+    still: bool  # True if nothing was rotated
 
     @property
     def frequencies(self) -> Array:
-        """Angle per position of each pair, from tokens at growing distances."""
+        """Angle per position of each pair, from tokens at increasing distances."""
         unit = self.turn / np.maximum(np.abs(self.turn), 1e-30)
         found = np.zeros(unit.shape[1])
         span = 1
@@ -110,7 +110,7 @@ class Rotation:
 
     @property
     def length(self) -> float:
-        """By how much vectors grow."""
+        """The factor on the vectors' lengths."""
         return float(np.median(np.abs(self.turn)))
 
 
@@ -119,7 +119,7 @@ def _wrapped(angle: Array) -> Array:
 
 
 def rotation(case: Case) -> Rotation | None:
-    """Solve what turned q or k, None where the trace does not hold both sides of it."""
+    """Solve the rotation of q or k; None unless the trace holds both input and output."""
     call = case.call("rope")
     if call is None:
         return _rotation_of_alias(case)
@@ -161,7 +161,7 @@ def complex_pairs(x: Array, pairs: int, style: str) -> Array:
 
 
 def solved(case: Case) -> Rotation | None:
-    """Return the rotation where it explains the trace's value."""
+    """Return the rotation if it explains the trace's value, else None."""
     found = rotation(case)
     return found if found is not None and found.explained <= 10 * case.view.tolerance else None
 

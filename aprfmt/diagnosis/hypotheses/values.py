@@ -1,4 +1,4 @@
-"""What can be wrong with a weight's values: scaled, mislabelled, quantized, damaged, stale."""
+"""Hypotheses about a weight's values: scaled, mislabelled, quantized, damaged, stale."""
 
 import math
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from aprfmt.diagnosis.hypotheses.product import numbers, overlaid, product_of
 from aprfmt.diagnosis.measure import rel
 from aprfmt.errors import CodecError
 
-MOST = 1 << 28  # values of all weights that are read again together
+MOST = 1 << 28  # values most values of all weights that are reread together
 OTHER_16 = {"BF16": "F16", "F16": "BF16"}
 # Encodings a copy may have been quantized to, finest first.
 ENCODINGS = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "NF4")
 
 
 def scaled(case: Case) -> Iterator[Change]:
-    """Find one factor of the whole output, or one of each column."""
+    """Find one factor on the whole output, or one per column."""
     found = product_of(case)
     w = None if found is None or not found.key else numbers(case.world, found.key)
     if found is None or w is None:
@@ -50,7 +50,7 @@ def scaled(case: Case) -> Iterator[Change]:
 
 
 def reread(case: Case) -> Iterator[Change]:
-    """Read the stored bytes of a weight or a bias as the other 16-bit type; then those of all."""
+    """Read the stored bytes of a weight or a bias as the other 16-bit type; then of all weights."""
     stored = case.world.stored
     behind = [call for call in case.calls("linear", "router", "embed")]
     keys = [(call.args[0] if call.op == "embed" else call.args[1]).key for call in behind]
@@ -69,7 +69,7 @@ def reread(case: Case) -> Iterator[Change]:
 
 
 def _reread(case: Case, keys: tuple[str, ...]) -> Iterator[Change]:
-    """Propose that all of these, of one encoding, are read as the other 16-bit type."""
+    """Propose that all these tensors of one encoding were read as the other 16-bit type."""
     from aprfmt.codecs import decode, encode
 
     stored, read = case.world.stored, {}
@@ -93,7 +93,7 @@ def _reread(case: Case, keys: tuple[str, ...]) -> Iterator[Change]:
 
 
 def quantised(case: Case) -> Iterator[Change]:
-    """Encode the model's weights as a copy may have been, and see whether that is the run's."""
+    """Encode the model's weight in coarser encodings, and compare with the run's output."""
     from aprfmt.codecs import CODECS, decode, encode
 
     if case.view.residual is None or case.view.residual > 0.5:
@@ -110,7 +110,7 @@ def quantised(case: Case) -> Iterator[Change]:
             with np.errstate(all="ignore"):
                 copy = decode(name, encode(name, values), values.shape)
         except CodecError:
-            continue  # rows that are no whole number of blocks
+            continue  # rows are not a whole number of blocks
         if found.close(case, np.asarray(copy, np.float32), 3.0):
             yield Change(
                 "quantisation",
@@ -124,7 +124,7 @@ def quantised(case: Case) -> Iterator[Change]:
 
 
 def one_value(case: Case) -> Iterator[Change]:
-    """Find a single weight: one column differs, by a multiple of one input column."""
+    """Find a single wrong value: one output column differs by a multiple of one input column."""
     found = product_of(case)
     values = None if found is None or not found.key else numbers(case.world, found.key)
     if found is None or values is None or len(found.x) < 3:
@@ -155,7 +155,7 @@ def one_value(case: Case) -> Iterator[Change]:
 
 
 def stale(case: Case) -> Iterator[Change]:
-    """See that a weight is all zero, or solve it where there are more tokens than columns."""
+    """Find a weight of zeros, or solve the weight if there are more tokens than columns."""
     found = product_of(case)
     if found is None or not found.key:
         return

@@ -1,6 +1,6 @@
-"""APR v2, the container of the aprender project: read, and written byte for byte alike.
+"""APR v2, the container of the aprender project: read, and written with the same bytes.
 
-Listing a file is what this package does most, so what only writing or `hex` needs is imported then.
+Listing files is the most frequent use, so code for writing and `hex` is imported only when needed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ def header_fields(buffer: memoryview, where: str) -> Iterator[HeaderField]:
 
 
 def keys(architectures: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return the typed keys and the names that loaders take for them."""
+    """Return the typed keys and their aliases."""
     from aprfmt.formats.apr.metadata import ALIASES, TYPED
 
     names = [key.name for key in TYPED]

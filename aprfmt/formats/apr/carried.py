@@ -2,8 +2,8 @@
 
 Such a tensor is stored as U8 `[..., row_bytes]` (flat encodings: `[nbytes]`) under `NAME@Q5_0`, and
 the metadata key `aprfmt.tensors` maps NAME to its encoding and shape. A reader that does not know
-this misses NAME and stops, instead of taking packed bytes for weights. Names in other words: what
-the model knows is the *logical* tensor, what the index lists is the *stored* one.
+this does not find NAME and stops, instead of reading packed bytes as weights. In this package NAME
+is the *logical* tensor, and the entry in the index is the *stored* one.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ KEY = "aprfmt.tensors"
 
 
 def stored_info(info: TensorInfo) -> TensorInfo:
-    """Return how a tensor stands in the index: itself, or its bytes as U8 under `NAME@ENCODING`."""
+    """Return a tensor's index entry: itself, or its bytes as U8 under `NAME@ENCODING`."""
     row = encoding(info.encoding)
     if row.apr is not None:
         return info
@@ -33,7 +33,7 @@ def stored_info(info: TensorInfo) -> TensorInfo:
 
 
 def describe(infos: Iterable[TensorInfo]) -> dict[str, Value]:
-    """Return the metadata entry for the tensors that are carried; empty if none is."""
+    """Return the metadata entry for the carried tensors; {} if there are none."""
     table = {
         info.name: {"encoding": info.encoding, "shape": list(info.shape)}
         for info in infos
@@ -47,8 +47,8 @@ def join(
 ) -> tuple[dict[str, Value], dict[str, TensorInfo], list[Note]]:
     """Return metadata without `aprfmt.tensors`, the logical tensors in index order, and remarks.
 
-    An entry that does not fit its stored tensor joins nothing: the tensor stays under its stored
-    name, so that nothing is misread, and a warning says why.
+    If an entry does not fit its stored tensor, the tensor stays under its stored name, and a
+    remark says why.
     """
     plain = {name: value for name, value in metadata.items() if name != KEY}
     table = metadata.get(KEY)
@@ -70,7 +70,7 @@ def join(
 
 
 def _logical(name: str, entry: Value, stored: Mapping[str, TensorInfo]) -> TensorInfo | str:
-    """Return the logical tensor of one table entry, or what is wrong with it."""
+    """Return the logical tensor of a table entry, or a text saying what is wrong with the entry."""
     if not isinstance(entry, Mapping):
         return f"is {type(entry).__name__}, not an object"
     encoding_name, dims = entry.get("encoding"), entry.get("shape")

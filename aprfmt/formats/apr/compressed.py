@@ -1,8 +1,8 @@
-"""One loader's framing of compressed files: the header plain, all after byte 64 in one piece.
+"""Compressed files as one loader frames them: a plain header, one compressed piece from byte 64.
 
 LZ4: u32 uncompressed length, then a raw LZ4 block. Zstd: an ordinary frame. After expansion the
-header's offsets apply. No known v2 writer makes such files, and ours never does; the flag alone
-means nothing, since the reference writer sets it over plain data.
+header's offsets apply. No known v2 writer makes such files, nor does aprfmt. The flag alone proves
+nothing, since the reference writer sets it on uncompressed files.
 Source of the block layout: the LZ4 block format description of the lz4 project.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.formats.apr.layout import BITS, HEADER_SIZE
 
-# Real weights shrink by less than 2. The limit leaves room for zeros and keeps a small file small.
+# Real weights shrink by less than 2. The limit allows for zeros, but stops small hostile files.
 _FREE = 128 << 20
 _RATIO = 16
 _WINDOW = 1 << 20
@@ -59,7 +59,7 @@ def _expand_lz4(head: bytes, packed: memoryview, limit: int, where: str) -> byte
 
 
 def _lz4_block(block: memoryview, out: bytearray, end: int) -> None:
-    """Append a raw LZ4 block to `out`; IndexError for damage and for more than `end` bytes."""
+    """Append a raw LZ4 block to `out`; IndexError if damaged, or if `out` passes `end` bytes."""
     base, at, stop = len(out), 0, len(block)
     while at < stop:
         token = block[at]

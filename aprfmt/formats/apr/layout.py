@@ -1,4 +1,4 @@
-"""APR v2 on disk: header, flags, index entries, dtype codes, metadata keys - for both directions.
+"""APR v2 on disk: header, flags, index entries, dtype codes, metadata keys; for reader and writer.
 
 Layout source: the public APR v2 description of the aprender project (format module and its
 contract file `apr-format-v2.yaml`). Integers are little-endian, offsets count from the start of
@@ -15,7 +15,8 @@ from aprfmt.base.encodings import ENCODINGS, Encoding
 from aprfmt.base.protocols import TensorInfo
 
 MAGIC = b"APR\0"
-# January 2026 writers put these over the same 64-byte header; only the CRC tells them from others.
+# Writers of January 2026 used these magics with the same 64-byte header; other containers use them
+# too, and only the header's CRC tells which it is.
 LEGACY_MAGICS = (b"APR2", b"APRN")
 REFUSED_MAGICS: dict[bytes, str] = {
     b"APRN": "an APR v1 file (MessagePack and bincode); convert it to v2 with the apr tool",
@@ -51,11 +52,11 @@ COMPRESSED = BITS["LZ4_COMPRESSED"] | BITS["ZSTD_COMPRESSED"]
 
 # Smallest entry: u16 name length, u8 dtype, u8 ndim, u64 offset, u64 size.
 ENTRY_SIZE = 20
-MAX_NAME_BYTES = 256  # the reference writer cuts longer names without a word; ours refuses
-MAX_DIMS = 8  # the same
+MAX_NAME_BYTES = 256  # the reference writer cuts longer names silently; ours raises
+MAX_DIMS = 8  # the reference writer's limit
 
-# Codes to what they may mean, the likeliest first; `size` in the index decides. Codes 2, 3, 6 to 11
-# changed hands between the two code bases of early 2026, 12 to 14 had other meanings in one.
+# Dtype codes to their possible meanings, the likeliest first; `size` in the index decides. The two
+# code bases of early 2026 use codes 2, 3 and 6 to 14 differently.
 CODES: dict[int, tuple[str, ...]] = {
     0: ("F32",),
     1: ("F16",),
@@ -111,7 +112,7 @@ class Header:
         return cls(*_HEADER.unpack(raw))
 
     def pack(self) -> bytes:
-        """Return the 64 bytes, with `checksum` as it stands."""
+        """Return the 64 bytes with the present value of `checksum`."""
         return _HEADER.pack(
             self.magic,
             self.major,
@@ -133,7 +134,7 @@ class Header:
         return zlib.crc32(raw[CRC_AT + 4 :], zlib.crc32(raw[:CRC_AT]))
 
     def sealed(self) -> "Header":
-        """Return the header with the checksum that fits it."""
+        """Return the header with its checksum computed."""
         return replace(self, checksum=self.computed_checksum)
 
     @property
@@ -178,17 +179,18 @@ def pack_entry(
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """One way a shape can take up bytes: rows padded to whole superblocks, or flat."""
+    """One possible size in bytes of a shape: rows padded to whole superblocks, or flat."""
 
     nbytes: int
     row_bytes: int | None
 
 
 def fits(row: Encoding, shape: Sequence[int]) -> tuple[Fit, ...]:
-    """Return the byte counts APR writers give a tensor of `shape`, the preferred first.
+    """Return the sizes that APR writers give a tensor of `shape`, the preferred one first.
 
-    A 2-D K-quant is padded row by row; every other tensor runs flat through its blocks, the last
-    one padded. Flat rows can be moved undecoded (`row_bytes`) only if they are whole blocks.
+    In a 2-D K-quant every row is padded. Every other tensor is cut into blocks regardless of rows,
+    and only the last block is padded: its rows can be moved undecoded (`row_bytes`) only if a row
+    is a whole number of blocks.
     """
     count = math.prod(shape)
     flat_bytes = row.header * (count > 0) + -(-count // row.block_size) * row.type_size
@@ -201,7 +203,7 @@ def fits(row: Encoding, shape: Sequence[int]) -> tuple[Fit, ...]:
 
 
 def resolve(code: int, shape: Sequence[int], nbytes: int) -> tuple[str, Fit] | None:
-    """Return what a dtype code means for this shape and size, or None if no meaning fits."""
+    """Return the encoding a dtype code means for this shape and size; None if no meaning fits."""
     for name in CODES.get(code, ()):
         for fit in fits(ENCODINGS[name], shape):
             if fit.nbytes == nbytes:

@@ -14,7 +14,7 @@ from aprfmt.base.protocols import Typed, Value
 from aprfmt.errors import ConversionError
 from aprfmt.formats.jsonio import dumps
 
-_MAX_DEPTH = 64  # as deep as the readers of this package go
+_MAX_DEPTH = 64  # same limit as in reading
 _SIMPLE = frozenset((str, int, bool, type(None)))
 
 
@@ -97,7 +97,8 @@ TYPED: tuple[TypedKey, ...] = (
 )
 _TYPED_NAMES = frozenset(key.name for key in TYPED)
 
-# Names one loader takes for the same field; it drops all metadata when it meets two of a group.
+# Aliases: names that one loader reads as the same field. If a file has two names of a group, that
+# loader drops all metadata.
 ALIASES: dict[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_dim", "d_model", "n_embd"),
     "num_layers": ("n_layers", "num_hidden_layers", "n_layer"),
@@ -113,7 +114,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 def misfits(metadata: Mapping[str, Value]) -> list[str]:
     """Return a sentence for every typed key whose value has another JSON type.
 
-    The reference refuses a file for one of these; reading goes on, with a warning.
+    The reference refuses such a file; here it is a warning.
     """
     found: list[str] = []
     for key in TYPED:
@@ -124,10 +125,11 @@ def misfits(metadata: Mapping[str, Value]) -> list[str]:
 
 
 def canonical(metadata: Mapping[str, Value | Typed], where: str) -> dict[str, Value]:
-    """Return the metadata as a writer may spell it: plain values, one name per alias group.
+    """Return the metadata for writing: plain values, one name per alias group.
 
-    Nulls of typed keys and of aliases go; an alias beside its canonical name goes if it says the
-    same. Raises ConversionError for contradictions and for typed keys of another type.
+    Nulls of typed keys and of aliases are left out, and an alias that repeats the value of its
+    canonical name. Raises ConversionError if both have different values, and for typed keys of
+    another type.
     """
     plain = {
         name: value.value if isinstance(value, Typed) else value for name, value in metadata.items()
@@ -214,7 +216,8 @@ def _shortest32(value: float) -> tuple[str, int]:
         mantissa, _, power = f"{value:.{precision - 1}e}".partition("e")
         nearest = int(mantissa.replace(".", ""))
         exponent = int(power) - (precision - 1)
-        # Below a power of two floats lie denser: the nearest decimal can miss, the next hit.
+        # Just below a power of two floats lie closer together: the nearest decimal may read back as
+        # another float, and the next one is right.
         for candidate in (nearest, nearest + 1, nearest - 1):
             try:
                 back: float = struct.unpack(

@@ -1,8 +1,8 @@
 """From bytes to the structure of one APR v2 file; no file is opened and no tensor read here.
 
 Order of checks as in the reference: length, magic, header checksum, version and layout flag,
-metadata, index; then what the reference leaves out: sizes, overlap, the file's end. What leaves the
-rest readable goes to `Parsed.faults`.
+metadata, index; then checks that the reference does not make: sizes, overlap, the file's end.
+Faults that leave the rest readable go to `Parsed.faults`.
 """
 
 import struct
@@ -31,7 +31,7 @@ def parse(
     """Return the structure of the APR v2 file in `buffer`; `where` begins every message.
 
     `partial` lists tensors that lie beyond the end of a truncated file, with a warning. `damaged`
-    collects what leaves the rest readable in `faults`; without it the first fault raises.
+    collects faults that leave the rest readable in `faults`; without it the first fault raises.
     Raises FormatError, TruncatedError or UnsupportedError.
     """
     faults = Faults(where, damaged)
@@ -49,7 +49,7 @@ def _parse_compressed(
 ) -> Parsed:
     """Parse a file whose flags say that it is compressed.
 
-    The reference writer sets the bits over plain data, so the plain reading comes first.
+    The reference writer sets the flags on uncompressed files, so that reading is tried first.
     """
     where = faults.where
     try:
@@ -72,7 +72,7 @@ def _parse_compressed(
 
 
 def _read_header(buffer: memoryview, where: str, faults: Faults) -> tuple[Header, bool]:
-    """Return the checked header and whether it stands under a legacy magic."""
+    """Return the checked header, and whether its magic is a legacy one."""
     if len(buffer) < HEADER_SIZE:
         raise TruncatedError(
             f"{where}: has {len(buffer)} bytes, an APR header has {HEADER_SIZE}; the file is cut"
@@ -145,7 +145,7 @@ def _note_header(parsed: Parsed, legacy: bool) -> None:
 
 
 def _read_metadata(parsed: Parsed) -> dict[str, Value]:
-    """Return the metadata; {} where they cannot be read and faults are collected."""
+    """Return the metadata; {} if they cannot be read and faults are collected."""
     header = parsed.header
     try:
         metadata = _metadata(parsed)
@@ -210,7 +210,7 @@ def _read_index(parsed: Parsed) -> None:
 
 
 def _find_index(parsed: Parsed) -> Cursor:
-    """Return a cursor at the index. Raises where it cannot be there."""
+    """Return a cursor at the index; FormatError if the header's offset for it is impossible."""
     header, where = parsed.header, parsed.where
     start = header.index_offset
     metadata_end = parsed.metadata_end
@@ -237,7 +237,8 @@ def _find_index(parsed: Parsed) -> Cursor:
 def _entries(cursor: Cursor, parsed: Parsed) -> Iterator[tuple[bytes, Entry]]:
     """Yield every entry with its name's bytes.
 
-    Where one cannot be read none behind it can, as entries have no fixed length.
+    An entry that cannot be read ends the list: entries have no fixed length, so the place of the
+    next one is not known.
     """
     count, data = parsed.header.tensor_count, parsed.header.data_offset
     for number in range(count):
@@ -264,7 +265,7 @@ def _tensor(name: str) -> str:
 def _read_entry(
     cursor: Cursor, number: int, data_offset: int, parsed: Parsed
 ) -> tuple[bytes, Entry]:
-    """Read one entry; returns the name's bytes, which order and uniqueness go by."""
+    """Read one entry; also returns the name's bytes, by which entries are sorted and unique."""
     where = cursor.where
     what, at = f"index entry {number}", cursor.offset
     raw_name = bytes(cursor.take(cursor.uint(2, what), f"name of {what}"))
@@ -336,13 +337,13 @@ def _check_regions(parsed: Parsed) -> None:
     if unaligned:
         name = _tensor(unaligned[0])
         parsed.remark(f"{len(unaligned)} tensors are not 64-byte aligned, first {name}")
-    # Relative to data_offset, as the writer pads; an empty tensor counts with its offset.
+    # Relative to data_offset, as the writer pads. An empty tensor counts by its offset.
     start = header.data_offset
     parsed.end = start + max((align(i.offset + i.nbytes - start) for i in infos), default=0)
 
 
 def _sound(parsed: Parsed) -> list[TensorInfo]:
-    """Return the stored tensors with which nothing is wrong so far."""
+    """Return the stored tensors without a fault so far."""
     return [e.info for e in parsed.entries if e.info.name not in parsed.faults.broken]
 
 
@@ -391,7 +392,7 @@ def _check_end(parsed: Parsed, partial: bool) -> None:
         error = TruncatedError(f"{parsed.where}: {text}{todo}")
         parsed.faults.cut(error, [info.name for info in beyond if info.nbytes])
     elif parsed.faults.damage:
-        return  # where the data end is as good as unknown
+        return  # the end of the data is not known
     elif parsed.footer == "missing":
         parsed.warn("no footer checksum, so damage to the data cannot be noticed")
     elif parsed.footer == "trailing":

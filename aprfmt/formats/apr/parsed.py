@@ -13,7 +13,7 @@ FooterState = Literal["present", "missing", "trailing"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One index entry: the stored tensor (absolute offset) and its code as it stands there."""
+    """One index entry: the stored tensor (absolute offset) and the dtype code in the file."""
 
     info: TensorInfo
     code: int
@@ -44,13 +44,13 @@ class Parsed:
 
     @property
     def metadata_raw(self) -> memoryview:
-        """The metadata's bytes as they stand in the file."""
+        """The metadata's bytes, unchanged from the file."""
         start = self.header.metadata_offset
         return self.buffer[start : start + self.header.metadata_size]
 
     @property
     def footer(self) -> FooterState:
-        """Whether the file ends with its checksum, before it, or behind it."""
+        """Whether the file ends with its checksum, ends before it, or has bytes after it."""
         if self.size == self.end + 4:
             return "present"
         return "missing" if self.size <= self.end else "trailing"

@@ -14,9 +14,9 @@ from aprfmt.formats.mapped import Buffer, BufferFile, MappedFile
 def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> AprSource:
     """Open an APR v2 file; a shard, or the manifest of a set, opens the whole set.
 
-    `partial` lists truncated files and incomplete sets: what is missing is said in `notes`, and
-    asking for the bytes of a cut tensor raises TruncatedError. `damaged` goes on past what leaves
-    the rest readable; `damage` says what that is.
+    `partial` opens truncated files and incomplete sets: `notes` say what is missing, and reading a
+    cut tensor raises TruncatedError. `damaged` collects faults that leave the rest readable in
+    `damage`.
     Raises FormatError (TruncatedError, UnsupportedError).
     """
     path = Path(path)
@@ -43,7 +43,7 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
 def open_buffer(
     buffer: Buffer, path: Path, *, partial: bool = False, damaged: bool = False
 ) -> AprSource:
-    """Open the bytes of one APR v2 file; of a set that file alone. `path` begins the messages.
+    """Open the bytes of one APR v2 file, without the other shards of a set. `path` begins messages.
 
     Raises FormatError (TruncatedError, UnsupportedError).
     """

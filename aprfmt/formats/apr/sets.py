@@ -14,7 +14,7 @@ _OF_ONE_FILE = frozenset({"sharding", "total_size", "param_count"})  # may diffe
 
 
 def open_manifest(path: Path, read: Callable[[Path], Shard], partial: bool) -> AprSource:
-    """Open all shards a manifest names; FormatError where it and the files disagree."""
+    """Open all shards a manifest names; FormatError if the manifest and the files disagree."""
     members = read_manifest(path)
     paths = [one.path for one in members]
     refuse_mixed(path, paths)
@@ -85,7 +85,7 @@ def open_siblings(
 
 
 def _joined(path: Path, shards: Sequence[Shard], count: int, notes: Sequence[Note]) -> AprSource:
-    """Return the set's source; FormatError if a shard says it belongs elsewhere."""
+    """Return the set's source; FormatError if the shards' own numbers do not make one set."""
     seen: set[int] = set()
     for shard in shards:
         place = place_of(shard.parsed) or Place(0, 1)

@@ -64,7 +64,7 @@ class Member:
 
 
 def read_manifest(path: Path) -> list[Member]:
-    """Return the shards a manifest names, in order; FormatError where it contradicts itself."""
+    """Return the shards a manifest names, in order; FormatError if it contradicts itself."""
     return parse_manifest(jsonio.load_file(path, MAX_INDEX), path)
 
 
@@ -122,14 +122,14 @@ def _member(manifest_path: Path, at: int, shard: Any) -> Member:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which shard of how many a file says it is."""
+    """The shard number and the number of shards that a file states."""
 
     number: int
     count: int
 
 
 def place_of(parsed: Parsed) -> Place | None:
-    """Return what a file's metadata says, or None for a file that stands alone.
+    """Return what a file's metadata says about shards, or None for a single-file model.
 
     Raises FormatError for a number outside the count.
     """
@@ -150,7 +150,7 @@ def place_of(parsed: Parsed) -> Place | None:
 def siblings(path: Path, place: Place) -> list[Path] | None:
     """Return the paths of the whole set by this shard's name, or None if it has another pattern.
 
-    Names may count from 0 or from 1: this shard's own number tells.
+    Names may count from 0 or from 1: this shard's stated number tells which.
     """
     match = _NAME.fullmatch(path.name)
     if match is None or int(match["count"]) != place.count:

@@ -32,7 +32,7 @@ class Shard(mapped.Shard[Parsed]):
             start = parsed.end if stop > parsed.end else 0
             crc = self._crc(start, stop, crc)
             if parsed.buffer[stop : stop + 4] == crc.to_bytes(4, "little"):
-                return True  # behind the data, or at the end of a file with unknown bytes between
+                return True  # right after the data, or at the end of the file after unknown bytes
         return False
 
     def _crc(self, start: int, stop: int, crc: int) -> int:
@@ -89,7 +89,7 @@ class AprSource(mapped.MappedSource[Shard]):
 
     @property
     def metadata_raw(self) -> bytes:
-        """The first file's metadata as it stands there."""
+        """The first file's metadata bytes, unchanged."""
         return bytes(self.shards[0].parsed.metadata_raw)
 
     def footer_state(self) -> FooterState:
@@ -98,7 +98,7 @@ class AprSource(mapped.MappedSource[Shard]):
         return next((state for state in states if state != "present"), "present")
 
     def footer_matches(self) -> bool | None:
-        """Read every byte and compare the checksums, dropping pages behind.
+        """Read every byte and compare the checksums; mapped pages are released on the way.
 
         False: some file does not match. None: no mismatch, but some file has no checksum.
         """

@@ -36,7 +36,7 @@ from aprfmt.formats.sequential import (
 _U64 = 1 << 64
 _MAX_METADATA = (1 << 32) - 1
 _TYPED_NAMES = frozenset(key.name for key in TYPED)
-# Not kept from `like`: what is no longer true, and what `_flags` says anew.
+# Flags not kept from `like`: those no longer true, and those that `_flags` computes.
 _NOT_KEPT = (
     COMPRESSED
     | BITS["SHARDED"]
@@ -68,7 +68,7 @@ class AprSink(SequentialSink):
         self._like = like
 
     def order(self, infos: Sequence[TensorInfo]) -> list[TensorInfo]:
-        """Return the order to plan and write in: by name, or as they lie in `like`."""
+        """Return the order to plan and write in: by name, or the order of `like`."""
         if self._like is None or len(self._like.shards) > 1:
             return layout.order(infos)
         places = {info.name: (info.offset, info.nbytes) for info in _infos(self._like)}
@@ -94,7 +94,7 @@ class AprSink(SequentialSink):
         plain = canonical(metadata, where)
         plain.setdefault("param_count", sum(math.prod(info.shape) for info in infos))
         if isinstance(plain.get("sharding"), Mapping) and plain["sharding"].get("shard_count") != 1:
-            del plain["sharding"]  # of the set the model came from
+            del plain["sharding"]  # described the source's shards
         if len(parts) > 1:
             return self._set(plain, parts, flags | BITS["SHARDED"])
         raw = _spell({**plain, **carried.describe(infos)}, where)
@@ -103,7 +103,7 @@ class AprSink(SequentialSink):
     def _set(
         self, plain: Mapping[str, Value], parts: Sequence[Sequence[TensorInfo]], flags: int
     ) -> list[Program]:
-        """Return the shards and their manifest; custom keys stand in the first shard only."""
+        """Return the shards and their manifest; only the first shard has the custom keys."""
         where, count = str(self._path), len(parts)
         if count > MAX_SHARDS:
             raise ConversionError(
@@ -140,8 +140,8 @@ def open_sink(
     """Start writing `path`.
 
     More than `max_shard_size` tensor bytes become STEM-00000-of-0000N.apr and STEM-manifest.json.
-    `like` is an open APR source whose bytes are kept where the plan says the same. With `files`
-    the sink writes into that set, and whoever owns it publishes.
+    `like` is an open APR source whose bytes are kept if the plan is the same. With `files` the
+    sink writes into that set, and the set's owner publishes it.
     """
     if options:
         raise UsageError(f"{path}: APR files are not written with {', '.join(options)}")
@@ -162,7 +162,7 @@ def _spell(metadata: Mapping[str, Value], where: str) -> bytes:
 
 
 def _check(info: TensorInfo, where: str) -> None:
-    """Refuse what APR cannot hold. Raises ConversionError."""
+    """Raise ConversionError for a tensor that APR cannot hold."""
     what = f"{where}: tensor {shorten(info.name, 100)!r}"
     stored = carried.stored_info(info)
     length = len(_name(stored))
@@ -238,7 +238,7 @@ def _flags(metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]) -
 
 
 def _same_metadata(like: AprSource, metadata: Mapping[str, Value | Typed]) -> bool:
-    """Say whether a single file's metadata is meant; as JSON, since 1 == True == 1.0 in Python."""
+    """Say whether the metadata equal those of `like`; compared as JSON, as 1 == True in Python."""
     if len(like.shards) > 1:
         return False
     plain = {k: v.value if isinstance(v, Typed) else v for k, v in metadata.items()}
@@ -246,7 +246,7 @@ def _same_metadata(like: AprSource, metadata: Mapping[str, Value | Typed]) -> bo
 
 
 def _unchanged(like: AprSource, infos: Sequence[TensorInfo], limit: int | None) -> bool:
-    """Say whether the plan has the tensors of the one plain file `like`, in its own data order."""
+    """Say whether the plan has the tensors of `like`, a single plain file, in its data order."""
     parsed = like.shards[0].parsed
     if parsed.expanded or parsed.size < parsed.end:
         return False
@@ -266,10 +266,10 @@ def _unchanged(like: AprSource, infos: Sequence[TensorInfo], limit: int | None) 
 
 
 def _copy(path: Path, like: AprSource, infos: Sequence[TensorInfo]) -> Program:
-    """Return the file again: every byte between the tensors verbatim, then its footer.
+    """Return a copy of `like`: all bytes between the tensors verbatim, then the footer.
 
-    The footer follows the tensors given, unless the source's own does not match its bytes: damage
-    must not be sealed.
+    The footer's checksum is computed from what is written, unless the source's own footer is
+    wrong: a copy of a damaged file must not get a valid checksum.
     """
     parsed = like.shards[0].parsed
     buffer = parsed.buffer

@@ -1,6 +1,6 @@
 """safetensors, the container of the Hugging Face Hub: files, and sharded models by their index.
 
-Listing a file is what this package does most, so what only writing or `hex` needs is imported then.
+Listing files is the most frequent use, so code for writing and `hex` is imported only when needed.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from aprfmt.formats.safetensors.layout import is_json, order
 def recognise(head: bytes, size: int) -> bool:
     """Say whether a file is safetensors, whole or damaged, or the index of a sharded model.
 
-    The JSON stands behind eight bytes of length; a text file has letters there, whose number is
-    beyond any file.
+    A file begins with the header's length in eight bytes; in a text file these eight bytes would
+    be a number larger than any file.
     """
     if is_json(head):
         return b'"weight_map"' in head and b".safetensors" in head
@@ -41,7 +41,7 @@ def open_sink(path: Path, **options: Any) -> Sink:
 
 
 def header_fields(buffer: memoryview, where: str) -> Iterator[HeaderField]:
-    """Yield the header of a file, field by field, with the bytes each stands in."""
+    """Yield the header of a file, field by field, with the bytes of each."""
     from aprfmt.formats.safetensors import fields
 
     return fields.header_fields(buffer, where)

@@ -34,7 +34,7 @@ def bits(row: Encoding) -> int:
 def order(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
     """Return the tensors in the order the reference writes them: widest dtypes first, then names.
 
-    Encodings the format lacks come last; planning them is refused.
+    Encodings that the format lacks come last; `plan` raises for them.
     """
     return sorted(
         infos,
@@ -64,7 +64,7 @@ def spell_header(metadata: Mapping[str, str], infos: Sequence[TensorInfo]) -> by
 def is_json(head: bytes) -> bool:
     """Say whether a file is JSON: an index.
 
-    A header's length can begin with b"{", too (123, or 31520 after a space), but any that a file
-    can have leaves a zero among its eight bytes, and JSON has none.
+    A header's length can begin with b"{", too (123, or 31520 after a space), but in any length that
+    a file can have one of the eight bytes is zero, and JSON has no zero bytes.
     """
     return head.lstrip()[:1] == b"{" and b"\0" not in head[:8]

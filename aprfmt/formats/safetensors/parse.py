@@ -1,8 +1,8 @@
 """From bytes to the structure of one safetensors file, under all rules of the format.
 
-Nothing is lenient here: a file that breaks a rule of the format's text is refused, also where the
-reference lets it pass (a space before `{`, unknown fields of an entry). What leaves the rest
-readable goes to `Parsed.faults`, which raises it unless it was asked to collect.
+The parser is strict: a file that breaks a rule of the format's text is refused, also where the
+reference accepts it (a space before `{`, unknown fields of an entry). Faults that leave the rest
+readable go to `Parsed.faults`, which raises them unless it collects.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,8 +54,8 @@ def parse(
 ) -> Parsed:
     """Return the structure of the safetensors file in `buffer`; `where` begins every message.
 
-    `partial` lists a file whose data is cut, with a warning. `damaged` collects what leaves the
-    rest readable in `faults`; without it the first fault raises. Raises FormatError or
+    `partial` lists a file whose data is cut, with a warning. `damaged` collects faults that leave
+    the rest readable in `faults`; without it the first fault raises. Raises FormatError or
     TruncatedError.
     """
     faults = Faults(where, damaged)
@@ -73,7 +73,7 @@ def _parse(buffer: memoryview, partial: bool, faults: Faults) -> Parsed:
     if length > MAX_HEADER:
         raise FormatError(
             f"{where}: header length at offset 0 is {length}, the format allows {MAX_HEADER}; "
-            "the file is damaged or no safetensors file"
+            "the file is damaged or not a safetensors file"
         )
     if length > size - PREFIX:
         raise TruncatedError(
@@ -99,7 +99,7 @@ def _parse(buffer: memoryview, partial: bool, faults: Faults) -> Parsed:
 
 
 def _sound(parsed: Parsed) -> list[TensorInfo]:
-    """Return the tensors with which nothing is wrong so far."""
+    """Return the tensors without a fault so far."""
     return [info for info in parsed.infos.values() if info.name not in parsed.faults.broken]
 
 
@@ -127,7 +127,7 @@ def _read_header(raw: bytes, where: str, faults: Faults) -> dict[str, Any]:
 
 
 def _metadata(value: Any, faults: Faults) -> dict[str, str]:
-    """Return the metadata; of damaged ones what is text."""
+    """Return the metadata; of damaged metadata the entries that are text."""
     what = f"{faults.where}: {METADATA}"
     if not isinstance(value, dict):
         found = type(value).__name__
@@ -148,7 +148,7 @@ def _tensor(name: str) -> str:
 
 
 def _info(name: str, entry: Any, parsed: Parsed) -> TensorInfo:
-    """Return what an entry says; of a damaged one as much as can be told."""
+    """Return the tensor of an entry; a damaged entry gives as much as can be read."""
     row, shape, extent, wrong = _judged(entry)
     if wrong:
         error = FormatError(f"{parsed.where}: {_tensor(name)}{wrong}")
@@ -188,7 +188,7 @@ def _judged(entry: Any) -> tuple[Encoding | None, tuple[int, ...], tuple[int, in
 
 
 def _size_error(row: Encoding, shape: Sequence[int], extent: tuple[int, int]) -> str:
-    """Return what is wrong with the sizes of an entry; "" where they fit each other."""
+    """Return what is wrong with the sizes of an entry; "" if they are consistent."""
     begin, end = extent
     shown = shorten(str(shape), 200)
     count = 1
@@ -201,7 +201,7 @@ def _size_error(row: Encoding, shape: Sequence[int], extent: tuple[int, int]) ->
     if total >= U64:
         return f"{what} have more bits than 64 bits count"
     if total % 8:
-        return f"{what} take {total} bits, which is no whole byte"
+        return f"{what} take {total} bits, which is not a whole number of bytes"
     if end - begin != total // 8:
         return (
             f": data_offsets {begin}..{end} hold {end - begin} bytes, shape {shown} of "
@@ -218,7 +218,7 @@ def _check_gaps(parsed: Parsed) -> None:
     """Report bytes that belong to no tensor, and empty tensors inside others."""
     faults = parsed.faults
     if any(one.tensors for one in faults.damage):
-        return  # their bytes look like gaps
+        return  # their bytes would look like gaps
     at, before = parsed.data_offset, "the header"
     for info in sorted(parsed.infos.values(), key=lambda info: (info.offset, info.nbytes)):
         if info.offset != at:

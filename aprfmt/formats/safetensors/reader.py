@@ -22,8 +22,8 @@ class Shard(mapped.Shard[Parsed]):
 class SafetensorsSource(mapped.MappedSource[Shard]):
     """An open safetensors model: one file, or all shards of an index.
 
-    `metadata` is `__metadata__` (strings only), of a sharded model that of all shards together.
-    `index_metadata` is the index's own, {} without an index. The format has no version.
+    `metadata` is `__metadata__` (strings only), merged over the shards of a sharded model.
+    `index_metadata` is that of the index, {} without an index. The format has no version.
     """
 
     format = "safetensors"
@@ -48,16 +48,16 @@ class SafetensorsSource(mapped.MappedSource[Shard]):
 
     @property
     def header_raw(self) -> bytes:
-        """The first file's length and header, as they stand there."""
+        """The first file's length and header, unchanged."""
         return bytes(self.shards[0].parsed.header_raw)
 
 
 def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> SafetensorsSource:
     """Open one safetensors file (a shard alone), or all shards of an index.
 
-    `partial` lists a file whose data is cut; asking for the bytes of a cut tensor then raises
-    TruncatedError. `damaged` goes on past what leaves the rest readable; `damage` says what that
-    is. Raises FormatError for a file that breaks a rule of the format.
+    `partial` lists a file whose data is cut; reading a cut tensor then raises TruncatedError.
+    `damaged` collects faults that leave the rest readable in `damage`. Raises FormatError for a
+    file that breaks a rule of the format.
     """
     path = Path(path)
     file = MappedFile(path)
@@ -130,7 +130,7 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
 
 
 def parse_index(buffer: Buffer, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return weight map (names are not judged yet) and metadata of an index; FormatError."""
+    """Return the weight map (names not checked yet) and metadata of an index; or FormatError."""
     from aprfmt.formats.jsonio import loads
     from aprfmt.formats.shardset import MAX_INDEX
 

@@ -1,6 +1,6 @@
 """Writes safetensors as the reference does: its tensor order, its spelling, its padding.
 
-More bytes than a shard may hold become `STEM-00001-of-0000N.safetensors` and
+A model larger than the shard size becomes `STEM-00001-of-0000N.safetensors` and
 `STEM.safetensors.index.json`, as the Hub names them. The same plan and bytes give the same files.
 """
 
@@ -29,7 +29,7 @@ from aprfmt.formats.safetensors.layout import (
 from aprfmt.formats.safetensors.reader import SafetensorsSource
 from aprfmt.formats.sequential import Program, Room, SequentialSink, deal
 
-# transformers refuses files that do not say which framework's tensors these are.
+# transformers refuses files that do not name the framework of their tensors.
 _FORMAT_KEY, _FORMAT = "format", "pt"
 _SHARD = re.compile(r"(?P<stem>.+)-[0-9]{5}-of-[0-9]{5}")
 
@@ -55,9 +55,9 @@ class SafetensorsSink(SequentialSink):
         self._like = like if like is not None and len(like.shards) == 1 else None
 
     def order(self, infos: Sequence[TensorInfo]) -> list[TensorInfo]:
-        """Return the order to plan and write in: the reference's, or as they lie in `like`.
+        """Return the order to plan and write in: the reference's, or that of `like`.
 
-        The order of `like` counts only while it has the very tensors that are planned.
+        The order of `like` is used only if it has exactly the planned tensors.
         """
         if self._like is None or not _same_tensors(self._like, infos):
             return order(infos)
@@ -97,7 +97,7 @@ class SafetensorsSink(SequentialSink):
     def _set(
         self, texts: Mapping[str, str], parts: Sequence[Sequence[TensorInfo]]
     ) -> list[Program]:
-        """Return the shards and their index; other keys than `format` stand in the first only."""
+        """Return the shards and their index; only the first shard has keys other than `format`."""
         count = len(parts)
         stem = _stem(self._path.name)
         programs: list[Program] = []
@@ -126,8 +126,8 @@ def open_sink(
     """Start writing `path`.
 
     More than `max_shard_size` tensor bytes become shards with an index. `like` is an open
-    safetensors source whose header is kept where the plan says the same. With `files` the sink
-    writes into that set, and whoever owns it publishes.
+    safetensors source whose header is kept if the plan is the same. With `files` the sink writes
+    into that set, and the set's owner publishes it.
     """
     if options:
         raise UsageError(f"{path}: safetensors files are not written with {', '.join(options)}")
@@ -158,7 +158,7 @@ def _encodable(text: str) -> bool:
 
 
 def _check(info: TensorInfo, where: str) -> None:
-    """Refuse what the format cannot hold. Raises ConversionError."""
+    """Raise ConversionError for a tensor that the format cannot hold."""
     what = f"{where}: tensor {shorten(info.name, 100)!r}"
     row = encoding(info.encoding)
     if not row.safetensors:
@@ -208,7 +208,7 @@ def _same_tensors(like: SafetensorsSource, infos: Sequence[TensorInfo]) -> bool:
 
 
 def _in_order_of(like: SafetensorsSource, infos: Sequence[TensorInfo]) -> bool:
-    """Say whether the plan has the tensors of `like` as they lie there."""
+    """Say whether the plan has the tensors of `like` in the same order."""
     if not _same_tensors(like, infos):
         return False
     places = like.shards[0].parsed.infos

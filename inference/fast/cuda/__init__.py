@@ -2,10 +2,10 @@
 
 Importing this imports neither cupy nor torch. Arguments are torch tensors, cupy arrays, anything
 with `__dlpack__`, or `Flat(ptr, count, dtype)`; all are contiguous and on the current device.
-Nothing is copied, nothing is allocated, nothing waits: a call enqueues kernels on `stream`
+A call copies nothing, allocates nothing and does not wait: it enqueues kernels on `stream`
 (`torch.cuda.current_stream().cuda_stream`; None is cupy's current stream), so that it can be
-captured in a CUDA graph. The first call of a kind compiles or loads its module: make one before a
-capture. A launch that the driver refuses raises.
+captured in a CUDA graph. The first call of each kind compiles or loads a module, so make one before
+a capture. A launch that the driver refuses raises.
 
     decode("Q4_K", raw, out, stream=s)              whole tensors or whole rows of them
     decode_coded(packed, absmax, code, out, ...)    NF4 and FP4

@@ -1,4 +1,4 @@
-"""GPU memory as kernels see it - a pointer, a count, a dtype - from whatever holds it."""
+"""GPU memory as kernels need it (pointer, count, dtype), from any kind of array."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +12,7 @@ ITEM = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "uint8": 1}
 
 @dataclass(slots=True)
 class Flat:
-    """Contiguous elements in GPU memory; whoever makes one keeps the memory alive."""
+    """Contiguous elements in GPU memory; the caller keeps the memory alive."""
 
     ptr: int
     count: int
@@ -22,7 +22,7 @@ class Flat:
 def flat(x: Any, dtype: str | None = None) -> Flat:
     """Return the memory of a torch tensor, a cupy array, or anything with `__dlpack__`.
 
-    Nothing is copied. `dtype` says what the elements mean where the array's own dtype cannot
+    Nothing is copied. `dtype` gives the type of the elements if the array's own dtype does not
     (bfloat16 kept as uint16). Raises CodecError for memory that is not contiguous.
     """
     if isinstance(x, Flat):
@@ -41,7 +41,7 @@ def flat(x: Any, dtype: str | None = None) -> Flat:
 
 
 class _Stream:
-    """What a launch asks of a stream."""
+    """A stream as launches need it."""
 
     def __init__(self, ptr: int) -> None:
         self.ptr = ptr
@@ -49,5 +49,5 @@ class _Stream:
 
 @lru_cache(maxsize=64)
 def stream_of(ptr: int | None) -> Any | None:
-    """Return what to launch on for a raw stream handle; None is cupy's current stream."""
+    """Return a stream object for a raw stream handle; None is cupy's current stream."""
     return None if ptr is None else _Stream(ptr)

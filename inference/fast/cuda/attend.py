@@ -1,7 +1,7 @@
-"""Attention on the GPU: kernels that take a query at a time, and cuBLAS for many queries.
+"""Attention on the GPU: kernels that work query by query, and cuBLAS for many queries.
 
-The kernels' bits do not depend on how many queries or hidden keys there are; the deterministic
-mode uses nothing else.
+The results of the kernels do not depend on the number of queries or of masked keys; the
+deterministic mode uses only them.
 """
 
 from collections import OrderedDict
@@ -13,9 +13,9 @@ from aprfmt.inference.backends.base import Array, Heads
 from aprfmt.inference.fast.cuda import gemm, memory
 from aprfmt.inference.fast.cuda.ops import GROUP, SHARED_LIMIT, Ops
 
-# From so many queries on, cuBLAS's scores in memory are the faster way.
+# From this many queries on, cuBLAS with scores in memory is faster.
 MANY_QUERIES = 256
-# Queries whose scores are in memory at a time.
+# Queries whose scores are in memory at the same time.
 QUERY_BLOCK = 512
 
 
@@ -34,17 +34,17 @@ class Attention:
         return memory.arrays().empty(shape, memory.STORED[self._dtype])
 
     def mask(self, heads: Heads) -> Array:
-        """Return the mask on the GPU; layers of a pass share it."""
+        """Return the mask on the GPU; the layers of a pass share it."""
         key = id(heads.mask)
         if key not in self._masks:
             placed = memory.put(np.ascontiguousarray(heads.mask).view(np.uint8))
-            self._masks[key] = (heads.mask, placed)  # held, so that its id stays its own
+            self._masks[key] = (heads.mask, placed)  # kept alive, so that its id is not reused
             while len(self._masks) > 4:
                 self._masks.popitem(last=False)
         return self._masks[key][1]
 
     def _row(self, keys: int, rows: int) -> tuple[int, int, Any]:
-        """Return shared bytes, or an address of `rows` rows and what keeps it alive."""
+        """Return (shared memory bytes, address of a buffer of `rows` rows, the buffer)."""
         size = keys * self._wide.itemsize
         if size <= SHARED_LIMIT - 1024:
             return size, 0, None

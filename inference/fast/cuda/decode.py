@@ -1,6 +1,6 @@
-"""Encoded bytes in GPU memory to numbers in GPU memory, bit-equal to the codecs.
+"""Decodes bytes in GPU memory to numbers in GPU memory, with the same bits as the codecs.
 
-A NaN made by arithmetic (a block whose scale is NaN or infinite) is a NaN, of whatever payload.
+The payload of a NaN that results from arithmetic (a block with a NaN or infinite scale) may differ.
 """
 
 from collections.abc import Mapping
@@ -12,21 +12,21 @@ from aprfmt.errors import CodecError
 from aprfmt.inference.fast.cuda.arrays import ITEM, Flat, flat, stream_of
 from aprfmt.inference.fast.cuda.loader import function
 
-# Encodings with a kernel -> the alignment in bytes its blocks are read by (struct of blocks.cuh).
+# Encodings with a kernel -> the alignment in bytes that it needs (structs in blocks.cuh).
 DECODED: Mapping[str, int] = {
     "F32": 4, "F16": 2, "BF16": 2,
     "Q4_0": 2, "Q4_1": 4, "Q5_0": 2, "Q5_1": 4, "Q8_0": 2,
     "Q2_K": 4, "Q3_K": 2, "Q4_K": 16, "Q5_K": 16, "Q6_K": 2,
 }  # fmt: skip
-# What bitsandbytes' weights were saved as: `to` of coded.cu.
+# The dtypes that bitsandbytes' weights can be saved from: `to` of coded.cu.
 _SAVED = {"float32": 0, "bfloat16": 1, "float16": 2}
 FILES = ("prelude.cuh", "blocks.cuh", "decode.cu")
 CODED_FILES = ("prelude.cuh", "coded.cu")
-CODED_LAUNCH = {2: (2048, 128), 4: (1024, 128), 8: (1024, 128)}  # bytes an output -> as Launch
+CODED_LAUNCH = {2: (2048, 128), 4: (1024, 128), 8: (1024, 128)}  # by output bytes
 
 
 class Launch(NamedTuple):
-    """How decode.cu is compiled: elements and threads of a block, blocks a multiprocessor.
+    """How decode.cu is compiled: elements and threads per block, blocks per multiprocessor.
 
     `direct`: threads read their bytes where they are, instead of staging them in shared memory.
     `bulk`: a tile is written as one piece, from shared memory.
@@ -39,7 +39,7 @@ class Launch(NamedTuple):
     bulk: bool = False
 
 
-# What was fastest on an H200, by bytes an output element takes.
+# The fastest settings on an H200, by bytes per output element.
 _STAGED = {2: Launch(4096, 64, 16, False), 4: Launch(1024, 64, 16, False)}
 _DIRECT_4 = Launch(1024, 128, 8, True)
 _LAUNCHES: Mapping[tuple[str, int], Launch] = {
@@ -52,7 +52,7 @@ _LAUNCHES: Mapping[tuple[str, int], Launch] = {
 
 
 def launch_of(encoding: str, itemsize: int) -> Launch:
-    """Return how an encoding is decoded to elements of so many bytes (8 as 4)."""
+    """Return the launch settings for an encoding and a size of output elements (8 as 4)."""
     size = min(itemsize, 4)
     return _LAUNCHES.get((encoding, size), _STAGED[size])
 
@@ -66,9 +66,9 @@ def decode(
     """Fill `out` (float32, float64, bfloat16, float16; any shape) from encoded bytes.
 
     Every number is the codec's float32, rounded once to the type of `out`. `out` may end inside
-    the last block. `dtype` names the elements of an `out` that keeps them as uint16. Raises
-    CodecError for an encoding that is not in DECODED, a length that does not fit, or bytes that
-    stand where the kernel cannot read them.
+    the last block. `dtype` is the element type of an `out` that is stored as uint16. Raises
+    CodecError for an encoding that is not in DECODED, a length that does not fit, or misaligned
+    bytes.
     """
     data, to = flat(raw), flat(out, dtype)
     if encoding not in DECODED:
@@ -119,10 +119,10 @@ def decode_coded(
     dtype: str | None = None,
     stream: int | None = None,
 ) -> None:
-    """Fill `out` from bitsandbytes' packed nibbles, float32 absmax a block and 16 float32 codes.
+    """Fill `out` from bitsandbytes' packed nibbles, float32 absmax per block and 16 float32 codes.
 
     `saved` is the dtype the weight was saved from, to which products are rounded first. Raises
-    CodecError where lengths do not fit.
+    CodecError if lengths do not fit.
     """
     data, scales, table, to = flat(packed), flat(absmax), flat(code), flat(out, dtype)
     if data.count != -(-to.count // 2) or scales.count != -(-to.count // blocksize):

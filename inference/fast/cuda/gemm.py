@@ -15,7 +15,7 @@ _COMPUTE_32F, _COMPUTE_32F_TF32, _COMPUTE_64F = 68, 77, 70
 _PLAIN, _TURNED = 0, 1
 _DEFAULT = -1  # cublasGemmAlgo_t
 
-# Factors that cuBLAS reads on the host, kept for good, and their addresses.
+# Scalars that cuBLAS reads from host memory, kept alive forever, and their addresses.
 _FACTORS = {name: np.array([1, 0], name) for name in ("float32", "float64")}
 _ONE = {name: int(pair.ctypes.data) for name, pair in _FACTORS.items()}
 _ZERO = {name: int(pair[1:].ctypes.data) for name, pair in _FACTORS.items()}
@@ -38,9 +38,9 @@ def product(
 ) -> None:
     """Set c [rows, columns] to a [rows, depth] times b, all of `dtype`, at these addresses.
 
-    b is [columns, depth] where `turned`, else [depth, columns]. `strides` are the elements from
-    one row of a, b, c to the next, `steps` those from one of `batch` products to the next. Sums
-    are float32 (float64 in float64); TF32 is used in float32 only where `tf32` says so.
+    b is [columns, depth] if `turned`, else [depth, columns]. `strides` are the elements from one
+    row of a, b, c to the next, `steps` those from one of `batch` products to the next. Sums are
+    float32 (float64 in float64); TF32 is used in float32 only if `tf32`.
     """
     library, handle = _library(cupy().cuda.runtime.getDevice())
     scalar = "float64" if dtype == "float64" else "float32"
@@ -48,7 +48,7 @@ def product(
     if tf32 and dtype == "float32":
         compute = _COMPUTE_32F_TF32
     kind = _TYPES[dtype]
-    # cuBLAS counts columns first: its c is ours turned, so the factors change places.
+    # cuBLAS is column-major: its c is the transpose of ours, so a and b change places.
     library.gemmStridedBatchedEx(
         handle, _TURNED if turned else _PLAIN, _PLAIN, columns, rows, depth,
         _ONE[scalar], b, kind, strides[1], steps[1], a, kind, strides[0], steps[0],
@@ -58,6 +58,6 @@ def product(
 
 @cache
 def _library(device: int) -> tuple[Any, int]:
-    """Return cuBLAS and its handle on the current device; products go to the current stream."""
+    """Return cuBLAS and its handle on the current device; products run on the current stream."""
     library = import_module("cupy_backends.cuda.libs.cublas")
     return library, int(cupy().cuda.device.get_cublas_handle())

@@ -1,7 +1,7 @@
-"""Launches of layers.cu: a layer's fused parts on contiguous torch tensors, at their pointers.
+"""Launches of layers.cu: a layer's fused operations on contiguous torch tensors.
 
-Sizes are the caller's word; nothing is allocated and nothing waits, so all of it can be captured
-in a CUDA graph. `stream` is a raw stream handle.
+Sizes are not checked. Nothing is allocated and nothing waits, so every call can be captured in a
+CUDA graph. `stream` is a raw stream handle.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,16 +11,16 @@ from aprfmt.inference.fast.cuda.arrays import stream_of
 from aprfmt.inference.fast.cuda.loader import function
 
 FILES = ("prelude.cuh", "layers.cu")
-# Arithmetic dtypes that have kernels, and the types' names in prelude.cuh.
+# Dtypes that have kernels -> the types' names in prelude.cuh.
 TYPES = {"float32": "float", "bfloat16": "bf16", "float16": "f16"}
-# Activations by their place in layers.cu.
+# Activations in the order of layers.cu.
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 BLOCK, KEYS = 128, 256  # threads of a product's and of an attention's block, as in layers.cu
 WARPS = BLOCK // 32
-# Parts that the keys of a one-query attention are cut into.
+# Parts into which the keys of a one-query attention are cut.
 SPLITS = 16
 MAX_DIM = 512
-# So many warps keep the memory of a big GPU busy: fewer rows are shared by several warps.
+# This many warps keep the memory of a big GPU busy; with fewer rows, several warps share a row.
 BUSY_WARPS = 2048
 
 _NAMES = ("rope_wide", "rope_rounded", "matvec1", "matvec2", "matvec_gated")
@@ -59,7 +59,7 @@ def rope(
 ) -> None:  # fmt: skip
     """Rotate x and z [tokens, heads, dim] (heads of a token lie together) by one table.
 
-    `wide`: the table is float32 whatever the dtype. `stepped`: each product is rounded.
+    `wide`: the table is float32 for any dtype. `stepped`: each product is rounded.
     """
     tokens, heads, dim = x.shape
     more = (0, 0, 0, 0) if z is None else (
@@ -88,7 +88,7 @@ def append(
 
 
 def act_mul(gate: Tensor, up: Tensor, y: Tensor, kind: str, *, dtype: str, stream: int) -> None:
-    """Fill y [rows, width] with act(gate) * up; the rows of each may lie apart."""
+    """Fill y [rows, width] with act(gate) * up; rows need not be contiguous."""
     rows, width = y.shape
     _kernel("act_mul", dtype)(
         (-(-width // 256), rows), (256,),
@@ -99,7 +99,7 @@ def act_mul(gate: Tensor, up: Tensor, y: Tensor, kind: str, *, dtype: str, strea
 
 
 def split_of(rows: int, columns: int, lane_elements: int) -> int:
-    """Return how many warps share a row: more for few long rows."""
+    """Return the number of warps that share a row: more for few long rows."""
     steps, split = columns // (32 * lane_elements), 1
     while split < WARPS and rows * split < BUSY_WARPS and steps >= 2 * split:
         split *= 2
@@ -112,7 +112,7 @@ def matvec(
 ) -> None:  # fmt: skip
     """Fill y with x times one to three weights [n, columns], one after another, plus biases.
 
-    A row takes a multiple of 16 bytes, and everything begins at a multiple of 16.
+    Rows must be a multiple of 16 bytes long, and all tensors 16-byte aligned.
     """
     columns = x.shape[-1]
     counts = [w.shape[0] for w in weights] + [0] * (3 - len(weights))
@@ -151,7 +151,7 @@ def softmax_causal(
 ) -> None:  # fmt: skip
     """Fill probs with the causal softmax of scores [heads, tokens, keys], which are contiguous.
 
-    `before` keys stand before the first token; `cached` (int64 on the device) says so instead.
+    The first token has `before` earlier keys, or `cached` (int64 on the device) if given.
     """
     heads, tokens, keys = scores.shape
     _kernel("softmax_causal", dtype)(
@@ -169,7 +169,7 @@ def attend(
 ) -> None:  # fmt: skip
     """Fill y [heads, v_dim] with one query's attention over a cache's buffers.
 
-    It sees `cached` + 1 keys (int64 on the device), or `count` where `cached` is None. `parts`
+    It sees `cached` + 1 keys (int64 on the device), or `count` if `cached` is None. `parts`
     has heads * SPLITS * (v_dim + 2) float32, `arrived` heads int32, all zero.
     """
     heads, dim, v_dim = q.shape[-2], q.shape[-1], values.shape[-1]

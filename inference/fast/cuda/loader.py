@@ -1,7 +1,7 @@
-"""Kernel sources to functions: compiled once for a GPU model, kept on disk, launched and checked.
+"""Compiles kernel sources once per GPU model, caches them on disk, and returns launch functions.
 
-NVRTC compiles to machine code, which is kept in `cache_folder()` under a name made of source,
-options, compiler version and architecture; a later process loads it from there. CuPy's own
+NVRTC compiles to machine code, which is stored in `cache_folder()` under a name made of source,
+options, compiler version and architecture; later processes load it from there. CuPy's own
 compilation is not used because it flushes subnormal numbers to zero. A launch that the driver
 refuses raises at once; a fault inside a kernel raises at the next transfer.
 """
@@ -25,7 +25,7 @@ _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 @cache
 def cupy() -> Any:
-    """Return the module; BackendUnavailableError says what to install where it is missing."""
+    """Return the cupy module; BackendUnavailableError if it is missing says what to install."""
     try:
         import cupy as module
     except ImportError as error:
@@ -46,7 +46,7 @@ def source(*names: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Return where compiled kernels are kept: $APRFMT_KERNEL_CACHE or ~/.cache/aprfmt/kernels."""
+    """Return the cache of compiled kernels: $APRFMT_KERNEL_CACHE or ~/.cache/aprfmt/kernels."""
     chosen = os.environ.get("APRFMT_KERNEL_CACHE")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(chosen) if chosen else Path(home) / "aprfmt" / "kernels"
@@ -54,7 +54,7 @@ def cache_folder() -> Path:
 
 @cache
 def _compiled(names: tuple[str, ...], defines: tuple[str, ...], arch: str) -> bytes:
-    """Return a module's machine code for sm_`arch`, from disk where it was compiled before."""
+    """Return a module's machine code for sm_`arch`, from the cache if it was compiled before."""
     nvrtc = import_module("cupy_backends.cuda.libs.nvrtc")
     text = "".join(f"#define {define}\n" for define in defines) + source(*names)
     flags = (*_FLAGS, f"--gpu-architecture=sm_{arch}")
@@ -80,7 +80,7 @@ def _compiled(names: tuple[str, ...], defines: tuple[str, ...], arch: str) -> by
 
 
 def _keep(path: Path, code: bytes) -> None:
-    """Write a file as one step; a folder that cannot be written costs time, not the run."""
+    """Write a file atomically; if the folder cannot be written, the next run compiles again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
@@ -103,7 +103,7 @@ def _module(device: int, names: tuple[str, ...], defines: tuple[str, ...]) -> An
 def _function(
     device: int, names: tuple[str, ...], name: str, defines: tuple[str, ...], shared: int
 ) -> Function:
-    """Return a kernel loaded on a device: a thin call, a few microseconds each."""
+    """Return a kernel loaded on a device; a call takes a few microseconds."""
     found = _module(device, names, defines).get_function(name)
     if shared:
         limit = min(shared, int(attributes(device)["MaxSharedMemoryPerBlockOptin"]))
@@ -117,7 +117,7 @@ def function(
 ) -> Function:
     """Return a kernel on the current device. Integers are passed as int64, floats as double.
 
-    `shared` is the most dynamic shared memory a launch will ask for, where it is above 48 KiB.
+    `shared` is the largest dynamic shared memory of a launch, needed if above 48 KiB.
     """
     return _function(cupy().cuda.runtime.getDevice(), names, name, defines, shared)
 

@@ -1,7 +1,7 @@
 """Vectors times encoded weights, without decoding the weight to memory first.
 
 Sums are float32 of exact inputs: the result differs from float64 as float32 arithmetic does
-(relative L2 some 1e-7). Q4_K runs on tensor cores, as matvec_q4_k.cu says; it is no coarser.
+(relative L2 about 1e-7). Q4_K runs on tensor cores (see matvec_q4_k.cu) and is equally exact.
 """
 
 from functools import lru_cache
@@ -13,15 +13,15 @@ from aprfmt.inference.fast.cuda.arrays import ITEM, flat, stream_of
 from aprfmt.inference.fast.cuda.decode import DECODED
 from aprfmt.inference.fast.cuda.loader import function, processors
 
-# Encodings with a kernel, and how many vectors one call takes at most.
+# Encodings with a kernel, and the largest number of vectors in one call.
 MATVEC = tuple(name for name in DECODED if name != "F32")
 MATVEC_TOKENS = 4
 _DTYPES = ("float32", "bfloat16", "float16")
 _FILES = ("prelude.cuh", "blocks.cuh", "matvec.cu")
 _TENSOR_FILES = ("prelude.cuh", "matvec_q4_k.cu")
-_WARPS, _LANE = 4, 8  # matvec.cu: warps of a block, neighbouring columns of a lane
+_WARPS, _LANE = 4, 8  # matvec.cu: warps per block, adjacent columns per lane
 _TENSOR_WARPS, _TENSOR_BLOCK, _TENSOR_REDUCE = 16, 2116, 2 * 16 * 16 * 4  # matvec_q4_k.cu
-# Dynamic shared memory a block may ask for (sm_90: 227 KiB); more columns take the plain kernel.
+# Largest dynamic shared memory of a block (sm_90: 227 KiB); more columns use the plain kernel.
 SHARED_LIMIT = 227 * 1024
 
 
@@ -35,12 +35,12 @@ def matvec(
     stream: int | None = None,
     tensor_cores: bool = True,
 ) -> None:
-    """Fill `out` [tokens, rows] with x [tokens, columns] times the encoded [rows, columns], turned.
+    """Fill `out` [tokens, rows] with x [tokens, columns] times the transposed encoded weight.
 
-    x and out are float32, bfloat16 or float16 alike (`dtype` where they are kept as uint16) and
-    hold 1 to MATVEC_TOKENS vectors; the sizes say how many: `raw` holds all rows. A row has any
-    number of whole blocks, so of BF16 and F16 any number of columns. Raises CodecError where sizes
-    do not fit.
+    `raw` holds the encoded weight [rows, columns]. x and out have the same dtype, float32,
+    bfloat16 or float16 (`dtype` if they are stored as uint16), and 1 to MATVEC_TOKENS vectors;
+    their number follows from the sizes. A row is any number of whole blocks (BF16 and F16: any
+    number of columns). Raises CodecError if sizes do not fit.
     """
     row = ENCODINGS[encoding]
     data, inputs, to = flat(raw), flat(x, dtype), flat(out, dtype)
@@ -67,7 +67,7 @@ def matvec(
             shared_mem=shared, stream=strm,
         )  # fmt: skip
         return
-    group = 4 if rows >= 8192 else 1  # fewer rows keep more warps busy one by one
+    group = 4 if rows >= 8192 else 1  # with few rows, one row per warp keeps more warps busy
     width = tokens if tokens != 3 else 2
     size = ITEM[to.dtype]
     defines: tuple[str, ...] = (f"ENCODING {encoding}",)

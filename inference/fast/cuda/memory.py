@@ -1,7 +1,7 @@
-"""GPU memory of the cupy backend: made, filled, read. 16-bit floats are kept as uint16 bits.
+"""GPU memory of the cupy backend: allocating, filling, reading. 16-bit floats are stored as uint16.
 
-So slicing, joining and copying are CuPy's, arithmetic is the kernels', and no version of CuPy has
-to know bfloat16.
+CuPy slices, joins and copies these arrays; our kernels do the arithmetic. So no version of CuPy
+needs to support bfloat16.
 """
 
 from functools import cache
@@ -13,7 +13,7 @@ from aprfmt.errors import BackendUnavailableError
 from aprfmt.inference.cuda_driver import driver_version
 from aprfmt.inference.fast.cuda.loader import cupy
 
-# Dtype of the arithmetic -> numpy's name of what holds it.
+# Dtype of the arithmetic -> numpy dtype of the arrays.
 STORED = {"float32": "float32", "float64": "float64", "bfloat16": "uint16", "float16": "uint16"}
 
 
@@ -28,12 +28,12 @@ def put(x: Any) -> Any:
 
 
 def get(x: Any) -> Any:
-    """Copy an array to the host; waits for what is enqueued, and raises for a fault in it."""
+    """Copy an array to the host; waits for enqueued work and raises errors that occurred in it."""
     return x.get()
 
 
 def pointer(x: Any) -> int:
-    """Return where a contiguous array begins."""
+    """Return the address of a contiguous array."""
     return int(x.data.ptr)
 
 
@@ -45,7 +45,7 @@ def is_device(x: Any) -> bool:
 def use_device(name: str) -> int:
     """Make `cuda` or `cuda:N` the current device of this thread; return N.
 
-    Raises BackendUnavailableError for a device, a driver or a CuPy that is not there.
+    Raises BackendUnavailableError if the device, the driver or CuPy is missing.
     """
     kind, _, number = name.partition(":")
     if kind != "cuda" or (number and not number.isdecimal()):
@@ -72,7 +72,7 @@ def _major(module: Any) -> int:
 
 
 def facts(index: int) -> dict[str, Any]:
-    """Return a device's name, driver and memory, and the most memory CuPy's pool has taken."""
+    """Return a device's name, driver and memory, and the size of CuPy's memory pool."""
     module = cupy()
     runtime = module.cuda.runtime
     free, total = runtime.memGetInfo()
@@ -97,7 +97,7 @@ def _version(number: int) -> str:
 
 
 def free_bytes() -> int:
-    """Return the GPU memory that is free now, CuPy's unused blocks counted."""
+    """Return the free GPU memory in bytes, including CuPy's unused blocks."""
     module = cupy()
     free, _ = module.cuda.runtime.memGetInfo()
     return int(free) + int(module.get_default_memory_pool().free_bytes())

@@ -5,18 +5,18 @@ from typing import Any
 from aprfmt.inference.fast.cuda.loader import Function, function
 
 FILES = ("prelude.cuh", "ops.cu", "attention.cu")
-GROUP = 256  # threads a block, ops.cu
-SHARED_LIMIT = 227 * 1024  # dynamic shared memory a block may ask for on sm_90
-_MOST_BLOCKS = 1 << 16  # of kernels that go on from their end
+GROUP = 256  # threads per block, ops.cu
+SHARED_LIMIT = 227 * 1024  # largest dynamic shared memory of a block on sm_90
+_MOST_BLOCKS = 1 << 16  # of kernels that loop over the rest
 _C_NAMES = {"float32": "float", "float64": "double", "bfloat16": "bf16", "float16": "f16"}
 
 
 class Ops:
-    """The kernels of one dtype. Integers go as int64, addresses too, floats as double."""
+    """The kernels of one dtype. Integers and addresses are passed as int64, floats as double."""
 
     def __init__(self, dtype: str) -> None:
         self._defines = (f"ELEMENT {_C_NAMES[dtype]}",)
-        self._kernels: dict[tuple[str, int], Function] = {}  # of the backend's one device
+        self._kernels: dict[tuple[str, int], Function] = {}  # for the backend's only device
 
     def run(self, name: str, grid: tuple[int, ...], *args: Any, shared: int = 0) -> None:
         """Launch on a grid of blocks of GROUP threads with `shared` bytes of dynamic memory."""
@@ -28,6 +28,6 @@ class Ops:
         kernel(grid, (GROUP,), args, shared_mem=shared)
 
     def over(self, name: str, count: int, *args: Any) -> None:
-        """Launch over `count` elements; a kernel's arguments say the count themselves."""
+        """Launch over `count` elements; `args` contain the count again if the kernel needs it."""
         if count:
             self.run(name, (min(-(-count // GROUP), _MOST_BLOCKS),), *args)

@@ -1,7 +1,7 @@
-"""Weights in GPU memory as the file stores them, decoded panel by panel into a reused buffer.
+"""Weights in GPU memory as stored in the file, decoded panel by panel into a reused buffer.
 
-What has no GPU kernel, or is not stored row by row, is decoded on the CPU and placed in the dtype
-of the arithmetic; `on_cpu` names these encodings.
+Weights without a GPU kernel, or not stored row by row, are decoded on the CPU and placed in the
+dtype of the arithmetic; `on_cpu` lists their encodings.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from aprfmt.inference.backends.base import Backend
     from aprfmt.inference.weights import Weight
 
-# Decoded bytes at a time of a weight that is stored encoded.
+# Decoded bytes per panel of an encoded weight.
 PANEL_BYTES = 256 << 20
-# Stored plainly in a dtype, so that there is nothing to decode.
+# Encodings that are plain arrays of a dtype and need no decoding.
 PLAIN: Mapping[str, str] = {
     "F32": "float32", "F64": "float64", "BF16": "bfloat16", "F16": "float16",
 }  # fmt: skip
@@ -56,7 +56,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class CodedWeight:
-    """bitsandbytes' nibbles; absmax was brought to float32 on the CPU (1/64 of the elements)."""
+    """bitsandbytes' nibbles; absmax (1/64 of the elements) was decoded to float32 on the CPU."""
 
     packed: Any
     absmax: Any
@@ -79,7 +79,7 @@ class CodedWeight:
         )
 
     def rows(self, index: Any) -> "CodedWeight | None":
-        """Return these rows as a weight of their own, None where rows share a block or a byte."""
+        """Return these rows as a weight; None if rows share a block or a byte."""
         if self.columns % self.blocksize:
             return None
         packed = self.packed.reshape(-1, self.columns // 2)[index]
@@ -91,7 +91,7 @@ class CodedWeight:
 
     @property
     def granule(self) -> int:
-        """The rows of which a multiple begins at a whole block."""
+        """The number of rows after which a row begins at a block again."""
         return self.blocksize // int(np.gcd(self.blocksize, self.columns))
 
 
@@ -100,10 +100,10 @@ Placed = Dense | Encoded | CodedWeight
 
 @dataclass
 class Placer:
-    """Places weights for a backend, in memory of its device, as its dtype's arithmetic reads them.
+    """Places weights in the GPU memory of a backend.
 
-    `held` counts the bytes that stay, `streamed` the tensors placed for one use because the budget
-    is spent, `on_cpu` has the encodings of tensors that were decoded on the CPU.
+    `held` counts the bytes that stay there, `streamed` the tensors placed for one use only because
+    the budget is spent, `on_cpu` has the encodings of tensors that were decoded on the CPU.
     """
 
     backend: "Backend"
@@ -114,7 +114,7 @@ class Placer:
     _ready: "WeakKeyDictionary[Weight, Placed]" = field(default_factory=WeakKeyDictionary)
 
     def place(self, w: "Weight") -> Placed:
-        """Return a weight in GPU memory: held if the budget allows, else for this use only."""
+        """Return a weight in GPU memory: kept if the budget allows, else for this use only."""
         placed = self._ready.get(w)
         if placed is None:
             placed, make = self._try(w)
@@ -127,7 +127,7 @@ class Placer:
     def gather(self, w: "Weight", ids: Any) -> Any:
         """Return rows `ids` [n, columns] of a table in the backend's dtype.
 
-        Where the table does not fit the budget only these rows are placed.
+        If the table does not fit the budget, only these rows are placed.
         """
         placed, _ = self._try(w)
         if placed is None:
@@ -149,7 +149,7 @@ class Placer:
         return out
 
     def _gather_panels(self, w: "Weight", placed: Placed, ids: Any, out: Any) -> Any:
-        """Fill `out` from whole panels: rows that do not begin at a block."""
+        """Fill `out` from whole panels, for rows that do not begin at a block."""
         for start, stop, panel in self.panels(w, placed, self.backend.dtype):
             here = np.flatnonzero((ids >= start) & (ids < stop))
             rows = self._buffer[: panel.count * out.itemsize].view(out.dtype)
@@ -159,7 +159,7 @@ class Placer:
         return out
 
     def _try(self, w: "Weight") -> tuple[Placed | None, Callable[[], Placed]]:
-        """Return the weight if it is or can be held, and what places it for one use."""
+        """Return the weight if it is or can be kept, and a function that places it for one use."""
         coded = w.coded()
         if coded is not None:
             size = coded.packed.nbytes + coded.absmax.nbytes
@@ -213,9 +213,9 @@ class Placer:
         return placed
 
     def panels(self, w: "Weight", placed: Placed, dtype: str) -> Iterator[tuple[int, int, Flat]]:
-        """Yield (start, stop, [stop - start, columns] in `dtype`), decoded where it is encoded.
+        """Yield (start, stop, [stop - start, columns] in `dtype`), decoded if necessary.
 
-        Each panel overwrites the one before; a Dense one is in its own dtype whatever is asked.
+        Each panel overwrites the one before. A Dense weight is always in its own dtype.
         """
         if isinstance(placed, Dense):
             yield 0, w.n_rows, Flat(memory.pointer(placed.values), int(placed.values.size), dtype)
@@ -236,7 +236,7 @@ class Placer:
     def _room(self, size: int) -> Any:
         """Return the decode buffer, at least `size` bytes."""
         if self._buffer is None or self._buffer.size < size:
-            self._buffer = None  # its memory can serve the larger one
+            self._buffer = None  # frees its memory for the larger one
             self._buffer = memory.arrays().empty(size, "uint8")
         return self._buffer
 

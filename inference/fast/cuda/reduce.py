@@ -1,6 +1,6 @@
-"""One-pass statistics of an array and comparison of two, in GPU memory until somebody asks.
+"""One-pass statistics of an array and comparison of two; results stay in GPU memory until read.
 
-Sums are float64 and their order is fixed: results are equal bit for bit from run to run. The
+Sums are float64 and their order is fixed, so every run gives the same bits. The
 definitions are those of aprfmt.tensors.stats.
 """
 
@@ -16,12 +16,12 @@ from aprfmt.inference.fast.cuda.arrays import ITEM, Flat, flat, stream_of
 from aprfmt.inference.fast.cuda.loader import Function, function
 from aprfmt.tensors.stats import Stats
 
-# float64 a result takes, and float64 one stream's launches share (zeros before the first).
+# Number of float64 in a result, and in the workspace of a stream's launches (zero at the start).
 SLOT = 16
 _PIECES = 1056
-COLUMNS = 16  # float64 a piece takes
+COLUMNS = 16  # float64 per piece
 WORKSPACE = 2 + _PIECES * COLUMNS
-_SMALLEST_PIECE = 4096  # elements; below it a group of threads has too little to do
+_SMALLEST_PIECE = 4096  # elements; smaller pieces do not keep a group of threads busy
 _FILES = ("prelude.cuh", "reduce.cu")
 THREADS = 256  # reduce.cu
 
@@ -31,9 +31,9 @@ class Difference:
     """How two arrays of `count` elements differ.
 
     Sums, `max_abs` and `rel_l2` are over the pairs of finite values; `differing` counts elements
-    whose bits differ, `nonfinite` pairs with a NaN or an infinity, `nonfinite_differing` those of
-    them whose bits differ. `rel_l2` is |a - b| / |b|, `cosine` a.b / (|a| |b|), None where a norm
-    is zero or no pair is finite.
+    whose bits differ, `nonfinite` pairs with a NaN or an infinity, `nonfinite_differing` those
+    among them whose bits differ. `rel_l2` is |a - b| / |b|, `cosine` a.b / (|a| |b|); None if a
+    norm is zero or no pair is finite.
     """
 
     count: int
@@ -48,10 +48,10 @@ class Difference:
 def stats(
     x: Any, slot: Any, workspace: Any, *, dtype: str | None = None, stream: int | None = None
 ) -> None:
-    """Put the statistics of x (float32, float64, bfloat16, float16) into `slot`.
+    """Write the statistics of x (float32, float64, bfloat16, float16) into `slot`.
 
-    `slot` holds SLOT float64, `workspace` WORKSPACE float64 that are zero before their first use
-    and serve one stream at a time. `to_stats` reads the slot.
+    `slot` holds SLOT float64. `workspace` holds WORKSPACE float64, zero before the first use, and
+    is used by one stream at a time. `to_stats` reads the slot.
     """
     data = flat(x, dtype)
     _launch("stats", data, (data.ptr,), slot, workspace, stream)
@@ -66,7 +66,7 @@ def compare(
     dtype: str | None = None,
     stream: int | None = None,
 ) -> None:
-    """Put the comparison of two arrays of one dtype and size into `slot`; see `to_difference`."""
+    """Write the comparison of two arrays of one dtype and size into `slot`; see `to_difference`."""
     data, other = flat(a, dtype), flat(b, dtype)
     if data.count != other.count or data.dtype != other.dtype:
         raise CodecError(
@@ -98,14 +98,14 @@ def kernel(name: str, dtype: str) -> Function:
 
 
 def split(count: int) -> tuple[int, int]:
-    """Return how many pieces an array is reduced in and their size: of the count alone."""
+    """Return the number of pieces an array is reduced in, and their size, from its count alone."""
     size = max(_SMALLEST_PIECE, -(-count // _PIECES))
     size = -(-size // 1024) * 1024
     return max(1, -(-count // size)), size
 
 
 def to_stats(count: int, slot: Sequence[float]) -> Stats:
-    """Return the statistics of `count` values from a slot brought to the host."""
+    """Return the statistics of `count` values from a slot copied to the host."""
     return to_stats_of([count], np.array([slot], np.float64))[0]
 
 

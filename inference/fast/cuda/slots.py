@@ -1,4 +1,4 @@
-"""Statistics of a whole pass: gathered, made by a few launches, read in one transfer."""
+"""Statistics of a whole pass: collected, computed by a few launches, read in one transfer."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,15 +19,15 @@ from aprfmt.inference.fast.cuda.reduce import (
 from aprfmt.tensors.stats import Stats, compute
 
 _ROWS = 512  # slots allocated at a time
-JOBS = THREADS  # arrays of one launch; a thread looks at one
-PIECES = 1 << 15  # of one launch, so that its room stays at 4 MiB
-KEPT = 1 << 29  # bytes of arrays that wait for their launch
+JOBS = THREADS  # arrays per launch; one thread reads each
+PIECES = 1 << 15  # per launch, so that its buffer stays at 4 MiB
+KEPT = 1 << 29  # largest sum of bytes of arrays waiting for their launch
 
 Job = tuple[int, int, int, int, int]  # place, count, size of a piece, slot, first piece
 
 
 class Workspace:
-    """What reductions share; one per backend, since one stream's launches use it."""
+    """Memory shared by reductions; one per backend, used by one stream."""
 
     def __init__(self) -> None:
         self._room = memory.arrays().zeros(WORKSPACE, "float64")
@@ -42,7 +42,7 @@ class Workspace:
         return self._kernels[key]
 
     def stats(self, dtype: str, jobs: list[Job], pieces: int) -> None:
-        """Put the statistics of arrays of one dtype where their slots are."""
+        """Write the statistics of arrays of one dtype into their slots."""
         if len(jobs) == 1:
             place, count, size, slot, _ = jobs[0]
             alone = (place, count, size, self._place, slot)
@@ -70,20 +70,20 @@ class _Waiting:
 class Pending:
     """The statistics of one trace's values, in the order they were added.
 
-    A value is kept until its launch: nobody may write to it before `join` or `read`. `flat`
-    returns an array, copied where it is not contiguous, and its memory.
+    A value must not be changed before `join` or `read`. `flat` returns an array, copied if it is
+    not contiguous, and its memory.
     """
 
     def __init__(self, workspace: Workspace, flat: Callable[[Any], tuple[Any, Flat]]) -> None:
         self._workspace = workspace
         self._flat = flat
-        self._found: list[int | Stats] = []  # elements of a waiting one, or what is known already
+        self._found: list[int | Stats] = []  # an int: size of a pending value
         self._chunks: list[Any] = []
         self._rows = self._next = 0
         self._waiting: dict[str, _Waiting] = {}
 
     def add(self, x: Any) -> None:
-        """Take the next value; a numpy array's statistics are computed now."""
+        """Add the next value; a numpy array's statistics are computed at once."""
         if not memory.is_device(x):
             self._found.append(compute(x))
             return
@@ -114,7 +114,7 @@ class Pending:
         self._workspace.stats(dtype, waiting.jobs, waiting.pieces)
 
     def join(self) -> None:
-        """Enqueue what waits; all of it runs on one stream."""
+        """Launch the statistics of all waiting values on one stream."""
         for dtype in [name for name, waiting in self._waiting.items() if waiting.jobs]:
             self._launch(dtype)
 

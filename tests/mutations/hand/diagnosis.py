@@ -1,4 +1,4 @@
-"""In diagnosis, in what traces are held to, and in the bounds of both."""
+"""Mistakes in diagnosis, in the comparison of traces, and in the bounds of both."""
 
 from tests.mutations.mutation import Row
 

@@ -1,4 +1,4 @@
-"""In what writes, reads back and hashes: mistakes that nobody would hear of."""
+"""Mistakes in writing, reading back and hashing files that a user would not notice."""
 
 from tests.mutations.mutation import Row
 
@@ -108,8 +108,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "journal-files-unsynced", "aprfmt/formats/journal.py",
-        "            lock.sync()  # a journal",
-        "            pass  # a journal",
+        "            lock.sync()  # after a power",
+        "            pass  # after a power",
         "files are not synced before their journal",
     ),
     Row(

@@ -1,4 +1,4 @@
-"""In gates, exit codes, tokenizers and mixtures: mistakes that nobody would hear of."""
+"""Mistakes in gates, exit codes, tokenizers and mixtures that a user would not notice."""
 
 from tests.mutations.mutation import Row
 

@@ -1,4 +1,4 @@
-"""In the C kernels and the CUDA sources. No map says what reaches them, so each names its judges.
+"""Mistakes in the C kernels and CUDA sources. No map says which tests reach them, so each row does.
 
 A kernel that fails its check against golden blocks is replaced by numpy, silently for a user: a
 test must see that it is gone.
