@@ -85,6 +85,7 @@ class Weight:
         self._holder = holder
         self._part = part
         self.piecewise = piecewise  # mapped pages are let go of after every piece that is read
+        self.notes: dict[Hashable, Any] = {}  # what each owner found out about it
         self.encoding = rows.encoding
         self.shape = rows.shape if part is None else rows.shape[1:]
         self._size = math.prod(self.shape)

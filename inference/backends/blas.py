@@ -1,4 +1,8 @@
-"""Reads and sets the threads of numpy's BLAS, if that is OpenBLAS, as in numpy's wheels."""
+"""Reads and sets the threads of numpy's BLAS, if that is OpenBLAS, as in numpy's wheels.
+
+A run says how many there were, and a deterministic run has the number that was asked for. The
+number changes the bits, so the readable backend sets it, as torch's does.
+"""
 
 import ctypes
 from functools import cache

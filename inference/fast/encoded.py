@@ -7,7 +7,6 @@ that is multiplied often is copied to huge pages, under the budget of what is he
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +37,7 @@ def applies(dtype: str, deterministic: bool) -> bool:
     return dtype == "float32" and not deterministic and native_kernels() is not None
 
 
-@dataclass(eq=False)
+@dataclass(slots=True)
 class _Stored:
     """A weight's kernel, and whole rows of stored bytes that it multiplies with."""
 
@@ -55,7 +54,6 @@ class EncodedProducts:
         self._threads = threads
         self._native: Any = native_kernels()
         self._pages = Pages()
-        self._stored: WeakKeyDictionary[Weight, _Stored | None] = WeakKeyDictionary()
 
     def product(self, x: Array, w: "Weight") -> Array | None:
         """Return float32 x [n, in] times a weight transposed, on the encoded bytes.
@@ -63,14 +61,13 @@ class EncodedProducts:
         None where the extension has no kernel for the encoding, where decoding is free, or for so
         many rows of x that decoding once is the better way.
         """
-        stored = self._find(x, w)
-        if stored is None:
+        job = self._job(x, w)
+        if job is None:
             return None
-        job = _job(x, w, stored)
-        if not stored.piecewise:
+        if not w.notes[self].piecewise:
             self._native.products((job,), len(x), self._threads)
             return job[3]
-        (index, wide, raw, result), size = job, len(stored.rows) // w.n_rows
+        (index, wide, raw, result), size = job, len(job[2]) // w.n_rows
         step = max(PIECE_ROWS, PIECE_BYTES // size // PIECE_ROWS * PIECE_ROWS)
         for start in range(0, w.n_rows, step):
             stop = min(start + step, w.n_rows)
@@ -85,26 +82,27 @@ class EncodedProducts:
         """Return x times each weight as one piece of work; None where one has no `product`."""
         jobs = []
         for w in weights:
-            stored = self._find(x, w)
-            if stored is None:
+            job = self._job(x, w)
+            if job is None:
                 return None
-            jobs.append(_job(x, w, stored))
+            jobs.append(job)
         self._native.products(tuple(jobs), len(x), self._threads)
         return [job[3] for job in jobs]
 
-    def _find(self, x: Array, w: "Weight") -> _Stored | None:
-        """Return what a weight is multiplied by, counting this use."""
+    def _job(self, x: Array, w: "Weight") -> Job | None:
+        """Return what native.products fills, counting this use; None where it has no kernel."""
         if len(x) > ENCODED_ROWS:
             return None
-        try:
-            stored = self._stored[w]
-        except KeyError:
-            stored = self._stored[w] = self._look(w)
-        if stored is not None:
-            stored.uses += 1
-            if stored.uses == MOVE_AT:
-                self._move(w, stored)
-        return stored
+        if self not in w.notes:
+            w.notes[self] = self._look(w)
+        stored: _Stored | None = w.notes[self]
+        if stored is None:
+            return None
+        stored.uses += 1
+        if stored.uses == MOVE_AT:
+            self._move(w, stored)
+        result = np.empty((len(x), w.n_rows), np.float32)
+        return stored.kernel, np.ascontiguousarray(x), stored.rows, result
 
     def _look(self, w: "Weight") -> _Stored | None:
         if w.encoding not in self._native.KERNELS or len(w.shape) != 2:
@@ -122,9 +120,3 @@ class EncodedProducts:
         if copy is not None:
             stored.rows, stored.piecewise = copy, False
             w.drop()
-
-
-def _job(x: Array, w: "Weight", stored: _Stored) -> Job:
-    """Return what native.products multiplies x by; the result is filled by it."""
-    result = np.empty((len(x), w.n_rows), np.float32)
-    return stored.kernel, np.ascontiguousarray(x), stored.rows, result

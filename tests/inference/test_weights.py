@@ -233,9 +233,7 @@ def test_a_weight_multiplied_often_moves_to_huge_pages() -> None:
             y, again = encoded.product(x, w), encoded.products(x, [w])
             assert y is not None and first is not None and again is not None
             assert y.tobytes() == again[0].tobytes() == first.tobytes()
-            stored = encoded._stored[w]
-            assert stored is not None
-            places.add(np.frombuffer(stored.rows, np.uint8).ctypes.data)
+            places.add(np.frombuffer(w.notes[encoded].rows, np.uint8).ctypes.data)
         assert len(places) == (2 if budget else 1)
         assert weights.holder.used == (96 * 256 // 32 * 34 if budget else 0)
         assert rows.dropped == (1 if budget else 0)  # the mapped file's pages may go
