@@ -109,6 +109,17 @@ def test_old_names_of_longrope(old_name: str) -> None:
     assert dict(hf("phi3", {**SIZES, **old})) == dict(hf("phi3", {**SIZES, **new}))
 
 
+@pytest.mark.parametrize(
+    ("low", "high"), [(None, None), (1.0, None), (None, 4.0), (4.0, 4.0)], ids=str
+)
+def test_llama3_scaling_needs_two_different_bounds(low: float | None, high: float | None) -> None:
+    rope = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32}
+    bounds = {"low_freq_factor": low, "high_freq_factor": high}
+    config = {**LLAMA, "rope_scaling": rope | {k: v for k, v in bounds.items() if v is not None}}
+    with pytest.raises(ArchError, match=f"low_freq_factor {low}, high_freq_factor {high}; expect"):
+        hf("llama", config)
+
+
 def test_nested_text_config_is_read() -> None:
     text = {"hidden_size": 24, "num_hidden_layers": 3, "rope_scaling": None, "sliding_window": 9}
     config = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 99}}

@@ -191,3 +191,6 @@ def test_wrong_companions_of_four_bit_codes_are_refused() -> None:
     for a, b, c, block, first, to in wrong:
         with pytest.raises(CodecError, match="4-bit code"):
             native.decode_coded(a, b, c, block, out, first, to)
+    native.decode_coded(packed, absmax, code, 64, out[:63])
+    with pytest.raises(CodecError, match="63 elements in blocks of 64 need 32 bytes"):
+        native.decode_coded(packed[:31], absmax, code, 64, out[:63])

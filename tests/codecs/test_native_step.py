@@ -36,6 +36,18 @@ def test_rms_norm(columns: int, offset: int) -> None:
     assert guards_hold(out)
 
 
+def test_eps_counts_where_rows_are_small() -> None:
+    """A row of zeros stays one; one whose mean square is eps becomes 1/sqrt(2)."""
+    x = np.zeros((3, 20), np.float32)
+    x[1], x[2] = 1e-3, normal(20) * 1e-4
+    out = np.empty(60, np.float32)
+    step.rms_norm(x, np.ones(20, np.float32), out, 1e-6, 0, 1)
+    zeros, even, small = out.reshape(3, 20)
+    assert not zeros.any()
+    np.testing.assert_allclose(even, 0.5**0.5, rtol=1e-6)
+    assert (np.abs(small) <= np.abs(x[2]) / 1e-3).all()
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("width", "pairs"), [(64, 32), (20, 7), (6, 0), (32, 12)])
 def test_rope_has_numpys_bits(width: int, pairs: int, interleaved: bool) -> None:

@@ -161,7 +161,10 @@ def test_one_bit_of_a_block_is_found(encoding: str, source: Path, tmp_path: Path
     assert f"bit 6 of byte 1 of the {encoding} block at [0, 0]" in said(row)
     row = found(source, broken, "L1.ffn_up.weight")
     assert row.explanation is not None and row.explanation.cause == "bit_rot"
-    assert f"bit 6 of byte 1 of the {encoding} block" in said(row)
+    with aprfmt.open(clean) as model:
+        at = model["blk.1.ffn_up.weight"].offset + 1
+    where = f"the {encoding} block (byte {at} of blk.1.ffn_up.weight)"
+    assert f"flipping bit 6 of byte 1 of {where} of B brings it back" in said(row)
 
 
 # --- shapes, experts, a base, two faults ------------------------------------------------------

@@ -107,7 +107,7 @@ def test_a_wrong_operation_is_found_cut_out_and_replayed(fault: str, tmp_path: P
 @pytest.mark.parametrize(
     "point", ["embd", "L1.scores", "L1.attn", "L2.out", "final_norm", "logits"]
 )
-@pytest.mark.parametrize("name", ["gemma2", "gpt2", "cohere", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["gemma2", "gpt2", "gpt2-inverse-layer", "cohere", "qwen3_moe"])
 def test_a_cell_gives_what_the_model_gives(name: str, point: str) -> None:
     b, ours = backend("numpy:float64"), traced64(name)[1]
     with open_model(judged(name).folder) as model:
@@ -241,7 +241,8 @@ def test_an_expert_flip_by_margin_is_precision_and_hides_nothing() -> None:
     [flip] = compare_experts(a, b)
     assert (flip.key, flip.position, flip.came) == ("L1.experts", row, (spare,)) and flip.explained
     diff, before = compare_runs(b, a, [flip], (), True)
-    assert diff.first is None and before["L1.moe_out"] == before["logits"] == row
+    assert diff.first is None
+    assert before["L1.experts"] == before["L1.moe_out"] == before["logits"] == row
     assert "L1.router" not in before and "L0.moe_out" not in before
     wrong = moved.copy()
     wrong[3] += 1.0  # an earlier token is still compared

@@ -200,6 +200,17 @@ def test_a_loss_in_bits_below_the_uniform_one_is_told_by_its_ratio(
             assert "times the measured nats" in failed["loss-stated-in-nats"].found
 
 
+@pytest.mark.parametrize(("ids", "asked"), [([1417, 362, 258], False), ([1417, 362, 258, 9], True)])
+def test_two_predictions_say_nothing_about_shifted_labels(
+    ids: list[int], asked: bool, demo_model: Path, tmp_path: Path
+) -> None:
+    path = written(tmp_path / "short.json", losses=[{"name": "short", "ids": ids}])
+    names = {
+        each.name for each in qa.run(demo_model, only=("loss",), golden=path).gate("loss").checks
+    }
+    assert "loss-finite" in names and ("loss-labels-shifted" in names) == asked
+
+
 def test_without_a_golden_file_nothing_is_expected_but_sense() -> None:
     assert not any(prompt.expects for prompt in DEFAULT.prompts)
     assert {prompt.form for prompt in DEFAULT.prompts} == set(FORMS)

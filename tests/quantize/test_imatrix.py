@@ -167,6 +167,19 @@ def test_a_number_that_is_none_is_refused(container: str, tmp_path: Path) -> Non
         read_imatrix(path)
 
 
+def test_the_number_of_calls_is_an_int32(tmp_path: Path) -> None:
+    """A negative one, as C reads it, divides nothing: the file is refused."""
+    path = write_legacy(tmp_path / "m.dat", {"blk.0.attn_q.weight": np.ones(4, np.float32)})
+    good = path.read_bytes()
+    at = 8 + len("blk.0.attn_q.weight")  # behind the number of entries and the name
+    path.write_bytes(good[:at] + struct.pack("<i", (1 << 31) - 1) + good[at + 4 :])
+    assert (read_imatrix(path).entries["blk.0.attn_q.weight"] > 0).all()
+    for calls in (-(1 << 31), -1):
+        path.write_bytes(good[:at] + struct.pack("<i", calls) + good[at + 4 :])
+        with pytest.raises(FormatError, match=f"4 values over {calls % (1 << 32)} calls"):
+            read_imatrix(path)
+
+
 def test_sums_need_their_counts(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "")
     writer.add_type("imatrix")

@@ -11,7 +11,7 @@ from aprfmt.compare.records import Derivation, TensorDiff
 from aprfmt.errors import UsageError
 from tests.cli.run import aprfmt as command
 from tests.codecs.data import tie_of_q4_0
-from tests.conversion.folders import float_bytes, llama_folder
+from tests.conversion.folders import float_bytes, llama_folder, tensors_of
 from tests.quantize.test_imatrix import sums, write_gguf
 
 UP = "model.layers.0.mlp.up_proj.weight"
@@ -125,6 +125,18 @@ def test_nf4_derives_with_its_own_options(
     other = folder(tmp_path / "m", moved)
     row, one = derived(source, tmp_path / "q", other)
     assert (one.derives, one.block, one.row, one.element) == (False, 7 * 4 + 1, 7, 64)
+
+
+def test_another_quant_state_does_not_derive(source: Path, tmp_path: Path) -> None:
+    """The codes and their scales are the base's; what the scales are added to is not."""
+    aprfmt.convert(source, tmp_path / "q", to="safetensors", quantize="NF4-double")
+    state = tensors_of(tmp_path / "q")[f"{UP}.quant_state.bitsandbytes__nf4"][2]
+    head, key, offset = state.partition(b'"nested_offset": ')
+    weights = tmp_path / "q" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes().replace(state, head + key + b"9" + offset[1:]))
+    row, one = derived(source, tmp_path / "q", source)
+    assert one.derives is False and row.verdict == "DIFFERENT"
+    assert row.cause == one.text == "its quant state does not derive from the base"
 
 
 def test_a_quantized_base_proves_nothing(source: Path, tmp_path: Path) -> None:

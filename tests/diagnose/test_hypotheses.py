@@ -1,0 +1,59 @@
+"""Hypotheses at work where the table's faults do not lead: large means, far positions, masks."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aprfmt.diagnosis import Diagnosis, diagnose
+from aprfmt.inference.trace import Trace
+from aprfmt.inference.trace_file import load_trace, save_trace
+from tests.diagnose import files
+from tests.diagnose.engines import COARSE, broken, place, tiny_folder, trace
+from tests.diagnose.faults import heads
+from tests.models import IDS
+
+
+def confirmed(folder: Path, run: Path) -> Diagnosis:
+    """Return what is said of a run, which has one confirmed cause."""
+    found = diagnose(str(folder), str(run))
+    assert (found.verdict, found.confidence) == ("bug", "confirmed"), found.sentence
+    assert len(found.findings) == 1
+    return found
+
+
+def test_the_eps_of_a_layer_norm_is_solved_whatever_the_mean_of_its_rows() -> None:
+    """A layer norm takes the mean away: embeddings around 3 are those around 0 to it."""
+    folder = files.copy(
+        tiny_folder("gpt2"), "means", tensors=files.edit("transformer.wte.weight", lambda x: x + 3)
+    )
+    found = confirmed(folder, trace(folder, "means-eps", hp={"norm_eps": 2.5e-3}))
+    assert found.cause == "norm_eps" and "add eps 0.0025 where" in found.sentence
+
+
+def test_positions_far_behind_the_first_are_found() -> None:
+    """An engine whose rope goes on where its cache was full, and whose rows are counted anew."""
+    folder = tiny_folder("llama")
+    run = place("counted.safetensors")
+    rows = tuple(range(len(IDS)))
+    with load_trace(trace(folder, "far", positions=range(1060, 1060 + len(IDS)))) as far:
+        records = {key: replace(record, positions=rows) for key, record in far.records.items()}
+        save_trace(run, Trace(far.run, records, far.aliases, far.values))
+    found = confirmed(folder, run)
+    assert found.cause == "positions" and "counted from 1060 instead of 0" in found.sentence
+
+
+def test_queries_that_miss_their_own_token_are_named() -> None:
+    """The first one has no other; it sees itself."""
+
+    def earlier(own: Any) -> Any:
+        mask = own.mask & ~np.eye(*own.mask.shape[-2:], dtype=np.bool_)
+        mask[..., 0, 0] = True
+        return mask
+
+    folder = tiny_folder("llama")
+    run = trace(folder, "own", points=COARSE,
+                backend=lambda: broken("probs", heads(mask=earlier, causal=None)))  # fmt: skip
+    found = confirmed(folder, run)
+    assert found.cause == "mask" and "queries do not see their own token" in found.sentence
