@@ -73,7 +73,7 @@ FOUND: Mapping[str, Mapping[str, str]] = {
 _MORE = "the file does not hold what it declares; whoever believes the size reads other memory"
 _WRAPS = "sizes or their product pass 63 bits, and wrap in a C reader"
 _SHARED = "two tensors share bytes: one of the two is not what was written"
-_BLOCK = "a row is no whole number of blocks, so its bytes cannot be told"
+_BLOCK = "a row is not a whole number of blocks, so its size in bytes is not defined"
 _KEYS = "docs/gguf.md gives keys 1 to 65,535 bytes"
 _ALIGN = (
     "docs/gguf.md: offsets are multiples of the alignment, a uint32 power of two (here to 2^20)"
@@ -81,7 +81,7 @@ _ALIGN = (
 _BOOL = "docs/gguf.md: a bool is 0 or 1; a value that is neither means damage"
 _GAP = "a type without a known layout takes the bytes up to the next tensor, and there are none"
 _NEST = "docs/gguf.md allows arrays of arrays; they are read to 16 levels"
-_TYPE = "an unknown or removed type is no reason to refuse the rest: named, copied, not decoded"
+_TYPE = "an unknown or removed type does not stop reading the rest: named, copied, not decoded"
 _EMPTY = "current ggml allows a size of zero; such a tensor has no bytes"
 _COUNT = "a forged count must not size an allocation: it is compared with the bytes left first"
 _TWICE = "names and keys are unique by the format's page; which of the two counts is a guess"
