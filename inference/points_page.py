@@ -9,19 +9,20 @@ _HEAD = """# Capture points
 
 Printed from the table in `inference/points.py` by `python -m aprfmt.inference.points_page`.
 
-A point is a named place in the forward pass. Its key is `L3.attn_out`, of whole-model points the
-bare name. Its value is the tensor as the next operation reads it, rows by token position. Where an
-architecture makes a point equal to another by construction (llama's `attn_contrib` is its
-`attn_out`) it is an alias; where it has no such tensor the point is absent. Absent is never zero.
+A point is a named place in the forward pass. Its key is `L3.attn_out`, or only the name for a
+whole-model point. Its value is the tensor as the next operation reads it, rows by token position.
+If an architecture makes a point always equal to another one (llama's `attn_contrib` is its
+`attn_out`), it is an alias; if the architecture has no such tensor, the point is absent. Absent is
+never zero.
 
 `aprfmt trace --list-points MODEL` prints the points of one model.
 
 Names of other engines: in **llama.cpp** a graph node by name and operation (`Qcur ROPE`), or the
-node that reads a weight, whatever it is called (`MUL_MAT of attn_q.weight`); of several, the last
-one. In **transformers** a module's path below the layer; `#in` is what it reads, `(qkv)` the share
-of a joined result, `[pre]` the block placement for which the name means this point; `#q_rope` and
-the like are keys of an `.npz` and what our hooks call the same. In **apr** the stage of
-`--save-tensor`; stages of several points hold them side by side.
+node that reads a weight, with any name (`MUL_MAT of attn_q.weight`); if several nodes fit, the last
+one. In **transformers** a module's path below the layer; `#in` is the module's input, `(qkv)` the
+part of a joined result, `[pre]` the block placement for which the name means this point; `#q_rope`
+and the like are keys of an `.npz`, and names in our hooks. In **apr** the stage of `--save-tensor`;
+a stage of several points holds them side by side.
 
 """
 _CACHE = """
@@ -30,7 +31,7 @@ one, attention reads `k_rope` and `v`, and they are aliases of these.
 
 ## Slots
 
-`trace --payload` shows these slots, under the names users of `apr trace` know:
+`trace --payload` shows these slots, under their names in `apr trace`:
 
 """
 

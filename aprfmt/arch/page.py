@@ -10,26 +10,25 @@ _HEAD = """# Architectures
 
 Printed from the tables in `aprfmt/arch/` by `python -m aprfmt.arch.page`.
 
-Where the rows come from, and what judges them: the arithmetic and the names in config.json are
-transformers' (`configuration_*.py` and `modeling_*.py` of 5.23.0; a tiny random model of every
-architecture agrees to 1e-12 in float64), tensor names in GGUF are the `gguf` package's name map,
-and what a conversion to GGUF does to weights is llama.cpp's converter (`conversion/*.py`) and the
+Sources of the rows: the arithmetic and the names in config.json are those of transformers
+(`configuration_*.py` and `modeling_*.py` of 5.23.0; a tiny random model of every architecture
+agrees to 1e-12 in float64). Tensor names in GGUF are those of the `gguf` package's name map.
+Changes of weights in a GGUF are those of llama.cpp's converter (`conversion/*.py`) and of the
 graphs that read its files (`src/models/*.cpp`).
 
 ## Blocks
 
 The base is llama: RMSNorm before attention and before the MLP, no biases, rope over whole heads in
-split halves, grouped queries, a gated MLP. What each field means is said in
-`aprfmt/arch/spec.py`, `BlockSpec`. The last column names what a GGUF cannot say where a model
-needs it.
+split halves, grouped queries, a gated MLP. `BlockSpec` in `aprfmt/arch/spec.py` explains each
+field. The last column names hyperparameters that a GGUF cannot express.
 
 """
 _LAYOUTS = """
 ## Layouts
 
-What a style stores otherwise than the logical weight ([out, in], q, k and v apart, gate and up
-apart, halves of rope split, experts stacked, norms without the one added). Steps run from the
-stored tensors to the logical ones; `{L}` is a layer, `{E}` an expert.
+Tensors that a style stores in another layout than the logical weight ([out, in]; q, k and v
+separate; gate and up separate; rope in split halves; experts stacked; norms without 1 added). Steps
+run from the stored tensors to the logical ones; `{L}` is a layer, `{E}` an expert.
 
 """
 

@@ -255,7 +255,7 @@ def parse_journal(value: Any, path: Path) -> Journal:
         and all(is_temporary(source) for source, _ in moves)
     ):
         raise FormatError(
-            f"{path}: is not a journal of {SCHEMA} with plain file names; nobody can complete it: "
+            f"{path}: is not a journal of {SCHEMA} with plain file names; no run can complete it: "
             "check the files of this folder, then remove it"
         )
     return Journal(path.name, [(source, final) for source, final in moves], removes)

@@ -105,7 +105,7 @@ def listed(keys: Sequence[str]) -> str:
 def refuse_incomplete(
     resolution: "Resolution", where: object, error: type[AprfmtError] = ArchError
 ) -> None:
-    """Raise `error` where required tensors are missing and nobody accepted it."""
+    """Raise `error` if required tensors are missing and neither user nor file accepts it."""
     found = resolution.coverage
     if not found.missing:
         return

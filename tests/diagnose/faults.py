@@ -1,8 +1,8 @@
 """The table of seeded faults: one thing broken in each, and the diagnosis it must get.
 
 A fault is a damaged copy of a model's files, or the saved trace of an engine that computes
-something else. Controls are pairs with nothing wrong. `upstream` are the numbers of the bugs in
-aprender's tracker that a fault reproduces.
+something else. Controls are pairs with nothing wrong. `upstream` are numbers in the list of real
+bugs that the project started from (the column "upstream" of docs/diagnose.md).
 """
 
 from collections.abc import Callable, Mapping, Sequence

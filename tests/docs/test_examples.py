@@ -1,7 +1,7 @@
 """Every command and example of README and the documentation runs, from an empty folder.
 
 One test each, so that what a machine cannot run is NOT-RUN by name. Seen red: a page that begins
-with a folder nobody made, an output of which a line is left out, an exit code other than said.
+with a folder that does not exist, an output with a missing line, a wrong exit code.
 """
 
 import re

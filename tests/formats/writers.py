@@ -40,7 +40,7 @@ class Writer:
         self.put(root, (version - 1) % len(VERSIONS) + 1)
 
     def prepare(self, root: Path) -> None:
-        """Put version 1 and a file of somebody else into `root`."""
+        """Put version 1 and another program's file into `root`."""
         root.mkdir()
         (root / BYSTANDER).write_bytes(b"mine")
         self.prepared(root)

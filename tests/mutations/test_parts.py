@@ -40,7 +40,7 @@ def test_every_row_has_its_place(texts: dict[str, str]) -> None:
 
 
 def test_a_row_names_the_file_that_has_its_text(texts: dict[str, str]) -> None:
-    """Files that moved are found all the same, but a reader of the table opens what it names."""
+    """A moved file is found too, but a reader of the table opens the file that it names."""
     moved = {row.id: row.path for row in placed(ROWS, texts) if isinstance(row, Mutation)}
     assert {row.id: moved.get(row.id) for row in ROWS} == {row.id: row.file for row in ROWS}
 

@@ -41,7 +41,7 @@ class Ran:
 
 
 class WorkCopy:
-    """One copy below a folder that nobody else uses, with its kernels built."""
+    """One copy in a folder of its own, with its kernels built."""
 
     def __init__(self, checkout: Path, place: Path) -> None:
         self.checkout = checkout

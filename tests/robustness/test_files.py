@@ -1,8 +1,8 @@
 """Every hand-made file of every format through the command line, under limits.
 
-Malformed: exit 2, one line that says what is wrong, within 256 MiB; what can
-be read all the same is shown, and `validate` reports it. Whatever builds on a file refuses it. Odd
-and legal: opened by `inspect`, judged by `validate`; odd ones with a warning that says why.
+Malformed: exit 2, one line that says what is wrong, within 256 MiB; the readable parts are shown,
+and `validate` reports the fault. Commands that run or convert a model refuse the file. Odd and
+legal: opened by `inspect`, checked by `validate`; odd ones with a warning that says why.
 """
 
 from pathlib import Path

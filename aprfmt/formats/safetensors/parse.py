@@ -45,7 +45,7 @@ class Parsed:
 
     @property
     def header_raw(self) -> memoryview:
-        """The length, the JSON and its padding, as they stand in the file."""
+        """The length, the JSON and its padding, unchanged from the file."""
         return self.buffer[: self.data_offset]
 
 
