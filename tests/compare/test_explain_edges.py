@@ -78,7 +78,7 @@ def test_up_to_half_of_the_rows_are_explained_alone(
 
 def test_rows_of_small_numbers_have_their_factors_too(tmp_path: Path) -> None:
     """A weight's numbers are small: the squares of a row of 64 add up to less than one."""
-    values = np.random.default_rng(5).standard_normal((64, 64)).astype(np.float32) / 50
+    values = (np.random.default_rng(5).standard_normal((64, 64)) / 50).astype(np.float32)
     small = {faults.UP: float_bytes(values, "BF16")}
     source = llama_folder(tmp_path / "a", "BF16", ffn=64, replaced=small)
     factors = np.linspace(1, 2, 64, dtype=np.float32)[:, None]

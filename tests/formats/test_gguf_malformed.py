@@ -22,6 +22,23 @@ def test_refuses(case: Case) -> None:
     assert case.says in str(caught.value)
 
 
+COUNTS = {  # below the number of bytes that are left, of entries that take more
+    "tensors": (one(n_tensors=100), "the tensor count at offset 8 is 100", 2400),
+    "keys": (one(n_keys=100), "the key count at offset 16 is 100", 1400),
+    "elements": (
+        File().raw_key("x", ARR, struct.pack("<IQ", STR, 500) + bytes(900)),
+        "the element count of key 'x' at offset 41 is 500", 4000,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", COUNTS)
+def test_a_count_is_held_against_the_bytes_its_entries_take(what: str) -> None:
+    file, says, least = COUNTS[what]
+    with pytest.raises(TruncatedError, match=f"{says}, which takes at least {least} bytes"):
+        parse(memoryview(file.build()), "x.gguf")
+
+
 @pytest.mark.parametrize("case", WARNED, ids=str)
 def test_opens_with_a_note(case: Case) -> None:
     notes = parse(memoryview(case.data), "x.gguf").notes
