@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aprfmt.compare.traces import RecordLike, TraceLike
+    from aprfmt.compare.traced import RecordLike, TraceLike
 
 CHOSEN = ("logits", "logits_raw")  # points with rows that were asked for
 

@@ -2,85 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from aprfmt.compare.measured import Apart, measure
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.compare.rows import Shared
 from aprfmt.compare.thresholds import DISCRETE, UNIT, Measured, Threshold, ratio_band, threshold
+from aprfmt.compare.traced import (
+    RecordLike,
+    TraceLike,
+    arithmetic,
+    backend_name,
+    records_ids,
+    routed,
+    weights_between,
+)
 from aprfmt.errors import UsageError
-
-# Points of a model that chooses experts.
-ROUTED = ("router", "router_margin", "experts", "expert_w", "moe_out")
-
-
-class RecordLike(Protocol):
-    """What is used of a record: where it was taken, its shape, positions and arithmetic."""
-
-    @property
-    def key(self) -> str:
-        """`L3.attn_out`."""
-        ...
-
-    @property
-    def point(self) -> str:
-        """`attn_out`."""
-        ...
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the recorded values."""
-        ...
-
-    @property
-    def positions(self) -> tuple[int, ...] | None:
-        """Token positions of the rows, None where not known."""
-        ...
-
-    @property
-    def dtype(self) -> str:
-        """Of the arithmetic."""
-        ...
-
-    @property
-    def stats(self) -> Any:
-        """Statistics of the recorded values, None where they are not known."""
-        ...
-
-
-class TraceLike(Protocol):
-    """What is used of a trace."""
-
-    @property
-    def run(self) -> Mapping[str, Any]:
-        """Ids, prompt, model."""
-        ...
-
-    @property
-    def records(self) -> Mapping[str, RecordLike]:
-        """By key, in execution order."""
-        ...
-
-    def find(self, key: str) -> RecordLike | None:
-        """Return the record of a key or of the key it equals."""
-        ...
-
-    def parts(self, key: str) -> list[str]:
-        """Return the keys that a key stands for: a joined slot's parts, or the key itself."""
-        ...
-
-    def values(self, key: str) -> Any:
-        """Return the recorded values, None where only statistics were kept."""
-        ...
-
-    def mask(self, key: str) -> Any:
-        """Return which of the values are there, None for all."""
-        ...
-
-    @property
-    def resolution(self) -> float:
-        """Half a unit of the last decimal of values that were printed, else 0."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +120,6 @@ def unchecked_tokens(a: TraceLike, b: TraceLike) -> tuple[str, ...]:
     )
 
 
-def records_ids(trace: TraceLike) -> bool:
-    """Say whether a trace itself says its token ids (and does not only take the given ones)."""
-    return trace.run.get("ids") is not None and not trace.run.get("ids_given")
-
-
 def common_keys(a: TraceLike, b: TraceLike) -> list[str]:
     """Return the keys that both traces have, in a's order.
 
@@ -201,33 +133,6 @@ def common_keys(a: TraceLike, b: TraceLike) -> list[str]:
             named = [found.key for part in a.parts(key) if (found := a.find(part)) is not None]
             places[key] = (max((order[name] for name in named if name in order), default=-1), 1)
     return sorted(places, key=places.__getitem__)
-
-
-def backend_name(trace: TraceLike) -> str:
-    """Return what ran a trace: a backend's or an engine's name, "" where it is not known."""
-    backend = trace.run.get("backend")
-    if not isinstance(backend, Mapping):
-        return ""
-    return str(backend.get("backend") or backend.get("name") or "")
-
-
-def arithmetic(trace: TraceLike, dtype: str) -> str:
-    """Return the dtype that bounds a trace's errors: `tf32` for float32 with TF32 products."""
-    backend = trace.run.get("backend")
-    tf32 = isinstance(backend, Mapping) and bool(backend.get("tf32"))
-    return "tf32" if tf32 and dtype == "float32" else dtype
-
-
-def weights_between(a: TraceLike, b: TraceLike) -> str:
-    """Return the class of weights that keys a pair: the finer, where an engine decoded them."""
-    order = ("exact", "half", "quantized")
-    found = [str(run["weights"]) for run in (a.run, b.run) if run.get("weights") in order]
-    return min(found, key=order.index, default="exact")
-
-
-def routed(trace: TraceLike) -> bool:
-    """Say whether a trace shows that its model chooses experts."""
-    return any(record.point in ROUTED for record in trace.records.values())
 
 
 @dataclass(frozen=True)

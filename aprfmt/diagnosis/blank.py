@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.thresholds import DISCRETE, SMALLEST_BUG
-from aprfmt.compare.traces import TraceLike
+from aprfmt.compare.traced import TraceLike
 from aprfmt.diagnosis.direct import NO_POINT, place_of
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from aprfmt.compare.rows import differ, spans
 from aprfmt.compare.thresholds import BASE, DISCRETE
-from aprfmt.compare.traces import Between, PointDiff, TraceLike, compare_point, dtypes_of
+from aprfmt.compare.traced import TraceLike
+from aprfmt.compare.traces import Between, PointDiff, compare_point, dtypes_of
 from aprfmt.diagnosis.measure import NO_VALUES, axis_of, fit, near_keys, rel, takes_masks
 from aprfmt.diagnosis.records import Evidence, Finding
 from aprfmt.errors import UsageError

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.compare.rows import spans
-from aprfmt.compare.traces import TraceLike
+from aprfmt.compare.traced import TraceLike
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.capture import POINTS, SLOTS, key_name
 

@@ -12,7 +12,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from aprfmt.compare.nonfinite import NonFinite
-from aprfmt.compare.traces import Between, PointDiff, weights_between
+from aprfmt.compare.traced import weights_between
+from aprfmt.compare.traces import Between, PointDiff
 from aprfmt.diagnosis.shadow import plain
 from aprfmt.diagnosis.world import World
 from aprfmt.inference.backends import BACKENDS

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from aprfmt.compare.nonfinite import NonFinite, census
 from aprfmt.compare.thresholds import DISCRETE, one_operation, tolerance, weights_class
-from aprfmt.compare.traces import backend_name
+from aprfmt.compare.traced import backend_name
 from aprfmt.diagnosis.measure import NO_VALUES, Recorded, Seen, apart, axis_of
 from aprfmt.diagnosis.world import Call, Recording, Stop, World, arrays, same_memory
 from aprfmt.inference.capture import key_name, parse_key, resolve

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.compare.traces import PointDiff, backend_name, records_ids
+from aprfmt.compare.traced import backend_name, records_ids
+from aprfmt.compare.traces import PointDiff
 from aprfmt.diagnosis import conclude, direct
 from aprfmt.diagnosis.blank import blank_trace, rounding_hides
 from aprfmt.diagnosis.examine import examine

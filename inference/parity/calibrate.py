@@ -24,7 +24,7 @@ from aprfmt.compare.thresholds import (
     pair_of,
     threshold,
 )
-from aprfmt.compare.traces import arithmetic, backend_name, weights_between
+from aprfmt.compare.traced import arithmetic, backend_name, weights_between
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.inference.device import Choice
 from aprfmt.inference.parity.between import compare_runs, run_once

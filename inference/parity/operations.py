@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from aprfmt.compare.nonfinite import alike
 from aprfmt.compare.thresholds import one_operation
-from aprfmt.compare.traces import PointDiff, TraceDiff, arithmetic, backend_name
+from aprfmt.compare.traced import arithmetic, backend_name
+from aprfmt.compare.traces import PointDiff, TraceDiff
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.device import Choice

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.compare.thresholds import DISCRETE, one_operation
-from aprfmt.compare.traces import backend_name, weights_between
+from aprfmt.compare.traced import backend_name, weights_between
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import instances, key_name
 from aprfmt.inference.context import PassFacts

@@ -227,7 +227,7 @@ REFUSED: Mapping[str, tuple[Maker, str]] = {
     "index_folder": (_shard(Path.mkdir), "is not a regular file"),
     "index_empty": (index({"weight_map": {}}), "has no weight_map"),
     "index_not_json": (index("{"), "not JSON"),
-    "index_parent": (weights_in("../secret.safetensors"), "no plain path"),
+    "index_parent": (weights_in("../secret.safetensors"), "not a plain path"),
     "index_absolute": (weights_in("/etc/passwd"), "it leads beyond one subfolder"),
 }  # fmt: skip
 

@@ -1,8 +1,7 @@
 """From bytes to the structure of one APR v2 file; no file is opened and no tensor read here.
 
-Order of checks as in the reference: length, magic, header checksum, version and layout flag,
-metadata, index; then checks that the reference does not make: sizes, overlap, the file's end.
-Faults that leave the rest readable go to `Parsed.faults`.
+Order of checks as in the reference: length, magic, header checksum, version, layout flag, metadata,
+index; then our own: sizes, overlap, end. Faults that leave the rest readable go to `Parsed.faults`.
 """
 
 import struct
