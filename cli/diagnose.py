@@ -8,7 +8,7 @@ import click
 from aprfmt.cli import options, render
 
 if TYPE_CHECKING:
-    from aprfmt.diagnosis.records import Diagnosis, Finding
+    from aprfmt.diagnosis.found import CauseFound, Diagnosis
 
 STYLES = {"same": "good", "precision": "good", "bug": "bad", "not_comparable": "warn"}
 MOST = 24  # lines of evidence shown; --json has all
@@ -90,7 +90,7 @@ def show(result: "Diagnosis") -> None:
             render.line(f"  ... {len(rows) - MOST} more (--json)", style="dim")
 
 
-def _finding(finding: "Finding") -> None:
+def _finding(finding: "CauseFound") -> None:
     side = f" in {finding.side}" if finding.side else ""
     name = finding.cause or "unknown cause"
     render.line(

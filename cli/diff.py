@@ -8,11 +8,11 @@ import click
 
 from aprfmt.cli import options, render
 from aprfmt.cli.damage import told
-from aprfmt.compare.records import SECTIONS
+from aprfmt.compare.diffs import SECTIONS
 
 if TYPE_CHECKING:
     from aprfmt.compare import DiffReport
-    from aprfmt.compare.records import Explanation, FieldDiff, Finding, TensorDiff
+    from aprfmt.compare.diffs import CauseGroup, Explanation, FieldDiff, TensorDiff
 
 FINDINGS = 12  # causes shown
 
@@ -118,7 +118,7 @@ def show(report: "DiffReport", top: int, code: int) -> None:
     render.line(words[code][0], style=words[code][1])
 
 
-def _findings(findings: "Sequence[Finding]") -> None:
+def _findings(findings: "Sequence[CauseGroup]") -> None:
     """Say what explains the differing tensors, one line a cause."""
     for found in findings[:FINDINGS]:
         sure = "" if found.confirmed else " (unconfirmed)"

@@ -12,7 +12,7 @@ from aprfmt.cli import options, parity_show, render, running
 
 if TYPE_CHECKING:
     from aprfmt.inference.device import Choice
-    from aprfmt.inference.parity.records import Parity
+    from aprfmt.inference.parity.cells import Parity
     from aprfmt.inference.parity.request import Request
     from aprfmt.model import Model
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from aprfmt.compare.traces import PointDiff
     from aprfmt.inference.parity.bundle import Replayed
     from aprfmt.inference.parity.calibrate import Calibration
-    from aprfmt.inference.parity.records import Distance, Operation, Pair, Parity, RunFacts
+    from aprfmt.inference.parity.cells import Distance, Operation, Parity, RunFacts, RunPair
 
 MOST_IDS = 64  # of those chosen; more are said with --json
 _STYLES = {"same": "good", "precision": "good", "bug": "bad", "not_comparable": "warn"}
@@ -48,7 +48,7 @@ def label(run: "RunFacts") -> str:
     return str(run.ran) if run.requested == run.ran else f"{run.requested} ({run.ran})"
 
 
-def show_pair(found: "Parity", pair: "Pair", every: bool) -> None:
+def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
     """Print one run against the reference."""
     names = f"{label(found.runs[pair.b])} against {label(found.runs[pair.a])}"
     from aprfmt.compare.thresholds import MAX_FACTOR, MAX_UNIT, UNIT
@@ -92,7 +92,7 @@ def worst(points: "Sequence[PointDiff]") -> "list[PointDiff]":
     return [p for p in points if p.key in keys or p.key in beyond or p.why]
 
 
-def show_outcomes(pair: "Pair") -> None:
+def show_outcomes(pair: "RunPair") -> None:
     """Print logits, losses and experts."""
     logits = pair.logits
     if logits is not None:

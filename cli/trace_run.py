@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from aprfmt.compare.traces import TraceDiff
     from aprfmt.inference.forward import LogitRows
     from aprfmt.inference.record import Record
-    from aprfmt.inference.running import Place, Run, RunRequest
+    from aprfmt.inference.running import Keeper, Run, RunRequest
     from aprfmt.inference.session import Numbers
     from aprfmt.inference.trace import Positions, Trace
     from aprfmt.model import Model
@@ -54,7 +54,7 @@ def recording(
 class Watched:
     """Where values go: on to `place` if `every` or of the logits, whose top is shown; and seen."""
 
-    def __init__(self, place: "Place", every: bool, watch: Watch | None) -> None:
+    def __init__(self, place: "Keeper", every: bool, watch: Watch | None) -> None:
         self._place, self._every, self._watch = place, every, watch
         self.fetch = place.fetch
 
@@ -84,7 +84,7 @@ def record(
         unknown: Any = trace.run["unknown"]
         warn_of_unknown(run.choice.backend, unknown)
         return trace
-    place: Place = stack.enter_context(Spool()) if values else Kept()
+    place: Keeper = stack.enter_context(Spool()) if values else Kept()
     seen = Watched(place, values, watch)
     hashed = replace(asked, hashes=values)
     trace = stack.enter_context(run.trace(hashed, place=seen, stop=True, facts=facts))

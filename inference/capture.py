@@ -15,7 +15,7 @@ from aprfmt.inference.points import BEFORE as BEFORE
 from aprfmt.inference.points import HERE as HERE
 from aprfmt.inference.points import POINTS as POINTS
 from aprfmt.inference.points import WHOLE as WHOLE
-from aprfmt.inference.points import Place as Place
+from aprfmt.inference.points import LayerFacts as LayerFacts
 from aprfmt.inference.points import Point as Point
 from aprfmt.model.patterns import near
 
@@ -95,7 +95,7 @@ def instances(
     rows += [(point, WHOLE) for point in after]
     found = {}
     for point, layer in rows:
-        status = point.where(Place(block, hp, roles, layer))
+        status = point.where(LayerFacts(block, hp, roles, layer))
         alias = ""
         if status == BEFORE:
             alias = key_name("out", layer - 1)

@@ -20,7 +20,7 @@ Rows = Literal["tokens", "scores", "keys", "logits"]
 
 
 @dataclass(frozen=True)
-class Place:
+class LayerFacts:
     """A layer of one model: the facts that decide which points it has."""
 
     block: BlockSpec
@@ -62,7 +62,7 @@ class Place:
 # the name of the point it equals (of the same layer, or a whole-model one; "out-" is the layer
 # before).
 HERE, ABSENT, BEFORE = "", "-", "out-"
-Where = Callable[[Place], str]
+Where = Callable[[LayerFacts], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +128,14 @@ class Point:
     where: Where = lambda place: HERE
 
 
-def _if(condition: Callable[[Place], bool], otherwise: str = ABSENT) -> Where:
+def _if(condition: Callable[[LayerFacts], bool], otherwise: str = ABSENT) -> Where:
     return lambda place: HERE if condition(place) else otherwise
 
 
 def _product(part: str) -> Where:
     """Return the placing of q_mm, k_mm or v_mm: it differs from q, k or v only by the bias."""
 
-    def where(place: Place) -> str:
+    def where(place: LayerFacts) -> str:
         if not place.has(f"attn_{part}.weight"):
             return ABSENT
         return HERE if place.has(f"attn_{part}.bias") else part
@@ -143,14 +143,14 @@ def _product(part: str) -> Where:
     return where
 
 
-def _is_normed(place: Place) -> bool:
+def _is_normed(place: LayerFacts) -> bool:
     return bool(place.hp["qk_norm"]) and not place.mla
 
 
 def _rotated(part: str) -> Where:
     """Return the placing of q_rope or k_rope; without rotation it equals the point before it."""
 
-    def where(place: Place) -> str:
+    def where(place: LayerFacts) -> str:
         if place.rotates or place.mla:
             return HERE
         return f"{part}_norm" if place.hp["qk_norm"] else part
@@ -158,33 +158,33 @@ def _rotated(part: str) -> Where:
     return where
 
 
-def _contribution(otherwise: Callable[[Place], str]) -> Where:
+def _contribution(otherwise: Callable[[LayerFacts], str]) -> Where:
     return lambda place: HERE if not place.unscaled else otherwise(place)
 
 
-def _is_scaled(place: Place) -> bool:
+def _is_scaled(place: LayerFacts) -> bool:
     return place.block.position == "learned" or float(place.hp["embedding_scale"]) != 1
 
 
-def _entering(place: Place) -> str:
+def _entering(place: LayerFacts) -> str:
     if place.layer > 0:
         return BEFORE
     return "embd_scaled" if _is_scaled(place) else "embd"
 
 
-def _multiplied(place: Place) -> str:
+def _multiplied(place: LayerFacts) -> str:
     if place.moe:
         return ABSENT
     return HERE if place.block.mlp == "gated" else "ffn_act"
 
 
-def _ffn_norm(place: Place) -> str:
+def _ffn_norm(place: LayerFacts) -> str:
     if place.parallel:
         return "attn_norm" if place.block.placement != "post" else "in"
     return HERE if place.block.placement != "post" else "mid"
 
 
-def _raw_logits(place: Place) -> str:
+def _raw_logits(place: LayerFacts) -> str:
     scaled = float(place.hp["logit_scale"]) != 1 or place.hp["final_softcap"] is not None
     return HERE if scaled else "logits"
 

@@ -109,7 +109,7 @@ def model_and_run(text: str) -> tuple[str, str | None]:
     return name, run
 
 
-class Place(Protocol):
+class Keeper(Protocol):
     """Where recorded values go as they come, and how they come back."""
 
     def keep(self, record: Record, values: Numbers) -> None:
@@ -154,7 +154,7 @@ class Run:
         self,
         request: RunRequest | None = None,
         *,
-        place: Place | None = None,
+        place: Keeper | None = None,
         stop: bool = False,
         facts: Mapping[str, Value] | None = None,
     ) -> Iterator[Trace]:

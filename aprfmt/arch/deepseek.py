@@ -12,7 +12,7 @@ from aprfmt.arch import losses, moe, rules
 from aprfmt.arch.joins import KvB
 from aprfmt.arch.mla import dense_first, groups, mla_hyper
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
-from aprfmt.arch.rows import Q, Row, gated_mlp, linear, norm, tables, whole
+from aprfmt.arch.rows import Q, RoleRow, gated_mlp, linear, norm, tables, whole
 from aprfmt.arch.spec import (
     ArchSpec,
     Binding,
@@ -44,13 +44,13 @@ _ATTENTION = (
         bias="attention_bias",
     ),
     *norm("attn_kv_a_norm", "self_attn.kv_a_layernorm", ("kv_lora_rank",)),
-    Row("attn_kv_b.weight", "self_attn.kv_b_proj.weight", (_KV_B, "kv_lora_rank"), gguf=""),
+    RoleRow("attn_kv_b.weight", "self_attn.kv_b_proj.weight", (_KV_B, "kv_lora_rank"), gguf=""),
     *linear(
         "attn_output", "self_attn.o_proj", "hidden_size", "n_heads*value_head_dim",
         bias="attention_out_bias",
     ),
 )  # fmt: skip
-_ROUTER_BIAS = Row(
+_ROUTER_BIAS = RoleRow(
     "exp_probs_b.bias", "mlp.gate.e_score_correction_bias", ("n_experts",), "moe_layers"
 )
 _GGUF_FIRST = (
@@ -61,7 +61,7 @@ _GGUF_FIRST = (
 _GGUF_MORE = (Binding(("blk.{L}.attn_kv_b.weight",), ("attn_kv_b.weight",)),)
 
 
-def _rows(mlp_bias: str | None, *router: Row) -> tuple[Row, ...]:
+def _rows(mlp_bias: str | None, *router: RoleRow) -> tuple[RoleRow, ...]:
     before, after = whole()
     return (
         *before,

@@ -5,7 +5,7 @@ gemma.py; llama.cpp's gemma graphs.
 """
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.rows import FUSED, Row, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.rows import FUSED, RoleRow, attention, gated_mlp, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, HyperRule, Loss
 from aprfmt.arch.steps import Added
 
@@ -18,7 +18,7 @@ NO_BIASES = Loss(
 )
 
 
-def gemma_norm(role: str, hf: str, size: tuple[str, ...] = ("hidden_size",)) -> tuple[Row, ...]:
+def gemma_norm(role: str, hf: str, size: tuple[str, ...] = ("hidden_size",)) -> tuple[RoleRow, ...]:
     """Return the row of a norm that GGUF stores as 1 + w."""
     return norm(role, hf, size, gguf_steps=PLUS_ONE)
 

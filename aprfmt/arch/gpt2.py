@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from aprfmt.arch import losses, rules
 from aprfmt.arch.joins import Split
-from aprfmt.arch.rows import KV, Q, Row, linear, norm, tables, whole
+from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.steps import Transposed
 from aprfmt.arch.values import boolean
@@ -19,12 +19,12 @@ _ROLES = {part: tuple(f"attn_{x}.{part}" for x in "qkv") for part in ("weight", 
 _QKV = Split((Q, KV, KV))
 
 _BEFORE, _AFTER = whole(embed="transformer.wte", final="transformer.ln_f", norm_bias=True)
-_POSITIONS = Row(
+_POSITIONS = RoleRow(
     "position_embd.weight", "transformer.wpe.weight", ("context_length", "hidden_size"),
     layered=False,
 )  # fmt: skip
 _FUSED_ROWS = tuple(
-    Row(role, "", (rows, "hidden_size")[: 2 if part == "weight" else 1], gguf="")
+    RoleRow(role, "", (rows, "hidden_size")[: 2 if part == "weight" else 1], gguf="")
     for part, roles in _ROLES.items()
     for role, rows in zip(roles, (Q, KV, KV), strict=True)
 )

@@ -10,7 +10,7 @@ from aprfmt.arch import losses, moe, rules
 from aprfmt.arch.joins import Split
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import YARN_BETAS, Rope, yarn_attention
-from aprfmt.arch.rows import FUSED, LAYER, Row, attention, norm, tables, whole
+from aprfmt.arch.rows import FUSED, LAYER, RoleRow, attention, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, HyperRule, Loss
 from aprfmt.arch.steps import Transposed
 from aprfmt.arch.window import Window, period, window_rules
@@ -21,7 +21,7 @@ _TURNS = Split(("moe_ffn_size", "moe_ffn_size"), axis=1, interleaved=True)
 _GATE_UP = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
 
 _EXPERT_ROWS = tuple(
-    Row(f"ffn_{name}_exps.{part}", "", ("n_experts", *shape), gguf=None)
+    RoleRow(f"ffn_{name}_exps.{part}", "", ("n_experts", *shape), gguf=None)
     for part, shapes in (
         ("weight", (("moe_ffn_size", "hidden_size"), ("hidden_size", "moe_ffn_size"))),
         ("bias", (("moe_ffn_size",), ("hidden_size",))),
@@ -35,11 +35,11 @@ _TENSORS, _BINDINGS = tables(
         *_BEFORE,
         *norm("attn_norm", "input_layernorm"),
         *attention(),
-        Row("attn_sinks.weight", "self_attn.sinks", ("n_heads",)),
-        Row("ffn_norm.weight", "post_attention_layernorm.weight", ("hidden_size",),
+        RoleRow("attn_sinks.weight", "self_attn.sinks", ("n_heads",)),
+        RoleRow("ffn_norm.weight", "post_attention_layernorm.weight", ("hidden_size",),
             gguf="post_attention_norm.weight"),
-        Row("ffn_gate_inp.weight", "mlp.router.weight", ("n_experts", "hidden_size")),
-        Row("ffn_gate_inp.bias", "mlp.router.bias", ("n_experts",)),
+        RoleRow("ffn_gate_inp.weight", "mlp.router.weight", ("n_experts", "hidden_size")),
+        RoleRow("ffn_gate_inp.bias", "mlp.router.bias", ("n_experts",)),
         *_EXPERT_ROWS,
         *_AFTER,
     ),

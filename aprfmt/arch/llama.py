@@ -10,7 +10,17 @@ from aprfmt.arch.joins import Stacked
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, LAYER, Row, attention, experts, gated_mlp, norm, tables, whole
+from aprfmt.arch.rows import (
+    FUSED,
+    LAYER,
+    RoleRow,
+    attention,
+    experts,
+    gated_mlp,
+    norm,
+    tables,
+    whole,
+)
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
 from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.base.protocols import Value
@@ -97,7 +107,7 @@ MISTRAL = ArchSpec(
 )
 
 _EXPERTS, _EXPERT_BINDINGS = experts("block_sparse_moe.experts", "w1", "w3", "w2")
-_ROUTER = Row(
+_ROUTER = RoleRow(
     "ffn_gate_inp.weight", "block_sparse_moe.gate.weight", ("n_experts", "hidden_size"),
     "moe_layers",
 )  # fmt: skip

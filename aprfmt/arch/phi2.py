@@ -7,13 +7,13 @@ from aprfmt.arch import losses, rules
 from aprfmt.arch.joins import Split
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import KV, Q, Row, attention, norm, plain_mlp, tables, whole
+from aprfmt.arch.rows import KV, Q, RoleRow, attention, norm, plain_mlp, tables, whole
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Loss
 
 _BEFORE, _AFTER = whole(final="model.final_layernorm", norm_bias=True, head_bias=True)
 # LayerNorms of each query and key head, one weight for all heads. GGUF has no names for them.
 _QK_NORMS = tuple(
-    Row(f"attn_{x}_norm.{part}", f"self_attn.{x}_layernorm.{part}", ("head_dim",), "qk_norm",
+    RoleRow(f"attn_{x}_norm.{part}", f"self_attn.{x}_layernorm.{part}", ("head_dim",), "qk_norm",
         gguf="")
     for x in "qk"
     for part in ("weight", "bias")

@@ -9,7 +9,7 @@ from aprfmt.arch.joins import Split
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import KV, LAYER, Q, Row, linear, norm, tables, whole
+from aprfmt.arch.rows import KV, LAYER, Q, RoleRow, linear, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
 from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
 
@@ -23,12 +23,12 @@ _TENSORS, _BINDINGS = tables(
         *_BEFORE,
         *norm("attn_norm", "input_layernorm"),
         *(
-            Row(role, "", (rows, "hidden_size"), gguf="")
+            RoleRow(role, "", (rows, "hidden_size"), gguf="")
             for role, rows in zip(_QKV, (Q, KV, KV), strict=True)
         ),
         *linear("attn_output", "self_attn.o_proj", "hidden_size", Q),
         *norm("ffn_norm", "post_attention_layernorm"),
-        *(Row(role, "", ("ffn_size", "hidden_size"), gguf="") for role in _GATE_UP),
+        *(RoleRow(role, "", ("ffn_size", "hidden_size"), gguf="") for role in _GATE_UP),
         *linear("ffn_down", "mlp.down_proj", "hidden_size", "ffn_size"),
         *_AFTER,
     ),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from aprfmt.arch import losses, moe, rules
 from aprfmt.arch.qwen2 import MAX_WINDOW_LAYERS
-from aprfmt.arch.rows import FUSED, Row, attention, experts, linear, norm, tables, whole
+from aprfmt.arch.rows import FUSED, RoleRow, attention, experts, linear, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
 from aprfmt.arch.steps import Reshaped
 from aprfmt.arch.values import whole as whole_number
@@ -15,11 +15,13 @@ from aprfmt.arch.window import IGNORED_WINDOW, Layers, Window, every, window_rul
 from aprfmt.base.protocols import Value
 
 EXPERTS, EXPERT_BINDINGS = experts()
-ROUTER = Row("ffn_gate_inp.weight", "mlp.gate.weight", ("n_experts", "hidden_size"), "moe_layers")
+ROUTER = RoleRow(
+    "ffn_gate_inp.weight", "mlp.gate.weight", ("n_experts", "hidden_size"), "moe_layers"
+)
 
 # The MLPs of layers without experts; GGUF has no names for them in these architectures.
 DENSE = tuple(
-    Row(f"ffn_{name}.weight", f"mlp.{name}_proj.weight", shape, "!moe_layers", gguf="")
+    RoleRow(f"ffn_{name}.weight", f"mlp.{name}_proj.weight", shape, "!moe_layers", gguf="")
     for name, shape in (
         ("gate", ("ffn_size", "hidden_size")),
         ("up", ("ffn_size", "hidden_size")),
@@ -36,7 +38,7 @@ DENSE_LOSS = Loss(
 
 def shared_expert(
     module: str, needs: str = "moe_layers", bias: str | None = None
-) -> tuple[Row, ...]:
+) -> tuple[RoleRow, ...]:
     """Return gate, up and down of the experts every token takes; `bias` as of rows.linear."""
     inside, outside = "shared_ffn_size", "hidden_size"
     return (
@@ -46,7 +48,7 @@ def shared_expert(
     )
 
 
-_SHARED_GATE = Row(
+_SHARED_GATE = RoleRow(
     "ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", ("1", "hidden_size"),
     "moe_layers", gguf_steps=(Reshaped(("1", "hidden_size"), ("hidden_size",)),),
 )  # fmt: skip

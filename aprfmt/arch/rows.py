@@ -17,7 +17,7 @@ Steps = tuple[LayoutStep, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RoleRow:
     """One role. Names are templates; `hf` is below LAYER unless it holds {L} or is whole-model.
 
     `gguf=None`: the name equals the role; "" (either style): the style has no such tensor.
@@ -43,15 +43,15 @@ def linear(
     bias: str | None = None,
     hf_steps: Steps = (),
     gguf_steps: Steps = (),
-) -> tuple[Row, ...]:
+) -> tuple[RoleRow, ...]:
     """Return the rows of a matrix [out, into]; `bias` is the `needs` of its bias, None: no bias.
 
     `gguf_steps` apply to the bias too, `hf_steps` to the matrix alone.
     """
-    rows = [Row(f"{role}.weight", f"{hf}.weight", (out, into), needs, hf_steps, gguf_steps)]
+    rows = [RoleRow(f"{role}.weight", f"{hf}.weight", (out, into), needs, hf_steps, gguf_steps)]
     if bias is not None:
         both = " & ".join(filter(None, (needs, bias)))
-        rows.append(Row(f"{role}.bias", f"{hf}.bias", (out,), both, (), gguf_steps))
+        rows.append(RoleRow(f"{role}.bias", f"{hf}.bias", (out,), both, (), gguf_steps))
     return tuple(rows)
 
 
@@ -64,11 +64,12 @@ def norm(
     bias: bool = False,
     gguf_steps: Steps = (),
     layered: bool = True,
-) -> tuple[Row, ...]:
+) -> tuple[RoleRow, ...]:
     """Return the rows of a norm's weight, and bias."""
     parts = ("weight", "bias") if bias else ("weight",)
     return tuple(
-        Row(f"{role}.{p}", f"{hf}.{p}", size, needs, (), gguf_steps, layered=layered) for p in parts
+        RoleRow(f"{role}.{p}", f"{hf}.{p}", size, needs, (), gguf_steps, layered=layered)
+        for p in parts
     )
 
 
@@ -81,20 +82,20 @@ def whole(
     head_bias: bool = False,
     head_gguf: str | None = None,
     norm_steps: Steps = (),
-) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+) -> tuple[tuple[RoleRow, ...], tuple[RoleRow, ...]]:
     """Return the rows of the whole-model tensors: embedding, final norm, head.
 
     `head_gguf=""`: GGUF has no tensor for the head; the embedding is always used.
     """
     table = ("vocab_size", "hidden_size")
-    before = (Row("token_embd.weight", f"{embed}.weight", table, layered=False),)
+    before = (RoleRow("token_embd.weight", f"{embed}.weight", table, layered=False),)
     after = norm("output_norm", final, bias=norm_bias, gguf_steps=norm_steps, layered=False)
     after += (
-        Row("output.weight", f"{head}.weight", table, "!tied_embeddings", gguf=head_gguf,
+        RoleRow("output.weight", f"{head}.weight", table, "!tied_embeddings", gguf=head_gguf,
             layered=False),
     )  # fmt: skip
     if head_bias:
-        after += (Row("output.bias", f"{head}.bias", ("vocab_size",), layered=False),)
+        after += (RoleRow("output.bias", f"{head}.bias", ("vocab_size",), layered=False),)
     return before, after
 
 
@@ -104,7 +105,7 @@ def attention(
     out_bias: str | None = "attention_out_bias",
     permuted: bool = False,
     out: str = "o_proj",
-) -> tuple[Row, ...]:
+) -> tuple[RoleRow, ...]:
     """Return q, k, v and output projection; `permuted`: GGUF has Q and K in rope pairs."""
     q = (RowsPermuted("n_heads"),) if permuted else ()
     k = (RowsPermuted("n_kv_heads"),) if permuted else ()
@@ -118,7 +119,7 @@ def attention(
 
 def gated_mlp(
     bias: str | None = None, needs: str = "", module: str = "mlp", size: str = "ffn_size"
-) -> tuple[Row, ...]:
+) -> tuple[RoleRow, ...]:
     """Return gate, up and down."""
     return (
         *linear("ffn_gate", f"{module}.gate_proj", size, "hidden_size", needs, bias=bias),
@@ -127,7 +128,7 @@ def gated_mlp(
     )
 
 
-def plain_mlp(up: str, down: str, bias: str | None = "") -> tuple[Row, ...]:
+def plain_mlp(up: str, down: str, bias: str | None = "") -> tuple[RoleRow, ...]:
     """Return up and down."""
     return (
         *linear("ffn_up", f"mlp.{up}", "ffn_size", "hidden_size", bias=bias),
@@ -148,7 +149,7 @@ FUSED = (fused_qkv(), fused_qkv(suffix="bias"))
 def experts(
     module: str = "mlp.experts", gate: str = "gate_proj", up: str = "up_proj",
     down: str = "down_proj",
-) -> tuple[tuple[Row, ...], tuple[Binding, ...]]:  # fmt: skip
+) -> tuple[tuple[RoleRow, ...], tuple[Binding, ...]]:  # fmt: skip
     """Return the rows of stacked experts and the bindings that Hugging Face files need.
 
     Written as one tensor per expert. transformers 5 has one tensor for gate and up of all experts;
@@ -157,7 +158,7 @@ def experts(
     into = ("n_experts", "moe_ffn_size", "hidden_size")
     back = ("n_experts", "hidden_size", "moe_ffn_size")
     rows = tuple(
-        Row(f"ffn_{name}_exps.weight", "", shape, "moe_layers")
+        RoleRow(f"ffn_{name}_exps.weight", "", shape, "moe_layers")
         for name, shape in (("gate", into), ("up", into), ("down", back))
     )
     each = tuple(
@@ -182,7 +183,7 @@ def experts(
 
 
 def tables(
-    rows: Iterable[Row],
+    rows: Iterable[RoleRow],
     *,
     hf_first: Iterable[Binding] = (),
     hf_more: Iterable[Binding] = (),
@@ -202,10 +203,10 @@ def tables(
     }
 
 
-def _below_layer(row: Row) -> str:
+def _below_layer(row: RoleRow) -> str:
     return LAYER + row.hf if row.layered and "{L}" not in row.hf else row.hf
 
 
-def _gguf_name(row: Row) -> str:
+def _gguf_name(row: RoleRow) -> str:
     name = row.gguf or row.role
     return f"blk.{{L}}.{name}" if row.layered else name

@@ -8,7 +8,7 @@ from aprfmt.arch.joins import Stacked
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, LAYER, Row, attention, gated_mlp, tables, whole
+from aprfmt.arch.rows import FUSED, LAYER, RoleRow, attention, gated_mlp, tables, whole
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
 
 _HEADS = {"q": "n_heads", "k": "n_kv_heads"}
@@ -16,15 +16,15 @@ _BEFORE, _AFTER = whole(norm_bias=True)
 _TENSORS, _BINDINGS = tables(
     (
         *_BEFORE,
-        Row("attn_norm.weight", "input_layernorm.weight", ("hidden_size",)),
-        Row("attn_norm.bias", "input_layernorm.bias", ("hidden_size",)),
+        RoleRow("attn_norm.weight", "input_layernorm.weight", ("hidden_size",)),
+        RoleRow("attn_norm.bias", "input_layernorm.bias", ("hidden_size",)),
         *attention(out_bias=None),
         *(
-            Row(f"attn_{x}_norm.weight", "", (heads, "head_dim"), "qk_norm")
+            RoleRow(f"attn_{x}_norm.weight", "", (heads, "head_dim"), "qk_norm")
             for x, heads in _HEADS.items()
         ),
         *(
-            Row(f"ffn_norm.{part}", f"post_attention_layernorm.{part}", ("hidden_size",),
+            RoleRow(f"ffn_norm.{part}", f"post_attention_layernorm.{part}", ("hidden_size",),
                 "!parallel_residual")
             for part in ("weight", "bias")
         ),

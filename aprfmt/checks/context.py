@@ -10,7 +10,7 @@ from aprfmt.errors import AprfmtError, ArchError
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec
-    from aprfmt.checks.file.values import Row
+    from aprfmt.checks.file.census import Seen
     from aprfmt.checks.file.vocabulary import Words
     from aprfmt.model import Model
     from aprfmt.model.resolve import Resolution
@@ -33,9 +33,9 @@ class Context:
         return str(self.model.path)
 
     @cached_property
-    def census(self) -> "Mapping[str, Row]":
+    def census(self) -> "Mapping[str, Seen]":
         """What one pass over every stored tensor found, by stored name."""
-        from aprfmt.checks.file.values import take
+        from aprfmt.checks.file.census import take
 
         return take(self.model, self.progress)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Config: TypeAlias = Mapping[str, Any]  # the quantization section of config.json
 
 
-class Part(NamedTuple):
+class StoredPart(NamedTuple):
     """A stored tensor: its bytes, its encoding as the file names it, its shape."""
 
     raw: "Bytes"
@@ -25,7 +25,7 @@ class Part(NamedTuple):
     shape: tuple[int, ...]
 
 
-Parts: TypeAlias = Mapping[str, Part]
+Parts: TypeAlias = Mapping[str, StoredPart]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Dialect:
     decode: "Callable[[Parts, Config, F32], None]"  # fills a contiguous array of shape_of's shape
 
 
-def need(name: str, parts: Parts, suffix: str) -> Part:
+def need(name: str, parts: Parts, suffix: str) -> StoredPart:
     """Return a part; CodecError with its name if it is missing."""
     if suffix not in parts:
         raise CodecError(f"{name}: part {suffix!r} is missing; found {', '.join(parts)}")

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import Value
 from aprfmt.compare.align import Alignment, align
-from aprfmt.compare.records import (
+from aprfmt.compare.diffs import (
     SECTIONS,
+    CauseGroup,
     DiffReport,
     Explanation,
     FieldDiff,
-    Finding,
     Image,
     TensorDiff,
 )
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
 
 __all__ = [
+    "CauseGroup",
     "DiffReport",
     "Explanation",
     "FieldDiff",
-    "Finding",
     "Image",
     "TensorDiff",
     "diff",
@@ -129,7 +129,7 @@ def diff_models(
         pair.drop()
         if progress is not None:
             progress(i + 1, len(pairs))
-    found: tuple[Finding, ...] = ()
+    found: tuple[CauseGroup, ...] = ()
     if explain and any(row.verdict in EXPLAINED for row in results):
         from aprfmt.compare.explain import explained
         from aprfmt.compare.explain.summary import findings

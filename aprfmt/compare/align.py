@@ -9,7 +9,7 @@ from aprfmt.tensors.view import View
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class TensorPair:
     """One role (or plain name) of either file, with whatever each side has for it."""
 
     key: str
@@ -36,7 +36,7 @@ class Pair:
 class Alignment:
     """The pairs, whether roles or plain names paired them, and remarks on the way."""
 
-    pairs: tuple[Pair, ...]
+    pairs: tuple[TensorPair, ...]
     by_role: bool
     notes: tuple[str, ...] = ()
 
@@ -46,29 +46,31 @@ def align(a: Model, b: Model) -> Alignment:
     try:
         roles_a, roles_b = a.roles, b.roles
     except ArchError as error:
-        pairs = [Pair(name, a.get(name), b.get(name)) for name in dict.fromkeys((*a, *b))]
+        pairs = [TensorPair(name, a.get(name), b.get(name)) for name in dict.fromkeys((*a, *b))]
         return Alignment(tuple(pairs), False, (f"paired by stored name: {error}",))
     pairs = []
     for key in dict.fromkeys((*roles_a, *roles_b)):
-        pairs.append(Pair(key, roles_a.get(key), roles_b.get(key)))
+        pairs.append(TensorPair(key, roles_a.get(key), roles_b.get(key)))
     pairs = [_tied(pair, a, b) for pair in pairs]
     extra_a, extra_b = _unclaimed(a), _unclaimed(b)
     for name in dict.fromkeys((*extra_a, *extra_b)):
         pairs.append(
-            Pair(name, a[name] if name in extra_a else None, b[name] if name in extra_b else None)
+            TensorPair(
+                name, a[name] if name in extra_a else None, b[name] if name in extra_b else None
+            )
         )
     return Alignment(tuple(pairs), True)
 
 
-def _tied(pair: Pair, a: Model, b: Model) -> Pair:
+def _tied(pair: TensorPair, a: Model, b: Model) -> TensorPair:
     """Pair a head stored on one side only with the other side's tied embedding."""
     if pair.key != "output.weight" or (pair.a is None) == (pair.b is None):
         return pair
     embedding_a, embedding_b = a.roles.get("token_embd.weight"), b.roles.get("token_embd.weight")
     if pair.a is None and embedding_a is not None and a.hyper["tied_embeddings"]:
-        return Pair(pair.key, embedding_a, pair.b, ("tied head stored as a copy in B",))
+        return TensorPair(pair.key, embedding_a, pair.b, ("tied head stored as a copy in B",))
     if pair.b is None and embedding_b is not None and b.hyper["tied_embeddings"]:
-        return Pair(pair.key, pair.a, embedding_b, ("tied head stored as a copy in A",))
+        return TensorPair(pair.key, pair.a, embedding_b, ("tied head stored as a copy in A",))
     return pair
 
 

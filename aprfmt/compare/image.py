@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.compare.records import Image, TensorDiff
+from aprfmt.compare.diffs import Image, TensorDiff
 from aprfmt.errors import AprfmtError
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
-    from aprfmt.compare.align import Pair
+    from aprfmt.compare.align import TensorPair
     from aprfmt.compare.explain.reading import Reader
     from aprfmt.tensors.view import View
 
@@ -27,7 +27,7 @@ def image_of(a: "View", b: "View", key: str) -> Image | None:
     import numpy as np
 
     from aprfmt.compare.explain.reading import Reader
-    from aprfmt.compare.values import wide
+    from aprfmt.compare.numbers import wide
 
     left, right = Reader(a), Reader(b)
     if a.shape != b.shape or not left.size:
@@ -90,7 +90,9 @@ def _cells(values: "Array", height: int, width: int, across: int) -> "Array":
     return sums
 
 
-def images(pairs: "Sequence[Pair]", tensors: Sequence[TensorDiff], count: int) -> tuple[Image, ...]:
+def images(
+    pairs: "Sequence[TensorPair]", tensors: Sequence[TensorDiff], count: int
+) -> tuple[Image, ...]:
     """Return images of the worst tensors that differ, one of each finding before a second."""
     order = sorted(
         (row for row in tensors if row.verdict in ("DIFFERENT", "WITHIN")),

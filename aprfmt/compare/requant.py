@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.protocols import raw_parts
-from aprfmt.compare.records import EQUAL, Derivation, TensorDiff
-from aprfmt.compare.values import CHUNK
+from aprfmt.compare.diffs import EQUAL, Derivation, TensorDiff
+from aprfmt.compare.numbers import CHUNK
 from aprfmt.errors import AprfmtError, ArchError, CodecError
 from aprfmt.model import Model
 from aprfmt.quantizing.mixture import quantized

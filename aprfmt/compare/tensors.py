@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.shapes import matrix
-from aprfmt.compare.align import Pair
+from aprfmt.compare.align import TensorPair
 from aprfmt.compare.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, steps
+from aprfmt.compare.diffs import TensorDiff
 from aprfmt.compare.nonfinite import alike
-from aprfmt.compare.records import TensorDiff
-from aprfmt.compare.values import CHUNK, Accumulator, wide
+from aprfmt.compare.numbers import CHUNK, Accumulator, wide
 from aprfmt.errors import AprfmtError, CodecError
 from aprfmt.tensors.runs import first_difference
 from aprfmt.tensors.view import View
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Step = Array | float  # of every element, or of all
 
 
-def compare_pair(pair: Pair, imatrix: bool = False) -> TensorDiff:
+def compare_pair(pair: TensorPair, imatrix: bool = False) -> TensorDiff:
     """Compare one pair; never raises for a tensor that cannot be read: that is UNREADABLE.
 
     `imatrix` says that either file was quantized with an importance matrix, which makes the

@@ -178,7 +178,7 @@ class Threshold:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ThresholdRow:
     """One measured bound; "" in `point`, `weights` or `dtype` stands for all.
 
     `backend` is the one of the pair that explains the bound, `dtype` the coarser arithmetic's.
@@ -194,15 +194,15 @@ class Row:
 
 
 _TABLE_GELU = "ggml looks gelu up in a table of float16 values: measured 3.5e-4 after one MLP"
-ROWS: tuple[Row, ...] = (
-    Row("llama.cpp", "exact", "", 2e-3, _TABLE_GELU + ", four layers later 1e-3"),
-    Row("llama.cpp", "half", "", 3e-2, "activations are rounded to the weights' 16 bits"),
-    Row("llama.cpp", "quantized", "", 2e-1,
+ROWS: tuple[ThresholdRow, ...] = (
+    ThresholdRow("llama.cpp", "exact", "", 2e-3, _TABLE_GELU + ", four layers later 1e-3"),
+    ThresholdRow("llama.cpp", "half", "", 3e-2, "activations are rounded to the weights' 16 bits"),
+    ThresholdRow("llama.cpp", "quantized", "", 2e-1,
         "activations are quantized to 8 bits: 6e-3 a product, measured 7.7e-2 in 30 layers"),
-    Row("llama.cpp", "quantized", "embd", 1e-6, "a lookup: no product"),
-    Row("transformers", "", "", 5e-6,
+    ThresholdRow("llama.cpp", "quantized", "embd", 1e-6, "a lookup: no product"),
+    ThresholdRow("transformers", "", "", 5e-6,
         "its norms, softmax and rope stay float32 in a float64 model", "float64"),
-    Row("npz", "", "", 5e-6,
+    ThresholdRow("npz", "", "", 5e-6,
         "norms, softmax and rope of transformers stay float32 in a float64 model", "float64"),
 )  # fmt: skip
 

@@ -8,7 +8,7 @@ from aprfmt.base.encodings import ENCODINGS, encoding
 from aprfmt.base.protocols import Note
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import PLAIN_FLOATS, Output, Plan, make_info
-from aprfmt.conversion.packed import Latest, Packed, Part, has_companions, weight_dtype
+from aprfmt.conversion.packed import Latest, Packed, PackedPart, has_companions, weight_dtype
 from aprfmt.errors import ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.model import Model
@@ -149,7 +149,7 @@ def in_parts(
         packed = _packed(output, model, target, options, latest)
         main = f"{packed.name}@{packed.encoding}" if target.carries else packed.name
         for suffix, info in packed.infos(main).items():
-            made = replace(output, info=info, runs=None, part=Part(packed, suffix))
+            made = replace(output, info=info, runs=None, part=PackedPart(packed, suffix))
             found.append(replace(made, spellings=(info.name,), role="") if suffix else made)
     return found
 

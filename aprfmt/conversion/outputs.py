@@ -6,7 +6,7 @@ from typing import Any
 
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo
-from aprfmt.conversion.packed import Part
+from aprfmt.conversion.packed import PackedPart
 from aprfmt.errors import CodecError, ConversionError
 from aprfmt.tensors.restore import Restoration
 from aprfmt.tensors.runs import Run
@@ -31,7 +31,7 @@ class Output:
     steps: tuple[str, ...] = ()
     sources: tuple[LazyTensor, ...] = ()
     role: str = ""  # the role, if the tensor holds exactly one
-    part: Part | None = None  # set if the target stores the weight in several tensors
+    part: PackedPart | None = None  # set if the target stores the weight in several tensors
 
     @property
     def encoding(self) -> str:

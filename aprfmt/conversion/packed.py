@@ -91,7 +91,7 @@ class Packed:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class PackedPart:
     """One stored tensor of a packed weight."""
 
     packed: Packed

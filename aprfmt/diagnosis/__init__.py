@@ -1,6 +1,6 @@
 """`diagnose`: where two models, traces or runs first differ, and why."""
 
 from aprfmt.diagnosis.entry import diagnose
-from aprfmt.diagnosis.records import Diagnosis, Evidence, Finding, PointRow
+from aprfmt.diagnosis.found import CauseFound, Diagnosis, Evidence, PointRow
 
-__all__ = ["Diagnosis", "Evidence", "Finding", "PointRow", "diagnose"]
+__all__ = ["CauseFound", "Diagnosis", "Evidence", "PointRow", "diagnose"]

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from aprfmt.diagnosis.records import Evidence, Finding, PointRow
+from aprfmt.diagnosis.found import CauseFound, Evidence, PointRow
 
 GAIN = 3.0  # gains (out / in) worth reporting
 
 
 def rounding(
-    points: Sequence[PointRow], found: Sequence[Finding], evidence: Sequence[Evidence]
-) -> Finding | None:
+    points: Sequence[PointRow], found: Sequence[CauseFound], evidence: Sequence[Evidence]
+) -> CauseFound | None:
     """Return the finding that all differences are rounding; None if there are no differences.
 
     Points recorded at another place do not count. A difference beyond the tolerance of whole runs
@@ -30,7 +30,7 @@ def rounding(
     shadows = [row.shadow for row in rows if row.shadow is not None]
     endless = [row for row in rows if not math.isfinite(row.direct or 0.0)]
     if endless:
-        return Finding(
+        return CauseFound(
             "", f"{endless[0].key} is infinitely far apart: there is no distance to call rounding",
             "forward", "bug", (endless[0].key,), False, endless[0].key, endless[0].direct,
         )  # fmt: skip
@@ -44,7 +44,7 @@ def rounding(
         )
     if any("margin inside the rounding" in row.says for row in evidence):
         says += "; experts were chosen otherwise by margins inside the rounding"
-    return Finding(
+    return CauseFound(
         "rounding", says, "forward", "precision" if explained else "bug", (worst.key,),
         explained, beyond[0].key if beyond else "", worst.direct, max(shadows, default=None),
         "the worst point; after: one operation at a time",

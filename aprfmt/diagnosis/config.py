@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from aprfmt.compare.records import FieldDiff, TensorDiff
+from aprfmt.compare.diffs import FieldDiff, TensorDiff
 from aprfmt.model import Model
 
 # Hyperparameter -> cause; "" for sizes: models of different sizes are different models.

@@ -11,8 +11,8 @@ from aprfmt.compare.rows import differ, spans
 from aprfmt.compare.thresholds import BASE, DISCRETE
 from aprfmt.compare.traced import TraceLike
 from aprfmt.compare.traces import Between, PointDiff, compare_point, dtypes_of
+from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.measure import NO_VALUES, axis_of, fit, near_keys, rel, takes_masks
-from aprfmt.diagnosis.records import Evidence, Finding
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.points import POINTS
@@ -229,20 +229,20 @@ def guess(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
     return "", ""
 
 
-def other_rows(pairs: Sequence[PointDiff]) -> Finding | None:
+def other_rows(pairs: Sequence[PointDiff]) -> CauseFound | None:
     """Say that two traces which agree were compared on some of their rows only."""
     rows = [pair for pair in pairs if pair.rows]
     rows = [pair for pair in rows if POINTS[parse_key(pair.key)[0]].rows != "logits"]
     if not rows or any(pair.beyond for pair in pairs):
         return None
-    return Finding(
+    return CauseFound(
         "capture_rows", f"the traces hold other rows ({rows[0].rows}); these agree",
         "capture", "same", tuple(pair.key for pair in rows[:8]), True, rows[0].key,
         max(pair.rel_l2 or 0.0 for pair in rows), None, "the rows both have",
     )  # fmt: skip
 
 
-def by_signature(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> Finding | None:
+def by_signature(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> CauseFound | None:
     """Name what two traces show without weights: neighbours first, then signatures."""
     broken = not_finite(pairs)
     if broken is not None:
@@ -256,20 +256,20 @@ def by_signature(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> Find
     }
     if len(moved) == len(beyond):
         point, other = parse_key(first.key)[0], moved[first.key]
-        return Finding(
+        return CauseFound(
             "capture_point",
             f"what B records as {point} is A's {other}; every other point agrees",
             "capture", "same", tuple(moved), True, first.key, first.rel_l2, 0.0, first.key,
             {"recorded_as": point, "is": other},
         )  # fmt: skip
     cause, why = guess(first.key, a, b)
-    return Finding(
+    return CauseFound(
         cause, why or f"{first.key} is the first point beyond its tolerance", "forward", "bug",
         (first.key,), False, first.key, first.rel_l2, None, first.key,
     )  # fmt: skip
 
 
-def not_finite(pairs: Sequence[PointDiff]) -> Finding | None:
+def not_finite(pairs: Sequence[PointDiff]) -> CauseFound | None:
     """Return the finding that one side alone has NaN or infinities, None where none has.
 
     Confirmed where the first such point's other values are within the tolerance of whole runs.
@@ -283,7 +283,7 @@ def not_finite(pairs: Sequence[PointDiff]) -> Finding | None:
     rest = first.rel_l2_finite
     sure = rest is not None and rest <= first.tolerance
     side = first.nonfinite.side if first.nonfinite.side in ("A", "B") else ""
-    return Finding(
+    return CauseFound(
         "nonfinite", f"{first.key}: {first.nonfinite.says()}{more}", "forward", "bug",
         tuple(pair.key for pair in alone), sure, first.key, first.rel_l2,
         rest if sure else None, f"{first.key}; after: its other values",

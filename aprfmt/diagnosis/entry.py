@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from aprfmt.diagnosis.records import Diagnosis
+from aprfmt.diagnosis.found import Diagnosis
 from aprfmt.diagnosis.sides import open_side
 from aprfmt.diagnosis.walk import Walk
 from aprfmt.errors import UsageError

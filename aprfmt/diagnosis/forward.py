@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.causes import CAUSES
 from aprfmt.diagnosis.examine import Divergence, Examined
-from aprfmt.diagnosis.records import Evidence, Finding
+from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.shadow import View
 from aprfmt.diagnosis.world import MOVES
 from aprfmt.inference.points import POINTS
@@ -18,7 +18,7 @@ class Judged:
 
     label: str
     examined: Examined
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[CauseFound] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
 
 
@@ -77,12 +77,12 @@ def _operations(view: View) -> tuple[str, ...]:
     return tuple(dict.fromkeys(call.op for call in view.calls if call.op not in MOVES))
 
 
-def _finding(label: str, divergence: Divergence) -> Finding:
+def _finding(label: str, divergence: Divergence) -> CauseFound:
     view, answer = divergence.view, divergence.answer
     if answer is None:
         return _unexplained(label, divergence)
     change = answer.change
-    return Finding(
+    return CauseFound(
         change.cause,
         change.says,
         CAUSES[change.cause].level if CAUSES[change.cause].level == "capture" else "forward",
@@ -99,7 +99,7 @@ def _finding(label: str, divergence: Divergence) -> Finding:
     )
 
 
-def _unexplained(label: str, divergence: Divergence) -> Finding:
+def _unexplained(label: str, divergence: Divergence) -> CauseFound:
     view, cause = divergence.view, divergence.likely
     if cause == "nonfinite":
         return _not_finite(label, view)
@@ -114,13 +114,13 @@ def _unexplained(label: str, divergence: Divergence) -> Finding:
     elif view.residual is not None and view.residual <= view.whole_tolerance:
         cause, says = "rounding", says + ", by less than whole runs may differ"
     verdict = CAUSES[cause].verdict if cause else "bug"
-    return Finding(
+    return CauseFound(
         cause, says, "forward", verdict, _where(divergence), False, view.key, view.residual, None,
         view.key, side=label, after=view.after,
     )  # fmt: skip
 
 
-def _not_finite(label: str, view: View) -> Finding:
+def _not_finite(label: str, view: View) -> CauseFound:
     """Return the finding that an operation and the trace have different NaN or infinities.
 
     It is confirmed if all other values of the point are within the tolerance of one operation.
@@ -134,14 +134,14 @@ def _not_finite(label: str, view: View) -> Finding:
     )
     rest = view.rest
     sure = rest <= view.tolerance
-    return Finding(
+    return CauseFound(
         "nonfinite", says, "forward", CAUSES["nonfinite"].verdict, (view.key,), sure, view.key,
         view.residual, rest if sure else None, f"{view.key}; after: its other values",
         {"nonfinite": {view.key: asdict(view.odd)}}, label, after=view.after,
     )  # fmt: skip
 
 
-def _add(found: list[Finding], finding: Finding) -> None:
+def _add(found: list[CauseFound], finding: CauseFound) -> None:
     """Add a finding, or add its places to an existing one with the same cause and sentence."""
     for i, other in enumerate(found):
         same = (other.cause, other.confirmed) == (finding.cause, finding.confirmed)
@@ -156,7 +156,7 @@ def _add(found: list[Finding], finding: Finding) -> None:
 _PLACES = ("capture_point", "quantisation", "rounding", "rope_layers")
 
 
-def _alike(a: Finding, b: Finding) -> bool:
+def _alike(a: CauseFound, b: CauseFound) -> bool:
     """Say whether two findings are one cause in several places."""
     return a.cause in _PLACES or (
         dict(a.values) == dict(b.values) and _words(a.says) == _words(b.says)
@@ -208,7 +208,7 @@ def _evidence(label: str, divergence: Divergence) -> Iterable[Evidence]:
         )
 
 
-def _other_rows(label: str, examined: Examined) -> Finding | None:
+def _other_rows(label: str, examined: Examined) -> CauseFound | None:
     """Return a finding if the trace's rows are only some of the pass's rows, and these agree."""
     views = [
         view
@@ -220,7 +220,7 @@ def _other_rows(label: str, examined: Examined) -> Finding | None:
         return None
     seen = views[0].seen
     assert seen is not None
-    return Finding(
+    return CauseFound(
         "capture_rows",
         f"{label} holds {seen.note} only; these agree",
         "capture",
@@ -235,7 +235,7 @@ def _other_rows(label: str, examined: Examined) -> Finding | None:
     )
 
 
-def common(first: Sequence[Finding], second: Sequence[Finding]) -> list[Finding]:
+def common(first: Sequence[CauseFound], second: Sequence[CauseFound]) -> list[CauseFound]:
     """Return the findings that both sides have; they are no difference between the two."""
     return [
         finding

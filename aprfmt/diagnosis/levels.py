@@ -2,23 +2,23 @@
 
 from dataclasses import dataclass, field
 
-from aprfmt.diagnosis.mixing import Part
-from aprfmt.diagnosis.records import Evidence, Finding
+from aprfmt.diagnosis.found import CauseFound, Evidence
+from aprfmt.diagnosis.mixing import Touched
 
 
 @dataclass
 class Levels:
     """Findings of the first three levels; `parts` has one entry per finding."""
 
-    findings: list[Finding] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
+    findings: list[CauseFound] = field(default_factory=list)
+    parts: list[Touched] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
     reason: str = ""
     runs: bool = True  # True if both models have all tensors a pass needs
 
-    def add(self, finding: Finding, part: Part) -> None:
+    def add(self, finding: CauseFound, part: Touched) -> None:
         """Add a finding and its part."""
         self.findings.append(finding)
         self.parts.append(part)

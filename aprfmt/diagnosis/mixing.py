@@ -27,7 +27,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Part:
+class Touched:
     """The hyperparameters and role keys of a finding."""
 
     hyper: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ def world_of(model: Model, ids: Sequence[int], dtype: str, memory: int | None = 
 
 
 def mixed(
-    a: Model, b: Model, parts: Iterable[Part], ids: Sequence[int], dtype: str, memory: int | None
+    a: Model, b: Model, parts: Iterable[Touched], ids: Sequence[int], dtype: str, memory: int | None
 ) -> World:
     """Return B with these parts replaced by A's."""
     return _world(a, b, parts, ids, dtype, memory)
@@ -49,7 +49,7 @@ def mixed(
 def _world(
     a: Model,
     b: Model,
-    parts: Iterable[Part],
+    parts: Iterable[Touched],
     ids: Sequence[int],
     dtype: str,
     memory: int | None,
@@ -121,7 +121,7 @@ class Mixed:
 def shares(
     a: Model,
     b: Model,
-    parts: Sequence[Part],
+    parts: Sequence[Touched],
     ids: Sequence[int],
     dtype: str,
     memory: int | None,

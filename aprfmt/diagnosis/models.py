@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from aprfmt.compare import diff_models
 from aprfmt.compare.causes import CAUSES
-from aprfmt.compare.records import EQUAL, DiffReport, FieldDiff, TensorDiff
+from aprfmt.compare.diffs import EQUAL, DiffReport, FieldDiff, TensorDiff
 from aprfmt.diagnosis.blank import blank_model
 from aprfmt.diagnosis.config import HYPER_CAUSES, said, shown_tensors, tensors_say
+from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.levels import Levels
-from aprfmt.diagnosis.mixing import Part
-from aprfmt.diagnosis.records import Evidence, Finding
+from aprfmt.diagnosis.mixing import Touched
 from aprfmt.diagnosis.tensors import compare_tensors
 from aprfmt.model import Model
 from aprfmt.model.completeness import listed
@@ -161,7 +161,7 @@ def _hyperparameters(
             found.reason = "other sizes or kinds of block: " + "; ".join(map(said, chosen))
             return explained
         found.add(
-            Finding(
+            CauseFound(
                 cause,
                 "; ".join(map(said, chosen)),
                 "config",
@@ -171,7 +171,7 @@ def _hyperparameters(
                 values={row.name: {"a": row.a, "b": row.b} for row in chosen},
                 side=_doubtful(chosen),
             ),
-            Part(tuple(names), tuple(dict.fromkeys(keys))),
+            Touched(tuple(names), tuple(dict.fromkeys(keys))),
         )
     return explained
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from aprfmt.compare.traces import PointDiff
 from aprfmt.diagnosis.direct import place_of
-from aprfmt.diagnosis.records import PointRow
+from aprfmt.diagnosis.found import PointRow
 from aprfmt.diagnosis.shadow import Pass, View
 from aprfmt.inference.capture import parse_key
 

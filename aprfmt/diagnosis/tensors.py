@@ -5,12 +5,12 @@ from dataclasses import asdict, replace
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.causes import CAUSES
+from aprfmt.compare.diffs import DiffReport, TensorDiff
 from aprfmt.compare.explain.foreign import foreign
 from aprfmt.compare.explain.reading import Reader
-from aprfmt.compare.records import DiffReport, TensorDiff
+from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.levels import Levels
-from aprfmt.diagnosis.mixing import Part, Share
-from aprfmt.diagnosis.records import Evidence, Finding
+from aprfmt.diagnosis.mixing import Share, Touched
 from aprfmt.model import Model
 
 
@@ -53,7 +53,7 @@ def not_finite(rows: Sequence[TensorDiff]) -> Iterator[Evidence]:
         yield Evidence("tensor", f"{key}: {found.says()}", (key,), float(found.alone))
 
 
-def _another(a: Model, b: Model, finding: Finding, part: Part, found: Levels) -> Finding:
+def _another(a: Model, b: Model, finding: CauseFound, part: Touched, found: Levels) -> CauseFound:
     """Check whether a stale tensor may be a damaged one; if so, the finding is not confirmed."""
     if finding.cause != "stale_tensor":
         return finding
@@ -85,12 +85,12 @@ def _missing(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> N
         biases = tuple(key for key in keys if key.endswith(".bias"))
         if biases:
             found.add(
-                Finding(
+                CauseFound(
                     "missing_bias",
                     f"{side} lacks {len(biases)} biases of the other's: {', '.join(biases[:4])}",
                     "tensor", "bug", biases, False, side=side,
                 ),
-                Part((), biases),
+                Touched((), biases),
             )  # fmt: skip
         others = [key for key in keys if key not in biases]
         if others:
@@ -118,12 +118,12 @@ def _extras(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> No
         many = f"{len(keys)} tensor{'s' if len(keys) > 1 else ''}"
         shown = ", ".join(keys[:4]) + (", ..." if len(keys) > 4 else "")
         found.add(
-            Finding(
+            CauseFound(
                 "extra_tensor",
                 f"{side} has {many} that the other has not and {name} does not read: {shown}",
                 "tensor", CAUSES["extra_tensor"].verdict, tuple(keys), True, side=side,
             ),
-            Part(),
+            Touched(),
         )  # fmt: skip
         found.not_checked.append(
             f"{shown}: only in {side}, and no part of {name}; what another engine makes of it is "
@@ -131,7 +131,7 @@ def _extras(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> No
         )
 
 
-def _findings(report: DiffReport, explained: set[str]) -> Iterator[tuple[Finding, Part]]:
+def _findings(report: DiffReport, explained: set[str]) -> Iterator[tuple[CauseFound, Touched]]:
     """Yield one finding per explanation of compare.explain, with all its tensors."""
     by_key = {row.key: row for row in report.tensors}
     for group in report.findings:
@@ -147,7 +147,7 @@ def _findings(report: DiffReport, explained: set[str]) -> Iterator[tuple[Finding
                if row is not None and row.nonfinite is not None}  # fmt: skip
         where = tuple(dict.fromkeys(key for row in made for key in row.where))
         yield (
-            Finding(
+            CauseFound(
                 group.cause,
                 group.text,
                 "tensor",
@@ -160,11 +160,11 @@ def _findings(report: DiffReport, explained: set[str]) -> Iterator[tuple[Finding
                 values={"evidence": [list(row.evidence) for row in made[:8]]}
                 | ({"nonfinite": odd} if odd else {}),
             ),
-            Part((), keys),
+            Touched((), keys),
         )
 
 
-def _copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[Finding, Part]]:
+def _copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[CauseFound, Touched]]:
     """Yield the tensors that are within the rounding of a coarser encoding, by cause."""
     groups: dict[tuple[str, str], list[TensorDiff]] = {}
     for row in rows:
@@ -178,14 +178,14 @@ def _copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[Finding, Part]]:
         off = max((row.steps_off for row in chosen if row.steps_off is not None), default=None)
         steps = "" if off is None else f", at most {off:.3g} steps apart"
         yield (
-            Finding(
+            CauseFound(
                 cause,
                 f"{len(chosen)} tensors are {coarser} on one side, within its rounding{steps}",
                 "tensor", "precision", keys, True,
                 residual_before=worst, residual_after=0.0, of="stored values beyond one step",
                 values={"encoding": coarser, "steps": off},
             ),
-            Part((), keys),
+            Touched((), keys),
         )  # fmt: skip
 
 
@@ -197,21 +197,21 @@ def _is_blocked(name: str) -> bool:
     return encoding_row(name.split("+")[0]).block_size > 1
 
 
-def _strange(rows: Sequence[TensorDiff]) -> tuple[Finding, Part]:
+def _strange(rows: Sequence[TensorDiff]) -> tuple[CauseFound, Touched]:
     keys = tuple(row.key for row in rows)
     worst = max((row.stats.rel_l2 for row in rows if row.stats is not None), default=None)
     return (
-        Finding(
+        CauseFound(
             "stale_tensor",
             f"{len(rows)} tensors have other values, which nothing relates to the other side's: "
             f"{', '.join(keys[:3])}",
             "tensor", "bug", keys, False, residual_before=worst, of="stored values",
         ),
-        Part((), keys),
+        Touched((), keys),
     )  # fmt: skip
 
 
-def settled(finding: Finding, share: Share, bound: float) -> Finding:
+def settled(finding: CauseFound, share: Share, bound: float) -> CauseFound:
     """Return a finding with its effect on the pass.
 
     NaN or infinite logits on one side only are always a bug.

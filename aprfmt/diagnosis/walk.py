@@ -13,13 +13,13 @@ from aprfmt.diagnosis import conclude, direct
 from aprfmt.diagnosis.blank import blank_trace, rounding_hides
 from aprfmt.diagnosis.examine import examine
 from aprfmt.diagnosis.forward import Judged, common, judged
+from aprfmt.diagnosis.found import CauseFound, Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.measure import Recorded
 from aprfmt.diagnosis.mixing import between, shares, world_of
 from aprfmt.diagnosis.models import compare_models
 from aprfmt.diagnosis.points import point_rows
 from aprfmt.diagnosis.prompt import chosen_ids, disagree, hidden_from
-from aprfmt.diagnosis.records import Diagnosis, Evidence, Finding, PointRow
 from aprfmt.diagnosis.sides import Side, trace_ids, trace_of
 from aprfmt.diagnosis.tensors import settled
 from aprfmt.errors import AprfmtError
@@ -42,7 +42,7 @@ class Walk:
     traces: dict[str, Trace] = field(default_factory=dict)
     judged: dict[str, Judged] = field(default_factory=dict)
     points: list[PointRow] = field(default_factory=list)
-    rows_apart: Finding | None = None  # two traces compared on the rows that both have
+    rows_apart: CauseFound | None = None  # two traces compared on the rows that both have
     pairs: Sequence[PointDiff] = ()
 
     def done(self, reason: str = "") -> Diagnosis:

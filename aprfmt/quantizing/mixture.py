@@ -106,7 +106,7 @@ LAST_RESORT = "F16"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunningNumber:
     """A tensor's running number among its kind, how many of the kind there are, and the model."""
 
     number: int
@@ -137,40 +137,40 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SchemeRow:
     """Under these schemes, tensors of this kind get `encoding` where `when` holds."""
 
     schemes: tuple[str, ...]
     kind: str
     encoding: str
-    when: Callable[[Place], bool] = lambda place: True
+    when: Callable[[RunningNumber], bool] = lambda place: True
 
 
-ROWS: tuple[Row, ...] = (
-    Row(tuple(SCHEMES), "attn_v", "Q8_0", lambda p: p.n_experts == 8),
-    Row(("Q2_K",), "attn_v", "Q4_K", lambda p: p.n_gqa >= 4),
-    Row(("Q2_K",), "attn_v", "Q3_K"),
-    Row(("Q3_K_M",), "attn_v", "Q5_K", lambda p: p.number < 2),
-    Row(("Q3_K_M",), "attn_v", "Q4_K"),
-    Row(("IQ4_NL", "IQ4_XS"), "attn_v", "Q5_K", lambda p: p.n_gqa >= 4),
-    Row(("Q4_K_M", "Q5_K_M"), "attn_v", "Q6_K", lambda p: p.more_bits),
-    Row(("Q4_K_S",), "attn_v", "Q5_K", lambda p: p.number < 4),
-    Row(tuple(SCHEMES), "attn_k", "Q8_0", lambda p: p.n_experts == 8),
-    Row(("Q2_K",), "ffn_down", "Q3_K"),
-    Row(("Q3_K_M",), "ffn_down", "Q5_K", lambda p: p.first(16)),
-    Row(("Q3_K_M",), "ffn_down", "Q4_K", lambda p: not p.falcon or p.more_bits),
-    Row(("Q4_K_M",), "ffn_down", "Q6_K", lambda p: p.falcon and p.first(16)),
-    Row(("Q4_K_M",), "ffn_down", "Q5_K", lambda p: p.falcon and p.more_bits),
-    Row(("Q4_K_M",), "ffn_down", "Q6_K", lambda p: not p.falcon and p.more_bits),
-    Row(("IQ4_NL", "IQ4_XS"), "ffn_down", "Q5_K", lambda p: p.first(8) and not p.imatrix),
-    Row(("Q5_K_M",), "ffn_down", "Q6_K", lambda p: p.more_bits),
-    Row(("Q4_K_S",), "ffn_down", "Q5_K", lambda p: not p.falcon and p.first(8)),
-    Row(("Q4_0",), "ffn_down", "Q4_1", lambda p: p.first(8) and p.imatrix),
-    Row(("Q5_0",), "ffn_down", "Q5_1", lambda p: p.first(8) and p.imatrix),
-    Row(("Q2_K", "Q3_K_M", "IQ4_NL", "IQ4_XS", "Q4_K_S", "Q4_K_M"), "attn_output", "Q5_K",
+ROWS: tuple[SchemeRow, ...] = (
+    SchemeRow(tuple(SCHEMES), "attn_v", "Q8_0", lambda p: p.n_experts == 8),
+    SchemeRow(("Q2_K",), "attn_v", "Q4_K", lambda p: p.n_gqa >= 4),
+    SchemeRow(("Q2_K",), "attn_v", "Q3_K"),
+    SchemeRow(("Q3_K_M",), "attn_v", "Q5_K", lambda p: p.number < 2),
+    SchemeRow(("Q3_K_M",), "attn_v", "Q4_K"),
+    SchemeRow(("IQ4_NL", "IQ4_XS"), "attn_v", "Q5_K", lambda p: p.n_gqa >= 4),
+    SchemeRow(("Q4_K_M", "Q5_K_M"), "attn_v", "Q6_K", lambda p: p.more_bits),
+    SchemeRow(("Q4_K_S",), "attn_v", "Q5_K", lambda p: p.number < 4),
+    SchemeRow(tuple(SCHEMES), "attn_k", "Q8_0", lambda p: p.n_experts == 8),
+    SchemeRow(("Q2_K",), "ffn_down", "Q3_K"),
+    SchemeRow(("Q3_K_M",), "ffn_down", "Q5_K", lambda p: p.first(16)),
+    SchemeRow(("Q3_K_M",), "ffn_down", "Q4_K", lambda p: not p.falcon or p.more_bits),
+    SchemeRow(("Q4_K_M",), "ffn_down", "Q6_K", lambda p: p.falcon and p.first(16)),
+    SchemeRow(("Q4_K_M",), "ffn_down", "Q5_K", lambda p: p.falcon and p.more_bits),
+    SchemeRow(("Q4_K_M",), "ffn_down", "Q6_K", lambda p: not p.falcon and p.more_bits),
+    SchemeRow(("IQ4_NL", "IQ4_XS"), "ffn_down", "Q5_K", lambda p: p.first(8) and not p.imatrix),
+    SchemeRow(("Q5_K_M",), "ffn_down", "Q6_K", lambda p: p.more_bits),
+    SchemeRow(("Q4_K_S",), "ffn_down", "Q5_K", lambda p: not p.falcon and p.first(8)),
+    SchemeRow(("Q4_0",), "ffn_down", "Q4_1", lambda p: p.first(8) and p.imatrix),
+    SchemeRow(("Q5_0",), "ffn_down", "Q5_1", lambda p: p.first(8) and p.imatrix),
+    SchemeRow(("Q2_K", "Q3_K_M", "IQ4_NL", "IQ4_XS", "Q4_K_S", "Q4_K_M"), "attn_output", "Q5_K",
         lambda p: p.n_experts == 8 and not p.falcon),
-    Row(("Q2_K",), "attn_output", "Q3_K", lambda p: p.n_experts != 8 and not p.falcon),
-    Row(("Q3_K_M",), "attn_output", "Q4_K", lambda p: p.n_experts != 8 and not p.falcon),
+    SchemeRow(("Q2_K",), "attn_output", "Q3_K", lambda p: p.n_experts != 8 and not p.falcon),
+    SchemeRow(("Q3_K_M",), "attn_output", "Q4_K", lambda p: p.n_experts != 8 and not p.falcon),
 )  # fmt: skip
 # Models of 80 layers that llama.cpp calls 70B never have attn_v below Q5_K. Source: its hparams.
 LAYERS_70B, ARCHS_70B = 80, ("llama", "qwen2", "deci", "olmo")
@@ -268,7 +268,7 @@ class Mixture:
         if kind is None:
             return self._base
         total = self._n_layers if kind in BY_LAYER else self._totals.get(kind, 0)
-        place = Place(
+        place = RunningNumber(
             self._numbers.get((layer, base), 0), total, self._n_gqa, self._n_experts,
             self._imatrix, self._arch,
         )  # fmt: skip

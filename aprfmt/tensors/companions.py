@@ -176,15 +176,15 @@ def _find_dialect(
 def _join_dialect(
     name: str, parts: Mapping[str, LazyTensor], config: Mapping[str, Value]
 ) -> Joined:
-    from aprfmt.codecs.dialect import Part
+    from aprfmt.codecs.dialect import StoredPart
     from aprfmt.codecs.dialects import decode_weight
 
     dialect, section = _dialect(config), _section(config)
     assert dialect is not None and section is not None
 
-    def read() -> dict[str, Part]:
+    def read() -> dict[str, StoredPart]:
         return {
-            suffix or dialect.main: Part(part.raw(), part.info.encoding, part.info.shape)
+            suffix or dialect.main: StoredPart(part.raw(), part.info.encoding, part.info.shape)
             for suffix, part in parts.items()
         }
 

@@ -42,7 +42,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePoint:
     """The point a node's values belong to, and its columns [start, stop) of them, None for all."""
 
     point: str
@@ -68,7 +68,7 @@ class GraphReader:
         if self.model is not None:
             self._roles = stored_roles(self.model)
 
-    def places(self, node: Node) -> list[Place]:
+    def places(self, node: Node) -> list[NodePoint]:
         """Return the points of a node, by the table's llama.cpp names."""
         text, layer = self._split(node.name)
         weights = [place for source in node.sources for place in self._weights(source)]
@@ -80,7 +80,7 @@ class GraphReader:
                 if name.role:
                     found += self._by_weight(point.name, name, rank, weights)
                 elif name.text == text and (name.op or node.op not in VIEWS):
-                    found.append(Place(point.name, layer, rank))
+                    found.append(NodePoint(point.name, layer, rank))
         layered = [p for p in found if POINTS[p.point].layered == (p.layer != WHOLE)]
         return list({(p.point, p.layer): p for p in reversed(layered)}.values())
 
@@ -108,8 +108,10 @@ class GraphReader:
     def _by_weight(
         self, point: str, name: Name, rank: int,
         weights: list[tuple[str, int, tuple[int, int] | None]],
-    ) -> list[Place]:  # fmt: skip
-        return [Place(point, layer, rank, cut) for role, layer, cut in weights if role == name.role]
+    ) -> list[NodePoint]:  # fmt: skip
+        return [
+            NodePoint(point, layer, rank, cut) for role, layer, cut in weights if role == name.role
+        ]
 
     def wants(self, node: Node) -> bool:
         """Say whether a node's values are needed."""
@@ -155,9 +157,9 @@ class GraphReader:
             if layer in self._scaled_q or hp["attn_softcap"] is not None:
                 scale = 1.0
         values, seen = self._scores.pop(layer)
-        self._put(Place("scores", layer, 0), values * np.float32(scale), seen)
+        self._put(NodePoint("scores", layer, 0), values * np.float32(scale), seen)
 
-    def _add_routed(self, place: Place, values: Numbers) -> None:
+    def _add_routed(self, place: NodePoint, values: Numbers) -> None:
         """Record chosen experts and weights, sorted by weight (llama.cpp sorts by score)."""
         shaped = self._shape(place.point, place.layer, values)
         if shaped is None:
@@ -173,7 +175,7 @@ class GraphReader:
             sorted_ = np.take_along_axis(x, order, -1)
             self.collector.add(point, place.layer, sorted_, rank=rank)
 
-    def _put(self, place: Place, values: Numbers, seen: Mask | None) -> None:
+    def _put(self, place: NodePoint, values: Numbers, seen: Mask | None) -> None:
         point, layer = place.point, place.layer
         shaped = self._shape(point, layer, values)
         if shaped is None:

@@ -16,6 +16,14 @@ from aprfmt.errors import UsageError
 from aprfmt.inference.capture import POINTS, parse_key
 from aprfmt.inference.device import Choice
 from aprfmt.inference.engines.collect import weights_of
+from aprfmt.inference.parity.cells import (
+    Distance,
+    ExpertFlip,
+    Losses,
+    Parity,
+    RunFacts,
+    RunPair,
+)
 from aprfmt.inference.parity.operations import MAX_OPERATIONS, rel_l2, take_apart
 from aprfmt.inference.parity.outcomes import (
     compare_experts,
@@ -25,14 +33,6 @@ from aprfmt.inference.parity.outcomes import (
     own_loss,
 )
 from aprfmt.inference.parity.outer import gates
-from aprfmt.inference.parity.records import (
-    Distance,
-    ExpertFlip,
-    Losses,
-    Pair,
-    Parity,
-    RunFacts,
-)
 from aprfmt.inference.parity.request import Request
 from aprfmt.inference.parity.survey import Survey, survey
 from aprfmt.inference.parity.verdict import (
@@ -133,7 +133,7 @@ def _facts(choice: Choice, trace: Trace, request: Request) -> RunFacts:
 
 def _pair(
     model: "Model", choices: Sequence[Choice], ran: Sequence[Ran], index: int, request: Request
-) -> Pair:
+) -> RunPair:
     """Compare one run with the first."""
     a, b = ran[0].trace, ran[index].trace
     flips = compare_experts(a, b)
@@ -171,7 +171,7 @@ def _pair(
     recorded = b.values(cell.key) if cell is not None and choices[index].is_engine else None
     if recorded is not None and cell is not None and cell.rows:
         recorded = recorded[..., list(cell.rows)]
-    return Pair(
+    return RunPair(
         0, index, diff, logits, tuple(flips), losses, tuple(operations), report, verdict, cause,
         cell, recorded, before,
     )  # fmt: skip

@@ -13,8 +13,8 @@ from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.device import Choice
 from aprfmt.inference.parity.cell import BEHIND, Cell, cut_out
+from aprfmt.inference.parity.cells import Operation
 from aprfmt.inference.parity.matched import matched_weights
-from aprfmt.inference.parity.records import Operation
 from aprfmt.inference.parity.request import Request
 from aprfmt.inference.trace import Trace
 

@@ -14,7 +14,7 @@ from aprfmt.compare.traces import PointDiff
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import parse_key
 from aprfmt.inference.loss import cross_entropy, log_probabilities
-from aprfmt.inference.parity.records import ExpertFlip, Flip, LogitsDiff, Outcomes
+from aprfmt.inference.parity.cells import ExpertFlip, Flip, LogitsDiff, Outcomes
 from aprfmt.inference.trace import Trace
 
 Numbers = NDArray[Any]

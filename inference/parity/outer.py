@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from aprfmt.base.outcome import Check, Outcome
 from aprfmt.compare.thresholds import loss_bound
-from aprfmt.inference.parity.records import ExpertFlip, Losses, Outcomes
+from aprfmt.inference.parity.cells import ExpertFlip, Losses, Outcomes
 
 # Relative L2 of full logits on quantized weights; seen on a toy with NF4: 0.047. Where the
 # tolerance of the runs' arithmetic is larger, it counts.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.parity.bundle import Bundle
-from aprfmt.inference.parity.records import Parity
+from aprfmt.inference.parity.cells import Parity
 
 
 def bundle_of(found: Parity, runs: Sequence[str]) -> Bundle | None:

@@ -10,8 +10,8 @@ from aprfmt.base.outcome import Check, Report
 from aprfmt.compare.thresholds import DISCRETE
 from aprfmt.compare.traces import PointDiff, TraceDiff
 from aprfmt.inference.device import Choice
+from aprfmt.inference.parity.cells import Operation, Verdict
 from aprfmt.inference.parity.operations import rel_l2
-from aprfmt.inference.parity.records import Operation, Verdict
 from aprfmt.inference.parity.survey import Survey
 from aprfmt.inference.trace import Trace
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.codecs.dialect import Part, unpack_dense
+from aprfmt.codecs.dialect import StoredPart, unpack_dense
 from aprfmt.codecs.dialects import DIALECTS, decode_weight, dialect_of
 from aprfmt.errors import CodecError, UnsupportedError
 from tests.codecs.data import Array
@@ -22,15 +22,15 @@ ENCODING = {
 }  # fmt: skip
 
 
-def part(x: Any) -> Part:
+def part(x: Any) -> StoredPart:
     """Return a numpy array or a torch tensor as a stored part."""
     if isinstance(x, np.ndarray):
-        return Part(np.ascontiguousarray(x).tobytes(), ENCODING[x.dtype.name], x.shape)
+        return StoredPart(np.ascontiguousarray(x).tobytes(), ENCODING[x.dtype.name], x.shape)
     raw = x.reshape(-1).clone().view(torch.uint8).numpy().tobytes()
-    return Part(raw, ENCODING[str(x.dtype)[6:]], tuple(x.shape))
+    return StoredPart(raw, ENCODING[str(x.dtype)[6:]], tuple(x.shape))
 
 
-def parts(**tensors: Any) -> dict[str, Part]:
+def parts(**tensors: Any) -> dict[str, StoredPart]:
     return {"." + name: part(x) for name, x in tensors.items()}
 
 
@@ -40,7 +40,7 @@ def test_a_stream_of_words_unpacks(bits: int) -> None:
     assert np.array_equal(unpack_dense(pack(codes, bits), bits, codes.shape[1]), codes)
 
 
-def gptq_case(bits: int, act_order: bool, v2: bool) -> tuple[dict[str, Part], Array]:
+def gptq_case(bits: int, act_order: bool, v2: bool) -> tuple[dict[str, StoredPart], Array]:
     """Return parts and the expected weight [out, in], each element by its definition."""
     rng = np.random.default_rng(bits)
     outputs, inputs, size = 32, 64, 16
@@ -193,10 +193,10 @@ def test_mlx_as_mlx(mode: str, size: int, bits: int) -> None:
     assert np.array_equal(found, np.array(judged))
 
 
-def refusals() -> list[tuple[str, Mapping[str, Any], dict[str, Part], str]]:
+def refusals() -> list[tuple[str, Mapping[str, Any], dict[str, StoredPart], str]]:
     gptq, _ = gptq_case(4, False, False)
     config = {"quant_method": "gptq", "bits": 4, "group_size": 16}
-    short = Part(gptq[".scales"].raw[:-2], "F16", gptq[".scales"].shape)
+    short = StoredPart(gptq[".scales"].raw[:-2], "F16", gptq[".scales"].shape)
     return [
         ("gptq", config | {"bits": 5}, gptq, "bits 5"),
         ("gptq", config | {"bits": True}, gptq, "bits True"),
@@ -214,7 +214,7 @@ def refusals() -> list[tuple[str, Mapping[str, Any], dict[str, Part], str]]:
 
 @pytest.mark.parametrize(("name", "config", "stored", "says"), refusals())
 def test_refusals_say_what_was_found(
-    name: str, config: Mapping[str, Any], stored: dict[str, Part], says: str
+    name: str, config: Mapping[str, Any], stored: dict[str, StoredPart], says: str
 ) -> None:
     with pytest.raises(CodecError, match=f"{name}.*{says}"):
         decode_weight(DIALECTS[name], stored, config)

@@ -10,7 +10,7 @@ import pytest
 
 import aprfmt
 from aprfmt.compare import DiffReport
-from aprfmt.compare.records import VERDICTS, FieldDiff, TensorDiff, Verdict
+from aprfmt.compare.diffs import VERDICTS, FieldDiff, TensorDiff, Verdict
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 from tests.formats.gguf_files import File

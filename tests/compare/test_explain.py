@@ -14,7 +14,7 @@ import aprfmt
 from aprfmt.compare import TensorDiff, diff
 from aprfmt.compare.causes import CAUSES
 from aprfmt.compare.explain import Context, explain_pair, table
-from aprfmt.compare.explain.records import Explanation
+from aprfmt.compare.explain.guesses import Explanation
 from aprfmt.formats import FORMATS
 from tests.compare import faults
 from tests.compare.damage import patched

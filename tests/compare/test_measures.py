@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aprfmt.compare.bounds import steps
-from aprfmt.compare.values import Accumulator
+from aprfmt.compare.numbers import Accumulator
 
 BLOCKS = 16
 

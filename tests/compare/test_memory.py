@@ -11,7 +11,7 @@ import pytest
 
 from aprfmt.codecs.base import Array
 from aprfmt.compare import diff_models
-from aprfmt.compare.values import CHUNK, Accumulator
+from aprfmt.compare.numbers import CHUNK, Accumulator
 from aprfmt.model import Model, open_model
 from tests.cli.run import aprfmt
 from tests.conftest import not_run

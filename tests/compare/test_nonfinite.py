@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from aprfmt.compare.nonfinite import Census, census
+from aprfmt.compare.numbers import Accumulator
 from aprfmt.compare.tensors import steps_between
-from aprfmt.compare.values import Accumulator
 from aprfmt.conversion import convert
 from aprfmt.diagnosis.conclude import rounding
+from aprfmt.diagnosis.found import CauseFound, PointRow
 from aprfmt.diagnosis.measure import fit, rel
 from aprfmt.diagnosis.mixing import Share
-from aprfmt.diagnosis.records import Finding, PointRow
 from aprfmt.diagnosis.tensors import settled
 from aprfmt.inference.parity.operations import rel_l2
 from aprfmt.inference.parity.outcomes import compare_logits
@@ -264,7 +264,7 @@ def test_no_rounding_without_a_distance() -> None:
     rows = [PointRow("L0.q", "q", 0, math.inf, 1e-7, 2e-5, beyond=True, apart=True)]
     found = rounding(rows, [], [])
     assert found is not None and found.verdict == "bug" and not found.confirmed
-    near = Finding("rounding", "", "tensor", "precision", ("x",), True)
+    near = CauseFound("rounding", "", "tensor", "precision", ("x",), True)
     x, y = sides(math.nan)
     for value in (math.inf, math.nan):
         share = Share(value, 0.0, "L0.q", census(x, y))

@@ -11,10 +11,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from aprfmt.compare.diffs import Explanation
 from aprfmt.compare.explain import elsewhere
 from aprfmt.compare.explain.foreign import Foreign, foreign
 from aprfmt.compare.explain.reading import Reader
-from aprfmt.compare.records import Explanation
 from aprfmt.compare.thresholds import ONE_OPERATION, SMALLEST_BUG
 from aprfmt.diagnosis import diagnose, tensors
 from aprfmt.diagnosis import examine as examining

@@ -26,8 +26,8 @@ from aprfmt.inference.parity.between import compare_runs, parity
 from aprfmt.inference.parity.bundle import HEADER, load_bundle, replay, save_bundle
 from aprfmt.inference.parity.calibrate import calibrate, load_calibration, save_calibration
 from aprfmt.inference.parity.cell import cut_out
+from aprfmt.inference.parity.cells import Parity
 from aprfmt.inference.parity.outcomes import compare_experts, compare_logits, loss
-from aprfmt.inference.parity.records import Parity
 from aprfmt.inference.parity.reproduce import bundle_of
 from aprfmt.inference.parity.request import Request
 from aprfmt.inference.trace import Trace

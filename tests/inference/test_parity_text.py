@@ -20,8 +20,8 @@ from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.torch_backend import TorchBackend
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.parity.between import parity
+from aprfmt.inference.parity.cells import Parity
 from aprfmt.inference.parity.outcomes import own_loss
-from aprfmt.inference.parity.records import Parity
 from aprfmt.inference.parity.request import Request
 from aprfmt.model import open_model
 from tests.inference.crooked import Tf32, WrongLoss

@@ -7,7 +7,7 @@ import pytest
 
 import aprfmt
 from aprfmt.compare import diff
-from aprfmt.compare.records import Derivation, TensorDiff
+from aprfmt.compare.diffs import Derivation, TensorDiff
 from aprfmt.errors import UsageError
 from tests.cli.run import aprfmt as command
 from tests.codecs.data import tie_of_q4_0

@@ -15,8 +15,8 @@ from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.checks import table, validate
 from aprfmt.checks.file import scales
+from aprfmt.checks.file.census import WINDOW, windows
 from aprfmt.checks.file.claims import file_types
-from aprfmt.checks.file.values import WINDOW, windows
 from aprfmt.checks.file.writers import FAULTS, Fault
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import BlockCodec
@@ -286,7 +286,7 @@ def test_windows_cover_every_byte_once(
 ) -> None:
     from aprfmt.tensors.stats import Accumulator, tensor_stats
 
-    monkeypatch.setattr("aprfmt.checks.file.values.WINDOW", 150)
+    monkeypatch.setattr("aprfmt.checks.file.census.WINDOW", 150)
     row = ENCODINGS[encoding]
     count = int(np.prod(shape))
     size = shape[0] * 288 if encoding == "Q4_K" else row.nbytes(shape)

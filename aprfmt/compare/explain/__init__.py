@@ -10,16 +10,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from aprfmt.base.registry import offered
-from aprfmt.compare.align import Pair
+from aprfmt.compare.align import TensorPair
 from aprfmt.compare.causes import CAUSES
+from aprfmt.compare.diffs import TensorDiff
 from aprfmt.compare.explain.case import Case, row_distances
 from aprfmt.compare.explain.compound import remainder, rereadings
 from aprfmt.compare.explain.context import Context
 from aprfmt.compare.explain.elsewhere import renamed
-from aprfmt.compare.explain.reading import Part, Reader
-from aprfmt.compare.explain.records import Explanation, Guess
+from aprfmt.compare.explain.guesses import Explanation, Guess
+from aprfmt.compare.explain.reading import Reader, SomeRows
 from aprfmt.compare.explain.symmetry import with_symmetries
-from aprfmt.compare.records import TensorDiff
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.tensors.view import View
@@ -162,7 +162,7 @@ def _of_part(case: Case) -> Tried | None:
     rows = case.changed_rows
     if not 0 < len(rows) <= min(PART * case.a.rows, PART_ROWS):
         return None
-    part = Case(case.key, Part(case.a, rows), Part(case.b, rows), case.context)
+    part = Case(case.key, SomeRows(case.a, rows), SomeRows(case.b, rows), case.context)
     part.numbers, part.known = rows, False
     found = _tried(part, part=True)
     if found is None:
@@ -203,7 +203,11 @@ def _reread(case: Case) -> Explanation | None:
 
 
 def explained(
-    a: Model, b: Model, base: Model | None, pairs: Sequence[Pair], results: Sequence[TensorDiff]
+    a: Model,
+    b: Model,
+    base: Model | None,
+    pairs: Sequence[TensorPair],
+    results: Sequence[TensorDiff],
 ) -> list[TensorDiff]:
     """Return the records, with an explanation for every pair that differs and can be read."""
     context = Context(a, b, base, {row.key: row for row in results})

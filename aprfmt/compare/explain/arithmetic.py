@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.explain.case import Case, row_distances
+from aprfmt.compare.explain.guesses import Explanation, Guess, Take
 from aprfmt.compare.explain.noise import UNIT, noise_of
-from aprfmt.compare.explain.records import Explanation, Guess, Take
-from aprfmt.compare.values import wide
+from aprfmt.compare.numbers import wide
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array

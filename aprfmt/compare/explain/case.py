@@ -6,11 +6,11 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
+from aprfmt.compare.explain.guesses import Guess, Take
 from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.reading import Reader
-from aprfmt.compare.explain.records import Guess, Take
 from aprfmt.compare.nonfinite import Census, NonFinite
-from aprfmt.compare.values import wide
+from aprfmt.compare.numbers import wide
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array

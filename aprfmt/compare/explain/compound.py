@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.explain.case import Case
+from aprfmt.compare.explain.guesses import Guess, Take
 from aprfmt.compare.explain.reading import Reader
-from aprfmt.compare.explain.records import Guess, Take
 from aprfmt.compare.explain.stored import SIXTEEN, swapped
-from aprfmt.compare.values import wide
+from aprfmt.compare.numbers import wide
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array

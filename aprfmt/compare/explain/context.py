@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from aprfmt.compare.align import Pair, align
+from aprfmt.compare.align import TensorPair, align
+from aprfmt.compare.diffs import TensorDiff
 from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.reading import KEPT, Reader
-from aprfmt.compare.records import TensorDiff
-from aprfmt.compare.values import wide
+from aprfmt.compare.numbers import wide
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model
 from aprfmt.tensors.view import View
@@ -55,7 +55,7 @@ class Context:
         self._shelves: dict[str, dict[tuple[int, ...], Shelf]] = {}
 
     @cached_property
-    def pairs(self) -> Mapping[str, Pair]:
+    def pairs(self) -> Mapping[str, TensorPair]:
         """Every pair of both files by key."""
         return {pair.key: pair for pair in align(self.models["a"], self.models["b"]).pairs}
 

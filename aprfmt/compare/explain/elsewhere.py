@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from aprfmt.compare.diffs import EQUAL
 from aprfmt.compare.explain.case import Case, row_distances
 from aprfmt.compare.explain.foreign import foreign
+from aprfmt.compare.explain.guesses import Explanation, Guess
 from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.reading import Reader
-from aprfmt.compare.explain.records import Explanation, Guess
-from aprfmt.compare.records import EQUAL
-from aprfmt.compare.values import wide
+from aprfmt.compare.numbers import wide
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.reading import Reader
-from aprfmt.compare.values import wide
+from aprfmt.compare.numbers import wide
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 from aprfmt.compare.explain import permutation
 from aprfmt.compare.explain.case import Case
+from aprfmt.compare.explain.guesses import Guess, Take
 from aprfmt.compare.explain.permutation import Found
 from aprfmt.compare.explain.reading import Reader
-from aprfmt.compare.explain.records import Guess, Take
-from aprfmt.compare.values import wide
+from aprfmt.compare.numbers import wide
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array

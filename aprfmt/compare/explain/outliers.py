@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.compare.diffs import Explanation
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.noise import noise_of
 from aprfmt.compare.explain.reading import Reader
-from aprfmt.compare.records import Explanation
-from aprfmt.compare.values import wide
+from aprfmt.compare.numbers import wide
 
 FEW = 64  # most values beyond the bound
 FINE = 0.02  # largest noise of the other encoding for which a restored value proves something

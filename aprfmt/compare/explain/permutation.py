@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.reading import Reader
-from aprfmt.compare.values import wide
+from aprfmt.compare.numbers import wide
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array

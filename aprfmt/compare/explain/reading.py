@@ -99,7 +99,7 @@ class Reader:
         self.side.drop()
 
 
-class Part(Reader):
+class SomeRows(Reader):
     """Some rows of a tensor, as a tensor of their own."""
 
     def __init__(self, reader: Reader, index: "Array") -> None:

@@ -6,9 +6,9 @@ from typing import Any
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.encodings import numbers
 from aprfmt.compare.explain.case import Case
+from aprfmt.compare.explain.guesses import Explanation, Guess
 from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.reading import Reader
-from aprfmt.compare.explain.records import Explanation, Guess
 from aprfmt.tensors.runs import Bytes
 from aprfmt.tensors.view import View
 

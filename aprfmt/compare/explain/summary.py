@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 
+from aprfmt.compare.diffs import CauseGroup, TensorDiff
 from aprfmt.compare.explain.elsewhere import split_role
-from aprfmt.compare.explain.records import Explanation
-from aprfmt.compare.records import Finding, TensorDiff
+from aprfmt.compare.explain.guesses import Explanation
 
 
-def findings(tensors: Sequence[TensorDiff]) -> tuple[Finding, ...]:
+def findings(tensors: Sequence[TensorDiff]) -> tuple[CauseGroup, ...]:
     """Return the findings about differing tensors: confirmed first, then most tensors first."""
     groups: dict[tuple[str, str, bool], list[TensorDiff]] = {}
     for tensor in tensors:
@@ -30,11 +30,11 @@ def _same(found: Explanation) -> tuple[str, str, bool]:
     return found.cause, found.evidence[0], found.confirmed
 
 
-def _finding(cause: str, text: str, confirmed: bool, rows: Sequence[TensorDiff]) -> Finding:
+def _finding(cause: str, text: str, confirmed: bool, rows: Sequence[TensorDiff]) -> CauseGroup:
     keys = tuple(row.key for row in rows)
     if cause == "layer_order":
-        return Finding(cause, _layers(rows), keys, confirmed)
-    return Finding(cause, f"{named(keys)} - {text}", keys, confirmed)
+        return CauseGroup(cause, _layers(rows), keys, confirmed)
+    return CauseGroup(cause, f"{named(keys)} - {text}", keys, confirmed)
 
 
 def _layers(rows: Sequence[TensorDiff]) -> str:

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.compare.align import Pair
+from aprfmt.compare.align import TensorPair
+from aprfmt.compare.diffs import TensorDiff
 from aprfmt.compare.explain import permutation
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.context import Context
 from aprfmt.compare.explain.elsewhere import split_role
+from aprfmt.compare.explain.guesses import Explanation
 from aprfmt.compare.explain.reading import Reader
-from aprfmt.compare.explain.records import Explanation
-from aprfmt.compare.records import TensorDiff
 from aprfmt.errors import AprfmtError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ CAUSES_OF_EQUAL_FUNCTION = tuple(row.cause for row in SYMMETRIES)
 
 
 def with_symmetries(
-    context: Context, pairs: Sequence[Pair], rows: Sequence[TensorDiff]
+    context: Context, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
     """Return the records; groups that moved together get the symmetry as explanation."""
     made = list(rows)
@@ -118,7 +118,7 @@ def with_symmetries(
 
 
 def _of_layer(
-    context: Context, pairs: Mapping[str, Pair], symmetry: Symmetry, layer: int
+    context: Context, pairs: Mapping[str, TensorPair], symmetry: Symmetry, layer: int
 ) -> dict[str, Explanation]:
     """Return the explanations of a layer's tensors; {} unless all of them moved together."""
     start = f"L{layer}."
@@ -158,7 +158,7 @@ def _of_layer(
     return found
 
 
-def _members(symmetry: Symmetry, here: Mapping[str, Pair]) -> Iterator[tuple[str, str, int]]:
+def _members(symmetry: Symmetry, here: Mapping[str, TensorPair]) -> Iterator[tuple[str, str, int]]:
     """Yield (unit, role, axis) of the tensors a layer has."""
     for axis, groups in ((0, symmetry.rows), (1, symmetry.columns)):
         for unit, roles in groups.items():

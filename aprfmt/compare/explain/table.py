@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from aprfmt.compare.explain import arithmetic, elsewhere, moves, outliers, stored
 from aprfmt.compare.explain.case import Case
-from aprfmt.compare.explain.records import Explanation, Guess
+from aprfmt.compare.explain.guesses import Explanation, Guess
 
 
 @dataclass(frozen=True, slots=True)

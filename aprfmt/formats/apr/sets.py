@@ -6,7 +6,7 @@ from pathlib import Path
 from aprfmt.base.protocols import Note
 from aprfmt.errors import FormatError
 from aprfmt.formats.apr.metadata import TYPED
-from aprfmt.formats.apr.shards import Place, place_of, read_manifest, siblings
+from aprfmt.formats.apr.shards import ShardNumber, place_of, read_manifest, siblings
 from aprfmt.formats.apr.source import AprSource, Shard
 from aprfmt.formats.shardset import refuse_mixed, require
 
@@ -88,7 +88,7 @@ def _joined(path: Path, shards: Sequence[Shard], count: int, notes: Sequence[Not
     """Return the set's source; FormatError if the shards' own numbers do not make one set."""
     seen: set[int] = set()
     for shard in shards:
-        place = place_of(shard.parsed) or Place(0, 1)
+        place = place_of(shard.parsed) or ShardNumber(0, 1)
         if place.count != count or place.number in seen:
             raise FormatError(
                 f"{path}: {shard.file.path.name} says it is shard {place.number} of {place.count}; "

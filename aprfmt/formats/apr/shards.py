@@ -121,14 +121,14 @@ def _member(manifest_path: Path, at: int, shard: Any) -> Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ShardNumber:
     """The shard number and the number of shards that a file states."""
 
     number: int
     count: int
 
 
-def place_of(parsed: Parsed) -> Place | None:
+def place_of(parsed: Parsed) -> ShardNumber | None:
     """Return what a file's metadata says about shards, or None for a single-file model.
 
     Raises FormatError for a number outside the count.
@@ -144,10 +144,10 @@ def place_of(parsed: Parsed) -> Place | None:
             f"{parsed.where}: metadata says shard_index {number} of shard_count {count}; "
             f"expected 0 to {min(count, MAX_SHARDS) - 1}"
         )
-    return Place(number, count)
+    return ShardNumber(number, count)
 
 
-def siblings(path: Path, place: Place) -> list[Path] | None:
+def siblings(path: Path, place: ShardNumber) -> list[Path] | None:
     """Return the paths of the whole set by this shard's name, or None if it has another pattern.
 
     Names may count from 0 or from 1: this shard's stated number tells which.

@@ -34,7 +34,7 @@ from aprfmt.formats.gguf.layout import (
     split_name,
 )
 from aprfmt.formats.gguf.split import divide
-from aprfmt.formats.gguf.values import Piece, encode_key, encode_value
+from aprfmt.formats.gguf.typed import Piece, encode_key, encode_value
 from aprfmt.formats.sequential import Program, Room, Segment, SequentialSink
 
 

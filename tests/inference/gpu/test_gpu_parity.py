@@ -16,9 +16,9 @@ from aprfmt.conversion import convert
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.parity.between import parity
+from aprfmt.inference.parity.cells import Parity
 from aprfmt.inference.parity.matched import matched_weights
 from aprfmt.inference.parity.outcomes import own_loss
-from aprfmt.inference.parity.records import Parity
 from aprfmt.inference.parity.request import Request
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept

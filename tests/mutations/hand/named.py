@@ -10,7 +10,7 @@ ROWS: tuple[Row, ...] = (
         "roles only in B are ignored",
     ),
     Row(
-        "unreadable-exit-1", "aprfmt/compare/records.py",
+        "unreadable-exit-1", "aprfmt/compare/diffs.py",
         "            return 2\n",
         "            return 1\n",
         "UNREADABLE is no longer exit 2",
@@ -34,7 +34,7 @@ ROWS: tuple[Row, ...] = (
         "warnings of what a target cannot hold are dropped",
     ),
     Row(
-        "tokenizer-exit-code", "aprfmt/compare/records.py",
+        "tokenizer-exit-code", "aprfmt/compare/diffs.py",
         "(*self.hyperparameters, *self.tokenizer)",
         "self.hyperparameters",
         "another tokenizer does not change the exit code",
@@ -46,7 +46,7 @@ ROWS: tuple[Row, ...] = (
         "format parity looks at no fact",
     ),
     Row(
-        "nan-first-window", "aprfmt/checks/file/values.py",
+        "nan-first-window", "aprfmt/checks/file/census.py",
         "            total.add_stats(tensor_stats(window))",
         "            if not first:\n                total.add_stats(tensor_stats(window))",
         "NaN is counted in the first 16 MiB only",
@@ -184,13 +184,13 @@ ROWS: tuple[Row, ...] = (
         "a stated loss may be off by more",
     ),
     Row(
-        "unreadable-exit-none", "aprfmt/compare/records.py",
+        "unreadable-exit-none", "aprfmt/compare/diffs.py",
         "            return 2\n",
         "            pass\n",
         "an unreadable tensor is a difference like another",
     ),
     Row(
-        "nan-last-window", "aprfmt/checks/file/values.py",
+        "nan-last-window", "aprfmt/checks/file/census.py",
         "            total.add_stats(tensor_stats(window))",
         "            total = Accumulator()\n            total.add_stats(tensor_stats(window))",
         "only the last window of a tensor counts",

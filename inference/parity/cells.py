@@ -149,7 +149,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Pair:
+class RunPair:
     """One run against the reference.
 
     `first` is the first point beyond its tolerance, `operations` what was found by running single
@@ -225,7 +225,7 @@ class Parity:
     encodings: Mapping[str, int]
     through: str | None
     runs: tuple[RunFacts, ...]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[RunPair, ...]
     noise: Distance | None
     arbiter: tuple[Distance, ...]
     calibrated: str | None

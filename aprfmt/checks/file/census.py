@@ -20,7 +20,7 @@ WINDOW = 16 << 20  # bytes looked at, and then dropped, at a time
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Seen:
     """What the pass saw of one stored tensor.
 
     `stats` is None for integers (nothing can be wrong with one) and where `unread` says why not.
@@ -67,7 +67,7 @@ def windows(tensor: LazyTensor) -> Iterator[tuple[int, MemoryTensor]]:
         tensor.drop(at, stop)
 
 
-def take(model: "Model", progress: "Progress | None" = None) -> dict[str, Row]:
+def take(model: "Model", progress: "Progress | None" = None) -> dict[str, Seen]:
     """Look at every stored tensor once; nothing the size of a tensor is held."""
     tensors = model.source.tensors
     total = sum(tensor.info.nbytes for tensor in tensors.values())
@@ -84,22 +84,22 @@ def take(model: "Model", progress: "Progress | None" = None) -> dict[str, Row]:
     return found
 
 
-def _look(tensor: LazyTensor, report: Callable[[int], None]) -> Row:
+def _look(tensor: LazyTensor, report: Callable[[int], None]) -> Seen:
     from aprfmt.checks.file.scales import first_bad, header_is_bad
     from aprfmt.codecs import codec
     from aprfmt.tensors.stats import Accumulator, tensor_stats
 
     info = tensor.info
     if damage := damage_of(tensor):
-        return Row(info, unread=damage)
+        return Seen(info, unread=damage)
     try:
         dtype = codec(info.encoding).dtype
     except UnsupportedError as error:
-        return Row(info, unread=str(error))
+        return Seen(info, unread=str(error))
     if dtype == "bool":
-        return Row(info, odd=_bad_bool(tensor))
+        return Seen(info, odd=_bad_bool(tensor))
     if dtype.lstrip("u").startswith("int"):
-        return Row(info)
+        return Seen(info)
     row = encoding_row(info.encoding)
     total, scale, done = Accumulator(), "", 0
     try:
@@ -114,8 +114,8 @@ def _look(tensor: LazyTensor, report: Callable[[int], None]) -> Row:
             done += len(raw)
             report(done)
     except AprfmtError as error:
-        return Row(info, unread=str(error))
-    return Row(info, total.result(), scale)
+        return Seen(info, unread=str(error))
+    return Seen(info, total.result(), scale)
 
 
 def _bad_bool(tensor: LazyTensor) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aprfmt.compare.records import Explanation
+from aprfmt.compare.diffs import Explanation
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from aprfmt.compare.diffs import ValueStats
 from aprfmt.compare.nonfinite import Census
-from aprfmt.compare.records import ValueStats
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array

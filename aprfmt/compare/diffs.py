@@ -105,7 +105,7 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CauseGroup:
     """One cause and every tensor it explains, in one sentence."""
 
     cause: str
@@ -180,7 +180,7 @@ class DiffReport:
     tokenizer: tuple[FieldDiff, ...]
     metadata: tuple[FieldDiff, ...]
     notes: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()  # what explains the differing tensors
+    findings: tuple[CauseGroup, ...] = ()  # what explains the differing tensors
     images: tuple[Image, ...] = ()  # of the worst tensors, where they were asked for
     damage: tuple[Damage, ...] = ()  # what is wrong with either file, whatever was compared
 

@@ -14,7 +14,7 @@ _WORST: tuple[Verdict, ...] = ("not_comparable", "bug", "precision", "same")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CauseFound:
     """One cause, its places, and how certain it is.
 
     `cause` is a name of CAUSES, "" if none fits. `where` are tensor names, config keys or
@@ -89,7 +89,7 @@ class Diagnosis:
 
     a: str
     b: str
-    findings: tuple[Finding, ...]
+    findings: tuple[CauseFound, ...]
     evidence: tuple[Evidence, ...]
     checked: tuple[str, ...]
     not_checked: tuple[str, ...]
@@ -107,7 +107,7 @@ class Diagnosis:
         return next((verdict for verdict in _WORST if verdict in verdicts), "same")
 
     @property
-    def lead(self) -> Finding | None:
+    def lead(self) -> CauseFound | None:
         """The first finding of the verdict's kind."""
         rows = [finding for finding in self.findings if finding.verdict == self.verdict]
         return rows[0] if rows else None
