@@ -137,6 +137,8 @@ class Bnb4Codec(Codec):
         with np.errstate(all="ignore"):
             absmax = quant_state.absmax_of(self.name, raw, state)
         code = quant_state.code_of(self.name, raw)
+        # safetensors aligns no tensor, the kernel reads aligned floats: only others are copied.
+        absmax, code = (np.require(x, requirements="A") for x in (absmax, code))
         return Coded(packed, absmax, code, state.blocksize, state.dtype)
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
