@@ -151,13 +151,16 @@ def _child(job: Job, out: int, err: int) -> None:
     signal.alarm(PATIENCE)  # also for what waits for a pipe or a lock
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     data = _kilobytes("VmData") + job.heap // 1024
-    resource.setrlimit(resource.RLIMIT_DATA, (data * 1024, data * 1024))
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (data * 1024, most))
     code = UNSAID
     try:
         code = READERS[job.reader](*job.args)
         sys.stdout.flush()
     except BaseException as error:
-        # Our own main() lets nothing through; other readers refuse by raising.
+        # Our own main() lets nothing through; other readers refuse by raising. Saying so takes
+        # memory, and Python can try for ever to get some: what has failed is settled by now.
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         code = UNSAID if not job.reader else 1
     finally:
