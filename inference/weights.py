@@ -223,6 +223,10 @@ class Weights(Mapping[str, Weight]):
     def __contains__(self, key: object) -> bool:
         return key in self._rows  # the inherited method would build an error with near names
 
+    def unread(self) -> list[str]:
+        """Return the keys of weights that nobody has asked for so far."""
+        return [key for key in self._rows if key not in self._handles]
+
     def overlaid(self, arrays: Mapping[str, Array]) -> "Weights":
         """Return the weights with some replaced, for a hypothesis; shares no placed tensors."""
         rows = self._rows | {key: ArrayRows(values) for key, values in arrays.items()}

@@ -28,8 +28,15 @@ def members(layout: str) -> Iterator[tuple[str, int, str]]:
     """Yield (name, count, type) of a block's members in file order; count 0 is a single one.
 
     Types are letter and bytes: `f` float, `i` and `u` integer, `w` bytes that ggml reads as one
-    word of so many. A member that repeats several has their layout as its type.
+    word of so many. A member that repeats several has their layout as its type. Raises CodecError
+    for text that is not such members.
     """
+    rest = _MEMBER.sub("", layout).split()
+    if rest:
+        raise CodecError(
+            f"layout {layout!r}: {rest[0]!r} is not NAME:TYPE or NAME:COUNT TYPE with one of the "
+            "types f, i, u, w and bytes (f2, 16u1)"
+        )
     for name, count, kind, inner in _MEMBER.findall(layout):
         yield name, int(count or 0), kind or inner
 

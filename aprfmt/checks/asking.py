@@ -30,13 +30,16 @@ def ask(row: CheckRow, context: Context, *, strict: bool = False) -> Answer:
 def result_of(row: CheckRow, context: Context) -> tuple[Result, str]:
     """Return what a row's function gives, and why it did not run ("" where it did).
 
-    A gate that cannot finish failed. A row of `validate` is not run on what is not supported, and
-    what it raises beside our own errors goes through.
+    A gate that cannot finish failed, and so did a row of another package. A row of `validate` is
+    not run on what is not supported; what our own rows raise beside our own errors goes through.
     """
     if row.formats and context.model.format not in row.formats:
         return Result(), f"a check of {' and '.join(row.formats)} files"
     try:
-        return row.load()(context), ""
+        result = row.load()(context)
+        if not isinstance(result, Result):
+            raise TypeError(f"{row.run} returned {type(result).__name__}; expected a Result")
+        return result, ""
     except NotRun as stop:
         return Result(findings=stop.findings), str(stop)
     except Exception as error:
@@ -46,6 +49,8 @@ def result_of(row: CheckRow, context: Context) -> tuple[Result, str]:
             return Result(), str(error)
         if isinstance(error, AprfmtError):
             return Result(findings=[told(error)]), ""
+        if not row.own:
+            return Result(checks=[_unfinished(row, error)]), ""
         raise
 
 
@@ -98,4 +103,6 @@ def _unfinished(row: CheckRow, error: Exception) -> Check:
     known = isinstance(error, (AprfmtError, OSError))
     found = str(error) if known else f"{type(error).__name__}: {error}"
     todo = "see the message" if known else "run again with --debug, and report it as a bug"
+    if not row.own:
+        todo = f"see {row.run}, which another package offers"
     return check(f"{row.name}-finishes", False, found, "an answer", todo)

@@ -6,10 +6,11 @@ rows through the entry points `aprfmt.checks` and cannot replace one of ours.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from aprfmt.base.registry import Registry, load
 from aprfmt.checks.records import Result
+from aprfmt.errors import UsageError
 
 Need = Literal["file", "model", "session", "baseline"]
 
@@ -32,6 +33,18 @@ class CheckRow:
     run: str
     formats: tuple[str, ...] = ()
     needs: Need = "file"
+
+    def __post_init__(self) -> None:
+        if self.needs not in get_args(Need):
+            raise UsageError(
+                f"check {self.name!r}: needs {self.needs!r}; expected one of "
+                f"{', '.join(get_args(Need))}"
+            )
+
+    @property
+    def own(self) -> bool:
+        """False for a row of another package."""
+        return self.run.startswith(".")
 
     def load(self) -> Callable[[Any], Result]:
         """Import and return the function."""

@@ -1,5 +1,6 @@
 """Checks of every architecture: names and layout both ways, hyperparameters, the forward pass."""
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ def check_arch(model: Path | str, folder: Path, ids: Sequence[int] = ()) -> tupl
         for style, target in (("apr", "copy.apr"), ("gguf", "copy.gguf")):
             if style == "gguf" and "gguf" not in opened.spec.bindings:
                 continue
-            _check_copy(opened, Path(model), folder / target, tokens, logits)
+            with tempfile.TemporaryDirectory(dir=folder) as place:
+                _check_copy(opened, Path(model), Path(place) / target, tokens, logits)
             done.append(style)
     return tuple(done)
 
@@ -87,6 +89,8 @@ def _check_forward(model: Model, ids: Sequence[int]) -> Any:
             values = trace.values(key)
             assert values is not None and np.isfinite(values).all(), f"{name}: {key}"
         near(trace.values("logits"), logits, _FLOAT64, f"{name}: logits of the traced pass")
+        unread = session.weights.unread()
+        assert not unread, f"{name}: weights that no operation reads: {unread}"
     return logits
 
 

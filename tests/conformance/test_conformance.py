@@ -1,9 +1,12 @@
 """The published suites over our own tables: a new row is tested by standing there."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from aprfmt.arch import ARCHS
+from aprfmt.arch.spec import HyperRule
 from aprfmt.codecs import CODECS
 from aprfmt.errors import BackendUnavailableError
 from aprfmt.formats import FORMATS
@@ -27,6 +30,21 @@ def test_formats(name: str, tmp_path: Path) -> None:
 def test_architectures(name: str, tmp_path: Path) -> None:
     save_tiny(name, tmp_path / "model")
     assert {"forward", "apr"} <= set(check_arch(tmp_path / "model", tmp_path, IDS))
+
+
+def test_weights_that_no_operation_reads_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny("qwen3", tmp_path / "model")
+    assert check_arch(tmp_path / "model", tmp_path, IDS) == check_arch(
+        tmp_path / "model", tmp_path, IDS
+    )  # a second time in the same folder
+    spec = ARCHS["qwen3"]
+    hyper = tuple(HyperRule("qk_norm", default=False) if rule.name == "qk_norm" else rule
+                  for rule in spec.hyper)  # fmt: skip
+    monkeypatch.setitem(ARCHS._loaded, "qwen3", replace(spec, hyper=hyper))
+    with pytest.raises(AssertionError, match=r"no operation reads: .*L0\.attn_q_norm\.weight"):
+        check_arch(tmp_path / "model", tmp_path, IDS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -13,6 +13,7 @@ from aprfmt import qa
 from aprfmt.base.registry import Registry
 from aprfmt.checks import CheckRow, Finding, NotRun, Result, table, validate
 from aprfmt.checks.context import Context
+from aprfmt.errors import UsageError
 from tests.models import save_tiny
 from tests.qa.faults import tensors
 from tests.validate import bases
@@ -44,6 +45,14 @@ ELSEWHERE = CheckRow("elsewhere", "nothing", f"{HERE}:odd", formats=("gguf",))
 WRONG = CheckRow("wrong", "it is right", f"{HERE}:wrong", needs="model")
 STOPPED = CheckRow("stopped", "nothing", f"{HERE}:stopped", needs="model")
 RUNS = CheckRow("runs", "it runs", f"{HERE}:needs_a_session", needs="session")
+
+
+def breaks(context: Context) -> Result:
+    raise KeyError("oops")
+
+
+def says_nothing(context: Context) -> None:
+    return None
 
 
 @pytest.fixture
@@ -97,3 +106,25 @@ def test_a_session_is_not_asked_for_where_the_tensors_are_not_whole(tmp_path: Pa
     assert report.gate("tensor-contract").outcome == "FAIL"
     assert report.gate("runs").why == "tensor-contract failed" and not asked
     assert report.gate("wrong").outcome == "FAIL"  # which needs no session
+
+
+@pytest.mark.parametrize(("name", "found"), [
+    ("breaks", "KeyError: 'oops'"),
+    ("says_nothing", f"TypeError: {HERE}:says_nothing returned NoneType; expected a Result"),
+    ("not_there", f"AttributeError: module '{HERE}' has no attribute 'not_there'"),
+])  # fmt: skip
+def test_a_row_of_another_package_that_breaks_fails_alone(
+    name: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = CheckRow("broken", "nothing", f"{HERE}:{name}")
+    monkeypatch.setattr(table, "_OTHERS", Registry("checks", {}, held={"broken": row}))
+    report = validate(bases.small_apr(tmp_path))
+    (check,) = [check for check in report.checks if check.name == "broken-finishes"]
+    assert (check.outcome, check.found) == ("FAIL", found)
+    assert HERE in check.todo and report.exit_code == 1
+    assert len(report.answers) == len(table.file_checks())
+
+
+def test_a_row_needs_what_there_is() -> None:
+    with pytest.raises(UsageError, match="check 'x': needs 'files'; expected one of file, model"):
+        CheckRow("x", "nothing", f"{HERE}:odd", needs="files")  # type: ignore[arg-type]

@@ -44,6 +44,8 @@ def file_type(ctx: "Context") -> Result:
     if _FILE_TYPE not in metadata:
         raise NotRun(f"the file states no {_FILE_TYPE}")
     stated = metadata[_FILE_TYPE]
+    if stated == _GUESSED:
+        raise NotRun(f"{_FILE_TYPE} is {stated}, which claims no type")
     where = f"{ctx.where}: {_FILE_TYPE}"
     number = stated & ~_GUESSED if isinstance(stated, int) else stated
     claimed = file_types().get(number)
