@@ -1,0 +1,98 @@
+"""What two values of a point are held to, and what two traces have to share to be compared."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.compare.thresholds import BASE, MOE_FACTOR, SMALLEST_BUG, tolerance
+from aprfmt.compare.traces import compare_traces
+from aprfmt.diagnosis.shadow import View
+from aprfmt.errors import UsageError
+
+
+@dataclass(frozen=True)
+class OneRecord:
+    """A recorded point of all rows."""
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    stats: Any = None
+
+    @property
+    def point(self) -> str:
+        return self.key.rpartition(".")[2]
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        return tuple(range(self.shape[0]))
+
+
+@dataclass(frozen=True)
+class OneTrace:
+    """A trace held in memory, of one point."""
+
+    held: np.ndarray
+    ids: tuple[int, ...] = (1, 2, 3)
+    resolution: float = 0.0
+    key: str = "L0.ffn_out"
+    backend: Mapping[str, Any] = field(default_factory=lambda: {"backend": "numpy"})
+
+    @property
+    def run(self) -> Mapping[str, Any]:
+        return {"ids": list(self.ids), "backend": self.backend}
+
+    @property
+    def records(self) -> Mapping[str, OneRecord]:
+        return {self.key: OneRecord(self.key, self.held.shape)}
+
+    def find(self, key: str) -> OneRecord | None:
+        return self.records.get(key)
+
+    def parts(self, key: str) -> list[str]:
+        return [key]
+
+    def values(self, key: str) -> np.ndarray:
+        return self.held
+
+    def mask(self, key: str) -> None:
+        return None
+
+
+VALUES = np.random.default_rng(3).standard_normal((3, 64)).astype(np.float32)
+
+
+def test_experts_widen_no_bound_that_a_bug_would_fit_into() -> None:
+    for dtype in BASE:
+        plain, routed = (tolerance(dtype, dtype, moe=moe).rel_l2 for moe in (False, True))
+        assert routed in (plain, plain * MOE_FACTOR)
+        assert (routed == plain) == (plain < SMALLEST_BUG), dtype
+
+
+def test_a_tenth_is_wrong_in_every_arithmetic() -> None:
+    for dtype in BASE:
+        assert tolerance(dtype, "float32").rel_l2 < 0.1
+
+
+@pytest.mark.parametrize("printed", ["this", "reference"])
+def test_decimals_that_one_side_was_printed_to_count_on_either_side(printed: str) -> None:
+    exact, rounded = OneTrace(VALUES), OneTrace(VALUES.round(3), resolution=1e-3)
+    a, b = (rounded, exact) if printed == "this" else (exact, rounded)
+    found = compare_traces(a, b)
+    assert found.first is None and found.exit_code == 0
+    assert compare_traces(exact, OneTrace(VALUES.round(3))).first == exact.key
+
+
+def test_traces_of_other_tokens_are_not_compared() -> None:
+    with pytest.raises(UsageError, match="the first difference at 1"):
+        compare_traces(OneTrace(VALUES), OneTrace(VALUES, ids=(1, 9, 3)))
+
+
+@pytest.mark.parametrize(("residual", "flagged"), [(1e-5, False), (1e-3, True), (1e-1, True),
+                                                   (float("nan"), True)])  # fmt: skip
+def test_one_operation_is_held_to_the_bound_of_one(residual: float, flagged: bool) -> None:
+    view = View("L0.q", "q", 0, VALUES, None, residual, 1e-4, 1e-2, ())
+    assert view.flagged is flagged
