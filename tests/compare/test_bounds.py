@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+from aprfmt.compare import tensors
+from aprfmt.compare.explain.noise import UNIT
 from aprfmt.compare.thresholds import BASE, MOE_FACTOR, SMALLEST_BUG, tolerance
 from aprfmt.compare.traces import compare_traces
 from aprfmt.diagnosis.shadow import View
@@ -96,3 +99,21 @@ def test_traces_of_other_tokens_are_not_compared() -> None:
 def test_one_operation_is_held_to_the_bound_of_one(residual: float, flagged: bool) -> None:
     view = View("L0.q", "q", 0, VALUES, None, residual, 1e-4, 1e-2, ())
     assert view.flagged is flagged
+
+
+FLOATS: Mapping[str, Any] = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz, "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_steps_of_float_types_are_those_of_ml_dtypes(name: str) -> None:
+    facts = ml_dtypes.finfo(FLOATS[name])
+    assert UNIT[name] == float(facts.eps) / 2
+    assert tensors._FLOATS[name] == (facts.nmant, facts.minexp)
+
+
+def test_every_float_type_is_held_to_it() -> None:
+    assert set(FLOATS) == set(UNIT) == set(tensors._FLOATS)

@@ -317,3 +317,17 @@ def test_a_stated_loss_is_held_to_two_hundredths_of_a_nat(
     gate = qa.run(demo_model, only=("loss",), golden=path).gate("loss")
     assert {c.name: c.outcome for c in gate.checks}["loss-as-stated"] == outcome
     assert gate.outcome == outcome
+
+
+@pytest.mark.parametrize(("length", "outcome"), [
+    (7, "FAIL"), (8, "PASS"), (1 << 27, "PASS"), ((1 << 27) + 1, "FAIL"),
+])  # fmt: skip
+def test_a_context_is_as_long_as_a_context_can_be(
+    length: int, outcome: str, tmp_path: Path
+) -> None:
+    save_tiny("llama", tmp_path)
+    facts = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(facts | {"max_position_embeddings": length}))
+    gate = qa.run(tmp_path, only=["metadata"]).gate("metadata")
+    (found,) = [check for check in gate.checks if check.name == "context-length"]
+    assert found.outcome == outcome

@@ -67,6 +67,16 @@ def llama(scheme: str, layers: int = 32, **facts: object) -> Mixture:
     return Mixture(scheme, list(llama_names(layers)), **facts)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("n_gqa", "encoding"), [(1, "Q3_K"), (3, "Q3_K"), (4, "Q4_K"), (8, "Q4_K")]
+)
+def test_values_of_q2_k_go_by_the_queries_that_share_them(n_gqa: int, encoding: str) -> None:
+    # llama_tensor_get_type: n_gqa() >= 4 ? GGML_TYPE_Q4_K : GGML_TYPE_Q3_K
+    mixture = llama("Q2_K", n_gqa=n_gqa)
+    found = [mixture.choose(f"L{i}.attn_v.weight", LAYER["attn_v"], "F16") for i in range(32)]
+    assert set(found) == {encoding}
+
+
 @pytest.mark.parametrize("scheme", EXPECTED)
 def test_llama_of_32_layers(scheme: str) -> None:
     base, output, others = EXPECTED[scheme]
