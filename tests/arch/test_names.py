@@ -1,5 +1,7 @@
 """Names both ways, against the gguf package's own tables; styles, spellings, what is missing."""
 
+from dataclasses import replace
+
 import gguf
 import pytest
 
@@ -12,7 +14,7 @@ from aprfmt.arch.bind import (
 )
 from aprfmt.arch.names import NameIndex, core, expand
 from aprfmt.arch.required import coverage, expected_roles
-from aprfmt.arch.spec import ArchSpec, role_key, split_key
+from aprfmt.arch.spec import ArchSpec, TensorRule, role_key, split_key
 from aprfmt.errors import ArchError
 from tests.arch.tiny import TINY, Tiny, make, read
 
@@ -217,6 +219,14 @@ def test_expected_tensors_of_qwen2_5_half_a_billion() -> None:
     assert len(expected_roles(ARCHS["qwen2"], hp.replaced(tied_embeddings=False))) == 291
     assert list(expected)[:2] == ["token_embd.weight", "L0.attn_norm.weight"]
     assert list(expected)[-1] == "output_norm.weight"
+
+
+def test_a_rule_that_says_no_more_is_required_in_every_layer() -> None:
+    tiny = next(t for t in TINY if t.id == "qwen2-plain")
+    spec = ARCHS["qwen2"]
+    more = replace(spec, tensors=(*spec.tensors, TensorRule("attn_sinks.weight", ("n_heads",))))
+    extra = set(expected_roles(more, read(tiny).hp)) - set(expected_roles(spec, read(tiny).hp))
+    assert extra == {f"L{i}.attn_sinks.weight" for i in range(int(read(tiny).hp["n_layers"]))}
 
 
 def test_a_layer_beyond_the_model_has_no_place_in_a_conversion() -> None:
