@@ -89,9 +89,13 @@ class Session:
 
     def start(self, place: Path, jobs: int) -> None:
         """Make the copies, one for each job."""
-        for job in range(jobs):
+
+        def primed(job: int) -> WorkCopy:
             copy = WorkCopy(self.reach.root, place / f"job{job}")
             copy.prime()
+            return copy
+
+        for copy in in_parallel(jobs, primed, range(jobs)):
             self._copies.put(copy)
 
     def judge_all(self, mutations: Collection[Mutation]) -> None:
