@@ -50,8 +50,10 @@ def command(
             show(opened, body, all_metadata)
         body["damage"], code = told(opened.damage, partial=partial)
         if verify:
+            from aprfmt.base.outcome import exit_code
+
             body["checksum"] = verified(opened.source)
-            code = code or {"PASS": 0, "FAIL": 1, "NOT_RUN": 2}[body["checksum"]]
+            code = code or exit_code(body["checksum"])
     return render.emit("inspect", code, body, as_json)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from aprfmt.base.markdown import table
 from aprfmt.inference.capture import SLOTS
 from aprfmt.inference.points import POINTS, Name
 
@@ -48,17 +49,11 @@ def page() -> str:
     slots = [(f"`{slot}`", " ".join(f"`{point}`" for point in points))
              for slot, points in SLOTS.items()]  # fmt: skip
     head = ("point", "shape", "what it is", "llama.cpp", "apr", "transformers")
-    return _HEAD + _table(head, rows) + _CACHE + _table(("slot", "points"), slots)
+    return _HEAD + table(head, rows) + _CACHE + table(("slot", "points"), slots)
 
 
 def _names(names: Sequence[Name]) -> str:
     return ", ".join(f"`{name}`" if name.text or name.role else "the layer" for name in names)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
-    lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

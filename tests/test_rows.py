@@ -25,6 +25,9 @@ from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.engines import ENGINES
 from tests.patience import PATIENCE
 
+# One process asks all of them: collecting the fast set and asking every check cost seconds.
+pytestmark = pytest.mark.xdist_group("rows")
+
 ROOT = Path(__file__).resolve().parent.parent
 TABLES: Mapping[str, Collection[str]] = {
     "architectures": ARCHS.own, "backends": BACKENDS.own, "causes": CAUSES.own,

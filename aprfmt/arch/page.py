@@ -5,6 +5,7 @@ from dataclasses import fields
 
 from aprfmt.arch import ARCHS
 from aprfmt.arch.spec import ArchSpec, BlockSpec
+from aprfmt.base.markdown import table
 
 _HEAD = """# Architectures
 
@@ -40,9 +41,9 @@ def page() -> str:
     layouts = [row for spec in specs for row in _layouts(spec)]
     return (
         _HEAD
-        + _table(("architecture", "called", "unlike llama", "lost in GGUF"), blocks)
+        + table(("architecture", "called", "unlike llama", "lost in GGUF"), blocks)
         + _LAYOUTS
-        + _table(("architecture", "style", "stored", "roles", "steps"), layouts)
+        + table(("architecture", "style", "stored", "roles", "steps"), layouts)
     )
 
 
@@ -76,12 +77,6 @@ def _layouts(spec: ArchSpec) -> Iterator[tuple[str, ...]]:
 
 def _code(names: Sequence[str]) -> str:
     return " ".join(f"`{name}`" for name in names)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
-    lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

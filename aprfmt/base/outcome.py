@@ -70,7 +70,7 @@ class Report:
     @property
     def exit_code(self) -> int:
         """0 for PASS, 1 for FAIL, 2 when nothing ran."""
-        return {"PASS": 0, "FAIL": 1, "NOT_RUN": 2}[self.outcome]
+        return exit_code(self.outcome)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `--json`."""
@@ -88,6 +88,11 @@ def verdict(checks: Iterable[Judged]) -> Outcome:
     if "FAIL" in outcomes:
         return "FAIL"
     return "PASS" if "PASS" in outcomes else "NOT_RUN"
+
+
+def exit_code(outcome: Outcome) -> int:
+    """Return the exit code of an outcome: a check that did not run is no pass."""
+    return {"PASS": 0, "FAIL": 1, "NOT_RUN": 2}[outcome]
 
 
 def count_outcomes(checks: Iterable[Judged]) -> dict[str, int]:

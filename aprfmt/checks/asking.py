@@ -43,15 +43,14 @@ def result_of(row: CheckRow, context: Context) -> tuple[Result, str]:
     except NotRun as stop:
         return Result(findings=stop.findings), str(stop)
     except Exception as error:
-        if row.needs != "file":
-            return Result(checks=[_unfinished(row, error)]), ""
-        if isinstance(error, UnsupportedError):
-            return Result(), str(error)
-        if isinstance(error, AprfmtError):
-            return Result(findings=[told(error)]), ""
-        if not row.own:
-            return Result(checks=[_unfinished(row, error)]), ""
-        raise
+        if row.needs == "file":
+            if isinstance(error, UnsupportedError):
+                return Result(), str(error)
+            if isinstance(error, AprfmtError):
+                return Result(findings=[told(error)]), ""
+            if row.own:
+                raise
+        return Result(checks=[_unfinished(row, error)]), ""
 
 
 def retold(context: Context, check_name: str, name: str, *, strict: bool = True) -> Iterator[Check]:

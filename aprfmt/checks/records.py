@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from aprfmt.base.outcome import Check, Outcome, count_outcomes, verdict
+from aprfmt.base.outcome import Check, Outcome, count_outcomes, exit_code, verdict
 from aprfmt.errors import AprfmtError
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class CheckReport:
     @property
     def exit_code(self) -> int:
         """0 passed; 1 the answer is no; 2 nothing ran."""
-        return {"PASS": 0, "FAIL": 1, "NOT_RUN": 2}[self.outcome]
+        return exit_code(self.outcome)
 
 
 @dataclass(frozen=True, slots=True)
