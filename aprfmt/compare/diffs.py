@@ -87,7 +87,7 @@ class Derivation:
 class Explanation:
     """Why two tensors of one role differ.
 
-    `cause` is a name of causes.py. `where` is the role key, then the roles it was confused with,
+    `cause` is a name of causes/. `where` is the role key, then the roles it was confused with,
     if any. `evidence` are sentences: the first is the same for every tensor with the same
     defect, the later ones have this tensor's own numbers. `residual_before` and `residual_after`
     are ||a-b|| / max(||a||, ||b||) as stored and after the transformation (infinite where a NaN or

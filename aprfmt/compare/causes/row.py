@@ -1,0 +1,42 @@
+"""What a row of the table of causes says, the levels of evidence and the verdicts."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["identity", "config", "tensor", "forward", "capture"]
+Verdict = Literal["same", "precision", "bug", "not_comparable"]
+
+# The order in which evidence is looked at; the first level that explains the later ones decides.
+LEVELS: dict[Level, str] = {
+    "identity": "the same checkpoint, tokenizer and token ids",
+    "config": "hyperparameters that change the forward pass, with their origin",
+    "tensor": "stored bytes, then values",
+    "forward": "the forward pass, point by point in execution order",
+    "capture": "where and on which rows the values were taken",
+}
+
+VERDICTS: dict[Verdict, str] = {
+    "same": "the same computation; nothing differs but how it is stored, or where or on which rows "
+    "it was looked at",
+    "precision": "the same computation in other rounding: another dtype, a quantized copy within "
+    "its bound, another order of summation, an expert flipped by a margin inside the rounding",
+    "bug": "another computation; the cause and the place are named",
+    "not_comparable": "the two do not answer the same question; the reason says why",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One cause: at which level it is first seen, what it says of two sides, and how it is told.
+
+    `verdict` is what two sides that differ by this cause alone are. `signature` is what makes it
+    likely, `confirms` the transformation that makes the difference vanish; a cause that was only
+    seen and not confirmed is reported as unconfirmed.
+    """
+
+    name: str
+    level: Level
+    verdict: Verdict
+    means: str
+    signature: str
+    confirms: str
