@@ -1,6 +1,7 @@
 """`python -m tests`: ruff, format check, mypy --strict and pytest in one go.
 
-    python -m tests               what every change has to pass
+    python -m tests               what every change has to pass; of tests that try every
+                                  combination, a part (tests/scope.py)
     python -m tests --fast        without mypy and the slow tests; needs no torch
     python -m tests --everything  all combinations, then every parser fuzzed and every writer killed
 
@@ -16,6 +17,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from tests.scope import SAMPLED, SCOPE
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -46,8 +49,8 @@ def main(arguments: Sequence[str]) -> int:
     scope = next((word for word in arguments if word in SCOPES), "")
     extra = [word for word in arguments if word not in SCOPES]
     environment = dict(os.environ)
-    if scope == "--everything":
-        environment["APRFMT_EVERYTHING"] = "1"
+    if scope != "--everything":
+        environment[SCOPE] = SAMPLED
     failed = []
     for name, *args in steps(scope, extra):
         command = [sys.executable, "-m", name, *args]

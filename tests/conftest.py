@@ -12,6 +12,7 @@ from tests.absent import run_without_torch
 from tests.requirements import pytest_runtest_logreport as pytest_runtest_logreport
 from tests.requirements import pytest_sessionfinish as pytest_sessionfinish
 from tests.requirements import pytest_terminal_summary as pytest_terminal_summary
+from tests.scope import sample
 
 # Nothing here is judged by the clock: a busy machine must not fail a test.
 settings.register_profile(
@@ -34,8 +35,9 @@ SLOW = (
 )  # fmt: skip
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what `python -m tests --fast` leaves out, and what nothing can run here."""
+    sample(config, items)
     run_without_torch(items)
     for item in items:
         if str(item.path.relative_to(ROOT)).startswith(SLOW):

@@ -1,0 +1,46 @@
+"""The sample of `python -m tests`: the same tests everywhere, one of each kind, nothing named lost.
+
+Seen red: a family whose file is gone, a cause of which no row is taken, a hash that is seeded, a
+requirement's test left out.
+"""
+
+import pytest
+
+from tests.requirements import PAGE, ROOT, rows
+from tests.scope import FAMILIES, chosen, left_out
+
+NAMED = frozenset(test for row in rows(PAGE.read_text()) for test in row.tests)
+
+
+@pytest.mark.parametrize("file", FAMILIES)
+def test_every_family_is_a_file_with_a_part_inside_and_outside(file: str) -> None:
+    assert (ROOT / file).is_file()
+    assert "parametrize" in (ROOT / file).read_text()
+    if FAMILIES[file].kind is None:
+        ids = [f"{file}::test_x[{n}]" for n in range(60)]
+        assert 60 / FAMILIES[file].every / 3 < 60 - len(left_out(ids)) < 50
+
+
+def test_a_row_of_every_cause_and_verdict_is_taken() -> None:
+    faults = pytest.importorskip("tests.diagnose.faults").FAULTS
+    test = "tests/diagnose/test_faults.py::test_the_verdict_the_cause_and_the_place"
+    ids = [f"{test}[{name}]" for name in faults]
+    taken = [name for name, node in zip(faults, ids, strict=True) if node not in left_out(ids)]
+    kinds = {(fault.causes[:1], fault.verdict) for fault in faults.values()}
+    assert {(faults[name].causes[:1], faults[name].verdict) for name in taken} == kinds
+    assert len(taken) < len(faults)
+
+
+def test_the_first_of_each_function_and_what_a_requirement_names_are_taken() -> None:
+    file = "tests/cli/test_damage.py"
+    ids = [f"{file}::test_{test}[{n}]" for test in "ab" for n in range(30)]
+    out = left_out(ids, frozenset(ids[7:9]))
+    assert not out & {ids[0], ids[7], ids[8], ids[30]} and len(out) > 30
+    everywhere = [name for name in NAMED if "[" in name]
+    assert not left_out(everywhere, NAMED)
+
+
+def test_the_choice_is_the_same_everywhere() -> None:
+    picked = [n for n in range(40) if chosen(f"tests/x.py::test_y[{n}]", 4)]
+    assert picked == [1, 15, 24]
+    assert left_out(["tests/x.py::test_y[1]", "tests/arch/test_find.py::test_z"]) == set()
