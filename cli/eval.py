@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from aprfmt.cli import options, render, running
+from aprfmt.cli import eval_batch, options, render, running
 from aprfmt.cli.eval_windows import read_samples, window_rows, window_tokens, windows_to_json
 
 if TYPE_CHECKING:
@@ -28,6 +28,14 @@ class Asked:
     max_seq_len: int | None
     overlap: int
     convention: str
+    batch: Path | None
+    reported: tuple[float, float] | None
+    within: float
+
+    @property
+    def texts_given(self) -> bool:
+        """Whether there is a text to score."""
+        return bool(self.texts or self.samples or self.ids)
 
 
 @click.command("eval")
@@ -51,6 +59,14 @@ class Asked:
 @click.option("--convention", type=click.Choice(["disjoint", "llama.cpp"]), default="disjoint",
               show_default=True, help="disjoint scores the whole text; llama.cpp, as its "
               "llama-perplexity, whole windows only and the second half of each.")  # fmt: skip
+@click.option("--batch", type=options.FILE, metavar="FILE.npz",
+              help="A trainer's batch in place of a text: ids, labels (-100: not scored), mask, "
+              "and its logits if it has them.")  # fmt: skip
+@click.option("--reported", callback=eval_batch.parse_reported, metavar="LOSS",
+              help="The loss that was reported of --batch, as it was printed, or nan: name the "
+              "mistake that gives it.")  # fmt: skip
+@click.option("--within", type=click.FloatRange(0, 0.5), default=2e-3, show_default=True,
+              help="How far --reported may lie from the loss, as a part of it.")  # fmt: skip
 @click.option(
     "--against",
     metavar="OTHER[@RUN]",
@@ -76,8 +92,14 @@ def command(
     from aprfmt.inference.evaluation import measure, plan
     from aprfmt.inference.loss import judge
 
-    if not (asked.texts or asked.samples or asked.ids):
-        raise UsageError("nothing to evaluate; give --text FILE, --samples FILE.jsonl or --ids")
+    if asked.batch is not None:
+        return of_batch(model, asked, against, where, as_json, quiet)
+    if asked.reported is not None:
+        raise UsageError("--reported is the loss of a --batch; give --batch FILE.npz")
+    if not asked.texts_given:
+        raise UsageError(
+            "nothing to evaluate; give --text FILE, --samples FILE.jsonl, --ids or --batch FILE.npz"
+        )
     with ExitStack() as stack:
         run = stack.enter_context(running.session(model, where))
         found = list(read_samples(run.model, asked.texts, asked.samples, asked.ids))
@@ -112,6 +134,33 @@ def command(
     if not as_json:
         show(body)
         running.show_checks(report.checks)
+    return render.emit("eval", report.exit_code, body, as_json)
+
+
+def of_batch(
+    model: str, asked: Asked, against: str | None, where: running.Where, as_json: bool, quiet: bool
+) -> int:
+    """Score a trainer's batch, and say what is wrong with the loss that was reported of it."""
+    from aprfmt.base.outcome import Report
+    from aprfmt.errors import UsageError
+
+    others = {
+        "--text, --samples or --ids": asked.texts_given, "--against": against is not None,
+        "--max-seq-len": asked.max_seq_len is not None, "--overlap": bool(asked.overlap),
+        "--convention": asked.convention != "disjoint",
+    }  # fmt: skip
+    found = [name for name, given in others.items() if given]
+    if found:
+        raise UsageError(f"--batch is scored as it is; found {found[0]} beside it")
+    assert asked.batch is not None
+    with running.session(model, where) as run:
+        body, checks = eval_batch.measure(run, asked.batch, asked.reported, asked.within, quiet)
+        body = {"run": running.run_facts(run), **body, **loss_to_json(body["loss"])}
+        report = Report(str(run.model.path), tuple(checks))
+        body["gate"] = report.to_json()
+        if not as_json:
+            eval_batch.show(run, body)
+            running.show_checks(report.checks)
     return render.emit("eval", report.exit_code, body, as_json)
 
 

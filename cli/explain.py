@@ -118,6 +118,7 @@ def topics() -> dict[str, dict[str, str]]:
     from aprfmt.checks.table import file_checks, gates
     from aprfmt.compare.causes import CAUSES, describe
     from aprfmt.inference.capture import POINTS
+    from aprfmt.inference.reported import MISTAKES
 
     return {
         "error": _errors(),
@@ -126,6 +127,7 @@ def topics() -> dict[str, dict[str, str]]:
         "check": {row.name: f"a check of `validate`: {row.proves}." for row in file_checks()},
         "gate": {row.name: f"a gate of `qa`: {row.proves}." for row in gates()},
         "cause": {name: describe(name) for name in CAUSES},
+        "loss mistake": {row.name: f"{row.says}. To do: {row.todo}." for row in MISTAKES.values()},
         "role": ROLE_TEXTS,
         "encoding": _encodings(),
         "type": _types(),

@@ -1,0 +1,175 @@
+"""`aprfmt eval --batch`: a trainer's batch scored again, and the reported loss explained."""
+
+import math
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aprfmt.cli import render, running
+
+if TYPE_CHECKING:
+    from aprfmt.base.outcome import Check
+    from aprfmt.inference.batch import Batch
+    from aprfmt.inference.reported import Answer
+    from aprfmt.inference.running import Run
+
+
+def parse_reported(
+    context: click.Context, param: click.Parameter, value: str | None
+) -> tuple[float, float] | None:
+    """Return (a loss as it was printed, half a unit of its last digit); nan is a number here."""
+    if value is None:
+        return None
+    text = value.strip().lower()
+    found = re.fullmatch(r"([+-]?\d*)\.?(\d*)(?:e([+-]?\d{1,3}))?", text)
+    if text in ("nan", "inf"):
+        return float(text), 0.0
+    if found is None or not (found[1].strip("+-") or found[2]):
+        raise click.BadParameter(
+            f"{value!r} is no number; expected a loss as it was printed, or nan", context, param
+        )
+    exponent = int(found[3] or 0) - len(found[2])
+    return float(text), 0.5 * 10.0**exponent if found[2] or found[3] else 0.0
+
+
+def measure(
+    run: "Run", path: Path, reported: tuple[float, float] | None, within: float, quiet: bool
+) -> "tuple[dict[str, Any], list[Check]]":
+    """Score the batch and judge the reported loss; return the JSON and the checks."""
+    from aprfmt.inference.batch import read_batch, score
+    from aprfmt.inference.loss import judge, mean_loss
+    from aprfmt.inference.reported import explain, given
+
+    vocab = int(run.model.hyper["vocab_size"])
+    batch = read_batch(path, vocab)
+    scored = []
+    with render.Progress("scoring", quiet) as progress:
+        for one in score(batch, run.session):
+            scored.append(one)
+            progress(len(scored), len(batch.mask))
+    loss = mean_loss(given(batch, scored), vocab)
+    body: dict[str, Any] = {"loss": loss, "batch": batch_to_json(batch)}
+    checks = [shift_check(batch)]
+    theirs = None
+    if batch.logits is not None:
+        theirs = list(score(batch, None))
+        other = mean_loss(given(batch, theirs), vocab)
+        body["batch"]["loss_of_logits"] = other.nats
+        checks.append(logits_check(batch, loss.nats, other.nats, within))
+    if reported is None:
+        return body, [*checks, *judge(loss, "trained", str(run.model.path))]
+    number, digit = reported
+    answer = explain(batch, scored if theirs is None else theirs, number, within, digit)
+    body["reported"] = answer_to_json(answer)
+    return body, [*checks, reported_check(batch, answer)]
+
+
+def shift_check(batch: "Batch") -> "Check":
+    """Return the check that the file's labels are the tokens that follow (or the ids)."""
+    from aprfmt.base.outcome import Check
+    from aprfmt.inference.batch import PROPER, SHIFTS
+
+    proper = batch.shift in PROPER
+    return Check(
+        "labels-shifted", "PASS" if proper else "FAIL", str(batch.path), SHIFTS[batch.shift],
+        "the ids themselves, or the ids one ahead", "" if proper else "shift the labels once",
+    )  # fmt: skip
+
+
+def logits_check(batch: "Batch", ours: float, theirs: float, within: float) -> "Check":
+    """Return the check that the file's logits have the loss of this model's."""
+    from aprfmt.base.outcome import Check
+
+    same = abs(ours - theirs) <= within * abs(ours)
+    return Check(
+        "logits-agree", "PASS" if same else "FAIL", str(batch.path),
+        f"{theirs:.6g} nats from the file's logits", f"{ours:.6g} nats of this model's, within "
+        f"{within:g} of it",
+        "" if same else "the forward passes differ: trace both, and diagnose the traces",
+    )  # fmt: skip
+
+
+def reported_check(batch: "Batch", answer: "Answer") -> "Check":
+    """Return the check of the reported number, with the mistake that gives it."""
+    from aprfmt.base.outcome import Check
+
+    found = f"{answer.reported:.6g} was reported"
+    expected = f"{answer.right:.6g} nats per token, recomputed from {batch.scored} labels"
+    if answer.says == "agrees":
+        return Check("loss-reported", "PASS", str(batch.path), found, expected)
+    return Check("loss-reported", "FAIL", str(batch.path), f"{found}: {sentence(answer)}",
+                 expected, todo(answer))  # fmt: skip
+
+
+def sentence(answer: "Answer") -> str:
+    """Return in words which mistakes give the number."""
+    from aprfmt.inference.reported import MISTAKES
+
+    if answer.says == "unmeasured":
+        return "there is no label to recompute it from"
+    if not answer.guesses:
+        return "no mistake of the table gives this number"
+    shown = []
+    for causes in answer.causes[:4]:
+        one = next(guess for guess in answer.guesses if guess.mistakes == causes)
+        says = ", and ".join(MISTAKES[name].says for name in causes)
+        value = "" if math.isnan(one.value) else f", which gives {one.value:.6g}"
+        shown.append(says + (f" ({one.detail})" if one.detail else "") + value)
+    if answer.says == "named":
+        return shown[0]
+    if answer.says == "likely":
+        return f"likely, and not certain: {shown[0]}"
+    return "it may be that " + ", or that ".join(shown)
+
+
+def todo(answer: "Answer") -> str:
+    """Return what to do about it."""
+    from aprfmt.inference.reported import MISTAKES
+
+    if answer.says in ("named", "likely"):
+        return "; ".join(MISTAKES[name].todo for name in answer.causes[0])
+    if answer.says == "ambiguous":
+        return "give a batch in which these differ: samples of unlike length, another size"
+    if answer.says == "unmeasured":
+        return "give labels, or leave them out to score every token"
+    return "compare the forward passes: save the trainer's logits as `logits` in the batch"
+
+
+def batch_to_json(batch: "Batch") -> dict[str, Any]:
+    """Return what the file holds."""
+    samples, tokens = batch.mask.shape
+    return {
+        "path": str(batch.path), "samples": samples, "tokens": tokens,
+        "padding": int((~batch.mask).sum()), "labels": batch.scored, "shift": batch.shift,
+        "loss_of_logits": None,
+    }  # fmt: skip
+
+
+def answer_to_json(answer: "Answer") -> dict[str, Any]:
+    """Return the verdict with every guess that gives the number."""
+    return {
+        "value": answer.reported, "recomputed": answer.right, "within": answer.within,
+        "verdict": answer.says, "mistakes": [list(names) for names in answer.causes],
+        "guesses": [
+            asdict(guess) | {"mistakes": list(guess.mistakes)} for guess in answer.guesses
+        ],
+    }  # fmt: skip
+
+
+def show(run: "Run", body: dict[str, Any]) -> None:
+    """Print what the batch holds and both losses."""
+    loss, batch = body["loss"], body["batch"]
+    render.line(running.headline(running.run_facts(run)), style="head")
+    rows = [
+        ("batch", f"{batch['samples']} samples of {batch['tokens']} tokens, {batch['padding']} of "
+         f"padding, {batch['labels']} labels"),
+        ("loss", f"{loss:.6f} nats per token"),
+    ]  # fmt: skip
+    if batch["loss_of_logits"] is not None:
+        rows.append(("of its logits", f"{batch['loss_of_logits']:.6f} nats per token"))
+    if "reported" in body:
+        rows.append(("reported", f"{body['reported']['value']:.6g}"))
+    render.pairs(rows)

@@ -1,0 +1,271 @@
+"""A loss that somebody reported, against the one recomputed from the same batch.
+
+Two tables: which tokens were scored, and how their losses became one number. Each row is one
+mistake that training and evaluation scripts make; the reported number is explained by a row whose
+result it is. Mistakes of both kinds at once are tried when no single one fits.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.inference.batch import Batch, Scored
+from aprfmt.inference.loss import BITS
+from aprfmt.inference.session import Numbers
+
+# A recomputed loss may differ this much from the reported one: a training run's arithmetic is
+# coarser than ours (bfloat16 logits move a loss by about 1e-3 of it), and prints four digits.
+WITHIN = 2e-3
+# A mistake that comes this near gives the number. Dozens are tried, so that one of them comes
+# within the wider bound of any number: what only does that is likely, and no more.
+TIGHT = 2e-4
+LOSS_SCALES = range(3, 25)  # powers of two that loss scalers start from and come down to
+STEPS = (2, 4, 8, 16, 32, 64)  # of gradient accumulation
+
+Picked = Sequence[Numbers]  # the losses in nats of each sample's scored tokens
+Says = Literal["agrees", "named", "likely", "ambiguous", "unexplained", "unmeasured"]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A row: its name, what went wrong in words, and what to do about it."""
+
+    name: str
+    says: str
+    todo: str
+
+
+MISTAKES: dict[str, Mistake] = {
+    row.name: row
+    for row in (
+        Mistake("bits", "the loss is in bits: divided by ln 2",
+                "report nats, or name the unit"),
+        Mistake("perplexity", "the number is the perplexity, e to the power of the loss",
+                "take its logarithm"),
+        Mistake("sum", "the losses are added up, not averaged",
+                "divide by the number of scored tokens"),
+        Mistake("sample_sum", "the losses of a sample are added up, then averaged over samples",
+                "divide by the number of scored tokens"),
+        Mistake("sample_means", "the mean of the samples' means: short samples weigh as much as "
+                "long ones", "divide the sum of all losses by the number of scored tokens"),
+        Mistake("divided_twice", "the mean is divided once more by a count",
+                "divide once: the loss function's mean, or the sum by the tokens"),
+        Mistake("accumulation", "the mean is divided by the steps of gradient accumulation, as "
+                "for the backward pass", "report the loss before that division"),
+        Mistake("padding_counted", "tokens that are not scored count: padding, or all tokens of "
+                "the batch, stand in the mean",
+                "set the labels of padding to -100 and divide by the scored tokens"),
+        Mistake("mask_ignored", "padding before the text is attended to, and positions count from "
+                "it", "pass the attention mask, and positions that begin behind the padding"),
+        Mistake("unshifted", "each row is scored against its own token, which it has seen",
+                "shift the labels: row t predicts token t + 1"),
+        Mistake("shifted_twice", "labels are shifted by the loader and again by the loss: row t is "
+                "scored against token t + 2", "shift once"),
+        Mistake("prompt_scored", "the tokens of the prompt are scored too",
+                "set the labels of the prompt to -100"),
+        Mistake("window", "only the first tokens of each sample are scored: the loss has a smaller "
+                "window than the batch", "give the loss the capacity of the forward pass"),
+        Mistake("no_labels", "no token is left to score, and the mean of nothing was reported",
+                "raise the window above the prompt, and refuse a batch without labels"),
+        Mistake("loss_scale", "the loss is still multiplied by the loss scale of mixed precision",
+                "divide by the scaler's scale before it is reported"),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What the loss would be with these mistakes (none: the right one), and their numbers."""
+
+    mistakes: tuple[str, ...]
+    value: float
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The verdict on a reported loss: `guesses` that give it, the best first; `right` in nats."""
+
+    says: Says
+    reported: float
+    right: float
+    within: float
+    guesses: tuple[Guess, ...]
+
+    @property
+    def causes(self) -> tuple[tuple[str, ...], ...]:
+        """The distinct sets of mistakes that give the reported number."""
+        return tuple(dict.fromkeys(guess.mistakes for guess in self.guesses))
+
+
+def explain(
+    batch: Batch,
+    scored: Sequence[Scored],
+    reported: float,
+    within: float = WITHIN,
+    digit: float = 0.0,
+) -> Answer:
+    """Say whether a reported loss is the batch's, and if it is not, which mistakes give it.
+
+    `scored` are the losses of every sample; `digit` is half a unit of the reported number's last
+    digit. One mistake goes before two. Where several give the same number the answer is ambiguous;
+    one that only comes near it is likely.
+    """
+    right_ones = given(batch, scored)
+    right = _mean(right_ones)
+
+    def fits(guess: Guess, bound: float) -> bool:
+        if not math.isfinite(guess.value):
+            return guess.value == reported
+        return abs(guess.value - reported) <= bound * abs(guess.value) + digit
+
+    def answer(says: Says, guesses: Sequence[Guess]) -> Answer:
+        return Answer(says, reported, right, within, tuple(guesses))
+
+    if math.isfinite(right) and fits(Guess((), right), within):
+        return answer("agrees", [Guess((), right)])
+    if math.isnan(reported) or reported == 0:
+        empty = list(_empty(batch, right_ones))
+        return answer("named" if empty else "unexplained", empty)
+    for both in (False, True):
+        near = [one for one in _guesses(batch, scored, right_ones, both) if fits(one, within)]
+        sure = [one for one in near if fits(one, min(TIGHT, within))]
+        found = sorted(sure or near, key=lambda one: abs(one.value - reported))
+        if found:
+            alone = len({one.mistakes for one in found}) == 1
+            return answer(("named" if sure else "likely") if alone else "ambiguous", found)
+    return answer("unmeasured" if math.isnan(right) else "unexplained", ())
+
+
+# --- which tokens ------------------------------------------------------------------------------
+
+
+def _rows(batch: Batch, sample: int, ahead: int, wanted: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Return rows t of a sample whose token t + ahead is wanted and exists."""
+    tokens = np.flatnonzero(wanted & (batch.ids[sample] >= 0)) - ahead
+    return tokens[(tokens >= 0) & (tokens < batch.tokens)]
+
+
+def _picked(
+    batch: Batch, sample: int, losses: Numbers, ahead: int, wanted: NDArray[np.bool_]
+) -> Numbers:
+    found = losses[ahead, _rows(batch, sample, ahead, wanted)]
+    kept: Numbers = found[~np.isnan(found)]
+    return kept
+
+
+def given(batch: Batch, scored: Sequence[Scored]) -> list[Numbers]:
+    """Return the losses in nats of each sample's labels, as they should be scored."""
+    return [_given(batch, i, one) for i, one in enumerate(scored)]
+
+
+def _given(batch: Batch, sample: int, one: Scored, ahead: int = 1) -> Numbers:
+    return _picked(batch, sample, one.nats, ahead, batch.label[sample])
+
+
+def _real(batch: Batch, sample: int) -> NDArray[np.bool_]:
+    """Return which tokens of a sample are no padding, the one after the last among them."""
+    return np.append(batch.mask[sample], batch.label[sample, -1])
+
+
+def capacities(tokens: int) -> list[int]:
+    """Return window sizes that scripts use, below a row's length: round numbers, the next to it."""
+    powers = {2**k for k in range(1, 24)} | {3 * 2**k for k in range(2, 22)}
+    steps = set(range(64, tokens, 64)) | set(range(100, tokens, 100)) | set(range(10, 100, 10))
+    return sorted(n for n in powers | steps | {tokens - 1} if 1 < n < tokens)
+
+
+def _selections(batch: Batch, scored: Sequence[Scored]) -> Iterator[tuple[str, str, Picked]]:
+    """Yield (mistake, its numbers, losses) of every wrong choice of tokens."""
+    each = list(enumerate(scored))
+    yield "unshifted", "", [_given(batch, i, one, 0) for i, one in each]
+    yield "shifted_twice", "", [_given(batch, i, one, 2) for i, one in each]
+    yield "prompt_scored", "", [_picked(batch, i, one.nats, 1, _real(batch, i)) for i, one in each]
+    if not batch.mask.all():
+        longer = [batch.label[i] | ~_real(batch, i) for i, _ in each]
+        yield "padding_counted", "labels of padding are scored", [
+            _picked(batch, i, np.where(np.isnan(one.nats), one.whole, one.nats), 1, longer[i])
+            for i, one in each
+        ]  # fmt: skip
+        everything = np.ones(batch.tokens + 1, bool)
+        yield "padding_counted", "every token is scored", [
+            _picked(batch, i, one.whole, 1, everything) for i, one in each
+        ]  # fmt: skip
+        yield "mask_ignored", "", [
+            _picked(batch, i, one.whole, 1, batch.label[i]) for i, one in each
+        ]  # fmt: skip
+    for size in capacities(batch.tokens):
+        inside = np.arange(batch.tokens + 1) < size
+        yield "window", f"{size} tokens", [
+            _picked(batch, i, one.nats, 1, batch.label[i] & inside) for i, one in each
+        ]  # fmt: skip
+
+
+def _empty(batch: Batch, right: Picked) -> Iterator[Guess]:
+    """Yield the windows that leave no label, largest first; a batch may have none to begin with."""
+    if not sum(each.size for each in right):
+        yield Guess(("no_labels",), math.nan, "the batch has no label")
+        return
+    places = np.flatnonzero(batch.label.any(0))
+    first = int(places[places > 0][0])
+    sizes = [size for size in capacities(batch.tokens) if size <= first]
+    if sizes:
+        detail = f"the first label is token {first}; a window of {sizes[-1]} or less has none"
+        yield Guess(("no_labels",), math.nan, detail)
+
+
+# --- how many become one -----------------------------------------------------------------------
+
+
+def _mean(picked: Picked) -> float:
+    count = sum(each.size for each in picked)
+    return float(sum(each.sum() for each in picked)) / count if count else math.nan
+
+
+def _reductions(batch: Batch, picked: Picked) -> Iterator[Guess]:
+    """Yield every wrong way to make one number of the losses of `picked`."""
+    total, count = float(sum(each.sum() for each in picked)), sum(each.size for each in picked)
+    if not count:
+        return
+    mean, samples = total / count, len(picked)
+    own = [float(each.mean()) for each in picked if each.size]
+    yield Guess(("bits",), mean * BITS, "1.442695 times the nats")
+    if mean < 700:
+        yield Guess(("perplexity",), math.exp(mean))
+    yield Guess(("sum",), total, f"{count} tokens")
+    if samples > 1:
+        yield Guess(("sample_sum",), total / samples, f"{samples} samples")
+        yield Guess(("sample_means",), sum(own) / len(own), f"{len(own)} samples")
+        yield Guess(("divided_twice",), mean / samples, f"by {samples} samples")
+    yield Guess(("divided_twice",), mean / count, f"by {count} tokens")
+    counted = {
+        "all tokens of the batch": batch.mask.size,
+        "all tokens but the first of each sample": batch.mask.size - samples,
+        "all tokens of the texts": int(batch.mask.sum()),
+        "all tokens of the texts but their first": int(batch.mask.sum()) - samples,
+    }
+    for says, many in counted.items():
+        if many > count:
+            yield Guess(("padding_counted",), total / many, f"divided by {says}: {many}")
+    for steps in STEPS:
+        yield Guess(("accumulation",), mean / steps, f"{steps} steps")
+    for power in LOSS_SCALES:
+        yield Guess(("loss_scale",), mean * 2.0**power, f"2^{power} = {2**power}")
+
+
+def _guesses(batch: Batch, scored: Sequence[Scored], right: Picked, both: bool) -> Iterator[Guess]:
+    """Yield every single mistake, or every pair: wrong tokens, made one number wrongly."""
+    if not both:
+        yield from _reductions(batch, right)
+    for name, detail, picked in _selections(batch, scored):
+        if not both:
+            yield Guess((name,), _mean(picked), detail)
+        if not both or name == "window":  # a size and a way: something fits any number
+            continue
+        for more in _reductions(batch, picked):
+            says = "; ".join(text for text in (detail, more.detail) if text)
+            yield Guess((name, *more.mistakes), more.value, says)

@@ -1,0 +1,239 @@
+"""A reported loss: torch's cross-entropy of transformers' logits, with each mistake made in torch.
+
+Seen red: labels not shifted in `_rows`, bits for nats in the right loss, padding run through the
+model, a window's tolerance as wide as the others'.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.errors import FormatError
+from aprfmt.inference.backends.numpy_backend import NumpyBackend
+from aprfmt.inference.batch import Batch, Scored, read_batch, score
+from aprfmt.inference.reported import MISTAKES, Answer, explain
+from aprfmt.inference.session import Session
+from aprfmt.model import open_model
+from tests.cli.run import aprfmt
+
+torch = pytest.importorskip("torch")
+tiny = pytest.importorskip("tests.models")
+
+VOCAB, TOKENS = 97, 45
+LENGTHS, PROMPTS = (45, 31, 37), (9, 6, 11)  # of each sample; the prompt is not scored
+
+
+@dataclass(frozen=True)
+class Made:
+    """A batch on disk, its tensors, and transformers' logits of it."""
+
+    folder: Path
+    path: Path
+    ids: Any
+    labels: Any
+    mask: Any
+    logits: Any
+    scored: list[Scored]
+    batch: Batch
+    model: Any
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    folder = tmp_path_factory.mktemp("reported")
+    model = tiny.save_tiny("qwen2", folder)
+    random = np.random.default_rng(7)
+    ids = random.integers(3, VOCAB, (len(LENGTHS), TOKENS))
+    mask = np.arange(TOKENS) < np.array(LENGTHS)[:, None]
+    ids[~mask] = 0
+    labels = np.where(mask & (np.arange(TOKENS) >= np.array(PROMPTS)[:, None]), ids, -100)
+    path = folder / "batch.npz"
+    np.savez(path, input_ids=ids, labels=labels, attention_mask=mask.astype(np.int8))
+    with torch.no_grad():
+        logits = model(torch.tensor(ids)).logits.double()
+    with open_model(str(folder)) as opened:
+        batch = read_batch(path, VOCAB)
+        with Session.of(opened, NumpyBackend("cpu", "float32")) as session:
+            scored = list(score(batch, session))
+    yield Made(folder, path, torch.tensor(ids), torch.tensor(labels), torch.tensor(mask), logits,
+               scored, batch, model)  # fmt: skip
+
+
+def loss(made: Made, labels: Any, ahead: int = 1, reduction: str = "mean") -> Any:
+    """Return torch's cross-entropy of row t against label t + ahead; -100 is left out."""
+    rows = made.logits[:, : TOKENS - ahead].reshape(-1, VOCAB)
+    return torch.nn.functional.cross_entropy(
+        rows, labels[:, ahead:].reshape(-1), ignore_index=-100, reduction=reduction
+    )
+
+
+def cut(made: Made, tokens: int) -> Any:
+    return torch.where(torch.arange(TOKENS) < tokens, made.labels, -100)
+
+
+def sample_means(made: Made) -> float:
+    rows = [loss(made, torch.where(torch.arange(len(LENGTHS))[:, None] == i, made.labels, -100))
+            for i in range(len(LENGTHS))]  # fmt: skip
+    return float(sum(rows) / len(rows))
+
+
+# What scripts do wrong, in torch.
+WRONG: dict[str, Callable[[Made], float]] = {
+    "bits": lambda m: float(loss(m, m.labels)) / math.log(2),
+    "perplexity": lambda m: math.exp(float(loss(m, m.labels))),
+    "sum": lambda m: float(loss(m, m.labels, reduction="sum")),
+    "sample_sum": lambda m: float(loss(m, m.labels, reduction="sum")) / len(LENGTHS),
+    "sample_means": sample_means,
+    "divided_twice": lambda m: float(loss(m, m.labels)) / int((m.labels[:, 1:] >= 0).sum()),
+    "accumulation": lambda m: float(loss(m, m.labels)) / 8,
+    "padding_counted": lambda m: float(loss(m, torch.where(m.mask, m.labels, m.ids))),
+    "unshifted": lambda m: float(loss(m, m.labels, 0)),
+    "shifted_twice": lambda m: float(loss(m, m.labels, 2)),
+    "prompt_scored": lambda m: float(loss(m, torch.where(m.mask, m.ids, -100))),
+    "window": lambda m: float(loss(m, cut(m, 24))),
+    "loss_scale": lambda m: float(loss(m, m.labels)) * 2.0**16,
+    "no_labels": lambda m: float(loss(m, cut(m, 6))),  # the mean of nothing is NaN
+}
+
+
+def answer(made: Made, reported: float, **options: Any) -> Answer:
+    return explain(made.batch, made.scored, reported, **options)
+
+
+def test_the_loss_is_the_one_that_transformers_gives(made: Made) -> None:
+    with torch.no_grad():
+        theirs = float(made.model(made.ids, attention_mask=made.mask, labels=made.labels).loss)
+    found = answer(made, theirs)
+    assert found.says == "agrees" and not found.causes[0]
+    assert found.right == pytest.approx(theirs, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_every_mistake_is_named_alone(name: str, made: Made) -> None:
+    reported = WRONG[name](made)
+    found = answer(made, reported)
+    assert found.says == "named", found
+    assert found.causes == ((name,),)
+    rounded = answer(made, float(f"{reported:.4g}"), digit=0.0)
+    assert rounded.says != "agrees"
+    assert (name,) in rounded.causes
+
+
+def test_the_table_is_tried_whole(made: Made) -> None:
+    assert set(WRONG) | {"mask_ignored"} == set(MISTAKES)
+
+
+def test_padding_on_the_left_and_a_pass_without_the_mask(made: Made, tmp_path: Path) -> None:
+    ids, labels, mask = (np.asarray(each).copy() for each in (made.ids, made.labels, made.mask))
+    for i, length in enumerate(LENGTHS):
+        for each in (ids, labels, mask):
+            each[i] = np.roll(each[i], TOKENS - length)
+    np.savez(tmp_path / "left.npz", ids=ids, labels=labels, mask=mask)
+    batch = read_batch(tmp_path / "left.npz", VOCAB)
+    with open_model(str(made.folder)) as opened, Session.of(
+        opened, NumpyBackend("cpu", "float32")
+    ) as session:  # fmt: skip
+        scored = list(score(batch, session))
+    right = float(loss(made, made.labels))
+    assert explain(batch, scored, right).says == "agrees"
+    with torch.no_grad():
+        bare = float(made.model(torch.tensor(ids), labels=torch.tensor(labels)).loss)
+    found = explain(batch, scored, bare)
+    assert found.says == "named" and found.causes == (("mask_ignored",),), found
+
+
+def test_two_mistakes_at_once(made: Made) -> None:
+    found = answer(made, float(loss(made, made.labels, 0, "sum")))
+    assert ("unshifted", "sum") in found.causes and found.says in ("named", "ambiguous")
+
+
+def test_a_number_that_nothing_gives_is_not_explained(made: Made) -> None:
+    right = float(loss(made, made.labels))
+    named = [found for factor in np.linspace(0.55, 0.97, 29)
+             if (found := answer(made, right * factor)).says == "named"]  # fmt: skip
+    assert not named, "a mistake was named for a number made up"
+
+
+def test_labels_shifted_in_the_file_are_read_as_such(made: Made, tmp_path: Path) -> None:
+    ids, labels = np.asarray(made.ids), np.asarray(made.labels)
+    for shift, expected in ((1, 1), (2, 2), (-1, -1)):
+        moved = np.full_like(labels, -100)
+        if shift > 0:
+            moved[:, :-shift] = labels[:, shift:]
+        else:
+            moved[:, 1:] = np.where(np.asarray(made.mask), labels, -100)[:, :-1]
+        np.savez(tmp_path / "b.npz", ids=ids, labels=moved, mask=np.asarray(made.mask))
+        assert read_batch(tmp_path / "b.npz", VOCAB).shift == expected
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"x": np.zeros((2, 3), int)}, "expected an array ids or input_ids"),
+        ({"ids": np.zeros((2, 3))}, "expected integers"),
+        ({"ids": np.full((2, 3), 97)}, "the embedding has 97 rows"),
+        ({"ids": np.ones((2, 3), int), "input_ids": np.ones((2, 3), int)}, "expected one array"),
+        ({"ids": np.ones((2, 3), int), "labels": np.ones((2, 4), int)}, r"ids are \[2, 3\]"),
+        ({"ids": np.arange(6).reshape(2, 3), "labels": np.full((2, 3), 9)}, "neither that token"),
+        ({"ids": np.ones((1, 4), int), "mask": np.array([[1, 0, 1, 1]])}, "has a hole"),
+        ({"ids": np.ones((1, 4), int), "logits": np.ones((1, 4, 5))}, r"expected \[1, 4, 97\]"),
+    ],
+)
+def test_what_is_no_batch_is_refused(arrays: dict[str, Any], says: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "b.npz", **arrays)
+    with pytest.raises(FormatError, match=says):
+        read_batch(tmp_path / "b.npz", VOCAB)
+
+
+def test_the_command_names_the_mistake(made: Made) -> None:
+    base = ("eval", made.folder, "--batch", made.path)
+    right = float(loss(made, made.labels))
+    done = aprfmt(*base, "--reported", f"{right:.4f}", "--json")
+    assert done.code == 0 and done.json["reported"]["verdict"] == "agrees"
+    assert done.json["loss"] == pytest.approx(right, rel=1e-5)
+    text = aprfmt(*base, "--reported", f"{right / math.log(2):.4f}")
+    assert text.code == 1 and "the loss is in bits" in text.out
+    nothing = aprfmt(*base, "--reported", "nan", "--json")
+    assert nothing.code == 1
+    assert nothing.json["reported"]["mistakes"] == [["no_labels"]]
+    assert aprfmt(*base).code in (0, 1)
+
+
+def test_logits_in_the_batch_are_an_oracle_of_their_own(made: Made, tmp_path: Path) -> None:
+    path = tmp_path / "with.npz"
+    arrays = dict(np.load(made.path))
+    np.savez(path, **arrays, logits=made.logits.numpy())
+    total = float(loss(made, made.labels, reduction="sum"))
+    done = aprfmt("eval", made.folder, "--batch", path, "--reported", total, "--json")
+    checks = {row["name"]: row["outcome"] for row in done.json["gate"]["checks"]}
+    assert checks["logits-agree"] == "PASS" and checks["loss-reported"] == "FAIL"
+    assert done.json["reported"]["mistakes"] == [["sum"]]
+    np.savez(path, **arrays, logits=made.logits.numpy() * 0.5)
+    half = float(torch.nn.functional.cross_entropy(
+        made.logits[:, :-1].reshape(-1, VOCAB) * 0.5, made.labels[:, 1:].reshape(-1)
+    ))  # fmt: skip
+    done = aprfmt("eval", made.folder, "--batch", path, "--reported", half, "--json")
+    checks = {row["name"]: row["outcome"] for row in done.json["gate"]["checks"]}
+    assert done.code == 1
+    assert checks["logits-agree"] == "FAIL" and checks["loss-reported"] == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--reported", "1.2"), "--reported is the loss of a --batch"),
+        (("--batch", "{path}", "--ids", "1,2"), "--batch is scored as it is; found --text"),
+        (("--batch", "{path}", "--overlap", "3"), "found --overlap"),
+        (("--batch", "{path}", "--reported", "much"), "is no number"),
+        (("--batch", "{path}.gone"), "batch.npz.gone"),
+    ],
+)
+def test_wrong_arguments_end_in_one_line(words: tuple[str, ...], says: str, made: Made) -> None:
+    done = aprfmt("eval", made.folder, *(word.format(path=made.path) for word in words))
+    assert done.code == 2 and says in done.err
+    assert "Traceback" not in done.err
