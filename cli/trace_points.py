@@ -77,11 +77,10 @@ def wanted_keys(
 def plan(text: str, points: str | None, layers: str | None, where: running.Where) -> dict[str, Any]:
     """Return the points of a model without running it: no statistics are made up."""
     from aprfmt.inference.capture import instances
-    from aprfmt.inference.running import model_and_run
     from aprfmt.model import open_model
     from aprfmt.model.completeness import refuse_to_run
 
-    path, _ = model_and_run(text)
+    path = where.request(text).model  # a run that is not known is refused here too
     with open_model(path, arch=where.arch, allow_missing=where.allow_missing) as opened:
         refuse_to_run(opened.resolution, opened.path)
         known = instances(opened.spec.block, opened.hyper, opened.roles)

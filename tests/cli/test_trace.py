@@ -263,6 +263,12 @@ def test_a_nan_stops_and_names_where_it_began(
     assert text.code == 1 and f"first NaN or infinity: {point}" in text.out
 
 
+@pytest.mark.parametrize("words", [("--backend", "nope"), ("--dtype", "float3")])
+def test_the_plan_refuses_a_run_that_is_not_known(words: tuple[str, ...], demo_model: Path) -> None:
+    done = aprfmt("trace", demo_model, "--ids", "1,2", *words)
+    assert done.code == 2 and words[1] in done.err and not done.out
+
+
 def test_the_plan_invents_nothing(demo_model: Path) -> None:
     done = aprfmt("trace", demo_model, "--json")
     assert done.code == 0 and done.json["stats_source"] == "metadata-only"

@@ -15,6 +15,7 @@ import aprfmt as package
 from aprfmt import qa
 from aprfmt.checks.gates import copies
 from aprfmt.checks.gates.subject import Request, Subject
+from aprfmt.compare.thresholds import Tolerance
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.session import Session
 from tests.models import VOCAB, save_tiny
@@ -331,3 +332,15 @@ def test_a_context_is_as_long_as_a_context_can_be(
     gate = qa.run(tmp_path, only=["metadata"]).gate("metadata")
     (found,) = [check for check in gate.checks if check.name == "context-length"]
     assert found.outcome == outcome
+
+
+def test_the_cosine_that_is_asked_follows_from_the_distance() -> None:
+    random = np.random.default_rng(3)
+    x = random.standard_normal((4, 50))
+    away = random.standard_normal((4, 50))
+    away -= x * np.sum(x * away) / np.sum(x * x)
+    y = x + away * (0.33 * np.linalg.norm(x) / np.linalg.norm(away))  # cosine 0.9496
+    loose = Tolerance(0.25, "a test")  # 1 - 0.25 ** 2 / 2 = 0.96875
+    checks, _ = copies._logits(y, x, [1, 2, 3], loose, "copy")
+    cosine = next(each for each in checks if each.name == "copy-cosine")
+    assert cosine.outcome == "FAIL" and "0.96875" in cosine.expected, cosine

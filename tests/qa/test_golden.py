@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aprfmt import qa
-from aprfmt.checks.gates.generation import FORMS, faulty_side, python_fault
+from aprfmt.checks.gates.generation import FORMS, Answer, Prompt, faulty_side, judged, python_fault
 from aprfmt.checks.gates.gibberish import signals
 from aprfmt.checks.gates.golden import DEFAULT, NAME, TEXT, read
 from aprfmt.errors import FormatError
@@ -214,3 +214,17 @@ def test_two_predictions_say_nothing_about_shifted_labels(
 def test_without_a_golden_file_nothing_is_expected_but_sense() -> None:
     assert not any(prompt.expects for prompt in DEFAULT.prompts)
     assert {prompt.form for prompt in DEFAULT.prompts} == set(FORMS)
+
+
+@pytest.mark.parametrize(
+    ("messages", "prompt", "named"),
+    [((), "one two", []), (({"role": "user", "content": "hi"},), None, []),
+     (({"role": "user", "content": "hi"},), "<u>hi", ["p-template"])],
+)  # fmt: skip
+def test_a_template_is_judged_only_where_a_chat_states_its_text(
+    messages: Any, prompt: str | None, named: list[str]
+) -> None:
+    asked = Prompt("p", messages=messages, prompt=prompt)
+    answer = Answer("other text", (1, 2), (3,), "Paris", None)
+    names = [each.name for each in judged(asked, answer, None)]  # type: ignore[arg-type]
+    assert [name for name in names if name.endswith("-template")] == named

@@ -1,0 +1,19 @@
+"""What `diff` prints of one tensor."""
+
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from tests.cli.run import aprfmt
+
+
+def test_shapes_are_printed_where_they_differ_and_only_there(tmp_path: Path) -> None:
+    whole = {"a": np.ones((2, 3), np.float32), "b": np.ones((2, 3), np.float32)}
+    cut = {"a": np.ones((2, 2), np.float32), "b": np.zeros((2, 3), np.float32)}
+    save_file(whole, tmp_path / "x.safetensors")
+    save_file(cut, tmp_path / "y.safetensors")
+    done = aprfmt("diff", tmp_path / "x.safetensors", tmp_path / "y.safetensors")
+    assert done.code == 1
+    shapes = [line.strip() for line in done.out.splitlines() if line.strip().startswith("shape ")]
+    assert shapes == ["shape [2, 3] | [2, 2]"]

@@ -1,0 +1,23 @@
+"""A folder by way of GGUF and APR and back: every architecture's tensors stand there as they were."""
+
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+import aprfmt
+from tests.models import MAKERS, save_tiny
+
+
+@pytest.mark.parametrize("form", ["gguf", "apr"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_fused_and_turned_tensors_come_back(name: str, form: str, tmp_path: Path) -> None:
+    save_tiny(name, tmp_path / "a")
+    aprfmt.convert(tmp_path / "a", tmp_path / f"b.{form}")
+    aprfmt.convert(tmp_path / f"b.{form}", tmp_path / "c.safetensors", to="safetensors")
+    before, after = (
+        load_file(tmp_path / "a" / "model.safetensors"),
+        load_file(tmp_path / "c.safetensors"),
+    )
+    assert {k: v.shape for k, v in before.items()} == {k: v.shape for k, v in after.items()}
+    assert all((after[key] == value).all() for key, value in before.items())
