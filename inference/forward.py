@@ -57,8 +57,9 @@ def forward(
 
     `ids` follow the tokens in `cache`, which is extended by them. `positions` (default: counted
     from the cache's length) are used by rope and learned positions; the mask always counts.
-    `logits_rows` are rows of `ids`; `span` is a part of the pass. Raises UsageError for ids outside the vocabulary, ArchError
-    if the model lacks a hyperparameter or tensor that the architecture needs.
+    `logits_rows` are rows of `ids`; `span` is a part of the pass. Raises UsageError for ids outside
+    the vocabulary, ArchError if the model lacks a hyperparameter or tensor that the architecture
+    needs.
     """
     hp = _Values(hp)
     facts = _facts(hp, ids, cache, positions, logits_rows)

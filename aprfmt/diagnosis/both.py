@@ -16,7 +16,16 @@ from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import BUDGET, Measuring, Mixed, Share, between
 from aprfmt.diagnosis.passes import Probe, Told, Twins
-from aprfmt.diagnosis.probes import Chosen, Differing, choose, differing, others, probe, unrouted
+from aprfmt.diagnosis.probes import (
+    POSITIONS,
+    Chosen,
+    Differing,
+    choose,
+    differing,
+    others,
+    probe,
+    unrouted,
+)
 from aprfmt.diagnosis.prompt import LONGEST, MARGIN, reaches
 from aprfmt.diagnosis.quantities import Quantity, compare
 from aprfmt.diagnosis.settle import settled
@@ -63,8 +72,13 @@ class Both:
 
     def lengths(self) -> dict[int, int]:
         """Return the tokens that reach a finding's differing quantities, by its number."""
-        return {i: max((row.length for row in rows), default=0)
-                for i, rows in self.quantities.items()}  # fmt: skip
+        found = {i: max((row.length for row in rows), default=0)
+                 for i, rows in self.quantities.items()}  # fmt: skip
+        positions = self.apart.rows.get(POSITIONS, [])
+        for i, part in enumerate(self.levels.parts):
+            if POSITIONS in part.keys and positions:
+                found[i] = positions[0] + 1
+        return found
 
     def live(self) -> list[int]:
         """Return the findings whose parts a pass reads, those of equal quantities left out."""
@@ -190,9 +204,9 @@ class Both:
         bare = measuring.without(still)
         steps = measuring.peeled(still, order)
         last = steps[-1][1] if steps else bare
-        levels.remainder, levels.complete = last.distance, last.distance <= bound
-        if not math.isfinite(last.distance):
-            levels.remainder = None
+        levels.remainder = last.distance if math.isfinite(last.distance) else None
+        if not bare.distance <= bound:  # else there was nothing to explain
+            levels.complete = last.distance <= bound
         if len(steps) > 1:
             names = [f"{_far(bare.distance, bare.kl)} as it is"]
             names += [f"{_far(one.distance, one.kl)} without {levels.findings[i].cause}"
@@ -208,8 +222,7 @@ class Both:
         for one in measuring.probes:
             rows = "all rows" if one.rows is None else f"{len(one.rows)} rows"
             coverage.run.append(
-                f"{len(one.ids)} tokens ({one.why}), logits of {rows}: a causal pass holds those "
-                "over its first 1, 2, ... tokens"
+                f"lengths 1 to {len(one.ids)} in one causal pass ({one.why}), logits of {rows}"
             )
         for key, rows_apart in self.apart.rows.items():
             ids = set(chosen.rows) if key == "token_embd.weight" else set(range(len(chosen.ids)))

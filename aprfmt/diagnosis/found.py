@@ -204,6 +204,9 @@ class Diagnosis:
 
     def _left(self) -> str:
         """Return the words about what the confirmed causes leave."""
+        lead = self.lead
+        if lead is not None and lead.exercised == "below_rounding" and self.kind == "bug":
+            return "; its effect on the logits of these probes is inside rounding"
         if self.kind != "bug" or self.complete is None:
             return ""
         if self.complete:

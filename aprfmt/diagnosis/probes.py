@@ -24,7 +24,8 @@ FIRST_ROW = 6  # the place of the first of them
 LENGTHS = (1, 2, TILE - 1, TILE, TILE + 1)
 MOST_LOGITS = 16 << 20  # bytes of logits of a pass; above, only the rows of LENGTHS and some more
 SLICE = 1 << 24  # bytes compared together
-TABLES = ("token_embd.weight", "position_embd.weight")
+POSITIONS = "position_embd.weight"
+TABLES = ("token_embd.weight", POSITIONS)
 
 
 @dataclass
@@ -92,11 +93,11 @@ def choose(models: Sequence[Model], apart: Differing, *, long: bool, least: int 
     """Choose probes for these models, of `least` tokens at least; `long`: past every window."""
     every = [model.hyper for model in models]
     ids = _longer(list(chosen_ids(every, long=long)), least, every)
-    positions = apart.rows.get("position_embd.weight", [])
-    if positions:
-        ids = _longer(ids, min(positions[0] + 2, LONGEST), every)
-    longest = min((model.roles["position_embd.weight"].shape[0] for model in models
-                   if "position_embd.weight" in model.roles), default=len(ids))  # fmt: skip
+    positions = apart.rows.get(POSITIONS, [])
+    if positions and positions[0] < LONGEST:
+        ids = _longer(ids, positions[0] + 2, every)
+    longest = min((model.roles[POSITIONS].shape[0] for model in models
+                   if POSITIONS in model.roles), default=len(ids))  # fmt: skip
     ids = ids[: max(1, min(len(ids), longest))]
     rows = [row for row in apart.rows.get("token_embd.weight", ())
             if row < min(int(hp["vocab_size"]) for hp in every)]  # fmt: skip

@@ -357,6 +357,9 @@ class Walk:
         if apart is not None and all(finding.cause != apart.cause for finding in levels.findings):
             levels.findings.append(apart)
         levels.evidence += conclude.spikes(self.points)
+        if self.judged and self.both is None and levels.findings:
+            passes = [found.examined.after for found in self.judged.values()]
+            levels.complete = not any(made.flagged for made in passes)
         broken = direct.not_finite(self.pairs)
         if broken is not None and not any(row.verdict == "bug" for row in levels.findings):
             levels.findings.append(broken)
