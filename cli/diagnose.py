@@ -1,5 +1,7 @@
 """`aprfmt diagnose`: where two models, traces or runs first differ, and why."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +12,13 @@ from aprfmt.cli import options, render
 if TYPE_CHECKING:
     from aprfmt.diagnosis.found import CauseFound, Diagnosis
 
-STYLES = {"same": "good", "precision": "good", "bug": "bad", "not_comparable": "warn"}
+STYLES = {
+    "same": "good", "precision": "good", "derived": "warn", "not_exercised": "bad", "bug": "bad",
+    "not_comparable": "warn",
+}  # fmt: skip
 MOST = 24  # lines of evidence shown; --json has all
+# What differs between two sentences that say one thing of several places.
+PLACES = re.compile(r"\bL?\d[\w.+-]*")
 
 
 @click.command("diagnose")
@@ -42,21 +49,28 @@ def command(
     """Find where A and B first differ, and why.
 
     A and B are models in any format, runs (MODEL@torch:cpu:bfloat16, MODEL@transformers) or saved
-    traces. Exit 0: the same, or rounding; 1: a bug, named; 2: they cannot be compared.
+    traces. The first line is the class with cause and place; then evidence, coverage (what was
+    run, compared without a run, not reached) and the next step as a command.
+
+    Exit 0: the same, or precision; 1: a bug, a difference that no probe reached, or a derived
+    model (fine-tuned, merged); 2: they cannot be compared.
     """
     from aprfmt.cli.running import parse_ids
     from aprfmt.diagnosis import diagnose
 
     options.check_new(force, html)
-    result = diagnose(
-        a,
-        b,
-        model=model,
-        ids=None if ids is None else parse_ids(ids),
-        prompt=prompt,
-        arch=arch,
-        memory=memory,
-    )
+    with render.Progress("diagnose", quiet) as progress:
+        result = diagnose(
+            a,
+            b,
+            model=model,
+            ids=None if ids is None else parse_ids(ids),
+            prompt=prompt,
+            arch=arch,
+            memory=memory,
+            progress=progress,
+            notice=progress.say,
+        )
     if not as_json:
         show(result)
     body = result.to_json()
@@ -70,31 +84,43 @@ def command(
 
 
 def show(result: "Diagnosis") -> None:
-    """Print the verdict, the causes, the chain of evidence, and what was not looked at."""
-    render.line(render.escape(result.sentence), style=STYLES[result.verdict])
+    """Print the class, the causes, the evidence, the coverage and the next steps."""
+    render.line(render.escape(result.sentence), style=STYLES[result.kind])
     for finding in result.findings:
-        _finding(finding)
-    if result.evidence:
-        render.line("evidence", style="head")
-    for row in result.evidence[:MOST]:
-        render.line(render.escape(f"  {row.level:8}  {row.says}"))
-    if len(result.evidence) > MOST:
-        render.line(f"  ... {len(result.evidence) - MOST} more (--json)", style="dim")
+        _finding(finding, finding is result.lead)
+    _listed("evidence", [f"{row.level:8}  {row.says}" for row in result.evidence])
     _points(result)
-    for title, rows in (("checked", result.checked), ("not checked", result.not_checked)):
-        if rows:
-            render.line(title, style="head")
-        for text in rows[:MOST]:
-            render.line(render.escape(f"  {text}"))
-        if len(rows) > MOST:
-            render.line(f"  ... {len(rows) - MOST} more (--json)", style="dim")
+    coverage = result.coverage
+    _listed("run", coverage.run)
+    _listed("compared, not run", coverage.compared)
+    _listed("not reached", coverage.not_reached)
+    _listed("checked", result.checked)
+    _listed("not checked", result.not_checked)
+    _listed("next", result.next)
 
 
-def _finding(finding: "CauseFound") -> None:
+def _listed(title: str, rows: Sequence[str]) -> None:
+    """Print lines under a title; those that differ in places and numbers only are one line."""
+    lines: dict[str, list[str]] = {}
+    for text in dict.fromkeys(rows):
+        lines.setdefault(text if title == "next" else PLACES.sub("#", text), []).append(text)
+    if lines:
+        render.line(title, style="head")
+    for same in list(lines.values())[:MOST]:
+        more = f" (and {len(same) - 1} more like this)" if len(same) > 1 else ""
+        render.line(render.escape(f"  {same[0]}{more}"))
+    if len(lines) > MOST:
+        render.line(f"  ... {len(lines) - MOST} more (--json)", style="dim")
+
+
+def _finding(finding: "CauseFound", lead: bool) -> None:
+    """Print a finding; the first line has said already what the lead says."""
     side = f" in {finding.side}" if finding.side else ""
     name = finding.cause or "unknown cause"
+    reached = ", not exercised" if finding.exercised == "not_exercised" else ""
+    says = "" if lead else f": {finding.says.removeprefix(f'{name}: ')}"
     render.line(
-        render.escape(f"  {name}{side} ({finding.confidence}): {finding.says}"), style="head"
+        render.escape(f"  {name}{side} ({finding.confidence}{reached}){says}"), style="head"
     )
     where = ", ".join(finding.where[:4])
     if len(finding.where) > 4:
@@ -108,6 +134,11 @@ def _finding(finding: "CauseFound") -> None:
             render.escape(
                 f"      residual: {finding.residual_before:.3g} before, {after} after{of}"
             )
+        )
+    if finding.kl_before is not None and finding.exercised == "shows":
+        after = "-" if finding.kl_after is None else f"{finding.kl_after:.3g}"
+        render.line(
+            f"      KL of the next token: {finding.kl_before:.3g} nats before, {after} after"
         )
 
 

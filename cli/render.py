@@ -148,6 +148,13 @@ class Progress:
         sys.stderr.write(f"\r{self._what} {share:3d} %")
         sys.stderr.flush()
 
+    def say(self, text: str) -> None:
+        """Print a line of its own, on a terminal only."""
+        if self._on:
+            self.close()
+            sys.stderr.write(f"{self._what}: {text}\n")
+            sys.stderr.flush()
+
     def close(self) -> None:
         """Erase the line."""
         if self._shown:

@@ -25,6 +25,22 @@ from aprfmt.inference.weights import Weights
 LogitRows = Literal["last", "all"] | Sequence[int]
 
 
+@dataclass(frozen=True)
+class Span:
+    """Some stages of a pass: 0 embeds, i is layer i - 1, the one after the last layer is the head.
+
+    `stream` is the residual stream [tokens, hidden] that enters stage `start`; None at 0. A pass
+    that stops before the head returns the stream that leaves it.
+    """
+
+    start: int = 0
+    stop: int | None = None
+    stream: Array | None = None
+
+
+WHOLE_PASS = Span()
+
+
 def forward(
     backend: Backend,
     spec: ArchSpec,
@@ -35,13 +51,15 @@ def forward(
     recorder: Recorder | None = None,
     positions: Sequence[int] | None = None,
     logits_rows: LogitRows = "last",
+    span: Span = WHOLE_PASS,
 ) -> Array:
     """Return logits [rows, vocab_size] of one sequence, in the backend's array and dtype.
 
     `ids` follow the tokens in `cache`, which is extended by them. `positions` (default: counted
     from the cache's length) are used by rope and learned positions; the mask always counts.
-    `logits_rows` are rows of `ids`. Raises UsageError for ids outside the vocabulary, ArchError
-    if the model lacks a hyperparameter or tensor that the architecture needs.
+    `logits_rows` are rows of `ids`; `span` is a part of the pass. Raises UsageError for ids outside
+    the vocabulary, ArchError if the model lacks a hyperparameter or tensor that the architecture
+    needs.
     """
     hp = _Values(hp)
     facts = _facts(hp, ids, cache, positions, logits_rows)
@@ -56,13 +74,15 @@ def forward(
                 facts.positions, rope.inv_freq, factor=rope.factor, cast=spec.block.rope_cast
             )
     c = Context(backend, spec.block, hp, weights, recorder, facts, cache, tables)
-    x = _embed(c)
-    for layer in range(int(hp["n_layers"])):
+    count = int(hp["n_layers"])
+    stop = count + 2 if span.stop is None else span.stop
+    x = _embed(c) if span.stream is None else span.stream
+    for layer in range(max(span.start, 1) - 1, min(stop - 1, count)):
         with weights.layer(layer):
-            x = _block(c, layer, backend.at_layer(layer, int(hp["n_layers"]), x))
+            x = _block(c, layer, backend.at_layer(layer, count, x))
     if cache is not None:
         cache.commit(len(facts.ids))
-    return _head(c, x)
+    return _head(c, x) if stop > count + 1 else x
 
 
 class _Values(dict[str, Value]):

@@ -1,14 +1,19 @@
 """`diagnose` itself: opens both sides and the model they ran on, and chooses the tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
+from aprfmt.diagnosis.blend import multiplied
 from aprfmt.diagnosis.found import Diagnosis
+from aprfmt.diagnosis.passes import Told
 from aprfmt.diagnosis.sides import open_side
 from aprfmt.diagnosis.walk import Walk
 from aprfmt.errors import UsageError
+from aprfmt.inference.backends.blas import few_threads
 from aprfmt.model import open_model
 from aprfmt.model.completeness import ANY
+
+SMALL = 1e9  # weights up to which products are too small for several threads
 
 
 def diagnose(
@@ -20,12 +25,16 @@ def diagnose(
     prompt: str | None = None,
     arch: str | None = None,
     memory: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    notice: Callable[[str], None] | None = None,
 ) -> Diagnosis:
     """Find where two models, runs or traces first differ, and why.
 
     Each of `a` and `b` is a model in any format, `MODEL@RUN`, or a saved trace; `model` is the
     one a trace ran on. Both sides are run on `ids` or on the text `prompt`; without them aprfmt
-    chooses ids. Raises UsageError if a path does not exist, FormatError for a damaged file.
+    chooses ids. `memory` are bytes for decoded weights (default: 2 GiB at most for two models).
+    `progress` is told how far passes are, `notice` beforehand if they take minutes. Raises
+    UsageError if a path does not exist, FormatError for a damaged file.
     """
     if ids is not None and prompt is not None:
         raise UsageError("give one of ids and prompt")
@@ -40,6 +49,9 @@ def diagnose(
             for side in (first, second):
                 if side.kind == "trace":
                     side.model = reference
+        sizes = [multiplied(side.model) for side in (first, second) if side.model is not None]
+        if max(sizes, default=0.0) <= SMALL:
+            stack.enter_context(few_threads(1))
         tokens = None if ids is None else tuple(int(i) for i in ids)
         if prompt is not None:
             opened = first.model or second.model
@@ -48,4 +60,4 @@ def diagnose(
             tokens = tuple(int(i) for i in opened.tokenizer.encode(prompt))
         if tokens == ():
             raise UsageError("no token ids: --ids or --prompt is empty; leave it out to have some")
-        return Walk(first, second, stack, reference, tokens, memory).run()
+        return Walk(first, second, stack, reference, tokens, memory, Told(progress, notice)).run()

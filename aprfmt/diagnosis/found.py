@@ -6,9 +6,21 @@ from typing import Any, Literal
 
 from aprfmt.compare.causes import CAUSES, Level, Verdict
 from aprfmt.compare.nonfinite import NonFinite
+from aprfmt.diagnosis.coverage import Coverage
 
 Confidence = Literal["confirmed", "ambiguous", "unconfirmed"]
-EXIT: Mapping[Verdict, int] = {"same": 0, "precision": 0, "bug": 1, "not_comparable": 2}
+# Whether passes reached a difference: beyond the bound, inside it, not at all; "": not measured.
+Exercised = Literal["", "shows", "below_rounding", "not_exercised"]
+# The class of an answer, finer than its verdict: the first words of the report.
+Kind = Literal["same", "precision", "derived", "not_exercised", "bug", "not_comparable"]
+KINDS: Mapping[Kind, str] = {
+    "same": "same", "precision": "precision", "derived": "derived",
+    "not_exercised": "differs, not exercised", "bug": "bug", "not_comparable": "not comparable",
+}  # fmt: skip
+EXIT: Mapping[Kind, int] = {
+    "same": 0, "precision": 0, "derived": 1, "not_exercised": 1, "bug": 1, "not_comparable": 2,
+}  # fmt: skip
+DERIVED = "derived"  # the cause of a fine-tune, an adapter or a merge
 # Verdicts, the worst first; several findings together have the worst one.
 _WORST: tuple[Verdict, ...] = ("not_comparable", "bug", "precision", "same")
 
@@ -39,6 +51,10 @@ class CauseFound:
     side: str = ""
     also: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    kl_before: float | None = None
+    kl_after: float | None = None
+    exercised: Exercised = ""
+    next: str = ""
 
     @property
     def confidence(self) -> Confidence:
@@ -85,7 +101,11 @@ class PointRow:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Where two models, traces or runs first differ, and why. `exit_code` carries the verdict."""
+    """Where two models, traces or runs first differ, and why. `exit_code` carries the verdict.
+
+    `complete`: with the confirmed causes taken away nothing but rounding is left; None where that
+    was not measured. `coverage` says what was run, compared without a run, and not reached.
+    """
 
     a: str
     b: str
@@ -97,6 +117,9 @@ class Diagnosis:
     ids: tuple[int, ...] = ()
     points: tuple[PointRow, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    complete: bool | None = None
+    remainder: float | None = None  # of the logits, with the confirmed causes taken away
+    coverage: Coverage = field(default_factory=Coverage)
 
     @property
     def verdict(self) -> Verdict:
@@ -132,9 +155,25 @@ class Diagnosis:
         return "confirmed" if self.lead is None else self.lead.confidence
 
     @property
+    def kind(self) -> Kind:
+        """The class: the verdict, `derived` models and differences that no probe reached apart."""
+        if self.verdict == "not_comparable":
+            derived = not self.reason and self.lead is not None and self.lead.cause == DERIVED
+            return "derived" if derived else "not_comparable"
+        bugs = [finding for finding in self.findings if finding.verdict == "bug"]
+        if bugs and all(finding.exercised == "not_exercised" for finding in bugs):
+            return "not_exercised"
+        return self.verdict
+
+    @property
     def exit_code(self) -> int:
-        """0 same or precision, 1 bug, 2 not comparable."""
-        return EXIT[self.verdict]
+        """0 same or precision, 1 bug, derived or not exercised, 2 not comparable."""
+        return EXIT[self.kind]
+
+    @property
+    def next(self) -> tuple[str, ...]:
+        """The next steps as commands, those of the first causes first."""
+        return tuple(dict.fromkeys(row.next for row in self.findings if row.next))
 
     @property
     def sentence(self) -> str:
@@ -143,19 +182,37 @@ class Diagnosis:
         if self.reason:
             return f"not comparable: {self.reason}"
         if lead is None:
-            return "same: nothing that was compared differs"
+            proof = "" if not self.proven else f"; {self.proven}"
+            return f"same: nothing that was compared differs{proof}"
         words = {
-            "bug": "bug", "precision": "precision: the same computation in other rounding",
-            "same": "the same computation",
-        }[lead.verdict]  # fmt: skip
+            "precision": "precision: the same computation in other rounding",
+            "same": "same: the same computation",
+        }.get(self.kind, KINDS[self.kind])
         name = lead.cause or "no cause of the table fits"
         says = lead.says.removeprefix(f"{name}: ")
         known = "" if lead.confidence == "confirmed" else f" ({lead.confidence})"
         also = f"; {', '.join(lead.also)} would explain it as well" if lead.also else ""
-        at = f", first seen at {self.first}" if self.first else ""
+        at = f", first seen at {lead.first}" if lead.first else ""
         more = len({f.cause for f in self.findings if f.verdict == self.verdict}) - 1
         others = f"; {more} more cause{'s' if more > 1 else ''} behind it" if more > 0 else ""
-        return f"{words}: {name}{known} - {says}{at}{also}{others}"
+        return f"{words}: {name}{known} - {says}{at}{also}{others}{self._left()}"
+
+    @property
+    def proven(self) -> str:
+        """The sentence of a proof that both sides are equal, "" if there is none."""
+        return next((row.says for row in self.evidence if row.says.startswith("proven")), "")
+
+    def _left(self) -> str:
+        """Return the words about what the confirmed causes leave."""
+        lead = self.lead
+        if lead is not None and lead.exercised == "below_rounding" and self.kind == "bug":
+            return "; its effect on the logits of these probes is inside rounding"
+        if self.kind != "bug" or self.complete is None:
+            return ""
+        if self.complete:
+            return "; complete: without it nothing but rounding is left"
+        left = "" if self.remainder is None else f", {self.remainder:.3g} of the logits"
+        return f"; not complete: what is confirmed leaves a difference{left}"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data: the verdict's fields first, then findings, evidence and points."""
@@ -171,6 +228,11 @@ class Diagnosis:
             "evidence": [asdict(row) for row in self.evidence],
             "checked": list(self.checked),
             "not_checked": list(self.not_checked),
+            "class": self.kind,
+            "complete": self.complete,
+            "remainder": self.remainder,
+            "coverage": self.coverage.to_json(),
+            "next": list(self.next),
             "a": self.a,
             "b": self.b,
             "sentence": self.sentence,

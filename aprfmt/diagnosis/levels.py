@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from aprfmt.compare.diffs import DiffReport
+from aprfmt.diagnosis.coverage import Coverage
 from aprfmt.diagnosis.found import CauseFound, Evidence
-from aprfmt.diagnosis.mixing import Touched
+from aprfmt.diagnosis.parts import Touched
 
 
 @dataclass
@@ -17,6 +19,10 @@ class Levels:
     not_checked: list[str] = field(default_factory=list)
     reason: str = ""
     runs: bool = True  # True if both models have all tensors a pass needs
+    report: DiffReport | None = None  # what comparing the files gave
+    coverage: Coverage = field(default_factory=Coverage)
+    complete: bool | None = None
+    remainder: float | None = None
 
     def add(self, finding: CauseFound, part: Touched) -> None:
         """Add a finding and its part."""

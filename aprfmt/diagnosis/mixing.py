@@ -1,73 +1,34 @@
-"""Runs two models, and B with parts of A: shows which part makes the difference.
+"""Shows which part of B makes the difference: passes of B with parts of A's.
 
 Every finding about hyperparameters or tensors is a part of B that can be replaced by A's. With all
-parts replaced B must agree with A; with all but one replaced, the effect of that one is seen.
+parts replaced B must agree with A; with all but one replaced, the effect of that one is seen; with
+the confirmed ones replaced, one after the other, what is left.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
-
-from numpy.typing import NDArray
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.compare.traced import weights_between
 from aprfmt.compare.traces import Between, PointDiff
-from aprfmt.diagnosis.shadow import plain
+from aprfmt.diagnosis.parts import Touched as Touched
+from aprfmt.diagnosis.passes import SAME, Outcome, Probe, Twins
 from aprfmt.diagnosis.world import World
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.engines.collect import weights_of
-from aprfmt.inference.rows import Rows, StoredRows
 from aprfmt.inference.trace import Trace
-from aprfmt.inference.weights import Weights, free_budget
+from aprfmt.inference.weights import model_weights
 from aprfmt.model import Model
 
-Array = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Touched:
-    """The hyperparameters and role keys of a finding."""
-
-    hyper: tuple[str, ...] = ()
-    keys: tuple[str, ...] = ()
+BUDGET = 4e11  # multiplications and additions: some seconds on two cores
+LEAST = 3  # parts that are taken away alone whatever a pass takes
 
 
 def world_of(model: Model, ids: Sequence[int], dtype: str, memory: int | None = None) -> World:
     """Return the World of a model: the numpy backend, in float32 or float64."""
-    return _world(model, model, (), ids, dtype, memory)
-
-
-def mixed(
-    a: Model, b: Model, parts: Iterable[Touched], ids: Sequence[int], dtype: str, memory: int | None
-) -> World:
-    """Return B with these parts replaced by A's."""
-    return _world(a, b, parts, ids, dtype, memory)
-
-
-def _world(
-    a: Model,
-    b: Model,
-    parts: Iterable[Touched],
-    ids: Sequence[int],
-    dtype: str,
-    memory: int | None,
-) -> World:
-    rows: dict[str, Rows] = {key: StoredRows(tensor) for key, tensor in b.roles.items()}
-    hp = b.hyper
-    for part in parts:
-        values = {name: a.hyper[name] for name in part.hyper if name in a.hyper}
-        hp = hp.replaced(**values)
-        for key in part.keys:
-            if key in a.roles:
-                rows[key] = StoredRows(a.roles[key])
-            else:
-                rows.pop(key, None)
-    budget = free_budget() if memory is None else memory
-    weights = Weights(rows, budget, str(b.path))
     backend = BACKENDS["numpy"]("cpu", dtype)
-    return World(b.spec, hp, weights, backend, tuple(ids))
+    return World(model.spec, model.hyper, model_weights(model, memory), backend, tuple(ids))
 
 
 def between(a: Model, b: Model) -> Between:
@@ -77,88 +38,104 @@ def between(a: Model, b: Model) -> Between:
     return Between(("numpy", "numpy"), weights_between(*(Trace(run, {}) for run in kinds)), moe)
 
 
-def compared(
-    pair: Between, mine: Mapping[str, Array], theirs: Mapping[str, Array], dtype: str
-) -> dict[str, PointDiff]:
-    """Compare every point that both passes have, in execution order; other sizes are endless."""
-    found: dict[str, PointDiff] = {}
-    for key in (key for key in mine if key in theirs):
-        x, y, dtypes = mine[key], theirs[key], (dtype, dtype)
-        if x.size == y.size:
-            found[key] = pair.compare(key, dtypes, x, y)
-        else:
-            bound = pair.bound(key, dtypes).rel_l2
-            found[key] = PointDiff(key, math.inf, None, None, bound, True)
-    return found
-
-
 @dataclass(frozen=True)
 class Share:
     """The effect of one part: residuals with every other part replaced, and with all replaced.
 
-    `odd` locates NaN and infinities in the logits with every other part replaced.
+    `odd` locates NaN and infinities in the logits with every other part replaced. `kl_before` and
+    `kl_after` are in nats. `exact`: with it alone the logits are A's to the bit. `alone` is False
+    where no pass was spent on this part.
     """
 
     before: float
     after: float
     first: str
     odd: NonFinite | None = None
+    kl_before: float | None = None
+    kl_after: float | None = None
+    exact: bool = False
+    alone: bool = True
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """What every part does, and all points with no part taken over."""
+    """What every part does, all points with no part taken over, and what all parts leave."""
 
     shares: tuple[Share, ...]
-    bare: Mapping[str, PointDiff]
-
-    @property
-    def rest(self) -> float:
-        """The residual at the logits with every part replaced."""
-        return self.shares[0].after if self.shares else _end(self.bare)
+    bare: Outcome
+    rest: float
+    points: Mapping[str, PointDiff] = field(default_factory=dict)
 
 
-def shares(
-    a: Model,
-    b: Model,
-    parts: Sequence[Touched],
-    ids: Sequence[int],
-    dtype: str,
-    memory: int | None,
-    still: Sequence[int] = (),
-) -> Mixed:
-    """Return the effect of each part on the logits, with all other parts replaced by A's.
+class Measuring:
+    """Passes of B with any parts replaced, each made once."""
 
-    `still` are parts that do not change the function (a reordering inside a layer, say). They are
-    replaced in every pass.
-    """
-    pair = between(a, b)
-    world = world_of(a, ids, dtype, memory)
-    reference = plain(world)
-    world.weights.close()
-    known: dict[tuple[int, ...], dict[str, PointDiff]] = {}
+    def __init__(self, twins: Twins, parts: Sequence[Touched], probes: Sequence[Probe]) -> None:
+        self.twins, self.parts, self.probes = twins, parts, probes
+        self.live = [i for i, part in enumerate(parts) if part.hyper or part.keys]
+        self.known: dict[frozenset[int], Outcome] = {}
 
-    def away(*chosen: int) -> dict[str, PointDiff]:
-        if chosen not in known:
-            world = mixed(a, b, [parts[i] for i in chosen], ids, dtype, memory)
-            try:
-                known[chosen] = compared(pair, reference, plain(world), dtype)
-            except (ValueError, IndexError):
-                known[chosen] = {}  # these parts alone do not fit together
-            finally:
-                world.weights.close()
-        return known[chosen]
+    def without(self, chosen: Sequence[int]) -> Outcome:
+        """Return the worst outcome over the probes with these parts replaced by A's."""
+        which = frozenset(chosen) & frozenset(self.live)
+        if which not in self.known:
+            blend = self.twins.blend([self.parts[i] for i in sorted(which)])
+            found = [self.twins.alone(blend, probe) for probe in self.probes]
+            self.known[which] = max(found, key=_badness, default=SAME)
+        return self.known[which]
 
-    every = tuple(range(len(parts)))
-    found = []
-    for i in every:
-        others = away(*(j for j in every if j != i))
-        first = next((point.key for point in others.values() if point.beyond), "")
-        odd = others["logits"].nonfinite if "logits" in others else None
-        found.append(Share(_end(others), _end(away(*every)), first, odd))
-    return Mixed(tuple(found), away(*still))
+    def bare(self, still: Sequence[int]) -> Outcome:
+        """Return the outcome with only `still` replaced, the first probe's points with it."""
+        which = frozenset(still) & frozenset(self.live)
+        blend = self.twins.blend([self.parts[i] for i in sorted(which)])
+        first = self.twins.together(blend, self.probes[0])
+        others = [self.twins.alone(blend, probe) for probe in self.probes[1:]]
+        self.known[which] = max([first, *others], key=_badness)
+        return first
+
+    def affordable(self) -> bool:
+        """Say whether another pass is within the budget."""
+        return self.twins.flops + sum(map(self.twins.cost, self.probes)) <= BUDGET
+
+    def shares(self, still: Sequence[int]) -> Mixed:
+        """Return the effect of each part on the logits, with all other parts replaced by A's.
+
+        `still` are parts that do not change the function (a reordering inside a layer, say). They
+        are replaced in every pass. The points are those with nothing else replaced.
+        """
+        bare = self.bare(still)
+        rest, found = self.without(self.live), []
+        spent = 0
+        for i in range(len(self.parts)):
+            if i not in self.live:
+                found.append(Share(0.0, 0.0, "", kl_before=0.0, kl_after=0.0, exact=True))
+                continue
+            others = frozenset(self.live) - {i}
+            if others not in self.known:
+                spent += 1
+                if spent > LEAST and not self.affordable():
+                    found.append(Share(0.0, rest.distance, "", alone=False))
+                    continue
+            one = self.without(sorted(others))
+            found.append(Share(
+                one.distance, rest.distance, one.first, one.odd, one.kl, rest.kl, one.exact,
+            ))  # fmt: skip
+        return Mixed(tuple(found), bare, rest.distance, bare.points)
+
+    def peeled(self, still: Sequence[int], order: Sequence[int]) -> list[tuple[int, Outcome]]:
+        """Return what is left after each of these parts is replaced too, one after the other.
+
+        Steps between the first and the last are left out where passes are too long.
+        """
+        steps: list[tuple[int, Outcome]] = []
+        for at, i in enumerate(order):
+            which = [*still, *order[: at + 1]]
+            made = frozenset(which) & frozenset(self.live) in self.known
+            if made or at == len(order) - 1 or self.affordable():
+                steps.append((i, self.without(which)))
+        return steps
 
 
-def _end(found: Mapping[str, PointDiff]) -> float:
-    """Return the distance of the logits: 0 where both are nothing but zeros."""
-    return found["logits"].rel_l2 or 0.0 if "logits" in found else math.inf
+def _badness(found: Outcome) -> tuple[bool, float]:
+    endless = not math.isfinite(found.distance)
+    return endless, 0.0 if endless else found.distance

@@ -34,7 +34,7 @@ def compare_models(a: Model, b: Model) -> Levels:
         found.checked.append("identity: the same file")
         found.checked += ["hyperparameters: of the same file", "tensors: of the same file"]
         return found
-    report = diff_models(a, b)
+    report = found.report = diff_models(a, b)
     _identity(a, b, report, found)
     if found.reason:
         return found

@@ -12,23 +12,25 @@ TILE = 32
 def chosen_ids(every: Sequence[Mapping[str, Value]], *, long: bool) -> tuple[int, ...]:
     """Return ids for a pass that can show as many causes as possible for these hyperparameters.
 
-    They are long enough for softmax tiles and, with `long`, for windows and trained contexts up to
-    LONGEST, and spread over the vocabulary; one token occurs twice in a row.
+    They are long enough for softmax tiles and, with `long`, for half as much again as the windows
+    and trained contexts up to LONGEST. They are spread over the vocabulary; one token occurs twice
+    in a row.
     """
     vocab = min(int(hp["vocab_size"]) for hp in every)
     length = SHORT
     if long:
         for hp in every:
-            for reach in _reaches(hp):
-                if reach + MARGIN <= LONGEST:
-                    length = max(length, reach + MARGIN)
+            for reach in reaches(hp):
+                if reach + 1 <= LONGEST + MARGIN:
+                    most = max(reach + MARGIN, 3 * reach // 2)
+                    length = max(length, reach + 1, min(most, LONGEST))
     ids = [(7919 * i + 13 * (i // 7) + 5) % vocab for i in range(length)]
     if length > 5:
         ids[4] = ids[3]
     return tuple(ids)
 
 
-def _reaches(hp: Mapping[str, Value]) -> Iterator[int]:
+def reaches(hp: Mapping[str, Value]) -> Iterator[int]:
     """Yield the number of tokens at which a window or a scaling by length takes effect."""
     if hp["sliding_window"] is not None and any(hp["window_layers"]):
         yield int(hp["sliding_window"])
@@ -75,6 +77,6 @@ def hidden_from(hp: Mapping[str, Value], tokens: int) -> Iterator[str]:
         yield f"softmax_reduction: {tokens} tokens; more than {TILE} would show tiles of {TILE}"
     scaling = hp["rope_scaling"]
     if scaling is not None and scaling["type"] in ("dynamic", "longrope"):
-        for reach in _reaches({**hp, "sliding_window": None}):
+        for reach in reaches({**hp, "sliding_window": None}):
             if tokens <= reach:
                 yield f"rope_scaling: {tokens} tokens; beyond {reach} other frequencies apply"

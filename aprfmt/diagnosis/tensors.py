@@ -10,7 +10,7 @@ from aprfmt.compare.explain.foreign import foreign
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.levels import Levels
-from aprfmt.diagnosis.mixing import Share, Touched
+from aprfmt.diagnosis.mixing import Touched
 from aprfmt.model import Model
 
 
@@ -209,32 +209,3 @@ def _strange(rows: Sequence[TensorDiff]) -> tuple[CauseFound, Touched]:
         ),
         Touched((), keys),
     )  # fmt: skip
-
-
-def settled(finding: CauseFound, share: Share, bound: float) -> CauseFound:
-    """Return a finding with its effect on the pass.
-
-    NaN or infinite logits on one side only are always a bug.
-    """
-    before, after, first = share.before, share.after, share.first
-    shows = not before <= bound
-    gone = after <= bound
-    own = finding.residual_before is not None and finding.of == "stored values"
-    # Replacing a tensor removes any difference, so this does not show what is wrong with it.
-    proof = finding.level != "tensor" or finding.cause == "missing_bias"
-    confirmed = (shows and gone and proof) or (finding.confirmed and (gone or own))
-    broken = share.odd is not None and share.odd.alone > 0 and finding.verdict == "precision"
-    if (finding.verdict == "same" and shows) or broken:
-        finding, confirmed = replace(finding, verdict="bug"), False
-    if finding.level == "config" and not shows:
-        confirmed = False
-    if own and finding.residual_after is not None and finding.confirmed:
-        return replace(finding, confirmed=confirmed, first=first if shows else "")
-    return replace(
-        finding,
-        confirmed=confirmed,
-        first=first if shows else "",
-        residual_before=before,
-        residual_after=after,
-        of="logits",
-    )

@@ -11,17 +11,20 @@ from aprfmt.compare.traced import backend_name, records_ids
 from aprfmt.compare.traces import PointDiff
 from aprfmt.diagnosis import conclude, direct
 from aprfmt.diagnosis.blank import blank_trace, rounding_hides
+from aprfmt.diagnosis.both import Both
 from aprfmt.diagnosis.examine import examine
 from aprfmt.diagnosis.forward import Judged, common, judged
 from aprfmt.diagnosis.found import CauseFound, Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.measure import Recorded
-from aprfmt.diagnosis.mixing import between, shares, world_of
+from aprfmt.diagnosis.mixing import world_of
 from aprfmt.diagnosis.models import compare_models
+from aprfmt.diagnosis.nextstep import with_next
+from aprfmt.diagnosis.passes import Told
 from aprfmt.diagnosis.points import point_rows
+from aprfmt.diagnosis.probes import Chosen
 from aprfmt.diagnosis.prompt import chosen_ids, disagree, hidden_from
 from aprfmt.diagnosis.sides import Side, trace_ids, trace_of
-from aprfmt.diagnosis.tensors import settled
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.capture import instances
 from aprfmt.inference.trace import Trace
@@ -38,20 +41,27 @@ class Walk:
     reference: Model | None
     ids: tuple[int, ...] | None
     memory: int | None = None
+    told: Told = field(default_factory=Told)
     levels: Levels = field(default_factory=Levels)
     traces: dict[str, Trace] = field(default_factory=dict)
     judged: dict[str, Judged] = field(default_factory=dict)
     points: list[PointRow] = field(default_factory=list)
     rows_apart: CauseFound | None = None  # two traces compared on the rows that both have
     pairs: Sequence[PointDiff] = ()
+    both: Both | None = None  # two different models
+    chosen: Chosen | None = None  # their probes
 
     def done(self, reason: str = "") -> Diagnosis:
         """Return the diagnosis with all findings so far."""
         levels = self.levels
+        lengths = {} if self.both is None else self.both.lengths()
         return Diagnosis(
-            self.a.text, self.b.text, tuple(levels.findings), tuple(levels.evidence),
+            self.a.text, self.b.text,
+            tuple(with_next(self.a, self.b, self.ids or (), levels.findings, lengths)),
+            tuple(dict.fromkeys(levels.evidence)),
             tuple(levels.checked), tuple(dict.fromkeys(levels.not_checked)),
             reason or levels.reason, self.ids or (), tuple(self.points), self.facts(),
+            levels.complete, levels.remainder, levels.coverage,
         )  # fmt: skip
 
     def facts(self) -> dict[str, Any]:
@@ -84,6 +94,11 @@ class Walk:
             if self.levels.reason:
                 self.levels.not_checked.append("forward pass: the levels before it stop here")
                 return self.done()
+            if self._two_models():
+                self.both = Both(self.a.model, self.b.model, self.levels)
+                self.both.quantify()
+                if self.a.kind == self.b.kind == "model" and self.both.proven():
+                    return self.done()
         for side in (self.a, self.b):
             if side.kind == "trace":
                 self._load(side)
@@ -160,14 +175,14 @@ class Walk:
             if self.ids is not None and not records_ids(trace)
         ]
         if self.ids is None and not self.traces:
-            models = [side.model for side in (self.a, self.b) if side.model is not None]
-            every = [model.hyper for model in models]
-            names = {name for part in self.levels.parts for name in part.hyper}
-            runs = any(side.kind == "run" for side in (self.a, self.b))
-            long = runs or bool(
-                names & {"sliding_window", "window_layers", "rope_scaling", "context_length"}
-            )
-            self.ids = chosen_ids(every, long=long)
+            if self.both is not None:
+                runs = any(side.kind == "run" for side in (self.a, self.b))
+                self.chosen = self.both.choose(runs)
+                self.ids = self.chosen.ids
+            else:
+                models = [side.model for side in (self.a, self.b) if side.model is not None]
+                runs = any(side.kind == "run" for side in (self.a, self.b))
+                self.ids = chosen_ids([model.hyper for model in models], long=runs)
             self.say("identity", f"token ids: {len(self.ids)} chosen, the same for both")
         for side in (self.a, self.b):
             model = self.model_of(side)
@@ -194,7 +209,7 @@ class Walk:
     def _forward(self) -> None:
         assert self.ids is not None
         dtype = self._dtype()
-        if self._two_models():
+        if self.both is not None:
             self._parts(dtype)
         for side in (self.a, self.b):
             if side.kind != "model":
@@ -221,40 +236,17 @@ class Walk:
 
     def _parts(self, dtype: str) -> None:
         """Measure the effect of each finding about the files on the forward pass."""
-        a, b = self.a.model, self.b.model
-        assert a is not None and b is not None and self.ids is not None
-        levels = self.levels
-        bound = between(a, b).bound("logits", (dtype, dtype)).rel_l2
-        still = [i for i, finding in enumerate(levels.findings) if finding.verdict == "same"]
-        found = shares(a, b, levels.parts, self.ids, dtype, self.memory, still)
-        self._paired(list(found.bare.values()))
-        for i, (finding, share) in enumerate(zip(levels.findings, found.shares, strict=True)):
-            levels.findings[i] = settled(finding, share, bound)
-            if not share.before <= bound:
-                text = (
-                    f"with everything else as in A, {finding.cause} makes the logits differ by "
-                    f"{share.before:.3g}, first at {share.first}; taken over too: {share.after:.3g}"
-                )
-            elif finding.verdict == "same":
-                text = f"{finding.cause} leaves the logits as they are: {share.before:.3g} apart"
-            else:
-                text = f"{finding.cause} does not show in the logits of these tokens"
-            self.say("forward", text, *finding.where[:4], number=share.before)
-        levels.checked.append(
-            f"forward pass: numpy {dtype} of both models on {len(self.ids)} tokens, with each "
-            "finding taken away"
-        )
-        if not found.rest <= bound:
+        assert self.both is not None and self.ids is not None
+        chosen = self.chosen or self.both.given(self.ids)
+        rest = self.both.measure(chosen, dtype, self.memory, self.told)
+        self._paired(list(self.both.points.values()))
+        if rest:
             self.say(
                 "forward",
-                f"what was found does not explain all: the logits still differ by {found.rest:.3g}",
-                number=found.rest,
+                f"what was found does not explain all: the logits still differ by {rest:.3g}",
+                number=rest,
             )
-            self._unexplained(dtype)
-
-    def _unexplained(self, dtype: str) -> None:
-        """Judge each pass by the model's operations: the files do not explain the difference."""
-        self._examine(self.b, dtype, against=self.a.model)
+            self._examine(self.b, dtype, against=self.a.model)
 
     def _examine(self, side: Side, dtype: str, against: Model | None = None) -> None:
         model = against or self.model_of(side)
@@ -365,6 +357,9 @@ class Walk:
         if apart is not None and all(finding.cause != apart.cause for finding in levels.findings):
             levels.findings.append(apart)
         levels.evidence += conclude.spikes(self.points)
+        if self.judged and self.both is None and levels.findings:
+            passes = [found.examined.after for found in self.judged.values()]
+            levels.complete = not any(made.flagged for made in passes)
         broken = direct.not_finite(self.pairs)
         if broken is not None and not any(row.verdict == "bug" for row in levels.findings):
             levels.findings.append(broken)

@@ -15,6 +15,7 @@ import numpy as np
 from aprfmt.arch.spec import ArchSpec, HyperParams
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import POINTS, WHOLE, Instance, instances
+from aprfmt.inference.forward import LogitRows, Span
 from aprfmt.inference.session import load_forward
 from aprfmt.inference.weights import Weights
 
@@ -103,10 +104,19 @@ class World:
         """Return the world with other positions of the tokens."""
         return replace(self, positions=tuple(positions))
 
-    def run(self, recorder: "Recording") -> None:
-        """Run the pass with a recorder; computes the logits of all rows."""
+    @property
+    def stages(self) -> int:
+        """The number of stages a pass can be split into; 1 if the architecture has its own pass."""
+        return 1 if self.spec.forward else self.n_layers + 2
+
+    def run(self, recorder: "Recording", rows: LogitRows = "all", span: Span | None = None) -> Any:
+        """Run the pass, or a span of it, with a recorder; return its logits or stream.
+
+        Computes the logits of these rows (default: all).
+        """
+        part = {} if span is None or self.spec.forward else {"span": span}
         with np.errstate(all="ignore"):  # a wrong hypothesis may overflow
-            load_forward(self.spec)(
+            return load_forward(self.spec)(
                 Wrapped(self.backend, self.overrides, recorder),
                 self.spec,
                 self.hp,
@@ -114,7 +124,8 @@ class World:
                 self.ids,
                 recorder=recorder,
                 positions=self.positions,
-                logits_rows="all",
+                logits_rows=rows,
+                **part,
             )
 
 

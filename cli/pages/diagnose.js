@@ -12,6 +12,11 @@ function cause(row) {
   if (row.residual_before !== null) lines.push(
     `distance${row.of ? ` of ${row.of}` : ""} ${value(row.residual_before)} as it is, ` +
     `${value(row.residual_after)} with the cause taken away`);
+  if (row.kl_before !== null && row.exercised === "shows") lines.push(
+    `KL of the next token ${value(row.kl_before)} nats as it is, ${value(row.kl_after)} with the ` +
+    "cause taken away");
+  if (row.exercised === "not_exercised") lines.push("no probe reached it");
+  if (row.next) lines.push(`next: ${row.next}`);
   if (row.values.length) lines.push(row.values.join(", "));
   if (row.also.length) lines.push(`explained as well by ${row.also.join(", ")}`);
   if (row.means) lines.push(row.means);
@@ -40,13 +45,17 @@ function tables() {
     found.points.map((row) => [row.key, row.side, row.note, row.direct, row.shadow, row.gain,
       row.tolerance]),
     found.points.map((row) => row.beyond ? "bad" : "")));
-  for (const [title, rows] of [["Checked", found.checked], ["Not checked", found.not_checked]])
+  const lists = [["Next", found.next], ["Run", found.coverage.run],
+    ["Compared, not run", found.coverage.compared_not_run],
+    ["Not reached", found.coverage.not_reached],
+    ["Checked", found.checked], ["Not checked", found.not_checked]];
+  for (const [title, rows] of lists)
     if (rows.length) made.push(table(title, "", 1, ["what"], rows.map((row) => [row])));
   return made;
 }
 
 report({
-  verdict: { text: found.sentence, kind: KINDS[found.verdict] },
+  verdict: { text: found.sentence, kind: KINDS[found.class] },
   chain: [...found.causes.map(cause), ...found.evidence.map(evidence)],
   maps: [
     ...pointMap(found.points, "direct", "Distance of A and B, layer by point",

@@ -14,7 +14,8 @@ const link = (title, kind, mark, lines) => ({ title, kind, mark, lines });
 const table = (title, note, left, columns, rows, kinds = []) =>
   ({ title, note, left, columns, rows, kinds });
 const sizes = (found) => found ? `[${found.join(", ")}]` : "-";
-const KINDS = { same: "good", precision: "good", bug: "bad", not_comparable: "warn" };
+const KINDS = { same: "good", precision: "good", derived: "warn", not_exercised: "bad",
+  bug: "bad", not_comparable: "warn" };
 
 // Where keys stand in a map, a row a layer and a column a point or role.
 function places(keys) {

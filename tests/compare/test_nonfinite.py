@@ -22,7 +22,7 @@ from aprfmt.diagnosis.conclude import rounding
 from aprfmt.diagnosis.found import CauseFound, PointRow
 from aprfmt.diagnosis.measure import fit, rel
 from aprfmt.diagnosis.mixing import Share
-from aprfmt.diagnosis.tensors import settled
+from aprfmt.diagnosis.settle import settled
 from aprfmt.inference.parity.operations import rel_l2
 from aprfmt.inference.parity.outcomes import compare_logits
 from aprfmt.model import open_model

@@ -61,7 +61,7 @@ def test_tables_name_causes_of_the_one_table() -> None:
     assert set(SHOWN_BY) <= set(HYPER_NAMES)
     told_by_tensors = {  # a pass shows some as stale_tensor, and others not at all
         "endianness", "byte_offset", "none", "extra_tensor", "nonfinite", "permuted_neurons",
-        "permuted_heads", "permuted_experts",
+        "permuted_heads", "permuted_experts", "equal_quantities",
     }  # fmt: skip
     proposed = {"gqa_mapping", "rope_pairing", "layer_order", "rounding", "capture_rows"}
     assert set(CAUSES) - {row.cause for row in HYPOTHESES} <= told_by_tensors | proposed

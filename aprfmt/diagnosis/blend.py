@@ -1,0 +1,143 @@
+"""B with parts of A: its weights, its numbers, and the stages of a pass that are not A's own.
+
+Weights that are equal on both sides are taken from A, and what a backend has placed of a model's
+weight is shared by all blends.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from aprfmt.arch.spec import HyperParams
+from aprfmt.arch.values import same_value
+from aprfmt.arch.vocabulary import split_key
+from aprfmt.diagnosis.parts import Touched
+from aprfmt.inference.rows import Rows, StoredRows
+from aprfmt.inference.weights import Holder, Weights
+from aprfmt.model import Model
+
+# Hyperparameters that only the head reads; and those that are read before the first layer.
+_LATE = ("final_softcap", "logit_scale", "tied_embeddings")
+_EARLY = ("embedding_scale", "vocab_size", "hidden_size")
+
+
+class Labelled(Holder):
+    """A holder that keeps two models' weights of one key apart, under one budget."""
+
+    def __init__(self, base: Holder, label: Callable[[str], str]) -> None:
+        super().__init__(base.budget)
+        self._base, self._label = base, label
+
+    def get(self, key: str, owner: Hashable, size: int, place: Callable[[], Any]) -> Any | None:
+        """Return the placed tensor, placing it now if the common budget allows."""
+        return self._base.get(self._label(key), owner, size, place)
+
+    def find(self, key: str, owner: Hashable) -> Any | None:
+        """Return the placed tensor, or None."""
+        return self._base.find(self._label(key), owner)
+
+    def replace(self, key: str, owner: Hashable, placed: Any) -> None:
+        """Replace a placed tensor by equal numbers at another address."""
+        self._base.replace(self._label(key), owner, placed)
+
+    def has(self, key: str, owner: Hashable) -> bool:
+        """Say whether this tensor is placed."""
+        return self._base.has(self._label(key), owner)
+
+    def holds(self, key: str) -> bool:
+        """Say whether a tensor is placed by any backend."""
+        return self._base.holds(self._label(key))
+
+
+class Blend:
+    """A model of both: `weights`, `hp`, and `own`, the stages that differ from A's, in order."""
+
+    def __init__(
+        self, a: Model, b: Model, equal: frozenset[str], holder: Holder,
+        parts: Sequence[Touched] | None,
+    ) -> None:  # fmt: skip
+        """`parts` are B's that are replaced by A's; None: all of A."""
+        self.spec, self.hp = (a.spec, a.hyper) if parts is None else (b.spec, b.hyper)
+        taken = set(a.roles) if parts is None else set(equal)
+        for part in parts or ():
+            values = {name: a.hyper[name] for name in part.hyper if name in a.hyper}
+            self.hp = self.hp.replaced(**values)
+            taken |= set(part.keys)
+        rows: dict[str, Rows] = {}
+        for key in a.roles if parts is None else dict.fromkeys((*b.roles, *taken)):
+            side = a if key in taken else b
+            if key in side.roles:
+                rows[key] = StoredRows(side.roles[key])
+        self.of_a = frozenset(taken)
+        self.weights = Weights(rows, holder.budget, str(b.path))
+        self.weights.holder = Labelled(holder, self._label)
+        self.own = [] if parts is None else _stages(a, self)
+
+    def _label(self, key: str) -> str:
+        name = key.partition("[")[0].partition("@")[0]
+        return f"{'A' if name in self.of_a else 'B'} {key}"
+
+
+def count_stages(*models: Model) -> int:
+    """Return into how many stages passes of these models can be split; 1 for a pass of their own.
+
+    Stage 0 embeds, i is layer i - 1, the last one is the head.
+    """
+    if any(model.spec.forward for model in models):
+        return 1
+    return int(models[0].hyper["n_layers"]) + 2
+
+
+def _stages(a: Model, blend: Blend) -> list[int]:
+    """Return the stages in which a blend differs from A, in order."""
+    keys = set(blend.weights)
+    weights = {key for key in keys if key not in blend.of_a} | (set(a.roles) - keys)
+    numbers = [name for name in dict.fromkeys((*a.hyper, *blend.hp))
+               if not same_value(_value(a.hyper, name), _value(blend.hp, name))]  # fmt: skip
+    other = blend.spec.block != a.spec.block or blend.spec.forward != a.spec.forward
+    count = count_stages(a)
+    if other or count == 1:
+        return list(range(count)) if other or weights or numbers else []
+    found: set[int] = set()
+    for key in weights:
+        found |= _read_at(key, count - 1, tied="output.weight" not in keys)
+    for name in numbers:
+        found |= _number_at(name, _value(a.hyper, name), _value(blend.hp, name), count - 1)
+    return sorted(found)
+
+
+def _value(hp: HyperParams, name: str) -> Any:
+    return hp[name] if name in hp else None
+
+
+def _read_at(key: str, head: int, *, tied: bool) -> set[int]:
+    """Return the stages that read a weight."""
+    layer, role = split_key(key)
+    if layer is not None:
+        return {layer + 1}
+    if role == "token_embd.weight":
+        return {0, head} if tied else {0}
+    return {head} if role.startswith("output") else {0}
+
+
+def _number_at(name: str, mine: Any, other: Any, head: int) -> set[int]:
+    """Return the stages that a differing hyperparameter changes."""
+    if name in _LATE:
+        return {head}
+    lists = [value for value in (mine, other) if isinstance(value, (tuple, list))]
+    if len(lists) == 2 and len(lists[0]) == len(lists[1]) == head - 1:
+        return {i + 1 for i, pair in enumerate(zip(*lists, strict=True)) if pair[0] != pair[1]}
+    return set(range(0 if name in _EARLY else 1, head + 1))
+
+
+def multiplied(model: Model) -> float:
+    """Return the multiplications that a token takes in all layers, about."""
+    hp: Mapping[str, Any] = model.hyper
+    share = int(hp["n_experts_used"]) / int(hp["n_experts"]) if hp["n_experts"] else 1.0
+    total = 0.0
+    for key, view in model.roles.items():
+        size = 1.0
+        for length in view.shape:
+            size *= length
+        if split_key(key)[0] is not None:
+            total += size * (share if "_exps" in key else 1.0)
+    return total

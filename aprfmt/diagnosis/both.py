@@ -1,0 +1,281 @@
+"""Two models: what is proven without a pass, and what passes say of every finding.
+
+Equal bytes and equal effective quantities prove equal logits. Otherwise the findings are taken away
+on probes, each alone, then the confirmed ones one after the other; what no probe reached is said.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from aprfmt.compare.causes import CAUSES
+from aprfmt.compare.diffs import EQUAL
+from aprfmt.compare.traces import PointDiff
+from aprfmt.diagnosis.blend import multiplied
+from aprfmt.diagnosis.found import CauseFound, Evidence
+from aprfmt.diagnosis.levels import Levels
+from aprfmt.diagnosis.mixing import BUDGET, Measuring, Mixed, Share, between
+from aprfmt.diagnosis.passes import Probe, Told, Twins
+from aprfmt.diagnosis.probes import (
+    POSITIONS,
+    Chosen,
+    Differing,
+    choose,
+    differing,
+    others,
+    probe,
+    unrouted,
+)
+from aprfmt.diagnosis.prompt import LONGEST, MARGIN, reaches
+from aprfmt.diagnosis.quantities import Quantity, compare
+from aprfmt.diagnosis.settle import settled
+from aprfmt.model import Model
+
+EQUIVALENT = "equal_quantities"
+TRIES = 6  # probes of other ids, to reach experts
+TRY_LENGTH = 48
+CHEAP = 1e10  # multiplications and additions: a long probe costs nothing
+
+
+@dataclass
+class Both:
+    """Two models, what the levels found, and the effective quantities of the findings."""
+
+    a: Model
+    b: Model
+    levels: Levels
+    apart: Differing = field(default_factory=Differing)
+    quantities: dict[int, list[Quantity]] = field(default_factory=dict)
+    points: Mapping[str, PointDiff] = field(default_factory=dict)
+
+    # --- without a pass -------------------------------------------------------------------------
+
+    def quantify(self) -> None:
+        """Compare what differing hyperparameters come to; equal ones are no difference."""
+        levels, coverage = self.levels, self.levels.coverage
+        for i, (finding, part) in enumerate(zip(levels.findings, levels.parts, strict=True)):
+            if finding.level != "config" or not part.hyper or part.keys:
+                continue
+            changed = {name: self.b.hyper[name] for name in part.hyper if name in self.b.hyper}
+            mixed = self.a.hyper.replaced(**changed)
+            rotates = "rope" in (self.a.spec.block.position, self.b.spec.block.position)
+            rows = [compare(name, self.a.hyper, mixed, rotates=rotates) for name in part.hyper]
+            known = [row for row in rows if row is not None]
+            self.quantities[i] = known
+            coverage.compared += [row.says for row in known]
+            if known and len(known) == len(rows) and all(row.equal for row in known):
+                says = "; ".join(dict.fromkeys(row.says for row in known))
+                levels.findings[i] = replace(
+                    finding, cause=EQUIVALENT, verdict=CAUSES[EQUIVALENT].verdict, confirmed=True,
+                    says=f"{finding.says}; yet {says}",
+                )  # fmt: skip
+
+    def lengths(self) -> dict[int, int]:
+        """Return the tokens that reach a finding's differing quantities, by its number."""
+        found = {i: max((row.length for row in rows), default=0)
+                 for i, rows in self.quantities.items()}  # fmt: skip
+        positions = self.apart.rows.get(POSITIONS, [])
+        for i, part in enumerate(self.levels.parts):
+            if POSITIONS in part.keys and positions:
+                found[i] = positions[0] + 1
+        return found
+
+    def live(self) -> list[int]:
+        """Return the findings whose parts a pass reads, those of equal quantities left out."""
+        rows = zip(self.levels.findings, self.levels.parts, strict=True)
+        return [i for i, (finding, part) in enumerate(rows)
+                if (part.hyper or part.keys) and finding.cause != EQUIVALENT]  # fmt: skip
+
+    def proven(self) -> bool:
+        """Say whether equal stored values and quantities prove equal logits; then say so."""
+        report, a, b = self.levels.report, self.a, self.b
+        if report is None or self.live() or (a.spec.block, a.spec.forward) != (
+            b.spec.block, b.spec.forward,
+        ):  # fmt: skip
+            return False
+        both = [row for row in report.tensors if not row.verdict.startswith("ONLY_IN")]
+        roles = {*a.roles, *b.roles}
+        apart = [row for row in report.tensors if row not in both and row.key in roles
+                 and row.key != "output.weight"]  # fmt: skip
+        if apart or not both or any(row.verdict not in EQUAL for row in both):
+            return False
+        same = sum(row.verdict == "SAME_BYTES" for row in both)
+        says = (
+            f"proven without a pass: {same} tensors have equal bytes, {len(both) - same} equal "
+            "values, and every quantity that a pass computes with is equal"
+        )
+        self.levels.evidence.append(Evidence("tensor", says))
+        self.levels.checked.append("forward pass: not needed, equal logits are proven")
+        self.levels.coverage.run.append("no pass: equal logits are proven by bytes and quantities")
+        self.levels.complete, self.levels.remainder = True, 0.0
+        return True
+
+    # --- tokens ---------------------------------------------------------------------------------
+
+    def choose(self, runs: bool) -> Chosen:
+        """Choose probes that reach what differs; `runs`: an engine takes part."""
+        models = [self.a, self.b]
+        self.apart = differing(self.a, self.b, self.levels.report)
+        hypers = [model.hyper for model in models]
+        length = max((reach for hp in hypers for reach in reaches(hp)), default=0)
+        cheap = 2 * 2.0 * 1.5 * length * multiplied(self.a) <= CHEAP
+        wanted = [row.length + MARGIN for rows in self.quantities.values() for row in rows
+                  if row.length <= LONGEST]  # fmt: skip
+        return choose(models, self.apart, long=runs or cheap, least=max(wanted, default=0))
+
+    def given(self, ids: Sequence[int]) -> Chosen:
+        """Return the one probe of given ids."""
+        self.apart = differing(self.a, self.b, self.levels.report)
+        rows = set(self.apart.rows.get("token_embd.weight", ())) & set(ids)
+        one = probe(ids, [self.a.hyper, self.b.hyper], "given")
+        return Chosen((one,), tuple(sorted(rows)))
+
+    # --- with passes ----------------------------------------------------------------------------
+
+    def measure(self, chosen: Chosen, dtype: str, memory: int | None, told: Told) -> float:
+        """Settle every finding by its effect on passes; return what all of them leave."""
+        report = self.levels.report
+        rows = () if report is None else report.tensors
+        equal = frozenset(row.key for row in rows
+                          if row.verdict in EQUAL and row.key in self.a.roles)  # fmt: skip
+        pair = between(self.a, self.b)
+        bound = pair.bound("logits", (dtype, dtype)).rel_l2
+        twins = Twins(self.a, self.b, equal, pair, dtype, memory, told)
+        try:
+            measuring = Measuring(twins, self.levels.parts, list(chosen.probes))
+            still = [i for i, row in enumerate(self.levels.findings) if row.verdict == "same"]
+            found = measuring.shares(still)
+            found = self._experts(measuring, found, still)
+            self.points = found.points
+            self._settle(found.shares, bound)
+            self._peel(measuring, still, bound)
+            self._reached(measuring, chosen)
+        finally:
+            twins.close()
+        tokens = len(chosen.ids)
+        self.levels.checked.append(
+            f"forward pass: numpy {dtype} of both models on {tokens} tokens, with each finding "
+            "taken away"
+        )
+        return found.rest if found.rest > bound or math.isnan(found.rest) else 0.0
+
+    def _experts(self, measuring: Measuring, found: Mixed, still: Sequence[int]) -> Mixed:
+        """Look for ids that reach differing experts, and measure again if some do."""
+        twins, hp = measuring.twins, self.a.hyper
+        left = unrouted(self.apart, twins.routed)
+        if not left:
+            return found
+        more: list[Probe] = []
+        for ids in others(int(hp["vocab_size"]), TRY_LENGTH, TRIES):
+            one = probe(ids, [hp, self.b.hyper], "other ids, for experts")
+            if twins.flops + 2 * twins.cost(one) > BUDGET:
+                break
+            twins.streams(one)
+            now = unrouted(self.apart, twins.routed)
+            if sum(map(len, now.values())) < sum(map(len, left.values())):
+                more.append(one)
+            left = now
+            if not left:
+                break
+        if not more:
+            return found
+        again = Measuring(twins, measuring.parts, [*measuring.probes, *more])
+        measuring.probes, measuring.known = again.probes, {}
+        return measuring.shares(still)
+
+    def _settle(self, shares: Sequence[Share], bound: float) -> None:
+        levels = self.levels
+        for i, (finding, part, share) in enumerate(
+            zip(levels.findings, levels.parts, shares, strict=True)
+        ):
+            if not (part.hyper or part.keys):
+                continue
+            levels.findings[i] = settled(finding, share, bound)
+            levels.evidence.append(
+                Evidence("forward", _effect(finding, share, bound), finding.where[:4],
+                         share.before if share.alone else None)
+            )  # fmt: skip
+
+    def _peel(self, measuring: Measuring, still: Sequence[int], bound: float) -> None:
+        """Take the confirmed causes away one after the other, and say what is left."""
+        levels = self.levels
+        order = [i for i in measuring.live if levels.findings[i].confirmed and i not in still]
+        order.sort(key=lambda i: levels.findings[i].verdict != "bug")
+        bare = measuring.without(still)
+        steps = measuring.peeled(still, order)
+        last = steps[-1][1] if steps else bare
+        levels.remainder = last.distance if math.isfinite(last.distance) else None
+        if not bare.distance <= bound:  # else there was nothing to explain
+            levels.complete = last.distance <= bound
+        if len(steps) > 1:
+            names = [f"{_far(bare.distance, bare.kl)} as it is"]
+            names += [f"{_far(one.distance, one.kl)} without {levels.findings[i].cause}"
+                      for i, one in steps]  # fmt: skip
+            levels.evidence.append(
+                Evidence("forward", "the logits' distance, the confirmed causes taken away one "
+                         "after the other: " + ", ".join(names), (), last.distance)
+            )  # fmt: skip
+
+    def _reached(self, measuring: Measuring, chosen: Chosen) -> None:
+        """Say what the probes covered, and which differences they did not reach."""
+        coverage, twins = self.levels.coverage, measuring.twins
+        for one in measuring.probes:
+            rows = "all rows" if one.rows is None else f"{len(one.rows)} rows"
+            coverage.run.append(
+                f"lengths 1 to {len(one.ids)} in one causal pass ({one.why}), logits of {rows}"
+            )
+        for key, rows_apart in self.apart.rows.items():
+            ids = set(chosen.rows) if key == "token_embd.weight" else set(range(len(chosen.ids)))
+            hit = len(ids & set(rows_apart))
+            text = f"{hit} of {len(rows_apart)} rows that differ in {key}"
+            coverage.run.append(text)
+            if hit < len(rows_apart):
+                left = [row for row in rows_apart if row not in ids]
+                coverage.not_reached.append(
+                    f"{key}: {len(left)} differing rows, the first is {left[0]}"
+                )
+        missing = unrouted(self.apart, twins.routed)
+        for key, experts in self.apart.experts.items():
+            left = missing.get(key, [])
+            coverage.run.append(f"{len(experts) - len(left)} of {len(experts)} experts that differ "
+                                f"in {key}")  # fmt: skip
+            if left:
+                coverage.not_reached.append(
+                    f"{key}: no token of these probes is routed to expert"
+                    f"{'s' if len(left) > 1 else ''} {', '.join(map(str, left[:8]))}"
+                )
+        self._numbers(len(chosen.ids))
+
+    def _numbers(self, tokens: int) -> None:
+        """Say which differing quantities act beyond the probes only."""
+        for i, rows in self.quantities.items():
+            for row in rows:
+                if not row.equal and row.length > tokens:
+                    cause = self.levels.findings[i].cause
+                    self.levels.coverage.not_reached.append(
+                        f"{cause}: {row.says}; the longest probe has {tokens} tokens"
+                    )
+
+
+def _effect(finding: CauseFound, share: Share, bound: float) -> str:
+    """Return a sentence about a finding's effect on the logits."""
+    if not share.alone:
+        return f"{finding.cause} was not taken away alone: passes of this size take too long"
+    if not share.before <= bound:
+        at = f", first at {share.first}" if share.first else ""
+        return (
+            f"with everything else as in A, {finding.cause} makes the logits differ by "
+            f"{_far(share.before, share.kl_before)}{at}; taken over too: {share.after:.3g}"
+        )
+    if finding.verdict == "same":
+        return f"{finding.cause} leaves the logits as they are: {share.before:.3g} apart"
+    if share.exact:
+        return f"{finding.cause} does not show in the logits of these tokens: they are equal bits"
+    return (
+        f"{finding.cause} does not show in the logits of these tokens beyond rounding: "
+        f"{share.before:.3g} apart"
+    )
+
+
+def _far(distance: float, kl: float | None) -> str:
+    return f"{distance:.3g}" + ("" if kl is None else f" (KL {kl:.3g})")

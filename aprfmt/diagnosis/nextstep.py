@@ -1,0 +1,157 @@
+"""The next step of each finding, as a command: one table, by cause, then by level of evidence."""
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from aprfmt.arch.values import same_value
+from aprfmt.diagnosis.found import CauseFound
+from aprfmt.diagnosis.sides import Side
+from aprfmt.model import Model
+
+FOLDER = "safetensors"  # the format whose keys stand in a config.json, which `set` does not write
+MOST_IDS = 64  # ids of a command; longer ones are in a file
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a step is made of. `length` is the number of tokens that reaches a difference, or 0."""
+
+    a: Side
+    b: Side
+    ids: Sequence[int]
+    length: int = 0
+
+    @property
+    def pair(self) -> str:
+        """Both sides as words of a command."""
+        return f"{shlex.quote(self.a.text)} {shlex.quote(self.b.text)}"
+
+    @property
+    def fixed(self) -> str:
+        """The name of a repaired copy."""
+        path = Path(self.b.path)
+        stem = path.stem if path.suffix and not path.is_dir() else path.name
+        suffix = "" if path.is_dir() else path.suffix
+        return shlex.quote(f"{stem}-fixed{suffix}")
+
+
+Step = Callable[[Asked, CauseFound], str]
+
+
+def again(asked: Asked, finding: CauseFound) -> str:
+    """Write B anew from A."""
+    if asked.a.kind == "trace":
+        return ""
+    return f"aprfmt convert {shlex.quote(str(asked.a.path))} {asked.fixed}"
+
+
+def settings(asked: Asked, finding: CauseFound) -> str:
+    """Set A's values in a copy of B, where its keys hold them as they are; else write B anew."""
+    a, b = asked.a.model, asked.b.model
+    if a is None or b is None or asked.b.kind == "trace":
+        return closer(asked, finding)
+    words = [_assigned(a, b, name) for name in finding.values if name in b.hyper]
+    if b.format == FOLDER or not words or "" in words:
+        return again(asked, finding)
+    return f"aprfmt set {shlex.quote(str(asked.b.path))} {' '.join(words)} -o {asked.fixed}"
+
+
+def _assigned(a: Model, b: Model, name: str) -> str:
+    """Return KEY=VALUE, or the option that removes a key; "" if the key holds something else."""
+    row, value = b.hyper.of(name), a.hyper[name] if name in a.hyper else None
+    stored = b.metadata.get(row.key) if row.key else None
+    if stored is None or not same_value(stored, row.value):
+        return ""
+    if value is None:
+        return f"--remove {shlex.quote(row.key)}"
+    return shlex.quote(f"{row.key}={json.dumps(value, default=list)}")
+
+
+def look(asked: Asked, finding: CauseFound) -> str:
+    """Look at the tensors."""
+    if "trace" in (asked.a.kind, asked.b.kind):
+        return closer(asked, finding)
+    names = [name for name in finding.where if "." in name][:4]
+    picked = "".join(f" --tensor {shlex.quote(name)}" for name in names)
+    return f"aprfmt diff {shlex.quote(str(asked.a.path))} {shlex.quote(str(asked.b.path))}{picked}"
+
+
+def stored(asked: Asked, finding: CauseFound) -> str:
+    """Write B anew where the cause is proven; else look at the tensors."""
+    return (again if finding.confirmed else look)(asked, finding)
+
+
+def closer(asked: Asked, finding: CauseFound) -> str:
+    """Capture every point of the layer where the two part."""
+    side = asked.b if asked.b.kind == "trace" or asked.a.kind != "trace" else asked.a
+    model = side.model or asked.a.model or asked.b.model
+    if model is None:
+        return f"aprfmt diagnose {asked.pair} --model MODEL"
+    layer = finding.first[1:].partition(".")[0] if finding.first.startswith("L") else ""
+    only = f" --layers {layer}" if layer.isdigit() else ""
+    shown = f" --ids {','.join(map(str, asked.ids))}" if 0 < len(asked.ids) <= MOST_IDS else ""
+    return (
+        f"aprfmt trace {shlex.quote(str(model.path))} --payload --points all{only}{shown} "
+        f"--reference {shlex.quote(side.text)}"
+    )
+
+
+def tokens(asked: Asked, finding: CauseFound) -> str:
+    """Look at the tokenizers."""
+    return f"aprfmt diff {asked.pair} --only tokenizer"
+
+
+def distances(asked: Asked, finding: CauseFound) -> str:
+    """List how far the tensors are apart."""
+    return f"aprfmt diff {asked.pair} --top 20"
+
+
+def reach(asked: Asked, finding: CauseFound) -> str:
+    """Run what no probe reached."""
+    if asked.length:
+        vocab = min(int(side.model.hyper["vocab_size"]) for side in (asked.a, asked.b)
+                    if side.model is not None)  # fmt: skip
+        code = f"import numpy as n; n.save('ids.npy', n.arange({asked.length}) % {vocab})"
+        return f'python -c "{code}" && aprfmt diagnose {asked.pair} --ids ids.npy'
+    return f'aprfmt diagnose {asked.pair} --prompt "$(cat TEXT)"'
+
+
+def nothing(asked: Asked, finding: CauseFound) -> str:
+    """Nothing is left to do."""
+    return ""
+
+
+# By cause; what has no row goes by its level.
+STEPS: Mapping[str, Step] = {
+    "capture_point": nothing, "capture_rows": nothing, "none": nothing, "extra_tensor": nothing,
+    "missing_bias": stored, "tied_embedding": again, "derived": distances, "nonfinite": look,
+}  # fmt: skip
+LEVELS: Mapping[str, Step] = {
+    "identity": tokens, "config": settings, "tensor": stored, "forward": closer, "capture": nothing,
+}  # fmt: skip
+
+
+def step(asked: Asked, finding: CauseFound) -> str:
+    """Return the command of a finding, "" where nothing is to be done."""
+    if finding.next or finding.verdict in ("same", "precision"):
+        return finding.next
+    if finding.exercised == "not_exercised":
+        return reach(asked, finding)
+    made = STEPS.get(finding.cause, LEVELS[finding.level])
+    if made is again and finding.level == "forward":
+        made = closer
+    return made(asked, finding)
+
+
+def with_next(
+    a: Side, b: Side, ids: Sequence[int], findings: Sequence[CauseFound],
+    lengths: Mapping[int, int],
+) -> list[CauseFound]:  # fmt: skip
+    """Return findings with their next steps; `lengths` are tokens that reach one, by its number."""
+    return [
+        replace(finding, next=step(Asked(a, b, ids, lengths.get(i, 0)), finding))
+        for i, finding in enumerate(findings)
+    ]

@@ -1,0 +1,266 @@
+"""Passes of two models side by side, stage by stage.
+
+A pass starts at the first stage that differs from A's, on A's own stream, and ends where nothing
+that differs lies ahead and the stream is A's to the bit. Points are compared as they come, so that
+no more than one layer of each side is kept.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.compare.nonfinite import NonFinite
+from aprfmt.compare.traces import Between, PointDiff
+from aprfmt.diagnosis.blend import Blend, count_stages, multiplied
+from aprfmt.diagnosis.parts import Touched
+from aprfmt.diagnosis.shadow import Plain
+from aprfmt.diagnosis.world import At, World
+from aprfmt.inference.backends import BACKENDS
+from aprfmt.inference.forward import Span
+from aprfmt.inference.weights import Holder, free_budget
+from aprfmt.model import Model
+
+Array = NDArray[Any]
+MOST_HELD = 2 << 30  # bytes of decoded weights that are kept; others are decoded at each use
+PER_SECOND = 3e10  # multiplications and additions of a pass on two cores, decoding included
+LOOKS = 4  # stages that differ inside the bound whose points are looked at
+ROWS_AT_ONCE = 8  # rows of logits whose probabilities are compared together
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Token ids, the rows whose logits are compared (None: all), and what they are there for."""
+
+    ids: tuple[int, ...]
+    rows: tuple[int, ...] | None = None
+    why: str = ""
+
+    @property
+    def count(self) -> int:
+        """The number of rows that are compared."""
+        return len(self.ids) if self.rows is None else len(self.rows)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The logits of a pass beside A's.
+
+    `distance` is relative L2, 0 where both are nothing but zeros, infinite where one side alone is
+    not finite; `kl` is the mean divergence of the next token's probabilities in nats, None where
+    values are not finite; `first` is the first point beyond its tolerance; `exact`: equal bits.
+    """
+
+    distance: float
+    kl: float | None = None
+    first: str = ""
+    odd: NonFinite | None = None
+    exact: bool = False
+    points: Mapping[str, PointDiff] = field(default_factory=dict)
+
+
+MISFIT = object()  # what a pass gives whose weights do not fit together
+SAME = Outcome(0.0, 0.0, exact=True)
+
+
+@dataclass(frozen=True)
+class Told:
+    """Who is told how far passes are, and beforehand that they take minutes."""
+
+    progress: Callable[[int, int], None] | None = None
+    notice: Callable[[str], None] | None = None
+
+    def before(self, flops: float) -> None:
+        """Say how long passes of so many operations take, where that is more than half a minute."""
+        seconds = flops / PER_SECOND
+        if self.notice is not None and seconds > 30:
+            self.notice(
+                f"passes of {flops:.2g} operations follow, about {max(1, round(seconds / 60))} "
+                "minutes on two cores"
+            )
+
+    def so_far(self, done: int, total: int) -> None:
+        """Say that `done` stages of `total` are through."""
+        if self.progress is not None:
+            self.progress(done, total)
+
+
+class _Points(Plain):
+    """Values of all points, or of the experts only; a pass has the same bits either way."""
+
+    def __init__(self, world: World, layer: int, keep: bool) -> None:
+        super().__init__(world)
+        self.keep, self.at = keep, At("", layer)
+
+    def capture(self, point: str, layer: int, x: Any) -> Any:
+        """Copy the value where it is kept."""
+        if self.keep or point == "experts":
+            return super().capture(point, layer, x)
+        self.calls = []
+        self.passed(point, layer)
+        return x
+
+
+class Twins:
+    """Two models and their passes; `routed` are the experts that passes used, by layer."""
+
+    def __init__(
+        self, a: Model, b: Model, equal: frozenset[str], pair: Between, dtype: str,
+        memory: int | None = None, told: Told = Told(),
+    ) -> None:  # fmt: skip
+        self.told = told
+        self.a, self.b, self.equal, self.pair, self.dtype = a, b, equal, pair, dtype
+        self.holder = Holder(min(free_budget(), MOST_HELD) if memory is None else memory)
+        self.backend = BACKENDS["numpy"]("cpu", dtype)
+        self.stages = count_stages(a, b)
+        self.routed: dict[int, set[int]] = {}
+        self.flops = 0.0  # multiplications and additions of all passes so far
+        self._streams: dict[Probe, list[Any]] = {}
+        self._blends: list[Blend] = []
+        self._layer = multiplied(a) / max(1, int(a.hyper["n_layers"]))
+        self.mine = self._blend(None)
+
+    def blend(self, parts: Sequence[Touched]) -> Blend:
+        """Return B with these parts replaced by A's."""
+        return self._blend(parts)
+
+    def _blend(self, parts: Sequence[Touched] | None) -> Blend:
+        made = Blend(self.a, self.b, self.equal, self.holder, parts)
+        self._blends.append(made)
+        return made
+
+    def close(self) -> None:
+        """Stop reading ahead; before the models are closed."""
+        for made in self._blends:
+            made.weights.close()
+
+    def cost(self, probe: Probe, start: int = 0) -> float:
+        """Return the multiplications and additions of a pass from a stage on, about."""
+        hp, layers = self.a.hyper, self.stages - 1 - max(start, 1)
+        head = probe.count * float(hp["vocab_size"]) * float(hp["hidden_size"])
+        return 2.0 * (len(probe.ids) * self._layer * max(layers, 0) + head)
+
+    def step(
+        self, blend: Blend, probe: Probe, stage: int, stream: Any, keep: bool
+    ) -> tuple[Any, dict[str, Array]]:
+        """Run one stage; return the stream or the logits, and the values of its points."""
+        world = World(blend.spec, blend.hp, blend.weights, self.backend, probe.ids)
+        recorder = _Points(world, max(0, stage - 1), keep)
+        x = world.run(recorder, "all" if probe.rows is None else probe.rows,
+                      Span(stage, stage + 1, stream))  # fmt: skip
+        for key, values in recorder.values.items():
+            if key.endswith(".experts"):
+                used = self.routed.setdefault(int(key[1:].partition(".")[0]), set())
+                used.update(np.unique(values).tolist())
+        return x, recorder.values
+
+    def streams(self, probe: Probe) -> list[Any]:
+        """Return what enters each stage of A's pass, and its logits."""
+        if probe not in self._streams:
+            found: list[Any] = [None]
+            for stage in range(self.stages):
+                found.append(self.step(self.mine, probe, stage, found[-1], False)[0])
+            self._streams[probe] = found
+            self.flops += self.cost(probe)
+        return self._streams[probe]
+
+    def together(self, blend: Blend, probe: Probe) -> Outcome:
+        """Run A and a blend side by side and compare every point."""
+        streams: list[Any] = [None]
+        y: Any = None
+        points: dict[str, PointDiff] = {}
+        self.flops += 2 * self.cost(probe)
+        self.told.before(2 * self.cost(probe))
+        for stage in range(self.stages):
+            self.told.so_far(stage, self.stages)
+            x, mine = self.step(self.mine, probe, stage, streams[-1], True)
+            streams.append(x)
+            try:
+                y, theirs = (y, {}) if y is MISFIT else self.step(blend, probe, stage, y, True)
+            except (ValueError, IndexError):
+                y, theirs = MISFIT, {}
+            points |= compared(self.pair, mine, theirs, self.dtype)
+        self._streams[probe] = streams
+        first = next((point.key for point in points.values() if point.beyond), "")
+        if y is MISFIT:
+            return Outcome(math.inf, first=first, points=points)
+        return self._outcome(streams[-1], y, first, points)
+
+    def alone(self, blend: Blend, probe: Probe) -> Outcome:
+        """Run a blend from its first stage of its own on; endless if its parts do not fit."""
+        if not blend.own:
+            return SAME
+        streams = self.streams(probe)
+        start = blend.own[0]
+        x, first, looks = streams[start], "", LOOKS
+        for stage in range(start, self.stages):
+            if stage > blend.own[-1] and np.array_equal(x, streams[stage]):
+                return SAME
+            try:
+                x, theirs = self.step(blend, probe, stage, x, not first)
+            except (ValueError, IndexError):
+                return Outcome(math.inf, first=first)  # these parts alone do not fit together
+            if not first and self._apart(x, streams[stage + 1], looks > 0):
+                looks -= 1
+                _, mine = self.step(self.mine, probe, stage, streams[stage], True)
+                points = compared(self.pair, mine, theirs, self.dtype)
+                first = next((point.key for point in points.values() if point.beyond), "")
+        self.flops += self.cost(probe, start)
+        return self._outcome(streams[-1], x, first, {})
+
+    def _apart(self, x: Any, y: Any, any_at_all: bool) -> bool:
+        """Say whether what leaves a stage differs, at all or beyond the bound."""
+        if x.shape != y.shape:
+            return True
+        found = self.pair.compare("out", (self.dtype, self.dtype), y, x)
+        return found.beyond or (any_at_all and bool(found.rel_l2))
+
+    def _outcome(
+        self, mine: Array, theirs: Array, first: str, points: Mapping[str, PointDiff]
+    ) -> Outcome:
+        if mine.shape != theirs.shape:
+            return Outcome(math.inf, first=first, points=points)
+        found = points.get("logits") or self.pair.compare(
+            "logits", (self.dtype, self.dtype), mine, theirs
+        )
+        odd = found.nonfinite
+        alone = odd is not None and odd.alone > 0
+        return Outcome(
+            math.inf if alone else found.rel_l2 or 0.0,
+            None if odd is not None else divergence(mine, theirs),
+            first, odd, np.array_equal(mine, theirs), points,
+        )  # fmt: skip
+
+
+def compared(
+    pair: Between, mine: Mapping[str, Array], theirs: Mapping[str, Array], dtype: str
+) -> dict[str, PointDiff]:
+    """Compare every point that both passes have, in execution order; other sizes are endless."""
+    found: dict[str, PointDiff] = {}
+    for key in (key for key in mine if key in theirs):
+        x, y, dtypes = mine[key], theirs[key], (dtype, dtype)
+        if x.size == y.size:
+            found[key] = pair.compare(key, dtypes, x, y)
+        else:
+            bound = pair.bound(key, dtypes).rel_l2
+            found[key] = PointDiff(key, math.inf, None, None, bound, True)
+    return found
+
+
+def divergence(mine: Array, theirs: Array) -> float:
+    """Return the mean Kullback-Leibler divergence of A's next tokens from B's, in nats."""
+    total, rows = 0.0, len(mine)
+    for start in range(0, rows, ROWS_AT_ONCE):
+        p, q = (_log_softmax(x[start : start + ROWS_AT_ONCE]) for x in (mine, theirs))
+        total += float((np.exp(p) * (p - q)).sum())
+    return max(0.0, total / max(rows, 1))
+
+
+def _log_softmax(x: Array) -> Array:
+    wide = np.asarray(x, np.float64)
+    wide = wide - wide.max(-1, keepdims=True)
+    found: Array = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
+    return found

@@ -1,0 +1,156 @@
+"""Probes chosen for coverage: lengths, windows, embedding and position rows, experts.
+
+One causal pass over n tokens has in its rows the passes over 1, 2, ... n of them, so that one probe
+covers the short lengths; only frequencies that depend on the length need a short probe too.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from aprfmt.compare.diffs import EQUAL, DiffReport
+from aprfmt.compare.explain.reading import Reader
+from aprfmt.diagnosis.passes import Probe
+from aprfmt.diagnosis.prompt import LONGEST, TILE, chosen_ids, reaches
+from aprfmt.errors import AprfmtError
+from aprfmt.inference.rope import lengthy
+from aprfmt.model import Model
+
+MOST_ROWS = 24  # differing rows of the embedding that are put among the ids
+FIRST_ROW = 6  # the place of the first of them
+LENGTHS = (1, 2, TILE - 1, TILE, TILE + 1)
+MOST_LOGITS = 16 << 20  # bytes of logits of a pass; above, only the rows of LENGTHS and some more
+SLICE = 1 << 24  # bytes compared together
+POSITIONS = "position_embd.weight"
+TABLES = ("token_embd.weight", POSITIONS)
+
+
+@dataclass
+class Differing:
+    """What differs in tables that a pass reads row by row: row numbers, or experts, by key."""
+
+    rows: dict[str, list[int]] = field(default_factory=dict)
+    experts: dict[str, list[int]] = field(default_factory=dict)
+
+
+def differing(a: Model, b: Model, report: DiffReport | None) -> Differing:
+    """Return the rows and experts whose stored bytes differ, of tensors that both sides have."""
+    found = Differing()
+    for row in report.tensors if report is not None else ():
+        if row.verdict in EQUAL or row.shape_a != row.shape_b or row.encoding_a != row.encoding_b:
+            continue
+        sides = [model.find(row.key) for model in (a, b)]
+        if sides[0] is None or sides[1] is None:
+            continue
+        if row.key in TABLES:
+            found.rows[row.key] = _units_apart(sides, sides[0].shape[0])
+        elif "_exps." in row.key and row.shape_a:
+            found.experts[row.key] = _units_apart(sides, sides[0].shape[0])
+    return found
+
+
+def _units_apart(sides: Sequence[Any], count: int) -> list[int]:
+    """Return which of `count` equal runs of a tensor's bytes differ; [] where it has no bytes."""
+    readers = [Reader(side) for side in sides]
+    try:
+        sizes = {reader.row_bytes for reader in readers}
+    except AprfmtError:
+        return []
+    if len(sizes) != 1 or None in sizes or not count or readers[0].rows % count:
+        return []
+    rows = readers[0].rows // count
+    size = rows * (readers[0].row_bytes or 1)
+    step = max(1, SLICE // max(size, 1))
+    found: list[int] = []
+    for start in range(0, count, step):
+        stop = min(count, start + step)
+        raw = [np.frombuffer(bytes(reader.bytes.window(start * size, stop * size)), np.uint8)
+               for reader in readers]  # fmt: skip
+        apart = (raw[0] != raw[1]).reshape(stop - start, -1).any(-1)
+        found += (np.flatnonzero(apart) + start).tolist()
+    for reader in readers:
+        reader.drop()
+    return found
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The probes, the first one the longest, and the embedding rows among its ids."""
+
+    probes: tuple[Probe, ...]
+    rows: tuple[int, ...] = ()
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The ids of the main probe."""
+        return self.probes[0].ids
+
+
+def choose(models: Sequence[Model], apart: Differing, *, long: bool, least: int = 0) -> Chosen:
+    """Choose probes for these models, of `least` tokens at least; `long`: past every window."""
+    every = [model.hyper for model in models]
+    ids = _longer(list(chosen_ids(every, long=long)), least, every)
+    positions = apart.rows.get(POSITIONS, [])
+    if positions and positions[0] < LONGEST:
+        ids = _longer(ids, positions[0] + 2, every)
+    longest = min((model.roles[POSITIONS].shape[0] for model in models
+                   if POSITIONS in model.roles), default=len(ids))  # fmt: skip
+    ids = ids[: max(1, min(len(ids), longest))]
+    rows = [row for row in apart.rows.get("token_embd.weight", ())
+            if row < min(int(hp["vocab_size"]) for hp in every)]  # fmt: skip
+    taken = _spread(rows, min(MOST_ROWS, max(0, len(ids) - FIRST_ROW)))
+    ids[FIRST_ROW : FIRST_ROW + len(taken)] = taken
+    probes = [probe(ids, every, "main")]
+    if len(ids) > TILE + 1 and any(lengthy(hp) for hp in every):
+        probes.append(probe(ids[: TILE + 1], every, "short: frequencies depend on the length"))
+    return Chosen(tuple(probes), tuple(taken))
+
+
+def probe(ids: Sequence[int], every: Sequence[Mapping[str, Any]], why: str) -> Probe:
+    """Return a probe; its logits are compared in all rows, or in some where they are many."""
+    size = 4 * len(ids) * max(int(hp["vocab_size"]) for hp in every)
+    if size <= MOST_LOGITS:
+        return Probe(tuple(ids), None, why)
+    rows = {length - 1 for length in LENGTHS} | set(range(FIRST_ROW, FIRST_ROW + 2))
+    for hp in every:
+        rows |= {reach for reach in reaches(hp)}
+    rows |= {len(ids) // 2, len(ids) - 1}
+    return Probe(tuple(ids), tuple(sorted(row for row in rows if row < len(ids))), why)
+
+
+def _longer(ids: list[int], length: int, every: Sequence[Mapping[str, Any]]) -> list[int]:
+    vocab = min(int(hp["vocab_size"]) for hp in every)
+    return ids + [(7919 * i + 5) % vocab for i in range(len(ids), length)]
+
+
+def _spread(values: Sequence[int], most: int) -> list[int]:
+    """Return up to `most` of the values, evenly from the first to the last."""
+    if len(values) <= most:
+        return list(values)
+    if most < 2:
+        return list(values[:most])
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
+
+
+def others(vocab: int, length: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Yield other ids, to reach what the chosen ones did not: each run goes on in the vocabulary.
+
+    The steps have no factor in common with the vocabulary, so that all ids come.
+    """
+    step = next(k for k in range(max(2, vocab * 5 // 13), 2 * vocab + 3) if math.gcd(k, vocab) == 1)
+    for run in range(count):
+        yield tuple((step * (run * length + i) + run) % vocab for i in range(length))
+
+
+def unrouted(apart: Differing, routed: Mapping[int, set[int]]) -> dict[str, list[int]]:
+    """Return the differing experts that no pass used, by key."""
+    found: dict[str, list[int]] = {}
+    for key, experts in apart.experts.items():
+        layer = int(key[1:].partition(".")[0])
+        left = [expert for expert in experts if expert not in routed.get(layer, set())]
+        if left:
+            found[key] = left
+    return found

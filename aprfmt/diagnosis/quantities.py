@@ -1,0 +1,207 @@
+"""What hyperparameters come to, as numbers: inverse frequencies, masks, functions, factors.
+
+Two files may spell one computation in two ways: a window no smaller than the context, a scaling by
+1, a base that no layer uses. What a pass computes with is compared here up to the context length,
+without a pass: equal quantities are a proof, other ones say from which position on they differ.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aprfmt.arch.values import same_value
+from aprfmt.base.protocols import Value
+from aprfmt.errors import AprfmtError
+from aprfmt.inference.backends.numpy_backend import ACTIVATIONS
+from aprfmt.inference.rope import BY_LENGTH, kind_of, make
+
+Numbers = Mapping[str, Value]
+ROUNDED = 1e-6  # some roundings of float32: two ways to compute one frequency
+STEP = 4096  # points at which an activation is compared, and
+REACH = 12.0  # how far from zero
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One effective quantity of both sides: `says` is a sentence; `where` are layers.
+
+    `position` is the first token position at which it differs (0: the first token already); None
+    where it is equal. `length` is the number of tokens that shows it.
+    """
+
+    name: str
+    says: str
+    position: int | None
+    where: tuple[str, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Say whether both sides compute with the same numbers."""
+        return self.position is None
+
+    @property
+    def length(self) -> int:
+        """The tokens that a pass needs to reach the difference."""
+        return 0 if self.position is None else self.position + 1
+
+
+def compare(name: str, a: Numbers, b: Numbers, *, rotates: bool = True) -> Quantity | None:
+    """Compare what a hyperparameter comes to; None if no quantity of the table belongs to it.
+
+    `rotates`: the architecture has rope.
+    """
+    for names, row in TABLE:
+        if name in names:
+            if row is frequencies and not rotates:
+                return Quantity("inverse frequencies", "nothing is rotated", None)
+            try:
+                return row(a, b)
+            except (AprfmtError, TypeError, ValueError, ZeroDivisionError, OverflowError):
+                return None  # a value that no pass could use either
+    return None
+
+
+def context(a: Numbers, b: Numbers) -> int:
+    """Return the longer of both contexts: no position lies beyond."""
+    return max(int(a["context_length"]), int(b["context_length"]))
+
+
+# --- rope ----------------------------------------------------------------------------------------
+
+
+def frequencies(a: Numbers, b: Numbers) -> Quantity:
+    """Compare the inverse frequencies and factors of every layer, at every length that counts."""
+    longest = context(a, b)
+    found: dict[int, list[int]] = {}
+    worst = 0.0
+    for layer in range(int(a["n_layers"])):
+        for length in _lengths(a, b, longest):
+            apart = _ropes_apart(a, b, layer, length)
+            if apart > ROUNDED:
+                worst = max(worst, apart)
+                # Rope leaves position 0 as it is, unless its factor differs.
+                position = max(length - 1, 0 if math.isinf(apart) else 1)
+                found.setdefault(position, []).append(layer)
+                break
+    if not found:
+        return Quantity("inverse frequencies", f"the inverse frequencies of all layers are equal "
+                        f"up to the context of {longest}", None)  # fmt: skip
+    first = min(found)
+    layers = tuple(f"L{layer}" for layer in found[first])
+    size = "in kind or factor" if math.isinf(worst) else f"by {worst:.3g} of their size at most"
+    return Quantity(
+        "inverse frequencies", f"the inverse frequencies differ {size}, in {_count(layers)} and "
+        f"for {'any sequence' if first < 2 else f'sequences of more than {first} tokens'}",
+        first, layers,
+    )  # fmt: skip
+
+
+def _lengths(a: Numbers, b: Numbers, longest: int) -> list[int]:
+    """Return the lengths at which the frequencies may change, shortest first."""
+    found = {1}
+    for hp in (a, b):
+        scaling = hp["rope_scaling"]
+        if scaling is not None and scaling["type"] in BY_LENGTH:
+            found |= {int(hp["context_length"]) + 1, longest}
+            original = scaling.get("original_context_length")
+            if original is not None:
+                found.add(int(original) + 1)
+    return sorted(length for length in found if 0 < length <= max(longest, 1))
+
+
+def _ropes_apart(a: Numbers, b: Numbers, layer: int, length: int) -> float:
+    """Return how far two layers' frequencies are apart, relative; infinite if in kind or factor."""
+    kinds = [kind_of(hp, layer) for hp in (a, b)]
+    if kinds[0] is None or kinds[1] is None:
+        return 0.0 if kinds[0] is kinds[1] else math.inf
+    x, y = make(a, kinds[0], length), make(b, kinds[1], length)
+    if x.inv_freq.shape != y.inv_freq.shape or not same_value(x.factor, y.factor):
+        return math.inf
+    return float(np.max(np.abs(x.inv_freq - y.inv_freq) / np.abs(x.inv_freq)))
+
+
+# --- masks ---------------------------------------------------------------------------------------
+
+
+def masks(a: Numbers, b: Numbers) -> Quantity:
+    """Compare how far every layer looks back: a window hides nothing up to its own size."""
+    longest = context(a, b)
+    reach = [_windows(hp, longest) for hp in (a, b)]
+    apart = [i for i, pair in enumerate(zip(*reach, strict=True)) if pair[0] != pair[1]]
+    if not apart:
+        return Quantity("masks", f"the masks of all layers are equal up to the context of "
+                        f"{longest}", None)  # fmt: skip
+    # The token at position w is the first that a window of w tokens keeps from seeing token 0.
+    first = min(min(reach[0][i], reach[1][i]) for i in apart)
+    layers = tuple(f"L{i}" for i in apart)
+    return Quantity("masks", f"the masks differ in {_count(layers)}, from position {first} on",
+                    first, layers)  # fmt: skip
+
+
+def _windows(hp: Numbers, longest: int) -> list[int]:
+    window = hp["sliding_window"]
+    size = longest if window is None else min(int(window), longest)
+    return [size if windowed else longest for windowed in hp["window_layers"]]
+
+
+# --- functions and factors -----------------------------------------------------------------------
+
+
+def activations(a: Numbers, b: Numbers) -> Quantity:
+    """Compare the activations as functions."""
+    x = np.linspace(-REACH, REACH, 2 * STEP + 1, dtype=np.float32)
+    names = [str(hp["activation"]) for hp in (a, b)]
+    first, second = (ACTIVATIONS[name](x.copy()) for name in names)
+    apart = np.abs(first - second)
+    at = int(np.argmax(apart))
+    other = [hp[key] for key in ("swiglu_limit", "swiglu_alpha") for hp in (a, b)]
+    clamps = same_value(other[0], other[1]) and same_value(other[2], other[3])
+    if not apart[at] and clamps:
+        return Quantity("activation", f"{names[0]} and {names[1]} are one function", None)
+    says = f"{names[0]} and {names[1]} differ by up to {apart[at]:.3g}, at {x[at]:.3g}"
+    return Quantity("activation", says if apart[at] else "the clamps of the gate differ", 0)
+
+
+def scales(a: Numbers, b: Numbers) -> Quantity:
+    """Compare the factor on the scores of every layer."""
+    rows = [_scales(hp) for hp in (a, b)]
+    apart = [i for i, pair in enumerate(zip(*rows, strict=True))
+             if not math.isclose(*pair, rel_tol=1e-7)]  # fmt: skip
+    if not apart:
+        return Quantity("attention scale", "the factor on the scores is equal in all layers", None)
+    i = apart[0]
+    return Quantity(
+        "attention scale", f"scores are multiplied by {rows[0][i]:.6g} in A, {rows[1][i]:.6g} in B "
+        f"(layer {i})", 0, tuple(f"L{i}" for i in apart),
+    )  # fmt: skip
+
+
+def _scales(hp: Numbers) -> Sequence[float]:
+    own = float(hp["attn_scale"])
+    return [own / (i + 1 if hp["attn_scale_by_layer"] else 1) for i in range(int(hp["n_layers"]))]
+
+
+def routing(a: Numbers, b: Numbers) -> Quantity | None:
+    """Without experts no rule of routing counts; with them only a pass can tell."""
+    if not a["n_experts"] and not b["n_experts"]:
+        return Quantity("routing", "no layer routes to experts", None)
+    return None
+
+
+def _count(layers: Iterable[str]) -> str:
+    names = list(layers)
+    more = ", ..." if len(names) > 1 else ""
+    return f"{len(names)} layer{'s' if more else ''} ({names[0]}{more})"
+
+
+TABLE: tuple[tuple[tuple[str, ...], Callable[[Numbers, Numbers], Quantity | None]], ...] = (
+    (("rope_theta", "rope_theta_local", "rope_scaling", "rope_scaling_layers", "rope_layers",
+      "context_length"), frequencies),
+    (("sliding_window", "window_layers"), masks),
+    (("activation",), activations),
+    (("attn_scale", "attn_scale_by_layer"), scales),
+    (("n_experts_used", "norm_topk", "routed_scale", "n_expert_groups", "n_expert_groups_used",
+      "router"), routing),
+)  # fmt: skip

@@ -1,0 +1,271 @@
+"""What is proven without a pass, what probes reach, what is left after each cause, the next step.
+
+Seen red: `plain` passes for every answer, ids chosen without regard to what differs, `settled`
+confirming from distances that were infinite or inside rounding.
+"""
+
+import json
+import math
+import shlex
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aprfmt
+from aprfmt.compare.nonfinite import NonFinite
+from aprfmt.diagnosis import diagnose
+from aprfmt.diagnosis.found import CauseFound, Diagnosis
+from aprfmt.diagnosis.mixing import Share, between, world_of
+from aprfmt.diagnosis.parts import Touched
+from aprfmt.diagnosis.passes import Probe, Twins, divergence
+from aprfmt.diagnosis.quantities import compare
+from aprfmt.diagnosis.settle import settled
+from aprfmt.diagnosis.shadow import plain
+from aprfmt.diagnosis.world import World
+from aprfmt.errors import AprfmtError
+from tests.cli.run import aprfmt as command
+from tests.diagnose import files
+from tests.diagnose.engines import place, tiny_folder
+from tests.diagnose.faults import FAULTS
+from tests.diagnose.faults_walk import EXERCISED, setting
+from tests.diagnose.table import answer
+from tests.models import IDS
+
+BOUND = 2e-5
+
+
+# --- proof ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gguf-copy", "same-bytes", "window-is-context", "scaling-by-one"])
+def test_equal_bytes_and_quantities_need_no_pass(name: str, monkeypatch: Any) -> None:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a pass was run")
+
+    monkeypatch.setattr(World, "run", refused)
+    a, b = FAULTS[name].make()
+    found = diagnose(str(a), str(b))
+    assert (found.verdict, found.exit_code, found.ids) == ("same", 0, ())
+    assert found.proven.startswith("proven without a pass")
+    assert found.complete is True
+
+
+def test_one_value_that_differs_needs_passes() -> None:
+    found = answer("bit")
+    assert not found.proven and found.ids and found.coverage.run
+
+
+# --- effective quantities ------------------------------------------------------------------------
+
+
+def test_factors_of_a_named_rule_are_that_rule() -> None:
+    """GGUF holds llama3's rule as one factor a pair; judged by the formula of Llama 3.1's code."""
+    with aprfmt.open(tiny_folder("llama-llama3")) as model:
+        hp = model.hyper
+        rule, dim = hp["rope_scaling"], int(hp["rope_dim"])
+        factors = []
+        for i in range(0, dim, 2):
+            wave = 2 * math.pi * float(hp["rope_theta"]) ** (i / dim)
+            low, high = float(rule["low_freq_factor"]), float(rule["high_freq_factor"])
+            original = float(rule["original_context_length"])
+            smooth = (original / wave - low) / (high - low)
+            blended = 1 / ((1 - smooth) / float(rule["factor"]) + smooth)
+            factors.append(
+                1.0 if wave < original / high
+                else float(rule["factor"]) if wave > original / low else blended
+            )  # fmt: skip
+        same = hp.replaced(rope_scaling={"type": "factors", "factors": factors})
+        other = hp.replaced(rope_scaling={"type": "factors", "factors": [*factors[:-1], 7.5]})
+        assert compare("rope_scaling", hp, same).equal  # type: ignore[union-attr]
+        found = compare("rope_scaling", hp, other)
+        assert found is not None and found.position == 1 and "3 layers" in found.says
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "position"),
+    [
+        ("sliding_window", {"sliding_window": 64}, 8),
+        ("sliding_window", {"sliding_window": 5}, 5),
+        ("sliding_window", {"sliding_window": None}, 8),
+        ("rope_theta", {"rope_theta": 5001.0}, 1),
+        ("rope_layers", {"rope_layers": (True, False, True)}, 0),
+        ("activation", {"activation": "gelu"}, 0),
+        ("activation", {"activation": "silu"}, None),
+        ("attn_scale", {"attn_scale": 0.25 * (1 + 1e-9)}, None),
+        ("attn_scale", {"attn_scale": 0.26}, 0),
+        ("norm_topk", {"norm_topk": True}, None),
+    ],
+)
+def test_quantities_say_from_where_they_differ(
+    name: str, changes: dict[str, Any], position: int | None
+) -> None:
+    with aprfmt.open(tiny_folder("mistral")) as model:
+        found = compare(name, model.hyper, model.hyper.replaced(**changes))
+    assert found is not None and found.position == position, found
+
+
+# --- passes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("base", ["llama", "gemma3", "deepseek_v3", "gpt2", "cohere"])
+def test_a_pass_from_where_it_differs_is_the_whole_pass(base: str) -> None:
+    """Judged by a pass from the ids to the logits: equal to the bit, at the same first point."""
+    other = tiny_folder(base, seed=3)
+    with aprfmt.open(tiny_folder(base)) as a, aprfmt.open(other) as b:
+        twins = Twins(a, b, frozenset(), between(a, b), "float32")
+        last = max(key for key in a.roles if key.startswith("L") and "down" in key)
+        kept = Touched((), tuple(key for key in a.roles if key != last))
+        probe = Probe(IDS[:12])
+        whole = plain(world_of(a, probe.ids, "float32"))
+        assert np.array_equal(twins.streams(probe)[-1], whole["logits"])
+        mixed = world_of(a, probe.ids, "float32").with_weights({last: b.roles[last].numpy()})
+        expected = plain(mixed)["logits"]
+        blend = twins.blend([kept])
+        assert blend.own and blend.own[0] > 1
+        found = twins.alone(blend, probe)
+        far = np.linalg.norm(expected - whole["logits"]) / np.linalg.norm(expected)
+        assert found.distance == pytest.approx(far, rel=1e-5) and not found.exact
+        assert found.kl == pytest.approx(divergence(whole["logits"], expected), rel=1e-4)
+        assert found.first.startswith(last.partition(".")[0])
+        assert twins.alone(twins.blend([kept, Touched((), (last,))]), probe).exact
+        twins.close()
+
+
+def test_divergence_is_that_of_the_probabilities() -> None:
+    import torch
+
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(0, 3, (2, 19, 31)).astype(np.float32)
+    p, q = (torch.log_softmax(torch.tensor(z, dtype=torch.float64), -1) for z in (x, y))
+    judge = torch.nn.functional.kl_div(q, p, log_target=True, reduction="batchmean")
+    assert divergence(x, y) == pytest.approx(float(judge), rel=1e-9)
+    assert divergence(x, x) == 0
+
+
+# --- confirmed, complete -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXERCISED)
+def test_whether_a_difference_was_reached_is_known(name: str) -> None:
+    found = answer(name)
+    lead = found.lead
+    assert lead is not None and lead.exercised == EXERCISED[name]
+    assert found.exit_code == 1 and found.verdict == "bug"
+    unreached = EXERCISED[name] == "not_exercised"
+    assert (found.kind == "not_exercised") == unreached
+    assert found.sentence.startswith("differs, not exercised: ") == unreached
+    assert bool(found.coverage.not_reached) == unreached
+    assert bool(found.next) and (not unreached or "diagnose" in found.next[0])
+
+
+@pytest.mark.parametrize("before", [math.nan, math.inf, 1e-6, 0.0])
+def test_nothing_is_confirmed_from_no_distance_or_an_endless_one(before: float) -> None:
+    named = CauseFound("norm_eps", "", "config", "bug", ("norm_eps",), False)
+    assert not settled(named, Share(before, 0.0, "L0.q"), BOUND).confirmed
+    assert settled(named, Share(1e-3, 0.0, "L0.q"), BOUND).confirmed
+    assert not settled(named, Share(1e-3, 1e-3, "L0.q"), BOUND).confirmed
+    assert not settled(named, Share(1e-3, 0.0, "L0.q", alone=False), BOUND).confirmed
+    odd = NonFinite(9, 0, 1, 1, (3,), ("1", "nan"), 0, None)
+    assert not settled(named, Share(1e-3, 0.0, "L0.q", odd), BOUND).confirmed
+
+
+def test_stacked_causes_are_taken_away_one_after_the_other() -> None:
+    found = answer("three-stacked")
+    assert found.complete is True and found.remainder == 0
+    assert "complete: without it nothing but rounding is left" in found.sentence
+    (row,) = [row.says for row in found.evidence if "one after the other" in row.says]
+    numbers = [float(part.split()[0]) for part in row.partition("other: ")[2].split(", ")]
+    assert len(numbers) == 4 and numbers[0] > 0.01 and numbers[-1] == 0
+    for finding in found.findings:
+        assert finding.kl_before and finding.kl_after == 0
+
+
+def test_what_an_unconfirmed_cause_leaves_is_not_complete() -> None:
+    found = answer("noise")
+    assert found.complete is False and found.remainder
+    assert "not complete: what is confirmed leaves a difference" in found.sentence
+
+
+# --- the class and the next step -----------------------------------------------------------------
+
+
+def test_classes_and_exit_codes() -> None:
+    none = Diagnosis("a", "b", (), (), (), ())
+    far = CauseFound("derived", "a fine-tune", "identity", "not_comparable", (), True)
+    bug = CauseFound("scale", "", "tensor", "bug", ("x",), True, exercised="not_exercised")
+    rows = {
+        "same": (none, 0),
+        "derived": (replace(none, findings=(far,)), 1),
+        "not_comparable": (replace(none, findings=(far,), reason="of other tokens"), 2),
+        "not_exercised": (replace(none, findings=(bug,)), 1),
+        "bug": (replace(none, findings=(bug, replace(bug, exercised="shows"))), 1),
+    }
+    for kind, (found, code) in rows.items():
+        assert (found.kind, found.exit_code) == (kind, code)
+        assert found.to_json()["class"] == kind
+        assert found.sentence
+
+
+def test_the_next_step_mends_a_file() -> None:
+    good = files.converted(tiny_folder("llama"), "next.gguf")
+    bad, mended = place("next-theta.gguf"), place("next-mended.gguf")
+    if not bad.exists():
+        assert command("set", good, "llama.rope.freq_base=77", "-o", bad, "--quiet").code == 0
+    done = command("diagnose", good, bad, "--json")
+    assert done.code == 1 and done.json["cause"] == "rope_theta"
+    name, *words = shlex.split(done.json["next"][0])
+    assert name == "aprfmt" and words[-2] == "-o"
+    assert command(*words[:-1], mended, "--force").code == 0
+    after = command("diagnose", good, mended, "--json")
+    assert (after.code, after.json["class"]) == (0, "same")
+
+
+def test_the_next_step_of_damage_is_a_command_that_works() -> None:
+    a, b = FAULTS["noise"].make()
+    done = command("diagnose", a, b, "--json")
+    words = shlex.split(done.json["next"][0])
+    assert words[:2] == ["aprfmt", "diff"] and command(*words[1:]).code == 1
+    engine = answer("theta")
+    words = shlex.split(engine.next[0])
+    assert words[:2] == ["aprfmt", "trace"] and command(*words[1:]).code == 1
+
+
+def test_repeated_lines_are_one_line_with_a_count() -> None:
+    def every(rows: files.Rows) -> None:
+        for layer in range(3):
+            files.edit(f"model.layers.{layer}.mlp.up_proj.weight", lambda x: x * 1.25)(rows)
+
+    folder = tiny_folder("llama")
+    bad = files.copy(folder, "repeated", tensors=every, config=setting(rms_norm_eps=1e-5))
+    out = command("diagnose", folder, bad).out.splitlines()
+    assert out[0].startswith("bug: norm_eps")
+    assert sum("times its layer's input" in line for line in out) <= 1
+    assert out[out.index("next") + 1].startswith("  aprfmt ")
+    assert "run" in out
+
+
+def test_the_page_shows_class_coverage_and_next_step(tmp_path: Any) -> None:
+    a, b = FAULTS["window-beyond"].make()
+    page = tmp_path / "page.html"
+    done = command("diagnose", a, b, "--html", page, "--json")
+    assert done.code == 1
+    text = page.read_text()
+    for word in (json.dumps(done.json["next"][0])[1:40], "not_exercised", "Not reached"):
+        assert word in text
+
+
+def test_ids_out_of_the_vocabulary_are_refused() -> None:
+    folder = tiny_folder("llama")
+    bad = files.copy(folder, "eps-only", config=setting(rms_norm_eps=1e-5))
+    found = diagnose(str(folder), str(bad), ids=(3, 5000))
+    assert found.kind == "not_comparable" and "5000" in found.reason
+    with pytest.raises(AprfmtError):
+        diagnose(str(folder), str(bad), ids=())
+
+
+def test_a_trace_is_explained_when_its_last_pass_agrees_everywhere(monkeypatch: Any) -> None:
+    assert answer("stacked").complete is True
+    assert answer("stale-weight").complete is False
+    assert answer("other-ids").complete is None
