@@ -8,7 +8,10 @@ from aprfmt.diagnosis.mixing import Touched
 
 @dataclass
 class Levels:
-    """Findings of the first three levels; `parts` has one entry per finding."""
+    """Findings of the first three levels; `parts` has one entry per finding.
+
+    Where `unmoved`, a pass of both models gives one answer: none is needed for what `tokens` holds.
+    """
 
     findings: list[CauseFound] = field(default_factory=list)
     parts: list[Touched] = field(default_factory=list)
@@ -16,6 +19,8 @@ class Levels:
     checked: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
     reason: str = ""
+    tokens: list[CauseFound] = field(default_factory=list)  # of the tokenizers: no pass shows them
+    unmoved: bool = False  # every tensor's values and every hyperparameter are equal
     runs: bool = True  # True if both models have all tensors a pass needs
 
     def add(self, finding: CauseFound, part: Touched) -> None:

@@ -11,6 +11,7 @@ from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
 from aprfmt.diagnosis.tensors import compare_tensors
+from aprfmt.diagnosis.tokens import tokenizers
 from aprfmt.model import Model
 from aprfmt.model.completeness import listed
 
@@ -34,7 +35,7 @@ def compare_models(a: Model, b: Model) -> Levels:
         found.checked.append("identity: the same file")
         found.checked += ["hyperparameters: of the same file", "tensors: of the same file"]
         return found
-    report = diff_models(a, b)
+    report = diff_models(a, b, only=("tensors", "hyperparameters"))
     _identity(a, b, report, found)
     if found.reason:
         return found
@@ -42,6 +43,11 @@ def compare_models(a: Model, b: Model) -> Levels:
     explained = _hyperparameters(a, b, report, tensors, found)
     if not found.reason:
         compare_tensors(a, b, report, explained, found)
+    if not found.reason:
+        tokenizers(a, b, found)
+        found.unmoved = not found.findings and not report.hyperparameters and all(
+            row.verdict in EQUAL for row in report.tensors
+        )
     return found
 
 
@@ -70,14 +76,9 @@ def _identity(a: Model, b: Model, report: DiffReport, found: Levels) -> None:
                 f"tensors, {size} bytes{_origin(model)}",
             )
         )
-    found.checked.append("identity: architecture, tensor count, tokenizer, chat template")
+    found.checked.append("identity: architecture, tensor count")
     equal = sum(row.verdict in EQUAL for row in report.tensors)
     matched = sum(row.verdict not in ("ONLY_IN_A", "ONLY_IN_B") for row in report.tensors)
-    for row in report.tokenizer:
-        found.evidence.append(
-            Evidence("identity", f"tokenizer: {row.name} is {row.a} in A, {row.b} in B",
-                     (f"tokenizer.{row.name}",))
-        )  # fmt: skip
     if not a.hyper or not b.hyper:
         return
     other = [

@@ -49,7 +49,7 @@ class Walk:
         """Return the diagnosis with all findings so far."""
         levels = self.levels
         return Diagnosis(
-            self.a.text, self.b.text, tuple(levels.findings), tuple(levels.evidence),
+            self.a.text, self.b.text, (*levels.findings, *levels.tokens), tuple(levels.evidence),
             tuple(levels.checked), tuple(dict.fromkeys(levels.not_checked)),
             reason or levels.reason, self.ids or (), tuple(self.points), self.facts(),
         )  # fmt: skip
@@ -83,6 +83,9 @@ class Walk:
             self.levels = compare_models(self.a.model, self.b.model)
             if self.levels.reason:
                 self.levels.not_checked.append("forward pass: the levels before it stop here")
+                return self.done()
+            if self.levels.unmoved and self.levels.tokens and self.a.kind == self.b.kind == "model":
+                self.levels.checked.append("forward pass: not needed, all it reads is equal")
                 return self.done()
         for side in (self.a, self.b):
             if side.kind == "trace":
