@@ -3,9 +3,14 @@
 import json
 import re
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from aprfmt.errors import AprfmtError
 from aprfmt.tokenizer.keys import END_TEXTS
+from aprfmt.tokenizer.vocabulary import BLANK
+
+if TYPE_CHECKING:
+    from aprfmt.tokenizer.stated import Stated
 
 _USER = {"role": "user", "content": "What is 2 + 2?"}
 _ANSWER = {"role": "assistant", "content": "It is 4."}
@@ -57,7 +62,21 @@ def named_tokens(texts: Mapping[str, tuple[str, str]]) -> list[str]:
     return [token for token in found if token not in said]
 
 
+def lacking(side: "Stated") -> list[str]:
+    """Return the control tokens that a model's own template writes and its vocabulary lacks.
+
+    [] without a template, and for one that cannot be rendered: other checks say that.
+    """
+    if side.template is None:
+        return []
+    try:
+        texts = rendered(side.template, side.texts, side.carried.where)
+    except AprfmtError:
+        return []
+    return unknown_tokens(named_tokens(texts), frozenset(side.vocabulary.tokens))
+
+
 def unknown_tokens(named: list[str], vocabulary: Container[str]) -> list[str]:
     """Return the named tokens that a vocabulary lacks; [] where only roles are written as text."""
-    missing = [token for token in named if token not in vocabulary]
+    missing = [t for t in named if t not in vocabulary and BLANK + t not in vocabulary]
     return missing if set(missing) - _ROLES else []

@@ -16,7 +16,7 @@ from aprfmt.compare.tokens.listed import Difference
 from aprfmt.compare.tokens.parts import Parts, parts_of, without_merges
 from aprfmt.compare.tokens.probes import piece_texts, plain_text, special_texts_of, texts_for
 from aprfmt.errors import AprfmtError
-from aprfmt.tokenizer.conversations import named_tokens, unknown_tokens
+from aprfmt.tokenizer.conversations import lacking
 from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.spm import SpmEngine
 from aprfmt.tokenizer.stated import Stated, stated
@@ -106,24 +106,34 @@ def between(mine: Stated, theirs: Stated) -> TokensReport:
     if not found:
         return TokensReport(notes=still, checked=checked, remarks=_unnamed(mine, theirs))
     mine, theirs = without_merges(mine), without_merges(theirs)
-    encodes = all(side.encodes or side.lists != other.lists and side.vocabulary.kind != "bpe"
-                  for side, other in ((mine, theirs), (theirs, mine)))  # fmt: skip
+    unseen: list[Difference] = []
     missing: tuple[str, ...] = ()
-    if not encodes:
-        kinds = mine.vocabulary.pre or mine.vocabulary.kind, theirs.vocabulary.pre
-        missing = (f"tokenizer: texts are not encoded: {' and '.join(filter(None, kinds))}",)
-        return TokensReport(
-            tuple(TokenFinding(row, False) for row in found if row.sure), still, (), checked,
-            missing,
-        )  # fmt: skip
+    if not _encodable(mine, theirs):
+        unseen = [row for row in found if set(row.parts) & set(ENGINE)]
+        missing = (f"tokenizer: texts were not encoded: {_kinds(mine, theirs)}",)
     unsure = [row for row in found if not row.sure and set(row.parts) <= set(ENGINE)]
-    if unsure and split_alike(mine, theirs):
+    if unsure and (unseen or split_alike(mine, theirs)):
         still = (*still, *unsure)
-        found = [row for row in found if row not in unsure]
-    findings = _measured(mine, theirs, found) if found else []
+    else:
+        unsure = []
+    found = [row for row in found if row not in unsure and row not in unseen]
+    findings = [TokenFinding(row, False) for row in unseen if row not in unsure]
+    findings += _measured(mine, theirs, found) if found else []
     kept = tuple(row for row in findings if row.shown or row.difference.sure)
     notes = tuple(row.difference for row in findings if row not in kept)
-    return TokensReport(kept, (*still, *notes), _unnamed(mine, theirs), checked)
+    return TokensReport(kept, (*still, *notes), _unnamed(mine, theirs), checked, missing)
+
+
+def _encodable(a: Stated, b: Stated) -> bool:
+    """Say whether texts can be encoded on both sides; beside lists, only what GGUF's lists say."""
+    if not a.lists and not b.lists:
+        return True
+    return all(side.encodes and side.vocabulary.kind in ("bpe", "spm") for side in (a, b))
+
+
+def _kinds(a: Stated, b: Stated) -> str:
+    names = (side.vocabulary.pre or side.vocabulary.kind for side in (a, b))
+    return " and ".join(dict.fromkeys(names)) + ", which aprfmt does not split by"
 
 
 def split_alike(a: Stated, b: Stated) -> bool:
@@ -158,12 +168,13 @@ def _measured(a: Stated, b: Stated, found: Sequence[Difference]) -> list[TokenFi
     """Return each difference with its effect on the probes."""
     groups = [row.parts for row in found]
     listed = {name for group in groups for name in group}
-    mine, theirs = parts_of(a, b), parts_of(b, a)
-    texts = texts_for(a, b) if listed & set(ENGINE) else []
+    splits = bool(listed & set(ENGINE))
+    mine, theirs = parts_of(a, b, engine=splits), parts_of(b, a, engine=splits)
+    texts = texts_for(a, b) if splits else []
     theirs |= {name: mine[name] for name in mine if name not in listed and name not in ENGINE}
     where = b.carried.where
     special = special_texts_of(texts, a, b)
-    bench = Bench(texts, special, where, encodes=bool(texts))
+    bench = Bench(texts, special, where, encodes=splits)
     every = effects(bench, mine, theirs, groups)
     unseen = any(
         not effect.labels and _BY_PIECES & set(group)
@@ -243,19 +254,6 @@ def _unnamed(a: Stated, b: Stated) -> tuple[str, ...]:
         for label, side in (("A", a), ("B", b))
         if (missing := lacking(side))
     )
-
-
-def lacking(side: Stated) -> list[str]:
-    """Return the control tokens that a side's template writes and its vocabulary lacks."""
-    from aprfmt.tokenizer.conversations import rendered
-
-    if side.template is None:
-        return []
-    try:
-        texts = rendered(side.template, side.texts, side.carried.where)
-    except AprfmtError:
-        return []
-    return unknown_tokens(named_tokens(texts), {*side.vocabulary.tokens, *side.texts.values()})
 
 
 def carried_otherwise(side: Stated, model: "Model") -> TokensReport | None:

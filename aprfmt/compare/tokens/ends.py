@@ -73,7 +73,20 @@ def framing(a: Stated, b: Stated) -> Iterator[Difference]:
         says += f"in A, {'put' if y else 'not put'} in B"
         ids = [side.vocabulary.ids.get(role) for side in (a, b)]
         parts = (part, f"role:{role}") if None in ids else (part,)
-        yield Difference(cause, cause, parts, (*place(b, part), *place(a, part)), says, x, y)
+        unsaid = _unsaid(a, b, part)
+        says += ", where it is not stated and llama.cpp's default" * unsaid
+        yield Difference(cause, cause, parts, (*place(b, part), *place(a, part)), says, x, y,
+                         still=unsaid)  # fmt: skip
+
+
+def _unsaid(a: Stated, b: Stated, part: str) -> bool:
+    """Say whether lists put BOS by default alone, beside a tokenizer.json that does not.
+
+    gguf-py writes the flag only for a post-processor that puts it.
+    """
+    lists = a if a.lists else b
+    put = bool(getattr(lists, part))
+    return across(a, b) and part == "begins" and put and lists.carried.flag("add_bos_token") is None
 
 
 def _processed(a: Stated, b: Stated, role: str, at: int) -> bool:

@@ -17,12 +17,16 @@ from aprfmt.tokenizer.vocabulary import BLANK, Vocabulary
 Parts = dict[str, Any]
 
 
-def parts_of(side: Stated, other: Stated) -> Parts:
+def parts_of(side: Stated, other: Stated, *, engine: bool = True) -> Parts:
     """Return a side's parts; of lists beside a tokenizer.json, what lists cannot say is the other's.
 
-    Raises FormatError or UnsupportedError where the vocabulary cannot be built.
+    Without `engine`, those only that encoding does not need, and the added tokens. Raises
+    FormatError or UnsupportedError where the vocabulary cannot be built.
     """
-    if side.data is not None:
+    if not engine:
+        made: Parts = {"pieces": side.vocabulary.tokens, "merges": None,
+                       "added": side.vocabulary.types, "options": {"type": SCORED}}  # fmt: skip
+    elif side.data is not None:
         made = _from_json(side)
     elif other.data is not None:
         made = _beside(side, other)

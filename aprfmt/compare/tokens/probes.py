@@ -112,8 +112,9 @@ def _pieces(a: Stated, b: Stated) -> list[str]:
     rows = []
     for side in (a, b):
         v = side.vocabulary
-        rows.append({t: (i, v.types[i], v.scores[i] if v.scores else 0.0)
-                     for i, t in enumerate(v.tokens)})  # fmt: skip
+        scores = [*(v.scores or ()), *[0.0] * len(v.tokens)]
+        triples = enumerate(zip(v.tokens, v.types, scores, strict=False))
+        rows.append({token: (i, kind, score) for i, (token, kind, score) in triples})
     apart = [token for token, row in rows[0].items() if rows[1].get(token) != row]
     apart += [token for token in rows[1] if token not in rows[0]]
     step = max(1, len(apart) // _MOST)

@@ -50,7 +50,7 @@ def options(a: Stated, b: Stated) -> Iterator[Difference]:
 def prefix(a: Stated, b: Stated) -> Iterator[Difference]:
     """Yield the difference of the blank put before a text, of vocabularies that spell blanks."""
     x, y = a.vocabulary.add_space_prefix, b.vocabulary.add_space_prefix
-    if x == y or "spm" not in (a.vocabulary.kind, b.vocabulary.kind):
+    if x == y or not a.vocabulary.kind == b.vocabulary.kind == "spm":
         return
     stated = b.carried.flag("add_space_prefix") if b.lists else True
     absent = " (the key is missing: true is the default)" if b.lists and stated is None else ""
@@ -74,10 +74,11 @@ def pre_tokenizer(a: Stated, b: Stated) -> Iterator[Difference]:
     if left is None and right is None and x == y:
         return
     known = all(side is not None and known_steps(side[0]) for side in (left, right))
-    where = (where[0], "ignore_merges", *where[1:]) if _merging(left, right) else where
+    if _merging(left, right):  # every piece's own text is a probe: none shows it, or it has effect
+        where, known = (where[0], "ignore_merges", *where[1:]), False
     yield Difference(
         "pre", "pre_tokenizer", ("pre_tokenizer",), where,
-        f"A splits by {x}, B by {y}{_missing(b)}", x, y, sure=known or not across(a, b),
+        f"A splits by {x}, B by {y}{_missing(b)}", x, y, sure=known or not (across(a, b) or _merging(left, right)),
     )  # fmt: skip
 
 
