@@ -9,9 +9,9 @@ _OF = "probe texts, conversations and ends that are not A's; a share"
 
 
 def tokenizers(a: Model, b: Model, found: Levels) -> None:
-    """Record what differs of two models' tokenizers in `found.tokens`; no pass is needed for it."""
+    """Record what differs of two models' tokenizers in `found.stated`; no pass is needed for it."""
     report = compare_tokens(a, b)
-    found.tokens += [_cause(row) for row in report.findings]
+    found.stated += [_cause(row) for row in report.findings]
     for row in report.findings:
         found.evidence += [Evidence("identity", f"{label}: {text}", row.difference.where[:1])
                            for label, text in zip("AB", row.example, strict=False)]  # fmt: skip

@@ -22,7 +22,7 @@ from aprfmt.diagnosis.points import point_rows
 from aprfmt.diagnosis.prompt import chosen_ids, disagree, hidden_from
 from aprfmt.diagnosis.sides import Side, trace_ids, trace_of
 from aprfmt.diagnosis.tensors import settled
-from aprfmt.errors import AprfmtError
+from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.inference.capture import instances
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model
@@ -48,8 +48,9 @@ class Walk:
     def done(self, reason: str = "") -> Diagnosis:
         """Return the diagnosis with all findings so far."""
         levels = self.levels
+        levels.close()
         return Diagnosis(
-            self.a.text, self.b.text, (*levels.findings, *levels.tokens), tuple(levels.evidence),
+            self.a.text, self.b.text, tuple(levels.findings), tuple(levels.evidence),
             tuple(levels.checked), tuple(dict.fromkeys(levels.not_checked)),
             reason or levels.reason, self.ids or (), tuple(self.points), self.facts(),
         )  # fmt: skip
@@ -60,7 +61,7 @@ class Walk:
         for side in (self.a, self.b):
             row: dict[str, Any] = {"text": side.text, "kind": side.kind}
             if side.model is not None:
-                row |= {"format": side.model.format, "architecture": side.model.spec.name}
+                row |= {"format": side.model.format, "architecture": _architecture(side.model)}
             if side.choice is not None:
                 row["run"] = str(side.choice)
             trace = self.traces.get(side.label)
@@ -84,8 +85,7 @@ class Walk:
             if self.levels.reason:
                 self.levels.not_checked.append("forward pass: the levels before it stop here")
                 return self.done()
-            if self.levels.unmoved and self.levels.tokens and self.a.kind == self.b.kind == "model":
-                self.levels.checked.append("forward pass: not needed, all it reads is equal")
+            if self.levels.unmoved and self.levels.stated and self.a.kind == self.b.kind == "model":
                 return self.done()
         for side in (self.a, self.b):
             if side.kind == "trace":
@@ -386,6 +386,13 @@ class Walk:
         ):
             return "no point of the two has values on the same rows"
         return ""
+
+
+def _architecture(model: Model) -> str | None:
+    try:
+        return model.spec.name
+    except ArchError:
+        return None  # a finding says why it cannot be read
 
 
 def _entry(value: Any) -> str:

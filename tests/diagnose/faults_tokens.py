@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tests.diagnose import files
-from tests.diagnose.engines import place
+from tests.diagnose.engines import place, tiny_folder
 from tests.diagnose.fault import Fault, Pair
 
 DEMO = Path(__file__).resolve().parents[2] / "fixtures" / "demo"
@@ -265,6 +267,42 @@ def carried_cut(name: str) -> Pair:
     return source, rewritten(source, name, change)
 
 
+# --- config.json: sub-keys, and flags that the tensors contradict ------------------------------------
+
+
+def configured(base: str, change: Any, **how: Any) -> Callable[[str], Pair]:
+    """Return a maker of a tiny folder and a copy with another configuration."""
+    return lambda name: (tiny_folder(base), files.copy(tiny_folder(base), f"tokens-{name}",
+                                                       config=change, **how))  # fmt: skip
+
+
+def without(key: str) -> Callable[[Texts], None]:
+    return lambda config: config["rope_parameters"].pop(key)
+
+
+def spelled_as_before(config: Texts) -> None:
+    """The spelling of transformers 4: rope_theta beside rope_scaling."""
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = {"type": rope.pop("rope_type"), **rope}
+
+
+def mlp_biases(rows: files.Rows) -> None:
+    for layer in range(3):
+        for part, size in (("gate", 72), ("up", 72), ("down", 48)):
+            data = np.linspace(-0.5, 0.5, size, dtype="<f4")
+            rows[f"model.layers.{layer}.mlp.{part}_proj.bias"] = ("F32", (size,), data.tobytes())
+
+
+def denied(name: str) -> Pair:
+    """Two folders with MLP biases; the second one's flag denies them."""
+    source = tiny_folder("llama")
+    return tuple(
+        files.copy(source, f"tokens-{name}-{flag}", tensors=mlp_biases, config={"mlp_bias": flag})
+        for flag in (True, False)
+    )  # type: ignore[return-value]
+
+
 # --- correct copies -----------------------------------------------------------------------------------
 
 
@@ -317,6 +355,11 @@ def same_settings(found: Texts) -> None:
     )}  # fmt: skip
 
 
+BASES = {"sub-key-lost": "llama", "sub-key-unread": "llama", "flag-denies": "llama",
+         "flag-parallel": "stablelm", "flag-invents": "llama", "flag-ties": "llama",
+         "config-spelled": "llama"}  # fmt: skip
+
+
 def rows(
     made: Mapping[str, tuple[Any, ...]], verdict: str, confidence: str = "confirmed"
 ) -> tuple[Fault, ...]:
@@ -325,7 +368,7 @@ def rows(
     def fault(name: str, says: str, make: Callable[[str], Pair], causes: Any, where: str) -> Fault:
         named = (causes,) if isinstance(causes, str) else tuple(causes)
         return Fault(
-            name, "demo", says, lambda: make(name), named, (where,) if where else (), verdict,
+            name, BASES.get(name, "demo"), says, lambda: make(name), named, (where,) if where else (), verdict,
             confidence,
         )  # fmt: skip
 
@@ -397,6 +440,16 @@ FAULTS_TOKENS = rows({
     "generation-ends": ("generation_config.json names one end of two, the wrong one",
                         texts(other_ends), "generation_config",
                         "generation_config.json: eos_token_id"),
+    "sub-key-lost": ("rope_scaling lost its trained length",
+                     configured("llama-llama3", without("original_max_position_embeddings")),
+                     "rope_scaling", "rope_scaling.original_max_position_embeddings"),
+    "sub-key-unread": ("rope_scaling lost a key that nothing can be read without",
+                       configured("llama-llama3", without("low_freq_factor")), "rope_scaling",
+                       "rope_scaling.low_freq_factor"),
+    "flag-denies": ("mlp_bias is false beside stored biases", denied, "missing_bias", "mlp_bias"),
+    "flag-parallel": ("use_parallel_residual beside a second norm",
+                      configured("stablelm", {"use_parallel_residual": True}), "residual",
+                      "use_parallel_residual"),
 }, "bug")  # fmt: skip
 
 CONTROLS_TOKENS = rows({
@@ -416,4 +469,10 @@ CONTROLS_TOKENS = rows({
         (), ""),
     "tokens-apr": ("APR against a foreign GGUF",
                    lambda name: (files.converted(DEMO, "demo.apr"), foreign(name)), (), ""),
+    "flag-invents": ("attention_bias and mlp_bias without biases: zeros",
+                     configured("llama", {"attention_bias": True, "mlp_bias": True}), (), ""),
+    "flag-ties": ("tie_word_embeddings beside a head of its own: it is kept",
+                  configured("llama", {"tie_word_embeddings": True}), (), ""),
+    "config-spelled": ("rope_scaling in the spelling of transformers 4",
+                       configured("llama-llama3", spelled_as_before), (), ""),
 }, "same")  # fmt: skip

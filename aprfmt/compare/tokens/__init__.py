@@ -147,9 +147,7 @@ def split_alike(a: Stated, b: Stated) -> bool:
     own = HfEngine.from_text(files.carried.tokenizer_json() or "", files.carried.origin)
     own.add(files.added)
     other = SpmEngine(lists.vocabulary, lists.carried.where)
-    return all(
-        own.encode(text, False, True) == other.encode(text, False, True) for text in texts
-    )
+    return all(own.encode(text, False, True) == other.encode(text, False, True) for text in texts)
 
 
 def _differences(a: Stated, b: Stated) -> Iterator[Difference]:

@@ -8,8 +8,8 @@ from typing import Any
 from aprfmt.compare.tokens.ends import SAMPLING
 from aprfmt.compare.tokens.parts import SCORED, Parts, control_ids, exchanged, vocabulary_of
 from aprfmt.errors import AprfmtError
-from aprfmt.tokenizer.conversations import rendered
 from aprfmt.tokenizer.base import Engine
+from aprfmt.tokenizer.conversations import rendered
 from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.keys import IDS
 from aprfmt.tokenizer.spm import SpmEngine
@@ -160,9 +160,7 @@ def effects(bench: Bench, a: Parts, b: Parts, groups: Sequence[Sequence[str]]) -
     found = []
     for group in groups:
         labels = apart(reference, bench.read(exchanged(a, b, group)))
-        found.append(
-            Effect(tuple(labels), _share(labels, reference), _share(rest, reference))
-        )
+        found.append(Effect(tuple(labels), _share(labels, reference), _share(rest, reference)))
     return found
 
 

@@ -10,7 +10,13 @@ from aprfmt.compare.tokens.split import UNSAID
 from aprfmt.tokenizer.build import is_blank_run, merges_from_scores, tokenizer_json
 from aprfmt.tokenizer.hf_json import FLAGS
 from aprfmt.tokenizer.keys import CONTROL, IDS, NORMAL, UNKNOWN, USER_DEFINED
-from aprfmt.tokenizer.pre import PRE_TOKENIZERS, flatten, pre_tokenizer_json, row_splitting, splitting
+from aprfmt.tokenizer.pre import (
+    PRE_TOKENIZERS,
+    flatten,
+    pre_tokenizer_json,
+    row_splitting,
+    splitting,
+)
 from aprfmt.tokenizer.stated import Stated, id_list
 from aprfmt.tokenizer.vocabulary import BLANK, Vocabulary
 
@@ -48,9 +54,7 @@ def _from_json(side: Stated) -> Parts:
     assert side.data is not None
     model = side.data["model"]
     raw = model.get("merges")
-    pairs = [
-        tuple(row) if isinstance(row, list) else tuple(row.split(" ", 1)) for row in raw or ()
-    ]
+    pairs = [tuple(row) if isinstance(row, list) else tuple(row.split(" ", 1)) for row in raw or ()]
     vocab = model["vocab"]
     if isinstance(vocab, Mapping):
         vocab = {token: i for i, token in enumerate(side.vocabulary.tokens)}

@@ -36,5 +36,7 @@ def place(side: Stated, part: str) -> tuple[str, ...]:
     if part.startswith("role:"):
         role = part.removeprefix("role:")
         named = config.get(f"{role}_token") is not None
-        return (f"tokenizer_config.json: {role}_token" if named else f"config.json: {role}_token_id",)
+        return (
+            f"tokenizer_config.json: {role}_token" if named else f"config.json: {role}_token_id",
+        )
     return (_JSON[part],)
