@@ -36,7 +36,7 @@ SHOWN_BY: Mapping[str, tuple[str, ...]] = {
 }
 
 
-# Names of a scaling's parts in normal form -> keys of config.json, where they are spelled otherwise.
+# Parts of a scaling in normal form -> keys of config.json, where they are spelled otherwise.
 _SPELLED: Mapping[str, str] = {
     "original_context_length": "original_max_position_embeddings", "type": "rope_type",
 }  # fmt: skip

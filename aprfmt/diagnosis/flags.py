@@ -76,7 +76,8 @@ def flags(a: Model, b: Model, found: Levels) -> None:
             continue
         loaders, changes = _LOADERS[row.name, row.said]
         key = _key(b, row.name)
-        says = f"{key} of B's configuration is {row.said}, its tensors say {not row.said}: {loaders}"
+        says = f"{key} of B's configuration is {row.said}, its tensors say {not row.said}"
+        says += f": {loaders}"
         if not changes:
             found.evidence.append(Evidence("config", says, (key, *row.keys[:4])))
             continue
@@ -85,7 +86,8 @@ def flags(a: Model, b: Model, found: Levels) -> None:
             found.evidence.append(Evidence("config", f"{says}; the logits do not show it", (key,)))
             continue
         found.stated.append(CauseFound(
-            HYPER_CAUSES[row.name], says, "config", "bug", tuple(dict.fromkeys((row.name, key, *row.keys))),
+            HYPER_CAUSES[row.name], says, "config", "bug",
+            tuple(dict.fromkeys((row.name, key, *row.keys))),
             after <= bound, "", before, after, "logits as transformers reads the flag; after: with "
             "the flag the tensors ask for", {row.name: {"a": not row.said, "b": row.said}},
         ))  # fmt: skip

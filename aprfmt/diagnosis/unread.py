@@ -1,4 +1,4 @@
-"""A configuration that cannot be read, beside one that can: which of its keys was lost or changed."""
+"""A configuration that cannot be read, beside one that can: which key was lost or changed."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -46,16 +46,15 @@ def _refused(model: Model) -> str:
 
 def _finding(good: Model, made: Model, path: Path, cause: str, label: str) -> CauseFound:
     equal = all(
-        name in made.hyper and same_value(good.hyper[name], made.hyper[name])
-        for name in good.hyper
+        name in made.hyper and same_value(good.hyper[name], made.hyper[name]) for name in good.hyper
     )
     key = ".".join(path)
     name = f"{cause}.{path[-1]}" if len(path) > 1 else path[-1]
     other = "A" if label == "B" else "B"
     value = _at(good.config, path)
     return CauseFound(
-        cause, f"{label}'s configuration cannot be read: {key} is {value} in {other} and missing or "
-        f"another in {label}; with {other}'s value it is read" + ", and says the same" * equal,
+        cause, f"{label}'s configuration cannot be read: {key} is {value} in {other} and missing "
+        f"or another in {label}; with {other}'s value it is read" + ", and says the same" * equal,
         "config", "bug", (cause, name, key), equal, "", 1.0, 0.0,
         "configurations that cannot be read", {key: {other.lower(): value}},
     )  # fmt: skip

@@ -28,7 +28,7 @@ CONVERSATIONS: Mapping[str, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 
-# What control tokens look like. Words in pointed brackets alone are not among them: <tools> is text.
+# What control tokens look like. Words in pointed brackets alone are none: <tools> is text.
 _MARKED = re.compile(r"<\|[^|<>\s]{1,40}\|>|<\uff5c[^\uff5c<>\s]{1,40}\uff5c>")
 _PLAIN = tuple(
     text for text in (*END_TEXTS, "<start_of_turn>", "<s>", "<bos>") if not _MARKED.fullmatch(text)

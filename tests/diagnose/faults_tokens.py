@@ -26,7 +26,7 @@ LLAMA3_TEMPLATE = (
 )
 
 
-# --- Hugging Face folders ----------------------------------------------------------------------
+# --- Hugging Face folders -----------------------------------------------------------------------
 
 
 def folder(name: str, change: Callable[[Texts], None]) -> Path:
@@ -52,7 +52,7 @@ def texts(change: Callable[[Texts], None]) -> Callable[[str], Pair]:
     return lambda name: (DEMO, folder(name, change))
 
 
-# --- GGUF files --------------------------------------------------------------------------------
+# --- GGUF files ---------------------------------------------------------------------------------
 
 
 def rewritten(source: Path, name: str, change: Callable[[Keys], None]) -> Path:
@@ -155,11 +155,11 @@ def cut_template(found: Keys) -> None:
     found["tokenizer.chat_template"] = found["tokenizer.chat_template"].partition("{% if add")[0]
 
 
-# --- a vocabulary that joins by scores ------------------------------------------------------------
+# --- a vocabulary that joins by scores ----------------------------------------------------------
 
 _WORDS = ("he", "el", "ll", "hel", "hell", "hello", "wo", "or", "wor", "\u2581w", "\u2581wor",
           "\u2581h", "\u2581he", "\u2581hell", "\u2581hello", "ld", "world", "\u2581world", "th",
-          "\u2581th", "the", "\u2581the", "\u2581\u2581", "is", "\u2581is", "in", "ing")  # fmt: skip
+          "\u2581th", "the", "\u2581the", "\u2581\u2581", "is", "in", "ing")  # fmt: skip
 
 
 def scored(found: Keys) -> None:
@@ -191,7 +191,7 @@ def bytes_normal(found: Keys) -> None:
     found[GGML + "token_type"] = [1 if kind == 6 else kind for kind in kinds]
 
 
-# --- changes of a folder's texts --------------------------------------------------------------------
+# --- changes of a folder's texts ----------------------------------------------------------------
 
 
 def added_lost(found: Texts) -> None:
@@ -267,7 +267,7 @@ def carried_cut(name: str) -> Pair:
     return source, rewritten(source, name, change)
 
 
-# --- config.json: sub-keys, and flags that the tensors contradict ------------------------------------
+# --- config.json: sub-keys, and flags that the tensors contradict -------------------------------
 
 
 def configured(base: str, change: Any, **how: Any) -> Callable[[str], Pair]:
@@ -303,7 +303,7 @@ def denied(name: str) -> Pair:
     )  # type: ignore[return-value]
 
 
-# --- correct copies -----------------------------------------------------------------------------------
+# --- correct copies -----------------------------------------------------------------------------
 
 
 def resaved(name: str) -> Pair:
@@ -368,8 +368,8 @@ def rows(
     def fault(name: str, says: str, make: Callable[[str], Pair], causes: Any, where: str) -> Fault:
         named = (causes,) if isinstance(causes, str) else tuple(causes)
         return Fault(
-            name, BASES.get(name, "demo"), says, lambda: make(name), named, (where,) if where else (), verdict,
-            confidence,
+            name, BASES.get(name, "demo"), says, lambda: make(name), named,
+            (where,) if where else (), verdict, confidence,
         )  # fmt: skip
 
     return tuple(fault(name, *row) for name, row in made.items())
@@ -377,7 +377,7 @@ def rows(
 
 FAULTS_TOKENS = rows({
     # https://github.com/unslothai/unsloth/issues/468
-    "eos-id": ("EOS is <|endoftext|> for <|im_end|>", two_gguf(put(eos_token_id=1533)),
+    "eos-id": ("EOS is endoftext for im_end", two_gguf(put(eos_token_id=1533)),
                "special_ids", GGML + "eos_token_id"),
     "eos-id-folder": ("the same against the folder", keys(put(eos_token_id=1533)), "special_ids",
                       GGML + "eos_token_id"),
@@ -410,7 +410,7 @@ FAULTS_TOKENS = rows({
                      "chat_template", "tokenizer.chat_template"),
     "template-lost": ("no chat template", keys(lose("tokenizer.chat_template")), "chat_template",
                       "tokenizer.chat_template"),
-    "template-and-eos": ("another template, and EOS is <|endoftext|>",
+    "template-and-eos": ("another template, and EOS is endoftext",
                          keys(lambda found: (other_template(found),
                                              put(eos_token_id=1533)(found))),
                          ("special_ids", "chat_template"), GGML + "eos_token_id"),

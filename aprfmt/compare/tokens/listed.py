@@ -35,8 +35,8 @@ class Difference:
     """One difference that the lists or files of two tokenizers show.
 
     `name` is the fact's name in `diff`, `parts` are the parts (compare.tokens.parts) that taking it
-    away replaces, `where` the places, B's first. `sure` says that it is a difference whether a probe
-    shows it or not; otherwise it counts only if one does, as two formats say one thing otherwise.
+    away replaces, `where` the places, B's first. `sure` says that it is a difference whether a
+    probe shows it or not; otherwise it counts only if one does: two formats spell one thing apart.
     `still` is a difference known to have no effect.
     """
 
@@ -279,7 +279,8 @@ def added(a: Stated, b: Stated) -> Iterator[Difference]:
         what.append(f"{len(other)} differ, the first {said(other[0])}: {flags}")
     first = (lost or new or other)[0]
     yield Difference(
-        "added_tokens", "added_tokens", ("added", "pieces"), (where[0], f"token {first}", *where[1:]),
+        "added_tokens", "added_tokens", ("added", "pieces"),
+        (where[0], f"token {first}", *where[1:]),
         "; ".join(what), len(left), len(right),
         still=not (lost or new) and _normalized_alone(a, b, left, right, other),
     )  # fmt: skip

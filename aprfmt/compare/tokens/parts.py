@@ -24,7 +24,7 @@ Parts = dict[str, Any]
 
 
 def parts_of(side: Stated, other: Stated, *, engine: bool = True) -> Parts:
-    """Return a side's parts; of lists beside a tokenizer.json, what lists cannot say is the other's.
+    """Return a side's parts; what lists beside a tokenizer.json cannot say is the other side's.
 
     Without `engine`, those only that encoding does not need, and the added tokens. Raises
     FormatError or UnsupportedError where the vocabulary cannot be built.
@@ -213,7 +213,7 @@ def _prefixed(node: Any, want: bool) -> Any:
 
 
 def _ends(side: Stated, other: Stated) -> Parts:
-    """Return special ids with their texts, what is put around a text, the template, and settings."""
+    """Return special ids with texts, what is put around a text, the template, and settings."""
     crossed = side.lists and not other.lists
     made: Parts = {}
     for role in IDS:

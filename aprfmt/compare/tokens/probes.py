@@ -27,7 +27,8 @@ TEXTS: tuple[str, ...] = (
     "\u05e9\u05dc\u05d5\u05dd", "\u041f\u0440\u0438\u0432\u0435\u0442, \u043c\u0438\u0440!",
     "\u0928\u092e\u0938\u094d\u0924\u0947 \u0926\u0941\u0928\u093f\u092f\u093e",
     "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 \u1781\u17d2\u1798\u17c2\u179a",
-    "\U0001f680 \U0001f44d\U0001f3fd \U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea",
+    "\U0001f680 \U0001f44d\U0001f3fd \U0001f1e9\U0001f1ea "
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467",
     "a\u00a0b\u2003c\u3000d\u200be\ufefff", "a\x00b\x01c\x7fd\x85e",
     "Donaudampfschifffahrtsgesellschaft", "pneumonoultramicroscopicsilicovolcanoconiosis",
     "=" * 40 + "-" * 33 + "_" * 9, "\u2581a \u2581\u2581 b\u2581 \u0120hello \u010a",

@@ -69,7 +69,8 @@ def pre_tokenizer(a: Stated, b: Stated) -> Iterator[Difference]:
     if left == right and left is not None:
         if x != y:
             yield Difference("pre", "pre_tokenizer", ("pre_tokenizer",), where,
-                             f"{x} in A, {y} in B, which split alike", x, y, still=True)  # fmt: skip
+                             f"{x} in A, {y} in B, which split alike", x, y,
+                             still=True)  # fmt: skip
         return
     if left is None and right is None and x == y:
         return
@@ -78,7 +79,8 @@ def pre_tokenizer(a: Stated, b: Stated) -> Iterator[Difference]:
         where, known = (where[0], "ignore_merges", *where[1:]), False
     yield Difference(
         "pre", "pre_tokenizer", ("pre_tokenizer",), where,
-        f"A splits by {x}, B by {y}{_missing(b)}", x, y, sure=known or not (across(a, b) or _merging(left, right)),
+        f"A splits by {x}, B by {y}{_missing(b)}", x, y,
+        sure=known or not (across(a, b) or _merging(left, right)),
     )  # fmt: skip
 
 
