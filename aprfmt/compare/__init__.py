@@ -15,7 +15,7 @@ from aprfmt.compare.diffs import (
     Image,
     TensorDiff,
 )
-from aprfmt.errors import AprfmtError, ArchError, UsageError
+from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.compare.requant import Oracle
@@ -142,14 +142,15 @@ def diff_models(
 
         pictures = made(pairs, results, images)
     notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]
+    tokenizer, remarks = _tokenizer(a, b) if "tokenizer" in only else ((), ())
     return DiffReport(
         str(a.path),
         str(b.path),
         tuple(results),
         _hyperparameters(a, b, alignment) if "hyperparameters" in only else (),
-        _tokenizer(a, b) if "tokenizer" in only else (),
+        tokenizer,
         _metadata(a, b) if "metadata" in only else (),
-        (*alignment.notes, *notes),
+        (*alignment.notes, *notes, *remarks),
         found,
         pictures,
         tuple(dict.fromkeys((*a.damage, *b.damage))),
@@ -189,25 +190,24 @@ def _hyperparameters(a: "Model", b: "Model", alignment: Alignment) -> tuple[Fiel
     return tuple(rows)
 
 
-def _tokenizer(a: "Model", b: "Model") -> tuple[FieldDiff, ...]:
-    """List differing tokenizer facts; decisive where token ids would differ."""
-    from aprfmt.tokenizer import facts
+def _tokenizer(a: "Model", b: "Model") -> tuple[tuple[FieldDiff, ...], tuple[str, ...]]:
+    """List what differs of the tokenizers, decisive where it counts; and what was not compared."""
+    from aprfmt.compare.tokens import compare_tokens
 
-    sides: list[Mapping[str, Any]] = []
-    for model in (a, b):
-        try:
-            sides.append(facts(model))
-        except (AprfmtError, ArchError) as error:
-            sides.append({"unreadable": str(error)})
-    left, right = sides
-    if bool(left) != bool(right):  # one side carries none: ids cannot be compared
-        said = ("present", "absent") if left else ("absent", "present")
-        return (FieldDiff("tokenizer", *said),)
-    return tuple(
-        FieldDiff(name, left.get(name), right.get(name), decisive=name != "chat_template")
-        for name in dict.fromkeys((*left, *right))
-        if name in left and name in right and left[name] != right[name]
-    )
+    report = compare_tokens(a, b)
+    if len(report.carried) == 1:  # ids cannot be compared
+        said = ("present", "absent") if "A" in report.carried else ("absent", "present")
+        return (FieldDiff("tokenizer", *said),), ()
+    rows = []
+    for found in report.findings:
+        one = found.difference
+        rows.append(FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0], decisive=True))
+        if found.example:
+            rows.append(FieldDiff(f"{one.name}: shown by", *found.example))
+    rows += [FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0])
+             for one in report.notes]  # fmt: skip
+    missing = report.not_checked if report.carried else ()
+    return tuple(rows), (*report.remarks, *missing)
 
 
 def _metadata(a: "Model", b: "Model") -> tuple[FieldDiff, ...]:

@@ -36,12 +36,53 @@ SHOWN_BY: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def said(row: FieldDiff) -> str:
-    """Return a sentence about one differing hyperparameter, with both origins."""
+# Parts of a scaling in normal form -> keys of config.json, where they are spelled otherwise.
+_SPELLED: Mapping[str, str] = {
+    "original_context_length": "original_max_position_embeddings", "type": "rope_type",
+}  # fmt: skip
+
+
+def said(row: FieldDiff, b: Model | None = None) -> str:
+    """Return a sentence about one differing hyperparameter, with both origins.
+
+    Of a scaling only the sub-keys that differ are said; `b` is the model of the other side.
+    """
+    if isinstance(row.a, Mapping) and isinstance(row.b, Mapping):
+        parts = [
+            f"{key}: A has {_value(row.a.get(name))}, B {_value(row.b.get(name))}"
+            + f" ({key} is missing from B's configuration; a default stands in)"
+            * (b is not None and _dropped(b, row, name))
+            for name, key in _apart(row)
+        ]
+        return f"{row.name}: {', '.join(parts)}"
     return (
         f"{row.name}: A has {_value(row.a)} ({row.origin_a or 'not there'}), "
         f"B {_value(row.b)} ({row.origin_b or 'not there'})"
     )
+
+
+def sub_keys(row: FieldDiff) -> tuple[str, ...]:
+    """Return `NAME.KEY` of each sub-key of a scaling that differs; () for any other value."""
+    if not isinstance(row.a, Mapping) or not isinstance(row.b, Mapping):
+        return ()
+    return tuple(f"{row.name}.{key}" for _, key in _apart(row))
+
+
+def _apart(row: FieldDiff) -> list[tuple[str, str]]:
+    """Return the differing parts of two scalings: name in normal form, key of config.json."""
+    assert isinstance(row.a, Mapping) and isinstance(row.b, Mapping)
+    names = dict.fromkeys((*row.a, *row.b))
+    return [(n, _SPELLED.get(n, n)) for n in names if row.a.get(n) != row.b.get(n)]
+
+
+def _dropped(model: Model, row: FieldDiff, name: str) -> bool:
+    """Say whether a configuration has the scaling, and no key for this part of it."""
+    found: object = model.config or {}
+    for key in row.origin_b.rpartition(" ")[2].split(".")[:-1]:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    if not isinstance(found, Mapping) or not found:
+        return False
+    return not {name, _SPELLED.get(name, name)} & {*found, *(model.config or {})}
 
 
 def _value(value: object) -> str:

@@ -10,7 +10,11 @@ from aprfmt.diagnosis.parts import Touched
 
 @dataclass
 class Levels:
-    """Findings of the first three levels; `parts` has one entry per finding."""
+    """Findings of the first three levels; `parts` has one entry per finding.
+
+    `stated` are those that taking no part of B away in a pass could show: of tokenizers, and of
+    flags. Where `unmoved`, a pass of both models gives one answer, and none is needed for them.
+    """
 
     findings: list[CauseFound] = field(default_factory=list)
     parts: list[Touched] = field(default_factory=list)
@@ -18,6 +22,8 @@ class Levels:
     checked: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
     reason: str = ""
+    stated: list[CauseFound] = field(default_factory=list)  # measured where they were found
+    unmoved: bool = False  # every tensor's values and every hyperparameter are equal
     runs: bool = True  # True if both models have all tensors a pass needs
     report: DiffReport | None = None  # what comparing the files gave
     coverage: Coverage = field(default_factory=Coverage)
@@ -28,3 +34,7 @@ class Levels:
         """Add a finding and its part."""
         self.findings.append(finding)
         self.parts.append(part)
+
+    def close(self) -> None:
+        """Put the stated findings behind the others: the walk is over."""
+        self.findings, self.stated = [*self.findings, *self.stated], []

@@ -6,14 +6,18 @@ from aprfmt.compare import diff_models
 from aprfmt.compare.causes import CAUSES
 from aprfmt.compare.diffs import EQUAL, DiffReport, FieldDiff, TensorDiff
 from aprfmt.diagnosis.blank import blank_model
-from aprfmt.diagnosis.config import HYPER_CAUSES, said, shown_tensors, tensors_say
+from aprfmt.diagnosis.config import HYPER_CAUSES, said, shown_tensors, sub_keys, tensors_say
+from aprfmt.diagnosis.flags import flags
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
 from aprfmt.diagnosis.tensors import compare_tensors
+from aprfmt.diagnosis.tokens import tokenizers
+from aprfmt.diagnosis.unread import restored
 from aprfmt.model import Model
 from aprfmt.model.completeness import listed
 
+_NO_PASS = "forward pass: not needed, all it reads is equal"
 _SIZES = ("n_heads", "n_kv_heads", "head_dim")
 _FOLLOW = ("value_head_dim", "attn_scale", "rope_dim")  # derived from head_dim if no key gives them
 
@@ -21,6 +25,10 @@ _FOLLOW = ("value_head_dim", "attn_scale", "rope_dim")  # derived from head_dim 
 def compare_models(a: Model, b: Model) -> Levels:
     """Compare identity, hyperparameters and tensors of two open models."""
     found = Levels()
+    for good, bad, label in ((a, b, "B"), (b, a, "A")):
+        whole = restored(good, bad, label)
+        if whole is not None:
+            return _unread(good, whole, label)
     for label, model in (("A", a), ("B", b)):
         zeros = blank_model(model)
         if zeros:
@@ -34,7 +42,7 @@ def compare_models(a: Model, b: Model) -> Levels:
         found.checked.append("identity: the same file")
         found.checked += ["hyperparameters: of the same file", "tensors: of the same file"]
         return found
-    report = found.report = diff_models(a, b)
+    report = found.report = diff_models(a, b, only=("tensors", "hyperparameters"))
     _identity(a, b, report, found)
     if found.reason:
         return found
@@ -42,6 +50,26 @@ def compare_models(a: Model, b: Model) -> Levels:
     explained = _hyperparameters(a, b, report, tensors, found)
     if not found.reason:
         compare_tensors(a, b, report, explained, found)
+    if not found.reason:
+        flags(a, b, found)
+        tokenizers(a, b, found)
+        equal = all(row.verdict in EQUAL for row in report.tensors)
+        found.unmoved = equal and not found.findings and not report.hyperparameters
+        if found.unmoved and found.stated:
+            found.checked.append(_NO_PASS)
+    return found
+
+
+def _unread(good: Model, whole: tuple[Model, CauseFound, Evidence], label: str) -> Levels:
+    """Compare a model with one whose configuration was read with one key of the other's."""
+    made, finding, error = whole
+    pair = (good, made) if label == "B" else (made, good)
+    found = compare_models(*pair)
+    found.stated.insert(0, finding)
+    found.evidence.insert(0, error)
+    found.checked = [row for row in found.checked if row != _NO_PASS]
+    found.not_checked.append(f"forward pass: {label} has none, its configuration is not read")
+    found.unmoved = True
     return found
 
 
@@ -70,14 +98,9 @@ def _identity(a: Model, b: Model, report: DiffReport, found: Levels) -> None:
                 f"tensors, {size} bytes{_origin(model)}",
             )
         )
-    found.checked.append("identity: architecture, tensor count, tokenizer, chat template")
+    found.checked.append("identity: architecture, tensor count")
     equal = sum(row.verdict in EQUAL for row in report.tensors)
     matched = sum(row.verdict not in ("ONLY_IN_A", "ONLY_IN_B") for row in report.tensors)
-    for row in report.tokenizer:
-        found.evidence.append(
-            Evidence("identity", f"tokenizer: {row.name} is {row.a} in A, {row.b} in B",
-                     (f"tokenizer.{row.name}",))
-        )  # fmt: skip
     if not a.hyper or not b.hyper:
         return
     other = [
@@ -155,18 +178,20 @@ def _hyperparameters(
         if cause == "tied_embedding" and "output.weight" in tensors:
             keys = (*keys, "output.weight")
         explained |= set(keys)
-        for row in chosen:
-            found.evidence.append(Evidence("config", said(row), (row.name, *keys[:6])))
+        sentences = [said(row, b) for row in chosen]
+        for row, text in zip(chosen, sentences, strict=True):
+            found.evidence.append(Evidence("config", text, (row.name, *keys[:6])))
         if not cause:
-            found.reason = "other sizes or kinds of block: " + "; ".join(map(said, chosen))
+            found.reason = "other sizes or kinds of block: " + "; ".join(sentences)
             return explained
+        parts = tuple(key for row in chosen for key in sub_keys(row))
         found.add(
             CauseFound(
                 cause,
-                "; ".join(map(said, chosen)),
+                "; ".join(sentences),
                 "config",
                 CAUSES[cause].verdict,
-                (*names, *keys),
+                (*names, *parts, *keys),
                 False,
                 values={row.name: {"a": row.a, "b": row.b} for row in chosen},
                 side=_doubtful(chosen),

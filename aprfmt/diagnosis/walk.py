@@ -25,7 +25,7 @@ from aprfmt.diagnosis.points import point_rows
 from aprfmt.diagnosis.probes import Chosen
 from aprfmt.diagnosis.prompt import chosen_ids, disagree, hidden_from
 from aprfmt.diagnosis.sides import Side, trace_ids, trace_of
-from aprfmt.errors import AprfmtError
+from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.inference.capture import instances
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model
@@ -54,6 +54,7 @@ class Walk:
     def done(self, reason: str = "") -> Diagnosis:
         """Return the diagnosis with all findings so far."""
         levels = self.levels
+        levels.close()
         lengths = {} if self.both is None else self.both.lengths()
         return Diagnosis(
             self.a.text, self.b.text,
@@ -70,7 +71,7 @@ class Walk:
         for side in (self.a, self.b):
             row: dict[str, Any] = {"text": side.text, "kind": side.kind}
             if side.model is not None:
-                row |= {"format": side.model.format, "architecture": side.model.spec.name}
+                row |= {"format": side.model.format, "architecture": _architecture(side.model)}
             if side.choice is not None:
                 row["run"] = str(side.choice)
             trace = self.traces.get(side.label)
@@ -99,6 +100,8 @@ class Walk:
                 self.both.quantify()
                 if self.a.kind == self.b.kind == "model" and self.both.proven():
                     return self.done()
+            if self.levels.unmoved and self.levels.stated and self.a.kind == self.b.kind == "model":
+                return self.done()
         for side in (self.a, self.b):
             if side.kind == "trace":
                 self._load(side)
@@ -378,6 +381,13 @@ class Walk:
         ):
             return "no point of the two has values on the same rows"
         return ""
+
+
+def _architecture(model: Model) -> str | None:
+    try:
+        return model.spec.name
+    except ArchError:
+        return None  # a finding says why it cannot be read
 
 
 def _entry(value: Any) -> str:

@@ -104,6 +104,11 @@ class HfEngine:
             self._special = self._special_ids()
 
     @property
+    def special(self) -> frozenset[int]:
+        """Ids of special tokens."""
+        return self._special
+
+    @property
     def size(self) -> int:
         """Number of tokens, added ones included."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))

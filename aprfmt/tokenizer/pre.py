@@ -315,3 +315,22 @@ def name_of(tokenizer: Mapping[str, Any], where: str) -> str:
 
 def _shorten(text: str, limit: int = 300) -> str:
     return re.sub(r"\s+", " ", text[:limit]) + ("…" if len(text) > limit else "")
+
+
+def splitting(tokenizer: Mapping[str, Any]) -> tuple[tuple[Step, ...], bool]:
+    """Return the steps of a tokenizer.json's pre-tokenizer, comparable, and its `ignore_merges`."""
+    nodes = flatten(tokenizer.get("pre_tokenizer"), "pretokenizers")
+    model = tokenizer.get("model")
+    ignores = isinstance(model, Mapping) and bool(model.get("ignore_merges"))
+    return tuple(_step_of(node) for node in nodes), ignores
+
+
+def row_splitting(name: str) -> tuple[tuple[Step, ...], bool] | None:
+    """Return the same of a `pre` name; None for a name that is not in the table."""
+    row = PRE_TOKENIZERS.get(name)
+    return None if row is None else (_signature(row), row.ignore_merges)
+
+
+def known_steps(steps: Sequence[Step]) -> bool:
+    """Say whether every step is one that the table can express."""
+    return all(kind != "unknown" for kind, _ in steps)

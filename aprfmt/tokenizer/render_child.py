@@ -121,10 +121,36 @@ def environment() -> Any:
 
 def render(request: Mapping[str, Any], limit: int) -> str:
     """Return the rendered text; raises OutputTooLongError."""
+    return _generated(environment().from_string(request["template"]), request["context"], limit)
+
+
+def several(request: Mapping[str, Any], limit: int) -> str:
+    """Return [status, text] of every context as JSON; the limit holds for all of them together."""
     template = environment().from_string(request["template"])
+    found = []
+    for context in request["contexts"]:
+        try:
+            found.append(["ok", _generated(template, context, limit)])
+        except RefusedError as error:
+            found.append(["refused", str(error)])
+        except (MemoryError, OutputTooLongError, RecursionError):
+            raise
+        except Exception as error:
+            found.append([_status(error), f"{type(error).__name__}: {error}"[:300]])
+        limit -= len(found[-1][1])
+    return json.dumps(found)
+
+
+def _status(error: Exception) -> str:
+    from jinja2.exceptions import SecurityError
+
+    return "unsafe" if isinstance(error, SecurityError) else "error"
+
+
+def _generated(template: Any, context: Mapping[str, Any], limit: int) -> str:
     pieces: list[str] = []
     size = 0
-    for piece in template.generate(**request["context"]):
+    for piece in template.generate(**context):
         size += len(piece.encode("utf-8", "surrogatepass"))
         if size > limit:
             raise OutputTooLongError
@@ -141,6 +167,8 @@ def answer(request: Mapping[str, Any], limit: int) -> tuple[str, str]:
     try:
         if request["task"] == "scan":
             return "ok", "\n".join(scan(request["template"], environment()))
+        if request["task"] == "several":
+            return "ok", several(request, limit)
         return "ok", render(request, limit)
     except RefusedError as error:
         return "refused", str(error)

@@ -56,6 +56,26 @@ def render(
     return _ask("render", request, where)
 
 
+def renderings(
+    template: str,
+    conversations: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, str],
+    where: str,
+) -> list[tuple[str, str]]:
+    """Return (status, text) of several conversations, rendered by one child.
+
+    Each conversation is {"messages", "add_generation_prompt"}. A status other than "ok" is a word
+    of the table of answers, and its text the reason. Raises FormatError if the template is not one,
+    or if rendering all of them exceeds a limit.
+    """
+    contexts = [
+        {**variables, "tools": None, "documents": None, **conversation}
+        for conversation in conversations
+    ]
+    answer = _ask("several", {"template": template, "contexts": contexts}, where)
+    return [(str(status), str(text)) for status, text in json.loads(answer)]
+
+
 def scan_template(template: str) -> list[str]:
     """Return a sentence for each suspicious part of a chat template; [] if there is none.
 

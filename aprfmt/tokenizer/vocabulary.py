@@ -84,7 +84,7 @@ def from_metadata(carried: Carried) -> Vocabulary | None:
     if not tokens:
         return None
     kind = kind_of(carried)
-    count = _without_padding(tokens)
+    count = without_padding(tokens)
     del tokens[count:]
     merges = carried.sequence(MERGES, str)
     scores = carried.sequence(SCORES, (float, int))
@@ -163,7 +163,7 @@ def _swallowing(carried: Carried, tokens: Sequence[str], types: Sequence[int]) -
     return frozenset(i for i, t in enumerate(tokens) if types[i] == CONTROL and t not in plain)
 
 
-def _without_padding(tokens: Sequence[str]) -> int:
+def without_padding(tokens: Sequence[str]) -> int:
     """Return the number of tokens before the fillers at the end."""
     count = len(tokens)
     while count and PADDING.fullmatch(tokens[count - 1]):

@@ -24,6 +24,7 @@ from tests.diagnose.engines import (
     trace,
 )
 from tests.diagnose.fault import Fault, Pair
+from tests.diagnose.faults_tokens import CONTROLS_TOKENS, FAULTS_TOKENS
 from tests.diagnose.faults_walk import WALK
 from tests.models import IDS
 
@@ -672,5 +673,6 @@ CONTROLS: tuple[Fault, ...] = (
           confidence="unconfirmed"),
 )  # fmt: skip
 
-FILES = (*FILES, *WALK)
+FILES = (*FILES, *WALK, *FAULTS_TOKENS)
+CONTROLS = (*CONTROLS, *CONTROLS_TOKENS)
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in (*ENGINES, *FILES, *CONTROLS)}

@@ -4,6 +4,7 @@ import pytest
 
 from aprfmt.arch.vocabulary import HYPER_NAMES
 from aprfmt.compare.causes import CAUSES
+from aprfmt.compare.causes.tokens import TOKENS
 from aprfmt.diagnosis.config import HYPER_CAUSES, SHOWN_BY
 from aprfmt.diagnosis.hypotheses import HYPOTHESES
 from tests.diagnose.faults import CONTROLS, ENGINES, FAULTS, FILES
@@ -64,4 +65,6 @@ def test_tables_name_causes_of_the_one_table() -> None:
         "permuted_heads", "permuted_experts", "equal_quantities",
     }  # fmt: skip
     proposed = {"gqa_mapping", "rope_pairing", "layer_order", "rounding", "capture_rows"}
-    assert set(CAUSES) - {row.cause for row in HYPOTHESES} <= told_by_tensors | proposed
+    tokens = {row.name for row in TOKENS}
+    others = told_by_tensors | proposed | tokens
+    assert set(CAUSES) - {row.cause for row in HYPOTHESES} <= others

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.base.text import shorten
 from aprfmt.checks.records import Finding, NotRun, Result
-from aprfmt.errors import FormatError
+from aprfmt.errors import AprfmtError, FormatError
 
 if TYPE_CHECKING:
     from aprfmt.checks.context import Context
@@ -230,7 +230,7 @@ def _wrong_merges(words: Words) -> list[tuple[int, Any]]:
 
 
 def template(ctx: "Context") -> Result:
-    """Check that the chat template only joins texts and reaches for nothing of Python."""
+    """Check that the chat template only joins texts, and names no token the vocabulary lacks."""
     from aprfmt.tokenizer.template import scan_template
 
     text = ctx.model.carried.chat_template()
@@ -241,4 +241,21 @@ def template(ctx: "Context") -> Result:
                 "read it before you let a program render it")
         for line, _, what in (sentence.partition(": ") for sentence in scan_template(text))
     ]  # fmt: skip
+    findings += _unknown_tokens(ctx)
     return Result(f"{len(text)} characters", findings)
+
+
+def _unknown_tokens(ctx: "Context") -> list[Finding]:
+    """Return a finding for each control token that the template writes and no id stands for."""
+    from aprfmt.tokenizer.conversations import lacking
+    from aprfmt.tokenizer.stated import stated
+
+    try:
+        side = stated(ctx.model)
+    except AprfmtError:
+        return []  # the check tokenizer says it
+    return [
+        Finding("chat template", f"writes {token!r}", "tokens of the model's own vocabulary",
+                "the template is another model's, or the vocabulary lost its added tokens")
+        for token in (lacking(side) if side is not None else [])[:_MANY]
+    ]  # fmt: skip

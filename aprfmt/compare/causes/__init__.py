@@ -11,11 +11,12 @@ from aprfmt.compare.causes.computed import COMPUTED
 from aprfmt.compare.causes.looked import LOOKED
 from aprfmt.compare.causes.row import LEVELS, VERDICTS, Cause, Level, Verdict
 from aprfmt.compare.causes.stored import STORED
+from aprfmt.compare.causes.tokens import TOKENS
 from aprfmt.compare.causes.walk import WALK
 
 __all__ = ["CAUSES", "LEVELS", "VERDICTS", "Cause", "Level", "Verdict", "describe"]
 
-_ROWS = (*STORED, *COMPUTED, *LOOKED, *WALK)
+_ROWS = (*STORED, *COMPUTED, *TOKENS, *LOOKED, *WALK)
 
 CAUSES: Registry[Cause] = Registry("causes", {}, held={row.name: row for row in _ROWS})
 

@@ -1,0 +1,149 @@
+"""Differences of special ids, of BOS and EOS, of the chat template and of how text is generated."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from aprfmt.base.text import shorten
+from aprfmt.compare.tokens.listed import Difference, across, said
+from aprfmt.compare.tokens.places import place
+from aprfmt.tokenizer.keys import IDS
+from aprfmt.tokenizer.stated import Stated, id_list
+
+# Keys of generation_config.json that change what is generated, with transformers' defaults.
+GENERATION: Mapping[str, Any] = {
+    "do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None,
+    "typical_p": 1.0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_beams": 1,
+    "length_penalty": 1.0, "max_length": 20, "max_new_tokens": None, "min_length": 0,
+    "suppress_tokens": None, "begin_suppress_tokens": None, "forced_bos_token_id": None,
+    "forced_eos_token_id": None, "bad_words_ids": None,
+}  # fmt: skip
+# Those that a greedy generation does not read.
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+
+
+def roles(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield one difference for each special id that both sides state otherwise, or B lost."""
+    for role in IDS:
+        x, y = a.vocabulary.ids.get(role), b.vocabulary.ids.get(role)
+        if x == y:
+            continue
+        lost = x is None or y is None
+        if lost and (role != "eos" or {x, y} & (a.stops | b.stops) <= a.stops & b.stops):
+            if not (role == "bos" and (a.begins or b.begins)):
+                continue
+        shown = [_told(side, i) for side, i in ((a, x), (b, y))]
+        yield Difference(
+            f"{role}_id", "special_ids", (f"role:{role}",),
+            (*place(b, f"role:{role}"), *place(a, f"role:{role}")),
+            f"{role} is {shown[0]} in A, {shown[1]} in B", x, y,
+        )  # fmt: skip
+
+
+def _told(side: Stated, i: int | None) -> str:
+    if i is None:
+        return "not stated"
+    tokens = side.vocabulary.tokens
+    return f"{i} ({shorten(tokens[i], 30)})" if i < len(tokens) else f"{i} (no token)"
+
+
+def configured(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield ids that config.json of both sides states otherwise, beyond those found by role."""
+    left, right = (side.carried.model.config or {} for side in (a, b))
+    if a.lists or b.lists:
+        return
+    for role in ("bos", "eos", "pad"):
+        key = f"{role}_token_id"
+        x, y = left.get(key), right.get(key)
+        found = a.vocabulary.ids.get(role) != b.vocabulary.ids.get(role)
+        if x is None or y is None or id_list(x) == id_list(y) or found:
+            continue
+        yield Difference(f"config.{key}", "special_ids", (f"config:{role}",),
+                         (f"config.json: {key}",), f"{key} of config.json is {x} in A, {y} in B",
+                         str(x), str(y))  # fmt: skip
+
+
+def framing(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield the differences of BOS in front of and EOS behind a text."""
+    rows = (("begins", "add_bos", "bos", 0), ("ends", "add_eos", "eos", 1))
+    for part, cause, role, at in rows:
+        x, y = bool(getattr(a, part)), bool(getattr(b, part))
+        if x == y or _processed(a, b, role, at):
+            continue
+        says = f"{role} is {'put' if x else 'not put'} {'before' if at == 0 else 'behind'} a text "
+        says += f"in A, {'put' if y else 'not put'} in B"
+        if at == 0 and y and "bos_token" in (b.template or ""):
+            says += "; B's chat template writes it too, so that it stands there twice"
+        ids = [side.vocabulary.ids.get(role) for side in (a, b)]
+        parts = (part, f"role:{role}") if None in ids else (part,)
+        unsaid = _unsaid(a, b, part)
+        says += ", where it is not stated and llama.cpp's default" * unsaid
+        yield Difference(cause, cause, parts, (*place(b, part), *place(a, part)), says, x, y,
+                         still=unsaid)  # fmt: skip
+
+
+def _unsaid(a: Stated, b: Stated, part: str) -> bool:
+    """Say whether lists put BOS by default alone, beside a tokenizer.json that does not.
+
+    gguf-py writes the flag only for a post-processor that puts it.
+    """
+    lists = a if a.lists else b
+    put = bool(getattr(lists, part))
+    return across(a, b) and part == "begins" and put and lists.carried.flag("add_bos_token") is None
+
+
+def _processed(a: Stated, b: Stated, role: str, at: int) -> bool:
+    """Say whether lists agree with the post-processor of a tokenizer.json that contradicts itself.
+
+    tokenizer_config.json's flag and the post-processor are read by different loaders.
+    """
+    if not across(a, b):
+        return False
+    files, lists = (b, a) if a.lists else (a, b)
+    put = files.vocabulary.ids.get(role) in files.processed[at]
+    return bool(getattr(lists, "begins" if at == 0 else "ends")) == put
+
+
+def template(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield the difference of the chat templates."""
+    x, y = a.template, b.template
+    if x == y:
+        return
+    where = (*place(b, "template"), *place(a, "template"))
+    if x is None or y is None:
+        has, lacks = ("A", "B") if y is None else ("B", "A")
+        says = f"{has} has a chat template, {lacks} none"
+    else:
+        at = next((i for i, (p, q) in enumerate(zip(x, y, strict=False)) if p != q),
+                  min(len(x), len(y)))  # fmt: skip
+        cut = f": A's, cut to {len(y)} of {len(x)} characters" if x.startswith(y) else ""
+        says = (
+            f"another chat template{cut}; from character {at} on A has {said(x[at : at + 40])}, "
+            f"B {said(y[at : at + 40])}"
+        )
+    yield Difference("chat_template", "chat_template", ("template",), where, says,
+                     None if x is None else f"{len(x)} characters",
+                     None if y is None else f"{len(y)} characters")  # fmt: skip
+
+
+def generation(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield the difference of two generation_config.json: end ids, and what sampling reads."""
+    left, right = (side.carried.parse("generation_config.json") for side in (a, b))
+    if a.lists or b.lists or not left or not right:
+        return
+    apart = [
+        key for key, default in GENERATION.items()
+        if left.get(key, default) != right.get(key, default)
+    ]  # fmt: skip
+    apart += [
+        key for key in ("bos_token_id", "eos_token_id", "pad_token_id")
+        if left.get(key) is not None and right.get(key) is not None
+        and set(id_list(left[key])) != set(id_list(right[key]))
+    ]  # fmt: skip
+    if (left.get("eos_token_id") is None) != (right.get("eos_token_id") is None):
+        apart += ["eos_token_id"] if a.stops != b.stops else []
+    if apart:
+        says = ", ".join(f"{key} {left.get(key)} in A, {right.get(key)} in B" for key in apart)
+        yield Difference("generation_config", "generation_config", ("generation",),
+                         tuple(f"generation_config.json: {key}" for key in apart), says,
+                         str({key: left.get(key) for key in apart}),
+                         str({key: right.get(key) for key in apart}))  # fmt: skip

@@ -1,0 +1,131 @@
+"""Flags of config.json that a model's own tensors contradict: what each loader makes of them.
+
+aprfmt and llama.cpp believe the tensors; transformers, the reference, believes the flag: it drops
+what the flag denies and fills in what is missing. It is a bug where its logits change by that.
+Measured with transformers 5: a missing bias becomes zeros; a head that differs from the embedding
+is kept although the flag ties them; a denied bias is dropped; a parallel residual drops the second
+norm.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from aprfmt.arch.values import same_value
+from aprfmt.base.protocols import Value
+from aprfmt.diagnosis.config import HYPER_CAUSES, SHOWN_BY
+from aprfmt.diagnosis.found import CauseFound, Evidence
+from aprfmt.diagnosis.levels import Levels
+from aprfmt.diagnosis.mixing import between, world_of
+from aprfmt.diagnosis.prompt import chosen_ids
+from aprfmt.diagnosis.shadow import plain
+from aprfmt.diagnosis.world import World
+from aprfmt.inference.backends import BACKENDS
+from aprfmt.inference.rows import Rows, StoredRows
+from aprfmt.inference.weights import Weights, free_budget
+from aprfmt.model import Model
+
+_DENIED = "transformers and vLLM drop the stored tensors, llama.cpp and aprfmt use them"
+_MISSING = "transformers fills them with zeros, which change nothing; llama.cpp and aprfmt add none"
+# (hyperparameter, what the flag says) -> what loaders do, and whether the reference's pass changes.
+_LOADERS: Mapping[tuple[str, bool], tuple[str, bool]] = {
+    **{(name, False): (_DENIED, True)
+       for name in ("attention_bias", "attention_out_bias", "mlp_bias")},
+    **{(name, True): (_MISSING, False)
+       for name in ("attention_bias", "attention_out_bias", "mlp_bias")},
+    ("tied_embeddings", True): (
+        "transformers 5 keeps the stored head and warns, older ones and vLLM use the embedding, "
+        "llama.cpp and aprfmt the stored head", False,
+    ),
+    ("parallel_residual", True): (
+        "transformers drops the second norm and adds attention and MLP to one stream, llama.cpp "
+        "and aprfmt follow the tensors", True,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """A flag, what it says, and the tensors that say otherwise."""
+
+    name: str
+    said: bool
+    keys: tuple[str, ...]
+
+
+def contradictions(model: Model) -> Iterator[Contradiction]:
+    """Yield the flags of a model's configuration that its tensors contradict."""
+    if model.config is None or model.key_style in ("gguf", "apr"):
+        return  # readers of those go by the tensors
+    roles = [*model.roles]
+    for name, row in model.resolution.report.demanded.items():
+        value = row.value
+        if name not in model.hyper or same_value(value, model.hyper[name]):
+            continue
+        shown = SHOWN_BY.get(name, ())
+        keys = tuple(key for key in roles if key.partition(".")[2] in shown or key in shown)
+        yield Contradiction(name, bool(value), keys)
+
+
+def flags(a: Model, b: Model, found: Levels) -> None:
+    """Record what B's flags and tensors say otherwise, and A's do not, in `found`."""
+    same = {(row.name, row.said) for row in contradictions(a)}
+    for row in contradictions(b):
+        if (row.name, row.said) in same or (row.name, row.said) not in _LOADERS:
+            continue
+        loaders, changes = _LOADERS[row.name, row.said]
+        key = _key(b, row.name)
+        says = f"{key} of B's configuration is {row.said}, its tensors say {not row.said}"
+        says += f": {loaders}"
+        if not changes:
+            found.evidence.append(Evidence("config", says, (key, *row.keys[:4])))
+            continue
+        before, after, bound = _distances(a, b, row)
+        if before <= bound:
+            found.evidence.append(Evidence("config", f"{says}; the logits do not show it", (key,)))
+            continue
+        found.stated.append(CauseFound(
+            HYPER_CAUSES[row.name], says, "config", "bug",
+            tuple(dict.fromkeys((row.name, key, *row.keys))),
+            after <= bound, "", before, after, "logits as transformers reads the flag; after: with "
+            "the flag the tensors ask for", {row.name: {"a": not row.said, "b": row.said}},
+        ))  # fmt: skip
+
+
+def _key(model: Model, name: str) -> str:
+    """Return the key of config.json that gives a hyperparameter."""
+    read = model.resolution.report.read
+    return next((key for key, given in read.items() if given == name), name)
+
+
+def _distances(a: Model, b: Model, row: Contradiction) -> tuple[float, float, float]:
+    """Return how far B's logits are from A's: as the flag says, as its tensors say; the bound."""
+    ids = chosen_ids([a.hyper, b.hyper], long=False)
+    bound = between(a, b).bound("logits", ("float32", "float32")).rel_l2
+    reference = _logits(world_of(a, ids, "float32"))
+    believed = _logits(world_of(b, ids, "float32"))
+    drop = () if row.said else row.keys
+    read = _logits(_read(b, {row.name: row.said}, drop, ids))
+    scale = float(np.linalg.norm(reference)) or 1.0
+    before, after = (float(np.linalg.norm(x - reference)) / scale for x in (read, believed))
+    return before, after, bound
+
+
+def _read(
+    model: Model, values: Mapping[str, Value], drop: tuple[str, ...], ids: tuple[int, ...]
+) -> World:
+    """Return a model's World with a flag believed and the tensors that it denies left out."""
+    rows: dict[str, Rows] = {
+        key: StoredRows(tensor) for key, tensor in model.roles.items() if key not in drop
+    }
+    weights = Weights(rows, free_budget(), str(model.path))
+    backend = BACKENDS["numpy"]("cpu", "float32")
+    return World(model.spec, model.hyper.replaced(**values), weights, backend, ids)
+
+
+def _logits(world: World) -> np.ndarray:  # type: ignore[type-arg]
+    try:
+        return np.asarray(plain(world)["logits"], np.float64)
+    finally:
+        world.weights.close()

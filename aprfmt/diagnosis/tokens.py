@@ -1,0 +1,38 @@
+"""Level one: the tokenizers, chat templates and generation settings of two models."""
+
+from aprfmt.compare.tokens import TokenFinding, compare_tokens
+from aprfmt.diagnosis.found import CauseFound, Evidence
+from aprfmt.diagnosis.levels import Levels
+from aprfmt.model import Model
+
+_OF = "probe texts, conversations and ends that are not A's; a share"
+
+
+def tokenizers(a: Model, b: Model, found: Levels) -> None:
+    """Record what differs of two models' tokenizers in `found.stated`; no pass is needed for it."""
+    report = compare_tokens(a, b)
+    found.stated += [_cause(row) for row in report.findings]
+    for row in report.findings:
+        found.evidence += [Evidence("identity", f"{label}: {text}", row.difference.where[:1])
+                           for label, text in zip("AB", row.example, strict=False)]  # fmt: skip
+    found.evidence += [
+        Evidence("identity", f"tokenizer: {row.says}; without effect", row.where)
+        for row in report.notes
+    ]
+    found.evidence += [Evidence("identity", text) for text in report.remarks]
+    found.checked += report.checked
+    found.not_checked += report.not_checked
+
+
+def _cause(row: TokenFinding) -> CauseFound:
+    one = row.difference
+    says = one.says
+    if row.example:
+        says += f"; first shown by {row.example[0]} in A"
+        says += f", {row.example[-1].partition(' is ')[2]} in B"
+    elif not row.shown:
+        says += "; no probe text and no conversation shows it"
+    return CauseFound(
+        one.cause, says, "identity", "bug", one.where, row.shown, "", row.before, row.after, _OF,
+        {one.name: {"a": one.a, "b": one.b}},
+    )  # fmt: skip

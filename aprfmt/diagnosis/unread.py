@@ -1,0 +1,98 @@
+"""A configuration that cannot be read, beside one that can: which key was lost or changed."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from aprfmt.arch.values import same_value
+from aprfmt.diagnosis.config import HYPER_CAUSES
+from aprfmt.diagnosis.found import CauseFound, Evidence
+from aprfmt.errors import ArchError
+from aprfmt.model import Model
+
+_MOST = 64  # differing keys that are tried
+Path = tuple[str, ...]
+
+
+def restored(good: Model, bad: Model, label: str) -> tuple[Model, CauseFound, Evidence] | None:
+    """Return `bad` with one key of its config.json as in `good`, and that key as a finding.
+
+    None where both can be read, where `good` cannot, or where no single key makes `bad` readable.
+    """
+    error = _refused(bad)
+    if not error or _refused(good) or good.config is None or bad.folder is None:
+        return None
+    if bad.folder.config is None:
+        return None
+    for path in list(_apart(good.config, bad.folder.config))[:_MOST]:
+        made = Model(
+            bad.source, replace(bad.folder, config=_with(bad.folder.config, good.config, path)),
+            allow_missing=bad.allow_missing,
+        )  # fmt: skip
+        cause = _cause(good, path)
+        if cause and not _refused(made):
+            return made, _finding(good, made, path, cause, label), Evidence("config", error)
+    return None
+
+
+def _refused(model: Model) -> str:
+    """Return why a model's configuration cannot be read, "" if it can."""
+    try:
+        model.resolution  # noqa: B018
+    except ArchError as error:
+        return str(error)
+    return ""
+
+
+def _finding(good: Model, made: Model, path: Path, cause: str, label: str) -> CauseFound:
+    equal = all(
+        name in made.hyper and same_value(good.hyper[name], made.hyper[name]) for name in good.hyper
+    )
+    key = ".".join(path)
+    name = f"{cause}.{path[-1]}" if len(path) > 1 else path[-1]
+    other = "A" if label == "B" else "B"
+    value = _at(good.config, path)
+    return CauseFound(
+        cause, f"{label}'s configuration cannot be read: {key} is {value} in {other} and missing "
+        f"or another in {label}; with {other}'s value it is read" + ", and says the same" * equal,
+        "config", "bug", (cause, name, key), equal, "", 1.0, 0.0,
+        "configurations that cannot be read", {key: {other.lower(): value}},
+    )  # fmt: skip
+
+
+def _cause(model: Model, path: Path) -> str:
+    read = model.resolution.report.read
+    for end in range(len(path), 0, -1):
+        name = read.get(".".join(path[:end]))
+        if name is not None:
+            return HYPER_CAUSES.get(name, "")
+    nested = next((key for key in read if key.startswith(f"{path[0]}.") and len(path) > 1), "")
+    return HYPER_CAUSES.get(read.get(nested, ""), "")
+
+
+def _apart(good: Mapping[str, Any], bad: Mapping[str, Any], above: Path = ()) -> Iterator[Path]:
+    """Yield the paths of keys that `bad` lacks or states otherwise, the innermost ones."""
+    for key, value in good.items():
+        other = bad.get(key)
+        if isinstance(value, Mapping) and isinstance(other, Mapping):
+            yield from _apart(value, other, (*above, key))
+        elif value != other:
+            yield (*above, key)
+
+
+def _at(config: Any, path: Path) -> Any:
+    for key in path:
+        config = config.get(key) if isinstance(config, Mapping) else None
+    return config
+
+
+def _with(config: Mapping[str, Any], source: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return a copy of a configuration with one key as in another."""
+    made = dict(config)
+    if len(path) == 1:
+        made[path[0]] = source[path[0]]
+    else:
+        inner = made.get(path[0])
+        base = inner if isinstance(inner, Mapping) else {}
+        made[path[0]] = _with(base, source[path[0]], path[1:])
+    return made

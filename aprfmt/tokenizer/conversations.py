@@ -1,0 +1,82 @@
+"""Conversations that show what a chat template does, and the tokens it names."""
+
+import json
+import re
+from collections.abc import Container, Mapping
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.errors import AprfmtError
+from aprfmt.tokenizer.keys import END_TEXTS
+from aprfmt.tokenizer.vocabulary import BLANK
+
+if TYPE_CHECKING:
+    from aprfmt.tokenizer.stated import Stated
+
+_USER = {"role": "user", "content": "What is 2 + 2?"}
+_ANSWER = {"role": "assistant", "content": "It is 4."}
+_MORE = {"role": "user", "content": "  Why?\n"}
+_SYSTEM = {"role": "system", "content": "You are brief."}
+
+# name -> messages and whether the model is asked to answer; without tools.
+CONVERSATIONS: Mapping[str, Mapping[str, Any]] = {
+    "one question": {"messages": [_USER], "add_generation_prompt": True},
+    "a system message": {"messages": [_SYSTEM, _USER], "add_generation_prompt": True},
+    "two turns": {"messages": [_USER, _ANSWER, _MORE], "add_generation_prompt": True},
+    "an answer, no prompt": {"messages": [_USER, _ANSWER], "add_generation_prompt": False},
+    "a system message and two turns": {
+        "messages": [_SYSTEM, _USER, _ANSWER, _MORE], "add_generation_prompt": False,
+    },
+}  # fmt: skip
+
+# What control tokens look like. Words in pointed brackets alone are none: <tools> is text.
+_MARKED = re.compile(r"<\|[^|<>\s]{1,40}\|>|<\uff5c[^\uff5c<>\s]{1,40}\uff5c>")
+_PLAIN = tuple(
+    text for text in (*END_TEXTS, "<start_of_turn>", "<s>", "<bos>") if not _MARKED.fullmatch(text)
+)
+# Zephyr and its kin write their roles as text that no vocabulary has as a token.
+_ROLES = frozenset(f"<|{role}|>" for role in "system user assistant tool prompter human".split())
+
+
+def rendered(template: str, variables: Mapping[str, str], where: str) -> dict[str, tuple[str, str]]:
+    """Return (status, text) by the name of the conversation; "ok" beside what was rendered.
+
+    Raises FormatError as `template.renderings` does.
+    """
+    from aprfmt.tokenizer.template import renderings
+
+    found = renderings(template, list(CONVERSATIONS.values()), variables, where)
+    return dict(zip(CONVERSATIONS, found, strict=True))
+
+
+def named_tokens(texts: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Return what looks like a control token in rendered conversations, each once, in order.
+
+    `texts` is what `rendered` gives.
+    """
+    said = json.dumps([row for row in CONVERSATIONS.values()])
+    found: dict[str, None] = {}
+    for status, text in texts.values():
+        if status == "ok":
+            found.update(dict.fromkeys(_MARKED.findall(text)))
+            found.update(dict.fromkeys(word for word in _PLAIN if word in text))
+    return [token for token in found if token not in said]
+
+
+def lacking(side: "Stated") -> list[str]:
+    """Return the control tokens that a model's own template writes and its vocabulary lacks.
+
+    [] without a template, and for one that cannot be rendered: other checks say that.
+    """
+    if side.template is None:
+        return []
+    try:
+        texts = rendered(side.template, side.texts, side.carried.where)
+    except AprfmtError:
+        return []
+    return unknown_tokens(named_tokens(texts), frozenset(side.vocabulary.tokens))
+
+
+def unknown_tokens(named: list[str], vocabulary: Container[str]) -> list[str]:
+    """Return the named tokens that a vocabulary lacks; [] where only roles are written as text."""
+    missing = [t for t in named if t not in vocabulary and BLANK + t not in vocabulary]
+    return missing if set(missing) - _ROLES else []

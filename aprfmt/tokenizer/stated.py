@@ -1,0 +1,157 @@
+"""What a model's tokenizer is to those who read this format, part by part.
+
+A GGUF is read by its `tokenizer.ggml.*` lists, as llama.cpp reads them, whatever tokenizer.json it
+carries beside them; everything else by its tokenizer.json, if it has one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.errors import UnsupportedError
+from aprfmt.tokenizer.carried import Carried
+from aprfmt.tokenizer.hf_json import effective_added, frame, from_json, special_texts, stored_vocab
+from aprfmt.tokenizer.keys import CONTROL, MODEL, NORMAL, SCORES, TOKENS, TYPES
+from aprfmt.tokenizer.pre import PRE_TOKENIZERS
+from aprfmt.tokenizer.vocabulary import Vocabulary, from_metadata, stop_ids, without_padding
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+DEFAULT_PRE = "default"  # llama.cpp's for a byte-level vocabulary that names none
+# Values of tokenizer.ggml.model that aprfmt does not encode with -> model type of tokenizer.json.
+_OTHER_KINDS: Mapping[str, str] = {"bert": "wordpiece", "t5": "unigram"}
+
+
+@dataclass(frozen=True)
+class Stated:
+    """One model's tokenizer. `data` is its tokenizer.json, None where the lists count.
+
+    `encodes` is False for a vocabulary whose texts aprfmt cannot encode from the lists alone.
+    """
+
+    carried: Carried
+    vocabulary: Vocabulary
+    data: Mapping[str, Any] | None
+    encodes: bool = True
+
+    @property
+    def lists(self) -> bool:
+        """True if the metadata's lists count, not a tokenizer.json."""
+        return self.data is None
+
+    @cached_property
+    def added(self) -> list[dict[str, Any]]:
+        """Tokens split off whole, with their flags; [] for lists, whose types say it."""
+        if self.data is None:
+            return []
+        vocab, _ = stored_vocab(self.data["model"], self.carried.origin)
+        return effective_added(self.data, self.carried, vocab)
+
+    @cached_property
+    def begins(self) -> bool:
+        """True if a text gets bos in front."""
+        return self._framed("bos", self.vocabulary.add_bos)
+
+    @cached_property
+    def ends(self) -> bool:
+        """True if a text gets eos behind it."""
+        return self._framed("eos", self.vocabulary.add_eos)
+
+    def _framed(self, role: str, processed: bool) -> bool:
+        """Return tokenizer_config.json's flag, else what the post-processor or the lists say.
+
+        gguf-py and the classes of transformers take the flag first, too.
+        """
+        said = self.carried.tokenizer_config.get(f"add_{role}_token") if self.data else None
+        given = self.carried.flag(f"add_{role}_token") if self.data else None
+        if isinstance(given, bool):
+            return given
+        return said if isinstance(said, bool) else processed
+
+    @cached_property
+    def processed(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Ids that the post-processor puts before and after a text; empty for lists."""
+        return (frozenset(), frozenset()) if self.data is None else frame(self.data)
+
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        """The special tokens that a chat template can use: `bos_token` and the like."""
+        found = {} if self.lists else special_texts(self.carried)
+        tokens = self.vocabulary.tokens
+        found = found or {role: tokens[i] for role, i in self.vocabulary.ids.items()}
+        return {f"{role}_token": text for role, text in found.items()}
+
+    @cached_property
+    def template(self) -> str | None:
+        """The chat template; FormatError if it is no text."""
+        return self.carried.chat_template()
+
+    @cached_property
+    def stops(self) -> frozenset[int]:
+        """Ids that end a generation: those of generation_config.json first, as transformers does.
+
+        llama.cpp takes the lists' ids and every control token of a known end text.
+        """
+        ids = self.vocabulary.ids
+        if self.lists:
+            tokens, types = self.vocabulary.tokens, self.vocabulary.types
+            control = {t: i for i, t in enumerate(tokens) if types[i] == CONTROL}
+            return stop_ids(ids, control.get, frozenset())
+        config = self.carried.model.config or {}
+        for source in (self.carried.parse("generation_config.json"), config):
+            found = id_list(source.get("eos_token_id"))
+            if found:
+                return frozenset(found)
+        return frozenset(ids[role] for role in ("eos",) if role in ids)
+
+
+def id_list(value: Any) -> list[int]:
+    """Return the token ids that a key states: one, several, or none."""
+    values = value if isinstance(value, list) else [value]
+    return [i for i in values if type(i) is int and i >= 0]
+
+
+def stated(model: "Model", *, carried_json: bool = False) -> Stated | None:
+    """Return a model's tokenizer as its readers take it; None if it carries none.
+
+    With `carried_json`, the tokenizer.json that a file carries beside its lists; None without one.
+    Raises FormatError for a damaged tokenizer, UnsupportedError for a kind of lists not known.
+    """
+    carried = model.carried
+    has_lists = bool(carried.length(TOKENS))
+    if carried.origin and (carried_json or not (model.key_style == "gguf" and has_lists)):
+        data = carried.parse_tokenizer_json()
+        assert data is not None
+        return Stated(carried, from_json(carried, data), data)
+    if carried_json or not has_lists:
+        return None
+    try:
+        vocabulary = from_metadata(carried)
+    except UnsupportedError:
+        kind = _OTHER_KINDS.get(carried.text(MODEL) or "", carried.text(MODEL) or "")
+        if not kind:
+            raise
+        return Stated(carried, _plain(carried, kind), None, encodes=False)
+    if vocabulary is None:
+        return None
+    if vocabulary.kind == "bpe" and not vocabulary.pre:
+        vocabulary = replace(vocabulary, pre=DEFAULT_PRE)
+    known = vocabulary.kind == "spm" or vocabulary.pre in PRE_TOKENIZERS
+    return Stated(carried, vocabulary, None, encodes=known)
+
+
+def _plain(carried: Carried, kind: str) -> Vocabulary:
+    """Return the lists of a vocabulary of another kind, as they stand."""
+    tokens = carried.sequence(TOKENS, str) or []
+    count = without_padding(tokens)
+    types = carried.sequence(TYPES, int) or [NORMAL] * count
+    types += [NORMAL] * (count - len(types))
+    scores = carried.sequence(SCORES, (float, int))
+    return Vocabulary(
+        kind, tokens[:count], types[:count], None, scores and scores[:count], "",
+        {role: i for role, i in carried.ids().items() if i < count},
+        bool(carried.flag("add_bos_token")), bool(carried.flag("add_eos_token")),
+        bool(carried.flag("add_space_prefix")),
+    )  # fmt: skip

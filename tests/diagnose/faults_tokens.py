@@ -1,0 +1,478 @@
+"""Seeded faults of tokenizers, chat templates and generation settings; the tensors are equal.
+
+The GGUF files are written by gguf-py. Where a fault was met in the field its thread is named.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.diagnose import files
+from tests.diagnose.engines import place, tiny_folder
+from tests.diagnose.fault import Fault, Pair
+
+DEMO = Path(__file__).resolve().parents[2] / "fixtures" / "demo"
+GGML = "tokenizer.ggml."
+Keys = dict[str, Any]
+Texts = dict[str, Any]
+LLAMA3_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+    "{{ m.content | trim }}<|eot_id|>{% endfor %}{% if add_generation_prompt %}"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+
+
+# --- Hugging Face folders -----------------------------------------------------------------------
+
+
+def folder(name: str, change: Callable[[Texts], None]) -> Path:
+    """Copy the demo folder; `change` gets its texts by name, JSON parsed, None to leave one out."""
+    made = place(f"tokens-{name}")
+    shutil.rmtree(made, ignore_errors=True)
+    shutil.copytree(DEMO, made)
+    texts: Texts = {
+        path.name: json.loads(path.read_text()) if path.suffix == ".json" else path.read_text()
+        for path in made.iterdir() if path.suffix in (".json", ".jinja")
+    }  # fmt: skip
+    change(texts)
+    for file, text in texts.items():
+        if text is None:
+            (made / file).unlink()
+        else:
+            (made / file).write_text(text if isinstance(text, str) else json.dumps(text))
+    return made
+
+
+def texts(change: Callable[[Texts], None]) -> Callable[[str], Pair]:
+    """Return a maker of the demo folder and a changed copy."""
+    return lambda name: (DEMO, folder(name, change))
+
+
+# --- GGUF files ---------------------------------------------------------------------------------
+
+
+def rewritten(source: Path, name: str, change: Callable[[Keys], None]) -> Path:
+    """Write a GGUF again with gguf-py, its keys changed, every tensor's bytes as they are."""
+    import gguf
+
+    made = place(f"tokens-{name}.gguf")
+    reader = gguf.GGUFReader(str(source))
+    fields = {k: f for k, f in reader.fields.items() if not k.startswith("GGUF.")}
+    keys = {k: f.contents() for k, f in fields.items()}
+    types = {k: f.types for k, f in fields.items()}
+    writer = gguf.GGUFWriter(str(made), keys.pop("general.architecture"))
+    change(keys)
+    for key, value in keys.items():
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        else:
+            kind = types[key][0] if key in types else gguf.GGUFValueType.get_type(value)
+            writer.add_key_value(key, value, kind)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return made
+
+
+def lists_alone(keys: Keys) -> None:
+    """Leave out what only aprfmt writes: a foreign file has the lists alone."""
+    for key in [key for key in keys if key.startswith("aprfmt.") or "huggingface" in key]:
+        del keys[key]
+
+
+def foreign(name: str, change: Callable[[Keys], None] = lambda keys: None) -> Path:
+    """Return the demo model as a GGUF of another program, its keys changed."""
+
+    def both(keys: Keys) -> None:
+        lists_alone(keys)
+        change(keys)
+
+    return rewritten(files.converted(DEMO, "demo.gguf"), name, both)
+
+
+def keys(change: Callable[[Keys], None]) -> Callable[[str], Pair]:
+    """Return a maker of the demo folder and a foreign GGUF with changed keys."""
+    return lambda name: (DEMO, foreign(name, change))
+
+
+def two_gguf(
+    change: Callable[[Keys], None], before: Callable[[Keys], None] = lambda keys: None
+) -> Callable[[str], Pair]:
+    """Return a maker of two foreign GGUF files; `before` is done to both."""
+
+    def both(found: Keys) -> None:
+        before(found)
+        change(found)
+
+    return lambda name: (foreign(f"{name}-a", before), foreign(name, both))
+
+
+def put(**values: Any) -> Callable[[Keys], None]:
+    """Return a change of tokenizer.ggml keys."""
+    return lambda found: found.update({GGML + name: value for name, value in values.items()})
+
+
+def cut(count: int) -> Callable[[Keys], None]:
+    return lambda found: found.update({GGML + "merges": found[GGML + "merges"][:count]})
+
+
+def lose(*names: str) -> Callable[[Keys], None]:
+    def change(found: Keys) -> None:
+        for name in names:
+            del found[name]
+
+    return change
+
+
+def pieces_shifted(found: Keys) -> None:
+    """One piece lost in the middle: all behind it stand one id too early."""
+    tokens = found[GGML + "tokens"]
+    found[GGML + "tokens"] = [*tokens[:700], *tokens[701:1533], tokens[700], *tokens[1533:]]
+
+
+def all_normal(found: Keys) -> None:
+    found[GGML + "token_type"] = [1] * len(found[GGML + "token_type"])
+
+
+def late_merges(found: Keys) -> None:
+    """The first ten merges stand last."""
+    merges = found[GGML + "merges"]
+    found[GGML + "merges"] = [*merges[10:], *merges[:10]]
+
+
+def other_template(found: Keys) -> None:
+    found["tokenizer.chat_template"] = LLAMA3_TEMPLATE
+
+
+def cut_template(found: Keys) -> None:
+    found["tokenizer.chat_template"] = found["tokenizer.chat_template"].partition("{% if add")[0]
+
+
+# --- a vocabulary that joins by scores ----------------------------------------------------------
+
+_WORDS = ("he", "el", "ll", "hel", "hell", "hello", "wo", "or", "wor", "\u2581w", "\u2581wor",
+          "\u2581h", "\u2581he", "\u2581hell", "\u2581hello", "ld", "world", "\u2581world", "th",
+          "\u2581th", "the", "\u2581the", "\u2581\u2581", "is", "in", "ing")  # fmt: skip
+
+
+def scored(found: Keys) -> None:
+    """Replace the tokenizer by one that joins by scores, as SentencePiece writes it."""
+    size = len(found[GGML + "tokens"])
+    letters = [chr(c) for c in range(0x21, 0x7F)]
+    whole = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    made = [*whole, "\u2581", *letters, *_WORDS]
+    types = [2, 3, 3, *[6] * 256, *[1] * (len(made) - len(whole)), *[5] * (size - len(made))]
+    ranks = {word: i for i, word in enumerate(_WORDS)}
+    for key in [key for key in found if key.startswith("tokenizer.")]:
+        del found[key]
+    put(
+        model="llama", pre="default", tokens=made + [f"[PAD{i}]" for i in range(len(made), size)],
+        scores=[-float(ranks.get(piece, 1000 + i)) for i, piece in enumerate(made)]
+        + [-1e4] * (size - len(made)),
+        token_type=types, bos_token_id=1, eos_token_id=2, unknown_token_id=0, add_bos_token=True,
+        add_space_prefix=False,
+    )(found)  # fmt: skip
+
+
+def backwards(found: Keys) -> None:
+    """Scores with the other sign: the worst pieces are joined first."""
+    found[GGML + "scores"] = [-score for score in found[GGML + "scores"]]
+
+
+def bytes_normal(found: Keys) -> None:
+    kinds = found[GGML + "token_type"]
+    found[GGML + "token_type"] = [1 if kind == 6 else kind for kind in kinds]
+
+
+# --- changes of a folder's texts ----------------------------------------------------------------
+
+
+def added_lost(found: Texts) -> None:
+    """The converter forgot an added token."""
+    rows = found["tokenizer.json"]["added_tokens"]
+    rows[:] = [row for row in rows if row["content"] != "<|im_start|>"]
+    found["tokenizer_config.json"]["extra_special_tokens"] = ["<|im_end|>"]
+
+
+def strips(found: Texts) -> None:
+    for row in found["tokenizer.json"]["added_tokens"]:
+        row["rstrip"] = True
+
+
+def digits_by_three(found: Texts) -> None:
+    split = found["tokenizer.json"]["pre_tokenizer"]["pretokenizers"][0]["pattern"]
+    split["Regex"] = split["Regex"].replace(r"\p{N}|", r"\p{N}{1,3}|")
+
+
+def joined_digits(found: Texts) -> None:
+    """Give the vocabulary a merge of digits, which shows how digits are split."""
+    model = found["tokenizer.json"]["model"]
+    last = next(token for token, i in model["vocab"].items() if i == 1500)
+    del model["vocab"][last]
+    model["vocab"]["12"] = 1500
+    model["merges"] = [m for m in model["merges"] if last not in ("".join(m), *m)]
+    model["merges"].append(["1", "2"])
+
+
+def lower_case(found: Texts) -> None:
+    found["tokenizer.json"]["normalizer"] = {
+        "type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}],
+    }  # fmt: skip
+
+
+def no_bytes_left(found: Texts) -> None:
+    found["tokenizer.json"]["model"]["unk_token"] = "<|endoftext|>"
+    found["tokenizer.json"]["model"]["continuing_subword_prefix"] = "##"
+
+
+def end_behind(found: Texts) -> None:
+    found["tokenizer_config.json"]["add_eos_token"] = True
+
+
+def other_ends(found: Texts) -> None:
+    found["generation_config.json"]["eos_token_id"] = 1533
+
+
+def three_digits(name: str) -> Pair:
+    """Two folders whose digits are split one by one and in threes."""
+
+    def both(found: Texts) -> None:
+        joined_digits(found)
+        digits_by_three(found)
+
+    return folder(f"{name}-a", joined_digits), folder(name, both)
+
+
+def not_lowered(name: str) -> Pair:
+    """A folder that lowers its texts, and its GGUF, which cannot say so."""
+    return folder(f"{name}-a", lower_case), foreign(name)
+
+
+def carried_cut(name: str) -> Pair:
+    """Our own GGUF, whose lists were edited afterwards: the JSON in it is the old one."""
+    source = files.converted(DEMO, "demo.gguf")
+
+    def change(found: Keys) -> None:
+        data = json.loads(found["tokenizer.huggingface.json"])
+        data["model"]["merges"] = data["model"]["merges"][:300]
+        found["tokenizer.huggingface.json"] = json.dumps(data)
+
+    return source, rewritten(source, name, change)
+
+
+# --- config.json: sub-keys, and flags that the tensors contradict -------------------------------
+
+
+def configured(base: str, change: Any, **how: Any) -> Callable[[str], Pair]:
+    """Return a maker of a tiny folder and a copy with another configuration."""
+    return lambda name: (tiny_folder(base), files.copy(tiny_folder(base), f"tokens-{name}",
+                                                       config=change, **how))  # fmt: skip
+
+
+def without(key: str) -> Callable[[Texts], None]:
+    return lambda config: config["rope_parameters"].pop(key)
+
+
+def spelled_as_before(config: Texts) -> None:
+    """The spelling of transformers 4: rope_theta beside rope_scaling."""
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = {"type": rope.pop("rope_type"), **rope}
+
+
+def mlp_biases(rows: files.Rows) -> None:
+    for layer in range(3):
+        for part, size in (("gate", 72), ("up", 72), ("down", 48)):
+            data = np.linspace(-0.5, 0.5, size, dtype="<f4")
+            rows[f"model.layers.{layer}.mlp.{part}_proj.bias"] = ("F32", (size,), data.tobytes())
+
+
+def denied(name: str) -> Pair:
+    """Two folders with MLP biases; the second one's flag denies them."""
+    source = tiny_folder("llama")
+    return tuple(
+        files.copy(source, f"tokens-{name}-{flag}", tensors=mlp_biases, config={"mlp_bias": flag})
+        for flag in (True, False)
+    )  # type: ignore[return-value]
+
+
+# --- correct copies -----------------------------------------------------------------------------
+
+
+def resaved(name: str) -> Pair:
+    """The tokenizer as transformers writes it again."""
+    from transformers import AutoTokenizer
+
+    made = folder(name, lambda found: None)
+    AutoTokenizer.from_pretrained(DEMO).save_pretrained(made)
+    return DEMO, made
+
+
+def vocab_classes(name: str) -> Pair:
+    """Ids, flags, merges and template by gguf-py's own SpecialVocab."""
+    import gguf
+    from gguf.vocab import SpecialVocab
+
+    special = SpecialVocab(DEMO, load_merges=True)
+    roles = {"pad": "padding", "unk": "unknown"}
+
+    def change(found: Keys) -> None:
+        tokenizer = [key for key in found if key.startswith("tokenizer.")]
+        kept = {GGML + part for part in ("model", "pre", "tokens", "token_type")}
+        for key in set(tokenizer) - kept:
+            del found[key]
+        put(merges=list(special.merges))(found)
+        for role, i in special.special_token_ids.items():
+            put(**{f"{roles.get(role, role)}_token_id": i})(found)
+        for role, flag in special.add_special_token.items():
+            put(**{f"add_{role}_token": flag})(found)
+        assert isinstance(special.chat_template, str)
+        found[gguf.Keys.Tokenizer.CHAT_TEMPLATE] = special.chat_template
+
+    return DEMO, foreign(name, change)
+
+
+def padded_rows(found: Keys) -> None:
+    """Older converters' fillers behind the tokens, which have no text of their own."""
+    tokens = found[GGML + "tokens"]
+    assert len(tokens) == 1536
+    found[GGML + "tokens"] = [*tokens[:1530], *(f"[PAD{i}]" for i in range(1530, 1533)),
+                              *tokens[1533:]]  # fmt: skip
+
+
+def same_settings(found: Texts) -> None:
+    """Defaults written out, keys in another order."""
+    settings = found["generation_config.json"]
+    found["generation_config.json"] = {"temperature": 1.0, "top_k": 50, **dict(
+        reversed(settings.items())
+    )}  # fmt: skip
+
+
+BASES = {"sub-key-lost": "llama", "sub-key-unread": "llama", "flag-denies": "llama",
+         "flag-parallel": "stablelm", "flag-invents": "llama", "flag-ties": "llama",
+         "config-spelled": "llama"}  # fmt: skip
+
+
+def rows(
+    made: Mapping[str, tuple[Any, ...]], verdict: str, confidence: str = "confirmed"
+) -> tuple[Fault, ...]:
+    """Return faults of (says, maker, causes, place of the first)."""
+
+    def fault(name: str, says: str, make: Callable[[str], Pair], causes: Any, where: str) -> Fault:
+        named = (causes,) if isinstance(causes, str) else tuple(causes)
+        return Fault(
+            name, BASES.get(name, "demo"), says, lambda: make(name), named,
+            (where,) if where else (), verdict, confidence,
+        )  # fmt: skip
+
+    return tuple(fault(name, *row) for name, row in made.items())
+
+
+FAULTS_TOKENS = rows({
+    # https://github.com/unslothai/unsloth/issues/468
+    "eos-id": ("EOS is endoftext for im_end", two_gguf(put(eos_token_id=1533)),
+               "special_ids", GGML + "eos_token_id"),
+    "eos-id-folder": ("the same against the folder", keys(put(eos_token_id=1533)), "special_ids",
+                      GGML + "eos_token_id"),
+    "pad-id": ("PAD is EOS", two_gguf(put(padding_token_id=1535)), "special_ids",
+               GGML + "padding_token_id"),
+    # https://github.com/ggml-org/llama.cpp/issues/7476
+    "pre-default": ("tokenizer.ggml.pre is default", keys(put(pre="default")), "pre_tokenizer",
+                    GGML + "pre"),
+    # https://github.com/ggml-org/llama.cpp/pull/6920
+    "pre-missing": ("no tokenizer.ggml.pre", keys(lose(GGML + "pre")), "pre_tokenizer",
+                    GGML + "pre"),
+    # https://github.com/ggml-org/llama.cpp/issues/9692
+    "merges-missing": ("no merges", keys(lose(GGML + "merges")), "tokenizer_merges",
+                       GGML + "merges"),
+    "merges-cut": ("the first 900 of 1277 merges", keys(cut(900)), "tokenizer_merges",
+                   "merge 900"),
+    "merges-order": ("the first ten merges last", two_gguf(late_merges), "tokenizer_merges",
+                     "merge 0"),
+    "pieces-shifted": ("pieces one id too early from 700 on", keys(pieces_shifted),
+                       "tokenizer_pieces", "id 700"),
+    # https://github.com/unslothai/unsloth/pull/5080
+    "types-normal": ("control tokens marked normal", keys(all_normal), "token_types",
+                     GGML + "token_type"),
+    # https://github.com/abetlen/llama-cpp-python/issues/1501
+    "bos-twice": ("BOS put before texts that begin with it", keys(put(add_bos_token=True)),
+                  "add_bos", GGML + "add_bos_token"),
+    "template-other": ("another model's chat template", keys(other_template), "chat_template",
+                       "tokenizer.chat_template"),
+    "template-cut": ("the template ends before the prompt to answer", keys(cut_template),
+                     "chat_template", "tokenizer.chat_template"),
+    "template-lost": ("no chat template", keys(lose("tokenizer.chat_template")), "chat_template",
+                      "tokenizer.chat_template"),
+    "template-and-eos": ("another template, and EOS is endoftext",
+                         keys(lambda found: (other_template(found),
+                                             put(eos_token_id=1533)(found))),
+                         ("special_ids", "chat_template"), GGML + "eos_token_id"),
+    "carried-cut": ("the JSON that a GGUF carries has 300 merges, its lists all", carried_cut,
+                    "carried_tokenizer", "tokenizer.huggingface.json"),
+    # https://github.com/ggml-org/llama.cpp/issues/8584
+    "space-prefix": ("add_space_prefix left out: true is the default",
+                     two_gguf(lose(GGML + "add_space_prefix"), scored), "space_prefix",
+                     GGML + "add_space_prefix"),
+    "scores-sign": ("scores with the other sign", two_gguf(backwards, scored), "tokenizer_scores",
+                    GGML + "scores"),
+    "bytes-normal": ("byte tokens marked normal", two_gguf(bytes_normal, scored), "token_types",
+                     GGML + "token_type"),
+    # https://github.com/ggml-org/llama.cpp/issues/15842
+    "added-lost": ("an added token is missing", texts(added_lost), "added_tokens",
+                   "token <|im_start|>"),
+    "added-strips": ("added tokens strip the blanks behind them", texts(strips), "added_tokens",
+                     "tokenizer.json: added_tokens"),
+    "digits": ("digits in threes for one by one", three_digits, "pre_tokenizer",
+               "tokenizer.json: pre_tokenizer"),
+    "case": ("a Lowercase normalizer lost", not_lowered, "normalizer", GGML + "pre"),
+    "model-options": ("another prefix of inner pieces", texts(no_bytes_left), "tokenizer_model",
+                      "tokenizer.json: model.continuing_subword_prefix"),
+    "eos-behind": ("EOS put behind texts", texts(end_behind), "add_eos",
+                   "tokenizer_config.json: add_eos_token"),
+    # https://github.com/oobabooga/textgen/issues/5885
+    "generation-ends": ("generation_config.json names one end of two, the wrong one",
+                        texts(other_ends), "generation_config",
+                        "generation_config.json: eos_token_id"),
+    "sub-key-lost": ("rope_scaling lost its trained length",
+                     configured("llama-llama3", without("original_max_position_embeddings")),
+                     "rope_scaling", "rope_scaling.original_max_position_embeddings"),
+    "sub-key-unread": ("rope_scaling lost a key that nothing can be read without",
+                       configured("llama-llama3", without("low_freq_factor")), "rope_scaling",
+                       "rope_scaling.low_freq_factor"),
+    "flag-denies": ("mlp_bias is false beside stored biases", denied, "missing_bias", "mlp_bias"),
+    "flag-parallel": ("use_parallel_residual beside a second norm",
+                      configured("stablelm", {"use_parallel_residual": True}), "residual",
+                      "use_parallel_residual"),
+}, "bug")  # fmt: skip
+
+CONTROLS_TOKENS = rows({
+    "tokens-foreign": ("the folder as a foreign GGUF", lambda name: (DEMO, foreign(name)), (), ""),
+    "tokens-vocab-classes": ("ids, merges and template by gguf-py's SpecialVocab", vocab_classes,
+                             (), ""),
+    "tokens-resaved": ("the tokenizer saved again by transformers", resaved, (), ""),
+    "tokens-pre-alike": ("tokenizer.ggml.pre is another name of the same rule",
+                         two_gguf(put(pre="stablelm2")), (), ""),
+    "tokens-ours": ("our GGUF with and without the JSON it carries",
+                    lambda name: (files.converted(DEMO, "demo.gguf"), foreign(name)), (), ""),
+    "tokens-no-pad": ("no PAD", two_gguf(lose(GGML + "padding_token_id")), (), ""),
+    "tokens-settings": ("defaults written out in generation_config.json", texts(same_settings), (),
+                        ""),
+    "tokens-scored": ("scores times two", two_gguf(
+        lambda found: put(scores=[2 * score for score in found[GGML + "scores"]])(found), scored),
+        (), ""),
+    "tokens-apr": ("APR against a foreign GGUF",
+                   lambda name: (files.converted(DEMO, "demo.apr"), foreign(name)), (), ""),
+    "flag-invents": ("attention_bias and mlp_bias without biases: zeros",
+                     configured("llama", {"attention_bias": True, "mlp_bias": True}), (), ""),
+    "flag-ties": ("tie_word_embeddings beside a head of its own: it is kept",
+                  configured("llama", {"tie_word_embeddings": True}), (), ""),
+    "config-spelled": ("rope_scaling in the spelling of transformers 4",
+                       configured("llama-llama3", spelled_as_before), (), ""),
+}, "same")  # fmt: skip
