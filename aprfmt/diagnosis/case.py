@@ -1,7 +1,7 @@
 """One divergence: what the reference computed there, and methods that try changes on it."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -132,9 +132,14 @@ class Case:
 
     def attempt(self, change: Change, layers: Layers = None) -> View | None:
         """Return the point's view under a change; earlier layers are not computed."""
-        world = change.make(self.world, layers)
-        key = self.view.key
-        recorded = self.without(change.drop)
+        return self.attempt_all([(change, layers)])
+
+    def attempt_all(self, changes: Sequence[tuple[Change, Layers]]) -> View | None:
+        """Return the point's view under changes made one after the other; None if impossible."""
+        world, key = self.world, self.view.key
+        for change, layers in changes:
+            world = change.make(world, layers)
+        recorded = self.without([key for change, _ in changes for key in change.drop])
         before = f"L{self.layer - 1}.out"
         entering = recorded.at(before) if self.layer > 0 else None
         if entering is not None and entering.rows is None:
