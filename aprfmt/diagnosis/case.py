@@ -152,7 +152,7 @@ class Case:
                 seen = glance(world, recorded, key)
                 return None if seen is None else replace(seen, tolerance=self.view.tolerance)
             found = shadow(world, recorded, self.view.base if before_it else key).views
-        except AprfmtError:  # the model lacks what the change would read
+        except (AprfmtError, ValueError):  # the model lacks what the change reads, or other shapes
             return None
         return found.get(key) or found.get(before_it)
 

@@ -12,6 +12,7 @@ from aprfmt.arch.vocabulary import split_key
 from aprfmt.base.registry import offered
 from aprfmt.compare.bounds import NMSE, NMSE_SLACK
 from aprfmt.diagnosis.case import Case, Change, Layers
+from aprfmt.diagnosis.elsewhere import taken_elsewhere
 from aprfmt.diagnosis.hypotheses import HYPOTHESES
 from aprfmt.diagnosis.measure import Recorded
 from aprfmt.diagnosis.search import Search, Step, is_wide, spanned
@@ -86,6 +87,14 @@ def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
             divergences.append(Divergence(view, None, (), "nonfinite"))
             continue
         case = Case(world, recorded, view, found, values)
+        elsewhere = taken_elsewhere(case)
+        if elsewhere is not None:
+            recorded = case.without(elsewhere.drop)
+            found = shadow(world, recorded)
+            then = next((view for view in found.flagged if view.key not in known), None)
+            answer = Answer(elsewhere, None, 0.0, then, math.inf, world, recorded)
+            divergences.append(Divergence(view, answer))
+            continue
         answers = list(_answers(case, known))
         if is_wide(case) and (not answers or len(spanned(case)) > 1):
             search = Search(case)

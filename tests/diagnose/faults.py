@@ -695,4 +695,8 @@ CONTROLS: tuple[Fault, ...] = (
           confidence="unconfirmed"),
 )  # fmt: skip
 
+# Rows of other files, which make theirs with the functions above.
+from tests.diagnose.faults_engine import ENGINE_FAULTS  # noqa: E402
+
+ENGINES = (*ENGINES, *ENGINE_FAULTS)
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in (*ENGINES, *FILES, *CONTROLS)}

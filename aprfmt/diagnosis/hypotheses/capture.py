@@ -15,7 +15,7 @@ Array = NDArray[Any]
 
 def neighbour(case: Case) -> Iterator[Change]:
     """Compare the trace's value with the reference's values at neighbouring points."""
-    for name, value in _around(case):
+    for name, value in around(case):
         if value.size != case.view.mine.size:
             continue
         if not case.differs(value) <= case.view.tolerance:
@@ -50,7 +50,7 @@ def _alike(case: Case) -> Iterator[str]:
         yield key_name(case.view.point, layer)
 
 
-def _around(case: Case) -> Iterator[tuple[str, Array]]:
+def around(case: Case) -> Iterator[tuple[str, Array]]:
     """Yield the layer's points on the trace's inputs, and values one step away from this point."""
     views, key = case.found.views, case.view.key
     keys = near_keys(key, case.layer)

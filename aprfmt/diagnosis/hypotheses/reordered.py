@@ -85,7 +85,7 @@ def normed_after_rope(world: World, layers: Layers) -> World:
             return op(x, *args, **kwargs)
         if at.point == "v":
             waiting.clear()
-        waiting.append(lambda y: op(y, *args, **kwargs).reshape(y.shape))
+        waiting.append(lambda y: op(y.reshape(x.shape), *args, **kwargs).reshape(y.shape))
         return x
 
     def rope(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
