@@ -11,7 +11,7 @@ from aprfmt.compare.rows import differ, spans
 from aprfmt.compare.thresholds import BASE, DISCRETE
 from aprfmt.compare.traced import TraceLike
 from aprfmt.compare.traces import Between, PointDiff, compare_point, dtypes_of
-from aprfmt.diagnosis.elsewhere import cuts
+from aprfmt.diagnosis.cuts import cuts
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.measure import NO_VALUES, axis_of, fit, near_keys, rel, takes_masks
 from aprfmt.diagnosis.relations import relation

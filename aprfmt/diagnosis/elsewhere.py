@@ -6,47 +6,21 @@ them act then agrees with the trace, and did not with the trace's own values, th
 what the model says and recorded it at another place.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from aprfmt.compare.thresholds import DISCRETE
 from aprfmt.diagnosis.case import Case, Change
+from aprfmt.diagnosis.cuts import agrees_without, cuts, depends
 from aprfmt.diagnosis.hypotheses.capture import around
 from aprfmt.diagnosis.relations import relation
-from aprfmt.diagnosis.shadow import View, glance, shadow
-from aprfmt.inference.capture import POINTS, key_name, parse_key
-
-# Points through which everything before them in their half of a layer acts.
-ATTENTION = ("attn", "attn_out", "attn_contrib", "mid")
-MLP = ("ffn_mul", "ffn_out", "moe_out", "ffn_contrib", "out")
-STREAM = ("embd", "embd_scaled", "in", "mid", "out", "final_norm", "logits_raw", "logits")
-# Points side by side: what is computed from one is not computed from the others.
-BRANCHES: tuple[tuple[tuple[str, ...], ...], ...] = (
-    (
-        ("q_a", "q_a_norm", "q_mm", "q_b", "q", "q_norm", "q_rope"),
-        ("k_mm", "k", "k_norm", "k_pe", "k_pe_rope", "k_nope", "k_rope", "k_cache"),
-        ("v_mm", "v", "v_cache"),
-    ),
-    (("ffn_gate", "ffn_act"), ("ffn_up",)),
-)
-
-
-def cuts(key: str) -> Iterator[str]:
-    """Yield the keys, nearest first, through which a point acts on everything after it."""
-    point, layer = parse_key(key)
-    if layer < 0 or point in STREAM or point in DISCRETE:
-        return
-    order = list(POINTS)
-    for name in (*ATTENTION, *MLP):
-        if order.index(name) > order.index(point):
-            yield key_name(name, layer)
-    yield from ("final_norm", "logits")
+from aprfmt.diagnosis.shadow import View, shadow
+from aprfmt.inference.capture import key_name
 
 
 def taken_elsewhere(case: Case) -> Change | None:
     """Return that the differing point, and others after it, were taken elsewhere, or None."""
     key = case.view.key
-    cut = next((cut for cut in cuts(key) if _agrees(case, cut)), None)
+    cut = next((cut for cut in cuts(key) if agrees_without(case, cut)), None)
     if cut is None:
         return None
     names = [case.view.point]
@@ -82,16 +56,6 @@ def _everywhere(case: Case, names: Sequence[str]) -> set[str]:
     return {key_name(name, layer) for name in names for layer in range(case.world.n_layers)}
 
 
-def _agrees(case: Case, cut: str) -> bool:
-    """Say whether a later point agrees if nothing between is taken from the trace."""
-    if not case.recorded.has(cut) or not {cut, case.view.key} <= case.world.points.keys():
-        return False
-    keys = list(case.world.points)
-    inner = keys[keys.index(case.view.key) : keys.index(cut)]
-    view = glance(case.world, case.without(inner), cut)
-    return view is not None and view.residual is not None and not view.flagged
-
-
 def _acts(case: Case, cut: View, names: Sequence[str]) -> bool:
     """Say whether the trace's own values would have shown at the cut, or at a point before it."""
     order = {key: i for i, key in enumerate(case.found.views)}
@@ -100,17 +64,6 @@ def _acts(case: Case, cut: View, names: Sequence[str]) -> bool:
         view.flagged for view in case.found.views.values()
         if here < order[view.key] <= order[cut.key] and depends(view.key, case.view.key)
     )  # fmt: skip
-
-
-def depends(later: str, earlier: str) -> bool:
-    """Say whether a point is computed from an earlier one (and not beside it)."""
-    (a, layer), (b, own) = parse_key(later), parse_key(earlier)
-    if layer != own:
-        return True
-    if b in ("v_mm", "v", "v_cache") and a in ("scores", "probs"):
-        return False
-    return not any(a in side and b in other for group in BRANCHES
-                   for side in group for other in group if side is not other)  # fmt: skip
 
 
 # --- what the values are -------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.diagnosis.case import Case, Change
+from aprfmt.diagnosis.cuts import is_used
 from aprfmt.diagnosis.measure import near_keys
 from aprfmt.inference.capture import key_name
 
@@ -15,6 +16,8 @@ Array = NDArray[Any]
 
 def neighbour(case: Case) -> Iterator[Change]:
     """Compare the trace's value with the reference's values at neighbouring points."""
+    if is_used(case):
+        return
     for name, value in around(case):
         if value.size != case.view.mine.size:
             continue
