@@ -18,6 +18,7 @@ from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.measure import Recorded
 from aprfmt.diagnosis.mixing import between, shares, world_of
 from aprfmt.diagnosis.models import compare_models
+from aprfmt.diagnosis.observed import observations
 from aprfmt.diagnosis.points import point_rows
 from aprfmt.diagnosis.prompt import chosen_ids, disagree, hidden_from
 from aprfmt.diagnosis.sides import Side, trace_ids, trace_of
@@ -272,7 +273,7 @@ class Walk:
             return
         world = world_of(model, self.ids, dtype, self.memory)
         recorded = Recorded(trace, self.ids, {})
-        found = judged(side.label, examine(world, recorded))
+        found = judged(side.label, examine(world, recorded), self.ids, str(model.path))
         world.weights.close()
         self.judged[side.label] = found
         self.levels.evidence += found.evidence
@@ -319,6 +320,7 @@ class Walk:
         a, b = self.traces["A"], self.traces["B"]
         pairs = direct.compared(a, b, moe)
         self._paired(pairs)
+        self.levels.evidence += observations(a, b, "MODEL" if model is None else str(model.path))
         compared = sum(pair.rel_l2 is not None for pair in pairs)
         self.levels.checked.append(f"both runs with each other: {compared} points")
         self.levels.reason = self.levels.reason or direct.no_row_in_common(pairs, a, b)

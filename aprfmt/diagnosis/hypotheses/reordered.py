@@ -116,6 +116,42 @@ def normed_otherwise(whole: bool) -> Make:
     return make
 
 
+def rounded_to(x: Any, dtype: str) -> Any:
+    """Return float32 values rounded to a 16-bit type, nearest and ties to even."""
+    values = np.asarray(x, np.float32)
+    if dtype == "float16":
+        return values.astype(np.float16).astype(np.float32)
+    bits = values.view(np.uint32)
+    even = (bits >> np.uint32(16)) & np.uint32(1)
+    kept = (bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)
+    return kept.view(np.float32).reshape(values.shape)
+
+
+def op_rounded(ops: Collection[str], dtype: str) -> Make:
+    """Return a maker: the results of these operations are rounded to a 16-bit type."""
+
+    def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
+        y = op(*args, **kwargs)
+        return rounded_to(y, dtype).astype(y.dtype)
+
+    def make(world: World, layers: Layers) -> World:
+        for op in ops:
+            world = world.with_op(op, override, layers)
+        return world
+
+    return make
+
+
+def table_rounded(dtype: str) -> Make:
+    """Return a maker: rope's cos and sin are rounded to a 16-bit type."""
+
+    def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+        short = tuple(rounded_to(part, dtype).astype(part.dtype) for part in table)
+        return op(x, short, **kwargs)
+
+    return lambda world, layers: world.with_op("rope", override, layers)
+
+
 def of_normed(halves: Collection[str]) -> Make:
     """Return a maker: the stream that a sublayer is added to is the norm's result.
 

@@ -14,8 +14,10 @@ from aprfmt.diagnosis.hypotheses.reordered import (
     normed_otherwise,
     of_normed,
     offset_by,
+    op_rounded,
     other_kind,
     passed_by,
+    table_rounded,
     with_eps,
 )
 from aprfmt.diagnosis.hypotheses.stream import kept
@@ -248,6 +250,26 @@ def _ungated(world: World, layers: Layers) -> World:
         return x * 0 + 1
 
     return world.with_op("sigmoid", override, layers)
+
+
+ROUNDED: Mapping[str, tuple[str, ...]] = {
+    "rope": ("rope",), "the softmax": ("probs",), "scores": ("scores",),
+    "norms": ("rms_norm", "layer_norm"), "the activation": ("activate",),
+    "matrix products": ("linear",),
+}  # fmt: skip
+
+
+def roundings(world: World) -> Iterator[Usual]:
+    """Yield operations whose results are rounded to 16 bits in a pass that is float32 otherwise."""
+    for dtype in ("bfloat16", "float16"):
+        rows: dict[str, Any] = {
+            f"results of {name} are": (ops, op_rounded(ops, dtype)) for name, ops in ROUNDED.items()
+        }
+        if any(world.hp["rope_layers"]):
+            rows["cos and sin of rope are"] = (("rope",), table_rounded(dtype))
+        for says, (ops, make) in rows.items():
+            yield Usual(Change("rounding", f"{says} rounded to {dtype}", ops, make,
+                               {"dtype": dtype}))  # fmt: skip
 
 
 BLOCKS: Mapping[str, Callable[[World], Iterator[Usual]]] = {
