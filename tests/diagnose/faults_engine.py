@@ -5,10 +5,13 @@ points are those that engines give: the ten slots, outputs of layers with logits
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from aprfmt.diagnosis.hypotheses.reordered import rounded_to
+from tests.diagnose import dumps
 from tests.diagnose.engines import COARSE, LONG, broken, tiny_folder, trace
 from tests.diagnose.faults import Fault, Pair, first_tile, recorded_as, without_biases
 
@@ -44,6 +47,18 @@ def seeded(
         return trace(folder, f"engine-{name}-right", points=points), found
 
     return Fault(name, base, says, make, tuple(causes), tuple(where), verdict, confidence)
+
+
+def dumped(
+    name: str, base: str, says: str, causes: Sequence[str], where: Sequence[str],
+    keep: dumps.Keep, write: Callable[[Mapping[str, Any], str], Path], sizes: Mapping[str, Any],
+    *, wrong: dumps.Break | None = None, verdict: str = "bug",
+) -> Fault:  # fmt: skip
+    """Return the fault of what transformers' modules gave, against the model."""
+    return Fault(
+        name, base, says, lambda: dumps.dump(base, name, sizes, wrong, keep, write),
+        tuple(causes), tuple(where), verdict,
+    )  # fmt: skip
 
 
 def only(points: frozenset[str], change: Callable[[Values], Values]) -> Callable[[Values], Values]:
@@ -173,4 +188,21 @@ ENGINE_FAULTS: tuple[Fault, ...] = (
     seeded("with-stream", "llama", "the stream recorded as attention's output",
            ["capture_point"], ["L0.attn_out"], PRODUCTS, verdict="same",
            rename=only(PRODUCTS, with_stream)),
+    # operations in 16 bits
+    seeded("logits-softmax-bf16", "llama", "probabilities rounded to bfloat16, from logits alone",
+           ["rounding"], ["probs"], LOGITS, verdict="precision",
+           backend=lambda: broken("probs", lambda op, *a: rounded_to(op(*a), "bfloat16"))),
+    # dumps of transformers
+    dumped("hf-pairing", "llama", "adjacent pairs, every module's output as .npy",
+           ["rope_pairing"], ["rope_style"], dumps.everything, dumps.as_npy, FIVE,
+           wrong=dumps.adjacent_pairs),
+    dumped("hf-gqa", "llama", "key heads in turn, layers and logits as .npz", ["gqa_mapping"],
+           ["n_kv_heads"], dumps.layer_outputs, dumps.as_npz, THREE, wrong=dumps.heads_in_turn),
+    dumped("hf-eps", "qwen2", "eps 1e-6, raw .bin files with a mapping", ["norm_eps"],
+           ["norm_eps"], dumps.everything, dumps.as_raw, THREE, wrong=dumps.eps),
+    dumped("hf-two", "qwen2", "no biases and gelu, logits as .npy", ["missing_bias", "activation"],
+           ["L0.attn_q.bias"], dumps.logits_only, dumps.as_npy, THREE,
+           wrong=dumps.gelu_and_no_biases),
+    dumped("hf-clean", "gemma2", "nothing, every module's output as .npy", ["rounding"], [],
+           dumps.everything, dumps.as_npy, {}, verdict="precision"),
 )  # fmt: skip
