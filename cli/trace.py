@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aprfmt.cli import options, render, running
+from aprfmt.cli.trace_map import Dumped
 
 if TYPE_CHECKING:
     from aprfmt.cli.trace_html import Histograms
@@ -46,7 +47,8 @@ class Wanted:
 
 
 @click.command("trace")
-@options.gathered(asked=Asked, wanted=Wanted, tokens=running.Tokens, where=running.Where)
+@options.gathered(asked=Asked, wanted=Wanted, dumped=Dumped, tokens=running.Tokens,
+                  where=running.Where)  # fmt: skip
 @click.argument("model", required=False)
 @click.option("--payload", is_flag=True, help="Run the model; without it, the plan only.")
 @running.what
@@ -60,7 +62,7 @@ class Wanted:
     metavar="N",
     help="Fill the cache with the first N tokens; trace the rest behind it.",
 )
-@click.option("--save", type=click.Path(path_type=Path), help="Save values as .safetensors.")
+@click.option("--save", "-o", type=click.Path(path_type=Path), help="Save values as .safetensors.")
 @click.option("--save-aprt", type=click.Path(path_type=Path, file_okay=False),
               help="Save values as an APRT folder.")  # fmt: skip
 @click.option(
@@ -68,8 +70,13 @@ class Wanted:
     "loaded",
     type=click.Path(path_type=Path),
     help="Show a saved trace instead of running: .safetensors, .npz of module outputs, "
-    "the text of llama-eval-callback, an APRT folder. MODEL names its sizes.",
+    "the text of llama-eval-callback, an APRT folder, a mapping file. MODEL names its sizes.",
 )
+@click.option("--map", "arrays", type=click.Path(path_type=Path), metavar="DIR",
+              help="Arrays that another engine dumped (.npy, .npz, .safetensors, raw .bin): "
+              "propose which is which point.")  # fmt: skip
+@click.option("--mapping", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="With --map: use this mapping file as it is.")  # fmt: skip
 @click.option("--reference", metavar="RUN_OR_TRACE",
               help="Compare with a saved trace of any kind, or MODEL[@RUN].")  # fmt: skip
 @click.option(
@@ -85,7 +92,7 @@ class Wanted:
 @options.common
 def command(
     model: str | None, loaded: Path | None, list_points: bool, quiet: bool,
-    asked: Asked, wanted: Wanted, tokens: running.Tokens, where: running.Where,
+    asked: Asked, wanted: Wanted, dumped: Dumped, tokens: running.Tokens, where: running.Where,
 ) -> int:  # fmt: skip
     """Show activations at named capture points.
 
@@ -95,6 +102,15 @@ def command(
     """
     from aprfmt.errors import UsageError
 
+    if dumped.mapping is not None and dumped.arrays is None:
+        raise UsageError("--mapping goes with --map DIR; a mapping file alone is opened by --load")
+    if dumped.arrays is not None:
+        if loaded is not None or asked.payload or asked.engine or list_points:
+            raise UsageError("--map reads dumped arrays; leave --load, --payload, --engine and "
+                             "--list-points out")  # fmt: skip
+        options.check_new(wanted.force, wanted.save, wanted.save_aprt, wanted.html)
+        return show_mapped(model if model is not None else only_model(), dumped, tokens, where,
+                           wanted, asked)  # fmt: skip
     if loaded is not None:
         unused = not_for_load(asked, tokens, where, list_points)
         if unused:
@@ -212,6 +228,34 @@ def show_saved(
             return compare_traces(trace, other, moe=trace_run.mixture(model))
 
         return finish(trace, trace_show.body(trace), wanted, against, histograms)
+
+
+def show_mapped(
+    model: str, dumped: Dumped, tokens: running.Tokens, where: running.Where, wanted: Wanted,
+    asked: Asked,
+) -> int:  # fmt: skip
+    """Show arrays that another engine dumped as a trace, and what each was taken for."""
+    from aprfmt.cli import trace_html, trace_map, trace_points, trace_run, trace_show
+    from aprfmt.compare.traces import compare_traces
+
+    with ExitStack() as stack:
+        opened, trace, found = trace_map.mapped(
+            model, dumped, tokens, where, wanted.save, wanted.force, stack
+        )
+        trace = trace_points.part(trace, asked.points, asked.layers)
+        ids: Any = trace.run["ids"]
+        other = None
+        if wanted.reference is not None:
+            other = trace_run.check_reference(wanted.reference, ids, opened, stack, runs=False)
+        if not wanted.as_json:
+            trace_map.show(found)
+
+        def against() -> "TraceDiff":
+            assert other is not None
+            return compare_traces(trace, other, moe=trace_run.mixture(opened))
+
+        body = trace_show.body(trace) | {"mapping": found}
+        return finish(trace, body, wanted, against, trace_html.Histograms())
 
 
 def finish(

@@ -1,7 +1,7 @@
 """One divergence: what the reference computed there, and methods that try changes on it."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.diagnosis.measure import Recorded, rel
-from aprfmt.diagnosis.shadow import Pass, View, shadow
+from aprfmt.diagnosis.shadow import Pass, View, glance, shadow
 from aprfmt.diagnosis.world import Call, World
+from aprfmt.errors import AprfmtError
 
 Array = NDArray[Any]
 Layers = frozenset[int] | None  # None: all
@@ -131,17 +132,28 @@ class Case:
 
     def attempt(self, change: Change, layers: Layers = None) -> View | None:
         """Return the point's view under a change; earlier layers are not computed."""
-        world = change.make(self.world, layers)
-        key = self.view.key
-        recorded = self.without(change.drop)
+        return self.attempt_all([(change, layers)])
+
+    def attempt_all(self, changes: Sequence[tuple[Change, Layers]]) -> View | None:
+        """Return the point's view under changes made one after the other; None if impossible."""
+        world, key = self.world, self.view.key
+        for change, layers in changes:
+            world = change.make(world, layers)
+        recorded = self.without([key for change, _ in changes for key in change.drop])
         before = f"L{self.layer - 1}.out"
-        seen = recorded.at(before) if self.layer > 0 else None
-        if seen is not None and seen.rows is None:
+        entering = recorded.at(before) if self.layer > 0 else None
+        if entering is not None and entering.rows is None:
             world = _skipping(world, self.layer)
         instance = world.points.get(key)
         # If its operation is left out, a point equals the point before it.
         before_it = "" if instance is None else instance.alias_of
-        found = shadow(world, recorded, self.view.base if before_it else key).views
+        try:
+            if not before_it and not self.view.base:
+                seen = glance(world, recorded, key)
+                return None if seen is None else replace(seen, tolerance=self.view.tolerance)
+            found = shadow(world, recorded, self.view.base if before_it else key).views
+        except (AprfmtError, ValueError):  # the model lacks what the change reads, or other shapes
+            return None
         return found.get(key) or found.get(before_it)
 
     def trial(self, change: Change, layers: Layers = None) -> float:

@@ -1,6 +1,6 @@
 """Two traces side by side: every point both have, rows by position, neighbours before a verdict."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -11,8 +11,10 @@ from aprfmt.compare.rows import differ, spans
 from aprfmt.compare.thresholds import BASE, DISCRETE
 from aprfmt.compare.traced import TraceLike
 from aprfmt.compare.traces import Between, PointDiff, compare_point, dtypes_of
+from aprfmt.diagnosis.cuts import cuts
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.measure import NO_VALUES, axis_of, fit, near_keys, rel, takes_masks
+from aprfmt.diagnosis.relations import relation
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.points import POINTS
@@ -254,19 +256,60 @@ def by_signature(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> Caus
     moved = {
         pair.key: name for pair in beyond if (name := neighbour(pair.key, a, b, pair.tolerance))
     }
-    if len(moved) == len(beyond):
-        point, other = parse_key(first.key)[0], moved[first.key]
-        return CauseFound(
-            "capture_point",
-            f"what B records as {point} is A's {other}; every other point agrees",
-            "capture", "same", tuple(moved), True, first.key, first.rel_l2, 0.0, first.key,
-            {"recorded_as": point, "is": other},
-        )  # fmt: skip
+    dead = {pair.key: cut for pair in beyond if (cut := _what_follows(pair, pairs))}
+    if all(pair.key in moved or pair.key in dead for pair in beyond):
+        return _elsewhere(beyond, moved, dead, a, b)
     cause, why = guess(first.key, a, b)
     return CauseFound(
         cause, why or f"{first.key} is the first point beyond its tolerance", "forward", "bug",
         (first.key,), False, first.key, first.rel_l2, None, first.key,
     )  # fmt: skip
+
+
+FAR = 1e-3  # what follows from a difference is nearer than this share of it: it did not follow
+
+
+def _what_follows(pair: PointDiff, pairs: Sequence[PointDiff]) -> str:
+    """Return the nearest later point through which a point acts, if it agrees; "" if none does.
+
+    A difference of the computation would show there.
+    """
+    later = {other.key: other for other in pairs}
+    for cut in cuts(pair.key):
+        other = later.get(cut)
+        if other is None or other.rel_l2 is None or pair.rel_l2 is None:
+            continue
+        if not other.beyond and other.rel_l2 <= FAR * pair.rel_l2:
+            return cut
+    return ""
+
+
+def _elsewhere(
+    beyond: Sequence[PointDiff], moved: Mapping[str, str], dead: Mapping[str, str],
+    a: TraceLike, b: TraceLike,
+) -> CauseFound:  # fmt: skip
+    """Return the finding that both sides computed the same, and recorded it at other points."""
+    says = {pair.key: moved.get(pair.key) or _related(pair, a, b) for pair in beyond}
+    by_point = {parse_key(key)[0]: text for key, text in reversed(says.items())}
+    first = beyond[0]
+    point = parse_key(first.key)[0]
+    words = "; ".join(f"{name} is A's {text}" for name, text in reversed(by_point.items()))
+    agrees = dead.get(first.key, "")
+    why = f"; {agrees}, which is computed from it, agrees" if agrees else ""
+    return CauseFound(
+        "capture_point", f"B recorded at another point: {words}; every other point agrees{why}",
+        "capture", "same", tuple(says), True, first.key, first.rel_l2, 0.0, first.key,
+        {"recorded_as": point, "is": says[first.key], "agrees": agrees},
+    )  # fmt: skip
+
+
+def _related(pair: PointDiff, a: TraceLike, b: TraceLike) -> str:
+    """Say how B's value of a point follows from A's."""
+    x, y = a.values(pair.key), b.values(pair.key)
+    if x is None or y is None or np.size(x) != np.size(y):
+        return f"{parse_key(pair.key)[0]} in another form"
+    found = relation(np.asarray(x), np.asarray(y), 10 * pair.tolerance)
+    return f"{parse_key(pair.key)[0]}: {found or 'other values'}"
 
 
 def not_finite(pairs: Sequence[PointDiff]) -> CauseFound | None:

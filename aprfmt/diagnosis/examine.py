@@ -1,7 +1,7 @@
 """Compares a trace with the reference: finds each wrong operation in order, and its cause."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,8 +12,10 @@ from aprfmt.arch.vocabulary import split_key
 from aprfmt.base.registry import offered
 from aprfmt.compare.bounds import NMSE, NMSE_SLACK
 from aprfmt.diagnosis.case import Case, Change, Layers
+from aprfmt.diagnosis.elsewhere import taken_elsewhere
 from aprfmt.diagnosis.hypotheses import HYPOTHESES
 from aprfmt.diagnosis.measure import Recorded
+from aprfmt.diagnosis.search import Search, Step, is_wide, spanned
 from aprfmt.diagnosis.shadow import Pass, View, plain, shadow
 from aprfmt.diagnosis.world import MOVES, World
 
@@ -53,6 +55,7 @@ class Divergence:
     others: tuple[Answer, ...] = ()
     likely: str = ""
     inside: tuple[str, ...] = ()
+    tried: int = 0  # passes with usual mistakes that did not explain it either
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
     found = before = shadow(world, recorded)
     known: set[str] = set()  # diverging points without an explanation
     divergences: list[Divergence] = []
+    tried: dict[str, int] = {}
     while True:
         view = next((view for view in found.flagged if view.key not in known), None)
         if view is None or len(divergences) >= limit:
@@ -83,26 +87,112 @@ def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
             divergences.append(Divergence(view, None, (), "nonfinite"))
             continue
         case = Case(world, recorded, view, found, values)
+        elsewhere = taken_elsewhere(case)
+        if elsewhere is not None:
+            recorded = case.without(elsewhere.drop)
+            found = shadow(world, recorded)
+            then = next((view for view in found.flagged if view.key not in known), None)
+            answer = Answer(elsewhere, None, 0.0, then, math.inf, world, recorded)
+            divergences.append(Divergence(view, answer))
+            continue
         answers = list(_answers(case, known))
+        if is_wide(case) and (not answers or len(spanned(case)) > 1):
+            search = Search(case)
+            together = _searched(case, search, answers, known)
+            if together:
+                divergences += together
+                world, recorded = _last(together)
+                values = plain(world)
+                found = shadow(world, recorded)
+                continue
+            tried[view.key] = search.tried
         if not answers:
             likely = _likely(case)
             known |= _like_weights(case, likely)
-            divergences.append(Divergence(view, None, (), likely, weights_inside(case)))
+            inside = weights_inside(case)
+            divergences.append(Divergence(view, None, (), likely, inside, tried.get(view.key, 0)))
             continue
         best = max(answers, key=_worth)
-        others = tuple(
-            answer
-            for answer in answers
-            if answer.change.cause != best.change.cause
-            and answer.reach == best.reach
-            and answer.change.general == best.change.general
-            and answer.residual <= CLOSER * best.residual + view.tolerance / CLOSER
-        )
-        divergences.append(Divergence(view, best, _one_each(others)))
+        divergences.append(Divergence(view, best, _as_good(answers, best, view)))
         world, recorded = best.world, best.recorded
         values = plain(world)
         found = shadow(world, recorded)
     return Examined(tuple(divergences), before, found, values, view is not None)
+
+
+def _as_good(answers: Sequence[Answer], best: Answer, view: View) -> tuple[Answer, ...]:
+    """Return answers of other causes that explain a divergence as well as the best one."""
+    return _one_each(tuple(
+        answer
+        for answer in answers
+        if answer.change.cause != best.change.cause
+        and answer.reach == best.reach
+        and answer.change.general == best.change.general
+        and answer.residual <= CLOSER * best.residual + view.tolerance / CLOSER
+    ))  # fmt: skip
+
+
+def _searched(
+    case: Case, search: Search, answers: list[Answer], known: set[str]
+) -> list[Divergence]:
+    """Look for usual mistakes; add single ones to `answers`, return joined ones as divergences."""
+    order = {key: i for i, key in enumerate(case.found.views)}
+    here = order[case.view.key]
+    found = search.run()
+    for one in found:
+        if len(one.steps) == 1:
+            step = one.steps[0]
+            answer = _reaching(case, [step], one.residual, known, order, here)
+            if answer is not None:
+                answers.append(answer)
+    joined = next((one for one in found if len(one.steps) > 1), None)
+    if joined is None or answers:
+        return []
+    needed = search.needed(joined)
+    steps = [step for step, _ in needed]
+    answer = _reaching(case, steps, joined.residual, known, order, here)
+    if answer is None:
+        return []
+    made = []
+    for step, without in needed:
+        layers = step.layers if answer.layers is None else answer.layers
+        own = replace(answer, change=step.change, layers=layers)
+        others = tuple(replace(answer, change=other.change, layers=other.layers)
+                       for other in search.instead(steps, step))  # fmt: skip
+        made.append(Divergence(replace(case.view, residual=without), own, others))
+    return made
+
+
+def _reaching(
+    case: Case, steps: Sequence[Step], residual: float, known: set[str],
+    order: Mapping[str, int], here: int,
+) -> Answer | None:  # fmt: skip
+    """Return the answer that these steps are, in the layers in which the pass agrees furthest."""
+    scopes: list[Layers | None] = [None]
+    if len(spanned(case)) <= 1 and case.layer >= 0:
+        scopes = [scope for scope in _scopes(case, replace(steps[0].change, scoped=True))]
+    best: Answer | None = None
+    for scope in scopes:
+        world, recorded = case.world, case.recorded
+        layers: Layers = steps[0].layers
+        for step in steps:
+            layers = scope if scope is not None and step.change.scoped else step.layers
+            world = step.change.make(world, layers)
+        found = shadow(world, recorded)
+        then = next((view for view in found.flagged if view.key not in known), None)
+        reach = math.inf if then is None else order.get(then.key, _place(then, order))
+        if reach > here and (best is None or reach > best.reach):
+            best = Answer(steps[-1].change, layers, residual, then, reach, world, recorded)
+        if reach == math.inf:
+            break
+    return best
+
+
+def _last(divergences: Sequence[Divergence]) -> tuple[World, Recorded]:
+    """Return the pass in which the last of several divergences is explained."""
+    answer = divergences[-1].answer
+    assert answer is not None
+    return answer.world, answer.recorded
 
 
 def _worth(answer: Answer) -> tuple[float, bool, bool, float]:

@@ -7,6 +7,7 @@ from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.causes import CAUSES
 from aprfmt.diagnosis.examine import Divergence, Examined
 from aprfmt.diagnosis.found import CauseFound, Evidence
+from aprfmt.diagnosis.next_step import next_step
 from aprfmt.diagnosis.shadow import View
 from aprfmt.diagnosis.world import MOVES
 from aprfmt.inference.points import POINTS
@@ -22,12 +23,19 @@ class Judged:
     evidence: list[Evidence] = field(default_factory=list)
 
 
-def judged(label: str, examined: Examined) -> Judged:
-    """Turn divergences into findings: one per cause and value, with all its places."""
+def judged(label: str, examined: Examined, ids: Sequence[int] = (), model: str = "MODEL") -> Judged:
+    """Turn divergences into findings: one per cause and value, with all its places.
+
+    `ids` and `model` are those of the commands that are proposed where no cause was found.
+    """
     found = Judged(label, examined)
     for divergence in examined.divergences:
         _add(found.findings, _finding(label, divergence))
         found.evidence += _evidence(label, divergence)
+        if divergence.answer is None and divergence.likely != "nonfinite":
+            step = next_step(divergence.view, examined.before.views, ids, model)
+            if step:
+                found.evidence.append(Evidence("forward", step, (divergence.view.key,)))
     rows = _other_rows(label, examined)
     if rows is not None:
         _add(found.findings, rows)
@@ -182,7 +190,10 @@ def _evidence(label: str, divergence: Divergence) -> Iterable[Evidence]:
         view.residual,
     )
     if answer is None:
-        yield Evidence("forward", f"nothing in the table makes {view.key} agree", (view.key,))
+        tried = f", nor do {divergence.tried} passes with usual mistakes" * bool(divergence.tried)
+        yield Evidence(
+            "forward", f"nothing in the table makes {view.key} agree{tried}", (view.key,)
+        )
         return
     then = (
         "every later point agrees"

@@ -148,6 +148,20 @@ def shadow(world: World, recorded: Recorded, until: str = "") -> Pass:
     return recorder.found
 
 
+def glance(world: World, recorded: Recorded, wanted: str) -> View | None:
+    """Return the view of one point of a shadowed pass, None where the pass has no such point.
+
+    Nothing else is compared and no operation is remembered (the view has no `calls`): many times
+    quicker than `shadow` where the trace holds few points.
+    """
+    recorder = _Glance(world, recorded, wanted)
+    try:
+        world.run(recorder)
+    except Stop:
+        pass
+    return recorder.found.views.get(wanted)
+
+
 class _Shadow(Recording):
     def __init__(self, world: World, recorded: Recorded, until: str) -> None:
         super().__init__()
@@ -307,6 +321,36 @@ class _Shadow(Recording):
         slack = bound * max(1.0, float(np.abs(self._logits).max()))
         close = differ & (margin <= slack)
         return int((differ & ~close).sum()), int(close.sum())
+
+
+class _Forgetful(list[Call]):
+    """A list of calls that stays empty."""
+
+    def append(self, call: Call) -> None:
+        """Forget it."""
+
+
+class _Glance(_Shadow):
+    """Looks at one point only, and at routing, which depends on what was looked at before."""
+
+    def __init__(self, world: World, recorded: Recorded, wanted: str) -> None:
+        super().__init__(world, recorded, wanted)
+        self.calls = _Forgetful()
+
+    def capture(self, point: str, layer: int, x: Any) -> Any:
+        """Continue with the trace's value; compare it at the wanted point alone."""
+        key = key_name(point, layer)
+        if key == self._until or point in (*_APART, "router") or key in self._extras:
+            return super().capture(point, layer, x)
+        mine = np.asarray(self._world.backend.to_numpy(x))
+        self._recorded.shapes.setdefault(key, mine.shape)
+        seen = self._recorded.at(key)
+        self.passed(point, layer)
+        return x if seen is None else self._world.backend.array(seen.into(mine, axis_of(key)))
+
+    def behind(self, x: Any, take: bool) -> tuple[Call, ...]:
+        """Remember nothing."""
+        return ()
 
 
 def _kinds(calls: Sequence[Call], world: World) -> list[str]:

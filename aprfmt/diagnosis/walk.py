@@ -20,6 +20,7 @@ from aprfmt.diagnosis.measure import Recorded
 from aprfmt.diagnosis.mixing import world_of
 from aprfmt.diagnosis.models import compare_models
 from aprfmt.diagnosis.nextstep import with_next
+from aprfmt.diagnosis.observed import observations
 from aprfmt.diagnosis.passes import Told
 from aprfmt.diagnosis.points import point_rows
 from aprfmt.diagnosis.probes import Chosen
@@ -267,7 +268,7 @@ class Walk:
             return
         world = world_of(model, self.ids, dtype, self.memory)
         recorded = Recorded(trace, self.ids, {})
-        found = judged(side.label, examine(world, recorded))
+        found = judged(side.label, examine(world, recorded), self.ids, str(model.path))
         world.weights.close()
         self.judged[side.label] = found
         self.levels.evidence += found.evidence
@@ -314,6 +315,7 @@ class Walk:
         a, b = self.traces["A"], self.traces["B"]
         pairs = direct.compared(a, b, moe)
         self._paired(pairs)
+        self.levels.evidence += observations(a, b, "MODEL" if model is None else str(model.path))
         compared = sum(pair.rel_l2 is not None for pair in pairs)
         self.levels.checked.append(f"both runs with each other: {compared} points")
         self.levels.reason = self.levels.reason or direct.no_row_in_common(pairs, a, b)

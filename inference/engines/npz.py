@@ -10,7 +10,7 @@ import os
 import struct
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -219,15 +219,16 @@ def load_npz(
         tokens = found if found is not None else given
         keys = [key for key in opened.arrays if key not in (IDS, ORDER)]
         order, missing = _order(opened, keys)
+        kinds = {key: opened.arrays[key][1].name for key in keys}
         collector = Collector(
             stack.enter_context(Spool()), model, tokens=None if tokens is None else len(tokens),
-            dtype=_dtype(opened, keys), positions=positions, wanted=wanted,
+            dtype=arithmetic_of(kinds, opened.read), positions=positions, wanted=wanted,
         )  # fmt: skip
         reader = ModuleReader(
             collector, keys, block=None if model is None else model.spec.block,
             architecture="" if model is None else model.spec.name,
             tokens=None if tokens is None else len(tokens),
-            scaled_embedding=_is_scaled(opened, keys, model, tokens),
+            scaled_embedding=is_scaled(keys, opened.read, model, tokens),
         )  # fmt: skip
         for key in order:
             if opened.arrays[key][1].kind == "U":
@@ -269,16 +270,16 @@ def _order(file: NpzFile, keys: list[str]) -> tuple[list[str], list[str]]:
     return first + [key for key in keys if key not in chosen], missing
 
 
-def _dtype(file: NpzFile, keys: list[str]) -> str:
+def arithmetic_of(dtypes: Mapping[str, str], read: Callable[[str], Numbers]) -> str:
     """Return the arithmetic's dtype: the arrays' own, or a narrower one that holds all values."""
-    kinds = {file.arrays[key][1].name for key in keys if file.arrays[key][1].kind == "f"}
-    if "float16" in kinds and "float32" not in kinds:
-        return "float16"
+    kinds = {name for name in dtypes.values() if "float" in name}
+    if "float32" not in kinds and kinds & {"bfloat16", "float16"}:
+        return "bfloat16" if "bfloat16" in kinds else "float16"
     if kinds == {"float64"}:
         return "float64"
     # numpy has no bfloat16, so such a run is stored as float32 with zeros in the low 16 bits.
-    sample = [k for k in keys if file.arrays[k][1] == np.float32 and "norm" in k][:4]
-    arrays = [file.read(key) for key in sample]
+    sample = [key for key, name in dtypes.items() if name == "float32" and "norm" in key][:4]
+    arrays = [np.ascontiguousarray(read(key)) for key in sample]
     if arrays and all(
         array.size and not (array.view(np.uint32) & 0xFFFF).any() for array in arrays
     ):
@@ -286,21 +287,23 @@ def _dtype(file: NpzFile, keys: list[str]) -> str:
     return "float32"
 
 
-def _is_scaled(
-    file: NpzFile, keys: list[str], model: "Model | None", ids: list[int] | None
-) -> bool:
+def is_scaled(
+    names: Iterable[str], read: Callable[[str], Numbers], model: "Model | None",
+    ids: Sequence[int] | None,
+) -> bool:  # fmt: skip
     """Say whether the embedding module's output is scaled (gemma), by comparing values.
 
     It is if its rows are nearer to the model's rows times the factor than to the rows.
     """
-    name = next((key for key in keys if key.endswith("embed_tokens")), None)
+    name = next((key for key in names if key.endswith("embed_tokens")), None)
     if name is None or model is None or float(model.hyper["embedding_scale"]) == 1 or not ids:
         return False
     from aprfmt.inference.weights import model_weights
 
     table = model_weights(model)["token_embd.weight"]
     rows = np.concatenate([table.rows(i, i + 1) for i in ids[:8] if i < table.n_rows])
-    found = file.read(name).reshape(-1, file.arrays[name][0][-1])[: len(rows)]
+    values = read(name)
+    found = values.reshape(-1, values.shape[-1])[: len(rows)]
     ratio = float(np.linalg.norm(found)) / max(float(np.linalg.norm(rows)), 1e-30)
     scale = float(model.hyper["embedding_scale"])
     return abs(math.log(max(ratio, 1e-30) / scale)) < abs(math.log(max(ratio, 1e-30)))

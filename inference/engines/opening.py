@@ -44,6 +44,34 @@ def _text(
     return load_eval_text(path, ids, model)
 
 
+def _mapped(
+    path: Path, ids: Sequence[int] | None, model: "Model | None"
+) -> AbstractContextManager[Trace]:
+    from aprfmt.inference.engines.mapping import load_mapped
+
+    return load_mapped(path, ids, model)
+
+
+def _table(
+    path: Path, ids: Sequence[int] | None, model: "Model | None"
+) -> AbstractContextManager[Trace]:
+    from aprfmt.inference.engines.statistics import load_table
+
+    return load_table(path, ids, model)
+
+
+def _is_table(path: Path) -> bool:
+    from aprfmt.inference.engines.statistics import is_table
+
+    return is_table(path)
+
+
+def _is_mapped(path: Path) -> bool:
+    from aprfmt.inference.engines.mapping import is_mapped
+
+    return is_mapped(path)
+
+
 def _is_npz(path: Path) -> bool:
     if not path.is_file():
         return False
@@ -59,6 +87,8 @@ def _is_text(path: Path) -> bool:
 
 # Kind of saved trace -> (whether a path is one, by content; how it is opened). In this order.
 TRACES: Mapping[str, tuple[Callable[[Path], bool], Opener]] = {
+    "captures": (_is_mapped, _mapped),
+    "statistics": (_is_table, _table),
     "aprt": (is_aprt, _aprt),
     "npz": (_is_npz, _npz),
     "aprfmt": (is_trace_file, _own),
@@ -89,6 +119,7 @@ def open_trace(
     if kind is None:
         raise FormatError(
             f"{path}: is no saved trace; expected .safetensors of aprfmt trace --save, .npz of "
-            "module outputs, the text of llama-eval-callback, or an APRT folder"
+            "module outputs, the text of llama-eval-callback, an APRT folder, a mapping file, "
+            "a folder of .npy files, or a table of statistics (.csv, .json)"
         )
     return TRACES[kind][1](path, ids, model)

@@ -673,6 +673,10 @@ CONTROLS: tuple[Fault, ...] = (
           confidence="unconfirmed"),
 )  # fmt: skip
 
+# Rows of other files, which make theirs with the functions above.
+from tests.diagnose.faults_engine import ENGINE_FAULTS  # noqa: E402
+
+ENGINES = (*ENGINES, *ENGINE_FAULTS)
 FILES = (*FILES, *WALK, *FAULTS_TOKENS)
 CONTROLS = (*CONTROLS, *CONTROLS_TOKENS)
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in (*ENGINES, *FILES, *CONTROLS)}

@@ -7,8 +7,14 @@ from aprfmt.compare.causes import CAUSES
 from aprfmt.compare.causes.tokens import TOKENS
 from aprfmt.diagnosis.config import HYPER_CAUSES, SHOWN_BY
 from aprfmt.diagnosis.hypotheses import HYPOTHESES
+from aprfmt.diagnosis.hypotheses.usual import usual_changes
+from aprfmt.diagnosis.hypotheses.usual_blocks import Usual
+from aprfmt.diagnosis.mixing import world_of
+from aprfmt.model import open_model
+from tests.diagnose.engines import tiny_folder
 from tests.diagnose.faults import CONTROLS, ENGINES, FAULTS, FILES
 from tests.diagnose.table import PAGE, answer, between, cells, confusion, row
+from tests.models import IDS
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -66,5 +72,19 @@ def test_tables_name_causes_of_the_one_table() -> None:
     }  # fmt: skip
     proposed = {"gqa_mapping", "rope_pairing", "layer_order", "rounding", "capture_rows"}
     tokens = {row.name for row in TOKENS}
+    proposed |= set().union(*({usual.change.cause for usual in tried(base)} for base in USUAL_IN))
+    assert proposed <= set(CAUSES)
     others = told_by_tensors | proposed | tokens
     assert set(CAUSES) - {row.cause for row in HYPOTHESES} <= others
+
+
+USUAL_IN = ("qwen3", "phi2", "gemma2", "qwen2_moe")  # models that every usual mistake exists in
+
+
+def tried(base: str) -> list[Usual]:
+    """Return the usual mistakes that are tried in a pass of a tiny model."""
+    with open_model(tiny_folder(base)) as model:
+        world = world_of(model, IDS, "float32", None)
+        found = usual_changes(world)
+        world.weights.close()
+    return found

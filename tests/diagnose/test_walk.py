@@ -13,6 +13,7 @@ import aprfmt
 from aprfmt.compare.causes import CAUSES
 from aprfmt.diagnosis import Diagnosis, conclude, diagnose, hypotheses
 from aprfmt.diagnosis import examine as examining
+from aprfmt.diagnosis import search as searching
 from aprfmt.diagnosis.case import short_numbers
 from aprfmt.diagnosis.hypotheses.attention import cap_of
 from aprfmt.diagnosis.measure import fit, rel
@@ -50,6 +51,10 @@ def test_without_its_row_a_cause_is_not_named(name: str, monkeypatch: Any) -> No
     fault = FAULTS[name]
     rows = tuple(row for row in hypotheses.HYPOTHESES if row.cause != fault.causes[0])
     monkeypatch.setattr(examining, "HYPOTHESES", rows)
+    usual = searching.usual_changes
+    monkeypatch.setattr(searching, "usual_changes", lambda world: [
+        row for row in usual(world) if row.change.cause != fault.causes[0]
+    ])  # fmt: skip
     a, b = fault.make()
     found = diagnose(str(a), str(b))
     assert found.verdict == "bug"
@@ -60,11 +65,14 @@ def test_a_change_that_only_resembles_is_not_confirmed(monkeypatch: Any) -> None
     """A hypothesis is an answer only if it makes the difference vanish."""
     kept = hypotheses.HYPOTHESES
     monkeypatch.setattr(examining, "HYPOTHESES", ())
+    usual = searching.usual_changes
+    monkeypatch.setattr(searching, "usual_changes", lambda world: [])
     folder = tiny_folder("llama")
     found = diagnose(str(folder), str(wrong_theta()))
     assert (found.verdict, found.confidence, found.cause) == ("bug", "unconfirmed", None)
     assert found.first == "L0.q_rope"
     monkeypatch.setattr(examining, "HYPOTHESES", kept)
+    monkeypatch.setattr(searching, "usual_changes", usual)
     assert diagnose(str(folder), str(wrong_theta())).confidence == "confirmed"
 
 

@@ -8,6 +8,7 @@ entry-point group `aprfmt.causes`.
 
 from aprfmt.base.registry import Registry
 from aprfmt.compare.causes.computed import COMPUTED
+from aprfmt.compare.causes.engine import ENGINE
 from aprfmt.compare.causes.looked import LOOKED
 from aprfmt.compare.causes.row import LEVELS, VERDICTS, Cause, Level, Verdict
 from aprfmt.compare.causes.stored import STORED
@@ -16,7 +17,7 @@ from aprfmt.compare.causes.walk import WALK
 
 __all__ = ["CAUSES", "LEVELS", "VERDICTS", "Cause", "Level", "Verdict", "describe"]
 
-_ROWS = (*STORED, *COMPUTED, *TOKENS, *LOOKED, *WALK)
+_ROWS = (*STORED, *COMPUTED, *TOKENS, *ENGINE, *LOOKED, *WALK)
 
 CAUSES: Registry[Cause] = Registry("causes", {}, held={row.name: row for row in _ROWS})
 

@@ -137,7 +137,7 @@ def cap_of(plain: Array, capped: Array) -> float | None:
 # --- which keys a query reads --------------------------------------------------------------------
 
 
-def _mapped(mapping: Array, keys: bool = True, values: bool = True) -> Any:
+def mapped_heads(mapping: Array, keys: bool = True, values: bool = True) -> Any:
     """Return a maker: query head h reads key and value head mapping[h]."""
 
     def make(world: World, layers: Layers) -> World:
@@ -185,7 +185,7 @@ def gqa(case: Case) -> Iterator[Change]:
                 f"query heads read {what} heads {', '.join(map(str, mapping.tolist()))}; they "
                 f"should read {', '.join(map(str, own.tolist()))}",
                 ("n_kv_heads",),
-                _mapped(mapping, keys, values),
+                mapped_heads(mapping, keys, values),
                 {"key_head_of_query_head": mapping.tolist()},
             )
 

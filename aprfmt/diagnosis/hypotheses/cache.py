@@ -32,7 +32,8 @@ def _reading(keys: Array | None, values: Array | None) -> Any:
     return make
 
 
-def _cache_change(keys: Array | None, values: Array | None) -> Change:
+def cache_change(keys: Array | None, values: Array | None) -> Change:
+    """Return the change to attention that reads row keys[j], values[j] for token j."""
     rows = keys if keys is not None else values
     assert rows is not None
     wrong = np.flatnonzero(rows != np.arange(len(rows)))
@@ -62,19 +63,19 @@ def cache(case: Case) -> Iterator[Change]:
         if rows is not None:
             keys, values = (rows, None) if case.view.point == "k_cache" else (None, rows)
             held = frozenset({case.view.key})
-            yield replace(_cache_change(keys, values), drop=held, where=(case.view.key,))
+            yield replace(cache_change(keys, values), drop=held, where=(case.view.key,))
         return
     scores, mix = case.call("scores"), case.call("mix")
     if scores is not None and case.exact(scores):
         rows = _columns_read(case, scores)
         if rows is not None and not np.array_equal(rows, np.arange(len(rows))):
-            yield _cache_change(rows, None)
-            yield _cache_change(rows, rows)
+            yield cache_change(rows, None)
+            yield cache_change(rows, rows)
         return
     if mix is not None and scores is None and case.exact(mix):
         rows = _values_read(case, mix)
         if rows is not None and not np.array_equal(rows, np.arange(len(rows))):
-            yield _cache_change(None, rows)
+            yield cache_change(None, rows)
         return
     if scores is None or mix is None:
         return
@@ -87,9 +88,9 @@ def cache(case: Case) -> Iterator[Change]:
     stale.append(np.where(at == start, -1, at))
     for rows in stale:
         if not np.array_equal(rows, at):
-            yield _cache_change(rows, rows)
-            yield _cache_change(rows, None)
-            yield _cache_change(None, rows)
+            yield cache_change(rows, rows)
+            yield cache_change(rows, None)
+            yield cache_change(None, rows)
 
 
 def _rows_held(case: Case) -> Array | None:

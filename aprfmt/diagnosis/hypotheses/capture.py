@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.diagnosis.case import Case, Change
+from aprfmt.diagnosis.cuts import is_used
 from aprfmt.diagnosis.measure import near_keys
 from aprfmt.inference.capture import key_name
 
@@ -15,7 +16,9 @@ Array = NDArray[Any]
 
 def neighbour(case: Case) -> Iterator[Change]:
     """Compare the trace's value with the reference's values at neighbouring points."""
-    for name, value in _around(case):
+    if is_used(case):
+        return
+    for name, value in around(case):
         if value.size != case.view.mine.size:
             continue
         if not case.differs(value) <= case.view.tolerance:
@@ -50,7 +53,7 @@ def _alike(case: Case) -> Iterator[str]:
         yield key_name(case.view.point, layer)
 
 
-def _around(case: Case) -> Iterator[tuple[str, Array]]:
+def around(case: Case) -> Iterator[tuple[str, Array]]:
     """Yield the layer's points on the trace's inputs, and values one step away from this point."""
     views, key = case.found.views, case.view.key
     keys = near_keys(key, case.layer)

@@ -20,12 +20,14 @@ def activation(case: Case) -> Iterator[Change]:
                 "activation",
                 f"the activation is {kind}; the model says {told}",
                 ("activation",),
-                _activated(kind),
+                activated(kind),
                 {"activation": kind},
             )
 
 
-def _activated(kind: str) -> Any:
+def activated(kind: str) -> Any:
+    """Return a maker: the MLP's activation is another function."""
+
     def make(world: World, layers: Layers) -> World:
         def override(op: Any, at: Any, x: Any, told: str, **kwargs: Any) -> Any:
             return op(x, kind, **kwargs)

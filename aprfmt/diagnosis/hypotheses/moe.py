@@ -21,11 +21,8 @@ def _routes_here(case: Case) -> bool:
     )
 
 
-def routing(case: Case) -> Iterator[Change]:
-    """Try other rules for choosing and weighting experts."""
-    if not _routes_here(case):
-        return
-    hp = case.world.hp
+def routing_tries(hp: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the rules of choosing and weighting experts to try: what each says, and its values."""
     tries: list[tuple[str, Mapping[str, Any]]] = [
         (
             "the chosen experts' weights are "
@@ -48,7 +45,14 @@ def routing(case: Case) -> Iterator[Change]:
             tries.append(
                 (f"a token takes {count} experts; the model says {used}", {"n_experts_used": count})
             )
-    for says, values in tries:
+    return tries
+
+
+def routing(case: Case) -> Iterator[Change]:
+    """Try other rules for choosing and weighting experts."""
+    if not _routes_here(case):
+        return
+    for says, values in routing_tries(case.world.hp):
         yield Change(
             "moe_routing",
             says,

@@ -41,19 +41,23 @@ def pairing(case: Case) -> Iterator[Change]:
         keeps = recorded == "adjacent pairs"
         yield Change(
             "rope_pairing",
-            f"rope pairs {_words(other)}; the weights are laid out for {_words(style)}"
+            f"rope pairs {pairing_words(other)}; the weights are laid out for "
+            + pairing_words(style)
             + (", and the rotated vectors are recorded in that order" if keeps else ""),
             ("rope_style",),
-            _restyled(other, pairs if keeps else 0),
+            restyled(other, pairs if keeps else 0),
             {"rope_style": other},
         )
 
 
-def _words(style: str) -> str:
+def pairing_words(style: str) -> str:
+    """Return what a style of rope pairs, in words."""
     return "element i with i + d/2" if style == "half" else "elements 2i with 2i + 1"
 
 
-def _restyled(style: str, interleave: int) -> Any:
+def restyled(style: str, interleave: int) -> Any:
+    """Return a maker: rope of another style; `interleave` pairs of its result are adjacent."""
+
     def make_world(world: World, layers: Layers) -> World:
         def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
             y = op(x, table, **kwargs | {"style": style})
@@ -126,7 +130,7 @@ def positions(case: Case) -> Iterator[Change]:
     found = solved(case)
     if found is None:
         if coarse(case):
-            for where in _usual_positions(ours):
+            for where in usual_positions(ours):
                 yield positions_change(ours, where)
         return
     inv_freq = rope_of(case.world, kind).inv_freq.astype(np.float64)
@@ -143,7 +147,8 @@ def positions(case: Case) -> Iterator[Change]:
     yield positions_change(ours, theirs)
 
 
-def _usual_positions(ours: Array) -> list[Array]:
+def usual_positions(ours: Array) -> list[Array]:
+    """Return positions that engines give to tokens by mistake."""
     shifts = (1, 2, 3, 4, 8, len(ours))
     return [
         np.zeros_like(ours), *(ours + shift for shift in shifts), np.maximum(ours - 1, 0),
@@ -326,7 +331,7 @@ def learned(case: Case) -> Iterator[Change]:
     if added is None:
         return
     if not case.exact(added):
-        for where in _usual_positions(places(case.world)):
+        for where in usual_positions(places(case.world)):
             yield positions_change(places(case.world), where)
         return
     rows = case.view.theirs - case.array(added.args[0])

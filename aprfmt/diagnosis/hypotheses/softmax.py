@@ -13,7 +13,7 @@ Array = NDArray[Any]
 TILES = (32, 16, 64, 8, 128)
 
 
-def _softmax(name: str, tile: int) -> Any:
+def sums_over(name: str, tile: int) -> Any:
     """Return a function for `Change.make`: probabilities with sums over another set of keys."""
 
     def make(world: World, layers: Layers) -> World:
@@ -86,6 +86,6 @@ def softmax(case: Case) -> Iterator[Change]:
                 "softmax_reduction",
                 f"the softmax sums over {name.format(tile)}",
                 ("softmax",),
-                _softmax(name, tile),
+                sums_over(name, tile),
                 {"tile": tile},
             )

@@ -141,7 +141,7 @@ def residual(case: Case) -> Iterator[Change]:
                 "residual",
                 f"{says} (before {case.view.point})",
                 ("residual",),
-                _kept(call.at.point, keep, _turn(adds, index)),
+                kept(call.at.point, keep, _turn(adds, index)),
                 {"kept": "added" if keep else "stream"},
             )
     other = not case.world.hp["parallel_residual"]
@@ -163,7 +163,9 @@ def _turn(adds: Any, index: int) -> int:
     return sum(call.at == adds[index].at for call in adds[:index])
 
 
-def _kept(point: str, keep: int, turn: int) -> Any:
+def kept(point: str, keep: int, turn: int) -> Any:
+    """Return a maker: of the sum after a point only one summand stays (1: what is added)."""
+
     def make(world: World, layers: Layers) -> World:
         count: dict[Any, int] = {}
 

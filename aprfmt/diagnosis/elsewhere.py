@@ -1,0 +1,82 @@
+"""Values that were taken elsewhere: they differ, and everything that is computed from them agrees.
+
+A bias that is really missing shows in what follows. So before an operation is blamed, the pass goes
+on with the reference's own values at the differing points: if the next point through which all of
+them act then agrees with the trace, and did not with the trace's own values, the engine computed
+what the model says and recorded it at another place.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from aprfmt.diagnosis.case import Case, Change
+from aprfmt.diagnosis.cuts import agrees_without, cuts, depends
+from aprfmt.diagnosis.hypotheses.capture import around
+from aprfmt.diagnosis.relations import relation
+from aprfmt.diagnosis.shadow import View, shadow
+from aprfmt.inference.capture import key_name
+
+
+def taken_elsewhere(case: Case) -> Change | None:
+    """Return that the differing point, and others after it, were taken elsewhere, or None."""
+    key = case.view.key
+    cut = next((cut for cut in cuts(key) if agrees_without(case, cut)), None)
+    if cut is None:
+        return None
+    names = [case.view.point]
+    order = {key: i for i, key in enumerate(case.world.points)}
+    while True:
+        found = shadow(case.world, case.without(_everywhere(case, names)), cut)
+        view = next((view for view in found.flagged if view.layer == case.layer), None)
+        if view is None or order.get(view.key, 0) <= order.get(key, 0) or view.alone:
+            break
+        names.append(view.point)
+    before = case.found.views.get(cut)
+    after = found.views.get(cut)
+    if after is None or after.flagged or before is None or not _acts(case, before, names):
+        return None
+    here = [key_name(name, case.layer) for name in names]
+    says = "; ".join(
+        f"{name} is {_relation(case, key)}" for key, name in zip(here, names, strict=True)
+    )
+    return Change(
+        "capture_point",
+        f"what is recorded was taken at another point: {says}; {cut}, which is computed from it, "
+        "agrees",
+        tuple(k for k in (*here, *sorted(_everywhere(case, names) - {*here}))
+              if case.recorded.has(k)),
+        drop=frozenset(_everywhere(case, names)),
+        values={"recorded_as": case.view.point, "is": _relation(case, key), "agrees": cut},
+        scoped=False,
+    )  # fmt: skip
+
+
+def _everywhere(case: Case, names: Sequence[str]) -> set[str]:
+    """Return the keys of points in all layers: engines record a point the same way in each."""
+    return {key_name(name, layer) for name in names for layer in range(case.world.n_layers)}
+
+
+def _acts(case: Case, cut: View, names: Sequence[str]) -> bool:
+    """Say whether the trace's own values would have shown at the cut, or at a point before it."""
+    order = {key: i for i, key in enumerate(case.found.views)}
+    here = order[case.view.key]
+    return any(
+        view.flagged for view in case.found.views.values()
+        if here < order[view.key] <= order[cut.key] and depends(view.key, case.view.key)
+    )  # fmt: skip
+
+
+# --- what the values are -------------------------------------------------------------------------
+
+
+def _relation(case: Case, key: str) -> str:
+    """Say how a point's recorded values follow from the reference's, as far as that is known."""
+    view = case.found.views[key]
+    if view.seen is None or view.seen.rows is not None:
+        return "some rows of another point"
+    for name, value in around(replace(case, view=view)):
+        if value.size == view.mine.size and view.distance(value.reshape(view.mine.shape)) <= (
+            view.tolerance
+        ):
+            return name
+    return relation(view.mine, view.theirs, 10 * view.tolerance) or "other values"

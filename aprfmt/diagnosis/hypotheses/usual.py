@@ -1,0 +1,334 @@
+"""The table of usual mistakes of engines: changes with the values that are met in practice.
+
+Hypotheses solve values from a trace that shows an operation's own input and output. Where it shows
+neither (outputs of layers, or logits alone), each of these changes is tried on the whole pass
+(search.py). Likelier ones come first.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from aprfmt.diagnosis.case import Change, Layers, heads_changed
+from aprfmt.diagnosis.hypotheses.attention import mapped_heads
+from aprfmt.diagnosis.hypotheses.cache import cache_change
+from aprfmt.diagnosis.hypotheses.mlp import KINDS, activated
+from aprfmt.diagnosis.hypotheses.rope import (
+    THETAS,
+    pairing_words,
+    positions_change,
+    restyled,
+    usual_positions,
+)
+from aprfmt.diagnosis.hypotheses.softmax import SUMS, TILES, sums_over
+from aprfmt.diagnosis.hypotheses.turning import length_of, places, turned, unturned
+from aprfmt.diagnosis.hypotheses.usual_blocks import BLOCKS, Usual, hyper, roundings
+from aprfmt.diagnosis.world import World
+from aprfmt.inference.rope import Kind, kind_of, make
+
+FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0)  # of a scaling that the model does not say
+
+
+def kinds_of_layers(world: World) -> dict[Kind, Layers]:
+    """Return the layers of each kind of rope; None for all layers of the model."""
+    found: dict[Kind, set[int]] = {}
+    for layer in range(world.n_layers):
+        kind = kind_of(world.hp, layer)
+        if kind is not None and world.spec.block.position == "rope":
+            found.setdefault(kind, set()).add(layer)
+    every = len(found) == 1 and len(next(iter(found.values()))) == world.n_layers
+    return {kind: None if every else frozenset(layers) for kind, layers in found.items()}
+
+
+# --- rope ----------------------------------------------------------------------------------------
+
+
+def theta_change(world: World, kind: Kind, theta: float) -> Change:
+    """Return the change to another base of one kind of rope."""
+    local = kind[0] != world.hp["rope_theta"]
+    name = "rope_theta_local" if local else "rope_theta"
+    rope = make(world.hp.replaced(rope_theta=theta), (theta, kind[1]), length_of(world))
+    return Change(
+        "rope_theta", f"rope's base is {theta:g}; the model says {kind[0]:g}", (name,),
+        turned(rope.inv_freq, rope.factor), {name: theta},
+    )  # fmt: skip
+
+
+def _thetas(world: World) -> Iterator[Usual]:
+    for kind, layers in kinds_of_layers(world).items():
+        for theta in THETAS:
+            if theta != kind[0]:
+                yield Usual(theta_change(world, kind, theta), layers)
+
+
+def divided_change(world: World, kind: Kind, factor: float) -> Change:
+    """Return the change to positions divided by a factor, without the model's own scaling."""
+    plain = make(world.hp, (kind[0], False), length_of(world))
+    return Change(
+        "rope_scaling", f"positions are divided by {factor:g}, which the model does not say",
+        ("rope_scaling",), turned(plain.inv_freq / np.float32(factor), 1.0),
+        {"rope_scaling": {"type": "linear", "factor": factor}},
+    )  # fmt: skip
+
+
+def _scalings(world: World) -> Iterator[Usual]:
+    length = length_of(world)
+    for kind, layers in kinds_of_layers(world).items():
+        own = make(world.hp, kind, length)
+        plain = make(world.hp, (kind[0], False), length)
+        if kind[1]:
+            told = world.hp["rope_scaling"]
+            yield Usual(Change(
+                "rope_scaling", f"the scaling {told['type']} is left out", ("rope_scaling",),
+                turned(plain.inv_freq, 1.0), {"rope_scaling": None},
+            ), layers)  # fmt: skip
+            if own.factor != 1:
+                yield Usual(Change(
+                    "rope_scaling",
+                    f"the scaling's factor {own.factor:.6g} on cos and sin is left out",
+                    ("rope_scaling.attention_factor",), turned(own.inv_freq, 1.0),
+                    {"attention_factor": 1.0},
+                ), layers)  # fmt: skip
+        for factor in FACTORS:
+            yield Usual(divided_change(world, kind, factor), layers)
+
+
+def _pairings(world: World) -> Iterator[Usual]:
+    every = kinds_of_layers(world)
+    if every:
+        told = str(world.hp["rope_style"])
+        other = "interleaved" if told == "half" else "half"
+        yield Usual(Change(
+            "rope_pairing",
+            f"rope pairs {pairing_words(other)}; the weights are laid out for "
+            f"{pairing_words(told)}",
+            ("rope_style",), restyled(other, 0), {"rope_style": other},
+        ))  # fmt: skip
+
+
+def _partial(world: World) -> Iterator[Usual]:
+    width = int(world.hp["qk_rope_head_dim"] or world.hp["head_dim"])
+    told = int(world.hp["rope_dim"])
+    for kind, layers in kinds_of_layers(world).items():
+        if kind[1]:
+            continue  # the scaling's lists fit only the model's number of pairs
+        for n in (width, width // 2, width // 4, 3 * width // 4):
+            if n != told and n > 0 and n % 2 == 0:
+                rope = make(world.hp.replaced(rope_dim=n), kind, length_of(world))
+                yield Usual(Change(
+                    "partial_rotary",
+                    f"{n} elements of each head are rotated; the model says {told}",
+                    ("rope_dim",), turned(rope.inv_freq, rope.factor), {"rope_dim": n},
+                ), layers)  # fmt: skip
+
+
+def _rotating(world: World) -> Iterator[Usual]:
+    """Yield kinds of rope in the layers of the other kind, and no rope at all."""
+    every = kinds_of_layers(world)
+    for kind, layers in every.items():
+        for other in every:
+            if other != kind:
+                rope = make(world.hp, other, length_of(world))
+                yield Usual(Change(
+                    "rope_layers",
+                    f"layers rotate with base {other[0]:g}{' and scaling' if other[1] else ''}, "
+                    "which belongs to the other kind of layer",
+                    ("rope_layers",), turned(rope.inv_freq, rope.factor),
+                    {"rope_theta": other[0], "scaled": other[1]},
+                ), layers)  # fmt: skip
+    if every:
+        yield Usual(Change(
+            "rope_layers", "nothing is rotated", ("rope_layers",), unturned, {"rotates": False},
+        ))  # fmt: skip
+        if not all(world.hp["rope_layers"]):
+            yield hyper("rope_layers", "layers rotate that should not",
+                        rope_layers=(True,) * world.n_layers)  # fmt: skip
+
+
+def _positions(world: World) -> Iterator[Usual]:
+    ours = places(world)
+    for theirs in usual_positions(ours):
+        yield Usual(positions_change(ours, theirs))
+
+
+# --- attention -----------------------------------------------------------------------------------
+
+
+def scale_change(world: World, value: float) -> Change:
+    """Return the change to another factor on the scores."""
+    told = float(world.hp["attn_scale"])
+    return Change(
+        "attention_scale", f"scores are multiplied by {value:.9g}; the model says {told:.9g}",
+        ("attn_scale",), lambda world, layers: heads_changed(world, layers, scale=value),
+        {"attn_scale": value},
+    )  # fmt: skip
+
+
+def _scales(world: World) -> Iterator[Usual]:
+    told, d = float(world.hp["attn_scale"]), int(world.hp["head_dim"])
+    width = int(world.hp["hidden_size"])
+    heads = int(world.hp["n_heads"])
+    usual = (d**-0.5, 1.0, 1 / d, (width / heads) ** -0.5, width**-0.5, told * told, told * d**-0.5,
+             told**0.5, told / 2, told * 2)  # fmt: skip
+    for value in dict.fromkeys(usual):
+        if abs(value - told) > 1e-6 * told:
+            yield Usual(scale_change(world, value))
+    if world.hp["attn_scale_by_layer"]:
+        yield hyper("attention_scale", "scores are not divided by the layer's number",
+                    attn_scale_by_layer=False)  # fmt: skip
+
+
+def _caps(world: World) -> Iterator[Usual]:
+    for name, what in (("attn_softcap", "scores"), ("final_softcap", "logits")):
+        told = world.hp[name]
+        if told is not None:
+            yield hyper("softcap", f"{what} are not capped; the model says {told:g}",
+                        **{name: None})  # fmt: skip
+        for cap in (30.0, 50.0):
+            if told is not None and cap != told:
+                yield hyper("softcap", f"{what} are capped at {cap:g}; the model says {told:g}",
+                            **{name: cap})  # fmt: skip
+
+
+def _windows(world: World) -> Iterator[Usual]:
+    hp = world.hp
+    told, own = hp["sliding_window"], tuple(bool(x) for x in hp["window_layers"])
+    if told is None or not any(own):
+        return
+    says = f"; the model says {told} tokens"
+    yield hyper("sliding_window", f"attention reaches all earlier tokens{says}",
+                sliding_window=None)  # fmt: skip
+    for size in (int(told) + 1, int(told) - 1, int(told) // 2, 2 * int(told)):
+        if size > 0:
+            yield hyper("sliding_window", f"attention reaches {size} tokens{says}",
+                        sliding_window=size)  # fmt: skip
+    if not all(own):
+        yield hyper("sliding_window", "every layer has the window; the model says only some",
+                    window_layers=(True,) * len(own))  # fmt: skip
+        flipped = tuple(not x for x in own)
+        yield hyper("sliding_window", "the window is in the layers that have none, and only there",
+                    window_layers=flipped)  # fmt: skip
+        for shift in (1, -1):
+            moved = own[shift:] + own[:shift]
+            if moved not in (own, flipped):
+                yield hyper("sliding_window", "the layers with a window are counted from another "
+                            "layer", window_layers=moved)  # fmt: skip
+
+
+def window_change(world: World, window: int) -> Usual:
+    """Return the change to one window in every layer, of a model that has none."""
+    return hyper("sliding_window", f"attention reaches {window} tokens; the model says all",
+                 sliding_window=window, window_layers=(True,) * world.n_layers)  # fmt: skip
+
+
+def _masks(world: World) -> Iterator[Usual]:
+    n = len(world.ids)
+    own = np.tril(np.ones((n, n), np.bool_), -1)
+    own[0, 0] = True
+    for says, mask in (
+        ("attention is not causal: queries see later tokens", np.ones((n, n), np.bool_)),
+        ("queries do not see their own token", own),
+    ):
+        yield Usual(Change(
+            "mask", says, ("mask",),
+            lambda world, layers, mask=mask: heads_changed(world, layers, mask=mask),
+        ))  # fmt: skip
+
+
+def _sums(world: World) -> Iterator[Usual]:
+    if world.spec.block.sinks:
+        yield Usual(Change(
+            "softmax_reduction", "the softmax sums without the sinks", ("softmax",),
+            lambda world, layers: heads_changed(world, layers, sinks=None), {"sinks": False},
+        ))  # fmt: skip
+    for tile in TILES:
+        for name in SUMS if tile < len(world.ids) else ():
+            yield Usual(Change(
+                "softmax_reduction", f"the softmax sums over {name.format(tile)}", ("softmax",),
+                sums_over(name, tile), {"tile": tile},
+            ))  # fmt: skip
+
+
+def _mappings(world: World) -> Iterator[Usual]:
+    n_heads, n_kv = int(world.hp["n_heads"]), int(world.hp["n_kv_heads"])
+    if not 1 < n_kv < n_heads:
+        return
+    own = np.arange(n_heads) // (n_heads // n_kv)
+    for mapping in (np.arange(n_heads) % n_kv, own[::-1].copy(), np.zeros_like(own)):
+        for what, keys, values in (
+            ("key and value", True, True), ("key", True, False), ("value", False, True),
+        ):  # fmt: skip
+            yield Usual(Change(
+                "gqa_mapping",
+                f"query heads read {what} heads {', '.join(map(str, mapping.tolist()))}; they "
+                f"should read {', '.join(map(str, own.tolist()))}",
+                ("n_kv_heads",), mapped_heads(mapping, keys, values),
+                {"key_head_of_query_head": mapping.tolist()},
+            ))  # fmt: skip
+
+
+def _caches(world: World) -> Iterator[Usual]:
+    at = np.arange(len(world.ids))
+    for rows in (np.maximum(at - 1, 0), np.minimum(at + 1, len(at) - 1)):
+        if not np.array_equal(rows, at):
+            for keys, values in ((rows, rows), (rows, None), (None, rows)):
+                yield Usual(cache_change(keys, values))
+
+
+# --- the MLP -------------------------------------------------------------------------------------
+
+
+def _activations(world: World) -> Iterator[Usual]:
+    told = str(world.hp["activation"])
+    for kind in KINDS:
+        if kind != told:
+            yield Usual(Change(
+                "activation", f"the activation is {kind}; the model says {told}",
+                ("activation",), activated(kind), {"activation": kind},
+            ))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Family:
+    """Changes of one kind, by the model's own numbers."""
+
+    name: str
+    changes: Callable[[World], Iterator[Usual]]
+
+
+USUAL: tuple[Family, ...] = (
+    Family("theta", _thetas),
+    Family("scaling", _scalings),
+    Family("pairing", _pairings),
+    Family("activation", _activations),
+    Family("window", _windows),
+    Family("softcap", _caps),
+    Family("scale", _scales),
+    *(Family(name, changes) for name, changes in BLOCKS.items()),
+    Family("mask", _masks),
+    Family("mapping", _mappings),
+    Family("rotated part", _partial),
+    Family("rotating layers", _rotating),
+    Family("softmax", _sums),
+    Family("positions", _positions),
+    Family("cache", _caches),
+    Family("rounding", roundings),
+)
+
+
+def usual_changes(world: World) -> list[Usual]:
+    """Return every row's changes for a model, likelier ones first."""
+    return [usual for family in USUAL for usual in family.changes(world)]
+
+
+def groups(world: World, usual: Usual) -> list[Layers]:
+    """Return the layers to try a change in: its own, those of one kind; single ones come later."""
+    if usual.layers is not None or not usual.change.scoped:
+        return [usual.layers]
+    lists = ("window_layers", "rope_layers", "moe_layers")
+    kinds: dict[tuple[object, ...], set[int]] = {}
+    for layer in range(world.n_layers):
+        kinds.setdefault(tuple(world.hp[name][layer] for name in lists), set()).add(layer)
+    some = [frozenset(layers) for layers in kinds.values()] if len(kinds) > 1 else []
+    return [None, *some]

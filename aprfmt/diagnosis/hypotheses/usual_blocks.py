@@ -1,0 +1,279 @@
+"""Usual mistakes of engines about norms, the residual stream, factors, biases and experts."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from aprfmt.diagnosis.case import Change, Layers
+from aprfmt.diagnosis.hypotheses.moe import routing_tries
+from aprfmt.diagnosis.hypotheses.product import overlaid
+from aprfmt.diagnosis.hypotheses.reordered import (
+    normed_after_rope,
+    normed_otherwise,
+    of_normed,
+    offset_by,
+    op_rounded,
+    other_kind,
+    passed_by,
+    table_rounded,
+    with_eps,
+)
+from aprfmt.diagnosis.hypotheses.stream import kept
+from aprfmt.diagnosis.world import World
+
+EPS = (1e-5, 1e-6, 1e-8, 1e-12, 0.0, 1e-3)
+
+
+@dataclass(frozen=True)
+class Usual:
+    """A change with the layers it belongs to (None: it may be in all or in some)."""
+
+    change: Change
+    layers: Layers = None
+
+
+def hyper(cause: str, says: str, **values: Any) -> Usual:
+    """Return the change of hyperparameters."""
+    return Usual(Change(
+        cause, says, tuple(values), lambda world, layers: world.with_hyper(**values), values,
+        scoped=False,
+    ))  # fmt: skip
+
+
+# --- norms ---------------------------------------------------------------------------------------
+
+
+def eps_change(world: World, eps: float) -> Change:
+    """Return the change to another epsilon of all norms."""
+    told = float(world.hp["norm_eps"])
+    return Change(
+        "norm_eps", f"the norms add eps {eps:g} where the model says {told:g}", ("norm_eps",),
+        with_eps(eps), {"norm_eps": eps},
+    )  # fmt: skip
+
+
+def _eps(world: World) -> Iterator[Usual]:
+    for eps in EPS:
+        if eps != float(world.hp["norm_eps"]):
+            yield Usual(eps_change(world, eps))
+
+
+def _offsets(world: World) -> Iterator[Usual]:
+    for plus in (1, -1):
+        says = f"the norms multiply by their weight {'plus' if plus > 0 else 'minus'} 1"
+        yield Usual(Change("norm_offset", says, ("norm_offset",), offset_by(plus),
+                           {"offset": plus}))  # fmt: skip
+
+
+def _kinds(world: World) -> Iterator[Usual]:
+    layer = world.spec.block.norm == "layer"
+    says = "the norms keep the mean of a row" if layer else "the norms take away the mean of a row"
+    yield Usual(Change("norm_kind", says, ("norm",), other_kind, {"mean": not layer}))
+
+
+def _skipped(world: World) -> Iterator[Usual]:
+    """Yield norms that are left out: those after a sublayer, and the last one."""
+    block = world.spec.block
+    rows: list[tuple[str, tuple[str, ...], str]] = [
+        ("the norm before the head is left out", ("out",), "output_norm"),
+        ("the norm before attention is left out", ("in",), "attn_norm"),
+        ("the norm before the MLP is left out", ("mid",), "ffn_norm"),
+    ]
+    if block.placement != "pre":
+        rows = [
+            ("the norms after attention and after the MLP are left out",
+             ("attn_out", "ffn_out", "moe_out"), "post_attention_norm"),
+            ("the norm after attention is left out", ("attn_out",), "post_attention_norm"),
+            ("the norm after the MLP is left out", ("ffn_out", "moe_out"), "post_ffw_norm"),
+            *rows,
+        ]  # fmt: skip
+    for says, points, role in rows:
+        yield Usual(Change("norm_skipped", says, (role,), passed_by(points), {"after": points}))
+
+
+def _qk_norms(world: World) -> Iterator[Usual]:
+    if not world.hp["qk_norm"] or world.spec.block.attention == "mla":
+        return
+    where = ("qk_norm",)
+    yield Usual(Change("qk_norm", "q and k are not normalised", where, passed_by(("v", "q_norm")),
+                       {"qk_norm": False}))  # fmt: skip
+    yield Usual(Change("qk_norm", "q and k are normalised after rope instead of before", where,
+                       normed_after_rope, {"after_rope": True}))  # fmt: skip
+    wide = world.spec.block.qk_norm == "width"
+    says = "each head" if wide else "all heads together"
+    yield Usual(Change("qk_norm", f"q and k are normalised over {says}", where,
+                       normed_otherwise(not wide), {"whole_width": not wide}))  # fmt: skip
+
+
+# --- the stream ----------------------------------------------------------------------------------
+
+
+def _residuals(world: World) -> Iterator[Usual]:
+    other = not world.hp["parallel_residual"]
+    if world.spec.block.placement == "pre":
+        says = "the MLP reads the stream after attention instead of the layer's input"
+        if other:
+            says = "attention and MLP read one input and are added together"
+        yield hyper("residual", says, parallel_residual=other)
+        for what, halves in (
+            ("the norm's result", ("attn", "ffn")),
+            ("before attention the norm's result", ("attn",)),
+            ("before the MLP the norm's result", ("ffn",)),
+        ):
+            yield Usual(Change(
+                "residual", f"{what} instead of its input is added to what a sublayer computed",
+                ("residual",), of_normed(halves), {"kept": "normed"},
+            ))  # fmt: skip
+    for point, what in (("attn_out", "attention"), ("ffn_out", "the MLP"), ("moe_out", "the MLP"),
+                        ("attn_contrib", "attention"), ("ffn_contrib", "the MLP")):  # fmt: skip
+        if not any(key.endswith(f".{point}") for key in world.points):
+            continue
+        for keep, says in ((1, "replaces the stream instead of being added"),
+                           (0, "is not added to the stream")):  # fmt: skip
+            yield Usual(Change(
+                "residual", f"what {what} computed {says}", ("residual",), kept(point, keep, 0),
+                {"kept": "added" if keep else "stream"},
+            ))  # fmt: skip
+
+
+def _factors(world: World) -> Iterator[Usual]:
+    width = float(world.hp["hidden_size"])
+    for name, values in (
+        ("embedding_scale", (1.0, width**0.5)), ("residual_scale", (1.0,)), ("logit_scale", (1.0,)),
+    ):  # fmt: skip
+        told = float(world.hp[name])
+        for value in values:
+            if abs(value - told) > 1e-6 * abs(told):
+                if name == "embedding_scale" and world.spec.block.position == "learned":
+                    continue
+                yield hyper("multiplier", f"{name} is {value:.9g}; the model says {told:.9g}",
+                            **{name: value})  # fmt: skip
+        if told not in (0.0, 1.0):
+            yield hyper("multiplier", f"{name} is {1 / told:.9g}; the model says {told:.9g}",
+                        **{name: 1 / told})  # fmt: skip
+
+
+# --- weights -------------------------------------------------------------------------------------
+
+BIASES: Mapping[str, tuple[str, ...]] = {
+    "no bias of q, k and v": ("attn_q", "attn_k", "attn_v"),
+    "no bias of q": ("attn_q",), "no bias of k": ("attn_k",), "no bias of v": ("attn_v",),
+    "no bias of attention's output": ("attn_output",),
+    "no bias of attention": ("attn_q", "attn_k", "attn_v", "attn_output"),
+    "no bias of the MLP": ("ffn_gate", "ffn_up", "ffn_down"),
+    "no bias of the MLP's output": ("ffn_down",),
+    "no bias of a norm": ("attn_norm", "ffn_norm", "output_norm"),
+    "no bias of the head": ("output",),
+    "no bias of the router": ("ffn_gate_inp",),
+    "no bias of the experts": ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
+}  # fmt: skip
+
+
+def _biases(world: World) -> Iterator[Usual]:
+    stored = [key for key in world.weights if key.endswith(".bias")]
+    seen: set[tuple[str, ...]] = set()
+    for says, roles in BIASES.items():
+        keys = tuple(key for key in stored if key.split(".")[-2] in roles)
+        if not keys or keys in seen:
+            continue
+        seen.add(keys)
+        yield Usual(_zeros("missing_bias", f"{says} is added", keys, world))
+    if stored and tuple(stored) not in seen:
+        yield Usual(_zeros("missing_bias", "no bias is added", tuple(stored), world))
+
+
+def _zeros(cause: str, says: str, keys: tuple[str, ...], world: World) -> Change:
+    arrays = {key: np.zeros(world.weights[key].shape, np.float32) for key in keys}
+    return Change(cause, says, keys, overlaid(arrays), scoped=False)
+
+
+def _weights(world: World) -> Iterator[Usual]:
+    """Yield the embedding for the head, gate and up exchanged, the embedding some rows on."""
+    weights, stored = world.weights, world.stored
+    head, table = weights.get_role(None, "output.weight"), weights["token_embd.weight"]
+    if head is not None and head.shape == table.shape:
+        yield Usual(Change(
+            "tied_embedding", "the head is the embedding; the model has a head of its own",
+            ("output.weight",),
+            lambda world, layers: world.with_weights({"output.weight": table.numpy()}),
+            scoped=False,
+        ))  # fmt: skip
+    for first, second in (("ffn_gate", "ffn_up"), ("attn_k", "attn_v")):
+        pairs = [(key, key.replace(first, second)) for key in stored
+                 if key.split(".")[-2:] == [first, "weight"]]  # fmt: skip
+        pairs = [(a, b) for a, b in pairs if b in stored and stored[a].shape == stored[b].shape]
+        if pairs:
+            yield Usual(Change(
+                "swapped_tensors", f"{first} and {second} are exchanged in every layer",
+                tuple(key for pair in pairs for key in pair), _exchanged(pairs), scoped=False,
+            ))  # fmt: skip
+
+
+def _exchanged(pairs: list[tuple[str, str]]) -> Callable[[World, Layers], World]:
+    def make(world: World, layers: Layers) -> World:
+        arrays: dict[str, Any] = {}
+        for a, b in pairs:
+            arrays |= {a: world.stored[b].numpy(), b: world.stored[a].numpy()}
+        return world.with_weights(arrays)
+
+    return make
+
+
+# --- experts -------------------------------------------------------------------------------------
+
+
+def _routing(world: World) -> Iterator[Usual]:
+    if not any(world.hp["moe_layers"]):
+        return
+    for says, values in routing_tries(world.hp):
+        yield hyper("moe_routing", says, **values)
+    told = float(world.hp["routed_scale"])
+    if told != 1:
+        yield hyper("moe_routing", f"routed experts are weighted by 1; the model says {told:g}",
+                    routed_scale=1.0)  # fmt: skip
+    correction = tuple(key for key in world.weights if key.endswith(".exp_probs_b.bias"))
+    if correction:
+        yield Usual(_zeros("moe_routing", "the correction added for the choice of experts is left "
+                           "out", correction, world))  # fmt: skip
+    if world.spec.block.shared_expert not in ("none", "plain"):
+        yield Usual(Change("moe_routing", "the shared expert's gate is left out",
+                           ("ffn_gate_inp_shexp",), _ungated, {"shared_gate": False}))  # fmt: skip
+    shared = tuple(key for key in world.weights if key.endswith(".ffn_down_shexp.weight"))
+    if shared:
+        yield Usual(_zeros("moe_routing", "the shared expert is left out", shared, world))
+
+
+def _ungated(world: World, layers: Layers) -> World:
+    def override(op: Any, at: Any, x: Any) -> Any:
+        return x * 0 + 1
+
+    return world.with_op("sigmoid", override, layers)
+
+
+ROUNDED: Mapping[str, tuple[str, ...]] = {
+    "rope": ("rope",), "the softmax": ("probs",), "scores": ("scores",),
+    "norms": ("rms_norm", "layer_norm"), "the activation": ("activate",),
+    "matrix products": ("linear",),
+}  # fmt: skip
+
+
+def roundings(world: World) -> Iterator[Usual]:
+    """Yield operations whose results are rounded to 16 bits in a pass that is float32 otherwise."""
+    for dtype in ("bfloat16", "float16"):
+        rows: dict[str, Any] = {
+            f"results of {name} are": (ops, op_rounded(ops, dtype)) for name, ops in ROUNDED.items()
+        }
+        if any(world.hp["rope_layers"]):
+            rows["cos and sin of rope are"] = (("rope",), table_rounded(dtype))
+        for says, (ops, make) in rows.items():
+            yield Usual(Change("rounding", f"{says} rounded to {dtype}", ops, make,
+                               {"dtype": dtype}))  # fmt: skip
+
+
+BLOCKS: Mapping[str, Callable[[World], Iterator[Usual]]] = {
+    "epsilon": _eps, "biases": _biases, "factors": _factors, "weights": _weights,
+    "residual": _residuals, "offset": _offsets, "q/k-norm": _qk_norms, "norms left out": _skipped,
+    "kind of norm": _kinds, "experts": _routing,
+}  # fmt: skip

@@ -1,0 +1,71 @@
+"""Observations where one side holds statistics and no values: where they part, and no cause."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from aprfmt.compare.thresholds import tolerance
+from aprfmt.compare.traced import TraceLike
+from aprfmt.diagnosis.direct import keys_of
+from aprfmt.diagnosis.found import Evidence
+from aprfmt.tensors.stats import compute
+
+SLACK = 5.0  # of the tolerance of whole runs; statistics are printed with few digits
+LEAST = 2e-3
+COLUMNS = ("mean", "std", "min", "max", "l2")
+
+
+def has_no_values(trace: TraceLike) -> bool:
+    """Say whether a trace holds statistics only."""
+    return bool(trace.records) and all(trace.values(key) is None for key in trace.records)
+
+
+def observations(a: TraceLike, b: TraceLike, model: str) -> Iterator[Evidence]:
+    """Yield every point whose statistics differ beyond rounding, in order, and the next step."""
+    if not (has_no_values(a) or has_no_values(b)):
+        return
+    apart = []
+    for key in keys_of(a, b):
+        said = _parted(_stats(a, key), _stats(b, key), _bound(a, b, key))
+        if said:
+            apart.append(key)
+            yield Evidence("forward", f"{key}: statistics differ beyond rounding: {said}; an "
+                           "observation, no cause", (key,))  # fmt: skip
+    if not apart:
+        yield Evidence("forward", "statistics of all common points agree; values may differ still")
+    first = apart[0] if apart else "logits"
+    yield Evidence(
+        "forward",
+        f"next: dump the values at {first} and around it (.npy, one array a file), then aprfmt "
+        f"trace {model} --map DUMPS --ids IDS -o trace.safetensors, and diagnose that trace",
+        (first,),
+    )  # fmt: skip
+
+
+def _stats(trace: TraceLike, key: str) -> Any:
+    values = trace.values(key)
+    if values is not None:
+        return compute(values)
+    record = trace.find(key)
+    return None if record is None else record.stats
+
+
+def _bound(a: TraceLike, b: TraceLike, key: str) -> float:
+    mine, other = a.find(key), b.find(key)
+    assert mine is not None and other is not None
+    return max(LEAST, SLACK * tolerance(mine.dtype, other.dtype).rel_l2)
+
+
+def _parted(x: Any, y: Any, bound: float) -> str:
+    """Say which statistics differ by more than a share of the values' size; "" for none."""
+    if x is None or y is None:
+        return ""
+    size = max(abs(v) for v in (x.std, y.std, x.absmax, y.absmax, 1e-30) if v is not None)
+    found = []
+    for name in COLUMNS:
+        mine, other = getattr(x, name), getattr(y, name)
+        if mine is None or other is None:
+            continue
+        scale = max(abs(mine), abs(other)) if name in ("std", "l2") else size
+        if abs(mine - other) > bound * max(scale, 1e-30):
+            found.append(f"{name} {mine:.5g} against {other:.5g}")
+    return ", ".join(found)

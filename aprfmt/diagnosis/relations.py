@@ -1,0 +1,64 @@
+"""What two values of one point have to do with each other, seen from the numbers alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.diagnosis.measure import rel
+
+Array = NDArray[Any]
+
+
+def _turned(x: Array) -> Array:
+    """Return [tokens, heads, d] as it lies in memory with heads first."""
+    return np.ascontiguousarray(np.swapaxes(x, 0, 1)).reshape(x.shape)
+
+
+def relation(mine: Array, theirs: Array, bound: float) -> str:
+    """Say how `theirs` [rows, ...] follows from `mine`; "" where no simple relation holds."""
+    x, y = np.asarray(mine, np.float64), np.asarray(theirs, np.float64).reshape(np.shape(mine))
+    if x.ndim < 2 or not (np.isfinite(x).all() and np.isfinite(y).all()):
+        return ""
+    if rel(x, y) <= bound:
+        return ""
+    rows = [(name, made(x)) for name, made in LAYOUTS if x.ndim == 3]
+    for name, value in rows:
+        if rel(value, y) <= bound:
+            return name
+    flat, away = x.reshape(len(x), -1), (y - x).reshape(len(x), -1)
+    mean = away.mean(0)
+    left = float(np.linalg.norm(away - mean))
+    if len(away) > 1 and left <= min(
+        bound * float(np.linalg.norm(flat)), 0.1 * float(np.linalg.norm(away))
+    ):
+        return "its value with the same vector added to every row, as a bias is"
+    factor = float(np.sum(x * y) / max(float(np.sum(x * x)), 1e-300))
+    if factor and rel(x * factor, y) <= bound:
+        return f"its value times {factor:.6g}"
+    ends = [np.linalg.norm(v, axis=-1) for v in (x, y)]
+    if rel(*ends) <= bound:
+        return "its value with every vector rotated, as by rope"
+    other = y.reshape(len(x), -1)
+    scale = np.sum(other * flat, 1) / np.maximum(np.sum(flat * flat, 1), 1e-300)
+    if rel(flat * scale[:, None], other) <= bound:
+        return "its value with every row multiplied by a number of its own, as by a norm"
+    column = np.sum(other * flat, 0) / np.maximum(np.sum(flat * flat, 0), 1e-300)
+    if len(x) > 2 and rel(flat * column, other) <= bound:
+        return (
+            "its value with every column multiplied by a number of its own, as by a norm's weight"
+        )
+    if np.allclose(np.sort(x, axis=None), np.sort(y, axis=None), rtol=bound, atol=bound):
+        return "the same values in another order"
+    return ""
+
+
+LAYOUTS: tuple[tuple[str, Callable[[Array], Array]], ...] = (
+    ("its value laid out as [heads, tokens, dim]", _turned),
+    ("its value laid out as [tokens, dim, heads]",
+     lambda x: np.ascontiguousarray(np.swapaxes(x, 1, 2)).reshape(x.shape)),
+    ("its value with rotated pairs side by side",
+     lambda x: np.stack(np.split(x[..., : x.shape[-1] // 2 * 2], 2, axis=-1), -1).reshape(
+         *x.shape[:-1], -1) if x.shape[-1] % 2 == 0 else x),
+)  # fmt: skip

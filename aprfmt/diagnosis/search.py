@@ -1,0 +1,275 @@
+"""Tries the usual mistakes on a pass, alone and together, where a trace shows no single operation.
+
+With outputs of layers, or logits alone, nothing can be solved from an operation's own input and
+output. So each change of the table is made in the reference pass. If none removes the difference,
+they are joined, beginning with what brings the values nearest. Nearness is the mean logarithm of
+the rows' distances, so that a change that makes the first rows agree exactly (a norm, where the
+rest differs by rope) counts for more than one that makes all rows a little better.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from aprfmt.diagnosis.case import Case, Change, Layers
+from aprfmt.diagnosis.hypotheses.usual import (
+    divided_change,
+    groups,
+    kinds_of_layers,
+    scale_change,
+    theta_change,
+    usual_changes,
+    window_change,
+)
+from aprfmt.diagnosis.hypotheses.usual_blocks import Usual, eps_change
+from aprfmt.diagnosis.shadow import View
+from aprfmt.diagnosis.world import MOVES
+
+RUNS = 1200  # passes of a small model
+WORK = 4e10  # products of all passes of a large one
+DEEPEST = 4  # changes that are joined
+OTHERS = 300  # passes to look for something else that would explain joined changes as well
+LEAST = 0.02  # digits by which a change must bring the rows nearer to be continued
+FEW = 3  # operations between two points up to which hypotheses solve what there is to solve
+CLEAR = 0.3  # a residual that does not fall below this share of the first one proves nothing
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change in some layers."""
+
+    change: Change
+    layers: Layers
+    whole: bool = True  # in all layers that the change belongs to
+
+    @property
+    def what(self) -> tuple[str, tuple[str, ...]]:
+        """What it is about: two steps about one thing are not joined."""
+        return (self.change.cause, self.change.where)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Steps made together: the point's residual then, and how near the rows are (see above)."""
+
+    steps: tuple[Step, ...]
+    residual: float
+    nearness: float
+
+
+@dataclass
+class Search:
+    """The search at one divergence. `runs` passes are left; `tried` counts those made."""
+
+    case: Case
+    runs: int = 0
+    tried: int = 0
+    singles: list[Tried] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Find out how many passes the model's size allows."""
+        world = self.case.world
+        held = sum(math.prod(world.weights[key].shape) for key in world.weights)
+        share = len(spanned(self.case)) / max(world.n_layers, 1)
+        work = max(1.0, held * len(world.ids) * min(share, 1.0))
+        self.runs = int(min(RUNS, max(24, WORK / work)))
+
+    # --- one pass ---------------------------------------------------------------------------
+
+    def measure(self, steps: tuple[Step, ...]) -> Tried | None:
+        """Run the pass with these steps; None if that is not possible, or the budget is spent."""
+        if self.runs <= 0:
+            return None
+        self.runs -= 1
+        self.tried += 1
+        view = self.case.attempt_all([(step.change, step.layers) for step in steps])
+        if view is None or view.residual is None or not math.isfinite(view.residual):
+            return None
+        return Tried(steps, view.residual, self.nearness(view))
+
+    def nearness(self, view: View) -> float:
+        """Return minus the mean decimal logarithm of the rows' distances."""
+        rows = self.case.by_row(view)[self.case.rows]
+        return -float(np.mean(np.log10(np.maximum(rows, self.case.view.tolerance / 10))))
+
+    def solves(self, tried: Tried) -> bool:
+        """Say whether steps remove the difference, and not only because it was small."""
+        assert self.case.view.residual is not None
+        bound = min(self.case.view.tolerance, CLEAR * self.case.view.residual)
+        return tried.residual <= bound
+
+    # --- the search -------------------------------------------------------------------------
+
+    def run(self) -> list[Tried]:
+        """Return all single changes that remove the difference; else joined ones, the first."""
+        self.singles = list(self._measured(self._usual()))
+        found = [one for one in self.singles if self.solves(one)]
+        if not found:
+            found = [one for one in self._measured(self._in_one_layer()) if self.solves(one)]
+        if not found:
+            fitted = list(self._measured(self._fitted()))
+            self.singles += fitted
+            found = [one for one in fitted if self.solves(one)]
+        return found or self._joined()
+
+    def _measured(self, steps: Iterator[Step]) -> Iterator[Tried]:
+        for step in steps:
+            tried = self.measure((step,))
+            if tried is not None:
+                yield tried
+
+    def _usual(self) -> Iterator[Step]:
+        here, world = spanned(self.case), self.case.world
+        for usual in self._changes():
+            for layers in groups(world, usual):
+                if layers is None or layers & here:
+                    yield Step(usual.change, layers, layers == usual.layers)
+
+    def _changes(self) -> list[Usual]:
+        world, found = self.case.world, usual_changes(self.case.world)
+        late = np.flatnonzero(self.case.by_row(self.case.view) > 2 * self.case.view.tolerance)
+        if len(late) and late[0] > 0 and not any(world.hp["window_layers"]):
+            found.append(window_change(world, int(late[0])))
+        return found
+
+    def _in_one_layer(self) -> Iterator[Step]:
+        """Yield every change in single layers, if several lie between the points."""
+        here = sorted(spanned(self.case))
+        if len(here) < 2:
+            return
+        for usual in self._changes():
+            if usual.change.scoped:
+                for layer in here:
+                    if usual.layers is None or layer in usual.layers:
+                        yield Step(usual.change, frozenset({layer}))
+
+    def _fitted(self) -> Iterator[Step]:
+        """Yield changes with numbers that are improved until they fit."""
+        case, world = self.case, self.case.world
+        for kind, layers in kinds_of_layers(world).items():
+            for maker in (theta_change, divided_change):
+                step = self._fit([
+                    one for one in self.singles
+                    if one.steps[0].layers == layers
+                    and one.steps[0].change.cause == maker(world, kind, 2.0).cause
+                ], lambda v, make=maker, kind=kind: make(world, kind, v), layers)  # fmt: skip
+                yield from step
+        for cause, make in (("attention_scale", scale_change), ("norm_eps", eps_change)):
+            near = [one for one in self.singles if one.steps[0].change.cause == cause]
+            yield from self._fit(near, lambda v, make=make: make(case.world, v), None)
+
+    def _fit(self, near: Sequence[Tried], make: object, layers: Layers) -> Iterator[Step]:
+        case = self.case
+        assert case.view.residual is not None and callable(make)
+        numbers = {}
+        for one in near:
+            value = _number(one.steps[0].change)
+            if value is not None and value > 0:
+                numbers[value] = one.residual
+        if not numbers or min(numbers.values()) > 0.8 * case.view.residual:
+            return
+
+        def placed(value: float) -> Change:
+            change: Change = make(value)
+            return replace(change, make=lambda world, _: change.make(world, layers))
+
+        before = self.tried
+        for change in case.best_number(placed, numbers):
+            yield Step(change, layers)
+        self.runs -= max(0, 90 - (self.tried - before))
+
+    def _joined(self) -> list[Tried]:
+        """Join changes: those that bring the rows nearest are continued first, up to DEEPEST."""
+        start = self.nearness(self.case.view)
+        whole = [one for one in self.singles if one.steps[0].whole]
+        steps = [one.steps[0] for one in whole if one.nearness != start]
+        front = [one for one in whole if one.nearness > start + LEAST]
+        done: set[frozenset[int]] = set()
+        while front and self.runs > 0:
+            front.sort(key=lambda one: one.nearness)
+            best = self._settled(front.pop(), steps)
+            if self.solves(best):
+                return [best]
+            about = {step.what for step in best.steps}
+            for step in steps:
+                key = frozenset(map(id, (*best.steps, step)))
+                if step.what in about or key in done:
+                    continue
+                done.add(key)
+                found = self.measure((*best.steps, step))
+                if found is None:
+                    continue
+                if self.solves(found):
+                    return [found]
+                if found.nearness > best.nearness + LEAST and len(found.steps) < DEEPEST:
+                    front.append(found)
+        return []
+
+    def _settled(self, tried: Tried, steps: Sequence[Step]) -> Tried:
+        """Return joined changes with the best of the other values for each but the last one."""
+        best = tried
+        for at, step in enumerate(tried.steps[:-1]):
+            for other in steps:
+                if other.what != step.what or other is step:
+                    continue
+                found = self.measure((*best.steps[:at], other, *best.steps[at + 1 :]))
+                if found is not None and found.nearness > best.nearness:
+                    best = found
+        return best
+
+    # --- proving each of several ------------------------------------------------------------
+
+    def needed(self, answer: Tried) -> list[tuple[Step, float]]:
+        """Return the steps without which the difference stays, and the residual without each."""
+        steps, left = list(answer.steps), list(answer.steps)
+        found: list[tuple[Step, float]] = []
+        self.runs = max(self.runs, 2 * len(steps))
+        for step in steps:
+            rest = tuple(other for other in left if other is not step)
+            without = self.measure(rest) if rest else None
+            if without is not None and self.solves(without):
+                left.remove(step)
+                continue
+            assert self.case.view.residual is not None
+            found.append((step, self.case.view.residual if without is None else without.residual))
+        return found
+
+    def instead(self, steps: Sequence[Step], step: Step) -> list[Step]:
+        """Return steps of another cause that, in the place of one, remove the difference too."""
+        rest = tuple(other for other in steps if other is not step)
+        found: dict[str, Step] = {}
+        self.runs = max(self.runs, OTHERS)
+        for one in self.singles:
+            other = one.steps[0]
+            if (
+                not other.whole
+                or other.change.cause in (step.change.cause, *found)
+                or other in rest
+            ):
+                continue
+            tried = self.measure((*rest, other))
+            if tried is not None and self.solves(tried):
+                found[other.change.cause] = other
+        return list(found.values())
+
+
+def spanned(case: Case) -> frozenset[int]:
+    """Return the layers whose operations lie between the last points of the trace and this one."""
+    layers = {call.at.layer for call in case.view.calls if call.op not in MOVES}
+    return frozenset(layer for layer in layers if 0 <= layer < case.world.n_layers)
+
+
+def is_wide(case: Case) -> bool:
+    """Say whether more operations lie before the point than hypotheses can solve."""
+    return sum(call.op not in MOVES for call in case.view.calls) > FEW
+
+
+def _number(change: Change) -> float | None:
+    for value in change.values.values():
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+        if isinstance(value, dict) and isinstance(value.get("factor"), float):
+            return float(value["factor"])
+    return None

@@ -1,0 +1,109 @@
+"""`aprfmt trace MODEL --map DIR`: arrays that another engine dumped become a trace."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.cli import render, running
+
+if TYPE_CHECKING:
+    from aprfmt.inference.engines.captures import Captures
+    from aprfmt.inference.engines.mapping import NameMap
+    from aprfmt.inference.trace import Trace
+    from aprfmt.model import Model
+
+STYLES = {"certain": "good", "likely": "", "possible": "warn", "": "dim"}
+
+
+@dataclass(frozen=True)
+class Dumped:
+    """The arrays to map, and the mapping file to use as it is."""
+
+    arrays: Path | None
+    mapping: Path | None
+
+
+def mapped(
+    text: str, dumped: Dumped, tokens: running.Tokens, where: running.Where, save: Path | None,
+    force: bool, stack: ExitStack,
+) -> tuple["Model", "Trace", dict[str, Any]]:  # fmt: skip
+    """Return the model, the trace of the arrays, and what is said of the mapping.
+
+    Without a mapping file one is proposed and written beside the trace that is saved.
+    """
+    from aprfmt.errors import UsageError
+    from aprfmt.inference.engines.captures import open_captures
+    from aprfmt.inference.engines.mapping import mapped_trace, read_mapping
+
+    assert dumped.arrays is not None
+    captures = stack.enter_context(open_captures(dumped.arrays))
+    run = stack.enter_context(running.session(text, where))
+    given = None if dumped.mapping is None else read_mapping(dumped.mapping)
+    ids = captures.ids or (list(given.ids or ()) if given is not None else None)
+    if ids and tokens.given:
+        raise UsageError(f"{dumped.arrays}: its token ids are known; leave {tokens.given[0]} out")
+    ids = ids or running.token_ids(run.model, tokens)[0]
+    running.check_ids(run.model, ids)
+    written = None
+    if given is None:
+        given = _proposed(captures, run, ids)
+        if save is not None:
+            written = save.with_name(f"{save.name.removesuffix('.safetensors')}.map.json")
+            given = _written(given, captures, written, force)
+    trace = stack.enter_context(mapped_trace(captures, given, ids, run.model))
+    rows = [
+        {"name": name, "shape": list(captures.shapes[name]),
+         **(row.to_json() if row is not None else {"key": None})}
+        for name, row in given.names.items()
+    ]  # fmt: skip
+    return run.model, trace, {"file": None if written is None else str(written), "names": rows}
+
+
+def _proposed(captures: "Captures", run: Any, ids: list[int]) -> "NameMap":
+    from dataclasses import replace
+
+    from aprfmt.inference.engines.mapping import dtype_of
+    from aprfmt.inference.engines.proposing import propose
+    from aprfmt.inference.trace import Kept
+
+    kept = Kept()
+    request = replace(run.request, ids=tuple(ids), wanted=tuple(run.points), logits_rows="all")
+    with run.trace(request, place=kept) as trace:
+        own = {key: trace.values(key) for key in trace.records}
+    return propose(captures, {k: v for k, v in own.items() if v is not None}, ids,
+                   dtype_of(captures))  # fmt: skip
+
+
+def _written(given: "NameMap", captures: "Captures", path: Path, force: bool) -> "NameMap":
+    """Write a mapping; it names the arrays if they stand beside it or below."""
+    from dataclasses import replace
+
+    from aprfmt.formats.atomic import FileSet
+
+    try:
+        place = captures.path.resolve().relative_to(path.parent.resolve())
+        given = replace(given, captures=place.as_posix())
+    except ValueError:
+        given = replace(given, captures="")
+    with FileSet(force=force) as published:
+        published.create(path).write(given.text(path).encode())
+    return given
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print what each array was taken for, how it lies, and how certain that is."""
+    rows = []
+    for row in found["names"]:
+        distance = row.get("distance")
+        rows.append((
+            render.escape(row["name"]), str(row["shape"]), row["key"] or "-",
+            " ".join(row.get("layout", ())) + (f" rows {row['rows']}"
+                                               if row.get("rows", "all") != "all" else ""),
+            row.get("certainty") or "", "-" if distance is None else f"{distance:.3g}",
+            render.escape(row.get("why") or ""),
+        ))  # fmt: skip
+    render.table(rows, ("array", "shape", "point", "layout", "certainty", "distance", "why"),
+                 "lllllrl")  # fmt: skip
+    if found["file"]:
+        render.line(f"mapping: {render.escape(found['file'])} (correct it, then --mapping it)")

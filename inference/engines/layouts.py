@@ -1,0 +1,99 @@
+"""How an engine may lay a point's value out, and how it comes into ours: [tokens, ...].
+
+A layout is a chain of steps by name, applied in order; `shape` and the like are the target's.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.errors import FormatError
+
+Numbers = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A point's value in our layout: its shape in a pass over all tokens."""
+
+    shape: tuple[int, ...]
+    tokens: int
+
+
+def _unbatched(x: Numbers, target: Target) -> Numbers:
+    while x.ndim > 1 and x.shape[0] == 1 and x.ndim > len(target.shape):
+        x = x[0]
+    return x
+
+
+def _flat(x: Numbers, target: Target) -> Numbers:
+    """Read the values in the order in which they lie in memory."""
+    width = int(np.prod(target.shape[1:]))
+    return x.reshape(-1, *target.shape[1:]) if width and x.size % width == 0 else x
+
+
+def _heads_first(x: Numbers, target: Target) -> Numbers:
+    if len(target.shape) != 3:
+        raise ValueError("heads_first: the point has no axis of heads")
+    _, heads, dim = target.shape
+    return np.ascontiguousarray(x.reshape(heads, -1, dim).swapaxes(0, 1))
+
+
+def _transposed(x: Numbers, target: Target) -> Numbers:
+    """Read [width, tokens], as column-major libraries print it."""
+    width = int(np.prod(target.shape[1:]))
+    return np.ascontiguousarray(x.reshape(width, -1).T).reshape(-1, *target.shape[1:])
+
+
+def _dims_first(x: Numbers, target: Target) -> Numbers:
+    """Read [tokens, dim, heads]."""
+    if len(target.shape) != 3:
+        raise ValueError("dims_first: the point has no axis of heads")
+    _, heads, dim = target.shape
+    return np.ascontiguousarray(x.reshape(-1, dim, heads).swapaxes(1, 2))
+
+
+def _adjacent_pairs(x: Numbers, target: Target) -> Numbers:
+    """Read rotated pairs that stand side by side."""
+    y = x.reshape(-1, *target.shape[1:])
+    return np.concatenate([y[..., 0::2], y[..., 1::2]], axis=-1)
+
+
+STEPS: Mapping[str, Callable[[Numbers, Target], Numbers]] = {
+    "unbatch": _unbatched,
+    "reshape": _flat,
+    "heads_first": _heads_first,
+    "dims_first": _dims_first,
+    "transpose": _transposed,
+    "adjacent_pairs": _adjacent_pairs,
+}
+
+# The chains that are tried for a mapping, the plainest first.
+CHAINS: tuple[tuple[str, ...], ...] = (
+    ("unbatch", "reshape"),
+    ("unbatch", "heads_first"),
+    ("unbatch", "transpose"),
+    ("unbatch", "dims_first"),
+    ("unbatch", "reshape", "adjacent_pairs"),
+    ("unbatch", "heads_first", "adjacent_pairs"),
+)
+
+
+def laid_out(x: Numbers, chain: Sequence[str], target: Target, where: str) -> Numbers:
+    """Return values in our layout; FormatError where a step does not fit them."""
+    for name in chain:
+        if name not in STEPS:
+            raise FormatError(
+                f"{where}: layout {name[:40]!r} is not known; expected one of {', '.join(STEPS)}"
+            )
+        try:
+            x = STEPS[name](x, target)
+        except ValueError as error:
+            raise FormatError(
+                f"{where}: {list(x.shape)} cannot be read as {name} of {list(target.shape)}: "
+                f"{error}"
+            ) from None
+    return x

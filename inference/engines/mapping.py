@@ -1,0 +1,273 @@
+"""Mapping files: which dumped array is which capture point, and how it is laid out.
+
+A JSON file that `aprfmt trace --map` proposes and a person corrects. Given as a trace, it opens the
+arrays it names, in the folder it stands in:
+
+    {"aprfmt_mapping": 1, "captures": "dumps", "ids": [5, 80], "dtype": "float32",
+     "names": {"blk0.query": {"key": "L0.q", "layout": ["heads_first"], "rows": "last"},
+               "something": null}}
+
+`rows` are token positions, or `last`; `null` says that an array is no point.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from aprfmt.compare.thresholds import BASE
+from aprfmt.errors import FormatError, UsageError
+from aprfmt.formats.jsonio import dumps, load_file
+from aprfmt.inference.capture import parse_key
+from aprfmt.inference.engines.captures import MAX_JSON, Captures, is_folder_of_arrays, open_captures
+from aprfmt.inference.engines.collect import Collector
+from aprfmt.inference.engines.layouts import STEPS, Target, laid_out
+from aprfmt.inference.engines.modules import ModuleReader, parse_module
+from aprfmt.inference.engines.npz import arithmetic_of, is_scaled
+from aprfmt.inference.points import POINTS
+from aprfmt.inference.trace import Trace
+from aprfmt.inference.trace_file import Spool
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+MARK, SCHEMA = "aprfmt_mapping", 1
+BESIDE = "aprfmt-map.json"  # the mapping of the folder it stands in
+Rows = Literal["all", "last"] | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """One array: the key it is, its layout, the tokens of its rows; how sure that is."""
+
+    key: str
+    layout: tuple[str, ...] = ("unbatch", "reshape")
+    rows: Rows = "all"
+    certainty: str = ""
+    distance: float | None = None
+    why: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of a mapping file."""
+        rows = self.rows if isinstance(self.rows, str) else list(self.rows)
+        return {
+            "key": self.key, "layout": list(self.layout), "rows": rows,
+            "certainty": self.certainty, "distance": self.distance, "why": self.why,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class NameMap:
+    """A mapping file. `names` maps arrays to points, None: to none."""
+
+    names: Mapping[str, Mapped | None]
+    captures: str = ""
+    ids: tuple[int, ...] | None = None
+    dtype: str = "float32"
+
+    def text(self, where: Path) -> str:
+        """Return the file's text."""
+        rows = {name: None if row is None else row.to_json() for name, row in self.names.items()}
+        body = {
+            MARK: SCHEMA, "captures": self.captures,
+            "ids": None if self.ids is None else list(self.ids), "dtype": self.dtype, "names": rows,
+        }  # fmt: skip
+        dumps(body, str(where))  # raises for what JSON cannot hold
+        return json.dumps(body, indent=1, allow_nan=False) + "\n"
+
+
+def read_mapping(path: Path) -> NameMap:
+    """Read a mapping file; FormatError says which entry is wrong, and what was expected."""
+    said = load_file(path, MAX_JSON)
+    if not isinstance(said, dict) or said.get(MARK) != SCHEMA:
+        raise FormatError(f"{path}: is no mapping file: expected {MARK} {SCHEMA} and names")
+    rows, ids, dtype = said.get("names"), said.get("ids"), said.get("dtype", "float32")
+    if not isinstance(rows, dict):
+        raise FormatError(f"{path}: names: expected an object of array names")
+    if ids is not None and not _whole_numbers(ids):
+        raise FormatError(f"{path}: ids: expected a list of token ids, or null")
+    if dtype not in BASE:
+        raise FormatError(f"{path}: dtype {str(dtype)[:40]!r}; expected one of {', '.join(BASE)}")
+    captures = said.get("captures", "")
+    if not isinstance(captures, str):
+        raise FormatError(f"{path}: captures: expected the name of a file or folder")
+    names = {name: _entry(row, f"{path}: {name[:200]!r}") for name, row in rows.items()}
+    return NameMap(names, captures, None if ids is None else tuple(ids), dtype)
+
+
+def _whole_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 48 for n in value)
+
+
+def _entry(row: Any, where: str) -> Mapped | None:
+    if row is None:
+        return None
+    row = {"key": row} if isinstance(row, str) else row
+    if not isinstance(row, dict) or not isinstance(row.get("key"), str):
+        raise FormatError(f"{where}: expected null, a key like L0.q, or an object with a key")
+    try:
+        parse_key(row["key"])
+    except UsageError as error:
+        raise FormatError(f"{where}: {error}") from None
+    layout, rows = row.get("layout", ["unbatch", "reshape"]), row.get("rows", "all")
+    if not isinstance(layout, list) or not all(step in STEPS for step in layout):
+        raise FormatError(f"{where}: layout: expected a list of {', '.join(STEPS)}")
+    if rows not in ("all", "last") and not _whole_numbers(rows):
+        raise FormatError(f"{where}: rows: expected all, last, or a list of token positions")
+    said = {name: row[name] for name in ("certainty", "why") if isinstance(row.get(name), str)}
+    return Mapped(row["key"], tuple(layout), rows if isinstance(rows, str) else tuple(rows), **said)
+
+
+def is_mapped(path: Path) -> bool:
+    """Say whether a path is a mapping file, a folder that has one, or a folder of arrays."""
+    if path.is_dir():
+        return (path / BESIDE).is_file() or is_folder_of_arrays(path)
+    if not path.is_file() or path.suffix != ".json":
+        return False
+    with open(path, "rb") as file:
+        return f'"{MARK}"'.encode() in file.read(4096)
+
+
+@contextmanager
+def load_mapped(
+    path: Path, ids: Sequence[int] | None = None, model: "Model | None" = None
+) -> Iterator[Trace]:
+    """Open a mapping file, or a folder of arrays, as a trace.
+
+    Without a mapping, names are read as transformers' module paths and as our own keys.
+    """
+    beside = path / BESIDE if path.is_dir() else path
+    mapping = read_mapping(beside) if beside.is_file() else None
+    place = path if path.is_dir() else path.parent / _inside(mapping, path)
+    with open_captures(place) as captures:
+        with mapped_trace(captures, mapping, ids, model) as trace:
+            yield trace
+
+
+def _inside(mapping: NameMap | None, path: Path) -> str:
+    name = "" if mapping is None else mapping.captures
+    if not name or Path(name).is_absolute() or ".." in Path(name).parts:
+        raise FormatError(
+            f"{path}: captures is {name[:200]!r}; expected a file or folder beside the mapping file"
+        )
+    return name
+
+
+@contextmanager
+def mapped_trace(
+    captures: Captures, mapping: NameMap | None, ids: Sequence[int] | None,
+    model: "Model | None",
+) -> Iterator[Trace]:  # fmt: skip
+    """Read arrays as a trace, by a mapping or by their names."""
+    own = captures.ids
+    said = None if mapping is None or mapping.ids is None else list(mapping.ids)
+    known = own or said
+    tokens = known or (None if ids is None else [int(i) for i in ids])
+    dtype = dtype_of(captures) if mapping is None else mapping.dtype
+    with ExitStack() as stack:
+        collector = Collector(
+            stack.enter_context(Spool()), model, tokens=None if tokens is None else len(tokens),
+            dtype=dtype,
+        )  # fmt: skip
+        if mapping is None:
+            _by_name(captures, collector, model, tokens)
+        else:
+            _by_mapping(captures, collector, mapping, tokens)
+        run = {
+            "format": "captures", "path": str(captures.path), "ids": tokens,
+            "ids_given": known is None and tokens is not None,
+            "backend": {"backend": "captures"},
+        }  # fmt: skip
+        yield collector.trace(run)
+
+
+def dtype_of(captures: Captures) -> str:
+    """Return the arithmetic's dtype, as the arrays show it."""
+    return arithmetic_of({name: captures.dtypes[name] for name in captures.names}, captures.read)
+
+
+def _by_name(
+    captures: Captures, collector: Collector, model: "Model | None", tokens: list[int] | None
+) -> None:
+    """Take names that are transformers' module paths or our own keys."""
+    modules = ModuleReader(
+        collector, [name for name in captures.names if parse_module(name) is not None],
+        block=None if model is None else model.spec.block,
+        architecture="" if model is None else model.spec.name,
+        tokens=None if tokens is None else len(tokens),
+        scaled_embedding=is_scaled(captures.names, captures.read, model, tokens),
+    )  # fmt: skip
+    for name in captures.names:
+        try:
+            point, layer = parse_key(name)
+        except UsageError:
+            modules.add(name, captures.read(name))
+            continue
+        collector.add(point, layer, captures.read(name))
+
+
+def _by_mapping(
+    captures: Captures, collector: Collector, mapping: NameMap, tokens: list[int] | None
+) -> None:
+    shapes = {} if tokens is None or collector.hp is None else point_shapes(collector, len(tokens))
+    for name, row in mapping.names.items():
+        where = f"{captures.path}: {name[:200]!r}"
+        if name not in captures.shapes:
+            raise FormatError(f"{where}: the mapping names it, and there is no such array")
+        if row is None:
+            collector.unknown[name] = "no point, says the mapping"
+            continue
+        point, layer = parse_key(row.key)
+        values = captures.read(name)
+        if row.key in shapes:
+            values = laid_out(values, row.layout, Target(shapes[row.key], len(tokens or ())), where)
+        rows = None if isinstance(row.rows, str) else row.rows
+        if row.rows == "last" and tokens is not None:
+            rows = (len(tokens) - 1,)
+        axis = 1 if POINTS[point].rows == "scores" else 0
+        if rows is not None and (values.ndim <= axis or values.shape[axis] != len(rows)):
+            raise FormatError(
+                f"{where}: shape {list(values.shape)}; the mapping says {len(rows)} rows"
+            )
+        collector.add(point, layer, values, rows=rows)
+    for name in captures.names:
+        if name not in mapping.names:
+            collector.unknown[name] = "not in the mapping"
+
+
+def point_shapes(collector: Collector, tokens: int) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every point of the model in a pass, by key."""
+    assert collector.hp is not None
+    hp = collector.hp
+    value_dim = int(hp["value_head_dim"] or hp["head_dim"])
+    mla = bool(collector.known) and not collector.known["L0.kv_a"].absent
+    head = int(hp["head_dim"])
+    if mla:
+        head = int(hp["qk_nope_head_dim"]) + int(hp["qk_rope_head_dim"])
+    dims: dict[str, int] = {
+        "hidden_size": int(hp["hidden_size"]), "head_dim": head, "value_dim": value_dim,
+        "ffn_size": int(hp["ffn_size"] or 0), "vocab_size": int(hp["vocab_size"]),
+        "heads": int(hp["n_heads"]), "tokens": tokens, "keys": tokens, "1": 1,
+        "kv_heads": int(hp["n_heads"] if mla else hp["n_kv_heads"]),
+    }  # fmt: skip
+    found = {}
+    for key, instance in collector.known.items():
+        if not instance.absent:
+            parts = instance.point.shape.replace(" ", "").split(",")
+            sizes = [_size_of(part, {**hp, **dims}) for part in parts]
+            if None not in sizes:
+                found[key] = tuple(size for size in sizes if size is not None)
+    return found
+
+
+def _size_of(text: str, known: Mapping[str, Any]) -> int | None:
+    """Return the size of an axis: a name, or a sum or product of names; None if one is unknown."""
+    for sign, join in (("+", sum), ("*", math.prod)):
+        if sign in text:
+            parts = [_size_of(part, known) for part in text.split(sign)]
+            return None if None in parts else join(part for part in parts if part is not None)
+    value = known.get(text)
+    return int(value) if isinstance(value, (int, float)) else None

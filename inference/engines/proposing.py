@@ -1,0 +1,195 @@
+"""Proposes which dumped array is which point: by values first, then by names, layers and order.
+
+The model's own pass on the same tokens gives the value of every point. Each array of a fitting size
+is compared with each in every layout that is met in practice. An engine that computes something
+else agrees up to its fault only; behind it, arrays of one name pattern (`blk.{}.q`) are taken to be
+the point that most of the pattern's arrays are.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.errors import AprfmtError, UsageError
+from aprfmt.inference.capture import key_name, parse_key
+from aprfmt.inference.engines.captures import Captures
+from aprfmt.inference.engines.layouts import CHAINS, Target, laid_out
+from aprfmt.inference.engines.mapping import Mapped, NameMap
+from aprfmt.inference.engines.modules import Modules
+from aprfmt.inference.points import POINTS
+
+Numbers = NDArray[Any]
+EQUAL, ALIKE, FAINT = 1e-3, 0.1, 0.6  # relative distances: certain, likely, possible
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """An array read as a point: how far from the model's own value."""
+
+    key: str
+    layout: tuple[str, ...]
+    rows: Any
+    distance: float
+
+
+def propose(
+    captures: Captures, own: Mapping[str, Numbers], ids: Sequence[int], dtype: str = "float32"
+) -> NameMap:
+    """Return a proposed mapping; `own` are the model's values by key, in execution order."""
+    fits = {name: _fits(captures, name, own, len(ids)) for name in captures.names}
+    names: dict[str, Mapped | None] = dict.fromkeys(captures.names)
+    taken: set[str] = set()
+    for fit, name in sorted(
+        _best(fits, captures.names, list(own)), key=lambda row: row[0].distance
+    ):
+        again = _again(fits[name], taken)
+        if names[name] is None and not again and fit.key not in taken and fit.distance <= ALIKE:
+            names[name] = _mapped(fit)
+            taken.add(fit.key)
+    _by_pattern(names, fits, taken, captures)
+    _by_name(names, fits, taken, captures)
+    for name, row in names.items():
+        if row is not None or _again(fits[name], taken):
+            continue  # or the same values once more, as the next layer's input
+        rest = [fit for fit in fits[name] if fit.key not in taken and fit.distance <= FAINT]
+        if rest:
+            best = min(rest, key=lambda fit: fit.distance)
+            names[name] = replace(_mapped(best), certainty="possible")
+            taken.add(best.key)
+    return NameMap(names, captures.path.name, tuple(ids), dtype)
+
+
+def _again(fits: Sequence[Fit], taken: set[str]) -> bool:
+    """Say whether an array has the values of a point that another array has been taken for."""
+    return bool(fits) and fits[0].distance <= EQUAL and fits[0].key in taken
+
+
+def _mapped(fit: Fit) -> Mapped:
+    sure = "certain" if fit.distance <= EQUAL else "likely"
+    why = "the model's own values" if fit.distance <= EQUAL else "near the model's own values"
+    return Mapped(fit.key, fit.layout, fit.rows, sure, float(f"{fit.distance:.3g}"), why)
+
+
+def _fits(captures: Captures, name: str, own: Mapping[str, Numbers], tokens: int) -> list[Fit]:
+    """Return how an array fits every point of a fitting size, the best layout of each."""
+    shape = captures.shapes[name]
+    size = int(np.prod(shape, dtype=np.int64))
+    found: list[Fit] = []
+    values: Numbers | None = None
+    for key, mine in own.items():
+        if not size or size not in (mine.size, mine.size // max(tokens, 1)):
+            continue
+        if values is None:
+            values = captures.read(name)
+            if values.dtype.kind not in "fiu":
+                return []
+        best: Fit | None = None
+        for fit in _readings(values, key, mine, tokens, name):
+            if best is None or fit.distance < 0.9 * best.distance:
+                best = fit
+        if best is not None:
+            found.append(best)
+    return sorted(found, key=lambda fit: fit.distance)
+
+
+def _readings(values: Numbers, key: str, mine: Numbers, tokens: int, name: str) -> Iterator[Fit]:
+    axis = 1 if POINTS[parse_key(key)[0]].rows == "scores" else 0
+    target = Target(mine.shape, tokens)
+    for chain in CHAINS:
+        try:
+            read = laid_out(values, chain, target, name)
+        except AprfmtError:
+            continue
+        if read.size == mine.size:
+            yield Fit(key, chain, "all", _distance(read.reshape(mine.shape), mine))
+        elif axis == 0 and tokens > 1 and read.size == mine[-1].size:
+            yield Fit(key, chain, "last", _distance(read.reshape(mine[-1].shape), mine[-1]))
+
+
+def _distance(theirs: Numbers, mine: Numbers) -> float:
+    x, y = theirs.astype(np.float64), mine.astype(np.float64)
+    both = np.isfinite(x) & np.isfinite(y)
+    x, y = np.where(both, x, 0), np.where(both, y, 0)
+    return float(np.linalg.norm(x - y) / max(float(np.linalg.norm(y)), 1e-30))
+
+
+def _best(
+    fits: Mapping[str, list[Fit]], names: Sequence[str], keys: Sequence[str]
+) -> Iterator[tuple[Fit, str]]:
+    """Yield pairs; where several keys hold equal values, those in the order of the arrays first."""
+    place = {key: i for i, key in enumerate(keys)}
+    for at, name in enumerate(names):
+        for fit in fits[name]:
+            order = abs(at / max(len(names), 1) - place[fit.key] / max(len(keys), 1))
+            yield replace(fit, distance=fit.distance + 1e-9 * order), name
+
+
+def pattern(name: str) -> tuple[str, int] | None:
+    """Return a name with its first number left out, and the number; None without one."""
+    found = _NUMBER.search(name)
+    if found is None or len(found[0]) > 6:
+        return None
+    return f"{name[: found.start()]}{{}}{name[found.end() :]}", int(found[0])
+
+
+def _by_pattern(
+    names: dict[str, Mapped | None], fits: Mapping[str, list[Fit]], taken: set[str],
+    captures: Captures,
+) -> None:  # fmt: skip
+    """Give arrays of one name pattern the point that most of its arrays are, layer by layer."""
+    votes: dict[str, Counter[tuple[str, int]]] = {}
+    for name, row in names.items():
+        parts = pattern(name)
+        if parts is not None and row is not None and row.certainty == "certain":
+            point, layer = parse_key(row.key)
+            if layer >= 0:
+                votes.setdefault(parts[0], Counter())[point, layer - parts[1]] += 1
+    for name, row in names.items():
+        parts = pattern(name)
+        if parts is None or parts[0] not in votes or (row and row.certainty == "certain"):
+            continue
+        (point, shift), _ = votes[parts[0]].most_common(1)[0]
+        if parts[1] + shift >= 0:
+            _take(names, fits, taken, name, key_name(point, parts[1] + shift), "likely",
+                  f"its name is like those of {point} in other layers")  # fmt: skip
+
+
+def _by_name(
+    names: dict[str, Mapped | None], fits: Mapping[str, list[Fit]], taken: set[str],
+    captures: Captures,
+) -> None:  # fmt: skip
+    """Give the arrays that are left the point their name says: transformers' path, or our key."""
+    modules = Modules(captures.names)
+    for name, row in names.items():
+        if row is not None or _again(fits[name], taken):
+            continue
+        said = [key_name(found.point.name, found.layer) for found in modules.read(name)]
+        try:
+            parse_key(name)
+            said.append(name)
+        except UsageError:
+            pass
+        for key in said:
+            if names[name] is None:
+                _take(names, fits, taken, name, key, "possible", "its name says so")
+
+
+def _take(
+    names: dict[str, Mapped | None], fits: Mapping[str, list[Fit]], taken: set[str], name: str,
+    key: str, certainty: str, why: str,
+) -> None:  # fmt: skip
+    """Map an array to a key it fits by size, if no array that fits better has it."""
+    fit = next((fit for fit in fits[name] if fit.key == key), None)
+    row = names[name]
+    if fit is None or (key in taken and (row is None or row.key != key)):
+        return
+    if row is not None:
+        taken.discard(row.key)
+    names[name] = replace(_mapped(fit), certainty=certainty, why=why)
+    taken.add(key)
