@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.compare.causes import CAUSES
+from aprfmt.compare.causes import CAUSES, Verdict
 from aprfmt.compare.diffs import DiffReport, TensorDiff
 from aprfmt.compare.explain.foreign import foreign
 from aprfmt.compare.explain.reading import Reader
@@ -12,6 +12,8 @@ from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Share, Touched
 from aprfmt.model import Model
+
+EXACT = 1e-6  # relative distance beyond which an equal function was rounded otherwise
 
 
 def compare_tensors(
@@ -34,6 +36,8 @@ def compare_tensors(
     for finding, part in _findings(report, explained):
         found.add(_another(a, b, finding, part, found), part)
         done |= set(part.keys)
+        if finding.cause == "derived":
+            found.reason = f"derived: {finding.says}"
     for finding, part in _copies(rows):
         found.add(finding, part)
     left = [
@@ -151,7 +155,7 @@ def _findings(report: DiffReport, explained: set[str]) -> Iterator[tuple[CauseFo
                 group.cause,
                 group.text,
                 "tensor",
-                CAUSES[group.cause].verdict,
+                _verdict(group.cause, after),
                 where,
                 group.confirmed,
                 residual_before=max(before, default=None),
@@ -162,6 +166,12 @@ def _findings(report: DiffReport, explained: set[str]) -> Iterator[tuple[CauseFo
             ),
             Touched((), keys),
         )
+
+
+def _verdict(cause: str, after: Sequence[float]) -> Verdict:
+    """Return a cause's verdict; an equal function with roundings of its own is precision."""
+    verdict = CAUSES[cause].verdict
+    return "precision" if verdict == "same" and max(after, default=0.0) > EXACT else verdict
 
 
 def _copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[CauseFound, Touched]]:

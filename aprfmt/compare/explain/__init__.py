@@ -16,8 +16,11 @@ from aprfmt.compare.diffs import TensorDiff
 from aprfmt.compare.explain.case import Case, row_distances
 from aprfmt.compare.explain.compound import remainder, rereadings
 from aprfmt.compare.explain.context import Context
+from aprfmt.compare.explain.derived import with_derived
 from aprfmt.compare.explain.elsewhere import renamed
+from aprfmt.compare.explain.folds import with_folds
 from aprfmt.compare.explain.guesses import Explanation, Guess
+from aprfmt.compare.explain.joined import with_joined
 from aprfmt.compare.explain.reading import Reader, SomeRows
 from aprfmt.compare.explain.symmetry import with_symmetries
 from aprfmt.errors import AprfmtError
@@ -227,4 +230,6 @@ def explained(
             made.append(replace(row, explanation=found, cause=cause))
         else:
             made.append(row)
-    return with_symmetries(context, pairs, made)
+    for step in (with_symmetries, with_joined, with_folds, with_derived):
+        made = step(context, pairs, made)
+    return made

@@ -1,0 +1,77 @@
+"""Causes about tensors that were moved, cut, folded, merged or trained on."""
+
+from aprfmt.compare.causes.row import Cause
+
+MOVED = (
+    Cause(
+        "fused_order", "tensor", "bug",
+        "The rows of what is stored as one tensor (q, k and v; gate and up) stand in another "
+        "order: per head, per KV group, row by row, by shard, parts exchanged.",
+        "Every row of the parts together equals a row of the other side's, in another part.",
+        "One order of all rows makes the parts equal, biases included where they moved.",
+    ),
+    Cause(
+        "wrong_rows", "tensor", "bug",
+        "Rows, heads or experts hold the values of other ones: of a neighbour, another layer, or "
+        "one of them twice.",
+        "The differing rows equal other rows of the other side, which stand at their own place too.",
+        "Every differing row is found, to the bit, at the printed place.",
+    ),
+    Cause(
+        "function_of", "tensor", "bug",
+        "Values are a function of the other side's: reciprocals, squares, absolute values, "
+        "logarithms, a constant taken away.",
+        "One function of one variable relates all values.",
+        "Applying the function makes the tensors equal.",
+    ),
+    Cause(
+        "partial_fold", "tensor", "bug",
+        "Factors were folded into products and not taken out where they came from, or only into "
+        "some of what reads them.",
+        "The columns of products are multiplied by the norm's own weights, or by factors that "
+        "undo a change of the norm in some products only.",
+        "Undoing the fold makes the named products equal; the partner does not undo it.",
+    ),
+    Cause(
+        "partial_merge", "tensor", "bug",
+        "An adapter was merged into some shards, or some layers, only.",
+        "The difference of matrices is of low rank in one shard, and nothing differs in the others.",
+        "The rank of every difference, and the shards that hold the tensors.",
+    ),
+    Cause(
+        "derived", "identity", "not_comparable",
+        "One side was trained further, or an adapter of low rank was merged into it: other "
+        "weights, not a damaged copy.",
+        "All matrices (or an adapter's targets in all layers) differ and are related to the other "
+        "side's.",
+        "The rank of the differences is low everywhere, or nearly all matrices differ by a like "
+        "distance and correlate.",
+    ),
+    Cause(
+        "norm_folded", "tensor", "same",
+        "The weights of norms were multiplied into the products that read them, and set to one; "
+        "the function is equal.",
+        "Columns of products are multiplied by the norm's weights, and the norm is one everywhere.",
+        "Every product that reads the norm equals the other side's times the norm's weights.",
+    ),
+    Cause(
+        "scales_folded", "tensor", "same",
+        "Factors were moved from one tensor into the next (activation-aware scaling): the function "
+        "is equal.",
+        "Rows or norms are divided by factors, and columns of what reads them multiplied by them.",
+        "Every tensor that reads the factors undoes them.",
+    ),
+    Cause(
+        "padded_vocabulary", "tensor", "same",
+        "The embedding and the head have rows behind the vocabulary, which no token id reaches.",
+        "The first rows are equal, and the tokenizer has no ids for the others.",
+        "The rows of the shorter side are equal, and so are their logits.",
+    ),
+    Cause(
+        "paired_alike", "tensor", "same",
+        "Rows of q and k stand in the other order of rope's pairs, and rope turns the pairs of "
+        "that order: the function is equal.",
+        "q and k are permuted inside each head, and the rope style is the other one.",
+        "The rows permuted back are equal, in q and k alike, with the other rope style.",
+    ),
+)  # fmt: skip

@@ -1,0 +1,209 @@
+"""Overwritten ranges of bytes: how far they reach, what they hold now, and where that came from.
+
+A page of zeros, a sector written twice, a block of another tensor: everything outside is equal to
+the byte. What stands inside is looked for in all stored tensors of both files.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aprfmt.compare.diffs import Explanation
+from aprfmt.compare.explain.case import Case
+from aprfmt.compare.explain.places import alignment, in_file, told
+from aprfmt.compare.explain.stored import ANCHOR, bytes_of, layouts
+from aprfmt.compare.numbers import wide
+from aprfmt.tensors.runs import Bytes
+
+if TYPE_CHECKING:
+    from aprfmt.compare.explain.context import Context
+
+GAP = 64  # equal bytes in a row that do not end a range
+SPANS = 32  # ranges beyond which a tensor is not damaged but another one
+LEAST = 16  # bytes below which a range proves nothing
+SHARE = 0.5  # of a tensor's bytes that may be overwritten
+SEARCHED = 2 << 30  # bytes looked through, of both files
+STEP = 8 << 20
+WILD = 1e3  # values so much larger than the others are no weights
+SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes [start, stop) of B's tensor that differ, and what they hold, "" if that is not known."""
+
+    start: int
+    stop: int
+    holds: str = ""
+
+
+def ranges(case: Case) -> Iterator[Explanation]:
+    """Ask whether all but a few ranges of bytes are equal, and what stands in those."""
+    best: tuple[list[Span], Bytes, Bytes | bytes] | None = None
+    for a, b, _ in layouts(case):
+        found = _spans(a, b)
+        if found and (best is None or len(found) < len(best[0])):
+            best = found, b, a
+    if best is None or max(span.stop - span.start for span in best[0]) < LEAST:
+        return
+    spans, b, _ = best
+    spans = _with_content(case, spans, b)
+    known = [span for span in spans if span.holds]
+    sure = all(span.holds or _no_weights(case, span, b) for span in spans)
+    total = sum(span.stop - span.start for span in spans)
+    lines = [_line(case, span, b) for span in spans[:SHOWN]]
+    more = (f"{len(spans) - SHOWN} more ranges",) if len(spans) > SHOWN else ()
+    text = f"{total} of {len(b)} bytes are overwritten, in {len(spans)} range{'s' * (len(spans) > 1)}"
+    if known and len(known) < len(spans):
+        text += f"; of {len(known)} it is known with what"
+    yield Explanation(
+        "bit_rot", (case.key,),
+        ("all other bytes are equal: damage or an edit, no transformation", text, *lines, *more),
+        case.before.relative, 0.0, sure,
+    )  # fmt: skip
+
+
+def _line(case: Case, span: Span, b: Bytes) -> str:
+    logical = b is case.b.bytes or len(case.b.side.layout) == 0
+    where = told(case.b, span.start, span.stop) if logical else _stored_place(b, span)
+    return where + (f", {span.holds}" if span.holds else "")
+
+
+def _stored_place(b: Bytes, span: Span) -> str:
+    tensor, at = b.locate(span.start)
+    begin = tensor.info.offset + at
+    even = alignment(begin, begin + span.stop - span.start)
+    return (
+        f"bytes {begin:#x} to {begin + span.stop - span.start - 1:#x} of the file, in "
+        f"{tensor.info.name} at +{at:#x}, {span.stop - span.start} bytes"
+        + (f", aligned to {even}" if even else "")
+    )
+
+
+def _spans(a: Bytes | bytes, b: Bytes) -> list[Span]:
+    """Return the ranges of differing bytes; [] if they are too many or too much."""
+    import numpy as np
+
+    found: list[list[int]] = []
+    for start in range(0, len(b), STEP):
+        stop = min(len(b), start + STEP)
+        x = np.frombuffer(bytes_of(a, start, stop), np.uint8)
+        y = np.frombuffer(b.window(start, stop), np.uint8)
+        at = np.flatnonzero(x != y)
+        if not at.size:
+            continue
+        breaks = np.flatnonzero(np.diff(at) > GAP)
+        firsts = at[np.concatenate([[0], breaks + 1])] + start
+        lasts = at[np.concatenate([breaks, [at.size - 1]])] + start
+        if len(firsts) > SPANS:
+            return []
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            if found and first - found[-1][1] <= GAP:
+                found[-1][1] = last + 1
+            else:
+                found.append([first, last + 1])
+    if not found or len(found) > SPANS:
+        return []
+    if sum(stop - start for start, stop in found) > SHARE * len(b):
+        return []
+    return [Span(start, stop) for start, stop in found]
+
+
+def _with_content(case: Case, spans: list[Span], b: Bytes) -> list[Span]:
+    """Return the ranges with what they hold, where that is simple or stands elsewhere too."""
+    made, unknown = [], []
+    for span in spans:
+        text = _simple(bytes(b.window(span.start, span.stop)))
+        made.append(Span(span.start, span.stop, text))
+        if not text:
+            unknown.append(len(made) - 1)
+    if unknown:
+        searched = {i: bytes(b.window(made[i].start, made[i].stop)) for i in unknown[:8]}
+        for i, text in _elsewhere(case, searched, b, made).items():
+            made[i] = Span(made[i].start, made[i].stop, text)
+    return made
+
+
+def _simple(data: bytes) -> str:
+    """Return what a range holds: one byte everywhere, or a pattern that comes again."""
+    if set(data) == {0, 0x80}:
+        return "all zero, with signs"
+    if len(set(data)) == 1:
+        return "all zero" if not data[0] else f"all bytes {data[0]:#04x}"
+    for period in (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096):
+        if len(data) >= 3 * period and data[period:] == data[:-period]:
+            return f"{period} bytes over and over"
+    return ""
+
+
+def _elsewhere(
+    case: Case, searched: dict[int, bytes], b: Bytes, spans: list[Span]
+) -> dict[int, str]:
+    """Return where in either file these bytes stand a second time."""
+    needles = {}
+    for i, data in searched.items():
+        at = len(data) // 2 - min(ANCHOR, len(data)) // 2
+        needle = data[at : at + ANCHOR]
+        if len(set(needle)) >= 8:
+            needles[i] = at, needle
+    found: dict[int, str] = {}
+    left = SEARCHED
+    for label in ("b", "a"):
+        for tensor in _stored(case.context, label):
+            size = tensor.info.nbytes
+            if left < size or len(found) == len(needles):
+                return found
+            left -= size
+            for start in range(0, size, STEP):
+                window = bytes(tensor.raw(start, min(size, start + STEP + ANCHOR)))
+                for i, (at, needle) in needles.items():
+                    if i in found:
+                        continue
+                    own = b.locate(spans[i].start) if label == "b" else (None, 0)
+                    text = _match(tensor, start, window, needle, at, searched[i], own)
+                    if text:
+                        found[i] = f"bytes of {label.upper()}'s {text}"
+            tensor.drop()
+    return found
+
+
+def _match(tensor, start, window, needle, at, data, own) -> str:  # type: ignore[no-untyped-def]
+    """Return the place in a tensor that holds all of `data`; "" if there is none."""
+    here = window.find(needle)
+    while here >= 0:
+        begin = start + here - at
+        inside = begin >= 0 and begin + len(data) <= tensor.info.nbytes
+        if inside and not (own[0] is tensor and own[1] == begin):
+            if bytes(tensor.raw(begin, begin + len(data))) == data:
+                return f"{tensor.info.name} at +{begin:#x}"
+        here = window.find(needle, here + 1)
+    return ""
+
+
+def _stored(context: "Context", label: str):  # type: ignore[no-untyped-def]
+    """Return a model's stored tensors, each once."""
+    found = {}
+    for view in context.models[label].values():
+        for tensor in view.stored:
+            for part in tensor.parts.values() or (tensor,):
+                found[part.info.name] = part
+    return list(found.values())
+
+
+def _no_weights(case: Case, span: Span, b: Bytes) -> bool:
+    """Say whether a range of unknown origin cannot be meant: pages of a disk, or no sane values."""
+    import numpy as np
+
+    if b is case.b.bytes:
+        place = in_file(case.b, span.start, span.stop)
+        even = alignment(place[1], place[2]) if place is not None else 0
+        size = case.b.row_bytes or 1
+        if even >= 512 and (span.start % size or span.stop % size):
+            return True
+        if case.b.columns > 1 and case.b.row_bytes:
+            rows = np.arange(span.start // size, -(-span.stop // size))
+            x, y = wide(case.a.take(rows)), wide(case.b.take(rows))
+            usual = float(np.abs(x).max(initial=0.0))
+            wild = ~np.isfinite(y) | (np.abs(y) > WILD * usual)
+            return bool(wild.any())
+    return False
