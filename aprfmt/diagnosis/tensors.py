@@ -13,6 +13,7 @@ from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Share, Touched
 from aprfmt.model import Model
 
+PADDED = "padded_vocabulary"
 EXACT = 1e-6  # relative distance beyond which an equal function was rounded otherwise
 
 
@@ -164,8 +165,13 @@ def _findings(report: DiffReport, explained: set[str]) -> Iterator[tuple[CauseFo
                 values={"evidence": [list(row.evidence) for row in made[:8]]}
                 | ({"nonfinite": odd} if odd else {}),
             ),
-            Touched((), keys),
+            Touched(("vocab_size",) if group.cause == PADDED else (), keys),
         )
+
+
+def padded(rows: Sequence[TensorDiff]) -> bool:
+    """Say whether one side's vocabulary is the other's with rows behind it that no id reaches."""
+    return any(row.explanation is not None and row.explanation.cause == PADDED for row in rows)
 
 
 def _verdict(cause: str, after: Sequence[float]) -> Verdict:

@@ -288,7 +288,7 @@ def folded(plus: float = 0.0, *, norms: bool = True, only: Sequence[str] = (), f
     def one(found: files.Rows, name: str, readers: Sequence[str]) -> None:
         gain = files.values(found, name) + plus
         for reader in readers:
-            if not only or reader.rpartition(".")[0].endswith(tuple(only)):
+            if not only or reader.removesuffix(".weight").endswith(tuple(only)):
                 files.edit(reader, lambda x: x * gain)(found)
         if norms:
             files.edit(name, lambda x: np.full_like(x, 1 - plus))(found)
@@ -296,7 +296,8 @@ def folded(plus: float = 0.0, *, norms: bool = True, only: Sequence[str] = (), f
     def run(found: files.Rows) -> None:
         for at in (L0, L1, L2):
             for norm, readers in READS.items():
-                one(found, f"{at}{norm}.weight", [f"{at}{x}.weight" for x in readers])
+                if not only or norm == "post_attention_layernorm":
+                    one(found, f"{at}{norm}.weight", [f"{at}{x}.weight" for x in readers])
         if final and "lm_head.weight" in found:
             one(found, "model.norm.weight", ["lm_head.weight"])
 

@@ -67,11 +67,4 @@ MOVED = (
         "The first rows are equal, and the tokenizer has no ids for the others.",
         "The rows of the shorter side are equal, and so are their logits.",
     ),
-    Cause(
-        "paired_alike", "tensor", "same",
-        "Rows of q and k stand in the other order of rope's pairs, and rope turns the pairs of "
-        "that order: the function is equal.",
-        "q and k are permuted inside each head, and the rope style is the other one.",
-        "The rows permuted back are equal, in q and k alike, with the other rope style.",
-    ),
 )  # fmt: skip

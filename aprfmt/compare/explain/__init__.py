@@ -21,6 +21,7 @@ from aprfmt.compare.explain.elsewhere import renamed
 from aprfmt.compare.explain.folds import with_folds
 from aprfmt.compare.explain.guesses import Explanation, Guess
 from aprfmt.compare.explain.joined import with_joined
+from aprfmt.compare.explain.padding import with_padding
 from aprfmt.compare.explain.reading import Reader, SomeRows
 from aprfmt.compare.explain.symmetry import with_symmetries
 from aprfmt.errors import AprfmtError
@@ -230,6 +231,6 @@ def explained(
             made.append(replace(row, explanation=found, cause=cause))
         else:
             made.append(row)
-    for step in (with_symmetries, with_joined, with_folds, with_derived):
+    for step in (with_symmetries, with_joined, with_folds, with_padding, with_derived):
         made = step(context, pairs, made)
     return made

@@ -29,7 +29,6 @@ NEARLY_ALL = 0.5  # share of all matrices that a training changes at least
 RELATED = 0.2  # correlation of the values from which two tensors belong together
 SMALL = 64 << 20  # elements of a matrix up to which its difference is looked at
 EVERY_ROW = 0.5  # share of the rows that a merge or a training changes at least
-ENOUGH = 0.02  # relative size of the difference's rest that is not of the low rank
 
 
 @dataclass(frozen=True)
@@ -117,12 +116,15 @@ def _rank(delta: "Array", rounding: float) -> int:
     rng = np.random.default_rng(12)
     sketch = delta @ rng.standard_normal((delta.shape[1], limit + PROBES)).astype(np.float32)
     basis, _ = np.linalg.qr(delta @ (delta.T @ np.linalg.qr(sketch)[0]))
-    values = np.linalg.svd(basis.T @ delta, compute_uv=False).astype(np.float64)
+    inside = basis.T @ delta
+    missed = float(np.linalg.norm(delta - basis @ inside))
+    values = np.linalg.svd(inside, compute_uv=False).astype(np.float64)
     allowed = max(2 * rounding, 1e-5 * size)
     if allowed > 0.2 * size:
         return 0  # rounding hides the rank
-    kept = np.sqrt(np.maximum(size**2 - np.cumsum(values**2), 0.0))
-    enough = np.flatnonzero(kept <= allowed)
+    tails = np.sqrt(np.cumsum(values[::-1] ** 2)[::-1])
+    left = np.hypot(np.append(tails[1:], 0.0), missed)
+    enough = np.flatnonzero(left <= allowed)
     rank = int(enough[0]) + 1 if enough.size else 0
     return rank if rank <= limit else 0
 

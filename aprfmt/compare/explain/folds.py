@@ -299,11 +299,15 @@ def _kept(layer: Layer, changed: set[str]) -> dict[str, Explanation]:
         for label, factor in (("B", gain), ("A", 1 / gain)):
             chosen = [f"{role}.weight" for role in readers if layer.has(f"{role}.weight")]
             held = [role for role in chosen if layer.apart(role, layer.a[role] * factor) <= 1]
-            text = f"{label}'s products hold the weights of {norm}, which were not set to one there"
+            text = (
+                f"{label}'s products hold the weights of the norms that they read, which were not "
+                "set to one there"
+            )
             for role in held:
                 key = layer.start + role
                 found[key] = Explanation(
-                    "partial_fold", (key,), (text,), layer.distance(role, layer.a[role]),
+                    "partial_fold", (key,), (text, f"the weights of {norm}"),
+                    layer.distance(role, layer.a[role]),
                     layer.distance(role, layer.a[role] * factor), True,
                 )  # fmt: skip
     return found
