@@ -695,4 +695,9 @@ CONTROLS: tuple[Fault, ...] = (
           confidence="unconfirmed"),
 )  # fmt: skip
 
+# The rows of other files import from this one.
+from tests.diagnose.faults_moved import MOVED_CONTROLS, MOVED_FAULTS  # noqa: E402
+
+FILES = (*FILES, *MOVED_FAULTS)
+CONTROLS = (*CONTROLS, *MOVED_CONTROLS)
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in (*ENGINES, *FILES, *CONTROLS)}

@@ -214,6 +214,8 @@ def explained(
     results: Sequence[TensorDiff],
 ) -> list[TensorDiff]:
     """Return the records, with an explanation for every pair that differs and can be read."""
+    import numpy as np
+
     context = Context(a, b, base, {row.key: row for row in results})
     made = []
     for pair, row in zip(pairs, results, strict=True):
@@ -231,6 +233,7 @@ def explained(
             made.append(replace(row, explanation=found, cause=cause))
         else:
             made.append(row)
-    for step in (with_symmetries, with_joined, with_folds, with_padding, with_derived):
-        made = step(context, pairs, made)
+    with np.errstate(all="ignore"):  # misread values may overflow
+        for step in (with_symmetries, with_joined, with_folds, with_padding, with_derived):
+            made = step(context, pairs, made)
     return made

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 GAP = 64  # equal bytes in a row that do not end a range
 SPANS = 32  # ranges beyond which a tensor is not damaged but another one
-LEAST = 16  # bytes below which a range proves nothing
+LEAST = 64  # bytes below which a range proves nothing
 SHARE = 0.5  # of a tensor's bytes that may be overwritten
 SEARCHED = 2 << 30  # bytes looked through, of both files
 STEP = 8 << 20

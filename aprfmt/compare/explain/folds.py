@@ -102,6 +102,7 @@ class Fold:
     sources: tuple[str, ...]
     readers: tuple[str, ...]
     cause: str
+    kept: tuple[str, ...] = ()  # readers that are equal as they are: they undo nothing
 
 
 def with_folds(
@@ -146,8 +147,11 @@ def _of_layer(layer: Layer) -> dict[str, Explanation]:
     found: dict[str, Explanation] = {}
     for fold in folds:
         roles = (*fold.sources, *fold.readers)
-        good = all(layer.apart(role, layer.folded[role]) <= 1 for role in roles)
-        found |= _equal(layer, fold, roles) if good else _partial(layer, fold)
+        good = bool(fold.readers) and all(
+            layer.apart(role, layer.folded[role]) <= 1 for role in roles
+        )
+        if good:
+            found |= _partial(layer, fold) if fold.kept else _equal(layer, fold, roles)
     found |= _kept(layer, {role for fold in folds for role in fold.sources}) if not found else {}
     return found
 
@@ -170,10 +174,13 @@ def _norms(layer: Layer) -> Iterator[Fold]:
             sources.append(f"{norm}.bias")
         layer.folded[weight] = layer.b[weight]
         chosen = tuple(f"{role}.weight" for role in readers if layer.has(f"{role}.weight"))
+        kept = tuple(role for role in chosen if layer.apart(role, layer.a[role]) <= 1)
         for role in chosen:
-            layer.folded[role] = layer.folded[role] / factor
+            if role not in kept:
+                layer.folded[role] = layer.folded[role] / factor
         one = max(_away(a), 0.0) < 1e-3 or max(_away(b), 0.0) < 1e-3
-        yield Fold(tuple(sources), chosen, "norm_folded" if one else "scales_folded")
+        cause = "norm_folded" if one else "scales_folded"
+        yield Fold(tuple(sources), tuple(r for r in chosen if r not in kept), cause, kept)
 
 
 def _away(gain: "Array") -> float:
@@ -268,21 +275,16 @@ def _equal(layer: Layer, fold: Fold, roles: Sequence[str]) -> dict[str, Explanat
 
 def _partial(layer: Layer, fold: Fold) -> dict[str, Explanation]:
     """Return the explanation of a fold that some readers undo and others do not."""
-    undone = [role for role in fold.readers if layer.apart(role, layer.folded[role]) <= 1]
-    left = [role for role in fold.readers
-            if role not in undone and layer.apart(role, layer.a[role]) <= 1]  # fmt: skip
-    if not undone or not left or len(undone) + len(left) < len(fold.readers):
-        return {}
     text = (
-        f"factors were moved out of {fold.sources[0]} into {', '.join(undone)}, but not into "
-        f"{', '.join(left)}, which reads it too"
+        f"factors were moved out of {fold.sources[0]} into {', '.join(fold.readers)}, but not into "
+        f"{', '.join(fold.kept)}, which reads it too"
     )
     return {
         layer.start + role: Explanation(
             "partial_fold", (layer.start + role,), (text,), layer.distance(role, layer.a[role]),
             layer.distance(role, layer.folded[role]), True,
         )
-        for role in (*fold.sources, *undone)
+        for role in (*fold.sources, *fold.readers)
     }  # fmt: skip
 
 

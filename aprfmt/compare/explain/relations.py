@@ -9,6 +9,7 @@ from aprfmt.compare.explain.noise import UNIT
 from aprfmt.compare.numbers import wide
 
 PLAIN = 8.0  # the distance as stored must be so many times the rounding
+ONE = 0.05  # an offset so near 1 is a norm's (arithmetic.py)
 LEAST = 4  # values below which a function proves nothing
 
 
@@ -89,7 +90,7 @@ def _offset(case: Case, slack: float) -> Iterator[Guess]:
     value = float(np.median(apart))
     if abs(value) <= PLAIN * slack * usual or float(np.ptp(x)) <= PLAIN * slack * usual:
         return
-    if float(np.abs(apart - value).max()) > 4 * slack * usual:
+    if float(np.abs(apart - value).max()) > 4 * slack * usual or abs(abs(value) - 1) < ONE:
         return
     told = f"plus {value:.6g}" if value > 0 else f"minus {-value:.6g}"
     yield Guess(
