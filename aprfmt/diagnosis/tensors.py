@@ -37,7 +37,7 @@ def compare_tensors(
     for finding, part in _findings(report, explained):
         found.add(_another(a, b, finding, part, found), part)
         done |= set(part.keys)
-        if finding.cause == "derived":
+        if finding.verdict == "not_comparable":
             found.reason = f"derived: {finding.says}"
     for finding, part in _copies(rows):
         found.add(finding, part)
@@ -60,7 +60,7 @@ def not_finite(rows: Sequence[TensorDiff]) -> Iterator[Evidence]:
 
 def _another(a: Model, b: Model, finding: CauseFound, part: Touched, found: Levels) -> CauseFound:
     """Check whether a stale tensor may be a damaged one; if so, the finding is not confirmed."""
-    if finding.cause != "stale_tensor":
+    if finding.cause != "stale_tensor" or finding.confirmed:
         return finding
     sure = True
     for key in part.keys:

@@ -39,13 +39,19 @@ MOVED = (
         "The rank of every difference, and the shards that hold the tensors.",
     ),
     Cause(
+        "lora_merge", "identity", "not_comparable",
+        "An adapter of low rank was merged into one side, or once more than into the other: other "
+        "weights, derived from the same ones.",
+        "The differences of an adapter's targets have a low rank, in all layers; nothing else "
+        "differs.",
+        "The rank of every difference. Which side is meant, or whether it was merged twice, the "
+        "weights do not say.",
+    ),
+    Cause(
         "derived", "identity", "not_comparable",
-        "One side was trained further, or an adapter of low rank was merged into it: other "
-        "weights, not a damaged copy.",
-        "All matrices (or an adapter's targets in all layers) differ and are related to the other "
-        "side's.",
-        "The rank of the differences is low everywhere, or nearly all matrices differ by a like "
-        "distance and correlate.",
+        "One side was trained further: other weights, not a damaged copy.",
+        "Nearly all matrices differ and are related to the other side's.",
+        "Most matrices differ, by the printed distances, and correlate with the other side's.",
     ),
     Cause(
         "norm_folded", "tensor", "same",

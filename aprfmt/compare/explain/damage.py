@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from aprfmt.compare.diffs import Explanation
 from aprfmt.compare.explain.case import Case
-from aprfmt.compare.explain.places import alignment, in_file, told
+from aprfmt.compare.explain.foreign import foreign
+from aprfmt.compare.explain.places import alignment, in_file, numbered, told
+from aprfmt.compare.explain.reading import SomeRows
 from aprfmt.compare.explain.stored import ANCHOR, bytes_of, layouts
 from aprfmt.compare.numbers import wide
 from aprfmt.tensors.runs import Bytes
@@ -20,11 +22,12 @@ if TYPE_CHECKING:
 
 GAP = 64  # equal bytes in a row that do not end a range
 SPANS = 32  # ranges beyond which a tensor is not damaged but another one
-LEAST = 64  # bytes below which a range proves nothing
+LEAST = 16  # bytes below which a range proves nothing
+CONTENT = 64  # bytes from which what stands in a range says where it came from
 SHARE = 0.5  # of a tensor's bytes that may be overwritten
 SEARCHED = 2 << 30  # bytes looked through, of both files
 STEP = 8 << 20
-WILD = 1e3  # values so much larger than the others are no weights
+WILD = 30.0  # values so much larger than the largest of A's are no weights
 SHOWN = 4
 
 
@@ -44,9 +47,14 @@ def ranges(case: Case) -> Iterator[Explanation]:
         found = _spans(a, b)
         if found and (best is None or len(found) < len(best[0])):
             best = found, b, a
-    if best is None or max(span.stop - span.start for span in best[0]) < LEAST:
+    if best is None:
+        yield from _columns(case)
+        return
+    if max(span.stop - span.start for span in best[0]) < LEAST:
         return
     spans, b, _ = best
+    if b is case.b.bytes:
+        yield from _units(case, spans)
     spans = _with_content(case, spans, b)
     known = [span for span in spans if span.holds]
     sure = all(span.holds or _no_weights(case, span, b) for span in spans)
@@ -60,6 +68,72 @@ def ranges(case: Case) -> Iterator[Explanation]:
         "bit_rot", (case.key,),
         ("all other bytes are equal: damage or an edit, no transformation", text, *lines, *more),
         case.before.relative, 0.0, sure,
+    )  # fmt: skip
+
+
+def _units(case: Case, spans: list[Span]) -> Iterator[Explanation]:
+    """Ask for whole rows or experts that were never written, or left as they were once."""
+    import numpy as np
+
+    size = case.b.row_bytes or 0
+    if case.a.columns == 1 or not size:
+        return
+    one = size * case.shape[1] if len(case.shape) == 3 else size
+    firsts = [span.start // one for span in spans]
+    lasts = [-(-span.stop // one) for span in spans]
+    units = np.concatenate([np.arange(a, b) for a, b in zip(firsts, lasts, strict=True)])
+    rows = (units[:, None] * (one // size) + np.arange(one // size)).reshape(-1)
+    if len(rows) > SHARE * case.a.rows:
+        return
+    name = "expert" if len(case.shape) == 3 else "row"
+    shown = ", ".join(numbered(name, a, b) for a, b in zip(firsts, lasts, strict=True))
+    values = case.b.take(rows)
+    text = ""
+    if name == "expert" and not values.any():
+        text = f"{shown}: B holds 0 there, and was never filled"
+    elif all(_whole(case, span, one) for span in spans):
+        judged = foreign(SomeRows(case.a, rows), SomeRows(case.b, rows))
+        if judged.sure:
+            text = f"{shown}: other values, as of another state of training: {judged.says}"
+    if text:
+        more = f"all {case.a.rows - len(rows)} other rows are equal to the byte"
+        yield Explanation("stale_tensor", (case.key,), (text, more), case.before.relative, 0.0,
+                          True)  # fmt: skip
+
+
+def _whole(case: Case, span: Span, one: int) -> bool:
+    """Say whether a range reaches from near the first to near the last byte of whole units."""
+    return span.start % one < GAP and -span.stop % one < GAP
+
+
+def _columns(case: Case) -> Iterator[Explanation]:
+    """Ask whether some columns alone differ, and were never filled."""
+    import numpy as np
+
+    columns = case.a.columns
+    if columns == 1 or case.a.rows != case.b.rows or case.a.encoding != case.b.encoding:
+        return
+    apart = np.zeros(columns, bool)
+    held = np.zeros(columns, bool)
+    for rows in case.windows(None):
+        x, y = case.a.take(rows), case.b.take(rows)
+        apart |= (x != y).any(axis=0)
+        held |= (y != 0).any(axis=0)
+        if apart.mean() > SHARE:
+            return
+    if not apart.any() or held[apart].any():
+        return
+    chosen = np.flatnonzero(apart)
+    ends = np.flatnonzero(np.diff(chosen) != 1)
+    firsts, lasts = chosen[np.append(0, ends + 1)], chosen[np.append(ends, len(chosen) - 1)]
+    shown = ", ".join(
+        numbered("column", first, last + 1)
+        for first, last in zip(firsts.tolist()[:SHOWN], lasts.tolist()[:SHOWN], strict=True)
+    )
+    text = f"{shown}: B holds 0 there, in every row, and was never filled"
+    yield Explanation(
+        "stale_tensor", (case.key,), (text, f"the other {columns - len(chosen)} columns are equal"),
+        case.before.relative, 0.0, True,
     )  # fmt: skip
 
 
@@ -113,9 +187,11 @@ def _with_content(case: Case, spans: list[Span], b: Bytes) -> list[Span]:
     """Return the ranges with what they hold, where that is simple or stands elsewhere too."""
     made, unknown = [], []
     for span in spans:
-        text = _simple(bytes(b.window(span.start, span.stop)))
+        text = ""
+        if span.stop - span.start >= CONTENT:
+            text = _simple(bytes(b.window(span.start, span.stop)))
         made.append(Span(span.start, span.stop, text))
-        if not text:
+        if not text and span.stop - span.start >= CONTENT:
             unknown.append(len(made) - 1)
     if unknown:
         searched = {i: bytes(b.window(made[i].start, made[i].stop)) for i in unknown[:8]}

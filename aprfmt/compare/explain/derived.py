@@ -168,9 +168,10 @@ def _last_layers(matrices: Sequence[TensorDiff], changes: Sequence[Change]) -> b
     return bool(whole) and whole == touched == set(range(first, max(layers) + 1))
 
 
-def _derived(change: Change, text: str) -> Explanation:
-    line = f"{change.size:.3g} of the norm, correlation {change.related:.3g}"
-    return Explanation("derived", (change.key,), (text, line), change.size, None, True)
+def _derived(change: Change, text: str, cause: str = "derived") -> Explanation:
+    rank = f"rank {change.rank}, " if change.rank else ""
+    line = f"{rank}{change.size:.3g} of the norm, correlation {change.related:.3g}"
+    return Explanation(cause, (change.key,), (text, line), change.size, None, True)
 
 
 def _merged(
@@ -189,7 +190,7 @@ def _merged(
             f"B - A has {rank} in every {named(keys)}, {size}, and nothing else of the kind "
             "differs: an adapter was merged into one side (or once more than into the other)"
         )
-        return {change.key: _derived(change, text) for change in low}
+        return {change.key: _derived(change, text, "lora_merge") for change in low}
     for label in ("b", "a"):
         shards = _shards(pairs, targets, label)
         own = {shard for key in keys for shard in shards[key]}
@@ -202,11 +203,26 @@ def _merged(
             )
             return {change.key: _partly(change, text, True) for change in low}
     left = sorted(targets - keys)
+    sure = _run_of_layers(targets, keys)
     text = (
         f"B - A has {rank}, {size}, in {named(sorted(keys))}, and is zero in {named(left)}: an "
         "adapter merged into some of its targets, or made for these alone"
     )
-    return {change.key: _partly(change, text, False) for change in low}
+    return {change.key: _partly(change, text, sure) for change in low}
+
+
+def _run_of_layers(targets: Iterable[str], keys: set[str]) -> bool:
+    """Say whether the merge took all targets of the first, or of the last, layers: as shards go."""
+    layers: dict[int, set[str]] = {}
+    for key in targets:
+        layer, _ = split_role(key)
+        if layer is None:
+            return False
+        layers.setdefault(layer, set()).add(key)
+    whole = sorted(layer for layer, own in layers.items() if own <= keys)
+    touched = sorted(layer for layer, own in layers.items() if own & keys)
+    every = sorted(layers)
+    return whole == touched and whole in (every[: len(whole)], every[-len(whole) :])
 
 
 def _partly(change: Change, text: str, sure: bool) -> Explanation:

@@ -155,6 +155,11 @@ def _named(case: Case, found: Found) -> Iterator[Guess]:
     for heads, way, p in permutation.pairings(case, found) if rotated else ():
         yield _paired(case, found, heads, way, p, what)
         break
+    right = right_heads(case, found.count)
+    for _, words, p in permutation.regrouped(case, found, right) if rotated and right else ():
+        text = f"{what} reordered with the wrong head count: adjacent pairs {words}"
+        yield _guess("gqa_mapping", (text,), case, found.axis, p)
+        break
     if not whole:
         return
     yield from _in_blocks(case, found)
