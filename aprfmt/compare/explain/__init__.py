@@ -114,7 +114,7 @@ def _tried(case: Case, *, shapes: bool = False, part: bool = False) -> Tried | N
         if not case.holds_on_sample(guess):
             continue
         if not budget:
-            break
+            continue  # no more passes; what was found without one may still be said
         budget -= 1
         found = _confirmed(case, guess, shapes)
         if found is not None and found.confirmed:

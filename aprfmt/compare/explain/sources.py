@@ -110,11 +110,13 @@ def sources(pool: Reader, rows: Reader, own: int, slack: float) -> "Array | None
     if slack == 0:
         theirs = pool.hashes if isinstance(pool, Joined) else hashes(pool)
         return _by_hash(hashes(rows), theirs, expected)
-    if max(pool.rows, rows.rows) > MATCHED or pool.columns == 1:
+    if max(pool.rows, rows.rows) > MATCHED:
         return None
     x, y = wide(rows.whole), wide(pool.whole)
     rows.drop()
     pool.drop()
+    if pool.columns == 1:
+        return _by_value(x.reshape(-1), y.reshape(-1), expected, 2 * slack + 1e-6)
     if rows.columns > 64:  # as many random projections say as much, and cost less
         onto = np.random.default_rng(16).standard_normal((rows.columns, 32))
         x, y = np.nan_to_num(x) @ onto, np.nan_to_num(y) @ onto
@@ -126,6 +128,21 @@ def sources(pool: Reader, rows: Reader, own: int, slack: float) -> "Array | None
         <= (2 * slack + 1e-6) * np.linalg.norm(x[stays], axis=1)
     )  # fmt: skip
     return np.where(near, expected, found)
+
+
+def _by_value(x: "Array", y: "Array", expected: "Array", slack: float) -> "Array":
+    """Return the nearest value of `y` for every value of `x`, -1 where none is near enough."""
+    import numpy as np
+
+    order = np.argsort(y, kind="stable")
+    at = np.clip(np.searchsorted(y[order], x), 1, len(y) - 1)
+    below, above = order[at - 1], order[at]
+    found = np.where(np.abs(y[below] - x) <= np.abs(y[above] - x), below, above)
+    limit = slack * np.abs(x)
+    found = np.where((np.abs(y[found] - x) <= limit) & (x != 0), found, -1)
+    inside = expected < len(y)
+    stays = inside & (np.abs(y[np.minimum(expected, len(y) - 1)] - x) <= limit)
+    return np.where(stays, expected, found)
 
 
 def _by_hash(mine: "Array", theirs: "Array", expected: "Array") -> "Array":
