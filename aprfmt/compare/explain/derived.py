@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
 MOST_RANK = 256  # the largest rank looked for
+FIRST = 24  # rank that is looked for first
+FULL = 0.9  # share of a difference outside such a sketch from which its rank is not low
 PROBES = 16  # columns more than the rank that a sketch has
 SHARE = 0.25  # of a matrix's smaller side that a low rank has at most
 FEW = 3  # differing matrices that are a fault rather than a training
@@ -113,15 +115,20 @@ def _rank(delta: "Array", rounding: float) -> int:
     limit = int(min(MOST_RANK, SHARE * min(delta.shape)))
     if limit < 1 or not size > 0:
         return 0
-    rng = np.random.default_rng(12)
-    sketch = delta @ rng.standard_normal((delta.shape[1], limit + PROBES)).astype(np.float32)
-    basis, _ = np.linalg.qr(delta @ (delta.T @ np.linalg.qr(sketch)[0]))
-    inside = basis.T @ delta
-    missed = float(np.linalg.norm(delta - basis @ inside))
-    values = np.linalg.svd(inside, compute_uv=False).astype(np.float64)
     allowed = max(2 * rounding, 1e-5 * size)
     if allowed > 0.2 * size:
         return 0  # rounding hides the rank
+    for tried in dict.fromkeys((min(FIRST, limit), limit)):
+        rng = np.random.default_rng(12)
+        probes = rng.standard_normal((delta.shape[1], tried + PROBES)).astype(np.float32)
+        basis, _ = np.linalg.qr(delta @ probes)
+        inside = basis.T @ delta
+        missed = float(np.linalg.norm(delta - basis @ inside))
+        if missed <= allowed or missed > FULL * size:
+            break
+    if missed > allowed:
+        return 0
+    values = np.linalg.svd(inside, compute_uv=False).astype(np.float64)
     tails = np.sqrt(np.cumsum(values[::-1] ** 2)[::-1])
     left = np.hypot(np.append(tails[1:], 0.0), missed)
     enough = np.flatnonzero(left <= allowed)

@@ -87,6 +87,15 @@ class Layer:
         own = np.maximum(np.linalg.norm(y, axis=0), float(norm) / y.shape[1] ** 0.5 / 100)
         return max(whole, float((np.linalg.norm(delta, axis=0) / own).max()) / (slack * STRAY))
 
+    def near(self, role: str, factor: "Array") -> bool:
+        """Say whether a few rows of B are A's times a factor of every column."""
+        import numpy as np
+
+        x, y = (v[role].reshape(-1, v[role].shape[-1]) for v in (self.a, self.b))
+        rows = np.linspace(0, len(x) - 1, min(8, len(x))).astype(np.int64)
+        away = np.linalg.norm(x[rows] * factor - y[rows])
+        return bool(away <= STRAY * self.slack(role) * np.linalg.norm(y[rows]))
+
     def distance(self, role: str, value: "Array") -> float:
         """Return ||value - B|| / ||B||."""
         import numpy as np
@@ -174,7 +183,8 @@ def _norms(layer: Layer) -> Iterator[Fold]:
             sources.append(f"{norm}.bias")
         layer.folded[weight] = layer.b[weight]
         chosen = tuple(f"{role}.weight" for role in readers if layer.has(f"{role}.weight"))
-        kept = tuple(role for role in chosen if layer.apart(role, layer.a[role]) <= 1)
+        kept = tuple(role for role in chosen if layer.near(role, np.ones(1))
+                     and layer.apart(role, layer.a[role]) <= 1)  # fmt: skip
         for role in chosen:
             if role not in kept:
                 layer.folded[role] = layer.folded[role] / factor
@@ -300,7 +310,8 @@ def _kept(layer: Layer, changed: set[str]) -> dict[str, Explanation]:
             continue
         for label, factor in (("B", gain), ("A", 1 / gain)):
             chosen = [f"{role}.weight" for role in readers if layer.has(f"{role}.weight")]
-            held = [role for role in chosen if layer.apart(role, layer.a[role] * factor) <= 1]
+            held = [role for role in chosen if layer.near(role, factor)
+                    and layer.apart(role, layer.a[role] * factor) <= 1]  # fmt: skip
             text = (
                 f"{label}'s products hold the weights of the norms that they read, which were not "
                 "set to one there"
