@@ -81,6 +81,8 @@ class Case:
         """The sample, or rows that differ (evenly spread) if none of the sample's does."""
         import numpy as np
 
+        if self.a.rows != self.b.rows or self.a.columns != self.b.columns:
+            return self.sample
         near = row_distances(self.sample_a, self.sample_b) <= self.slack()
         if not near.all() or not len(self.changed_rows):
             return self.sample
