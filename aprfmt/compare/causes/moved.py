@@ -14,7 +14,7 @@ MOVED = (
         "wrong_rows", "tensor", "bug",
         "Rows, heads or experts hold the values of other ones: of a neighbour, another layer, or "
         "one of them twice.",
-        "The differing rows equal other rows of the other side, which stand at their own place too.",
+        "The differing rows equal other rows of the other side, which stand there as well.",
         "Every differing row is found, to the bit, at the printed place.",
     ),
     Cause(
@@ -35,7 +35,7 @@ MOVED = (
     Cause(
         "partial_merge", "tensor", "bug",
         "An adapter was merged into some shards, or some layers, only.",
-        "The difference of matrices is of low rank in one shard, and nothing differs in the others.",
+        "Differences of low rank in one shard's matrices, none in the others'.",
         "The rank of every difference, and the shards that hold the tensors.",
     ),
     Cause(

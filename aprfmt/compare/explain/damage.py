@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aprfmt.base.protocols import LazyTensor
 from aprfmt.compare.diffs import Explanation
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.foreign import foreign
@@ -33,7 +34,7 @@ SHOWN = 4
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes [start, stop) of B's tensor that differ, and what they hold, "" if that is not known."""
+    """Bytes [start, stop) of B's tensor that differ, and what they hold ("": not known)."""
 
     start: int
     stop: int
@@ -63,7 +64,9 @@ def ranges(case: Case) -> Iterator[Explanation]:
     total = sum(span.stop - span.start for span in spans)
     lines = [_line(case, span, b) for span in spans[:SHOWN]]
     more = (f"{len(spans) - SHOWN} more ranges",) if len(spans) > SHOWN else ()
-    text = f"{total} of {len(b)} bytes are overwritten, in {len(spans)} range{'s' * (len(spans) > 1)}"
+    text = (
+        f"{total} of {len(b)} bytes are overwritten, in {len(spans)} range{'s' * (len(spans) > 1)}"
+    )
     if known and len(known) < len(spans):
         text += f"; of {len(known)} it is known with what"
     yield Explanation(
@@ -106,7 +109,9 @@ def _values(case: Case) -> Iterator[Explanation]:
             + f": in {numbered('row', int(rows[0]), int(rows[-1]) + 1)}"
         )  # fmt: skip
     size = case.shape[1] * width if len(case.shape) == 3 else 0
-    stale = size and sure and all(start % size < GAP and -stop % size < GAP for start, stop in found)
+    stale = (
+        size and sure and all(start % size < GAP and -stop % size < GAP for start, stop in found)
+    )
     general = "all other values are within the rounding of the coarser encoding"
     experts = ", ".join(
         numbered("expert", start // size, -(-stop // size)) for start, stop in found if size
@@ -284,7 +289,9 @@ def _elsewhere(
                 for i, (at, needle) in needles.items():
                     if i in found:
                         continue
-                    own = b.locate(spans[i].start) if label == "b" else (None, 0)
+                    own: tuple[LazyTensor | None, int] = (None, 0)
+                    if label == "b":
+                        own = b.locate(spans[i].start)
                     text = _match(tensor, start, window, needle, at, searched[i], own)
                     if text:
                         found[i] = f"bytes of {label.upper()}'s {text}"
@@ -292,7 +299,15 @@ def _elsewhere(
     return found
 
 
-def _match(tensor, start, window, needle, at, data, own) -> str:  # type: ignore[no-untyped-def]
+def _match(
+    tensor: LazyTensor,
+    start: int,
+    window: bytes,
+    needle: bytes,
+    at: int,
+    data: bytes,
+    own: tuple[LazyTensor | None, int],
+) -> str:
     """Return the place in a tensor that holds all of `data`; "" if there is none."""
     here = window.find(needle)
     while here >= 0:
@@ -305,9 +320,9 @@ def _match(tensor, start, window, needle, at, data, own) -> str:  # type: ignore
     return ""
 
 
-def _stored(context: "Context", label: str):  # type: ignore[no-untyped-def]
+def _stored(context: "Context", label: str) -> list[LazyTensor]:
     """Return a model's stored tensors, each once."""
-    found = {}
+    found: dict[str, LazyTensor] = {}
     for view in context.models[label].values():
         for tensor in view.stored:
             for part in tensor.parts.values() or (tensor,):

@@ -162,7 +162,7 @@ def _explained(
 
 
 def _last_layers(matrices: Sequence[TensorDiff], changes: Sequence[Change]) -> bool:
-    """Say whether all matrices of some layers changed, up to the last layer: the others were kept."""
+    """Say whether all matrices of some layers changed, up to the last layer, and no others."""
     layers: dict[int, set[str]] = {}
     for row in matrices:
         layer, _ = split_role(row.key)
@@ -184,7 +184,7 @@ def _derived(change: Change, text: str, cause: str = "derived") -> Explanation:
 def _merged(
     pairs: Mapping[str, TensorPair], matrices: Sequence[TensorDiff], low: Sequence[Change]
 ) -> dict[str, Explanation]:
-    """Return the explanation of differences of low rank: of all targets, or of some shards' only."""
+    """Return the explanation of differences of low rank: of all targets, or of some only."""
     keys = {change.key for change in low}
     roles = {split_role(key)[1] for key in keys}
     targets = {row.key for row in matrices if split_role(row.key)[1] in roles}

@@ -37,8 +37,13 @@ LINEAR = (("attn_v", "attn_output"), ("ffn_up", "ffn_down"), ("ffn_up_exps", "ff
 ALONE = ("scale", "stale_tensor", "function_of", "norm_offset", "bit_rot", "quantisation")
 LEAST = 1e-6  # relative distance that float32 arithmetic makes
 STRAY = 4.0  # a column so many roundings away was not undone
-NORMS = "the weights of norms stand in the products that read them, and the norms are one: the function is equal"
-SCALES = "factors were moved from one tensor into the next, which undoes them: the function is equal"
+NORMS = (
+    "the weights of norms stand in the products that read them, and the norms are one: the "
+    "function is equal"
+)
+SCALES = (
+    "factors were moved from one tensor into the next, which undoes them: the function is equal"
+)
 
 
 @dataclass
@@ -228,7 +233,7 @@ def _moved(layer: Layer, role: str, factor: "Array") -> bool:
 
 
 def _rows(layer: Layer) -> Iterator[Fold]:
-    """Multiply rows by what they changed by, the reader's columns by the inverse; yield the folds."""
+    """Multiply rows by what they changed by, the reader's columns by the inverse; yield these."""
     import numpy as np
 
     hyper, block = layer.context.hyper[0], layer.context.models["a"].spec.block

@@ -1,7 +1,7 @@
 """The orders in which writers lay fused tensors: by part, by head, by group, row by row, by shard.
 
-An order is the number of the canonical row (all of the first part, then all of the second, ...) that
-stands at each place.
+An order has, for each place, the number of the canonical row that stands there: canonical is all of
+the first part, then all of the second, and so on.
 """
 
 from collections.abc import Iterator, Sequence

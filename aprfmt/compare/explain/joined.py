@@ -88,12 +88,16 @@ def _of_layer(
     order = _order(context, rows, family, weights)
     if order is not None and weights is not None:
         found = _explained(weights, order, ())
-        apart = biases is not None and any(rows[key].verdict == "DIFFERENT" for key in _keys(biases))
+        apart = biases is not None and any(
+            rows[key].verdict == "DIFFERENT" for key in _keys(biases)
+        )
         if biases is None:
             return found
         if not apart:
             note = ("the biases stand as in A",)
-            return {key: replace(row, evidence=(*row.evidence, *note)) for key, row in found.items()}
+            return {
+                key: replace(row, evidence=(*row.evidence, *note)) for key, row in found.items()
+            }
         alike = _explained(biases, order, ("the biases moved with the weights",))
         return found | alike
     order = _order(context, rows, family, biases)
@@ -115,8 +119,8 @@ def _case(
         readers.append((Reader(pair.a), Reader(pair.b)))
     if len({(row.columns, len(row.shape)) for row, _ in readers}) != 1:
         return None
-    case = Case(keys[0], Joined(keys, [a for a, _ in readers]), Joined(keys, [b for _, b in readers]),
-                context)  # fmt: skip
+    first, second = (Joined(keys, [pair[side] for pair in readers]) for side in (0, 1))
+    case = Case(keys[0], first, second, context)
     case.known = False
     return case
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from aprfmt.compare.diffs import Explanation
@@ -75,7 +76,7 @@ def _runs(places: "Array", at: "Array") -> Iterator[tuple[int, int, int]]:
 
     breaks = np.flatnonzero(np.diff(places) != 1) + 1
     edges = [0, *breaks.tolist(), len(places)]
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         yield from ((start + first, source, n) for first, source, n in runs(at[start:stop]))
 
 
@@ -92,7 +93,9 @@ def _told(case: Case, found: list[Run]) -> str:
         ]  # fmt: skip
         return "; ".join(pairs[:SHOWN])
     if all(run.key == case.key for run in found):
-        return "rows of B are other rows of the same tensor of A, which stand at their own place too"
+        return (
+            "rows of B are other rows of the same tensor of A, which stand at their own place too"
+        )
     return "rows of B are rows of other tensors of A"
 
 

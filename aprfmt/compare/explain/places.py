@@ -1,4 +1,4 @@
-"""Where bytes of a tensor are: rows, experts, the offset in the file, and what that is a multiple of."""
+"""Where bytes of a tensor are: rows, experts, the offset in the file and its alignment."""
 
 from aprfmt.compare.explain.reading import Reader
 
@@ -28,13 +28,10 @@ def told(side: Reader, start: int, stop: int) -> str:
     else:
         name, begin, end = found
         even = alignment(begin, end)
-        where = f"bytes {begin:#x} to {end - 1:#x} of the file, in {name} at +{begin - _at(side, start):#x}"
+        inside = begin - side.bytes.locate(start)[0].info.offset
+        where = f"bytes {begin:#x} to {end - 1:#x} of the file, in {name} at +{inside:#x}"
         where += f", {end - begin} bytes" + (f", aligned to {even}" if even else "")
     return where + units(side, start, stop)
-
-
-def _at(side: Reader, start: int) -> int:
-    return side.bytes.locate(start)[0].info.offset
 
 
 def units(side: Reader, start: int, stop: int) -> str:

@@ -1,12 +1,17 @@
-"""Values that are a function of the other side's: reciprocals, logarithms, a constant taken away."""
+"""Values that are a function of the other side's: reciprocals, logarithms, less a constant."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Guess, Take
 from aprfmt.compare.explain.noise import UNIT
+from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.numbers import wide
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
 
 PLAIN = 8.0  # the distance as stored must be so many times the rounding
 ONE = 0.05  # an offset so near 1 is a norm's (arithmetic.py)
@@ -21,10 +26,11 @@ class Function:
     of: Take
 
 
-def _softplus(x):  # type: ignore[no-untyped-def]
+def _softplus(x: "Array") -> "Array":
     import numpy as np
 
-    return np.logaddexp(0.0, x)
+    found: Array = np.logaddexp(0.0, x)
+    return found
 
 
 def _functions() -> tuple[Function, ...]:
@@ -52,14 +58,16 @@ def function_of(case: Case) -> Iterator[Guess]:
     if a.encoding not in UNIT or b.encoding not in UNIT or x.size < LEAST:
         return
     slack = 4 * case.slack(moved=False) + 1e-6
-    if not case.before.relative > PLAIN * slack or not (np.isfinite(x).all() and np.isfinite(y).all()):
+    if not case.before.relative > PLAIN * slack or not (
+        np.isfinite(x).all() and np.isfinite(y).all()
+    ):
         return
     for fine, coarse, one, other in ((x, y, "B", "A"), (y, x, "A", "B")):
         for function in _functions():
             if not _near(function.of(fine), coarse, slack):
                 continue
             source, apply = (a if one == "B" else b), function.of
-            made = lambda rows, s=source, f=apply: f(wide(s.take(rows)))  # noqa: E731
+            made = _applied(source, apply)
             yield Guess(
                 "function_of", (f"{one}'s values are {function.says} {other}'s",),
                 made if one == "B" else a.take, b.take if one == "B" else made, slack=slack,
@@ -67,7 +75,11 @@ def function_of(case: Case) -> Iterator[Guess]:
     yield from _offset(case, slack)
 
 
-def _near(made, wanted, slack: float) -> bool:  # type: ignore[no-untyped-def]
+def _applied(source: Reader, function: Take) -> Take:
+    return lambda rows: function(wide(source.take(rows)))
+
+
+def _near(made: "Array", wanted: "Array", slack: float) -> bool:
     """Say whether two samples agree, in norm and value by value."""
     import numpy as np
 
@@ -113,7 +125,9 @@ def prefix(case: Case) -> Iterator[Guess]:
     part = wide(small.whole).reshape(-1)
     every = wide(large.whole).reshape(-1)
     limit = 2 * case.slack() * np.abs(part[0])
-    for at in np.flatnonzero(np.abs(every[: large.rows - small.rows + 1] - part[0]) <= limit).tolist():
+    for at in np.flatnonzero(
+        np.abs(every[: large.rows - small.rows + 1] - part[0]) <= limit
+    ).tolist():
         what = "the first" if at == 0 else f"values {at} to {at + small.rows - 1}"
         count = f" {small.rows}" if at == 0 else ""
         yield Guess(

@@ -7,7 +7,7 @@ no source.
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from aprfmt.compare.explain.permutation import MATCHED, matched
@@ -177,7 +177,4 @@ def runs(at: "Array") -> list[tuple[int, int, int]]:
         return []
     follows = np.where(at[:-1] < 0, at[1:] < 0, at[1:] == at[:-1] + 1)
     starts = [0, *(np.flatnonzero(~follows) + 1).tolist(), len(at)]
-    return [
-        (first, int(at[first]), stop - first)
-        for first, stop in zip(starts, starts[1:], strict=False)
-    ]
+    return [(first, int(at[first]), stop - first) for first, stop in pairwise(starts)]

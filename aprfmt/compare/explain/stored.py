@@ -350,6 +350,7 @@ def _as_stored(case: Case, side: View) -> bytes | None:
 
 
 def bytes_of(data: Bytes | bytes, start: int, stop: int) -> bytes:
+    """Return bytes [start, stop), copied."""
     return bytes(data.window(start, stop) if isinstance(data, Bytes) else data[start:stop])
 
 
