@@ -11,7 +11,7 @@ from aprfmt.diagnosis.flags import flags
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
-from aprfmt.diagnosis.tensors import compare_tensors
+from aprfmt.diagnosis.tensors import compare_tensors, padded
 from aprfmt.diagnosis.tokens import tokenizers
 from aprfmt.diagnosis.unread import restored
 from aprfmt.model import Model
@@ -106,7 +106,7 @@ def _identity(a: Model, b: Model, report: DiffReport, found: Levels) -> None:
     other = [
         name
         for name in ("hidden_size", "n_layers", "vocab_size", "n_experts")
-        if a.hyper[name] != b.hyper[name]
+        if a.hyper[name] != b.hyper[name] and not (name == "vocab_size" and padded(report.tensors))
     ]
     if other:
         sizes = ", ".join(f"{name} {a.hyper[name]} and {b.hyper[name]}" for name in other)
@@ -159,6 +159,8 @@ def _hyperparameters(
         for text in tensors_say(model, label):
             found.evidence.append(Evidence("config", text))
     rows = {row.name: row for row in report.hyperparameters}
+    if padded(report.tensors):
+        rows.pop("vocab_size", None)
     if rows.pop("architecture", None) is not None:
         found.evidence.append(
             Evidence("config", f"A is read as {a.spec.name}, B as {b.spec.name}", ("architecture",))

@@ -238,10 +238,15 @@ class Twins:
 def compared(
     pair: Between, mine: Mapping[str, Array], theirs: Mapping[str, Array], dtype: str
 ) -> dict[str, PointDiff]:
-    """Compare every point that both passes have, in execution order; other sizes are endless."""
+    """Compare every point that both passes have, in execution order; other sizes are endless.
+
+    Logits are compared over the ids that both have: a padded vocabulary adds some.
+    """
     found: dict[str, PointDiff] = {}
     for key in (key for key in mine if key in theirs):
         x, y, dtypes = mine[key], theirs[key], (dtype, dtype)
+        if key == "logits":
+            x, y = shared_ids(x, y)
         if x.size == y.size:
             found[key] = pair.compare(key, dtypes, x, y)
         else:
@@ -250,8 +255,17 @@ def compared(
     return found
 
 
+def shared_ids(mine: Array, theirs: Array) -> tuple[Array, Array]:
+    """Return both sides' logits [rows, vocab] of the ids that both have."""
+    if mine.ndim != 2 or theirs.ndim != 2:
+        return mine, theirs
+    few = min(mine.shape[1], theirs.shape[1])
+    return mine[:, :few], theirs[:, :few]
+
+
 def divergence(mine: Array, theirs: Array) -> float:
     """Return the mean Kullback-Leibler divergence of A's next tokens from B's, in nats."""
+    mine, theirs = shared_ids(mine, theirs)
     total, rows = 0.0, len(mine)
     for start in range(0, rows, ROWS_AT_ONCE):
         p, q = (_log_softmax(x[start : start + ROWS_AT_ONCE]) for x in (mine, theirs))

@@ -24,6 +24,7 @@ from tests.diagnose.engines import (
     trace,
 )
 from tests.diagnose.fault import Fault, Pair
+from tests.diagnose.faults_moved import MOVED_CONTROLS, MOVED_FAULTS
 from tests.diagnose.faults_tokens import CONTROLS_TOKENS, FAULTS_TOKENS
 from tests.diagnose.faults_walk import WALK
 from tests.models import IDS
@@ -677,6 +678,6 @@ CONTROLS: tuple[Fault, ...] = (
 from tests.diagnose.faults_engine import ENGINE_FAULTS  # noqa: E402
 
 ENGINES = (*ENGINES, *ENGINE_FAULTS)
-FILES = (*FILES, *WALK, *FAULTS_TOKENS)
-CONTROLS = (*CONTROLS, *CONTROLS_TOKENS)
+FILES = (*FILES, *WALK, *MOVED_FAULTS, *FAULTS_TOKENS)
+CONTROLS = (*CONTROLS, *MOVED_CONTROLS, *CONTROLS_TOKENS)
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in (*ENGINES, *FILES, *CONTROLS)}

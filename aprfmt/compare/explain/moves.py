@@ -28,6 +28,8 @@ def transpose(case: Case) -> Iterator[Guess]:
     if len(a.shape) < 2 or a.shape[:-2] != b.shape[:-2] or a.size > TRANSPOSED:
         return
     if a.shape[-2:] != b.shape[:-3:-1]:
+        if a.shape == b.shape:
+            yield from _turned_inside(case)
         return
     few = min(8, *a.shape[-2:])
     at_a = np.linspace(0, a.shape[-2] - 1, few).astype(np.int64)
@@ -43,6 +45,7 @@ def transpose(case: Case) -> Iterator[Guess]:
             slack=slack,
         )
     if a.shape == b.shape:
+        yield from _turned_inside(case)
         return
     width = min(a.columns, b.columns)
     first = np.zeros(1, np.int64)
@@ -55,6 +58,62 @@ def transpose(case: Case) -> Iterator[Guess]:
             lambda rows: b.whole.reshape(a.rows, a.columns)[rows],
             slack=slack,
         )  # fmt: skip
+
+
+def _turned_inside(case: Case) -> Iterator[Guess]:
+    """Guess that the values were written transposed, whole or head by head, under one shape."""
+    import numpy as np
+
+    a, b = case.a, case.b
+    rows, columns = a.shape[-2:]
+    size = rows * columns
+    probe = np.linspace(0, size - 1, min(64, size)).astype(np.int64)
+    here = _values_at(b, probe, columns)
+    counts = [1] if case.numbers is None else []
+    if case.role.startswith("attn_"):
+        counts += [h for h in case.sizes("n_heads", "n_kv_heads") if h > 1]
+    for heads in dict.fromkeys(counts):
+        for cut, across in ((rows, False), (columns, True)):
+            if cut % heads or (heads == 1 and (across or rows == columns)):
+                continue
+            at = _turned(probe, rows, columns, heads, across)
+            if not _near(_values_at(a, at, columns)[None], here[None], case.slack()):
+                continue
+            what = "the matrix" if heads == 1 else f"the block of each of {heads} heads"
+            order = _turned(np.arange(size), rows, columns, heads, across)
+            yield Guess(
+                "transpose",
+                (f"the values of {what} stand by columns in B, under the shape of A",),
+                lambda index, p=order: a.whole.reshape(-1, size)[:, p].reshape(
+                    a.rows, columns)[index],
+                b.take,
+                slack=case.slack(),
+            )  # fmt: skip
+            return
+
+
+def _values_at(side: Reader, at: "Array", columns: int) -> "Array":
+    """Return the values at flat numbers of the first matrix."""
+    import numpy as np
+
+    lines, places = np.unique(at // columns, return_inverse=True)
+    found: Array = side.take(lines)[places, at % columns]
+    return found
+
+
+def _turned(p: "Array", rows: int, columns: int, heads: int, across: bool) -> "Array":
+    """Return which flat numbers of a matrix stand at `p` if its heads' blocks are turned.
+
+    A block is some rows of a head, or (`across`) its columns.
+    """
+    if across:
+        size = columns // heads
+        source: Array = (p % rows) * columns + p // rows % heads * size + p // (rows * heads)
+        return source
+    size = rows // heads
+    head, rest = p // (size * columns), p % (size * columns)
+    found: Array = (head * size + rest % size) * columns + rest // size
+    return found
 
 
 def _near(x: "Array", y: "Array", slack: float) -> bool:
@@ -95,6 +154,11 @@ def _named(case: Case, found: Found) -> Iterator[Guess]:
     rotated = case.role.startswith(ROTATED) or not case.context.hyper
     for heads, way, p in permutation.pairings(case, found) if rotated else ():
         yield _paired(case, found, heads, way, p, what)
+        break
+    right = right_heads(case, found.count)
+    for _, words, p in permutation.regrouped(case, found, right) if rotated and right else ():
+        text = f"{what} reordered with the wrong head count: adjacent pairs {words}"
+        yield _guess("gqa_mapping", (text,), case, found.axis, p)
         break
     if not whole:
         return
