@@ -377,3 +377,9 @@ def template_in_config() -> dict[str, Callable[[str], str | None]]:
         return json.dumps(json.loads(config) | {"chat_template": text})
 
     return {"chat_template.jinja": lambda old: None, "tokenizer_config.json": change}
+
+
+def defaults_left_out(config: dict[str, Any]) -> None:
+    """Leave out keys that repeat what the family has by default."""
+    for key in ("attention_bias", "attention_dropout", "initializer_range", "use_cache"):
+        config.pop(key, None)

@@ -15,7 +15,7 @@ import numpy as np
 
 from tests.diagnose.engines import LONG as LONG
 from tests.diagnose.engines import place
-from tests.field.hf import base
+from tests.field.hf import base, loaded
 from tests.field.row import Pair
 from tests.models import IDS
 
@@ -62,13 +62,8 @@ def _run(
     dtype: str,
 ) -> None:  # fmt: skip
     import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=getattr(torch, dtype), attn_implementation="eager"
-    ).eval()
+    model = loaded(folder, dtype)
     if getattr(model, "_can_set_experts_implementation", lambda: False)():
         model.set_experts_implementation("eager")
     kept: dict[str, Any] = {}

@@ -132,6 +132,19 @@ def json_edit(change: Callable[[Any], None]) -> Callable[[str], str]:
     return run
 
 
+def loaded(folder: Path, dtype: str = "float32") -> Any:
+    """Return transformers' model of a folder, its attention in steps, without progress bars."""
+    import torch
+    import transformers
+
+    library: Any = transformers
+    library.utils.logging.disable_progress_bar()
+    model = library.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype), attn_implementation="eager"
+    )
+    return model.eval()
+
+
 def saved(
     arch: str, name: str, change: Callable[[Any], Any] | None = None, *, dtype: str = "float32",
     **how: Any,
@@ -143,12 +156,9 @@ def saved(
 
     def make() -> Pair:
         import torch
-        from transformers import AutoModelForCausalLM
-        from transformers.utils import logging
 
-        logging.disable_progress_bar()
         source = base(arch, dtype)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
+        model = loaded(source, dtype)
         if change is not None:
             with torch.no_grad():
                 change(model)

@@ -30,10 +30,9 @@ ROWS: tuple[Row, ...] = (
               config["rope_parameters"].update(partial_rotary_factor=1.0),
               config.update(partial_rotary_factor=1.0)) and None),
           "partial_rotary", "rope_dim"),
-    fault("gelu-without-tanh", "config", "gemma", "gelu where the model has its tanh form",
+    fault("gelu-without-tanh", "config", "gemma2", "gelu where the model has its tanh form",
           "https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/4661",
-          edited("gemma", "gelu-without-tanh", config={
-              "hidden_act": "gelu", "hidden_activation": "gelu"}),
+          edited("gemma2", "gelu-without-tanh", config={"hidden_activation": "gelu"}),
           "activation", "activation"),
     fault("softcaps-not-carried", "config", "gemma2", "neither cap is in the copy",
           "https://github.com/paiml/realizar/issues/27",

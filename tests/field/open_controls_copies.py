@@ -68,7 +68,7 @@ ROWS: tuple[Row, ...] = (
     control("gguf-olmo2", "olmo2", "norms behind the blocks", converted("olmo2", "gguf-olmo2"), (),
             verdicts="same"),
     control("gguf-llama-3.1", "llama-llama3", "scaling as rope_freqs.weight", converted(
-            "llama-llama3", "gguf-llama-3.1"), ("rope_freqs", "rounding"),
+            "llama-llama3", "gguf-llama-3.1"), ("equal_quantities", "rounding"),
             verdicts=("same", "precision"),
             thread="https://github.com/vllm-project/vllm/issues/7268"),
     control("gguf-llama-3.1-q8_0", "llama-llama3", "the same in Q8_0", converted(

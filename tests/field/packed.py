@@ -6,6 +6,7 @@ the stored tensors of every weight (`damage`), the section of config.json, or bo
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -122,13 +123,13 @@ def fp8_rows(weight: Tensor) -> Parts:
 def packed(weight: Tensor) -> Parts:
     """Symmetric integers of 4 bits in groups, packed by compressed-tensors itself."""
     import torch
-    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 
+    library: Any = import_module("compressed_tensors.compressors.pack_quantized.helpers")
     x = weight.float().reshape(len(weight), -1, GROUP)
     scale = (x.abs().amax(-1) / 7.5).clamp_min(1e-8).to(torch.bfloat16)
     codes = (x / scale.float()[..., None]).round().clamp(-8, 7).to(torch.int8)
     return {
-        "weight_packed": pack_to_int32(codes.reshape(weight.shape), 4),
+        "weight_packed": library.pack_to_int32(codes.reshape(weight.shape), 4),
         "weight_scale": scale,
         "weight_shape": torch.tensor(weight.shape, dtype=torch.int64),
     }
