@@ -205,3 +205,63 @@ def gate_and_up(model: Any) -> None:
     """The activation is applied to the up product."""
     for layer in model.model.layers:
         layer.mlp.gate_proj, layer.mlp.up_proj = layer.mlp.up_proj, layer.mlp.gate_proj
+
+
+def skipped(*names: str) -> Patch:
+    """Norms of these names give back what they get."""
+
+    def patch(model: Any) -> None:
+        chosen = [m for path, m in model.named_modules() if path.rpartition(".")[2] in names]
+        assert chosen, names
+        for module in chosen:
+            module.forward = lambda x: x
+
+    return patch
+
+
+def norms_over_heads() -> Patch:
+    """q and k are divided by the size of all heads together."""
+
+    def patch(model: Any) -> None:
+        for path, module in model.named_modules():
+            if path.endswith(("q_norm", "k_norm")):
+                module.forward = lambda x, module=module: (
+                    x * (x.pow(2).mean((-1, -2), keepdim=True) + module.variance_epsilon).rsqrt()
+                    * module.weight
+                )  # fmt: skip
+
+    return patch
+
+
+def frequencies_times(name: str, factor: float) -> Patch:
+    """Inverse frequencies of one kind of layers are multiplied."""
+
+    def patch(model: Any) -> None:
+        rope = model.model.rotary_emb
+        setattr(rope, name, getattr(rope, name) * factor)
+
+    return patch
+
+
+def grouped(*, biased: bool = False, factor: float | None = None, best: int = 2) -> Patch:
+    """A router of groups: the bias in the weights, another factor, or groups ranked otherwise."""
+
+    def new(module: Any, beneath: Any, x: Tensor) -> Any:
+        import torch
+
+        x = x.reshape(-1, x.shape[-1]).float()
+        logits = x @ module.weight.float().T
+        scores = logits.sigmoid()
+        ranked = scores + module.e_score_correction_bias
+        groups = ranked.reshape(len(x), module.num_group, -1)
+        kept = groups.topk(best, -1).values.sum(-1).topk(module.topk_group, -1).indices
+        mask = torch.zeros(groups.shape[:2]).scatter_(1, kept, 1)[..., None].expand_as(groups)
+        chosen = ranked.masked_fill(mask.reshape(ranked.shape) == 0, float("-inf"))
+        chosen = chosen.topk(module.top_k, -1).indices
+        weights = (ranked if biased else scores).gather(1, chosen)
+        if module.norm_topk_prob:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        scale = module.routed_scaling_factor if factor is None else factor
+        return logits, weights * scale, chosen
+
+    return forward_of("TopkRouter", new)

@@ -13,8 +13,8 @@ from unittest import mock
 
 import numpy as np
 
+from tests.diagnose.engines import COARSE, place, trace
 from tests.diagnose.engines import LONG as LONG
-from tests.diagnose.engines import place
 from tests.field.hf import base, loaded
 from tests.field.row import Pair
 from tests.models import IDS
@@ -287,3 +287,13 @@ def own_layer(*, attn_from: str = "stream", mlp_from: str = "stream") -> Patch:
         return block(x, module.post_attention_layernorm, module.mlp, mlp_from)
 
     return forward_of("DecoderLayer", new)
+
+
+def traced(arch: str, name: str, *, coarse: bool = False, **how: Any) -> Callable[[], Pair]:
+    """Return a maker of a model's folder and the saved trace of a pass with one thing broken."""
+
+    def make() -> Pair:
+        folder = base(arch)
+        return folder, trace(folder, f"field-{name}", points=COARSE if coarse else None, **how)
+
+    return make

@@ -3,7 +3,7 @@
 Frozen: see `tests.field`. Not to be looked at while the diagnosis is worked on.
 """
 
-from tests.field import edits
+from tests.field import equal
 from tests.field.captures import in_other_precision, last_rows, without_residual
 from tests.field.foreign import dump, layers_only
 from tests.field.hf import edited
@@ -11,17 +11,17 @@ from tests.field.row import Row, control
 
 ROWS: tuple[Row, ...] = (
     control("awq-scales-in-norms", "llama", "norms divided, the products behind them multiplied",
-            edited("llama", "awq-scales-in-norms", edits.folded_into_norms()),
+            edited("llama", "awq-scales-in-norms", equal.folded_into_norms()),
             ("scales_folded", "norm_folded", "rounding"), verdicts=("same", "precision"),
             thread="https://github.com/mit-han-lab/smoothquant/issues/79"),
     control("smoothed-values", "llama",
             "value rows divided, the output product's columns multiplied",
-            edited("llama", "smoothed-values", edits.values_smoothed(), num_attention_heads=5,
+            edited("llama", "smoothed-values", equal.values_smoothed(), num_attention_heads=5,
                    num_key_value_heads=5, head_dim=10, hidden_size=60),
             ("scales_folded", "rounding"), verdicts=("same", "precision"),
             thread="https://github.com/vllm-project/llm-compressor/issues/2296"),
     control("padded-vocabulary", "llama", "embedding and head padded to a multiple of 64",
-            edited("llama", "padded-vocabulary", edits.vocabulary_padded(31),
+            edited("llama", "padded-vocabulary", equal.vocabulary_padded(31),
                    config={"vocab_size": 128}),
             ("padded_vocabulary",), verdicts=("same",),
             thread="https://github.com/NVIDIA/DeepLearningExamples/issues/1275"),
@@ -31,7 +31,7 @@ ROWS: tuple[Row, ...] = (
             ("extra_tensor", "tied_embedding"), verdicts="same",
             thread="https://github.com/ml-explore/mlx-lm/pull/1298"),
     control("frequencies-stored", "llama", "inverse frequencies kept by an old writer",
-            edited("llama", "frequencies-stored", edits.frequencies_stored),
+            edited("llama", "frequencies-stored", equal.frequencies_stored),
             ("extra_tensor",), verdicts="same",
             thread="https://github.com/vllm-project/vllm/pull/3344"),
     control("template-with-inner-blanks", "demo", "blanks inside the template's tags: same output",

@@ -55,4 +55,9 @@ ROWS: tuple[Row, ...] = (
           "https://github.com/NVIDIA/Megatron-LM/issues/7576",
           edited("phi3-plain", "gate-up-by-eight", on("gate_up_proj.weight", edits.interleaved(8))),
           ("fused_order",), ("L?.ffn_*", "*gate_up*")),
+    fault("norm-of-another-place", "file", "gemma2",
+          "the norm before the MLP is the one behind attention",
+          "https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/4201",
+          edited("gemma2", "norm-of-another-place", edits.norm_of_another_place),
+          ("wrong_rows", "swapped_tensors"), "L?.ffn_norm.weight"),
 )  # fmt: skip
