@@ -8,15 +8,13 @@ python -m tests.field --all --jobs 2 --json answers.json
 import argparse
 import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
 from tests.diagnose.table import END, PAGE, START
-from tests.field.judge import Answer, asked, counts, counts_table, matrix
+from tests.field.judge import Answer, counts, counts_table, matrix, measured
 from tests.field.row import Row
 from tests.field.rows import BY_NAME, FROZEN, OPEN, ROWS
 
@@ -73,15 +71,6 @@ def answered(names: Sequence[str], jobs: int) -> Iterator[Answer]:
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         yield from pool.map(measured, names)
-
-
-def measured(name: str) -> Answer:
-    """Return a row's answer and how long it took."""
-    import torch
-
-    torch.set_num_threads(1)
-    began = time.perf_counter()
-    return replace(asked(name), seconds=time.perf_counter() - began)
 
 
 def line(answer: Answer) -> str:

@@ -1,8 +1,9 @@
 """What `diagnose` says of a row, and whether that is right, placed and confirmed."""
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from aprfmt.diagnosis import CauseFound, Diagnosis, diagnose
@@ -63,6 +64,15 @@ def asked(name: str) -> Answer:
     except Exception as error:  # a traceback is an answer, too: the worst one
         return _failed(row, CRASH, f"{type(error).__name__}: {error}")
     return judged(row, found)
+
+
+def measured(name: str) -> Answer:
+    """Return a row's answer and how long it took; one thread, also in a process of its own."""
+    import torch
+
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    return replace(asked(name), seconds=time.perf_counter() - began)
 
 
 def _failed(row: Row, verdict: str, says: str) -> Answer:

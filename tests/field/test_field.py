@@ -5,6 +5,7 @@ What `diagnose` answers is asked elsewhere: of the open rows by tests, of the fr
 """
 
 import ast
+import json
 import os
 import re
 from collections import Counter
@@ -168,3 +169,41 @@ def test_the_page_has_the_frozen_rows_counts() -> None:
     assert {name for name, _ in listed} == {
         "nothing wrong" if row.control else row.counted_as for row in FROZEN
     }
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_the_command_prints_a_line_counts_and_the_matrix(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "answers.json"
+    assert command.main(["--only", "gguf-f32", "--jobs", "2", "--json", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("rpc gguf-f32 ") and "    1 controls answered rightly" in out
+    assert out.endswith("| nothing wrong | 1 | none 1 | 1 |\n")
+    (said,) = json.loads(file.read_text())
+    assert said["name"] == "gguf-f32" and said["whole"] and not said["alarm"]
+
+
+@pytest.mark.parametrize("arguments", [
+    ["--open", "--write"], ["--frozen", "--only", "gguf-f16", "--write"], ["--only", "no-such-row"],
+])  # fmt: skip
+def test_the_page_is_written_from_all_frozen_rows_only(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(arguments) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_counts_and_matrix_stand_between_the_markers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- table: field -->\nold\n<!-- end: field -->\nafter\n")
+    monkeypatch.setattr(command, "PAGE", page)
+    command.write([answer("a"), answer("b", kind="control", verdict="same", named=())])
+    text = page.read_text()
+    assert text.startswith("before\n<!-- table: field -->\n| of the frozen rows | |\n")
+    assert text.endswith("| nothing wrong | 1 | none 1 | 1 |\n<!-- end: field -->\nafter\n")
+    assert "old" not in text
