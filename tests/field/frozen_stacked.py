@@ -22,7 +22,7 @@ ROWS: tuple[Row, ...] = (
     fault("window-and-activation", "engine", "mistral",
           "one more than the window, and gelu for silu",
           "https://github.com/huggingface/transformers/issues/39408 "
-          "https://github.com/NVIDIA/TensorRT-LLM/issues/10446",
+          "https://github.com/paiml/aprender/pull/2096",
           dump("mistral", "window-and-activation", attention(mask=broken.windowed(9)),
                broken.activation("gelu_pytorch_tanh"), keep=slots_only),
           [cause("sliding_window", "sliding_window"),

@@ -59,7 +59,7 @@ ROWS: tuple[Row, ...] = (
               keys=lambda keys: keys.pop("granite.residual_scale") and None)),
           "multiplier", "residual_scale"),
     fault("local-base-lost", "config", "gemma3", "the local layers' own base is not carried",
-          "https://github.com/zml/zml/pull/660",
+          "https://github.com/google/gemma.cpp/issues/986",
           edited("gemma3", "local-base-lost", config=lambda config: (
               config["rope_parameters"]["sliding_attention"].update(rope_theta=10000.0))),
           "rope_theta", "rope_theta_local"),

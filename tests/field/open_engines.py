@@ -135,7 +135,7 @@ ROWS: tuple[Row, ...] = (
           dump("gpt_oss", "sinks-dropped", attention()),
           "softmax_reduction", "softmax"),
     fault("embedding-not-multiplied", "engine", "gemma2", "the embedding's factor is left out",
-          "https://github.com/mlc-ai/mlc-llm/pull/3485",
+          "https://github.com/paiml/aprender/pull/2096",
           dump("gemma2", "embedding-not-multiplied", broken.unscaled_embedding()),
           "multiplier", "embedding_scale"),
 )  # fmt: skip

@@ -56,7 +56,7 @@ ROWS: tuple[Row, ...] = (
           [cause("rope_theta", "rope_theta"), cause("moe_routing", "norm_topk")]),
     fault("phi-three", "engine", "phi2", "epsilon, activation and the rotated part's base",
           "https://github.com/pie-project/pie/pull/603 "
-          "https://github.com/NVIDIA/TensorRT-LLM/issues/10446",
+          "https://github.com/paiml/aprender/pull/2096",
           dump("phi2", "phi-three", setting("LayerNorm", eps=1e-5), broken.activation("silu"),
                frequencies(plain_frequencies(1e6))),
           [cause("norm_eps", "norm_eps"), cause("rope_theta", "rope_theta"),
