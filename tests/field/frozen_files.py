@@ -36,7 +36,7 @@ ROWS: tuple[Row, ...] = (
           "https://github.com/osaurus-ai/vmlx-swift/pull/217",
           edited("llama", "shard-ends-early", on("2.mlp.up_proj.weight", edits.zeros_from(0.37)),
                  num_attention_heads=3, num_key_value_heads=1, head_dim=20),
-          ("zeroed_range", "damaged_range", "stale_tensor"), "L2.ffn_up.weight"),
+          ("bit_rot", "stale_tensor"), "L2.ffn_up.weight"),
     fault("every-expert-the-last", "file", "qwen3_moe", "each expert overwrote the one before",
           "https://github.com/NVIDIA-NeMo/Megatron-Bridge/issues/1871",
           edited("qwen3_moe", "every-expert-the-last", edits.experts_reordered([5] * 6)),

@@ -88,7 +88,7 @@ ROWS: tuple[Row, ...] = (
           "https://github.com/sgl-project/sglang/pull/36438",
           edited("mixtral", "one-part-of-two-read", on(
               ".w2.weight", edits.second_half_zero)),
-          ("zeroed_range", "damaged_range", "stale_tensor"), "L?.ffn_down_exps.weight"),
+          ("stale_tensor", "bit_rot"), "L?.ffn_down_exps.weight"),
     fault("lora-merged-twice", "file", "llama", "the adapter is added once more to merged weights",
           "https://github.com/jingyaogong/minimind/pull/598",
           edited("llama", "lora-merged-twice", edits.lora(0.5, edits.Q, edits.V)),
@@ -104,14 +104,14 @@ ROWS: tuple[Row, ...] = (
           "https://github.com/paiml/aprender/pull/2337",
           edited("llama", "zero-by-kind", edits.tensors_zero(
               "1.mlp.down_proj.weight", "2.mlp.down_proj.weight", "1.self_attn.v_proj.weight")),
-          ("stale_tensor", "zeroed_range", "damaged_range"),
+          ("stale_tensor", "bit_rot"),
           ("L1.ffn_down.weight", "L1.attn_v.weight")),
     fault("eighteen-values", "file", "llama", "18 values in a row of one tensor are garbage",
           "https://github.com/facebookresearch/metaseq/issues/122",
           edited("llama", "eighteen-values", on("2.mlp.up_proj.weight", edits.corrupted(838, [
               5.2691e-05, 45., 1.6427e-04, 55., 52., 65., 30., 5.2631e-05, 75., 6.4969e-06,
               1.5259e-05, 1.5259e-05, 0., 5.0783e-04, 0., 0., 0., -4.8828e-03]))),
-          ("damaged_range", "bit_rot"), "L2.ffn_up.weight"),
+          ("bit_rot", "wrong_rows"), "L2.ffn_up.weight"),
     fault("experts-never-set", "file", "mixtral", "experts are left at their initialisation",
           "https://github.com/NVIDIA/Megatron-LM/issues/5844",
           edited("mixtral", "experts-never-set", edits.experts_drawn),
@@ -180,7 +180,7 @@ ROWS: tuple[Row, ...] = (
           "https://github.com/unslothai/unsloth-zoo/pull/923",
           edited("demo", "trained-rows-discarded", on("embed_tokens.weight", lambda x: (
               edits.rows_redrawn(x, 1500)))),
-          ("damaged_range", "stale_tensor", "stale_rows"), "token_embd.weight"),
+          ("stale_tensor", "bit_rot", "wrong_rows"), "token_embd.weight"),
     fault("scalar-lost", "file", "gemma2", "query_pre_attn_scalar is derived instead of written",
           "https://github.com/ggml-org/llama.cpp/pull/13951",
           converted("gemma2", "scalar-lost", "F32", weights="bfloat16"),
