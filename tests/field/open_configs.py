@@ -8,11 +8,11 @@ ROWS: tuple[Row, ...] = (
     fault("bias-flag-off", "config", "llama-bias", "attention_bias is false, the biases are stored",
           "https://github.com/vllm-project/vllm/pull/3767",
           edited("llama-bias", "bias-flag-off", config={"attention_bias": False}),
-          ("missing_bias", "attention_bias", "config_against_tensors")),
+          "missing_bias"),
     fault("mlp-bias-flag-off", "config", "llama-bias", "mlp_bias is false, the biases are stored",
           "https://github.com/mlc-ai/mlc-llm/pull/3494",
           edited("llama-bias", "mlp-bias-flag-off", config={"mlp_bias": False}),
-          ("missing_bias", "mlp_bias", "config_against_tensors")),
+          "missing_bias"),
     fault("low-factor-changed", "config", "llama-llama3", "another low_freq_factor",
           "https://github.com/ggml-org/llama.cpp/pull/18013",
           edited("llama-llama3", "low-factor-changed", config=lambda config: (
