@@ -20,6 +20,7 @@ ALLOWED = {
     ("tests/formats/kill_driver.py", "time.sleep"): "a random moment; the same is owed at each",
     ("tests/formats/test_atomic.py", "time.time"): "the age a file is given, a day and more",
     ("tests/fuzz/contract.py", "time.process_time"): "judged by `python -m tests.fuzz` alone",
+    ("tests/field/judge.py", "time.perf_counter"): "how long an answer took, to be told",
     ("tests/cli/browser.py", "time.monotonic"): "the end of PATIENCE",
     ("tests/mutations/plugin.py", "time.process_time"): "what a test costs: quick ones run first",
     ("tests/mutations/workcopy.py", "time.monotonic"): "how long a run took, to be told",
