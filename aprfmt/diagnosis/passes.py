@@ -221,6 +221,7 @@ class Twins:
     def _outcome(
         self, mine: Array, theirs: Array, first: str, points: Mapping[str, PointDiff]
     ) -> Outcome:
+        mine, theirs = shared_ids(mine, theirs)
         if mine.shape != theirs.shape:
             return Outcome(math.inf, first=first, points=points)
         found = points.get("logits") or self.pair.compare(
@@ -265,7 +266,6 @@ def shared_ids(mine: Array, theirs: Array) -> tuple[Array, Array]:
 
 def divergence(mine: Array, theirs: Array) -> float:
     """Return the mean Kullback-Leibler divergence of A's next tokens from B's, in nats."""
-    mine, theirs = shared_ids(mine, theirs)
     total, rows = 0.0, len(mine)
     for start in range(0, rows, ROWS_AT_ONCE):
         p, q = (_log_softmax(x[start : start + ROWS_AT_ONCE]) for x in (mine, theirs))

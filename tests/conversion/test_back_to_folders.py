@@ -1,4 +1,4 @@
-"""A folder by way of GGUF and APR and back: every architecture's tensors stand there as they were."""
+"""A folder by way of GGUF and APR and back: the tensors stand there as they were."""
 
 from pathlib import Path
 

@@ -190,7 +190,8 @@ def test_output_fits_and_every_changed_key_is_noticed(
                 other = copy.deepcopy(body)
                 place = at(other, path)
                 place[key + "_"] = place.pop(key)
-                assert not validator(command).is_valid(other), f"{'/'.join(path)}: {key} is not missed"
+                where = f"{'/'.join(path)}: {key}"
+                assert not validator(command).is_valid(other), f"{where} is not missed"
                 changed += 1
     assert changed > 4
 
