@@ -1,0 +1,67 @@
+"""Engines whose norms, ropes of two kinds, and grouped routers compute something else."""
+
+from tests.diagnose.faults import stale
+from tests.field import broken
+from tests.field.foreign import dump, layers_only, setting, slots_only, traced
+from tests.field.row import Row, cause, fault
+
+ROWS: tuple[Row, ...] = (
+    fault("qk-norms-skipped", "engine", "qwen3", "q and k go to the rope without their norms",
+          "https://github.com/Integral2u/SharpMind/issues/39",
+          dump("qwen3", "qk-norms-skipped", broken.skipped("q_norm", "k_norm")),
+          ("qk_norm", "norm_skipped")),
+    fault("norm-behind-the-mlp-missing", "engine", "gemma2", "the norm behind the MLP is not there",
+          "https://github.com/tenstorrent/tt-metal/issues/22808",
+          dump("gemma2", "norm-behind-the-mlp-missing",
+               broken.skipped("post_feedforward_layernorm")),
+          ("norm_skipped", "residual")),
+    fault("local-layers-scaled-too", "engine", "gemma3",
+          "linear scaling on the local layers as well",
+          "https://github.com/antonellof/ferrox/issues/39",
+          dump("gemma3", "local-layers-scaled-too", broken.frequencies_times(
+              "sliding_attention_inv_freq", 1 / 8)),
+          ("rope_scaling", "rope_layers")),
+    fault("one-rope-for-both-kinds", "engine", "gemma3", "local layers rotate as the global ones",
+          "https://github.com/Avarok-Cybersecurity/atlas/pull/276",
+          dump("gemma3", "one-rope-for-both-kinds", broken.one_rope(), keep=slots_only),
+          ("rope_theta", "rope_layers", "rope_scaling"), coarse=True),
+    fault("still-layers-rotate", "engine", "smollm3", "layers without rope are rotated",
+          "https://github.com/timtoole02/Camelid/pull/535",
+          dump("smollm3", "still-layers-rotate", setting("SmolLM3Attention", use_rope=1)),
+          "rope_layers", ("L3.rope_layers", "rope_layers")),
+    fault("still-layers-rotate-coarse", "engine", "smollm3-layers", "the same, seen at layers only",
+          "https://github.com/airockchip/rknn-llm/issues/501",
+          dump("smollm3-layers", "still-layers-rotate-coarse", setting("SmolLM3Attention",
+               use_rope=1), keep=layers_only),
+          "rope_layers", coarse=True),
+    fault("bias-in-the-gates", "engine", "deepseek_v3",
+          "the bias of the choice is in the weights, too",
+          "https://github.com/huggingface/transformers/pull/41647",
+          dump("deepseek_v3", "bias-in-the-gates", broken.grouped(biased=True)),
+          "moe_routing"),
+    fault("groups-by-their-best", "engine", "deepseek_v3", "groups ranked by one score, not by two",
+          "https://github.com/vllm-project/vllm/pull/13474",
+          dump("deepseek_v3", "groups-by-their-best", broken.grouped(best=1)),
+          "moe_routing"),
+    fault("cached-steps-stale", "engine", "llama", "steps behind the prompt read a stale row",
+          "https://github.com/paiml/realizar/issues/94",
+          traced("llama", "cached-steps-stale", cached=20, cache=stale(
+              lambda n: [*range(11), 10, *range(12, n)], 2)),
+          "kv_cache", ("L2.?_cache", "L2.kv_cache")),
+    fault("final-cap-not-applied", "engine", "gemma2", "logits leave the engine uncapped",
+          "https://github.com/InternLM/lmdeploy/pull/2842",
+          traced("gemma2", "final-cap-not-applied", hp={"final_softcap": None}),
+          "softcap", "final_softcap"),
+    fault("rotary-dims-of-the-head", "engine", "stablelm", "every element of a head is rotated",
+          "https://github.com/AI-Hypercomputer/maxtext/issues/4616",
+          traced("stablelm", "rotary-dims-of-the-head", coarse=True,
+                 hp=lambda hp: {"rope_dim": hp["head_dim"]}),
+          "partial_rotary", "rope_dim", coarse=True),
+    fault("norms-and-rope-of-layers", "engine", "gemma3", "no q/k-norms, one rope for both kinds",
+          "https://github.com/Integral2u/SharpMind/issues/39 "
+          "https://github.com/Avarok-Cybersecurity/atlas/pull/276",
+          dump("gemma3", "norms-and-rope-of-layers", broken.skipped("q_norm", "k_norm"),
+               broken.one_rope()),
+          [cause(("qk_norm", "norm_skipped")), cause(("rope_theta", "rope_layers",
+          "rope_scaling"))]),
+)  # fmt: skip
