@@ -81,4 +81,3 @@ class PackedWeight(NamedTuple):
         return self._replace(
             parts={**self.parts, **(parts or {})}, config={**self.config, **config}
         )
-

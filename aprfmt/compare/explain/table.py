@@ -9,9 +9,12 @@ that are also tried on only the differing rows.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from aprfmt.compare.explain import arithmetic, elsewhere, moves, outliers, stored
+from aprfmt.compare.causes.packed import PACKED as PACKED_CAUSES
+from aprfmt.compare.explain import arithmetic, elsewhere, moves, outliers, packed, stored
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Explanation, Guess
+
+PACKED = tuple(cause.name for cause in PACKED_CAUSES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ TABLE: tuple[Hypothesis, ...] = (
     Hypothesis(("endianness",), stored.endianness),
     Hypothesis(("bit_rot",), stored.bit_rot),
     Hypothesis(("byte_offset", "row_offset"), stored.byte_offset),
+    Hypothesis(("quantisation",), packed.quantisation),
+    Hypothesis(PACKED, packed.faults),
     Hypothesis(("norm_offset",), arithmetic.norm_offset),
     Hypothesis(("layer_order", "swapped_tensors", "tied_embedding"), elsewhere.other_tensor),
     Hypothesis(("transpose",), moves.transpose, shapes=True),
