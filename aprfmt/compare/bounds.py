@@ -57,8 +57,7 @@ class Fit:
 
     `near` and `beyond` are shares within NEAR and beyond 1; `slope` is the share of the copy's
     values that the errors repeat; `slope_limit` what rounding alone may make of it. `run_mean` and
-    `run_rms` are the largest of RUN neighbours. `excess` is the relative L2 distance of what lies
-    beyond one step, `relative` that of all.
+    `run_rms` are the largest of RUN neighbours; `relative` is the relative L2 distance.
     """
 
     count: int
@@ -71,7 +70,6 @@ class Fit:
     run_rms: float
     slope: float
     slope_limit: float
-    excess: float
     relative: float
 
     @property
@@ -119,7 +117,6 @@ def fit(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
     usual = min(float((apart**2).sum()), 0.25 * float((step[inner] ** 2).sum()))
     relative = usual / norm if norm else 0.0
     mean, rms = _runs(finite)
-    outside = np.where(size > 1, np.abs(delta) - step, 0.0)
     return Fit(
         x.size,
         float((size <= NEAR).mean()),
@@ -131,7 +128,6 @@ def fit(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
         rms,
         float((apart * y).sum()) / copied if copied else 0.0,
         2 * relative + SLOPE + SURE * (relative / many) ** 0.5,
-        float((outside**2).sum() / norm) ** 0.5 if norm else 0.0,
         float((delta**2).sum() / norm) ** 0.5 if norm else 0.0,
     )
 

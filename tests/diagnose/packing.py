@@ -185,11 +185,11 @@ def decoded(name: str, p: Packed, *, dtype: Any = ml_dtypes.bfloat16) -> Rows:
 
 def fp8(
     name: str, x: Array, *, per: str = "tensor", suffix: str = ".weight_scale",
-    kind: Any = ml_dtypes.float8_e4m3fn, tile: int = 32, dtype: Any = np.float32,
+    kind: Any = ml_dtypes.float8_e4m3fn, tile: int = 32, dtype: Any = np.float32, top: float = 0.0,
     stored: Callable[[Array], Array] = lambda scale: scale,
 ) -> Rows:  # fmt: skip
     """Return an FP8 weight with its scales: of the tensor, of its rows or of its tiles."""
-    top = float(ml_dtypes.finfo(kind).max)
+    top = top or float(ml_dtypes.finfo(kind).max)
     if per == "tile":
         tall, wide = (-(-n // tile) for n in x.shape)
         padded = np.zeros((tall * tile, wide * tile), np.float32)
@@ -255,9 +255,10 @@ def compressed_section(form: str, **weights: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def changed(fault: Fault, p: Packed) -> Packed:
-    """Return the codes with something wrong in them."""
-    return fault(p)
+def relabelled(rows: Rows, dtype: str) -> Rows:
+    """Return tensors with the label of another 8-bit float."""
+    return {name: (dtype if was.startswith("F8") else was, shape, raw)
+            for name, (was, shape, raw) in rows.items()}  # fmt: skip
 
 
 def with_scales(change: Callable[[Array], Array]) -> Fault:

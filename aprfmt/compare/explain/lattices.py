@@ -25,6 +25,7 @@ ENOUGH = 40.0  # bits of improbability beyond that of the choices made
 CELLS, OF_CELL = 2, 64  # cells, and values of each, that a scheme is looked for in
 FEW = 8  # rows that are then fitted first
 SOURCE_CELLS = 24  # cells of the source, which must not fit the same scheme
+SMALL, SMALLEST = 4, 16  # bits of a code, and entries that a cell's smallest value is held to be
 FIRST = 12  # values of a cell that are tried first
 NARROWEST = 16  # values that a group has at least
 
@@ -233,6 +234,17 @@ def _scales(cells: "Array", code: Code, unit: Unit) -> tuple["Array", "Array"]:
     )
     scales, told = np.zeros(len(cells)), np.where(most == 0, 0.0, -np.inf)
     tops, turned = _tops(code)
+    if code.bits > SMALL and not code.offset:
+        # Of many codes a small one is met in nearly every cell: fewer tries than for the largest.
+        least = np.nanmin(np.where(size > 0, np.abs(moved), np.nan), axis=1)
+        for entry in range(1, SMALLEST):
+            todo = np.flatnonzero(np.isneginf(told))
+            if not todo.size:
+                break
+            bits = _improbable(moved[todo], least[todo] / entry, code, unit, loose[todo])
+            good = np.isfinite(bits)
+            scales[todo[good]] = least[todo[good]] / entry
+            told[todo[good]] = bits[good] - np.log2(SMALLEST)
     few = moved[:, :: max(1, moved.shape[1] // FIRST)]
     for entry in tops:
         todo = np.flatnonzero(np.isneginf(told))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.codecs.dialect import Codes
 from aprfmt.codecs.lattice import Lattice
 from aprfmt.compare.bounds import Fit, fit
 from aprfmt.compare.explain import lattices
@@ -36,7 +37,8 @@ class Copy:
 
     `scheme` says in words what it is, `whose` the side; `again` that it was decoded again.
     `rows` are the numbers of those looked at, None for all. `bits` are those of its codes, 0 for
-    codes that are no integers.
+    codes that are no integers, `scales` one number a cell. A copy that is not `finite` has no
+    lattice that means anything: only its parts may be read in another way.
     """
 
     case: Case
@@ -51,6 +53,8 @@ class Copy:
     again: bool
     bits: int
     rows: "Array | None"
+    scales: "Array"
+    finite: bool
 
     @property
     def other(self) -> str:
@@ -68,7 +72,10 @@ class Copy:
 
 
 def explanation(copy: Copy, cause: str, says: tuple[str, ...], after: Fit) -> Explanation:
-    """Return the explanation whose remaining errors are those of a right copy."""
+    """Return the explanation whose remaining errors are those of a right copy.
+
+    Nothing is then left beyond the bound; the distance itself is in the evidence.
+    """
     before = copy.case.before.relative
     said = (
         *says,
@@ -78,7 +85,7 @@ def explanation(copy: Copy, cause: str, says: tuple[str, ...], after: Fit) -> Ex
     )
     if copy.rows is not None:
         said = (*said, f"{len(copy.rows)} of {copy.reader.rows} rows looked at")
-    return Explanation(cause, (copy.case.key,), said, before, min(after.excess, before), True)
+    return Explanation(cause, (copy.case.key,), said, before, 0.0, True)
 
 
 def copies(case: Case) -> Iterator[Copy]:
@@ -98,21 +105,22 @@ def _copies(case: Case) -> Iterator[Copy]:
         index = np.arange(reader.rows) if rows is None else rows
         y = np.asarray(reader.take(index), np.float64)
         x = np.asarray(source.take(index), np.float64)
-        if not (np.isfinite(x).all() and np.isfinite(y).all() and x.any() and y.any()):
+        known, finite = reader.side.lattice, bool(np.isfinite(y).all())
+        if not (np.isfinite(x).all() and x.any() and y.any()):
             continue
-        known = reader.side.lattice
         if known is not None:
             lattice = Lattice(*(
                 np.asarray(part, np.float64).reshape(-1, reader.columns)[index] for part in known
             ))  # fmt: skip
-            yield Copy(case, source, reader, x, y, lattice, grouping_of(lattice), reader.encoding,
-                       whose, False, _bits(reader), rows)  # fmt: skip
+            grouping, codes = grouping_of(lattice), _codes(reader)
+            yield Copy(case, source, reader, x, y, lattice, grouping, reader.encoding, whose,
+                       False, _bits(codes), rows, _scales(lattice, grouping, codes), finite)  # fmt: skip
             continue
-        made = _betrayed(case, x, y, source, reader)
+        made = _betrayed(case, x, y, source, reader) if finite else None
         if made is not None:
             name = made.name if plain(reader) else f"{reader.encoding}: {made.name}"
             yield Copy(case, source, reader, x, y, made.lattice, made.grouping, name, whose,
-                       plain(reader), made.code.bits, rows)  # fmt: skip
+                       plain(reader), made.code.bits, rows, made.scales.reshape(-1), True)  # fmt: skip
 
 
 def plain(reader: Reader) -> bool:
@@ -153,22 +161,37 @@ def _betrayed(
     return made
 
 
-def _bits(reader: Reader) -> int:
-    """Return the bits of a packed weight's codes, 0 where they are no integers."""
-    import numpy as np
-
+def _codes(reader: Reader) -> Codes:
+    """Return what the codes of a packed weight count as."""
     packed = reader.side.stored[0].packed
     codes = None if packed is None else packed().codes()
-    if codes is None or not np.array_equal(codes.values, np.round(codes.values)):
-        return 0
+    assert codes is not None, "a lattice without codes"
+    return codes
+
+
+def _bits(codes: Codes) -> int:
+    """Return the bits of codes that are integers, else 0."""
+    import numpy as np
+
     return codes.bits if np.isin(np.diff(np.sort(codes.values)), 1.0).all() else 0
+
+
+def _scales(lattice: Lattice, grouping: Grouping, codes: Codes) -> "Array":
+    """Return the scale of every cell [cells]: the distance of its ends over that of its codes'."""
+    import numpy as np
+
+    wide = lattices.split(np.abs(lattice.high - lattice.low), grouping)
+    with np.errstate(all="ignore"):
+        found: Array = np.nan_to_num(np.nanmedian(wide, axis=1)) / np.ptp(
+            codes.values[np.isfinite(codes.values)]
+        )
+    return found
 
 
 def grouping_of(lattice: Lattice) -> Grouping:
     """Return the cells in which a lattice has one low and one high end."""
     import numpy as np
 
-    rows, columns = lattice.low.shape
     across = np.flatnonzero(
         ((np.diff(lattice.low, axis=1) != 0) | (np.diff(lattice.high, axis=1) != 0)).any(0)
     )
@@ -183,6 +206,8 @@ def grouping_of(lattice: Lattice) -> Grouping:
 def quantisation(case: Case) -> Iterator[Explanation]:
     """Find that a side is the other quantized, and perhaps decoded again."""
     for copy in copies(case):
+        if not copy.finite:
+            continue
         after = fit(copy.x, copy.y, copy.lattice)
         if after.how:
             again = " and decoded again" if copy.again else ""
@@ -195,13 +220,13 @@ def faults(case: Case) -> Iterator[Explanation]:
     from aprfmt.compare.explain import packed_codes, packed_parts, packed_scales
 
     for copy in copies(case):
-        if fit(copy.x, copy.y, copy.lattice).how:
+        if copy.finite and fit(copy.x, copy.y, copy.lattice).how:
             continue
         try:
             yield from packed_parts.read_otherwise(copy)
         except AprfmtError:
             pass  # parts that cannot be read in another way either
-        for find in (
+        for find in () if not copy.finite else (
             packed_codes.zero_points, packed_codes.signs, packed_scales.scales,
             packed_codes.variants, packed_codes.orders, packed_scales.minima,
             packed_scales.columns,

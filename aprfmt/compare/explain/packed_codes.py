@@ -99,10 +99,8 @@ def variants(copy: Copy) -> Iterator[Explanation]:
     finite = np.flatnonzero(np.isfinite(table))
     order = finite[np.argsort(table[finite], kind="stable")]
     levels = table[order]
-    scale = lattices.split(copy.y, copy.grouping)
-    most = np.nanmax(np.abs(scale), axis=1)
-    for power in range(-2, 17):
-        unit = spread(copy, np.where(most > 0, most / levels[-1] * 2.0**power, 1.0))
+    for power in range(17):
+        unit = spread(copy, np.where(copy.scales > 0, copy.scales * 2.0**power, 1.0))
         near = np.clip(np.searchsorted((levels[:-1] + levels[1:]) / 2, copy.y / unit), 0,
                        len(levels) - 1)  # fmt: skip
         if not np.allclose(levels[near] * unit, copy.y, rtol=2.0**-6, atol=0):

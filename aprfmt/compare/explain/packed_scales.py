@@ -4,19 +4,22 @@ The factor that every cell's values lack is the least-squares one. With it put r
 be usual; how the factors go with the stored scales then says what was done to these.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aprfmt.compare.bounds import fit
 from aprfmt.compare.explain import lattices
 from aprfmt.compare.explain.guesses import Explanation
-from aprfmt.compare.explain.packed import Copy, cells, scaled, spread
+from aprfmt.compare.explain.lattices import Grouping
+from aprfmt.compare.explain.packed import Copy, cells, explanation, scaled, spread
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
-NEAR = 0.04  # relative: how well a factor is known, typically
-VARIED = 3.0  # times NEAR: scales nearer to each other than this prove nothing by their order
+NEAR = 0.05  # relative: a factor that is further from 1 is wrong
+LEAST = 0.01  # relative: how well a factor is known at best
+SURE = 4.0  # standard errors that it may be off
 FEW_COLUMNS = 1 << 24  # products tried to find the group of every input
 
 
@@ -43,122 +46,115 @@ def affine(copy: Copy) -> tuple["Array", "Array"]:
 
 
 def scales(copy: Copy) -> Iterator[Explanation]:
-    """Find scales that are wrong: a factor a cell makes the errors usual."""
+    """Find scales that are wrong: a factor a cell makes the errors usual.
+
+    Cells may be smaller than those the stored scales show, which may be one number for all.
+    """
     import numpy as np
 
-    factor = factors(copy, copy.y)
-    if not (np.isfinite(factor).all() and (factor > 0).all()):
+    seen = []
+    for grouping in (copy.grouping, *lattices.groupings(*copy.y.shape)):
+        if grouping in seen or not _divides(grouping, copy):
+            continue
+        seen.append(grouping)
+        finer = replace(copy, grouping=grouping, scales=_of_cells(copy, grouping))
+        factor = factors(finer, finer.y)
+        if not (np.isfinite(factor).all() and (factor > 0).all()):
+            continue
+        wide = spread(finer, factor)
+        after = fit(copy.x, copy.y * wide, scaled(copy.lattice, wide))
+        if not after.how:
+            continue
+        wrong = np.abs(factor - 1) > NEAR
+        relation = _relation(finer, finer.scales * factor, wrong, after.relative)
+        if not relation and np.ptp(factor) <= NEAR * np.abs(factor).mean():
+            return  # one factor for all: no fault of a packed encoding by itself
+        few = f"in {int(wrong.sum())} of {wrong.size} groups"
+        numbers = f"factors from {factor.min():.4g} to {factor.max():.4g}"
+        says = f"{copy.whose} scales are wrong: {relation or 'other ones stand there'}"
+        cause = "nested_offset" if relation == NESTED else "quant_scale"
+        yield explanation(copy, cause, (says, few, numbers, copy.scheme), after)
         return
-    wide = spread(copy, factor)
-    y, lattice = copy.y * wide, scaled(copy.lattice, wide)
-    if not fit(copy.x, y, lattice).how:
-        return
-    stored = _scales(copy)
-    wrong = np.abs(factor - 1) > NEAR
-    says, certain = _relation(copy, stored, stored * factor, wrong)
-    if not certain and np.ptp(factor) <= VARIED * NEAR * np.abs(factor).mean():
-        return  # one factor for all: no fault of a packed encoding by itself
-    numbers = f"factors from {factor.min():.4g} to {factor.max():.4g}"
-    few = f"in {int(wrong.sum())} of {wrong.size} groups"
-    found = copy.explained(
-        "quant_scale", (f"{copy.whose} scales are wrong: {says}", few, numbers, copy.scheme), y,
-        lattice,
-    )  # fmt: skip
-    if found is not None and "nested" in says:
-        found = copy.explained("nested_offset", (f"{copy.whose} {says}", few, numbers), y, lattice)
-    if found is not None:
-        yield found
 
 
-def _scales(copy: Copy) -> "Array":
-    """Return the scale of every cell [cells]: the step, or a share of the end of other codes."""
+def _divides(grouping: Grouping, copy: Copy) -> bool:
+    """Say whether cells are no larger than the copy's own."""
+    own = copy.grouping
+    tall, wide = own.rows or copy.y.shape[0], own.columns or copy.y.shape[1]
+    rows, columns = grouping.rows or copy.y.shape[0], grouping.columns or copy.y.shape[1]
+    return rows <= tall and columns <= wide
+
+
+def _of_cells(copy: Copy, grouping: Grouping) -> "Array":
+    """Return the copy's scale in every cell of a finer grouping."""
     import numpy as np
 
-    if copy.bits:
-        return np.nanmedian(cells(copy, copy.lattice.step), axis=1)
-    ends = np.maximum(np.abs(copy.lattice.low), np.abs(copy.lattice.high))
-    return np.asarray(np.nanmax(cells(copy, ends), axis=1) / _top(copy), np.float64)
+    return np.asarray(np.nanmax(lattices.split(spread(copy, copy.scales), grouping), axis=1))
 
 
-def _top(copy: Copy) -> float:
-    """Return the largest entry of a copy's code: what an end is in scales."""
-    for name, top in (("E5M2", 57344.0), ("E4M3", 448.0), ("E2M1", 6.0), ("FP8", 448.0),
-                      ("PLAIN", 448.0)):  # fmt: skip
-        if name in copy.scheme:
-            return top
-    return 1.0
+NESTED = "each is too small by one number: the offset of nested absmax was lost"
 
 
-def _relation(copy: Copy, stored: "Array", right: "Array", wrong: "Array") -> tuple[str, bool]:
-    """Say how stored scales go with the right ones (both [cells]), and whether that is certain."""
+def _relation(copy: Copy, right: "Array", wrong: "Array", relative: float) -> str:
+    """Say how stored scales go with the right ones [cells]; "" where they do in no known way.
+
+    A factor is known to about the copy's relative error over the root of a cell's elements.
+    """
     import numpy as np
+
+    stored = copy.scales
+    limit = max(LEAST, SURE * relative / (copy.y.size / stored.size) ** 0.5)
+    apart = float(np.median(np.abs(right / stored - 1)))
 
     def near(x: "Array", y: "Array") -> bool:
-        return bool(np.median(np.abs(x / y - 1)) < NEAR)
+        off = float(np.median(np.abs(x / y - 1)))
+        return off < limit and off < 0.5 * apart
 
-    varied = float(np.std(np.log(right))) > VARIED * NEAR
-    if near(stored, np.ones_like(stored)) and np.ptp(stored) <= NEAR:
-        return "they are ignored, as if each were 1", True
+    if np.ptp(stored) <= LEAST * stored.max() and near(stored, np.ones_like(stored)):
+        return "they are ignored, as if each were 1"
+    if np.abs(stored - 1).max() < LEAST:
+        return "they are ignored, as if each were 1"
     if near(stored * right, np.ones_like(right)):
-        return "they are inverted: 1/s stands for s", True
-    if varied and near(stored * right, np.full_like(right, np.median(stored * right))):
-        return "they are inverted, up to one factor", True
-    if varied and not wrong.all() and wrong.sum() <= 0.5 * wrong.size:
-        return "those of some groups are others", False
-    shape = _shape(copy)
-    grid, true = stored.reshape(shape), right.reshape(shape)
-    if varied:
-        moved = _moved(grid, true)
-        if moved:
-            return moved, True
-        if np.ptp(stored) <= NEAR * np.abs(stored).max():
-            return "one scale is shared by all", True
-        for axis, what in ((0, "rows"), (1, "groups of a row")):
-            if shape[axis] > 1 and (np.ptp(grid, axis=axis) <= NEAR * grid.max(axis)).all():
-                return f"one scale is shared by all {what}", True
-        runs = _shared(grid, true)
-        if runs:
-            return runs, True
-        apart = right - stored
-        if np.median(np.abs(apart)) and np.std(apart) < NEAR * np.median(right):
-            return "the offset of nested absmax was lost: each is too small by one number", True
-    return "each group's is another", False
+        return "they are inverted: 1/s stands for s"
+    product = stored * right
+    if stored.size > 2 and near(product, np.full_like(right, np.median(product))):
+        return "they are inverted, up to one factor"
+    rows = -(-copy.y.shape[0] // (copy.grouping.rows or copy.y.shape[0]))
+    grid, true = stored.reshape(rows, -1), right.reshape(rows, -1)
+    moved = _moved(grid, true, near)
+    if moved:
+        return moved
+    if wrong.any() and wrong.sum() <= 0.5 * wrong.size:
+        return "those of some groups are others"
+    less = right - stored
+    if stored.size > 2 and near(stored + np.median(less), right) and np.median(less) > 0:
+        return NESTED
+    if np.ptp(stored) <= LEAST * stored.max() and stored.size > 1:
+        return "one scale is shared by all"
+    for axis, what in ((0, "rows"), (1, "groups of a row")):
+        if grid.shape[axis] > 1 and (np.ptp(grid, axis=axis) <= LEAST * grid.max(axis)).all():
+            return f"one scale is shared by all {what}"
+    if 4 * np.unique(stored).size < stored.size:
+        return "several groups share one"
+    return ""
 
 
-def _shape(copy: Copy) -> tuple[int, int]:
-    rows = copy.y.shape[0]
-    return -(-rows // (copy.grouping.rows or rows)), -1
-
-
-def _moved(grid: "Array", true: "Array") -> str:
+def _moved(grid: "Array", true: "Array", near: "Callable[[Array, Array], bool]") -> str:
     """Say how scales stand elsewhere than they should: shifted, turned; "" where they do not."""
     import numpy as np
-
-    def near(x: "Array", y: "Array") -> bool:
-        return bool(np.median(np.abs(x / y - 1)) < NEAR)
 
     for shift in (1, -1):
         for axis, what in ((1, "group"), (0, "row of groups"), (None, "group")):
             size = grid.size if axis is None else grid.shape[axis]
             if size > 2 and near(np.roll(true, shift, axis), grid):
                 return f"each is that of the {what} {'before' if shift > 0 else 'after'}"
-    if min(grid.shape) > 1 and near(true.T.reshape(grid.shape), grid):
-        return "they are transposed"
-    if min(grid.shape) > 1 and near(true.reshape(grid.shape[::-1]).T, grid):
-        return "they are transposed"
+    if min(grid.shape) > 1:
+        if near(true.T.reshape(grid.shape), grid) or near(true.reshape(grid.shape[::-1]).T, grid):
+            return "they are transposed"
     for axis, what in ((1, "groups"), (0, "rows")):
         if grid.shape[axis] > 2 and near(np.flip(true, axis), grid):
             return f"those of the {what} stand in reverse"
     return ""
-
-
-def _shared(grid: "Array", true: "Array") -> str:
-    """Say that scales are shared where they should not be: runs of rows have one."""
-    import numpy as np
-
-    different = np.unique(np.round(np.log(grid.reshape(-1)) / NEAR)).size
-    expected = np.unique(np.round(np.log(true.reshape(-1)) / NEAR)).size
-    return "several groups share one" if different * 4 < expected else ""
 
 
 # --- minima ---------------------------------------------------------------------------------------
@@ -200,8 +196,8 @@ def _of_minima(copy: Copy, factor: "Array", offset: "Array") -> str:
             return "minima have the other sign: added where they are taken away"
         if near(low, np.zeros_like(low)):
             return "minima are lost: each group starts at 0"
-        shape = _shape(copy)
-        right = (low + offset).reshape(shape)
+        rows = -(-copy.y.shape[0] // (copy.grouping.rows or copy.y.shape[0]))
+        right = (low + offset).reshape(rows, -1)
         for shift in (1, -1):
             if near(np.roll(right, shift, 1).reshape(-1), low):
                 return f"minima are each that of the group {'before' if shift > 0 else 'after'}"
@@ -225,7 +221,7 @@ def columns(copy: Copy) -> Iterator[Explanation]:
     groups = count // wide
     if groups < 2 or rows * count * groups > FEW_COLUMNS:
         return
-    stored = _scales(copy).reshape(rows, groups)
+    stored = copy.scales.reshape(rows, groups)
     own = np.arange(count) // wide
     best, least = own.copy(), np.full(count, np.inf)
     for group in range(groups):
