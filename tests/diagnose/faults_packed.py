@@ -49,7 +49,8 @@ def source(base: str, sizes: Mapping[str, Any] = SIZES) -> Path:
 
 def copied(
     name: str, base: str, says: str, section: Mapping[str, Any] | None, make: Write,
-    cause: str | tuple[str, ...] = "quantisation", *, sizes: Mapping[str, Any] = SIZES, key: str = "", where: str = "",
+    cause: str | tuple[str, ...] = "quantisation", *, sizes: Mapping[str, Any] = SIZES,
+    key: str = "", where: str = "",
 ) -> Fault:  # fmt: skip
     """Return the fault, or the control, of a packed copy of a whole model."""
 

@@ -22,6 +22,7 @@ ROUNDINGS = 1.2  # of value and scale: units that a value may be off its entry
 TELLING = 0.2  # share of the distance between entries: a value that is less sure tells nothing
 ALL = 0.97  # share of the groups that must fit; the rest may hold a fault
 ENOUGH = 40.0  # bits of improbability beyond that of the choices made
+TOLD = 4.0  # such bits of a usual cell: many cells that each fit by accident prove nothing
 CELLS, OF_CELL = 2, 64  # cells, and values of each, that a scheme is looked for in
 FEW = 8  # rows that are then fitted first
 SOURCE_CELLS = 24  # cells of the source, which must not fit the same scheme
@@ -174,8 +175,8 @@ def _sampled(cells: "Array", count: int = CELLS) -> "Array":
     if chosen.shape[1] <= OF_CELL:
         return chosen
     size = np.nan_to_num(np.abs(chosen))
-    ends = [np.take_along_axis(chosen, at[:, None], 1)
-            for at in (size.argmax(1), np.nanargmin(chosen, 1), np.nanargmax(chosen, 1))]  # fmt: skip
+    places = size.argmax(1), np.nanargmin(chosen, 1), np.nanargmax(chosen, 1)
+    ends = [np.take_along_axis(chosen, at[:, None], 1) for at in places]
     return np.concatenate([*ends, chosen[:, :: chosen.shape[1] // OF_CELL]], axis=1)
 
 
@@ -196,11 +197,11 @@ def _may_be(cell: "Array", code: Code, unit: Unit) -> bool:
 
 
 def share(values: "Array", code: Code, grouping: Grouping, unit: Unit) -> float:
-    """Return the share of a few cells that fit a scheme."""
+    """Return the share of a few cells whose fit to a scheme is no accident."""
     import numpy as np
 
     chosen = _sampled(split(values, grouping), SOURCE_CELLS)
-    return float(np.isfinite(_scales(chosen, code, unit)[1]).mean())
+    return float((_scales(chosen, code, unit)[1] >= TOLD).mean())
 
 
 def fitted(values: "Array", code: Code, grouping: Grouping, unit: Unit) -> Found | None:
@@ -210,13 +211,14 @@ def fitted(values: "Array", code: Code, grouping: Grouping, unit: Unit) -> Found
     cells = split(values, grouping)
     scales, bits = _scales(cells, code, unit)
     fits = np.isfinite(bits)
-    if fits.mean() < ALL or bits[fits].sum() < ENOUGH:
+    told = bits[fits & (scales != 0)]
+    if fits.mean() < ALL or not told.size or np.median(told) < TOLD or told.sum() < ENOUGH:
         return None
     usual = float(np.median(np.abs(scales[fits & (scales != 0)])))
     scales = np.where(fits & (scales != 0), scales, usual)
     lattice = _lattice(values, cells, scales, code, grouping)
     grid = _grid(scales, values.shape, grouping)
-    return Found(code, grouping, lattice, grid, float(fits.mean()), float(bits[fits].sum()))
+    return Found(code, grouping, lattice, grid, float(fits.mean()), float(told.sum()))
 
 
 def _scales(cells: "Array", code: Code, unit: Unit) -> tuple["Array", "Array"]:

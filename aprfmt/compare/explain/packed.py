@@ -113,14 +113,18 @@ def _copies(case: Case) -> Iterator[Copy]:
                 np.asarray(part, np.float64).reshape(-1, reader.columns)[index] for part in known
             ))  # fmt: skip
             grouping, codes = grouping_of(lattice), _codes(reader)
-            yield Copy(case, source, reader, x, y, lattice, grouping, reader.encoding, whose,
-                       False, _bits(codes), rows, _scales(lattice, grouping, codes), finite)  # fmt: skip
+            yield Copy(
+                case, source, reader, x, y, lattice, grouping, reader.encoding, whose, False,
+                _bits(codes), rows, _scales(lattice, grouping, codes), finite,
+            )  # fmt: skip
             continue
         made = _betrayed(case, x, y, source, reader) if finite else None
         if made is not None:
             name = made.name if plain(reader) else f"{reader.encoding}: {made.name}"
-            yield Copy(case, source, reader, x, y, made.lattice, made.grouping, name, whose,
-                       plain(reader), made.code.bits, rows, made.scales.reshape(-1), True)  # fmt: skip
+            yield Copy(
+                case, source, reader, x, y, made.lattice, made.grouping, name, whose,
+                plain(reader), made.code.bits, rows, made.scales.reshape(-1), True,
+            )  # fmt: skip
 
 
 def plain(reader: Reader) -> bool:

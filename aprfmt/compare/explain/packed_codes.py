@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING
 
-from aprfmt.compare.explain import lattices
+from aprfmt.codecs.lattice import Lattice
 from aprfmt.compare.explain.guesses import Explanation
 from aprfmt.compare.explain.packed import Copy, cells, moved, ordered, scaled, spread
 
@@ -115,8 +115,8 @@ def variants(copy: Copy) -> Iterator[Explanation]:
             step = np.maximum(wide, np.abs(other[other > 0]).min()) * np.abs(factor)
             far = np.full(step.shape, np.inf)
             says = f"{copy.whose} bytes are {name} and were read as {read}"
-            found = copy.explained("fp8_variant", (says,), values * factor,
-                                   copy.lattice._replace(step=step, low=-far, high=far))  # fmt: skip
+            lattice = Lattice(step, -far, far)
+            found = copy.explained("fp8_variant", (says,), values * factor, lattice)
             if found is not None:
                 yield found
                 return
