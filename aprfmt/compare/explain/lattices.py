@@ -113,7 +113,7 @@ def codes() -> tuple[Code, ...]:
 
     return (
         *(Code(f"codes of {bits} bits", whole(bits)) for bits in (2, 3)),
-        Code("E2M1 codes", of(f4.CODEC.values), full=True),
+        Code("E2M1 codes", of(f4.CODEC.values)),
         Code("codes of 4 bits", whole(4)),
         *(Code(f"codes of {bits} bits above a minimum", np.arange(2.0**bits), True)
           for bits in (2, 4)),
@@ -122,8 +122,8 @@ def codes() -> tuple[Code, ...]:
         Code("IQ4_NL codes", of(iq4_nl.VALUES), full=True),
         Code("codes of 6 bits", whole(6)),
         Code("codes of 5 bits above a minimum", np.arange(32.0), True),
-        Code("E5M2 codes", of(fp8.E5M2.values), full=True),
-        Code("E4M3 codes", of(fp8.E4M3.values), full=True),
+        Code("E5M2 codes", of(fp8.E5M2.values)),
+        Code("E4M3 codes", of(fp8.E4M3.values)),
         Code("codes of 8 bits", whole(8)),
     )  # fmt: skip
 
@@ -198,8 +198,6 @@ def _may_be(cell: "Array", code: Code, unit: Unit) -> bool:
 
 def share(values: "Array", code: Code, grouping: Grouping, unit: Unit) -> float:
     """Return the share of a few cells whose fit to a scheme is no accident."""
-    import numpy as np
-
     chosen = _sampled(split(values, grouping), SOURCE_CELLS)
     return float((_scales(chosen, code, unit)[1] >= TOLD).mean())
 

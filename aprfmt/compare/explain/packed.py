@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MOST = 1 << 21  # elements looked at; of larger tensors, that many in runs of TILE rows
 TILE = 128
 FRUITLESS = 4  # searches for a scheme without result, after which no more are made
+GONE = 0.8  # of the distance at most is left when the cause is put right
 SAME_SCHEME = 0.9  # the source must not fit the copy's scheme in more of its groups
 
 
@@ -66,9 +67,14 @@ class Copy:
     ) -> Explanation | None:
         """Return the explanation if values and lattice put right are as near as copies are."""
         after = fit(self.x, y, lattice)
-        if not after.how:
+        if not self.better(after):
             return None
         return explanation(self, cause, says, after)
+
+    def better(self, after: Fit) -> bool:
+        """Say whether errors are those of a right copy, and what they were before is less so."""
+        gone = after.relative <= GONE * fit(self.x, self.y, self.lattice).relative
+        return bool(after.how) and (gone or not self.finite)
 
 
 def explanation(copy: Copy, cause: str, says: tuple[str, ...], after: Fit) -> Explanation:
@@ -232,10 +238,28 @@ def faults(case: Case) -> Iterator[Explanation]:
             pass  # parts that cannot be read in another way either
         for find in () if not copy.finite else (
             packed_codes.zero_points, packed_codes.signs, packed_scales.scales,
-            packed_codes.variants, packed_codes.orders, packed_scales.minima,
+            packed_codes.variants, packed_codes.order_of_inputs, packed_scales.minima,
             packed_scales.columns,
         ):  # fmt: skip
             yield from find(copy)
+
+
+def other_scales(case: Case) -> Iterator[Explanation]:
+    """Find scales that go with the right ones in no known way, once nothing else explains them."""
+    from aprfmt.compare.explain import packed_scales
+
+    for copy in copies(case):
+        if copy.finite and not fit(copy.x, copy.y, copy.lattice).how:
+            yield from packed_scales.scales(copy, related=False)
+
+
+def order_of_outputs(case: Case) -> Iterator[Explanation]:
+    """Find codes in another order along the outputs, once no order of heads explains the rows."""
+    from aprfmt.compare.explain import packed_codes
+
+    for copy in copies(case):
+        if copy.finite and not fit(copy.x, copy.y, copy.lattice).how:
+            yield from packed_codes.order_of_outputs(copy)
 
 
 def cells(copy: Copy, values: "Array") -> "Array":

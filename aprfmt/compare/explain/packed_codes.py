@@ -1,10 +1,11 @@
 """Faults of a packed copy's codes: zero points, signs, another 8-bit float, another order."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
 from aprfmt.codecs.lattice import Lattice
+from aprfmt.compare.bounds import fit
 from aprfmt.compare.explain.guesses import Explanation
 from aprfmt.compare.explain.packed import Copy, cells, moved, ordered, scaled, spread
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
 LIKELY = 0.3  # steps that a cell's middle error may be off a whole number
+POWERS = 17  # of two: scales of floats are known up to them
+WORD = 8  # codes of four bits in a word
 ALIKE = 0.6  # correlation from which an order is worth a fit
 
 
@@ -99,10 +102,10 @@ def variants(copy: Copy) -> Iterator[Explanation]:
     finite = np.flatnonzero(np.isfinite(table))
     order = finite[np.argsort(table[finite], kind="stable")]
     levels = table[order]
-    for power in range(17):
+    best: tuple[float, str, Array, Lattice] | None = None
+    for power in range(-POWERS, POWERS):
         unit = spread(copy, np.where(copy.scales > 0, copy.scales * 2.0**power, 1.0))
-        near = np.clip(np.searchsorted((levels[:-1] + levels[1:]) / 2, copy.y / unit), 0,
-                       len(levels) - 1)  # fmt: skip
+        near = np.searchsorted((levels[:-1] + levels[1:]) / 2, copy.y / unit)
         if not np.allclose(levels[near] * unit, copy.y, rtol=2.0**-6, atol=0):
             continue
         for name, other in kinds.items():
@@ -110,16 +113,27 @@ def variants(copy: Copy) -> Iterator[Explanation]:
             if name == read or not np.isfinite(values).all():
                 continue
             factor = spread(copy, factors(copy, values))
-            wide = np.spacing(np.abs(values).astype(np.float16)).astype(np.float64)
-            wide = wide * (2.0**7 if "E4M3" in name else 2.0**8)
-            step = np.maximum(wide, np.abs(other[other > 0]).min()) * np.abs(factor)
-            far = np.full(step.shape, np.inf)
-            says = f"{copy.whose} bytes are {name} and were read as {read}"
-            lattice = Lattice(step, -far, far)
-            found = copy.explained("fp8_variant", (says,), values * factor, lattice)
-            if found is not None:
-                yield found
-                return
+            lattice = _of_float(values, other, factor)
+            after = fit(copy.x, values * factor, lattice)
+            if after.how and (best is None or after.relative < best[0]):
+                best = after.relative, name, values * factor, lattice
+    if best is not None:
+        says = f"{copy.whose} bytes are {best[1]} and were read as {read}"
+        found = copy.explained("fp8_variant", (says,), best[2], best[3])
+        if found is not None:
+            yield found
+
+
+def _of_float(values: "Array", table: "Array", factor: "Array") -> Lattice:
+    """Return the lattice of values of an 8-bit float's table, times a factor."""
+    import numpy as np
+
+    levels = np.unique(table[np.isfinite(table)])
+    near = np.searchsorted(levels, values)
+    gaps = np.diff(levels)
+    step = np.maximum(np.append(gaps, 0), np.insert(gaps, 0, 0))[near] * np.abs(factor)
+    far = np.full(step.shape, np.inf)
+    return Lattice(step, -far, far)
 
 
 # --- orders ---------------------------------------------------------------------------------------
@@ -147,40 +161,55 @@ def _patterns() -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple(rows)
 
 
-def orders(copy: Copy) -> Iterator[Explanation]:
-    """Find codes that stand in another order in their words: of inputs, or of outputs."""
+def order_of_inputs(copy: Copy) -> Iterator[Explanation]:
+    """Find codes that stand in another order along the inputs, in words or in blocks."""
+    yield from _orders(copy, 1, _patterns())
+
+
+def order_of_outputs(copy: Copy) -> Iterator[Explanation]:
+    """Find codes that stand in another order along the outputs, in words."""
+    if copy.rows is None:
+        yield from _orders(copy, 0, [row for row in _patterns() if len(row[1]) <= WORD])
+
+
+def _orders(
+    copy: Copy, axis: int, patterns: "Sequence[tuple[str, tuple[int, ...]]]"
+) -> Iterator[Explanation]:
     import numpy as np
 
+    size = copy.y.shape[axis]
+    for text, pattern in patterns:
+        if size % len(pattern):
+            continue
+        order = (np.arange(size).reshape(-1, len(pattern))[:, list(pattern)]).reshape(-1)
+        rows, columns = (order, slice(None)) if axis == 0 else (slice(None), order)
+        y = copy.y[rows][:, columns]
+        if _alike(copy.x, y) < ALIKE:
+            continue
+        what = "inputs" if axis else "outputs"
+        says = f"{copy.whose} codes stand in another order along the {what}: {text}"
+        found = _in_order(moved(copy, y, ordered(copy.lattice, rows, columns)), says)
+        if found is not None:
+            yield found
+            return
+
+
+def _in_order(copy: Copy, says: str) -> Explanation | None:
+    """Confirm an order, with scales that moved with the codes, that did not, or as zero points."""
     from aprfmt.compare.explain.packed_scales import affine, factors
 
-    for axis, what in ((1, "inputs"), (0, "outputs")):
-        size = copy.y.shape[axis]
-        for text, pattern in _patterns():
-            if size % len(pattern) or (axis == 0 and copy.rows is not None and len(pattern) > 128):
-                continue
-            order = (np.arange(size).reshape(-1, len(pattern))[:, list(pattern)]).reshape(-1)
-            rows, columns = (order, slice(None)) if axis == 0 else (slice(None), order)
-            y = copy.y[rows][:, columns]
-            if _alike(copy.x, y) < ALIKE:
-                continue
-            there = moved(copy, y, ordered(copy.lattice, rows, columns))
-            says = (f"{copy.whose} codes stand in another order along the {what}: {text}",)
-            found = there.explained("packing_order", says, there.y, there.lattice)
-            if found is None:
-                factor = spread(there, factors(there, there.y))
-                found = there.explained(
-                    "packing_order", (*says, "the scales did not move with them"),
-                    there.y * factor, scaled(there.lattice, factor),
-                )  # fmt: skip
-            if found is None:
-                factor, offset = (spread(there, part) for part in affine(there))
-                found = there.explained(
-                    "packing_order", (*says, "scales and zero points did not move with them"),
-                    there.y * factor + offset, scaled(there.lattice, factor, offset),
-                )  # fmt: skip
-            if found is not None:
-                yield found
-                return
+    found = copy.explained("packing_order", (says,), copy.y, copy.lattice)
+    if found is None:
+        factor = spread(copy, factors(copy, copy.y))
+        said = says, "the scales did not move with them"
+        y, lattice = copy.y * factor, scaled(copy.lattice, factor)
+        found = copy.explained("packing_order", said, y, lattice)
+    if found is None:
+        factor, offset = (spread(copy, part) for part in affine(copy))
+        said = says, "scales and zero points did not move with them"
+        y, lattice = copy.y * factor + offset, scaled(copy.lattice, factor, offset)
+        found = copy.explained("packing_order", said, y, lattice)
+    return found
 
 
 def _alike(x: "Array", y: "Array") -> float:

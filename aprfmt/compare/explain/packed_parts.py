@@ -151,7 +151,7 @@ def _confirmed(copy: Copy, reading: Reading, weights: list[PackedWeight]) -> Exp
     wide = [view.undone(list(arrays)) for arrays in zip(*(p for p in parts if p), strict=True)]
     lattice = Lattice(*(np.asarray(part).reshape(-1, y.shape[-1])[index] for part in wide))
     after = fit(copy.x, np.asarray(y, np.float64).reshape(-1, y.shape[-1])[index], lattice)
-    if not after.how:
+    if not copy.better(after):
         return None
     return explanation(copy, reading.cause, (f"{copy.whose} {reading.says}",), after)
 
@@ -215,7 +215,7 @@ def _of_blocks(copy: Copy) -> Iterator[Explanation]:
             continue
         scheme = lattices.found(y, "F32", tuple(copy.case.context.schemes.found), True)
         after = None if scheme is None else fit(copy.x, y, scheme.lattice)
-        if after is not None and after.how:
+        if after is not None and copy.better(after):
             yield explanation(copy, cause, (f"{copy.whose} {says}", copy.reader.encoding), after)
             return
 

@@ -45,10 +45,11 @@ def affine(copy: Copy) -> tuple["Array", "Array"]:
     return factor, s - factor * m
 
 
-def scales(copy: Copy) -> Iterator[Explanation]:
+def scales(copy: Copy, *, related: bool = True) -> Iterator[Explanation]:
     """Find scales that are wrong: a factor a cell makes the errors usual.
 
-    Cells may be smaller than those the stored scales show, which may be one number for all.
+    With `related` only those of which it can be said how they go with the right ones. Cells may be
+    smaller than those the stored scales show, which may be one number for all.
     """
     import numpy as np
 
@@ -63,12 +64,14 @@ def scales(copy: Copy) -> Iterator[Explanation]:
             continue
         wide = spread(finer, factor)
         after = fit(copy.x, copy.y * wide, scaled(copy.lattice, wide))
-        if not after.how:
+        if not copy.better(after):
             continue
         wrong = np.abs(factor - 1) > NEAR
         relation = _relation(finer, finer.scales * factor, wrong, after.relative)
-        if not relation and np.ptp(factor) <= NEAR * np.abs(factor).mean():
-            return  # one factor for all: no fault of a packed encoding by itself
+        if bool(relation) != related or (
+            not relation and np.ptp(factor) <= NEAR * np.abs(factor).mean()
+        ):
+            return  # one factor for all is no fault of a packed encoding by itself
         few = f"in {int(wrong.sum())} of {wrong.size} groups"
         numbers = f"factors from {factor.min():.4g} to {factor.max():.4g}"
         says = f"{copy.whose} scales are wrong: {relation or 'other ones stand there'}"
@@ -125,7 +128,7 @@ def _relation(copy: Copy, right: "Array", wrong: "Array", relative: float) -> st
     if moved:
         return moved
     if wrong.any() and wrong.sum() <= 0.5 * wrong.size:
-        return "those of some groups are others"
+        return ""
     less = right - stored
     if stored.size > 2 and near(stored + np.median(less), right) and np.median(less) > 0:
         return NESTED
@@ -171,7 +174,7 @@ def minima(copy: Copy) -> Iterator[Explanation]:
     for k, h in ((np.ones_like(only), only), (factor, offset)):
         wide, off = spread(copy, k), spread(copy, h)
         y, lattice = copy.y * wide + off, scaled(copy.lattice, wide, off)
-        if not fit(copy.x, y, lattice).how:
+        if not copy.better(fit(copy.x, y, lattice)):
             continue
         says = _of_minima(copy, k, h)
         if says:
@@ -187,6 +190,9 @@ def _of_minima(copy: Copy, factor: "Array", offset: "Array") -> str:
 
     low = np.nanmin(cells(copy, copy.lattice.low), axis=1)
     step = np.nanmedian(cells(copy, copy.lattice.step), axis=1)
+    wrong = (np.abs(factor - 1) > NEAR) | (np.abs(offset) > step / 2)
+    if wrong.mean() < 0.5:
+        return ""  # damage of some blocks: nothing that was done to all
 
     def near(x: "Array", y: "Array") -> bool:
         return bool(np.median(np.abs(x - y)) < 0.3 * np.median(step) * np.median(factor))
