@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MOST = 1 << 21  # elements looked at; of larger tensors, that many in runs of TILE rows
 TILE = 128
+FLAT = 64  # elements of a block of bitsandbytes, which rows do not end
 FRUITLESS = 4  # searches for a scheme without result, after which no more are made
 GONE = 0.8  # of the distance at most is left when the cause is put right
 SAME_SCHEME = 0.9  # the source must not fit the copy's scheme in more of its groups
@@ -125,6 +126,9 @@ def _copies(case: Case) -> Iterator[Copy]:
             )  # fmt: skip
             continue
         made = _betrayed(case, x, y, source, reader) if finite else None
+        if made is None and finite and reader.columns % FLAT and not x.size % FLAT:
+            x, y = x.reshape(-1, FLAT), y.reshape(-1, FLAT)  # blocks that run over row ends
+            made = _betrayed(case, x, y, source, reader)
         if made is not None:
             name = made.name if plain(reader) else f"{reader.encoding}: {made.name}"
             yield Copy(
@@ -156,9 +160,10 @@ def _betrayed(
     """Return the scheme that a side's values betray and the other's do not."""
     seen = case.context.schemes
     known = tuple(seen.found)
-    search = bool(known) or seen.fruitless < FRUITLESS or encoding_row(
-        reader.encoding.split("+")[0]).block_size > 1  # fmt: skip
-    stored = reader.encoding if plain(reader) else "F32"
+    row = encoding_row(reader.encoding.split("+")[0])
+    # What bitsandbytes decodes was rounded to its quant state's dtype: to BF16 at worst.
+    stored = reader.encoding if plain(reader) else "BF16" if row.claim else "F32"
+    search = bool(known) or seen.fruitless < FRUITLESS or row.block_size > 1
     made = lattices.found(y, stored, known, search)
     if made is None:
         seen.fruitless += 1
