@@ -138,13 +138,15 @@ def test_what_bitsandbytes_decodes_is_a_copy(
     packed, state = functional.quantize_4bit(
         torch.from_numpy(values), blocksize=64, quant_type=kind, compress_statistics=nested
     )
-    decoded = functional.dequantize_4bit(packed, state)
+    # The library's path for matrices on a CPU mistakes rows that are no whole number of blocks.
+    state.shape = torch.Size([values.size])
+    decoded = functional.dequantize_4bit(packed, state).reshape(values.shape)
     row = judged(source, copied(source, tmp_path / "b", plain(decoded)))
     assert row.explanation is not None and row.explanation.confirmed, row
     assert row.explanation.cause == "quantisation"
     if nested:
         state.offset = torch.zeros_like(state.offset)
-        lost = functional.dequantize_4bit(packed, state)
+        lost = functional.dequantize_4bit(packed, state).reshape(values.shape)
         row = judged(source, copied(source, tmp_path / "lost", plain(lost)))
         assert row.explanation is not None and row.explanation.confirmed, row
         assert row.explanation.cause == "nested_offset", row.explanation

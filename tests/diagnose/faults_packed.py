@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from aprfmt.codecs import nf4
 from tests.diagnose import files, packing
 from tests.diagnose.engines import place, tiny_folder
 from tests.diagnose.fault import Fault
@@ -101,6 +102,16 @@ def fp8_decoded(read: Any = ml_dtypes.float8_e4m3fn, **how: Any) -> Write:
         return {f"{name}.weight": packing.row(values.astype(ml_dtypes.bfloat16))}
 
     return make
+
+
+def offset_lost(name: str, x: Array) -> Rows:
+    """Return NF4 by blocks of 64 decoded to BF16, its absmax without their mean, as nested ones."""
+    code = nf4.CODEC.code.astype(np.float32)
+    blocks = x.reshape(-1, 64)
+    absmax = np.abs(blocks).max(1, keepdims=True)
+    near = np.abs(blocks[..., None] / absmax[..., None] - code).argmin(-1)
+    values = (code[near] * (absmax - absmax.mean())).reshape(x.shape)
+    return {f"{name}.weight": packing.row(values.astype(ml_dtypes.bfloat16))}
 
 
 def plus(zeros: int) -> packing.Fault:
@@ -227,6 +238,8 @@ PACKED_FAULTS: tuple[Fault, ...] = (
            nearest(decoded, scales(np.ones_like)), "quant_scale"),
     copied("scales-inverted-decoded", "llama", "decoded to BF16 with 1/s for s", None,
            nearest(decoded, scales(lambda s: 1 / s)), "quant_scale"),
+    copied("offset-lost", "llama", "NF4 decoded to BF16 without the offset of nested absmax", None,
+           offset_lost, "nested_offset"),
     copied("order-ignored", "llama", "an order of activation that is not in the file", GPTQ,
            fed_back(partial(gptq, order=False), order_lost, act_order=True), "group_index"),
     copied("order-ignored-decoded", "llama", "decoded to BF16 without the order of activation",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
 LIKELY = 0.3  # steps that a cell's middle error may be off a whole number
-POWERS = 17  # of two: scales of floats are known up to them
+POWERS = 32  # of two: scales of floats are known up to them, as the largest that fit
 WORD = 8  # codes of four bits in a word
 ALIKE = 0.6  # correlation from which an order is worth a fit
 
@@ -103,7 +103,7 @@ def variants(copy: Copy) -> Iterator[Explanation]:
     order = finite[np.argsort(table[finite], kind="stable")]
     levels = table[order]
     best: tuple[float, str, Array, Lattice] | None = None
-    for power in range(-POWERS, POWERS):
+    for power in range(-POWERS, POWERS // 8):
         unit = spread(copy, np.where(copy.scales > 0, copy.scales * 2.0**power, 1.0))
         near = np.searchsorted((levels[:-1] + levels[1:]) / 2, copy.y / unit)
         if not np.allclose(levels[near] * unit, copy.y, rtol=2.0**-6, atol=0):

@@ -60,7 +60,7 @@ def scales(copy: Copy, *, related: bool = True) -> Iterator[Explanation]:
         seen.append(grouping)
         finer = replace(copy, grouping=grouping, scales=_of_cells(copy, grouping))
         factor = factors(finer, finer.y)
-        if not (np.isfinite(factor).all() and (factor > 0).all()):
+        if not (np.isfinite(factor).all() and factor.all()):
             continue
         wide = spread(finer, factor)
         after = fit(copy.x, copy.y * wide, scaled(copy.lattice, wide))
@@ -129,8 +129,10 @@ def _relation(copy: Copy, right: "Array", wrong: "Array", relative: float) -> st
         return moved
     if wrong.any() and wrong.sum() <= 0.5 * wrong.size:
         return ""
-    less = right - stored
-    if stored.size > 2 and near(stored + np.median(less), right) and np.median(less) > 0:
+    # A code with both signs hides that of its scale, which the factor then has.
+    signed = stored * np.sign(right)
+    lost = float(np.median(np.abs(right) - signed))
+    if stored.size > 2 and lost > 0 and near(signed + lost, np.abs(right)):
         return NESTED
     if np.ptp(stored) <= LEAST * stored.max() and stored.size > 1:
         return "one scale is shared by all"
