@@ -5,7 +5,6 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from aprfmt.codecs.lattice import Lattice
-from aprfmt.compare.bounds import fit
 from aprfmt.compare.explain.guesses import Explanation
 from aprfmt.compare.explain.packed import Copy, cells, moved, ordered, scaled, spread
 
@@ -92,36 +91,56 @@ def variants(copy: Copy) -> Iterator[Explanation]:
     import numpy as np
 
     from aprfmt.codecs import fp8
-    from aprfmt.compare.explain.packed_scales import factors
 
     kinds = {kind.name: kind.values.astype(np.float64) for kind in fp8.OF_TWO_SIGNS}
     read = next((name for name in kinds if name.removeprefix("F8_") in copy.scheme), "")
     if not read or not copy.again:
         return
-    table = kinds[read]
-    finite = np.flatnonzero(np.isfinite(table))
-    order = finite[np.argsort(table[finite], kind="stable")]
-    levels = table[order]
-    best: tuple[float, str, Array, Lattice] | None = None
-    for power in range(-POWERS, POWERS // 8):
-        unit = spread(copy, np.where(copy.scales > 0, copy.scales * 2.0**power, 1.0))
-        near = np.searchsorted((levels[:-1] + levels[1:]) / 2, copy.y / unit)
-        if not np.allclose(levels[near] * unit, copy.y, rtol=2.0**-6, atol=0):
+    for name, other in kinds.items():
+        if name == read:
             continue
-        for name, other in kinds.items():
-            values = other[order[near]]
-            if name == read or not np.isfinite(values).all():
-                continue
-            factor = spread(copy, factors(copy, values))
-            lattice = _of_float(values, other, factor)
-            after = fit(copy.x, values * factor, lattice)
-            if after.how and (best is None or after.relative < best[0]):
-                best = after.relative, name, values * factor, lattice
-    if best is not None:
-        says = f"{copy.whose} bytes are {best[1]} and were read as {read}"
-        found = copy.explained("fp8_variant", (says,), best[2], best[3])
+        y, lattice = _reread(copy, kinds[read], other)
+        says = f"{copy.whose} bytes are {name} and were read as {read}"
+        found = copy.explained("fp8_variant", (says,), y, lattice)
         if found is not None:
             yield found
+            return
+
+
+def _reread(copy: Copy, read: "Array", table: "Array") -> tuple["Array", Lattice]:
+    """Return a copy's values, and their lattice, with their codes' bytes read by another table.
+
+    The scale of a cell is known up to powers of two, and each gives other bytes: the one that comes
+    nearest to the source is taken, for each cell by itself. A cell without any is infinite.
+    """
+    import numpy as np
+
+    from aprfmt.compare.explain.packed_scales import factors
+
+    finite = np.flatnonzero(np.isfinite(read))
+    order = finite[np.argsort(read[finite], kind="stable")]
+    levels = read[order]
+    best = np.full(copy.y.shape, np.inf)
+    step, least = np.ones(copy.y.shape), np.full(copy.scales.size, np.inf)
+    for power in range(-POWERS, POWERS // 8):
+        unit = spread(copy, np.where(copy.scales != 0, copy.scales * 2.0**power, 1.0))
+        near = np.searchsorted((levels[:-1] + levels[1:]) / 2, copy.y / unit)
+        values = table[order[near]]
+        right = np.isclose(levels[near] * unit, copy.y, rtol=2.0**-6, atol=0)
+        values = np.where(right, values, np.nan)
+        valid = np.isfinite(np.where(np.isnan(cells(copy, copy.y)), 0, cells(copy, values))).all(1)
+        if not valid.any():
+            continue
+        values = np.nan_to_num(values)
+        factor = spread(copy, factors(copy, values))
+        apart = np.nansum((cells(copy, values * factor) - cells(copy, copy.x)) ** 2, axis=1)
+        nearer = valid & (apart < least)
+        least[nearer] = apart[nearer]
+        chosen = spread(copy, nearer)
+        best = np.where(chosen, values * factor, best)
+        step = np.where(chosen, _of_float(values, table, factor).step, step)
+    far = np.full(step.shape, np.inf)
+    return best, Lattice(step, -far, far)
 
 
 def _of_float(values: "Array", table: "Array", factor: "Array") -> Lattice:
