@@ -22,7 +22,7 @@ import numpy as np
 from aprfmt.codecs import f4, f6, fp8
 from aprfmt.codecs.base import F32, Array
 from aprfmt.codecs.dialect import (
-    Codes,
+    CodeTable,
     Config,
     Dialect,
     Parts,
@@ -187,18 +187,18 @@ def _decode_plain(parts: Parts, config: Config, out: F32) -> None:
     out *= spread(scale, out.shape, weights, _SCALE)
 
 
-def _codes_packed(parts: Parts, config: Config) -> Codes:
+def _codes_packed(parts: Parts, config: Config) -> CodeTable:
     return whole_numbers(fact(NAME, weights_of(config), "num_bits", range(1, 9)))
 
 
-def _codes_micro(parts: Parts, config: Config) -> Codes:
+def _codes_micro(parts: Parts, config: Config) -> CodeTable:
     kind = _MICRO[_format(config)][0]
-    return Codes(kind.kind.bits, kind.values)
+    return CodeTable(kind.kind.bits, kind.values)
 
 
-def _codes_plain(parts: Parts, config: Config) -> Codes:
+def _codes_plain(parts: Parts, config: Config) -> CodeTable:
     kind = _FP8.get(need(NAME, parts, ".weight").encoding)
-    return whole_numbers(8, signed=True) if kind is None else Codes(8, kind.values)
+    return whole_numbers(8, signed=True) if kind is None else CodeTable(8, kind.values)
 
 
 PACKED = Dialect(

@@ -28,7 +28,7 @@ class StoredPart(NamedTuple):
 Parts: TypeAlias = Mapping[str, StoredPart]
 
 
-class Codes(NamedTuple):
+class CodeTable(NamedTuple):
     """What the codes of a main part count as: bits of each, and the number of every pattern.
 
     A value is its code's number times a scale, plus something; a pattern that is no number is NaN.
@@ -58,17 +58,17 @@ class Dialect:
     recognises: Callable[[Config], bool]
     shape_of: Callable[[Parts, Config], tuple[int, ...]]
     decode: "Callable[[Parts, Config, F32], None]"  # fills a contiguous array of shape_of's shape
-    codes: Callable[[Parts, Config], Codes] | None = None
+    codes: Callable[[Parts, Config], CodeTable] | None = None
 
 
-def whole_numbers(bits: int, *, signed: bool = False) -> Codes:
+def whole_numbers(bits: int, *, signed: bool = False) -> CodeTable:
     """Return codes that are integers; `signed` ones are two's complement."""
     import numpy as np
 
     values = np.arange(1 << bits, dtype=np.float64)
     if signed:
         values[1 << bits - 1 :] -= 1 << bits
-    return Codes(bits, values)
+    return CodeTable(bits, values)
 
 
 def need(name: str, parts: Parts, suffix: str) -> StoredPart:

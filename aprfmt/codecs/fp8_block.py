@@ -11,7 +11,7 @@ import numpy as np
 
 from aprfmt.codecs import fp8
 from aprfmt.codecs.base import F32
-from aprfmt.codecs.dialect import Codes, Config, Dialect, Parts, array, fits, need
+from aprfmt.codecs.dialect import CodeTable, Config, Dialect, Parts, array, fits, need
 from aprfmt.errors import CodecError
 
 NAME = "fp8_block"
@@ -47,10 +47,10 @@ def _decode(parts: Parts, config: Config, out: F32) -> None:
         out[..., tile * tall : (tile + 1) * tall, :] *= across[..., tile : tile + 1, :]
 
 
-def _codes(parts: Parts, config: Config) -> Codes:
+def _codes(parts: Parts, config: Config) -> CodeTable:
     name = need(NAME, parts, _MAIN).encoding
     kind = next((kind for kind in fp8.OF_TWO_SIGNS if kind.name == name), fp8.E4M3)
-    return Codes(8, kind.values)
+    return CodeTable(8, kind.values)
 
 
 DIALECT = Dialect(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from aprfmt.codecs.base import F32, Array
-from aprfmt.codecs.dialect import Codes, Config, Dialect, Parts
+from aprfmt.codecs.dialect import CodeTable, Config, Dialect, Parts
 
 
 class Lattice(NamedTuple):
@@ -72,7 +72,7 @@ class PackedWeight(NamedTuple):
         """Return the lattice of its decoded values, None where it is not known."""
         return lattice_of(self.dialect, self.parts, self.config, values)
 
-    def codes(self) -> Codes | None:
+    def codes(self) -> CodeTable | None:
         """Return what its codes count as."""
         return None if self.dialect.codes is None else self.dialect.codes(self.parts, self.config)
 

@@ -18,7 +18,7 @@ from aprfmt.codecs import f4, fp8
 from aprfmt.codecs.base import F32
 from aprfmt.codecs.dialect import (
     GROUP_SIZES,
-    Codes,
+    CodeTable,
     Config,
     Dialect,
     Parts,
@@ -97,11 +97,11 @@ def _decode(parts: Parts, config: Config, out: F32) -> None:
             rows[at] += biases[at, :, None]
 
 
-def _codes(parts: Parts, config: Config) -> Codes:
+def _codes(parts: Parts, config: Config) -> CodeTable:
     mode = MODES.get(str(config.get("mode", "affine")), MODES["affine"])
     if mode.codes is None:
         return whole_numbers(fact(NAME, config, "bits", _BITS))
-    return Codes(mode.codes.kind.bits, mode.codes.values)
+    return CodeTable(mode.codes.kind.bits, mode.codes.values)
 
 
 DIALECT = Dialect(

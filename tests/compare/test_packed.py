@@ -1,5 +1,6 @@
 """Packed copies by the libraries that make them: right ones are within their bound."""
 
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -74,16 +75,19 @@ def plain(values: Any, dtype: str = "bfloat16") -> packing.Rows:
 
 def compressed(values: Array, **how: Any) -> tuple[Any, Any, Any, Any]:
     """Return codes, scale, zero point and decoded values by compressed-tensors."""
-    from compressed_tensors.quantization import QuantizationArgs
-    from compressed_tensors.quantization.lifecycle.forward import dequantize, quantize
-    from compressed_tensors.quantization.utils import calculate_qparams
+    library: Any = pytest.importorskip("compressed_tensors.quantization")
+    quantize, dequantize = (
+        getattr(importlib.import_module(f"{library.__name__}.lifecycle.forward"), name)
+        for name in ("quantize", "dequantize")
+    )
+    utils: Any = importlib.import_module(f"{library.__name__}.utils")
 
-    args = QuantizationArgs(**how)
+    args = library.QuantizationArgs(**how)
     x = torch.from_numpy(values)
     groups = x.reshape(len(x), -1, how.get("group_size") or x.shape[1])
     if how["strategy"] == "tensor":
         groups = x.reshape(1, 1, -1)
-    scale, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), args)
+    scale, zero = utils.calculate_qparams(groups.amin(-1), groups.amax(-1), args)
     if how["strategy"] == "tensor":
         scale, zero = scale.reshape(1), zero.reshape(1)
     codes = quantize(x, scale, zero, args, dtype=args.pytorch_dtype())

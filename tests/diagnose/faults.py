@@ -23,7 +23,8 @@ from tests.diagnose.engines import (
     tiny_folder,
     trace,
 )
-from tests.diagnose.fault import Fault, Pair
+from tests.diagnose.fault import Fault as Fault
+from tests.diagnose.fault import Pair
 from tests.diagnose.faults_packed import PACKED_CONTROLS, PACKED_FAULTS
 from tests.models import IDS
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from aprfmt.codecs import nf4
 from tests.diagnose import files, packing
-from tests.diagnose.engines import place, tiny_folder
+from tests.diagnose.engines import broken, place, tiny_folder, trace
 from tests.diagnose.fault import Fault
 from tests.diagnose.packing import Packed, Rows
 
@@ -256,7 +256,41 @@ PACKED_FAULTS: tuple[Fault, ...] = (
          high_first(18, 2)),
 )  # fmt: skip
 
+
+def narrow(x: Array, bits: int) -> Array:
+    """Return float32 values rounded to the nearest with `bits` bits of fraction."""
+    low = np.uint32(23 - bits)
+    found = np.ascontiguousarray(x, np.float32).copy()
+    seen = found.view(np.uint32)
+    seen += (np.uint32(1) << low - np.uint32(1)) - np.uint32(1) + (seen >> low & np.uint32(1))
+    seen &= np.uint32(0xFFFFFFFF) << low
+    return found
+
+
+def products(name: str, says: str, change: Callable[..., Any]) -> Fault:
+    """Return the control of a run whose products are in a coarser arithmetic than its records."""
+
+    def pair() -> tuple[Path, Path]:
+        folder = tiny_folder("llama")
+        return folder, trace(folder, f"products-{name}", backend=lambda: broken("linear", change))
+
+    return Fault(name, "llama", says, pair, ("rounding",), (), "precision")
+
+
+def tf32(op: Any, x: Array, weight: Any, *more: Any, **named: Any) -> Any:
+    """Multiply values of ten bits of fraction."""
+    return op(narrow(x, 10), weight, *more, **named)
+
+
+def halves(dtype: Any) -> Callable[..., Any]:
+    """Return a product that is rounded to a 16-bit type."""
+    return lambda op, *args, **named: op(*args, **named).astype(dtype).astype(np.float32)
+
+
 PACKED_CONTROLS: tuple[Fault, ...] = (
+    products("tf32-products", "products in TF32, recorded in float32", tf32),
+    products("bf16-products", "products in BF16, recorded in float32", halves(ml_dtypes.bfloat16)),
+    products("f16-products", "products in F16, recorded in float32", halves(np.float16)),
     *(copied(f"gptq-{bits}", "llama", f"GPTQ, {bits} bits", packing.gptq_section(bits),
              fed_back(gptq, bits=bits)) for bits in (2, 3, 4, 8)),
     copied("gptq-act-order", "qwen2", "GPTQ with an order of activation",

@@ -27,6 +27,7 @@ LABELS = {
     "int64": "I64", "int8": "I8", "uint8": "U8", "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
+TOPS = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 TYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
 
@@ -189,7 +190,7 @@ def fp8(
     stored: Callable[[Array], Array] = lambda scale: scale,
 ) -> Rows:  # fmt: skip
     """Return an FP8 weight with its scales: of the tensor, of its rows or of its tiles."""
-    top = top or float(ml_dtypes.finfo(kind).max)
+    top = top or TOPS[np.dtype(kind).name]
     if per == "tile":
         tall, wide = (-(-n // tile) for n in x.shape)
         padded = np.zeros((tall * tile, wide * tile), np.float32)

@@ -122,8 +122,8 @@ def codes() -> tuple[Code, ...]:
         Code("IQ4_NL codes", of(iq4_nl.VALUES), full=True),
         Code("codes of 6 bits", whole(6)),
         Code("codes of 5 bits above a minimum", np.arange(32.0), True),
-        Code("E5M2 codes", of(fp8.E5M2.values)),
-        Code("E4M3 codes", of(fp8.E4M3.values)),
+        Code("E5M2 codes", of(fp8.E5M2.values), full=True),
+        Code("E4M3 codes", of(fp8.E4M3.values), full=True),
         Code("codes of 8 bits", whole(8)),
     )  # fmt: skip
 
@@ -258,6 +258,11 @@ def _scales(cells: "Array", code: Code, unit: Unit) -> tuple["Array", "Array"]:
         bits = _improbable(moved[todo], scale, code, unit, loose[todo]) - np.log2(len(tops))
         good = np.isfinite(bits)
         scales[todo[good]], told[todo[good]] = scale[good], bits[good]
+    todo = np.flatnonzero(np.isfinite(told) & (scales != 0) & code.full)
+    while todo.size:  # codes that are floats fit a scale of half as well: the largest counts
+        bits = _improbable(moved[todo], 2 * scales[todo], code, unit, loose[todo])
+        todo = todo[np.isfinite(bits)]
+        scales[todo] *= 2
     return scales, told
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.codecs.dialect import Codes
+from aprfmt.codecs.dialect import CodeTable
 from aprfmt.codecs.lattice import Lattice
 from aprfmt.compare.bounds import Fit, fit
 from aprfmt.compare.explain import lattices
@@ -176,22 +176,22 @@ def _betrayed(
     return made
 
 
-def _codes(reader: Reader) -> Codes:
+def _codes(reader: Reader) -> CodeTable:
     """Return what the codes of a packed weight count as."""
     packed = reader.side.stored[0].packed
-    codes = None if packed is None else packed().codes()
+    codes: CodeTable | None = None if packed is None else packed().codes()
     assert codes is not None, "a lattice without codes"
     return codes
 
 
-def _bits(codes: Codes) -> int:
+def _bits(codes: CodeTable) -> int:
     """Return the bits of codes that are integers, else 0."""
     import numpy as np
 
     return codes.bits if np.isin(np.diff(np.sort(codes.values)), 1.0).all() else 0
 
 
-def _scales(lattice: Lattice, grouping: Grouping, codes: Codes) -> "Array":
+def _scales(lattice: Lattice, grouping: Grouping, codes: CodeTable) -> "Array":
     """Return the scale of every cell [cells]: the distance of its ends over that of its codes'."""
     import numpy as np
 

@@ -42,7 +42,7 @@ def zero_points(copy: Copy) -> Iterator[Explanation]:
     said = "one" if many == 1 else str(many)
     says = f"{copy.whose} zero points are {said} too {way}: every value is {said} step"
     says += ("s" if many > 1 else "") + (" too large" if usual > 0 else " too small")
-    hint = ()
+    hint: tuple[str, ...] = ()
     if many == 1:
         hint = (
             "GPTQ's first format stores a zero point less one, its second the zero point itself",

@@ -57,7 +57,8 @@ def _nibbles(
 
         both = np.stack([raw & 15, raw >> 4], -1).reshape(-1, len(order))[:, list(order)]
         pairs = both.reshape(-1, 2)
-        return pairs[:, 0] | pairs[:, 1] << 4
+        joined: Array = pairs[:, 0] | pairs[:, 1] << 4
+        return joined
 
     def change(weight: PackedWeight) -> PackedWeight | None:
         codes = weight.codes()
