@@ -67,6 +67,11 @@ class LazyTensor(Protocol):
         """What decodes it (to `info.shape`) where its codec cannot do so from bytes alone."""
         return None
 
+    @property
+    def packed(self) -> Callable[[], Any] | None:
+        """What gives it as a codecs.lattice.PackedWeight, where a dialect stores it so."""
+        return None
+
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
         """Return a read-only zero-copy view of stored bytes [start, stop), valid until close()."""
         ...

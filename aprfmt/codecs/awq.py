@@ -22,6 +22,7 @@ from aprfmt.codecs.dialect import (
     fits,
     need,
     unpack_dense,
+    whole_numbers,
 )
 from aprfmt.errors import CodecError, UnsupportedError
 
@@ -83,4 +84,5 @@ DIALECT = Dialect(
     recognises=_recognises,
     shape_of=_shape_of,
     decode=_decode,
+    codes=lambda parts, config: whole_numbers(4),
 )

@@ -22,6 +22,7 @@ import numpy as np
 from aprfmt.codecs import f4, f6, fp8
 from aprfmt.codecs.base import F32, Array
 from aprfmt.codecs.dialect import (
+    CodeTable,
     Config,
     Dialect,
     Parts,
@@ -30,6 +31,7 @@ from aprfmt.codecs.dialect import (
     fits,
     need,
     unpack_dense,
+    whole_numbers,
 )
 from aprfmt.codecs.minifloat import MinifloatCodec
 from aprfmt.errors import CodecError, UnsupportedError
@@ -44,6 +46,7 @@ _MICRO: Mapping[str, tuple[MinifloatCodec, int, MinifloatCodec | None]] = {
     "mxfp4-pack-quantized": (f4.CODEC, 32, fp8.E8M0),
     "mxfp6-pack-quantized": (f6.E2M3, 32, fp8.E8M0),
 }
+_FP8: Mapping[str, MinifloatCodec] = {kind.name: kind for kind in fp8.OF_TWO_SIGNS}
 _PLAIN_FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "mxfp8-quantized")
 
 
@@ -174,7 +177,7 @@ def _shape_of_plain(parts: Parts, config: Config) -> tuple[int, ...]:
 
 def _decode_plain(parts: Parts, config: Config, out: F32) -> None:
     weights = weights_of(config)
-    out[:] = array(NAME, parts, ".weight", ("I8", "F8_E4M3"))
+    out[:] = array(NAME, parts, ".weight", ("I8", *_FP8))
     scale = array(NAME, parts, _SCALE, ("U8", *_FLOAT))
     if scale.dtype == np.uint8:
         scale = fp8.E8M0.values[scale]
@@ -182,6 +185,20 @@ def _decode_plain(parts: Parts, config: Config, out: F32) -> None:
         zero = array(NAME, parts, _ZERO, ("I8", "F8_E4M3", *_FLOAT)).astype(np.float32)
         out -= spread(zero, out.shape, weights, _ZERO)
     out *= spread(scale, out.shape, weights, _SCALE)
+
+
+def _codes_packed(parts: Parts, config: Config) -> CodeTable:
+    return whole_numbers(fact(NAME, weights_of(config), "num_bits", range(1, 9)))
+
+
+def _codes_micro(parts: Parts, config: Config) -> CodeTable:
+    kind = _MICRO[_format(config)][0]
+    return CodeTable(kind.kind.bits, kind.values)
+
+
+def _codes_plain(parts: Parts, config: Config) -> CodeTable:
+    kind = _FP8.get(need(NAME, parts, ".weight").encoding)
+    return whole_numbers(8, signed=True) if kind is None else CodeTable(8, kind.values)
 
 
 PACKED = Dialect(
@@ -194,6 +211,7 @@ PACKED = Dialect(
     recognises=lambda config: _format(config) == "pack-quantized",
     shape_of=_shape_of_packed,
     decode=_decode_packed,
+    codes=_codes_packed,
 )
 PACKED_FLOAT = Dialect(
     name="compressed_packed_float",
@@ -205,6 +223,7 @@ PACKED_FLOAT = Dialect(
     recognises=lambda config: _format(config) in _MICRO,
     shape_of=_shape_of_micro,
     decode=_decode_micro,
+    codes=_codes_micro,
 )
 PLAIN = Dialect(
     name="compressed_plain",
@@ -216,4 +235,5 @@ PLAIN = Dialect(
     recognises=lambda config: _format(config) in _PLAIN_FORMATS,
     shape_of=_shape_of_plain,
     decode=_decode_plain,
+    codes=_codes_plain,
 )

@@ -28,6 +28,16 @@ class StoredPart(NamedTuple):
 Parts: TypeAlias = Mapping[str, StoredPart]
 
 
+class CodeTable(NamedTuple):
+    """What the codes of a main part count as: bits of each, and the number of every pattern.
+
+    A value is its code's number times a scale, plus something; a pattern that is no number is NaN.
+    """
+
+    bits: int
+    values: "Array"  # float [2**bits]
+
+
 @dataclass(frozen=True)
 class Dialect:
     """One way of storing a weight `PREFIX + weight`.
@@ -35,7 +45,8 @@ class Dialect:
     `main` is the suffix of the tensor that holds the codes; `parts` are the suffixes that must
     stand beside it, `optional` those that may. `facts` are the keys of the configuration that
     decoding needs. `recognises(config)` says whether the configuration names this dialect.
-    `shape_of` and `decode` take parts by suffix and raise CodecError where they do not fit.
+    `shape_of` and `decode` take parts by suffix and raise CodecError where they do not fit;
+    `codes` says what the codes of the main part count as, which bounds what a copy may be off by.
     """
 
     name: str
@@ -47,6 +58,17 @@ class Dialect:
     recognises: Callable[[Config], bool]
     shape_of: Callable[[Parts, Config], tuple[int, ...]]
     decode: "Callable[[Parts, Config, F32], None]"  # fills a contiguous array of shape_of's shape
+    codes: Callable[[Parts, Config], CodeTable] | None = None
+
+
+def whole_numbers(bits: int, *, signed: bool = False) -> CodeTable:
+    """Return codes that are integers; `signed` ones are two's complement."""
+    import numpy as np
+
+    values = np.arange(1 << bits, dtype=np.float64)
+    if signed:
+        values[1 << bits - 1 :] -= 1 << bits
+    return CodeTable(bits, values)
 
 
 def need(name: str, parts: Parts, suffix: str) -> StoredPart:

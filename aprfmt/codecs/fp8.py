@@ -14,3 +14,4 @@ E5M2 = MinifloatCodec("F8_E5M2", Minifloat(5, 2, 15, infinity=True, nan="ieee"))
 E4M3FNUZ = MinifloatCodec("F8_E4M3FNUZ", Minifloat(4, 3, 8, nan="zero"))
 E5M2FNUZ = MinifloatCodec("F8_E5M2FNUZ", Minifloat(5, 2, 16, nan="zero"))
 E8M0 = MinifloatCodec("F8_E8M0", Minifloat(8, 0, 127, sign=False, nan="last"))
+OF_TWO_SIGNS = (E4M3, E5M2, E4M3FNUZ, E5M2FNUZ)  # those that weights are stored in

@@ -9,8 +9,9 @@ value = weight * scale: the "inverse" in the name is that of quantizing. The til
 
 import numpy as np
 
+from aprfmt.codecs import fp8
 from aprfmt.codecs.base import F32
-from aprfmt.codecs.dialect import Config, Dialect, Parts, array, fits, need
+from aprfmt.codecs.dialect import CodeTable, Config, Dialect, Parts, array, fits, need
 from aprfmt.errors import CodecError
 
 NAME = "fp8_block"
@@ -28,7 +29,7 @@ def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
 
 def _decode(parts: Parts, config: Config, out: F32) -> None:
     scale = array(NAME, parts, _SCALE, _SCALES)
-    out[:] = array(NAME, parts, _MAIN, ("F8_E4M3", "F8_E5M2"))
+    out[:] = array(NAME, parts, _MAIN, [kind.name for kind in fp8.OF_TWO_SIGNS])
     if scale.size == 1:
         out *= scale.reshape(())
         return
@@ -46,6 +47,12 @@ def _decode(parts: Parts, config: Config, out: F32) -> None:
         out[..., tile * tall : (tile + 1) * tall, :] *= across[..., tile : tile + 1, :]
 
 
+def _codes(parts: Parts, config: Config) -> CodeTable:
+    name = need(NAME, parts, _MAIN).encoding
+    kind = next((kind for kind in fp8.OF_TWO_SIGNS if kind.name == name), fp8.E4M3)
+    return CodeTable(8, kind.values)
+
+
 DIALECT = Dialect(
     name=NAME,
     main=_MAIN,
@@ -56,4 +63,5 @@ DIALECT = Dialect(
     recognises=_recognises,
     shape_of=_shape_of,
     decode=_decode,
+    codes=_codes,
 )

@@ -13,7 +13,7 @@ import numpy as np
 
 from aprfmt.codecs import f4
 from aprfmt.codecs.base import F32, Array
-from aprfmt.codecs.dialect import Config, Dialect, Parts, array, fits, need
+from aprfmt.codecs.dialect import CodeTable, Config, Dialect, Parts, array, fits, need
 from aprfmt.errors import CodecError
 
 NAME = "gpt_oss"
@@ -65,4 +65,5 @@ DIALECT = Dialect(
     recognises=_recognises,
     shape_of=_shape_of,
     decode=_decode,
+    codes=lambda parts, config: CodeTable(4, f4.CODEC.values),
 )

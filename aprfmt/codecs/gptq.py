@@ -23,6 +23,7 @@ from aprfmt.codecs.dialect import (
     fits,
     need,
     unpack_dense,
+    whole_numbers,
 )
 from aprfmt.errors import CodecError
 
@@ -99,4 +100,5 @@ DIALECT = Dialect(
     recognises=_recognises,
     shape_of=_shape_of,
     decode=_decode,
+    codes=lambda parts, config: whole_numbers(fact(NAME, config, "bits", _BITS)),
 )

@@ -18,6 +18,7 @@ from aprfmt.codecs import f4, fp8
 from aprfmt.codecs.base import F32
 from aprfmt.codecs.dialect import (
     GROUP_SIZES,
+    CodeTable,
     Config,
     Dialect,
     Parts,
@@ -26,6 +27,7 @@ from aprfmt.codecs.dialect import (
     fits,
     need,
     unpack_dense,
+    whole_numbers,
 )
 from aprfmt.codecs.minifloat import MinifloatCodec
 from aprfmt.errors import CodecError
@@ -95,6 +97,13 @@ def _decode(parts: Parts, config: Config, out: F32) -> None:
             rows[at] += biases[at, :, None]
 
 
+def _codes(parts: Parts, config: Config) -> CodeTable:
+    mode = MODES.get(str(config.get("mode", "affine")), MODES["affine"])
+    if mode.codes is None:
+        return whole_numbers(fact(NAME, config, "bits", _BITS))
+    return CodeTable(mode.codes.kind.bits, mode.codes.values)
+
+
 DIALECT = Dialect(
     name=NAME,
     main=".weight",
@@ -105,4 +114,5 @@ DIALECT = Dialect(
     recognises=_recognises,
     shape_of=_shape_of,
     decode=_decode,
+    codes=_codes,
 )

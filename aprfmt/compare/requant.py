@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.protocols import raw_parts
+from aprfmt.compare.bounds import fit
 from aprfmt.compare.diffs import EQUAL, Derivation, TensorDiff
 from aprfmt.compare.numbers import CHUNK
 from aprfmt.errors import AprfmtError, ArchError, CodecError
@@ -113,6 +114,8 @@ class Oracle:
         if used is not None and self.imatrix is None:
             return _unknown(f"made with importance matrix {used}: name it with --imatrix")
         try:
+            if side.lattice is not None:
+                return _derive_lattice(name, side, base)
             if side.parts:
                 return _derive_packed(name, raw_parts(side.stored[0]), base)
             return _derive_blocks(name, side, base, importance)
@@ -216,6 +219,39 @@ def _derive_packed(name: str, raw: Mapping[str, memoryview], base: View) -> Deri
         f"block {block} (row {first // columns}, elements {first % columns}-"
         f"{first % columns + state.blocksize - 1}) does not derive from the base",
         block, first // columns, first % columns,
+    )  # fmt: skip
+
+
+def _derive_lattice(name: str, side: View, base: View) -> Derivation:
+    """Hold the base to the lattice of a packed weight: its codes and its scales, requantized.
+
+    Where a scheme leaves the choice of scales open, the copy's own are used; the codes are then
+    those of the base's values, or near them where errors were made up for.
+    """
+    import numpy as np
+
+    lattice = side.lattice
+    assert lattice is not None
+    columns = max(base.shape[-1], 1)
+    x, y = (np.asarray(v.numpy(), np.float64).reshape(-1, columns) for v in (base, side))
+    step, low, high = (np.asarray(part, np.float64).reshape(x.shape) for part in lattice)
+    found = fit(x, y, lattice)
+    same = 100 * found.near
+    if found.how:
+        return Derivation(
+            True, name,
+            f"requantized from base: {found.how}; {same:.4g} % of its codes are the base's under "
+            f"its own scales, which are off by {100 * abs(found.slope):.2g} % together",
+        )  # fmt: skip
+    away = np.where(step > 0, np.abs(x - y) / np.where(step > 0, step, 1.0), 0.0)
+    inside = (x >= np.minimum(low, high)) & (x <= np.maximum(low, high))
+    far = np.flatnonzero((away > 1.0) & inside)
+    at = int(far[0]) if far.size else int(np.argmax(away))
+    return Derivation(
+        False, name,
+        f"row {at // columns}, element {at % columns} does not derive from the base under its own "
+        f"scales: {same:.4g} % of its codes are the base's ({found.says()})",
+        None, at // columns, at % columns,
     )  # fmt: skip
 
 

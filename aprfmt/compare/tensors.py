@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.shapes import matrix
 from aprfmt.compare.align import TensorPair
-from aprfmt.compare.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, steps
+from aprfmt.compare.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, Fit, fit, steps
 from aprfmt.compare.diffs import TensorDiff
 from aprfmt.compare.nonfinite import alike
 from aprfmt.compare.numbers import CHUNK, Accumulator, wide
@@ -125,14 +125,29 @@ def _by_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorDiff:
         return diff
     if stats.alone:  # no bound holds for what is no number
         return replace(diff, steps_off=None if off is None else math.inf)
+    found = _of_lattice(a, b)
+    if found is not None and found.how:
+        coarser = coarser_of(a.encoding, b.encoding)
+        return replace(diff, steps_off=found.largest, verdict="WITHIN",
+                       cause=f"{coarser}: {found.how}")  # fmt: skip
     if off is not None:
         diff = replace(diff, steps_off=off)
-        if off <= 1.0:
+        if off <= 1.0 and found is None:
             coarser = coarser_of(a.encoding, b.encoding)
             return replace(diff, verdict="WITHIN", cause=f"one step of {coarser}")
     if imatrix or off is None:
         return _statistical(diff, stats.rel_l2, beyond / max(1, stats.count), imatrix)
     return diff
+
+
+def _of_lattice(a: View, b: View) -> Fit | None:
+    """Return the errors of the one side that is packed in its own steps; None for other pairs."""
+    packed = [side for side in (a, b) if side.lattice is not None]
+    if len(packed) != 1:
+        return None
+    copied, lattice = packed[0], packed[0].lattice
+    assert lattice is not None
+    return fit((b if copied is a else a).numpy(), copied.numpy(), lattice)
 
 
 def _statistical(diff: TensorDiff, rel_l2: float, share: float, imatrix: bool) -> TensorDiff:
@@ -145,7 +160,7 @@ def _statistical(diff: TensorDiff, rel_l2: float, share: float, imatrix: bool) -
 
 
 def coarser_of(a: str, b: str) -> str:
-    """Return the encoding with fewer bits a weight."""
+    """Return the encoding with fewer bits a weight; a dialect's, whose size is not known, first."""
     return min((a, b), key=lambda name: encoding_row(name.split("+")[0]).bits_per_weight)
 
 
@@ -208,8 +223,10 @@ def _steps(a: View, b: View, x: "Array", y: "Array", rows: tuple[int, int]) -> "
         if encoding_row(name).numpy:
             found: Step | None = _float_step(name, other)
         else:
-            parts = side.raw_rows(*rows)
+            lattice = side.lattice
+            parts = side.raw_rows(*rows) if lattice is None else None
             found = None if parts is None else steps(name, parts, other.size)
+            found = found if lattice is None else lattice.step.reshape(-1)
         if found is None:
             return None
         total = found if total is None else total + found

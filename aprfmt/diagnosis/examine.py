@@ -15,6 +15,7 @@ from aprfmt.diagnosis.case import Case, Change, Layers
 from aprfmt.diagnosis.elsewhere import taken_elsewhere
 from aprfmt.diagnosis.hypotheses import HYPOTHESES
 from aprfmt.diagnosis.measure import Recorded
+from aprfmt.diagnosis.rounded import ReadAs, arithmetic
 from aprfmt.diagnosis.search import Search, Step, is_wide, spanned
 from aprfmt.diagnosis.shadow import Pass, View, plain, shadow
 from aprfmt.diagnosis.world import MOVES, World
@@ -75,6 +76,11 @@ def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
     for key, value in values.items():
         recorded.shapes.setdefault(key, value.shape)
     found = before = shadow(world, recorded)
+    coarser = arithmetic(found)
+    if coarser:
+        read = ReadAs(recorded.trace, coarser)
+        recorded = Recorded(read, recorded.ids, recorded.shapes, recorded.without)
+        found = before = shadow(world, recorded)
     known: set[str] = set()  # diverging points without an explanation
     divergences: list[Divergence] = []
     tried: dict[str, int] = {}

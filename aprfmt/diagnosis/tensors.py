@@ -210,7 +210,7 @@ def _bits(name: str) -> float:
 
 
 def _is_blocked(name: str) -> bool:
-    return encoding_row(name.split("+")[0]).block_size > 1
+    return encoding_row(name.split("+")[0]).block_size != 1
 
 
 def _strange(rows: Sequence[TensorDiff]) -> tuple[CauseFound, Touched]:

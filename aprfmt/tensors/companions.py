@@ -16,9 +16,10 @@ from aprfmt.errors import AprfmtError, CodecError
 
 if TYPE_CHECKING:
     from aprfmt.codecs.dialect import Dialect
+    from aprfmt.codecs.lattice import PackedWeight
 
-# encoding, shape, and how to decode where the configuration is needed for it
-Joined: TypeAlias = tuple[str, tuple[int, ...], Callable[[], Any] | None]
+# encoding, shape, and the weight as it is stored where the configuration is needed to decode it
+Joined: TypeAlias = "tuple[str, tuple[int, ...], Callable[[], PackedWeight] | None]"
 
 
 class JoinedTensor(LazyTensor):
@@ -28,21 +29,24 @@ class JoinedTensor(LazyTensor):
     raises CodecError and names the parts: read them through `parts[suffix].raw()`.
     """
 
-    __slots__ = ("decode", "info", "parts", "stored")
+    __slots__ = ("decode", "info", "packed", "parts", "stored")
 
     info: TensorInfo
     parts: Mapping[str, LazyTensor]
     decode: Callable[[], Any] | None
+    packed: "Callable[[], PackedWeight] | None"
 
     def __init__(
         self,
         info: TensorInfo,
         parts: Mapping[str, LazyTensor],
-        decode: Callable[[], Any] | None = None,
+        packed: "Callable[[], PackedWeight] | None" = None,
     ) -> None:
         self.info = info
         self.parts = parts
-        self.decode = decode  # float32 of info.shape, where decoding needs the configuration
+        self.packed = packed
+        # float32 of info.shape, where decoding needs the configuration
+        self.decode = None if packed is None else lambda: packed().decode()
         self.stored = tuple(part.info.name for part in parts.values())
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
@@ -177,7 +181,7 @@ def _join_dialect(
     name: str, parts: Mapping[str, LazyTensor], config: Mapping[str, Value]
 ) -> Joined:
     from aprfmt.codecs.dialect import StoredPart
-    from aprfmt.codecs.dialects import decode_weight
+    from aprfmt.codecs.lattice import PackedWeight
 
     dialect, section = _dialect(config), _section(config)
     assert dialect is not None and section is not None
@@ -192,7 +196,7 @@ def _join_dialect(
         shape = dialect.shape_of(read(), section)
     except CodecError as error:
         raise CodecError(f"{name}: {error}") from error
-    return dialect.name.upper(), shape, lambda: decode_weight(dialect, read(), section)
+    return dialect.name.upper(), shape, lambda: PackedWeight(dialect, read(), section)
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -216,7 +220,7 @@ def join(
         for weight, names in _found(family, tensors, config or {}, fault).items():
             parts = {suffix: tensors[stored] for suffix, stored in names.items()}
             try:
-                encoding, shape, decode = family.join(weight, parts, config or {})
+                encoding, shape, packed = family.join(weight, parts, config or {})
             except AprfmtError as error:
                 if fault is None:
                     raise
@@ -226,7 +230,7 @@ def join(
             for stored in names.values():
                 joined.pop(stored, None)  # an APR file has the main part as `WEIGHT@NF4`
             info = TensorInfo(weight, shape, encoding, main.offset, main.nbytes, None)
-            joined[weight] = JoinedTensor(info, parts, decode)
+            joined[weight] = JoinedTensor(info, parts, packed)
     order = {name: i for i, name in enumerate(tensors)}
     first = {
         name: order[tensor.parts[""].info.name] if tensor.parts else order[name]

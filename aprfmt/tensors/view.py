@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from aprfmt.arch.bind import Group
     from aprfmt.arch.spec import LayoutStep, Move
+    from aprfmt.codecs.lattice import Lattice
 
 # Encodings whose bits are those of a torch dtype that numpy has no counterpart of.
 _TORCH_DTYPES: Mapping[str, str] = {
@@ -235,6 +236,7 @@ class View:
 
     def drop(self) -> None:
         """Release the mapped pages of the stored tensors; they are read again if needed."""
+        self.__dict__.pop("lattice", None)
         for tensor in self.stored:
             tensor.drop()
 
@@ -286,10 +288,32 @@ class View:
             return decode_tensor(self.whole).reshape(self.shape)
         if self.data is not None:
             return decode(self.encoding, self.data.window(0, len(self.data)), self.shape)
-        arrays = [decode_tensor(tensor) for tensor in self.stored]
+        return self.undone([decode_tensor(tensor) for tensor in self.stored])
+
+    def undone(self, arrays: "list[NDArray[Any]]") -> "NDArray[Any]":
+        """Return this tensor's part of arrays of the stored tensors, the layout steps undone."""
         for step in self.layout:
             arrays = step.undo(arrays, self._hp)
         return arrays[self._index].reshape(self.shape)
+
+    @cached_property
+    def lattice(self) -> "Lattice | None":
+        """The values that a packed weight's elements could have had; None for other tensors.
+
+        Raises CodecError for parts that do not fit.
+        """
+        if any(tensor.packed is None for tensor in self.stored):
+            return None
+        found = []
+        for tensor in self.stored:
+            assert tensor.packed is not None
+            packed = tensor.packed()
+            found.append(packed.lattice(packed.decode()))
+        if any(one is None for one in found):
+            return None
+        from aprfmt.codecs.lattice import Lattice
+
+        return Lattice(*(self.undone(list(arrays)) for arrays in zip(*found, strict=True)))
 
     def rows(self, start: int, stop: int) -> "NDArray[Any]":
         """Return rows [start, stop) of the tensor seen as [rows, last axis], decoded.

@@ -23,8 +23,10 @@ from tests.diagnose.engines import (
     tiny_folder,
     trace,
 )
-from tests.diagnose.fault import Fault, Pair
+from tests.diagnose.fault import Fault as Fault
+from tests.diagnose.fault import Pair
 from tests.diagnose.faults_moved import MOVED_CONTROLS, MOVED_FAULTS
+from tests.diagnose.faults_packed import PACKED_CONTROLS, PACKED_FAULTS
 from tests.diagnose.faults_tokens import CONTROLS_TOKENS, FAULTS_TOKENS
 from tests.diagnose.faults_walk import WALK
 from tests.models import IDS
@@ -678,6 +680,6 @@ CONTROLS: tuple[Fault, ...] = (
 from tests.diagnose.faults_engine import ENGINE_FAULTS  # noqa: E402
 
 ENGINES = (*ENGINES, *ENGINE_FAULTS)
-FILES = (*FILES, *WALK, *MOVED_FAULTS, *FAULTS_TOKENS)
-CONTROLS = (*CONTROLS, *MOVED_CONTROLS, *CONTROLS_TOKENS)
+FILES = (*FILES, *WALK, *MOVED_FAULTS, *PACKED_FAULTS, *FAULTS_TOKENS)
+CONTROLS = (*CONTROLS, *MOVED_CONTROLS, *PACKED_CONTROLS, *CONTROLS_TOKENS)
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in (*ENGINES, *FILES, *CONTROLS)}

@@ -11,6 +11,7 @@ from aprfmt.compare.causes.computed import COMPUTED
 from aprfmt.compare.causes.engine import ENGINE
 from aprfmt.compare.causes.looked import LOOKED
 from aprfmt.compare.causes.moved import MOVED
+from aprfmt.compare.causes.packed import PACKED
 from aprfmt.compare.causes.row import LEVELS, VERDICTS, Cause, Level, Verdict
 from aprfmt.compare.causes.stored import STORED
 from aprfmt.compare.causes.tokens import TOKENS
@@ -18,7 +19,7 @@ from aprfmt.compare.causes.walk import WALK
 
 __all__ = ["CAUSES", "LEVELS", "VERDICTS", "Cause", "Level", "Verdict", "describe"]
 
-_ROWS = (*STORED, *MOVED, *COMPUTED, *TOKENS, *ENGINE, *LOOKED, *WALK)
+_ROWS = (*STORED, *MOVED, *PACKED, *COMPUTED, *TOKENS, *ENGINE, *LOOKED, *WALK)
 
 CAUSES: Registry[Cause] = Registry("causes", {}, held={row.name: row for row in _ROWS})
 

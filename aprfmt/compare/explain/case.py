@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.compare.explain.guesses import Guess, Take
 from aprfmt.compare.explain.noise import noise
@@ -51,6 +51,7 @@ class Case:
         self.key, self.a, self.b, self.context = key, a, b, context
         self.shape = shape or a.shape
         self.known = True  # the comparison's numbers are those of these two
+        self.copies: list[Any] | None = None  # sides on a lattice, once looked for
         self.numbers: Array | None = None  # the rows' own numbers, where only some are looked at
         self.role = key.partition(".")[2] if key[:1] == "L" and key[1:2].isdigit() else key
 

@@ -1,7 +1,7 @@
 """The context of a pair: the other tensors of both files, sizes, the base, the other verdicts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +33,14 @@ class Shelf:
     values: Any  # float64 [tensors, samples]
 
 
+@dataclass
+class Schemes:
+    """Schemes of copies that were found in this comparison, and searches that found none."""
+
+    found: list[Any] = field(default_factory=list)  # (code, grouping)
+    fruitless: int = 0
+
+
 class Context:
     """Both models, and an optional third one (the base); gives tensors by key.
 
@@ -51,6 +59,7 @@ class Context:
         self.models: dict[str, Model] = {"a": a, "b": b}
         if base is not None:
             self.models["base"] = base
+        self.schemes = Schemes()
         self.results: Mapping[str, TensorDiff] = results or {}
         self._readers: dict[tuple[str, str], Reader] = {}
         self._shelves: dict[str, dict[tuple[int, ...], Shelf]] = {}

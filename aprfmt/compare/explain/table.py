@@ -9,6 +9,7 @@ that are also tried on only the differing rows.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from aprfmt.compare.causes.packed import PACKED as PACKED_CAUSES
 from aprfmt.compare.explain import (
     arithmetic,
     damage,
@@ -16,11 +17,14 @@ from aprfmt.compare.explain import (
     misplaced,
     moves,
     outliers,
+    packed,
     relations,
     stored,
 )
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Explanation, Guess
+
+PACKED = tuple(cause.name for cause in PACKED_CAUSES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ TABLE: tuple[Hypothesis, ...] = (
     Hypothesis(("missing_bias",), elsewhere.zeroed_bias),
     Hypothesis(("bit_rot",), stored.bit_rot),
     Hypothesis(("byte_offset", "row_offset"), stored.byte_offset),
+    Hypothesis(PACKED, packed.faults),
     Hypothesis(("norm_offset",), arithmetic.norm_offset),
     Hypothesis(("layer_order", "swapped_tensors", "tied_embedding"), elsewhere.other_tensor),
     Hypothesis(("transpose",), moves.transpose, shapes=True),
@@ -50,11 +55,14 @@ TABLE: tuple[Hypothesis, ...] = (
         moves.rearranged,
         part=True,
     ),
+    Hypothesis(("packing_order",), packed.order_of_outputs),
     Hypothesis(("wrong_rows",), misplaced.misplaced),
     Hypothesis(("bit_rot",), damage.ranges),
     Hypothesis(("byte_offset",), moves.value_offset),
     Hypothesis(("quantisation",), arithmetic.quantisation),
+    Hypothesis(("quantisation",), packed.quantisation),
     Hypothesis(("bit_rot",), outliers.outliers),
+    Hypothesis(("quant_scale",), packed.other_scales),
     Hypothesis(("stale_tensor",), elsewhere.stale_tensor, part=True),
     Hypothesis(("gqa_mapping",), moves.repeated, shapes=True),
     Hypothesis(("row_offset",), moves.window, shapes=True),
