@@ -124,7 +124,7 @@ def _read(
     return World(model.spec, model.hyper.replaced(**values), weights, backend, ids)
 
 
-def _logits(world: World) -> np.ndarray:  # type: ignore[type-arg]
+def _logits(world: World) -> np.ndarray:
     try:
         return np.asarray(plain(world)["logits"], np.float64)
     finally:

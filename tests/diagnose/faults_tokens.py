@@ -151,6 +151,11 @@ def other_template(found: Keys) -> None:
     found["tokenizer.chat_template"] = LLAMA3_TEMPLATE
 
 
+def template_and_end(found: Keys) -> None:
+    other_template(found)
+    put(eos_token_id=1533)(found)
+
+
 def cut_template(found: Keys) -> None:
     found["tokenizer.chat_template"] = found["tokenizer.chat_template"].partition("{% if add")[0]
 
@@ -411,8 +416,7 @@ FAULTS_TOKENS = rows({
     "template-lost": ("no chat template", keys(lose("tokenizer.chat_template")), "chat_template",
                       "tokenizer.chat_template"),
     "template-and-eos": ("another template, and EOS is endoftext",
-                         keys(lambda found: (other_template(found),
-                                             put(eos_token_id=1533)(found))),
+                         keys(template_and_end),
                          ("special_ids", "chat_template"), GGML + "eos_token_id"),
     "carried-cut": ("the JSON that a GGUF carries has 300 merges, its lists all", carried_cut,
                     "carried_tokenizer", "tokenizer.huggingface.json"),

@@ -140,7 +140,8 @@ def test_tensors_that_contradict_the_keys_are_said() -> None:
     source = tiny_folder("llama-bias")
     copy = files.copy(source, "says-no-bias", config={"attention_bias": False})
     found = diagnose(str(source), str(copy))
-    assert found.verdict == "same"
+    assert (found.verdict, found.cause, found.confidence) == ("bug", "missing_bias", "confirmed")
+    assert found.lead is not None and "transformers and vLLM drop" in found.lead.says
     assert any("the tensors say" in row.says for row in found.evidence)
 
 

@@ -18,6 +18,7 @@ from aprfmt.tokenizer.vocabulary import stop_ids
 ENGINE = ("pieces", "merges", "scores", "added", "normalizer", "pre_tokenizer", "options")
 Label = tuple[str, str]
 Readings = dict[Label, Any]
+_Encoded = tuple[Engine | None, Readings, Parts]
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Bench:
     where: str
     also: Sequence[str] = ()
     encodes: bool = True
-    _engines: dict[tuple[int, ...], tuple[Any, Readings, Parts]] = field(default_factory=dict)
+    _engines: dict[tuple[int, ...], _Encoded] = field(default_factory=dict)
     _rendered: dict[tuple[Any, ...], Mapping[str, tuple[str, str]]] = field(default_factory=dict)
 
     def read(self, parts: Parts) -> Readings:
@@ -68,7 +69,7 @@ class Bench:
                 self._rendered[key] = {"every conversation": ("broken", str(error))}
         return self._rendered[key]
 
-    def _encoded(self, parts: Parts) -> tuple[Any, Readings]:
+    def _encoded(self, parts: Parts) -> tuple[Engine | None, Readings]:
         if not self.encodes:
             return None, {}
         key = tuple(id(parts[name]) for name in ENGINE)
