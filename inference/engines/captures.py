@@ -167,9 +167,7 @@ def raw_shapes(folder: Path) -> dict[str, tuple[list[int], str]]:
     return found
 
 
-def _raw(
-    path: Path, stated: tuple[list[int], str] | None
-) -> tuple[tuple[int, ...], str, int, bool]:
+def _raw(path: Path, stated: tuple[list[int], str] | None) -> _Stored:
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
     if size > MAX_MEMBER:

@@ -112,7 +112,8 @@ def _entry(row: Any, where: str) -> Mapped | None:
         parse_key(row["key"])
     except UsageError as error:
         raise FormatError(f"{where}: {error}") from None
-    layout, rows = row.get("layout", ["unbatch", "reshape"]), row.get("rows", "all")
+    layout = row.get("layout", ["unbatch", "reshape"])
+    rows: Any = row.get("rows", "all")
     if not isinstance(layout, list) or not all(step in STEPS for step in layout):
         raise FormatError(f"{where}: layout: expected a list of {', '.join(STEPS)}")
     if rows not in ("all", "last") and not _whole_numbers(rows):

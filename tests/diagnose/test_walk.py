@@ -16,6 +16,7 @@ from aprfmt.diagnosis import examine as examining
 from aprfmt.diagnosis import search as searching
 from aprfmt.diagnosis.case import short_numbers
 from aprfmt.diagnosis.hypotheses.attention import cap_of
+from aprfmt.diagnosis.hypotheses.usual import usual_changes
 from aprfmt.diagnosis.measure import fit, rel
 from aprfmt.diagnosis.prompt import LONGEST, chosen_ids, hidden_from
 from aprfmt.inference import aprt_facts
@@ -51,7 +52,7 @@ def test_without_its_row_a_cause_is_not_named(name: str, monkeypatch: Any) -> No
     fault = FAULTS[name]
     rows = tuple(row for row in hypotheses.HYPOTHESES if row.cause != fault.causes[0])
     monkeypatch.setattr(examining, "HYPOTHESES", rows)
-    usual = searching.usual_changes
+    usual = usual_changes
     monkeypatch.setattr(searching, "usual_changes", lambda world: [
         row for row in usual(world) if row.change.cause != fault.causes[0]
     ])  # fmt: skip
@@ -65,7 +66,7 @@ def test_a_change_that_only_resembles_is_not_confirmed(monkeypatch: Any) -> None
     """A hypothesis is an answer only if it makes the difference vanish."""
     kept = hypotheses.HYPOTHESES
     monkeypatch.setattr(examining, "HYPOTHESES", ())
-    usual = searching.usual_changes
+    usual = usual_changes
     monkeypatch.setattr(searching, "usual_changes", lambda world: [])
     folder = tiny_folder("llama")
     found = diagnose(str(folder), str(wrong_theta()))

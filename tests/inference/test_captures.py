@@ -107,7 +107,7 @@ def test_the_command_proposes_writes_and_uses_a_mapping(tmp_path: Path) -> None:
     assert read_mapping(proposed).names["head"].key == "logits"  # type: ignore[union-attr]
     assert trace_kind(proposed) == "captures"
     with open_trace(out) as made, open_trace(proposed, IDS, None) as direct:
-        assert np.array_equal(made.values("L0.q"), right["L0.q"])
+        assert np.array_equal(np.asarray(made.values("L0.q")), right["L0.q"])
         assert list(direct.records) == list(made.records)
     corrected = json.loads(proposed.read_text())
     corrected["names"]["head"] = None
@@ -136,7 +136,9 @@ def test_arrays_of_every_container_are_the_same_trace(tmp_path: Path) -> None:
         with open_trace(path, IDS) as found:
             assert set(found.records) == set(arrays)
             for key, values in arrays.items():
-                assert np.array_equal(np.ravel(found.values(key)), np.ravel(values)), path
+                assert np.array_equal(np.ravel(np.asarray(found.values(key))), np.ravel(values)), (
+                    path
+                )
 
 
 BAD: Mapping[str, tuple[Any, str]] = {

@@ -190,7 +190,8 @@ def gqa(case: Case) -> Iterator[Change]:
             )
 
 
-def _masked(mask: Array) -> Any:
+def masked(mask: Array) -> Any:
+    """Return a maker: attention with another mask [tokens, keys]."""
     return lambda world, layers: heads_changed(world, layers, mask=mask)
 
 
@@ -210,7 +211,7 @@ def _window_change(case: Case, window: int | None) -> Change:
         "sliding_window",
         f"attention reaches {reach}; the model says {told or 'all'}",
         ("sliding_window",),
-        _masked(seen),
+        masked(seen),
         {"sliding_window": window},
     )
 
@@ -274,12 +275,12 @@ def mask(case: Case) -> Iterator[Change]:
             )
         else:
             says = "hides tokens that it should show"
-        yield Change("mask", f"attention {says}", ("mask",), _masked(pattern))
+        yield Change("mask", f"attention {says}", ("mask",), masked(pattern))
         return
     yield Change(
         "mask", "attention is not causal: queries see later tokens", ("mask",),
-        _masked(np.ones((n, n), np.bool_)),
+        masked(np.ones((n, n), np.bool_)),
     )  # fmt: skip
     own = _causal(case) & ~np.eye(n, dtype=np.bool_)
     own[0, 0] = True
-    yield Change("mask", "queries do not see their own token", ("mask",), _masked(own))
+    yield Change("mask", "queries do not see their own token", ("mask",), masked(own))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aprfmt.diagnosis.case import Change, Layers, heads_changed
-from aprfmt.diagnosis.hypotheses.attention import mapped_heads
+from aprfmt.diagnosis.hypotheses.attention import mapped_heads, masked
 from aprfmt.diagnosis.hypotheses.cache import cache_change
 from aprfmt.diagnosis.hypotheses.mlp import KINDS, activated
 from aprfmt.diagnosis.hypotheses.rope import (
@@ -230,10 +230,7 @@ def _masks(world: World) -> Iterator[Usual]:
         ("attention is not causal: queries see later tokens", np.ones((n, n), np.bool_)),
         ("queries do not see their own token", own),
     ):
-        yield Usual(Change(
-            "mask", says, ("mask",),
-            lambda world, layers, mask=mask: heads_changed(world, layers, mask=mask),
-        ))  # fmt: skip
+        yield Usual(Change("mask", says, ("mask",), masked(mask)))
 
 
 def _sums(world: World) -> Iterator[Usual]:
