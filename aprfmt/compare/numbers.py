@@ -8,6 +8,7 @@ from aprfmt.compare.nonfinite import Census
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
+PIECE = 1 << 16  # elements measured at a time: their float64 arrays stay in the cache
 CHUNK = 1 << 20  # elements compared at a time: a dozen float64 arrays of it are held
 
 
@@ -32,10 +33,14 @@ class Accumulator:
         self.odd = Census()
 
     def add(self, a: "Array", b: "Array") -> None:
-        """Add one chunk; both arrays have the same shape."""
+        """Add one chunk, in pieces that stay in the cache; both arrays have the same shape."""
+        x, y = a.reshape(-1), b.reshape(-1)
+        for start in range(0, x.size, PIECE):
+            self._add(x[start : start + PIECE], y[start : start + PIECE])
+
+    def _add(self, x: "Array", y: "Array") -> None:
         import numpy as np
 
-        x, y = a.reshape(-1), b.reshape(-1)
         base, self.count = self.count, self.count + x.size
         if x.dtype == y.dtype and np.array_equal(x, y) and np.isfinite(x).all():
             square = float(np.dot(x.astype(np.float64), x.astype(np.float64)))
@@ -43,6 +48,10 @@ class Accumulator:
             self.odd.count += x.size
             return
         wide_x, wide_y = wide(x), wide(y)
+        error = wide_x - wide_y
+        if np.isfinite(error).all():  # so are both: nothing has to be left out
+            self._add_finite(x, y, wide_x, wide_y, error, base)
+            return
         self.odd.add(wide_x, wide_y)
         nan_x, nan_y = np.isnan(wide_x), np.isnan(wide_y)
         inf_x, inf_y = np.isinf(wide_x), np.isinf(wide_y)
@@ -62,6 +71,26 @@ class Accumulator:
                 self.max_abs, self.max_index = float(delta[index]), base + index
             self.ulp = max(self.ulp, _ulp(x[differs & finite], y[differs & finite]))
         error = wide_x - wide_y
+        self.dd += float(np.dot(error, error))
+        self.aa += float(np.dot(wide_x, wide_x))
+        self.bb += float(np.dot(wide_y, wide_y))
+        self.ab += float(np.dot(wide_x, wide_y))
+
+    def _add_finite(
+        self, x: "Array", y: "Array", wide_x: "Array", wide_y: "Array", error: "Array", base: int
+    ) -> None:
+        """Add a chunk without NaN and infinities: the same numbers, in a third of the time."""
+        import numpy as np
+
+        self.odd.count += x.size
+        changed = int(np.count_nonzero(error))
+        self.changed += changed
+        if changed:
+            delta = np.abs(error)
+            index = int(np.argmax(delta))
+            if delta[index] > self.max_abs or self.max_index is None:
+                self.max_abs, self.max_index = float(delta[index]), base + index
+            self.ulp = max(self.ulp, _ulp(x, y))
         self.dd += float(np.dot(error, error))
         self.aa += float(np.dot(wide_x, wide_x))
         self.bb += float(np.dot(wide_y, wide_y))
@@ -102,6 +131,8 @@ def _ulp(x: "Array", y: "Array") -> int:
     ordered = []
     for values in (x, y):
         with np.errstate(over="ignore"):
-            bits = values.astype(np.float32).view(np.int32).astype(np.int64)
-        ordered.append(np.where(bits < 0, -(bits & 0x7FFFFFFF), bits))
-    return int(np.abs(ordered[0] - ordered[1]).max())
+            bits = values.astype(np.float32).view(np.int32)
+        # Of a negative number: minus its magnitude's bits.
+        ordered.append(np.where(bits < 0, np.int32(-0x80000000) - bits, bits))
+    apart = np.subtract(ordered[0], ordered[1], dtype=np.int64)
+    return int(max(apart.max(), -apart.min()))

@@ -4,6 +4,7 @@ Weights that are equal on both sides are taken from A, and what a backend has pl
 weight is shared by all blends.
 """
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -135,9 +136,11 @@ def multiplied(model: Model) -> float:
     share = int(hp["n_experts_used"]) / int(hp["n_experts"]) if hp["n_experts"] else 1.0
     total = 0.0
     for key, view in model.roles.items():
-        size = 1.0
-        for length in view.shape:
-            size *= length
         if split_key(key)[0] is not None:
-            total += size * (share if "_exps" in key else 1.0)
+            total += math.prod(view.shape) * (share if "_exps" in key else 1.0)
     return total
+
+
+def stored_values(model: Model) -> int:
+    """Return the number of values in all tensors."""
+    return sum(math.prod(view.shape) for view in model.values())

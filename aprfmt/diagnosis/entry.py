@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from aprfmt.diagnosis.blend import multiplied
 from aprfmt.diagnosis.found import Diagnosis
 from aprfmt.diagnosis.passes import Told
 from aprfmt.diagnosis.sides import open_side
@@ -12,8 +11,6 @@ from aprfmt.errors import UsageError
 from aprfmt.inference.backends.blas import few_threads
 from aprfmt.model import open_model
 from aprfmt.model.completeness import ANY
-
-SMALL = 1e9  # weights up to which products are too small for several threads
 
 
 def diagnose(
@@ -32,7 +29,7 @@ def diagnose(
 
     Each of `a` and `b` is a model in any format, `MODEL@RUN`, or a saved trace; `model` is the
     one a trace ran on. Both sides are run on `ids` or on the text `prompt`; without them aprfmt
-    chooses ids. `memory` are bytes for decoded weights (default: 2 GiB at most for two models).
+    chooses ids. `memory` are bytes for decoded weights (default: 1.25 GiB at most for two models).
     `progress` is told how far passes are, `notice` beforehand if they take minutes. Raises
     UsageError if a path does not exist, FormatError for a damaged file.
     """
@@ -49,9 +46,7 @@ def diagnose(
             for side in (first, second):
                 if side.kind == "trace":
                     side.model = reference
-        sizes = [multiplied(side.model) for side in (first, second) if side.model is not None]
-        if max(sizes, default=0.0) <= SMALL:
-            stack.enter_context(few_threads(1))
+        stack.enter_context(few_threads(1))
         tokens = None if ids is None else tuple(int(i) for i in ids)
         if prompt is not None:
             opened = first.model or second.model

@@ -25,8 +25,9 @@ from aprfmt.inference.weights import Holder, free_budget
 from aprfmt.model import Model
 
 Array = NDArray[Any]
-MOST_HELD = 2 << 30  # bytes of decoded weights that are kept; others are decoded at each use
+MOST_HELD = 5 << 28  # bytes of decoded weights that are kept; others are decoded at each use
 PER_SECOND = 3e10  # multiplications and additions of a pass on two cores, decoding included
+VALUES_PER_SECOND = 2e7  # two sides of another encoding decoded and compared, on one core
 LOOKS = 4  # stages that differ inside the bound whose points are looked at
 ROWS_AT_ONCE = 8  # rows of logits whose probabilities are compared together
 
@@ -80,6 +81,15 @@ class Told:
             self.notice(
                 f"passes of {flops:.2g} operations follow, about {max(1, round(seconds / 60))} "
                 "minutes on two cores"
+            )
+
+    def comparing(self, values: int) -> None:
+        """Say how long comparing so many stored values takes, likewise."""
+        seconds = values / VALUES_PER_SECOND
+        if self.notice is not None and seconds > 30:
+            self.notice(
+                f"{values:.2g} stored values are compared, which takes about "
+                f"{max(1, round(seconds / 60))} minutes"
             )
 
     def so_far(self, done: int, total: int) -> None:

@@ -23,6 +23,7 @@ MOST_ROWS = 24  # differing rows of the embedding that are put among the ids
 FIRST_ROW = 6  # the place of the first of them
 LENGTHS = (1, 2, TILE - 1, TILE, TILE + 1)
 MOST_LOGITS = 16 << 20  # bytes of logits of a pass; above, only the rows of LENGTHS and some more
+FAR, TINY = 8.0, 1e-12  # times the median distance of a table's rows
 SLICE = 1 << 24  # bytes compared together
 POSITIONS = "position_embd.weight"
 TABLES = ("token_embd.weight", POSITIONS)
@@ -40,12 +41,15 @@ def differing(a: Model, b: Model, report: DiffReport | None) -> Differing:
     """Return the rows and experts whose stored bytes differ, of tensors that both sides have."""
     found = Differing()
     for row in report.tensors if report is not None else ():
-        if row.verdict in EQUAL or row.shape_a != row.shape_b or row.encoding_a != row.encoding_b:
+        if row.verdict in EQUAL or row.shape_a != row.shape_b:
             continue
         sides = [model.find(row.key) for model in (a, b)]
         if sides[0] is None or sides[1] is None:
             continue
-        if row.key in TABLES:
+        if row.encoding_a != row.encoding_b:
+            if row.key in TABLES and row.verdict == "DIFFERENT":
+                found.rows[row.key] = _values_apart(sides)
+        elif row.key in TABLES:
             found.rows[row.key] = _units_apart(sides, sides[0].shape[0])
         elif "_exps." in row.key and row.shape_a:
             found.experts[row.key] = _units_apart(sides, sides[0].shape[0])
@@ -74,6 +78,24 @@ def _units_apart(sides: Sequence[Any], count: int) -> list[int]:
     for reader in readers:
         reader.drop()
     return found
+
+
+def _values_apart(sides: Sequence[Any]) -> list[int]:
+    """Return the rows of two encodings that are far further apart than most rows are."""
+    readers = [Reader(side) for side in sides]
+    count, columns = readers[0].rows, max(1, readers[0].columns)
+    apart = np.zeros(count)
+    with np.errstate(all="ignore"):
+        for start in range(0, count, max(1, SLICE // (8 * columns))):
+            rows = np.arange(start, min(count, start + max(1, SLICE // (8 * columns))))
+            x, y = (reader.take(rows).astype(np.float64) for reader in readers)
+            apart[rows] = np.linalg.norm(x - y, axis=1) / np.maximum(
+                np.linalg.norm(x, axis=1), TINY
+            )
+    for reader in readers:
+        reader.drop()
+    far = ~(apart <= max(FAR * float(np.nanmedian(apart)), TINY))
+    return [int(row) for row in np.flatnonzero(far)]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from aprfmt.compare.traced import backend_name, records_ids
 from aprfmt.compare.traces import PointDiff
 from aprfmt.diagnosis import conclude, direct
 from aprfmt.diagnosis.blank import blank_trace, rounding_hides
+from aprfmt.diagnosis.blend import stored_values
 from aprfmt.diagnosis.both import Both
 from aprfmt.diagnosis.examine import examine
 from aprfmt.diagnosis.forward import Judged, common, judged
@@ -92,6 +93,7 @@ class Walk:
     def run(self) -> Diagnosis:
         """Go through the levels until one explains the differences seen in later ones."""
         if self.a.model is not None and self.b.model is not None:
+            self.told.comparing(stored_values(self.a.model))
             self.levels = compare_models(self.a.model, self.b.model)
             if self.levels.reason:
                 self.levels.not_checked.append("forward pass: the levels before it stop here")

@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 
 import aprfmt
+from aprfmt.compare import diff_models
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.diagnosis import diagnose
 from aprfmt.diagnosis.found import CauseFound, Diagnosis
 from aprfmt.diagnosis.mixing import Share, between, world_of
 from aprfmt.diagnosis.parts import Touched
-from aprfmt.diagnosis.passes import Probe, Twins, divergence
+from aprfmt.diagnosis.passes import Probe, Told, Twins, divergence
+from aprfmt.diagnosis.probes import differing
 from aprfmt.diagnosis.quantities import compare
 from aprfmt.diagnosis.settle import settled
 from aprfmt.diagnosis.shadow import plain
@@ -142,6 +144,30 @@ def test_divergence_is_that_of_the_probabilities() -> None:
     judge = torch.nn.functional.kl_div(q, p, log_target=True, reduction="batchmean")
     assert divergence(x, y) == pytest.approx(float(judge), rel=1e-9)
     assert divergence(x, x) == 0
+
+
+def test_a_row_that_stands_out_of_another_encoding_is_among_the_ids() -> None:
+    fine = tiny_folder("llama", vocab_size=997)
+    half = tiny_folder("llama", "float16", vocab_size=997)
+    zeroed = files.copy(half, "row-of-zeros", tensors=files.raw(
+        "model.embed_tokens.weight", lambda raw: raw[: 611 * 96] + bytes(96) + raw[612 * 96 :]
+    ))  # fmt: skip
+    with aprfmt.open(fine) as a, aprfmt.open(zeroed) as b:
+        apart = differing(a, b, diff_models(a, b))
+    assert apart.rows == {"token_embd.weight": [611]}
+    found = diagnose(str(fine), str(zeroed))
+    assert 611 in found.ids and found.verdict == "bug" and found.exit_code == 1
+
+
+def test_what_takes_minutes_is_said_before() -> None:
+    said: list[str] = []
+    told = Told(None, said.append)
+    told.before(1e9)
+    told.comparing(1000)
+    assert said == []
+    told.before(6e12)
+    told.comparing(7 * 10**9)
+    assert "about 3 minutes" in said[0] and "about 6 minutes" in said[1]
 
 
 # --- confirmed, complete -------------------------------------------------------------------------
