@@ -1,0 +1,83 @@
+"""Sides that differ and are right: equivalences, roundings, captures, derived models."""
+
+from tests.field import edits
+from tests.field.captures import before_bias, before_rope, in_other_precision, other_order_of_sums
+from tests.field.foreign import dump, layers_only
+from tests.field.hf import each, edited, json_edit
+from tests.field.row import Row, control
+
+ROWS: tuple[Row, ...] = (
+    control("tuned-a-little", "llama", "every tensor a little off: a fine-tune",
+            edited("llama", "tuned-a-little", edits.tuned(0.02)), ("derived",),
+            verdicts=("not_comparable", "derived")),
+    control("tuned-a-lot", "qwen3", "every tensor off by half its spread: much training",
+            edited("qwen3", "tuned-a-lot", edits.tuned(0.5)), ("derived",),
+            verdicts=("not_comparable", "derived")),
+    control("tuned-demo", "demo", "the trained model trained on", edited("demo", "tuned-demo",
+            edits.tuned(0.01)), ("derived",), verdicts=("not_comparable", "derived")),
+    control("norms-folded-away", "qwen2", "norms of ones, their weights in the products",
+            edited("qwen2", "norms-folded-away", edits.norms_folded_away),
+            ("folded_norm", "folded_scales", "rounding"), verdicts=("same", "precision"),
+            thread="https://github.com/NVIDIA/TensorRT-LLM/issues/215"),
+    control("neurons-permuted", "llama-bias", "neurons in another order, biases too",
+            edited("llama-bias", "neurons-permuted", edits.neurons_reordered()),
+            ("permuted_neurons",), verdicts="same"),
+    control("heads-permuted", "qwen2", "query heads and their key heads in another order",
+            edited("qwen2", "heads-permuted", edits.heads_reordered([3, 2, 0, 1], [1, 0])),
+            ("permuted_heads",), verdicts="same"),
+    control("experts-permuted", "qwen3_moe", "experts and their router in another order",
+            edited("qwen3_moe", "experts-permuted", edits.experts_reordered(
+                [4, 0, 1, 5, 2, 3], router=True)),
+            ("permuted_experts",), verdicts="same"),
+    control("window-beyond-context", "mistral", "a window as long as the context, or none",
+            edited("mistral", "window-beyond-context", start={"sliding_window": 64},
+                   config={"sliding_window": None}),
+            ("window_beyond_context", "sliding_window"), verdicts="same",
+            thread="https://github.com/unslothai/unsloth/pull/8253"),
+    control("base-at-the-top", "llama", "rope_theta where older configs have it",
+            edited("llama", "base-at-the-top", config=lambda config: config.update(
+                rope_theta=config.pop("rope_parameters")["rope_theta"], rope_scaling=None)),
+            (), verdicts="same", thread="https://github.com/ggml-org/llama.cpp/pull/18013"),
+    control("scaling-in-old-spelling", "llama-llama3", "rope_scaling with type, not rope_type",
+            edited("llama-llama3", "scaling-in-old-spelling", config=edits.old_rope_spelling),
+            (), verdicts="same", thread="https://github.com/lablup/mlxcel/issues/1355"),
+    control("defaults-left-out", "qwen3", "keys that only repeat the defaults are left out",
+            edited("qwen3", "defaults-left-out", config=lambda config: [
+                config.pop(key, None) for key in ("attention_bias", "attention_dropout",
+                                                  "initializer_range", "use_cache")] and None),
+            (), verdicts="same"),
+    control("merges-as-strings", "demo", "merges as strings, as older files have them",
+            edited("demo", "merges-as-strings", dtype="bfloat16", files={
+                "tokenizer.json": json_edit(lambda read: read["model"].update(
+                    merges=[" ".join(pair) for pair in read["model"]["merges"]]))}),
+            (), verdicts="same", thread="https://github.com/ggml-org/llama.cpp/pull/9696"),
+    control("template-in-the-config", "demo", "the template stands in tokenizer_config.json",
+            edited("demo", "template-in-the-config", dtype="bfloat16",
+                   files=edits.template_in_config()), (), verdicts="same"),
+    control("engine-f32", "gemma3", "transformers in float32", dump("gemma3", "engine-f32"),
+            ("rounding",), verdicts="precision"),
+    control("engine-bf16", "llama", "transformers in bfloat16", dump("llama", "engine-bf16",
+            dtype="bfloat16", weights="bfloat16"), ("rounding",), verdicts="precision"),
+    control("engine-bf16-inputs", "mistral", "products of BF16 inputs, sums in float32",
+            in_other_precision("mistral", "engine-bf16-inputs", 7), ("rounding",),
+            verdicts="precision", thread="https://github.com/NVIDIA/TransformerEngine/issues/2084"),
+    control("engine-split-sums", "llama", "sums in pieces, another order",
+            other_order_of_sums("llama", "engine-split-sums"), ("rounding",),
+            verdicts=("precision", "same")),
+    control("engine-layers-only", "granite", "layer outputs and logits of a right engine",
+            dump("granite", "engine-layers-only", keep=layers_only), ("rounding",),
+            verdicts=("precision", "same"), coarse=True),
+    control("q-before-its-bias", "qwen2", "q recorded before the bias is added",
+            before_bias("qwen2", "q-before-its-bias"), ("capture_point", "rounding"),
+            verdicts=("same", "precision"),
+            thread="https://github.com/warpfront/hipfire/issues/258"),
+    control("keys-before-their-rope", "llama", "rotated points recorded before the rope",
+            before_rope("llama", "keys-before-their-rope"), ("capture_point", "rounding"),
+            verdicts=("same", "precision"),
+            thread="https://github.com/warpfront/hipfire/issues/258"),
+    control("lora-merged-once", "llama", "an adapter merged, as it should be: another model",
+            edited("llama", "lora-merged-once", each(edits.lora(0.3, edits.Q, edits.K, edits.V),
+                   edits.lora(0.3, "o_proj.weight", "up_proj.weight", "gate_proj.weight",
+                              "down_proj.weight"))),
+            ("low_rank", "lora_merge", "derived"), verdicts=("not_comparable", "derived")),
+)  # fmt: skip
