@@ -154,7 +154,12 @@ def slice_early(found: files.Rows) -> None:
         (names[1], len(q) - 1, len(k)),
         (names[2], len(q) + len(k) - 1, len(v)),
     ):
-        files.edit(name, lambda x, s=start, n=size: whole[s : s + n])(found)
+        files.edit(name, _instead(whole[start : start + size]))(found)
+
+
+def _instead(values: Any) -> Callable[[Any], Any]:
+    """Return an edit that puts these values in place of the old ones."""
+    return lambda old: values
 
 
 def bytes_in(name: str, start: int, stop: int, what: Callable[[files.Rows], bytes]) -> Edit:
@@ -217,8 +222,9 @@ def trained(size: float) -> Edit:
 
     def run(found: files.Rows) -> None:
         for i, name in enumerate(sorted(found)):
-            rng = np.random.default_rng(i)
-            files.edit(name, lambda x, r=rng: x + size * x.std() * r.normal(size=x.shape))(found)
+            x = files.values(found, name)
+            noise = np.random.default_rng(i).normal(size=x.shape)
+            files.edit(name, _instead(x + size * x.std() * noise))(found)
 
     return run
 
@@ -233,7 +239,7 @@ def in_shards(name: str, base: str, edit: Edit) -> Callable[[], Pair]:
         if edit is not None:
             edit(rows)
         second = {name for name in rows if name.startswith((L2, "lm_head", "model.norm"))}
-        where = {}
+        where: dict[str, str] = {}
         for number, chosen in enumerate((set(rows) - second, second), 1):
             shard = f"model-0000{number}-of-00002.safetensors"
             write_mixed(folder / shard, {name: rows[name] for name in rows if name in chosen})
@@ -311,9 +317,9 @@ def smoothed(found: files.Rows) -> None:
     for at in (L0, L1, L2):
         for norm, readers in READS.items():
             s = np.exp(rng.normal(0, 0.4, len(files.values(found, f"{at}{norm}.weight"))))
-            files.edit(f"{at}{norm}.weight", lambda x, s=s: x / s)(found)
-            for reader in readers:
-                files.edit(f"{at}{reader}.weight", lambda x, s=s: x * s)(found)
+            names = (f"{at}{norm}.weight", *(f"{at}{reader}.weight" for reader in readers))
+            for name, factor in zip(names, (1 / s, *(s for _ in readers)), strict=True):
+                files.edit(name, _instead(files.values(found, name) * factor))(found)
 
 
 def padded(rows: int, fill: Callable[[Any, int], Any]) -> Edit:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Guess, Take
+from aprfmt.compare.explain.moves import starting_at
 from aprfmt.compare.explain.noise import UNIT
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.numbers import wide
@@ -133,8 +134,8 @@ def prefix(case: Case) -> Iterator[Guess]:
         yield Guess(
             "row_offset",
             (f"{other}'s values are {what}{count} of {label}'s {large.rows}",),
-            (lambda rows, s=at: a.take(rows + s)) if large is a else a.take,
-            (lambda rows, s=at: b.take(rows + s)) if large is b else b.take,
+            starting_at(a, at) if large is a else a.take,
+            starting_at(b, at) if large is b else b.take,
             rows=np.arange(small.rows), slack=case.slack(),
         )  # fmt: skip
         return

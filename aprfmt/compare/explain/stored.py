@@ -168,9 +168,9 @@ def _bytes_apart(case: Case, a: "Bytes | bytes", b: Bytes) -> Explanation | None
             return None
         if _never_filled(case, first, last + 1):
             return None  # damage.py says so
-        place = (told(case.b, first, last + 1),) if a is case.a.bytes else ()
+        where = (told(case.b, first, last + 1),) if a is case.a.bytes else ()
         return _damage(
-            case, f"bytes {first} to {last} are zero in B ({last - first + 1} bytes)", place, True
+            case, f"bytes {first} to {last} are zero in B ({last - first + 1} bytes)", where, True
         )
     flips = []
     for place in places:
