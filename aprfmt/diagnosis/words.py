@@ -1,0 +1,75 @@
+"""A diagnosis as lines of text: what `aprfmt diagnose` prints, and what a failing test says."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from aprfmt.diagnosis.found import CauseFound, Diagnosis
+
+MOST = 24  # lines under a title; JSON has all
+# What differs between two sentences that say one thing of several places.
+PLACES = re.compile(r"\bL?\d[\w.+-]*")
+
+
+def causes(result: Diagnosis) -> Iterator[tuple[str, str]]:
+    """Yield (line, style) of every finding: its places, and what is left without it."""
+    for finding in result.findings:
+        yield from _cause(finding, finding is result.lead)
+
+
+def _cause(finding: CauseFound, lead: bool) -> Iterator[tuple[str, str]]:
+    """Yield a finding's lines; the first line has said already what the lead says."""
+    side = f" in {finding.side}" if finding.side else ""
+    name = finding.cause or "unknown cause"
+    reached = ", not exercised" if finding.exercised == "not_exercised" else ""
+    says = "" if lead else f": {finding.says.removeprefix(f'{name}: ')}"
+    yield f"  {name}{side} ({finding.confidence}{reached}){says}", "head"
+    where = ", ".join(finding.where[:4])
+    if len(finding.where) > 4:
+        where += f", ... {len(finding.where) - 4} more"
+    if where:
+        yield f"      where: {where}", ""
+    if finding.residual_before is not None:
+        after = "-" if finding.residual_after is None else f"{finding.residual_after:.3g}"
+        of = f" ({finding.of})" if finding.of else ""
+        yield f"      residual: {finding.residual_before:.3g} before, {after} after{of}", ""
+    if finding.kl_before is not None and finding.exercised == "shows":
+        after = "-" if finding.kl_after is None else f"{finding.kl_after:.3g}"
+        yield f"      KL of the next token: {finding.kl_before:.3g} nats before, {after} after", ""
+
+
+def listed(title: str, rows: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield rows under a title; those that differ in places and numbers only are one line."""
+    lines: dict[str, list[str]] = {}
+    for text in dict.fromkeys(rows):
+        lines.setdefault(text if title == "next" else PLACES.sub("#", text), []).append(text)
+    if lines:
+        yield title, "head"
+    for same in list(lines.values())[:MOST]:
+        more = f" (and {len(same) - 1} more like this)" if len(same) > 1 else ""
+        yield f"  {same[0]}{more}", ""
+    if len(lines) > MOST:
+        yield f"  ... {len(lines) - MOST} more (--json)", "dim"
+
+
+def evidence(result: Diagnosis) -> Iterator[tuple[str, str]]:
+    """Yield the evidence, in the order in which it was looked at."""
+    yield from listed("evidence", [f"{row.level:8}  {row.says}" for row in result.evidence])
+
+
+def coverage(result: Diagnosis) -> Iterator[tuple[str, str]]:
+    """Yield what was run, compared and not reached, and the next steps."""
+    seen = result.coverage
+    yield from listed("run", seen.run)
+    yield from listed("compared, not run", seen.compared)
+    yield from listed("not reached", seen.not_reached)
+    yield from listed("checked", result.checked)
+    yield from listed("not checked", result.not_checked)
+    yield from listed("next", result.next)
+
+
+def text(result: Diagnosis) -> str:
+    """Return the whole report without the table of points."""
+    lines = [result.sentence]
+    for part in (causes, evidence, coverage):
+        lines += [line for line, _ in part(result)]
+    return "\n".join(lines)

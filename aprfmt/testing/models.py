@@ -1,0 +1,39 @@
+"""A model against the one it was made from, in a test: a failure's message is the diagnosis."""
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import Literal
+
+from aprfmt.diagnosis import diagnose
+from aprfmt.diagnosis.found import Diagnosis
+from aprfmt.diagnosis.words import text
+from aprfmt.errors import UsageError
+
+Within = Literal["same", "precision"]
+ALLOWED: dict[Within, tuple[str, ...]] = {"same": ("same",), "precision": ("same", "precision")}
+
+
+def assert_same_model(
+    a: str | PathLike[str],
+    b: str | PathLike[str],
+    *,
+    within: Within = "precision",
+    model: str | PathLike[str] | None = None,
+    ids: Sequence[int] | None = None,
+    prompt: str | None = None,
+) -> Diagnosis:
+    """Raise AssertionError with the diagnosis unless A and B compute the same; return it otherwise.
+
+    Sides are what `aprfmt diagnose` takes: models in any format, `MODEL@RUN`, saved traces (with
+    the `model` they ran on). `within="precision"` lets the rounding of dtypes and of quantized
+    encodings pass, `within="same"` does not. Raises UsageError, FormatError and the other errors of
+    reading a file where a side cannot be read.
+    """
+    if within not in ALLOWED:
+        raise UsageError(f"within={within!r}; expected one of {', '.join(ALLOWED)}")
+    found = diagnose(
+        str(a), str(b), model=None if model is None else str(model), ids=ids, prompt=prompt
+    )
+    if found.kind not in ALLOWED[within]:
+        raise AssertionError(text(found))
+    return found
