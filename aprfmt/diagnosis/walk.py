@@ -98,13 +98,13 @@ class Walk:
             if self.levels.reason:
                 self.levels.not_checked.append("forward pass: the levels before it stop here")
                 return self.done()
+            if self.levels.unmoved and self.levels.stated and self.a.kind == self.b.kind == "model":
+                return self.done()
             if self._two_models():
                 self.both = Both(self.a.model, self.b.model, self.levels)
                 self.both.quantify()
                 if self.a.kind == self.b.kind == "model" and self.both.proven():
                     return self.done()
-            if self.levels.unmoved and self.levels.stated and self.a.kind == self.b.kind == "model":
-                return self.done()
         for side in (self.a, self.b):
             if side.kind == "trace":
                 self._load(side)
