@@ -231,6 +231,7 @@ class Twins:
     def _outcome(
         self, mine: Array, theirs: Array, first: str, points: Mapping[str, PointDiff]
     ) -> Outcome:
+        mine, theirs = of_both(mine, theirs)
         if mine.shape != theirs.shape:
             return Outcome(math.inf, first=first, points=points)
         found = points.get("logits") or self.pair.compare(
@@ -248,16 +249,27 @@ class Twins:
 def compared(
     pair: Between, mine: Mapping[str, Array], theirs: Mapping[str, Array], dtype: str
 ) -> dict[str, PointDiff]:
-    """Compare every point that both passes have, in execution order; other sizes are endless."""
+    """Compare every point that both passes have, in execution order; other sizes are endless.
+
+    Logits are compared over the ids that both have: a padded vocabulary adds some.
+    """
     found: dict[str, PointDiff] = {}
     for key in (key for key in mine if key in theirs):
         x, y, dtypes = mine[key], theirs[key], (dtype, dtype)
+        if key == "logits":
+            x, y = of_both(x, y)
         if x.size == y.size:
             found[key] = pair.compare(key, dtypes, x, y)
         else:
             bound = pair.bound(key, dtypes).rel_l2
             found[key] = PointDiff(key, math.inf, None, None, bound, True)
     return found
+
+
+def of_both(mine: Array, theirs: Array) -> tuple[Array, Array]:
+    """Return logits of the ids that both sides have."""
+    few = min(mine.shape[-1], theirs.shape[-1])
+    return mine[..., :few], theirs[..., :few]
 
 
 def divergence(mine: Array, theirs: Array) -> float:
