@@ -158,8 +158,9 @@ class Diagnosis:
     def kind(self) -> Kind:
         """The class: the verdict, `derived` models and differences that no probe reached apart."""
         if self.verdict == "not_comparable":
-            derived = not self.reason and self.lead is not None and self.lead.cause == DERIVED
-            return "derived" if derived else "not_comparable"
+            derived = self.lead is not None and self.lead.cause == DERIVED
+            said = not self.reason or self.reason.startswith(DERIVED)
+            return "derived" if derived and said else "not_comparable"
         bugs = [finding for finding in self.findings if finding.verdict == "bug"]
         if bugs and all(finding.exercised == "not_exercised" for finding in bugs):
             return "not_exercised"
@@ -180,7 +181,8 @@ class Diagnosis:
         """The verdict in a sentence."""
         lead = self.lead
         if self.reason:
-            return f"not comparable: {self.reason}"
+            reason = self.reason.removeprefix(f"{KINDS[self.kind]}: ")
+            return f"{KINDS[self.kind]}: {reason}"
         if lead is None:
             proof = "" if not self.proven else f"; {self.proven}"
             return f"same: nothing that was compared differs{proof}"

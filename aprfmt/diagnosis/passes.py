@@ -231,7 +231,7 @@ class Twins:
     def _outcome(
         self, mine: Array, theirs: Array, first: str, points: Mapping[str, PointDiff]
     ) -> Outcome:
-        mine, theirs = shared_ids(mine, theirs)
+        mine, theirs = of_both(mine, theirs)
         if mine.shape != theirs.shape:
             return Outcome(math.inf, first=first, points=points)
         found = points.get("logits") or self.pair.compare(
@@ -257,7 +257,7 @@ def compared(
     for key in (key for key in mine if key in theirs):
         x, y, dtypes = mine[key], theirs[key], (dtype, dtype)
         if key == "logits":
-            x, y = shared_ids(x, y)
+            x, y = of_both(x, y)
         if x.size == y.size:
             found[key] = pair.compare(key, dtypes, x, y)
         else:
@@ -266,12 +266,10 @@ def compared(
     return found
 
 
-def shared_ids(mine: Array, theirs: Array) -> tuple[Array, Array]:
-    """Return both sides' logits [rows, vocab] of the ids that both have."""
-    if mine.ndim != 2 or theirs.ndim != 2:
-        return mine, theirs
-    few = min(mine.shape[1], theirs.shape[1])
-    return mine[:, :few], theirs[:, :few]
+def of_both(mine: Array, theirs: Array) -> tuple[Array, Array]:
+    """Return logits of the ids that both sides have."""
+    few = min(mine.shape[-1], theirs.shape[-1])
+    return mine[..., :few], theirs[..., :few]
 
 
 def divergence(mine: Array, theirs: Array) -> float:

@@ -30,6 +30,8 @@ def settled(finding: CauseFound, share: Share, bound: float) -> CauseFound:
         finding, confirmed = replace(finding, verdict="bug"), False
     if finding.level == "config" and not removed and finding.verdict != "same":
         confirmed = False
+    if not share.alone:
+        return replace(finding, confirmed=confirmed)
     found = replace(
         finding, confirmed=confirmed, first=share.first if shows else "",
         kl_before=share.kl_before, kl_after=share.kl_after,
@@ -42,8 +44,6 @@ def settled(finding: CauseFound, share: Share, bound: float) -> CauseFound:
 
 def exercised(share: Share, shows: bool) -> Exercised:
     """Say whether the passes reached a difference."""
-    if not share.alone:
-        return ""
     if shows:
         return "shows"
     return "not_exercised" if share.exact else "below_rounding"

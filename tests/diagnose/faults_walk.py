@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
+import aprfmt
+from tests.cli.run import aprfmt as command
 from tests.diagnose import files
-from tests.diagnose.engines import tiny_folder
+from tests.diagnose.engines import place, tiny_folder
 from tests.diagnose.fault import Fault, Pair
 
 Config = Callable[[dict[str, Any]], None]
@@ -89,6 +91,18 @@ def hidden_by_zeros(rows: files.Rows) -> None:
     files.edit(UP, lambda x: x * 1.25)(rows)
 
 
+def factors_of_gguf() -> Pair:
+    """llama3's rule and a GGUF that holds its factors only, as those of other converters do."""
+    folder = tiny_folder("llama-llama3")
+    whole = files.converted(folder, "walk-llama3.gguf")
+    with aprfmt.open(whole) as model:
+        ours = [key for key in model.metadata if key.startswith("aprfmt.")]
+    bare = place("walk-llama3-factors.gguf")
+    words = [word for key in ours for word in ("--remove", key)]
+    assert command("set", whole, *words, "-o", bare, "--force").code == 0
+    return folder, bare
+
+
 LONG = {"max_position_embeddings": 8192}
 FACTORS = [1.0, 1.6, 9.4, 3.5, 4.4, 6.0]
 
@@ -120,6 +134,8 @@ WALK: tuple[Fault, ...] = (
          config=setting(sliding_window=150)),
     made("scaling-by-one", "llama", "a linear scaling by 1", ("equal_quantities",),
          "rope_scaling", verdict="same", config=scaled_by_one),
+    Fault("llama3-as-factors", "llama-llama3", "a GGUF with one factor a pair for llama3's rule",
+          factors_of_gguf, ("equal_quantities",), ("rope_scaling",), "same"),
     made("long-factor", "phi3", "one factor of longrope beyond 32 tokens", ("rope_scaling",),
          "rope_scaling", config=setting(long_factor=FACTORS)),
     made("long-factor-beyond", "phi3", "the same beyond 4096 tokens", ("rope_scaling",),

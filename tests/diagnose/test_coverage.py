@@ -16,8 +16,8 @@ import pytest
 import aprfmt
 from aprfmt.compare import diff_models
 from aprfmt.compare.nonfinite import NonFinite
-from aprfmt.diagnosis import diagnose
-from aprfmt.diagnosis.found import CauseFound, Diagnosis
+from aprfmt.diagnosis import diagnose, mixing
+from aprfmt.diagnosis.found import KINDS, CauseFound, Diagnosis
 from aprfmt.diagnosis.mixing import Share, between, world_of
 from aprfmt.diagnosis.parts import Touched
 from aprfmt.diagnosis.passes import Probe, Told, Twins, divergence
@@ -27,6 +27,7 @@ from aprfmt.diagnosis.settle import settled
 from aprfmt.diagnosis.shadow import plain
 from aprfmt.diagnosis.world import World
 from aprfmt.errors import AprfmtError
+from aprfmt.inference.backends import blas
 from tests.cli.run import aprfmt as command
 from tests.diagnose import files
 from tests.diagnose.engines import place, tiny_folder
@@ -224,14 +225,15 @@ def test_classes_and_exit_codes() -> None:
     rows = {
         "same": (none, 0),
         "derived": (replace(none, findings=(far,)), 1),
+        "derived ": (replace(none, findings=(far,), reason="derived: of A"), 1),
         "not_comparable": (replace(none, findings=(far,), reason="of other tokens"), 2),
         "not_exercised": (replace(none, findings=(bug,)), 1),
         "bug": (replace(none, findings=(bug, replace(bug, exercised="shows"))), 1),
     }
     for kind, (found, code) in rows.items():
-        assert (found.kind, found.exit_code) == (kind, code)
-        assert found.to_json()["class"] == kind
-        assert found.sentence
+        assert (found.kind, found.exit_code) == (kind.strip(), code)
+        assert found.to_json()["class"] == kind.strip()
+        assert found.sentence.startswith(KINDS[found.kind])
 
 
 def test_the_next_step_mends_a_file() -> None:
@@ -295,3 +297,28 @@ def test_a_trace_is_explained_when_its_last_pass_agrees_everywhere(monkeypatch: 
     assert answer("stacked").complete is True
     assert answer("stale-weight").complete is False
     assert answer("other-ids").complete is None
+
+
+def test_what_was_not_taken_away_alone_is_said_and_not_confirmed(monkeypatch: Any) -> None:
+    """As for many causes of a large model: passes for the first ones only."""
+    monkeypatch.setattr(mixing, "BUDGET", 0.0)
+    monkeypatch.setattr(mixing, "LEAST", 1)
+    a, b = FAULTS["three-stacked"].make()
+    found = diagnose(str(a), str(b))
+    by_cause = {row.cause: row for row in found.findings}
+    assert by_cause["norm_eps"].confirmed and not by_cause["rope_theta"].confirmed
+    assert by_cause["scale"].confirmed  # by its values
+    assert any("rope_theta was not taken away alone" in row.says for row in found.evidence)
+    assert found.complete is False
+
+
+def test_products_have_their_threads_again() -> None:
+    before = blas.threads()
+    assert before is not None
+    blas.set_threads(2)
+    try:
+        with blas.few_threads(1):
+            assert blas.threads() == 1
+        assert blas.threads() == 2
+    finally:
+        blas.set_threads(before)
