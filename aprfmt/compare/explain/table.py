@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from aprfmt.compare.causes.packed import PACKED as PACKED_CAUSES
-from aprfmt.compare.explain import arithmetic, elsewhere, moves, outliers, packed, stored
+from aprfmt.compare.explain import arithmetic, elsewhere, moves, outliers, packed_faults, stored
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Explanation, Guess
 
@@ -32,7 +32,7 @@ TABLE: tuple[Hypothesis, ...] = (
     Hypothesis(("endianness",), stored.endianness),
     Hypothesis(("bit_rot",), stored.bit_rot),
     Hypothesis(("byte_offset", "row_offset"), stored.byte_offset),
-    Hypothesis(PACKED, packed.faults),
+    Hypothesis(PACKED, packed_faults.faults),
     Hypothesis(("norm_offset",), arithmetic.norm_offset),
     Hypothesis(("layer_order", "swapped_tensors", "tied_embedding"), elsewhere.other_tensor),
     Hypothesis(("transpose",), moves.transpose, shapes=True),
@@ -43,12 +43,12 @@ TABLE: tuple[Hypothesis, ...] = (
         moves.rearranged,
         part=True,
     ),
-    Hypothesis(("packing_order",), packed.order_of_outputs),
+    Hypothesis(("packing_order",), packed_faults.order_of_outputs),
     Hypothesis(("byte_offset",), moves.value_offset),
     Hypothesis(("quantisation",), arithmetic.quantisation),
-    Hypothesis(("quantisation",), packed.quantisation),
+    Hypothesis(("quantisation",), packed_faults.quantisation),
     Hypothesis(("bit_rot",), outliers.outliers),
-    Hypothesis(("quant_scale",), packed.other_scales),
+    Hypothesis(("quant_scale",), packed_faults.other_scales),
     Hypothesis(("stale_tensor",), elsewhere.stale_tensor, part=True),
     Hypothesis(("gqa_mapping",), moves.repeated, shapes=True),
     Hypothesis(("row_offset",), moves.window, shapes=True),
