@@ -70,3 +70,8 @@ class ReadAs:
     def mask(self, key: str) -> Any:
         """Return which of the values are there."""
         return self._trace.mask(key)
+
+    @property
+    def resolution(self) -> float:
+        """Return the trace's own."""
+        return self._trace.resolution

@@ -20,7 +20,6 @@ from aprfmt.compare.explain.guesses import Explanation
 from aprfmt.compare.explain.lattices import Grouping
 from aprfmt.compare.explain.noise import UNIT
 from aprfmt.compare.explain.reading import Reader
-from aprfmt.errors import AprfmtError
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -216,55 +215,6 @@ def grouping_of(lattice: Lattice) -> Grouping:
     wide = int(np.gcd.reduce(across + 1)) if across.size else 0
     tall = int(np.gcd.reduce(down + 1)) if down.size else 0
     return Grouping(tall, wide)
-
-
-def quantisation(case: Case) -> Iterator[Explanation]:
-    """Find that a side is the other quantized, and perhaps decoded again."""
-    for copy in copies(case):
-        if not copy.finite:
-            continue
-        after = fit(copy.x, copy.y, copy.lattice)
-        if after.how:
-            again = " and decoded again" if copy.again else ""
-            says = f"{copy.whose} values are {copy.other}, quantized{again}"
-            yield explanation(copy, "quantisation", (says, copy.scheme), after)
-
-
-def faults(case: Case) -> Iterator[Explanation]:
-    """Find what is wrong with a packed copy."""
-    from aprfmt.compare.explain import packed_codes, packed_parts, packed_scales
-
-    for copy in copies(case):
-        if copy.finite and fit(copy.x, copy.y, copy.lattice).how:
-            continue
-        try:
-            yield from packed_parts.read_otherwise(copy)
-        except AprfmtError:
-            pass  # parts that cannot be read in another way either
-        for find in () if not copy.finite else (
-            packed_codes.zero_points, packed_codes.signs, packed_scales.scales,
-            packed_codes.variants, packed_codes.order_of_inputs, packed_scales.minima,
-            packed_scales.columns,
-        ):  # fmt: skip
-            yield from find(copy)
-
-
-def other_scales(case: Case) -> Iterator[Explanation]:
-    """Find scales that go with the right ones in no known way, once nothing else explains them."""
-    from aprfmt.compare.explain import packed_scales
-
-    for copy in copies(case):
-        if copy.finite and not fit(copy.x, copy.y, copy.lattice).how:
-            yield from packed_scales.scales(copy, related=False)
-
-
-def order_of_outputs(case: Case) -> Iterator[Explanation]:
-    """Find codes in another order along the outputs, once no order of heads explains the rows."""
-    from aprfmt.compare.explain import packed_codes
-
-    for copy in copies(case):
-        if copy.finite and not fit(copy.x, copy.y, copy.lattice).how:
-            yield from packed_codes.order_of_outputs(copy)
 
 
 def cells(copy: Copy, values: "Array") -> "Array":

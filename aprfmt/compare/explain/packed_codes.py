@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from aprfmt.codecs.lattice import Lattice
 from aprfmt.compare.explain.guesses import Explanation
 from aprfmt.compare.explain.packed import Copy, cells, moved, ordered, scaled, spread
+from aprfmt.compare.explain.packed_scales import affine, factors
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -115,8 +116,6 @@ def _reread(copy: Copy, read: "Array", table: "Array") -> tuple["Array", Lattice
     """
     import numpy as np
 
-    from aprfmt.compare.explain.packed_scales import factors
-
     finite = np.flatnonzero(np.isfinite(read))
     order = finite[np.argsort(read[finite], kind="stable")]
     levels = read[order]
@@ -215,8 +214,6 @@ def _orders(
 
 def _in_order(copy: Copy, says: str) -> Explanation | None:
     """Confirm an order, with scales that moved with the codes, that did not, or as zero points."""
-    from aprfmt.compare.explain.packed_scales import affine, factors
-
     found = copy.explained("packing_order", (says,), copy.y, copy.lattice)
     if found is None:
         factor = spread(copy, factors(copy, copy.y))
