@@ -17,6 +17,7 @@ from aprfmt.compare.explain import (
     moves,
     outliers,
     relations,
+    shifts,
     stored,
 )
 from aprfmt.compare.explain.case import Case
@@ -38,7 +39,7 @@ TABLE: tuple[Hypothesis, ...] = (
     Hypothesis(("endianness",), stored.endianness),
     Hypothesis(("missing_bias",), elsewhere.zeroed_bias),
     Hypothesis(("bit_rot",), stored.bit_rot),
-    Hypothesis(("byte_offset", "row_offset"), stored.byte_offset),
+    Hypothesis(("byte_offset", "row_offset"), shifts.byte_offset),
     Hypothesis(("norm_offset",), arithmetic.norm_offset),
     Hypothesis(("layer_order", "swapped_tensors", "tied_embedding"), elsewhere.other_tensor),
     Hypothesis(("transpose",), moves.transpose, shapes=True),
