@@ -14,6 +14,7 @@ from aprfmt.compare.explain import (
     misplaced,
     moves,
     relations,
+    shifts,
     stored,
 )
 from tests.compare.damage import Change
@@ -206,11 +207,11 @@ FAULTS = (
           raw(UP, lambda old: old[:100] + b"\x55\xaa\x12\x99" * 4 + old[116:]), stored.bit_rot,
           "all other bytes are equal", quantized=False, confirmed=False),
     Fault("five bytes late", "byte_offset", UP, raw(UP, lambda old: old[5:] + b"12345"),
-          stored.byte_offset, "begins 5 bytes too late", quantized=False),
+          shifts.byte_offset, "begins 5 bytes too late", quantized=False),
     Fault("one value early", "byte_offset", Q, raw(Q, lambda old: b"??" + old[:-2]),
-          stored.byte_offset, "2 bytes (1 values) too early"),
+          shifts.byte_offset, "2 bytes (1 values) too early"),
     Fault("three rows down", "row_offset", EMBEDDING, moved(EMBEDDING, lambda x: np.roll(x, 3, 0)),
-          stored.byte_offset, "row i"),
+          shifts.byte_offset, "row i"),
     Fault("transposed", "transpose", UP, moved(UP, lambda x: x.T), moves.transpose,
           "rows and columns exchanged"),
     Fault("adjacent pairs", "rope_pairing", Q, moved(Q, lambda x: _pairs(x, HEADS)),

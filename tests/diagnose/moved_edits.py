@@ -33,6 +33,7 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gemma": ("gemma", {"hidden_size": 54, "head_dim": 20, "num_attention_heads": 3}),
     "mixtral": ("mixtral", {"num_local_experts": 5}),
     "qwen3_moe": ("qwen3_moe", {"num_experts": 7}),
+    "llama-64": ("llama", {"hidden_size": 64, "intermediate_size": 96}),
     "llama-wide": ("llama", {"hidden_size": 144, "intermediate_size": 320, "vocab_size": 301}),
 }  # fmt: skip
 
@@ -227,6 +228,17 @@ def trained(size: float) -> Edit:
             files.edit(name, _instead(x + size * x.std() * noise))(found)
 
     return run
+
+
+def in_q8(name: str, edit: Edit) -> Callable[[], Pair]:
+    """Return a maker of a model and the Q8_0 copy of an edited one."""
+
+    def make() -> Pair:
+        source = model("llama-64")
+        edited = files.copy(source, f"moved-{name}", tensors=edit)
+        return source, files.quantized(edited, f"moved-{name}.gguf", "Q8_0")
+
+    return make
 
 
 def in_shards(name: str, base: str, edit: Edit) -> Callable[[], Pair]:

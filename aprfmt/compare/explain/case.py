@@ -127,9 +127,11 @@ class Case:
         total = self.a.rows if rows is None else len(rows)
         for start in range(0, total, step):
             stop = min(total, start + step)
-            yield np.arange(start, stop) if rows is None else rows[start:stop]
-            self.a.side.drop()
-            self.b.side.drop()
+            try:
+                yield np.arange(start, stop) if rows is None else rows[start:stop]
+            finally:  # also where the pass is given up
+                self.a.side.drop()
+                self.b.side.drop()
 
     def distance(
         self,

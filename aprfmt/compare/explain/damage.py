@@ -218,6 +218,10 @@ def _spans(a: Bytes | bytes, b: Bytes) -> list[Span]:
         x = np.frombuffer(bytes_of(a, start, stop), np.uint8)
         y = np.frombuffer(b.window(start, stop), np.uint8)
         at = np.flatnonzero(x != y)
+        del x, y
+        for side in (a, b):
+            if isinstance(side, Bytes):
+                side.drop(start, stop)
         if not at.size:
             continue
         breaks = np.flatnonzero(np.diff(at) > GAP)

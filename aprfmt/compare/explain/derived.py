@@ -14,7 +14,7 @@ from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import Explanation, TensorDiff
 from aprfmt.compare.explain.context import Context
 from aprfmt.compare.explain.elsewhere import split_role
-from aprfmt.compare.explain.noise import UNIT, noise
+from aprfmt.compare.explain.noise import UNIT, noise, noise_of
 from aprfmt.compare.explain.summary import named
 from aprfmt.errors import AprfmtError
 
@@ -29,6 +29,7 @@ SHARE = 0.25  # of a matrix's smaller side that a low rank has at most
 FEW = 3  # differing matrices that are a fault rather than a training
 NEARLY_ALL = 0.5  # share of all matrices that a training changes at least
 RELATED = 0.2  # correlation of the values from which two tensors belong together
+FINE = 0.03  # rounding of the coarser encoding up to which a rank shows
 SMALL = 64 << 20  # elements of a matrix up to which its difference is looked at
 EVERY_ROW = 0.5  # share of the rows that a merge or a training changes at least
 
@@ -41,6 +42,7 @@ class Change:
     rank: int
     size: float
     related: float
+    plain: bool  # both sides are stored as floats
 
 
 def with_derived(
@@ -74,10 +76,10 @@ def with_derived(
 
 
 def _open(row: TensorDiff) -> bool:
-    """Say whether a tensor of floats differs, and nothing explains it."""
+    """Say whether a tensor of floats, or nearly so, differs, and nothing explains it."""
     found = row.explanation
-    plain = row.encoding_a in UNIT and row.encoding_b in UNIT
-    return row.verdict == "DIFFERENT" and plain and (found is None or not found.confirmed)
+    fine = max(noise_of(row.encoding_a), noise_of(row.encoding_b)) <= FINE
+    return row.verdict == "DIFFERENT" and fine and (found is None or not found.confirmed)
 
 
 def _change(pair: TensorPair) -> Change | None:
@@ -95,9 +97,10 @@ def _change(pair: TensorPair) -> Change | None:
     norm = float(np.linalg.norm(x)) or 1.0
     if np.any(delta, axis=1).mean() < EVERY_ROW:
         return None
+    plain = pair.a.encoding in UNIT and pair.b.encoding in UNIT
     unit = noise(pair.a.encoding, pair.b.encoding, moved=False)
     return Change(pair.key, _rank(delta, unit * norm), float(np.linalg.norm(delta)) / norm,
-                  _correlation(x, y))  # fmt: skip
+                  _correlation(x, y), plain)  # fmt: skip
 
 
 def _correlation(x: "Array", y: "Array") -> float:
@@ -147,6 +150,8 @@ def _explained(
         found = _merged(pairs, matrices, low)
         if found:
             return found
+    if not all(change.plain for change in changes):
+        return {}  # a faulty quantization of all tensors looks like a training
     related = [change for change in changes if change.related > RELATED]
     if len(related) < 0.9 * len(changes) or len(changes) < FEW:
         return {}

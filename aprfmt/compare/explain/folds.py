@@ -14,7 +14,7 @@ from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import Explanation, TensorDiff
 from aprfmt.compare.explain.context import Context
 from aprfmt.compare.explain.elsewhere import split_role
-from aprfmt.compare.explain.noise import noise
+from aprfmt.compare.explain.noise import UNIT, noise
 from aprfmt.errors import AprfmtError
 
 if TYPE_CHECKING:
@@ -78,6 +78,12 @@ class Layer:
         assert pair.a is not None and pair.b is not None
         return 2 * noise(pair.a.encoding, pair.b.encoding, moved=False) + LEAST
 
+    def blocked(self, role: str) -> bool:
+        """Say whether either side is stored in another encoding than plain floats."""
+        pair = self.pairs[self.start + role]
+        sides = (pair.a, pair.b)
+        return any(name not in UNIT for side in sides if side for name in side.encodings)
+
     def apart(self, role: str, value: "Array") -> float:
         """Return how far B is from `value`, in roundings: the whole, or its worst column."""
         import numpy as np
@@ -89,7 +95,9 @@ class Layer:
             return 0.0 if not np.any(delta) else float("inf")
         slack = self.slack(role)
         whole = float(np.linalg.norm(delta) / norm) / slack
-        own = np.maximum(np.linalg.norm(y, axis=0), float(norm) / y.shape[1] ** 0.5 / 100)
+        # The error of a block is that of its largest value, whatever the column's own size.
+        least = 1.0 if self.blocked(role) else 0.01
+        own = np.maximum(np.linalg.norm(y, axis=0), least * float(norm) / y.shape[1] ** 0.5)
         return max(whole, float((np.linalg.norm(delta, axis=0) / own).max()) / (slack * STRAY))
 
     def near(self, role: str, factor: "Array") -> bool:

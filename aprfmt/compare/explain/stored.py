@@ -16,8 +16,8 @@ from aprfmt.tensors.view import View
 SIXTEEN = ("BF16", "F16")
 FEW_BITS = 16  # damaged bits up to which they are named one by one
 FEW_BYTES = 64  # differing bytes beyond which a tensor is not damaged but another one
-REACH = 1 << 16  # furthest shift looked for, in bytes
 ANCHOR = 48  # bytes that must be found again
+KEPT = 16  # a tensor this part of which was written is damaged, not left at zero
 STORED = 64 << 20  # bytes up to which A is laid out as B stores it
 
 
@@ -164,7 +164,7 @@ def _bytes_apart(case: Case, a: "Bytes | bytes", b: Bytes) -> Explanation | None
         return None
     if count > FEW_BYTES:
         # All of it zero is a tensor never written; a run inside is damage.
-        if last - first + 1 > len(a) // 2:
+        if last - first + 1 > len(a) - len(a) // KEPT:
             return None
         if _never_filled(case, first, last + 1):
             return None  # damage.py says so
@@ -272,49 +272,7 @@ def _patterns_apart(case: Case) -> Explanation | None:
     )
 
 
-# --- a shift --------------------------------------------------------------------------------
-
-
-def byte_offset(case: Case) -> Iterator[Explanation]:
-    """Ask whether B's stored bytes are A's, begun some bytes too early or too late."""
-    for a, b, name in layouts(case):
-        shift = _shift(a, b)
-        if shift is not None:
-            if not _heads_turned(case, a, b, shift):
-                yield _offset(case, shift, len(b), name)
-            return
-
-
-def _heads_turned(case: Case, a: Bytes | bytes, b: Bytes, shift: int) -> bool:
-    """Say whether whole heads moved and came round at the end: an order of heads (moves.py)."""
-    row, size, far = case.b.row_bytes or 0, len(b), abs(shift)
-    heads = case.sizes("head_dim") if case.role.startswith("attn_") else []
-    if not row or case.b.columns == 1 or all(far % (row * rows) for rows in heads):
-        return False
-    if shift > 0:
-        return bytes_of(a, 0, far) == bytes_of(b, size - far, size)
-    return bytes_of(a, size - far, size) == bytes_of(b, 0, far)
-
-
-def _offset(case: Case, shift: int, total: int, name: str) -> Explanation:
-    """Put a shift of `total` bytes into words: of whole rows, of values or of bytes."""
-    row = case.b.row_bytes or 0
-    rows = shift // row if case.b.columns > 1 and row and shift % row == 0 else 0
-    kept = total - abs(shift)
-    values = ""
-    size = encoding_row(case.b.encoding).type_size
-    if shift % size == 0 and encoding_row(case.b.encoding).block_size == 1:
-        values = f" ({abs(shift) // size} values)"
-    if rows:
-        text = f"row i of B is row i{rows:+d} of A"
-        more = f"{kept // row} of {case.b.rows} rows are equal there, byte for byte"
-        cause = "row_offset"
-    else:
-        way = "too late" if shift > 0 else "too early"
-        text = f"B's data begins {abs(shift)} bytes{values} {way}"
-        more = f"{kept} of {total} bytes of {name} are equal when shifted"
-        cause = "byte_offset"
-    return Explanation(cause, (case.key,), (text, more), case.before.relative, 0.0, True)
+# --- bytes of both sides in one order ------------------------------------------------------
 
 
 def layouts(case: Case) -> Iterator[tuple[Bytes | bytes, Bytes, str]]:
@@ -352,36 +310,3 @@ def _as_stored(case: Case, side: View) -> bytes | None:
 def bytes_of(data: Bytes | bytes, start: int, stop: int) -> bytes:
     """Return bytes [start, stop), copied."""
     return bytes(data.window(start, stop) if isinstance(data, Bytes) else data[start:stop])
-
-
-def _shift(a: Bytes | bytes, b: Bytes) -> int | None:
-    """Return k with B[i] == A[i+k] wherever both are, k not 0; None where there is none."""
-    size = len(b)
-    if len(a) != size or size < 4 * ANCHOR:
-        return None
-    for part in (2, 3, 5, 7):
-        at = size // part
-        if at + ANCHOR > size:
-            continue
-        anchor = bytes_of(b, at, at + ANCHOR)
-        if len(set(anchor)) < 8:
-            continue  # zeros are found everywhere
-        low, high = max(0, at - REACH), min(size, at + ANCHOR + REACH)
-        hay = bytes_of(a, low, high)
-        found = hay.find(anchor)
-        if found < 0:
-            return None
-        shift = low + found - at
-        if shift == 0 or abs(shift) > size // 2:
-            return None
-        return shift if _overlap_equal(a, b, shift) else None
-    return None
-
-
-def _overlap_equal(a: Bytes | bytes, b: Bytes, shift: int) -> bool:
-    start, stop = max(0, -shift), min(len(b), len(b) - shift)
-    for at in range(start, stop, 1 << 20):
-        end = min(stop, at + (1 << 20))
-        if bytes_of(a, at + shift, end + shift) != bytes_of(b, at, end):
-            return False
-    return True

@@ -19,6 +19,7 @@ from aprfmt.compare.explain import (
     outliers,
     packed_faults,
     relations,
+    shifts,
     stored,
 )
 from aprfmt.compare.explain.case import Case
@@ -42,7 +43,7 @@ TABLE: tuple[Hypothesis, ...] = (
     Hypothesis(("endianness",), stored.endianness),
     Hypothesis(("missing_bias",), elsewhere.zeroed_bias),
     Hypothesis(("bit_rot",), stored.bit_rot),
-    Hypothesis(("byte_offset", "row_offset"), stored.byte_offset),
+    Hypothesis(("byte_offset", "row_offset"), shifts.byte_offset),
     Hypothesis(PACKED, packed_faults.faults),
     Hypothesis(("norm_offset",), arithmetic.norm_offset),
     Hypothesis(("layer_order", "swapped_tensors", "tied_embedding"), elsewhere.other_tensor),

@@ -66,6 +66,7 @@ def _values_at(side: Reader, at: "Array", columns: int) -> "Array":
 
     lines, places = np.unique(at // columns, return_inverse=True)
     found: Array = side.take(lines)[places, at % columns]
+    side.side.drop()
     return found
 
 
