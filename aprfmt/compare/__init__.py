@@ -119,8 +119,7 @@ def diff_models(
             (*pair.spellings, *of_a.get(pair.key, ()), *of_b.get(pair.key, ())) for pair in pairs
         ]
         pairs = [pairs[i] for i in select(names, tensors, f"{a.path} and {b.path}")]
-    if "tensors" not in only:
-        pairs = []
+    pairs = pairs if "tensors" in only else []
     imatrix = _has_imatrix(a.metadata) or _has_imatrix(b.metadata)
     results = []
     for i, pair in enumerate(pairs):

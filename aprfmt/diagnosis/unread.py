@@ -35,6 +35,14 @@ def restored(good: Model, bad: Model, label: str) -> tuple[Model, CauseFound, Ev
     return None
 
 
+def architecture(model: Model) -> str | None:
+    """Return the name of a model's architecture; None where its configuration is not read."""
+    try:
+        return model.spec.name
+    except ArchError:
+        return None
+
+
 def _refused(model: Model) -> str:
     """Return why a model's configuration cannot be read, "" if it can."""
     try:

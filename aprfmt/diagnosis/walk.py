@@ -27,7 +27,8 @@ from aprfmt.diagnosis.points import point_rows
 from aprfmt.diagnosis.probes import Chosen
 from aprfmt.diagnosis.prompt import chosen_ids, disagree, hidden_from
 from aprfmt.diagnosis.sides import Side, trace_ids, trace_of
-from aprfmt.errors import AprfmtError, ArchError
+from aprfmt.diagnosis.unread import architecture
+from aprfmt.errors import AprfmtError
 from aprfmt.inference.capture import instances
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model
@@ -73,7 +74,7 @@ class Walk:
         for side in (self.a, self.b):
             row: dict[str, Any] = {"text": side.text, "kind": side.kind}
             if side.model is not None:
-                row |= {"format": side.model.format, "architecture": _architecture(side.model)}
+                row |= {"format": side.model.format, "architecture": architecture(side.model)}
             if side.choice is not None:
                 row["run"] = str(side.choice)
             trace = self.traces.get(side.label)
@@ -385,13 +386,6 @@ class Walk:
         ):
             return "no point of the two has values on the same rows"
         return ""
-
-
-def _architecture(model: Model) -> str | None:
-    try:
-        return model.spec.name
-    except ArchError:
-        return None  # a finding says why it cannot be read
 
 
 def _entry(value: Any) -> str:
