@@ -9,6 +9,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+from aprfmt.compare.bounds import NMSE
 from aprfmt.compare.thresholds import ALL_PRODUCTS, products_of
 from aprfmt.compare.traced import RecordLike, TraceLike
 from aprfmt.diagnosis.shadow import Pass, View
@@ -18,13 +19,21 @@ from aprfmt.diagnosis.world import MOVES
 def arithmetic(found: Pass) -> str:
     """Return the dtype of the arithmetic that all products of a pass betray, "" for none.
 
-    Only points count whose operations are one product and perhaps its bias.
+    Only points count whose operations are one product and perhaps its bias. Where weights are
+    quantized, values that were never quantized make such errors too: nothing is then said.
     """
     products = [view for view in found.views.values() if _is_product(view)]
+    if any(_weight(view).encoding in NMSE for view in products):
+        return ""
     if len(products) < ALL_PRODUCTS or not any(view.flagged for view in products):
         return ""
     off = [view.residual or 0.0 for view in products]
     return products_of(max(off), median(off), min(off))
+
+
+def _weight(view: View) -> Any:
+    """Return the weight of a view's product."""
+    return next(call.args[1] for call in view.calls if call.op == "linear")
 
 
 def _is_product(view: View) -> bool:
