@@ -61,10 +61,11 @@ class Tried:
 
 @dataclass
 class Search:
-    """The search at one divergence. `runs` passes are left; `tried` counts those made."""
+    """The search at one divergence. `runs` of `allowed` passes are left; `tried` are made."""
 
     case: Case
     runs: int = 0
+    allowed: int = 0
     tried: int = 0
     singles: list[Tried] = field(default_factory=list)
 
@@ -74,7 +75,7 @@ class Search:
         held = sum(math.prod(world.weights[key].shape) for key in world.weights)
         share = len(spanned(self.case)) / max(world.n_layers, 1)
         work = max(1.0, held * len(world.ids) * min(share, 1.0))
-        self.runs = int(min(RUNS, max(24, WORK / work)))
+        self.runs = self.allowed = int(min(RUNS, max(24, WORK / work)))
 
     # --- one pass ---------------------------------------------------------------------------
 
@@ -240,7 +241,7 @@ class Search:
         """Return steps of another cause that, in the place of one, remove the difference too."""
         rest = tuple(other for other in steps if other is not step)
         found: dict[str, Step] = {}
-        self.runs = max(self.runs, OTHERS)
+        self.runs = max(self.runs, min(OTHERS, self.allowed // 4))
         for one in self.singles:
             other = one.steps[0]
             if (

@@ -183,7 +183,7 @@ class _Shadow(Recording):
         mine = np.asarray(backend.to_numpy(x))
         self._recorded.shapes.setdefault(key, mine.shape)
         seen = self._recorded.at(key)
-        calls, goes_on = self.behind(x, seen is not None), x
+        calls, goes_on = () if seen is None else self.behind(x, True), x
         if point in _APART:
             goes_on, mine = self._routing(key, point, layer, mine, seen, calls, x), mine
         else:

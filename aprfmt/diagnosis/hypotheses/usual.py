@@ -7,6 +7,7 @@ neither (outputs of layers, or logits alone), each of these changes is tried on 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
@@ -315,8 +316,12 @@ USUAL: tuple[Family, ...] = (
 
 
 def usual_changes(world: World) -> list[Usual]:
-    """Return every row's changes for a model, likelier ones first."""
-    return [usual for family in USUAL for usual in family.changes(world)]
+    """Return every row's changes for a model: the likeliest of each row, the next of each, ...
+
+    A large model allows few passes; so the first ones are of all kinds.
+    """
+    columns = zip_longest(*(list(family.changes(world)) for family in USUAL))
+    return [usual for column in columns for usual in column if usual is not None]
 
 
 def groups(world: World, usual: Usual) -> list[Layers]:
