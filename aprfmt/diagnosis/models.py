@@ -10,7 +10,7 @@ from aprfmt.diagnosis.config import HYPER_CAUSES, said, shown_tensors, tensors_s
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
-from aprfmt.diagnosis.tensors import compare_tensors
+from aprfmt.diagnosis.tensors import compare_tensors, padded
 from aprfmt.model import Model
 from aprfmt.model.completeness import listed
 
@@ -83,7 +83,7 @@ def _identity(a: Model, b: Model, report: DiffReport, found: Levels) -> None:
     other = [
         name
         for name in ("hidden_size", "n_layers", "vocab_size", "n_experts")
-        if a.hyper[name] != b.hyper[name]
+        if a.hyper[name] != b.hyper[name] and not (name == "vocab_size" and padded(report.tensors))
     ]
     if other:
         sizes = ", ".join(f"{name} {a.hyper[name]} and {b.hyper[name]}" for name in other)
@@ -136,6 +136,8 @@ def _hyperparameters(
         for text in tensors_say(model, label):
             found.evidence.append(Evidence("config", text))
     rows = {row.name: row for row in report.hyperparameters}
+    if padded(report.tensors):
+        rows.pop("vocab_size", None)
     if rows.pop("architecture", None) is not None:
         found.evidence.append(
             Evidence("config", f"A is read as {a.spec.name}, B as {b.spec.name}", ("architecture",))

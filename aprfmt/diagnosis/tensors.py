@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.compare.causes import CAUSES
+from aprfmt.compare.causes import CAUSES, Verdict
 from aprfmt.compare.diffs import DiffReport, TensorDiff
 from aprfmt.compare.explain.foreign import foreign
 from aprfmt.compare.explain.reading import Reader
@@ -12,6 +12,9 @@ from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Share, Touched
 from aprfmt.model import Model
+
+PADDED = "padded_vocabulary"
+EXACT = 1e-6  # relative distance beyond which an equal function was rounded otherwise
 
 
 def compare_tensors(
@@ -34,6 +37,8 @@ def compare_tensors(
     for finding, part in _findings(report, explained):
         found.add(_another(a, b, finding, part, found), part)
         done |= set(part.keys)
+        if finding.verdict == "not_comparable":
+            found.reason = f"derived: {finding.says}"
     for finding, part in _copies(rows):
         found.add(finding, part)
     left = [
@@ -55,7 +60,7 @@ def not_finite(rows: Sequence[TensorDiff]) -> Iterator[Evidence]:
 
 def _another(a: Model, b: Model, finding: CauseFound, part: Touched, found: Levels) -> CauseFound:
     """Check whether a stale tensor may be a damaged one; if so, the finding is not confirmed."""
-    if finding.cause != "stale_tensor":
+    if finding.cause != "stale_tensor" or finding.confirmed:
         return finding
     sure = True
     for key in part.keys:
@@ -151,7 +156,7 @@ def _findings(report: DiffReport, explained: set[str]) -> Iterator[tuple[CauseFo
                 group.cause,
                 group.text,
                 "tensor",
-                CAUSES[group.cause].verdict,
+                _verdict(group.cause, after),
                 where,
                 group.confirmed,
                 residual_before=max(before, default=None),
@@ -160,8 +165,19 @@ def _findings(report: DiffReport, explained: set[str]) -> Iterator[tuple[CauseFo
                 values={"evidence": [list(row.evidence) for row in made[:8]]}
                 | ({"nonfinite": odd} if odd else {}),
             ),
-            Touched((), keys),
+            Touched(("vocab_size",) if group.cause == PADDED else (), keys),
         )
+
+
+def padded(rows: Sequence[TensorDiff]) -> bool:
+    """Say whether one side's vocabulary is the other's with rows behind it that no id reaches."""
+    return any(row.explanation is not None and row.explanation.cause == PADDED for row in rows)
+
+
+def _verdict(cause: str, after: Sequence[float]) -> Verdict:
+    """Return a cause's verdict; an equal function with roundings of its own is precision."""
+    verdict = CAUSES[cause].verdict
+    return "precision" if verdict == "same" and max(after, default=0.0) > EXACT else verdict
 
 
 def _copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[CauseFound, Touched]]:

@@ -7,7 +7,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from aprfmt.compare.explain import arithmetic, elsewhere, moves, stored
+from aprfmt.compare.explain import (
+    arithmetic,
+    damage,
+    elsewhere,
+    misplaced,
+    moves,
+    relations,
+    shifts,
+    stored,
+)
 from tests.compare.damage import Change
 from tests.conversion.folders import float_bytes
 
@@ -149,6 +158,24 @@ def _two_rows(x: Any) -> Any:
     return x
 
 
+def _twice(x: Any) -> Any:
+    x = x.copy()
+    x[30:37] = x[10:17]
+    return x
+
+
+def other_layer(data: dict[str, bytes]) -> None:
+    """Put rows 3 to 14 of the next layer into rows 8 to 19."""
+    there, here = bits(data, UP.replace("layers.1.", "layers.2.")), bits(data, UP)
+    here[8:20] = there[3:15]
+    data[UP] = here.tobytes()
+
+
+def overwritten(data: dict[str, bytes]) -> None:
+    """Put 768 bytes of gate into up, at no row's beginning."""
+    data[UP] = data[UP][:1000] + data[GATE][300:1068] + data[UP][1768:]
+
+
 def _ulps(x: Any) -> Any:
     x = x.copy()
     x[::3] += 1
@@ -180,11 +207,11 @@ FAULTS = (
           raw(UP, lambda old: old[:100] + b"\x55\xaa\x12\x99" * 4 + old[116:]), stored.bit_rot,
           "all other bytes are equal", quantized=False, confirmed=False),
     Fault("five bytes late", "byte_offset", UP, raw(UP, lambda old: old[5:] + b"12345"),
-          stored.byte_offset, "begins 5 bytes too late", quantized=False),
+          shifts.byte_offset, "begins 5 bytes too late", quantized=False),
     Fault("one value early", "byte_offset", Q, raw(Q, lambda old: b"??" + old[:-2]),
-          stored.byte_offset, "2 bytes (1 values) too early"),
+          shifts.byte_offset, "2 bytes (1 values) too early"),
     Fault("three rows down", "row_offset", EMBEDDING, moved(EMBEDDING, lambda x: np.roll(x, 3, 0)),
-          stored.byte_offset, "row i"),
+          shifts.byte_offset, "row i"),
     Fault("transposed", "transpose", UP, moved(UP, lambda x: x.T), moves.transpose,
           "rows and columns exchanged"),
     Fault("adjacent pairs", "rope_pairing", Q, moved(Q, lambda x: _pairs(x, HEADS)),
@@ -226,6 +253,14 @@ FAULTS = (
           arithmetic.rounding, "rounded to F8_E4M3", quantized=False),
     Fault("went through Q4_0", "quantisation", UP, computed(UP, through(UP, "Q4_0")),
           arithmetic.quantisation, "quantized to Q4_0 and decoded again"),
+    Fault("squares", "function_of", UP, computed(UP, np.square), relations.function_of,
+          "the squares of A's", quantized=False),
+    Fault("rows of another layer", "wrong_rows", UP, other_layer, misplaced.misplaced,
+          "rows 8-19: A's rows 3-14 of L2.ffn_up.weight"),
+    Fault("rows twice", "wrong_rows", EMBEDDING, moved(EMBEDDING, _twice), misplaced.misplaced,
+          "rows 30-36: A's rows 10-16"),
+    Fault("bytes of another tensor", "bit_rot", UP, overwritten, damage.ranges,
+          "768 of 8192 bytes are overwritten, in 1 range", quantized=False),
     Fault("never filled", "stale_tensor", UP, raw(UP, lambda old: bytes(len(old))),
           elsewhere.stale_tensor, "0 everywhere", confirmed=False),
     Fault("of another checkpoint", "stale_tensor", UP,

@@ -12,13 +12,15 @@ import pytest
 
 import aprfmt
 from aprfmt.compare import diff
-from aprfmt.compare.explain import moves, outliers, table
+from aprfmt.compare.explain import elsewhere, moves, outliers, relations, table
 from tests.compare import faults
 from tests.compare.damage import patched
 from tests.compare.faults import FAULTS
 from tests.compare.test_explain import NAMES, said
 from tests.compare.test_verdicts import edited
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
+from tests.diagnose import files
+from tests.diagnose.engines import tiny_folder
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,23 @@ def some_rows(source: Path, folder: Path) -> tuple[Path, Path]:
     return source, other_rows(source, folder / "b", faults.UP, lambda x: x[8:40])
 
 
+def bias_zeroed(source: Path, folder: Path) -> tuple[Path, Path]:
+    """A model with biases, and the same with one of them at zero."""
+    a = files.copy(tiny_folder("qwen2"), "bias-there")
+    key = "model.layers.1.self_attn.k_proj.bias"
+    return a, files.copy(a, "bias-zeroed", tensors=files.edit(key, np.zeros_like))
+
+
+def vector_cut(source: Path, folder: Path) -> tuple[Path, Path]:
+    """A norm of which only the first values are there."""
+    rows = tensors_of(source)
+    kind, _, raw = rows[faults.NORM]
+    (folder / "b").mkdir()
+    (folder / "b" / "config.json").write_text((source / "config.json").read_text())
+    write_mixed(folder / "b" / "model.safetensors", rows | {faults.NORM: (kind, (40,), raw[:80])})
+    return source, folder / "b"
+
+
 # Row: the function that finds it, a pair that needs it, the tensor, the cause, words of evidence.
 PAIRS: dict[str, tuple[Callable[..., Any], Callable[[Path, Path], tuple[Path, Path]], str, str,
                        str]] = {
@@ -83,6 +102,10 @@ PAIRS: dict[str, tuple[Callable[..., Any], Callable[[Path, Path], tuple[Path, Pa
                  "2 heads 2 times, in a row"),
     "window": (moves.window, some_rows, "L1.ffn_up.weight", "row_offset",
                "rows are rows 8 to 39 of A"),
+    "prefix": (relations.prefix, vector_cut, "L1.attn_norm.weight", "row_offset",
+               "B's values are the first 40 of A's 64"),
+    "zeroed_bias": (elsewhere.zeroed_bias, bias_zeroed, "L1.attn_k.bias", "missing_bias",
+                    "B's bias is zero everywhere"),
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ bugs that the project started from (the column "upstream" of docs/diagnose.md).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,35 +23,12 @@ from tests.diagnose.engines import (
     tiny_folder,
     trace,
 )
+from tests.diagnose.fault import Fault, Pair
+from tests.diagnose.faults_moved import MOVED_CONTROLS, MOVED_FAULTS
 from tests.models import IDS
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "fixtures" / "demo"
-Pair = tuple[object, object]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One row: `make()` gives A and B; `causes` are all that must be named, the first one first.
-
-    `where` must be among the places of the first cause. `base` is the architecture.
-    """
-
-    name: str
-    base: str
-    says: str
-    make: Callable[[], Pair]
-    causes: tuple[str, ...]
-    where: tuple[str, ...] = ()
-    verdict: str = "bug"
-    confidence: str = "confirmed"
-    upstream: tuple[int, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def control(self) -> bool:
-        """Nothing is broken: a verdict of a bug here is a false alarm."""
-        return self.verdict in ("same", "precision")
 
 
 # --- engines that compute something else -------------------------------------------------------
@@ -695,4 +672,6 @@ CONTROLS: tuple[Fault, ...] = (
           confidence="unconfirmed"),
 )  # fmt: skip
 
+FILES = (*FILES, *MOVED_FAULTS)
+CONTROLS = (*CONTROLS, *MOVED_CONTROLS)
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in (*ENGINES, *FILES, *CONTROLS)}

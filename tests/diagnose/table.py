@@ -8,7 +8,8 @@ from functools import cache
 
 from aprfmt.compare.causes import CAUSES
 from aprfmt.diagnosis import Diagnosis, diagnose
-from tests.diagnose.faults import CONTROLS, ENGINES, FAULTS, FILES, ROOT, Fault
+from tests.diagnose.fault import Fault
+from tests.diagnose.faults import CONTROLS, ENGINES, FAULTS, FILES, ROOT
 
 PAGE = ROOT / "docs" / "diagnose.md"
 START, END = "<!-- table: {} -->", "<!-- end: {} -->"

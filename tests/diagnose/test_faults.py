@@ -4,6 +4,7 @@ import pytest
 
 from aprfmt.arch.vocabulary import HYPER_NAMES
 from aprfmt.compare.causes import CAUSES
+from aprfmt.compare.causes.moved import MOVED
 from aprfmt.diagnosis.config import HYPER_CAUSES, SHOWN_BY
 from aprfmt.diagnosis.hypotheses import HYPOTHESES
 from tests.diagnose.faults import CONTROLS, ENGINES, FAULTS, FILES
@@ -61,7 +62,7 @@ def test_tables_name_causes_of_the_one_table() -> None:
     assert set(SHOWN_BY) <= set(HYPER_NAMES)
     told_by_tensors = {  # a pass shows some as stale_tensor, and others not at all
         "endianness", "byte_offset", "none", "extra_tensor", "nonfinite", "permuted_neurons",
-        "permuted_heads", "permuted_experts",
+        "permuted_heads", "permuted_experts", *(row.name for row in MOVED),
     }  # fmt: skip
     proposed = {"gqa_mapping", "rope_pairing", "layer_order", "rounding", "capture_rows"}
     assert set(CAUSES) - {row.cause for row in HYPOTHESES} <= told_by_tensors | proposed

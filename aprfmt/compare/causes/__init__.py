@@ -9,12 +9,13 @@ entry-point group `aprfmt.causes`.
 from aprfmt.base.registry import Registry
 from aprfmt.compare.causes.computed import COMPUTED
 from aprfmt.compare.causes.looked import LOOKED
+from aprfmt.compare.causes.moved import MOVED
 from aprfmt.compare.causes.row import LEVELS, VERDICTS, Cause, Level, Verdict
 from aprfmt.compare.causes.stored import STORED
 
 __all__ = ["CAUSES", "LEVELS", "VERDICTS", "Cause", "Level", "Verdict", "describe"]
 
-_ROWS = (*STORED, *COMPUTED, *LOOKED)
+_ROWS = (*STORED, *MOVED, *COMPUTED, *LOOKED)
 
 CAUSES: Registry[Cause] = Registry("causes", {}, held={row.name: row for row in _ROWS})
 

@@ -6,6 +6,7 @@ index of all other tensors reads four rows of each, once per comparison.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -16,8 +17,12 @@ from aprfmt.compare.diffs import TensorDiff
 from aprfmt.compare.explain.case import Case, row_distances
 from aprfmt.compare.explain.compound import remainder, rereadings
 from aprfmt.compare.explain.context import Context
-from aprfmt.compare.explain.elsewhere import renamed
+from aprfmt.compare.explain.derived import with_derived
+from aprfmt.compare.explain.elsewhere import renamed, split_role
+from aprfmt.compare.explain.folds import with_folds
 from aprfmt.compare.explain.guesses import Explanation, Guess
+from aprfmt.compare.explain.joined import with_joined
+from aprfmt.compare.explain.padding import with_padding
 from aprfmt.compare.explain.reading import Reader, SomeRows
 from aprfmt.compare.explain.symmetry import with_symmetries
 from aprfmt.errors import AprfmtError
@@ -29,6 +34,8 @@ __all__ = ["Context", "Explanation", "explain_pair", "explained"]
 TRIED = 6  # guesses applied to whole tensors, per pair
 PART = 0.5  # at most this share of rows differs: then they are also examined alone
 PART_ROWS = 1 << 12
+ALONE = 2  # pairs of a role that are tried alone before all layers are looked at together
+MANY = 6  # pairs of a role that differ, from which this is done
 DENSE = 0.3  # at a smaller distance not all values were misread
 REREAD = ("dtype_mislabel", "endianness", "rounding", "quantisation")  # not combined
 
@@ -110,7 +117,7 @@ def _tried(case: Case, *, shapes: bool = False, part: bool = False) -> Tried | N
         if not case.holds_on_sample(guess):
             continue
         if not budget:
-            break
+            continue  # no more passes; what was found without one may still be said
         budget -= 1
         found = _confirmed(case, guess, shapes)
         if found is not None and found.confirmed:
@@ -209,22 +216,75 @@ def explained(
     pairs: Sequence[TensorPair],
     results: Sequence[TensorDiff],
 ) -> list[TensorDiff]:
-    """Return the records, with an explanation for every pair that differs and can be read."""
+    """Return the records, with an explanation for every pair that differs and can be read.
+
+    Of a role that differs in many layers a few pairs are tried alone. If nothing is found for them
+    that is theirs alone, all layers are looked at together first.
+    """
+    import numpy as np
+
     context = Context(a, b, base, {row.key: row for row in results})
-    made = []
-    for pair, row in zip(pairs, results, strict=True):
-        found = None
-        try:
-            if row.verdict in ("DIFFERENT", "SHAPE_DIFFERS") and pair.a and pair.b:
-                found = explain_pair(pair.a, pair.b, context, row.key)
-            elif row.verdict in ("ONLY_IN_A", "ONLY_IN_B"):
-                found = renamed(row.key, row.verdict[-1].lower(), context)
-        except AprfmtError:
-            found = None  # no longer readable: the record stays as it was
-        pair.drop()
-        if found is not None:
-            cause = found.cause if found.confirmed and not row.cause else row.cause
-            made.append(replace(row, explanation=found, cause=cause))
-        else:
-            made.append(row)
-    return with_symmetries(context, pairs, made)
+    made = list(results)
+    late: list[int] = []
+    with np.errstate(all="ignore"):  # misread values may overflow
+        tried = Tries(results)
+        for i, (pair, row) in enumerate(zip(pairs, results, strict=True)):
+            if tried.enough(row):
+                late.append(i)
+                continue
+            made[i] = _alone(context, pair, row)
+            tried.add(made[i])
+        made = _together(context, pairs, made)
+        left = [i for i in late if made[i].explanation is None]
+        for i in left:
+            made[i] = _alone(context, pairs[i], made[i])
+        return _together(context, pairs, made) if left else made
+
+
+class Tries:
+    """Counts, by role, the pairs that were tried alone and in vain."""
+
+    def __init__(self, rows: Sequence[TensorDiff]) -> None:
+        self.many = Counter(split_role(row.key)[1] for row in rows if row.verdict == "DIFFERENT")
+        self.vain: Counter[str] = Counter()
+
+    def enough(self, row: TensorDiff) -> bool:
+        """Say whether enough pairs of this role were tried."""
+        role = split_role(row.key)[1]
+        vain = self.vain[role] >= ALONE and self.many[role] >= MANY
+        return vain and row.verdict == "DIFFERENT"
+
+    def add(self, row: TensorDiff) -> None:
+        """Count a pair that was tried."""
+        found = row.explanation
+        if row.verdict == "DIFFERENT" and (
+            found is None or not found.confirmed or found.cause == "scale"
+        ):
+            self.vain[split_role(row.key)[1]] += 1
+
+
+def _alone(context: Context, pair: TensorPair, row: TensorDiff) -> TensorDiff:
+    """Return a record with what explains its pair alone."""
+    found = None
+    try:
+        if row.verdict in ("DIFFERENT", "SHAPE_DIFFERS") and pair.a and pair.b:
+            found = explain_pair(pair.a, pair.b, context, row.key)
+        elif row.verdict in ("ONLY_IN_A", "ONLY_IN_B"):
+            found = renamed(row.key, row.verdict[-1].lower(), context)
+    except AprfmtError:
+        found = None  # no longer readable: the record stays as it was
+    pair.drop()
+    if found is None:
+        return row
+    cause = found.cause if found.confirmed and not row.cause else row.cause
+    return replace(row, explanation=found, cause=cause)
+
+
+def _together(
+    context: Context, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+) -> list[TensorDiff]:
+    """Return the records with what explains several tensors at once."""
+    made = list(rows)
+    for step in (with_symmetries, with_joined, with_folds, with_padding, with_derived):
+        made = step(context, pairs, made)
+    return made

@@ -16,6 +16,7 @@ from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+    from aprfmt.compare.explain.sources import Joined
 
 SPOTS = 4  # rows of every tensor in the index
 WIDTH = 64  # values read of each such row
@@ -53,6 +54,7 @@ class Context:
         self.results: Mapping[str, TensorDiff] = results or {}
         self._readers: dict[tuple[str, str], Reader] = {}
         self._shelves: dict[str, dict[tuple[int, ...], Shelf]] = {}
+        self.pools: dict[int, Joined | None] = {}  # all rows of A by their number of columns
 
     @cached_property
     def pairs(self) -> Mapping[str, TensorPair]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
     from aprfmt.compare.explain.context import Context
 
+KEPT_ROWS = 0.5  # share of equal rows from which a tensor is a damaged copy of the right one
 SHOWN = 3  # other tensors named
 TIED = ("output.weight", "token_embd.weight")  # a tied head equals the embedding
 
@@ -26,14 +27,31 @@ def split_role(key: str) -> tuple[int | None, str]:
 
 
 def other_tensor(case: Case) -> Iterator[Guess]:
-    """Guess that B has another tensor's values under this name: exchanged, renumbered or copied."""
+    """Guess that B has another tensor's values under this name: exchanged, renumbered or copied.
+
+    Not of a tensor most rows of which are right: then it is damaged, whatever else is equal to it.
+    """
     context = case.context
+    if case.a.columns > 1 and (
+        (row_distances(case.sample_a, case.sample_b) <= case.slack()).mean() > KEPT_ROWS
+    ):
+        return
     for label, mine, others in (("B", case.b, "a"), ("A", case.a, "b")):
         for key in [key for key in context.alike(others, mine) if key != case.key][:SHOWN]:
             other = context.reader(others, key)
-            if other is None:
+            if other is None or _moves_nothing(case, label, mine, key):
                 continue
             yield _renamed(case, label, mine, key, other)
+
+
+def _moves_nothing(case: Case, label: str, mine: Reader, key: str) -> bool:
+    """Say whether this side has the same values under both names: an exchange changes neither.
+
+    A head that is a copy of the embedding is a cause of its own.
+    """
+    twin = case.context.reader(label.lower(), key)
+    equal = twin is not None and twin.shape == mine.shape and _same_sample(twin, mine)
+    return equal and (case.key, key) != TIED
 
 
 def _renamed(case: Case, label: str, mine: Reader, key: str, other: Reader) -> Guess:
@@ -109,6 +127,23 @@ def renamed(key: str, label: str, context: "Context") -> Explanation | None:
             return Explanation("swapped_tensors", (key, other), (text, more), None,
                                apart.relative, True)  # fmt: skip
     return None
+
+
+def zeroed_bias(case: Case) -> Iterator[Guess]:
+    """Guess that a bias is zero on one side: what adds it adds nothing."""
+    import numpy as np
+
+    if not case.role.endswith(".bias") or case.numbers is not None:
+        return
+    for label, mine, sample in (("B", case.b, case.sample_b), ("A", case.a, case.sample_a)):
+        if sample.any():
+            continue
+        columns = mine.columns
+        zeros = lambda rows, n=columns: np.zeros((len(rows), n))  # noqa: E731
+        text = f"{label}'s bias is zero everywhere: it is not added"
+        left, right = (case.a.take, zeros) if label == "A" else (zeros, case.b.take)
+        yield Guess("missing_bias", (text,), left, right)
+        return
 
 
 def stale_tensor(case: Case) -> Iterator[Guess | Explanation]:

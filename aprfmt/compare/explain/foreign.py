@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 LEAST = 1024  # values below which nothing can be told
 MOST = 1 << 22  # values that are looked at
+MOST_SORTED = 1 << 16  # values whose distribution is looked at
 WINDOW = 1 << 20
 SIZES = (0.5, 2.0)  # allowed ratio of the root mean squares, as in the screens of thresholds.py
 SPREADS = (0.6, 1.7)  # ratio of quantiles of |x|/rms; normal to uniform: 0.86 to 1.49
@@ -51,13 +52,14 @@ def foreign(first: Reader, second: Reader) -> Foreign:
         return Foreign(False, "values are not finite: damage")
     if x.size < LEAST:
         return Foreign(False, f"{x.size} values are too few to tell another tensor from damage")
+    drawn = _drawn(y)
     sizes = [float(np.sqrt(np.mean(values**2))) for values in (x, y)]
     ratio = sizes[1] / sizes[0] if sizes[0] else float("inf")
-    if not SIZES[0] <= ratio <= SIZES[1]:
+    if not SIZES[0] <= ratio <= SIZES[1] and not (drawn and ratio < 1):
         return Foreign(False, f"B's values are {ratio:.3g} times as large as A's: damage as well")
     spreads = [np.quantile(np.abs(v), QUANTILES) / s for v, s in zip((x, y), sizes, strict=True)]
     apart = spreads[1] / np.maximum(spreads[0], 1e-30)
-    if not bool(((apart >= SPREADS[0]) & (apart <= SPREADS[1])).all()):
+    if not drawn and not bool(((apart >= SPREADS[0]) & (apart <= SPREADS[1])).all()):
         return Foreign(False, "B's values are spread unlike A's: damage as well")
     limit = RELATED + 4 / x.size**0.5
     values, magnitudes = _correlation(x, y), _correlation(*(_sizes(v) for v in (x, y)))
@@ -75,6 +77,13 @@ def foreign(first: Reader, second: Reader) -> Foreign:
             f"through {first.encoding} and {second.encoding}, B's values cannot be told from A's "
             "in another order: damage as well",
         )
+    if drawn and ratio < SIZES[0]:
+        return Foreign(
+            True,
+            f"B's values are {drawn}, {ratio:.3g} times the size of A's and not related to them "
+            f"(correlation {values:.2g} over {x.size} values): an initialisation that was never "
+            "replaced",
+        )
     return Foreign(
         True,
         "B's values have the size and spread of A's, but no relation to them "
@@ -82,6 +91,39 @@ def foreign(first: Reader, second: Reader) -> Foreign:
         "rearrangement): "
         "another tensor, not a damaged copy",
     )
+
+
+def _drawn(values: "Array") -> str:
+    """Return what distribution values were drawn from, as an initialisation does; "" if none."""
+    import numpy as np
+
+    y = np.sort(values, axis=None)
+    if y.size > MOST_SORTED:
+        y = y[:: y.size // MOST_SORTED]
+    size = float(y.std())
+    if not size or abs(float(y.mean())) > 5 * size / y.size**0.5 or len(np.unique(y)) < y.size / 2:
+        return ""
+    rank = (np.arange(y.size) + 0.5) / y.size
+    limit = 1.5 / y.size**0.5  # of the Kolmogorov-Smirnov distance
+    z = y / size
+    normal = 0.5 * (1 + _erf(z / 2**0.5))
+    if float(np.abs(normal - rank).max()) < limit:
+        return f"normal numbers of deviation {size:.3g}"
+    even = np.clip(0.5 + z / (2 * 3**0.5), 0, 1)
+    if float(np.abs(even - rank).max()) < limit:
+        return f"even numbers up to {size * 3**0.5:.3g}"
+    return ""
+
+
+def _erf(x: "Array") -> "Array":
+    """Return the error function, to 1.5e-7 (Abramowitz and Stegun 7.1.26)."""
+    import numpy as np
+
+    t = 1 / (1 + 0.3275911 * np.abs(x))
+    terms = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+    total = sum(c * t ** (i + 1) for i, c in enumerate(terms))
+    found: Array = np.sign(x) * (1 - total * np.exp(-x * x))
+    return found
 
 
 def _windows(reader: Reader, most: int | None = None) -> "Iterator[Array]":

@@ -8,7 +8,7 @@ from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Guess, Take
 from aprfmt.compare.explain.permutation import Found
 from aprfmt.compare.explain.reading import Reader
-from aprfmt.compare.numbers import wide
+from aprfmt.compare.explain.turned import near, turned_inside
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -28,13 +28,15 @@ def transpose(case: Case) -> Iterator[Guess]:
     if len(a.shape) < 2 or a.shape[:-2] != b.shape[:-2] or a.size > TRANSPOSED:
         return
     if a.shape[-2:] != b.shape[:-3:-1]:
+        if a.shape == b.shape:
+            yield from turned_inside(case)
         return
     few = min(8, *a.shape[-2:])
     at_a = np.linspace(0, a.shape[-2] - 1, few).astype(np.int64)
     at_b = np.linspace(0, b.shape[-2] - 1, few).astype(np.int64)
     corner_a, corner_b = a.take(at_a)[:, at_b], b.take(at_b)[:, at_a]
     slack = case.slack()
-    if _near(corner_a, corner_b.T, slack):
+    if near(corner_a, corner_b.T, slack):
         yield Guess(
             "transpose",
             ("B's matrix is A's with rows and columns exchanged",),
@@ -43,10 +45,11 @@ def transpose(case: Case) -> Iterator[Guess]:
             slack=slack,
         )
     if a.shape == b.shape:
+        yield from turned_inside(case)
         return
     width = min(a.columns, b.columns)
     first = np.zeros(1, np.int64)
-    if _near(a.take(first)[:, :width], b.take(first)[:, :width], slack):
+    if near(a.take(first)[:, :width], b.take(first)[:, :width], slack):
         yield Guess(
             "transpose",
             ("the values stand in the same order under the exchanged shape: only the shape, and "
@@ -55,16 +58,6 @@ def transpose(case: Case) -> Iterator[Guess]:
             lambda rows: b.whole.reshape(a.rows, a.columns)[rows],
             slack=slack,
         )  # fmt: skip
-
-
-def _near(x: "Array", y: "Array", slack: float) -> bool:
-    import numpy as np
-
-    if slack == 0:
-        return bool(np.array_equal(x, y, equal_nan=True))
-    x, y = wide(x), wide(y)
-    norm = max(float(np.linalg.norm(x)), float(np.linalg.norm(y)))
-    return float(np.linalg.norm(x - y)) <= 2 * slack * norm
 
 
 def rearranged(case: Case) -> Iterator[Guess]:
@@ -96,6 +89,11 @@ def _named(case: Case, found: Found) -> Iterator[Guess]:
     for heads, way, p in permutation.pairings(case, found) if rotated else ():
         yield _paired(case, found, heads, way, p, what)
         break
+    right = right_heads(case, found.count)
+    for _, words, p in permutation.regrouped(case, found, right) if rotated and right else ():
+        text = f"{what} reordered with the wrong head count: adjacent pairs {words}"
+        yield _guess("gqa_mapping", (text,), case, found.axis, p)
+        break
     if not whole:
         return
     yield from _in_blocks(case, found)
@@ -120,7 +118,8 @@ def _at(reader: Reader, p: "Array") -> Take:
     return lambda rows: reader.take(p[rows])
 
 
-def _from(reader: Reader, start: int) -> Take:
+def starting_at(reader: Reader, start: int) -> Take:
+    """Return how to take rows, counted from row `start`."""
     return lambda rows: reader.take(rows + start)
 
 
@@ -137,7 +136,7 @@ def _shifted(case: Case, found: Found, k: int, what: str) -> Iterator[Guess]:
             "row_offset",
             (text, f"{len(rows)} of {found.count} {what} are equal there"),
             case.a.take,
-            _from(case.b, k),
+            starting_at(case.b, k),
             rows=rows,
             slack=case.slack(),
         )
@@ -153,7 +152,7 @@ def value_offset(case: Case) -> Iterator[Guess]:
         return
     slack = case.slack() or 0.0
     for k in (sign * step for step in range(1, ALONG + 1) for sign in (1, -1)):
-        if not _near(_along(x, k)[:4], _along(y, -k)[:4], slack):
+        if not near(_along(x, k)[:4], _along(y, -k)[:4], slack):
             continue
         yield Guess(
             "byte_offset",
@@ -324,8 +323,8 @@ def window(case: Case) -> Iterator[Guess]:
                 "row_offset",
                 (f"{other}'s {small.rows} rows are rows {at} to {at + small.rows - 1} of {label}, "
                  f"which has {large.rows}",),
-                _from(a, at) if large is a else a.take,
-                _from(b, at) if large is b else b.take,
+                starting_at(a, at) if large is a else a.take,
+                starting_at(b, at) if large is b else b.take,
                 rows=np.arange(small.rows),
                 slack=case.slack(),
             )  # fmt: skip

@@ -201,6 +201,23 @@ def pairings(case: Case, found: Found) -> "Iterator[tuple[int, str, Array]]":
             yield heads, "adjacent pairs in A, split halves in B", inverse(p)
 
 
+def regrouped(case: Case, found: Found, right: int) -> "Iterator[tuple[int, str, Array]]":
+    """Yield (heads, words, p) of pairs made for one number of heads and undone for another."""
+    if found.count % (2 * right):
+        return
+    own = to_pairs(found.count, right)
+    for heads in head_counts(case, found.count):
+        if heads == right:
+            continue
+        other = to_pairs(found.count, heads)
+        for p, words in (
+            (inverse(own)[other], f"made for {heads} heads and undone for {right}"),
+            (inverse(other)[own], f"made for {right} heads and undone for {heads}"),
+        ):
+            if fits(found, p):
+                yield heads, words, p
+
+
 def blocks(found: Found, size: int) -> "Array | None":
     """Return q: block b of A is block q[b] of B; None if a block is not moved as a whole."""
     import numpy as np

@@ -8,6 +8,7 @@ from aprfmt.base.encodings import numbers
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Explanation, Guess
 from aprfmt.compare.explain.noise import noise
+from aprfmt.compare.explain.places import told
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.tensors.runs import Bytes
 from aprfmt.tensors.view import View
@@ -15,8 +16,8 @@ from aprfmt.tensors.view import View
 SIXTEEN = ("BF16", "F16")
 FEW_BITS = 16  # damaged bits up to which they are named one by one
 FEW_BYTES = 64  # differing bytes beyond which a tensor is not damaged but another one
-REACH = 1 << 16  # furthest shift looked for, in bytes
 ANCHOR = 48  # bytes that must be found again
+KEPT = 16  # a tensor this part of which was written is damaged, not left at zero
 STORED = 64 << 20  # bytes up to which A is laid out as B stores it
 
 
@@ -127,7 +128,7 @@ def bit_rot(case: Case) -> Iterator[Explanation]:
     a, b = case.a, case.b
     if a.encoding == b.encoding and a.row_bytes is not None and a.row_bytes == b.row_bytes:
         found = None
-        for one, other, _ in _layouts(case):
+        for one, other, _ in layouts(case):
             found = found or _bytes_apart(case, one, other)
     else:
         found = _patterns_apart(case)
@@ -145,7 +146,7 @@ def _bytes_apart(case: Case, a: "Bytes | bytes", b: Bytes) -> Explanation | None
     count = 0
     for start in range(0, len(a), 1 << 20):
         stop = min(len(a), start + (1 << 20))
-        x = np.frombuffer(_window(a, start, stop), np.uint8)
+        x = np.frombuffer(bytes_of(a, start, stop), np.uint8)
         y = np.frombuffer(b.window(start, stop), np.uint8)
         at = np.flatnonzero(x != y)
         if first >= 0 and last + 1 < start and at.size:
@@ -163,14 +164,17 @@ def _bytes_apart(case: Case, a: "Bytes | bytes", b: Bytes) -> Explanation | None
         return None
     if count > FEW_BYTES:
         # All of it zero is a tensor never written; a run inside is damage.
-        if last - first + 1 > len(a) // 2:
+        if last - first + 1 > len(a) - len(a) // KEPT:
             return None
+        if _never_filled(case, first, last + 1):
+            return None  # damage.py says so
+        where = (told(case.b, first, last + 1),) if a is case.a.bytes else ()
         return _damage(
-            case, f"bytes {first} to {last} are zero in B ({last - first + 1} bytes)", (), True
+            case, f"bytes {first} to {last} are zero in B ({last - first + 1} bytes)", where, True
         )
     flips = []
     for place in places:
-        changed = _window(a, place, place + 1)[0] ^ b.window(place, place + 1)[0]
+        changed = bytes_of(a, place, place + 1)[0] ^ b.window(place, place + 1)[0]
         flips += [(place, bit) for bit in range(8) if changed >> bit & 1]
     lines = tuple(_flip_text(case, place, bit) for place, bit in flips[:FEW_BITS])
     if len(flips) == 1:
@@ -180,6 +184,12 @@ def _bytes_apart(case: Case, a: "Bytes | bytes", b: Bytes) -> Explanation | None
         return _damage(case, text, lines, True)
     text = f"{count} bytes differ, in {_elements(case, places)}"
     return _damage(case, text, (), False)
+
+
+def _never_filled(case: Case, start: int, stop: int) -> bool:
+    """Say whether a range is whole experts of a stack."""
+    size = (case.b.row_bytes or 0) * case.shape[1] if len(case.shape) == 3 else 0
+    return bool(size) and start % size < size // 8 and -stop % size < size // 8
 
 
 def _zeros(data: Bytes, start: int, stop: int) -> bool:
@@ -262,52 +272,10 @@ def _patterns_apart(case: Case) -> Explanation | None:
     )
 
 
-# --- a shift --------------------------------------------------------------------------------
+# --- bytes of both sides in one order ------------------------------------------------------
 
 
-def byte_offset(case: Case) -> Iterator[Explanation]:
-    """Ask whether B's stored bytes are A's, begun some bytes too early or too late."""
-    for a, b, name in _layouts(case):
-        shift = _shift(a, b)
-        if shift is not None:
-            if not _heads_turned(case, a, b, shift):
-                yield _offset(case, shift, len(b), name)
-            return
-
-
-def _heads_turned(case: Case, a: Bytes | bytes, b: Bytes, shift: int) -> bool:
-    """Say whether whole heads moved and came round at the end: an order of heads (moves.py)."""
-    row, size, far = case.b.row_bytes or 0, len(b), abs(shift)
-    heads = case.sizes("head_dim") if case.role.startswith("attn_") else []
-    if not row or case.b.columns == 1 or all(far % (row * rows) for rows in heads):
-        return False
-    if shift > 0:
-        return _window(a, 0, far) == _window(b, size - far, size)
-    return _window(a, size - far, size) == _window(b, 0, far)
-
-
-def _offset(case: Case, shift: int, total: int, name: str) -> Explanation:
-    """Put a shift of `total` bytes into words: of whole rows, of values or of bytes."""
-    row = case.b.row_bytes or 0
-    rows = shift // row if case.b.columns > 1 and row and shift % row == 0 else 0
-    kept = total - abs(shift)
-    values = ""
-    size = encoding_row(case.b.encoding).type_size
-    if shift % size == 0 and encoding_row(case.b.encoding).block_size == 1:
-        values = f" ({abs(shift) // size} values)"
-    if rows:
-        text = f"row i of B is row i{rows:+d} of A"
-        more = f"{kept // row} of {case.b.rows} rows are equal there, byte for byte"
-        cause = "row_offset"
-    else:
-        way = "too late" if shift > 0 else "too early"
-        text = f"B's data begins {abs(shift)} bytes{values} {way}"
-        more = f"{kept} of {total} bytes of {name} are equal when shifted"
-        cause = "byte_offset"
-    return Explanation(cause, (case.key,), (text, more), case.before.relative, 0.0, True)
-
-
-def _layouts(case: Case) -> Iterator[tuple[Bytes | bytes, Bytes, str]]:
+def layouts(case: Case) -> Iterator[tuple[Bytes | bytes, Bytes, str]]:
     """Yield (A's bytes, B's bytes, B's stored name): in logical order, then as B stores them."""
     a, b = case.a, case.b
     if a.encoding != b.encoding or a.row_bytes is None or a.row_bytes != b.row_bytes:
@@ -339,38 +307,6 @@ def _as_stored(case: Case, side: View) -> bytes | None:
     return np.ascontiguousarray(arrays[0]).tobytes()
 
 
-def _window(data: Bytes | bytes, start: int, stop: int) -> bytes:
+def bytes_of(data: Bytes | bytes, start: int, stop: int) -> bytes:
+    """Return bytes [start, stop), copied."""
     return bytes(data.window(start, stop) if isinstance(data, Bytes) else data[start:stop])
-
-
-def _shift(a: Bytes | bytes, b: Bytes) -> int | None:
-    """Return k with B[i] == A[i+k] wherever both are, k not 0; None where there is none."""
-    size = len(b)
-    if len(a) != size or size < 4 * ANCHOR:
-        return None
-    for part in (2, 3, 5, 7):
-        at = size // part
-        if at + ANCHOR > size:
-            continue
-        anchor = _window(b, at, at + ANCHOR)
-        if len(set(anchor)) < 8:
-            continue  # zeros are found everywhere
-        low, high = max(0, at - REACH), min(size, at + ANCHOR + REACH)
-        hay = _window(a, low, high)
-        found = hay.find(anchor)
-        if found < 0:
-            return None
-        shift = low + found - at
-        if shift == 0 or abs(shift) > size // 2:
-            return None
-        return shift if _overlap_equal(a, b, shift) else None
-    return None
-
-
-def _overlap_equal(a: Bytes | bytes, b: Bytes, shift: int) -> bool:
-    start, stop = max(0, -shift), min(len(b), len(b) - shift)
-    for at in range(start, stop, 1 << 20):
-        end = min(stop, at + (1 << 20))
-        if _window(a, at + shift, end + shift) != _window(b, at, end):
-            return False
-    return True

@@ -9,7 +9,17 @@ that are also tried on only the differing rows.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from aprfmt.compare.explain import arithmetic, elsewhere, moves, outliers, stored
+from aprfmt.compare.explain import (
+    arithmetic,
+    damage,
+    elsewhere,
+    misplaced,
+    moves,
+    outliers,
+    relations,
+    shifts,
+    stored,
+)
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Explanation, Guess
 
@@ -27,22 +37,27 @@ class Hypothesis:
 TABLE: tuple[Hypothesis, ...] = (
     Hypothesis(("dtype_mislabel",), stored.dtype_mislabel),
     Hypothesis(("endianness",), stored.endianness),
+    Hypothesis(("missing_bias",), elsewhere.zeroed_bias),
     Hypothesis(("bit_rot",), stored.bit_rot),
-    Hypothesis(("byte_offset", "row_offset"), stored.byte_offset),
+    Hypothesis(("byte_offset", "row_offset"), shifts.byte_offset),
     Hypothesis(("norm_offset",), arithmetic.norm_offset),
     Hypothesis(("layer_order", "swapped_tensors", "tied_embedding"), elsewhere.other_tensor),
     Hypothesis(("transpose",), moves.transpose, shapes=True),
     Hypothesis(("scale",), arithmetic.scale, part=True),
     Hypothesis(("rounding",), arithmetic.rounding),
+    Hypothesis(("function_of",), relations.function_of),
     Hypothesis(
         ("rope_pairing", "gqa_mapping", "head_order", "expert_order", "row_offset"),
         moves.rearranged,
         part=True,
     ),
+    Hypothesis(("wrong_rows",), misplaced.misplaced),
+    Hypothesis(("bit_rot",), damage.ranges),
     Hypothesis(("byte_offset",), moves.value_offset),
     Hypothesis(("quantisation",), arithmetic.quantisation),
     Hypothesis(("bit_rot",), outliers.outliers),
     Hypothesis(("stale_tensor",), elsewhere.stale_tensor, part=True),
     Hypothesis(("gqa_mapping",), moves.repeated, shapes=True),
     Hypothesis(("row_offset",), moves.window, shapes=True),
+    Hypothesis(("row_offset",), relations.prefix, shapes=True),
 )

@@ -1,0 +1,353 @@
+"""Overwritten ranges of bytes: how far they reach, what they hold now, and where that came from.
+
+A page of zeros, a sector written twice, a block of another tensor: everything outside is equal to
+the byte. What stands inside is looked for in all stored tensors of both files.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aprfmt.base.protocols import LazyTensor
+from aprfmt.compare.diffs import Explanation
+from aprfmt.compare.explain.case import Case
+from aprfmt.compare.explain.foreign import foreign
+from aprfmt.compare.explain.places import alignment, in_file, numbered, told
+from aprfmt.compare.explain.reading import SomeRows
+from aprfmt.compare.explain.stored import ANCHOR, bytes_of, layouts
+from aprfmt.compare.numbers import wide
+from aprfmt.tensors.runs import Bytes
+
+if TYPE_CHECKING:
+    from aprfmt.compare.explain.context import Context
+
+GAP = 64  # equal bytes in a row that do not end a range
+SPANS = 32  # ranges beyond which a tensor is not damaged but another one
+LEAST = 16  # bytes below which a range proves nothing
+CONTENT = 64  # bytes from which what stands in a range says where it came from
+SHARE = 0.5  # of a tensor's bytes that may be overwritten
+SEARCHED = 2 << 30  # bytes looked through, of both files
+STEP = 8 << 20
+WILD = 30.0  # values so much larger than the largest of A's are no weights
+SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes [start, stop) of B's tensor that differ, and what they hold ("": not known)."""
+
+    start: int
+    stop: int
+    holds: str = ""
+
+
+def ranges(case: Case) -> Iterator[Explanation]:
+    """Ask whether all but a few ranges of bytes are equal, and what stands in those."""
+    best: tuple[list[Span], Bytes, Bytes | bytes] | None = None
+    for a, b, _ in layouts(case):
+        found = _spans(a, b)
+        if found and (best is None or len(found) < len(best[0])):
+            best = found, b, a
+    if best is None:
+        yield from _columns(case)
+        if case.a.encoding != case.b.encoding:
+            yield from _values(case)
+        return
+    if max(span.stop - span.start for span in best[0]) < LEAST:
+        return
+    spans, b, _ = best
+    if b is case.b.bytes:
+        yield from _units(case, spans)
+    spans = _with_content(case, spans, b)
+    known = [span for span in spans if span.holds]
+    sure = all(span.holds or _no_weights(case, span, b) for span in spans)
+    total = sum(span.stop - span.start for span in spans)
+    lines = [_line(case, span, b) for span in spans[:SHOWN]]
+    more = (f"{len(spans) - SHOWN} more ranges",) if len(spans) > SHOWN else ()
+    text = (
+        f"{total} of {len(b)} bytes are overwritten, in {len(spans)} range{'s' * (len(spans) > 1)}"
+    )
+    if known and len(known) < len(spans):
+        text += f"; of {len(known)} it is known with what"
+    yield Explanation(
+        "bit_rot", (case.key,),
+        ("all other bytes are equal: damage or an edit, no transformation", text, *lines, *more),
+        case.before.relative, 0.0, sure,
+    )  # fmt: skip
+
+
+def _values(case: Case) -> Iterator[Explanation]:
+    """Ask, of two encodings, whether all but a few runs of values are equal up to rounding."""
+    import numpy as np
+
+    found: list[list[int]] = []
+    slack, count = 4 * case.slack(), 0
+    usual = max(case.before.norms) / max(1, case.before.count) ** 0.5
+    for rows in case.windows(None):
+        x, y = wide(case.a.take(rows)).reshape(-1), wide(case.b.take(rows)).reshape(-1)
+        largest = np.maximum(np.maximum(np.abs(x), np.abs(y)), usual)
+        at = np.flatnonzero(~(np.abs(x - y) <= slack * largest))
+        start, count = int(rows[0]) * case.a.columns, count + at.size
+        for one in at.tolist():
+            if found and start + one - found[-1][1] <= GAP:
+                found[-1][1] = start + one + 1
+            else:
+                found.append([start + one, start + one + 1])
+        if len(found) > SPANS or count > SHARE * case.before.count:
+            return
+    if not found or max(stop - start for start, stop in found) < LEAST:
+        return
+    width = case.a.columns
+    lines, sure = [], True
+    for start, stop in found[:SHOWN]:
+        rows = np.arange(start // width, -(-stop // width))
+        part = wide(case.b.take(rows)).reshape(-1)[start - rows[0] * width :][: stop - start]
+        zero = not part.any()
+        sure = sure and zero
+        lines.append(
+            f"values {start} to {stop - 1}" + (", all zero" if zero else "")
+            + f": in {numbered('row', int(rows[0]), int(rows[-1]) + 1)}"
+        )  # fmt: skip
+    size = case.shape[1] * width if len(case.shape) == 3 else 0
+    stale = (
+        size and sure and all(start % size < GAP and -stop % size < GAP for start, stop in found)
+    )
+    general = "all other values are within the rounding of the coarser encoding"
+    experts = ", ".join(
+        numbered("expert", start // size, -(-stop // size)) for start, stop in found if size
+    )
+    if stale:
+        general = f"{experts}: B holds 0 there, and was never filled"
+    yield Explanation(
+        "stale_tensor" if stale else "bit_rot", (case.key,),
+        (general, f"{count} values in {len(found)} runs are not", *lines), case.before.relative,
+        0.0, sure and len(found) <= SHOWN,
+    )  # fmt: skip
+
+
+def _units(case: Case, spans: list[Span]) -> Iterator[Explanation]:
+    """Ask for whole rows or experts that were never written, or left as they were once."""
+    import numpy as np
+
+    size = case.b.row_bytes or 0
+    if case.a.columns == 1 or not size:
+        return
+    one = size * case.shape[1] if len(case.shape) == 3 else size
+    firsts = [span.start // one for span in spans]
+    lasts = [-(-span.stop // one) for span in spans]
+    units = np.concatenate([np.arange(a, b) for a, b in zip(firsts, lasts, strict=True)])
+    rows = (units[:, None] * (one // size) + np.arange(one // size)).reshape(-1)
+    if len(rows) > SHARE * case.a.rows:
+        return
+    name = "expert" if len(case.shape) == 3 else "row"
+    shown = ", ".join(numbered(name, a, b) for a, b in zip(firsts, lasts, strict=True))
+    values = case.b.take(rows)
+    text = ""
+    if name == "expert" and not values.any():
+        text = f"{shown}: B holds 0 there, and was never filled"
+    elif all(_whole(case, span, one) for span in spans):
+        judged = foreign(SomeRows(case.a, rows), SomeRows(case.b, rows))
+        if judged.sure:
+            text = f"{shown}: other values, as of another state of training: {judged.says}"
+    if text:
+        more = f"all {case.a.rows - len(rows)} other rows are equal to the byte"
+        yield Explanation("stale_tensor", (case.key,), (text, more), case.before.relative, 0.0,
+                          True)  # fmt: skip
+
+
+def _whole(case: Case, span: Span, one: int) -> bool:
+    """Say whether a range reaches from near the first to near the last byte of whole units."""
+    return span.start % one < GAP and -span.stop % one < GAP
+
+
+def _columns(case: Case) -> Iterator[Explanation]:
+    """Ask whether some columns alone differ, and were never filled."""
+    import numpy as np
+
+    columns = case.a.columns
+    if columns == 1 or case.a.rows != case.b.rows or case.a.encoding != case.b.encoding:
+        return
+    apart = np.zeros(columns, bool)
+    held = np.zeros(columns, bool)
+    for rows in case.windows(None):
+        x, y = case.a.take(rows), case.b.take(rows)
+        apart |= (x != y).any(axis=0)
+        held |= (y != 0).any(axis=0)
+        if apart.mean() > SHARE:
+            return
+    if not apart.any() or held[apart].any():
+        return
+    chosen = np.flatnonzero(apart)
+    ends = np.flatnonzero(np.diff(chosen) != 1)
+    firsts, lasts = chosen[np.append(0, ends + 1)], chosen[np.append(ends, len(chosen) - 1)]
+    shown = ", ".join(
+        numbered("column", first, last + 1)
+        for first, last in zip(firsts.tolist()[:SHOWN], lasts.tolist()[:SHOWN], strict=True)
+    )
+    text = f"{shown}: B holds 0 there, in every row, and was never filled"
+    yield Explanation(
+        "stale_tensor", (case.key,), (text, f"the other {columns - len(chosen)} columns are equal"),
+        case.before.relative, 0.0, True,
+    )  # fmt: skip
+
+
+def _line(case: Case, span: Span, b: Bytes) -> str:
+    logical = b is case.b.bytes or len(case.b.side.layout) == 0
+    where = told(case.b, span.start, span.stop) if logical else _stored_place(b, span)
+    return where + (f", {span.holds}" if span.holds else "")
+
+
+def _stored_place(b: Bytes, span: Span) -> str:
+    tensor, at = b.locate(span.start)
+    begin = tensor.info.offset + at
+    even = alignment(begin, begin + span.stop - span.start)
+    return (
+        f"bytes {begin:#x} to {begin + span.stop - span.start - 1:#x} of the file, in "
+        f"{tensor.info.name} at +{at:#x}, {span.stop - span.start} bytes"
+        + (f", aligned to {even}" if even else "")
+    )
+
+
+def _spans(a: Bytes | bytes, b: Bytes) -> list[Span]:
+    """Return the ranges of differing bytes; [] if they are too many or too much."""
+    import numpy as np
+
+    found: list[list[int]] = []
+    for start in range(0, len(b), STEP):
+        stop = min(len(b), start + STEP)
+        x = np.frombuffer(bytes_of(a, start, stop), np.uint8)
+        y = np.frombuffer(b.window(start, stop), np.uint8)
+        at = np.flatnonzero(x != y)
+        del x, y
+        for side in (a, b):
+            if isinstance(side, Bytes):
+                side.drop(start, stop)
+        if not at.size:
+            continue
+        breaks = np.flatnonzero(np.diff(at) > GAP)
+        firsts = at[np.concatenate([[0], breaks + 1])] + start
+        lasts = at[np.concatenate([breaks, [at.size - 1]])] + start
+        if len(firsts) > SPANS:
+            return []
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            if found and first - found[-1][1] <= GAP:
+                found[-1][1] = last + 1
+            else:
+                found.append([first, last + 1])
+    if not found or len(found) > SPANS:
+        return []
+    if sum(stop - start for start, stop in found) > SHARE * len(b):
+        return []
+    return [Span(start, stop) for start, stop in found]
+
+
+def _with_content(case: Case, spans: list[Span], b: Bytes) -> list[Span]:
+    """Return the ranges with what they hold, where that is simple or stands elsewhere too."""
+    made, unknown = [], []
+    for span in spans:
+        text = ""
+        if span.stop - span.start >= CONTENT:
+            text = _simple(bytes(b.window(span.start, span.stop)))
+        made.append(Span(span.start, span.stop, text))
+        if not text and span.stop - span.start >= CONTENT:
+            unknown.append(len(made) - 1)
+    if unknown:
+        searched = {i: bytes(b.window(made[i].start, made[i].stop)) for i in unknown[:8]}
+        for i, text in _elsewhere(case, searched, b, made).items():
+            made[i] = Span(made[i].start, made[i].stop, text)
+    return made
+
+
+def _simple(data: bytes) -> str:
+    """Return what a range holds: one byte everywhere, or a pattern that comes again."""
+    if set(data) == {0, 0x80}:
+        return "all zero, with signs"
+    if len(set(data)) == 1:
+        return "all zero" if not data[0] else f"all bytes {data[0]:#04x}"
+    for period in (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096):
+        if len(data) >= 3 * period and data[period:] == data[:-period]:
+            return f"{period} bytes over and over"
+    return ""
+
+
+def _elsewhere(
+    case: Case, searched: dict[int, bytes], b: Bytes, spans: list[Span]
+) -> dict[int, str]:
+    """Return where in either file these bytes stand a second time."""
+    needles = {}
+    for i, data in searched.items():
+        at = len(data) // 2 - min(ANCHOR, len(data)) // 2
+        needle = data[at : at + ANCHOR]
+        if len(set(needle)) >= 8:
+            needles[i] = at, needle
+    found: dict[int, str] = {}
+    left = SEARCHED
+    for label in ("b", "a"):
+        for tensor in _stored(case.context, label):
+            size = tensor.info.nbytes
+            if left < size or len(found) == len(needles):
+                return found
+            left -= size
+            for start in range(0, size, STEP):
+                window = bytes(tensor.raw(start, min(size, start + STEP + ANCHOR)))
+                for i, (at, needle) in needles.items():
+                    if i in found:
+                        continue
+                    own: tuple[LazyTensor | None, int] = (None, 0)
+                    if label == "b":
+                        own = b.locate(spans[i].start)
+                    text = _match(tensor, start, window, needle, at, searched[i], own)
+                    if text:
+                        found[i] = f"bytes of {label.upper()}'s {text}"
+            tensor.drop()
+    return found
+
+
+def _match(
+    tensor: LazyTensor,
+    start: int,
+    window: bytes,
+    needle: bytes,
+    at: int,
+    data: bytes,
+    own: tuple[LazyTensor | None, int],
+) -> str:
+    """Return the place in a tensor that holds all of `data`; "" if there is none."""
+    here = window.find(needle)
+    while here >= 0:
+        begin = start + here - at
+        inside = begin >= 0 and begin + len(data) <= tensor.info.nbytes
+        if inside and not (own[0] is tensor and own[1] == begin):
+            if bytes(tensor.raw(begin, begin + len(data))) == data:
+                return f"{tensor.info.name} at +{begin:#x}"
+        here = window.find(needle, here + 1)
+    return ""
+
+
+def _stored(context: "Context", label: str) -> list[LazyTensor]:
+    """Return a model's stored tensors, each once."""
+    found: dict[str, LazyTensor] = {}
+    for view in context.models[label].values():
+        for tensor in view.stored:
+            for part in tensor.parts.values() or (tensor,):
+                found[part.info.name] = part
+    return list(found.values())
+
+
+def _no_weights(case: Case, span: Span, b: Bytes) -> bool:
+    """Say whether a range of unknown origin cannot be meant: pages of a disk, or no sane values."""
+    import numpy as np
+
+    if b is case.b.bytes:
+        place = in_file(case.b, span.start, span.stop)
+        even = alignment(place[1], place[2]) if place is not None else 0
+        size = case.b.row_bytes or 1
+        if even >= 512 and (span.start % size or span.stop % size):
+            return True
+        if case.b.columns > 1 and case.b.row_bytes:
+            rows = np.arange(span.start // size, -(-span.stop // size))
+            x, y = wide(case.a.take(rows)), wide(case.b.take(rows))
+            usual = float(np.abs(x).max(initial=0.0))
+            wild = ~np.isfinite(y) | (np.abs(y) > WILD * usual)
+            return bool(wild.any())
+    return False

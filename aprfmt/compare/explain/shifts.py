@@ -1,0 +1,118 @@
+"""Hypotheses about data begun some bytes too early or too late, in whole or from some byte on."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.compare.explain.case import Case
+from aprfmt.compare.explain.guesses import Explanation
+from aprfmt.compare.explain.stored import ANCHOR, STORED, bytes_of, layouts
+from aprfmt.tensors.runs import Bytes
+
+REACH = 1 << 16  # furthest shift looked for, in bytes
+
+
+def byte_offset(case: Case) -> Iterator[Explanation]:
+    """Ask whether B's stored bytes are A's, begun some bytes too early or too late."""
+    for a, b, name in layouts(case):
+        shift = _shift(a, b)
+        if shift is not None:
+            if not _heads_turned(case, a, b, shift):
+                yield _offset(case, shift, len(b), name)
+            return
+        late = _shift_inside(a, b)
+        if late is not None:
+            start, shift = late
+            found = _offset(case, shift, len(b), name)
+            line = f"from byte {start} on; everything before it is equal"
+            yield replace(found, evidence=(found.evidence[0], line))
+            return
+
+
+def _shift_inside(a: Bytes | bytes, b: Bytes) -> tuple[int, int] | None:
+    """Return (first differing byte, k): B[i] == A[i+k] from there on; None where it is not so."""
+    import numpy as np
+
+    size = len(b)
+    if len(a) != size or size < 4 * ANCHOR or size > STORED:
+        return None
+    x, y = (np.frombuffer(bytes_of(side, 0, size), np.uint8) for side in (a, b))
+    apart = np.flatnonzero(x != y)
+    if not apart.size or not 0 < apart[0] < size - 4 * ANCHOR:
+        return None
+    first = int(apart[0])
+    at = (first + size) // 2
+    anchor = y[at : at + ANCHOR].tobytes()
+    low = max(0, at - REACH)
+    found = x[low : at + ANCHOR + REACH].tobytes().find(anchor)
+    shift = low + found - at
+    if found < 0 or shift == 0 or len(set(anchor)) < 8 or abs(shift) > (size - first) // 2:
+        return None
+    start, stop = first + max(0, -shift), min(size, size - shift)
+    same = np.array_equal(y[start:stop], x[start + shift : stop + shift])
+    return (first, shift) if same else None
+
+
+def _heads_turned(case: Case, a: Bytes | bytes, b: Bytes, shift: int) -> bool:
+    """Say whether whole heads moved and came round at the end: an order of heads (moves.py)."""
+    row, size, far = case.b.row_bytes or 0, len(b), abs(shift)
+    heads = case.sizes("head_dim") if case.role.startswith("attn_") else []
+    if not row or case.b.columns == 1 or all(far % (row * rows) for rows in heads):
+        return False
+    if shift > 0:
+        return bytes_of(a, 0, far) == bytes_of(b, size - far, size)
+    return bytes_of(a, size - far, size) == bytes_of(b, 0, far)
+
+
+def _offset(case: Case, shift: int, total: int, name: str) -> Explanation:
+    """Put a shift of `total` bytes into words: of whole rows, of values or of bytes."""
+    row = case.b.row_bytes or 0
+    rows = shift // row if case.b.columns > 1 and row and shift % row == 0 else 0
+    kept = total - abs(shift)
+    values = ""
+    size = encoding_row(case.b.encoding).type_size
+    if shift % size == 0 and encoding_row(case.b.encoding).block_size == 1:
+        values = f" ({abs(shift) // size} values)"
+    if rows:
+        text = f"row i of B is row i{rows:+d} of A"
+        more = f"{kept // row} of {case.b.rows} rows are equal there, byte for byte"
+        cause = "row_offset"
+    else:
+        way = "too late" if shift > 0 else "too early"
+        text = f"B's data begins {abs(shift)} bytes{values} {way}"
+        more = f"{kept} of {total} bytes of {name} are equal when shifted"
+        cause = "byte_offset"
+    return Explanation(cause, (case.key,), (text, more), case.before.relative, 0.0, True)
+
+
+def _shift(a: Bytes | bytes, b: Bytes) -> int | None:
+    """Return k with B[i] == A[i+k] wherever both are, k not 0; None where there is none."""
+    size = len(b)
+    if len(a) != size or size < 4 * ANCHOR:
+        return None
+    for part in (2, 3, 5, 7):
+        at = size // part
+        if at + ANCHOR > size:
+            continue
+        anchor = bytes_of(b, at, at + ANCHOR)
+        if len(set(anchor)) < 8:
+            continue  # zeros are found everywhere
+        low, high = max(0, at - REACH), min(size, at + ANCHOR + REACH)
+        hay = bytes_of(a, low, high)
+        found = hay.find(anchor)
+        if found < 0:
+            return None
+        shift = low + found - at
+        if shift == 0 or abs(shift) > size // 2:
+            return None
+        return shift if _overlap_equal(a, b, shift) else None
+    return None
+
+
+def _overlap_equal(a: Bytes | bytes, b: Bytes, shift: int) -> bool:
+    start, stop = max(0, -shift), min(len(b), len(b) - shift)
+    for at in range(start, stop, 1 << 20):
+        end = min(stop, at + (1 << 20))
+        if bytes_of(a, at + shift, end + shift) != bytes_of(b, at, end):
+            return False
+    return True

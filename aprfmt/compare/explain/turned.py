@@ -1,0 +1,85 @@
+"""Matrices, or the blocks of their heads, whose values were written by columns under one shape."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from aprfmt.compare.explain.case import Case
+from aprfmt.compare.explain.guesses import Guess, Take
+from aprfmt.compare.explain.reading import Reader
+from aprfmt.compare.numbers import wide
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+
+def near(x: "Array", y: "Array", slack: float) -> bool:
+    """Say whether two samples are equal: to the bit, or within the slack."""
+    import numpy as np
+
+    if slack == 0:
+        return bool(np.array_equal(x, y, equal_nan=True))
+    x, y = wide(x), wide(y)
+    norm = max(float(np.linalg.norm(x)), float(np.linalg.norm(y)))
+    return float(np.linalg.norm(x - y)) <= 2 * slack * norm
+
+
+def turned_inside(case: Case) -> Iterator[Guess]:
+    """Guess that the values were written transposed, whole or head by head, under one shape."""
+    import numpy as np
+
+    a, b = case.a, case.b
+    rows, columns = a.shape[-2:]
+    size = rows * columns
+    probe = np.linspace(0, size - 1, min(64, size)).astype(np.int64)
+    here = _values_at(b, probe, columns)
+    counts = [1] if case.numbers is None else []
+    if case.role.startswith("attn_"):
+        counts += [h for h in case.sizes("n_heads", "n_kv_heads") if h > 1]
+    for heads in dict.fromkeys(counts):
+        for cut, across in ((rows, False), (columns, True)):
+            if cut % heads or (heads == 1 and (across or rows == columns)):
+                continue
+            at = _turned(probe, rows, columns, heads, across)
+            if not near(_values_at(a, at, columns)[None], here[None], case.slack()):
+                continue
+            what = "the matrix" if heads == 1 else f"the block of each of {heads} heads"
+            order = _turned(np.arange(size), rows, columns, heads, across)
+            yield Guess(
+                "transpose",
+                (f"the values of {what} stand by columns in B, under the shape of A",),
+                _reordered(a, order),
+                b.take,
+                slack=case.slack(),
+            )  # fmt: skip
+            return
+
+
+def _reordered(side: Reader, order: "Array") -> Take:
+    """Return how to take rows of matrices whose values stand in another order."""
+    flat = (-1, len(order))
+    return lambda rows: side.whole.reshape(flat)[:, order].reshape(side.rows, -1)[rows]
+
+
+def _values_at(side: Reader, at: "Array", columns: int) -> "Array":
+    """Return the values at flat numbers of the first matrix."""
+    import numpy as np
+
+    lines, places = np.unique(at // columns, return_inverse=True)
+    found: Array = side.take(lines)[places, at % columns]
+    side.side.drop()
+    return found
+
+
+def _turned(p: "Array", rows: int, columns: int, heads: int, across: bool) -> "Array":
+    """Return which flat numbers of a matrix stand at `p` if its heads' blocks are turned.
+
+    A block is some rows of a head, or (`across`) its columns.
+    """
+    if across:
+        size = columns // heads
+        source: Array = (p % rows) * columns + p // rows % heads * size + p // (rows * heads)
+        return source
+    size = rows // heads
+    head, rest = p // (size * columns), p % (size * columns)
+    found: Array = (head * size + rest % size) * columns + rest // size
+    return found
