@@ -119,7 +119,9 @@ def _entry(row: Any, where: str) -> Mapped | None:
     if rows not in ("all", "last") and not _whole_numbers(rows):
         raise FormatError(f"{where}: rows: expected all, last, or a list of token positions")
     said = {name: row[name] for name in ("certainty", "why") if isinstance(row.get(name), str)}
-    return Mapped(row["key"], tuple(layout), rows if isinstance(rows, str) else tuple(rows), **said)
+    return Mapped(
+        row["key"], tuple(layout), rows if rows in ("all", "last") else tuple(rows), **said
+    )
 
 
 def is_mapped(path: Path) -> bool:

@@ -13,7 +13,8 @@ import numpy as np
 from aprfmt.diagnosis.hypotheses.reordered import rounded_to
 from tests.diagnose import dumps
 from tests.diagnose.engines import COARSE, LONG, broken, tiny_folder, trace
-from tests.diagnose.faults import Fault, Pair, first_tile, recorded_as, without_biases
+from tests.diagnose.fault import Fault, Pair
+from tests.diagnose.faults import first_tile, recorded_as, without_biases
 
 Values = dict[str, Any]
 FIVE: Mapping[str, Any] = {

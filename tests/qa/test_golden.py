@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from aprfmt import qa
-from aprfmt.checks.gates.generation import FORMS, Answer, Prompt, faulty_side, judged, python_fault
+from aprfmt.checks.gates.generation import FORMS, Answer, faulty_side, judged, python_fault
 from aprfmt.checks.gates.gibberish import signals
-from aprfmt.checks.gates.golden import DEFAULT, NAME, TEXT, read
+from aprfmt.checks.gates.golden import DEFAULT, NAME, TEXT, Prompt, read
 from aprfmt.errors import FormatError
 from tests.cli.run import aprfmt
 from tests.qa.faults import copied, other_template
