@@ -44,6 +44,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/diagnose/test_faults.py": Family(6, cause),
     "tests/formats/test_atomic_kills.py": Family(3),
     "tests/formats/test_atomic_writers.py": Family(3),
+    "tests/field/test_answers.py": Family(6),
     "tests/fuzz/test_fuzz.py": Family(3),
     "tests/fuzz/test_planted.py": Family(4),
     "tests/inference/gpu/test_cupy_backend.py": Family(2),

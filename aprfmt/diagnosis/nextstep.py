@@ -9,6 +9,7 @@ from pathlib import Path
 from aprfmt.arch.values import same_value
 from aprfmt.diagnosis.found import CauseFound
 from aprfmt.diagnosis.sides import Side
+from aprfmt.diagnosis.unread import refused
 from aprfmt.model import Model
 
 FOLDER = "safetensors"  # the format whose keys stand in a config.json, which `set` does not write
@@ -53,6 +54,8 @@ def settings(asked: Asked, finding: CauseFound) -> str:
     a, b = asked.a.model, asked.b.model
     if a is None or b is None or asked.b.kind == "trace":
         return closer(asked, finding)
+    if refused(a) or refused(b):
+        return again(asked, finding)
     words = [_assigned(a, b, name) for name in finding.values if name in b.hyper]
     if b.format == FOLDER or not words or "" in words:
         return again(asked, finding)

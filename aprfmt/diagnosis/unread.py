@@ -19,8 +19,8 @@ def restored(good: Model, bad: Model, label: str) -> tuple[Model, CauseFound, Ev
 
     None where both can be read, where `good` cannot, or where no single key makes `bad` readable.
     """
-    error = _refused(bad)
-    if not error or _refused(good) or good.config is None or bad.folder is None:
+    error = refused(bad)
+    if not error or refused(good) or good.config is None or bad.folder is None:
         return None
     if bad.folder.config is None:
         return None
@@ -30,7 +30,7 @@ def restored(good: Model, bad: Model, label: str) -> tuple[Model, CauseFound, Ev
             allow_missing=bad.allow_missing,
         )  # fmt: skip
         cause = _cause(good, path)
-        if cause and not _refused(made):
+        if cause and not refused(made):
             return made, _finding(good, made, path, cause, label), Evidence("config", error)
     return None
 
@@ -43,7 +43,7 @@ def architecture(model: Model) -> str | None:
         return None
 
 
-def _refused(model: Model) -> str:
+def refused(model: Model) -> str:
     """Return why a model's configuration cannot be read, "" if it can."""
     try:
         model.resolution  # noqa: B018
