@@ -26,7 +26,8 @@ class Change:
     are tensor keys, hyperparameters or operations; scoped ones get a layer as prefix. `drop` are
     keys of the trace that, by the hypothesis, were taken at another point or on other rows.
     `general` marks a change that fits any value of its kind (frequencies solved one by one): it is
-    an answer only if no other change fits.
+    an answer only if no other change fits. `earlier`: what it does reads values of earlier layers.
+    `fitted`: its number was improved until it fit, and no shorter one does as well.
     """
 
     cause: str
@@ -37,6 +38,8 @@ class Change:
     scoped: bool = True
     drop: frozenset[str] = frozenset()
     general: bool = False
+    earlier: bool = False
+    fitted: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,8 @@ class Case:
         recorded = self.without([key for change, _ in changes for key in change.drop])
         before = f"L{self.layer - 1}.out"
         entering = recorded.at(before) if self.layer > 0 else None
-        if entering is not None and entering.rows is None:
+        skips = not any(change.earlier for change, _ in changes)
+        if skips and entering is not None and entering.rows is None:
             world = _skipping(world, self.layer)
         instance = world.points.get(key)
         # If its operation is left out, a point equals the point before it.

@@ -16,7 +16,7 @@ from aprfmt.diagnosis.elsewhere import taken_elsewhere
 from aprfmt.diagnosis.hypotheses import HYPOTHESES
 from aprfmt.diagnosis.measure import Recorded
 from aprfmt.diagnosis.rounded import ReadAs, arithmetic
-from aprfmt.diagnosis.search import Search, Step, is_wide, spanned
+from aprfmt.diagnosis.search import Purse, Search, Step, is_wide, spanned
 from aprfmt.diagnosis.shadow import Pass, View, plain, shadow
 from aprfmt.diagnosis.world import MOVES, World
 
@@ -24,7 +24,6 @@ Array = NDArray[Any]
 LIMIT = 24  # divergences examined in one trace
 # An answer is preferred to another only if its residual is smaller by this factor.
 CLOSER = 10.0
-ENOUGH = 4  # at most this many working changes of one row are compared
 # Operation -> the cause to suspect for a divergence after it, if no hypothesis fits.
 SUSPECTS: Mapping[str, str] = {
     "linear": "stale_tensor", "router": "stale_tensor", "embed": "stale_tensor",
@@ -84,6 +83,7 @@ def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
     known: set[str] = set()  # diverging points without an explanation
     divergences: list[Divergence] = []
     tried: dict[str, int] = {}
+    purse = Purse()
     while True:
         view = next((view for view in found.flagged if view.key not in known), None)
         if view is None or len(divergences) >= limit:
@@ -102,8 +102,8 @@ def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
             divergences.append(Divergence(view, answer))
             continue
         answers = list(_answers(case, known))
-        if is_wide(case) and (not answers or len(spanned(case)) > 1):
-            search = Search(case)
+        if not answers or (is_wide(case) and len(spanned(case)) > 1):
+            search = Search(case, purse)
             together = _searched(case, search, answers, known)
             if together:
                 divergences += together
@@ -271,15 +271,13 @@ def _answers(case: Case, known: set[str]) -> Iterator[Answer]:
     here = order[case.view.key]
     for row in (*HYPOTHESES, *offered("hypotheses")):
         best: Answer | None = None
-        held = 0
         for change in row.propose(case):
             answer = _verified(case, change, known, order, here)
             if answer is None:
                 continue
-            held += 1
             if best is None or _worth(answer) > _worth(best):
                 best = answer
-            if best.reach == math.inf or held == ENOUGH:
+            if best.reach == math.inf:
                 break
         if best is not None:
             yield best

@@ -25,6 +25,7 @@ from aprfmt.diagnosis.hypotheses.rope import (
 from aprfmt.diagnosis.hypotheses.softmax import SUMS, TILES, sums_over
 from aprfmt.diagnosis.hypotheses.turning import length_of, places, turned, unturned
 from aprfmt.diagnosis.hypotheses.usual_blocks import BLOCKS, Usual, hyper, roundings
+from aprfmt.diagnosis.hypotheses.usual_steps import STEPS
 from aprfmt.diagnosis.world import World
 from aprfmt.inference.rope import Kind, kind_of, make
 
@@ -311,6 +312,7 @@ USUAL: tuple[Family, ...] = (
     Family("softmax", _sums),
     Family("positions", _positions),
     Family("cache", _caches),
+    *(Family(name, changes) for name, changes in STEPS.items()),
     Family("rounding", roundings),
 )
 
