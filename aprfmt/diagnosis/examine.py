@@ -15,6 +15,7 @@ from aprfmt.diagnosis.case import Case, Change, Layers
 from aprfmt.diagnosis.elsewhere import taken_elsewhere
 from aprfmt.diagnosis.hypotheses import HYPOTHESES
 from aprfmt.diagnosis.measure import Recorded
+from aprfmt.diagnosis.rejudge import judged_again
 from aprfmt.diagnosis.rounded import ReadAs, arithmetic
 from aprfmt.diagnosis.search import Purse, Search, Step, is_wide, spanned
 from aprfmt.diagnosis.shadow import Pass, View, plain, shadow
@@ -80,6 +81,7 @@ def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
         read = ReadAs(recorded.trace, coarser)
         recorded = Recorded(read, recorded.ids, recorded.shapes, recorded.without)
         found = before = shadow(world, recorded)
+    start = (world, recorded)
     known: set[str] = set()  # diverging points without an explanation
     divergences: list[Divergence] = []
     tried: dict[str, int] = {}
@@ -101,7 +103,8 @@ def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
             answer = Answer(elsewhere, None, 0.0, then, math.inf, world, recorded)
             divergences.append(Divergence(view, answer))
             continue
-        answers = list(_answers(case, known))
+        # Numbers are improved until they fit only where nothing that has none explains the point.
+        answers = list(_answers(replace(case, fitting=False), known)) or list(_answers(case, known))
         if not answers or (is_wide(case) and len(spanned(case)) > 1):
             search = Search(case, purse)
             together = _searched(case, search, answers, known)
@@ -123,6 +126,7 @@ def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
         world, recorded = best.world, best.recorded
         values = plain(world)
         found = shadow(world, recorded)
+    divergences = judged_again(divergences, *start, found)
     return Examined(tuple(divergences), before, found, values, view is not None)
 
 
@@ -157,6 +161,13 @@ def _searched(
     needed = search.needed(joined)
     steps = [step for step, _ in needed]
     answer = _reaching(case, steps, joined.residual, known, order, here)
+    for at, step in enumerate(list(steps)):  # others of its cause may agree further
+        for other in search.alike(steps, step) if answer and answer.reach < math.inf else ():
+            tried = [*steps[:at], other, *steps[at + 1 :]]
+            further = _reaching(case, tried, joined.residual, known, order, here)
+            if further is not None and answer is not None and further.reach > answer.reach:
+                answer, steps = further, tried
+                needed[at] = (other, needed[at][1])
     if answer is None:
         return []
     made = []

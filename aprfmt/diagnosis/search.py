@@ -289,6 +289,16 @@ class Search:
             found.append((step, self.case.view.residual if without is None else without.residual))
         return found
 
+    def alike(self, steps: Sequence[Step], step: Step) -> list[Step]:
+        """Return other steps of the same cause that remove the difference in the place of one."""
+        rest = tuple(other for other in steps if other is not step)
+        self.runs = max(self.runs, OTHERS // 10)
+        tried = [
+            self.measure((*rest, one.steps[0])) for one in self.singles
+            if one.steps[0].change.cause == step.change.cause and one.steps[0] is not step
+        ]  # fmt: skip
+        return [one.steps[-1] for one in tried if one is not None and self.solves(one)]
+
     def instead(self, steps: Sequence[Step], step: Step) -> list[Step]:
         """Return steps of another cause that, in the place of one, remove the difference too."""
         rest = tuple(other for other in steps if other is not step)

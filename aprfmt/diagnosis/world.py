@@ -70,6 +70,7 @@ class World:
     original: Weights | None = None
     taps: Mapping[str, tuple[Tap, ...]] = field(default_factory=dict)
     replaced: tuple[str, ...] = ()
+    _known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def stored(self) -> Weights:
@@ -78,8 +79,13 @@ class World:
 
     @property
     def points(self) -> dict[str, Instance]:
-        """Every point by key, in execution order."""
-        return instances(self.spec.block, self.hp, self.weights)
+        """Every point by key, in execution order; kept for all worlds with these numbers."""
+        about = (id(self.hp), frozenset(self.weights))
+        if about not in self._known:
+            found = instances(self.spec.block, self.hp, self.weights)
+            self._known[about] = (self.hp, found)  # with the numbers held, their id stays theirs
+        points: dict[str, Instance] = self._known[about][1]
+        return points
 
     @property
     def n_layers(self) -> int:
