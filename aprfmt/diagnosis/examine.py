@@ -57,6 +57,8 @@ class Divergence:
     likely: str = ""
     inside: tuple[str, ...] = ()
     tried: int = 0  # passes with usual mistakes that did not explain it either
+    joined: bool = False  # one of several changes that only together explain it
+    doubtful: bool = False  # what was joined leaves the same operations unexplained elsewhere
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
             continue
         # Numbers are improved until they fit only where nothing that has none explains the point.
         answers = list(_answers(replace(case, fitting=False), known)) or list(_answers(case, known))
-        if not answers or (is_wide(case) and len(spanned(case)) > 1):
+        several = is_wide(case) and len(spanned(case)) > 1
+        if several or all(answer.change.general for answer in answers):
             search = Search(case, purse)
             together = _searched(case, search, answers, known)
             if together:
@@ -176,7 +179,7 @@ def _searched(
         own = replace(answer, change=step.change, layers=layers)
         others = tuple(replace(answer, change=other.change, layers=other.layers)
                        for other in search.instead(steps, step))  # fmt: skip
-        made.append(Divergence(replace(case.view, residual=without), own, others))
+        made.append(Divergence(replace(case.view, residual=without), own, others, joined=True))
     return made
 
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from aprfmt.diagnosis.case import Change, Layers
 from aprfmt.diagnosis.measure import Recorded
 from aprfmt.diagnosis.shadow import Pass, shadow
-from aprfmt.diagnosis.world import World
+from aprfmt.diagnosis.world import MOVES, World
 
 if TYPE_CHECKING:
     from aprfmt.diagnosis.examine import Divergence
 
 MOST = 16  # passes
+_COMMON = {"add", "linear", *MOVES}  # operations of nearly every point
 Steps = list[tuple[Change, Layers]]
 
 
@@ -28,9 +29,10 @@ def judged_again(
 
     `world` and `recorded` are those before any change, `final` the pass with all changes.
     """
+    divergences = [replace(d, doubtful=_doubtful(d, divergences)) for d in divergences]
     answered = [d for d in divergences if d.answer is not None]
     if sum(not d.answer.change.drop for d in answered if d.answer is not None) < 2:
-        return list(divergences)
+        return divergences
     bound = {view.key for view in final.flagged}
     left = MOST
 
@@ -53,6 +55,18 @@ def judged_again(
                 others.append(other)
         kept.append(replace(divergence, others=tuple(others)))
     return kept
+
+
+def _doubtful(divergence: "Divergence", divergences: Sequence["Divergence"]) -> bool:
+    """Say whether joined changes do not explain the same operations at another point.
+
+    Several changes together fit one point by chance where one that nobody tried is the cause.
+    """
+    ops = {call.op for call in divergence.view.calls} - _COMMON
+    return divergence.joined and any(
+        other.answer is None and not other.likely and ops & {call.op for call in other.view.calls}
+        for other in divergences
+    )
 
 
 def _steps(divergences: Sequence["Divergence"]) -> Steps:

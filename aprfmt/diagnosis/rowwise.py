@@ -22,6 +22,7 @@ Array = NDArray[Any]
 ZERO = -1  # a row that was never written
 NEAR = 12  # earlier rows that are tried for a token
 FAR = 40  # steps by which positions are tried to jump
+WIDEST = 64  # tokens at the start that may all see each other
 AGREES = 2.0  # times the tolerance of a point, for one of its rows
 
 # Returns the residual of every row of the point under a change; None if it cannot be run.
@@ -130,11 +131,11 @@ def masks(late: Array, n: int) -> Iterator[Change]:
     causal = np.tril(np.ones((n, n), np.bool_))
     first, last = int(late[0]), int(late[-1])
     at = np.arange(n)
-    if last < n - 1 and len(late) == last + 1 - first and first == 0:
-        size = last + 2
+    alone = last < n - 1 and len(late) == last + 1  # behind one layer later rows agree
+    for size in (last + 2,) if alone else range(2, min(n, WIDEST)) if not first else ():
         seen = causal | ((at[:, None] < size) & (at[None] < size))
-        yield _mask(f"the first {size} tokens see each other, also later ones", seen)
-    if first > 0:
+        yield _mask(f"the first {size} tokens all see each other", seen)
+    if first > 1:
         cut = causal & ((at[:, None] < first) | (at[None] >= first))
         yield _mask(f"tokens from {first} on do not see those before", cut)
         yield _mask(f"attention reaches back within chunks of {first} tokens only",

@@ -50,6 +50,25 @@ def pairing(case: Case) -> Iterator[Change]:
         )
 
 
+def backwards(case: Case) -> Iterator[Change]:
+    """Rotate the other way round: the sine has the other sign."""
+    if case.call("rope") is not None:
+        yield turned_back()
+
+
+def turned_back() -> Change:
+    """Return the change to a sine of the other sign."""
+
+    def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+        cos, sin = table
+        return op(x, (cos, -sin), **kwargs)
+
+    return Change(
+        "rope_pairing", "rope turns backwards: the sine has the other sign", ("rope_style",),
+        lambda world, layers: world.with_op("rope", override, layers), {"sine": -1},
+    )  # fmt: skip
+
+
 def pairing_words(style: str) -> str:
     """Return what a style of rope pairs, in words."""
     return "element i with i + d/2" if style == "half" else "elements 2i with 2i + 1"
@@ -95,9 +114,10 @@ def layers(case: Case) -> Iterator[Change]:
     for other in kinds(world):
         if other != kind:
             rope = rope_of(world, other)
+            scaled = " and scaling" if other[1] else ""
             says = (
-                f"{{}} rotate{{}} with base {other[0]:g}{' and scaling' if other[1] else ''}, which "
-                "belongs to the other kind of layer"
+                f"{{}} rotate{{}} with base {other[0]:g}{scaled}, which belongs to the other kind "
+                "of layer"
             )
             for scope in scopes:
                 yield _in(scope, says, {"rope_theta": other[0], "scaled": other[1]},
@@ -160,10 +180,7 @@ def positions(case: Case) -> Iterator[Change]:
 def usual_positions(ours: Array) -> list[Array]:
     """Return positions that engines give to tokens by mistake."""
     shifts = (1, 2, 3, 4, 8, len(ours))
-    return [
-        np.zeros_like(ours), *(ours + shift for shift in shifts), np.maximum(ours - 1, 0),
-        ours[::-1].copy(),
-    ]  # fmt: skip
+    return [np.zeros_like(ours), *(ours + shift for shift in shifts), np.maximum(ours - 1, 0)]
 
 
 def positions_change(ours: Array, theirs: Array) -> Change:

@@ -19,7 +19,7 @@ from aprfmt.inference.moe import Routing
 Array = NDArray[Any]
 Scores = Literal["softmax", "sigmoid"]
 Ranking = Literal["none", "best", "two", "mean"]
-Weights = Literal["scores", "biased", "logits", "softmax of the chosen"]
+Weights = Literal["scores", "biased", "logits", "softmax of the chosen", "softmax of the scores"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Rule:
     """How a router chooses and weights experts.
 
     `biased`: the correction is added for the choice. `groups`: how groups of experts are ranked.
-    `weights`: what the chosen experts are weighted by. `sums`: the weights are divided by their sum. `scaled`: the model's factor is applied.
+    `weights`: what the chosen experts are weighted by. `sums`: the weights are divided by their
+    sum. `scaled`: the model's factor is applied.
     """
 
     scores: Scores
@@ -97,6 +98,8 @@ def _weights(
 ) -> Array:  # fmt: skip
     if rule.weights == "softmax of the chosen":
         return _softmax(np.take_along_axis(logits, chosen, -1))
+    if rule.weights == "softmax of the scores":
+        return _softmax(np.take_along_axis(scores, chosen, -1))
     source = {"scores": scores, "logits": logits}.get(rule.weights, scores)
     if rule.weights == "biased" and bias is not None:
         source = scores + bias
@@ -127,6 +130,8 @@ def mistakes(world: World) -> Iterator[tuple[str, Rule]]:
                                                  ", not divided by their sum")  # fmt: skip
             yield (f"the scores are a {other}{words}; the model says {own.scores}",
                    replace(own, scores=other, sums=sums))  # fmt: skip
+    yield ("the weights are a softmax of the chosen experts' scores: twice normalised",
+           replace(own, weights="softmax of the scores", sums=False))  # fmt: skip
     if corrected:
         yield ("the correction for the choice of experts is in their weights, too",
                replace(own, weights="biased"))  # fmt: skip

@@ -34,6 +34,23 @@ def summed(half: str, how: Sum) -> Make:
     return lambda world, layers: world.with_op("add", override, layers)
 
 
+def side_by_side(world: World, layers: Layers) -> World:
+    """Let the MLP's own norm read what attention's norm read."""
+    held: list[Any] = []
+
+    def add(op: Any, at: Any, a: Any, b: Any) -> Any:
+        if at.point in BEHIND["attn"] and b.ndim > 1:
+            held[:] = [a]
+        return op(a, b)
+
+    def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return op(held[-1] if at.point == "mid" and held else x, *args, **kwargs)
+
+    for name in NORMS:
+        world = world.with_op(name, norm, layers)
+    return world.with_op("add", add, layers)
+
+
 def normed_sum(halves: Collection[str]) -> Make:
     """Return a maker: the norm behind a sublayer is applied after its sum with the stream."""
     before = {"attn": ("attn_out",), "ffn": ("ffn_out", "moe_out")}
@@ -95,9 +112,9 @@ def eps_outside(world: World, layers: Layers) -> World:
 def by_length(world: World, layers: Layers) -> World:
     """Divide by a row's length, not by the root of its mean square."""
 
-    def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
-        y = op(x, w, *args, **kwargs)
-        return y * x.dtype.type(x.shape[-1] ** -0.5)
+    def override(op: Any, at: Any, x: Any, w: Any, *, eps: float, **kwargs: Any) -> Any:
+        width = x.shape[-1]
+        return op(x, w, eps=eps / width, **kwargs) * x.dtype.type(width**-0.5)
 
     return world.with_op("rms_norm", override, layers)
 
@@ -106,7 +123,7 @@ def by_length(world: World, layers: Layers) -> World:
 
 
 def rotated(keys: int, queries: int) -> Make:
-    """Return a maker: keys and queries are rotated so many times (-1: once, backwards)."""
+    """Return a maker: keys and queries are rotated so many times."""
 
     def make(world: World, layers: Layers) -> World:
         seen: dict[str, int] = {"layer": -1, "calls": 0}
@@ -116,9 +133,6 @@ def rotated(keys: int, queries: int) -> Make:
                 seen["layer"], seen["calls"] = at.layer, 0
             times = keys if seen["calls"] % 2 else queries  # a layer rotates q, then k
             seen["calls"] += 1
-            if times < 0:
-                cos, sin = table
-                return op(x, (cos, -sin), **kwargs)
             for _ in range(times):
                 x = op(x, table, **kwargs)
             return x

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from aprfmt.diagnosis.case import Case, Change, Layers
 from aprfmt.diagnosis.hypotheses.attention import cap_of
 from aprfmt.diagnosis.hypotheses.product import numbers, overlaid
+from aprfmt.diagnosis.hypotheses.steps import side_by_side
 from aprfmt.diagnosis.measure import rel
 from aprfmt.diagnosis.world import Call, World
 
@@ -156,6 +157,16 @@ def residual(case: Case) -> Iterator[Change]:
             {"parallel_residual": other},
             scoped=False,
         )
+        if other:
+            yield beside()
+
+
+def beside() -> Change:
+    """Return the change to two norms that read one stream."""
+    return Change(
+        "residual", "attention and MLP read one stream, each by its own norm, and are added "
+        "together", ("residual", "parallel_residual"), side_by_side, {"side_by_side": True},
+    )  # fmt: skip
 
 
 def _turn(adds: Any, index: int) -> int:

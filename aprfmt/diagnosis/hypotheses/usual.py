@@ -20,6 +20,7 @@ from aprfmt.diagnosis.hypotheses.rope import (
     pairing_words,
     positions_change,
     restyled,
+    turned_back,
     usual_positions,
 )
 from aprfmt.diagnosis.hypotheses.softmax import SUMS, TILES, sums_over
@@ -107,6 +108,7 @@ def _pairings(world: World) -> Iterator[Usual]:
             f"{pairing_words(told)}",
             ("rope_style",), restyled(other, 0), {"rope_style": other},
         ))  # fmt: skip
+        yield Usual(turned_back())
 
 
 def _partial(world: World) -> Iterator[Usual]:

@@ -1,4 +1,4 @@
-"""Usual mistakes of engines in single steps: sums, norms, one side's rope, masks, caches, splits."""
+"""Usual mistakes of engines in single steps: sums, norms, one side's rope, masks, caches."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -25,6 +25,7 @@ from aprfmt.diagnosis.hypotheses.steps import (
     values_rotated,
     window_in,
 )
+from aprfmt.diagnosis.hypotheses.stream import beside
 from aprfmt.diagnosis.hypotheses.usual_blocks import Usual
 from aprfmt.diagnosis.world import World
 
@@ -44,6 +45,8 @@ def _sums(world: World) -> Iterator[Usual]:
         for half, name in HALVES.items():
             yield Usual(Change("residual", words.format(name), ("residual",), summed(half, how),
                                {"sum": words.format(name)}))  # fmt: skip
+    if world.spec.block.placement == "pre" and not world.hp["parallel_residual"]:
+        yield Usual(beside())
     if world.spec.block.placement != "pre":
         for halves in (("attn", "ffn"), ("attn",), ("ffn",)):
             said = " and ".join(HALVES[half] for half in halves)
@@ -69,8 +72,10 @@ def _norms(world: World) -> Iterator[Usual]:
     if world.spec.block.attention == "mla":
         for point, role, what in (("q_a", "attn_q_a_norm", "queries"),
                                   ("k_pe", "attn_kv_a_norm", "keys and values")):  # fmt: skip
-            yield Usual(Change("norm_skipped", f"the norm of the latent {what} is left out", (role,),
-                               passed_by((point,)), {"after": [point]}))  # fmt: skip
+            yield Usual(Change(
+                "norm_skipped", f"the norm of the latent {what} is left out", (role,),
+                passed_by((point,)), {"after": [point]},
+            ))  # fmt: skip
     elif world.hp["qk_norm"]:
         for point, what in (("v", "q"), ("q_norm", "k")):
             yield Usual(Change("qk_norm", f"{what} is not normalised", ("qk_norm",),
@@ -83,7 +88,7 @@ def _ropes(world: World) -> Iterator[Usual]:
     for says, keys, queries in (
         ("keys are not rotated", 0, 1), ("queries are not rotated", 1, 0),
         ("keys are rotated twice", 2, 1), ("queries are rotated twice", 1, 2),
-        ("queries and keys are rotated twice", 2, 2), ("rope turns backwards", -1, -1),
+        ("queries and keys are rotated twice", 2, 2),
     ):  # fmt: skip
         yield Usual(Change("rope_layers", says, ("rope_layers",), rotated(keys, queries),
                            {"keys": keys, "queries": queries}))  # fmt: skip
@@ -227,4 +232,3 @@ STEPS: Mapping[str, Callable[[World], Iterator[Usual]]] = {
     "caches of layers": _caches, "other activations": _activations, "rules of experts": _rules,
     "joined products": _splits,
 }  # fmt: skip
-
