@@ -26,8 +26,8 @@ def acts(case: Case, change: Change, layers: Layers) -> bool:
         return True
     if after.positions != before.positions:
         return bool(ops & {"rope", "embed"})
-    if after.taps != before.taps:
-        return "add_weighted" in ops or case.view.point in ROUTED
+    if after.taps != before.taps and ("add_weighted" in ops or case.view.point in ROUTED):
+        return True
     return _reads(case, after)
 
 

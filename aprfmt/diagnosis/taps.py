@@ -8,12 +8,15 @@ the pass goes on with.
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.inference.points import WHOLE
+
 if TYPE_CHECKING:
     from aprfmt.diagnosis.world import World
 
 # Called as tap(world, layer, x, held): `held` are the values of the layer's earlier points, by
 # name, as the pass went on with them.
 Tap = Callable[["World", int, Any, Mapping[str, Any]], Any]
+STREAM = "stream"  # the name under which `held` has what enters the layer
 
 
 class Tapped:
@@ -23,7 +26,7 @@ class Tapped:
         self._world = world
         self._inner = inner
         self._taps = taps
-        self._layer = 0
+        self._layer = WHOLE
         self._held: dict[str, Any] = {}
 
     def begin(self, facts: Any) -> None:
@@ -37,7 +40,9 @@ class Tapped:
     def capture(self, point: str, layer: int, x: Any) -> Any:
         """Change the value, then let the inner recorder see it."""
         if layer != self._layer:
-            self._layer, self._held = layer, {}
+            last = [self._held.get(name) for name in ("out", "embd_scaled", "embd", STREAM)]
+            entering = next((value for value in last if value is not None), None)
+            self._layer, self._held = layer, {STREAM: entering}
         for tap in self._taps.get(point, ()):
             x = tap(self._world, layer, x, self._held)
         self._held[point] = self._inner.capture(point, layer, x)

@@ -182,6 +182,28 @@ def left_out(*names: str) -> Break:
     return wrong
 
 
+def one_eps(name: str, eps: float) -> Break:
+    """One norm adds another epsilon."""
+    return lambda model, stack: setattr(model.get_submodule(name), "variance_epsilon", eps)
+
+
+def short_factor(model: Any, stack: ExitStack) -> None:
+    """The factor of the embedding is rounded to bfloat16."""
+    factor = model.model.embed_tokens.embed_scale
+    factor.copy_(factor.bfloat16())
+
+
+def nothing_from(name: str) -> Break:
+    """Modules of this name give zeros."""
+
+    def wrong(model: Any, stack: ExitStack) -> None:
+        for path, module in model.named_modules():
+            if path.rpartition(".")[2] == name:
+                module.forward = lambda x: 0 * x
+
+    return wrong
+
+
 def quick_gelu(module: Any, beneath: Any, x: Tensor) -> Tensor:
     """x times the sigmoid of 1.702 x."""
     return x * (1.702 * x).sigmoid()
@@ -208,6 +230,12 @@ def itself_added(layer: Any, x: Tensor, attention: Callable[[Tensor], Tensor]) -
     """The stream is added to itself, and attention's result is lost."""
     x = x + x
     return x + layer.mlp(layer.post_attention_layernorm(x))
+
+
+def sum_normed(layer: Any, x: Tensor, attention: Callable[[Tensor], Tensor]) -> Tensor:
+    """Norms behind a sublayer are applied to its sum with the stream."""
+    x = layer.post_attention_layernorm(x + attention(x))
+    return layer.post_feedforward_layernorm(x + layer.mlp(x))
 
 
 def beside_each_other(layer: Any, x: Tensor, attention: Callable[[Tensor], Tensor]) -> Tensor:

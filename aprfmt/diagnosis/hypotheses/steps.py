@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from aprfmt.diagnosis.case import Layers, heads_changed
 from aprfmt.diagnosis.hypotheses.reordered import NORMS, Make
+from aprfmt.diagnosis.taps import STREAM, Tap
 from aprfmt.diagnosis.world import World
 
 Array = NDArray[Any]
@@ -51,25 +52,41 @@ def side_by_side(world: World, layers: Layers) -> World:
     return world.with_op("add", add, layers)
 
 
+# Half -> the points whose sum is normalised, and the one that holds the norm's result.
+SUMMED: Mapping[str, tuple[str, tuple[str, ...], str]] = {
+    "attn": (STREAM, ("attn_out",), "attn_contrib"),
+    "ffn": ("mid", ("ffn_out", "moe_out"), "ffn_contrib"),
+}  # fmt: skip
+
+
 def normed_sum(halves: Collection[str]) -> Make:
-    """Return a maker: the norm behind a sublayer is applied after its sum with the stream."""
-    before = {"attn": ("attn_out",), "ffn": ("ffn_out", "moe_out")}
+    """Return a maker: the norm behind a sublayer reads its sum with the stream, and replaces it."""
 
     def make(world: World, layers: Layers) -> World:
-        waiting: list[Callable[[Any], Any]] = []
+        last: dict[str, Callable[[Any], Any]] = {}
 
         def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-            if not any(at.point in before[half] for half in halves):
-                return op(x, *args, **kwargs)
-            waiting[:] = [lambda y: op(y, *args, **kwargs)]
-            return x
+            for half in halves:
+                if at.point in SUMMED[half][1]:
+                    last[half] = lambda y: op(y, *args, **kwargs)
+            return op(x, *args, **kwargs)
+
+        def tap(half: str) -> Tap:
+            stream, made, _ = SUMMED[half]
+
+            def normed(world: World, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+                result = next((held[name] for name in made if name in held), None)
+                return x if result is None else last[half](held[stream] + result)
+
+            return normed
 
         def add(op: Any, at: Any, a: Any, b: Any) -> Any:
-            y = op(a, b)
-            return waiting.pop()(y) if waiting and b.ndim > 1 else y
+            return b if any(at.point == SUMMED[half][2] for half in halves) else op(a, b)
 
         for name in NORMS:
             world = world.with_op(name, norm, layers)
+        for half in halves:
+            world = world.with_tap(SUMMED[half][2], tap(half), layers)
         return world.with_op("add", add, layers)
 
     return make

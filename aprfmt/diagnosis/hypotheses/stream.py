@@ -21,6 +21,8 @@ FACTORS = {
     "logits": "logit_scale", "logits_raw": "logit_scale",
 }  # fmt: skip
 
+EXPERTS = ("router", "experts", "expert_w", "router_margin")  # points inside a mixture
+
 
 def embedding_rows(case: Case) -> Iterator[Change]:
     """Find the embedding rows that the trace used for the tokens."""
@@ -138,6 +140,13 @@ def residual(case: Case) -> Iterator[Change]:
         for index, call in enumerate(adds):
             if case.array(call.args[1]).ndim < 2:
                 continue  # a bias
+            if call.at.point in EXPERTS:
+                lost = "routed experts are" if keep else "shared expert is"
+                yield Change(
+                    "moe_routing", f"the {lost} left out", ("moe_out",),
+                    kept(call.at.point, keep, _turn(adds, index)), {"left_out": lost},
+                )  # fmt: skip
+                continue
             yield Change(
                 "residual",
                 f"{says} (before {case.view.point})",
