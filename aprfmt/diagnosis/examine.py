@@ -58,7 +58,7 @@ class Divergence:
     inside: tuple[str, ...] = ()
     tried: int = 0  # passes with usual mistakes that did not explain it either
     joined: bool = False  # one of several changes that only together explain it
-    doubtful: bool = False  # what was joined leaves the same operations unexplained elsewhere
+    doubtful: bool = False  # a loose fit that leaves the same operations unexplained elsewhere
 
 
 @dataclass(frozen=True)

@@ -204,8 +204,8 @@ def _evidence(label: str, divergence: Divergence) -> Iterable[Evidence]:
     scope = f" in layer {layers} alone" if layers else ""
     if divergence.doubtful:
         yield Evidence(
-            "forward", f"{answer.change.cause} is one of several changes that only together make "
-            f"{view.key} agree, and the same operations stay unexplained elsewhere", (view.key,),
+            "forward", f"{answer.change.cause} fits {view.key} loosely, and the same operations "
+            "stay unexplained elsewhere", (view.key,),
         )  # fmt: skip
     yield Evidence(
         "forward",

@@ -58,12 +58,15 @@ def judged_again(
 
 
 def _doubtful(divergence: "Divergence", divergences: Sequence["Divergence"]) -> bool:
-    """Say whether joined changes do not explain the same operations at another point.
+    """Say whether a loose fit does not explain the same operations at another point.
 
-    Several changes together fit one point by chance where one that nobody tried is the cause.
+    Several changes together, or one with a free value for every column, fit one point by chance
+    where a change that nobody tried is the cause.
     """
     ops = {call.op for call in divergence.view.calls} - _COMMON
-    return divergence.joined and any(
+    answer = divergence.answer
+    loose = divergence.joined or (answer is not None and answer.change.general)
+    return loose and any(
         other.answer is None and not other.likely and ops & {call.op for call in other.view.calls}
         for other in divergences
     )

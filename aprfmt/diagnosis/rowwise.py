@@ -28,6 +28,7 @@ AGREES = 2.0  # times the tolerance of a point, for one of its rows
 # Returns the residual of every row of the point under a change; None if it cannot be run.
 Measure = Callable[[Change, Layers], Array | None]
 Make = Callable[[Array], Change]
+Tries = Callable[[int, int], Iterator[int]]  # of a token, and the step of the one before it
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Solver:
     own: Array
     make: Make
     highest: int | None
-    tries: Callable[[int, int], Iterator[int]]
+    tries: Tries
 
 
 def solvers(case: Case) -> Iterator[tuple[str, Solver]]:
@@ -48,26 +49,27 @@ def solvers(case: Case) -> Iterator[tuple[str, Solver]]:
     n = case.tokens
     own = np.arange(n)
     for name, keys, values in (("mix", True, True), ("scores", True, False), ("mix", False, True)):
-        yield (name, Solver(
-            own,
-            lambda rows, keys=keys, values=values: cache_change(
-                rows if keys else None, rows if values else None
-            ),
-            n - 1,
-            lambda token, shift: _rows(token, shift, n),
-        ))  # fmt: skip
+        yield name, Solver(own, _cached(keys, values), n - 1, _rows(n))
     where = places(case.world)
     yield "rope", Solver(where, lambda at: positions_change(where, at), None, _steps(where))
 
 
-def _rows(token: int, shift: int, n: int) -> Iterator[int]:
-    """Yield the rows to try for a token: as for the last one, none, earlier ones, the next."""
-    found = [ZERO, token - 1, token + 1, *range(token - 2, max(-1, token - NEAR), -1), 0, n - 1]
-    found = [token + shift, *found] if shift else found
-    yield from (row for row in dict.fromkeys(found) if ZERO <= row < n and row != token)
+def _cached(keys: bool, values: bool) -> Make:
+    return lambda rows: cache_change(rows if keys else None, rows if values else None)
 
 
-def _steps(where: Array) -> Callable[[int, int], Iterator[int]]:
+def _rows(n: int) -> Tries:
+    """Return the rows to try for a token: as for the last one, none, earlier ones, the next."""
+
+    def tries(token: int, shift: int) -> Iterator[int]:
+        found = [ZERO, token - 1, token + 1, *range(token - 2, max(-1, token - NEAR), -1), 0, n - 1]
+        found = [token + shift, *found] if shift else found
+        yield from (row for row in dict.fromkeys(found) if ZERO <= row < n and row != token)
+
+    return tries
+
+
+def _steps(where: Array) -> Tries:
     def tries(token: int, shift: int) -> Iterator[int]:
         own = int(where[token])
         found = [own + shift] if shift else []

@@ -190,9 +190,9 @@ class Search:
         for op, solver in solvers(case):
             for layers in scopes:
                 if op in ops and (layers is None or op != "rope"):
-                    change = solved(solver, self._rows_of, layers, rows, bound)
-                    if change is not None:
-                        yield Step(change, layers)
+                    found = solved(solver, self._rows_of, layers, rows, bound)
+                    if found is not None:
+                        yield Step(found, layers)
 
     def _rows_of(self, change: Change, layers: Layers) -> np.ndarray | None:
         tried = self.view((Step(change, layers),))
