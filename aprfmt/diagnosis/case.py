@@ -182,7 +182,10 @@ class Case:
             return
         best = min(scores, key=lambda value: scores[value])
         assert self.view.residual is not None
-        if refine and self.fitting and best > 0 and scores[best] > self.view.tolerance:
+        if scores[best] <= self.view.tolerance:  # a known number, as exact as it stands
+            yield make(best)
+            return
+        if refine and self.fitting and best > 0:
             at = tried.index(best)
             low = tried[at - 1] if at and tried[at - 1] > 0 else best / 4
             high = tried[at + 1] if at + 1 < len(tried) else best * 4

@@ -81,8 +81,8 @@ def attending(how: Attend) -> Break:
             scaling: float = 1.0, **more: Any,
         ) -> Any:  # fmt: skip
             groups = query.shape[1] // key.shape[1]
-            wide = [x.repeat_interleave(groups, 1) for x in (key, value)]
-            return how(module, query, *wide, mask, scaling).transpose(1, 2).contiguous(), None
+            k, v = (x.repeat_interleave(groups, 1) for x in (key, value))
+            return how(module, query, k, v, mask, scaling).transpose(1, 2).contiguous(), None
 
         return attention
 
@@ -123,7 +123,8 @@ def first_layers_cache() -> Break:
     def how(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
         if module.layer_idx == 0:
             held["first"] = (k, v)
-        return attended(q, *held["first"], mask, scale)
+        k, v = held["first"]
+        return attended(q, k, v, mask, scale)
 
     return attending(how)
 

@@ -18,8 +18,7 @@ def _eps_change(case: Case, eps: float, point: str = "") -> Change:
     """Return the change of epsilon in all norms, or in the one behind a point."""
     name = "lora_norm_eps" if case.view.point.endswith("_a_norm") else "norm_eps"
     told = case.world.hp[name]
-    which = f"the norm before {case.view.point} adds" if point else "the norms add"
-    which = f"{case.view.point} adds" if point and case.view.point.endswith("norm") else which
+    which = f"the norm at {case.view.point} alone adds" if point else "the norms add"
     return Change(
         "norm_eps",
         f"{which} eps {eps:g} where the model says {told:g}",
@@ -58,7 +57,7 @@ def eps(case: Case) -> Iterator[Change]:
         return
     for change in case.rounded(lambda e: _eps_change(case, e), value):
         yield change
-        found = next(number for number in change.values.values())
+        [found] = change.values.values()
         yield _eps_change(case, float(found), behind(case.world, call.at))
 
 
