@@ -16,6 +16,7 @@ from aprfmt.errors import AprfmtError
 
 Array = NDArray[Any]
 Layers = frozenset[int] | None  # None: all
+PATIENCE = 8  # steps after which a number must have halved the distance
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Change:
     are tensor keys, hyperparameters or operations; scoped ones get a layer as prefix. `drop` are
     keys of the trace that, by the hypothesis, were taken at another point or on other rows.
     `general` marks a change that fits any value of its kind (frequencies solved one by one): it is
-    an answer only if no other change fits.
+    an answer only if no other change fits. `earlier`: what it does reads values of earlier layers.
     """
 
     cause: str
@@ -37,6 +38,7 @@ class Change:
     scoped: bool = True
     drop: frozenset[str] = frozenset()
     general: bool = False
+    earlier: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Case:
     """The first point that the reference, on the trace's own input, does not reproduce.
 
     `plain` are the reference's own values by key, `found` the pass that showed the divergence.
+    `fitting`: numbers may be improved until they fit, which takes many passes and fits most things.
     """
 
     world: World
@@ -51,6 +54,7 @@ class Case:
     view: View
     found: Pass
     plain: Mapping[str, Array]
+    fitting: bool = True
 
     # --- what the reference did -------------------------------------------------------------
 
@@ -142,7 +146,8 @@ class Case:
         recorded = self.without([key for change, _ in changes for key in change.drop])
         before = f"L{self.layer - 1}.out"
         entering = recorded.at(before) if self.layer > 0 else None
-        if entering is not None and entering.rows is None:
+        skips = not any(change.earlier for change, _ in changes)
+        if skips and entering is not None and entering.rows is None:
             world = _skipping(world, self.layer)
         instance = world.points.get(key)
         # If its operation is left out, a point equals the point before it.
@@ -177,7 +182,10 @@ class Case:
             return
         best = min(scores, key=lambda value: scores[value])
         assert self.view.residual is not None
-        if refine and best > 0 and scores[best] > self.view.tolerance:
+        if scores[best] <= self.view.tolerance:  # a known number, as exact as it stands
+            yield make(best)
+            return
+        if refine and self.fitting and best > 0:
             at = tried.index(best)
             low = tried[at - 1] if at and tried[at - 1] > 0 else best / 4
             high = tried[at + 1] if at + 1 < len(tried) else best * 4
@@ -189,17 +197,27 @@ class Case:
     def _golden(
         self, make: Callable[[float], Change], low: float, high: float, best: float, score: float
     ) -> tuple[float, float]:
+        """Narrow an interval round the best number; give up where that does not bring it nearer."""
         ratio = (math.sqrt(5) - 1) / 2
+        assert self.view.residual is not None
         a, b = math.log(low), math.log(high)
-        for _ in range(40):
-            c, d = b - ratio * (b - a), a + ratio * (b - a)
-            fc, fd = self.trial(make(math.exp(c))), self.trial(make(math.exp(d)))
+        c, d = b - ratio * (b - a), a + ratio * (b - a)
+        fc, fd = self.trial(make(math.exp(c))), self.trial(make(math.exp(d)))
+        for step in range(40):
             value, found = (math.exp(c), fc) if fc < fd else (math.exp(d), fd)
             if found < score:
                 best, score = value, found
-            a, b = (a, d) if fc < fd else (c, b)
-            if b - a < 1e-7 or (score <= self.view.tolerance and b - a < 1e-4):
+            near = score <= self.view.tolerance and b - a < 1e-4
+            if b - a < 1e-7 or near or (step > PATIENCE and score > 0.5 * self.view.residual):
                 break
+            if fc < fd:
+                b, d, fd = d, c, fc
+                c = b - ratio * (b - a)
+                fc = self.trial(make(math.exp(c)))
+            else:
+                a, c, fc = c, d, fd
+                d = a + ratio * (b - a)
+                fd = self.trial(make(math.exp(d)))
         return best, score
 
     def rounded(self, make: Callable[[float], Change], value: float) -> Iterator[Change]:

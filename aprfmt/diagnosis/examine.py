@@ -15,8 +15,9 @@ from aprfmt.diagnosis.case import Case, Change, Layers
 from aprfmt.diagnosis.elsewhere import taken_elsewhere
 from aprfmt.diagnosis.hypotheses import HYPOTHESES
 from aprfmt.diagnosis.measure import Recorded
+from aprfmt.diagnosis.rejudge import judged_again
 from aprfmt.diagnosis.rounded import ReadAs, arithmetic
-from aprfmt.diagnosis.search import Search, Step, is_wide, spanned
+from aprfmt.diagnosis.search import Purse, Search, Step, is_wide, spanned
 from aprfmt.diagnosis.shadow import Pass, View, plain, shadow
 from aprfmt.diagnosis.world import MOVES, World
 
@@ -24,7 +25,6 @@ Array = NDArray[Any]
 LIMIT = 24  # divergences examined in one trace
 # An answer is preferred to another only if its residual is smaller by this factor.
 CLOSER = 10.0
-ENOUGH = 4  # at most this many working changes of one row are compared
 # Operation -> the cause to suspect for a divergence after it, if no hypothesis fits.
 SUSPECTS: Mapping[str, str] = {
     "linear": "stale_tensor", "router": "stale_tensor", "embed": "stale_tensor",
@@ -57,6 +57,8 @@ class Divergence:
     likely: str = ""
     inside: tuple[str, ...] = ()
     tried: int = 0  # passes with usual mistakes that did not explain it either
+    joined: bool = False  # one of several changes that only together explain it
+    doubtful: bool = False  # a loose fit that leaves the same operations unexplained elsewhere
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,11 @@ def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
         read = ReadAs(recorded.trace, coarser)
         recorded = Recorded(read, recorded.ids, recorded.shapes, recorded.without)
         found = before = shadow(world, recorded)
+    start = (world, recorded)
     known: set[str] = set()  # diverging points without an explanation
     divergences: list[Divergence] = []
     tried: dict[str, int] = {}
+    purse = Purse()
     while True:
         view = next((view for view in found.flagged if view.key not in known), None)
         if view is None or len(divergences) >= limit:
@@ -101,9 +105,11 @@ def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
             answer = Answer(elsewhere, None, 0.0, then, math.inf, world, recorded)
             divergences.append(Divergence(view, answer))
             continue
-        answers = list(_answers(case, known))
-        if is_wide(case) and (not answers or len(spanned(case)) > 1):
-            search = Search(case)
+        # Numbers are improved until they fit only where nothing that has none explains the point.
+        answers = list(_answers(replace(case, fitting=False), known)) or list(_answers(case, known))
+        several = is_wide(case) and len(spanned(case)) > 1
+        if several or all(answer.change.general for answer in answers):
+            search = Search(case, purse)
             together = _searched(case, search, answers, known)
             if together:
                 divergences += together
@@ -123,6 +129,7 @@ def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
         world, recorded = best.world, best.recorded
         values = plain(world)
         found = shadow(world, recorded)
+    divergences = judged_again(divergences, *start, found)
     return Examined(tuple(divergences), before, found, values, view is not None)
 
 
@@ -157,6 +164,13 @@ def _searched(
     needed = search.needed(joined)
     steps = [step for step, _ in needed]
     answer = _reaching(case, steps, joined.residual, known, order, here)
+    for at, step in enumerate(list(steps)):  # others of its cause may agree further
+        for other in search.alike(steps, step) if answer and answer.reach < math.inf else ():
+            tried = [*steps[:at], other, *steps[at + 1 :]]
+            further = _reaching(case, tried, joined.residual, known, order, here)
+            if further is not None and answer is not None and further.reach > answer.reach:
+                answer, steps = further, tried
+                needed[at] = (other, needed[at][1])
     if answer is None:
         return []
     made = []
@@ -165,7 +179,7 @@ def _searched(
         own = replace(answer, change=step.change, layers=layers)
         others = tuple(replace(answer, change=other.change, layers=other.layers)
                        for other in search.instead(steps, step))  # fmt: skip
-        made.append(Divergence(replace(case.view, residual=without), own, others))
+        made.append(Divergence(replace(case.view, residual=without), own, others, joined=True))
     return made
 
 
@@ -271,15 +285,13 @@ def _answers(case: Case, known: set[str]) -> Iterator[Answer]:
     here = order[case.view.key]
     for row in (*HYPOTHESES, *offered("hypotheses")):
         best: Answer | None = None
-        held = 0
         for change in row.propose(case):
             answer = _verified(case, change, known, order, here)
             if answer is None:
                 continue
-            held += 1
             if best is None or _worth(answer) > _worth(best):
                 best = answer
-            if best.reach == math.inf or held == ENOUGH:
+            if best.reach == math.inf:
                 break
         if best is not None:
             yield best

@@ -76,7 +76,7 @@ def _where(divergence: Divergence) -> tuple[str, ...]:
     layers = sorted(answer.layers)
     names = answer.change.where
     if any(split_key(name)[0] is not None for name in names):
-        return names
+        return tuple(name for name in names if split_key(name)[0] in (None, *layers))
     return tuple(f"L{layer}.{name}" for layer in layers for name in names)
 
 
@@ -96,7 +96,7 @@ def _finding(label: str, divergence: Divergence) -> CauseFound:
         CAUSES[change.cause].level if CAUSES[change.cause].level == "capture" else "forward",
         CAUSES[change.cause].verdict,
         _where(divergence),
-        True,
+        not divergence.doubtful,
         view.key,
         view.residual,
         answer.residual,
@@ -202,6 +202,11 @@ def _evidence(label: str, divergence: Divergence) -> Iterable[Evidence]:
     )
     layers = ", ".join(map(str, sorted(answer.layers or ())))
     scope = f" in layer {layers} alone" if layers else ""
+    if divergence.doubtful:
+        yield Evidence(
+            "forward", f"{answer.change.cause} fits {view.key} loosely, and the same operations "
+            "stay unexplained elsewhere", (view.key,),
+        )  # fmt: skip
     yield Evidence(
         "forward",
         f"with this applied{scope} - {answer.change.says} - {view.key} is {answer.residual:.3g} "

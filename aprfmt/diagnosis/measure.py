@@ -107,9 +107,13 @@ MASKED = -3e4
 
 def takes_masks(key: str, trace: TraceLike) -> bool:
     """Say whether a trace's values of a key may be scores with the mask already applied."""
+    return key.rpartition(".")[2] == "scores" and not by_us(trace)
+
+
+def by_us(trace: TraceLike) -> bool:
+    """Say whether one of our own backends made a trace."""
     facts = trace.run.get("backend")
-    ours = isinstance(facts, Mapping) and facts.get("backend") in BACKENDS
-    return key.rpartition(".")[2] == "scores" and not ours
+    return isinstance(facts, Mapping) and facts.get("backend") in BACKENDS
 
 
 class Recorded:
@@ -126,6 +130,7 @@ class Recorded:
         self.ids = tuple(ids)
         self.shapes = dict(shapes)
         self.without = frozenset(without)  # keys to ignore
+        self.foreign = not by_us(trace)
         self._cut: dict[str, Seen | None] = {}
 
     def has(self, key: str) -> bool:
@@ -144,7 +149,9 @@ class Recorded:
         return self._cut[key]
 
     def _read(self, key: str, shape: tuple[int, ...]) -> Seen | None:
-        record = self.trace.find(key)
+        # What a foreign trace says of equal points is the model's own statement about itself.
+        held = not self.foreign or key in self.trace.records
+        record = self.trace.find(key) if held else None
         if record is None:
             return self._part(key, shape)
         values = self.trace.values(key)

@@ -24,11 +24,15 @@ from aprfmt.diagnosis.hypotheses.usual import (
     window_change,
 )
 from aprfmt.diagnosis.hypotheses.usual_blocks import Usual, eps_change
+from aprfmt.diagnosis.hypotheses.usual_steps import single_layers
+from aprfmt.diagnosis.relevant import acts
+from aprfmt.diagnosis.rowwise import AGREES, masks, solved, solvers
 from aprfmt.diagnosis.shadow import View
 from aprfmt.diagnosis.world import MOVES
 
-RUNS = 1200  # passes of a small model
+RUNS = 1200  # passes of a small model at one divergence
 WORK = 4e10  # products of all passes of a large one
+ALL = 1.5  # the passes at all divergences of a trace together, times those at one
 DEEPEST = 4  # changes that are joined
 OTHERS = 300  # passes to look for something else that would explain joined changes as well
 LEAST = 0.02  # digits by which a change must bring the rows nearer to be continued
@@ -60,12 +64,21 @@ class Tried:
 
 
 @dataclass
+class Purse:
+    """The work that is left for all searches of one trace: 1 is that of one divergence."""
+
+    left: float = ALL
+
+
+@dataclass
 class Search:
     """The search at one divergence. `runs` of `allowed` passes are left; `tried` are made."""
 
     case: Case
+    purse: Purse = field(default_factory=Purse)
     runs: int = 0
     allowed: int = 0
+    most: int = 1
     tried: int = 0
     singles: list[Tried] = field(default_factory=list)
 
@@ -75,20 +88,26 @@ class Search:
         held = sum(math.prod(world.weights[key].shape) for key in world.weights)
         share = len(spanned(self.case)) / max(world.n_layers, 1)
         work = max(1.0, held * len(world.ids) * min(share, 1.0))
-        self.runs = self.allowed = int(min(RUNS, max(24, WORK / work)))
+        self.most = int(min(RUNS, max(24, WORK / work)))
+        self.runs = self.allowed = int(self.most * min(1.0, self.purse.left))
 
     # --- one pass ---------------------------------------------------------------------------
 
     def measure(self, steps: tuple[Step, ...]) -> Tried | None:
         """Run the pass with these steps; None if that is not possible, or the budget is spent."""
+        view = self.view(steps)
+        if view is None or view.residual is None or not math.isfinite(view.residual):
+            return None
+        return Tried(steps, view.residual, self.nearness(view))
+
+    def view(self, steps: tuple[Step, ...]) -> View | None:
+        """Return the point's view with these steps."""
         if self.runs <= 0:
             return None
         self.runs -= 1
         self.tried += 1
-        view = self.case.attempt_all([(step.change, step.layers) for step in steps])
-        if view is None or view.residual is None or not math.isfinite(view.residual):
-            return None
-        return Tried(steps, view.residual, self.nearness(view))
+        self.purse.left -= 1 / self.most
+        return self.case.attempt_all([(step.change, step.layers) for step in steps])
 
     def nearness(self, view: View) -> float:
         """Return minus the mean decimal logarithm of the rows' distances."""
@@ -110,6 +129,8 @@ class Search:
         if not found:
             found = [one for one in self._measured(self._in_one_layer()) if self.solves(one)]
         if not found:
+            found = [one for one in self._measured(self._by_rows()) if self.solves(one)]
+        if not found:
             fitted = list(self._measured(self._fitted()))
             self.singles += fitted
             found = [one for one in fitted if self.solves(one)]
@@ -125,7 +146,7 @@ class Search:
         here, world = spanned(self.case), self.case.world
         for usual in self._changes():
             for layers in groups(world, usual):
-                if layers is None or layers & here:
+                if (layers is None or layers & here) and acts(self.case, usual.change, layers):
                     yield Step(usual.change, layers, layers == usual.layers)
 
     def _changes(self) -> list[Usual]:
@@ -136,8 +157,12 @@ class Search:
         return found
 
     def _in_one_layer(self) -> Iterator[Step]:
-        """Yield every change in single layers, if several lie between the points."""
+        """Yield changes of single layers; every change in each layer, if several lie between."""
         here = sorted(spanned(self.case))
+        for usual in single_layers(self.case.world):
+            if usual.layers is not None and usual.layers & {*here}:
+                if acts(self.case, usual.change, usual.layers):
+                    yield Step(usual.change, usual.layers, False)
         if len(here) < 2:
             return
         for usual in self._changes():
@@ -145,6 +170,33 @@ class Search:
                 for layer in here:
                     if usual.layers is None or layer in usual.layers:
                         yield Step(usual.change, frozenset({layer}))
+
+    def _by_rows(self) -> Iterator[Step]:
+        """Yield masks, cached rows and positions that are solved from the rows that differ."""
+        case = self.case
+        ops = {call.op for call in case.view.calls}
+        if len(case.rows) != case.tokens or not ops & {"probs", "mix", "scores", "rope"}:
+            return
+        bound = AGREES * case.view.tolerance
+        rows = case.by_row(case.view)
+        here = sorted(spanned(case))
+        scopes: list[Layers] = [None]
+        if len(here) > 1:
+            scopes += [frozenset({layer}) for layer in here]
+        if "probs" in ops:
+            for change in masks(np.flatnonzero(rows > bound), case.tokens):
+                for layers in scopes:
+                    yield Step(change, layers)
+        for op, solver in solvers(case):
+            for layers in scopes:
+                if op in ops and (layers is None or op != "rope"):
+                    found = solved(solver, self._rows_of, layers, rows, bound)
+                    if found is not None:
+                        yield Step(found, layers)
+
+    def _rows_of(self, change: Change, layers: Layers) -> np.ndarray | None:
+        tried = self.view((Step(change, layers),))
+        return None if tried is None else self.case.by_row(tried)
 
     def _fitted(self) -> Iterator[Step]:
         """Yield changes with numbers that are improved until they fit."""
@@ -236,6 +288,16 @@ class Search:
             assert self.case.view.residual is not None
             found.append((step, self.case.view.residual if without is None else without.residual))
         return found
+
+    def alike(self, steps: Sequence[Step], step: Step) -> list[Step]:
+        """Return other steps of the same cause that remove the difference in the place of one."""
+        rest = tuple(other for other in steps if other is not step)
+        self.runs = max(self.runs, OTHERS // 10)
+        tried = [
+            self.measure((*rest, one.steps[0])) for one in self.singles
+            if one.steps[0].change.cause == step.change.cause and one.steps[0] is not step
+        ]  # fmt: skip
+        return [one.steps[-1] for one in tried if one is not None and self.solves(one)]
 
     def instead(self, steps: Sequence[Step], step: Step) -> list[Step]:
         """Return steps of another cause that, in the place of one, remove the difference too."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.arch.spec import ArchSpec, HyperParams
+from aprfmt.diagnosis.taps import Tap, Tapped
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import POINTS, WHOLE, Instance, instances
 from aprfmt.inference.forward import LogitRows, Span
@@ -54,7 +55,10 @@ class Call:
 
 @dataclass(frozen=True)
 class World:
-    """Everything a pass needs. `original` are the weights before any was replaced."""
+    """Everything a pass needs.
+
+    `original` are the weights before any was replaced, `replaced` the keys of those that were.
+    """
 
     spec: ArchSpec
     hp: HyperParams
@@ -64,6 +68,9 @@ class World:
     overrides: Mapping[str, tuple[Override, ...]] = field(default_factory=dict)
     positions: tuple[int, ...] | None = None
     original: Weights | None = None
+    taps: Mapping[str, tuple[Tap, ...]] = field(default_factory=dict)
+    replaced: tuple[str, ...] = ()
+    _known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def stored(self) -> Weights:
@@ -72,8 +79,13 @@ class World:
 
     @property
     def points(self) -> dict[str, Instance]:
-        """Every point by key, in execution order."""
-        return instances(self.spec.block, self.hp, self.weights)
+        """Every point by key, in execution order; kept for all worlds with these numbers."""
+        about = (id(self.hp), frozenset(self.weights))
+        if about not in self._known:
+            found = instances(self.spec.block, self.hp, self.weights)
+            self._known[about] = (self.hp, found)  # with the numbers held, their id stays theirs
+        points: dict[str, Instance] = self._known[about][1]
+        return points
 
     @property
     def n_layers(self) -> int:
@@ -86,7 +98,10 @@ class World:
 
     def with_weights(self, arrays: Mapping[str, Any]) -> "World":
         """Return the world with weights replaced by arrays, by role key."""
-        return replace(self, weights=self.weights.overlaid(arrays), original=self.stored)
+        return replace(
+            self, weights=self.weights.overlaid(arrays), original=self.stored,
+            replaced=(*self.replaced, *arrays),
+        )  # fmt: skip
 
     def with_op(self, op: str, override: Override, layers: frozenset[int] | None) -> "World":
         """Return the world with one operation wrapped, in these layers or in all."""
@@ -99,6 +114,14 @@ class World:
         return replace(
             self, overrides={**self.overrides, op: (*self.overrides.get(op, ()), scoped)}
         )
+
+    def with_tap(self, point: str, tap: Tap, layers: frozenset[int] | None) -> "World":
+        """Return the world with the values of a point changed, in these layers or in all."""
+
+        def scoped(world: "World", layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+            return x if layers is not None and layer not in layers else tap(world, layer, x, held)
+
+        return replace(self, taps={**self.taps, point: (*self.taps.get(point, ()), scoped)})
 
     def with_positions(self, positions: Sequence[int]) -> "World":
         """Return the world with other positions of the tokens."""
@@ -122,7 +145,7 @@ class World:
                 self.hp,
                 self.weights,
                 self.ids,
-                recorder=recorder,
+                recorder=Tapped(self, recorder, self.taps) if self.taps else recorder,
                 positions=self.positions,
                 logits_rows=rows,
                 **part,

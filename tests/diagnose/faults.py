@@ -678,8 +678,9 @@ CONTROLS: tuple[Fault, ...] = (
 
 # Rows of other files, which make theirs with the functions above.
 from tests.diagnose.faults_engine import ENGINE_FAULTS  # noqa: E402
+from tests.diagnose.faults_modules import MODULE_FAULTS  # noqa: E402
 
-ENGINES = (*ENGINES, *ENGINE_FAULTS)
+ENGINES = (*ENGINES, *ENGINE_FAULTS, *MODULE_FAULTS)
 FILES = (*FILES, *WALK, *MOVED_FAULTS, *PACKED_FAULTS, *FAULTS_TOKENS)
 CONTROLS = (*CONTROLS, *MOVED_CONTROLS, *PACKED_CONTROLS, *CONTROLS_TOKENS)
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in (*ENGINES, *FILES, *CONTROLS)}

@@ -17,13 +17,12 @@ from aprfmt.compare.explain.foreign import Foreign, foreign
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.thresholds import ONE_OPERATION, SMALLEST_BUG
 from aprfmt.diagnosis import diagnose, tensors
-from aprfmt.diagnosis import examine as examining
-from aprfmt.diagnosis import search as searching
 from aprfmt.diagnosis.blank import rounding_hides
 from tests.cli.run import aprfmt as command
 from tests.diagnose import files
 from tests.diagnose.engines import COARSE, broken, place, tiny_folder, trace
 from tests.diagnose.faults import ALL, FAULTS, UP, heads, neurons_moved, number
+from tests.diagnose.silenced import without
 from tests.diagnose.table import answer
 from tests.models import IDS
 
@@ -113,8 +112,7 @@ def test_a_stale_tensor_is_confirmed_by_evidence_only(monkeypatch: pytest.Monkey
 
 def unexplained(monkeypatch: pytest.MonkeyPatch, base: str, **how: Any) -> Any:
     """Diagnose a trace of the ten slots with no hypothesis to try."""
-    monkeypatch.setattr(examining, "HYPOTHESES", ())
-    monkeypatch.setattr(searching, "usual_changes", lambda world: [])
+    without(monkeypatch)
     folder = tiny_folder(base)
     made = trace(folder, f"unexplained-{base}-{'-'.join(how)}", points=COARSE, **how)
     return diagnose(str(folder), str(made))

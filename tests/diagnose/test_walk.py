@@ -11,12 +11,9 @@ import pytest
 
 import aprfmt
 from aprfmt.compare.causes import CAUSES
-from aprfmt.diagnosis import Diagnosis, conclude, diagnose, hypotheses
-from aprfmt.diagnosis import examine as examining
-from aprfmt.diagnosis import search as searching
+from aprfmt.diagnosis import Diagnosis, conclude, diagnose
 from aprfmt.diagnosis.case import short_numbers
 from aprfmt.diagnosis.hypotheses.attention import cap_of
-from aprfmt.diagnosis.hypotheses.usual import usual_changes
 from aprfmt.diagnosis.measure import fit, rel
 from aprfmt.diagnosis.prompt import LONGEST, chosen_ids, hidden_from
 from aprfmt.inference import aprt_facts
@@ -26,6 +23,7 @@ from tests.cli.run import aprfmt as command
 from tests.diagnose import files
 from tests.diagnose.engines import place, tiny_folder, trace
 from tests.diagnose.faults import FAULTS
+from tests.diagnose.silenced import without
 from tests.diagnose.table import answer
 from tests.models import IDS, WINDOW
 
@@ -50,12 +48,7 @@ def wrong_theta() -> Path:
 def test_without_its_row_a_cause_is_not_named(name: str, monkeypatch: Any) -> None:
     """A cause is named only by its row of the table, not by resemblance."""
     fault = FAULTS[name]
-    rows = tuple(row for row in hypotheses.HYPOTHESES if row.cause != fault.causes[0])
-    monkeypatch.setattr(examining, "HYPOTHESES", rows)
-    usual = usual_changes
-    monkeypatch.setattr(searching, "usual_changes", lambda world: [
-        row for row in usual(world) if row.change.cause != fault.causes[0]
-    ])  # fmt: skip
+    without(monkeypatch, fault.causes[0])
     a, b = fault.make()
     found = diagnose(str(a), str(b))
     assert found.verdict == "bug"
@@ -64,16 +57,12 @@ def test_without_its_row_a_cause_is_not_named(name: str, monkeypatch: Any) -> No
 
 def test_a_change_that_only_resembles_is_not_confirmed(monkeypatch: Any) -> None:
     """A hypothesis is an answer only if it makes the difference vanish."""
-    kept = hypotheses.HYPOTHESES
-    monkeypatch.setattr(examining, "HYPOTHESES", ())
-    usual = usual_changes
-    monkeypatch.setattr(searching, "usual_changes", lambda world: [])
     folder = tiny_folder("llama")
-    found = diagnose(str(folder), str(wrong_theta()))
+    with monkeypatch.context() as patched:
+        without(patched)
+        found = diagnose(str(folder), str(wrong_theta()))
     assert (found.verdict, found.confidence, found.cause) == ("bug", "unconfirmed", None)
     assert found.first == "L0.q_rope"
-    monkeypatch.setattr(examining, "HYPOTHESES", kept)
-    monkeypatch.setattr(searching, "usual_changes", usual)
     assert diagnose(str(folder), str(wrong_theta())).confidence == "confirmed"
 
 

@@ -28,6 +28,8 @@ def roles(a: Stated, b: Stated) -> Iterator[Difference]:
         if x == y:
             continue
         lost = x is None or y is None
+        if x is not None and y is not None and _moved(a, b, x, y):
+            continue
         if lost and (role != "eos" or {x, y} & (a.stops | b.stops) <= a.stops & b.stops):
             if not (role == "bos" and (a.begins or b.begins)):
                 continue
@@ -37,6 +39,17 @@ def roles(a: Stated, b: Stated) -> Iterator[Difference]:
             (*place(b, f"role:{role}"), *place(a, f"role:{role}")),
             f"{role} is {shown[0]} in A, {shown[1]} in B", x, y,
         )  # fmt: skip
+
+
+def _moved(a: Stated, b: Stated, x: int, y: int) -> bool:
+    """Say whether a role names one text on both sides, which stands elsewhere among B's tokens.
+
+    Where roles are stated as texts, the text's place is a difference of the tokens, found there.
+    """
+    ours, theirs = a.vocabulary.tokens, b.vocabulary.tokens
+    if a.lists or b.lists or x >= len(ours) or y >= len(theirs) or ours[x] != theirs[y]:
+        return False
+    return ours[y : y + 1] != [ours[x]] and theirs[x : x + 1] != [ours[x]]
 
 
 def _told(side: Stated, i: int | None) -> str:

@@ -50,6 +50,7 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     Hypothesis("quantisation", weights.quantised),
     Hypothesis("stale_tensor", weights.stale),
     Hypothesis("rope_layers", rope.layers),
+    Hypothesis("rope_pairing", rope.backwards),
     Hypothesis("positions", rope.positions),
     Hypothesis("positions", rope.learned),
     Hypothesis("rope_pairing", rope.pairing),

@@ -83,11 +83,14 @@ def scale(case: Case) -> Iterator[Change]:
 
 
 def _cap_change(case: Case, value: float | None) -> Change:
-    told = case.world.hp["attn_softcap"]
+    told, scale = case.world.hp["attn_softcap"], float(case.world.hp["attn_scale"])
+    early = told is not None and value is not None and math.isclose(value, told * scale,
+                                                                    rel_tol=1e-3)  # fmt: skip
     return Change(
         "softcap",
         f"scores are {'not capped' if value is None else f'capped at {value:g}'}; the model "
-        f"{'caps none' if told is None else f'says {told:g}'}",
+        f"{'caps none' if told is None else f'says {told:g}'}"
+        f"{', which is before the scale' * early}",
         ("attn_softcap",),
         lambda world, layers: heads_changed(world, layers, softcap=value),
         {"attn_softcap": value},

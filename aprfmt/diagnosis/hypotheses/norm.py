@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.diagnosis.case import Case, Change, Layers
+from aprfmt.diagnosis.hypotheses.reordered import behind, with_eps
 from aprfmt.diagnosis.measure import rel
 from aprfmt.diagnosis.world import World
 
@@ -13,23 +14,16 @@ OPS = ("rms_norm", "layer_norm")
 EPS = tuple(10.0**-k for k in range(1, 13))
 
 
-def _eps_change(case: Case, eps: float) -> Change:
+def _eps_change(case: Case, eps: float, point: str = "") -> Change:
+    """Return the change of epsilon in all norms, or in the one behind a point."""
     name = "lora_norm_eps" if case.view.point.endswith("_a_norm") else "norm_eps"
     told = case.world.hp[name]
-
-    def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
-        return op(*args, **kwargs | {"eps": eps})
-
-    def make(world: World, layers: Layers) -> World:
-        for op in OPS:
-            world = world.with_op(op, override, layers)
-        return world
-
+    which = f"the norm at {case.view.point} alone adds" if point else "the norms add"
     return Change(
         "norm_eps",
-        f"the norms add eps {eps:g} where the model says {told:g}",
+        f"{which} eps {eps:g} where the model says {told:g}",
         (name,),
-        make,
+        with_eps(eps, point),
         {name: eps},
     )
 
@@ -61,7 +55,10 @@ def eps(case: Case) -> Iterator[Change]:
     if value <= 0:
         yield _eps_change(case, 0.0)
         return
-    yield from case.rounded(lambda e: _eps_change(case, e), value)
+    for change in case.rounded(lambda e: _eps_change(case, e), value):
+        yield change
+        [found] = change.values.values()
+        yield _eps_change(case, float(found), behind(case.world, call.at))
 
 
 def offset(case: Case) -> Iterator[Change]:

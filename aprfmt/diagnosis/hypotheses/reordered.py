@@ -18,13 +18,17 @@ def _both(world: World, override: Any, layers: Layers) -> World:
     return world
 
 
-def with_eps(eps: float) -> Make:
-    """Return a maker: every norm adds this epsilon."""
+def with_eps(eps: float, point: str = "") -> Make:
+    """Return a maker: every norm adds this epsilon; or the one behind a point alone."""
 
-    def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
-        return op(*args, **kwargs | {"eps": eps})
+    def make(world: World, layers: Layers) -> World:
+        def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
+            own = not point or behind(world, at) == point
+            return op(*args, **kwargs | ({"eps": eps} if own else {}))
 
-    return lambda world, layers: _both(world, override, layers)
+        return _both(world, override, layers)
+
+    return make
 
 
 def offset_by(plus: int) -> Make:
@@ -36,21 +40,23 @@ def offset_by(plus: int) -> Make:
     return lambda world, layers: _both(world, override, layers)
 
 
-def passed_by(points: Collection[str]) -> Make:
-    """Return a maker: norms right after these points give their input back.
+def behind(world: World, at: Any) -> str:
+    """Return the point that a norm stands behind: `in` for the one before attention.
 
     The last norm of a pass stands behind the last layer's `out`, which no other norm follows; the
     norm before attention of the first layer stands behind the embedding.
     """
+    if at.point in ("out", "embd", "embd_scaled"):
+        return "out" if at.layer == world.n_layers else "in"
+    return str(at.point)
+
+
+def passed_by(points: Collection[str]) -> Make:
+    """Return a maker: norms right after these points give their input back."""
 
     def make(world: World, layers: Layers) -> World:
-        last = world.n_layers
-
         def override(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-            point = at.point
-            if point in ("out", "embd", "embd_scaled"):
-                point = "out" if at.layer == last else "in"
-            return x if point in points else op(x, *args, **kwargs)
+            return x if behind(world, at) in points else op(x, *args, **kwargs)
 
         return _both(world, override, layers)
 

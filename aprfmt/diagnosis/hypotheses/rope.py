@@ -22,7 +22,7 @@ from aprfmt.diagnosis.hypotheses.turning import (
     unturned,
 )
 from aprfmt.diagnosis.world import World
-from aprfmt.inference.rope import Kind, make
+from aprfmt.inference.rope import Kind, kind_of, make
 
 Array = NDArray[Any]
 # Bases in use, for traces that show no angles.
@@ -50,6 +50,25 @@ def pairing(case: Case) -> Iterator[Change]:
         )
 
 
+def backwards(case: Case) -> Iterator[Change]:
+    """Rotate the other way round: the sine has the other sign."""
+    if case.call("rope") is not None:
+        yield turned_back()
+
+
+def turned_back() -> Change:
+    """Return the change to a sine of the other sign."""
+
+    def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+        cos, sin = table
+        return op(x, (cos, -sin), **kwargs)
+
+    return Change(
+        "rope_pairing", "rope turns backwards: the sine has the other sign", ("rope_style",),
+        lambda world, layers: world.with_op("rope", override, layers), {"sine": -1},
+    )  # fmt: skip
+
+
 def pairing_words(style: str) -> str:
     """Return what a style of rope pairs, in words."""
     return "element i with i + d/2" if style == "half" else "elements 2i with 2i + 1"
@@ -75,50 +94,61 @@ def restyled(style: str, interleave: int) -> Any:
 
 
 def layers(case: Case) -> Iterator[Change]:
-    """Try layers without rotation, with an unwanted one, and with the other kind's rotation."""
-    kind = own_kind(case)
-    still = kind is not None and not case.world.hp["rope_layers"][case.layer]
+    """Try layers without rotation, with an unwanted one, and with the other kind's rotation.
+
+    Each in all layers of this one's kind, then in this one alone.
+    """
+    kind, world, hp = own_kind(case), case.world, case.world.hp
+    still = kind is not None and not hp["rope_layers"][case.layer]
     if kind is None or not (rotates_here(case) or (still and case.call("scores") is not None)):
         return
+    own = None if still else kind_of(hp, case.layer)
+    alike = frozenset(layer for layer in range(world.n_layers) if kind_of(hp, layer) == own)
+    scopes = list(dict.fromkeys([alike, frozenset({case.layer})]))
     if still:
-        rows = list(case.world.hp["rope_layers"])
-        rows[case.layer] = True
-        yield Change(
-            "rope_layers",
-            f"layer {case.layer} rotates; it should not",
-            (f"L{case.layer}.rope_layers",),
-            lambda world, layers: world.with_hyper(rope_layers=tuple(rows)),
-            {"rotates": True},
-            scoped=False,
-        )
+        for scope in scopes:
+            rows = tuple(bool(x) or i in scope for i, x in enumerate(hp["rope_layers"]))
+            yield _in(scope, "{} rotate{}; {} should not", {"rotates": True},
+                      lambda world, _, rows=rows: world.with_hyper(rope_layers=rows))  # fmt: skip
         return
-    for other in kinds(case.world):
+    for other in kinds(world):
         if other != kind:
-            rope = rope_of(case.world, other)
-            yield Change(
-                "rope_layers",
-                f"layer {case.layer} rotates with base {other[0]:g}"
-                f"{' and scaling' if other[1] else ''}, which belongs to the other kind of layer",
-                (f"L{case.layer}.rope_layers",),
-                _here(turned(rope.inv_freq, rope.factor), case.layer),
-                {"rope_theta": other[0], "scaled": other[1]},
-                scoped=False,
+            rope = rope_of(world, other)
+            scaled = " and scaling" if other[1] else ""
+            says = (
+                f"{{}} rotate{{}} with base {other[0]:g}{scaled}, which belongs to the other kind "
+                "of layer"
             )
+            for scope in scopes:
+                yield _in(scope, says, {"rope_theta": other[0], "scaled": other[1]},
+                          _here(turned(rope.inv_freq, rope.factor), scope))  # fmt: skip
     found = rotation(case)
     if found is not None and not found.still:
         return
-    yield Change(
+    for scope in scopes if len(alike) < world.n_layers else scopes[-1:]:
+        yield _in(scope, "{} do{} not rotate; {} should", {"rotates": False},
+                  _here(unturned, scope))  # fmt: skip
+
+
+def _in(
+    scope: frozenset[int], says: str, values: Mapping[str, Any], make_world: Any
+) -> Change:  # fmt: skip
+    """Return a change of the rotation in some layers; `says` has places for them and a verb."""
+    one = len(scope) == 1
+    named = ", ".join(map(str, sorted(scope)))
+    ending = ("es" if "do{}" in says else "s") if one else ""
+    return Change(
         "rope_layers",
-        f"layer {case.layer} does not rotate; it should",
-        (f"L{case.layer}.rope_layers",),
-        _here(unturned, case.layer),
-        {"rotates": False},
+        says.format(f"layer{'' if one else 's'} {named}", ending, "it" if one else "they"),
+        tuple(f"L{layer}.rope_layers" for layer in sorted(scope)),
+        make_world,
+        values,
         scoped=False,
     )
 
 
-def _here(maker: Any, layer: int) -> Any:
-    return lambda world, layers: maker(world, frozenset({layer}))
+def _here(maker: Any, scope: frozenset[int]) -> Any:
+    return lambda world, layers: maker(world, scope)
 
 
 def positions(case: Case) -> Iterator[Change]:
@@ -150,10 +180,7 @@ def positions(case: Case) -> Iterator[Change]:
 def usual_positions(ours: Array) -> list[Array]:
     """Return positions that engines give to tokens by mistake."""
     shifts = (1, 2, 3, 4, 8, len(ours))
-    return [
-        np.zeros_like(ours), *(ours + shift for shift in shifts), np.maximum(ours - 1, 0),
-        ours[::-1].copy(),
-    ]  # fmt: skip
+    return [np.zeros_like(ours), *(ours + shift for shift in shifts), np.maximum(ours - 1, 0)]
 
 
 def positions_change(ours: Array, theirs: Array) -> Change:

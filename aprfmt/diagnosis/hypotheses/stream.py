@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from aprfmt.diagnosis.case import Case, Change, Layers
 from aprfmt.diagnosis.hypotheses.attention import cap_of
 from aprfmt.diagnosis.hypotheses.product import numbers, overlaid
+from aprfmt.diagnosis.hypotheses.steps import side_by_side
 from aprfmt.diagnosis.measure import rel
 from aprfmt.diagnosis.world import Call, World
 
@@ -19,6 +20,8 @@ FACTORS = {
     "ffn_contrib": "residual_scale", "mid": "residual_scale", "out": "residual_scale",
     "logits": "logit_scale", "logits_raw": "logit_scale",
 }  # fmt: skip
+
+EXPERTS = ("router", "experts", "expert_w", "router_margin")  # points inside a mixture
 
 
 def embedding_rows(case: Case) -> Iterator[Change]:
@@ -137,6 +140,13 @@ def residual(case: Case) -> Iterator[Change]:
         for index, call in enumerate(adds):
             if case.array(call.args[1]).ndim < 2:
                 continue  # a bias
+            if call.at.point in EXPERTS:
+                lost = "routed experts are" if keep else "shared expert is"
+                yield Change(
+                    "moe_routing", f"the {lost} left out", ("moe_out",),
+                    kept(call.at.point, keep, _turn(adds, index)), {"left_out": lost},
+                )  # fmt: skip
+                continue
             yield Change(
                 "residual",
                 f"{says} (before {case.view.point})",
@@ -156,6 +166,16 @@ def residual(case: Case) -> Iterator[Change]:
             {"parallel_residual": other},
             scoped=False,
         )
+        if other:
+            yield beside()
+
+
+def beside() -> Change:
+    """Return the change to two norms that read one stream."""
+    return Change(
+        "residual", "attention and MLP read one stream, each by its own norm, and are added "
+        "together", ("residual", "parallel_residual"), side_by_side, {"side_by_side": True},
+    )  # fmt: skip
 
 
 def _turn(adds: Any, index: int) -> int:

@@ -20,11 +20,13 @@ from aprfmt.diagnosis.hypotheses.rope import (
     pairing_words,
     positions_change,
     restyled,
+    turned_back,
     usual_positions,
 )
 from aprfmt.diagnosis.hypotheses.softmax import SUMS, TILES, sums_over
 from aprfmt.diagnosis.hypotheses.turning import length_of, places, turned, unturned
 from aprfmt.diagnosis.hypotheses.usual_blocks import BLOCKS, Usual, hyper, roundings
+from aprfmt.diagnosis.hypotheses.usual_steps import STEPS
 from aprfmt.diagnosis.world import World
 from aprfmt.inference.rope import Kind, kind_of, make
 
@@ -106,6 +108,7 @@ def _pairings(world: World) -> Iterator[Usual]:
             f"{pairing_words(told)}",
             ("rope_style",), restyled(other, 0), {"rope_style": other},
         ))  # fmt: skip
+        yield Usual(turned_back())
 
 
 def _partial(world: World) -> Iterator[Usual]:
@@ -311,6 +314,7 @@ USUAL: tuple[Family, ...] = (
     Family("softmax", _sums),
     Family("positions", _positions),
     Family("cache", _caches),
+    *(Family(name, changes) for name, changes in STEPS.items()),
     Family("rounding", roundings),
 )
 

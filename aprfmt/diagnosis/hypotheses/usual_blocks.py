@@ -17,6 +17,7 @@ from aprfmt.diagnosis.hypotheses.reordered import (
     op_rounded,
     other_kind,
     passed_by,
+    rounded_to,
     table_rounded,
     with_eps,
 )
@@ -138,10 +139,16 @@ def _residuals(world: World) -> Iterator[Usual]:
             ))  # fmt: skip
 
 
+def _short(world: World) -> float:
+    """Return the embedding's factor in bfloat16, as engines in 16 bits have it."""
+    return float(rounded_to(world.hp["embedding_scale"], "bfloat16"))
+
+
 def _factors(world: World) -> Iterator[Usual]:
     width = float(world.hp["hidden_size"])
     for name, values in (
-        ("embedding_scale", (1.0, width**0.5)), ("residual_scale", (1.0,)), ("logit_scale", (1.0,)),
+        ("embedding_scale", (1.0, width**0.5, _short(world))),
+        ("residual_scale", (1.0,)), ("logit_scale", (1.0,)),
     ):  # fmt: skip
         told = float(world.hp[name])
         for value in values:

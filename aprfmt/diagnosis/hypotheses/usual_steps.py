@@ -1,0 +1,234 @@
+"""Usual mistakes of engines in single steps: sums, norms, one side's rope, masks, caches."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from aprfmt.arch.vocabulary import split_key
+from aprfmt.diagnosis.case import Change, Layers
+from aprfmt.diagnosis.hypotheses.reordered import passed_by
+from aprfmt.diagnosis.hypotheses.rules import rule_changes
+from aprfmt.diagnosis.hypotheses.steps import (
+    FUNCTIONS,
+    Sum,
+    by_length,
+    capped_after_mask,
+    eps_outside,
+    function_of,
+    masked_with_zero,
+    normed_sum,
+    other_layers_cache,
+    rotated,
+    scaled_elsewhere,
+    summed,
+    values_rotated,
+    window_in,
+)
+from aprfmt.diagnosis.hypotheses.stream import beside
+from aprfmt.diagnosis.hypotheses.usual_blocks import Usual
+from aprfmt.diagnosis.world import World
+
+SUMS: Mapping[str, Sum] = {
+    "the stream is added to itself instead of what {} computed": lambda a, b: a + a,
+    "what {} computed is added to itself instead of the stream": lambda a, b: b + b,
+    "what {} computed is added twice": lambda a, b: a + 2 * b,
+    "what {} computed is taken away from the stream": lambda a, b: a - b,
+    "the stream is counted twice where what {} computed is added": lambda a, b: 2 * a + b,
+    "the stream is multiplied by what {} computed": lambda a, b: a * b,
+}  # fmt: skip
+HALVES: Mapping[str, str] = {"attn": "attention", "ffn": "the MLP"}
+
+
+def _sums(world: World) -> Iterator[Usual]:
+    for words, how in SUMS.items():
+        for half, name in HALVES.items():
+            yield Usual(Change("residual", words.format(name), ("residual",), summed(half, how),
+                               {"sum": words.format(name)}))  # fmt: skip
+    if world.spec.block.placement == "pre" and not world.hp["parallel_residual"]:
+        yield Usual(beside())
+    if world.spec.block.placement != "pre":
+        for halves in (("attn", "ffn"), ("attn",), ("ffn",)):
+            said = " and ".join(HALVES[half] for half in halves)
+            yield Usual(Change(
+                "residual", f"the norm behind {said} is applied to the sum with the stream",
+                ("residual",), normed_sum(halves), {"norm_of_sum": list(halves)},
+            ))  # fmt: skip
+    scale = float(world.hp["residual_scale"])
+    if scale != 1:
+        for whole, what in ((False, "the stream"), (True, "the sum")):
+            yield Usual(Change(
+                "multiplier", f"residual_scale multiplies {what}, not what a sublayer computed",
+                ("residual_scale",), scaled_elsewhere(scale, whole), {"residual_scale": what},
+            ))  # fmt: skip
+
+
+def _norms(world: World) -> Iterator[Usual]:
+    yield Usual(Change("norm_eps", "the norms add eps to the root, not below it", ("norm_eps",),
+                       eps_outside, {"eps_outside": True}))  # fmt: skip
+    if world.spec.block.norm == "rms":
+        yield Usual(Change("norm_kind", "the norms divide by a row's length, not by the root of "
+                           "its mean square", ("norm",), by_length, {"mean": False}))  # fmt: skip
+    if world.spec.block.attention == "mla":
+        for point, role, what in (("q_a", "attn_q_a_norm", "queries"),
+                                  ("k_pe", "attn_kv_a_norm", "keys and values")):  # fmt: skip
+            yield Usual(Change(
+                "norm_skipped", f"the norm of the latent {what} is left out", (role,),
+                passed_by((point,)), {"after": [point]},
+            ))  # fmt: skip
+    elif world.hp["qk_norm"]:
+        for point, what in (("v", "q"), ("q_norm", "k")):
+            yield Usual(Change("qk_norm", f"{what} is not normalised", ("qk_norm",),
+                               passed_by((point,)), {"qk_norm": what}))  # fmt: skip
+
+
+def _ropes(world: World) -> Iterator[Usual]:
+    if world.spec.block.position != "rope" or not any(world.hp["rope_layers"]):
+        return
+    for says, keys, queries in (
+        ("keys are not rotated", 0, 1), ("queries are not rotated", 1, 0),
+        ("keys are rotated twice", 2, 1), ("queries are rotated twice", 1, 2),
+        ("queries and keys are rotated twice", 2, 2),
+    ):  # fmt: skip
+        yield Usual(Change("rope_layers", says, ("rope_layers",), rotated(keys, queries),
+                           {"keys": keys, "queries": queries}))  # fmt: skip
+    if world.spec.block.attention != "mla":
+        yield Usual(Change("rope_layers", "values are rotated as the keys", ("rope_layers",),
+                           values_rotated, {"values": 1}))  # fmt: skip
+
+
+def _masks(world: World) -> Iterator[Usual]:
+    cap = world.hp["attn_softcap"]
+    if cap is not None:
+        yield Usual(Change(
+            "softcap", f"scores are capped at {float(cap):g} after the mask was added: hidden keys "
+            f"count with -{float(cap):g}", ("attn_softcap", "mask"),
+            capped_after_mask(float(cap)), {"capped": "after the mask"},
+        ))  # fmt: skip
+    yield Usual(Change("mask", "hidden keys count with a score of zero", ("mask",),
+                       masked_with_zero, {"hidden": 0}))  # fmt: skip
+
+
+def _caches(world: World) -> Iterator[Usual]:
+    for back, what in ((1, "the layer before"), (0, "the first layer")):
+        if world.n_layers > 1:
+            yield Usual(Change(
+                "kv_cache", f"attention reads keys and values of {what}", ("kv_cache",),
+                other_layers_cache(back), {"layers_back": back}, earlier=True,
+            ))  # fmt: skip
+
+
+def _activations(world: World) -> Iterator[Usual]:
+    told = str(world.hp["activation"])
+    for name in FUNCTIONS:
+        says = "is left out" if name == "left out" else f"is {name}"
+        yield Usual(Change("activation", f"the activation {says}; the model says {told}",
+                           ("activation",), function_of(name), {"activation": name}))  # fmt: skip
+
+
+def single_layers(world: World) -> Iterator[Usual]:
+    """Yield changes that are met in single layers: another window there, a bias left out."""
+    hp = world.hp
+    told, own = hp["sliding_window"], [bool(x) for x in hp["window_layers"]]
+    for layer in range(world.n_layers if told is not None else 0):
+        here = frozenset({layer})
+        for size in (int(told) + 1, int(told) - 1, len(world.ids)) if own[layer] else (int(told),):
+            reach = "all earlier tokens" if size == len(world.ids) else f"{size} tokens"
+            model = f"{told}" if own[layer] else "all"
+            yield Usual(Change(
+                "sliding_window", f"attention reaches {reach}; the model says {model}",
+                ("sliding_window",), window_in(size), {"sliding_window": size},
+            ), here)  # fmt: skip
+    for key in world.weights:
+        where = split_key(key)[0]
+        if key.endswith(".bias") and where is not None:
+            yield Usual(_without(world, key), frozenset({where}))
+
+
+def _without(world: World, key: str) -> Change:
+    zeros = np.zeros(world.weights[key].shape, np.float32)
+    return Change("missing_bias", f"{key} is not added", (key,), _overlaid({key: zeros}),
+                  scoped=False)  # fmt: skip
+
+
+def _overlaid(arrays: Mapping[str, Any]) -> Callable[[World, Layers], World]:
+    return lambda world, layers: world.with_weights(arrays)
+
+
+# --- products that are stored as one -------------------------------------------------------------
+
+PAIRS = (("ffn_gate", "ffn_up"), ("ffn_gate_exps", "ffn_up_exps"))
+
+
+def _splits(world: World) -> Iterator[Usual]:
+    """Yield gate and up taken from their joined rows in another way."""
+    for first, second in PAIRS:
+        keys = [key for key in world.stored if key.split(".")[-2] in (first, second)]
+        if not keys:
+            continue
+        for says, mix in (
+            ("in halves where they alternate row by row", _alternating_as_halves),
+            ("row by row where they stand in halves", _halves_as_alternating),
+        ):
+            yield Usual(Change(
+                "fused_order", f"{first} and {second} are taken from their joined rows {says}",
+                tuple(keys), _split(first, second, mix), {"rows": says},
+            ))  # fmt: skip
+    keys = [key for key in world.stored if key.split(".")[-2] in PAIRS[1]]
+    if keys:
+        yield Usual(Change("swapped_tensors", "gate and up of the experts are exchanged",
+                           tuple(keys), _split(*PAIRS[1], lambda a, b: (b, a))))  # fmt: skip
+
+
+def _alternating_as_halves(gate: Any, up: Any) -> tuple[Any, Any]:
+    """Join [..., rows, n] alternating, then take the halves."""
+    axis = gate.ndim - 2
+    joined = np.stack([gate, up], axis + 1).reshape(
+        *gate.shape[:axis], 2 * gate.shape[axis], *gate.shape[axis + 1 :]
+    )
+    first, second = np.split(joined, 2, axis)
+    return first, second
+
+
+def _halves_as_alternating(gate: Any, up: Any) -> tuple[Any, Any]:
+    """Join [..., rows, n] one behind the other, then take every second row."""
+    axis = gate.ndim - 2
+    joined = np.concatenate([gate, up], axis)
+    return (np.take(joined, range(0, joined.shape[axis], 2), axis),
+            np.take(joined, range(1, joined.shape[axis], 2), axis))  # fmt: skip
+
+
+def _split(
+    first: str, second: str, mix: Callable[[Any, Any], tuple[Any, Any]]
+) -> Callable[[World, Layers], World]:
+    """Return a maker: weights and biases of two products are taken from their joined rows."""
+
+    def make(world: World, layers: Layers) -> World:
+        arrays: dict[str, Any] = {}
+        for key in world.stored:
+            layer, role = split_key(key)
+            name, part = role.rsplit(".", 1)
+            other = key.replace(f"{first}.", f"{second}.")
+            inside = layers is None or layer in layers
+            if name != first or not inside or other not in world.stored:
+                continue
+            pair = [np.asarray(world.stored[k].numpy()) for k in (key, other)]
+            flat = part == "bias"
+            mixed = mix(*(x[..., None] if flat else x for x in pair))
+            arrays[key], arrays[other] = (x[..., 0] if flat else x for x in mixed)
+        return world.with_weights(arrays)
+
+    return make
+
+
+def _rules(world: World) -> Iterator[Usual]:
+    if any(world.hp["moe_layers"]):
+        for change in rule_changes(world):
+            yield Usual(change)
+
+
+STEPS: Mapping[str, Callable[[World], Iterator[Usual]]] = {
+    "sums": _sums, "norms' formulas": _norms, "one side's rope": _ropes, "masked scores": _masks,
+    "caches of layers": _caches, "other activations": _activations, "rules of experts": _rules,
+    "joined products": _splits,
+}  # fmt: skip

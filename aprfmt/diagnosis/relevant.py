@@ -1,0 +1,45 @@
+"""Whether a change can act on a point at all: told without a pass, from what it replaces."""
+
+from aprfmt.diagnosis.case import Case, Change, Layers
+from aprfmt.diagnosis.world import MOVES, World
+from aprfmt.errors import AprfmtError
+
+ROUTED = ("experts", "expert_w", "router_margin")
+
+
+def acts(case: Case, change: Change, layers: Layers) -> bool:
+    """Say whether a change replaces something that the operations before the point use.
+
+    Changes of hyperparameters may act on anything.
+    """
+    before = case.world
+    try:
+        after = change.make(before, layers)
+    except (AprfmtError, ValueError, KeyError):
+        return False
+    if after.hp is not before.hp:
+        return True
+    ops = {call.op for call in case.view.calls if call.op not in MOVES}
+    if any(len(after.overrides[op]) > len(before.overrides.get(op, ())) for op in ops & {
+        *after.overrides
+    }):  # fmt: skip
+        return True
+    if after.positions != before.positions:
+        return bool(ops & {"rope", "embed"})
+    if after.taps != before.taps and ("add_weighted" in ops or case.view.point in ROUTED):
+        return True
+    return _reads(case, after)
+
+
+def _reads(case: Case, after: World) -> bool:
+    """Say whether an operation before the point reads a weight that was replaced."""
+    replaced = after.replaced[len(case.world.replaced) :]
+    read, vectors = set(), []
+    for call in case.view.calls:
+        for arg in (*call.args, *call.kwargs.values()):
+            key = getattr(arg, "key", None)
+            if isinstance(key, str):
+                read.add(key.partition("[")[0])
+            elif getattr(arg, "ndim", 0) == 1:
+                vectors.append(arg.shape)
+    return any(key in read or after.weights[key].shape[-1:] in vectors for key in replaced)

@@ -1,0 +1,154 @@
+"""Solves which row attention read for each token, and each token's position, row by row.
+
+Attention is causal: the row of token t depends on tokens up to t alone. So the first row that
+differs says what is wrong with its own key, value or position; with that put right the next row
+that differs says the same of its token, and so on. It works from outputs of layers and logits too.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.diagnosis.case import Case, Change, Layers
+from aprfmt.diagnosis.hypotheses.attention import masked
+from aprfmt.diagnosis.hypotheses.cache import cache_change
+from aprfmt.diagnosis.hypotheses.rope import positions_change
+from aprfmt.diagnosis.hypotheses.turning import places
+
+Array = NDArray[Any]
+ZERO = -1  # a row that was never written
+NEAR = 12  # earlier rows that are tried for a token
+FAR = 40  # steps by which positions are tried to jump
+WIDEST = 64  # tokens at the start that may all see each other
+AGREES = 2.0  # times the tolerance of a point, for one of its rows
+
+# Returns the residual of every row of the point under a change; None if it cannot be run.
+Measure = Callable[[Change, Layers], Array | None]
+Make = Callable[[Array], Change]
+Tries = Callable[[int, int], Iterator[int]]  # of a token, and the step of the one before it
+
+
+@dataclass(frozen=True)
+class Solver:
+    """What is solved for each token: `make` builds the change, `tries` yields a token's values.
+
+    `own` are the right ones, `highest` is the largest there is (None: no bound).
+    """
+
+    own: Array
+    make: Make
+    highest: int | None
+    tries: Tries
+
+
+def solvers(case: Case) -> Iterator[tuple[str, Solver]]:
+    """Yield what can be solved at a divergence, with the operation that must lie before it."""
+    n = case.tokens
+    own = np.arange(n)
+    for name, keys, values in (("mix", True, True), ("scores", True, False), ("mix", False, True)):
+        yield name, Solver(own, _cached(keys, values), n - 1, _rows(n))
+    where = places(case.world)
+    yield "rope", Solver(where, lambda at: positions_change(where, at), None, _steps(where))
+
+
+def _cached(keys: bool, values: bool) -> Make:
+    return lambda rows: cache_change(rows if keys else None, rows if values else None)
+
+
+def _rows(n: int) -> Tries:
+    """Return the rows to try for a token: as for the last one, none, earlier ones, the next."""
+
+    def tries(token: int, shift: int) -> Iterator[int]:
+        found = [ZERO, token - 1, token + 1, *range(token - 2, max(-1, token - NEAR), -1), 0, n - 1]
+        found = [token + shift, *found] if shift else found
+        yield from (row for row in dict.fromkeys(found) if ZERO <= row < n and row != token)
+
+    return tries
+
+
+def _steps(where: Array) -> Tries:
+    def tries(token: int, shift: int) -> Iterator[int]:
+        own = int(where[token])
+        found = [own + shift] if shift else []
+        found += [0, own - 1]
+        for step in range(1, max(FAR, len(where)) + 1):
+            found += [own + step, own - step]
+        yield from (p for p in dict.fromkeys(found) if p >= 0 and p != own)
+
+    return tries
+
+
+def solved(
+    solver: Solver, measure: Measure, layers: Layers, rows: Array, bound: float
+) -> Change | None:
+    """Return the change that makes every row agree, token by token; None if a token has none.
+
+    `rows` are the residuals without a change, `bound` is that of a row that agrees.
+    """
+    values, shift, change = solver.own, 0, None
+    for _ in range(len(values)):
+        late = np.flatnonzero(rows > bound)
+        if not len(late):
+            return change
+        token = int(late[0])
+        for tried, step, reach in _candidates(solver, values, token, shift):
+            seen = measure(solver.make(tried), layers)
+            if seen is not None and not (seen[: token + reach] > bound).any():
+                values, rows, shift, change = tried, seen, step, solver.make(tried)
+                break
+        else:
+            return None
+    return None
+
+
+def _candidates(
+    solver: Solver, values: Array, token: int, shift: int
+) -> Iterator[tuple[Array, int, int]]:
+    """Yield values to try, the step that they go on with, and how many rows have to agree.
+
+    A step goes on to the last token, or is that of one token alone.
+    """
+    own = solver.own
+    for value in solver.tries(token, shift):
+        step = 0 if value == ZERO else value - int(own[token])
+        if step:
+            moved = values.copy()
+            moved[token:] = np.clip(own[token:] + step, 0, solver.highest)
+            yield moved, step, 2
+        alone = values.copy()
+        alone[token] = value
+        yield alone, step, 1
+
+
+# --- masks ---------------------------------------------------------------------------------------
+
+
+def masks(late: Array, n: int) -> Iterator[Change]:
+    """Yield masks that explain which rows differ: `late` are their numbers, `n` all tokens."""
+    if not len(late):
+        return
+    causal = np.tril(np.ones((n, n), np.bool_))
+    first, last = int(late[0]), int(late[-1])
+    at = np.arange(n)
+    alone = last < n - 1 and len(late) == last + 1  # behind one layer later rows agree
+    for size in (last + 2,) if alone else range(2, min(n, WIDEST)) if not first else ():
+        seen = causal | ((at[:, None] < size) & (at[None] < size))
+        yield _mask(f"the first {size} tokens all see each other", seen)
+    if first > 1:
+        cut = causal & ((at[:, None] < first) | (at[None] >= first))
+        yield _mask(f"tokens from {first} on do not see those before", cut)
+        yield _mask(f"attention reaches back within chunks of {first} tokens only",
+                    causal & (at[:, None] // first == at[None] // first))  # fmt: skip
+    for hidden in range(1, min(first + 1, 9)):
+        seen = causal & (at[None] >= hidden)
+        seen |= np.eye(n, dtype=np.bool_)
+        what = "token is" if hidden == 1 else f"{hidden} tokens are"
+        yield _mask(f"the first {what} hidden from later ones", seen)
+
+
+def _mask(says: str, seen: Array) -> Change:
+    return Change("mask", f"attention's mask is another one: {says}", ("mask",), masked(seen),
+                  {"mask": says})  # fmt: skip

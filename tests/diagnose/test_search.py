@@ -1,0 +1,100 @@
+"""How usual mistakes are tried: never without a bound, and never confirmed by a loose fit."""
+
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.diagnosis import diagnose
+from aprfmt.diagnosis import search as searching
+from aprfmt.diagnosis.case import Case, Change
+from aprfmt.diagnosis.examine import examine
+from aprfmt.diagnosis.measure import Recorded
+from aprfmt.diagnosis.mixing import world_of
+from aprfmt.diagnosis.rowwise import masks
+from aprfmt.inference.engines.opening import open_trace
+from aprfmt.model import open_model
+from tests.diagnose import dumps
+from tests.diagnose import wrong_modules as wrong
+from tests.diagnose.engines import COARSE, tiny_folder, trace
+from tests.diagnose.faults import FAULTS
+from tests.diagnose.silenced import without
+from tests.models import IDS
+
+STRANGE = ["hf-eps-outside", "hf-added-to-itself", "hf-rope-backwards", "hf-softmax-twice",
+           "hf-one-norm-eps", "hf-quick-gelu"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_without_its_rows_no_other_cause_is_confirmed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = FAULTS[name]
+    a, b = fault.make()
+    without(monkeypatch, fault.causes[0])
+    found = diagnose(str(a), str(b))
+    assert found.verdict == "bug"
+    assert not [row.cause for row in found.findings if row.confirmed], found.sentence
+
+
+def strange() -> Any:
+    """A trace whose every layer has noise at four points, which nothing explains."""
+
+    def make() -> Any:
+        random = np.random.default_rng(5)
+
+        def alter(point: str, layer: int, x: Any) -> Any:
+            if point not in ("attn_out", "ffn_out", "q", "ffn_mul"):
+                return x
+            return x + random.standard_normal(x.shape).astype(x.dtype)
+
+        return alter
+
+    return trace(tiny_folder("llama"), "search-noise", points=COARSE, alter=make)
+
+
+def test_all_searches_of_a_trace_share_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[int] = []
+    beneath = Case.attempt_all
+
+    def counted(case: Case, changes: Any) -> Any:
+        passes.append(len(changes))
+        return beneath(case, changes)
+
+    monkeypatch.setattr(searching, "RUNS", 4)
+    with open_model(tiny_folder("llama")) as model, open_trace(strange()) as made:
+        world = world_of(model, IDS, "float32", None)
+        without(monkeypatch, "none")  # every row stays
+        monkeypatch.setattr("aprfmt.diagnosis.examine.HYPOTHESES", ())
+        monkeypatch.setattr(Case, "attempt_all", counted)
+        found = examine(world, Recorded(made, IDS, {}))
+        world.weights.close()
+    assert len(found.divergences) >= 4
+    assert 0 < len(passes) <= 4 * searching.ALL + 1
+
+
+def without_biases(model: Any, stack: ExitStack) -> None:
+    """No bias of q, k and v is added."""
+    for name, parameter in model.named_parameters():
+        if name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias")):
+            parameter.data.zero_()
+
+
+def test_what_later_answers_disprove_is_dropped() -> None:
+    """With the mask put right, attention agrees with q, k and v as recorded: without a bias."""
+    broken = wrong.both(without_biases, wrong.seen(lambda i, j: j + 0 * i >= 0))
+    a, b = dumps.dump("qwen2", "no-biases-no-mask", {}, broken, dumps.everything, dumps.as_npz)
+    found = diagnose(str(a), str(b))
+    assert {row.cause for row in found.findings} == {"missing_bias", "mask"}
+    assert not any(row.also for row in found.findings), found.sentence
+
+
+def test_masks_are_read_from_the_rows_that_differ() -> None:
+    says = [change.says for change in masks(np.array([9, 10, 11, 12]), 13)]
+    assert any("tokens from 9 on" in text for text in says)
+    assert any("chunks of 9" in text for text in says)
+    first = [change.says for change in masks(np.arange(6), 13)]
+    assert any("the first 7 tokens all see each other" in text for text in first)
+    assert not list(masks(np.array([], np.int64), 13))
+    assert all(isinstance(change, Change) for change in masks(np.array([3]), 13))
