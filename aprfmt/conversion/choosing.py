@@ -177,6 +177,7 @@ def _packed(
 def _is_vector(output: Output) -> bool:
     """Say whether ggml's readers expect this tensor as F32: 1-D, norms, routers, positions."""
     from aprfmt.arch.spec import F32_ROLES
+    from aprfmt.arch.vocabulary import split_key
 
-    name = output.role.partition(".")[2] if output.role.startswith("L") else output.role
+    name = split_key(output.role)[1]
     return len(output.info.shape) <= 1 or name.rpartition(".")[0].endswith(F32_ROLES)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from aprfmt.tensors.view import View
 
 SCHEMA = "aprfmt.hash-manifest/1"
-WINDOW = 8 << 20  # bytes read at a time
 MAX_MANIFEST = 256 << 20  # half a million tensors, 400 bytes each
 _OUTSIDE = "bytes outside the tensors differ (header, metadata, tokenizer or padding)"
 
@@ -118,7 +117,7 @@ def _outside(path: Path, parsed: Any) -> str:
         packed = getattr(parsed, "expanded", False)  # tensors of a compressed file lie nowhere
         infos = [] if packed else sorted(parsed.infos.values(), key=lambda info: info.offset)
         tensors = [(info.offset, info.offset + info.nbytes) for info in infos]
-        for _, piece in between(file, file.view, [*tensors, (file.size, file.size)]):
+        for _, piece in between(file, [*tensors, (file.size, file.size)]):
             yield piece
 
     with closing(MappedFile(path)) as file:
@@ -126,18 +125,14 @@ def _outside(path: Path, parsed: Any) -> str:
 
 
 def between(
-    file: "MappedFile", view: memoryview, parts: Iterable[tuple[int, int]]
+    file: "MappedFile", parts: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[int, memoryview]]:
-    """Yield (offset, bytes) of what stands before and between parts (first, end), in windows.
-
-    `view` is the file's own, or of what it expands to. Pages behind are dropped.
-    """
+    """Yield (offset, bytes) of what stands before and between parts (first, end), in windows."""
     at = 0
     for start, stop in parts:
-        for first in range(at, min(start, len(view)), WINDOW):
-            last = min(first + WINDOW, start, len(view))
-            yield first, view[first:last]
-            file.drop(first, last)
+        for piece in file.windows(at, start):
+            yield at, piece
+            at += len(piece)
         at = max(at, stop)
 
 

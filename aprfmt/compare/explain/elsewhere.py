@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.diffs import EQUAL
 from aprfmt.compare.explain.case import Case, row_distances
 from aprfmt.compare.explain.foreign import foreign
@@ -18,12 +19,6 @@ if TYPE_CHECKING:
 KEPT_ROWS = 0.5  # share of equal rows from which a tensor is a damaged copy of the right one
 SHOWN = 3  # other tensors named
 TIED = ("output.weight", "token_embd.weight")  # a tied head equals the embedding
-
-
-def split_role(key: str) -> tuple[int | None, str]:
-    """Return the layer and the role of a key; (None, key) if it has no layer."""
-    head, _, rest = key.partition(".")
-    return (int(head[1:]), rest) if head[:1] == "L" and head[1:].isdigit() else (None, key)
 
 
 def other_tensor(case: Case) -> Iterator[Guess]:
@@ -56,8 +51,8 @@ def _moves_nothing(case: Case, label: str, mine: Reader, key: str) -> bool:
 
 def _renamed(case: Case, label: str, mine: Reader, key: str, other: Reader) -> Guess:
     """Return the guess that `label`'s tensor of this role is the other file's tensor `key`."""
-    layer, role = split_role(case.key)
-    layer_there, role_there = split_role(key)
+    layer, role = split_key(case.key)
+    layer_there, role_there = split_key(key)
     told, there = ("B", "A") if label == "B" else ("A", "B")
     back = "a" if label == "A" else "b"
     returned = case.context.reader(back, key)

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import TensorDiff
 from aprfmt.compare.explain import permutation
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.context import Context
-from aprfmt.compare.explain.elsewhere import split_role
 from aprfmt.compare.explain.guesses import Explanation
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.errors import AprfmtError
@@ -100,7 +100,7 @@ def with_symmetries(
         (layer, role)
         for row in made
         if row.explanation is not None and row.explanation.cause in _ALONE
-        for layer, role in [split_role(row.key)]
+        for layer, role in [split_key(row.key)]
         if layer is not None
     }
     for symmetry in SYMMETRIES:
