@@ -7,6 +7,7 @@ from aprfmt.compare.thresholds import tolerance
 from aprfmt.compare.traced import TraceLike
 from aprfmt.diagnosis.direct import keys_of
 from aprfmt.diagnosis.found import Evidence
+from aprfmt.diagnosis.nextstep import mapping
 from aprfmt.tensors.stats import compute
 
 SLACK = 5.0  # of the tolerance of whole runs; statistics are printed with few digits
@@ -35,8 +36,8 @@ def observations(a: TraceLike, b: TraceLike, model: str) -> Iterator[Evidence]:
     first = apart[0] if apart else "logits"
     yield Evidence(
         "forward",
-        f"next: dump the values at {first} and around it (.npy, one array a file), then aprfmt "
-        f"trace {model} --map DUMPS --ids IDS -o trace.safetensors, and diagnose that trace",
+        f"next: dump the values at {first} and around it (.npy, one array a file), then "
+        f"{mapping(model, 'IDS', 'trace.safetensors')}, and diagnose that trace",
         (first,),
     )  # fmt: skip
 
