@@ -8,7 +8,7 @@ only if one order makes every tensor of the group equal.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.align import TensorPair
@@ -134,7 +134,7 @@ def _of_layer(
             return {}
         cases[role] = Case(start + role, Reader(a), Reader(b), context)
     counts = _counts(context, symmetry, cases)
-    orders: dict[str, Any] = {}
+    orders: dict[str, Array] = {}
     for unit in symmetry.rows:
         order = None if not counts.get(unit) else _order(unit, counts[unit], members, cases)
         if order is None:
@@ -214,7 +214,7 @@ def _shared(case: Case, context: Context) -> bool:
     return case.role.endswith("_norm.weight") and case.a.size == context.hyper[0]["head_dim"]
 
 
-def _fit_together(orders: Mapping[str, Any]) -> bool:
+def _fit_together(orders: "Mapping[str, Array]") -> bool:
     """Say whether something moved, and every query head still has its key head."""
     import numpy as np
 
