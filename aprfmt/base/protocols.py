@@ -69,7 +69,7 @@ class LazyTensor(Protocol):
 
     @property
     def packed(self) -> Callable[[], Any] | None:
-        """What gives it as a codecs.lattice.PackedWeight, where a dialect stores it so."""
+        """Makes its codecs.lattice.PackedWeight, where a dialect stores it packed; else None."""
         return None
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:

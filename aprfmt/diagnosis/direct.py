@@ -266,7 +266,7 @@ def by_signature(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> Caus
     )  # fmt: skip
 
 
-FAR = 1e-3  # what follows from a difference is nearer than this share of it: it did not follow
+FAR = 1e-3  # points nearer than this share of a difference were not computed from it
 
 
 def _what_follows(pair: PointDiff, pairs: Sequence[PointDiff]) -> str:

@@ -55,7 +55,7 @@ def again(asked: Asked, finding: CauseFound) -> str:
 
 
 def settings(asked: Asked, finding: CauseFound) -> str:
-    """Set A's values in a copy of B, where its keys hold them as they are; else write B anew."""
+    """Set A's values in a copy of B, where single keys hold them; else write B anew."""
     a, b = asked.a.model, asked.b.model
     if a is None or b is None or asked.b.kind == "trace":
         return closer(asked, finding)

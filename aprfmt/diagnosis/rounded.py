@@ -1,4 +1,4 @@
-"""The arithmetic that the products of a run betray, where its values are recorded in a finer type.
+"""The arithmetic of a run, told by the errors of its products; values may be recorded finer.
 
 An engine may multiply in TF32 or 16 bits and record float32. Then every product is off by about as
 much, on the run's own input; a wrong weight is off alone, a wrong operation is no product.
@@ -18,7 +18,7 @@ from aprfmt.diagnosis.world import MOVES
 
 
 def arithmetic(found: Pass) -> str:
-    """Return the dtype of the arithmetic that all products of a pass betray, "" for none.
+    """Return the dtype of the arithmetic that the errors of all products tell, "" for none.
 
     Only points count whose operations are one product and perhaps its bias. Where weights are
     quantized, values that were never quantized make such errors too: nothing is then said.

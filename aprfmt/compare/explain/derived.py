@@ -224,7 +224,7 @@ def _merged(
 
 
 def _run_of_layers(targets: Iterable[str], keys: set[str]) -> bool:
-    """Say whether the merge took all targets of the first, or of the last, layers: as shards go."""
+    """Say whether the merge took all targets of the first or the last layers, as one shard has."""
     layers: dict[int, set[str]] = {}
     for key in targets:
         layer, _ = split_key(key)

@@ -40,7 +40,7 @@ def other_tensor(case: Case) -> Iterator[Guess]:
 
 
 def _moves_nothing(case: Case, label: str, mine: Reader, key: str) -> bool:
-    """Say whether this side has the same values under both names: an exchange changes neither.
+    """Say whether this side has equal values under both names, so that exchanging changes nothing.
 
     A head that is a copy of the embedding is a cause of its own.
     """
@@ -125,7 +125,7 @@ def renamed(key: str, label: str, context: "Context") -> Explanation | None:
 
 
 def zeroed_bias(case: Case) -> Iterator[Guess]:
-    """Guess that a bias is zero on one side: what adds it adds nothing."""
+    """Guess that a bias is all zeros on one side, so that adding it does nothing."""
     import numpy as np
 
     if not case.role.endswith(".bias") or case.numbers is not None:

@@ -33,7 +33,7 @@ READERS: Mapping[str, tuple[str, ...]] = {
 # (rows, what reads them): linear in between, where the MLP is gated
 LINEAR = (("attn_v", "attn_output"), ("ffn_up", "ffn_down"), ("ffn_up_exps", "ffn_down_exps"),
           ("ffn_up_shexp", "ffn_down_shexp"))  # fmt: skip
-# Explanations of single tensors that a fold is better than.
+# Explanations of a single tensor that give way to a fold.
 ALONE = ("scale", "stale_tensor", "function_of", "norm_offset", "bit_rot", "quantisation")
 LEAST = 1e-6  # relative distance that float32 arithmetic makes
 STRAY = 4.0  # a column so many roundings away was not undone

@@ -44,7 +44,7 @@ FAMILIES = (
     Family((("ffn_gate", "gate"), ("ffn_up", "up"))),
     Family((("ffn_gate_exps", "gate"), ("ffn_up_exps", "up"))),
 )
-# Explanations of single tensors that an order of all rows is better than.
+# Explanations of a single tensor that give way to an order of all rows.
 WEAK = ("row_offset", "stale_tensor", "byte_offset", "bit_rot", "head_order", "wrong_rows")
 
 

@@ -156,7 +156,7 @@ def _rows(reader: Reader) -> "Array | None":
 def _betrayed(
     case: Case, x: "Array", y: "Array", source: Reader, reader: Reader
 ) -> lattices.Found | None:
-    """Return the scheme that a side's values betray and the other's do not."""
+    """Return the scheme that one side was packed in, by its values, and the other was not."""
     seen = case.context.schemes
     known = tuple(seen.found)
     row = encoding_row(reader.encoding.split("+")[0])

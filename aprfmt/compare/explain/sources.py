@@ -1,4 +1,4 @@
-"""Where else do these rows stand: rows of several tensors in one row, and the row each one equals.
+"""Where rows come from: the rows of several tensors as one list, and which of them each equals.
 
 Equal values are found by a hash of their bits, at the cost of reading them; rows that were rounded
 or quantized on the way by the nearest of some thousand rows. Rows that say nothing (all zeros) have

@@ -37,7 +37,7 @@ def offset_by(plus: int) -> Make:
 
 
 def passed_by(points: Collection[str]) -> Make:
-    """Return a maker: norms right after these points give their input back.
+    """Return a maker: the norms right after these points are left out.
 
     The last norm of a pass stands behind the last layer's `out`, which no other norm follows; the
     norm before attention of the first layer stands behind the embedding.
@@ -153,7 +153,7 @@ def table_rounded(dtype: str) -> Make:
 
 
 def of_normed(halves: Collection[str]) -> Make:
-    """Return a maker: the stream that a sublayer is added to is the norm's result.
+    """Return a maker: a sublayer is added to the norm's result in place of the stream.
 
     `halves` are `attn` and `ffn`: behind which sublayers. A norm right before a sublayer is the
     one that follows `in` (or what enters a layer) and `mid`.
