@@ -9,6 +9,7 @@ import click
 
 from aprfmt.cli import eval_batch, eval_other, eval_show, options, render, running
 from aprfmt.cli.eval_windows import read_samples, window_tokens, windows_to_json
+from aprfmt.compare.thresholds import REPORTED
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Asked:
 @click.option("--reported", callback=eval_batch.parse_reported, metavar="LOSS",
               help="The loss that was reported of --batch, as it was printed, or nan: name the "
               "mistake that gives it.")  # fmt: skip
-@click.option("--within", type=click.FloatRange(0, 0.5), default=2e-3, show_default=True,
+@click.option("--within", type=click.FloatRange(0, 0.5), default=REPORTED, show_default=True,
               help="How far --reported may lie from the loss, as a part of it.")  # fmt: skip
 @click.option(
     "--against",
