@@ -34,7 +34,7 @@ def show(report: "DiffReport", top: int, code: int) -> None:
         render.line("worst tensors", style="head")
     for tensor in shown:
         _tensor(tensor)
-    for tensor in report.tensors:  # equal, and no numbers all the same
+    for tensor in report.tensors:  # equal sides that both hold NaN or infinities
         if tensor not in shown and tensor.stats is not None and tensor.stats.nonfinite is not None:
             said = f"  {tensor.verdict}  {tensor.key}: {tensor.stats.nonfinite.says()}"
             render.line(render.escape(said), style="warn")

@@ -170,7 +170,7 @@ class Tracer:
                     self.aliases[key] = instance.key
         if not cached:
             self._alias_cache(known)
-        # Where statistics wait until the pass is over; values that are kept come over anyhow.
+        # Where statistics wait until the pass is over; values that are kept are copied before that.
         self._pending = backend.pending() if keep is None and not hashes else None
         self._stepped = {layer for point, layer in self._wanted if POINTS[point].inner}
 

@@ -48,6 +48,11 @@ class LazyTensor(Protocol):
         ...
 
     @property
+    def path(self) -> Path | None:
+        """The file that holds its bytes, where one does."""
+        return None
+
+    @property
     def parts(self) -> Mapping[str, "LazyTensor"]:
         """Companion tensors by suffix, "" being the main part; empty for most."""
         return {}

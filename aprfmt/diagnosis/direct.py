@@ -167,7 +167,7 @@ def neighbour(key: str, a: TraceLike, b: TraceLike, bound: float) -> str:
         return ""
     theirs = np.asarray(theirs)
     if not np.isfinite(theirs).all():
-        return ""  # what is no number is like any other that is none
+        return ""  # NaN and infinities would equal any others
     for name, value in _around(key, a):
         if value.size == theirs.size and rel(value, theirs) <= bound:
             return name

@@ -39,7 +39,7 @@ TRACES: Mapping[str, tuple[Callable[[Path], bool], Opener]] = {
 
 
 def trace_kind(path: Path) -> str | None:
-    """Return the kind of saved trace a path is, None for what is none (a model, say)."""
+    """Return the kind of saved trace a path is, None for anything else (a model, say)."""
     return next((kind for kind, (fits, _) in TRACES.items() if fits(path)), None)
 
 

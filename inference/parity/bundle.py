@@ -182,7 +182,7 @@ def _plain(value: Any) -> Any:
 
 
 def load_bundle(path: Path) -> Bundle:
-    """Read a reproduction; FormatError for a file that is none, or does not fit together."""
+    """Read a reproduction; FormatError for a file that is not one, or does not fit together."""
     from aprfmt.formats import open_source
 
     with open_source(path) as source:

@@ -250,8 +250,7 @@ def _shards(
     for key in keys:
         side = pairs[key].a if label == "a" else pairs[key].b
         stored = () if side is None else side.stored
-        paths = [getattr(tensor, "path", None) for tensor in stored]
-        found[key] = {path.name for path in paths if path is not None}
+        found[key] = {tensor.path.name for tensor in stored if tensor.path is not None}
     return found
 
 

@@ -1,7 +1,7 @@
 """Copies in a packed encoding: whether they are right, and what is wrong with those that are not.
 
 A side is a copy of the other if its values lie on a lattice: its dialect says which
-(`codecs.lattice`), or the values betray it (`lattices`), be they of a GGUF block or decoded again.
+(`codecs.lattice`), or the values show it (`lattices`), be they of a GGUF block or decoded again.
 Errors are then judged in the copy's own steps (`compare.bounds`). For a wrong copy every fault is
 made good in turn; the one after which the errors are usual is the cause.
 """
