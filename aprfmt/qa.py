@@ -92,7 +92,7 @@ _INPUTS = {"also": "device-parity", "against": "format-parity", "baseline": BASE
 def _asked(request: "Request", only: Collection[str], skip: Collection[str]) -> set[str]:
     """Return the gates the user named, or gave the input of: they may not go missing silently.
 
-    Raises UsageError where one of them is left out all the same.
+    Raises UsageError where one of them is left out nevertheless.
     """
     asked = set(only)
     if request.golden and not only:  # beside --only its texts serve whichever gates were named

@@ -9,6 +9,7 @@ from aprfmt.cli import options, render
 from aprfmt.cli.damage import told
 
 if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
     from aprfmt.model import Model
 
 
@@ -60,7 +61,7 @@ def command(
     return render.emit("cat", code, body, as_json)
 
 
-def read(opened: "Model", name: str) -> tuple[str, Any]:
+def read(opened: "Model", name: str) -> "tuple[str, Array]":
     """Return (spelling, values) of one tensor: a stored name, a role, or an unambiguous pattern."""
     from aprfmt.model.patterns import select_one
     from aprfmt.model.resolve import spellings_by_name
@@ -76,11 +77,11 @@ def read(opened: "Model", name: str) -> tuple[str, Any]:
     return names[at], opened[names[at]].numpy()
 
 
-def parse_slice(text: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
+def parse_slice(text: str, shape: tuple[int, ...]) -> tuple[int | slice, ...]:
     """Return a NumPy index for `0:4,:8`; UsageError where it does not fit the shape."""
     from aprfmt.errors import UsageError
 
-    index: list[Any] = []
+    index: list[int | slice] = []
     for axis, part in enumerate(text.split(",")):
         fields = part.strip().split(":")
         try:
@@ -101,7 +102,7 @@ def parse_slice(text: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
     return tuple(index)
 
 
-def write_npy(path: Path, values: Any, force: bool) -> None:
+def write_npy(path: Path, values: "Array", force: bool) -> None:
     """Publish an array as .npy."""
     import io
 

@@ -133,7 +133,8 @@ def invoke(group: click.Group, args: Sequence[str], silent: bool) -> int:
     import contextlib
     import io
 
-    sink: Any = contextlib.redirect_stdout(io.StringIO()) if silent else contextlib.nullcontext()
-    with sink:
+    with contextlib.ExitStack() as stack:
+        if silent:
+            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         code = group.main(args=list(args), prog_name="aprfmt", standalone_mode=False)
     return int(code or 0)

@@ -31,7 +31,7 @@ def _said(complete: bool | None) -> str | None:
     return "nothing but rounding is left" if complete else "no: a difference is left"
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Return a value that a cause was solved for; JSON would not tell 1.0 from 1."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_text(one)}" for name, one in value.items())

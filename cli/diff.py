@@ -1,20 +1,12 @@
 """`aprfmt diff`: which tensors of two files differ, by how much, and why."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from aprfmt.cli import options, render
 from aprfmt.cli.damage import told
 from aprfmt.compare.diffs import SECTIONS
-
-if TYPE_CHECKING:
-    from aprfmt.compare import DiffReport
-    from aprfmt.compare.diffs import CauseGroup, Explanation, FieldDiff, TensorDiff
-
-FINDINGS = 12  # causes shown
 
 
 @click.command("diff")
@@ -61,7 +53,7 @@ def command(
     Exit 0: equal (layout-only differences are named), 1: different, 2: a file is damaged, or a
     tensor could not be read; the others are compared.
     """
-    from aprfmt.cli import diff_html
+    from aprfmt.cli import diff_html, diff_show
     from aprfmt.compare import diff
 
     only = only or (("tensors",) if patterns else SECTIONS)
@@ -74,7 +66,7 @@ def command(
     for note in report.notes:
         render.warn(note)
     if not as_json:
-        show(report, top, code)
+        diff_show.show(report, top, code)
     body = report.to_json()
     if html is not None:
         from aprfmt.cli.html import write_page
@@ -83,124 +75,3 @@ def command(
         body["html"] = str(html)
     told(report.damage)
     return render.emit("diff", code, body, as_json)
-
-
-def show(report: "DiffReport", top: int, code: int) -> None:
-    """Print the summary, then the worst tensors."""
-    counts = report.counts
-    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    if report.tensors:
-        render.line(f"{len(report.tensors)} tensors: {said}", style="head")
-    _findings(report.findings)
-    _derived(report.tensors)
-    layouts: dict[tuple[str, ...], int] = {}
-    for tensor in report.tensors:
-        if tensor.layout and tensor.verdict in ("SAME_VALUES", "SAME_BYTES"):
-            layouts[tensor.layout] = layouts.get(tensor.layout, 0) + 1
-    for layout, count in layouts.items():
-        render.line(f"  same values in {count} tensors: {render.escape(', '.join(layout))}")
-    _fields("hyperparameters", report.hyperparameters)
-    _fields("tokenizer", report.tokenizer)
-    _fields("metadata", report.metadata)
-    shown = [t for t in report.worst() if t.verdict not in ("SAME_BYTES", "SAME_VALUES")][:top]
-    if shown:
-        render.line("worst tensors", style="head")
-    for tensor in shown:
-        _tensor(tensor)
-    for tensor in report.tensors:  # equal, and no numbers all the same
-        if tensor not in shown and tensor.stats is not None and tensor.stats.nonfinite is not None:
-            said = f"  {tensor.verdict}  {tensor.key}: {tensor.stats.nonfinite.says()}"
-            render.line(render.escape(said), style="warn")
-    left = sum(t.verdict not in ("SAME_BYTES", "SAME_VALUES") for t in report.tensors) - len(shown)
-    if left > 0:
-        render.line(f"... {left} more (--top, --json)", style="dim")
-    words = {0: ("equal", "good"), 1: ("different", "bad"), 2: ("damaged or unreadable", "bad")}
-    render.line(words[code][0], style=words[code][1])
-
-
-def _findings(findings: "Sequence[CauseGroup]") -> None:
-    """Say what explains the differing tensors, one line a cause."""
-    for found in findings[:FINDINGS]:
-        sure = "" if found.confirmed else " (unconfirmed)"
-        many = f"{len(found.keys)} tensor{'s' if len(found.keys) > 1 else ''}"
-        render.line(
-            render.escape(f"  {found.cause}{sure}, {many}: {found.text}"),
-            style="bad" if found.confirmed else "warn",
-        )
-    if len(findings) > FINDINGS:
-        render.line(f"  ... {len(findings) - FINDINGS} more findings (--json)", style="dim")
-
-
-def _derived(tensors: "Sequence[TensorDiff]") -> None:
-    """Say how many quantized tensors derive from the base, by side and by how they were made."""
-    found: dict[tuple[str, str], int] = {}
-    for tensor in tensors:
-        for one in tensor.derivations:
-            text = "not known whether they derive from base"
-            if one.derives is not None:
-                made = f"requantized from base, {one.mode}"
-                text = made if one.derives else "do not derive from base"
-            found[one.side, text] = found.get((one.side, text), 0) + 1
-    for (side, text), count in found.items():
-        render.line(f"  {side.upper()}: {count} tensors {text}")
-
-
-def _fields(title: str, rows: "Sequence[FieldDiff]") -> None:
-    if not rows:
-        return
-    render.line(f"{title} that differ", style="head")
-    for row in rows:
-        origins = f"  ({row.origin_a or '-'} | {row.origin_b or '-'})" if row.origin_a else ""
-        render.line(
-            render.escape(f"  {row.name}: {_short(row.a)} | {_short(row.b)}{origins}"),
-            style="bad" if row.decisive else "",
-        )
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _tensor(tensor: "TensorDiff") -> None:
-    names = " | ".join(name or "-" for name in (tensor.name_a, tensor.name_b))
-    encodings = f"{tensor.encoding_a or '-'} | {tensor.encoding_b or '-'}"
-    cause = f" ({tensor.cause})" if tensor.cause else ""
-    render.line(render.escape(f"  {tensor.verdict}{cause}  {tensor.key}  {encodings}"))
-    render.line(render.escape(f"      {names}"), style="dim")
-    if tensor.shape_a != tensor.shape_b:
-        shapes = f"{render.shape_text(tensor.shape_a)} | {render.shape_text(tensor.shape_b)}"
-        render.line(f"      shape {shapes}")
-    if tensor.layout:
-        render.line(render.escape(f"      {', '.join(tensor.layout)}"))
-    if tensor.first_byte is not None:
-        render.line(f"      first differing byte {tensor.first_byte}")
-    stats = tensor.stats
-    if stats is not None:
-        at = list(stats.max_at) if stats.max_at is not None else "-"
-        render.line(
-            f"      {stats.changed} of {stats.count} values differ, relL2 {stats.rel_l2:.3g}, "
-            f"max abs {stats.max_abs_diff:.6g} at {at}, cosine {stats.cosine:.9f}, "
-            f"{stats.ulp} ulp"
-        )
-        if stats.nonfinite is not None:
-            render.line(
-                f"      NaN {stats.nan_a} | {stats.nan_b}, Inf {stats.inf_a} | {stats.inf_b}: "
-                f"{stats.nonfinite.says()}",
-                style="bad",
-            )
-    if tensor.explanation is not None:
-        _explanation(tensor.explanation)
-    if tensor.steps_off is not None:
-        render.line(f"      at most {tensor.steps_off:.3g} steps of the coarser encoding apart")
-
-
-def _explanation(found: "Explanation") -> None:
-    sure = "confirmed" if found.confirmed else "unconfirmed"
-    after = ""
-    if found.residual_after is not None:
-        before = "-" if found.residual_before is None else f"{found.residual_before:.3g}"
-        after = f", residual {before} to {found.residual_after:.3g}"
-    render.line(render.escape(f"      {sure} {found.cause}{after}"))
-    for sentence in found.evidence:
-        render.line(render.escape(f"        {sentence}"))

@@ -8,6 +8,7 @@ from aprfmt.cli import html
 
 if TYPE_CHECKING:
     from aprfmt.compare import DiffReport
+    from aprfmt.compare.diffs import FieldDiff
 
 IMAGES = 6  # difference images a page holds
 LONGEST = 300  # characters of a field's value in the tables
@@ -25,7 +26,7 @@ def render_page(report: "DiffReport", code: int) -> str:
     return html.page("Comparison of two models", facts, data, (*html.REPORT, "diff.js"))
 
 
-def _fields(rows: Sequence[Any]) -> list[dict[str, Any]]:
+def _fields(rows: "Sequence[FieldDiff]") -> list[dict[str, Any]]:
     """Return fields with their values as texts, cut for a table; `whole` where it decides."""
     return [
         {

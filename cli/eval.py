@@ -1,21 +1,15 @@
 """`aprfmt eval`: the loss of a model on a text, in nats, and its distance from another model."""
 
-import math
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
-from aprfmt.cli import eval_batch, options, render, running
-from aprfmt.cli.eval_windows import read_samples, window_rows, window_tokens, windows_to_json
-
-if TYPE_CHECKING:
-    from aprfmt.inference.evaluation import Sample
-    from aprfmt.inference.loss import Loss
-    from aprfmt.inference.running import Run
+from aprfmt.cli import eval_batch, eval_other, eval_show, options, render, running
+from aprfmt.cli.eval_windows import read_samples, window_tokens, windows_to_json
+from aprfmt.compare.thresholds import REPORTED
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,7 @@ class Asked:
 @click.option("--reported", callback=eval_batch.parse_reported, metavar="LOSS",
               help="The loss that was reported of --batch, as it was printed, or nan: name the "
               "mistake that gives it.")  # fmt: skip
-@click.option("--within", type=click.FloatRange(0, 0.5), default=2e-3, show_default=True,
+@click.option("--within", type=click.FloatRange(0, 0.5), default=REPORTED, show_default=True,
               help="How far --reported may lie from the loss, as a part of it.")  # fmt: skip
 @click.option(
     "--against",
@@ -110,7 +104,7 @@ def command(
             render.warn(text)
         other = None
         if against is not None:
-            other = stack.enter_context(other_run(against, run, found, where))
+            other = stack.enter_context(eval_other.opened(against, run, found, where))
         with render.Progress("evaluating", quiet) as progress:
             twin = None if other is None else other.session
             measured = measure(run.session, planned, skipped, twin, progress)
@@ -118,7 +112,7 @@ def command(
         checks = judge(measured.loss, kind, str(run.model.path))
         body: dict[str, Any] = {
             "run": running.run_facts(run),
-            **loss_to_json(measured.loss),
+            **eval_show.loss_to_json(measured.loss),
             **windows_to_json(run.model, planned, *cut),
         }
         if other is not None and measured.other is not None:
@@ -126,13 +120,13 @@ def command(
             difference = measured.divergence
             body["against"] = {
                 "run": running.run_facts(other),
-                **loss_to_json(measured.other),
+                **eval_show.loss_to_json(measured.other),
                 "divergence": None if difference is None else asdict(difference),
             }
         report = Report(str(run.model.path), tuple(checks))
         body["gate"] = report.to_json()
     if not as_json:
-        show(body)
+        eval_show.show(body)
         running.show_checks(report.checks)
     return render.emit("eval", report.exit_code, body, as_json)
 
@@ -155,80 +149,10 @@ def of_batch(
     assert asked.batch is not None
     with running.session(model, where) as run:
         body, checks = eval_batch.measure(run, asked.batch, asked.reported, asked.within, quiet)
-        body = {"run": running.run_facts(run), **body, **loss_to_json(body["loss"])}
+        body = {"run": running.run_facts(run), **body, **eval_show.loss_to_json(body["loss"])}
         report = Report(str(run.model.path), tuple(checks))
         body["gate"] = report.to_json()
         if not as_json:
             eval_batch.show(run, body)
             running.show_checks(report.checks)
     return render.emit("eval", report.exit_code, body, as_json)
-
-
-@contextmanager
-def other_run(
-    text: str, here: "Run", samples: "list[Sample]", where: running.Where
-) -> "Iterator[Run]":
-    """Open the model to compare with, on the same device unless @RUN names one.
-
-    UsageError where it has another vocabulary.
-    """
-    from aprfmt.errors import UsageError
-    from aprfmt.inference.device import split_run
-
-    with running.session(text, where.elsewhere(run=split_run(text)[1] is not None)) as there:
-        model, other = here.model, there.model
-        sizes = [int(each.hyper["vocab_size"]) for each in (model, other)]
-        if sizes[0] != sizes[1]:
-            raise UsageError(
-                f"{other.path}: {sizes[1]} tokens in the vocabulary, {model.path} has "
-                f"{sizes[0]}; distributions over different tokens cannot be compared"
-            )
-        mine, theirs = running.tokenizer_of(model), running.tokenizer_of(other)
-        if mine is not None and theirs is not None:
-            for i in sorted({i for sample in samples for i in sample.ids}):
-                if mine.token(i) != theirs.token(i):
-                    raise UsageError(
-                        f"{other.path}: token {i} is {theirs.token(i)!r}, in {model.path} "
-                        f"{mine.token(i)!r}; their ids mean other things"
-                    )
-        yield there
-
-
-def loss_to_json(loss: "Loss") -> dict[str, Any]:
-    """Return the numbers with their unit."""
-    return {
-        "loss": loss.nats,
-        "unit": "nats per token",
-        "perplexity": loss.perplexity if not math.isnan(loss.nats) else loss.nats,
-        "uniform_loss": loss.uniform,
-        "vocab_size": loss.vocab,
-        "loss_tokens": loss.tokens,
-        "samples": loss.samples,
-        "skipped": list(loss.skipped),
-    }
-
-
-def show(body: dict[str, Any]) -> None:
-    """Print the losses, and how far the two distributions are apart."""
-    for found in (body, body.get("against")):
-        if found is None:
-            continue
-        where = found["run"]
-        render.line(running.headline(where), style="head")
-        render.pairs([
-            *(window_rows(body) if found is body else ()),
-            ("loss", f"{found['loss']:.6f} nats per token"),
-            ("perplexity", f"{found['perplexity']:.4f}"),
-            ("uniform guess", f"{found['uniform_loss']:.4f} nats = ln({found['vocab_size']})"),
-            ("scored", f"{found['loss_tokens']} labels of {found['samples']} samples"
-             + (f", {len(found['skipped'])} skipped" if found["skipped"] else "")),
-        ])  # fmt: skip
-    difference = (body.get("against") or {}).get("divergence")
-    if difference is not None:
-        render.line("this model against the other", style="head")
-        render.pairs([
-            ("mean KL", f"{difference['kl']:.6g} nats per token"),
-            ("max KL", f"{difference['max_kl']:.6g} nats"),
-            ("same top token", f"{100 * difference['top1']:.2f} %"),
-            ("right token's probability", f"{difference['correct_change']:+.6f} on average"),
-        ])  # fmt: skip

@@ -50,7 +50,7 @@ def check(model: "Model", ids: list[int]) -> list[int]:
 
 
 def read_text(path: Path) -> str:
-    """Return a regular file's UTF-8 text as it is; FormatError where it is none."""
+    """Return a regular file's UTF-8 text as it is; FormatError where it is not text."""
     from aprfmt.errors import FormatError
     from aprfmt.formats.mapped import MappedFile
 
@@ -69,7 +69,7 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(model: "Model", path: Path) -> "Iterator[Sample]":
-    """Yield the samples of a .jsonl file; FormatError names the line that is none."""
+    """Yield the samples of a .jsonl file; FormatError names a line that is no sample."""
     from aprfmt.errors import FormatError
     from aprfmt.formats.jsonio import loads
     from aprfmt.inference.evaluation import Sample

@@ -2,47 +2,14 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from aprfmt.cli import options, parity_show, render, running
-
-if TYPE_CHECKING:
-    from aprfmt.inference.device import Choice
-    from aprfmt.inference.parity.cells import Parity
-    from aprfmt.inference.parity.request import Request
-    from aprfmt.model import Model
+from aprfmt.cli import options, parity_run, parity_show, running
+from aprfmt.cli.parity_run import Asked, Wanted
 
 REPEATS = 5
-
-
-@dataclass(frozen=True)
-class Asked:
-    """How the model runs on each side, and at which points the runs are compared."""
-
-    points: str | None
-    through: str | None
-    arbiter: bool
-    thresholds: Path | None
-    threads: int | None
-    memory: int | None
-    deterministic: bool
-    allow_missing: tuple[str, ...]
-    arch: str | None
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is made of a comparison: files, a page, text of every point."""
-
-    bundle: Path | None
-    html: Path | None
-    every: bool
-    force: bool
-    as_json: bool
 
 
 @click.command("parity", options_metavar="MODEL --between RUN RUN... [OPTIONS]")
@@ -100,22 +67,22 @@ def command(
         models, runs = named(words)
         if models or wanted.bundle or calibrate:
             raise UsageError("--replay needs no model; give only --between RUN RUN with it")
-        return replay(replayed, runs, wanted.as_json)
+        return parity_run.replay(replayed, runs, wanted.as_json)
     text, runs = model_and_runs(words)
     if base is not None and asked.through is not None:
         raise UsageError("--through has its own base: the model itself; leave --base out")
     choices = [parse_run(run) for run in runs]
     with ExitStack() as stack:
-        opened, request = prepare(text, asked, tokens, stack)
+        opened, request = parity_run.prepare(text, asked, tokens, stack)
         if not tokens.given and not wanted.as_json:
             parity_show.show_chosen(request.ids)
         if calibrate is not None:
-            return measure(opened, choices, request, repeats, calibrate, wanted)
-        found = compared(opened, choices, request, base, asked)
+            return parity_run.measure(opened, choices, request, repeats, calibrate, wanted)
+        found = parity_run.compared(opened, choices, request, base, asked)
         body = found.to_json() | {"ids_chosen": not tokens.given, "bundle": None}
         if wanted.bundle is not None:
-            body["bundle"] = write_bundle(wanted.bundle, found, runs, wanted.force)
-    return finish(found, body, wanted)
+            body["bundle"] = parity_run.write_bundle(wanted.bundle, found, runs, wanted.force)
+    return parity_run.finish(found, body, wanted)
 
 
 def named(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -138,109 +105,3 @@ def model_and_runs(words: Sequence[str]) -> tuple[str, list[str]]:
     if len(runs) < 2:
         raise UsageError(f"{len(runs)} runs; give at least two: --between cpu torch")
     return models[0], runs
-
-
-def prepare(
-    text: str, asked: Asked, tokens: running.Tokens, stack: ExitStack
-) -> "tuple[Model, Request]":
-    """Open the model; return it and what to run on it, its ids chosen where none are named."""
-    from aprfmt.diagnosis.prompt import chosen_ids
-    from aprfmt.inference.capture import instances, select_points
-    from aprfmt.inference.parity.calibrate import load_calibration
-    from aprfmt.inference.parity.request import Request
-    from aprfmt.model import open_model
-    from aprfmt.model.completeness import refuse_to_run
-
-    rows = () if asked.thresholds is None else load_calibration(asked.thresholds)
-    opened = open_model(text, arch=asked.arch, allow_missing=asked.allow_missing)
-    model = stack.enter_context(opened)
-    running.warn_of(model)
-    refuse_to_run(model.resolution, model.path)
-    if tokens.given:
-        ids, said = running.token_ids(model, tokens)
-    else:
-        ids, said = list(chosen_ids([model.hyper], long=True)), None
-    wanted = None
-    if asked.points is not None:
-        names = set(select_points(asked.points.split(","))) | {"logits"}
-        known = instances(model.spec.block, model.hyper, model.roles)
-        wanted = [key for key, item in known.items() if item.point.name in names]
-    return model, Request(
-        tuple(ids), text=said, wanted=wanted, through=asked.through, arbiter=asked.arbiter,
-        threads=asked.threads, memory=asked.memory, deterministic=asked.deterministic,
-        calibrated=rows, calibrated_by=None if asked.thresholds is None else str(asked.thresholds),
-    )  # fmt: skip
-
-
-def compared(
-    model: "Model", choices: "list[Choice]", request: "Request", base: str | None, asked: Asked
-) -> "Parity":
-    """Run and compare; `base` is the model before quantization."""
-    from aprfmt.inference.parity.between import parity
-    from aprfmt.model import open_model
-
-    if base is None:
-        return parity(model, choices, request)
-    with open_model(base, arch=asked.arch, allow_missing=asked.allow_missing) as source:
-        return parity(model, choices, request, source)
-
-
-def finish(found: "Parity", body: dict[str, Any], wanted: Wanted) -> int:
-    """Draw and print a comparison as it is wanted; return the exit code."""
-    if wanted.html is not None:
-        from aprfmt.cli.html import write_page
-        from aprfmt.cli.parity_html import render_page
-
-        write_page(wanted.html, render_page(body), wanted.force)
-        body["html"] = str(wanted.html)
-    if not wanted.as_json:
-        parity_show.show(found, wanted.every)
-        if wanted.bundle is not None:
-            path, none = f"wrote {wanted.bundle}", "no operation to reproduce; wrote none"
-            render.line(render.escape(path if body["bundle"] else none))
-    return render.emit("parity", found.exit_code, body, wanted.as_json)
-
-
-def write_bundle(
-    path: Path, found: "Parity", runs: list[str], force: bool
-) -> dict[str, Any] | None:
-    """Write the first reproduction there is; None where no operation was taken apart."""
-    import sys
-
-    from aprfmt.inference.parity.bundle import save_bundle
-    from aprfmt.inference.parity.reproduce import bundle_of
-
-    made = bundle_of(found, runs)
-    if made is None:
-        return None
-    save_bundle(path, made, ["aprfmt", *sys.argv[1:]], force=force)
-    return {"path": str(path), "key": made.cell.key, "residual": made.residual,
-            "bytes": path.stat().st_size}  # fmt: skip
-
-
-def replay(path: Path, runs: list[str], as_json: bool) -> int:
-    """Run a reproduction again; exit 1 where it still reproduces."""
-    from aprfmt.inference.parity.bundle import replay as run_again
-
-    found = run_again(path, runs)
-    if not as_json:
-        parity_show.show_replay(found)
-    body = {"replay": found.to_json()}
-    return render.emit("parity", 1 if found.reproduced else 0, body, as_json)
-
-
-def measure(
-    model: "Model", choices: "list[Choice]", request: "Request", repeats: int, path: Path,
-    wanted: Wanted,
-) -> int:  # fmt: skip
-    """Calibrate; exit 1, nothing written, where a point is beyond what a tolerance may excuse."""
-    from aprfmt.inference.parity.calibrate import calibrate, save_calibration
-
-    found = calibrate(model, choices, request, repeats)
-    body: dict[str, Any] = {"calibration": found.to_json(), "written": None}
-    if not found.beyond:
-        save_calibration(path, found, force=wanted.force)
-        body["written"] = str(path)
-    if not wanted.as_json:
-        parity_show.show_calibration(found, body["written"])
-    return render.emit("parity", 1 if found.beyond else 0, body, wanted.as_json)

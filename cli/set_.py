@@ -141,6 +141,6 @@ def said(change: "edits.Change") -> str:
     return f"{render.escape(change.key)}: {old} -> {new}{types}"
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     """Return a value on one line, cut where it is long."""
     return render.escape(str(value), WIDEST)

@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from aprfmt.cli import options, render
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
 
 
 @click.command("template")
@@ -57,7 +60,7 @@ def command(
     return render.emit("template", 0, body, as_json)
 
 
-def rendered(opened: Any, messages: list[dict[str, Any]], open_turn: bool) -> dict[str, Any]:
+def rendered(opened: "Model", messages: list[dict[str, Any]], open_turn: bool) -> dict[str, Any]:
     """Return the text, its ids, and the tokenizer's origin; `no_ids` says why there are none."""
     from aprfmt.errors import AprfmtError
     from aprfmt.tokenizer import render_alone

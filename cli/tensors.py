@@ -9,6 +9,8 @@ from aprfmt.cli import options, render
 from aprfmt.cli.damage import told
 
 if TYPE_CHECKING:
+    from aprfmt.tensors.view import View
+
     pass
 
 
@@ -74,7 +76,7 @@ def command(
     return render.emit("tensors", code, body, as_json)
 
 
-def tensor_stats(tensor: Any) -> dict[str, Any]:
+def tensor_stats(tensor: "View") -> dict[str, Any]:
     """Return the statistics of one tensor, or the reason there are none."""
     from aprfmt.errors import AprfmtError
     from aprfmt.tensors.stats import tensor_stats as of_tensor

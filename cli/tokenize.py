@@ -50,7 +50,7 @@ def command(
 
 
 def parse_ids(text: str) -> list[int]:
-    """Return the ids of `1,2,3` or `1 2 3`; UsageError for what is none."""
+    """Return the ids of `1,2,3` or `1 2 3`; UsageError for anything else."""
     from aprfmt.errors import UsageError
 
     words = text.replace(",", " ").split()

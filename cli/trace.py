@@ -1,49 +1,13 @@
 """`aprfmt trace`: activations at named capture points."""
 
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from aprfmt.cli import options, render, running
+from aprfmt.cli import options, render, running, trace_ways
 from aprfmt.cli.trace_map import Dumped
-
-if TYPE_CHECKING:
-    from aprfmt.cli.trace_html import Histograms
-    from aprfmt.compare.traces import TraceDiff
-    from aprfmt.inference.trace import Trace
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is traced: which points of which layers, at which positions, and by what."""
-
-    payload: bool
-    points: str | None
-    layers: str | None
-    positions: str
-    behind: int
-    engine: str | None
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What becomes of a trace: files, a page, a comparison, JSON."""
-
-    save: Path | None
-    save_aprt: Path | None
-    reference: str | None
-    html: Path | None
-    force: bool
-    as_json: bool
-
-    @property
-    def values(self) -> bool:
-        """Whether anybody wants the values and not only their statistics."""
-        return bool(self.save or self.save_aprt or self.reference)
+from aprfmt.cli.trace_ways import Asked, Wanted
 
 
 @click.command("trace")
@@ -109,19 +73,19 @@ def command(
             raise UsageError("--map reads dumped arrays; leave --load, --payload, --engine and "
                              "--list-points out")  # fmt: skip
         options.check_new(wanted.force, wanted.save, wanted.save_aprt, wanted.html)
-        return show_mapped(model if model is not None else only_model(), dumped, tokens, where,
-                           wanted, asked)  # fmt: skip
+        named = model if model is not None else only_model()
+        return trace_ways.show_mapped(named, dumped, tokens, where, wanted, asked)
     if loaded is not None:
         unused = not_for_load(asked, tokens, where, list_points)
         if unused:
             raise UsageError(f"--load shows a saved trace; leave {', '.join(unused)} out")
         given = None if tokens.ids is None else running.parse_ids(tokens.ids)
-        return show_saved(loaded, model, given, asked, wanted)
+        return trace_ways.show_saved(loaded, model, given, asked, wanted)
     model = model if model is not None else only_model()
     if list_points or not (asked.payload or asked.engine):  # naming an engine asks for a run
-        return show_points(model, list_points, asked, wanted, where)
+        return trace_ways.show_points(model, list_points, asked, wanted, where)
     options.check_new(wanted.force, wanted.save, wanted.save_aprt, wanted.html)
-    return show_run(model, asked, wanted, tokens, where)
+    return trace_ways.show_run(model, asked, wanted, tokens, where)
 
 
 def not_for_load(
@@ -136,166 +100,6 @@ def not_for_load(
            for field in fields(where)},
     }  # fmt: skip
     return [name for name, value in runs.items() if value]
-
-
-def show_points(
-    model: str, details: bool, asked: Asked, wanted: Wanted, where: running.Where
-) -> int:
-    """Show the points that a model has; nothing runs, so nothing can be saved or compared."""
-    from aprfmt.cli import trace_points, trace_show
-    from aprfmt.errors import UsageError
-
-    needs = [
-        f"--{name.replace('_', '-')}" for name in ("save", "save_aprt", "reference", "html")
-        if getattr(wanted, name)
-    ]  # fmt: skip
-    if needs and not details:
-        raise UsageError(f"{', '.join(needs)}: needs --payload, which runs the model")
-    body = trace_points.plan(model, asked.points, asked.layers, where)
-    if not wanted.as_json:
-        trace_show.show_plan(body, details=details)
-    return render.emit("trace", 0, body, wanted.as_json)
-
-
-def show_run(
-    text: str, asked: Asked, wanted: Wanted, tokens: running.Tokens, where: running.Where
-) -> int:
-    """Run a model, and show what passes its points."""
-    from aprfmt.cli import trace_html, trace_points, trace_run, trace_show
-    from aprfmt.inference.identity import identity
-    from aprfmt.inference.trace import parse_positions
-
-    positions = parse_positions(asked.positions)
-    histograms = trace_html.Histograms()
-    with ExitStack() as stack:
-        run = trace_run.runner(text, asked.engine, where, stack)
-        ids, said = running.token_ids(run.model, tokens)
-        running.warn_of_length(run.model, ids)
-        aprt = wanted.save_aprt is not None
-        keys = trace_points.wanted_keys(run.points, asked.points, asked.layers, aprt)
-        request = trace_run.recording(run.request, ids, keys, positions, asked.behind)
-        other = None
-        if wanted.reference is not None:
-            other = trace_run.check_reference(wanted.reference, ids, run.model, stack)
-        watch = histograms.add if wanted.html is not None else None
-        trace = trace_run.record(run, request, stack, {"prompt": said}, wanted.values, watch)
-        body = trace_show.body(trace) | {"run": running.run_facts(run, trace)}
-        body["tokens"] = {"ids": ids, "text": said}
-        if body["logits"] is not None:
-            trace_show.name_tokens(body["logits"], run.model)
-        if wanted.save or wanted.save_aprt:
-            trace = replace(trace, run={**trace.run, **identity(run.model, ids)})
-            body["trace"] = dict(trace.run)
-
-        def against() -> "TraceDiff":
-            return trace_run.compare(trace, other, wanted.reference or "", request, run, where)
-
-        return finish(trace, body, wanted, against, histograms)
-
-
-def show_saved(
-    path: Path, text: str | None, ids: list[int] | None, asked: Asked, wanted: Wanted
-) -> int:
-    """Show a saved trace, beside another saved one if --reference names it.
-
-    `text` is the model it was made from: with it foreign files are read completely. Saving one
-    again makes ours of a foreign one.
-    """
-    from aprfmt.cli import trace_html, trace_points, trace_run, trace_show
-    from aprfmt.compare.traces import compare_traces
-    from aprfmt.inference.engines.opening import open_trace
-    from aprfmt.model import open_model
-
-    histograms = trace_html.Histograms()
-    with ExitStack() as stack:
-        model = None if text is None else stack.enter_context(open_model(text))
-        trace = stack.enter_context(open_trace(path, ids, model))
-        trace = trace_points.part(trace, asked.points, asked.layers)
-        unknown: Any = trace.run.get("unknown") or {}
-        trace_run.warn_of_unknown(str(path), unknown)
-        other = None
-        if wanted.reference is not None:
-            known: Any = trace.run.get("ids") or ids
-            other = trace_run.check_reference(wanted.reference, known, model, stack, runs=False)
-        if wanted.html is not None:
-            for key in trace.records:
-                values, mask = trace.values(key), trace.mask(key)
-                if values is not None:
-                    histograms.add(key, values if mask is None else values[mask])
-
-        def against() -> "TraceDiff":
-            assert other is not None
-            return compare_traces(trace, other, moe=trace_run.mixture(model))
-
-        return finish(trace, trace_show.body(trace), wanted, against, histograms)
-
-
-def show_mapped(
-    model: str, dumped: Dumped, tokens: running.Tokens, where: running.Where, wanted: Wanted,
-    asked: Asked,
-) -> int:  # fmt: skip
-    """Show arrays that another engine dumped as a trace, and what each was taken for."""
-    from aprfmt.cli import trace_html, trace_map, trace_points, trace_run, trace_show
-    from aprfmt.compare.traces import compare_traces
-
-    with ExitStack() as stack:
-        opened, trace, found = trace_map.mapped(
-            model, dumped, tokens, where, wanted.save, wanted.force, stack
-        )
-        trace = trace_points.part(trace, asked.points, asked.layers)
-        ids: Any = trace.run["ids"]
-        other = None
-        if wanted.reference is not None:
-            other = trace_run.check_reference(wanted.reference, ids, opened, stack, runs=False)
-        if not wanted.as_json:
-            trace_map.show(found)
-
-        def against() -> "TraceDiff":
-            assert other is not None
-            return compare_traces(trace, other, moe=trace_run.mixture(opened))
-
-        body = trace_show.body(trace) | {"mapping": found}
-        return finish(trace, body, wanted, against, trace_html.Histograms())
-
-
-def finish(
-    trace: "Trace", body: dict[str, Any], wanted: Wanted,
-    against: "Callable[[], TraceDiff]", histograms: "Histograms",
-) -> int:  # fmt: skip
-    """Save, print, compare and draw a trace as it is wanted; return the exit code."""
-    from aprfmt.cli import trace_show
-    from aprfmt.cli.html import write_page
-    from aprfmt.cli.trace_html import render_page
-
-    code, difference = 1 if trace.nonfinite else 0, None
-    body["saved"] = write(trace, wanted)
-    if not wanted.as_json:
-        trace_show.show(trace, body)
-    if wanted.reference is not None:
-        difference = against()
-        body["reference"] = {"against": wanted.reference, **difference.to_json()}
-        code = code or difference.exit_code
-        if not wanted.as_json:
-            trace_show.show_difference(difference, wanted.reference)
-    if wanted.html is not None:
-        page = render_page(trace, body, histograms, difference)
-        write_page(wanted.html, page, wanted.force)
-        body["html"] = str(wanted.html)
-    return render.emit("trace", code, body, wanted.as_json)
-
-
-def write(trace: "Trace", wanted: Wanted) -> list[str]:
-    """Save a trace where asked; return what was written."""
-    from aprfmt.inference.aprt import save_aprt
-    from aprfmt.inference.trace_file import save_trace
-
-    written: list[str] = []
-    if wanted.save is not None:
-        save_trace(wanted.save, trace, force=wanted.force)
-        written.append(str(wanted.save))
-    if wanted.save_aprt is not None:
-        written += map(str, save_aprt(wanted.save_aprt, trace, force=wanted.force))
-    return written
 
 
 def only_model() -> str:

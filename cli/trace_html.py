@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.cli import html
 
 if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
     from aprfmt.compare.traces import TraceDiff
     from aprfmt.inference.trace import Trace
 
@@ -21,14 +22,14 @@ class Histograms:
     def __init__(self) -> None:
         self.found: dict[str, dict[str, Any]] = {}
 
-    def add(self, key: str, values: Any) -> None:
+    def add(self, key: str, values: "Array") -> None:
         """Count values into BINS equal parts of their range."""
         found = histogram(values)
         if found is not None:
             self.found[key] = found
 
 
-def histogram(values: Any) -> dict[str, Any] | None:
+def histogram(values: "Array") -> dict[str, Any] | None:
     """Return {low, high, counts} of the finite values; None where there is none."""
     import numpy as np
 

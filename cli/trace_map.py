@@ -10,6 +10,7 @@ from aprfmt.cli import render, running
 if TYPE_CHECKING:
     from aprfmt.inference.engines.captures import Captures
     from aprfmt.inference.engines.mapping import NameMap
+    from aprfmt.inference.running import Run
     from aprfmt.inference.trace import Trace
     from aprfmt.model import Model
 
@@ -60,7 +61,7 @@ def mapped(
     return run.model, trace, {"file": None if written is None else str(written), "names": rows}
 
 
-def _proposed(captures: "Captures", run: Any, ids: list[int]) -> "NameMap":
+def _proposed(captures: "Captures", run: "Run", ids: list[int]) -> "NameMap":
     from dataclasses import replace
 
     from aprfmt.inference.engines.mapping import dtype_of

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aprfmt.inference.trace import Positions, Trace
     from aprfmt.model import Model
 
-Watch = Callable[[str, Any], None]
+Watch = Callable[[str, "Numbers"], None]
 UNKNOWN = 8  # names of a foreign run that are warned of
 
 
@@ -79,8 +79,9 @@ def record(
         check_positions(asked.positions, range(len(asked.ids)))
         trace = stack.enter_context(run.trace(replace(asked, hashes=True), facts=facts))
         for key in trace.records if watch is not None else ():
-            assert watch is not None
-            watch(key, trace.values(key))
+            values_there = trace.values(key)
+            if watch is not None and values_there is not None:
+                watch(key, values_there)
         unknown: Any = trace.run["unknown"]
         warn_of_unknown(run.choice.backend, unknown)
         return trace

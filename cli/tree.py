@@ -1,12 +1,15 @@
 """`aprfmt tree`: tensors as a tree of name components."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from aprfmt.cli import options, render
 from aprfmt.cli.damage import told
+
+if TYPE_CHECKING:
+    from aprfmt.tensors.view import View
 
 
 @click.command("tree")
@@ -36,7 +39,7 @@ def command(
     return render.emit("tree", code, body, as_json)
 
 
-def build(tensors: list[tuple[str, Any]]) -> dict[str, Any]:
+def build(tensors: "list[tuple[str, View]]") -> dict[str, Any]:
     """Return nested nodes {name, nbytes, tensors, children}; leaves have shape and encoding."""
     root: dict[str, Any] = {"name": "", "nbytes": 0, "tensors": 0, "children": {}}
     for name, tensor in tensors:

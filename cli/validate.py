@@ -1,11 +1,15 @@
 """`aprfmt validate`: every byte of a model; PASS, FAIL or NOT-RUN for each check."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from aprfmt.cli import options, render
+
+if TYPE_CHECKING:
+    from aprfmt.checks.records import Finding, Validation
+
 
 _STYLES = {"PASS": "good", "FAIL": "bad", "NOT_RUN": "dim"}
 _LINES = 20  # findings printed for one check; --json has more
@@ -41,7 +45,7 @@ def command(
     return render.emit("validate", report.exit_code, report.to_json(), as_json)
 
 
-def show(report: Any) -> None:
+def show(report: "Validation") -> None:
     """Print a line a check, its findings under it, and the verdict."""
     from aprfmt.base.outcome import count_outcomes
 
@@ -66,7 +70,7 @@ def show(report: Any) -> None:
     )
 
 
-def _sentence(finding: Any, strict: bool) -> str:
+def _sentence(finding: "Finding", strict: bool) -> str:
     level = "" if strict or finding.level == "fail" else "warning: "
     parts = [f"{finding.where}: {finding.found}", f"expected {finding.expected}", finding.todo]
     return level + " - ".join(part for part in parts if part)

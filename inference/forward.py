@@ -19,6 +19,7 @@ from aprfmt.inference.capture import WHOLE
 from aprfmt.inference.context import Context, Ids, PassFacts, Recorder
 from aprfmt.inference.kv_cache import KVCache
 from aprfmt.inference.moe import moe
+from aprfmt.inference.points import unscaled
 from aprfmt.inference.rope import ropes
 from aprfmt.inference.weights import Weights
 
@@ -195,14 +196,9 @@ _ATTENTION = _Half("attn_output", "attn_out", "post_attention_norm", "attn_contr
 _MLP = _Half("ffn_down", "ffn_out", "post_ffw_norm", "ffn_contrib")
 
 
-def _unscaled(c: Context) -> bool:
-    """Say whether a block's output is added to the stream without a factor."""
-    return c.block.placement == "pre" and float(c.hp["residual_scale"]) == 1
-
-
 def _added(c: Context, layer: int, x: Array, inner: Array, half: _Half) -> Array:
     """Return the stream after one half; one fused operation if no point between is wanted."""
-    if _unscaled(c) and not c.wants(half.point, layer):
+    if unscaled(c.block, c.hp) and not c.wants(half.point, layer):
         w = c.weights.of(layer, f"{half.role}.weight")
         return c.backend.add_linear(x, inner, w, c.bias(layer, half.role))
     return c.backend.add(x, _contribution(c, layer, half.product(c, layer, inner), half))
@@ -210,7 +206,7 @@ def _added(c: Context, layer: int, x: Array, inner: Array, half: _Half) -> Array
 
 def _contribution(c: Context, layer: int, x: Array, half: _Half) -> Array:
     """Return the value added to the stream, after post-norm and residual factor."""
-    if _unscaled(c):
+    if unscaled(c.block, c.hp):
         return x
     scale = float(c.hp["residual_scale"])
     if c.block.placement != "pre":

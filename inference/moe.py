@@ -155,9 +155,9 @@ def moe(c: Context, layer: int, x: Array) -> Array:
     c.tap("router_margin", layer, routing.margin)
     total = b.zeros(x.shape)
     for expert in np.unique(experts).tolist():
-        rows, slots = np.nonzero(experts == expert)
+        rows, ranks = np.nonzero(experts == expert)
         y = _expert(c, layer, expert, x, rows)
-        total = b.add_weighted(total, rows, y, weights[rows, slots])
+        total = b.add_weighted(total, rows, y, weights[rows, ranks])
     if c.block.shared_expert != "none":
         total = b.add(total, _shared(c, layer, x))
     return c.tap("moe_out", layer, total)

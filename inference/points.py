@@ -55,7 +55,12 @@ class LayerFacts:
     @property
     def unscaled(self) -> bool:
         """A block's output is added to the stream without a factor."""
-        return self.block.placement == "pre" and float(self.hp["residual_scale"]) == 1
+        return unscaled(self.block, self.hp)
+
+
+def unscaled(block: BlockSpec, hp: Mapping[str, Value]) -> bool:
+    """Say whether a block's output is added to the stream without a factor."""
+    return block.placement == "pre" and float(hp["residual_scale"]) == 1
 
 
 # HERE: computed and captured. ABSENT: the architecture has no such tensor. Any other string is

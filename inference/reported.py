@@ -13,16 +13,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.compare.thresholds import REPORTED, REPORTED_SURELY
 from aprfmt.inference.batch import Batch, Scored
 from aprfmt.inference.loss import BITS
 from aprfmt.inference.session import Numbers
 
-# A recomputed loss may differ this much from the reported one: a training run's arithmetic is
-# coarser than ours (bfloat16 logits move a loss by about 1e-3 of it), and prints four digits.
-WITHIN = 2e-3
-# A mistake that comes this near gives the number. Dozens are tried, so that one of them comes
-# within the wider bound of any number: what only does that is likely, and no more.
-TIGHT = 2e-4
 LOSS_SCALES = range(3, 25)  # powers of two that loss scalers start from and come down to
 STEPS = (2, 4, 8, 16, 32, 64)  # of gradient accumulation
 
@@ -106,7 +101,7 @@ def explain(
     batch: Batch,
     scored: Sequence[Scored],
     reported: float,
-    within: float = WITHIN,
+    within: float = REPORTED,
     digit: float = 0.0,
 ) -> Answer:
     """Say whether a reported loss is the batch's, and if it is not, which mistakes give it.
@@ -133,7 +128,7 @@ def explain(
         return answer("named" if empty else "unexplained", empty)
     for both in (False, True):
         near = [one for one in _guesses(batch, scored, right_ones, both) if fits(one, within)]
-        sure = [one for one in near if fits(one, min(TIGHT, within))]
+        sure = [one for one in near if fits(one, min(REPORTED_SURELY, within))]
         found = sorted(sure or near, key=lambda one: abs(one.value - reported))
         if found:
             alone = len({one.mistakes for one in found}) == 1

@@ -170,8 +170,8 @@ class Tracer:
                     self.aliases[key] = instance.key
         if not cached:
             self._alias_cache(known)
-        # Where statistics wait until the pass is over; values that are kept come over anyhow.
-        self._slots = backend.slots() if keep is None and not hashes else None
+        # Where statistics wait until the pass is over; values that are kept are copied before that.
+        self._pending = backend.pending() if keep is None and not hashes else None
         self._stepped = {layer for point, layer in self._wanted if POINTS[point].inner}
 
     def begin(self, facts: PassFacts) -> None:
@@ -202,10 +202,10 @@ class Tracer:
         if not positions:
             return x  # logits of other rows only: absent, never a record of nothing
         stats = None
-        if self._slots is None:
+        if self._pending is None:
             stats = self._backend.stats(x_rows)
         else:
-            self._slots.add(x_rows)
+            self._pending.add(x_rows)
         form: Form | None = None
         if layer != WHOLE:
             form = "stepped" if layer in self._stepped else "fused"
@@ -241,20 +241,20 @@ class Tracer:
 
     def _read(self) -> None:
         """Fill in the statistics that waited; what came after the end is left out."""
-        if self._slots is None:
+        if self._pending is None:
             return
         measured: dict[str, Record] = {}
-        for waited, stats in zip(self.records.values(), self._slots.read(), strict=True):
+        for waited, stats in zip(self.records.values(), self._pending.read(), strict=True):
             record = measured[waited.key] = waited.measured(stats)
             if stats.nan + stats.inf and self._ends(record):
                 break
         self.records = measured
-        self._slots = None
+        self._pending = None
 
     @property
     def kind(self) -> Hashable | None:
         """What two passes have in common that one recording serves; None where none does."""
-        if self._slots is None:
+        if self._pending is None:
             return None
         chosen = self._positions if isinstance(self._positions, str) else tuple(self._positions)
         return frozenset(self._wanted), chosen
@@ -262,13 +262,13 @@ class Tracer:
     def again(self) -> None:
         """Forget the pass, to record the same one anew."""
         self._facts, self.records, self.nonfinite = None, {}, None
-        if self._slots is not None:
-            self._slots = self._backend.slots()
+        if self._pending is not None:
+            self._pending = self._backend.pending()
 
     def end(self) -> None:
         """Have what was enqueued beside the pass done before what follows it."""
-        if self._slots is not None:
-            self._slots.join()
+        if self._pending is not None:
+            self._pending.join()
 
     @property
     def ran(self) -> bool:
@@ -277,11 +277,11 @@ class Tracer:
 
     def template(self) -> tuple[dict[str, Record], Any]:
         """Return the records of a pass being recorded, and where each replay leaves statistics."""
-        return self.records, self._slots
+        return self.records, self._pending
 
     def replayed(self, template: tuple[dict[str, Record], Any]) -> None:
         """Take over what a replay of the same pass has recorded."""
-        self.records, self._slots = template
+        self.records, self._pending = template
 
     def _cut(self, point: str, x: Array, facts: PassFacts) -> tuple[Array, tuple[int, ...]]:
         """Return the rows of the chosen positions, and these positions."""

@@ -108,11 +108,13 @@ def save_trace(path: Path, trace: Trace, *, force: bool = False) -> None:
     with open_sink(path, "safetensors", force=force) as sink:
         sink.plan({HEADER: dumps(_to_json(trace), str(path))}, infos)
         for info in infos:
-            sink.write(info.name, _windows(trace.fetch(info.name)))
+            values = trace.fetch(info.name)
+            assert values is not None
+            sink.write(info.name, windows(values))
 
 
-def _windows(values: Numbers | None) -> Iterator[memoryview]:
-    assert values is not None
+def windows(values: Numbers) -> Iterator[memoryview]:
+    """Yield an array's bytes in the pieces that a sink is given."""
     data = np.ascontiguousarray(values)
     raw = data.data.cast("B") if data.size else memoryview(b"")
     for start in range(0, len(raw), _WINDOW):

@@ -386,5 +386,4 @@ class ArchSpec:
     buffers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     derived: tuple[DerivedTensor, ...] = ()
     evidence: Callable[[Collection[str], Mapping[str, Value]], bool] | None = None
-    gguf_vectors_f32: bool = True
     forward: str = ""  # "module:function" of its own forward pass; "": the common one

@@ -48,6 +48,11 @@ class LazyTensor(Protocol):
         ...
 
     @property
+    def path(self) -> Path | None:
+        """The file that holds its bytes, where one does."""
+        return None
+
+    @property
     def parts(self) -> Mapping[str, "LazyTensor"]:
         """Companion tensors by suffix, "" being the main part; empty for most."""
         return {}
@@ -69,7 +74,7 @@ class LazyTensor(Protocol):
 
     @property
     def packed(self) -> Callable[[], Any] | None:
-        """What gives it as a codecs.lattice.PackedWeight, where a dialect stores it so."""
+        """Makes its codecs.lattice.PackedWeight, where a dialect stores it packed; else None."""
         return None
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:

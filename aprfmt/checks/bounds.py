@@ -122,7 +122,7 @@ LEAD = 0.1  # logits: below this lead, the next best token may win by rounding
 
 @dataclass(frozen=True, slots=True)
 class Gibberish:
-    """When a text is none. Lengths in characters (fragments in bytes), shares of 1."""
+    """When a text is gibberish. Lengths in characters (fragments in bytes), shares of 1."""
 
     foreign_share: float = 0.6  # of non-ASCII characters, from foreign_length on
     foreign_length: int = 16

@@ -60,7 +60,7 @@ def codec(encoding: str) -> "Codec":
     """Return the reference codec of an encoding.
 
     Raises UnsupportedError with the sentence that helps for a type that ggml removed or that
-    nobody has told us the layout of, CodecError for a name that is none.
+    nobody has told us the layout of, CodecError for an unknown name.
     """
     if encoding in CODECS:
         return CODECS[encoding]

@@ -73,7 +73,7 @@ def shape_of(name: str, raw: Mapping[str, Bytes]) -> tuple[int, ...]:
 
 
 def is_nested(name: str, raw: Mapping[str, Bytes]) -> bool:
-    """Say whether the absmax is quantized as well. Raises CodecError for a state that is none."""
+    """Say whether the absmax is quantized as well. Raises CodecError for no quant state."""
     return "nested_blocksize" in _state(name, raw)
 
 

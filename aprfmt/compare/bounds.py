@@ -16,11 +16,12 @@ A zero point off by one is 1 in the mean; a wrong scale is a slope.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
     from aprfmt.codecs.lattice import Lattice
+    from aprfmt.formats.mapped import Buffer
 
 # Typical NMSE (sum of squared errors over sum of squares) on heavy-tailed weights; with an
 # importance matrix a single element proves nothing, so this and the share beyond a step decide.
@@ -34,7 +35,7 @@ NMSE_SLACK = 2.0  # a file twice as bad as the worst measured is worth a look
 BEYOND_SHARE = 0.01  # share of elements beyond one step that importance matrices were seen to cause
 
 
-def steps(encoding: str, parts: Mapping[str, Any], count: int) -> Any | None:
+def steps(encoding: str, parts: "Mapping[str, Buffer]", count: int) -> "Array | None":
     """Return the step of every element (float32 [count]), or None where none is known."""
     from aprfmt.codecs import CODECS
 

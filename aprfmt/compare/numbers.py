@@ -66,15 +66,9 @@ class Accumulator:
         delta = np.abs(wide_x - wide_y)
         delta[differs & ~finite] = np.inf
         if delta.size and differs.any():
-            index = int(np.argmax(delta))
-            if delta[index] > self.max_abs or self.max_index is None:
-                self.max_abs, self.max_index = float(delta[index]), base + index
+            self._largest(delta, base)
             self.ulp = max(self.ulp, _ulp(x[differs & finite], y[differs & finite]))
-        error = wide_x - wide_y
-        self.dd += float(np.dot(error, error))
-        self.aa += float(np.dot(wide_x, wide_x))
-        self.bb += float(np.dot(wide_y, wide_y))
-        self.ab += float(np.dot(wide_x, wide_y))
+        self._sum(wide_x - wide_y, wide_x, wide_y)
 
     def _add_finite(
         self, x: "Array", y: "Array", wide_x: "Array", wide_y: "Array", error: "Array", base: int
@@ -86,15 +80,22 @@ class Accumulator:
         changed = int(np.count_nonzero(error))
         self.changed += changed
         if changed:
-            delta = np.abs(error)
-            index = int(np.argmax(delta))
-            if delta[index] > self.max_abs or self.max_index is None:
-                self.max_abs, self.max_index = float(delta[index]), base + index
+            self._largest(np.abs(error), base)
             self.ulp = max(self.ulp, _ulp(x, y))
-        self.dd += float(np.dot(error, error))
-        self.aa += float(np.dot(wide_x, wide_x))
-        self.bb += float(np.dot(wide_y, wide_y))
-        self.ab += float(np.dot(wide_x, wide_y))
+        self._sum(error, wide_x, wide_y)
+
+    def _largest(self, delta: "Array", base: int) -> None:
+        """Keep the largest difference of a chunk that begins at `base`, if it is the largest."""
+        index = int(delta.argmax())
+        if delta[index] > self.max_abs or self.max_index is None:
+            self.max_abs, self.max_index = float(delta[index]), base + index
+
+    def _sum(self, error: "Array", x: "Array", y: "Array") -> None:
+        """Add the squares of a chunk and of its difference, and the products of both sides."""
+        self.dd += float(error.dot(error))
+        self.aa += float(x.dot(x))
+        self.bb += float(y.dot(y))
+        self.ab += float(x.dot(y))
 
     def stats(self) -> ValueStats:
         """Return the measures of everything added."""

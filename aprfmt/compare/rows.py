@@ -4,12 +4,11 @@ A pass computes logits for the rows that were asked for, so that two traces of t
 hold others; these are compared on the rows both have. Any other point of other rows is a refusal.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from aprfmt.compare.traced import RecordLike, TraceLike
+from aprfmt.compare.traced import RecordLike, TraceLike, Wrapped
 
 CHOSEN = ("logits", "logits_raw")  # points with rows that were asked for
 
@@ -26,32 +25,14 @@ class Cut:
     stats: Any = None
 
 
-class Shared:
+class Shared(Wrapped):
     """A trace whose logits are cut to the positions that another trace has too."""
 
-    def __init__(self, trace: "TraceLike", other: "TraceLike") -> None:
-        self._trace, self._other = trace, other
+    def __init__(self, trace: TraceLike, other: TraceLike) -> None:
+        super().__init__(trace)
+        self._other = other
 
-    @property
-    def run(self) -> Mapping[str, Any]:
-        """The trace's own."""
-        return self._trace.run
-
-    @property
-    def records(self) -> "Mapping[str, RecordLike]":
-        """The trace's own, not cut."""
-        return self._trace.records
-
-    @property
-    def resolution(self) -> float:
-        """The trace's own."""
-        return self._trace.resolution
-
-    def parts(self, key: str) -> list[str]:
-        """Return the keys that a key stands for."""
-        return self._trace.parts(key)
-
-    def find(self, key: str) -> "RecordLike | None":
+    def find(self, key: str) -> RecordLike | None:
         """Return the record of a key, cut where it is to be."""
         found, kept = self._trace.find(key), self._kept(key)
         if found is None or kept is None:
@@ -86,7 +67,7 @@ class Shared:
         return both if both and sized and mine.shape[1:] == other.shape[1:] else None
 
 
-def differ(a: "RecordLike", b: "RecordLike") -> bool:
+def differ(a: RecordLike, b: RecordLike) -> bool:
     """Say whether two records are known to be of other positions."""
     return a.positions is not None and b.positions is not None and a.positions != b.positions
 

@@ -78,6 +78,19 @@ def one_operation(
     return max(rows, key=lambda row: row.rel_l2)
 
 
+# Where rounding is amplified, another order of the same operations may be this many times further
+# off than the order that was measured.
+AMPLIFIED = 3.0
+# Statistics are printed with few digits: this many times the tolerance of the values, at least so
+# much of their size.
+STATISTICS, LEAST_STATISTICS = 5.0, 2e-3
+
+
+def of_statistics(dtype_a: str, dtype_b: str) -> float:
+    """Return by which share of the values' size the statistics of two runs may differ."""
+    return max(LEAST_STATISTICS, STATISTICS * tolerance(dtype_a, dtype_b).rel_l2)
+
+
 ALL_PRODUCTS = 4  # products that must be off before an arithmetic is said to be
 # A product of n terms in arithmetic of unit roundoff u: with the factors rounded, each term is off
 # by up to 2u and independently, so the sum by about u of its norm, whatever n; with the sum held in
@@ -88,7 +101,7 @@ LEAST_ROUNDED, ALIKE_PRODUCTS = 0.1, 6.0
 
 
 def products_of(largest: float, middle: float, smallest: float) -> str:
-    """Return the arithmetic that the relative errors of all products betray, "" for none."""
+    """Return the arithmetic that the relative errors of all products tell, "" for none."""
     if not smallest * ALIKE_PRODUCTS >= middle or not largest <= ALIKE_PRODUCTS * middle:
         return ""
     for dtype in ("tf32", "float16", "bfloat16"):
@@ -144,6 +157,16 @@ def loss_bound(rel_l2: float, size: float) -> float:
     return 2 * rel_l2 * size
 
 
+# A recomputed loss may differ this much from the reported one: a training run's arithmetic is
+# coarser than ours (bfloat16 logits move a loss by about 1e-3 of it), and prints four digits.
+REPORTED = 2e-3
+# A mistake that comes this near gives the number. Dozens are tried, so that one of them comes
+# within the wider bound of any number: what only does that is likely, and no more.
+REPORTED_SURELY = 2e-4
+# Relative L2 of full logits on quantized weights; seen on a toy with NF4: 0.047. Where the
+# tolerance of the runs' arithmetic is larger, it counts.
+MAX_LOGITS = 0.10
+MIN_COSINE = 0.999  # of two devices' logits, or what their tolerance makes of it
 # What a change of device or of encoding may cost at most, in nats, whatever rounding explains.
 MAX_CE = 0.05  # between two devices on the same tokens; seen 0.0005
 MAX_CE_LOSSY = 0.5  # for another encoding of the weights, or arithmetic that is as coarse as one

@@ -76,6 +76,44 @@ class TraceLike(Protocol):
         ...
 
 
+class Wrapped:
+    """A trace as another one sees it: everything is the trace's own until a subclass says else."""
+
+    def __init__(self, trace: TraceLike) -> None:
+        self._trace = trace
+
+    @property
+    def run(self) -> Mapping[str, Any]:
+        """Ids, prompt, model."""
+        return self._trace.run
+
+    @property
+    def records(self) -> Mapping[str, RecordLike]:
+        """By key, in execution order."""
+        return self._trace.records
+
+    @property
+    def resolution(self) -> float:
+        """Half a unit of the last printed decimal, else 0."""
+        return self._trace.resolution
+
+    def find(self, key: str) -> RecordLike | None:
+        """Return the record of a key or of the key it equals."""
+        return self._trace.find(key)
+
+    def parts(self, key: str) -> list[str]:
+        """Return the keys that a key stands for."""
+        return self._trace.parts(key)
+
+    def values(self, key: str) -> Any:
+        """Return the recorded values, None where only statistics were kept."""
+        return self._trace.values(key)
+
+    def mask(self, key: str) -> Any:
+        """Return which of the values are there, None for all."""
+        return self._trace.mask(key)
+
+
 def records_ids(trace: TraceLike) -> bool:
     """Say whether a trace itself says its token ids (and does not only take the given ones)."""
     return trace.run.get("ids") is not None and not trace.run.get("ids_given")

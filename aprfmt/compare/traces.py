@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.compare.measured import Apart, measure
 from aprfmt.compare.nonfinite import NonFinite
@@ -18,6 +18,9 @@ from aprfmt.compare.traced import (
     weights_between,
 )
 from aprfmt.errors import UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +174,8 @@ class Between:
         )  # fmt: skip
 
     def compare(
-        self, key: str, dtypes: tuple[str, str], x: Any, y: Any, chosen: Any = None,
-        shape: tuple[int, ...] | None = None, point: str = "",
+        self, key: str, dtypes: tuple[str, str], x: "Array", y: "Array",
+        chosen: "Array | None" = None, shape: tuple[int, ...] | None = None, point: str = "",
     ) -> PointDiff:  # fmt: skip
         """Say whether two values of a point agree: the one place where that is decided.
 
@@ -288,7 +291,7 @@ def _ratio(a: RecordLike, b: RecordLike) -> float | None:
     return float(a.stats.std / b.stats.std)
 
 
-def _chosen(a: Any, b: Any, size: int) -> Any:
+def _chosen(a: "Array | None", b: "Array | None", size: int) -> "Array":
     """Return which values of both are there."""
     import numpy as np
 
@@ -299,7 +302,7 @@ def _chosen(a: Any, b: Any, size: int) -> Any:
     return chosen
 
 
-def _earlier(record: RecordLike, before: int) -> Any:
+def _earlier(record: RecordLike, before: int) -> "Array":
     """Return which values are of token positions before one."""
     import numpy as np
 

@@ -12,9 +12,11 @@ from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats import FORMATS, FormatSpec, checksum_notes
 
 if TYPE_CHECKING:
-    from aprfmt.base.protocols import Sink, Source, TensorInfo
+    from aprfmt.base.protocols import LazyTensor, Sink, Source, TensorInfo
+    from aprfmt.conversion.metadata import Carried
     from aprfmt.conversion.plan import Plan
     from aprfmt.conversion.run import Written
+    from aprfmt.formats.atomic import FileSet
     from aprfmt.model import Model
 
 __all__ = ["ConversionReport", "Options", "TensorOutcome", "convert", "target_format"]
@@ -117,7 +119,7 @@ def target_of(model: "Model", dst: Path, to: str | None) -> FormatSpec:
 
 
 def _open_sink(
-    model: "Model", target: FormatSpec, weights: Path, options: Options, files: Any
+    model: "Model", target: FormatSpec, weights: Path, options: Options, files: "FileSet | None"
 ) -> "Sink":
     """Open the target's sink into a set of files, with the options it understands."""
     wishes: dict[str, Any] = {"files": files}
@@ -136,8 +138,9 @@ def _in_order(target: FormatSpec, sink: "Sink", plan: "Plan") -> "list[TensorInf
 
 
 def _planned(
-    model: "Model", target: FormatSpec, dst: Path, plan: "Plan", carried: Any, options: Options
-) -> dict[Path, int]:
+    model: "Model", target: FormatSpec, dst: Path, plan: "Plan", carried: "Carried",
+    options: Options,
+) -> dict[Path, int]:  # fmt: skip
     """Return every file that would be written and its size in bytes; writes nothing."""
     from aprfmt.conversion.beside import planned_sizes
 
@@ -154,7 +157,7 @@ def _write(
     target: FormatSpec,
     dst: Path,
     plan: "Plan",
-    carried: Any,
+    carried: "Carried",
     written: "list[Written]",
     options: Options,
     hashing: bool,
@@ -236,7 +239,7 @@ def _verify(files: tuple[Path, ...], plan: "Plan", written: "list[Written]") -> 
     from aprfmt.model import open_model
 
     with open_model(entry(files)) as result:
-        stored: Mapping[str, Any] = result.source.tensors
+        stored: Mapping[str, LazyTensor] = result.source.tensors
         for output, record in zip(plan.outputs, written, strict=True):
             tensor = stored.get(output.info.name)
             if tensor is None:

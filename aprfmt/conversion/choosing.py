@@ -1,7 +1,8 @@
 """Chooses the encoding of every output: what the user asks for, and what the target can hold."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch.steps import Transposed
 from aprfmt.base.encodings import ENCODINGS, encoding
@@ -15,6 +16,9 @@ from aprfmt.model import Model
 from aprfmt.model.patterns import near, select
 from aprfmt.model.resolve import spellings
 from aprfmt.quantizing.mixture import SCHEMES, leading, quantized
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
 
 
 def choose_encodings(
@@ -166,7 +170,7 @@ def _packed(
     if any(isinstance(step, Transposed) for step in target_steps(model, target, roles)):
         shape, make = shape[::-1], lambda: output.make().T.copy()  # see bind.of_packed
 
-    def pack(values: Any) -> Any:
+    def pack(values: "Array") -> Mapping[str, bytes]:
         from aprfmt.codecs import encode
 
         return encode(name, values, fma=options.fma, options=wishes)
@@ -177,6 +181,7 @@ def _packed(
 def _is_vector(output: Output) -> bool:
     """Say whether ggml's readers expect this tensor as F32: 1-D, norms, routers, positions."""
     from aprfmt.arch.spec import F32_ROLES
+    from aprfmt.arch.vocabulary import split_key
 
-    name = output.role.partition(".")[2] if output.role.startswith("L") else output.role
+    name = split_key(output.role)[1]
     return len(output.info.shape) <= 1 or name.rpartition(".")[0].endswith(F32_ROLES)

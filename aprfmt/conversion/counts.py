@@ -1,7 +1,10 @@
 """Counts how re-encoding changed values."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
 
 
 @dataclass
@@ -12,7 +15,7 @@ class Counts:
     overflowed: int = 0
     underflowed: int = 0
 
-    def add(self, before: Any, after: Any) -> None:
+    def add(self, before: "Array", after: "Array") -> None:
         """Count one chunk; NaN stays equal to NaN."""
         import numpy as np
 

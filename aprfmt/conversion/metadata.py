@@ -43,7 +43,10 @@ class Carried:
 def carry(model: "Model", target: str, plan: Plan, options: Options) -> Carried:
     """Return the target's metadata and texts; same-format conversions keep metadata verbatim."""
     if model.format == target:
-        carried = Carried(_verbatim(model), _folder_texts(model))
+        carried = Carried(
+            {key: value for key, value in model.typed.items() if not key.startswith("split.")},
+            _folder_texts(model),
+        )
     else:
         style = FORMATS[target].keys_like or target
         carried = CARRIERS[style](model, plan)
@@ -126,15 +129,6 @@ def _claimed(config: dict[str, Any], claim: Mapping[str, Any] | None) -> dict[st
     ordered = list(config) == sorted(config)
     config["quantization_config"] = dict(claim)
     return dict(sorted(config.items())) if ordered else config
-
-
-def _verbatim(model: "Model") -> dict[str, Value | Typed]:
-    types = model.source.types
-    return {
-        key: Typed(value, types[key]) if key in types else value
-        for key, value in model.metadata.items()
-        if not key.startswith("split.")
-    }
 
 
 def _typed_like(model: "Model", key: str, value: Value | Typed) -> Value | Typed:

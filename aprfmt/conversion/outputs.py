@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo
@@ -10,6 +10,10 @@ from aprfmt.conversion.packed import PackedPart
 from aprfmt.errors import CodecError, ConversionError
 from aprfmt.tensors.restore import Restoration
 from aprfmt.tensors.runs import Run
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
 
 PLAIN_FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -26,7 +30,7 @@ class Output:
     info: TensorInfo
     source_encoding: str
     runs: list[Run] | None
-    make: Callable[[], Any]
+    make: "Callable[[], Array]"
     spellings: tuple[str, ...]
     steps: tuple[str, ...] = ()
     sources: tuple[LazyTensor, ...] = ()

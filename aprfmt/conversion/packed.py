@@ -7,12 +7,16 @@ encoded last.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.conversion.counts import Counts
 from aprfmt.errors import ConversionError
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
 
 _SMALL = 4096  # bytes: parts up to this are kept from planning to writing
 
@@ -43,8 +47,8 @@ class Packed:
     name: str
     encoding: str
     shape: tuple[int, ...]
-    make: Callable[[], Any]
-    encode: Callable[[Any], Mapping[str, bytes]]
+    make: "Callable[[], Array]"
+    encode: "Callable[[Array], Mapping[str, bytes]]"
     latest: Latest
     counts: Counts = field(default_factory=Counts)
     kept: dict[str, bytes] = field(default_factory=dict)
@@ -64,7 +68,7 @@ class Packed:
             self.kept.update({s: data for s, data in parts.items() if s and len(data) <= _SMALL})
         return self.latest.parts[suffix]
 
-    def _count(self, values: Any, parts: Mapping[str, bytes]) -> None:
+    def _count(self, values: "Array", parts: Mapping[str, bytes]) -> None:
         from aprfmt.codecs import decode
 
         self.counts.add(values, decode(self.encoding, parts, self.shape))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo
@@ -34,7 +34,9 @@ from aprfmt.tensors.view import View, decode_tensor
 
 if TYPE_CHECKING:
     from aprfmt.arch.bind import Group
-    from aprfmt.arch.spec import Move
+    from aprfmt.arch.spec import HyperParams, Move
+    from aprfmt.base.protocols import Value
+    from aprfmt.codecs.base import Array
 
 
 def build(model: Model, target: FormatSpec, options: Options) -> Plan:
@@ -298,9 +300,9 @@ def _output(
 
 
 def _maker(
-    logical: Sequence[View], group: "Group", hp: Any, index: int, patch: Any
-) -> Callable[[], Any]:
-    def make() -> Any:
+    logical: Sequence[View], group: "Group", hp: "HyperParams", index: int, patch: "Value | None"
+) -> "Callable[[], Array]":
+    def make() -> "Array":
         arrays = [tensor.numpy() for tensor in logical]
         for step in reversed(group.binding.steps):
             arrays = step.apply(arrays, hp)
@@ -311,7 +313,9 @@ def _maker(
     return make
 
 
-def _patched(made: Any, patch: Any, logical: Sequence[View], group: "Group", hp: Any) -> Any:
+def _patched(
+    made: "Array", patch: "Value | None", logical: Sequence[View], group: "Group", hp: "HyperParams"
+) -> "Array":
     """Return `made` with the bits an earlier file of this style had, if they mean the same values.
 
     A tensor that was edited since then gets the values that the steps compute.

@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import LazyTensor
@@ -16,6 +16,10 @@ from aprfmt.errors import ConversionError
 from aprfmt.quantizing.rows import encode_rows
 from aprfmt.tensors.runs import Bytes, Run, all_runs, first_difference, windows
 from aprfmt.tensors.view import decode_rows
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
 
 WINDOW = 16 << 20  # bytes per write(); larger windows are not faster
 SMALL = 256 << 10  # runs below this are joined before they are written
@@ -105,7 +109,7 @@ def _encoded(output: Output, options: Options, counts: Counts) -> Iterator[memor
         tensor.drop()
 
 
-def _as_input(values: Any, output: Output) -> Any:
+def _as_input(values: "Array", output: Output) -> "Array":
     from aprfmt.codecs import codec
 
     wanted = codec(output.info.encoding).dtype
@@ -118,7 +122,7 @@ def _as_input(values: Any, output: Output) -> Any:
     return values if values.dtype.name == wanted else values.astype(wanted)
 
 
-def _decoded(output: Output) -> Iterator[Any]:
+def _decoded(output: Output) -> "Iterator[Array]":
     """Yield the target tensor's values, [rows, last axis] in chunks, or the whole array."""
     name, shape = output.source_encoding, output.info.shape
     rows, columns = matrix(shape)

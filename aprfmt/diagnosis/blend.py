@@ -79,7 +79,7 @@ class Blend:
 
 
 def count_stages(*models: Model) -> int:
-    """Return into how many stages passes of these models can be split; 1 for a pass of their own.
+    """Return how many stages a pass of these models can be split into; 1 where it is their own.
 
     Stage 0 embeds, i is layer i - 1, the last one is the head.
     """

@@ -1,4 +1,4 @@
-"""Through which points a point acts on everything after it, and what these say about it."""
+"""Cuts: the points through which an earlier point acts on all that follows, and what they show."""
 
 from collections.abc import Iterator
 

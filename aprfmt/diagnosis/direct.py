@@ -167,7 +167,7 @@ def neighbour(key: str, a: TraceLike, b: TraceLike, bound: float) -> str:
         return ""
     theirs = np.asarray(theirs)
     if not np.isfinite(theirs).all():
-        return ""  # what is no number is like any other that is none
+        return ""  # NaN and infinities would equal any others
     for name, value in _around(key, a):
         if value.size == theirs.size and rel(value, theirs) <= bound:
             return name
@@ -266,7 +266,7 @@ def by_signature(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> Caus
     )  # fmt: skip
 
 
-FAR = 1e-3  # what follows from a difference is nearer than this share of it: it did not follow
+FAR = 1e-3  # points nearer than this share of a difference were not computed from it
 
 
 def _what_follows(pair: PointDiff, pairs: Sequence[PointDiff]) -> str:

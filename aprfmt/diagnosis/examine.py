@@ -187,7 +187,7 @@ def _reaching(
     case: Case, steps: Sequence[Step], residual: float, known: set[str],
     order: Mapping[str, int], here: int,
 ) -> Answer | None:  # fmt: skip
-    """Return the answer that these steps are, in the layers in which the pass agrees furthest."""
+    """Return these steps as an answer, in the layers in which the pass agrees furthest."""
     scopes: list[Layers | None] = [None]
     if len(spanned(case)) <= 1 and case.layer >= 0:
         scopes = [scope for scope in _scopes(case, replace(steps[0].change, scoped=True))]

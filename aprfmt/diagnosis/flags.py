@@ -69,7 +69,7 @@ def contradictions(model: Model) -> Iterator[Contradiction]:
 
 
 def flags(a: Model, b: Model, found: Levels) -> None:
-    """Record what B's flags and tensors say otherwise, and A's do not, in `found`."""
+    """Record the contradictions between flags and tensors that B has and A has not, in `found`."""
     same = {(row.name, row.said) for row in contradictions(a)}
     for row in contradictions(b):
         if (row.name, row.said) in same or (row.name, row.said) not in _LOADERS:
@@ -100,7 +100,7 @@ def _key(model: Model, name: str) -> str:
 
 
 def _distances(a: Model, b: Model, row: Contradiction) -> tuple[float, float, float]:
-    """Return how far B's logits are from A's: as the flag says, as its tensors say; the bound."""
+    """Return how far B's logits are from A's, by the flag and by the tensors; and the bound."""
     ids = chosen_ids([a.hyper, b.hyper], long=False)
     bound = between(a, b).bound("logits", ("float32", "float32")).rel_l2
     reference = _logits(world_of(a, ids, "float32"))

@@ -7,7 +7,7 @@ from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.causes import CAUSES
 from aprfmt.diagnosis.examine import Divergence, Examined
 from aprfmt.diagnosis.found import CauseFound, Evidence
-from aprfmt.diagnosis.next_step import next_step
+from aprfmt.diagnosis.nextstep import recording
 from aprfmt.diagnosis.shadow import View
 from aprfmt.diagnosis.world import MOVES
 from aprfmt.inference.points import POINTS
@@ -33,7 +33,7 @@ def judged(label: str, examined: Examined, ids: Sequence[int] = (), model: str =
         _add(found.findings, _finding(label, divergence))
         found.evidence += _evidence(label, divergence)
         if divergence.answer is None and divergence.likely != "nonfinite":
-            step = next_step(divergence.view, examined.before.views, ids, model)
+            step = recording(divergence.view, examined.before.views, ids, model)
             if step:
                 found.evidence.append(Evidence("forward", step, (divergence.view.key,)))
     rows = _other_rows(label, examined)

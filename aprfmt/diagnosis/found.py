@@ -156,7 +156,7 @@ class Diagnosis:
 
     @property
     def kind(self) -> Kind:
-        """The class: the verdict, `derived` models and differences that no probe reached apart."""
+        """The class: the verdict, or that of derived models and of what no probe reached."""
         if self.verdict == "not_comparable":
             derived = self.lead is not None and self.lead.cause == DERIVED
             said = not self.reason or self.reason.startswith(DERIVED)

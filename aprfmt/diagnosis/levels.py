@@ -12,8 +12,8 @@ from aprfmt.diagnosis.parts import Touched
 class Levels:
     """Findings of the first three levels; `parts` has one entry per finding.
 
-    `stated` are those that taking no part of B away in a pass could show: of tokenizers, and of
-    flags. Where `unmoved`, a pass of both models gives one answer, and none is needed for them.
+    `stated` are findings that replacing a part of B in a pass cannot show: those of tokenizers and
+    of flags. Where `unmoved`, both models compute the same, and no pass is needed.
     """
 
     findings: list[CauseFound] = field(default_factory=list)

@@ -1,4 +1,7 @@
-"""The next step of each finding, as a command: one table, by cause, then by level of evidence."""
+"""Next steps, as commands: of each finding by one table, and what to record of missing points.
+
+The table goes by cause, then by level of evidence.
+"""
 
 import json
 import shlex
@@ -8,11 +11,14 @@ from pathlib import Path
 
 from aprfmt.arch.values import same_value
 from aprfmt.diagnosis.found import CauseFound
+from aprfmt.diagnosis.shadow import View
 from aprfmt.diagnosis.sides import Side
 from aprfmt.diagnosis.unread import refused
+from aprfmt.inference.points import POINTS
 from aprfmt.model import Model
 
 FOLDER = "safetensors"  # the format whose keys stand in a config.json, which `set` does not write
+MOST_POINTS = 12  # points that are asked for
 MOST_IDS = 64  # ids of a command; longer ones are in a file
 
 
@@ -50,7 +56,7 @@ def again(asked: Asked, finding: CauseFound) -> str:
 
 
 def settings(asked: Asked, finding: CauseFound) -> str:
-    """Set A's values in a copy of B, where its keys hold them as they are; else write B anew."""
+    """Set A's values in a copy of B, where single keys hold them; else write B anew."""
     a, b = asked.a.model, asked.b.model
     if a is None or b is None or asked.b.kind == "trace":
         return closer(asked, finding)
@@ -158,3 +164,51 @@ def with_next(
         replace(finding, next=step(Asked(a, b, ids, lengths.get(i, 0)), finding))
         for i, finding in enumerate(findings)
     ]
+
+
+# --- what to record ------------------------------------------------------------------------------
+
+
+def missing_points(view: View, views: Mapping[str, View]) -> list[str]:
+    """Return the keys that the trace lacks between the last good points and a divergence.
+
+    Of several layers it is their outputs: with these, one layer is left.
+    """
+    keys = list(views)
+    start = max((keys.index(key) for key in view.after if key in views), default=-1)
+    between = keys[start + 1 : keys.index(view.key)] if view.key in views else []
+    lacking = [key for key in between if views[key].seen is None and not views[key].base]
+    layers = {views[key].layer for key in lacking if views[key].layer >= 0}
+    if len(layers) > 1:
+        return [key for key in lacking if key.endswith(".out")]
+    return lacking
+
+
+def recording(view: View, views: Mapping[str, View], ids: Sequence[int], model: str) -> str:
+    """Say what to record of the missing points, with the engine's names; "" if none is missing."""
+    lacking = missing_points(view, views)
+    if not lacking:
+        return ""
+    points = list(dict.fromkeys(key.rpartition(".")[2] for key in lacking))[:MOST_POINTS]
+    layers = sorted({views[key].layer for key in lacking if views[key].layer >= 0})
+    chosen = f" --layers {','.join(map(str, layers))}" if layers else ""
+    modules = [name.text for point in points for name in POINTS[point].hf[:1]]
+    there = f"; transformers calls them {', '.join(modules)}" if modules else ""
+    given = ",".join(map(str, ids))
+    return (
+        f"next: dump {', '.join(points)} of the engine{_of(layers)}{there}; what the model has "
+        f"there: aprfmt trace {model} --payload --points {','.join(points)}{chosen} --ids {given} "
+        f"--save right.safetensors; the engine's arrays become a trace with {mapping(model)}"
+    )
+
+
+def _of(layers: Sequence[int]) -> str:
+    if not layers:
+        return ""
+    return f" in layer {layers[0]}" if len(layers) == 1 else f" in layers {layers[0]}-{layers[-1]}"
+
+
+def mapping(model: str, ids: str = "", out: str = "engine.safetensors") -> str:
+    """Return the command that makes a trace of an engine's arrays."""
+    given = f" --ids {ids}" if ids else ""
+    return f"aprfmt trace {model} --map DUMPS{given} -o {out}"

@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
-from aprfmt.compare.thresholds import tolerance
+from aprfmt.compare.thresholds import of_statistics
 from aprfmt.compare.traced import TraceLike
 from aprfmt.diagnosis.direct import keys_of
 from aprfmt.diagnosis.found import Evidence
+from aprfmt.diagnosis.nextstep import mapping
 from aprfmt.tensors.stats import compute
 
-SLACK = 5.0  # of the tolerance of whole runs; statistics are printed with few digits
-LEAST = 2e-3
 COLUMNS = ("mean", "std", "min", "max", "l2")
 
 
@@ -35,8 +34,8 @@ def observations(a: TraceLike, b: TraceLike, model: str) -> Iterator[Evidence]:
     first = apart[0] if apart else "logits"
     yield Evidence(
         "forward",
-        f"next: dump the values at {first} and around it (.npy, one array a file), then aprfmt "
-        f"trace {model} --map DUMPS --ids IDS -o trace.safetensors, and diagnose that trace",
+        f"next: dump the values at {first} and around it (.npy, one array a file), then "
+        f"{mapping(model, 'IDS', 'trace.safetensors')}, and diagnose that trace",
         (first,),
     )  # fmt: skip
 
@@ -52,7 +51,7 @@ def _stats(trace: TraceLike, key: str) -> Any:
 def _bound(a: TraceLike, b: TraceLike, key: str) -> float:
     mine, other = a.find(key), b.find(key)
     assert mine is not None and other is not None
-    return max(LEAST, SLACK * tolerance(mine.dtype, other.dtype).rel_l2)
+    return of_statistics(mine.dtype, other.dtype)
 
 
 def _parted(x: Any, y: Any, bound: float) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Touched:
-    """The hyperparameters and role keys of a finding; none: a pass reads nothing of it."""
+    """The hyperparameters and role keys of a finding; empty where a pass reads none of it."""
 
     hyper: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()

@@ -63,13 +63,13 @@ class Outcome:
     points: Mapping[str, PointDiff] = field(default_factory=dict)
 
 
-MISFIT = object()  # what a pass gives whose weights do not fit together
+MISFIT = object()  # in place of a pass whose weights do not fit together
 SAME = Outcome(0.0, 0.0, exact=True)
 
 
 @dataclass(frozen=True)
 class Told:
-    """Who is told how far passes are, and beforehand that they take minutes."""
+    """Tells a user how far passes are, and beforehand if they take minutes."""
 
     progress: Callable[[int, int], None] | None = None
     notice: Callable[[str], None] | None = None
@@ -200,7 +200,7 @@ class Twins:
         return self._outcome(streams[-1], y, first, points)
 
     def alone(self, blend: Blend, probe: Probe) -> Outcome:
-        """Run a blend from its first stage of its own on; endless if its parts do not fit."""
+        """Run a blend from where it differs on; infinitely far if its parts do not fit."""
         if not blend.own:
             return SAME
         streams = self.streams(probe)
@@ -249,7 +249,7 @@ class Twins:
 def compared(
     pair: Between, mine: Mapping[str, Array], theirs: Mapping[str, Array], dtype: str
 ) -> dict[str, PointDiff]:
-    """Compare every point that both passes have, in execution order; other sizes are endless.
+    """Compare every point that both passes have, in order; of other sizes, infinitely far apart.
 
     Logits are compared over the ids that both have: a padded vocabulary adds some.
     """
@@ -267,7 +267,7 @@ def compared(
 
 
 def of_both(mine: Array, theirs: Array) -> tuple[Array, Array]:
-    """Return logits of the ids that both sides have."""
+    """Return the columns of logits whose ids both sides have."""
     few = min(mine.shape[-1], theirs.shape[-1])
     return mine[..., :few], theirs[..., :few]
 

@@ -158,7 +158,7 @@ def _spread(values: Sequence[int], most: int) -> list[int]:
 
 
 def others(vocab: int, length: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Yield other ids, to reach what the chosen ones did not: each run goes on in the vocabulary.
+    """Yield other ids, to reach what the chosen ones did not, run after run of the vocabulary.
 
     The steps have no factor in common with the vocabulary, so that all ids come.
     """

@@ -1,4 +1,4 @@
-"""What two values of one point have to do with each other, seen from the numbers alone."""
+"""How one value of a point follows from another, told by the numbers alone."""
 
 from collections.abc import Callable
 from typing import Any

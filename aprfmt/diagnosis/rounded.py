@@ -1,4 +1,4 @@
-"""The arithmetic that the products of a run betray, where its values are recorded in a finer type.
+"""The arithmetic of a run, told by the errors of its products; values may be recorded finer.
 
 An engine may multiply in TF32 or 16 bits and record float32. Then every product is off by about as
 much, on the run's own input; a wrong weight is off alone, a wrong operation is no product.
@@ -6,18 +6,19 @@ much, on the run's own input; a wrong weight is off alone, a wrong operation is 
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from statistics import median
 from typing import Any
 
 from aprfmt.compare.bounds import NMSE
 from aprfmt.compare.thresholds import ALL_PRODUCTS, products_of
-from aprfmt.compare.traced import RecordLike, TraceLike
+from aprfmt.compare.traced import RecordLike, TraceLike, Wrapped
 from aprfmt.diagnosis.shadow import Pass, View
 from aprfmt.diagnosis.world import MOVES
 
 
 def arithmetic(found: Pass) -> str:
-    """Return the dtype of the arithmetic that all products of a pass betray, "" for none.
+    """Return the dtype of the arithmetic that the errors of all products tell, "" for none.
 
     Only points count whose operations are one product and perhaps its bias. Where weights are
     quantized, values that were never quantized make such errors too: nothing is then said.
@@ -47,40 +48,23 @@ def _is_product(view: View) -> bool:
     return one and biased and view.residual is not None
 
 
-class ReadAs:
+class ReadAs(Wrapped):
     """A trace whose values were computed in another arithmetic than they are recorded in."""
 
     def __init__(self, trace: TraceLike, dtype: str) -> None:
-        self._trace = trace
+        super().__init__(trace)
         self.dtype = dtype
-        self.records: Mapping[str, Any] = {
-            key: replace(record, dtype=dtype)  # type: ignore[type-var]
-            for key, record in trace.records.items()
-        }
 
-    @property
-    def run(self) -> Mapping[str, Any]:
-        """Return the trace's own facts."""
-        return self._trace.run
+    @cached_property
+    def records(self) -> Mapping[str, RecordLike]:
+        """The trace's own, of the other arithmetic."""
+        return {key: self._read(record) for key, record in self._trace.records.items()}
 
     def find(self, key: str) -> RecordLike | None:
         """Return the record of a key, of the other arithmetic."""
         found = self._trace.find(key)
-        return None if found is None else replace(found, dtype=self.dtype)  # type: ignore[type-var]
+        return None if found is None else self._read(found)
 
-    def parts(self, key: str) -> list[str]:
-        """Return the keys that a key stands for."""
-        return self._trace.parts(key)
-
-    def values(self, key: str) -> Any:
-        """Return the trace's own values."""
-        return self._trace.values(key)
-
-    def mask(self, key: str) -> Any:
-        """Return which of the values are there."""
-        return self._trace.mask(key)
-
-    @property
-    def resolution(self) -> float:
-        """Return the trace's own."""
-        return self._trace.resolution
+    def _read(self, record: RecordLike) -> RecordLike:
+        made: RecordLike = replace(record, dtype=self.dtype)  # type: ignore[type-var]
+        return made

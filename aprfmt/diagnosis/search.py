@@ -50,13 +50,13 @@ class Step:
 
     @property
     def what(self) -> tuple[str, tuple[str, ...]]:
-        """What it is about: two steps about one thing are not joined."""
+        """What it changes: two steps that change the same thing are not joined."""
         return (self.change.cause, self.change.where)
 
 
 @dataclass(frozen=True)
 class Tried:
-    """Steps made together: the point's residual then, and how near the rows are (see above)."""
+    """Steps made together, the point's residual then, and how near the rows are (see above)."""
 
     steps: tuple[Step, ...]
     residual: float
@@ -275,7 +275,7 @@ class Search:
     # --- proving each of several ------------------------------------------------------------
 
     def needed(self, answer: Tried) -> list[tuple[Step, float]]:
-        """Return the steps without which the difference stays, and the residual without each."""
+        """Return the steps that the agreement needs, and the residual without each."""
         steps, left = list(answer.steps), list(answer.steps)
         found: list[tuple[Step, float]] = []
         self.runs = max(self.runs, 2 * len(steps))

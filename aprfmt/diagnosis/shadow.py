@@ -324,7 +324,7 @@ class _Shadow(Recording):
 
 
 class _Forgetful(list[Call]):
-    """A list of calls that stays empty."""
+    """A list of calls that records none."""
 
     def append(self, call: Call) -> None:
         """Forget it."""

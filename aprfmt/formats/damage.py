@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from aprfmt.base.protocols import Damage, TensorInfo
+from aprfmt.base.protocols import Damage, Note, TensorInfo
 from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError
 
@@ -65,20 +65,44 @@ class Faults:
         ]
 
 
+class Structure:
+    """What the structure of one file has in every format: tensors, faults, and notes on them."""
+
+    __slots__ = ()
+
+    where: str
+    faults: Faults
+    infos: dict[str, TensorInfo]
+    notes: list[Note]
+
+    def sound(self) -> list[TensorInfo]:
+        """Return the stored tensors without a fault so far."""
+        return [info for name, info in self.infos.items() if name not in self.faults.broken]
+
+    def warn(self, text: str, where: str = "") -> None:
+        """Add a warning; `where` defaults to the file."""
+        self.notes.append(Note("warning", where or self.where, text))
+
+    def remark(self, text: str) -> None:
+        """Add a note: unusual, but harmless."""
+        self.notes.append(Note("note", self.where, text))
+
+
 def report_overlap(infos: Sequence[TensorInfo], faults: Faults) -> None:
     """Report the tensors of a file that share bytes."""
     for blamed, others in overlapping([(i.offset, i.offset + i.nbytes) for i in infos]):
         info, stop = infos[blamed[0]], infos[blamed[0]].offset + infos[blamed[0]].nbytes
-        what = f"{faults.where}: {_tensor(info.name)} ({info.offset}..{stop}) overlaps"
+        what = f"{faults.where}: {label(info.name)} ({info.offset}..{stop}) overlaps"
         if len(blamed) == 1:
             what += f" {others} other tensors"
         else:
             before = infos[blamed[1]]
-            what += f" {_tensor(before.name)}, which ends at {before.offset + before.nbytes}"
+            what += f" {label(before.name)}, which ends at {before.offset + before.nbytes}"
         faults.add(FormatError(what), *(infos[i].name for i in blamed))
 
 
-def _tensor(name: str) -> str:
+def label(name: str) -> str:
+    """Return a tensor's name as messages have it."""
     return f"tensor {shorten(name, 100)!r}"
 
 

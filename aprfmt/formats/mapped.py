@@ -11,14 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from aprfmt.base.protocols import Damage, LazyTensor, Note, TensorInfo
 from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError, TruncatedError, UsageError
+from aprfmt.formats.damage import Structure
 
 if TYPE_CHECKING:
-    from aprfmt.formats.damage import Faults
+    pass
 
 Buffer = bytes | bytearray | memoryview
 
@@ -187,25 +188,6 @@ def stored_tensor(
         return DamagedTensor(file, info, broken[info.name])
     there = info.offset + info.nbytes <= file.size or not info.nbytes
     return (whole if there else CutTensor)(file, info)
-
-
-class Structure(Protocol):
-    """What every parser finds in a file."""
-
-    @property
-    def infos(self) -> Mapping[str, TensorInfo]:
-        """The tensors, in the file's order."""
-        ...
-
-    @property
-    def notes(self) -> Sequence[Note]:
-        """What is worth a remark."""
-        ...
-
-    @property
-    def faults(self) -> "Faults":
-        """What is wrong."""
-        ...
 
 
 ParsedT = TypeVar("ParsedT", bound=Structure)

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.protocols import Damage, Note, Source, Value
+from aprfmt.base.protocols import Damage, Note, Source, Typed, Value
 from aprfmt.errors import AprfmtError, ArchError, FormatError, TensorNotFoundError, UsageError
 from aprfmt.model.hf_folder import (
     INDEX,
@@ -91,6 +91,15 @@ class Model(Mapping[str, View]):
     def metadata(self) -> Mapping[str, Value]:
         """The file's own key-value part."""
         return self.source.metadata
+
+    @property
+    def typed(self) -> Mapping[str, Value | Typed]:
+        """The metadata, each value with the type its key has in the file, where it has one."""
+        types = self.source.types
+        return {
+            key: Typed(value, types[key]) if key in types else value
+            for key, value in self.metadata.items()
+        }
 
     def __getitem__(self, name: str) -> View:
         if name not in self._lazy:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from aprfmt.arch.vocabulary import split_key
 from aprfmt.base.encodings import ENCODINGS, encoding
 from aprfmt.codecs import CODECS
 from aprfmt.errors import UsageError
@@ -187,12 +188,10 @@ BY_LAYER = ("ffn_down",)
 
 def base_name(name: str) -> tuple[str, str, int | None]:
     """Return (base, suffix, layer) of a role key or GGUF name: `L3.attn_q.weight`."""
-    parts = name.split(".")
-    layer = None
+    layer, role = split_key(name)
+    parts = role.split(".")
     if parts[0] == "blk" and len(parts) > 2 and parts[1].isdecimal():
         layer, parts = int(parts[1]), parts[2:]
-    elif parts[0][:1] == "L" and parts[0][1:].isdecimal():
-        layer, parts = int(parts[0][1:]), parts[1:]
     return ".".join(parts[:-1]), parts[-1], layer
 
 

@@ -72,7 +72,7 @@ def to_gguf(model: "Model") -> dict[str, Value | Typed]:
     """
     carried = model.carried
     if model.key_style == "gguf":
-        return _verbatim(model)
+        return {key: value for key, value in model.typed.items() if key.startswith(_PREFIX)}
     back = _back_from_apr(carried)
     if back or not has_tokenizer(carried):
         return back
@@ -90,15 +90,6 @@ def to_gguf(model: "Model") -> dict[str, Value | Typed]:
     if template is not None:
         found[CHAT_TEMPLATE] = template
     return found
-
-
-def _verbatim(model: "Model") -> dict[str, Value | Typed]:
-    types = model.source.types
-    return {
-        key: Typed(value, types[key]) if key in types else value
-        for key, value in model.metadata.items()
-        if key.startswith(_PREFIX)
-    }
 
 
 def _gguf_vocabulary(

@@ -33,7 +33,7 @@ _MARKED = re.compile(r"<\|[^|<>\s]{1,40}\|>|<\uff5c[^\uff5c<>\s]{1,40}\uff5c>")
 _PLAIN = tuple(
     text for text in (*END_TEXTS, "<start_of_turn>", "<s>", "<bos>") if not _MARKED.fullmatch(text)
 )
-# Zephyr and its kin write their roles as text that no vocabulary has as a token.
+# Zephyr and similar templates write their roles as text that no vocabulary has as a token.
 _ROLES = frozenset(f"<|{role}|>" for role in "system user assistant tool prompter human".split())
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.inference.backends.recorded import Graphs, Slots
+from aprfmt.inference.backends.recorded import Graphs, Pending
 from aprfmt.tensors.stats import Stats, compute
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ class Backend(ABC):
         """Return a recorder of one session's passes; None if the backend has none."""
         return None
 
-    def slots(self) -> Slots | None:
-        """Return Slots for one trace's statistics; None if each one is computed at once."""
+    def pending(self) -> Pending | None:
+        """Return Pending for one trace's statistics; None if each one is computed at once."""
         return None
 
     def budget(self) -> int | None:

@@ -1,6 +1,6 @@
 """What a fast backend may offer beside its operations: recorded passes, statistics that wait.
 
-A session and a trace use them where `Backend.graphs` and `Backend.slots` give them.
+A session and a trace use them where `Backend.graphs` and `Backend.pending` give them.
 """
 
 from collections.abc import Callable, Hashable
@@ -17,7 +17,7 @@ Array = Any  # the backend's own
 Numbers = NDArray[Any]  # numpy's
 
 
-class Slots(Protocol):
+class Pending(Protocol):
     """Statistics that are enqueued on a device and read together."""
 
     def add(self, x: Array) -> None:

@@ -58,7 +58,7 @@ class Captures:
 
 @contextmanager
 def open_captures(path: Path) -> Iterator[Captures]:
-    """Open dumped arrays; FormatError for anything that is none, or is damaged."""
+    """Open dumped arrays; FormatError for anything else, or what is damaged."""
     with ExitStack() as stack:
         if path.is_dir():
             yield _folder(path)

@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 
 from aprfmt.errors import FormatError
 from aprfmt.inference.aprt import is_aprt, load_aprt
+from aprfmt.inference.engines.llama_text import is_eval_text, load_eval_text
+from aprfmt.inference.engines.mapping import is_mapped, load_mapped
+from aprfmt.inference.engines.npz import load_npz
+from aprfmt.inference.engines.statistics import is_table, load_table
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.trace_file import is_trace_file, load_trace
 
@@ -16,62 +20,6 @@ if TYPE_CHECKING:
 Opener = Callable[[Path, "Sequence[int] | None", "Model | None"], AbstractContextManager[Trace]]
 
 
-def _own(
-    path: Path, ids: Sequence[int] | None, model: "Model | None"
-) -> AbstractContextManager[Trace]:
-    return load_trace(path)
-
-
-def _aprt(
-    path: Path, ids: Sequence[int] | None, model: "Model | None"
-) -> AbstractContextManager[Trace]:
-    return nullcontext(load_aprt(path))
-
-
-def _npz(
-    path: Path, ids: Sequence[int] | None, model: "Model | None"
-) -> AbstractContextManager[Trace]:
-    from aprfmt.inference.engines.npz import load_npz
-
-    return load_npz(path, ids, model)
-
-
-def _text(
-    path: Path, ids: Sequence[int] | None, model: "Model | None"
-) -> AbstractContextManager[Trace]:
-    from aprfmt.inference.engines.llama_text import load_eval_text
-
-    return load_eval_text(path, ids, model)
-
-
-def _mapped(
-    path: Path, ids: Sequence[int] | None, model: "Model | None"
-) -> AbstractContextManager[Trace]:
-    from aprfmt.inference.engines.mapping import load_mapped
-
-    return load_mapped(path, ids, model)
-
-
-def _table(
-    path: Path, ids: Sequence[int] | None, model: "Model | None"
-) -> AbstractContextManager[Trace]:
-    from aprfmt.inference.engines.statistics import load_table
-
-    return load_table(path, ids, model)
-
-
-def _is_table(path: Path) -> bool:
-    from aprfmt.inference.engines.statistics import is_table
-
-    return is_table(path)
-
-
-def _is_mapped(path: Path) -> bool:
-    from aprfmt.inference.engines.mapping import is_mapped
-
-    return is_mapped(path)
-
-
 def _is_npz(path: Path) -> bool:
     if not path.is_file():
         return False
@@ -79,25 +27,19 @@ def _is_npz(path: Path) -> bool:
         return file.read(4) in (b"PK\x03\x04", b"PK\x05\x06") or path.suffix == ".npz"
 
 
-def _is_text(path: Path) -> bool:
-    from aprfmt.inference.engines.llama_text import is_eval_text
-
-    return path.is_file() and is_eval_text(path)
-
-
 # Kind of saved trace -> (whether a path is one, by content; how it is opened). In this order.
 TRACES: Mapping[str, tuple[Callable[[Path], bool], Opener]] = {
-    "captures": (_is_mapped, _mapped),
-    "statistics": (_is_table, _table),
-    "aprt": (is_aprt, _aprt),
-    "npz": (_is_npz, _npz),
-    "aprfmt": (is_trace_file, _own),
-    "llama-eval-callback": (_is_text, _text),
+    "captures": (is_mapped, load_mapped),
+    "statistics": (is_table, load_table),
+    "aprt": (is_aprt, lambda path, ids, model: nullcontext(load_aprt(path))),
+    "npz": (_is_npz, load_npz),
+    "aprfmt": (is_trace_file, lambda path, ids, model: load_trace(path)),
+    "llama-eval-callback": (is_eval_text, load_eval_text),
 }
 
 
 def trace_kind(path: Path) -> str | None:
-    """Return the kind of saved trace a path is, None for what is none (a model, say)."""
+    """Return the kind of saved trace a path is, None for anything else (a model, say)."""
     return next((kind for kind, (fits, _) in TRACES.items() if fits(path)), None)
 
 

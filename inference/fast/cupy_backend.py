@@ -26,8 +26,8 @@ from aprfmt.inference.fast.cuda.arrays import Flat
 from aprfmt.inference.fast.cuda.attend import Attention
 from aprfmt.inference.fast.cuda.loader import cache_folder
 from aprfmt.inference.fast.cuda.ops import Ops
+from aprfmt.inference.fast.cuda.pending import CupyPending, Workspace
 from aprfmt.inference.fast.cuda.placed import Dense, Encoded, Placed, Placer
-from aprfmt.inference.fast.cuda.slots import Pending, Workspace
 from aprfmt.inference.weights import FREE_SHARE, Weight
 from aprfmt.tensors.stats import Stats
 
@@ -123,13 +123,13 @@ class CupyBackend(Backend):
 
     def stats(self, x: Array) -> Stats:
         """Compute the statistics on the GPU, in one pass, and wait for them."""
-        pending = self.slots()
+        pending = self.pending()
         pending.add(x)
         return pending.read()[0]
 
-    def slots(self) -> Pending:
-        """Return Slots, which read all statistics in one transfer."""
-        return Pending(self._room(), self._given)
+    def pending(self) -> CupyPending:
+        """Return Pending, which read all statistics in one transfer."""
+        return CupyPending(self._room(), self._given)
 
     def _given(self, x: Array) -> tuple[Array, Flat]:
         whole = _whole(x)

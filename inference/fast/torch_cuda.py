@@ -16,8 +16,8 @@ from aprfmt.inference.backends.torch_device import torch_devices
 from aprfmt.inference.cuda_driver import cupy_problem, driver_version
 from aprfmt.inference.fast.cuda import layers
 from aprfmt.inference.fast.graphs import Recording, TorchGraphs
+from aprfmt.inference.fast.torch_pending import TorchPending
 from aprfmt.inference.fast.torch_products import TorchProducts
-from aprfmt.inference.fast.torch_slots import TorchSlots
 from aprfmt.inference.fast.torch_weights import HALVES, NotRecordable, Uploader, current
 from aprfmt.tensors.stats import Stats, compute
 
@@ -123,15 +123,15 @@ class CudaBackend(TorchProducts):
 
     def stats(self, x: Array) -> Stats:
         """Compute the statistics on the device, in one pass."""
-        slots = None if isinstance(x, np.ndarray) else self.slots()
-        if slots is None:
+        pending = None if isinstance(x, np.ndarray) else self.pending()
+        if pending is None:
             return compute(self.to_numpy(x))
-        slots.add(x)
-        return slots.read()[0]
+        pending.add(x)
+        return pending.read()[0]
 
-    def slots(self) -> TorchSlots | None:
-        """Return Slots for a trace's statistics; None without kernels, or on several GPUs."""
-        return TorchSlots(self._device) if self._decodes and len(self._devices) == 1 else None
+    def pending(self) -> TorchPending | None:
+        """Return Pending for a trace's statistics; None without kernels, or on several GPUs."""
+        return TorchPending(self._device) if self._decodes and len(self._devices) == 1 else None
 
     def best(self, row: torch.Tensor) -> torch.Tensor:
         """Return [argmax, whether that logit is a NaN] of logits [vocab], on the device."""

@@ -8,7 +8,7 @@ Header key `aprfmt.bundle` holds one JSON object, schema 1. `replay` runs it wit
 import math
 import platform
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.device import Choice, parse_run
 from aprfmt.inference.parity.cell import PER_LAYER, BundledRows, Cell
 from aprfmt.inference.rows import ArrayRows, Rows
+from aprfmt.inference.trace_file import windows
 
 Numbers = NDArray[Any]
 HEADER = "aprfmt.bundle"
@@ -159,14 +160,7 @@ def save_bundle(path: Path, bundle: Bundle, command: Sequence[str], *, force: bo
     with open_sink(path, "safetensors", force=force) as sink:
         sink.plan({HEADER: dumps(header, str(path))}, infos)
         for info in infos:
-            data = np.ascontiguousarray(tensors[info.name])
-            sink.write(info.name, _windows(data))
-
-
-def _windows(data: Numbers) -> Iterator[memoryview]:
-    raw = data.data.cast("B") if data.size else memoryview(b"")
-    for start in range(0, len(raw), 8 << 20):
-        yield raw[start : start + (8 << 20)]
+            sink.write(info.name, windows(tensors[info.name]))
 
 
 def _kept(x: Numbers) -> Numbers:
@@ -188,7 +182,7 @@ def _plain(value: Any) -> Any:
 
 
 def load_bundle(path: Path) -> Bundle:
-    """Read a reproduction; FormatError for a file that is none, or does not fit together."""
+    """Read a reproduction; FormatError for a file that is not one, or does not fit together."""
     from aprfmt.formats import open_source
 
     with open_source(path) as source:

@@ -9,12 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aprfmt.base.outcome import Check, Outcome
-from aprfmt.compare.thresholds import loss_bound
+from aprfmt.compare.thresholds import MAX_LOGITS, loss_bound
 from aprfmt.inference.parity.cells import ExpertFlip, Losses, Outcomes
 
-# Relative L2 of full logits on quantized weights; seen on a toy with NF4: 0.047. Where the
-# tolerance of the runs' arithmetic is larger, it counts.
-MAX_LOGITS = 0.10
 # A text shorter than this says little about a loss.
 MIN_LABELS = 16
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.outcome import Check, Report
-from aprfmt.compare.thresholds import DISCRETE
+from aprfmt.compare.thresholds import AMPLIFIED, DISCRETE
 from aprfmt.compare.traces import PointDiff, TraceDiff
 from aprfmt.inference.device import Choice
 from aprfmt.inference.parity.cells import Operation, Verdict
@@ -16,9 +16,6 @@ from aprfmt.inference.parity.survey import Survey
 from aprfmt.inference.trace import Trace
 
 Numbers = NDArray[Any]
-# Where rounding is amplified, another order of the same operations may be this many times further
-# off than the order that was measured.
-AMPLIFIED = 3.0
 
 
 def fused_check(

@@ -246,7 +246,7 @@ def bench_reduce(bandwidth: float) -> None:
     import torch
 
     room = cupy.zeros(cuda.WORKSPACE)
-    slot = cupy.zeros(cuda.SLOT)
+    result = cupy.zeros(cuda.RESULT)
     for shape in ((512, 896), (512, 4864), (512, 151936), (1 << 28,)):
         a = torch.randn(shape, device="cuda")
         b = a + 1e-6 * torch.randn(shape, device="cuda")
@@ -263,15 +263,15 @@ def bench_reduce(bandwidth: float) -> None:
                     (a.view(torch.int32) != b.view(torch.int32)).sum())  # fmt: skip
 
         times = 20 if a.numel() < 1 << 22 else 3
-        us = timed([partial(cuda.stats, a, slot, room)] * times)
-        found = cuda.to_stats(a.numel(), slot.get())
+        us = timed([partial(cuda.stats, a, result, room)] * times)
+        found = cuda.to_stats(a.numel(), result.get())
         wanted = float(a.mean(dtype=torch.float64))
         if found.mean is None or abs(found.mean - wanted) > 1e-9 or found.count != a.numel():
             raise SystemExit(f"statistics of {shape}: mean {found.mean}, torch {wanted}")
         say("stats", f"float32 {shape}", us, GBps=round(4 * a.numel() / us / 1e3),
             torch=f"{torch_timed(torch_stats):.1f} us")  # fmt: skip
-        us = timed([partial(cuda.compare, a, b, slot, room)] * times)
-        apart = cuda.to_difference(a.numel(), slot.get())
+        us = timed([partial(cuda.compare, a, b, result, room)] * times)
+        apart = cuda.to_difference(a.numel(), result.get())
         wanted = float(
             torch.linalg.vector_norm((a - b).double()) / torch.linalg.vector_norm(b.double())
         )

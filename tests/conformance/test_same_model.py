@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 import aprfmt
+from aprfmt.diagnosis import diagnose, words
 from aprfmt.errors import UsageError
 from aprfmt.testing import assert_same_model
+from tests.cli.run import aprfmt as command
 from tests.models import save_tiny
 
 
@@ -45,3 +47,15 @@ def test_what_cannot_be_compared_is_no_pass(folder: Path, tmp_path: Path) -> Non
         assert_same_model(folder, tmp_path / "gemma")
     with pytest.raises(UsageError, match="expected one of same, precision"):
         assert_same_model(folder, folder, within="exact")  # type: ignore[arg-type]
+
+
+def test_the_command_prints_the_same_report(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One home of the words: lines of `words.text`, in order, with the table of points between."""
+    monkeypatch.setattr(words, "MOST", 1)
+    save_tiny("llama", tmp_path / "other", rope_theta=10000.0)
+    printed = iter(command("diagnose", folder, tmp_path / "other").out.splitlines())
+    told = words.text(diagnose(str(folder), str(tmp_path / "other"))).splitlines()
+    assert any(line.endswith("more (--json)") for line in told)
+    assert all(line in printed for line in told)

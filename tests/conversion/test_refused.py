@@ -33,7 +33,7 @@ def test_a_tensor_without_a_place_is_refused_until_it_is_dropped(tmp_path: Path)
 
 
 def output(name: str, *shape: int) -> Output:
-    return Output(make_info(name, shape, "F32"), "F32", None, lambda: None, (name,))
+    return Output(make_info(name, shape, "F32"), "F32", None, lambda: np.zeros(0), (name,))
 
 
 @pytest.mark.parametrize(("outputs", "message"), [

@@ -7,57 +7,37 @@ bugs that the project started from (the column "upstream" of docs/diagnose.md).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from aprfmt.inference.kv_cache import KVCache
 from tests.diagnose import files
+from tests.diagnose.controls import PAIRS
 from tests.diagnose.engines import (
     COARSE,
     LONG,
     Stale,
     broken,
-    stats_only,
-    tiny_folder,
     trace,
 )
 from tests.diagnose.fault import Fault as Fault
 from tests.diagnose.fault import Pair
+from tests.diagnose.faults_files import FILE_FAULTS
+from tests.diagnose.faults_files import UP as UP
+from tests.diagnose.faults_files import neurons_moved as neurons_moved
 from tests.diagnose.faults_moved import MOVED_CONTROLS, MOVED_FAULTS
 from tests.diagnose.faults_packed import PACKED_CONTROLS, PACKED_FAULTS
 from tests.diagnose.faults_tokens import CONTROLS_TOKENS, FAULTS_TOKENS
 from tests.diagnose.faults_walk import WALK
+from tests.diagnose.making import DEMO as DEMO
+from tests.diagnose.making import ROOT as ROOT
+from tests.diagnose.making import engine
 from tests.models import IDS
-
-ROOT = Path(__file__).resolve().parents[2]
-DEMO = ROOT / "fixtures" / "demo"
-
 
 # --- engines that compute something else -------------------------------------------------------
 
 Values = Callable[[Any], Mapping[str, Any]]
-
-
-def engine(
-    name: str, base: str, says: str, causes: str | Sequence[str], where: str | Sequence[str],
-    *, fine: bool = False, upstream: Sequence[int] = (), confidence: str = "confirmed",
-    verdict: str = "bug", **how: Any,
-) -> Fault:  # fmt: skip
-    """Return the fault of a trace against the model it was run on."""
-
-    def make() -> Pair:
-        folder = tiny_folder(base)
-        return folder, trace(folder, f"engine-{name}", points=None if fine else COARSE, **how)
-
-    return Fault(
-        name, base, says, make, _all(causes), _all(where), verdict, confidence, tuple(upstream)
-    )
-
-
-def _all(names: str | Sequence[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def heads(**facts: Any) -> Callable[..., Any]:
@@ -135,11 +115,6 @@ def layers_exchanged(weights: Any) -> Mapping[str, Any]:
 def changed(key: str, change: Callable[[Any], Any]) -> Values:
     """Return an overlay of one weight."""
     return lambda w: {key: change(number(w, key))}
-
-
-def halves_for_pairs(x: Any, heads: int) -> Any:
-    """Order the rows of each head for adjacent pairs, as GGUF has them."""
-    return x.reshape(heads, 2, -1, x.shape[-1]).swapaxes(1, 2).reshape(x.shape)
 
 
 def one_bit(x: Any) -> Any:
@@ -350,337 +325,11 @@ def only_third() -> Callable[..., Any]:
     return change
 
 
-# --- damaged files -----------------------------------------------------------------------------
-
-
-def damaged(
-    name: str, base: str, says: str, causes: str | Sequence[str], where: str | Sequence[str],
-    *, dtype: str = "float32", upstream: Sequence[int] = (), verdict: str = "bug",
-    confidence: str = "confirmed", **how: Any,
-) -> Fault:  # fmt: skip
-    """Return the fault of a copied folder against the original."""
-
-    def make() -> Pair:
-        source = DEMO if base == "demo" else tiny_folder(base, dtype)
-        return source, files.copy(source, f"damaged-{name}", **how)
-
-    return Fault(
-        name, base, says, make, _all(causes), _all(where), verdict, confidence, tuple(upstream)
-    )
-
-
-L1 = "model.layers.1."
-UP = f"{L1}mlp.up_proj.weight"
-
-
-def shifted(count: int) -> Callable[[bytes], bytes]:
-    return lambda data: data[count:] + bytes(count)
-
-
-def flipped(at: int) -> Callable[[bytes], bytes]:
-    return lambda data: data[:at] + bytes([data[at] ^ 0x20]) + data[at + 1 :]
-
-
-def swapped_bytes(data: bytes) -> bytes:
-    return np.frombuffer(data, "<f4").byteswap().tobytes()
-
-
-def other_theta(config: dict[str, Any]) -> None:
-    config["rope_parameters"]["rope_theta"] = 10000.0
-
-
-def no_theta(config: dict[str, Any]) -> None:
-    """Leave the base out, as a writer without a key for it does: a default stands in."""
-    config.pop("rope_parameters", None)
-    config.pop("rope_theta", None)
-
-
-def plain_rope(config: dict[str, Any]) -> None:
-    config["rope_parameters"] = {"rope_type": "default", "rope_theta": 5000.0}
-
-
-def whole_rotary(config: dict[str, Any]) -> None:
-    config["partial_rotary_factor"] = config["rope_parameters"]["partial_rotary_factor"] = 1.0
-
-
-def first_experts(rows: files.Rows) -> None:
-    for part in ("gate", "up", "down"):
-        a, b = (f"{L1}mlp.experts.{i}.{part}_proj.weight" for i in (0, 1))
-        rows[a], rows[b] = rows[b], rows[a]
-
-
-def head_overwritten(rows: files.Rows) -> None:
-    rows["lm_head.weight"] = rows["model.embed_tokens.weight"]
-
-
-def neurons_moved(rows: files.Rows) -> None:
-    """Give an MLP's neurons another order, in gate, up and down alike: the same function."""
-    order = np.random.default_rng(7).permutation(72)
-    for name in ("gate_proj", "up_proj"):
-        files.edit(f"{L1}mlp.{name}.weight", lambda x: x[order])(rows)
-    files.edit(f"{L1}mlp.down_proj.weight", lambda x: x[:, order])(rows)
-
-
-def heads_moved(rows: files.Rows) -> None:
-    """Exchange the two key heads, and the query heads with them, one of them inside its group."""
-    query, key = np.array([3, 2, 0, 1]), np.array([1, 0])
-    for name, order in (("q_proj", query), ("k_proj", key), ("v_proj", key)):
-        files.edit(f"{L1}self_attn.{name}.weight", _blocks(order))(rows)
-    files.edit(f"{L1}self_attn.o_proj.weight", lambda x: _blocks(query)(x.T).T)(rows)
-
-
-def _blocks(order: Any) -> Callable[[Any], Any]:
-    return lambda x: x.reshape(len(order), -1, x.shape[-1])[order].reshape(x.shape)
-
-
-def routed_experts_moved(rows: files.Rows) -> None:
-    """Give the experts another order and their router's rows the same: the same function."""
-    order = (4, 0, 1, 5, 2, 3)
-    before = dict(rows)
-    for part in ("gate", "up", "down"):
-        for new, old in enumerate(order):
-            name = f"{L1}mlp.experts.{{}}.{part}_proj.weight"
-            rows[name.format(new)] = before[name.format(old)]
-    files.edit(f"{L1}mlp.gate.weight", lambda x: x[list(order)])(rows)
-
-
-def one_more(rows: files.Rows) -> None:
-    rows[f"{L1}mlp.rotary_cache"] = ("F32", (4, 3), np.arange(12, dtype="<f4").tobytes())
-
-
-def one_more_and_a_factor(rows: files.Rows) -> None:
-    one_more(rows)
-    files.edit(UP, lambda x: x * 1.25)(rows)
-
-
-def overflowed(x: Any) -> Any:
-    x[2, 7] = np.inf
-    return x
-
-
-def noisy(x: Any) -> Any:
-    return x + 0.05 * np.random.default_rng(3).standard_normal(x.shape)
-
-
-def scrambled(x: Any) -> Any:
-    return np.random.default_rng(3).permutation(x.reshape(-1)).reshape(x.shape)
-
-
-def two_edits(rows: files.Rows) -> None:
-    files.edit(UP, lambda x: x * 1.25)(rows)
-    files.raw(f"{L1}self_attn.o_proj.weight", flipped(103))(rows)
-
-
-FILES: tuple[Fault, ...] = (
-    damaged("demo-mislabel", "demo", "BF16 bytes tagged F16", "dtype_mislabel",
-            "token_embd.weight", upstream=(8,), tensors=files.relabel("F16")),
-    damaged("one-infinity", "llama", "one weight is infinite", "nonfinite", "L1.ffn_up.weight",
-            tensors=files.edit(UP, overflowed)),
-    damaged("mislabel-one", "llama", "one tensor's label", "dtype_mislabel", "L1.attn_q.weight",
-            dtype="bfloat16", upstream=(8,),
-            tensors=files.relabel("F16", f"{L1}self_attn.q_proj.weight")),
-    damaged("demo-bias-dropped", "demo", "the k biases are gone", "missing_bias",
-            "L0.attn_k.bias", upstream=(33,), tensors=files.drop("k_proj.bias")),
-    damaged("demo-eps", "demo", "eps 1e-5 for 1e-6", "norm_eps", "norm_eps",
-            config={"rms_norm_eps": 1e-5}),
-    damaged("demo-theta-lost", "demo", "no base in the configuration: a default", "rope_theta",
-            "rope_theta", upstream=(3,), config=no_theta),
-    damaged("byte-order", "llama", "values in the other byte order", "endianness",
-            "L1.ffn_up.weight", tensors=files.raw(UP, swapped_bytes)),
-    damaged("two-bytes-off", "llama", "data two bytes too early", "byte_offset",
-            "L1.ffn_up.weight", tensors=files.raw(UP, shifted(2))),
-    damaged("bit", "llama", "one bit", "bit_rot", "L1.ffn_up.weight",
-            tensors=files.raw(UP, flipped(103))),
-    damaged("transposed", "llama", "a matrix and its shape transposed", "transpose",
-            "L1.ffn_up.weight", upstream=(2, 23), tensors=files.edit(UP, lambda x: x.T)),
-    damaged("reversed-shape", "llama-square", "a square matrix by columns", "transpose",
-            "L1.attn_output.weight", upstream=(2,),
-            tensors=files.edit(f"{L1}self_attn.o_proj.weight", lambda x: x.T)),
-    damaged("embedding-rows", "llama", "embedding one row on", "row_offset", "token_embd.weight",
-            tensors=files.edit("model.embed_tokens.weight", lambda x: np.roll(x, 1, 0))),
-    damaged("head-order", "llama", "heads exchanged", "head_order", "L1.attn_q.weight",
-            tensors=files.edit(f"{L1}self_attn.q_proj.weight",
-                               lambda x: x.reshape(4, 16, -1)[[1, 0, 2, 3]].reshape(64, -1))),
-    damaged("key-head-order", "llama", "the two key heads exchanged", "head_order",
-            "L1.attn_k.weight",
-            tensors=files.edit(f"{L1}self_attn.k_proj.weight", lambda x: np.roll(x, 16, 0))),
-    damaged("pairing-rows", "llama", "q rows as GGUF orders them", "rope_pairing",
-            "L0.attn_q.weight", upstream=(24,),
-            tensors=files.edit_all("q_proj.weight", lambda x: halves_for_pairs(x, 4))),
-    damaged("wrong-head-count", "llama", "k rows permuted for 4 heads, of 2", "gqa_mapping",
-            "L0.attn_k.weight",
-            tensors=files.edit_all("k_proj.weight", lambda x: halves_for_pairs(x, 4))),
-    damaged("gate-up", "llama", "gate and up exchanged", "swapped_tensors", "L1.ffn_gate.weight",
-            tensors=files.swap(f"{L1}mlp.gate_proj.weight", UP)),
-    damaged("layers-exchanged", "llama", "layers 1 and 2 exchanged", "layer_order",
-            "L1.attn_q.weight", tensors=files.swap("model.layers.1.", "model.layers.2.")),
-    damaged("experts-exchanged", "qwen3_moe", "experts 0 and 1 exchanged", "expert_order",
-            "L1.ffn_up_exps.weight", tensors=first_experts),
-    damaged("left-at-zero", "llama", "a weight never written", "stale_tensor",
-            "L1.ffn_up.weight", tensors=files.edit(UP, lambda x: 0 * x)),
-    damaged("old-weight", "llama", "a weight of another checkpoint", "stale_tensor",
-            "L1.ffn_up.weight",
-            tensors=files.edit(UP, lambda x: np.random.default_rng(1).normal(0, 0.14, x.shape))),
-    damaged("noise", "llama", "noise upon a weight", "stale_tensor", "L1.ffn_up.weight",
-            confidence="unconfirmed", tensors=files.edit(UP, noisy)),
-    damaged("scrambled", "llama", "a weight's values in no order at all", "stale_tensor",
-            "L1.ffn_up.weight", confidence="unconfirmed", tensors=files.edit(UP, scrambled)),
-    damaged("neurons", "llama", "neurons in another order, consistently", "permuted_neurons",
-            ("L1.ffn_up.weight", "L1.ffn_gate.weight", "L1.ffn_down.weight"), verdict="same",
-            tensors=neurons_moved),
-    damaged("heads-with-groups", "llama", "heads in another order, consistently",
-            "permuted_heads", ("L1.attn_q.weight", "L1.attn_v.weight", "L1.attn_output.weight"),
-            verdict="same", tensors=heads_moved),
-    damaged("experts-with-router", "qwen3_moe", "experts and their router in another order",
-            "permuted_experts", ("L1.ffn_gate_inp.weight", "L1.ffn_down_exps.weight"),
-            verdict="same", tensors=routed_experts_moved),
-    damaged("extra", "llama", "one more tensor, of no role", "extra_tensor",
-            "model.layers.1.mlp.rotary_cache", verdict="same", tensors=one_more),
-    damaged("extra-and-scale", "llama", "the same, and a weight times 1.25",
-            ("scale", "extra_tensor"), ("L1.ffn_up.weight",), tensors=one_more_and_a_factor),
-    damaged("times-1.25", "llama", "a weight times 1.25", "scale", "L1.ffn_up.weight",
-            tensors=files.edit(UP, lambda x: 1.25 * x)),
-    damaged("norms-plus-1", "gemma", "1 added to norms that are stored without", "norm_offset",
-            "L0.attn_norm.weight", tensors=files.edit_all("norm.weight", lambda x: x + 1)),
-    damaged("head-gone", "llama", "no head, tied instead", "tied_embedding", "output.weight",
-            tensors=files.drop("lm_head.weight"), config={"tie_word_embeddings": True}),
-    damaged("head-overwritten", "llama", "the embedding stored as the head", "tied_embedding",
-            "output.weight", tensors=head_overwritten),
-    damaged("theta-key", "llama", "base 10000 for 5000", "rope_theta", "rope_theta",
-            config=other_theta),
-    damaged("scaling-key", "llama-llama3", "no rope scaling", "rope_scaling", "rope_scaling",
-            config=plain_rope),
-    damaged("no-rope-key", "smollm3", "all layers rotate", "rope_layers", "rope_layers",
-            config={"no_rope_layers": [1] * 5}),
-    damaged("rotary-key", "phi2", "whole heads rotate", "partial_rotary", "rope_dim",
-            config=whole_rotary),
-    damaged("window-key", "mistral", "no window", "sliding_window", "sliding_window",
-            config={"sliding_window": None}),
-    damaged("softcap-key", "gemma2", "no cap on the scores", "softcap", "attn_softcap",
-            config={"attn_logit_softcapping": None}),
-    damaged("scale-key", "gemma2", "another attention scale", "attention_scale", "attn_scale",
-            config={"query_pre_attn_scalar": 16}),
-    damaged("activation-key", "llama", "gelu for silu", "activation", "activation",
-            config={"hidden_act": "gelu"}),
-    damaged("multiplier-key", "granite", "residual multiplier 1", "multiplier", "residual_scale",
-            config={"residual_multiplier": 1.0}),
-    damaged("routing-key", "qwen3_moe", "weights not renormalised", "moe_routing", "norm_topk",
-            config={"norm_topk_prob": False}),
-    damaged("head-count-key", "llama-square", "2 heads of 24 for 4 of 12", "gqa_mapping",
-            "n_heads", config={"num_attention_heads": 2, "num_key_value_heads": 2,
-                               "head_dim": 24}),
-    damaged("key-and-tensors", "llama", "eps, a factor and a bit at once",
-            ("norm_eps", "bit_rot", "scale"), "norm_eps", config={"rms_norm_eps": 1e-5},
-            tensors=two_edits),
-    damaged("tensors-lost", "llama", "a layer's MLP is not in the file", (), (),
-            upstream=(1, 33), verdict="not_comparable", tensors=files.drop("2.mlp.up_proj.weight")),
-    damaged("zeros", "llama", "every tensor is zero", (), (), verdict="not_comparable",
-            tensors=files.edit_all("", lambda x: 0 * x)),
-    damaged("same-bytes", "llama", "nothing", (), (), verdict="same"),
-)  # fmt: skip
-
-
-# --- pairs with nothing wrong, or nothing to compare ---------------------------------------------
-
-
-def runs(base: str, *names: str) -> Callable[[], Pair]:
-    """Return a maker of runs of one model; "" is the model itself."""
-
-    def make() -> Pair:
-        folder = DEMO if base == "demo" else tiny_folder(base)
-        a, b = (f"{folder}@{name}" if name else folder for name in names)
-        return a, b
-
-    return make
-
-
-def converted(name: str, **options: Any) -> Callable[[], Pair]:
-    """Return a maker of the demo model and a copy in another container or encoding."""
-    return lambda: (DEMO, files.converted(DEMO, name, **options))
-
-
-def quantized(name: str, scheme: str) -> Callable[[], Pair]:
-    return lambda: (DEMO, files.quantized(DEMO, name, scheme))
-
-
-def two_traces(first: Mapping[str, Any], second: Mapping[str, Any]) -> Callable[[], Pair]:
-    """Return a maker of two traces of one model."""
-
-    def make() -> Pair:
-        folder = tiny_folder("llama")
-        tag = "-".join(map(str, (*first, *second)))
-        return trace(folder, f"pair-a-{tag}", **first), trace(folder, f"pair-b-{tag}", **second)
-
-    return make
-
-
-def finer_weights() -> Pair:
-    """A trace of the float model against its Q8_0 copy."""
-    return files.quantized(DEMO, "demo-q8.gguf", "Q8_0"), trace(DEMO, "finer", points=COARSE)
-
-
-def zero_trace() -> Pair:
-    """A model, and a trace of it whose buffers were never filled."""
-    folder = tiny_folder("llama")
-    return folder, trace(folder, "zeros", points=COARSE, rename=lambda values: {
-        key: np.zeros_like(value) for key, value in values.items()
-    })  # fmt: skip
-
-
-ROUNDING, QUANTISED = ("rounding",), ("quantisation",)
-CONTROLS: tuple[Fault, ...] = (
-    Fault("gguf-copy", "demo", "as GGUF", converted("demo.gguf"), (), verdict="same"),
-    Fault("apr-copy", "demo", "as APR", converted("demo.apr"), (), verdict="same"),
-    Fault("shards", "demo", "in shards", converted("shards", to="safetensors",
-          max_shard_size=1 << 20), (), verdict="same"),
-    Fault("f16-copy", "demo", "as F16", converted("demo-f16.gguf", encoding="F16"), ROUNDING,
-          verdict="precision"),
-    Fault("q8-copy", "demo", "as Q8_0", quantized("demo-q8.gguf", "Q8_0"), QUANTISED,
-          ("L0.attn_q.weight",), "precision"),
-    Fault("q4k-copy", "demo", "as Q4_K_M", quantized("demo-q4k.gguf", "Q4_K_M"), QUANTISED,
-          (), "precision"),
-    Fault("torch", "demo", "torch in float32", runs("demo", "", "torch:cpu:float32"), ROUNDING,
-          verdict="precision"),
-    Fault("torch-bf16", "demo", "torch in bfloat16", runs("demo", "", "torch:cpu:bfloat16"),
-          ROUNDING, verdict="precision"),
-    Fault("float64-arbiter", "gemma3", "bfloat16 against float64",
-          runs("gemma3", "torch:cpu:bfloat16", "numpy:float64"), ROUNDING,
-          verdict="precision", upstream=(28,)),
-    Fault("experts-bf16", "mixtral", "a mixture of experts in bfloat16",
-          runs("mixtral", "", "torch:cpu:bfloat16"), ROUNDING, verdict="precision"),
-    Fault("latent-bf16", "deepseek_v3", "latent attention in bfloat16",
-          runs("deepseek_v3", "", "torch:cpu:bfloat16"), ROUNDING, verdict="precision"),
-    Fault("transformers", "gpt_oss", "transformers", runs("gpt_oss", "", "transformers"),
-          ROUNDING, verdict="precision"),
-    Fault("one-token", "qwen2", "one token only", runs("qwen2", "", "torch:cpu:bfloat16"),
-          ROUNDING, verdict="precision", upstream=(27,), options={"ids": (3,)}),
-    Fault("finer-trace", "demo", "a float trace against a Q8_0 copy", finer_weights, QUANTISED,
-          (), "precision", "unconfirmed"),
-    Fault("other-rows", "llama", "two traces of other rows",
-          two_traces({"rows": "all"}, {"rows": (3, 7, 9)}), ("capture_rows",), ("L0.q",), "same"),
-    Fault("other-ids", "llama", "two traces of other tokens",
-          two_traces({}, {"ids": IDS[:-1]}), (), verdict="not_comparable", upstream=(30,)),
-    Fault("no-values", "llama", "a trace of statistics only",
-          lambda: (tiny_folder("llama"), stats_only(tiny_folder("llama"), "statistics")), (),
-          verdict="not_comparable", upstream=(31, 32, 34)),
-    Fault("zero-trace", "llama", "a trace of zeros", zero_trace, (), verdict="not_comparable",
-          upstream=(31,)),
-    Fault("other-checkpoint", "llama", "the same sizes, trained elsewhere",
-          lambda: (tiny_folder("llama"), tiny_folder("llama", seed=5)), (),
-          verdict="not_comparable", upstream=(31,)),
-    Fault("other-architecture", "gemma", "another architecture",
-          lambda: (tiny_folder("llama"), tiny_folder("gemma", seed=5)), (),
-          verdict="not_comparable"),
-    Fault("two-traces-blind", "llama", "two traces without the model", two_traces(
-          {"points": None}, {"hp": {"rope_theta": 1e4}}), ("rope_theta",), ("L0.q_rope",),
-          confidence="unconfirmed"),
-)  # fmt: skip
-
-# Rows of other files, which make theirs with the functions above.
+# Rows of another file, which makes them with the functions above.
 from tests.diagnose.faults_engine import ENGINE_FAULTS  # noqa: E402
 from tests.diagnose.faults_modules import MODULE_FAULTS  # noqa: E402
 
 ENGINES = (*ENGINES, *ENGINE_FAULTS, *MODULE_FAULTS)
-FILES = (*FILES, *WALK, *MOVED_FAULTS, *PACKED_FAULTS, *FAULTS_TOKENS)
-CONTROLS = (*CONTROLS, *MOVED_CONTROLS, *PACKED_CONTROLS, *CONTROLS_TOKENS)
+FILES = (*FILE_FAULTS, *WALK, *MOVED_FAULTS, *PACKED_FAULTS, *FAULTS_TOKENS)
+CONTROLS = (*PAIRS, *MOVED_CONTROLS, *PACKED_CONTROLS, *CONTROLS_TOKENS)
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in (*ENGINES, *FILES, *CONTROLS)}

@@ -5,8 +5,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
+from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.numpy_backend import NumpyBackend
+from aprfmt.inference.device import parse_run
+from aprfmt.inference.parity.between import parity
+from aprfmt.inference.parity.cells import Parity
+from aprfmt.inference.parity.request import Request
+from aprfmt.model import open_model
+from tests.inference.judge import judged
+from tests.models import IDS
 
 
 class WrongEps(NumpyBackend):
@@ -123,3 +132,17 @@ def halved(model: Any, ids: Any, choice: Any, **options: Any) -> Iterator[Any]:
             return values / 2 if values is not None and key == "final_norm" else values
 
         yield replace(trace, fetch=fetch, run={**trace.run, "backend": {"backend": "halves"}})
+
+
+@pytest.fixture(autouse=True)
+def crooked_backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    rows = dict(BACKENDS._rows)
+    for name, kind in CROOKED.items():
+        rows[name] = (f"tests.inference.crooked:{kind.__name__}", "")
+    monkeypatch.setattr(BACKENDS, "_rows", rows)
+    yield
+
+
+def compared(name: str, runs: list[str], **options: Any) -> Parity:
+    with open_model(judged(name).folder) as model:
+        return parity(model, [parse_run(run) for run in runs], Request(IDS, **options))

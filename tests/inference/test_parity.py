@@ -5,50 +5,34 @@ raised by a calibration, the fused form left out, a bundle that needs the model.
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from aprfmt.compare.thresholds import ROWS, Measured, threshold, weights_class
 from aprfmt.compare.traces import compare_traces
 from aprfmt.conversion import convert
-from aprfmt.errors import BackendUnavailableError, FormatError, OutputError, UsageError
+from aprfmt.errors import FormatError, OutputError, UsageError
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.loss import cross_entropy
 from aprfmt.inference.parity import between
 from aprfmt.inference.parity.between import compare_runs, parity
-from aprfmt.inference.parity.bundle import HEADER, load_bundle, replay, save_bundle
+from aprfmt.inference.parity.bundle import replay, save_bundle
 from aprfmt.inference.parity.calibrate import calibrate, load_calibration, save_calibration
 from aprfmt.inference.parity.cell import cut_out
-from aprfmt.inference.parity.cells import Parity
 from aprfmt.inference.parity.outcomes import compare_experts, compare_logits, loss
 from aprfmt.inference.parity.reproduce import bundle_of
 from aprfmt.inference.parity.request import Request
 from aprfmt.inference.trace import Trace
 from aprfmt.model import open_model
-from tests.inference.crooked import CROOKED
+from tests.inference.crooked import compared
+from tests.inference.crooked import crooked_backends as crooked_backends
 from tests.inference.judge import backend, judged, rel, traced64
 from tests.models import IDS
-
-
-@pytest.fixture(autouse=True)
-def crooked_backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    rows = dict(BACKENDS._rows)
-    for name, kind in CROOKED.items():
-        rows[name] = (f"tests.inference.crooked:{kind.__name__}", "")
-    monkeypatch.setattr(BACKENDS, "_rows", rows)
-    yield
-
-
-def compared(name: str, runs: list[str], **options: Any) -> Parity:
-    with open_model(judged(name).folder) as model:
-        return parity(model, [parse_run(run) for run in runs], Request(IDS, **options))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "mixtral", "deepseek_v3", "gpt_oss"])
@@ -347,48 +331,6 @@ def test_rows_of_other_positions_are_named() -> None:
     assert why((3,), (5,)) == "row of position 3 against position 5"
     assert why((0, 1, 9), (0, 1, 10)) == "3 rows each, but row 2 is of position 9 against 10"
     assert why((0, 1), (1,)) == "rows of 2 positions against 1"
-
-
-# --- bundles that lie ---------------------------------------------------------------------------
-
-
-def test_a_damaged_bundle_is_refused(tmp_path: Path) -> None:
-    runs = ["numpy", "wrong-eps"]
-    bundle = bundle_of(compared("qwen2", runs), runs)
-    assert bundle is not None
-    path = tmp_path / "b.safetensors"
-    save_bundle(path, bundle, [])
-    tensors = safetensors.numpy.load_file(path)
-    with safetensors.safe_open(path, "numpy") as file:
-        header = json.loads(file.metadata()[HEADER])
-    assert load_bundle(path).cell.inputs.keys() == {"embd"}
-    for change in ("hyper", "roles", "weights", "runs", "key"):
-        less = {name: value for name, value in header.items() if name != change}
-        safetensors.numpy.save_file(tensors, path, {HEADER: json.dumps(less)})
-        with pytest.raises(FormatError, match="is not complete"):
-            load_bundle(path)
-    safetensors.numpy.save_file(tensors, path, {HEADER: json.dumps(header | {"schema": 9})})
-    with pytest.raises(FormatError, match="schema 9; expected 1"):
-        load_bundle(path)
-    fewer = {name: x for name, x in tensors.items() if name != "expected"}
-    safetensors.numpy.save_file(fewer, path, {HEADER: json.dumps(header)})
-    with pytest.raises(FormatError, match="is not complete"):
-        load_bundle(path)
-    safetensors.numpy.save_file(tensors, path, {"x": "y"})
-    with pytest.raises(FormatError, match="expected a file of parity --bundle"):
-        replay(path)
-
-
-def test_a_replay_on_an_engine_needs_its_recorded_value(tmp_path: Path) -> None:
-    runs = ["numpy", "wrong-eps"]
-    bundle = bundle_of(compared("qwen2", runs), runs)
-    assert bundle is not None
-    path = tmp_path / "b.safetensors"
-    save_bundle(path, bundle, [])
-    with pytest.raises(BackendUnavailableError, match="computes no single operation"):
-        replay(path, ["numpy", "transformers"])
-    with pytest.raises(UsageError, match="is of two runs"):
-        replay(path, ["numpy"])
 
 
 def test_a_nan_is_named_and_never_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from tests.models import IDS
 
 
 class Late:
-    """Slots that compute only when they are read."""
+    """Statistics that are computed only when they are read."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -35,7 +35,7 @@ class Late:
 
 
 class LateBackend(NumpyBackend):
-    def slots(self) -> Late:
+    def pending(self) -> Late:
         return Late()
 
 

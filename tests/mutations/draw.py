@@ -18,7 +18,7 @@ COUNT = 120
 
 WEIGHTS: tuple[tuple[str, float], ...] = (
     # Only a GPU, or a library that few have, runs these: no test of most machines could see it.
-    ("cupy_backend", 0), ("torch_cuda", 0), ("graphs", 0), ("torch_slots", 0), ("slots", 0),
+    ("cupy_backend", 0), ("torch_cuda", 0), ("graphs", 0), ("torch_pending", 0), ("pending", 0),
     ("cuda_driver", 0), ("gemm", 0), ("llama_cpp", 0), ("llama_text", 0), ("memory", 0),
     ("torch_products", 0), ("torch_weights", 0),
     # Words and pages: their tests are of what they say, not of every space.

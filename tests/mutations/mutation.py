@@ -12,7 +12,8 @@ class Row:
     """A mutation written by hand.
 
     `old` stands exactly once in the file. `means` says what is wrong then, for a user. `tests` are
-    globs of test files; for C and CUDA they are what decides, as no map says what reaches those.
+    globs of test files, or of tests (with `::`); for C and CUDA they decide, as no map says what
+    reaches those.
     """
 
     id: str

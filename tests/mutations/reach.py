@@ -142,7 +142,8 @@ class Reach:
         if mutation.tests:
             return [
                 test for test in self.tests.values()
-                if any(fnmatch(test.file, glob) for glob in mutation.tests)
+                if any(fnmatch(test.id if "::" in glob else test.file, glob)
+                       for glob in mutation.tests)
             ]  # fmt: skip
         source = self.sources[mutation.path]
         block = source.block_at(mutation.start)

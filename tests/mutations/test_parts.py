@@ -5,6 +5,8 @@ import builtins
 import subprocess
 import sys
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -15,7 +17,7 @@ from tests.mutations.instrument import CALL, instrumented
 from tests.mutations.mutation import Gone, Mutation, Row, locate, placed
 from tests.mutations.names import bound, users
 from tests.mutations.product import ROOT, product
-from tests.mutations.reach import Chosen, Known
+from tests.mutations.reach import Chosen, Known, Reach
 from tests.mutations.results import Verdict
 from tests.mutations.source import Source
 from tests.mutations.work import in_parallel, wait
@@ -73,6 +75,19 @@ def test_a_row_finds_a_file_that_moved() -> None:
 def test_a_row_without_a_place_is_said(row: Row, text: str, why: str) -> None:
     gone = locate(row, {row.file: text})
     assert isinstance(gone, Gone) and why in gone.why
+
+
+def test_a_row_names_files_of_tests_or_single_tests() -> None:
+    ids = ("tests/test_a.py::test_x[one-1]", "tests/test_a.py::test_x[two-2]", "tests/test_b.py::y")
+    known = SimpleNamespace(tests={name: Known(name, 1.0, frozenset()) for name in ids})
+
+    def covering(*globs: str) -> tuple[str, ...]:
+        mutation = Mutation("id", "aprfmt/a.c", 0, "a", "b", "", globs)
+        return tuple(test.id for test in Reach.covering(cast(Reach, known), mutation))
+
+    assert covering("tests/test_a.py") == ids[:2]
+    assert covering("tests/test_*.py::test_x?two-*") == ids[1:2]
+    assert covering("tests/test_b.py", "*::test_x?one*") == (ids[0], ids[2])
 
 
 # --- drawn ----------------------------------------------------------------------------------

@@ -136,12 +136,12 @@ def written(path: Path, **rows: Any) -> Path:
         ({"greedy": [{"prompt": "x"}]}, "with a name"),
         ({"greedy": [{"name": "a"}]}, "neither prompt nor messages"),
         ({"greedy": [{"name": "a", "prompt": "x"}] * 2}, "one entry twice"),
-        ({"greedy": [{"name": "a", "prompt": 3}]}, "prompt is 3"),
+        ({"greedy": [{"name": "a", "prompt": 3}]}, "prompt is 3; expected text"),
         ({"greedy": [{"name": "a", "prompt": "x", "output_ids": [-1]}]}, "output_ids"),
         ({"greedy": [{"name": "a", "prompt": "x", "parses": "perl"}]}, "perl"),
         ({"greedy": [{"name": "a", "messages": [{"role": "user"}]}]}, "role and content"),
         ({"losses": [{"name": "a"}]}, "neither text nor ids"),
-        ({"losses": [{"name": "a", "ids": [1, 2], "nats_per_token": "2"}]}, "nats_per_token"),
+        ({"losses": [{"name": "a", "ids": [1, 2], "nats_per_token": "2"}]}, "expected a number"),
     ],
 )
 def test_a_wrong_golden_file_is_an_error_with_its_place(

@@ -10,6 +10,7 @@ from aprfmt.checks.records import Finding, NotRun, Result
 
 if TYPE_CHECKING:
     from aprfmt.checks.context import Context
+    from aprfmt.formats.mapped import Shard
 
 
 def _parsed(source: Any) -> list[Any]:
@@ -87,28 +88,23 @@ def padding(ctx: "Context") -> Result:
     if ctx.model.damage:
         raise NotRun("the file is damaged, so which bytes belong to nothing is not known")
     findings = []
-    for path, parsed in zip(ctx.model.source.files, _parsed(ctx.model.source), strict=True):
-        text = _first_stray(path, parsed)
+    source: Any = ctx.model.source
+    for path, shard in zip(source.files, source.shards, strict=True):
+        text = _first_stray(shard)
         if text:
             expected = "zeros between the parts of a file"
             findings.append(Finding(str(path), text, expected, level="warning"))
     return Result("zeros", findings)
 
 
-def _first_stray(path: Path, parsed: Any) -> str:
+def _first_stray(shard: "Shard[Any]") -> str:
     """Return a sentence for the first byte that belongs to nothing and is not zero."""
     from aprfmt.checks.file.manifest import between
-    from aprfmt.formats.mapped import MappedFile
 
-    file = MappedFile(path)
-    try:
-        view = getattr(parsed, "buffer", file.view)  # a compressed file has its plain bytes there
-        for first, piece in between(file, view, sorted(parsed.regions())):
-            rest = bytes(piece).lstrip(b"\0")
-            if rest:
-                return f"byte 0x{rest[0]:02x} at offset {first + len(piece) - len(rest)}"
-    finally:
-        file.close()
+    for first, piece in between(shard.data, sorted(shard.parsed.regions())):
+        rest = bytes(piece).lstrip(b"\0")
+        if rest:
+            return f"byte 0x{rest[0]:02x} at offset {first + len(piece) - len(rest)}"
     return ""
 
 

@@ -16,12 +16,11 @@ from aprfmt.formats.shardset import MAX_INDEX
 from aprfmt.tensors.digest import decoded_sha256, file_sha256, raw_sha256, sha256
 
 if TYPE_CHECKING:
-    from aprfmt.formats.mapped import MappedFile
+    from aprfmt.formats.mapped import MappedFile, Shard
     from aprfmt.model import Model
     from aprfmt.tensors.view import View
 
 SCHEMA = "aprfmt.hash-manifest/1"
-WINDOW = 8 << 20  # bytes read at a time
 MAX_MANIFEST = 256 << 20  # half a million tensors, 400 bytes each
 _OUTSIDE = "bytes outside the tensors differ (header, metadata, tokenizer or padding)"
 
@@ -95,7 +94,7 @@ def file_rows(model: "Model") -> list[FileRow]:
     rows: list[FileRow] = []
     for path, shard in zip(source.files, source.shards, strict=True):
         row = _plain_row(path)
-        row["outside"] = _outside(path, shard.parsed)
+        row["outside"] = _outside(path, shard)
         rows.append(row)
     beside = [] if source.path in source.files else [source.path]
     if model.folder is not None:
@@ -110,15 +109,15 @@ def _plain_row(path: Path) -> FileRow:
     return {"name": path.name, "size": path.stat().st_size, "sha256": file_sha256(path)}
 
 
-def _outside(path: Path, parsed: Any) -> str:
+def _outside(path: Path, shard: "Shard[Any]") -> str:
     """Return SHA-256 of the bytes of a file that belong to no tensor."""
     from aprfmt.formats.mapped import MappedFile
 
     def gaps(file: MappedFile) -> Iterator[memoryview]:
-        packed = getattr(parsed, "expanded", False)  # tensors of a compressed file lie nowhere
-        infos = [] if packed else sorted(parsed.infos.values(), key=lambda info: info.offset)
-        tensors = [(info.offset, info.offset + info.nbytes) for info in infos]
-        for _, piece in between(file, file.view, [*tensors, (file.size, file.size)]):
+        plain = shard.data is shard.file  # tensors of a compressed file lie nowhere
+        infos = shard.parsed.infos.values() if plain else ()
+        tensors = sorted((info.offset, info.offset + info.nbytes) for info in infos)
+        for _, piece in between(file, [*tensors, (file.size, file.size)]):
             yield piece
 
     with closing(MappedFile(path)) as file:
@@ -126,18 +125,14 @@ def _outside(path: Path, parsed: Any) -> str:
 
 
 def between(
-    file: "MappedFile", view: memoryview, parts: Iterable[tuple[int, int]]
+    file: "MappedFile", parts: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[int, memoryview]]:
-    """Yield (offset, bytes) of what stands before and between parts (first, end), in windows.
-
-    `view` is the file's own, or of what it expands to. Pages behind are dropped.
-    """
+    """Yield (offset, bytes) of what stands before and between parts (first, end), in windows."""
     at = 0
     for start, stop in parts:
-        for first in range(at, min(start, len(view)), WINDOW):
-            last = min(first + WINDOW, start, len(view))
-            yield first, view[first:last]
-            file.drop(first, last)
+        for piece in file.windows(at, start):
+            yield at, piece
+            at += len(piece)
         at = max(at, stop)
 
 
@@ -159,7 +154,7 @@ def write(model: "Model", tensors: Sequence[TensorRow], *, force: bool = False) 
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return a manifest; FormatError for a file that is none, or is damaged."""
+    """Return a manifest; FormatError for a file that is not one, or is damaged."""
     from aprfmt.formats.jsonio import load_file
 
     return parse(load_file(path, max_bytes=MAX_MANIFEST), path)

@@ -175,7 +175,7 @@ def _configured(ctx: "Context") -> list[tuple[str, int]]:
 
 
 def _no_ids(ctx: "Context") -> list[Finding]:
-    """Return a finding for each value that stands where an id should and is none."""
+    """Return a finding for each value that stands in place of an id and is not an id."""
     return [
         Finding(where, shorten(repr(value), 80), "an id, a list of ids, or null",
                 "what reads it stops nowhere, or not at all")

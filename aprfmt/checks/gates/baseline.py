@@ -55,7 +55,7 @@ def save(report: QaReport, path: Path, *, force: bool = False) -> None:
 
 
 def read(path: Path) -> Mapping[str, Any]:
-    """Return the gates of a baseline file; FormatError for a file that is none."""
+    """Return the gates of a baseline file; FormatError for a file that is not one."""
     from aprfmt.formats.jsonio import load_file
 
     return parse(load_file(path, max_bytes=MAX_BYTES), path)

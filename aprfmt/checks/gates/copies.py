@@ -11,7 +11,13 @@ from aprfmt.checks.gates.forward import bits, relative
 from aprfmt.checks.records import Measure, NotRun, Result, listed
 from aprfmt.compare import diff_models
 from aprfmt.compare.nonfinite import census
-from aprfmt.compare.thresholds import MAX_CE_LOSSY, Tolerance, device_loss_bound, tolerance
+from aprfmt.compare.thresholds import (
+    MAX_CE_LOSSY,
+    MIN_COSINE,
+    Tolerance,
+    device_loss_bound,
+    tolerance,
+)
 from aprfmt.compare.traces import compare_traces
 from aprfmt.errors import (
     ArchError,
@@ -31,7 +37,6 @@ if TYPE_CHECKING:
 
 Numbers = NDArray[Any]
 TOP = 5  # tokens whose order two devices must share, near ties aside
-MIN_COSINE = 0.999
 TODO = "aprfmt parity and aprfmt diagnose name the operation"
 FINITE = "aprfmt trace names the first point that is not finite"
 

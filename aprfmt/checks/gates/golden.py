@@ -186,7 +186,10 @@ def _text(row: Mapping[str, Any], path: Path) -> Text:
 def _value(row: Mapping[str, Any], key: str, kind: Any, where: str) -> Any:
     value = row.get(key)
     if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-        raise FormatError(f"{where}: {key} is {value!r:.80}, which is none")
+        words = {int: "a whole number", str: "text"}
+        raise FormatError(
+            f"{where}: {key} is {value!r:.80}; expected {words.get(kind, 'a number')}"
+        )
     if isinstance(value, (int, float)) and not -MOST <= value <= MOST:
         raise FormatError(f"{where}: {key} is {value!r:.40}; expected at most {MOST:g}")
     return value

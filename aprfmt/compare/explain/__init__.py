@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from aprfmt.arch.vocabulary import split_key
 from aprfmt.base.registry import offered
 from aprfmt.compare.align import TensorPair
 from aprfmt.compare.causes import CAUSES
@@ -18,7 +19,7 @@ from aprfmt.compare.explain.case import Case, row_distances
 from aprfmt.compare.explain.compound import remainder, rereadings
 from aprfmt.compare.explain.context import Context
 from aprfmt.compare.explain.derived import with_derived
-from aprfmt.compare.explain.elsewhere import renamed, split_role
+from aprfmt.compare.explain.elsewhere import renamed
 from aprfmt.compare.explain.folds import with_folds
 from aprfmt.compare.explain.guesses import Explanation, Guess
 from aprfmt.compare.explain.joined import with_joined
@@ -245,12 +246,12 @@ class Tries:
     """Counts, by role, the pairs that were tried alone and in vain."""
 
     def __init__(self, rows: Sequence[TensorDiff]) -> None:
-        self.many = Counter(split_role(row.key)[1] for row in rows if row.verdict == "DIFFERENT")
+        self.many = Counter(split_key(row.key)[1] for row in rows if row.verdict == "DIFFERENT")
         self.vain: Counter[str] = Counter()
 
     def enough(self, row: TensorDiff) -> bool:
         """Say whether enough pairs of this role were tried."""
-        role = split_role(row.key)[1]
+        role = split_key(row.key)[1]
         vain = self.vain[role] >= ALONE and self.many[role] >= MANY
         return vain and row.verdict == "DIFFERENT"
 
@@ -260,7 +261,7 @@ class Tries:
         if row.verdict == "DIFFERENT" and (
             found is None or not found.confirmed or found.cause == "scale"
         ):
-            self.vain[split_role(row.key)[1]] += 1
+            self.vain[split_key(row.key)[1]] += 1
 
 
 def _alone(context: Context, pair: TensorPair, row: TensorDiff) -> TensorDiff:

@@ -6,6 +6,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.explain.guesses import Guess, Take
 from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.reading import Reader
@@ -53,7 +54,7 @@ class Case:
         self.known = True  # the comparison's numbers are those of these two
         self.copies: list[Any] | None = None  # sides on a lattice, once looked for
         self.numbers: Array | None = None  # the rows' own numbers, where only some are looked at
-        self.role = key.partition(".")[2] if key[:1] == "L" and key[1:2].isdigit() else key
+        self.role = split_key(key)[1]
 
     @cached_property
     def sample(self) -> "Array":

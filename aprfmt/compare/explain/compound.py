@@ -1,13 +1,12 @@
 """Two defects in one tensor: the rest after the first one, and bytes read as another type."""
 
 from collections.abc import Iterator
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Guess, Take
-from aprfmt.compare.explain.reading import Reader
+from aprfmt.compare.explain.reading import Computed, Reader
 from aprfmt.compare.explain.stored import SIXTEEN, swapped
 from aprfmt.compare.numbers import wide
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 SANE = 4.0  # how far two root mean squares may be apart for a reading to be worth a try
 
 
-class Made(Reader):
+class Made(Computed):
     """A transformed tensor; it has values but no stored bytes."""
 
     def __init__(self, like: Reader, take: Take) -> None:
@@ -30,18 +29,6 @@ class Made(Reader):
         import numpy as np
 
         return self._take(np.asarray(index))
-
-    @cached_property
-    def whole(self) -> "Array":
-        """All values [rows, columns]."""
-        import numpy as np
-
-        return self.take(np.arange(self.rows))
-
-    @cached_property
-    def row_bytes(self) -> int | None:
-        """None: nothing is stored."""
-        return None
 
 
 def remainder(case: Case, guess: Guess) -> Case | None:

@@ -30,7 +30,7 @@ class Shelf:
 
     keys: tuple[str, ...]
     encodings: tuple[str, ...]
-    values: Any  # float64 [tensors, samples]
+    values: "Array"  # float64 [tensors, samples]
 
 
 @dataclass
@@ -113,7 +113,7 @@ class Context:
     def _read_shelves(self, label: str) -> dict[tuple[int, ...], Shelf]:
         import numpy as np
 
-        found: dict[tuple[int, ...], list[tuple[str, str, Any]]] = {}
+        found: dict[tuple[int, ...], list[tuple[str, str, Array]]] = {}
         for key in self.sides(label):
             reader = self.reader(label, key)
             if reader is None or not reader.size:

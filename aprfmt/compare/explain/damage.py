@@ -335,7 +335,7 @@ def _stored(context: "Context", label: str) -> list[LazyTensor]:
 
 
 def _no_weights(case: Case, span: Span, b: Bytes) -> bool:
-    """Say whether a range of unknown origin cannot be meant: pages of a disk, or no sane values."""
+    """Say whether a range of unknown origin must be damage: disk pages, or values no weight has."""
     import numpy as np
 
     if b is case.b.bytes:

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import Explanation, TensorDiff
 from aprfmt.compare.explain.context import Context
-from aprfmt.compare.explain.elsewhere import split_role
 from aprfmt.compare.explain.noise import UNIT, noise, noise_of
 from aprfmt.compare.explain.summary import named
 from aprfmt.errors import AprfmtError
@@ -170,7 +170,7 @@ def _last_layers(matrices: Sequence[TensorDiff], changes: Sequence[Change]) -> b
     """Say whether all matrices of some layers changed, up to the last layer, and no others."""
     layers: dict[int, set[str]] = {}
     for row in matrices:
-        layer, _ = split_role(row.key)
+        layer, _ = split_key(row.key)
         if layer is not None:
             layers.setdefault(layer, set()).add(row.key)
     keys = {change.key for change in changes}
@@ -191,8 +191,8 @@ def _merged(
 ) -> dict[str, Explanation]:
     """Return the explanation of differences of low rank: of all targets, or of some only."""
     keys = {change.key for change in low}
-    roles = {split_role(key)[1] for key in keys}
-    targets = {row.key for row in matrices if split_role(row.key)[1] in roles}
+    roles = {split_key(key)[1] for key in keys}
+    targets = {row.key for row in matrices if split_key(row.key)[1] in roles}
     ranks = sorted({change.rank for change in low})
     rank = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
     sizes = sorted(change.size for change in low)
@@ -224,10 +224,10 @@ def _merged(
 
 
 def _run_of_layers(targets: Iterable[str], keys: set[str]) -> bool:
-    """Say whether the merge took all targets of the first, or of the last, layers: as shards go."""
+    """Say whether the merge took all targets of the first or the last layers, as one shard has."""
     layers: dict[int, set[str]] = {}
     for key in targets:
-        layer, _ = split_role(key)
+        layer, _ = split_key(key)
         if layer is None:
             return False
         layers.setdefault(layer, set()).add(key)
@@ -250,8 +250,7 @@ def _shards(
     for key in keys:
         side = pairs[key].a if label == "a" else pairs[key].b
         stored = () if side is None else side.stored
-        paths = [getattr(tensor, "path", None) for tensor in stored]
-        found[key] = {path.name for path in paths if path is not None}
+        found[key] = {tensor.path.name for tensor in stored if tensor.path is not None}
     return found
 
 

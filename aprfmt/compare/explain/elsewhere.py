@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.diffs import EQUAL
 from aprfmt.compare.explain.case import Case, row_distances
 from aprfmt.compare.explain.foreign import foreign
@@ -18,12 +19,6 @@ if TYPE_CHECKING:
 KEPT_ROWS = 0.5  # share of equal rows from which a tensor is a damaged copy of the right one
 SHOWN = 3  # other tensors named
 TIED = ("output.weight", "token_embd.weight")  # a tied head equals the embedding
-
-
-def split_role(key: str) -> tuple[int | None, str]:
-    """Return the layer and the role of a key; (None, key) if it has no layer."""
-    head, _, rest = key.partition(".")
-    return (int(head[1:]), rest) if head[:1] == "L" and head[1:].isdigit() else (None, key)
 
 
 def other_tensor(case: Case) -> Iterator[Guess]:
@@ -45,7 +40,7 @@ def other_tensor(case: Case) -> Iterator[Guess]:
 
 
 def _moves_nothing(case: Case, label: str, mine: Reader, key: str) -> bool:
-    """Say whether this side has the same values under both names: an exchange changes neither.
+    """Say whether this side has equal values under both names, so that exchanging changes nothing.
 
     A head that is a copy of the embedding is a cause of its own.
     """
@@ -56,8 +51,8 @@ def _moves_nothing(case: Case, label: str, mine: Reader, key: str) -> bool:
 
 def _renamed(case: Case, label: str, mine: Reader, key: str, other: Reader) -> Guess:
     """Return the guess that `label`'s tensor of this role is the other file's tensor `key`."""
-    layer, role = split_role(case.key)
-    layer_there, role_there = split_role(key)
+    layer, role = split_key(case.key)
+    layer_there, role_there = split_key(key)
     told, there = ("B", "A") if label == "B" else ("A", "B")
     back = "a" if label == "A" else "b"
     returned = case.context.reader(back, key)
@@ -130,7 +125,7 @@ def renamed(key: str, label: str, context: "Context") -> Explanation | None:
 
 
 def zeroed_bias(case: Case) -> Iterator[Guess]:
-    """Guess that a bias is zero on one side: what adds it adds nothing."""
+    """Guess that a bias is all zeros on one side, so that adding it does nothing."""
     import numpy as np
 
     if not case.role.endswith(".bias") or case.numbers is not None:

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import Explanation, TensorDiff
 from aprfmt.compare.explain.context import Context
-from aprfmt.compare.explain.elsewhere import split_role
 from aprfmt.compare.explain.noise import UNIT, noise
 from aprfmt.errors import AprfmtError
 
@@ -33,7 +33,7 @@ READERS: Mapping[str, tuple[str, ...]] = {
 # (rows, what reads them): linear in between, where the MLP is gated
 LINEAR = (("attn_v", "attn_output"), ("ffn_up", "ffn_down"), ("ffn_up_exps", "ffn_down_exps"),
           ("ffn_up_shexp", "ffn_down_shexp"))  # fmt: skip
-# Explanations of single tensors that a fold is better than.
+# Explanations of a single tensor that give way to a fold.
 ALONE = ("scale", "stale_tensor", "function_of", "norm_offset", "bit_rot", "quantisation")
 LEAST = 1e-6  # relative distance that float32 arithmetic makes
 STRAY = 4.0  # a column so many roundings away was not undone
@@ -136,7 +136,7 @@ def with_folds(
     if not context.hyper:
         return list(rows)
     starts = {"": None} | {
-        f"L{layer}.": None for key in made for layer, _ in [split_role(key)] if layer is not None
+        f"L{layer}.": None for key in made for layer, _ in [split_key(key)] if layer is not None
     }
     for start in starts:
         if not any(_open(row) for key, row in made.items() if _home(key) == start):
@@ -152,7 +152,7 @@ def with_folds(
 
 
 def _home(key: str) -> str:
-    layer, _ = split_role(key)
+    layer, _ = split_key(key)
     return "" if layer is None else f"L{layer}."
 
 

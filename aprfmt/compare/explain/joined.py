@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import Explanation, TensorDiff
 from aprfmt.compare.explain import fused
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.context import Context
-from aprfmt.compare.explain.elsewhere import split_role
 from aprfmt.compare.explain.permutation import FOUND
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.explain.sources import Joined, runs, sources
@@ -44,7 +44,7 @@ FAMILIES = (
     Family((("ffn_gate", "gate"), ("ffn_up", "up"))),
     Family((("ffn_gate_exps", "gate"), ("ffn_up_exps", "up"))),
 )
-# Explanations of single tensors that an order of all rows is better than.
+# Explanations of a single tensor that give way to an order of all rows.
 WEAK = ("row_offset", "stale_tensor", "byte_offset", "bit_rot", "head_order", "wrong_rows")
 
 
@@ -64,7 +64,7 @@ def with_joined(
     """Return the records; fused tensors in another order get that as explanation."""
     made = {row.key: row for row in rows}
     by_key = {pair.key: pair for pair in pairs}
-    layers = sorted({layer for key in made for layer, _ in [split_role(key)] if layer is not None})
+    layers = sorted({layer for key in made for layer, _ in [split_key(key)] if layer is not None})
     for family in FAMILIES:
         for layer in layers:
             try:

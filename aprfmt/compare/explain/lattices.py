@@ -1,4 +1,4 @@
-"""The scheme that values betray which were decoded again: few values, evenly spaced, by group.
+"""The scheme of values that were packed and decoded: few values a group, evenly spaced.
 
 A packed weight decoded to floats keeps its lattice: in every group of neighbours all values are
 one number times an entry of the scheme's code. Each code of CODES is tried with each grouping: the
@@ -51,7 +51,7 @@ class Code(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """What storing a value may change it by: relative to it, and at least."""
+    """How much storing may change a value: a share of it, and an absolute least."""
 
     relative: float
     least: float
@@ -143,7 +143,7 @@ def groupings(rows: int, columns: int) -> Iterator[Grouping]:
 def found(
     values: "Array", encoding: str, known: Sequence[tuple[Code, Grouping]] = (), search: bool = True
 ) -> Found | None:
-    """Return the scheme that values [rows, columns] betray, None where there is none.
+    """Return the scheme that values [rows, columns] were packed in, None where there is none.
 
     `encoding` is the plain type they are stored in; "F32" for decoded blocks. `known` schemes are
     tried first, all others only with `search`.
@@ -197,7 +197,7 @@ def _may_be(cell: "Array", code: Code, unit: Unit) -> bool:
 
 
 def share(values: "Array", code: Code, grouping: Grouping, unit: Unit) -> float:
-    """Return the share of a few cells whose fit to a scheme is no accident."""
+    """Return the share of a few cells that fit a scheme too well for chance."""
     chosen = _sampled(split(values, grouping), SOURCE_CELLS)
     return float((_scales(chosen, code, unit)[1] >= TOLD).mean())
 

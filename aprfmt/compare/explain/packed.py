@@ -1,7 +1,7 @@
 """Copies in a packed encoding: whether they are right, and what is wrong with those that are not.
 
 A side is a copy of the other if its values lie on a lattice: its dialect says which
-(`codecs.lattice`), or the values betray it (`lattices`), be they of a GGUF block or decoded again.
+(`codecs.lattice`), or the values show it (`lattices`), be they of a GGUF block or decoded again.
 Errors are then judged in the copy's own steps (`compare.bounds`). For a wrong copy every fault is
 made good in turn; the one after which the errors are usual is the cause.
 """
@@ -156,7 +156,7 @@ def _rows(reader: Reader) -> "Array | None":
 def _betrayed(
     case: Case, x: "Array", y: "Array", source: Reader, reader: Reader
 ) -> lattices.Found | None:
-    """Return the scheme that a side's values betray and the other's do not."""
+    """Return the scheme that one side was packed in, by its values, and the other was not."""
     seen = case.context.schemes
     known = tuple(seen.found)
     row = encoding_row(reader.encoding.split("+")[0])

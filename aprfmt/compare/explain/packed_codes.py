@@ -12,7 +12,6 @@ from aprfmt.compare.explain.packed_scales import affine, factors
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
-LIKELY = 0.3  # steps that a cell's middle error may be off a whole number
 POWERS = 32  # of two: scales of floats are known up to them, as the largest that fit
 WORD = 8  # codes of four bits in a word
 ALIKE = 0.6  # correlation from which an order is worth a fit

@@ -99,6 +99,26 @@ class Reader:
         self.side.drop()
 
 
+class Computed(Reader):
+    """Values that stand nowhere as they are; a subclass says how rows of them are taken."""
+
+    def take(self, index: "Array | list[int]") -> "Array":
+        """Return the rows of these numbers (int array, any order)."""
+        raise NotImplementedError
+
+    @cached_property
+    def whole(self) -> "Array":
+        """All values [rows, columns]."""
+        import numpy as np
+
+        return self.take(np.arange(self.rows))
+
+    @cached_property
+    def row_bytes(self) -> int | None:
+        """None: the rows have no bytes of their own."""
+        return None
+
+
 class SomeRows(Reader):
     """Some rows of a tensor, as a tensor of their own."""
 

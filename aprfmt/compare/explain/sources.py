@@ -1,4 +1,4 @@
-"""Where else do these rows stand: rows of several tensors in one row, and the row each one equals.
+"""Where rows come from: the rows of several tensors as one list, and which of them each equals.
 
 Equal values are found by a hash of their bits, at the cost of reading them; rows that were rounded
 or quantized on the way by the nearest of some thousand rows. Rows that say nothing (all zeros) have
@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from aprfmt.compare.explain.permutation import MATCHED, matched
-from aprfmt.compare.explain.reading import Reader
+from aprfmt.compare.explain.reading import Computed, Reader
 from aprfmt.compare.numbers import wide
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ WINDOW = 1 << 20  # elements hashed at a time
 _ODD = 0x9E3779B97F4A7C15  # multipliers of a row's values are odd numbers of 64 bits
 
 
-class Joined(Reader):
+class Joined(Computed):
     """The rows of several tensors of equal columns, one tensor after the other."""
 
     def __init__(self, keys: Sequence[str], readers: Sequence[Reader]) -> None:
@@ -46,18 +46,6 @@ class Joined(Reader):
                 found = found.astype(values.dtype)
             found[here] = values
         return found
-
-    @cached_property
-    def whole(self) -> "Array":
-        """All values [rows, columns]."""
-        import numpy as np
-
-        return self.take(np.arange(self.rows))
-
-    @cached_property
-    def row_bytes(self) -> int | None:
-        """None: the rows stand in several tensors."""
-        return None
 
     @cached_property
     def hashes(self) -> "Array":

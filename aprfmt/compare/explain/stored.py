@@ -1,17 +1,21 @@
 """Hypotheses about stored bytes: another label, another byte order, a shift, damaged bits."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.encodings import numbers
 from aprfmt.compare.explain.case import Case
-from aprfmt.compare.explain.guesses import Explanation, Guess
+from aprfmt.compare.explain.guesses import Explanation, Guess, Take
 from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.places import told
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.tensors.runs import Bytes
 from aprfmt.tensors.view import View
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
 
 SIXTEEN = ("BF16", "F16")
 FEW_BITS = 16  # damaged bits up to which they are named one by one
@@ -57,7 +61,7 @@ def dtype_mislabel(case: Case) -> Iterator[Guess]:
             )
 
 
-def _holds(values: Any, encoding: str) -> bool:
+def _holds(values: "Array", encoding: str) -> bool:
     """Say whether values are stored in a 16-bit type without loss."""
     import numpy as np
 
@@ -69,10 +73,10 @@ def _holds(values: Any, encoding: str) -> bool:
     return bool(np.array_equal(again, values, equal_nan=True))
 
 
-def _misread(side: Reader, first: str, second: str) -> Any:
+def _misread(side: Reader, first: str, second: str) -> Take:
     from aprfmt.codecs import decode, encode
 
-    def take(rows: Any) -> Any:
+    def take(rows: "Array") -> "Array":
         if side.encoding == first and side.row_bytes is not None:
             return side.decoded(side.raw(rows), second)
         values = side.take(rows)
@@ -103,11 +107,11 @@ def endianness(case: Case) -> Iterator[Guess]:
             return  # swapping either side is the same test
 
 
-def swapped(side: Reader, whole: bool) -> Callable[[Any], Any]:
+def swapped(side: Reader, whole: bool) -> Take:
     """Return how to take rows with every value (or block's halves) in the other byte order."""
     row = encoding_row(side.encoding)
 
-    def take(rows: Any) -> Any:
+    def take(rows: "Array") -> "Array":
         raw = side.raw(rows).copy()
         blocks = raw.reshape(-1, row.type_size)
         if whole:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.diffs import CauseGroup, TensorDiff
-from aprfmt.compare.explain.elsewhere import split_role
 from aprfmt.compare.explain.guesses import Explanation
 
 
@@ -23,7 +23,7 @@ def _same(found: Explanation) -> tuple[str, str, bool]:
     if found.cause == "layer_order":
         return found.cause, "", found.confirmed
     if found.cause == "swapped_tensors" and len(found.where) > 1:
-        (layer, role), (there, other) = map(split_role, found.where)
+        (layer, role), (there, other) = map(split_key, found.where)
         if layer == there and any(text.endswith("are exchanged") for text in found.evidence):
             pair = " and ".join(sorted((role, other)))
             return found.cause, f"{pair} are exchanged", found.confirmed
@@ -42,7 +42,7 @@ def _layers(rows: Sequence[TensorDiff]) -> str:
     moved: dict[int, dict[int, int]] = {}  # layer -> other layer -> tensors
     for row in rows:
         assert isinstance(row.explanation, Explanation)
-        (layer, _), (there, _) = map(split_role, row.explanation.where)
+        (layer, _), (there, _) = map(split_key, row.explanation.where)
         if layer is not None and there is not None:
             counts = moved.setdefault(layer, {})
             counts[there] = counts.get(there, 0) + 1
@@ -68,7 +68,7 @@ def named(keys: Iterable[str]) -> str:
     """Return keys in short form: each role with its layers as ranges."""
     roles: dict[str, list[int | None]] = {}
     for key in keys:
-        layer, role = split_role(key)
+        layer, role = split_key(key)
         roles.setdefault(role, []).append(layer)
     said = []
     for role, layers in roles.items():

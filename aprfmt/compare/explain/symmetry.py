@@ -8,14 +8,14 @@ only if one order makes every tensor of the group equal.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import TensorDiff
 from aprfmt.compare.explain import permutation
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.context import Context
-from aprfmt.compare.explain.elsewhere import split_role
 from aprfmt.compare.explain.guesses import Explanation
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.errors import AprfmtError
@@ -100,7 +100,7 @@ def with_symmetries(
         (layer, role)
         for row in made
         if row.explanation is not None and row.explanation.cause in _ALONE
-        for layer, role in [split_role(row.key)]
+        for layer, role in [split_key(row.key)]
         if layer is not None
     }
     for symmetry in SYMMETRIES:
@@ -134,7 +134,7 @@ def _of_layer(
             return {}
         cases[role] = Case(start + role, Reader(a), Reader(b), context)
     counts = _counts(context, symmetry, cases)
-    orders: dict[str, Any] = {}
+    orders: dict[str, Array] = {}
     for unit in symmetry.rows:
         order = None if not counts.get(unit) else _order(unit, counts[unit], members, cases)
         if order is None:
@@ -214,7 +214,7 @@ def _shared(case: Case, context: Context) -> bool:
     return case.role.endswith("_norm.weight") and case.a.size == context.hyper[0]["head_dim"]
 
 
-def _fit_together(orders: Mapping[str, Any]) -> bool:
+def _fit_together(orders: "Mapping[str, Array]") -> bool:
     """Say whether something moved, and every query head still has its key head."""
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Matrices, or the blocks of their heads, whose values were written by columns under one shape."""
+"""Matrices, or the blocks of their heads, that were written transposed under the same shape."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING

@@ -151,7 +151,7 @@ def split_alike(a: Stated, b: Stated) -> bool:
 
 
 def _differences(a: Stated, b: Stated) -> Iterator[Difference]:
-    """Yield the listed differences; of those that one before it stands for, none."""
+    """Yield the listed differences, without those that an earlier one includes."""
     held: set[str] = set()
     for rows in _LISTED:
         for row in rows(a, b):

@@ -159,7 +159,7 @@ def table_rounded(dtype: str) -> Make:
 
 
 def of_normed(halves: Collection[str]) -> Make:
-    """Return a maker: the stream that a sublayer is added to is the norm's result.
+    """Return a maker: a sublayer is added to the norm's result in place of the stream.
 
     `halves` are `attn` and `ffn`: behind which sublayers. A norm right before a sublayer is the
     one that follows `in` (or what enters a layer) and `mid`.

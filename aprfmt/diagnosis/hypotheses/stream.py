@@ -184,7 +184,7 @@ def _turn(adds: Any, index: int) -> int:
 
 
 def kept(point: str, keep: int, turn: int) -> Any:
-    """Return a maker: of the sum after a point only one summand stays (1: what is added)."""
+    """Return a maker: the sum after a point keeps one summand only (1: what is added)."""
 
     def make(world: World, layers: Layers) -> World:
         count: dict[Any, int] = {}

@@ -30,7 +30,7 @@ from aprfmt.diagnosis.hypotheses.usual_steps import STEPS
 from aprfmt.diagnosis.world import World
 from aprfmt.inference.rope import Kind, kind_of, make
 
-FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0)  # of a scaling that the model does not say
+FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0)  # tried of a scaling, where the model states none
 
 
 def kinds_of_layers(world: World) -> dict[Kind, Layers]:
@@ -48,7 +48,7 @@ def kinds_of_layers(world: World) -> dict[Kind, Layers]:
 
 
 def theta_change(world: World, kind: Kind, theta: float) -> Change:
-    """Return the change to another base of one kind of rope."""
+    """Return the change that gives one kind of rope another base."""
     local = kind[0] != world.hp["rope_theta"]
     name = "rope_theta_local" if local else "rope_theta"
     rope = make(world.hp.replaced(rope_theta=theta), (theta, kind[1]), length_of(world))
@@ -66,7 +66,7 @@ def _thetas(world: World) -> Iterator[Usual]:
 
 
 def divided_change(world: World, kind: Kind, factor: float) -> Change:
-    """Return the change to positions divided by a factor, without the model's own scaling."""
+    """Return the change that divides positions by a factor, in place of the model's own scaling."""
     plain = make(world.hp, (kind[0], False), length_of(world))
     return Change(
         "rope_scaling", f"positions are divided by {factor:g}, which the model does not say",
@@ -128,7 +128,7 @@ def _partial(world: World) -> Iterator[Usual]:
 
 
 def _rotating(world: World) -> Iterator[Usual]:
-    """Yield kinds of rope in the layers of the other kind, and no rope at all."""
+    """Yield changes: a layer rotates as the other kind does, or not at all."""
     every = kinds_of_layers(world)
     for kind, layers in every.items():
         for other in every:
@@ -160,7 +160,7 @@ def _positions(world: World) -> Iterator[Usual]:
 
 
 def scale_change(world: World, value: float) -> Change:
-    """Return the change to another factor on the scores."""
+    """Return the change that puts another factor on the scores."""
     told = float(world.hp["attn_scale"])
     return Change(
         "attention_scale", f"scores are multiplied by {value:.9g}; the model says {told:.9g}",
@@ -221,7 +221,7 @@ def _windows(world: World) -> Iterator[Usual]:
 
 
 def window_change(world: World, window: int) -> Usual:
-    """Return the change to one window in every layer, of a model that has none."""
+    """Return the change that gives every layer of a model without windows one."""
     return hyper("sliding_window", f"attention reaches {window} tokens; the model says all",
                  sliding_window=window, window_layers=(True,) * world.n_layers)  # fmt: skip
 

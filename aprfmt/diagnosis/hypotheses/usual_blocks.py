@@ -47,7 +47,7 @@ def hyper(cause: str, says: str, **values: Any) -> Usual:
 
 
 def eps_change(world: World, eps: float) -> Change:
-    """Return the change to another epsilon of all norms."""
+    """Return the change that gives all norms another epsilon."""
     told = float(world.hp["norm_eps"])
     return Change(
         "norm_eps", f"the norms add eps {eps:g} where the model says {told:g}", ("norm_eps",),

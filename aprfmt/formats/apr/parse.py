@@ -18,7 +18,7 @@ from aprfmt.formats.apr.layout import BITS, CODES, COMPRESSED, HEADER_SIZE, Head
 from aprfmt.formats.apr.metadata import misfits
 from aprfmt.formats.apr.parsed import Entry, Parsed
 from aprfmt.formats.cursor import MAX_COUNT, MAX_DIMS, MAX_METADATA, Cursor
-from aprfmt.formats.damage import Faults, report_overlap
+from aprfmt.formats.damage import Faults, label, report_overlap
 
 _ENTRY_TAIL = struct.Struct("<QQ")
 _JSON_INDEX = b"[{"  # one loader's dump writes its index as JSON
@@ -190,7 +190,7 @@ def _read_index(parsed: Parsed) -> None:
     for raw_name, entry in _entries(cursor, parsed):
         name = entry.info.name
         if raw_name in seen:
-            what = f"{parsed.where}: {_tensor(name)} stands twice in the index"
+            what = f"{parsed.where}: {label(name)} stands twice in the index"
             parsed.faults.add(FormatError(f"{what}; names must be unique"), name)
         seen.add(raw_name)
         if raw_name < last:
@@ -202,10 +202,10 @@ def _read_index(parsed: Parsed) -> None:
             legacy.setdefault(meaning, []).append(name)
     parsed.index_end = cursor.offset
     if unsorted:
-        tensor = _tensor(unsorted)
+        tensor = label(unsorted)
         parsed.warn(f"the index is not sorted by name from {tensor} on; aprender refuses that")
     for meaning, names in legacy.items():
-        parsed.warn(f"{len(names)} tensors have legacy {meaning}, the first is {_tensor(names[0])}")
+        parsed.warn(f"{len(names)} tensors have legacy {meaning}, the first is {label(names[0])}")
 
 
 def _find_index(parsed: Parsed) -> Cursor:
@@ -257,10 +257,6 @@ def _entries(cursor: Cursor, parsed: Parsed) -> Iterator[tuple[bytes, Entry]]:
             return
 
 
-def _tensor(name: str) -> str:
-    return f"tensor {shorten(name, 100)!r}"
-
-
 def _read_entry(
     cursor: Cursor, number: int, data_offset: int, parsed: Parsed
 ) -> tuple[bytes, Entry]:
@@ -269,7 +265,7 @@ def _read_entry(
     what, at = f"index entry {number}", cursor.offset
     raw_name = bytes(cursor.take(cursor.uint(2, what), f"name of {what}"))
     name = _decode_name(raw_name, at, what, parsed)
-    tensor = _tensor(name)
+    tensor = label(name)
     code, ndim = cursor.take(2, f"{what} ({tensor})")
     if ndim > MAX_DIMS:
         raise FormatError(
@@ -308,7 +304,7 @@ def _decode_name(raw: bytes, at: int, what: str, parsed: Parsed) -> str:
         name = raw.decode("utf-8", "backslashreplace")
         if len(raw) == layout.MAX_NAME_BYTES and error.start >= len(raw) - 3:
             parsed.warn(
-                f"the name of {what} was cut at {layout.MAX_NAME_BYTES} bytes: {_tensor(name)}"
+                f"the name of {what} was cut at {layout.MAX_NAME_BYTES} bytes: {label(name)}"
             )
             return name
         wrong = FormatError(
@@ -328,22 +324,17 @@ def _check_regions(parsed: Parsed) -> None:
         (header.index_offset, parsed.index_end, "the tensor index"),
     ]
     _check_overlap(parsed, [region for region in fixed if region[0] < region[1]])
-    infos = _sound(parsed)
+    infos = parsed.sound()
     if not parsed.faults.damage:
-        tensors = [(i.offset, i.offset + i.nbytes, _tensor(i.name)) for i in infos if i.nbytes]
+        tensors = [(i.offset, i.offset + i.nbytes, label(i.name)) for i in infos if i.nbytes]
         _note_holes(parsed, sorted([*(r for r in fixed if r[0] < r[1]), *tensors]))
     unaligned = [i.name for i in infos if i.nbytes and i.offset % layout.ALIGNMENT]
     if unaligned:
-        name = _tensor(unaligned[0])
+        name = label(unaligned[0])
         parsed.remark(f"{len(unaligned)} tensors are not 64-byte aligned, first {name}")
     # Relative to data_offset, as the writer pads. An empty tensor counts by its offset.
     start = header.data_offset
     parsed.end = start + max((align(i.offset + i.nbytes - start) for i in infos), default=0)
-
-
-def _sound(parsed: Parsed) -> list[TensorInfo]:
-    """Return the stored tensors without a fault so far."""
-    return [e.info for e in parsed.entries if e.info.name not in parsed.faults.broken]
 
 
 def _check_overlap(parsed: Parsed, fixed: Sequence[tuple[int, int, str]]) -> None:
@@ -352,12 +343,12 @@ def _check_overlap(parsed: Parsed, fixed: Sequence[tuple[int, int, str]]) -> Non
         if start < end:
             error = f"{name} ({start}..{stop}) overlaps {before}, which ends at {end}"
             parsed.faults.add(FormatError(f"{parsed.where}: {error}"))
-    infos = [info for info in _sound(parsed) if info.nbytes]
+    infos = [info for info in parsed.sound() if info.nbytes]
     for info in infos:
         start, stop = info.offset, info.offset + info.nbytes
         for first, end, what in fixed:
             if start < end and first < stop:
-                extent = f"{_tensor(info.name)} ({start}..{stop})"
+                extent = f"{label(info.name)} ({start}..{stop})"
                 text = f"{extent} overlaps {what}, which ends at {end}"
                 parsed.faults.add(FormatError(f"{parsed.where}: {text}"), info.name)
     report_overlap(infos, parsed.faults)
@@ -377,9 +368,9 @@ def _note_holes(parsed: Parsed, regions: Sequence[tuple[int, int, str]]) -> None
 def _check_end(parsed: Parsed, partial: bool) -> None:
     missing = parsed.end - parsed.size
     if missing > 0:
-        every = _sound(parsed)
+        every = parsed.sound()
         beyond = [info for info in every if info.offset + info.nbytes > parsed.size]
-        first = f"; {_tensor(beyond[0].name)} is the first beyond the end" if beyond else ""
+        first = f"; {label(beyond[0].name)} is the first beyond the end" if beyond else ""
         text = (
             f"has {parsed.size} bytes, its tensors end at {parsed.end}: {missing} bytes are "
             f"missing, {len(beyond)} of {len(parsed.entries)} tensors are cut{first}"

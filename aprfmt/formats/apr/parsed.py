@@ -6,7 +6,7 @@ from typing import Literal
 
 from aprfmt.base.protocols import Note, TensorInfo, Value
 from aprfmt.formats.apr.layout import HEADER_SIZE, Header
-from aprfmt.formats.damage import Faults
+from aprfmt.formats.damage import Faults, Structure
 
 FooterState = Literal["present", "missing", "trailing"]
 
@@ -20,7 +20,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Parsed:
+class Parsed(Structure):
     """The structure of one file.
 
     `buffer` holds the plain file: the one given, or the expanded one. `infos` are the logical
@@ -64,10 +64,6 @@ class Parsed:
         for entry in self.entries:
             yield entry.info.offset, entry.info.offset + entry.info.nbytes
 
-    def warn(self, text: str, where: str = "") -> None:
-        """Add a warning; `where` defaults to the file."""
-        self.notes.append(Note("warning", where or self.where, text))
-
-    def remark(self, text: str) -> None:
-        """Add a note: unusual, but harmless."""
-        self.notes.append(Note("note", self.where, text))
+    def sound(self) -> list[TensorInfo]:
+        """Return the stored tensors, not the logical ones, without a fault so far."""
+        return [e.info for e in self.entries if e.info.name not in self.faults.broken]

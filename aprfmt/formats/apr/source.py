@@ -36,9 +36,7 @@ class Shard(mapped.Shard[Parsed]):
         return False
 
     def _crc(self, start: int, stop: int, crc: int) -> int:
-        parsed = self.parsed  # a compressed file's bytes lie in memory
-        file = BufferFile(parsed.buffer, self.file.path) if parsed.expanded else self.file
-        for window in file.windows(start, stop):
+        for window in self.data.windows(start, stop):  # a compressed file's bytes lie in memory
             crc = zlib.crc32(window, crc)
         return crc
 

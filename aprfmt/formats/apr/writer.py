@@ -13,7 +13,6 @@ from typing import Any
 
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import TensorInfo, Typed, Value
-from aprfmt.base.text import shorten
 from aprfmt.errors import CodecError, ConversionError, UsageError
 from aprfmt.formats.apr import carried, layout
 from aprfmt.formats.apr.layout import BITS, COMPRESSED, align
@@ -21,6 +20,7 @@ from aprfmt.formats.apr.metadata import TYPED, canonical, spell_metadata
 from aprfmt.formats.apr.reader import AprSource
 from aprfmt.formats.apr.shards import MAX_SHARDS, manifest, manifest_name, shard_name, stem_of
 from aprfmt.formats.atomic import FileSet
+from aprfmt.formats.damage import label
 from aprfmt.formats.jsonio import dumps
 from aprfmt.formats.sequential import (
     Checksum,
@@ -163,7 +163,7 @@ def _spell(metadata: Mapping[str, Value], where: str) -> bytes:
 
 def _check(info: TensorInfo, where: str) -> None:
     """Raise ConversionError for a tensor that APR cannot hold."""
-    what = f"{where}: tensor {shorten(info.name, 100)!r}"
+    what = f"{where}: {label(info.name)}"
     stored = carried.stored_info(info)
     length = len(_name(stored))
     if length > layout.MAX_NAME_BYTES:

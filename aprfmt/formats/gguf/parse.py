@@ -16,14 +16,14 @@ from aprfmt.base.protocols import Note, TensorInfo
 from aprfmt.base.text import shorten
 from aprfmt.errors import CodecError, FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.cursor import MAX_DIMS, Cursor
-from aprfmt.formats.damage import Faults, report_overlap
+from aprfmt.formats.damage import Faults, Structure, label, report_overlap
 from aprfmt.formats.gguf import layout
 from aprfmt.formats.gguf.layout import MAX_INT64, align, encoding_of
 from aprfmt.formats.gguf.metadata import Drop, Metadata, read_metadata
 
 
 @dataclass(slots=True)
-class Parsed:
+class Parsed(Structure):
     """The structure of one file.
 
     `order` is "<" or ">". `infos` are in the table's order with absolute offsets. The data section
@@ -50,14 +50,6 @@ class Parsed:
         yield 0, self.table[1]
         for info in self.infos.values():
             yield info.offset, info.offset + info.nbytes
-
-    def warn(self, text: str, where: str = "") -> None:
-        """Add a warning; `where` defaults to the file."""
-        self.notes.append(Note("warning", where or self.where, text))
-
-    def remark(self, text: str) -> None:
-        """Add a note: unusual, but harmless."""
-        self.notes.append(Note("note", self.where, text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +149,6 @@ def _alignment(metadata: Metadata, where: str) -> int:
     return int(value)
 
 
-def _label(name: str) -> str:
-    return f"tensor {shorten(name, 100)!r}"
-
-
 def _read_table(cursor: Cursor, count: int, alignment: int) -> list[_Entry]:
     entries: list[_Entry] = []
     seen: set[str] = set()
@@ -177,7 +165,7 @@ def _read_table(cursor: Cursor, count: int, alignment: int) -> list[_Entry]:
             cursor.faults.spoil(wrong, [name])
         if name in seen:
             error = FormatError(
-                f"{cursor.where}: {_label(name)} at offset {at} stands twice in the table; "
+                f"{cursor.where}: {label(name)} at offset {at} stands twice in the table; "
                 "names must be unique"
             )
             cursor.faults.add(error, name)
@@ -188,14 +176,14 @@ def _read_table(cursor: Cursor, count: int, alignment: int) -> list[_Entry]:
 
 def _read_entry(cursor: Cursor, name: str, at: int, alignment: int) -> _Entry:
     """Read what follows the name in a line of the table that begins at `at`."""
-    label = _label(name)
-    ndim = cursor.uint(4, label)
+    tensor = label(name)
+    ndim = cursor.uint(4, tensor)
     if ndim > MAX_DIMS:
-        raise FormatError(f"{cursor.where}: {label} at offset {at} {_too_many(ndim)}")
-    line = cast("tuple[int, ...]", cursor.unpack(f"{ndim}QIQ", label))
+        raise FormatError(f"{cursor.where}: {tensor} at offset {at} {_too_many(ndim)}")
+    line = cast("tuple[int, ...]", cursor.unpack(f"{ndim}QIQ", tensor))
     dims, ggml_id, offset = line[:-2], line[-2], line[-1]
     if what := _objection(dims, ggml_id, offset, alignment):
-        error = FormatError(f"{cursor.where}: {label} at offset {at} {what}")
+        error = FormatError(f"{cursor.where}: {tensor} at offset {at} {what}")
         cursor.faults.add(error, name)
     return _Entry(name, dims[::-1], encoding_of(ggml_id), offset)
 
@@ -239,7 +227,7 @@ def _place(parsed: Parsed, entries: Sequence[_Entry], partial: bool) -> None:
         offset = parsed.data_offset + entry.offset
         if offset + nbytes > MAX_INT64 and entry.name not in parsed.faults.broken:
             error = FormatError(
-                f"{parsed.where}: {_label(entry.name)} has data offset {entry.offset} and "
+                f"{parsed.where}: {label(entry.name)} has data offset {entry.offset} and "
                 f"{nbytes} bytes, which ends beyond 2^63; the table is damaged"
             )
             parsed.faults.add(error, entry.name)
@@ -257,7 +245,7 @@ def _gap(parsed: Parsed, entry: _Entry, starts: Sequence[int], partial: bool) ->
     left = parsed.size - parsed.data_offset - entry.offset
     if left <= 0 and (parsed.faults.collect or not partial):
         error = TruncatedError(
-            f"{parsed.where}: {_label(entry.name)} of {entry.row.name} begins at offset "
+            f"{parsed.where}: {label(entry.name)} of {entry.row.name} begins at offset "
             f"{parsed.data_offset + entry.offset}, where the file of {parsed.size} bytes has none "
             "left for it; get the file again"
         )
@@ -269,7 +257,7 @@ def _known_size(parsed: Parsed, entry: _Entry) -> int:
     try:
         return entry.row.nbytes(entry.shape)
     except CodecError as error:
-        wrong = FormatError(f"{parsed.where}: {_label(entry.name)}: {error}")
+        wrong = FormatError(f"{parsed.where}: {label(entry.name)}: {error}")
     parsed.faults.add(wrong, entry.name)
     return 0
 
@@ -302,18 +290,13 @@ def _count(names: Sequence[str], noun: str) -> str:
     return f"1 {noun} is" if len(names) == 1 else f"{len(names)} {noun}s are"
 
 
-def _sound(parsed: Parsed) -> list[TensorInfo]:
-    """Return the tensors with which nothing is wrong so far."""
-    return [info for info in parsed.infos.values() if info.name not in parsed.faults.broken]
-
-
 def _check_overlap(parsed: Parsed) -> None:
     """Report tensors that share bytes; warn about bytes that belong to none."""
-    infos = [info for info in _sound(parsed) if info.nbytes]
+    infos = [info for info in parsed.sound() if info.nbytes]
     report_overlap(infos, parsed.faults)
     if not parsed.faults.damage:
         _note_holes(parsed, sorted(infos, key=lambda i: (i.offset, i.nbytes)))
-    ends = (info.offset + info.nbytes for info in _sound(parsed) if info.nbytes)
+    ends = (info.offset + info.nbytes for info in parsed.sound() if info.nbytes)
     parsed.end = max(ends, default=parsed.data_offset)
 
 
@@ -328,7 +311,7 @@ def _note_holes(parsed: Parsed, infos: Iterable[TensorInfo]) -> None:
     if holes:
         parsed.warn(
             f"{sum(size for size, _ in holes)} unused bytes in {len(holes)} holes, the first "
-            f"before {_label(holes[0][1])}; llama.cpp refuses such files"
+            f"before {label(holes[0][1])}; llama.cpp refuses such files"
         )
 
 
@@ -339,12 +322,12 @@ def _is_beyond(info: TensorInfo, parsed: Parsed) -> bool:
 
 
 def _check_end(parsed: Parsed, partial: bool) -> None:
-    beyond = [info for info in _sound(parsed) if _is_beyond(info, parsed)]
+    beyond = [info for info in parsed.sound() if _is_beyond(info, parsed)]
     if beyond:
         first = beyond[0]
         stop = first.offset + first.nbytes
         text = (
-            f"{_label(first.name)} needs bytes {first.offset}..{stop}, the file has "
+            f"{label(first.name)} needs bytes {first.offset}..{stop}, the file has "
             f"{parsed.size}, {stop - parsed.size} too few; {len(beyond)} of {len(parsed.infos)} "
             "tensors are cut"
         )

@@ -15,14 +15,14 @@ from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats import jsonio
 from aprfmt.formats.cursor import MAX_COUNT, MAX_HEADER
-from aprfmt.formats.damage import Faults, report_overlap
+from aprfmt.formats.damage import Faults, Structure, label, report_overlap
 from aprfmt.formats.safetensors.layout import FIELDS, METADATA, PREFIX, U64, bits
 
 _BLANKS = (b" ", b"\t", b"\n", b"\r")  # JSON allows them before the brace, the format does not
 
 
 @dataclass(slots=True)
-class Parsed:
+class Parsed(Structure):
     """The structure of one file; `infos` in the header's own order, offsets absolute.
 
     `header_size` counts the JSON with its padding, `end` is where the last tensor ends.
@@ -90,17 +90,12 @@ def _parse(buffer: memoryview, partial: bool, faults: Faults) -> Parsed:
     for name, entry in header.items():
         parsed.infos[name] = _info(name, entry, parsed)
         if name in twice:
-            faults.add(FormatError(f"{where}: {_tensor(name)} stands twice in the header"), name)
-    report_overlap(_sound(parsed), faults)
-    parsed.end = max([parsed.data_offset, *(i.offset + i.nbytes for i in _sound(parsed))])
+            faults.add(FormatError(f"{where}: {label(name)} stands twice in the header"), name)
+    report_overlap(parsed.sound(), faults)
+    parsed.end = max([parsed.data_offset, *(i.offset + i.nbytes for i in parsed.sound())])
     _check_end(parsed, partial)
     _check_gaps(parsed)
     return parsed
-
-
-def _sound(parsed: Parsed) -> list[TensorInfo]:
-    """Return the tensors without a fault so far."""
-    return [info for info in parsed.infos.values() if info.name not in parsed.faults.broken]
 
 
 def _read_header(raw: bytes, where: str, faults: Faults) -> dict[str, Any]:
@@ -143,15 +138,11 @@ def _metadata(value: Any, faults: Faults) -> dict[str, str]:
     return {key: text for key, text in value.items() if isinstance(text, str)}
 
 
-def _tensor(name: str) -> str:
-    return f"tensor {shorten(name, 100)!r}"
-
-
 def _info(name: str, entry: Any, parsed: Parsed) -> TensorInfo:
     """Return the tensor of an entry; a damaged entry gives as much as can be read."""
     row, shape, extent, wrong = _judged(entry)
     if wrong:
-        error = FormatError(f"{parsed.where}: {_tensor(name)}{wrong}")
+        error = FormatError(f"{parsed.where}: {label(name)}{wrong}")
         parsed.faults.add(error, name)
     start, stop = extent
     row_bytes = None if row is None or wrong else row.row_bytes(shape)
@@ -225,11 +216,11 @@ def _check_gaps(parsed: Parsed) -> None:
             inside = info.offset < at  # an empty tensor: others would have been reported
             kind = "overlaps" if inside else f"leaves {info.offset - at} bytes unused after"
             error = FormatError(
-                f"{parsed.where}: {_tensor(info.name)} begins at byte {info.offset} and {kind} "
+                f"{parsed.where}: {label(info.name)} begins at byte {info.offset} and {kind} "
                 f"{before}, which ends at {at}; the format wants no gap and no overlap"
             )
             faults.add(error, *([info.name] if inside else []))
-        at, before = max(at, info.offset + info.nbytes), _tensor(info.name)
+        at, before = max(at, info.offset + info.nbytes), label(info.name)
 
 
 def _check_end(parsed: Parsed, partial: bool) -> None:
@@ -242,14 +233,14 @@ def _check_end(parsed: Parsed, partial: bool) -> None:
         )
         faults.add(error)
     if missing > 0:
-        beyond = (i for i in _sound(parsed) if i.offset + i.nbytes > parsed.size)
+        beyond = (i for i in parsed.sound() if i.offset + i.nbytes > parsed.size)
         cut = [info.name for info in beyond if info.nbytes]
         text = (
             f"has {parsed.size} bytes, its tensors end at {parsed.end}: {missing} bytes are "
             f"missing, {len(cut)} of {len(parsed.infos)} tensors are cut"
         )
         if partial and not faults.collect:
-            parsed.notes.append(Note("warning", parsed.where, text))
+            parsed.warn(text)
             return
         todo = "" if faults.collect else "; get the file again, or list it with --partial"
         faults.cut(TruncatedError(f"{parsed.where}: {text}{todo}"), cut)

@@ -16,6 +16,7 @@ from aprfmt.base.text import shorten
 from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.cursor import MAX_HEADER
+from aprfmt.formats.damage import label
 from aprfmt.formats.jsonio import dumps
 from aprfmt.formats.safetensors.layout import (
     INDEX_SUFFIX,
@@ -159,7 +160,7 @@ def _encodable(text: str) -> bool:
 
 def _check(info: TensorInfo, where: str) -> None:
     """Raise ConversionError for a tensor that the format cannot hold."""
-    what = f"{where}: tensor {shorten(info.name, 100)!r}"
+    what = f"{where}: {label(info.name)}"
     row = encoding(info.encoding)
     if not row.safetensors:
         raise ConversionError(

@@ -10,15 +10,15 @@ a capture. A launch that the driver refuses raises.
     decode("Q4_K", raw, out, stream=s)              whole tensors or whole rows of them
     decode_coded(packed, absmax, code, out, ...)    NF4 and FP4
     matvec("Q4_K", raw, x, out, stream=s)           x [tokens, in] times encoded [out, in], turned
-    stats(x, slot, workspace, stream=s)             one-pass statistics; `to_stats(slot)` later
-    compare(a, b, slot, workspace, stream=s)        one-pass comparison of two arrays
+    stats(x, result, workspace, stream=s)             one-pass statistics; `to_stats(result)` later
+    compare(a, b, result, workspace, stream=s)        one-pass comparison of two arrays
 """
 
 from aprfmt.inference.fast.cuda.arrays import Flat, flat
 from aprfmt.inference.fast.cuda.decode import DECODED, decode, decode_coded
 from aprfmt.inference.fast.cuda.matvec import MATVEC, MATVEC_TOKENS, matvec
 from aprfmt.inference.fast.cuda.reduce import (
-    SLOT,
+    RESULT,
     WORKSPACE,
     Difference,
     compare,
@@ -31,7 +31,7 @@ __all__ = [
     "DECODED",
     "MATVEC",
     "MATVEC_TOKENS",
-    "SLOT",
+    "RESULT",
     "WORKSPACE",
     "Difference",
     "Flat",

@@ -89,7 +89,7 @@ __device__ __forceinline__ void each(const T* x, i64 begin, i64 end, R ready, F 
 // reduces piece `piece` of `blocks`, each of `size` elements.
 template <class T>
 __device__ __forceinline__ void stats(const T* x, i64 count, i64 size, i64 piece, i64 blocks, u64* counter,
-                                      double* pieces, double* slot) {
+                                      double* pieces, double* result) {
   __shared__ double room[WARPS_EACH][8];
   __shared__ bool last;
   typedef typename Wide<T>::type W;
@@ -137,17 +137,17 @@ __device__ __forceinline__ void stats(const T* x, i64 count, i64 size, i64 piece
   }
   join<6, 8>(joined, room);
   if (threadIdx.x == 0) {
-    slot[0] = joined[0];
-    slot[1] = origin;
-    slot[2] = joined[1];
-    slot[3] = joined[2];
-    slot[4] = -joined[6];
-    slot[5] = joined[7];
-    for (int k = 3; k < 6; k++) slot[k + 3] = joined[k];
+    result[0] = joined[0];
+    result[1] = origin;
+    result[2] = joined[1];
+    result[3] = joined[2];
+    result[4] = -joined[6];
+    result[5] = joined[7];
+    for (int k = 3; k < 6; k++) result[k + 3] = joined[k];
   }
 }
 
-// Jobs of one dtype, rows of JOB numbers: place, count, size of a piece, slot, and the first block
+// Jobs of one dtype, rows of JOB numbers: place, count, size of a piece, result, and the first block
 // of the launch that works on it. Up to REDUCE_THREADS of them; counters are one a job.
 #define JOB 5
 template <class T>
@@ -176,7 +176,7 @@ __device__ __forceinline__ bool same_bits(f16 a, f16 b) { return a.bits == b.bit
 // [finite pairs, sum (a-b)^2, sum a^2, sum b^2, sum ab, largest |a-b|, bits that differ (elements),
 //  other pairs (a NaN or an infinity), those of them whose bits differ]
 template <class T>
-__device__ __forceinline__ void compare(const T* x, const T* y, i64 count, i64 size, u64* workspace, double* slot) {
+__device__ __forceinline__ void compare(const T* x, const T* y, i64 count, i64 size, u64* workspace, double* result) {
   const int SUMS = 8;
   __shared__ double room[WARPS_EACH][SUMS + 1];
   __shared__ bool last;
@@ -241,24 +241,24 @@ __device__ __forceinline__ void compare(const T* x, const T* y, i64 count, i64 s
   }
   join<SUMS, SUMS + 1>(joined, room);
   if (threadIdx.x == 0) {
-    for (int k = 0; k < 5; k++) slot[k] = joined[k];
-    slot[5] = joined[SUMS];
-    for (int k = 5; k < SUMS; k++) slot[k + 1] = joined[k];
+    for (int k = 0; k < 5; k++) result[k] = joined[k];
+    result[5] = joined[SUMS];
+    for (int k = 5; k < SUMS; k++) result[k + 1] = joined[k];
   }
 }
 
 #define REDUCERS(suffix, T)                                                                           \
   extern "C" __global__ void __launch_bounds__(REDUCE_THREADS)                                        \
-      stats_##suffix(const T* x, i64 count, i64 size, u64* workspace, double* slot) {                 \
-    stats<T>(x, count, size, blockIdx.x, gridDim.x, workspace, (double*)(workspace + 2), slot);       \
+      stats_##suffix(const T* x, i64 count, i64 size, u64* workspace, double* result) {                 \
+    stats<T>(x, count, size, blockIdx.x, gridDim.x, workspace, (double*)(workspace + 2), result);       \
   }                                                                                                   \
   extern "C" __global__ void __launch_bounds__(REDUCE_THREADS)                                        \
       stats_many_##suffix(const i64* jobs, i64 count, u64* counters, double* pieces) {                \
     stats_many<T>(jobs, count, counters, pieces);                                                     \
   }                                                                                                   \
   extern "C" __global__ void __launch_bounds__(REDUCE_THREADS)                                        \
-      compare_##suffix(const T* x, const T* y, i64 count, i64 size, u64* workspace, double* slot) {   \
-    compare<T>(x, y, count, size, workspace, slot);                                                   \
+      compare_##suffix(const T* x, const T* y, i64 count, i64 size, u64* workspace, double* result) {   \
+    compare<T>(x, y, count, size, workspace, result);                                                   \
   }
 REDUCERS(float32, float)
 REDUCERS(float64, double)

@@ -17,7 +17,7 @@ from aprfmt.inference.fast.cuda.loader import Function, function
 from aprfmt.tensors.stats import Stats
 
 # Number of float64 in a result, and in the workspace of a stream's launches (zero at the start).
-SLOT = 16
+RESULT = 16
 _PIECES = 1056
 COLUMNS = 16  # float64 per piece
 WORKSPACE = 2 + _PIECES * COLUMNS
@@ -46,49 +46,49 @@ class Difference:
 
 
 def stats(
-    x: Any, slot: Any, workspace: Any, *, dtype: str | None = None, stream: int | None = None
+    x: Any, result: Any, workspace: Any, *, dtype: str | None = None, stream: int | None = None
 ) -> None:
-    """Write the statistics of x (float32, float64, bfloat16, float16) into `slot`.
+    """Write the statistics of x (float32, float64, bfloat16, float16) into `result`.
 
-    `slot` holds SLOT float64. `workspace` holds WORKSPACE float64, zero before the first use, and
-    is used by one stream at a time. `to_stats` reads the slot.
+    `result` holds RESULT float64. `workspace` holds WORKSPACE float64, zero before the first use,
+    and is used by one stream at a time. `to_stats` reads the result.
     """
     data = flat(x, dtype)
-    _launch("stats", data, (data.ptr,), slot, workspace, stream)
+    _launch("stats", data, (data.ptr,), result, workspace, stream)
 
 
 def compare(
     a: Any,
     b: Any,
-    slot: Any,
+    result: Any,
     workspace: Any,
     *,
     dtype: str | None = None,
     stream: int | None = None,
 ) -> None:
-    """Write the comparison of two arrays of one dtype and size into `slot`; see `to_difference`."""
+    """Write a comparison of two arrays of one dtype and size into `result`; see `to_difference`."""
     data, other = flat(a, dtype), flat(b, dtype)
     if data.count != other.count or data.dtype != other.dtype:
         raise CodecError(
             f"compared: {data.count} {data.dtype} and {other.count} {other.dtype}; expected equal "
             "sizes and dtypes"
         )
-    _launch("compare", data, (data.ptr, other.ptr), slot, workspace, stream)
+    _launch("compare", data, (data.ptr, other.ptr), result, workspace, stream)
 
 
 def _launch(
-    name: str, data: Flat, inputs: tuple[int, ...], slot: Any, workspace: Any, stream: int | None
+    name: str, data: Flat, inputs: tuple[int, ...], result: Any, workspace: Any, stream: int | None
 ) -> None:
-    result, room = flat(slot), flat(workspace)
-    if result.count < SLOT or room.count < WORKSPACE:
+    place, room = flat(result), flat(workspace)
+    if place.count < RESULT or room.count < WORKSPACE:
         raise CodecError(
-            f"{name}: a slot of {result.count} and a workspace of {room.count} numbers; expected "
-            f"{SLOT} and {WORKSPACE}"
+            f"{name}: a result of {place.count} and a workspace of {room.count} numbers; expected "
+            f"{RESULT} and {WORKSPACE}"
         )
     if data.dtype not in ITEM or data.dtype == "uint8":
         raise CodecError(f"{name}: found {data.dtype}, expected a floating-point type")
     pieces, size = split(data.count)
-    args = (*inputs, data.count, size, room.ptr, result.ptr)
+    args = (*inputs, data.count, size, room.ptr, place.ptr)
     kernel(name, data.dtype)((pieces,), (THREADS,), args, stream=stream_of(stream))
 
 
@@ -104,17 +104,17 @@ def split(count: int) -> tuple[int, int]:
     return max(1, -(-count // size)), size
 
 
-def to_stats(count: int, slot: Sequence[float]) -> Stats:
-    """Return the statistics of `count` values from a slot copied to the host."""
-    return to_stats_of([count], np.array([slot], np.float64))[0]
+def to_stats(count: int, result: Sequence[float]) -> Stats:
+    """Return the statistics of `count` values from a result copied to the host."""
+    return to_stats_of([count], np.array([result], np.float64))[0]
 
 
-def to_stats_of(counts: Sequence[int], slots: Any) -> list[Stats]:
-    """Return the statistics of arrays of these sizes from numpy slots [rows, SLOT], in order.
+def to_stats_of(counts: Sequence[int], results: Any) -> list[Stats]:
+    """Return the statistics of arrays of these sizes from numpy results [rows, RESULT], in order.
 
-    There may be more slots than sizes.
+    There may be more results than sizes.
     """
-    n, origin, total, squares, least, most, nan, inf, zeros = slots[: len(counts), :9].T
+    n, origin, total, squares, least, most, nan, inf, zeros = results[: len(counts), :9].T
     whole = np.maximum(n, 1)
     step = total / whole
     mean = origin + step
@@ -138,9 +138,9 @@ def to_stats_of(counts: Sequence[int], slots: Any) -> list[Stats]:
     ]  # fmt: skip
 
 
-def to_difference(count: int, slot: Sequence[float]) -> Difference:
-    """Return the comparison of two arrays of `count` elements from a slot on the host."""
-    pairs, squares, aa, bb, ab, largest, differing, others, odd = (float(x) for x in slot[:9])
+def to_difference(count: int, result: Sequence[float]) -> Difference:
+    """Return the comparison of two arrays of `count` elements from a result on the host."""
+    pairs, squares, aa, bb, ab, largest, differing, others, odd = (float(x) for x in result[:9])
     return Difference(
         count=count,
         rel_l2=math.sqrt(squares / bb) if pairs and bb > 0 else None,

@@ -13,11 +13,11 @@ import pytest
 
 from aprfmt.errors import CodecError
 from aprfmt.inference.fast.cuda import (
-    SLOT,
+    RESULT,
     WORKSPACE,
     Difference,
     compare,
-    slots,
+    pending,
     stats,
     to_difference,
     to_stats,
@@ -35,20 +35,20 @@ LENGTHS = (1, 2, 7, 31, 32, 33, 255, 1025, 4095, 4096, 4097, 3 * 4096 + 5, 60_00
 def measured(machine: Any, x: np.ndarray, room: Any = None) -> tuple[Stats, np.ndarray]:
     m = machine
     bits = x.view(f"u{x.itemsize}")
-    data, slot = m.put(bits), m.put(np.full(SLOT, 7.0))
+    data, result = m.put(bits), m.put(np.full(RESULT, 7.0))
     room = m.put(np.zeros(WORKSPACE)) if room is None else room
-    stats(m.flat(data, x.dtype.name), m.flat(slot), m.flat(room))
-    found = m.get(slot)
+    stats(m.flat(data, x.dtype.name), m.flat(result), m.flat(room))
+    found = m.get(result)
     return to_stats(x.size, found), found
 
 
 def compared(machine: Any, a: np.ndarray, b: np.ndarray) -> Difference:
     m = machine
     left, right = (m.put(x.view(f"u{x.itemsize}")) for x in (a, b))
-    slot, room = m.put(np.zeros(SLOT)), m.put(np.zeros(WORKSPACE))
+    result, room = m.put(np.zeros(RESULT)), m.put(np.zeros(WORKSPACE))
     name = a.dtype.name
-    compare(m.flat(left, name), m.flat(right, name), m.flat(slot), m.flat(room))
-    return to_difference(a.size, m.get(slot))
+    compare(m.flat(left, name), m.flat(right, name), m.flat(result), m.flat(room))
+    return to_difference(a.size, m.get(result))
 
 
 def assert_close(found: Stats, wanted: Stats) -> None:
@@ -128,11 +128,11 @@ def test_comparison_counts_what_is_not_finite(machine: Any) -> None:
 
 def test_arrays_that_do_not_fit_are_refused(machine: Any) -> None:
     m = machine
-    slot, room = m.put(np.zeros(SLOT)), m.put(np.zeros(WORKSPACE))
+    result, room = m.put(np.zeros(RESULT)), m.put(np.zeros(WORKSPACE))
     a, b = m.put(np.zeros(4, np.float32)), m.put(np.zeros(5, np.float32))
     with pytest.raises(CodecError, match="expected equal sizes"):
-        compare(m.flat(a), m.flat(b), m.flat(slot), m.flat(room))
-    with pytest.raises(CodecError, match="a slot of 4"):
+        compare(m.flat(a), m.flat(b), m.flat(result), m.flat(room))
+    with pytest.raises(CodecError, match="a result of 4"):
         stats(m.flat(a), m.flat(a), m.flat(room))
 
 
@@ -141,12 +141,12 @@ def test_many_arrays_in_one_launch_are_each_alone_bit_for_bit(
     machine: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Launches end by jobs, by pieces, by bytes held, and where another dtype comes between."""
-    monkeypatch.setattr(slots, "JOBS", 7)
-    monkeypatch.setattr(slots, "PIECES", 20)
-    monkeypatch.setattr(slots, "KEPT", 200_000)
+    monkeypatch.setattr(pending, "JOBS", 7)
+    monkeypatch.setattr(pending, "PIECES", 20)
+    monkeypatch.setattr(pending, "KEPT", 200_000)
     random = np.random.default_rng(6)
     b = CupyBackend("cuda", dtype)
-    waiting, wanted = b.slots(), []
+    waiting, wanted = b.pending(), []
     for n, count in enumerate((1, 33, 60_001, 4096, 5, 9, 12_289, 1, 2, 3, 4, 5, 6, 7, 8, 30_000)):
         x = random.standard_normal(count).astype(np.float32)
         x[count // 2] = np.nan if n == 3 else x[count // 2]

@@ -122,8 +122,10 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "examine-holds-further", "aprfmt/diagnosis/examine.py",
-        "if reach > here and (best is None or reach > best.reach):",
-        "if reach >= here and (best is None or reach > best.reach):",
+        "if reach > here and (best is None or reach > best.reach):\n"
+        "            best = Answer(change",
+        "if reach >= here and (best is None or reach > best.reach):\n"
+        "            best = Answer(change",
         "a change that explains nothing is a confirmed cause",
     ),
     Row(

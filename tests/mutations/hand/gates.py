@@ -44,7 +44,7 @@ ROWS: tuple[Row, ...] = (
         "        code = 130\n",
         "        code = 1\n",
         "an interrupt is an answer",
-        ("tests/formats/test_atomic_kills.py",),
+        ("tests/formats/test_atomic_kills.py::test_a_whole_command_is_interrupted*SIGINT*",),
     ),
     Row(
         "cli-exit-2", "cli/main.py",

@@ -14,7 +14,7 @@ import torch
 
 from aprfmt.tensors.stats import Stats, compute
 
-_BLOCK = 256  # slots per allocation
+_BLOCK = 256  # results per allocation
 KEPT = 1 << 30  # largest sum of bytes of tensors with pending statistics
 
 
@@ -28,13 +28,13 @@ def _beside(device: torch.device) -> tuple[torch.cuda.Stream, torch.Tensor]:
     return torch.cuda.Stream(device), workspace  # type: ignore[no-untyped-call]
 
 
-class TorchSlots:
+class TorchPending:
     """Computes each value's statistics with one kernel; `read` waits for all of them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream, self._workspace = _beside(device)
-        self._slots: list[torch.Tensor] = []
+        self._results: list[torch.Tensor] = []
         self._found: list[Stats | int] = []  # statistics, or the number of values of pending ones
         self._used = 0
         self._waiting: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
@@ -48,13 +48,13 @@ class TorchSlots:
         from aprfmt.inference.fast import cuda
 
         x = x.contiguous()
-        if self._used == len(self._slots) * _BLOCK:
-            block = torch.empty((_BLOCK, cuda.SLOT), dtype=torch.float64, device=self._device)
-            self._slots.append(block)
+        if self._used == len(self._results) * _BLOCK:
+            block = torch.empty((_BLOCK, cuda.RESULT), dtype=torch.float64, device=self._device)
+            self._results.append(block)
         main = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(main)
-        slot = self._slots[-1][self._used % _BLOCK]
-        cuda.stats(x, slot, self._workspace, stream=int(self._stream.cuda_stream))
+        result = self._results[-1][self._used % _BLOCK]
+        cuda.stats(x, result, self._workspace, stream=int(self._stream.cuda_stream))
         self._waiting.append((x, self._stream.record_event()))
         self._bytes += x.numel() * x.element_size()
         while self._bytes > KEPT and len(self._waiting) > 1:
@@ -79,5 +79,5 @@ class TorchSlots:
         counts = [found for found in self._found if isinstance(found, int)]
         made: Iterator[Stats] = iter(())
         if counts:
-            made = iter(to_stats_of(counts, torch.cat(self._slots).cpu().numpy()))
+            made = iter(to_stats_of(counts, torch.cat(self._results).cpu().numpy()))
         return [next(made) if isinstance(found, int) else found for found in self._found]

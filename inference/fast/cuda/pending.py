@@ -9,7 +9,7 @@ from aprfmt.inference.fast.cuda import memory
 from aprfmt.inference.fast.cuda.arrays import ITEM, Flat
 from aprfmt.inference.fast.cuda.reduce import (
     COLUMNS,
-    SLOT,
+    RESULT,
     THREADS,
     WORKSPACE,
     kernel,
@@ -18,12 +18,12 @@ from aprfmt.inference.fast.cuda.reduce import (
 )
 from aprfmt.tensors.stats import Stats, compute
 
-_ROWS = 512  # slots allocated at a time
+_ROWS = 512  # results allocated at a time
 JOBS = THREADS  # arrays per launch; one thread reads each
 PIECES = 1 << 15  # per launch, so that its buffer stays at 4 MiB
 KEPT = 1 << 29  # largest sum of bytes of arrays waiting for their launch
 
-Job = tuple[int, int, int, int, int]  # place, count, size of a piece, slot, first piece
+Job = tuple[int, int, int, int, int]  # place, count, size of a piece, result, first piece
 
 
 class Workspace:
@@ -42,10 +42,10 @@ class Workspace:
         return self._kernels[key]
 
     def stats(self, dtype: str, jobs: list[Job], pieces: int) -> None:
-        """Write the statistics of arrays of one dtype into their slots."""
+        """Write the statistics of arrays of one dtype into their results."""
         if len(jobs) == 1:
-            place, count, size, slot, _ = jobs[0]
-            alone = (place, count, size, self._place, slot)
+            place, count, size, result, _ = jobs[0]
+            alone = (place, count, size, self._place, result)
             self._kernel("stats", dtype)((pieces,), (THREADS,), alone)
             return
         if self._many is None:
@@ -67,7 +67,7 @@ class _Waiting:
         self.pieces = self.size = 0
 
 
-class Pending:
+class CupyPending:
     """The statistics of one trace's values, in the order they were added.
 
     A value must not be changed before `join` or `read`. `flat` returns an array, copied if it is
@@ -88,7 +88,7 @@ class Pending:
             self._found.append(compute(x))
             return
         if self._rows == _ROWS * len(self._chunks):
-            self._chunks.append(memory.arrays().empty((_ROWS, SLOT), "float64"))
+            self._chunks.append(memory.arrays().empty((_ROWS, RESULT), "float64"))
             self._next = memory.pointer(self._chunks[-1])
         whole, data = self._flat(x)
         count, dtype = data.count, data.dtype
@@ -103,7 +103,7 @@ class Pending:
         waiting.held.append(whole)
         waiting.pieces += pieces
         waiting.size += count * ITEM[dtype]
-        self._next += 8 * SLOT
+        self._next += 8 * RESULT
         self._found.append(count)
         self._rows += 1
         if len(waiting.jobs) == JOBS or waiting.size > KEPT:

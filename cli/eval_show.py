@@ -1,0 +1,50 @@
+"""What `aprfmt eval` says of a loss: as JSON, and printed."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.cli import render, running
+from aprfmt.cli.eval_windows import window_rows
+
+if TYPE_CHECKING:
+    from aprfmt.inference.loss import Loss
+
+
+def loss_to_json(loss: "Loss") -> dict[str, Any]:
+    """Return the numbers with their unit."""
+    return {
+        "loss": loss.nats,
+        "unit": "nats per token",
+        "perplexity": loss.perplexity if not math.isnan(loss.nats) else loss.nats,
+        "uniform_loss": loss.uniform,
+        "vocab_size": loss.vocab,
+        "loss_tokens": loss.tokens,
+        "samples": loss.samples,
+        "skipped": list(loss.skipped),
+    }
+
+
+def show(body: dict[str, Any]) -> None:
+    """Print the losses, and how far the two distributions are apart."""
+    for found in (body, body.get("against")):
+        if found is None:
+            continue
+        where = found["run"]
+        render.line(running.headline(where), style="head")
+        render.pairs([
+            *(window_rows(body) if found is body else ()),
+            ("loss", f"{found['loss']:.6f} nats per token"),
+            ("perplexity", f"{found['perplexity']:.4f}"),
+            ("uniform guess", f"{found['uniform_loss']:.4f} nats = ln({found['vocab_size']})"),
+            ("scored", f"{found['loss_tokens']} labels of {found['samples']} samples"
+             + (f", {len(found['skipped'])} skipped" if found["skipped"] else "")),
+        ])  # fmt: skip
+    difference = (body.get("against") or {}).get("divergence")
+    if difference is not None:
+        render.line("this model against the other", style="head")
+        render.pairs([
+            ("mean KL", f"{difference['kl']:.6g} nats per token"),
+            ("max KL", f"{difference['max_kl']:.6g} nats"),
+            ("same top token", f"{100 * difference['top1']:.2f} %"),
+            ("right token's probability", f"{difference['correct_change']:+.6f} on average"),
+        ])  # fmt: skip

@@ -1,0 +1,52 @@
+"""Reproductions that lie, or that are asked what they cannot say."""
+
+import json
+from pathlib import Path
+
+import pytest
+import safetensors.numpy
+
+from aprfmt.errors import BackendUnavailableError, FormatError, UsageError
+from aprfmt.inference.parity.bundle import HEADER, load_bundle, replay, save_bundle
+from aprfmt.inference.parity.reproduce import bundle_of
+from tests.inference.crooked import compared
+from tests.inference.crooked import crooked_backends as crooked_backends
+
+
+def test_a_damaged_bundle_is_refused(tmp_path: Path) -> None:
+    runs = ["numpy", "wrong-eps"]
+    bundle = bundle_of(compared("qwen2", runs), runs)
+    assert bundle is not None
+    path = tmp_path / "b.safetensors"
+    save_bundle(path, bundle, [])
+    tensors = safetensors.numpy.load_file(path)
+    with safetensors.safe_open(path, "numpy") as file:
+        header = json.loads(file.metadata()[HEADER])
+    assert load_bundle(path).cell.inputs.keys() == {"embd"}
+    for change in ("hyper", "roles", "weights", "runs", "key"):
+        less = {name: value for name, value in header.items() if name != change}
+        safetensors.numpy.save_file(tensors, path, {HEADER: json.dumps(less)})
+        with pytest.raises(FormatError, match="is not complete"):
+            load_bundle(path)
+    safetensors.numpy.save_file(tensors, path, {HEADER: json.dumps(header | {"schema": 9})})
+    with pytest.raises(FormatError, match="schema 9; expected 1"):
+        load_bundle(path)
+    fewer = {name: x for name, x in tensors.items() if name != "expected"}
+    safetensors.numpy.save_file(fewer, path, {HEADER: json.dumps(header)})
+    with pytest.raises(FormatError, match="is not complete"):
+        load_bundle(path)
+    safetensors.numpy.save_file(tensors, path, {"x": "y"})
+    with pytest.raises(FormatError, match="expected a file of parity --bundle"):
+        replay(path)
+
+
+def test_a_replay_on_an_engine_needs_its_recorded_value(tmp_path: Path) -> None:
+    runs = ["numpy", "wrong-eps"]
+    bundle = bundle_of(compared("qwen2", runs), runs)
+    assert bundle is not None
+    path = tmp_path / "b.safetensors"
+    save_bundle(path, bundle, [])
+    with pytest.raises(BackendUnavailableError, match="computes no single operation"):
+        replay(path, ["numpy", "transformers"])
+    with pytest.raises(UsageError, match="is of two runs"):
+        replay(path, ["numpy"])
