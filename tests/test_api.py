@@ -126,7 +126,9 @@ def test_the_public_names_are_these() -> None:
         assert name == "__version__" or getattr(aprfmt, name).__doc__
     from aprfmt import testing
 
-    assert testing.__all__ == ["check_arch", "check_backend", "check_codec", "check_format"]
+    assert testing.__all__ == [
+        "assert_same_model", "check_arch", "check_backend", "check_codec", "check_format",
+    ]  # fmt: skip
 
 
 def test_a_trace_keeps_what_was_asked_for(demo_model: Path) -> None:
