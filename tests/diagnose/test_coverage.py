@@ -1,8 +1,4 @@
-"""What is proven without a pass, what probes reach, what is left after each cause, the next step.
-
-Seen red: `plain` passes for every answer, ids chosen without regard to what differs, `settled`
-confirming from distances that were infinite or inside rounding.
-"""
+"""What is proven without a pass, what probes reach, what is left after each cause, the next step."""
 
 import json
 import math
