@@ -1,4 +1,4 @@
-"""What is proven without a pass, what probes reach, what is left after each cause, the next step."""
+"""What is proven without a pass, what probes reach, what causes leave, and the next step."""
 
 import json
 import math
