@@ -37,7 +37,6 @@ def zero_points(copy: Copy) -> Iterator[Explanation]:
     usual = int(np.median(whole[whole != 0])) if whole.any() else 0
     if not usual or abs(usual) > 1 << copy.bits:
         return
-    every = whole
     whole = np.where(np.abs(middle - usual) <= np.abs(middle), usual, 0)
     off = spread(copy, whole) * copy.lattice.step
     many, way = abs(usual), "low" if usual > 0 else "high"
@@ -56,20 +55,28 @@ def zero_points(copy: Copy) -> Iterator[Explanation]:
     found = copy.explained(
         "zero_point", (says, *where, *hint), copy.y - off, scaled(copy.lattice, 1.0, -off)
     )
-    found = found or _own_zero_points(copy, every)
     if found is not None:
         yield found
 
 
-def _own_zero_points(copy: Copy, whole: "Array") -> Explanation | None:
-    """Confirm zero points that are off by a whole number of its own in every group."""
+def own_zero_points(copy: Copy) -> Iterator[Explanation]:
+    """Find zero points that are off by a whole number of its own in every group."""
+    import numpy as np
+
+    if not copy.bits:
+        return
+    whole = np.round(np.nanmedian(cells(copy, _errors(copy)), axis=1))
+    if not whole.any():
+        return
     off = spread(copy, whole) * copy.lattice.step
     says = f"{copy.whose} zero points are those of other groups, or other numbers"
     numbers = f"off by {whole.min():+.0f} to {whole.max():+.0f} steps"
     where = f"in {int((whole != 0).sum())} of {whole.size} groups"
-    return copy.explained(
+    found = copy.explained(
         "zero_point", (says, numbers, where), copy.y - off, scaled(copy.lattice, 1.0, -off)
     )
+    if found is not None:
+        yield found
 
 
 def signs(copy: Copy) -> Iterator[Explanation]:
