@@ -1,7 +1,7 @@
 """Every open row is answered: the verdict, each cause, its place, and nothing invented.
 
-The frozen rows are asked by `python -m tests.field --frozen` alone: a test that has to pass would be
-tuned to.
+The frozen rows are asked by `python -m tests.field --frozen` alone: a test that has to pass would
+be tuned to.
 """
 
 import pytest
