@@ -121,7 +121,8 @@ class Both:
         cheap = 2 * 2.0 * 1.5 * length * multiplied(self.a) <= CHEAP
         wanted = [row.length + MARGIN for rows in self.quantities.values() for row in rows
                   if row.length <= LONGEST]  # fmt: skip
-        return choose(models, self.apart, long=runs or cheap, least=max(wanted, default=0))
+        least = max(wanted, default=0)
+        return choose(models, self.apart, long=runs or cheap, least=least, added=self.levels.added)
 
     def given(self, ids: Sequence[int]) -> Chosen:
         """Return the one probe of given ids."""
@@ -224,6 +225,10 @@ class Both:
             coverage.run.append(
                 f"lengths 1 to {len(one.ids)} in one causal pass ({one.why}), logits of {rows}"
             )
+        added = set(self.levels.added)
+        if added:
+            held = len(added & {i for one in measuring.probes for i in one.ids})
+            coverage.run.append(f"{held} of {len(added)} special and added tokens")
         for key, rows_apart in self.apart.rows.items():
             ids = set(chosen.rows) if key == "token_embd.weight" else set(range(len(chosen.ids)))
             hit = len(ids & set(rows_apart))

@@ -42,16 +42,16 @@ _SPELLED: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def said(row: FieldDiff, b: Model | None = None) -> str:
+def said(row: FieldDiff, a: Model | None = None, b: Model | None = None) -> str:
     """Return a sentence about one differing hyperparameter, with both origins.
 
-    Of a scaling only the sub-keys that differ are said; `b` is the model of the other side.
+    Of a scaling only the sub-keys that differ are said; of `b` whether it lacks one that `a` has.
     """
     if isinstance(row.a, Mapping) and isinstance(row.b, Mapping):
         parts = [
             f"{key}: A has {_value(row.a.get(name))}, B {_value(row.b.get(name))}"
             + f" ({key} is missing from B's configuration; a default stands in)"
-            * (b is not None and _dropped(b, row, name))
+            * (_dropped(b, row.origin_b, name) and not _dropped(a, row.origin_a, name))
             for name, key in _apart(row)
         ]
         return f"{row.name}: {', '.join(parts)}"
@@ -75,10 +75,12 @@ def _apart(row: FieldDiff) -> list[tuple[str, str]]:
     return [(n, _SPELLED.get(n, n)) for n in names if row.a.get(n) != row.b.get(n)]
 
 
-def _dropped(model: Model, row: FieldDiff, name: str) -> bool:
+def _dropped(model: Model | None, origin: str, name: str) -> bool:
     """Say whether a configuration has the scaling, and no key for this part of it."""
+    if model is None:
+        return False
     found: object = model.config or {}
-    for key in row.origin_b.rpartition(" ")[2].split(".")[:-1]:
+    for key in origin.rpartition(" ")[2].split(".")[:-1]:
         found = found.get(key) if isinstance(found, Mapping) else None
     if not isinstance(found, Mapping) or not found:
         return False

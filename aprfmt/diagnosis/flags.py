@@ -103,10 +103,10 @@ def _distances(a: Model, b: Model, row: Contradiction) -> tuple[float, float, fl
     """Return how far B's logits are from A's, by the flag and by the tensors; and the bound."""
     ids = chosen_ids([a.hyper, b.hyper], long=False)
     bound = between(a, b).bound("logits", ("float32", "float32")).rel_l2
-    reference = _logits(world_of(a, ids, "float32"))
-    believed = _logits(world_of(b, ids, "float32"))
+    reference = logits(world_of(a, ids, "float32"))
+    believed = logits(world_of(b, ids, "float32"))
     drop = () if row.said else row.keys
-    read = _logits(_read(b, {row.name: row.said}, drop, ids))
+    read = logits(_read(b, {row.name: row.said}, drop, ids))
     scale = float(np.linalg.norm(reference)) or 1.0
     before, after = (float(np.linalg.norm(x - reference)) / scale for x in (read, believed))
     return before, after, bound
@@ -124,7 +124,8 @@ def _read(
     return World(model.spec, model.hyper.replaced(**values), weights, backend, ids)
 
 
-def _logits(world: World) -> np.ndarray:
+def logits(world: World) -> np.ndarray:
+    """Return the logits of a pass (float64), and close the world's weights."""
     try:
         return np.asarray(plain(world)["logits"], np.float64)
     finally:

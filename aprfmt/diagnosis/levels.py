@@ -6,6 +6,7 @@ from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.coverage import Coverage
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.parts import Touched
+from aprfmt.model import Model
 
 
 @dataclass
@@ -27,6 +28,8 @@ class Levels:
     runs: bool = True  # True if both models have all tensors a pass needs
     report: DiffReport | None = None  # what comparing the files gave
     coverage: Coverage = field(default_factory=Coverage)
+    made: dict[str, Model] = field(default_factory=dict)  # sides as they are once they are read
+    added: tuple[int, ...] = ()  # ids of special and added tokens, which probes are to hold
     complete: bool | None = None
     remainder: float | None = None
 

@@ -67,9 +67,9 @@ def _unread(good: Model, whole: tuple[Model, CauseFound, Evidence], label: str) 
     found = compare_models(*pair)
     found.stated.insert(0, finding)
     found.evidence.insert(0, error)
+    found.made[label] = made
     found.checked = [row for row in found.checked if row != _NO_PASS]
-    found.not_checked.append(f"forward pass: {label} has none, its configuration is not read")
-    found.unmoved = True
+    found.checked.append(f"forward pass: {label} with the key that lets it be read")
     return found
 
 
@@ -180,7 +180,7 @@ def _hyperparameters(
         if cause == "tied_embedding" and "output.weight" in tensors:
             keys = (*keys, "output.weight")
         explained |= set(keys)
-        sentences = [said(row, b) for row in chosen]
+        sentences = [said(row, a, b) for row in chosen]
         for row, text in zip(chosen, sentences, strict=True):
             found.evidence.append(Evidence("config", text, (row.name, *keys[:6])))
         if not cause:

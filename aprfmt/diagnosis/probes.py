@@ -21,6 +21,7 @@ from aprfmt.model import Model
 
 MOST_ROWS = 24  # differing rows of the embedding that are put among the ids
 FIRST_ROW = 6  # the place of the first of them
+MOST_ADDED = 12  # special and added tokens that are put behind them, at the end
 LENGTHS = (1, 2, TILE - 1, TILE, TILE + 1)
 MOST_LOGITS = 16 << 20  # bytes of logits of a pass; above, only the rows of LENGTHS and some more
 FAR, TINY = 8.0, 1e-12  # times the median distance of a table's rows
@@ -111,8 +112,14 @@ class Chosen:
         return self.probes[0].ids
 
 
-def choose(models: Sequence[Model], apart: Differing, *, long: bool, least: int = 0) -> Chosen:
-    """Choose probes for these models, of `least` tokens at least; `long`: past every window."""
+def choose(
+    models: Sequence[Model], apart: Differing, *, long: bool, least: int = 0,
+    added: Sequence[int] = (),
+) -> Chosen:  # fmt: skip
+    """Choose probes for these models, of `least` tokens at least; `long`: past every window.
+
+    `added` are special and added tokens, of which some stand at the end.
+    """
     every = [model.hyper for model in models]
     ids = _longer(list(chosen_ids(every, long=long)), least, every)
     positions = apart.rows.get(POSITIONS, [])
@@ -121,10 +128,13 @@ def choose(models: Sequence[Model], apart: Differing, *, long: bool, least: int 
     longest = min((model.roles[POSITIONS].shape[0] for model in models
                    if POSITIONS in model.roles), default=len(ids))  # fmt: skip
     ids = ids[: max(1, min(len(ids), longest))]
-    rows = [row for row in apart.rows.get("token_embd.weight", ())
-            if row < min(int(hp["vocab_size"]) for hp in every)]  # fmt: skip
+    vocab = min(int(hp["vocab_size"]) for hp in every)
+    rows = [row for row in apart.rows.get("token_embd.weight", ()) if row < vocab]
     taken = _spread(rows, min(MOST_ROWS, max(0, len(ids) - FIRST_ROW)))
     ids[FIRST_ROW : FIRST_ROW + len(taken)] = taken
+    room = max(0, len(ids) - FIRST_ROW - len(taken))
+    last = _spread([i for i in added if i < vocab], min(MOST_ADDED, room))
+    ids[len(ids) - len(last) :] = last
     probes = [probe(ids, every, "main")]
     if len(ids) > TILE + 1 and any(lengthy(hp) for hp in every):
         probes.append(probe(ids[: TILE + 1], every, "short: frequencies depend on the length"))

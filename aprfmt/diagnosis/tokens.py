@@ -20,6 +20,7 @@ def tokenizers(a: Model, b: Model, found: Levels) -> None:
         for row in report.notes
     ]
     found.evidence += [Evidence("identity", text) for text in report.remarks]
+    found.added = report.added
     found.checked += report.checked
     found.not_checked += report.not_checked
 
@@ -34,5 +35,5 @@ def _cause(row: TokenFinding) -> CauseFound:
         says += "; no probe text and no conversation shows it"
     return CauseFound(
         one.cause, says, "identity", "bug", one.where, row.shown, "", row.before, row.after, _OF,
-        {one.name: {"a": one.a, "b": one.b}},
+        {one.name: {"a": one.a, "b": one.b}}, exercised="shows" if row.shown else "not_exercised",
     )  # fmt: skip

@@ -1,13 +1,18 @@
 """A configuration that cannot be read, beside one that can: which key was lost or changed."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from aprfmt.arch.values import same_value
 from aprfmt.diagnosis.config import HYPER_CAUSES
+from aprfmt.diagnosis.flags import logits
 from aprfmt.diagnosis.found import CauseFound, Evidence
-from aprfmt.errors import ArchError
+from aprfmt.diagnosis.measure import rel
+from aprfmt.diagnosis.mixing import between, world_of
+from aprfmt.diagnosis.prompt import chosen_ids
+from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model
 
 _MOST = 64  # differing keys that are tried
@@ -56,6 +61,7 @@ def _finding(good: Model, made: Model, path: Path, cause: str, label: str) -> Ca
     equal = all(
         name in made.hyper and same_value(good.hyper[name], made.hyper[name]) for name in good.hyper
     )
+    away, bound = _distance(good, made)
     key = ".".join(path)
     name = f"{cause}.{path[-1]}" if len(path) > 1 else path[-1]
     other = "A" if label == "B" else "B"
@@ -63,9 +69,23 @@ def _finding(good: Model, made: Model, path: Path, cause: str, label: str) -> Ca
     return CauseFound(
         cause, f"{label}'s configuration cannot be read: {key} is {value} in {other} and missing "
         f"or another in {label}; with {other}'s value it is read" + ", and says the same" * equal,
-        "config", "bug", (cause, name, key), equal, "", 1.0, 0.0,
-        "configurations that cannot be read", {key: {other.lower(): value}},
+        "config", "bug", (cause, name, key), away <= bound, "", 1.0, away,
+        f"logits of {other}'s weights under {label}'s configuration; before: there are none, "
+        f"counted as 1; after: with {other}'s {key}", {key: {other.lower(): value}},
     )  # fmt: skip
+
+
+def _distance(good: Model, made: Model) -> tuple[float, float]:
+    """Return how far logits of one side's weights are under both configurations; the bound."""
+    ids = chosen_ids([good.hyper, made.hyper], long=False)
+    bound = between(good, made).bound("logits", ("float32", "float32")).rel_l2
+    mine = world_of(good, ids, "float32")
+    reference = logits(mine)
+    try:
+        read = logits(replace(world_of(good, ids, "float32"), spec=made.spec, hp=made.hyper))
+    except (AprfmtError, ValueError, IndexError):
+        return math.inf, bound  # sizes that do not fit the weights
+    return rel(read, reference), bound
 
 
 def _cause(model: Model, path: Path) -> str:

@@ -96,6 +96,8 @@ class Walk:
         if self.a.model is not None and self.b.model is not None:
             self.told.comparing(stored_values(self.a.model))
             self.levels = compare_models(self.a.model, self.b.model)
+            for side in (self.a, self.b):
+                side.model = self.levels.made.get(side.label, side.model)
             if self.levels.reason:
                 self.levels.not_checked.append("forward pass: the levels before it stop here")
                 return self.done()

@@ -119,6 +119,16 @@ class HfEngine:
         with _asking(self._where, "cannot encode this text"):  # no unk token, say
             return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)
 
+    def words(self, text: str) -> list[str]:
+        """Return what a text is split into before merging, normalised."""
+        parts = self._tokenizer
+        with _asking(self._where, "cannot split this text"):
+            if parts.normalizer is not None:
+                text = parts.normalizer.normalize_str(text)
+            if parts.pre_tokenizer is None:
+                return [text]
+            return [word for word, _ in parts.pre_tokenizer.pre_tokenize_str(text)]
+
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
         """Return text."""
         known = [i for i in ids if 0 <= i <= _MAX_ID]

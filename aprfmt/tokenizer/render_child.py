@@ -141,6 +141,42 @@ def several(request: Mapping[str, Any], limit: int) -> str:
     return json.dumps(found)
 
 
+def trees(request: Mapping[str, Any]) -> str:
+    """Return the trees of several templates as JSON: equal ones render everything alike.
+
+    jinja2 has applied the whitespace control by then, and quotes are gone. Texts side by side are
+    joined: a comment between two leaves nothing.
+    """
+    from jinja2 import nodes
+
+    def plain(node: Any) -> Any:
+        if isinstance(node, nodes.Node):
+            return [type(node).__name__, *(plain(value) for _, value in node.iter_fields())]
+        if isinstance(node, list | tuple):
+            return joined([plain(one) for one in node])
+        return [type(node).__name__, repr(node)]
+
+    def joined(rows: list[Any]) -> list[Any]:
+        made: list[Any] = []
+        for row in rows:
+            if made and row[:1] == made[-1][:1] == ["Output"]:
+                made[-1] = ["Output", joined([*made[-1][1], *row[1]])]
+            elif made and row[:1] == made[-1][:1] == ["TemplateData"]:
+                made[-1] = ["TemplateData", ["str", repr(_text(made[-1]) + _text(row))]]
+            else:
+                made.append(row)
+        return made
+
+    made = environment()
+    return json.dumps([plain(made.parse(text)) for text in request["templates"]])
+
+
+def _text(row: Any) -> str:
+    import ast
+
+    return str(ast.literal_eval(row[1][1]))
+
+
 def _status(error: Exception) -> str:
     from jinja2.exceptions import SecurityError
 
@@ -169,6 +205,8 @@ def answer(request: Mapping[str, Any], limit: int) -> tuple[str, str]:
             return "ok", "\n".join(scan(request["template"], environment()))
         if request["task"] == "several":
             return "ok", several(request, limit)
+        if request["task"] == "trees":
+            return "ok", trees(request)
         return "ok", render(request, limit)
     except RefusedError as error:
         return "refused", str(error)

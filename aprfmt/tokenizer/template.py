@@ -76,6 +76,18 @@ def renderings(
     return [(str(status), str(text)) for status, text in json.loads(answer)]
 
 
+def same_program(one: str, other: str) -> bool:
+    """Say whether two templates are one program that is only spelled otherwise.
+
+    False where jinja2 cannot parse one of them within the limits.
+    """
+    try:
+        first, second = json.loads(_ask("trees", {"templates": [one, other]}, "the chat template"))
+    except AprfmtError:
+        return False
+    return bool(first == second)
+
+
 def scan_template(template: str) -> list[str]:
     """Return a sentence for each suspicious part of a chat template; [] if there is none.
 

@@ -41,6 +41,7 @@ INT4 = packing.compressed_section(
 TILES = {"quant_method": "fp8", "weight_block_size": [32, 32]}
 
 Write = Callable[[str, Array], Rows]
+gptq, awq, mlx, packed = packing.gptq, packing.awq, packing.mlx, packing.compressed
 
 
 def source(base: str, sizes: Mapping[str, Any] = SIZES) -> Path:
@@ -129,6 +130,19 @@ def turned(p: Packed) -> Packed:
     return replace(p, scales=np.ascontiguousarray(p.scales.T).reshape(p.scales.shape))
 
 
+def zeros_in_order(p: Packed) -> Packed:
+    """Return zero points that AWQ's order leaves in plain order."""
+    back = np.argsort(packing.ORDER)
+    words = p.zeros.T.reshape(p.zeros.shape[1], -1, 8)[:, :, back]
+    return replace(p, zeros=np.ascontiguousarray(words.reshape(p.zeros.shape[1], -1).T))
+
+
+def scales_late(name: str, p: Packed) -> Rows:
+    """Return MLX's tensors with scales one group late beside right biases."""
+    late = mlx(name, replace(p, scales=np.roll(p.scales, 1, 1)))
+    return mlx(name, p) | {f"{name}.scales": late[f"{name}.scales"]}
+
+
 def block_of_fields(change: Callable[[Array], None], encoding: str) -> Callable[[Path], None]:
     """Return an editor of the blocks of one tensor of a GGUF file."""
 
@@ -180,6 +194,35 @@ def negated(size: int, at: int) -> Callable[[Array], None]:
     return change
 
 
+def header_between(data: Array) -> None:
+    """Store Q4_1's codes before its minimum."""
+    blocks = data.reshape(-1, 20)
+    blocks[:, 2:] = np.concatenate([blocks[:, 4:], blocks[:, 2:4]], 1)
+
+
+def rolled(size: int) -> Callable[[Array], None]:
+    """Return an editor that writes all bytes `size` places late, the last ones first."""
+
+    def change(data: Array) -> None:
+        data[:] = np.roll(data, size)
+
+    return change
+
+
+def cut_short(data: Array) -> None:
+    """Leave zeros behind 70 % of the data, as a short download does."""
+    data[int(0.7 * data.size) :] = 0
+
+
+def bit_flipped(at: int, bit: int) -> Callable[[Array], None]:
+    """Return an editor that flips one bit."""
+
+    def change(data: Array) -> None:
+        data[at] ^= 1 << bit
+
+    return change
+
+
 def high_first(size: int, at: int) -> Callable[[Array], None]:
     """Return an editor that exchanges the halves of every byte from `at` on."""
 
@@ -190,7 +233,6 @@ def high_first(size: int, at: int) -> Callable[[Array], None]:
     return change
 
 
-gptq, awq, mlx, packed = packing.gptq, packing.awq, packing.mlx, packing.compressed
 scales = packing.with_scales
 decoded = packing.decoded
 
@@ -249,6 +291,19 @@ PACKED_FAULTS: tuple[Fault, ...] = (
            "fp8_variant"),
     copied("e4m3-as-e5m2-decoded", "llama", "E4M3 read as E5M2 and decoded to BF16", None,
            fp8_decoded(ml_dtypes.float8_e5m2, top=224.0), "fp8_variant"),
+    copied("awq-zeros-in-order", "llama", "AWQ's zero points in plain order, its codes not",
+           packing.awq_section(), nearest(awq, zeros_in_order), "packing_order"),
+    copied("zeros-in-order-decoded", "llama", "the same decoded to BF16", None,
+           nearest(decoded, zeros_in_order), "zero_point"),
+    copied("mlx-scales-late", "llama", "MLX's scales a group late, its biases not",
+           {"group_size": 32, "bits": 4}, nearest(scales_late), "quant_scale", key="quantization"),
+    gguf("q4-1-fields", "Q4_1", "Q4_1", "the codes before the minimum", "packing_order",
+         header_between),
+    gguf("q8-0-late", "Q8_0", "Q8_0", "every block one place late", "byte_offset", rolled(34)),
+    gguf("q4-0-bytes-late", "Q4_0", "Q4_0", "every block two bytes late", "byte_offset",
+         rolled(2)),
+    gguf("q4-0-cut", "Q4_0", "Q4_0", "zeros behind 70 % of the data", "bit_rot", cut_short),
+    gguf("q4k-bit", "Q4_K_S", "Q4_K", "a bit of a block's d", "bit_rot", bit_flipped(721, 4)),
     gguf("q4k-exchanged", "Q4_K_S", "Q4_K", "d and dmin exchanged", "quant_min",
          exchanged(144, 0, 2)),
     gguf("q4k-sign", "Q4_K_S", "Q4_K", "dmin with the other sign", "quant_min", negated(144, 2)),

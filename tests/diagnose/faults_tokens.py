@@ -28,10 +28,12 @@ from tests.diagnose.token_edits import (
     other_template,
     pieces_shifted,
     put,
+    respelled,
     rewritten,
     template_and_end,
     texts,
     two_gguf,
+    typed,
 )
 
 # --- a vocabulary that joins by scores ----------------------------------------------------------
@@ -318,6 +320,15 @@ FAULTS_TOKENS = rows({
     "generation-ends": ("generation_config.json names one end of two, the wrong one",
                         texts(other_ends), "generation_config",
                         "generation_config.json: eos_token_id"),
+    # https://github.com/ggml-org/llama.cpp/issues/23252
+    "digits-by-three": ("digits split by three, which no piece shows", texts(digits_by_three),
+                        "pre_tokenizer", "tokenizer.json: pre_tokenizer"),
+    # https://github.com/ggml-org/llama.cpp/issues/7724
+    "pre-of-another": ("tokenizer.ggml.pre of another model, which no piece shows",
+                       keys(put(pre="dbrx")), "pre_tokenizer", GGML + "pre"),
+    # https://github.com/unslothai/unsloth/pull/6229
+    "control-user": ("special tokens typed USER_DEFINED", keys(typed(4, "<|im_")), "token_types",
+                     GGML + "token_type"),
     "sub-key-lost": ("rope_scaling lost its trained length",
                      configured("llama-llama3", without("original_max_position_embeddings")),
                      "rope_scaling", "rope_scaling.original_max_position_embeddings"),
@@ -345,6 +356,8 @@ CONTROLS_TOKENS = rows({
     "tokens-scored": ("scores times two", two_gguf(
         lambda found: put(scores=[2 * score for score in found[GGML + "scores"]])(found), scored),
         (), ""),
+    "template-respelled": ("the chat template in other quotes and blanks", texts(respelled), (),
+                           ""),
     "tokens-apr": ("APR against a foreign GGUF",
                    lambda name: (files.converted(DEMO, "demo.apr"), foreign(name)), (), ""),
     "flag-invents": ("attention_bias and mlp_bias without biases: zeros",

@@ -72,6 +72,10 @@ def setting(**values: Any) -> Config:
     return run
 
 
+def mscale_alone(config: dict[str, Any]) -> None:
+    config["rope_parameters"] |= {"mscale": 0.5}
+
+
 def scaled_by_one(config: dict[str, Any]) -> None:
     config["rope_parameters"] |= {"rope_type": "linear", "factor": 1.0}
 
@@ -134,6 +138,8 @@ WALK: tuple[Fault, ...] = (
          config=setting(sliding_window=150)),
     made("scaling-by-one", "llama", "a linear scaling by 1", ("equal_quantities",),
          "rope_scaling", verdict="same", config=scaled_by_one),
+    made("yarn-mscale-idle", "llama-yarn", "yarn's mscale, which is read beside its other half",
+         ("equal_quantities",), "rope_scaling.mscale", verdict="same", config=mscale_alone),
     Fault("llama3-as-factors", "llama-llama3", "a GGUF with one factor a pair for llama3's rule",
           factors_of_gguf, ("equal_quantities",), ("rope_scaling",), "same"),
     made("long-factor", "phi3", "one factor of longrope beyond 32 tokens", ("rope_scaling",),

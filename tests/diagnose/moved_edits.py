@@ -241,6 +241,31 @@ def in_q8(name: str, edit: Edit) -> Callable[[], Pair]:
     return make
 
 
+def in_q4(name: str) -> Callable[[], Pair]:
+    """Return a maker of a model whose norms are near one, and its Q4_0 copy."""
+
+    def near_one(found: files.Rows) -> None:
+        files.edit_all("layernorm.weight", lambda x: 1 + 0.1 * (x - x.mean()))(found)
+
+    def make() -> Pair:
+        source = files.copy(model("llama-64"), f"moved-{name}", tensors=near_one)
+        return source, files.quantized(source, f"moved-{name}.gguf", "Q4_0")
+
+    return make
+
+
+def neighbours_bias(found: files.Rows) -> None:
+    """Store layer 2's bias of v in layer 1 as well."""
+    found[f"{L1}self_attn.v_proj.bias"] = found[f"{L2}self_attn.v_proj.bias"]
+
+
+def half_as_bf16(found: files.Rows) -> None:
+    """Store a matrix in F16 under the label of BF16."""
+    name = f"{L1}mlp.up_proj.weight"
+    _, shape, _ = found[name]
+    found[name] = ("BF16", shape, files.values(found, name).astype("<f2").tobytes())
+
+
 def in_shards(name: str, base: str, edit: Edit) -> Callable[[], Pair]:
     """Return a maker of a model in two shards (layers 0 and 1; the rest) and an edited copy."""
 

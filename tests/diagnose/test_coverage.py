@@ -1,8 +1,4 @@
-"""What is proven without a pass, what probes reach, what is left after each cause, the next step.
-
-Seen red: `plain` passes for every answer, ids chosen without regard to what differs, `settled`
-confirming from distances that were infinite or inside rounding.
-"""
+"""What is proven without a pass, what probes reach, what causes leave, and the next step."""
 
 import json
 import math
@@ -32,6 +28,7 @@ from tests.cli.run import aprfmt as command
 from tests.diagnose import files
 from tests.diagnose.engines import place, tiny_folder
 from tests.diagnose.faults import FAULTS
+from tests.diagnose.faults_tokens import DEMO
 from tests.diagnose.faults_walk import EXERCISED, setting
 from tests.diagnose.table import answer
 from tests.models import IDS
@@ -158,6 +155,31 @@ def test_a_row_that_stands_out_of_another_encoding_is_among_the_ids() -> None:
     assert apart.rows == {"token_embd.weight": [611]}
     found = diagnose(str(fine), str(zeroed))
     assert 611 in found.ids and found.verdict == "bug" and found.exit_code == 1
+
+
+def test_special_and_added_tokens_are_among_the_ids() -> None:
+    rows = json.loads((DEMO / "tokenizer.json").read_text())["added_tokens"]
+    found = diagnose(str(DEMO), str(files.quantized(DEMO, "coverage-q8.gguf", "Q8_0")))
+    assert found.verdict == "precision" and {row["id"] for row in rows} <= set(found.ids)
+    assert any("special and added tokens" in line for line in found.coverage.run)
+
+
+@pytest.mark.parametrize(("broken", "confidence"), [(0, "confirmed"), (2, "unconfirmed")])
+def test_a_key_that_lets_a_configuration_be_read_is_confirmed_by_a_pass(
+    broken: int, confidence: str, monkeypatch: Any
+) -> None:
+    a, b = FAULTS["sub-key-unread"].make()
+    run, runs = World.run, [0]
+
+    def counted(self: World, *args: Any, **kwargs: Any) -> Any:
+        runs[0] += 1
+        if runs[0] == broken:
+            raise AprfmtError("no pass with the key put back")
+        return run(self, *args, **kwargs)
+
+    monkeypatch.setattr(World, "run", counted)
+    found = diagnose(str(a), str(b))
+    assert found.lead is not None and found.lead.confidence == confidence and runs == [2]
 
 
 def test_what_takes_minutes_is_said_before() -> None:

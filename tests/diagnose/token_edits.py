@@ -153,3 +153,21 @@ def template_and_end(found: Keys) -> None:
 
 def cut_template(found: Keys) -> None:
     found["tokenizer.chat_template"] = found["tokenizer.chat_template"].partition("{% if add")[0]
+
+
+def typed(kind: int, *words: str) -> Callable[[Keys], None]:
+    """Return a change of the types of tokens that contain one of some words."""
+
+    def change(found: Keys) -> None:
+        rows = zip(found[GGML + "tokens"], found[GGML + "token_type"], strict=True)
+        found[GGML + "token_type"] = [
+            kind if any(word in token for word in words) else old for token, old in rows
+        ]
+
+    return change
+
+
+def respelled(found: Texts) -> None:
+    """The other quotes, more blanks in the tags, and a comment; the same program."""
+    text = found["chat_template.jinja"].replace("'", '"')
+    found["chat_template.jinja"] = text.replace("{% ", "{%  ").replace(" %}", "   %}") + "{# end #}"

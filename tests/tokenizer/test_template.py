@@ -197,6 +197,23 @@ def test_the_child_has_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen["env"] == {} and seen["cwd"] == "/" and "-I" in seen["args"]
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("{% for m in messages %}{{ m['role'] }}{% endfor %}",
+         "{%- for m in messages -%}{{ m[\"role\"] }}{#- a comment #}{% endfor %}", True),
+        ("a {# x #} b{{ 'q' }}", "a  b{{\"q\"}}", True),
+        ("{{ 1 }}a", "{{ 1 -}} a", True),
+        ("{{ 1 }}a", "{{ 1 }} a", False),
+        ("{{ '1' }}", "{{ 1 }}", False),
+        ("{{ x }}", "{{ y }}", False),
+        ("a", "{% broken", False),
+    ],
+)  # fmt: skip
+def test_a_template_spelled_otherwise_is_one_program(one: str, other: str, same: bool) -> None:
+    assert template.same_program(one, other) is same
+
+
 def test_scan_is_bounded_and_on_one_line_each() -> None:
     found = scan_template("\n".join(f"{{{{ x{i}.__class__ }}}}" for i in range(100)))
     assert len(found) == 40 and found[1].startswith("line 2: ")

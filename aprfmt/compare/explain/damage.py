@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.compare.diffs import Explanation
+from aprfmt.compare.explain import coarse
 from aprfmt.compare.explain.case import Case
+from aprfmt.compare.explain.coarse import GAP, LEAST, SHARE, SHOWN, SPANS
 from aprfmt.compare.explain.foreign import foreign
 from aprfmt.compare.explain.places import alignment, in_file, numbered, told
 from aprfmt.compare.explain.reading import SomeRows
@@ -21,15 +23,10 @@ from aprfmt.tensors.runs import Bytes
 if TYPE_CHECKING:
     from aprfmt.compare.explain.context import Context
 
-GAP = 64  # equal bytes in a row that do not end a range
-SPANS = 32  # ranges beyond which a tensor is not damaged but another one
-LEAST = 16  # bytes below which a range proves nothing
 CONTENT = 64  # bytes from which what stands in a range says where it came from
-SHARE = 0.5  # of a tensor's bytes that may be overwritten
 SEARCHED = 2 << 30  # bytes looked through, of both files
 STEP = 8 << 20
 WILD = 30.0  # values so much larger than the largest of A's are no weights
-SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,8 @@ def ranges(case: Case) -> Iterator[Explanation]:
     if best is None:
         yield from _columns(case)
         if case.a.encoding != case.b.encoding:
-            yield from _values(case)
+            yield from coarse.runs(case)
+            yield from coarse.blanks(case)
         return
     if max(span.stop - span.start for span in best[0]) < LEAST:
         return
@@ -73,55 +71,6 @@ def ranges(case: Case) -> Iterator[Explanation]:
         "bit_rot", (case.key,),
         ("all other bytes are equal: damage or an edit, no transformation", text, *lines, *more),
         case.before.relative, 0.0, sure,
-    )  # fmt: skip
-
-
-def _values(case: Case) -> Iterator[Explanation]:
-    """Ask, of two encodings, whether all but a few runs of values are equal up to rounding."""
-    import numpy as np
-
-    found: list[list[int]] = []
-    slack, count = 4 * case.slack(), 0
-    usual = max(case.before.norms) / max(1, case.before.count) ** 0.5
-    for rows in case.windows(None):
-        x, y = wide(case.a.take(rows)).reshape(-1), wide(case.b.take(rows)).reshape(-1)
-        largest = np.maximum(np.maximum(np.abs(x), np.abs(y)), usual)
-        at = np.flatnonzero(~(np.abs(x - y) <= slack * largest))
-        start, count = int(rows[0]) * case.a.columns, count + at.size
-        for one in at.tolist():
-            if found and start + one - found[-1][1] <= GAP:
-                found[-1][1] = start + one + 1
-            else:
-                found.append([start + one, start + one + 1])
-        if len(found) > SPANS or count > SHARE * case.before.count:
-            return
-    if not found or max(stop - start for start, stop in found) < LEAST:
-        return
-    width = case.a.columns
-    lines, sure = [], True
-    for start, stop in found[:SHOWN]:
-        rows = np.arange(start // width, -(-stop // width))
-        part = wide(case.b.take(rows)).reshape(-1)[start - rows[0] * width :][: stop - start]
-        zero = not part.any()
-        sure = sure and zero
-        lines.append(
-            f"values {start} to {stop - 1}" + (", all zero" if zero else "")
-            + f": in {numbered('row', int(rows[0]), int(rows[-1]) + 1)}"
-        )  # fmt: skip
-    size = case.shape[1] * width if len(case.shape) == 3 else 0
-    stale = (
-        size and sure and all(start % size < GAP and -stop % size < GAP for start, stop in found)
-    )
-    general = "all other values are within the rounding of the coarser encoding"
-    experts = ", ".join(
-        numbered("expert", start // size, -(-stop // size)) for start, stop in found if size
-    )
-    if stale:
-        general = f"{experts}: B holds 0 there, and was never filled"
-    yield Explanation(
-        "stale_tensor" if stale else "bit_rot", (case.key,),
-        (general, f"{count} values in {len(found)} runs are not", *lines), case.before.relative,
-        0.0, sure and len(found) <= SHOWN,
     )  # fmt: skip
 
 

@@ -46,7 +46,19 @@ def _moves_nothing(case: Case, label: str, mine: Reader, key: str) -> bool:
     """
     twin = case.context.reader(label.lower(), key)
     equal = twin is not None and twin.shape == mine.shape and _same_sample(twin, mine)
-    return equal and (case.key, key) != TIED
+    return equal and (case.key, key) != TIED and not _doubled(case, label, key)
+
+
+def _doubled(case: Case, label: str, key: str) -> bool:
+    """Say whether a vector of B holds a copy of another one, from which A's own is apart.
+
+    Rows of a matrix that stand twice are found by `misplaced`.
+    """
+    own = case.context.reader("a", key)
+    if label != "B" or own is None or case.a.columns > 1 or own.shape != case.a.shape:
+        return False
+    varied = len(set(case.sample_b.reshape(-1).tolist())) > 1
+    return varied and not _same_sample(own, case.a)
 
 
 def _renamed(case: Case, label: str, mine: Reader, key: str, other: Reader) -> Guess:

@@ -36,6 +36,7 @@ LINEAR = (("attn_v", "attn_output"), ("ffn_up", "ffn_down"), ("ffn_up_exps", "ff
 # Explanations of a single tensor that give way to a fold.
 ALONE = ("scale", "stale_tensor", "function_of", "norm_offset", "bit_rot", "quantisation")
 LEAST = 1e-6  # relative distance that float32 arithmetic makes
+BETTER = 0.9  # of the distance at most is left: a coarse copy is within its rounding of much
 STRAY = 4.0  # a column so many roundings away was not undone
 NORMS = (
     "the weights of norms stand in the products that read them, and the norms are one: the "
@@ -108,6 +109,10 @@ class Layer:
         rows = np.linspace(0, len(x) - 1, min(8, len(x))).astype(np.int64)
         away = np.linalg.norm(x[rows] * factor - y[rows])
         return bool(away <= STRAY * self.slack(role) * np.linalg.norm(y[rows]))
+
+    def nearer(self, role: str, value: "Array") -> bool:
+        """Say whether a value is nearer to B than A is: more than a coarse encoding leaves open."""
+        return self.distance(role, value) <= BETTER * self.distance(role, self.a[role])
 
     def distance(self, role: str, value: "Array") -> float:
         """Return ||value - B|| / ||B||."""
@@ -324,7 +329,8 @@ def _kept(layer: Layer, changed: set[str]) -> dict[str, Explanation]:
         for label, factor in (("B", gain), ("A", 1 / gain)):
             chosen = [f"{role}.weight" for role in readers if layer.has(f"{role}.weight")]
             held = [role for role in chosen if layer.near(role, factor)
-                    and layer.apart(role, layer.a[role] * factor) <= 1]  # fmt: skip
+                    and layer.apart(role, layer.a[role] * factor) <= 1
+                    and layer.nearer(role, layer.a[role] * factor)]  # fmt: skip
             text = (
                 f"{label}'s products hold the weights of the norms that they read, which were not "
                 "set to one there"

@@ -236,7 +236,7 @@ def _scales(cells: "Array", code: Code, unit: Unit) -> tuple["Array", "Array"]:
     tops, turned = _tops(code)
     if code.bits > SMALL and not code.offset:
         # Of many codes a small one is met in nearly every cell: fewer tries than for the largest.
-        least = np.nanmin(np.where(size > 0, np.abs(moved), np.nan), axis=1)
+        least = np.where(size > 0, size, np.inf).min(axis=1)
         for entry in range(1, SMALLEST):
             todo = np.flatnonzero(np.isneginf(told))
             if not todo.size:

@@ -36,7 +36,7 @@ def outliers(case: Case) -> Iterator[Explanation]:
         f"{many} of {case.before.count} further apart: {shown}",
     )
     for label, side, other in (("B", b, a), ("A", a, b)):
-        bit = _bit(side, other, [at for at, _, _ in found])
+        bit = flipped_bit(side, other, [at for at, _, _ in found])
         if bit is not None:
             sure = noise_of(other.encoding) <= FINE
             says = (*says, f"flipping {bit} of {label} brings it back within the bound")
@@ -65,7 +65,7 @@ def _beyond(case: Case) -> list[tuple[int, float, float]]:
     return found
 
 
-def _bit(side: Reader, other: Reader, at: list[int]) -> str | None:
+def flipped_bit(side: Reader, other: Reader, at: list[int]) -> str | None:
     """Return, in words, the one bit whose flip repairs all these places, or None."""
     import numpy as np
 

@@ -58,6 +58,26 @@ def zero_points(copy: Copy) -> Iterator[Explanation]:
         yield found
 
 
+def own_zero_points(copy: Copy) -> Iterator[Explanation]:
+    """Find zero points that are off by a whole number of its own in every group."""
+    import numpy as np
+
+    if not copy.bits:
+        return
+    whole = np.round(np.nanmedian(cells(copy, _errors(copy)), axis=1))
+    if not whole.any():
+        return
+    off = spread(copy, whole) * copy.lattice.step
+    says = f"{copy.whose} zero points are those of other groups, or other numbers"
+    numbers = f"off by {whole.min():+.0f} to {whole.max():+.0f} steps"
+    where = f"in {int((whole != 0).sum())} of {whole.size} groups"
+    found = copy.explained(
+        "zero_point", (says, numbers, where), copy.y - off, scaled(copy.lattice, 1.0, -off)
+    )
+    if found is not None:
+        yield found
+
+
 def signs(copy: Copy) -> Iterator[Explanation]:
     """Find codes whose highest bit has the other meaning: signed ones read with an offset."""
     import numpy as np

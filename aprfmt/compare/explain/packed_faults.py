@@ -34,7 +34,7 @@ def faults(case: Case) -> Iterator[Explanation]:
         for find in () if not copy.finite else (
             packed_codes.zero_points, packed_codes.signs, packed_scales.scales,
             packed_codes.variants, packed_codes.order_of_inputs, packed_scales.minima,
-            packed_scales.columns,
+            packed_scales.above_minima, packed_codes.own_zero_points, packed_scales.columns,
         ):  # fmt: skip
             yield from find(copy)
 

@@ -23,6 +23,12 @@ _AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
 _BACK = (0, 4, 1, 5, 2, 6, 3, 7)  # its inverse
 
 
+_ORDERS = (
+    ("another order than AWQ's, or in it", _AWQ), ("the order that AWQ's undoes", _BACK),
+    ("reverse", tuple(range(7, -1, -1))),
+)  # fmt: skip
+
+
 class Reading(NamedTuple):
     """Another way to read a packed weight; `change` returns None where it means nothing."""
 
@@ -48,9 +54,12 @@ def _changed(parts: Parts, suffix: str, change: "Callable[[Array], Array]") -> P
 
 
 def _nibbles(
-    order: tuple[int, ...], *suffixes: str
+    order: tuple[int, ...], *suffixes: str, codes: bool = True
 ) -> Callable[[PackedWeight], PackedWeight | None]:
-    """Return a change that puts the nibbles of every word of these parts in another order."""
+    """Return a change that puts the nibbles of every word of these parts in another order.
+
+    `codes`: those of the codes as well; without them a weight must have one of the parts.
+    """
 
     def reordered(raw: "Array") -> "Array":
         import numpy as np
@@ -61,10 +70,12 @@ def _nibbles(
         return joined
 
     def change(weight: PackedWeight) -> PackedWeight | None:
-        codes = weight.codes()
-        if codes is None or codes.bits != 4:
+        table = weight.codes()
+        if table is None or table.bits != 4:
             return None
-        chosen = [weight.dialect.main, *(s for s in suffixes if s in weight.parts)]
+        chosen = [weight.dialect.main] * codes + [s for s in suffixes if s in weight.parts]
+        if not chosen:
+            return None
         parts: dict[str, object] = {}
         for suffix in chosen:
             if len(memoryview(weight.parts[suffix].raw).cast("B")) * 2 % len(order):
@@ -110,10 +121,9 @@ READINGS: tuple[Reading, ...] = (
       for name in ("F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ")),
     Reading("packing_order", "bytes have the high nibble first", _nibbles((1, 0))),
     *(Reading("packing_order", f"words hold their eight codes in {what}", _nibbles(order, *more))
-      for more in ((), (".qzeros",))
-      for what, order in (("another order than AWQ's, or in it", _AWQ),
-                          ("the order that AWQ's undoes", _BACK),
-                          ("reverse", tuple(range(7, -1, -1))))),
+      for more in ((), (".qzeros",)) for what, order in _ORDERS),
+    *(Reading("packing_order", f"words hold their eight zero points in {what}, their codes not",
+              _nibbles(order, ".qzeros", codes=False)) for what, order in _ORDERS),
     Reading("group_index", "g_idx belongs to no order of its inputs", _in_order),
 )  # fmt: skip
 

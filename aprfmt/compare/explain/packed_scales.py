@@ -186,6 +186,33 @@ def minima(copy: Copy) -> Iterator[Explanation]:
         return
 
 
+def above_minima(copy: Copy) -> Iterator[Explanation]:
+    """Find scales that are wrong where minima are right: a factor on what stands above each."""
+    import numpy as np
+
+    low = np.nanmin(cells(copy, copy.lattice.low), axis=1)
+    if not low.any() or not np.isfinite(low).all():
+        return
+    base = spread(copy, low)
+    mine, source = (np.nan_to_num(cells(copy, values - base)) for values in (copy.y, copy.x))
+    square = (mine * mine).sum(1)
+    factor = np.where(square > 0, (mine * source).sum(1) / np.where(square > 0, square, 1.0), 1.0)
+    if not (np.isfinite(factor).all() and factor.all()):
+        return
+    wide = spread(copy, factor)
+    off = base * (1 - wide)
+    after = fit(copy.x, copy.y * wide + off, scaled(copy.lattice, wide, off))
+    wrong = np.abs(factor - 1) > NEAR
+    if not copy.better(after) or wrong.mean() < 0.5:
+        return
+    relation = _relation(copy, copy.scales * factor, wrong, after.relative)
+    says = (
+        f"{copy.whose} scales are wrong, their minima right: {relation or 'other ones stand there'}"
+    )
+    numbers = f"factors from {factor.min():.4g} to {factor.max():.4g}"
+    yield explanation(copy, "quant_scale", (says, numbers, copy.scheme), after)
+
+
 def _of_minima(copy: Copy, factor: "Array", offset: "Array") -> str:
     """Say how factors and offsets of cells go with the minima that are stored."""
     import numpy as np

@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.explain.case import Case
-from aprfmt.compare.explain.guesses import Explanation
+from aprfmt.compare.explain.guesses import Explanation, Guess
 from aprfmt.compare.explain.stored import ANCHOR, STORED, bytes_of, layouts
 from aprfmt.tensors.runs import Bytes
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
 
 REACH = 1 << 16  # furthest shift looked for, in bytes
 
@@ -116,3 +120,61 @@ def _overlap_equal(a: Bytes | bytes, b: Bytes, shift: int) -> bool:
         if bytes_of(a, at + shift, end + shift) != bytes_of(b, at, end):
             return False
     return True
+
+
+# --- values, seen through other encodings ---------------------------------------------------------
+
+FLAT_REACH = 2048  # values, or two rows, up to which a shift over row ends is looked for
+ANCHORED = 256  # values that are looked for
+FOUND_AGAIN = 0.75  # correlation of values that were found again, at least
+
+
+def flat_offset(case: Case) -> Iterator[Guess]:
+    """Guess that values stand some places late, over the ends of rows, from some row on or all."""
+    import numpy as np
+
+    width, rows = case.a.columns, case.a.rows
+    if case.numbers is not None or width == 1 or case.a.shape != case.b.shape or rows < 4:
+        return
+    shift = _flat_shift(case)
+    if not shift or shift % width == 0:
+        return
+    down, rest = divmod(shift, width)
+    changed = case.changed_rows
+    inside = changed[(changed + down >= 0) & (changed + down + 1 < rows)]
+    if len(inside) < max(2, len(changed) // 2):
+        return
+
+    def moved(index: "Array") -> "Array":
+        first, second = case.a.take(index + down), case.a.take(index + down + 1)
+        return np.concatenate([first[:, rest:], second[:, :rest]], axis=1)
+
+    way = "late" if shift < 0 else "early"
+    says = f"B's values stand {abs(shift)} places too {way}, over the ends of rows"
+    start = f"in {len(inside)} of {rows} rows, from row {int(changed[0])} on"
+    yield Guess("byte_offset", (says, start), moved, case.b.take, rows=inside, slack=case.slack())
+
+
+def _flat_shift(case: Case) -> int:
+    """Return s so that value i of B is value i + s of A in the middle of what differs; or 0."""
+    import numpy as np
+
+    width, rows = case.a.columns, case.a.rows
+    changed = case.telling
+    middle = int(changed[len(changed) // 2])
+    some = -(-ANCHORED // width)
+    reach = max(2, -(-FLAT_REACH // width))
+    middle = min(middle, rows - some)
+    first, last = max(0, middle - reach), min(rows, middle + some + reach)
+    anchor, hay = (
+        np.nan_to_num(np.asarray(side.take(np.arange(start, stop)), np.float64).reshape(-1))
+        for side, start, stop in ((case.b, middle, middle + some), (case.a, first, last))
+    )
+    anchor = anchor[:ANCHORED]
+    norm = float(np.linalg.norm(anchor))
+    if not norm or hay.size < anchor.size:
+        return 0
+    sums = np.convolve(hay * hay, np.ones(anchor.size), "valid")
+    found = np.correlate(hay, anchor, "valid") / (norm * np.sqrt(np.maximum(sums, 1e-300)))
+    at = int(found.argmax())
+    return at + (first - middle) * width if found[at] >= FOUND_AGAIN else 0

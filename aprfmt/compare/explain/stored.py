@@ -51,7 +51,7 @@ def dtype_mislabel(case: Case) -> Iterator[Guess]:
                 continue
             second = SIXTEEN[1 - SIXTEEN.index(first)]
             misread = _misread(side, first, second)
-            slack = noise(second, other.encoding) if other.encoding != "F32" else 0.0
+            slack = noise(second, other.encoding)
             yield Guess(
                 "dtype_mislabel",
                 (f"{told}'s values are {label}'s {first} bits read as {second}",),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from aprfmt.compare.causes.packed import PACKED as PACKED_CAUSES
 from aprfmt.compare.explain import (
     arithmetic,
+    blocks,
     damage,
     elsewhere,
     misplaced,
@@ -45,6 +46,7 @@ TABLE: tuple[Hypothesis, ...] = (
     Hypothesis(("bit_rot",), stored.bit_rot),
     Hypothesis(("byte_offset", "row_offset"), shifts.byte_offset),
     Hypothesis(PACKED, packed_faults.faults),
+    Hypothesis(("packing_order", "quant_min"), blocks.other_layout),
     Hypothesis(("norm_offset",), arithmetic.norm_offset),
     Hypothesis(("layer_order", "swapped_tensors", "tied_embedding"), elsewhere.other_tensor),
     Hypothesis(("transpose",), moves.transpose, shapes=True),
@@ -57,6 +59,8 @@ TABLE: tuple[Hypothesis, ...] = (
         part=True,
     ),
     Hypothesis(("packing_order",), packed_faults.order_of_outputs),
+    Hypothesis(("byte_offset",), shifts.flat_offset),
+    Hypothesis(("byte_offset",), blocks.late_blocks),
     Hypothesis(("wrong_rows",), misplaced.misplaced),
     Hypothesis(("bit_rot",), damage.ranges),
     Hypothesis(("byte_offset",), moves.value_offset),

@@ -6,12 +6,12 @@ sides, and with one part of B at a time in A's place. `diff` and `diagnose` prin
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aprfmt.base.text import shorten
 from aprfmt.compare.tokens import ends, listed, split
-from aprfmt.compare.tokens.effect import ENGINE, Bench, Effect, Label, effects
+from aprfmt.compare.tokens.effect import ENGINE, Bench, Effect, Label, effects, split_effect
 from aprfmt.compare.tokens.listed import Difference
 from aprfmt.compare.tokens.parts import Parts, parts_of, without_merges
 from aprfmt.compare.tokens.probes import piece_texts, plain_text, special_texts_of, texts_for
@@ -60,7 +60,7 @@ class TokensReport:
     """Findings (what counts), differences without effect, and what was and was not compared.
 
     `carried` are the labels of the sides that carry a tokenizer; `remarks` are sentences about a
-    template and the vocabulary beside it.
+    template and the vocabulary beside it. `added` are the ids of special and of added tokens.
     """
 
     findings: tuple[TokenFinding, ...] = ()
@@ -69,6 +69,7 @@ class TokensReport:
     checked: tuple[str, ...] = ()
     not_checked: tuple[str, ...] = ()
     carried: str = "AB"
+    added: tuple[int, ...] = ()
 
 
 def compare_tokens(a: "Model", b: "Model") -> TokensReport:
@@ -92,9 +93,16 @@ def compare_tokens(a: "Model", b: "Model") -> TokensReport:
         own = carried_otherwise(theirs, b)
         if own is not None and carried_otherwise(mine, a) is None:
             report = _joined(report, own)
-        return report
+        return replace(report, added=_added(mine, theirs))
     except AprfmtError as error:
         return TokensReport(not_checked=(f"tokenizer: not compared: {error}",))
+
+
+def _added(*sides: Stated) -> tuple[int, ...]:
+    """Return the ids of special tokens, then of all that are split off whole, each once."""
+    vocabularies = [side.vocabulary for side in sides]
+    special = [i for v in vocabularies for i in v.ids.values()]
+    return tuple(dict.fromkeys([*special, *(i for v in vocabularies for i in v.added)]))
 
 
 def between(mine: Stated, theirs: Stated) -> TokensReport:
@@ -183,6 +191,11 @@ def _measured(a: Stated, b: Stated, found: Sequence[Difference]) -> list[TokenFi
         also = piece_texts(map(plain_text, tokens))
         bench = Bench(texts, special, where, also)
         every = effects(bench, mine, theirs, groups)
+    every = [
+        split_effect(bench, mine, theirs, row.parts)
+        if row.cause == "pre_tokenizer" and row.sure and not effect.labels else effect
+        for row, effect in zip(found, every, strict=True)
+    ]  # fmt: skip
     return [
         TokenFinding(row, effect.shown, effect.before, effect.after,
                      _example(bench, mine, theirs, effect))
@@ -201,6 +214,9 @@ def _example(bench: Bench, a: Parts, b: Parts, effect: Effect) -> tuple[str, ...
             both = [_splits(bench, parts, text, kind == "text") for parts in (a, b)]
             if both[0] != both[1]:
                 return tuple(f"{shorten(repr(text), 80)} is {said}" for said in both)
+        if kind == "words":
+            shown = [_words(bench, parts, text) for parts in (a, b)]
+            return tuple(f"{shorten(repr(text), 80)} is {said}" for said in shown)
         if kind == "chat":
             x, y = (_answer(bench, parts, text) for parts in (a, b))
             at = next((i for i, (p, q) in enumerate(zip(x, y, strict=False)) if p != q),
@@ -218,9 +234,9 @@ def _answer(bench: Bench, parts: Parts, name: str) -> str:
 
 def _telling(label: Label) -> tuple[int, int]:
     """Return the order of labels: texts before chats, short ones first."""
-    kinds = ("text", "as text", "chat", "tokenizer")
+    kinds = ("text", "as text", "words", "chat", "tokenizer")
     rank = kinds.index(label[0]) if label[0] in kinds else len(kinds)
-    return rank, len(label[1]) if rank < 2 else 0
+    return rank, len(label[1]) if rank < 3 else 0
 
 
 def _splits(bench: Bench, parts: Parts, text: str, parse_special: bool) -> str:
@@ -230,6 +246,14 @@ def _splits(bench: Bench, parts: Parts, text: str, parse_special: bool) -> str:
     ids = engine.encode(text, False, parse_special)
     shown = "|".join(_readable(engine.token(i) or f"[{i}]") for i in ids[:40])
     return f"{shown}{'|...' if len(ids) > 40 else ''} ({len(ids)} ids: {_few(ids)})"
+
+
+def _words(bench: Bench, parts: Parts, text: str) -> str:
+    engine = bench.engine(parts)
+    assert isinstance(engine, HfEngine)
+    found = engine.words(text)
+    shown = "|".join(map(_readable, found[:40]))
+    return f"{shown}{'|...' if len(found) > 40 else ''} ({len(found)} words before merging)"
 
 
 def _readable(token: str) -> str:

@@ -165,5 +165,24 @@ def effects(bench: Bench, a: Parts, b: Parts, groups: Sequence[Sequence[str]]) -
     return found
 
 
+def split_effect(bench: Bench, a: Parts, b: Parts, group: Sequence[str]) -> Effect:
+    """Return the effect of a group on what texts are split into before merging.
+
+    With a vocabulary of short pieces another splitting may leave the ids of every probe as they
+    are; what the pre-tokenizer itself gives differs all the same.
+    """
+    read = [words(bench, parts) for parts in (a, exchanged(a, b, group), exchanged(b, a, group))]
+    labels, rest = (apart(read[0], other) for other in read[1:])
+    return Effect(tuple(labels), _share(labels, read[0]), _share(rest, read[0]))
+
+
+def words(bench: Bench, parts: Parts) -> Readings:
+    """Return every probe text's words; none where the engine of these parts has no words."""
+    engine = bench.engine(parts)
+    if not isinstance(engine, HfEngine):
+        return {}
+    return {("words", text): tuple(engine.words(text)) for text in bench.texts}
+
+
 def _share(labels: Sequence[Label], reference: Readings) -> float:
     return len(labels) / max(1, len(reference))

@@ -8,6 +8,7 @@ from aprfmt.compare.tokens.listed import Difference, across, said
 from aprfmt.compare.tokens.places import place
 from aprfmt.tokenizer.keys import IDS
 from aprfmt.tokenizer.stated import Stated, id_list
+from aprfmt.tokenizer.template import same_program
 
 # Keys of generation_config.json that change what is generated, with transformers' defaults.
 GENERATION: Mapping[str, Any] = {
@@ -122,6 +123,7 @@ def template(a: Stated, b: Stated) -> Iterator[Difference]:
     if x == y:
         return
     where = (*place(b, "template"), *place(a, "template"))
+    spelled = x is not None and y is not None and same_program(x, y)
     if x is None or y is None:
         has, lacks = ("A", "B") if y is None else ("B", "A")
         says = f"{has} has a chat template, {lacks} none"
@@ -133,9 +135,10 @@ def template(a: Stated, b: Stated) -> Iterator[Difference]:
             f"another chat template{cut}; from character {at} on A has {said(x[at : at + 40])}, "
             f"B {said(y[at : at + 40])}"
         )
+        says += "; both are one program, spelled otherwise" * spelled
     yield Difference("chat_template", "chat_template", ("template",), where, says,
                      None if x is None else f"{len(x)} characters",
-                     None if y is None else f"{len(y)} characters")  # fmt: skip
+                     None if y is None else f"{len(y)} characters", still=spelled)  # fmt: skip
 
 
 def generation(a: Stated, b: Stated) -> Iterator[Difference]:

@@ -227,7 +227,7 @@ def types(a: Stated, b: Stated) -> Iterator[Difference]:
     right = dict(zip(spelled(b, a), b.vocabulary.types, strict=True))
     apart = [
         token for token, kind in left.items()
-        if token in right and not _alike(token, kind, right[token], across(a, b))
+        if token in right and not _alike(token, kind, right[token], a.lists, b.lists)
     ]  # fmt: skip
     if not apart or list(a.vocabulary.types) == list(b.vocabulary.types):
         return  # equal by id: what differs are the pieces
@@ -245,15 +245,21 @@ def types(a: Stated, b: Stated) -> Iterator[Difference]:
     )  # fmt: skip
 
 
-def _alike(token: str, x: int, y: int, formats: bool) -> bool:
+def _alike(token: str, x: int, y: int, lists_a: bool, lists_b: bool) -> bool:
+    """Say whether two types say one thing; a tokenizer.json's special token is a control token.
+
+    Of a token that looks special lists may say more than a tokenizer.json, never less.
+    """
     if x == y or _FILLER.fullmatch(token):
         return True
-    if not formats:
+    if lists_a == lists_b:
         return False
+    listed, filed = (x, y) if lists_a else (y, x)
     whole = (CONTROL, UNKNOWN)
-    if x in whole and y in whole:
+    if listed in whole and filed in whole:
         return True
-    return {x, y} <= {*whole, USER_DEFINED} and bool(LOOKS_SPECIAL.fullmatch(token))
+    more = listed in whole and filed == USER_DEFINED
+    return more and bool(LOOKS_SPECIAL.fullmatch(token))
 
 
 def added(a: Stated, b: Stated) -> Iterator[Difference]:

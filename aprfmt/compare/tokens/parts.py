@@ -181,7 +181,8 @@ def _added(side: Stated, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, An
         if like is None and is_blank_run(token):
             continue
         flags = {flag: bool(like[flag]) if like else False for flag in FLAGS}
-        if like is None or not LOOKS_SPECIAL.fullmatch(token):
+        less = bool(like and like["special"]) and kind == USER_DEFINED
+        if like is None or less or not LOOKS_SPECIAL.fullmatch(token):
             flags["special"] = kind != USER_DEFINED if not is_blank_run(token) else flags["special"]
         found.append({"id": i, "content": token, **flags})
     return found
