@@ -28,7 +28,7 @@ from tests.cli.run import aprfmt as command
 from tests.diagnose import files
 from tests.diagnose.engines import place, tiny_folder
 from tests.diagnose.faults import FAULTS
-from tests.diagnose.faults_tokens import DEMO
+from tests.diagnose.token_edits import DEMO
 from tests.diagnose.faults_walk import EXERCISED, setting
 from tests.diagnose.table import answer
 from tests.models import IDS
