@@ -58,8 +58,9 @@ function map(pair) {
     ...(row.reason ? [row.reason] : []),
     ...(wrong.has(row.key) ? ["this operation is wrong by itself"] : []),
   ];
-  return pointMap(pair.points, "rel_l2", against(pair), "Relative L2 distance by layer and point; " +
-    "red frames are beyond the point's tolerance.", lines, pair.first);
+  return pointMap(pair.points, "rel_l2", `Layer by point: ${against(pair)}`,
+    "Relative L2 distance by layer and point; red frames are beyond the point's tolerance.", lines,
+    pair.first);
 }
 
 // The point with the largest distance, and the distance.
@@ -101,5 +102,11 @@ function pairTables(pair) {
 
 report({
   verdict: { text: sentence(), kind: KINDS[found.verdict] },
-  chain: found.pairs.flatMap(chain), maps: found.pairs.flatMap(map), tables: tables(),
+  chain: found.pairs.flatMap(chain), maps: found.pairs.flatMap(map),
+  heats: found.pairs.map((pair, i) => ({
+    title: `Token by layer: ${against(pair)}`, label: "relative L2", ...data.heats[i],
+    note: "Relative L2 distance of each token position alone: one bright column is a token, one " +
+      "bright row a layer.",
+  })),
+  tables: tables(),
 });
