@@ -169,7 +169,8 @@ function contents() {
   heads.forEach((head, at) => {
     const box = head.parentElement;
     if (!box.id) box.id = "part" + at;
-    make("a", head.dataset.short ?? head.textContent.split(": ")[0], $("contents")).href = "#" + box.id;
+    const name = head.dataset.short ?? head.textContent.split(": ")[0];
+    make("a", name, $("contents")).href = "#" + box.id;
   });
   $("contents").hidden = heads.length < 2;
 }

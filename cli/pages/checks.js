@@ -35,7 +35,8 @@ function check(list, row) {
   const head = make("div", undefined, text, "head");
   make("strong", row.name, head);
   make("span", row.says, head, row.outcome === "NOT_RUN" ? "dim" : "");
-  if (row.seconds && row.outcome !== "NOT_RUN") make("span", `${fixed(row.seconds, 2)} s`, head, "dim");
+  if (row.seconds && row.outcome !== "NOT_RUN")
+    make("span", `${fixed(row.seconds, 2)} s`, head, "dim");
   for (const line of row.lines) {
     const place = make("p", undefined, text, "line");
     make("span", line.mark, place, `mark k-${line.kind}`);

@@ -131,7 +131,8 @@ function choose(row) {
   place.replaceChildren();
   make("h3", row.name, place);
   const facts = [["role", row.role || "none"], ["encoding", row.encoding],
-    ["shape", sizeText(row.shape)], ["bytes", `${row.nbytes} (${percentText(row.nbytes / stored)} of all)`], ["offset", row.offset],
+    ["shape", sizeText(row.shape)], ["offset", row.offset],
+    ["bytes", `${row.nbytes} (${percentText(row.nbytes / stored)} of all)`],
     ...(row.stats ? STATS.map((name) => [name, show(row.stats[name])]) : [])];
   const chips = make("div", undefined, place, "chips");
   for (const [name, value] of facts) {
@@ -177,8 +178,9 @@ function drawTokenizer() {
     return;
   }
   make("p", `${words.count} tokens (${words.kind}), ${plural(words.merges, "merge")}` +
-    `${words.pre ? `, split by ${words.pre}` : ""}; ${words.bos ? "BOS" : "nothing"} is put before ` +
-    `a text and ${words.eos ? "EOS" : "nothing"} behind it.`, box);
+    `${words.pre ? `, split by ${words.pre}` : ""}; ` +
+    `${words.bos ? "BOS" : "nothing"} is put before a text and ` +
+    `${words.eos ? "EOS" : "nothing"} behind it.`, box);
   make("h3", `Special tokens: ${words.specials}`, box);
   const chips = make("div", undefined, box, "chips");
   for (const [id, piece, kind, roles] of words.special) {

@@ -72,7 +72,8 @@ function furthest(distances) {
 function tables() {
   const made = [table("Runs", "The first is the reference.", 4,
     ["asked for", "ran", "weights", "first NaN or infinity", "points"],
-    found.runs.map((run) => [run.requested, run.ran, run.weights, run.nonfinite ?? "", run.points]))];
+    found.runs.map((run) =>
+      [run.requested, run.ran, run.weights, run.nonfinite ?? "", run.points]))];
   const oracles = [found.noise, ...found.arbiter].filter(Boolean);
   if (oracles.length) made.push(table("Distances from an oracle",
     "How far each run is from float weights or from float64 arithmetic.", 3,

@@ -13,7 +13,8 @@ const shown = told;
 // Verdicts first, then observations and the top tokens.
 function sentences() {
   const said = [], found = data.reference;
-  if (data.nonfinite) said.push(`First NaN or infinity: ${data.nonfinite}; the pass stopped there.`);
+  if (data.nonfinite)
+    said.push(`First NaN or infinity: ${data.nonfinite}; the pass stopped there.`);
   if (found) said.push(found.first ? `First point beyond tolerance: ${found.first}.`
     : found.compared ? `All ${found.compared} compared points are within tolerance.`
     : "No point could be compared.");
@@ -82,7 +83,8 @@ const columns = [{ name: "layer", left: true, of: (c) => c.layer },
 const fill = sortable($("rows"), columns, (cell, line) => {
   for (const { left, of } of columns) {
     const value = of(cell);
-    const text = !left ? shown(value) : of === columns[0].of && value !== null ? `L${value}` : value;
+    const text = !left ? shown(value)
+      : of === columns[0].of && value !== null ? `L${value}` : value;
     make("td", text ?? "", line, left ? (flagged(cell) ? "l bad" : "l") : "");
   }
 });

@@ -80,10 +80,10 @@ class Page:
             self.call("Input.dispatchMouseEvent", type=kind, x=where[0], y=where[1], button="left",
                       clickCount=1)  # fmt: skip
 
-    def show(self, width: int, scheme: str = "light", height: int = 1000) -> None:
-        """Give the window a width in CSS pixels and the system a scheme, `light` or `dark`."""
+    def show(self, width: int, scheme: str = "light", height: int = 1000, scale: float = 1) -> None:
+        """Give the window a size in CSS pixels and the system a scheme, `light` or `dark`."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,
-                  deviceScaleFactor=1, mobile=width < 600)  # fmt: skip
+                  deviceScaleFactor=scale, mobile=width < 600)  # fmt: skip
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self.call("Emulation.setEmulatedMedia", features=[feature])
 
