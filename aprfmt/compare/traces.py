@@ -273,10 +273,9 @@ def _by_position(
         apart = np.sqrt(np.where(kept & (a != b), (a - b) ** 2, 0.0).sum(axis=1))
         size = np.sqrt(np.where(kept, b * b, 0.0).sum(axis=1))
         found = np.where(apart == 0, 0.0, apart / size)
-    told = np.where(np.isnan(found), np.inf, found)
-    return tuple(
-        float(value) if some else None for value, some in zip(told, kept.any(axis=1), strict=True)
-    )
+    told = np.where(np.isnan(found), np.inf, found).tolist()
+    some = np.any(kept, axis=1).tolist()
+    return tuple(value if there else None for value, there in zip(told, some, strict=True))
 
 
 def dtypes_of(a: RecordLike, b: RecordLike, of_a: TraceLike, of_b: TraceLike) -> tuple[str, str]:

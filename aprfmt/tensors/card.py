@@ -16,9 +16,10 @@ def card(tensor: "View") -> str:
     """Return a tensor's facts as HTML, and its first values where a row can be cut out alone."""
     first, wrong = "", tensor.damage
     try:
-        if not wrong and tensor.row_bytes is not None and math.prod(tensor.shape):
+        count = math.prod(tensor.shape)
+        if not wrong and tensor.row_bytes is not None and count:
             numbers = tensor.rows(0, 1)[0, :SHOWN]
-            more = " ..." * (math.prod(tensor.shape) > len(numbers))
+            more = " ..." if count > len(numbers) else ""
             first = " ".join(f"{number:.6g}" for number in numbers.tolist()) + more
     except AprfmtError as error:
         wrong = str(error)
