@@ -1,4 +1,5 @@
-// Checks, each PASS, FAIL or NOT-RUN, with what was found: for `inspect`, `validate` and `qa`.
+// Checks, each PASS, FAIL or NOT-RUN, with what was found: for `inspect`, `validate` and `qa`. Those
+// that failed come first.
 //
 // Rows are {outcome, name, says, proves, seconds, lines, numbers}; a line is {kind, text}, numbers
 // are [name, text].
@@ -12,7 +13,9 @@ function drawChecks(box, rows) {
   const bar = make("div", undefined, box, "bar");
   const list = make("ul", undefined, box, "checks");
   const chosen = new Set(["FAIL", "PASS", "NOT_RUN"]);
-  const items = rows.map((row) => [row, check(list, row)]);
+  const failed = (row) => row.outcome === "FAIL";
+  const ordered = [...rows.filter(failed), ...rows.filter((row) => !failed(row))];
+  const items = ordered.map((row) => [row, check(list, row)]);
   for (const outcome of ["FAIL", "PASS", "NOT_RUN"]) {
     const count = rows.filter((row) => row.outcome === outcome).length;
     if (!count) continue;

@@ -236,7 +236,15 @@ def test_the_vocabulary_the_template_and_the_checks(tab: Page, made: tuple[Path,
     assert tab.complaints() == []
 
 
-def test_without_stats_no_tensor_is_read(demo_model: Path, tmp_path: Path) -> None:
+def test_without_stats_no_tensor_is_read(
+    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError("a tensor is read")
+
+    monkeypatch.setattr("aprfmt.tensors.view.decode_tensor", read)
+    monkeypatch.setattr("aprfmt.checks.file.census.take", read)
+    monkeypatch.setattr("aprfmt.checks.file.layout.checksum", read)
     page = tmp_path / "p.html"
     done = command("inspect", demo_model, "--html", page, "--json")
     assert done.code == 0, done.err

@@ -32,6 +32,9 @@ NAMES = (
     "validate",
     "qa",
 )
+# The model of a page's run, the dtype of its reference's, and the points that both recorded: with
+# all of them every operation is taken step by step.
+OF = {"reference": ("q4", "float32", ["out"]), "parity": ("clean", "float64", ["all"])}
 # Every text with its colour and what lies behind it, colours by the browser's own arithmetic.
 CONTRAST = """(() => {
   const canvas = document.createElement("canvas");
@@ -290,6 +293,16 @@ def test_every_token_has_its_number_layer_by_layer(
         assert found is not None
         expected = np.sqrt(np.mean(np.float64(found) ** 2, axis=1))
         assert out["values"][2] == pytest.approx(list(expected), rel=1e-3)
+    else:  # relative L2 of each token's row against the reference's, by numpy alone
+        mine, dtype, points = OF[name]
+        ids = [int(i) for i in IDS.split(",")]
+        folder = pages[name].parent
+        a = aprfmt.trace(folder / f"{mine}.gguf", ids=ids, points=points)
+        b = aprfmt.trace(folder / "clean.gguf", ids=ids, points=points, dtype=dtype)
+        for layer, row in enumerate(out["values"]):
+            x, y = (np.float64(side.values(f"L{layer}.out")) for side in (a, b))
+            apart = np.linalg.norm(x - y, axis=1) / np.linalg.norm(y, axis=1)
+            assert row == pytest.approx(list(apart), rel=1e-3)
     sizes = tab.evaluate(
         "[...document.querySelectorAll('.heat canvas')].map(c => [c.width, c.height])"
     )
@@ -318,6 +331,8 @@ def test_the_checks_of_a_page_are_those_of_the_command(
     ):
         body: Any = command(name, broken, *words, "--json").json
         tab.open(pages[name])
+        first = "document.querySelector('.checks li > .mark').textContent"
+        assert tab.evaluate(first) == "FAIL"  # those that failed come first
         expected = {row["name"]: row["outcome"].replace("_", "-") for row in body[rows]}
         assert tab.evaluate(marks) == expected and "FAIL" in expected.values()
         assert tab.evaluate("document.querySelector('#verdict').className") == "verdict bad"
