@@ -292,6 +292,29 @@ def test_a_files_own_text_is_text_and_damage_is_shown(tab: Page, tmp_path: Path)
     assert tab.complaints() == []
 
 
+def test_of_a_damaged_file_the_rest_is_shown(
+    tab: Page, made: tuple[Path, Any], tmp_path: Path
+) -> None:
+    whole = made[0].with_suffix(".gguf").read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) - 600_000])
+    page = tmp_path / "p.html"
+    done = command("inspect", tmp_path / "cut.gguf", "--stats", "--html", page, "--json")
+    assert done.code == 2 and done.json["html"] == str(page) and done.json["damage"]
+    tab.open(page)
+    assert tab.complaints() == []
+    said = tab.evaluate(TEXT.format("#verdict"))
+    assert "damaged" in said and "layout failed" in said
+    assert tab.evaluate("document.querySelector('#verdict').className") == "verdict bad"
+    rows = held(page)["tensors"]
+    damaged = [row for row in rows if row["damage"]]
+    assert 0 < len(damaged) < len(rows)
+    assert all((row["stats"] is None) == bool(row["damage"]) for row in rows)
+    assert tab.evaluate("document.querySelectorAll('#rows tr.r-bad').length") == len(damaged)
+    typed(tab, "#find", damaged[0]["name"])
+    tab.click("#rows tbody tr:nth-child(1) button")
+    assert damaged[0]["damage"] in tab.evaluate(TEXT.format("#one"))
+
+
 def test_a_page_of_another_process_is_the_same(demo_model: Path, tmp_path: Path) -> None:
     """No page without torch, transformers or a network: the plain command writes the same file."""
     done = process("inspect", demo_model, "--html", tmp_path / "a.html")
