@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -74,6 +75,7 @@ def command(
     choices = [parse_run(run) for run in runs]
     with ExitStack() as stack:
         opened, request = parity_run.prepare(text, asked, tokens, stack)
+        request = replace(request, by_position=wanted.html is not None)
         if not tokens.given and not wanted.as_json:
             parity_show.show_chosen(request.ids)
         if calibrate is not None:

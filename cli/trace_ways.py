@@ -96,7 +96,8 @@ def show_run(
             body["trace"] = dict(trace.run)
 
         def against() -> "TraceDiff":
-            return trace_run.compare(trace, other, wanted.reference or "", request, run, where)
+            return trace_run.compare(trace, other, wanted.reference or "", request, run, where,
+                                     wanted.html is not None)  # fmt: skip
 
         return finish(trace, body, wanted, against, histograms)
 
@@ -129,7 +130,7 @@ def show_saved(
                 values, mask = trace.values(key), trace.mask(key)
                 if values is not None:
                     histograms.add(key, values if mask is None else values[mask])
-        against = partial(stored_against, trace, other, model)
+        against = partial(stored_against, trace, other, model, wanted.html is not None)
         return finish(trace, trace_show.body(trace), wanted, against, histograms)
 
 
@@ -151,18 +152,23 @@ def show_mapped(
             other = trace_run.check_reference(wanted.reference, ids, opened, stack, runs=False)
         if not wanted.as_json:
             trace_map.show(found)
-        against = partial(stored_against, trace, other, opened)
+        against = partial(stored_against, trace, other, opened, wanted.html is not None)
         body = trace_show.body(trace) | {"mapping": found}
         return finish(trace, body, wanted, against, trace_html.Histograms())
 
 
-def stored_against(trace: "Trace", other: "Trace | None", model: "Model | None") -> "TraceDiff":
-    """Compare two stored traces; `model` says whether experts are chosen in it."""
+def stored_against(
+    trace: "Trace", other: "Trace | None", model: "Model | None", positions: bool
+) -> "TraceDiff":
+    """Compare two stored traces; `model` says whether experts are chosen in it.
+
+    With `positions` each token position is compared too.
+    """
     from aprfmt.cli import trace_run
     from aprfmt.compare.traces import compare_traces
 
     assert other is not None
-    return compare_traces(trace, other, moe=trace_run.mixture(model))
+    return compare_traces(trace, other, moe=trace_run.mixture(model), positions=positions)
 
 
 def finish(

@@ -1,6 +1,8 @@
 """Pages of the site that tables and the commands' own help already say: made, never written."""
 
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +15,8 @@ from aprfmt.cli.main import COMMANDS, group
 from aprfmt.codecs import CODECS
 from aprfmt.formats import FORMATS
 
+EXAMPLES = Path(__file__).with_name("examples.md")  # a section for every command, run by a test
+
 
 def table(head: str, rows: list[tuple[Any, ...]]) -> str:
     """Return a Markdown table; `head` has the columns between bars."""
@@ -24,11 +28,20 @@ def table(head: str, rows: list[tuple[Any, ...]]) -> str:
 
 
 def command_page(name: str) -> str:
-    """Return the page of one command: its own help."""
+    """Return the page of one command: an example with what it prints, and its own help."""
     command = group.get_command(click.Context(group), name)
     assert command is not None
     context = click.Context(command, info_name=f"aprfmt {name}", max_content_width=96)
-    return f"# aprfmt {name}\n\n{COMMANDS[name][1]}\n\n```text\n{command.get_help(context)}\n```\n"
+    return (
+        f"# aprfmt {name}\n\n{COMMANDS[name][1]}\n\n## Example\n\n{example(name)}\n\n## Options\n\n"
+        f"```text\n{command.get_help(context)}\n```\n"
+    )
+
+
+def example(name: str) -> str:
+    """Return what docs/examples.md has under a command's name; KeyError where there is none."""
+    parts = re.split(r"^## (\S+)$", EXAMPLES.read_text(encoding="utf-8"), flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))[name].strip()
 
 
 def command_index() -> str:

@@ -94,6 +94,27 @@ class Trace:
         parts = [part for part in stats if part is not None]
         return merge(parts) if len(parts) == len(SLOTS[name]) else None
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the run, and the statistics of the first points."""
+        from aprfmt.base.notebook import ROWS, Card, Table
+
+        ids = self.run.get("ids")
+        known = [one for one in self.records.values() if one.stats is not None]
+        rows = [
+            (one.key, list(one.shape), *("-" if number is None else f"{number:.4g}" for number in
+                                         (one.stats.mean, one.stats.std, one.stats.absmax)))
+            for one in known[:ROWS] if one.stats is not None
+        ]  # fmt: skip
+        odd = f"first NaN or infinity: {self.nonfinite}" if self.nonfinite else ""
+        return Card(
+            f"Trace of {self.run.get('model') or self.run.get('path') or 'a saved run'}", odd,
+            "bad", [("architecture", self.run.get("architecture")),
+                    ("prompt", self.run.get("prompt")),
+                    ("tokens", len(ids) if isinstance(ids, Sequence) else None),
+                    ("points", len(self.records))],
+            [Table(("point", "shape", "mean", "std", "largest"), rows, len(known))],
+        ).html()  # fmt: skip
+
     def to_json(self) -> dict[str, Any]:
         """Return what identifies the run, every record with its statistics, and the aliases."""
         return {

@@ -98,6 +98,13 @@ class Answer:
         return found
 
 
+def _says(answer: Answer) -> str:
+    """Return what a line about an answer ends with: what failed, why it did not run, its proof."""
+    if answer.outcome == "FAIL":
+        return "; ".join(f"{one.where}: {one.found}".removeprefix(": ") for one in answer.failed)
+    return answer.why if answer.outcome == "NOT_RUN" else answer.proves
+
+
 # --- reports ----------------------------------------------------------------------------------
 
 
@@ -122,6 +129,27 @@ class CheckReport:
     def exit_code(self) -> int:
         """0 passed; 1 the answer is no; 2 nothing ran."""
         return exit_code(self.outcome)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words."""
+        counts = self.counts
+        return f"{counts['PASS']} PASS, {counts['FAIL']} FAIL, {counts['NOT_RUN']} NOT-RUN"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the verdict, what failed, and what passed."""
+        from aprfmt.base.notebook import Card, Kind, Table
+
+        kinds: Mapping[str, Kind] = {"PASS": "good", "FAIL": "bad"}
+        ranked = sorted(
+            self.answers, key=lambda one: ("FAIL", "PASS", "NOT_RUN").index(one.outcome)
+        )
+        rows = [(one.outcome.replace("_", "-"), one.name, _says(one)) for one in ranked]
+        word = self.outcome.replace("_", "-")
+        return Card(
+            self.subject, f"{word}: {self.sentence}", kinds.get(self.outcome, "warn"), (),
+            [Table(("outcome", "check", ""), rows, len(rows))],
+        ).html()  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +239,7 @@ class QaReport(CheckReport):
     @property
     def sentence(self) -> str:
         """The verdict in words."""
-        counts = self.counts
-        said = f"{counts['PASS']} PASS, {counts['FAIL']} FAIL, {counts['NOT_RUN']} NOT-RUN"
+        counts, said = self.counts, super().sentence
         if not counts["FAIL"] and self.ran and self.ran < self.min_run:
             said += f"; fewer than the {self.min_run} of --min-run gave an answer"
         lost = self._lost

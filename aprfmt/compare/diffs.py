@@ -146,7 +146,8 @@ class Image:
     """Where a tensor differs: one number a cell of [height, width] elements.
 
     `rows` and `columns` are those of the tensor seen as a matrix. A number is the root mean square
-    of a - b over that of all of a, infinite where one side alone is not finite.
+    of a - b over that of all of a, infinite where one side alone is not finite. `a` and `b` have
+    the root mean square of each side's finite values in the same cells.
     """
 
     key: str
@@ -155,6 +156,8 @@ class Image:
     height: int
     width: int
     cells: tuple[tuple[float, ...], ...]
+    a: tuple[tuple[float, ...], ...]
+    b: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +224,26 @@ class DiffReport:
     def equal(self) -> bool:
         """True if exit code 0 without accepting anything."""
         return self.exit_code() == 0
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the verdict, the findings, the worst tensors."""
+        from aprfmt.base.notebook import ROWS, Card, Table
+
+        counts = ", ".join(f"{count} {name}" for name, count in self.counts.items() if count)
+        words = {0: "equal", 1: "different", 2: "damaged or unreadable"}[self.exit_code()]
+        within = self.exit_code(["within"]) == 0
+        apart = [one for one in self.worst() if one.verdict not in EQUAL]
+        fields = [row for row in (*self.hyperparameters, *self.tokenizer) if row.decisive]
+        return Card(
+            f"{self.a} | {self.b}", f"{words}: {counts or 'no tensor compared'}",
+            "good" if self.equal else "warn" if within else "bad", (),
+            [Table(("finding", ""), [(one.cause, one.text) for one in self.findings],
+                   len(self.findings)),
+             Table(("field", "A", "B"), [(row.name, row.a, row.b) for row in fields], len(fields)),
+             Table(("tensor", "verdict", "relative L2"), [
+                 (one.key, one.verdict, f"{one.stats.rel_l2:.3g}" if one.stats else "-")
+                 for one in apart[:ROWS]], len(apart))],
+        ).html()  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `--json`."""

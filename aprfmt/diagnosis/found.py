@@ -216,6 +216,21 @@ class Diagnosis:
         left = "" if self.remainder is None else f", {self.remainder:.3g} of the logits"
         return f"; not complete: what is confirmed leaves a difference{left}"
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the sentence, the causes, the next commands."""
+        from aprfmt.base.notebook import Card, Kind, Table
+
+        kinds: Mapping[str, Kind] = {"same": "good", "precision": "good", "bug": "bad"}
+        rows = [
+            (one.cause or "unknown", one.confidence, ", ".join(one.where[:4]), one.first)
+            for one in self.findings
+        ]
+        return Card(
+            f"Diagnosis of {self.a} | {self.b}", self.sentence, kinds.get(self.kind, "warn"), (),
+            [Table(("cause", "", "where", "first seen at"), rows, len(rows)),
+             Table(("next",), [(command,) for command in self.next], len(self.next))],
+        ).html()  # fmt: skip
+
     def to_json(self) -> dict[str, Any]:
         """Return plain data: the verdict's fields first, then findings, evidence and points."""
         lead = self.lead

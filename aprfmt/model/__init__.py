@@ -4,6 +4,7 @@
 under role keys (`L3.attn_q.weight`), with the file's layout steps undone on demand.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -232,6 +233,30 @@ class Model(Mapping[str, View]):
     def notes(self) -> Sequence[Note]:
         """The reader's remarks about the file."""
         return self.source.notes
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: sizes, encodings, the first tensors. Reads none."""
+        from aprfmt.base.notebook import ROWS, Card, Table
+
+        sizes: dict[str, list[int]] = {}
+        for tensor in self.values():
+            row = sizes.setdefault(tensor.encoding, [0, 0, 0])
+            row[:] = row[0] + 1, row[1] + math.prod(tensor.shape), row[2] + tensor.nbytes
+        try:
+            known, kind = self.spec.name, ""
+        except AprfmtError as error:
+            known, kind = str(error), "warn"
+        broken = "; ".join(f"{one.where}: {one.text}" for one in self.damage)
+        first = [(name, self[name].encoding, list(self[name].shape)) for name in list(self)[:ROWS]]
+        return Card(
+            str(self.path), broken or ("" if not kind else known), "bad" if broken else "warn",
+            [("format", f"{self.format} {self.source.version}".strip()),
+             ("architecture", "" if kind else known), ("tensors", len(self)),
+             ("parameters", f"{sum(row[1] for row in sizes.values()):,}")],
+            [Table(("encoding", "tensors", "parameters", "bytes"),
+                   [(name, *map("{:,}".format, row)) for name, row in sizes.items()], len(sizes)),
+             Table(("tensor", "encoding", "shape"), first, len(self))],
+        ).html()  # fmt: skip
 
 
 def open_model(

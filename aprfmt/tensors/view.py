@@ -140,6 +140,12 @@ class View:
         """Why the bytes it is made of cannot be read; "" where nothing is wrong."""
         return next((found for tensor in self.stored if (found := damage_of(tensor))), "")
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        from aprfmt.tensors.card import card
+
+        return card(self)
+
     # --- bytes ------------------------------------------------------------------------------
 
     @cached_property

@@ -28,9 +28,9 @@ from tests.cli.run import aprfmt as command
 from tests.diagnose import files
 from tests.diagnose.engines import place, tiny_folder
 from tests.diagnose.faults import FAULTS
-from tests.diagnose.token_edits import DEMO
 from tests.diagnose.faults_walk import EXERCISED, setting
 from tests.diagnose.table import answer
+from tests.diagnose.token_edits import DEMO
 from tests.models import IDS
 
 BOUND = 2e-5

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from aprfmt.cli.main import COMMANDS
 from tests.conftest import not_run
 from tests.docs import examples
 from tests.docs.examples import DOCS, ROOT, Room, matches
@@ -90,6 +91,15 @@ def test_what_cannot_run_everywhere_stands_in_a_page() -> None:
     every = {bare(example.text) for page in PAGES for example in examples.examples(page)}
     assert set(NEEDS) <= every
     assert len(every) > 60 and {"README.md", "tutorial.md", "index.md"} <= {p.name for p in PAGES}
+
+
+def test_every_command_has_an_example_with_its_output() -> None:
+    text = (DOCS / "examples.md").read_text()
+    assert sorted(re.findall(r"^## (\S+)$", text, re.M)) == sorted(COMMANDS)
+    for name in COMMANDS:
+        own = text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        found = re.search(rf"^\$ aprfmt {name}\b.*\n(?!\$ |```)", own, re.M)
+        assert found is not None, f"{name}: no example with its output in examples.md"
 
 
 def test_every_kind_of_extension_has_its_page() -> None:

@@ -32,6 +32,14 @@ def test_every_command_has_its_page(site: Path) -> None:
         assert f"Usage: aprfmt {name}" in page
         for option in ("--json", "--help"):
             assert option in page, name
+        text = re.sub(r"<[^>]*>", "", page)
+        assert f"$ aprfmt {name}" in text.partition("Usage: ")[0], name
+
+
+def test_the_site_is_light_or_dark_as_the_system_is(site: Path) -> None:
+    page = (site / "index.html").read_text()
+    assert re.findall(r'data-md-color-scheme="(\w+)"', page)[-2:] == ["default", "slate"]
+    assert page.count("prefers-color-scheme") >= 2
 
 
 def test_the_tables_are_the_packages(site: Path) -> None:
