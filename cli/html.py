@@ -19,7 +19,16 @@ from aprfmt.cli.render import plain
 BASE = ("base.css", "base.js")  # of every page
 IDS = 64  # token ids shown
 SILENT: tuple[object, ...] = (None, "", (), [])  # facts that are left out
-REPORT = ("report.css", "report.html", "report.js")  # the layout of several
+REPORT = ("report.css", "report.html", "raster.css", "raster.js", "report.js")  # of several pages
+TRACE = (
+    "histogram.css", "raster.css", "trace.css", "trace.html", "histogram.js", "raster.js",
+    "trace.js",
+)  # fmt: skip
+CHECKED = ("checks.css", "checks.html", "checks.js", "checked.js")  # of `validate` and `qa`
+MODEL = (
+    "checks.css", "histogram.css", "model.css", "model.html", "checks.js", "histogram.js",
+    "treemap.js", "model.js",
+)  # fmt: skip
 
 
 def page(

@@ -10,6 +10,7 @@ import click
 
 from aprfmt.cli import options, render
 from aprfmt.cli.damage import told
+from aprfmt.cli.inspect_html import Paged, write
 
 if TYPE_CHECKING:
     from aprfmt.base.protocols import Source
@@ -18,11 +19,16 @@ if TYPE_CHECKING:
 
 
 @click.command("inspect")
+@options.gathered(paged=Paged)
 @options.model()
 @click.option("--partial", is_flag=True, help="A cut file, or a missing one of a set, is no error.")
 @click.option("--verify", is_flag=True, help="Read every byte and check the file's own checksum.")
 @click.option("--metadata", "all_metadata", is_flag=True, help="Print every metadata key.")
+@options.html("Write a page: where the bytes are, tensors, metadata, tokenizer, checks.")
+@click.option("--stats", is_flag=True, help="With --html: read all; statistics, histograms.")
+@click.option("--vocabulary", is_flag=True, help="With --html: every token, not some of them.")
 @options.arch
+@options.force
 @options.common
 def command(
     model: Path,
@@ -32,6 +38,7 @@ def command(
     arch: str | None,
     as_json: bool,
     quiet: bool,
+    paged: Paged,
 ) -> int:
     """Show format, sizes, architecture, hyperparameters with origin, tokenizer, encodings.
 
@@ -40,6 +47,7 @@ def command(
     """
     from aprfmt.model import open_model
 
+    paged.check()
     if arch is not None:
         from aprfmt.arch import ARCHS
 
@@ -49,6 +57,9 @@ def command(
         if not as_json:
             show(opened, body, all_metadata)
         body["damage"], code = told(opened.damage, partial=partial)
+        if paged.html is not None:
+            write(opened, body, paged, quiet)
+            body["html"] = str(paged.html)
         if verify:
             from aprfmt.base.outcome import exit_code
 

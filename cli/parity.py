@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +107,7 @@ def command(
     choices = [parse_run(run) for run in runs]
     with ExitStack() as stack:
         opened, request = prepare(text, asked, tokens, stack)
+        request = replace(request, by_position=wanted.html is not None)
         if not tokens.given and not wanted.as_json:
             parity_show.show_chosen(request.ids)
         if calibrate is not None:

@@ -15,4 +15,14 @@ def render_page(body: Mapping[str, Any]) -> str:
         "runs": ", ".join(run["requested"] for run in body["runs"]), "text": tokens["text"],
         "tokens": html.ids_text(tokens["ids"]), "calibrated with": body["calibrated"],
     }  # fmt: skip
-    return html.page("Parity of runs", facts, {"found": body}, (*html.REPORT, "parity.js"))
+    data = {"found": body, "heats": [_heats(pair) for pair in body["pairs"]]}
+    return html.page("Parity of runs", facts, data, (*html.REPORT, "parity.js"))
+
+
+def _heats(pair: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the distance of each token position, layer by layer, for every point of a pair."""
+    from aprfmt.cli.trace_html import heats
+
+    rows = {row["key"]: row["by_position"] for row in pair["points"] if row.get("by_position")}
+    maps, positions = heats(rows, {key: range(len(found)) for key, found in rows.items()})
+    return {"heats": maps, "positions": positions}

@@ -46,13 +46,14 @@ class Gates:
               help="Fail where a gate or number got worse than in this file.")  # fmt: skip
 @click.option("--save-baseline", type=options.FILE, metavar="FILE.json",
               help="Write what was found as a baseline.")  # fmt: skip
+@options.html("Write a page: the verdict, every gate with its checks and numbers.")
 @running.where
 @options.arch
 @options.force
 @options.common
 def command(
-    model: str, also: tuple[str, ...], gates: Gates, save_baseline: Path | None, force: bool,
-    as_json: bool, quiet: bool, where: running.Where,
+    model: str, also: tuple[str, ...], gates: Gates, save_baseline: Path | None,
+    html: Path | None, force: bool, as_json: bool, quiet: bool, where: running.Where,
 ) -> int:  # fmt: skip
     """Put a model through the gates, each PASS, FAIL or NOT-RUN.
 
@@ -63,7 +64,7 @@ def command(
     from aprfmt import qa
     from aprfmt.inference.device import parse_run
 
-    options.check_new(force, save_baseline)
+    options.check_new(force, save_baseline, html)
     request = where.request(model)
     if request.choice.why.startswith("auto"):
         render.warn(request.choice.why)
@@ -82,6 +83,12 @@ def command(
         if saved is not None:
             render.line(render.escape(f"baseline written to {saved}"))
     body = {**report.to_json(), "saved_baseline": saved}
+    if html is not None:
+        from aprfmt.cli import checks_html
+
+        page = checks_html.of_gates(body, report.exit_code, report.sentence)
+        checks_html.write_page(html, page, force)
+        body["html"] = str(html)
     return render.emit("qa", report.exit_code, body, as_json)
 
 

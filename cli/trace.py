@@ -188,7 +188,8 @@ def show_run(
             body["trace"] = dict(trace.run)
 
         def against() -> "TraceDiff":
-            return trace_run.compare(trace, other, wanted.reference or "", request, run, where)
+            return trace_run.compare(trace, other, wanted.reference or "", request, run, where,
+                                     wanted.html is not None)  # fmt: skip
 
         return finish(trace, body, wanted, against, histograms)
 
@@ -225,7 +226,8 @@ def show_saved(
 
         def against() -> "TraceDiff":
             assert other is not None
-            return compare_traces(trace, other, moe=trace_run.mixture(model))
+            return compare_traces(trace, other, moe=trace_run.mixture(model),
+                                  positions=wanted.html is not None)  # fmt: skip
 
         return finish(trace, trace_show.body(trace), wanted, against, histograms)
 
@@ -252,7 +254,8 @@ def show_mapped(
 
         def against() -> "TraceDiff":
             assert other is not None
-            return compare_traces(trace, other, moe=trace_run.mixture(opened))
+            return compare_traces(trace, other, moe=trace_run.mixture(opened),
+                                  positions=wanted.html is not None)  # fmt: skip
 
         body = trace_show.body(trace) | {"mapping": found}
         return finish(trace, body, wanted, against, trace_html.Histograms())

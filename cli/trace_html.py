@@ -1,49 +1,91 @@
 """The page of `aprfmt trace --html`: heat map, histogram of a cell, sortable table."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.cli import html
+from aprfmt.cli.histograms import histogram
 
 if TYPE_CHECKING:
     from aprfmt.compare.traces import TraceDiff
     from aprfmt.inference.trace import Trace
 
-BINS = 48
-CHUNK = 1 << 18  # values put into bins at a time
-
 STATISTICS = ("std", "mean", "min", "max", "absmax", "l2", "zeros", "nan", "inf")
 
 
+MOST = 256  # positions of a heat map; of more, the largest of each group
+
+
 class Histograms:
-    """Histograms of the finite values of every record, taken as they come."""
+    """Histograms of the finite values of every record, and the size of each row, as they come.
+
+    `rows` has the root mean square of every token position's values, by key.
+    """
 
     def __init__(self) -> None:
         self.found: dict[str, dict[str, Any]] = {}
+        self.rows: dict[str, list[float]] = {}
 
     def add(self, key: str, values: Any) -> None:
-        """Count values into BINS equal parts of their range."""
+        """Count values into BINS equal parts of their range, and measure rows."""
         found = histogram(values)
         if found is not None:
             self.found[key] = found
+        self.rows[key] = row_sizes(key, values)
 
 
-def histogram(values: Any) -> dict[str, Any] | None:
-    """Return {low, high, counts} of the finite values; None where there is none."""
+def row_sizes(key: str, values: Any) -> list[float]:
+    """Return the root mean square of each position's values; [] where there is no such axis."""
     import numpy as np
 
-    flat = np.asarray(values).reshape(-1)
-    flat = flat[np.isfinite(flat)]
-    if not flat.size:
-        return None
-    low, high = float(flat.min()), float(flat.max())
-    if low == high:
-        return {"low": low, "high": high, "counts": [int(flat.size)]}
-    counts = np.zeros(BINS, np.int64)
-    for start in range(0, flat.size, CHUNK):
-        share = (flat[start : start + CHUNK].astype(np.float64) - low) / (high - low)
-        counts += np.bincount(np.minimum((share * BINS).astype(np.int64), BINS - 1), minlength=BINS)
-    return {"low": low, "high": high, "counts": counts.tolist()}
+    from aprfmt.compare.traces import position_axis
+
+    array, axis = np.asarray(values), position_axis(key.rpartition(".")[2])
+    if array.ndim <= axis or not array.size:
+        return []
+    rows = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
+    with np.errstate(all="ignore"):
+        sizes = np.sqrt(np.mean(np.square(rows, dtype=np.float64), axis=1))
+    return [float(size) for size in np.where(np.isnan(sizes), np.inf, sizes)]
+
+
+def heats(
+    rows: Mapping[str, Sequence[float | None]], positions: Mapping[str, Sequence[int]]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return what the heat maps of a page show, and the names of their columns.
+
+    `rows` are numbers of each position by key (`L3.attn_out`), `positions` the token positions
+    they are of. Points of other positions than most have no map.
+    """
+    kept = {key: tuple(positions[key]) for key in rows if len(positions[key]) == len(rows[key]) > 1}
+    if not kept:
+        return [], []
+    every = list(kept.values())
+    shown = max(set(every), key=every.count)
+    group = -(-len(shown) // MOST)
+    by_point: dict[str, list[str]] = {}
+    for key in kept:
+        if kept[key] == shown:
+            by_point.setdefault(key.rpartition(".")[2], []).append(key)
+    names = [
+        str(part[0]) if len(part) == 1 else f"{part[0]} to {part[-1]}"
+        for part in _grouped(shown, group)
+    ]
+    return [
+        {"point": point, "rows": [key.rpartition(".")[0] or "model" for key in keys],
+         "values": [[_largest(part) for part in _grouped(rows[key], group)] for key in keys]}
+        for point, keys in by_point.items()
+    ], names  # fmt: skip
+
+
+def _grouped(values: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [values[start : start + size] for start in range(0, len(values), size)]
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    """Return the largest number in four digits, None where there is none."""
+    known = [value for value in values if value is not None]
+    return float(f"{max(known):.4g}") if known else None
 
 
 def render_page(
@@ -73,15 +115,31 @@ def render_page(
             }
         )  # fmt: skip
     reference = body.get("reference")
+    spots = {row["key"]: row["positions"] or () for row in body["records"]}
+    apart = {key: point.by_position for key, point in points.items() if point.by_position}
+    known = {key: sizes for key, sizes in histograms.rows.items() if key in spots}
     data = {
         "statistics": [*(["relL2"] if points else []), *STATISTICS], "cells": cells,
         "nonfinite": body["nonfinite"], "observations": body["observations"],
         "reference": reference and {name: reference[name] for name in ("first", "compared")},
         "top": (body["logits"] or {}).get("top") or [],
+        "heats": [
+            _heat(what, label, *heats(found, {key: spots.get(key, ()) for key in found}))
+            for what, label, found in (
+                ("distance from the reference", "relative L2", apart),
+                ("size of the values", "root mean square", known),
+            )
+        ],
     }  # fmt: skip
     name = str(trace.run.get("model") or trace.run.get("path") or "a saved trace")
-    parts = ("trace.css", "trace.html", "trace.js")
+    parts = html.TRACE
     return html.page(f"Trace of {name}", facts(trace, body), data, parts)
+
+
+def _heat(
+    what: str, label: str, maps: list[dict[str, Any]], positions: list[str]
+) -> dict[str, Any]:
+    return {"what": what, "label": label, "heats": maps, "positions": positions}
 
 
 def facts(trace: "Trace", body: Mapping[str, Any]) -> dict[str, object]:

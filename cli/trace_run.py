@@ -141,18 +141,18 @@ def check_reference(
 
 def compare(
     trace: "Trace", saved: "Trace | None", reference: str, asked: "RunRequest", here: "Run",
-    where: running.Where,
+    where: running.Where, positions: bool = False,
 ) -> "TraceDiff":  # fmt: skip
     """Compare with a saved trace, or with a run of another model on the same tokens.
 
     `saved` is what check_reference returned, `asked` what was recorded `here`. Of `where` the
     other run keeps what is about this machine and its bits; its backend, device and dtype are its
-    own (MODEL@RUN).
+    own (MODEL@RUN). `positions` asks for each token position's own distance.
     """
     from aprfmt.compare.traces import compare_traces
 
     if saved is not None:
-        return compare_traces(trace, saved, moe=mixture(here.model))
+        return compare_traces(trace, saved, moe=mixture(here.model), positions=positions)
     assert asked.wanted is not None
     with ExitStack() as stack:
         there = runner(reference, None, where.elsewhere(), stack)
@@ -162,4 +162,4 @@ def compare(
             behind=asked.behind, logits_rows=asked.logits_rows,
         )  # fmt: skip
         other = record(there, both, stack, {}, True)
-        return compare_traces(trace, other, moe=mixture(there.model))
+        return compare_traces(trace, other, moe=mixture(there.model), positions=positions)

@@ -15,13 +15,17 @@ _LINES = 20  # findings printed for one check; --json has more
 @options.model()
 @click.option("--strict", is_flag=True, help="Warnings fail, too.")
 @options.allow_missing
+@options.html("Write a page: the verdict, every check with what it found.")
 @options.arch
+@options.force
 @options.common
 def command(
     model: Path,
     strict: bool,
     allow_missing: tuple[str, ...],
+    html: Path | None,
     arch: str | None,
+    force: bool,
     as_json: bool,
     quiet: bool,
 ) -> int:
@@ -32,13 +36,20 @@ def command(
     """
     from aprfmt.checks import validate
 
+    options.check_new(force, html)
     with render.Progress("validate", quiet) as progress:
         report = validate(
             model, arch=arch, strict=strict, allow_missing=allow_missing, progress=progress
         )
     if not as_json:
         show(report)
-    return render.emit("validate", report.exit_code, report.to_json(), as_json)
+    body = report.to_json()
+    if html is not None:
+        from aprfmt.cli import checks_html
+
+        checks_html.write_page(html, checks_html.of_file(body), force)
+        body["html"] = str(html)
+    return render.emit("validate", report.exit_code, body, as_json)
 
 
 def show(report: Any) -> None:

@@ -30,6 +30,7 @@ SLOW = (
     "tests/fuzz/", "tests/robustness/", "tests/docs/", "tests/mutations/", "tests/benchmarks/",
     "tests/formats/test_atomic_", "tests/cli/test_damage.py", "tests/cli/test_set.py",
     "tests/cli/test_said.py", "tests/cli/test_html.py", "tests/cli/test_diff_html.py",
+    "tests/cli/test_inspect_html.py", "tests/cli/test_pages.py",
     "tests/inference/gpu/", "tests/codecs/test_native_encode.py", "tests/test_packaging.py",
     "tests/validate/test_mutations.py", "tests/codecs/test_parallel.py", "tests/qa/",
 )  # fmt: skip

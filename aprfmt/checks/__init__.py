@@ -23,6 +23,8 @@ __all__ = [
     "validate", "validate_model",
 ]  # fmt: skip
 
+UNREAD = "it reads every stored byte, which was not asked for"
+
 
 def validate(
     path: "Path | str",
@@ -82,12 +84,21 @@ def validate_model(
     *,
     arch: str | None = None,
     strict: bool = False,
+    whole: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
-    """Run every check of a file on an open model; see `validate`."""
-    from aprfmt.checks.asking import ask
+    """Run every check of a file on an open model; see `validate`.
+
+    Without `whole` the checks that read every stored byte are NOT_RUN.
+    """
+    from aprfmt.checks.asking import answered, ask
     from aprfmt.checks.context import Context
 
     context = Context(model, arch, progress)
-    answers = tuple(ask(row, context, strict=strict) for row in file_checks())
+    answers = tuple(
+        ask(row, context, strict=strict)
+        if whole or not row.whole
+        else answered(row, Result(), UNREAD)
+        for row in file_checks()
+    )
     return Validation(str(model.path), answers, model.format, strict)

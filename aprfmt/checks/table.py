@@ -25,7 +25,8 @@ class CheckRow:
 
     `needs` says what has to be there: "file", one that opens, damaged or not; "model", a whole
     model of a known architecture; "session", one that can run, and is not asked where
-    `tensor-contract` failed; "baseline", a baseline file and the answers before.
+    `tensor-contract` failed; "baseline", a baseline file and the answers before. `whole` marks the
+    rows of a file that read every stored byte.
     """
 
     name: str
@@ -33,6 +34,7 @@ class CheckRow:
     run: str
     formats: tuple[str, ...] = ()
     needs: Need = "file"
+    whole: bool = False
 
     def __post_init__(self) -> None:
         if self.needs not in get_args(Need):
@@ -57,9 +59,10 @@ CONTRACT, BASELINE = "tensor-contract", "baseline"  # whose answers others build
 CHECKS: tuple[CheckRow, ...] = (
     CheckRow("layout", "sizes, offsets and order are as the format's own writers make them; "
              "no overlap, no hole, nothing behind the data", ".file.layout:layout"),
-    CheckRow("checksum", "every byte is as it was written", ".file.layout:checksum", ("apr",)),
+    CheckRow("checksum", "every byte is as it was written", ".file.layout:checksum", ("apr",),
+             whole=True),
     CheckRow("manifest", "every byte is as it was when the side manifest was written",
-             ".file.layout:side_manifest"),
+             ".file.layout:side_manifest", whole=True),
     CheckRow("padding", "bytes that belong to nothing are zeros", ".file.layout:padding",
              ("apr", "gguf")),
     CheckRow("alignment", "tensors begin at multiples of 64", ".file.layout:alignment", ("apr",)),
@@ -67,11 +70,12 @@ CHECKS: tuple[CheckRow, ...] = (
     CheckRow("names", "names of tensors and keys show as they are", ".file.layout:names"),
     CheckRow("writer", "no trait of a writer whose files are known to be wrong",
              ".file.writers:writer", ("apr", "gguf")),
-    CheckRow("values", "no NaN and no infinity in any tensor", ".file.census:values"),
+    CheckRow("values", "no NaN and no infinity in any tensor", ".file.census:values",
+             whole=True),
     CheckRow("block_scales", "no scale of a block is NaN, infinite or impossible",
-             ".file.census:block_scales"),
+             ".file.census:block_scales", whole=True),
     CheckRow("packed", "weights stored as several tensors are whole and decode",
-             ".file.census:packed"),
+             ".file.census:packed", whole=True),
     CheckRow("architecture", "names and keys fit the architecture",
              ".file.population:architecture"),
     CheckRow("completeness", "every tensor the configuration demands is there",
@@ -82,7 +86,7 @@ CHECKS: tuple[CheckRow, ...] = (
     CheckRow("hyperparameters", "keys, configuration and tensors say the same",
              ".file.population:hyperparameters"),
     CheckRow("role_bounds", "embeddings and norms have statistics of trained weights",
-             ".file.population:role_bounds"),
+             ".file.population:role_bounds", whole=True),
     CheckRow("tokenizer", "the vocabulary is whole and builds", ".file.vocabulary:lists"),
     CheckRow("vocabulary_size", "every token has a row of the embedding", ".file.vocabulary:size"),
     CheckRow("special_ids", "special ids are those of tokens", ".file.vocabulary:ids"),

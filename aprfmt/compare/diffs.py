@@ -146,7 +146,8 @@ class Image:
     """Where a tensor differs: one number a cell of [height, width] elements.
 
     `rows` and `columns` are those of the tensor seen as a matrix. A number is the root mean square
-    of a - b over that of all of a, infinite where one side alone is not finite.
+    of a - b over that of all of a, infinite where one side alone is not finite. `a` and `b` have
+    the root mean square of each side's finite values in the same cells.
     """
 
     key: str
@@ -155,6 +156,8 @@ class Image:
     height: int
     width: int
     cells: tuple[tuple[float, ...], ...]
+    a: tuple[tuple[float, ...], ...]
+    b: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)

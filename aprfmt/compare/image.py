@@ -22,7 +22,7 @@ def image_of(a: "View", b: "View", key: str) -> Image | None:
 
     A cell's number is the root mean square of a - b in it over that of all of `a`; it is infinite
     where one side alone is not finite. A vector is wrapped into rows. Where an encoding has blocks,
-    cells end where blocks do.
+    a cell holds whole blocks or an equal share of one.
     """
     import numpy as np
 
@@ -39,10 +39,11 @@ def image_of(a: "View", b: "View", key: str) -> Image | None:
     block = max(encoding_row(side.encoding.split("+")[0]).block_size for side in (left, right))
     width = -(-columns // COLUMNS)
     if left.columns > 1 and block > 1 and columns % block == 0:
-        width = -(-width // block) * block
+        width = _fitting(width, block)
     height = -(-rows // ROWS)
     across, down = -(-columns // width), -(-rows // height)
     sums, norm = np.zeros((down, across)), 0.0
+    of_a, of_b = np.zeros((down, across)), np.zeros((down, across))
     wild = np.zeros((down, across), bool)
     step = max(1, WINDOW // max(1, columns * height)) * height
     for start in range(0, rows, step):
@@ -53,18 +54,27 @@ def image_of(a: "View", b: "View", key: str) -> Image | None:
         finite = np.isfinite(x) & np.isfinite(y)
         x, y = np.where(finite, x, 0.0), np.where(finite, y, 0.0)
         with np.errstate(over="ignore"):
-            square = np.minimum((x - y) ** 2, 1e300)
-            norm += float(np.minimum(x * x, 1e300).sum())
+            square, of_x, of_y = (np.minimum(v * v, 1e300) for v in (x - y, x, y))
+        norm += float(of_x.sum())
         at = start // height
-        for into, part in ((sums, square), (wild, ~same & ~finite)):
-            cells = _cells(part, height, width, across)
-            into[at : at + len(cells)] = into[at : at + len(cells)] + cells
+        for into, part in ((sums, square), (of_a, of_x), (of_b, of_y), (wild, ~same & ~finite)):
+            part_cells = _cells(part, height, width, across)
+            into[at : at + len(part_cells)] = into[at : at + len(part_cells)] + part_cells
     size = (norm / left.size) ** 0.5 or 1.0
     found = np.sqrt(sums / (height * width)) / size
     found[wild] = np.inf
     left.drop()
     right.drop()
-    return Image(key, rows, columns, height, width, tuple(tuple(row) for row in found.tolist()))
+    grids = (found, *(np.sqrt(each / (height * width)) for each in (of_a, of_b)))
+    cells, own, others = (tuple(map(tuple, grid.tolist())) for grid in grids)
+    return Image(key, rows, columns, height, width, cells, own, others)
+
+
+def _fitting(width: int, block: int) -> int:
+    """Return the smallest width from `width` on that is a multiple or a divisor of a block."""
+    if width >= block:
+        return -(-width // block) * block
+    return next(w for w in range(width, block + 1) if block % w == 0)
 
 
 def _window(side: "Reader", start: int, stop: int, columns: int) -> "Array":

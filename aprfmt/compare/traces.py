@@ -32,6 +32,8 @@ class PointDiff:
     deviation over b's on equal rows, `outside` whether it leaves its band: a screen that says
     where to look when only statistics were kept, and never a verdict. `nonfinite` places NaN and
     infinities, indices in a's shape; one side alone having them is beyond every tolerance.
+    `by_position` is `rel_l2` of each token position's values alone, where that was asked for: None
+    of a position none of whose values are compared.
     """
 
     key: str
@@ -52,6 +54,7 @@ class PointDiff:
     nonfinite: NonFinite | None = None
     rel_l2_finite: float | None = None
     rows: str = ""
+    by_position: tuple[float | None, ...] | None = None
 
     @property
     def alone(self) -> bool:
@@ -193,17 +196,20 @@ class Between:
 
 def compare_traces(
     a: TraceLike, b: TraceLike, *, moe: bool = False, calibrated: Sequence[Measured] = (),
-    before: Mapping[str, int] | None = None,
+    before: Mapping[str, int] | None = None, positions: bool = False,
 ) -> TraceDiff:  # fmt: skip
     """Compare `a` with the reference `b`; UsageError where their tokens are not the same.
 
-    `before` are keys of which only rows of earlier token positions are looked at.
+    `before` are keys of which only rows of earlier token positions are looked at. `positions` asks
+    for each token position's own distance.
     """
     check_ids(a, b)
     keys = common_keys(a, b)
     mine, other = Shared(a, b), Shared(b, a)
     between = Between.of(a, b, moe=moe, calibrated=calibrated)
-    points = [compare_point(key, mine, other, between, (before or {}).get(key)) for key in keys]
+    points = [
+        compare_point(key, mine, other, between, (before or {}).get(key), positions) for key in keys
+    ]
     first = next((point.key for point in points if point.beyond), None)
     return TraceDiff(
         tuple(points),
@@ -216,8 +222,9 @@ def compare_traces(
 
 
 def compare_point(
-    key: str, a: TraceLike, b: TraceLike, between: Between, before: int | None = None
-) -> PointDiff:
+    key: str, a: TraceLike, b: TraceLike, between: Between, before: int | None = None,
+    positions: bool = False,
+) -> PointDiff:  # fmt: skip
     """Compare one key of both; `before` looks only at rows of earlier token positions."""
     import numpy as np
 
@@ -238,7 +245,38 @@ def compare_point(
             chosen &= _earlier(mine, before)
         shape = mine.shape or other.shape
         found = between.compare(key, dtypes, x, y, chosen, shape, mine.point)
+        if positions:
+            found = replace(found, by_position=_by_position(mine, x, y, chosen))
     return replace(found, std_ratio=ratio, outside=outside)
+
+
+def position_axis(point: str) -> int:
+    """Return which axis of a point's values is the token position."""
+    return 1 if point in ("scores", "probs") else 0  # [heads, tokens, keys]
+
+
+def _by_position(
+    record: RecordLike, x: Any, y: Any, chosen: Any
+) -> tuple[float | None, ...] | None:
+    """Return ||x-y|| / ||y|| of each token position; None where rows are of no positions."""
+    import numpy as np
+
+    axis = position_axis(record.point)
+    count = len(record.positions or ())
+    if len(record.shape) <= axis or not count or record.shape[axis] != count:
+        return None
+    rows = [
+        np.moveaxis(np.reshape(v, record.shape), axis, 0).reshape(count, -1) for v in (x, y, chosen)
+    ]
+    a, b, kept = np.float64(rows[0]), np.float64(rows[1]), rows[2].astype(np.bool_)
+    with np.errstate(all="ignore"):
+        apart = np.sqrt(np.where(kept & (a != b), (a - b) ** 2, 0.0).sum(axis=1))
+        size = np.sqrt(np.where(kept, b * b, 0.0).sum(axis=1))
+        found = np.where(apart == 0, 0.0, apart / size)
+    told = np.where(np.isnan(found), np.inf, found)
+    return tuple(
+        float(value) if some else None for value, some in zip(told, kept.any(axis=1), strict=True)
+    )
 
 
 def dtypes_of(a: RecordLike, b: RecordLike, of_a: TraceLike, of_b: TraceLike) -> tuple[str, str]:
@@ -306,8 +344,8 @@ def _earlier(record: RecordLike, before: int) -> Any:
     size = int(np.prod(record.shape))
     if record.positions is None:
         return np.ones(size, np.bool_)
-    by_key = record.point in ("scores", "probs")  # [heads, tokens, keys]
-    axis = 1 if by_key else 0
+    axis = position_axis(record.point)
+    by_key = axis == 1
     rows = np.asarray(record.positions) < before
     shape = [1] * len(record.shape)
     shape[axis] = len(rows)

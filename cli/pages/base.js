@@ -52,10 +52,11 @@ function colour(share) {
   const low = Math.min(Math.floor(at), stops.length - 2), part = at - low;
   return stops[low].map((c, i) => Math.round(c + (stops[low + 1][i] - c) * part));
 }
+// The text on it is black or white, whichever has the greater contrast (WCAG's relative luminance).
 function paint(button, share) {
-  const [r, g, b] = colour(share);
+  const [r, g, b] = colour(share), f = (c) => ((c / 255 + 0.055) / 1.055) ** 2.4;
   button.style.background = `rgb(${r},${g},${b})`;
-  button.style.color = 0.3 * r + 0.6 * g + 0.1 * b > 120 ? "#000" : "#fff";
+  button.style.color = 0.2126 * f(r) + 0.7152 * f(g) + 0.0722 * f(b) > 0.179 ? "#000" : "#fff";
 }
 
 const layerName = (layer) => layer === null ? "model" : `L${layer}`;
@@ -74,6 +75,37 @@ function grid(table, corner, rows, columns, cell) {
       make("td", undefined, line).append(...(button ? [button] : []));
     });
   });
+  roving(table, (from, [right, down]) => {
+    const place = from.closest("td"), lines = [...body.children];
+    let row = lines.indexOf(place.parentElement), column = place.cellIndex;
+    for (;;) {
+      row += down;
+      column += right;
+      const next = lines[row]?.cells[column];
+      if (!next || column < 1) return null;
+      const button = next.querySelector("button");
+      if (button) return button;
+    }
+  });
+}
+
+// Of many buttons one is reached by Tab, the others from it by the arrow keys: `next(from, step)`
+// returns the button that lies [right, down] of one, or null.
+const STEPS = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] };
+function roving(place, next) {
+  const first = (wanted) => {
+    for (const button of place.querySelectorAll("button[tabindex='0']")) button.tabIndex = -1;
+    if (wanted) wanted.tabIndex = 0;
+  };
+  for (const button of place.querySelectorAll("button")) button.tabIndex = -1;
+  first(place.querySelector("button"));
+  place.onfocusin = (event) => { if (event.target.matches("button")) first(event.target); };
+  place.onkeydown = (event) => {
+    const step = STEPS[event.key], from = event.target.closest("button");
+    if (!step || !from) return;
+    event.preventDefault();
+    next(from, step)?.focus();
+  };
 }
 function cellButton(text, key, flag, kind) {
   const button = make("button", text, undefined, kind);
@@ -84,9 +116,11 @@ function cellButton(text, key, flag, kind) {
 }
 
 // A table whose headings sort it, empty cells last. `columns` are {name, left, of}, `of(row)` being
-// the value; `draw(row, line)` makes the cells. Returns the function that fills it with rows.
+// the value; `draw(row, line)` makes the cells. Returns the function that fills it with rows; of
+// many it shows the first, and a button for the others.
+const SHOWN_ROWS = 500;
 function sortable(table, columns, draw) {
-  let order = { of: null, down: false }, last = [];
+  let order = { of: null, down: false }, last = [], most = SHOWN_ROWS;
   function compare(a, b) {
     let x = order.of(a), y = order.of(b);
     if (number(x) !== null || number(y) !== null) { x = number(x); y = number(y); }
@@ -100,19 +134,111 @@ function sortable(table, columns, draw) {
     const head = make("tr", undefined, make("thead", undefined, table));
     for (const { name, left, of } of columns) {
       const mark = order.of === of ? (order.down ? " \u2193" : " \u2191") : "";
-      const button = make("button", name + mark, make("th", undefined, head, left ? "l" : ""));
+      const place = make("th", undefined, head, left ? "l" : "");
+      if (mark) place.setAttribute("aria-sort", order.down ? "descending" : "ascending");
+      const button = make("button", name + mark, place);
       button.type = "button";
       button.addEventListener("click", () => {
         order = { of, down: order.of === of && !order.down };
         fill(last);
+        table.querySelectorAll("th button")[columns.findIndex((one) => one.of === of)].focus();
       });
     }
     const body = make("tbody", undefined, table);
-    for (const row of order.of ? [...rows].sort(compare) : rows)
-      draw(row, make("tr", undefined, body));
+    const ordered = order.of ? [...rows].sort(compare) : rows;
+    for (const row of ordered.slice(0, most)) draw(row, make("tr", undefined, body));
+    if (rows.length <= most) return;
+    const cell = make("td", undefined, make("tr", undefined, body), "l");
+    cell.colSpan = columns.length;
+    const more = make("button", `show all ${rows.length} rows`, cell);
+    more.type = "button";
+    more.addEventListener("click", () => { most = Infinity; fill(last); });
   }
   return fill;
 }
+
+// A part of the page under a heading, and the line that leads to all of them.
+function part(parent, title, note) {
+  const box = make("section", undefined, parent, "part");
+  make("h2", title, box);
+  if (note) make("p", note, box, "dim");
+  return box;
+}
+function contents() {
+  const heads = [...document.querySelectorAll(".part > h2")].filter((h) => !h.closest("[hidden]"));
+  heads.forEach((head, at) => {
+    const box = head.parentElement;
+    if (!box.id) box.id = "part" + at;
+    const name = head.dataset.short ?? head.textContent.split(": ")[0];
+    make("a", name, $("contents")).href = "#" + box.id;
+  });
+  $("contents").hidden = heads.length < 2;
+}
+
+// What floats beside a cell that is pointed at or reached by the keyboard; `fill(box)` writes it.
+const tip = make("div", undefined, document.body, "tip");
+tip.hidden = true;
+function tipped(node, fill) {
+  const open = () => {
+    tip.replaceChildren();
+    fill(tip);
+    tip.hidden = false;
+    const at = node.getBoundingClientRect(), size = tip.getBoundingClientRect();
+    const below = at.bottom + 8 + size.height < innerHeight;
+    tip.style.left = Math.max(8, Math.min(at.left, innerWidth - size.width - 8)) + "px";
+    tip.style.top = Math.max(8, below ? at.bottom + 8 : at.top - size.height - 8) + "px";
+  };
+  const close = () => { tip.hidden = true; };
+  node.addEventListener("mouseenter", open);
+  node.addEventListener("mouseleave", close);
+  node.addEventListener("focus", () => { if (node.matches(":focus-visible")) open(); });
+  node.addEventListener("blur", close);
+}
+addEventListener("keydown", (event) => { if (event.key === "Escape") tip.hidden = true; });
+
+// A and B side by side: rows are [what, of A, of B].
+function sides(parent, rows) {
+  const place = make("table", undefined, parent, "sides");
+  const head = make("tr", undefined, make("thead", undefined, place));
+  for (const name of ["", "A", "B"]) make("th", name, head);
+  const body = make("tbody", undefined, place);
+  for (const [what, a, b] of rows) {
+    const line = make("tr", undefined, body);
+    make("th", what, line);
+    make("td", a, line);
+    make("td", b, line);
+  }
+}
+
+// Bytes for people, in powers of 1000 as the commands print them.
+function bytesText(count) {
+  let value = count;
+  for (const unit of ["B", "kB", "MB", "GB", "TB"]) {
+    if (value < 1000 || unit === "TB")
+      return unit === "B" ? `${count} B` : `${fixed(value, 1)} ${unit}`;
+    value /= 1000;
+  }
+}
+// 268.1M, 2.8M, 1536.
+function countText(count) {
+  for (const [size, unit] of [[1e12, "T"], [1e9, "B"], [1e6, "M"]])
+    if (count >= size) return `${general(count / size, 3)}${unit}`;
+  return String(count);
+}
+const percentText = (share) => share >= 0.0995 ? `${Math.round(100 * share)} %`
+  : share >= 0.0005 ? `${general(100 * share, 2)} %` : "< 0.1 %";
+
+// Light or dark is the system's; the button turns it round for this page.
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const nowDark = () => (document.documentElement.style.colorScheme ||
+  (dark.matches ? "dark" : "light")) === "dark";
+const nameScheme = () => { $("scheme").textContent = nowDark() ? "Light" : "Dark"; };
+$("scheme").addEventListener("click", () => {
+  document.documentElement.style.colorScheme = nowDark() ? "light" : "dark";
+  nameScheme();
+});
+dark.addEventListener("change", nameScheme);
+nameScheme();
 
 for (const [name, value] of data.facts) {
   const line = make("tr", undefined, $("facts"));

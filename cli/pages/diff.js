@@ -7,6 +7,10 @@ const VERDICTS = {
   SAME_BYTES: "good", SAME_VALUES: "good", WITHIN: "warn", DIFFERENT: "bad", SHAPE_DIFFERS: "bad",
   UNREADABLE: "bad", ONLY_IN_A: "warn", ONLY_IN_B: "warn",
 };
+const EXPECTED = ["rounding", "quantisation"]; // causes of a difference that somebody asked for
+// A pair's colour: amber where rounding is all that keeps the two apart.
+const kindOf = (tensor) => tensor.explanation?.confirmed &&
+  EXPECTED.includes(tensor.explanation.cause) ? "warn" : VERDICTS[tensor.verdict];
 const SHORT = {
   SAME_BYTES: "=", SAME_VALUES: "= values", SHAPE_DIFFERS: "shape", UNREADABLE: "unread",
   ONLY_IN_A: "A only", ONLY_IN_B: "B only",
@@ -16,13 +20,19 @@ const byKey = new Map(found.tensors.map((tensor) => [tensor.key, tensor]));
 const worst = data.worst.map((key) => byKey.get(key));
 const plural = (count) => count > 1 ? "s" : "";
 
+// Red only where more was found than rounding that was expected.
+const expected = data.code === 1 && found.tensors.length > 0 &&
+  ![...found.hyperparameters, ...found.tokenizer].some((row) => row.decisive) &&
+  worst.every((one) => kindOf(one) !== "bad" && !one.verdict.startsWith("ONLY_IN"));
+
 // The first cause, or how many tensors do what.
 function verdict() {
   const said = Object.entries(found.counts).filter(([, count]) => count)
     .map(([name, count]) => `${count} ${name}`).join(", ");
   const counted = found.tensors.length ? `${found.tensors.length} tensors: ${said}`
     : "no tensor compared";
-  const start = ["Equal", "Different", "A tensor could not be read"][data.code];
+  const start = ["Equal", expected ? "Different by rounding that was expected" : "Different",
+    "A tensor could not be read"][data.code];
   if (found.findings.length) {
     const [first, ...others] = found.findings, sure = first.confirmed ? "" : " (unconfirmed)";
     const more = others.length ? `, and ${others.length} more finding${plural(others.length)}` : "";
@@ -44,7 +54,7 @@ function chain() {
     if (lines.length) links.push(link(title, "bad", "differs", lines));
   }
   links.push(...found.findings.map(finding));
-  const left = worst.filter((row) => VERDICTS[row.verdict] === "bad" && !row.explanation)
+  const left = worst.filter((row) => kindOf(row) === "bad" && !row.explanation)
     .map((row) => `${row.verdict} ${row.key}`);
   const more = left.length > LEFT ? [`... ${left.length - LEFT} more`] : [];
   if (left.length) links.push(link(
@@ -52,6 +62,7 @@ function chain() {
     [...left.slice(0, LEFT), ...more]));
   return links;
 }
+const kindOfCause = (row) => row.confirmed && !EXPECTED.includes(row.cause) ? "bad" : "warn";
 function finding(row) {
   const first = byKey.get(row.keys[0]).explanation;
   const lines = row.keys.slice(0, row.cause === "layer_order" ? 1 : SHOWN).flatMap((key) =>
@@ -63,37 +74,40 @@ function finding(row) {
     lines.push(`distance ${before} as stored, ${general(first.residual_after, 3)} with the cause ` +
       "taken away");
   }
-  return link(`${row.cause}: ${row.text}`, row.confirmed ? "bad" : "warn",
+  return link(`${row.cause}: ${row.text}`, kindOfCause(row),
     row.confirmed ? "confirmed" : "unconfirmed", lines);
 }
 
 function map() {
   const { rows, columns, cells } = places(found.tensors.map((tensor) => tensor.key));
   const size = (tensor) => number(tensor.stats?.rel_l2) ?? 0;
-  const chosen = found.tensors.filter((tensor) => VERDICTS[tensor.verdict] === "bad")
+  const chosen = found.tensors.filter((tensor) => kindOf(tensor) === "bad")
     .reduce((most, tensor) => most && size(most) >= size(tensor) ? most : tensor, null);
+  // What rounding does not account for has its colour from the scale, and a red frame.
+  const far = (tensor) => kindOf(tensor) === "bad" && size(tensor) > 0 && isFinite(size(tensor));
+  const apart = found.tensors.filter(far).map(size);
+  const scale = apart.length ? { low: Math.min(...apart), high: Math.max(...apart), log: true,
+    label: "relative L2, logarithmic" } : null;
   const short = (tensor) => SHORT[tensor.verdict]
     ?? (tensor.stats ? general(tensor.stats.rel_l2, 3) : tensor.verdict.toLowerCase());
   return {
     title: "Tensors by layer and role",
-    note: "Green is equal, amber within rounding or on one side only, red different; the number " +
-      "is the relative L2 distance. Click a cell for what is known of it.",
-    rows, columns: columns.map((role) => role.replace(/\.weight$/, "")),
+    note: "The number is the relative L2 distance. Point at a cell for A and B side by side, " +
+      "click it to keep them.",
+    keys: [["good", "equal"], ["warn", "rounding that was expected, or on one side only"],
+      ["flag", "different"]],
+    scale, rows, columns: columns.map((role) => role.replace(/\.weight$/, "")),
     cells: found.tensors.map((tensor, i) => ({
-      ...cells[i], text: short(tensor), kind: VERDICTS[tensor.verdict], title: tensor.key,
-      lines: describe(tensor), chosen: tensor === chosen,
+      ...cells[i], text: short(tensor), kind: kindOf(tensor), title: tensor.key,
+      value: far(tensor) ? size(tensor) : null, flag: kindOf(tensor) === "bad",
+      sides: both(tensor), lines: describe(tensor), chosen: tensor === chosen,
     })),
   };
 }
 
 // Everything known of a pair, a line each.
 function describe(tensor) {
-  const lines = [
-    tensor.verdict + (tensor.cause ? ` (${tensor.cause})` : ""),
-    `${tensor.name_a || "-"} | ${tensor.name_b || "-"}`,
-    `${tensor.encoding_a || "-"} ${sizes(tensor.shape_a)} | ` +
-    `${tensor.encoding_b || "-"} ${sizes(tensor.shape_b)}`,
-  ];
+  const lines = [tensor.verdict + (tensor.cause ? ` (${tensor.cause})` : "")];
   if (tensor.layout.length) lines.push(tensor.layout.join(", "));
   if (tensor.stats) lines.push(...measures(tensor.stats));
   if (tensor.steps_off !== null)
@@ -105,25 +119,31 @@ function describe(tensor) {
     ...why.evidence);
   return lines;
 }
+// What each side is, beside the other.
+function both({ stats, ...tensor }) {
+  return [["name", tensor.name_a || "-", tensor.name_b || "-"],
+    ["encoding", tensor.encoding_a || "-", tensor.encoding_b || "-"],
+    ["shape", sizes(tensor.shape_a), sizes(tensor.shape_b)],
+    ...(stats ? [["norm", general(stats.norm_a, 6), general(stats.norm_b, 6)]] : []),
+    ...(stats?.nan_a || stats?.nan_b || stats?.inf_a || stats?.inf_b ? [["NaN, infinity",
+      `${stats.nan_a}, ${stats.inf_a}`, `${stats.nan_b}, ${stats.inf_b}`]] : [])];
+}
 function measures(stats) {
-  const lines = [
+  return [
     `${stats.changed} of ${stats.count} values differ, relative L2 ${general(stats.rel_l2, 4)}, ` +
     `cosine ${fixed(stats.cosine, 9)}, largest difference ${general(stats.max_abs_diff, 6)} at ` +
     `${sizes(stats.max_at)}, ${stats.ulp} ulp`,
   ];
-  if (stats.nan_a || stats.nan_b || stats.inf_a || stats.inf_b)
-    lines.push(`NaN ${stats.nan_a} | ${stats.nan_b}, infinity ${stats.inf_a} | ${stats.inf_b}`);
-  return lines;
 }
 
 const picture = (image) => ({
   ...image, title: image.key,
   note: `[${image.rows}, ${image.columns}], a cell is ${image.height} x ${image.width} values; ` +
-    "its number is the root mean square of A - B over that of all of A",
+    "the number of A - B is the root mean square of the difference over that of all of A",
 });
 
 function tables() {
-  const made = [], kinds = worst.map((tensor) => VERDICTS[tensor.verdict]);
+  const made = [], kinds = worst.map(kindOf);
   if (worst.length) made.push(table("All tensors", "Worst first; click a heading to sort.", 5,
     ["verdict", "role", "cause", "encodings", "shape", "relL2", "changed", "max abs", "cosine",
       "ulp"],
@@ -148,7 +168,7 @@ function tables() {
 }
 
 report({
-  verdict: { text: verdict(), kind: ["good", "bad", "bad"][data.code] },
+  verdict: { text: verdict(), kind: expected ? "warn" : ["good", "bad", "bad"][data.code] },
   chain: chain(), maps: found.tensors.length ? [map()] : [], images: data.images.map(picture),
   tables: tables(),
 });

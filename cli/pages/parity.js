@@ -58,8 +58,9 @@ function map(pair) {
     ...(row.reason ? [row.reason] : []),
     ...(wrong.has(row.key) ? ["this operation is wrong by itself"] : []),
   ];
-  return pointMap(pair.points, "rel_l2", against(pair), "Relative L2 distance by layer and point; " +
-    "red frames are beyond the point's tolerance.", lines, pair.first);
+  return pointMap(pair.points, "rel_l2", `Layer by point: ${against(pair)}`,
+    "Relative L2 distance by layer and point; red frames are beyond the point's tolerance.", lines,
+    pair.first);
 }
 
 // The point with the largest distance, and the distance.
@@ -71,7 +72,8 @@ function furthest(distances) {
 function tables() {
   const made = [table("Runs", "The first is the reference.", 4,
     ["asked for", "ran", "weights", "first NaN or infinity", "points"],
-    found.runs.map((run) => [run.requested, run.ran, run.weights, run.nonfinite ?? "", run.points]))];
+    found.runs.map((run) =>
+      [run.requested, run.ran, run.weights, run.nonfinite ?? "", run.points]))];
   const oracles = [found.noise, ...found.arbiter].filter(Boolean);
   if (oracles.length) made.push(table("Distances from an oracle",
     "How far each run is from float weights or from float64 arithmetic.", 3,
@@ -101,5 +103,11 @@ function pairTables(pair) {
 
 report({
   verdict: { text: sentence(), kind: KINDS[found.verdict] },
-  chain: found.pairs.flatMap(chain), maps: found.pairs.flatMap(map), tables: tables(),
+  chain: found.pairs.flatMap(chain), maps: found.pairs.flatMap(map),
+  heats: found.pairs.map((pair, i) => ({
+    title: `Token by layer: ${against(pair)}`, label: "relative L2", ...data.heats[i],
+    note: "Relative L2 distance of each token position alone: one bright column is a token, one " +
+      "bright row a layer.",
+  })),
+  tables: tables(),
 });

@@ -3,10 +3,12 @@
 // - verdict: {text, kind}; kind is good, warn or bad, as everywhere here.
 // - chain: [{title, kind, mark, lines}], the evidence in the order it was found.
 // - maps: [{title, note, scale, rows, columns, cells}]; a cell is {row, column, text, kind or
-//   value, title, lines, flag, chosen} with row and column as indices; `value` is coloured by
-//   `scale` {low, high, log, label}, `kind` by its name.
-// - images: [{title, note, rows, columns, height, width, cells}], a number a cell, the cells of
-//   [height, width] elements of a matrix [rows, columns].
+//   value, title, lines, sides, flag, chosen} with row and column as indices; `value` is coloured
+//   by `scale` {low, high, log, label}, `kind` by its name; `sides` are [what, of A, of B]; `keys`
+//   are [kind, text] of the legend.
+// - images: [{title, note, rows, columns, height, width, cells, a, b}], a number a cell, the cells
+//   of [height, width] elements of a matrix [rows, columns]; `a` and `b` are each side's own.
+// - heats: [{title, note, label, heats, positions}], see drawHeat.
 // - tables: [{title, note, left, columns, rows, kinds}]; `left` counts the text columns.
 
 // What several of them say in the same way.
@@ -48,23 +50,6 @@ function pointMap(points, measure, title, note, lines, first) {
   }];
 }
 
-function share(value, scale) {
-  if (!isFinite(value)) return 1;
-  const f = scale.log ? (v) => Math.log10(Math.max(v, 1e-300)) : (v) => v;
-  const low = f(scale.low), high = f(scale.high);
-  return high > low ? (f(value) - low) / (high - low) : 1;
-}
-const short = (value) =>
-  value >= 1e6 ? value.toExponential(2) : String(Number(value.toPrecision(3)));
-function legend(parent, scale, more) {
-  const bar = make("span", undefined, parent);
-  bar.append(short(scale.low));
-  const strip = make("i", undefined, bar);
-  strip.style.background = `linear-gradient(to right, ${stops.map((c) => `rgb(${c})`).join(",")})`;
-  bar.append(short(scale.high) + " " + (scale.label || ""));
-  if (more) make("span", more, parent, "dim");
-}
-
 function drawVerdict(verdict, chain) {
   $("verdict").textContent = verdict.text;
   $("verdict").classList.add(verdict.kind);
@@ -81,20 +66,30 @@ function drawVerdict(verdict, chain) {
 }
 
 function drawMap(map, images) {
-  const box = make("section", undefined, $("maps"));
-  make("h2", map.title, box);
-  if (map.note) make("p", map.note, box, "dim");
-  if (map.scale) legend(make("p", undefined, box, "legend"), map.scale);
+  const box = part($("maps"), map.title, map.note);
+  const key = make("p", undefined, box, "legend");
+  for (const [kind, text] of map.keys ?? []) {
+    const place = make("span", undefined, key);
+    const swatch = make("b", undefined, place);
+    if (kind === "flag") swatch.style.borderColor = "var(--bad)";
+    else swatch.style.background = `var(--${kind}-fill)`;
+    place.append(text);
+  }
+  if (map.scale) legend(key, map.scale);
   const place = make("table", undefined, make("div", undefined, box, "scroll"), "map");
   const detail = make("div", undefined, box, "detail");
   detail.hidden = true;
+  const tell = (cell, into) => {
+    if (cell.sides) sides(into, cell.sides);
+    for (const text of cell.lines) make("p", text, into);
+  };
   function choose(cell, button) {
     for (const other of place.querySelectorAll("button.on")) other.classList.remove("on");
     button.classList.add("on");
     detail.hidden = false;
     detail.replaceChildren();
     make("h3", cell.title, detail);
-    for (const text of cell.lines) make("p", text, detail);
+    tell(cell, detail);
     const image = images.findIndex((one) => one.title === cell.title);
     if (image >= 0) { $("which").value = String(image); drawImage(images[image]); }
   }
@@ -103,9 +98,9 @@ function drawMap(map, images) {
     const cell = cells.get(row + "/" + column);
     if (!cell) return null;
     const button = cellButton(cell.text, cell.title, cell.flag, cell.kind);
-    button.title = cell.title;
     const value = number(cell.value);
     if (value !== null && map.scale) paint(button, share(value, map.scale));
+    tipped(button, (into) => { make("strong", cell.title, into); tell(cell, into); });
     button.addEventListener("click", () => choose(cell, button));
     return button;
   });
@@ -114,62 +109,55 @@ function drawMap(map, images) {
     .find((button) => button.dataset.key === chosen.title).click();
 }
 
-const READ = "Move over the image, or click it, to read a cell.";
-let image = null;
-function drawImage(found) {
-  image = found;
-  const canvas = $("image"), down = image.cells.length, across = image.cells[0].length;
-  const values = image.cells.flat().map(number);
-  // Few wild cells must not hide the others: colours end at the 98th percentile.
-  const finite = values.filter((v) => v > 0 && isFinite(v)).sort((a, b) => a - b);
-  const part = (share) => finite.length ? finite[Math.floor(share * (finite.length - 1))] : 1;
-  const high = part(0.98), most = part(1);
-  const scale = { low: Math.max(part(0.02), high * 1e-6), high, log: true,
-    label: most > high ? `and more (up to ${short(most)})` : "" };
-  canvas.width = across;
-  canvas.height = down;
-  const zoom = Math.max(1, Math.min(24, Math.floor(Math.min(1000 / across, 560 / down))));
-  canvas.style.width = across * zoom + "px";
-  canvas.style.height = down * zoom + "px";
-  const context = canvas.getContext("2d", { willReadFrequently: true });
-  const pixels = context.createImageData(across, down);
-  values.forEach((value, i) => {
-    const pixel = !isFinite(value) ? [255, 0, 255, 255] : value === 0 ? [0, 0, 0, 0]
-      : [...colour(share(value, scale)), 255];
-    pixels.data.set(pixel, 4 * i);
-  });
-  context.putImageData(pixels, 0, 0);
+// A, B and their difference beside each other under one cursor.
+const READ = "Move over an image, click it, or use the arrow keys, to read a cell of both sides.";
+const views = [["a", "A", "image-a"], ["b", "B", "image-b"], ["cells", "A - B", "image"]];
+const frames = new Map();
+function drawImage(image) {
+  const down = image.cells.length, across = image.cells[0].length;
+  const all = (name) => image[name].flat().map(number);
+  const own = scaleOf([...all("a"), ...all("b")]), scale = scaleOf(all("cells"));
+  const wide = Math.max(180, $("triple").firstElementChild.clientWidth);
+  function moved(x, y) {
+    for (const [frame] of frames.values()) point(frame, x, y, across, down);
+    const span = (at, size, end) => `${at * size}-${Math.min((at + 1) * size, end) - 1}`;
+    const value = image.cells[y][x], place = $("readout");
+    place.replaceChildren();
+    make("span", `rows ${span(y, image.height, image.rows)}, columns ` +
+      `${span(x, image.width, image.columns)}: ${value === 0 ? "equal" : show(value)}`, place);
+    sides(place, [["root mean square", show(image.a[y][x]), show(image.b[y][x])]]);
+  }
+  for (const [name, title] of views) {
+    const [frame, canvas] = frames.get(name);
+    frame.querySelector(".cursor").hidden = true;
+    raster(frame, canvas, { cells: image[name], scale: name === "cells" ? scale : own,
+      name: `${image.title}, ${title}`, wide }, moved);
+  }
   $("imagenote").textContent = image.note;
   $("imagescale").replaceChildren();
-  legend($("imagescale"), scale, "clear: equal; magenta: NaN or infinity on one side");
+  legend($("imagescale"), { ...own, label: ["A and B", own.label].filter(Boolean).join(", ") });
+  legend($("imagescale"), { ...scale, label: ["A - B", scale.label].filter(Boolean).join(", ") },
+    "clear: equal; magenta: NaN or infinity on one side");
   $("readout").textContent = READ;
-}
-function read(event) {
-  const box = $("image").getBoundingClientRect();
-  const x = Math.floor((event.clientX - box.left) / box.width * image.cells[0].length);
-  const y = Math.floor((event.clientY - box.top) / box.height * image.cells.length);
-  const value = image.cells[y]?.[x];
-  if (value === undefined) return;
-  const span = (at, size, end) => `${at * size}-${Math.min((at + 1) * size, end) - 1}`;
-  $("readout").textContent =
-    `rows ${span(y, image.height, image.rows)}, columns ${span(x, image.width, image.columns)}: ` +
-    (value === 0 ? "equal" : show(value));
 }
 function drawImages(images) {
   $("imagebox").hidden = !images.length;
   if (!images.length) return;
+  for (const [name, title, id] of views) {
+    const figure = make("figure", undefined, $("triple"));
+    make("figcaption", title, figure);
+    frames.set(name, canvasIn(figure, id));
+  }
   images.forEach((one, i) => { make("option", one.title, $("which")).value = String(i); });
   $("which").addEventListener("change", () => drawImage(images[Number($("which").value)]));
-  for (const kind of ["mousemove", "click"]) $("image").addEventListener(kind, read);
   drawImage(images[0]);
 }
 
 function drawTable(found, at) {
-  const box = make("section", undefined, $("tables"));
+  const box = part($("tables"), found.title, found.note);
   box.id = "table" + at;
-  make("h2", found.title, box);
-  const bar = make("p", found.note ? found.note + " " : "", box, "dim");
-  const find = make("input", undefined, bar);
+  const find = make("input", undefined, make("div", undefined, box, "bar"));
+  find.type = "search";
   find.placeholder = "filter";
   find.setAttribute("aria-label", "filter " + found.title);
   const place = make("table", undefined, make("div", undefined, box, "scroll"), "rows");
@@ -191,9 +179,11 @@ function drawTable(found, at) {
   pick();
 }
 
-function report({ verdict, chain, maps, images = [], tables }) {
+function report({ verdict, chain, maps, images = [], heats = [], tables }) {
   drawVerdict(verdict, chain);
   drawImages(images);
   for (const map of maps) drawMap(map, images);
+  for (const one of heats)
+    drawHeat($("maps"), one.title, one.note, one.heats, one.positions, one.label);
   tables.forEach(drawTable);
 }

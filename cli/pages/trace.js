@@ -2,18 +2,19 @@
 //
 // Data: `statistics`, their names; `cells`, {key, point, layer, shape, count, dtype, form, device,
 // says, stats, rel, fault, beyond, histogram} each; `nonfinite`, `reference` {first, compared} or
-// null, `observations` and `top`, the last row's tokens {id, token, logit}.
+// null, `observations`, `top`, the last row's tokens {id, token, logit}, and `heats`, see drawHeat.
 
 const { statistics: stats, cells } = data;
 const byKey = new Map(cells.map((cell) => [cell.key, cell]));
 const flagged = (cell) => cell.fault || cell.beyond;
 const valueOf = (cell, stat) => number(stat === "relL2" ? cell.rel : cell.stats[stat]);
-const shown = (value) => value === Infinity ? "Infinity" : show(value, 1e6);
+const shown = told;
 
 // Verdicts first, then observations and the top tokens.
 function sentences() {
   const said = [], found = data.reference;
-  if (data.nonfinite) said.push(`First NaN or infinity: ${data.nonfinite}; the pass stopped there.`);
+  if (data.nonfinite)
+    said.push(`First NaN or infinity: ${data.nonfinite}; the pass stopped there.`);
   if (found) said.push(found.first ? `First point beyond tolerance: ${found.first}.`
     : found.compared ? `All ${found.compared} compared points are within tolerance.`
     : "No point could be compared.");
@@ -40,7 +41,6 @@ function colours() {
   for (const button of document.querySelectorAll("#map button")) {
     const cell = byKey.get(button.dataset.key), value = valueOf(cell, stat);
     button.textContent = shown(value);
-    button.title = `${cell.key} ${stat} ${shown(value)}`;
     if (value === null) { button.style.background = "#8883"; button.style.color = ""; continue; }
     const [low, high] = range(stat, over === "all" ? "" : cell.point);
     paint(button, !isFinite(value) ? 1 : high > low ? (spread(value) - low) / (high - low) : 0.5);
@@ -54,57 +54,37 @@ function draw() {
     const cell = cells.find((c) => c.layer === layers[row] && c.point === points[column]);
     if (!cell) return null;
     const button = cellButton("", cell.key, flagged(cell));
+    tipped(button, (box) => {
+      make("strong", cell.key, box);
+      make("div", `${$("stat").value} ${shown(valueOf(cell, $("stat").value))}`, box);
+      make("div", cell.says, box, "dim");
+    });
     button.addEventListener("click", () => choose(cell));
     return button;
   });
 }
 
-const SVG = "http://www.w3.org/2000/svg";
-function shape(tag, attributes, parent, text) {
-  const node = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  if (text !== undefined) node.textContent = text;
-  parent.append(node);
-  return node;
-}
 function choose(cell) {
   for (const button of document.querySelectorAll("#map button"))
     button.classList.toggle("on", button.dataset.key === cell.key);
   $("key").textContent = `${cell.key}: ${cell.shape.join(" x ")} values`;
   const place = $("cell");
+  $("one").hidden = false;
   place.replaceChildren();
   make("p", cell.says, place);
   const found = stats.map((s) => `${s} ${shown(valueOf(cell, s))}`);
   make("p", [...found, cell.dtype, cell.form ?? "", cell.device].filter(Boolean).join(", "), place);
-  if (cell.histogram) histogram(cell, place);
+  if (cell.histogram) histogram(cell.histogram, cell.key, place);
   else make("p", "No histogram: its values were not kept, or none is finite.", place);
 }
-function histogram(cell, place) {
-  const { low, high, counts } = cell.histogram;
-  const width = 720, height = 220, bar = width / counts.length, step = (high - low) / counts.length;
-  const svg = shape("svg", { viewBox: `0 0 ${width} ${height + 34}`, role: "img",
-    "aria-label": `histogram of ${cell.key}` }, place);
-  const most = Math.max(...counts.map((n) => Math.log10(1 + n)));
-  counts.forEach((n, i) => {
-    const tall = most ? height * Math.log10(1 + n) / most : 0;
-    const rect = shape("rect", { x: i * bar, y: height - tall, width: Math.max(bar - 1, 1),
-      height: tall }, svg);
-    shape("title", {}, rect,
-      `${n} values from ${shown(low + i * step)} to ${shown(low + (i + 1) * step)}`);
-  });
-  shape("text", { x: 0, y: height + 14 }, svg, shown(low));
-  shape("text", { x: width, y: height + 14, "text-anchor": "end" }, svg, shown(high));
-  shape("text", { x: width / 2, y: height + 28, "text-anchor": "middle" }, svg,
-    `value; heights are log(1 + count), the highest bar ${Math.max(...counts)} values`);
-}
-
 const columns = [{ name: "layer", left: true, of: (c) => c.layer },
   { name: "point", left: true, of: (c) => c.point }, { name: "count", of: (c) => c.count },
   ...stats.map((stat) => ({ name: stat, of: (c) => valueOf(c, stat) }))];
 const fill = sortable($("rows"), columns, (cell, line) => {
   for (const { left, of } of columns) {
     const value = of(cell);
-    const text = !left ? shown(value) : of === columns[0].of && value !== null ? `L${value}` : value;
+    const text = !left ? shown(value)
+      : of === columns[0].of && value !== null ? `L${value}` : value;
     make("td", text ?? "", line, left ? (flagged(cell) ? "l bad" : "l") : "");
   }
 });
@@ -113,6 +93,10 @@ for (const stat of stats) make("option", stat, $("stat"));
 $("stat").value = stats.includes("relL2") ? "relL2" : "std";
 $("over").value = stats.includes("relL2") ? "all" : "point";
 for (const id of ["stat", "over"]) $(id).addEventListener("change", colours);
+$("said").classList.add(cells.some(flagged) || data.nonfinite ? "bad" : "good");
+for (const { what, label, heats, positions } of data.heats)
+  drawHeat($("heats"), `Token by layer: ${what}`, "One bright column is a token that stands out, " +
+    "one bright row a layer.", heats, positions, label);
 for (const text of sentences()) { make("span", text, $("said")); make("br", undefined, $("said")); }
 draw();
 colours();

@@ -137,7 +137,8 @@ def _pair(
     """Compare one run with the first."""
     a, b = ran[0].trace, ran[index].trace
     flips = compare_experts(a, b)
-    diff, before = compare_runs(b, a, flips, request.calibrated, bool(model.hyper["n_experts"]))
+    moe = bool(model.hyper["n_experts"])
+    diff, before = compare_runs(b, a, flips, request.calibrated, moe, request.by_position)
     x, y = a.values("logits"), b.values("logits")
     point = next((p for p in diff.points if p.key == "logits"), None)
     amplified = _amplified(model, choices[0], a, b, diff, request)
@@ -195,21 +196,24 @@ def compare_runs(
     flips: Sequence[ExpertFlip],
     calibrated: Sequence[Measured],
     moe: bool,
+    positions: bool = False,
 ) -> tuple[TraceDiff, dict[str, int]]:
     """Compare `a` with the reference `b`; rows behind an explained expert flip are left out.
 
     A token that rounding sent to other experts is another computation from there on, and so is
     every token that attends to it: only earlier positions are compared behind that layer.
-    Returns the comparison and, by key, the position its rows end before.
+    Returns the comparison, of each position too with `positions`, and by key the position its rows
+    end before.
     """
     limits: dict[int, int] = {}
     for flip in flips:
         layer = parse_key(flip.key)[1]
         if flip.explained:
             limits[layer] = min(limits.get(layer, flip.position), flip.position)
-    found = {key: _limit(key, limits) for key in common_keys(a, b)}
-    before = {key: limit for key, limit in found.items() if limit is not None}
-    return compare_traces(a, b, moe=moe, calibrated=calibrated, before=before), before
+    limited = {key: _limit(key, limits) for key in common_keys(a, b)}
+    before = {key: limit for key, limit in limited.items() if limit is not None}
+    found = compare_traces(a, b, moe=moe, calibrated=calibrated, before=before, positions=positions)
+    return found, before
 
 
 def _limit(key: str, limits: Mapping[int, int]) -> int | None:

@@ -12,7 +12,8 @@ class Request(RunRequest):
     """A run, of which `choice` is replaced by each of the runs, and how these are compared.
 
     `ids` are given. `text` is what they stand for, `arbiter` asks for a float64 run beside the
-    others, `calibrated` are tolerances of the file `calibrated_by`.
+    others, `calibrated` are tolerances of the file `calibrated_by`, and `by_position` asks for
+    each token position's own distance.
     """
 
     ids: tuple[int, ...] = ()
@@ -20,3 +21,4 @@ class Request(RunRequest):
     arbiter: bool = False
     calibrated: Sequence[Measured] = ()
     calibrated_by: str | None = None
+    by_position: bool = False

@@ -1,5 +1,6 @@
 """A headless Chromium from PATH, driven over its debugging pipe with the standard library only."""
 
+import base64
 import contextlib
 import json
 import os
@@ -61,8 +62,9 @@ class Page:
             self._message()
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of an expression of the page."""
-        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        """Return the value of an expression of the page, of a promise what it gives."""
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True,
+                           awaitPromise=True)  # fmt: skip
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
@@ -77,6 +79,27 @@ class Page:
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=where[0], y=where[1], button="left",
                       clickCount=1)  # fmt: skip
+
+    def show(self, width: int, scheme: str = "light", height: int = 1000, scale: float = 1) -> None:
+        """Give the window a size in CSS pixels and the system a scheme, `light` or `dark`."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,
+                  deviceScaleFactor=scale, mobile=width < 600)  # fmt: skip
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self.call("Emulation.setEmulatedMedia", features=[feature])
+
+    def press(self, key: str) -> None:
+        """Press and release a key by its DOM name: Tab, Enter, ArrowDown, Escape."""
+        codes = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38,
+                 "ArrowRight": 39, "ArrowDown": 40}  # fmt: skip
+        text = {"text": "\r"} if key == "Enter" else {}
+        for kind, more in (("keyDown", text), ("keyUp", {})):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key,
+                      windowsVirtualKeyCode=codes[key], **more)  # fmt: skip
+
+    def picture(self, whole: bool = False) -> bytes:
+        """Return a screenshot of what is seen, or of the whole page, as PNG."""
+        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        return base64.b64decode(found["data"])
 
     def requests(self) -> list[str]:
         """Return the addresses the page asked for."""
@@ -119,7 +142,9 @@ def browser(folder: Path) -> Iterator[Page]:
     command = [
         sys.executable, "-c", _START, *map(str, ends), str(program), "--headless=new",
         "--remote-debugging-pipe", f"--user-data-dir={folder}", "--no-first-run", "--disable-gpu",
-        "--window-size=1400,1200", *(["--no-sandbox"] if os.geteuid() == 0 else []),
+        "--disable-quic", "--disable-background-networking", "--disable-component-update",
+        "--disable-sync", "--window-size=1400,1200",
+        *(["--no-sandbox"] if os.geteuid() == 0 else []),
     ]  # fmt: skip
     child = subprocess.Popen(
         command, pass_fds=ends, start_new_session=True, stdin=subprocess.DEVNULL,

@@ -5,6 +5,7 @@ whose cells are not the tensor's, a map without the first point.
 """
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import aprfmt
+from aprfmt.base.encodings import encoding
 from aprfmt.compare.image import image_of
 from tests.cli.browser import Page, browser
 from tests.cli.run import aprfmt as command
@@ -120,6 +122,11 @@ def test_the_image_has_the_tensors_cells_and_reads_them(
     tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
     said = tab.evaluate(TEXT.format("#readout"))
     assert said.startswith("rows 8-15, columns 111-113: ") and "equal" not in said
+    shown = tab.evaluate("[...document.querySelectorAll('#readout td')].map(e => +e.textContent)")
+    row, column = at
+    assert shown == pytest.approx([found["a"][row][column], found["b"][row][column]], rel=1e-3)
+    marks = "[...document.querySelectorAll('#triple .cursor')].filter(e => !e.hidden).length"
+    assert tab.evaluate(marks) == 3
     tab.click(".map button[data-key='L0.attn_q.weight']")
     assert tab.evaluate("document.getElementById('which').selectedOptions[0].textContent") == (
         "L0.attn_q.weight"
@@ -205,10 +212,66 @@ def test_image_cells_are_the_blocks_of_the_tensor(demo_model: Path, tmp_path: Pa
                     if part.size != image.height * image.width:
                         continue  # an edge, padded
                     assert cell == pytest.approx(float(np.sqrt(part.mean())) / norm, abs=1e-12)
+                    for grid, side in ((image.a, x), (image.b, y)):
+                        own = side[
+                            i * image.height : (i + 1) * image.height,
+                            j * image.width : (j + 1) * image.width,
+                        ]
+                        assert grid[i][j] == pytest.approx(float(np.sqrt((own**2).mean())))
             if key == "L1.ffn_down.weight":
-                assert image.width % 32 == 0
+                assert 32 % image.width == 0  # blocks of Q8_0
         key = "L1.ffn_down.weight"
         assert image_of(a.roles[key], b.roles["L1.ffn_up.weight"], key) is None
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0"])
+def test_a_cell_holds_whole_blocks_or_shares_one_evenly(
+    demo_model: Path, tmp_path: Path, kind: str
+) -> None:
+    """A [128, 256] tensor in blocks of 256 is no column of cells: as many across as there fit."""
+    aprfmt.convert(demo_model, tmp_path / "q.gguf", encoding=kind)
+    block = encoding(kind).block_size
+    with aprfmt.open(demo_model) as a, aprfmt.open(tmp_path / "q.gguf") as b:
+        for key in ("L1.attn_v.weight", "L0.ffn_down.weight", "token_embd.weight"):
+            image = image_of(a.roles[key], b.roles[key], key)
+            assert image is not None
+            assert block % image.width == 0 or image.width % block == 0
+            assert 32 <= len(image.cells[0]) <= 96 and 32 <= len(image.cells) <= 64
+
+
+def test_no_image_is_a_sliver(tab: Page, demo_model: Path, tmp_path: Path) -> None:
+    """In the page no side is shorter than a quarter of the other, however long a tensor is."""
+    names = {"tall": (640, 2), "wide": (2, 640), "one": (1, 9), "flat": (300,)}
+    sides = []
+    for label, factor in (("a", 1.0), ("b", 1.5)):
+        folder = tmp_path / label
+        folder.mkdir()
+        (folder / "config.json").write_text('{"model_type": "no_such_model"}')
+        rows = {}
+        for name, shape in names.items():
+            values = factor * np.sin(np.arange(math.prod(shape), dtype=np.float32) + 1)
+            rows[name] = ("F32", shape, values.tobytes())
+        write_mixed(folder / "model.safetensors", rows)
+        sides.append(folder)
+    page = tmp_path / "p.html"
+    assert command("diff", *sides, "--html", page).code == 1
+    for width in (390, 1280):
+        tab.show(width)
+        tab.open(page)
+        shown = tab.evaluate("[...document.querySelectorAll('#which option')].map(e => e.value)")
+        assert len(shown) == len(names)
+        for value in shown:
+            sizes = tab.evaluate(
+                f"(() => {{ const w = document.getElementById('which'); w.value = {value!r};"
+                "w.dispatchEvent(new Event('change'));"
+                "return [...document.querySelectorAll('#triple canvas')].map((c) => {"
+                "const r = c.getBoundingClientRect(); return [r.width, r.height]; }); })()"
+            )
+            assert len(sizes) == 3
+            for across, down in sizes:
+                assert min(across, down) >= 0.24 * max(across, down) and max(across, down) > 150
+    assert tab.complaints() == []
+    tab.show(1400)
 
 
 def fits(body: Any, name: str) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.cli.histograms import BINS, histogram
 from aprfmt.cli.html import in_script, page
-from aprfmt.cli.trace_html import BINS, histogram
 from tests.cli.browser import Page, browser
 from tests.cli.run import aprfmt
 

@@ -1,0 +1,27 @@
+"""The pages of `aprfmt validate --html` and `aprfmt qa --html`: the verdict, then every check."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from aprfmt.cli import html
+from aprfmt.cli.html import write_page as write_page
+
+
+def of_file(body: Mapping[str, Any]) -> str:
+    """Return the page of what `validate --json` prints (Validation.to_json)."""
+    facts = {
+        "file": body["subject"], "format": body["format"],
+        "warnings": "fail (--strict)" if body["strict"] else None,
+    }  # fmt: skip
+    return html.page("Validation of a file", facts, {"report": body}, html.CHECKED)
+
+
+def of_gates(body: Mapping[str, Any], code: int, sentence: str) -> str:
+    """Return the page of what `qa --json` prints; `code` and `sentence` are the verdict."""
+    facts = {
+        "model": body["model"], "asked for": body["requested"], "ran on": body["ran"],
+        "why": body["why"], "fewest gates": body["min_run"] or None,
+        "baseline written": body["saved_baseline"],
+    }  # fmt: skip
+    data = {"gates": body["gates"], "code": code, "sentence": sentence, "outcome": body["outcome"]}
+    return html.page("Gates of a model", facts, data, html.CHECKED)

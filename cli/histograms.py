@@ -1,0 +1,65 @@
+"""Histograms that pages show: of values that are there, and of a stored tensor's."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aprfmt.tensors.stats import Stats
+    from aprfmt.tensors.view import View
+
+BINS = 48
+CHUNK = 1 << 18  # values put into bins at a time
+COUNTED = 1 << 22  # values of a stored tensor that are counted; of larger ones rows between
+RUN = 1 << 15  # values of a run of such rows
+
+
+def histogram(values: Any) -> dict[str, Any] | None:
+    """Return {low, high, counts} of the finite values; None where there is none."""
+    import numpy as np
+
+    flat = np.asarray(values).reshape(-1)
+    flat = flat[np.isfinite(flat)]
+    if not flat.size:
+        return None
+    low, high = float(flat.min()), float(flat.max())
+    if low == high:
+        return {"low": low, "high": high, "counts": [int(flat.size)]}
+    return {"low": low, "high": high, "counts": _counts(flat, low, high).tolist()}
+
+
+def tensor_histogram(tensor: "View", stats: "Stats") -> dict[str, Any] | None:
+    """Return {low, high, counts, of} of a stored tensor, whose extremes its statistics say.
+
+    `of` is how many values were counted: all, or about COUNTED in runs of rows evenly spaced.
+    Raises CodecError, UnsupportedError.
+    """
+    import numpy as np
+
+    from aprfmt.base.shapes import matrix
+
+    low, high = stats.min, stats.max
+    if low is None or high is None:
+        return None
+    rows, columns = matrix(tensor.shape)
+    run = max(1, RUN // max(1, columns))
+    runs = -(-rows // run)
+    step = max(1, round(rows * columns / COUNTED))
+    counts = np.zeros(BINS if low < high else 1, np.int64)
+    counted = 0
+    for index in range(0, runs, min(step, runs)):
+        flat = np.asarray(tensor.rows(index * run, min(rows, (index + 1) * run))).reshape(-1)
+        counted += flat.size
+        flat = flat[np.isfinite(flat)]
+        counts += _counts(flat, low, high) if low < high else flat.size
+    tensor.drop()
+    return {"low": low, "high": high, "counts": counts.tolist(), "of": counted}
+
+
+def _counts(flat: Any, low: float, high: float) -> Any:
+    """Count finite values into BINS equal parts of [low, high]."""
+    import numpy as np
+
+    counts = np.zeros(BINS, np.int64)
+    for start in range(0, flat.size, CHUNK):
+        share = (flat[start : start + CHUNK].astype(np.float64) - low) / (high - low)
+        counts += np.bincount(np.minimum((share * BINS).astype(np.int64), BINS - 1), minlength=BINS)
+    return counts

@@ -1,0 +1,350 @@
+"""All pages in a real headless browser: one look, readable at 390 and 1280 px, light and dark.
+
+Seen red: text of a contrast below 4.5, a page wider than its window, a part outside it or over
+another, a control that Tab does not reach or that shows no focus, a picture in the wrong scheme.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aprfmt
+from tests.cli.browser import Page, browser
+from tests.cli.run import aprfmt as command
+from tests.compare.damage import patched
+from tests.compare.faults import flipped
+
+WIDTHS, SCHEMES = (390, 1280), ("light", "dark")
+IDS = "1417,362,258,1168,1529,457,72"
+NAMES = (
+    "inspect",
+    "diff",
+    "rounding",
+    "diagnose",
+    "parity",
+    "trace",
+    "reference",
+    "validate",
+    "qa",
+)
+# Every text with its colour and what lies behind it, colours by the browser's own arithmetic.
+CONTRAST = """(() => {
+  const canvas = document.createElement("canvas");
+  canvas.width = canvas.height = 1;
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  const known = new Map();
+  const rgba = (text) => {
+    if (!known.has(text)) {
+      context.clearRect(0, 0, 1, 1);
+      context.fillStyle = text;
+      context.fillRect(0, 0, 1, 1);
+      known.set(text, [...context.getImageData(0, 0, 1, 1).data]);
+    }
+    return known.get(text);
+  };
+  const over = ([r, g, b, a], below) => {
+    const share = a / 255;
+    return [r, g, b].map((c, i) => c * share + below[i] * (1 - share));
+  };
+  const ground = (node) => {
+    if (!node) return [255, 255, 255];
+    const own = rgba(getComputedStyle(node).backgroundColor);
+    return own[3] === 255 ? own.slice(0, 3) : over(own, ground(node.parentElement));
+  };
+  const light = (rgb) => {
+    const [r, g, b] = rgb.map((c) => c / 255).map((c) =>
+      c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const poor = new Map();
+  let seen = 0;
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let text = walk.nextNode(); text; text = walk.nextNode()) {
+    const node = text.parentElement;
+    if (!text.data.trim() || node.closest("script, [hidden], option") ||
+      !node.checkVisibility({ opacityProperty: true })) continue;
+    const behind = ground(node), own = over(rgba(getComputedStyle(node).color), behind);
+    const [low, high] = [light(own), light(behind)].sort((a, b) => a - b);
+    const ratio = (high + 0.05) / (low + 0.05);
+    seen += 1;
+    if (ratio < 4.5) poor.set(`${node.tagName}.${node.className}`, [ratio, text.data.slice(0, 40)]);
+  }
+  return [seen, [...poor]];
+})()"""
+# Parts that leave the window, or lie over the one before; text that its own box cuts off.
+LAYOUT = """(() => {
+  const wrong = [], width = document.documentElement.clientWidth;
+  if (document.documentElement.scrollWidth > width) wrong.push("the page is wider than its window");
+  let below = 0;
+  for (const part of document.querySelectorAll(".verdict, .part")) {
+    if (part.closest("[hidden]")) continue;
+    const box = part.getBoundingClientRect(), name = part.id || part.textContent.slice(0, 30);
+    if (box.left < 8 || box.right > width - 8) wrong.push(`${name} leaves the window`);
+    if (box.top < below) wrong.push(`${name} lies over the part before`);
+    if (box.height < 30) wrong.push(`${name} is empty`);
+    below = box.bottom;
+    for (const node of part.querySelectorAll("h2, h3, p, li, dd, .mark, .bar > *, figcaption")) {
+      const at = node.getBoundingClientRect();
+      if (at.width && !node.closest(".scroll, .scrollx, [hidden], .treemap") &&
+        (at.right > box.right + 0.5 || at.left < box.left - 0.5))
+        wrong.push(`${node.textContent.slice(0, 40)} leaves ${name}`);
+    }
+  }
+  return wrong;
+})()"""
+# A picture's most frequent colour with its share, how many colours there are, and whether the
+# outermost columns are of that colour alone below the heading.
+PICTURE = """(async () => {
+  const bytes = Uint8Array.from(atob(%s), (c) => c.charCodeAt(0));
+  const map = await createImageBitmap(new Blob([bytes], { type: "image/png" }));
+  const canvas = new OffscreenCanvas(map.width, map.height);
+  const context = canvas.getContext("2d");
+  context.drawImage(map, 0, 0);
+  const { data, width, height } = context.getImageData(0, 0, map.width, map.height);
+  const counts = new Map();
+  for (let i = 0; i < data.length; i += 4) {
+    const key = data[i] << 16 | data[i + 1] << 8 | data[i + 2];
+    counts.set(key, (counts.get(key) ?? 0) + 1);
+  }
+  const [most, count] = [...counts].reduce((a, b) => b[1] > a[1] ? b : a);
+  const edge = new Set();
+  for (let y = 150; y < height; y++) for (const x of [0, 1, 2, 3]) {
+    const i = 4 * (y * width + x);
+    edge.add(data[i] << 16 | data[i + 1] << 8 | data[i + 2]);
+  }
+  return { width, height, most, share: count / (width * height), colours: counts.size,
+    edge: edge.size };
+})()"""
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def pages(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """A page of each kind, with something wrong where a kind can say so."""
+    folder = tmp_path_factory.mktemp("pages")
+    clean, broken, q4 = (folder / f"{name}.gguf" for name in ("clean", "broken", "q4"))
+    aprfmt.convert(demo_model, clean)
+    aprfmt.convert(demo_model, q4, encoding="Q4_K")
+
+    def change(data: dict[str, bytes]) -> None:
+        data["blk.3.ffn_up.weight"] = flipped(4321, 6)(data["blk.3.ffn_up.weight"])
+        data["blk.1.attn_q.bias"] = np.full(256, np.nan, np.float32).tobytes()
+
+    patched(clean, broken, change)
+    runs: Mapping[str, tuple[tuple[object, ...], int]] = {
+        "inspect": (("inspect", q4, "--stats"), 0),
+        "diff": (("diff", demo_model, broken), 1),
+        "rounding": (("diff", demo_model, q4), 1),
+        "diagnose": (("diagnose", clean, broken), 1),
+        "parity": (("parity", clean, "--between", "numpy:float64", "numpy", "--ids", IDS), 0),
+        "trace": (("trace", clean, "--payload", "--ids", IDS), 0),
+        "reference": (("trace", q4, "--payload", "--ids", IDS, "--reference", clean), 1),
+        "validate": (("validate", broken), 1),
+        "qa": (("qa", broken, "--only", "metadata", "--only", "init-statistics"), 1),
+    }
+    assert set(runs) == set(NAMES)
+    found = {}
+    for name, (words, code) in runs.items():
+        found[name] = folder / f"{name}.html"
+        done = command(*words, "--html", found[name], "--quiet")
+        assert done.code == code, (name, done.err)
+    return found
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_is_readable(
+    tab: Page, pages: Mapping[str, Path], name: str, width: int, scheme: str
+) -> None:
+    tab.show(width, scheme)
+    tab.open(pages[name])
+    assert tab.complaints() == [] and tab.requests() == [pages[name].resolve().as_uri()]
+    seen, poor = tab.evaluate(CONTRAST)
+    assert seen > 20 and poor == []
+    assert tab.evaluate(LAYOUT) == []
+    found = tab.evaluate(PICTURE % json.dumps(base64_of(tab.picture())))
+    assert (found["width"], found["height"]) == (width, 1000)
+    light = sum((found["most"] >> shift & 255) for shift in (0, 8, 16)) / (3 * 255)
+    assert light > 0.9 if scheme == "light" else light < 0.2
+    assert found["share"] > 0.3 and found["colours"] > 20 and found["edge"] == 1
+
+
+def base64_of(data: bytes) -> str:
+    import base64
+
+    return base64.b64encode(data).decode()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tab_reaches_every_control_and_shows_where_it_is(
+    tab: Page, pages: Mapping[str, Path], name: str
+) -> None:
+    """Tab goes from the skip link through every control that is not one of a group's arrows."""
+    tab.show(1280)
+    tab.open(pages[name])
+    wanted = tab.evaluate(
+        "(() => { const all = [...document.querySelectorAll('a, button, select, input, summary,"
+        ' [tabindex="0"]\')].filter(e => e.tabIndex >= 0 && e.checkVisibility());'
+        "all.forEach((e, i) => { e.dataset.at = i; }); return all.length; })()"
+    )
+    assert wanted >= 4
+    here = (
+        "(() => { const e = document.activeElement, s = getComputedStyle(e);"
+        "const shown = s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2;"
+        "return [e.dataset.at ?? null, shown, e.checkVisibility()]; })()"
+    )
+    reached = set()
+    for _ in range(min(wanted, 60)):
+        tab.press("Tab")
+        at, outlined, visible = tab.evaluate(here)
+        assert at is not None and outlined and visible, at
+        reached.add(at)
+    assert reached == {str(i) for i in range(min(wanted, 60))}
+    assert tab.complaints() == []
+
+
+def test_arrows_move_in_a_map_and_a_and_b_stand_side_by_side(
+    tab: Page, pages: Mapping[str, Path]
+) -> None:
+    tab.show(1280)
+    tab.open(pages["diff"])
+    tab.evaluate("document.querySelector('.map button[data-key=\"L1.attn_q.weight\"]').focus()")
+    key = "document.activeElement.dataset.key"
+    tab.press("ArrowRight")
+    assert tab.evaluate(key) == "L1.attn_q.bias"
+    tab.press("ArrowDown")
+    assert tab.evaluate(key) == "L2.attn_q.bias"
+    tab.press("ArrowLeft")
+    tab.press("ArrowUp")
+    assert tab.evaluate(key) == "L1.attn_q.weight"
+    tip = "document.querySelector('.tip')"
+    assert tab.evaluate(f"{tip}.hidden") is False
+    cells = tab.evaluate(f"[...{tip}.querySelectorAll('.sides tr')].map(r => [...r.children]"
+                         ".map(c => c.textContent))")  # fmt: skip
+    assert cells[0] == ["", "A", "B"]
+    assert ["name", "model.layers.1.self_attn.q_proj.weight", "blk.1.attn_q.weight"] in cells
+    tab.press("Escape")
+    assert tab.evaluate(f"{tip}.hidden") is True
+    tab.press("Enter")
+    assert tab.evaluate("document.querySelector('.detail h3').textContent") == "L1.attn_q.weight"
+    where = tab.evaluate(
+        "(() => { const e = document.querySelector('.map button[data-key=\"L3.ffn_up.weight\"]');"
+        "e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect();"
+        "return [r.x + 5, r.y + 5]; })()"
+    )
+    tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=where[0], y=where[1])
+    assert "L3.ffn_up.weight" in tab.evaluate(f"{tip}.textContent")
+
+
+def test_red_is_a_verdict_amber_was_expected_and_distances_have_a_scale(
+    tab: Page, pages: Mapping[str, Path]
+) -> None:
+    classes = (
+        "Object.fromEntries([...document.querySelectorAll('.map button')].map(e =>"
+        "[e.dataset.key, [e.className, e.style.background]]))"
+    )
+    tab.open(pages["rounding"])
+    cells = tab.evaluate(classes)
+    assert {kind for kind, _ in cells.values()} == {"good", "warn"}
+    assert all(not painted for _, painted in cells.values())
+    assert tab.evaluate("document.querySelector('#verdict').className") == "verdict warn"
+    assert tab.evaluate("document.querySelectorAll('.r-bad, .k-bad').length") == 0
+    tab.open(pages["diff"])
+    cells = tab.evaluate(classes)
+    assert cells["L3.ffn_up.weight"][0].split()[:2] == ["bad", "flag"]
+    assert cells["L3.ffn_up.weight"][1].startswith("rgb(")
+    assert cells["L2.ffn_up.weight"] == ["good", ""]
+    assert tab.evaluate("document.querySelector('#verdict').className") == "verdict bad"
+    tab.open(pages["reference"])  # colours are distances; what is beyond a tolerance has a frame
+    assert len({painted for _, painted in tab.evaluate(classes).values()}) > 20
+
+
+@pytest.mark.parametrize("name", ["trace", "reference", "parity"])
+def test_every_token_has_its_number_layer_by_layer(
+    tab: Page, pages: Mapping[str, Path], demo_model: Path, name: str
+) -> None:
+    tab.show(1280)
+    tab.open(pages[name])
+    data = json.loads(tab.evaluate("document.getElementById('data').textContent"))
+    heat = data["heats"][0] if name != "trace" else data["heats"][1]
+    assert [len(row) for one in heat["heats"] for row in one["values"]] == [7] * sum(
+        len(one["rows"]) for one in heat["heats"]
+    )
+    assert heat["positions"] == [str(i) for i in range(7)]
+    out = next(one for one in heat["heats"] if one["point"] == "out")
+    assert out["rows"] == ["L0", "L1", "L2", "L3"]
+    if name == "trace":
+        ids = [int(i) for i in IDS.split(",")]
+        found = aprfmt.trace(demo_model, ids=ids, points=["out"]).values("L2.out")
+        assert found is not None
+        expected = np.sqrt(np.mean(np.float64(found) ** 2, axis=1))
+        assert out["values"][2] == pytest.approx(list(expected), rel=1e-3)
+    sizes = tab.evaluate(
+        "[...document.querySelectorAll('.heat canvas')].map(c => [c.width, c.height])"
+    )
+    assert [7, 4] in sizes
+    box = "document.querySelector('.heat canvas')"
+    tab.evaluate(f"{box}.focus()")
+    tab.press("ArrowRight")
+    tab.press("ArrowDown")
+    shown = tab.evaluate("document.querySelector('.heat [aria-live]').textContent")
+    value = out["values"][1][1]
+    assert shown.startswith("L1, position 1: ")
+    assert math.isclose(float(shown.rpartition(" ")[2]), value, rel_tol=1e-3)
+
+
+def test_the_checks_of_a_page_are_those_of_the_command(
+    tab: Page, pages: Mapping[str, Path]
+) -> None:
+    marks = (
+        "Object.fromEntries([...document.querySelectorAll('.checks li')].map(e =>"
+        "[e.dataset.check, e.querySelector('.mark').textContent]))"
+    )
+    broken = pages["validate"].parent / "broken.gguf"
+    for name, words, rows in (
+        ("validate", (), "checks"),
+        ("qa", ("--only", "metadata", "--only", "init-statistics"), "gates"),
+    ):
+        body: Any = command(name, broken, *words, "--json").json
+        tab.open(pages[name])
+        expected = {row["name"]: row["outcome"].replace("_", "-") for row in body[rows]}
+        assert tab.evaluate(marks) == expected and "FAIL" in expected.values()
+        assert tab.evaluate("document.querySelector('#verdict').className") == "verdict bad"
+    tab.click(".toggle:nth-child(1)")  # without those that failed
+    hidden = "[...document.querySelectorAll('.checks li[hidden] > .mark')].map(e => e.textContent)"
+    assert set(tab.evaluate(hidden)) == {"FAIL"}
+    assert tab.complaints() == []
+
+
+def test_light_and_dark_can_be_switched(tab: Page, pages: Mapping[str, Path]) -> None:
+    tab.show(1280, "dark")
+    tab.open(pages["validate"])
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark = tab.evaluate(ground)
+    assert tab.evaluate("document.getElementById('scheme').textContent") == "Light"
+    tab.click("#scheme")
+    assert tab.evaluate(ground) != dark
+    assert tab.evaluate("document.getElementById('scheme').textContent") == "Dark"
+    assert tab.evaluate(CONTRAST)[1] == []
+
+
+def test_a_page_is_refused_before_the_work(demo_model: Path, tmp_path: Path) -> None:
+    page = tmp_path / "p.html"
+    page.write_text("mine")
+    for words in (("validate", demo_model), ("qa", demo_model, "--only", "metadata")):
+        done = command(*words, "--html", page)
+        assert done.code == 2 and "p.html" in done.err and not done.out
+        assert page.read_text() == "mine"
+    done = command("validate", demo_model, "--html", page, "--force", "--json")
+    assert done.code == 0 and done.json["html"] == str(page)
