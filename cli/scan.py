@@ -106,7 +106,7 @@ def command(
         from aprfmt.cli.html import write_page
         from aprfmt.cli.scan_html import render_page
 
-        write_page(html, render_page(report), force)
+        write_page(html, render_page(report, verdict(report)), force)
         body["html"] = str(html)
     if not as_json:
         show(report)
@@ -116,14 +116,8 @@ def command(
 def show(report: "ScanReport") -> None:
     """Print the verdict, then what is damaged, stored twice, derived and drifted."""
     found = report.found
-    counts = found["counts"]
-    style = "bad" if counts["FAIL"] else "warn" if report.exit_code else "good"
-    verdict = "FAIL" if counts["FAIL"] else "NOT-RUN" if report.exit_code else "PASS"
-    render.line(
-        f"{verdict}: {len(found['models'])} models: {counts['PASS']} answers passed, "
-        f"{counts['FAIL']} failed, {counts['NOT_RUN']} not run, {counts['ERROR']} errors",
-        style=style,
-    )
+    style = "bad" if found["counts"]["FAIL"] else "warn" if report.exit_code else "good"
+    render.line(verdict(report), style=style)
     _listed("damage", [_damage(row) for row in found["damage"]], "bad")
     copies = found["copies"]
     if copies["tensors"]:
@@ -139,6 +133,16 @@ def show(report: "ScanReport") -> None:
     render.line(
         f"{report.asked} asked now, {report.kept} known before{left}; rows in "
         f"{render.escape(str(report.out))}"
+    )
+
+
+def verdict(report: "ScanReport") -> str:
+    """Return the first line: the outcome, and how many answers of which kind."""
+    counts = report.found["counts"]
+    word = "FAIL" if counts["FAIL"] else "NOT-RUN" if report.exit_code else "PASS"
+    return (
+        f"{word}: {len(report.found['models'])} models: {counts['PASS']} answers passed, "
+        f"{counts['FAIL']} failed, {counts['NOT_RUN']} not run, {counts['ERROR']} errors"
     )
 
 

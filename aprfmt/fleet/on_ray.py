@@ -89,7 +89,7 @@ def _joined(address: str) -> Any:
 
 
 def _reached(address: str) -> None:
-    """Raise BackendUnavailableError where nothing answers at HOST:PORT; Ray would try for minutes."""
+    """Raise BackendUnavailableError where HOST:PORT does not answer: Ray tries for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         return

@@ -171,7 +171,7 @@ class Summary:
             )  # fmt: skip
             listed.append(
                 {"raw": raw, "bytes": size, "copies": copies, "models": models,
-                 "where": [list(one) for one in where]}
+                 "where": [{"model": model, "tensor": key} for model, key in where]}
             )  # fmt: skip
         return {"tensors": tensors, "bytes": saved, "groups": listed}
 

@@ -31,6 +31,7 @@ NAMES = (
     "reference",
     "validate",
     "qa",
+    "scan",
 )
 # Every text with its colour and what lies behind it, colours by the browser's own arithmetic.
 CONTRAST = """(() => {
@@ -151,6 +152,7 @@ def pages(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping
         "reference": (("trace", q4, "--payload", "--ids", IDS, "--reference", clean), 1),
         "validate": (("validate", broken), 1),
         "qa": (("qa", broken, "--only", "metadata", "--only", "init-statistics"), 1),
+        "scan": (("scan", folder, "-o", folder / "rows.jsonl", "--jobs", "2"), 1),
     }
     assert set(runs) == set(NAMES)
     found = {}

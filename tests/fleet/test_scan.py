@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from aprfmt.errors import FormatError
-from aprfmt.fleet import run
 from aprfmt.fleet.questions import questions
-from aprfmt.fleet.results import latest, lines_of
+from aprfmt.fleet.results import latest, lines_of, rows_of
 from aprfmt.fleet.run import Budget, ScanRequest, scan
 from aprfmt.fleet.subjects import Subject, described, find
 from aprfmt.fleet.units import DERIVES, ERROR, OPEN, SCHEMA, Task
@@ -276,4 +275,4 @@ def test_parquet_holds_the_same_rows(zoo: Path, tmp_path: Path) -> None:
     assert first.found == lines.found and not table.with_name("r.parquet.part").exists()
     again = scan(request(zoo, table))
     assert again.asked == first.found["counts"][ERROR] and again.found == first.found
-    assert {row["check"] for row in run.rows_of(table)} >= {OPEN, *FEW}
+    assert {row["check"] for row in rows_of(table)} >= {OPEN, *FEW}
