@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "diff": ("diff", "Say which tensors of two files differ, by how much, and why."),
     "diagnose": ("diagnose", "Find where two models, traces or runs first differ, and why."),
     "hash": ("hash_", "SHA-256 of every tensor, stored and decoded."),
+    "scan": ("scan", "Check many models: folders, caches, stores; damage, copies, families."),
     "validate": ("validate", "Check every byte: PASS, FAIL or NOT-RUN for each check."),
     "tokenize": ("tokenize", "Turn text into token ids."),
     "template": ("template", "Render the model's chat template."),

@@ -31,6 +31,7 @@ NAMES = (
     "reference",
     "validate",
     "qa",
+    "scan",
 )
 # The model of a page's run, the dtype of its reference's, and the points that both recorded: with
 # all of them every operation is taken step by step.
@@ -154,6 +155,7 @@ def pages(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping
         "reference": (("trace", q4, "--payload", "--ids", IDS, "--reference", clean), 1),
         "validate": (("validate", broken), 1),
         "qa": (("qa", broken, "--only", "metadata", "--only", "init-statistics"), 1),
+        "scan": (("scan", folder, "-o", folder / "rows.jsonl", "--jobs", "2"), 1),
     }
     assert set(runs) == set(NAMES)
     found = {}

@@ -1,0 +1,155 @@
+"""What is asked of every model: the checks of a file, and what only many models together need.
+
+The checks are the rows of the one table (aprfmt.checks); REPORTS are the others.
+"""
+
+import hashlib
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from aprfmt.base.encodings import encoding
+from aprfmt.base.outcome import Outcome
+from aprfmt.checks.asking import ask
+from aprfmt.checks.context import Context
+from aprfmt.checks.records import NotRun
+from aprfmt.checks.table import file_checks
+from aprfmt.errors import AprfmtError, ArchError, UsageError
+from aprfmt.model import Model
+from aprfmt.tensors.view import View
+
+ARCHITECTURE = "general.architecture"
+SHOWN = 5  # findings kept of one answer; `validate` has them all
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The answer to one question: an outcome, one line, findings of checks, and its facts."""
+
+    outcome: Outcome
+    found: str = ""
+    findings: Sequence[Mapping[str, str]] = ()
+    details: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One row: its name, what an answer of PASS says, and the function that gives it."""
+
+    name: str
+    proves: str
+    ask: Callable[[Context], Said]
+
+
+def digests(context: Context) -> Said:
+    """Return the SHA-256 of every tensor: of its stored bytes, and of its decoded values."""
+    from aprfmt.checks.file.manifest import tensor_rows
+
+    model = context.model
+    rows = [
+        [
+            row["key"], row["encoding"], row["shape"], _sizes(model, row["names"]),
+            hashlib.sha256("".join(row["raw"]).encode()).hexdigest() if row["raw"] else None,
+            row.get("decoded"),
+        ]
+        for row in tensor_rows(model)
+    ]  # fmt: skip
+    lost = sum(row[4] is None for row in rows)
+    outcome: Outcome = "NOT_RUN" if lost == len(rows) else "PASS"
+    note = f", {lost} cannot be read" if lost else ""
+    return Said(outcome, f"{len(rows)} tensors{note}", details={"tensors": rows})
+
+
+def _sizes(model: Model, names: Sequence[str]) -> int:
+    return sum(_size(model[name]) for name in names if name in model)
+
+
+def _size(view: View) -> int:
+    """Return the stored bytes of a tensor, those of its companions too."""
+    return view.nbytes + sum(part.info.nbytes for part in view.parts.values())
+
+
+def template(context: Context) -> Said:
+    """Return the hash of the chat template, and that of the pieces in the order of their ids."""
+    carried = context.carried
+    text = carried.chat_template()
+    words = context.words
+    pieces = hashlib.sha256()
+    for piece in words.tokens:
+        pieces.update(f"{piece}\0".encode(errors="surrogatepass"))
+    found = None if text is None else hashlib.sha256(text.encode(errors="replace")).hexdigest()
+    said = "no chat template" if text is None else f"{len(text)} characters"
+    return Said("PASS", said, details={
+        "template": found, "characters": 0 if text is None else len(text),
+        "vocabulary": pieces.hexdigest(), "pieces": len(words.tokens),
+    })  # fmt: skip
+
+
+def encodings(context: Context) -> Said:
+    """Return bytes and parameters by encoding."""
+    bytes_of: Counter[str] = Counter()
+    count_of: Counter[str] = Counter()
+    for name in context.model:
+        view = context.model[name]
+        bytes_of[view.encoding] += _size(view)
+        count_of[view.encoding] += math.prod(view.shape)
+    most = ", ".join(name for name, _ in bytes_of.most_common(3))
+    return Said("PASS", most or "no tensors", details={
+        "bytes": dict(bytes_of), "parameters": dict(count_of),
+        "quantized": any(not encoding(name).numpy for name in bytes_of),
+    })  # fmt: skip
+
+
+def support(context: Context) -> Said:
+    """Return the architecture, how far it is known here, and a hash of its roles and shapes."""
+    named = ""
+    with suppress(AprfmtError):
+        config = context.model.config or {}
+        named = str(config.get("model_type") or context.model.metadata.get(ARCHITECTURE) or "")
+    try:
+        spec = context.spec
+    except NotRun as why:
+        return Said("NOT_RUN", str(why), details={"architecture": named, "level": "unknown"})
+    shape: list[tuple[str, tuple[int, ...]]] = []
+    with suppress(AprfmtError, ArchError):
+        shape = sorted((key, tuple(view.shape)) for key, view in context.model.roles.items())
+    mark = hashlib.sha256(repr(shape).encode()).hexdigest() if shape else None
+    return Said("PASS", spec.name, details={
+        "architecture": spec.name, "level": "full", "shapes": mark,
+    })  # fmt: skip
+
+
+REPORTS: tuple[Question, ...] = (
+    Question("digests", "which tensors are equal to others'", digests),
+    Question("template", "which chat template and which vocabulary a model has", template),
+    Question("encodings", "how many bytes and parameters stand in which encoding", encodings),
+    Question("support", "which architecture a model is of, and how far it is known", support),
+)
+
+
+def _of_check(row: Any) -> Question:
+    def asked(context: Context) -> Said:
+        answer = ask(row, context)
+        lines = [check.found for check in answer.checks if check.outcome == answer.outcome]
+        found = answer.why or next(filter(None, lines), "")
+        return Said(
+            answer.outcome, found, [asdict(one) for one in itertools.islice(answer.findings, SHOWN)]
+        )
+
+    return Question(row.name, row.proves, asked)
+
+
+def questions(names: Sequence[str] = ()) -> dict[str, Question]:
+    """Return the questions of these names in the table's order, all of them without names.
+
+    Raises UsageError for a name that there is not.
+    """
+    every = {row.name: row for row in (*map(_of_check, file_checks()), *REPORTS)}
+    for name in names:
+        if name not in every:
+            raise UsageError(f"no check {name!r}; expected one of {', '.join(every)}")
+    return {name: row for name, row in every.items() if not names or name in names}

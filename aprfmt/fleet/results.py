@@ -1,0 +1,220 @@
+"""The rows of a scan in a file: JSON lines while it runs, Parquet at the end where that is asked.
+
+What stands in the file is not asked again. The last row of a model and question counts; a line
+that was cut off by a kill is dropped.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+from aprfmt.base.version import __version__
+from aprfmt.errors import FormatError, OutputError
+from aprfmt.fleet.subjects import Subject
+from aprfmt.fleet.units import ERROR, OPEN, SCHEMA, Row
+
+PARQUET = ".parquet"
+
+
+def key_of(row: Row) -> int:
+    """Return what a row answers, as 64 bits of a hash: there may be millions of them."""
+    return _key(row["identity"], row["check"], row.get("base_identity", ""))
+
+
+def _key(identity: str, check: str, base: str) -> int:
+    text = f"{identity} {check} {base}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+
+
+class Results:
+    """A results file, open to be added to; a context manager.
+
+    `path` ends in .parquet, or is taken as JSON lines. Rows of another version of aprfmt, and those
+    with an ERROR, are not counted as done: they are asked again. Raises FormatError for a file that
+    holds something else, OutputError where it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines = path.with_name(path.name + ".part") if path.suffix == PARQUET else path
+        self.done: set[int] = set()
+        self.places: dict[str, tuple[str, ...]] = {}
+        if self.lines != path and path.is_file() and not self.lines.is_file():
+            _write_lines(self.lines, _read_parquet(path))
+        end = self._read()
+        try:
+            self._file: IO[bytes] = self.lines.open("ab")
+            self._file.truncate(end)
+        except OSError as error:
+            raise OutputError(f"{self.lines}: {error.strerror}; choose another -o") from None
+
+    def _read(self) -> int:
+        """Note what is done; return where the last whole line ends."""
+        end = 0
+        if not self.lines.is_file():
+            return end
+        for number, (row, at) in enumerate(lines_of(self.lines), 1):
+            if row.get("schema") != SCHEMA:
+                raise FormatError(
+                    f"{self.lines}: line {number}: no row of a scan; expected schema {SCHEMA}; "
+                    "name another file with -o"
+                )
+            end = at
+            if row["version"] != __version__ or row["outcome"] == ERROR:
+                self.done.discard(key_of(row))
+                continue
+            self.done.add(key_of(row))
+            if row["check"] == OPEN:
+                self.places[row["identity"]] = tuple(row["places"])
+        return end
+
+    def wanted(
+        self, subject: Subject, names: Iterable[str], base: Subject | None = None
+    ) -> list[str]:
+        """Return the questions of a model that have no answer yet.
+
+        `open` is asked again where the model has been found in other places since.
+        """
+        other = "" if base is None else base.identity
+        return [
+            name
+            for name in names
+            if _key(subject.identity, name, other) not in self.done
+            or (name == OPEN and self.places.get(subject.identity) != subject.places)
+        ]
+
+    def add(self, row: Row) -> None:
+        """Write a row; it is in the file when this returns."""
+        self._file.write(_line(row))
+        self._file.flush()
+
+    def so_far(self) -> Iterator[Row]:
+        """Yield the rows that count, those of this run too."""
+        return latest(self.lines)
+
+    def finish(self) -> None:
+        """Close the file; write the Parquet file where one is wanted."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        if self.lines != self.path:
+            _write_parquet(self.path, latest(self.lines))
+            self.lines.unlink()
+
+    def __enter__(self) -> "Results":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._file.close()
+
+
+def _line(row: Row) -> bytes:
+    return (
+        json.dumps(row, ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    )
+
+
+def lines_of(path: Path) -> Iterator[tuple[Row, int]]:
+    """Yield every row of a file of JSON lines, and where its line ends.
+
+    A last line without its end was cut off and is left out; FormatError for one that is no object.
+    """
+    at = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            at += len(line)
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            if not isinstance(row, dict):
+                raise FormatError(
+                    f"{path}: line {number}: no JSON object; expected the rows of a scan; "
+                    "name another file with -o"
+                )
+            yield row, at
+
+
+def latest(path: Path) -> Iterator[Row]:
+    """Yield the rows that count: of each model and question the last one."""
+    last: dict[int, int] = {}
+    for number, (row, _) in enumerate(lines_of(path)):
+        last[key_of(row)] = number
+    keep = set(last.values())
+    yield from (row for number, (row, _) in enumerate(lines_of(path)) if number in keep)
+
+
+def rows_of(path: Path) -> Iterator[Row]:
+    """Yield the rows that count of a results file in either form."""
+    if path.suffix == PARQUET:
+        yield from _read_parquet(path)
+    else:
+        yield from latest(path)
+
+
+# --- Parquet ----------------------------------------------------------------------------------
+
+BATCH = 1000  # rows written and read together
+COLUMNS = (
+    "schema", "identity", "model", "bytes", "check", "outcome", "found", "findings", "details",
+    "seconds", "version", "base", "base_identity", "places",
+)  # fmt: skip
+_NESTED = ("findings", "details", "places")  # columns that hold JSON
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise OutputError(
+            "Parquet needs pyarrow, which is not installed; install aprfmt[fleet], or name a "
+            ".jsonl file"
+        ) from None
+    return pyarrow
+
+
+def check_parquet(path: Path) -> None:
+    """Raise OutputError at once where a Parquet file is wanted and cannot be written."""
+    if path.suffix == PARQUET:
+        _pyarrow()
+
+
+def _write_parquet(path: Path, rows: Iterable[Row]) -> None:
+    """Write rows as a table; nested columns are JSON texts. The file is whole or not there."""
+    arrow = _pyarrow()
+    kinds = {"bytes": arrow.int64(), "seconds": arrow.float64()}
+    schema = arrow.schema([(name, kinds.get(name, arrow.string())) for name in COLUMNS])
+    new = path.with_name(path.name + ".new")
+    waiting = iter(rows)
+    with arrow.parquet.ParquetWriter(new, schema) as writer:
+        while some := list(islice(waiting, BATCH)):
+            plain = [
+                row | {name: json.dumps(row[name]) for name in _NESTED if name in row}
+                for row in some
+            ]
+            writer.write_table(arrow.Table.from_pylist(plain, schema))
+    os.replace(new, path)
+
+
+def _read_parquet(path: Path) -> Iterator[Row]:
+    arrow = _pyarrow()
+    try:
+        file = arrow.parquet.ParquetFile(path)
+        for batch in file.iter_batches(BATCH):
+            for row in batch.to_pylist():
+                found = {name: value for name, value in row.items() if value is not None}
+                yield found | {name: json.loads(row[name]) for name in _NESTED if row.get(name)}
+    except (arrow.ArrowException, ValueError) as error:
+        raise FormatError(f"{path}: no Parquet file of a scan: {error}") from None
+
+
+def _write_lines(path: Path, rows: Iterable[Row]) -> None:
+    with path.open("wb") as file:
+        for row in rows:
+            file.write(_line(row))

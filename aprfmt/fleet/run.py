@@ -1,0 +1,191 @@
+"""One scan, from its roots to its summary."""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aprfmt.fleet.questions import questions
+from aprfmt.fleet.results import Results, check_parquet, rows_of
+from aprfmt.fleet.subjects import Subject, Unlisted, find
+from aprfmt.fleet.summary import Summary
+from aprfmt.fleet.units import DERIVES, ERROR, OPEN, Row, Task, row_of
+from aprfmt.fleet.workers import Limits, Workers
+
+Progress = Callable[[int, int], None]  # units done, units in all
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a whole scan may take: `seconds` of wall time, `bytes` of the models it begins."""
+
+    seconds: float | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class ScanRequest:
+    """What to scan, with which questions, where the rows go, and what it may take.
+
+    `ray` is the address of a Ray cluster, "" for one on this machine, None for processes.
+    """
+
+    roots: Sequence[str]
+    out: Path
+    checks: Sequence[str] = ()
+    jobs: int = 1
+    limits: Limits = field(default_factory=Limits)
+    budget: Budget = field(default_factory=Budget)
+    ray: str | None = None
+    families: bool = True
+
+
+@dataclass(frozen=True)
+class ScanReport:
+    """What a scan did, and what its rows say: `asked` now, `kept` of before, `left` unasked."""
+
+    out: Path
+    asked: int
+    kept: int
+    left: int
+    seconds: float
+    found: Mapping[str, Any]
+
+    @property
+    def exit_code(self) -> int:
+        """0 nothing failed; 1 a check failed; 2 something was not asked or not answered."""
+        counts = self.found["counts"]
+        if counts["FAIL"]:
+            return 1
+        return 2 if counts[ERROR] or self.left or not counts["PASS"] else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for `--json`."""
+        return {
+            "results": str(self.out), "asked": self.asked, "kept": self.kept, "left": self.left,
+            "seconds": round(self.seconds, 3), **self.found,
+        }  # fmt: skip
+
+
+class _Meter:
+    """Counts what is asked, and says when the budget is used up."""
+
+    def __init__(self, budget: Budget, total: int, progress: Progress | None) -> None:
+        self._budget, self._total, self._progress = budget, total, progress
+        self._began = time.monotonic()
+        self._bytes = 0
+        self._begun: set[str] = set()
+        self.asked = self.given = 0
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def within(self, task: Task) -> bool:
+        """Say whether a task may be begun, and count it."""
+        limit = self._budget
+        if limit.seconds is not None and self.seconds >= limit.seconds:
+            return False
+        new = 0 if task.subject.identity in self._begun else task.subject.bytes
+        if limit.bytes is not None and self._bytes + new > limit.bytes:
+            return False
+        self._bytes += new
+        self._begun.add(task.subject.identity)
+        self.given += len(task.names)
+        return True
+
+    def count(self) -> None:
+        self.asked += 1
+        if self._progress is not None:
+            self._progress(self.asked, max(self._total, self.asked))
+
+    def add(self, units: int) -> None:
+        self._total += units
+
+
+def scan(request: ScanRequest, progress: Progress | None = None) -> ScanReport:
+    """Ask every question of every model that has no answer yet; return what all answers say.
+
+    Raises UsageError for a root or a check that there is not, FormatError for results that are
+    none, OutputError where they cannot be written.
+    """
+    names = (OPEN, *questions(request.checks))
+    check_parquet(request.out)
+    met = list(find(request.roots))
+    subjects = [each for each in met if isinstance(each, Subject)]
+    subjects += [_unlisted(each) for each in met if isinstance(each, Unlisted)]
+    with Results(request.out) as results:
+        for subject in subjects:
+            if not subject.path:
+                results.add(row_of(Task(subject, (OPEN,)), OPEN, None, why=_why(subject, met)))
+        tasks = list(_tasks((each for each in subjects if each.path), names, results))
+        units = sum(len(task.names) for task in tasks)
+        every = len(names) * sum(bool(each.path) for each in subjects)
+        meter = _Meter(request.budget, units, progress)
+        _ask(request, _begun(tasks, meter), results, meter)
+        left = units - meter.given
+        if request.families:
+            pairs = list(_pairs(subjects, results))
+            meter.add(len(pairs))
+            before = meter.given
+            _ask(request, _begun(pairs, meter), results, meter)
+            left += len(pairs) - (meter.given - before)
+        results.finish()
+    with Summary(rows_of(request.out), subjects) as summary:
+        found = summary.to_json()
+    return ScanReport(request.out, meter.asked, every - units, left, meter.seconds, found)
+
+
+def _unlisted(each: Unlisted) -> Subject:
+    """Return a subject that stands for a place nothing could be read at; its path is empty."""
+    identity = hashlib.sha256(f"unlisted {each.place}".encode(errors="replace")).hexdigest()
+    return Subject("", identity, 0, (each.place,))
+
+
+def _why(subject: Subject, met: Iterable[Subject | Unlisted]) -> str:
+    return next(
+        each.why for each in met if isinstance(each, Unlisted) and each.place == subject.places[0]
+    )
+
+
+def _tasks(subjects: Iterable[Subject], names: Sequence[str], results: Results) -> Iterator[Task]:
+    for subject in subjects:
+        wanted = results.wanted(subject, names)
+        if wanted:
+            yield Task(subject, tuple(wanted))
+
+
+def _begun(tasks: Iterable[Task], meter: _Meter) -> Iterator[Task]:
+    """Yield tasks until the budget is used up."""
+    for task in tasks:
+        if not meter.within(task):
+            return
+        yield task
+
+
+def _pairs(subjects: Sequence[Subject], results: Results) -> Iterator[Task]:
+    """Yield the questions about two models: whether one derives from the other."""
+    by_identity = {each.identity: each for each in subjects}
+    with Summary(results.so_far(), subjects) as summary:
+        for pair in summary.pairs():
+            subject, base = by_identity[pair.subject], by_identity[pair.base]
+            if results.wanted(subject, (DERIVES,), base):
+                yield Task(subject, (DERIVES,), base)
+
+
+def _ask(request: ScanRequest, tasks: Iterator[Task], results: Results, meter: _Meter) -> None:
+    for row in _rows(request, tasks):
+        results.add(row)
+        meter.count()
+
+
+def _rows(request: ScanRequest, tasks: Iterator[Task]) -> Iterator[Row]:
+    if request.ray is not None:
+        from aprfmt.fleet.on_ray import ray_rows
+
+        yield from ray_rows(tasks, request.ray, request.limits)
+        return
+    with Workers(request.jobs, request.limits) as workers:
+        yield from workers.rows(tasks)

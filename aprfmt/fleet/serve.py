@@ -1,0 +1,44 @@
+"""A worker's own process: `python -m aprfmt.fleet.serve BYTES` answers tasks until its input ends.
+
+Tasks come pickled on standard input, rows go pickled to standard output; what libraries print goes
+to standard error.
+"""
+
+import os
+import pickle
+import signal
+import sys
+from contextlib import suppress
+
+from aprfmt.fleet.units import Asker
+
+
+def main(memory: int) -> None:
+    """Answer tasks; `memory` bytes of the process's own may be used."""
+    with suppress(ValueError, OSError):  # the parent ends us when it is interrupted
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    _bound_memory(memory)
+    asker = Asker()
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            for row in asker.answers(pickle.load(sys.stdin.buffer)):
+                pickle.dump(row, answers)
+                answers.flush()
+            pickle.dump(None, answers)
+            answers.flush()
+
+
+def _bound_memory(size: int) -> None:
+    """Let the process have this much memory of its own; files that are mapped do not count."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

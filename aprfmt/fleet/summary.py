@@ -1,0 +1,251 @@
+"""What the rows of many models say together: damage, faults, copies, families, templates.
+
+Rows are read once; what has to be grouped stands in a temporary database on disk, so that memory
+does not grow with the number of models.
+"""
+
+import json
+import sqlite3
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aprfmt.fleet.subjects import Subject
+from aprfmt.fleet.units import DERIVES, ERROR, OPEN, Row
+
+SHARED = 0.5  # of the tensors of a family's members that are alike, from here on they are listed
+MANY = 1000  # groups of copies listed; the sums are of all
+
+_TABLES = """
+CREATE TABLE models (identity TEXT PRIMARY KEY, model TEXT, bytes INT, places TEXT, format TEXT,
+                     arch TEXT, level TEXT, shapes TEXT, quantized INT, template TEXT,
+                     vocabulary TEXT, encodings TEXT);
+CREATE TABLE tensors (raw TEXT, decoded TEXT, bytes INT, identity TEXT, key TEXT);
+CREATE TABLE answers (identity TEXT, name TEXT, outcome TEXT, found TEXT, findings TEXT, base TEXT,
+                      details TEXT);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A quantized model and one that it may have been made of."""
+
+    subject: str
+    base: str
+
+
+class Summary:
+    """The rows of the models of one scan, to be asked; a context manager.
+
+    Rows of other models, which stand in the results from another scan, are left out.
+    """
+
+    def __init__(self, rows: Iterable[Row], subjects: Collection[Subject]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="aprfmt-scan-")
+        self._sql = sqlite3.connect(Path(self._folder.name) / "rows")
+        self._sql.executescript(_TABLES)
+        self._sql.executemany(
+            "INSERT INTO models (identity, model, bytes, places) VALUES (?, ?, ?, ?)",
+            (
+                (each.identity, each.places[0], each.bytes, json.dumps(each.places))
+                for each in subjects
+            ),
+        )
+        wanted = {each.identity for each in subjects}
+        for row in rows:
+            if row["identity"] in wanted:
+                self._add(row)
+        self._sql.executescript(
+            "CREATE INDEX by_raw ON tensors (raw); CREATE INDEX by_decoded ON tensors (decoded);"
+        )
+
+    def __enter__(self) -> "Summary":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._sql.close()
+        self._folder.cleanup()
+
+    def _add(self, row: Row) -> None:
+        identity, name, details = row["identity"], row["check"], row["details"]
+        told: dict[str, Any] = {}
+        if name == "digests":
+            self._sql.executemany(
+                "INSERT INTO tensors VALUES (?, ?, ?, ?, ?)",
+                (
+                    (raw, decoded, size, identity, key)
+                    for key, _, _, size, raw, decoded in details.get("tensors", ())
+                    if raw is not None
+                ),
+            )
+            details = {}
+        elif name == OPEN:
+            told = {"format": details.get("format")}
+        elif name == "support":
+            told = {"arch": details.get("architecture"), "level": details.get("level"),
+                    "shapes": details.get("shapes")}  # fmt: skip
+        elif name == "encodings":
+            told = {"quantized": details.get("quantized"),
+                    "encodings": json.dumps(details.get("bytes", {}))}  # fmt: skip
+        elif name == "template":
+            told = {"template": details.get("template") or "none",
+                    "vocabulary": details.get("vocabulary")}  # fmt: skip
+        for column, value in told.items():
+            self._sql.execute(
+                f"UPDATE models SET {column} = ? WHERE identity = ?", (value, identity)
+            )
+        self._sql.execute(
+            "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (identity, name, row["outcome"], row["found"], json.dumps(row["findings"]),
+             row.get("base_identity"), json.dumps(details)),
+        )  # fmt: skip
+
+    def _ask(self, text: str, *values: Any) -> Iterator[tuple[Any, ...]]:
+        with closing(self._sql.execute(text, values)) as cursor:
+            yield from cursor
+
+    # --- what is asked ------------------------------------------------------------------------
+
+    def counts(self) -> dict[str, int]:
+        """Return answers by outcome, all four named."""
+        found = dict.fromkeys(("PASS", "FAIL", "NOT_RUN", ERROR), 0)
+        rows = self._ask(
+            "SELECT outcome, count(*) FROM answers WHERE name != ? GROUP BY 1", DERIVES
+        )
+        return found | {outcome: count for outcome, count in rows}
+
+    def models(self) -> list[dict[str, Any]]:
+        """Return a line for every model: what it is, and how many answers of each outcome."""
+        lines = self._ask(
+            "SELECT m.model, m.bytes, m.places, m.format, m.arch, m.level, m.encodings, "
+            "sum(a.outcome = 'PASS'), sum(a.outcome = 'FAIL'), sum(a.outcome = 'NOT_RUN'), "
+            "sum(a.outcome = 'ERROR') FROM models m LEFT JOIN answers a ON a.identity = m.identity "
+            "AND a.name != ? GROUP BY m.identity ORDER BY m.model", DERIVES
+        )  # fmt: skip
+        return [
+            {"model": model, "bytes": size, "places": len(json.loads(places)), "format": form,
+             "architecture": arch, "level": level, "encodings": json.loads(kinds or "{}"),
+             "PASS": passed or 0, "FAIL": failed or 0, "NOT_RUN": not_run or 0, "ERROR": error or 0}
+            for model, size, places, form, arch, level, kinds, passed, failed, not_run, error
+            in lines
+        ]  # fmt: skip
+
+    def damage(self) -> list[dict[str, Any]]:
+        """Return every check that failed and every question without an answer, by model."""
+        lines = self._ask(
+            "SELECT m.model, a.name, a.outcome, a.found, a.findings FROM answers a JOIN models m "
+            "ON m.identity = a.identity WHERE a.outcome IN ('FAIL', 'ERROR') AND a.name != ? "
+            "ORDER BY m.model", DERIVES
+        )  # fmt: skip
+        return [
+            {"model": model, "check": name, "outcome": outcome, "found": found,
+             "findings": json.loads(findings)}
+            for model, name, outcome, found, findings in lines
+        ]  # fmt: skip
+
+    def faults(self) -> list[dict[str, Any]]:
+        """Return how many models fail each check, the commonest first."""
+        lines = self._ask(
+            "SELECT name, outcome, count(*) FROM answers WHERE outcome IN ('FAIL', 'ERROR') "
+            "AND name != ? GROUP BY 1, 2 ORDER BY 3 DESC, 1", DERIVES
+        )  # fmt: skip
+        return [{"check": name, "outcome": what, "models": count} for name, what, count in lines]
+
+    def copies(self) -> dict[str, Any]:
+        """Return what is stored more than once: groups of equal tensors, and the bytes to save."""
+        groups = ("SELECT raw, max(bytes) AS size, count(*) AS copies, "
+                  "count(DISTINCT identity) AS models FROM tensors WHERE bytes > 0 "
+                  "GROUP BY raw HAVING copies > 1")  # fmt: skip
+        tensors, saved = next(
+            self._ask(f"SELECT count(*), coalesce(sum(size * (copies - 1)), 0) FROM ({groups})")
+        )
+        worst = self._ask(f"{groups} ORDER BY size * (copies - 1) DESC, raw LIMIT {MANY}")
+        listed = []
+        for raw, size, copies, models in worst:
+            where = self._ask(
+                "SELECT m.model, t.key FROM tensors t JOIN models m ON m.identity = t.identity "
+                "WHERE t.raw = ? ORDER BY 1, 2 LIMIT 5", raw
+            )  # fmt: skip
+            listed.append(
+                {"raw": raw, "bytes": size, "copies": copies, "models": models,
+                 "where": [{"model": model, "tensor": key} for model, key in where]}
+            )  # fmt: skip
+        return {"tensors": tensors, "bytes": saved, "groups": listed}
+
+    def pairs(self, each: int = 4) -> Iterator[Pair]:
+        """Yield which quantized models may derive from which others: same roles, same shapes.
+
+        Those that share the most decoded tensors come first, `each` at most of one model.
+        """
+        quantized = list(self._ask(
+            "SELECT identity, shapes FROM models WHERE quantized AND shapes IS NOT NULL "
+            "ORDER BY model"
+        ))  # fmt: skip
+        for identity, shapes in quantized:
+            bases = self._ask(
+                "SELECT b.identity, (SELECT count(*) FROM tensors x JOIN tensors y "
+                "ON x.decoded = y.decoded AND x.key = y.key WHERE x.identity = ? "
+                "AND y.identity = b.identity) AS shared FROM models b WHERE b.shapes = ? "
+                "AND b.quantized = 0 ORDER BY shared DESC, b.model LIMIT ?", identity, shapes, each
+            )  # fmt: skip
+            for base, _ in list(bases):
+                yield Pair(identity, base)
+
+    def families(self) -> list[dict[str, Any]]:
+        """Return who derives from whom: proven by encoding again, or by equal decoded tensors."""
+        proven = self._ask(
+            "SELECT m.model, b.model, a.found, a.details FROM answers a "
+            "JOIN models m ON m.identity = a.identity JOIN models b ON b.identity = a.base "
+            "WHERE a.name = ? AND a.outcome = 'PASS' ORDER BY 2, 1", DERIVES
+        )  # fmt: skip
+        found = [
+            {"model": model, "base": base, "proof": "encoded again", "found": said,
+             "details": json.loads(details)}
+            for model, base, said, details in proven
+        ]  # fmt: skip
+        return [*found, *self._alike()]
+
+    def _alike(self) -> Iterator[dict[str, Any]]:
+        """Yield pairs of models that share most of their decoded tensors."""
+        lines = self._ask(
+            "WITH counted AS (SELECT identity, count(*) AS n FROM tensors GROUP BY 1), "
+            "some AS (SELECT DISTINCT decoded, key, identity FROM tensors "
+            "WHERE decoded IS NOT NULL), "
+            "heads AS (SELECT decoded, key, min(identity) AS first FROM some GROUP BY 1, 2 "
+            "HAVING count(*) > 1) "
+            "SELECT a.model, b.model, count(*), max(ca.n, cb.n) FROM some s "
+            "JOIN heads h ON h.decoded = s.decoded AND h.key = s.key AND h.first != s.identity "
+            "JOIN counted ca ON ca.identity = s.identity JOIN counted cb ON cb.identity = h.first "
+            "JOIN models a ON a.identity = s.identity JOIN models b ON b.identity = h.first "
+            "GROUP BY s.identity, h.first HAVING count(*) >= ? * max(ca.n, cb.n) ORDER BY 2, 1",
+            SHARED,
+        )
+        for model, base, shared, of in lines:
+            proof = "all tensors equal" if shared == of else "most tensors equal"
+            said = f"{shared} of {of} tensors have the same values"
+            yield {"model": model, "base": base, "proof": proof, "found": said, "details": {}}
+
+    def drift(self) -> list[dict[str, Any]]:
+        """Return vocabularies that are used with several chat templates, and who has which."""
+        lines = self._ask(
+            "SELECT vocabulary, template, count(*), min(model) FROM models WHERE vocabulary IN "
+            "(SELECT vocabulary FROM models WHERE vocabulary IS NOT NULL GROUP BY 1 "
+            "HAVING count(DISTINCT template) > 1) GROUP BY 1, 2 ORDER BY 1, 3 DESC"
+        )
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for vocabulary, template, count, example in lines:
+            groups.setdefault(vocabulary, []).append(
+                {"template": template, "models": count, "example": example}
+            )
+        return [{"vocabulary": name, "templates": rows} for name, rows in groups.items()]
+
+    def to_json(self) -> Mapping[str, Any]:
+        """Return all of it as plain data."""
+        return {
+            "counts": self.counts(), "models": self.models(), "damage": self.damage(),
+            "faults": self.faults(), "copies": self.copies(), "families": self.families(),
+            "templates": self.drift(),
+        }  # fmt: skip

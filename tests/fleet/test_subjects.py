@@ -1,0 +1,129 @@
+"""Every model is found once, wherever it lies, and is known again by its content.
+
+Seen red: blobs counted beside snapshots, a link between folders followed, shards as models of
+their own, an identity made of the path, one without the end of the file.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import save_file
+
+from aprfmt.errors import UsageError
+from aprfmt.fleet.subjects import ENDS, Subject, Unlisted, described, files_of, find
+from tests.cli.run import aprfmt
+from tests.fleet.stores import folder, hub, ollama, sparse, weights
+
+
+def found(*roots: object) -> list[Subject]:
+    each = list(find(map(str, roots)))
+    assert all(isinstance(one, Subject) for one in each), each
+    return [one for one in each if isinstance(one, Subject)]
+
+
+def names(subjects: list[Subject], root: Path) -> list[str]:
+    return [str(Path(each.path).relative_to(root)) for each in subjects]
+
+
+def test_a_folder_of_the_hub_stands_for_its_weights_and_texts(tmp_path: Path) -> None:
+    (one,) = found(folder(tmp_path / "m").parent)
+    files = [path.name for path in files_of(Path(one.path))]
+    assert files == ["config.json", "model.safetensors"]
+    assert one.bytes == sum((tmp_path / "m" / name).stat().st_size for name in files)
+
+
+def test_shards_are_one_model_and_files_beside_them_others(tmp_path: Path) -> None:
+    model = folder(tmp_path / "m")
+    assert aprfmt("split", model, tmp_path / "split", "--max-shard-size", "1K").code == 0
+    gguf = tmp_path / "split" / "whole.gguf"
+    assert aprfmt("convert", model, gguf).code == 0
+    save_file(weights(1), tmp_path / "split" / "other.safetensors")
+    shards = [path.name for path in (tmp_path / "split").glob("model-*.safetensors")]
+    subjects = found(tmp_path / "split")
+    assert len(shards) > 1
+    assert names(subjects, tmp_path) == ["split", "split/other.safetensors", "split/whole.gguf"]
+    assert {path.name for path in files_of(tmp_path / "split")} >= {*shards, "config.json"}
+
+
+def test_the_shards_of_a_gguf_are_one_model(tmp_path: Path) -> None:
+    model = folder(tmp_path / "m")
+    gguf = tmp_path / "whole.gguf"
+    assert aprfmt("convert", model, gguf).code == 0
+    (tmp_path / "s").mkdir()
+    assert aprfmt("split", gguf, tmp_path / "s" / "part.gguf", "--max-shard-size", "1K").code == 0
+    (one,) = found(tmp_path / "s")
+    assert len(files_of(Path(one.path))) == len(list((tmp_path / "s").iterdir())) > 1
+
+
+def test_two_snapshots_of_the_same_blobs_are_one_model(tmp_path: Path) -> None:
+    hub(tmp_path, "owner/name", folder(tmp_path / "source"), revisions=2)
+    (one,) = found(tmp_path / "models--owner--name")
+    assert len(one.places) == 2 and all("snapshots" in place for place in one.places)
+
+
+def test_ollamas_store_is_read_by_its_manifests(tmp_path: Path) -> None:
+    gguf = tmp_path / "m.gguf"
+    assert aprfmt("convert", folder(tmp_path / "m"), gguf).code == 0
+    store = ollama(tmp_path / "models", {"tiny/latest": gguf, "tiny/again": gguf})
+    bad = store / "manifests" / "registry.ollama.ai" / "library" / "tiny" / "bad"
+    bad.write_text('{"layers": [{"mediaType": "application/vnd.ollama.image.model", '
+                   '"digest": "sha256:../../../etc/passwd"}]}')  # fmt: skip
+    each = list(find([str(store)]))
+    unlisted = [one for one in each if isinstance(one, Unlisted)]
+    (one,) = [one for one in each if isinstance(one, Subject)]
+    assert one.places == ("ollama:registry.ollama.ai/library/tiny/again",
+                          "ollama:registry.ollama.ai/library/tiny/latest")  # fmt: skip
+    assert [each.place for each in unlisted] == ["ollama:registry.ollama.ai/library/tiny/bad"]
+
+
+def test_a_circle_of_links_is_not_entered(tmp_path: Path) -> None:
+    folder(tmp_path / "a" / "m")
+    (tmp_path / "a" / "again").symlink_to(tmp_path / "a")
+    assert names(found(tmp_path), tmp_path) == ["a/m"]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0,
+                    reason="NOT-RUN: root reads every folder")  # fmt: skip
+def test_a_folder_that_may_not_be_read_is_said(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    (one,) = find([str(tmp_path)])
+    assert isinstance(one, Unlisted) and one.place == str(closed)
+
+
+def test_a_root_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such file or folder"):
+        list(find([str(tmp_path / "none")]))
+
+
+def test_a_model_that_was_moved_is_the_same_and_one_that_was_changed_is_not(tmp_path: Path) -> None:
+    model = folder(tmp_path / "m")
+    before = described(model, "")
+    model.rename(tmp_path / "n")
+    assert described(tmp_path / "n", "").identity == before.identity
+    config = tmp_path / "n" / "config.json"
+    about = config.stat()
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rope_theta": 2e4}))
+    assert described(tmp_path / "n", "").identity != before.identity
+    assert about.st_size != config.stat().st_size or about.st_mtime_ns != config.stat().st_mtime_ns
+
+
+@pytest.mark.parametrize("at", [0, ENDS - 1, 3 * ENDS - 1])
+def test_both_ends_of_a_file_are_its_identity(tmp_path: Path, at: int) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(bytes(3 * ENDS))
+    before = described(path, "")
+    times = path.stat().st_mtime_ns
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\1")
+    os.utime(path, ns=(times, times))
+    assert described(path, "").identity != before.identity
+
+
+def test_what_is_no_regular_file_is_left_alone(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    sparse(tmp_path / "s.safetensors", 1 << 20)
+    assert names(found(tmp_path), tmp_path) == ["s.safetensors"]
