@@ -85,16 +85,24 @@ def _project(c: Context, layer: int, x: Array, heads: Mapping[str, int]) -> list
         if part in late:
             y = c.tap(f"{part}_mm", layer, y.reshape(shape)).reshape(len(x), -1)
             y = c.backend.add(y, biases[part])
-        found.append(c.tap(part, layer, y.reshape(shape)))
+        y = y.reshape(shape)
+        normed = c.hp["qk_norm"] and part != "v"
+        found.append(c.tap(part, layer, y if normed else _clipped(c, y)))
     return found
+
+
+def _clipped(c: Context, x: Array) -> Array:
+    """Clamp q, k or v where the model does: after a norm, before rope."""
+    limit = c.hp["qkv_clip"]
+    return x if limit is None else c.backend.clip(x, float(limit))
 
 
 def _gqa(c: Context, layer: int, x: Array) -> tuple[Array, Array, Array]:
     n_heads, n_kv = int(c.hp["n_heads"]), int(c.hp["n_kv_heads"])
     q, k, v = _project(c, layer, x, {"q": n_heads, "k": n_kv, "v": n_kv})
     if c.hp["qk_norm"]:
-        q = c.tap("q_norm", layer, _qk_norm(c, layer, "attn_q_norm", q))
-        k = c.tap("k_norm", layer, _qk_norm(c, layer, "attn_k_norm", k))
+        q = c.tap("q_norm", layer, _clipped(c, _qk_norm(c, layer, "attn_q_norm", q)))
+        k = c.tap("k_norm", layer, _clipped(c, _qk_norm(c, layer, "attn_k_norm", k)))
     kind = kind_of(c.hp, layer) if c.block.position == "rope" else None
     if kind is not None:
         q, k = c.backend.ropes([q, k], c.ropes[kind], style=_style(c), cast=c.block.rope_cast)

@@ -162,6 +162,21 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3_moe": ("Qwen3Moe", _LLAMA | _MOE | {"head_dim": 16, "norm_topk_prob": True}),
     "deepseek_v2": ("DeepseekV2", _LLAMA | _MLA | {"topk_method": "group_limited_greedy"}),
     "deepseek_v3": ("DeepseekV3", _LLAMA | _MLA | {"norm_topk_prob": True}),
+    "arcee": ("Arcee", _LLAMA | {"head_dim": 16}),
+    "seed_oss": ("SeedOss", _LLAMA | {"head_dim": 16, "attention_out_bias": True}),
+    "exaone4": ("Exaone4", _LLAMA | {"num_hidden_layers": 5, "sliding_window": WINDOW}),
+    "cohere2": (
+        "Cohere2",
+        _LAYER_NORM | {"logit_scale": 0.3, "num_hidden_layers": 5, "sliding_window": WINDOW},
+    ),
+    "ernie4_5": ("Ernie4_5", _LLAMA | {"head_dim": 16}),
+    "nemotron": ("Nemotron", {k: v for k, v in _LLAMA.items() if k != "rms_norm_eps"} | {
+        "norm_eps": EPS, "head_dim": 16, "partial_rotary_factor": 0.5,
+    }),
+    "glm4": ("Glm4", _LLAMA | {"head_dim": 16, "partial_rotary_factor": 0.5}),
+    "olmoe": ("Olmoe", _LLAMA | {
+        "num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40,
+    }),
 }  # fmt: skip
 
 # name -> (architecture, changed config values)
@@ -212,6 +227,10 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "deepseek_v3",
         {"rope_parameters": _YARN | {"mscale": 0.8, "mscale_all_dim": 1.2}},
     ),
+    "exaone4-full": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 5}),
+    "ernie4_5-bias": ("ernie4_5", {"use_bias": True}),
+    "nemotron-bias": ("nemotron", {"attention_bias": True, "mlp_bias": True}),
+    "olmoe-clip": ("olmoe", {"clip_qkv": 0.5, "norm_topk_prob": True}),
 }
 
 EVERY: tuple[str, ...] = (*MAKERS, *VARIANTS)
@@ -255,7 +274,7 @@ def fill(model: Any, seed: int) -> None:
     import torch
 
     generator = torch.Generator().manual_seed(seed + 1)
-    centred = "Gemma" in type(model).__name__  # their norms store weight - 1
+    centred = type(model).__name__.startswith(("Gemma", "Nemotron"))  # their norms store weight - 1
     with torch.no_grad():
         for path, module in model.named_modules():
             # Conv1D and gpt-oss's experts store [in, out], everything else [out, in].

@@ -158,6 +158,7 @@ ACTIVATIONS: Mapping[str, str] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 
 
@@ -331,6 +332,7 @@ BASE: tuple[HyperRule, ...] = (
     fixed("attention_bias", False),
     fixed("attention_out_bias", False),
     fixed("mlp_bias", False),
+    fixed("qkv_clip", None),
     fixed("qk_norm", False),
     fixed("parallel_residual", False),
     *rope_rules(Rope()),

@@ -271,10 +271,13 @@ def _likeness(x: Numbers, like: Numbers) -> float:
     return float(np.mean(dot / np.maximum(norms, 1e-30)))
 
 
-def halves(x: Numbers, start: int = 0) -> Numbers:
-    """Bring adjacent pairs of the last axis, from `start` on, into split halves."""
-    kept, pairs = x[..., :start], x[..., start:]
-    return np.concatenate([kept, pairs[..., 0::2], pairs[..., 1::2]], axis=-1)
+def halves(x: Numbers, start: int = 0, stop: int | None = None) -> Numbers:
+    """Bring adjacent pairs of the last axis, from `start` to `stop`, into split halves."""
+    end = x.shape[-1] if stop is None else stop
+    pairs = x[..., start:end]
+    return np.concatenate(
+        [x[..., :start], pairs[..., 0::2], pairs[..., 1::2], x[..., end:]], axis=-1
+    )
 
 
 def weights_of(model: "Model") -> str:

@@ -23,7 +23,7 @@ _LAYER = re.compile(r"(?:\w+\.)*?(?:layers|h)\.(\d{1,9})(?:\.([\w.]+))?(#\w+)?")
 _NUMBER = re.compile(r"\d{1,9}#\w+")
 _ABOVE = re.compile(r"(?:(?:model|language_model|transformer|base_model)\.)*([\w.]+(?:#\w+)?)")
 # Architectures whose code in transformers leaves rotated vectors in adjacent pairs.
-ADJACENT = ("cohere", "deepseek_v2")
+ADJACENT = ("cohere", "cohere2", "deepseek_v2", "ernie4_5", "glm4")
 # Rope is applied to [batch, heads, tokens, head_dim]; projections are [batch, tokens, width].
 HEADS_FIRST = ("#q_rope", "#k_rope", "#v", "#k_cache", "#v_cache")
 _WHOLE_NAMES = frozenset(
@@ -84,6 +84,8 @@ class Modules:
             return True
         if not name.placement:
             return True
+        if "post_self_attn_layernorm" in siblings:  # glm4's other norm is the one before the MLP
+            return name.placement == "pre"
         return name.placement == (self._placement or placement_of(siblings))
 
     def is_mixture(self, layer: int) -> bool:
@@ -189,9 +191,16 @@ class ModuleReader:
         if point in ("q", "k") and values.ndim == 3:
             self._like[f"{layer}.{point}"] = np.array(values)
         if point.endswith("_rope") and self._adjacent and values.ndim == 3:
-            hp = self._collector.hp
-            mla = hp is not None and "L0.kv_a" in self._collector.known
-            mla = mla and not self._collector.known["L0.kv_a"].absent
-            start = int(hp["qk_nope_head_dim"]) if hp is not None and mla else 0
-            values = halves(values, start)
+            start, count = self._turned(layer, values.shape[-1])
+            values = halves(values, start, start + count)
         return values
+
+    def _turned(self, layer: int, width: int) -> tuple[int, int]:
+        """Return where the rotated elements of a layer's heads begin, and how many there are."""
+        hp = self._collector.hp
+        if hp is None:
+            return 0, width
+        if not hp["rope_layers"][layer]:
+            return 0, 0
+        mla = "L0.kv_a" in self._collector.known and not self._collector.known["L0.kv_a"].absent
+        return int(hp["qk_nope_head_dim"]) if mla else 0, int(hp["rope_dim"])

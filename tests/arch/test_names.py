@@ -26,6 +26,11 @@ every = pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
 NO_ROLES = {"rope_freqs", "rope_factors_long", "rope_factors_short", "blk.{bid}.attn_rot_embd"}
 # Base names llama.cpp knows for an architecture that its Hugging Face form never fills: llama's
 # experts are mixtral, phi2 has one norm, phi3's q, k, v and deepseek's are stored together.
+_DRAFT = {
+    f"nextn.{part}" for part in (
+        "eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm",
+    )
+}  # fmt: skip
 UNFILLED = {
     "llama": {"ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
     "mistral": {"ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
@@ -33,6 +38,7 @@ UNFILLED = {
     "phi3": set(),
     "deepseek_v2": {"attn_k", "attn_v", "exp_probs_b"},
     "deepseek_v3": {"attn_k", "attn_v"},
+    "glm4": {"attn_qkv"} | _DRAFT,
 }
 
 

@@ -232,13 +232,21 @@ def test_which_losses_a_pass_survives(folders: Mapping[str, Path]) -> None:
 # Roles that llama.cpp requires (`create_tensor` without TENSOR_NOT_REQUIRED in its load functions),
 # or for biases the row's default, in a file without keys for them in which all are missing.
 INSISTED = {
-    "attn_q.bias": {"qwen2", "qwen2_moe", "gpt_oss", "starcoder2", "phi2", "gpt2"},
+    "attn_q.bias": {
+        "qwen2", "qwen2_moe", "gpt_oss", "starcoder2", "phi2", "gpt2", "seed_oss", "glm4",
+    },
     "attn_output.bias": {"gpt_oss", "starcoder2", "phi2", "gpt2"},
     "ffn_up.bias": {"starcoder2", "phi2", "gpt2"},
-    "ffn_norm.weight": set(arch_names()) - {"phi2", "cohere", "olmo2", "olmo3"},
-    "attn_q_norm.weight": {"qwen3", "qwen3_moe", "gemma3", "olmo2", "olmo3"},
-    "output.weight": {"phi2", "stablelm", "olmo2", "olmo3", "qwen2_moe", "gpt_oss"},
-}
+    "ffn_norm.weight": set(arch_names()) - {
+        "phi2", "cohere", "olmo2", "olmo3", "exaone4", "cohere2",
+    },
+    "attn_q_norm.weight": {
+        "qwen3", "qwen3_moe", "gemma3", "olmo2", "olmo3", "exaone4", "olmoe",
+    },
+    "output.weight": {
+        "phi2", "stablelm", "olmo2", "olmo3", "qwen2_moe", "gpt_oss", "nemotron", "olmoe",
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("style", ["gguf", "apr"])

@@ -181,6 +181,40 @@ TINY: tuple[Tiny, ...] = (
         **MLA, "rope_interleave": False, "norm_topk_prob": False,
         "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
     }),
+    Tiny("arcee", "arcee"),
+    Tiny("arcee", "arcee", "biases", {
+        "attention_bias": True, "mlp_bias": True, "head_dim": 10, "tie_word_embeddings": True,
+        "rope_parameters": YARN,
+    }),
+    Tiny("seed_oss", "seed_oss", "plain", {"head_dim": 10}),
+    Tiny("seed_oss", "seed_oss", "output", {
+        "head_dim": 10, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True,
+    }),
+    Tiny("exaone4", "exaone4", "plain", {"sliding_window": 9, "num_hidden_layers": 5}),
+    Tiny("exaone4", "exaone4", "full", {
+        "sliding_window": None, "layer_types": ["full_attention"] * 4, "rope_parameters": LLAMA3,
+        "tie_word_embeddings": True,
+    }),
+    Tiny("cohere2", "cohere2", "plain", {"sliding_window": 9, "num_hidden_layers": 5}),
+    Tiny("cohere2", "cohere2", "listed", {
+        "sliding_window": 9, "attention_bias": True,
+        "layer_types": ["full_attention", "sliding_attention"] * 2, "logit_scale": 0.5,
+    }),
+    Tiny("ernie4_5", "ernie4_5", "plain", {"head_dim": 10}),
+    Tiny("ernie4_5", "ernie4_5", "biases", {"head_dim": 10, "use_bias": True}),
+    Tiny("nemotron", "nemotron", "plain", {"head_dim": 12}),
+    Tiny("nemotron", "nemotron", "biases", {
+        "head_dim": 12, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+    }),
+    Tiny("glm4", "glm4", "plain", {"head_dim": 12, "pad_token_id": 0}),
+    Tiny("glm4", "glm4", "bare", {
+        "head_dim": 12, "attention_bias": False, "tie_word_embeddings": True, "pad_token_id": 0,
+    }),
+    Tiny("olmoe", "olmoe", "plain", {"num_experts": 5, "num_experts_per_tok": 3}),
+    Tiny("olmoe", "olmoe", "clipped", {
+        "num_experts": 5, "num_experts_per_tok": 3, "clip_qkv": 0.7, "norm_topk_prob": True,
+        "attention_bias": True,
+    }),
 )  # fmt: skip
 
 

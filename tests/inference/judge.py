@@ -45,7 +45,8 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"self_attn\.kv_a_layernorm": (("kv_a_norm",), ""),
     r"self_attn\.(o_proj|dense)|attn\.c_proj": (("attn_out",), "attn"),
     r"pre_feedforward_layernorm|ln_2": (("ffn_norm",), "mid"),
-    r"post_feedforward_layernorm": (("ffn_contrib",), ""),
+    r"post_self_attn_layernorm": (("attn_contrib",), ""),
+    r"post_feedforward_layernorm|post_mlp_layernorm": (("ffn_contrib",), ""),
     r"mlp\.gate_proj": (("ffn_gate",), ""),
     r"mlp\.(up_proj|fc1|c_fc)": (("ffn_up",), ""),
     r"mlp\.gate_up_proj": (("ffn_gate", "ffn_up"), ""),
@@ -55,6 +56,10 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"mlp": (("ffn_out",), ""),
     r"": (("out",), "in"),
 }
+# Model types whose post_attention_layernorm ends the attention.
+SANDWICH = ("gemma2", "gemma3_text", "olmo2", "olmo3", "exaone4")
+# Model types whose code leaves rotated vectors in adjacent pairs.
+PAIRED = ("cohere", "cohere2", "ernie4_5", "glm4")
 WHOLE: dict[str, str] = {
     r"model\.embed_tokens|transformer\.wte": "embd",
     r"model\.(norm|final_layernorm)|transformer\.ln_f": "final_norm",
@@ -123,8 +128,10 @@ def watched(model: Any, found: Found) -> Iterator[None]:
             0
         ].numpy()
         found[prefix + "probs"] = weights[0].numpy()
-        found[prefix + "q_rope"] = _halves(cfg, query)[0].transpose(0, 1).numpy()
-        found[prefix + "k_rope"] = _halves(cfg, key)[0].transpose(0, 1).numpy()
+        turned = cfg.model_type != "cohere2" or module.sliding_window is not None
+        for name, x in (("q_rope", query), ("k_rope", key)):
+            halved = _halves(cfg, x) if turned else x
+            found[prefix + name] = halved[0].transpose(0, 1).numpy()
         found[prefix + "v"] = value[0].transpose(0, 1).numpy()
         return out, weights
 
@@ -143,8 +150,10 @@ def watched(model: Any, found: Found) -> Iterator[None]:
 
 def _halves(cfg: Any, x: Any) -> Any:
     """Bring adjacent pairs into split halves, as our q_rope and k_rope have them."""
-    if cfg.model_type == "cohere":
-        return torch.cat([x[..., 0::2], x[..., 1::2]], dim=-1)
+    if cfg.model_type in PAIRED:
+        part = int(x.shape[-1] * (cfg.rope_parameters.get("partial_rotary_factor") or 1))
+        turned = x[..., :part]
+        return torch.cat([turned[..., 0::2], turned[..., 1::2], x[..., part:]], dim=-1)
     if cfg.model_type == "deepseek_v2":
         nope, pe = x[..., : cfg.qk_nope_head_dim], x[..., cfg.qk_nope_head_dim :]
         return torch.cat([nope, pe[..., 0::2], pe[..., 1::2]], dim=-1)
@@ -166,7 +175,7 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
         assert layer is not None
         name, prefix = layer[2], f"L{layer[1]}."
         if name == "post_attention_layernorm":
-            sandwich = cfg.model_type in ("gemma2", "gemma3_text", "olmo2", "olmo3")
+            sandwich = cfg.model_type in SANDWICH
             keep(prefix + ("attn_contrib" if sandwich else "ffn_norm"), out)
             if not sandwich:
                 keep(prefix + "mid", args[0])

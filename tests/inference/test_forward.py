@@ -36,8 +36,8 @@ def test_float64_is_transformers_at_every_point(name: str) -> None:
         assert rel(found, expected) < 1e-12, key
         assert rel(found, judge.found[key]) < 1e-6, key
         compared.add(key.partition(".")[2] or key)
-    normless = architecture(name) in ("olmo2", "olmo3")
-    parallel = architecture(name) in ("phi2", "cohere") or name.endswith("parallel")
+    normless = architecture(name) in ("olmo2", "olmo3", "exaone4")
+    parallel = architecture(name) in ("phi2", "cohere", "cohere2") or name.endswith("parallel")
     hidden = {"attn_norm", "ffn_norm"} if normless else {"ffn_norm"} if parallel else set()
     assert compared >= EVERYWHERE - hidden
 

@@ -21,7 +21,8 @@ from aprfmt.model import open_model
 from tests.inference.judge import backend, rel
 from tests.models import IDS, MAKERS, save_tiny
 
-PARTIAL = {"phi2": 0.5, "phi3": 0.75, "stablelm": 0.5}  # what reads it; phi3's is its maker's
+# What reads it; phi3's is its maker's.
+PARTIAL = {"phi2": 0.5, "phi3": 0.75, "stablelm": 0.5, "nemotron": 0.5, "glm4": 0.5}
 LINEAR = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}
 OTHERWISE_SCALED = ("gemma3", "olmo3", "phi3")  # an object a layer type, or longrope only
 
