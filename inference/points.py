@@ -48,6 +48,16 @@ class LayerFacts:
         return self.block.position == "rope" and bool(self.hp["rope_layers"][self.layer])
 
     @property
+    def normed_late(self) -> bool:
+        """The layer's q/k-norms follow rope."""
+        return bool(self.hp["qk_norm"]) and self.block.qk_norm_place == "after_rope"
+
+    @property
+    def tempered(self) -> bool:
+        """The layer's queries get a factor that grows with the position."""
+        return self.block.temperature != "none" and self.hp["temperature_scale"] is not None
+
+    @property
     def parallel(self) -> bool:
         """Attention and MLP read the same norm."""
         return bool(self.hp["parallel_residual"])
@@ -144,7 +154,7 @@ def _product(part: str) -> Where:
 
 
 def _is_normed(place: LayerFacts) -> bool:
-    return bool(place.hp["qk_norm"]) and not place.mla
+    return bool(place.hp["qk_norm"]) and not place.mla and not place.normed_late
 
 
 def _rotated(part: str) -> Where:
@@ -153,7 +163,7 @@ def _rotated(part: str) -> Where:
     def where(place: LayerFacts) -> str:
         if place.rotates or place.mla:
             return HERE
-        return f"{part}_norm" if place.hp["qk_norm"] else part
+        return f"{part}_norm" if _is_normed(place) else part
 
     return where
 
@@ -270,6 +280,13 @@ _ROWS: tuple[Point, ...] = (
     Point("k_rope", "tokens, kv_heads, head_dim",
           "key after rope, rotated part in split halves", _cpp("Kcur ROPE"), "k_post_rope",
           _hf("#k_rope"), where=_rotated("k")),
+    Point("q_attn", "tokens, heads, head_dim",
+          "query as attention reads it, where a norm or a factor follows rope", (), "",
+          _hf("#q_attn"),
+          where=_if(lambda place: place.normed_late or place.tempered, "q_rope")),
+    Point("k_attn", "tokens, kv_heads, head_dim",
+          "key as attention reads it, where a norm follows rope", (), "", _hf("#k_attn"),
+          where=_if(lambda place: place.normed_late, "k_rope")),
     Point("k_cache", "keys, kv_heads, head_dim", "keys that attention reads, cached ones first",
           _cpp("cache_k VIEW"), "", _hf("#k_cache"), rows="keys"),
     Point("v_cache", "keys, kv_heads, value_dim",
@@ -331,7 +348,8 @@ _ROWS: tuple[Point, ...] = (
           where=_MOE),
     Point("ffn_contrib", "tokens, hidden_size",
           "what is added to the stream: after the post-norm or the residual factor",
-          _cpp(" MUL:post_ffw_norm.weight"), "", _hf("post_feedforward_layernorm", "post_mlp_layernorm"),
+          _cpp(" MUL:post_ffw_norm.weight"), "",
+          _hf("post_feedforward_layernorm", "post_mlp_layernorm"),
           where=_contribution(lambda place: "moe_out" if place.moe else "ffn_out")),
     Point("out", "tokens, hidden_size", "residual stream leaving the layer", _cpp("l_out"),
           "post_ffn_residual", _hf("#out", "")),

@@ -174,6 +174,29 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "norm_eps": EPS, "head_dim": 16, "partial_rotary_factor": 0.5,
     }),
     "glm4": ("Glm4", _LLAMA | {"head_dim": 16, "partial_rotary_factor": 0.5}),
+    "hunyuan_v1_dense": ("HunYuanDenseV1", _LLAMA | {"head_dim": 16}),
+    "hunyuan_v1_moe": ("HunYuanMoEV1", _LLAMA | {
+        "head_dim": 16, "num_experts": 6, "moe_topk": 2, "intermediate_size": 40,
+    }),
+    "glm4_moe": ("Glm4Moe", _LLAMA | {
+        "head_dim": 16, "partial_rotary_factor": 0.5, "use_qk_norm": True,
+        "first_k_dense_replace": 1, "n_routed_experts": 8, "n_shared_experts": 2,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2,
+        "routed_scaling_factor": 1.7,
+    }),
+    "minimax_m2": ("MiniMaxM2", _LLAMA | {
+        "head_dim": 16, "partial_rotary_factor": 0.5, "num_local_experts": 6,
+        "num_experts_per_tok": 2, "intermediate_size": 40,
+    }),
+    "ernie4_5_moe": ("Ernie4_5_Moe", _LLAMA | {
+        "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 40,
+        "moe_num_shared_experts": 2,
+    }),
+    "ministral3": ("Ministral3", _LLAMA | {
+        "head_dim": 16, "rope_theta": None,
+        "rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0,
+                                    "llama_4_scaling_beta": 0.3},
+    }),
     "olmoe": ("Olmoe", _LLAMA | {
         "num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40,
     }),
@@ -230,6 +253,36 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "exaone4-full": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 5}),
     "ernie4_5-bias": ("ernie4_5", {"use_bias": True}),
     "nemotron-bias": ("nemotron", {"attention_bias": True, "mlp_bias": True}),
+    "hunyuan_v1_dense-alpha": (
+        "hunyuan_v1_dense",
+        {
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 500.0,
+                "alpha": 30.0,
+                "factor": 1.0,
+            },
+            "attention_bias": True,
+        },
+    ),
+    "glm4_moe-bare": (
+        "glm4_moe",
+        {
+            "use_qk_norm": False,
+            "attention_bias": True,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+        },
+    ),
+    "ernie4_5_moe-bias": (
+        "ernie4_5_moe",
+        {
+            "use_bias": True,
+            "moe_layer_interval": 2,
+            "moe_num_shared_experts": 0,
+        },
+    ),
     "olmoe-clip": ("olmoe", {"clip_qkv": 0.5, "norm_topk_prob": True}),
 }
 

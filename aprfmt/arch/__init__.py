@@ -48,6 +48,12 @@ ARCHS: "Registry[ArchSpec]" = Registry(
         "nemotron": _HERE + "nemotron:NEMOTRON",
         "glm4": _HERE + "glm4:GLM4",
         "olmoe": _HERE + "olmoe:OLMOE",
+        "hunyuan_v1_dense": _HERE + "hunyuan:HUNYUAN_DENSE",
+        "hunyuan_v1_moe": _HERE + "hunyuan:HUNYUAN_MOE",
+        "glm4_moe": _HERE + "glm4_moe:GLM4_MOE",
+        "minimax_m2": _HERE + "minimax_m2:MINIMAX_M2",
+        "ernie4_5_moe": _HERE + "ernie_moe:ERNIE4_5_MOE",
+        "ministral3": _HERE + "ministral3:MINISTRAL3",
     },
     ArchError,
 )

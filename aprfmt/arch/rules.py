@@ -342,6 +342,8 @@ BASE: tuple[HyperRule, ...] = (
     HyperRule("window_layers", default=per_layer(False)),
     attn_scale(),
     fixed("attn_scale_by_layer", False),
+    fixed("temperature_scale", None),
+    fixed("temperature_length", None),
     fixed("attn_softcap", None),
     fixed("final_softcap", None),
     fixed("embedding_scale", 1.0),

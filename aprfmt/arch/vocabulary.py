@@ -37,6 +37,8 @@ HYPER_NAMES: dict[str, str] = {
     "rope_layers": "tuple of bool: does layer i rotate (smollm3), True everywhere else",
     "attn_scale": "factor on q.k before the softmax",
     "attn_scale_by_layer": "divide the scores by layer index + 1 (gpt2 option)",
+    "temperature_scale": "None, or b in 1 + b*log(1 + floor(position / length)) on the queries",
+    "temperature_length": "None, or the length in it (llama4, ministral3)",
     "attn_softcap": "None, or c in tanh(x/c)*c on the scores before the mask",
     "final_softcap": "None, or c on the logits",
     "embedding_scale": "factor on the embedding rows (rounded to the arithmetic's dtype)",
@@ -51,7 +53,8 @@ HYPER_NAMES: dict[str, str] = {
     "routed_scale": "factor on the routed experts' weights",
     "n_expert_groups": "groups of experts (deepseek), 1 without",
     "n_expert_groups_used": "groups a token may choose from",
-    "router": "softmax, softmax_topk (over the chosen only), sigmoid_bias, group_limited_greedy",
+    "router": "softmax, softmax_topk (over the chosen only), softmax_bias, sigmoid_bias, "
+    "group_limited_greedy",
     "q_lora_rank": "None, or rank of the compressed query (MLA)",
     "kv_lora_rank": "rank of the compressed key/value (MLA)",
     "qk_nope_head_dim": "unrotated elements of a query/key head (MLA)",

@@ -24,6 +24,7 @@ Numbers = NDArray[Any]
 HEADED: Mapping[str, str] = {
     "q_mm": "n_heads", "q": "n_heads", "q_b": "n_heads", "q_norm": "n_heads", "q_rope": "n_heads",
     "k_mm": "n_kv_heads", "k": "n_kv_heads", "k_norm": "n_kv_heads", "k_rope": "n_kv_heads",
+    "q_attn": "n_heads", "k_attn": "n_kv_heads",
     "v_mm": "n_kv_heads", "v": "n_kv_heads", "k_nope": "n_heads",
     "k_cache": "n_kv_heads", "v_cache": "n_kv_heads",
 }  # fmt: skip

@@ -23,9 +23,10 @@ _LAYER = re.compile(r"(?:\w+\.)*?(?:layers|h)\.(\d{1,9})(?:\.([\w.]+))?(#\w+)?")
 _NUMBER = re.compile(r"\d{1,9}#\w+")
 _ABOVE = re.compile(r"(?:(?:model|language_model|transformer|base_model)\.)*([\w.]+(?:#\w+)?)")
 # Architectures whose code in transformers leaves rotated vectors in adjacent pairs.
-ADJACENT = ("cohere", "cohere2", "deepseek_v2", "ernie4_5", "glm4")
+ADJACENT = ("cohere", "cohere2", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "glm4")
 # Rope is applied to [batch, heads, tokens, head_dim]; projections are [batch, tokens, width].
-HEADS_FIRST = ("#q_rope", "#k_rope", "#v", "#k_cache", "#v_cache")
+HEADS_FIRST = ("#q_rope", "#k_rope", "#q_attn", "#k_attn", "#v", "#k_cache", "#v_cache")
+TURNED = ("#q_rope", "#k_rope", "#q_attn", "#k_attn")
 _WHOLE_NAMES = frozenset(
     name.text for point in POINTS.values() if not point.layered for name in point.hf
 )
@@ -190,7 +191,7 @@ class ModuleReader:
         values = by_heads(values, heads, self._tokens, like, first)
         if point in ("q", "k") and values.ndim == 3:
             self._like[f"{layer}.{point}"] = np.array(values)
-        if point.endswith("_rope") and self._adjacent and values.ndim == 3:
+        if text in TURNED and self._adjacent and values.ndim == 3:
             start, count = self._turned(layer, values.shape[-1])
             values = halves(values, start, start + count)
         return values

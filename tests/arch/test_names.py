@@ -39,6 +39,8 @@ UNFILLED = {
     "deepseek_v2": {"attn_k", "attn_v", "exp_probs_b"},
     "deepseek_v3": {"attn_k", "attn_v"},
     "glm4": {"attn_qkv"} | _DRAFT,
+    "glm4_moe": _DRAFT,
+    "ministral3": {"ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
 }
 
 
@@ -67,6 +69,7 @@ MERGED = {
     "_layernorm.norms.weight": "_layernorm.weight",
     "down_proj_bias": "down_proj.bias",
     "gate.e_score_correction_bias": "gate.e_score_correction.bias",
+    "moe.e_score_correction_bias": "moe.e_score_correction.bias",
 }
 
 

@@ -210,6 +210,44 @@ TINY: tuple[Tiny, ...] = (
     Tiny("glm4", "glm4", "bare", {
         "head_dim": 12, "attention_bias": False, "tie_word_embeddings": True, "pad_token_id": 0,
     }),
+    Tiny("hunyuan_v1_dense", "hunyuan_v1_dense", "plain", {"head_dim": 10}),
+    Tiny("hunyuan_v1_dense", "hunyuan_v1_dense", "stretched", {
+        "head_dim": 10, "attention_bias": True, "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 5000.0, "alpha": 30.0,
+                            "factor": 1.0},
+    }),
+    Tiny("hunyuan_v1_moe", "hunyuan_v1_moe", "plain", {
+        "head_dim": 10, "num_experts": 5, "moe_topk": 3,
+    }),
+    Tiny("glm4_moe", "glm4_moe", "plain", {
+        "head_dim": 12, "n_routed_experts": 6, "n_shared_experts": 2, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20, "use_qk_norm": True, "routed_scaling_factor": 1.5,
+    }),
+    Tiny("glm4_moe", "glm4_moe", "groups", {
+        "head_dim": 12, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3,
+        "topk_group": 2, "moe_intermediate_size": 20, "attention_bias": True,
+        "first_k_dense_replace": 2, "norm_topk_prob": False, "tie_word_embeddings": True,
+    }),
+    Tiny("minimax_m2", "minimax_m2", "plain", {
+        "head_dim": 12, "num_local_experts": 5, "num_experts_per_tok": 3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0,
+                            "partial_rotary_factor": 0.5},
+    }),
+    Tiny("ernie4_5_moe", "ernie4_5_moe", "plain", {
+        "moe_num_experts": 5, "moe_k": 3, "moe_intermediate_size": 20,
+    }),
+    Tiny("ernie4_5_moe", "ernie4_5_moe", "biases", {
+        "moe_num_experts": 5, "moe_k": 3, "moe_intermediate_size": 20, "use_bias": True,
+        "moe_num_shared_experts": 1, "moe_layer_start_index": 0, "moe_layer_interval": 2,
+    }),
+    Tiny("ministral3", "ministral3", "plain", {"head_dim": 10, "rope_parameters": {
+        **YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.2,
+    }}),
+    Tiny("ministral3", "ministral3", "steady", {
+        "head_dim": 10, "tie_word_embeddings": True, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 5000.0, "llama_4_scaling_beta": 0.0,
+            "original_max_position_embeddings": 128,
+    }}),
     Tiny("olmoe", "olmoe", "plain", {"num_experts": 5, "num_experts_per_tok": 3}),
     Tiny("olmoe", "olmoe", "clipped", {
         "num_experts": 5, "num_experts_per_tok": 3, "clip_qkv": 0.7, "norm_topk_prob": True,

@@ -38,6 +38,8 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"self_attn\.qkv_proj|attn\.c_attn": (("q", "k", "v"), ""),
     r"self_attn\.q_(norm|layernorm)": (("q_norm",), ""),
     r"self_attn\.k_(norm|layernorm)": (("k_norm",), ""),
+    r"self_attn\.query_layernorm": (("q_attn",), ""),
+    r"self_attn\.key_layernorm": (("k_attn",), ""),
     r"self_attn\.q_a_proj": (("q_a",), ""),
     r"self_attn\.q_a_layernorm": (("q_a_norm",), ""),
     r"self_attn\.q_b_proj": (("q",), ""),
@@ -59,7 +61,7 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
 # Model types whose post_attention_layernorm ends the attention.
 SANDWICH = ("gemma2", "gemma3_text", "olmo2", "olmo3", "exaone4")
 # Model types whose code leaves rotated vectors in adjacent pairs.
-PAIRED = ("cohere", "cohere2", "ernie4_5", "glm4")
+PAIRED = ("cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "glm4")
 WHOLE: dict[str, str] = {
     r"model\.embed_tokens|transformer\.wte": "embd",
     r"model\.(norm|final_layernorm)|transformer\.ln_f": "final_norm",
@@ -129,7 +131,10 @@ def watched(model: Any, found: Found) -> Iterator[None]:
         ].numpy()
         found[prefix + "probs"] = weights[0].numpy()
         turned = cfg.model_type != "cohere2" or module.sliding_window is not None
-        for name, x in (("q_rope", query), ("k_rope", key)):
+        late = cfg.model_type.startswith("hunyuan")
+        tempered = cfg.model_type == "ministral3"
+        names = "q_attn" if late or tempered else "q_rope", "k_attn" if late else "k_rope"
+        for name, x in zip(names, (query, key), strict=True):
             halved = _halves(cfg, x) if turned else x
             found[prefix + name] = halved[0].transpose(0, 1).numpy()
         found[prefix + "v"] = value[0].transpose(0, 1).numpy()
