@@ -197,6 +197,30 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0,
                                     "llama_4_scaling_beta": 0.3},
     }),
+    "gpt_neox": (
+        "GPTNeoX",
+        {k: v for k, v in _LAYER_NORM.items() if k not in ("num_key_value_heads", "rope_theta")}
+        | {"rotary_pct": 0.5, "rotary_emb_base": 5000.0},
+    ),
+    "gpt_bigcode": ("GPTBigCode", {
+        "vocab_size": VOCAB, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64,
+        "layer_norm_epsilon": EPS, "bos_token_id": 1, "eos_token_id": 2,
+    }),
+    "gptj": ("GPTJ", {
+        "vocab_size": VOCAB, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64,
+        "layer_norm_epsilon": EPS, "bos_token_id": 1, "eos_token_id": 2, "rotary_dim": 8,
+    }),
+    "falcon": ("Falcon", {
+        "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "layer_norm_epsilon": EPS, "ffn_hidden_size": 72, "rope_theta": 5000.0,
+        "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 64,
+    }),
+    "falcon_40b": ("Falcon", {
+        "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_kv_heads": 2, "layer_norm_epsilon": EPS, "ffn_hidden_size": 72, "rope_theta": 5000.0,
+        "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 64,
+        "new_decoder_architecture": True,
+    }),
     "olmoe": ("Olmoe", _LLAMA | {
         "num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40,
     }),
@@ -283,6 +307,17 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "moe_num_shared_experts": 0,
         },
     ),
+    "gpt_neox-serial": ("gpt_neox", {"use_parallel_residual": False}),
+    "gpt_bigcode-heads": ("gpt_bigcode", {"multi_query": False}),
+    "falcon-heads": ("falcon", {"multi_query": False, "bias": True}),
+    "falcon-11b": (
+        "falcon",
+        {
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "num_ln_in_parallel_attn": 1,
+        },
+    ),
     "olmoe-clip": ("olmoe", {"clip_qkv": 0.5, "norm_topk_prob": True}),
 }
 
@@ -345,14 +380,14 @@ def fill(model: Any, seed: int) -> None:
 
 def _drawn(name: str, noise: Any, fan_in: int, centred: bool) -> Any:
     """Scale standard normal noise to the part the tensor plays."""
-    if any(word in name for word in ("norm", ".ln_")):
+    if any(word in name for word in ("norm", ".ln_")) and "word_embeddings." not in name:
         bias = name.endswith("bias")
         return 0.3 * noise if bias else 0.4 * noise + (0.0 if centred else 1.0)
     if name.endswith("sinks"):
         return noise
     if name.endswith("bias"):
         return (0.2 if "e_score" in name else 0.4) * noise
-    if any(word in name for word in ("embed_tokens", "wte", "wpe")):
+    if any(word in name for word in ("embed_tokens", "wte", "wpe", "embed_in", "word_embed")):
         return 0.08 * noise
     gain = 1.0
     if any(word in name for word in ("q_proj", "k_proj", "q_b_proj", "qkv_proj", "kv_b_proj")):

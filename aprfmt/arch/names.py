@@ -28,7 +28,17 @@ NO_MODEL = ("__training__.",)
 # not count.
 _BETRAYS: dict[str, tuple[str, ...]] = {
     "gguf": ("blk.", "token_embd.", "output_norm.", "output.", "position_embd."),
-    "hf": (*PREFIXES["hf"], "layers.", "h.", "embed_tokens.", "wte.", "wpe.", "lm_head.", "norm."),
+    "hf": (
+        *PREFIXES["hf"],
+        "gpt_neox.",
+        "layers.",
+        "h.",
+        "embed_tokens.",
+        "wte.",
+        "wpe.",
+        "lm_head.",
+        "norm.",
+    ),
 }
 
 

@@ -295,9 +295,11 @@ class BlockSpec:
     head_dim, shared weight); width (RMS over the whole projection before the split); head_layer
     (LayerNorm over head_dim: cohere and stablelm with one weight row a head and no bias, phi2
     with one shared weight and bias). qk_norm_place: before_rope or after_rope
-    (hunyuan). position: rope or learned. temperature: none; or all: a factor on every query that
-    grows with the position (ministral3). mlp: gated or plain; experts replace it on `moe_layers`.
-    shared_expert: none; plain (added); gated (times sigmoid of its own gate).
+    (hunyuan). parallel_norm: with a parallel residual attention and MLP read one norm, or one each
+    (two: gpt_neox, falcon-40b). position: rope or learned. temperature: none; or all: a
+    factor on every query that grows with the position (ministral3). mlp: gated or plain; experts
+    replace it on `moe_layers`. shared_expert: none; plain (added); gated (times sigmoid of its own
+    gate).
 
     Rounding that shows in BF16 and F16 arithmetic only. softmax_cast: "input" subtracts the
     maximum in the scores' dtype first (gpt-oss; gpt2's softmax is "float32"). rope_cast: what is
@@ -315,6 +317,7 @@ class BlockSpec:
     norm_cast: Literal["before_weight", "after_weight"] = "before_weight"
     placement: Literal["pre", "post", "sandwich"] = "pre"
     qk_norm: Literal["none", "head", "width", "head_layer"] = "none"
+    parallel_norm: Literal["one", "two"] = "one"
     qk_norm_place: Literal["before_rope", "after_rope"] = "before_rope"
     attention: Literal["gqa", "mla"] = "gqa"
     sinks: bool = False
@@ -335,6 +338,7 @@ class BlockSpec:
             "norm_cast": ("before_weight", "after_weight"),
             "placement": ("pre", "post", "sandwich"),
             "qk_norm": ("none", "head", "width", "head_layer"),
+            "parallel_norm": ("one", "two"),
             "qk_norm_place": ("before_rope", "after_rope"),
             "attention": ("gqa", "mla"),
             "sinks": (False, True),

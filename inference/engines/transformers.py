@@ -76,7 +76,7 @@ def run(
         known = reader.modules
 
         def take(key: str, values: Any) -> None:
-            if known.read(key):
+            if reader.expects(key):
                 reader.add(key, _numbers(values))
 
         with torch.inference_mode(), hooked(network, known, take):

@@ -40,6 +40,8 @@ UNFILLED = {
     "deepseek_v3": {"attn_k", "attn_v"},
     "glm4": {"attn_qkv"} | _DRAFT,
     "glm4_moe": _DRAFT,
+    "falcon": {"attn_norm_2"},
+    "gpt_bigcode": set(),
     "ministral3": {"ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
 }
 

@@ -62,6 +62,10 @@ GPT2: dict[str, Any] = {
     "n_positions": 128,
 }
 
+# What older decoders do not know: grouped heads; falcon's width of the MLP has a name of its own.
+UNGROUPED = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
+FALCON = {key: value for key, value in UNGROUPED.items() if key != "intermediate_size"}
+
 
 @dataclass(frozen=True)
 class Tiny:
@@ -248,6 +252,23 @@ TINY: tuple[Tiny, ...] = (
             "rope_type": "default", "rope_theta": 5000.0, "llama_4_scaling_beta": 0.0,
             "original_max_position_embeddings": 128,
     }}),
+    Tiny("gpt_neox", "gpt_neox", "plain", {"rotary_pct": 0.5}, UNGROUPED),
+    Tiny("gpt_neox", "gpt_neox", "serial", {
+        "rotary_pct": 1.0, "use_parallel_residual": False, "attention_bias": False,
+        "tie_word_embeddings": True,
+    }, UNGROUPED),
+    Tiny("gpt_bigcode", "gpt_bigcode", sizes=GPT2),
+    Tiny("gpt_bigcode", "gpt_bigcode", "heads", {
+        "multi_query": False, "n_inner": 32, "scale_attn_weights": False,
+    }, GPT2),
+    Tiny("gptj", "gptj", "plain", {"rotary_dim": 4}, GPT2),
+    Tiny("falcon", "falcon", "plain", {"ffn_hidden_size": 40}, FALCON),
+    Tiny("falcon", "falcon", "heads", {
+        "multi_query": False, "bias": True, "tie_word_embeddings": False,
+    }, FALCON),
+    Tiny("falcon_40b", "falcon", "plain", {
+        "new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 40,
+    }, FALCON),
     Tiny("olmoe", "olmoe", "plain", {"num_experts": 5, "num_experts_per_tok": 3}),
     Tiny("olmoe", "olmoe", "clipped", {
         "num_experts": 5, "num_experts_per_tok": 3, "clip_qkv": 0.7, "norm_topk_prob": True,
@@ -321,7 +342,7 @@ class Read:
 @cache
 def _read(tiny_id: str) -> Read:
     made = _make(tiny_id)
-    spec = find_arch("hf", made.config["model_type"])
+    spec = find_arch("hf", made.config["model_type"], list(made.shapes), made.config)
     bound = bind(spec, "hf", made.shapes)
     known = known_shapes(bound, made.shapes)
     facts = Facts("hf", made.config, known, names="hf")
