@@ -17,7 +17,7 @@ T = TypeVar("T")
 # checkpoints put the language model below another module.
 PREFIXES: dict[str, tuple[str, ...]] = {
     "hf": ("model.language_model.", "language_model.model.", "language_model.", "model.",
-           "transformer."),
+           "transformer.", "bert.", "roberta.", "distilbert.transformer.", "distilbert.", "mpnet."),
     "gguf": (),
 }  # fmt: skip
 
@@ -31,6 +31,8 @@ _BETRAYS: dict[str, tuple[str, ...]] = {
     "hf": (
         *PREFIXES["hf"],
         "gpt_neox.",
+        "encoder.",
+        "embeddings.",
         "layers.",
         "h.",
         "embed_tokens.",

@@ -324,6 +324,8 @@ BASE: tuple[HyperRule, ...] = (
     size("value_head_dim", gguf="attention.value_length", default=lambda hp: hp["head_dim"]),
     ffn_size(),
     vocab_size(),
+    fixed("token_types", None),
+    fixed("position_buckets", None),
     context_length(),
     norm_eps(),
     fixed("lora_norm_eps", None),

@@ -382,7 +382,8 @@ class ArchSpec:
     decides between architectures that share a name: the one whose evidence is true, else the one
     without an evidence function. `ignored` are config keys known not to change the forward pass.
     `buffers[style]` are name templates of stored tensors that are computed, not learned (masks,
-    inverse frequencies). `derived` are hyperparameters that some styles keep in tensors.
+    inverse frequencies). `derived` are hyperparameters that some styles keep in tensors. `level`:
+    names where there is no forward pass; `block` says nothing then.
     """
 
     name: str
@@ -397,4 +398,5 @@ class ArchSpec:
     derived: tuple[DerivedTensor, ...] = ()
     evidence: Callable[[Collection[str], Mapping[str, Value]], bool] | None = None
     gguf_vectors_f32: bool = True
+    level: Literal["full", "names"] = "full"
     forward: str = ""  # "module:function" of its own forward pass; "": the common one

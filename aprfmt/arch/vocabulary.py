@@ -15,6 +15,8 @@ HYPER_NAMES: dict[str, str] = {
     "value_head_dim": "elements of a value head (MLA differs from head_dim)",
     "ffn_size": "inner width of a dense MLP",
     "vocab_size": "rows of the token embedding",
+    "token_types": "rows of the token type table (encoders), None without",
+    "position_buckets": "rows of the relative position table (mpnet), None without",
     "context_length": "positions the model was made for",
     "norm_eps": "epsilon inside every norm",
     "lora_norm_eps": "epsilon of the norms on the compressed query and key/value (MLA)",
@@ -64,8 +66,9 @@ HYPER_NAMES: dict[str, str] = {
 }
 
 # Roles (the part before .weight) whose tensors ggml's readers expect as F32, besides everything
-# one-dimensional: norms, expert routers, learned positions. Source: llama.cpp's converter.
-F32_ROLES = ("_norm", "ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd")
+# one-dimensional: norms, expert routers, tables of positions and token types. Source:
+# llama.cpp's converter.
+F32_ROLES = ("_norm", "ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "token_types")
 
 
 def role_key(layer: int | None, role: str) -> str:
