@@ -184,6 +184,17 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2,
         "routed_scaling_factor": 1.7,
     }),
+    "dots1": ("Dots1", _LLAMA | {
+        "head_dim": 16, "first_k_dense_replace": 1, "n_routed_experts": 8, "n_shared_experts": 2,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2,
+        "routed_scaling_factor": 1.7, "norm_topk_prob": True, "sliding_window": WINDOW,
+        "max_window_layers": 1,
+    }),
+    "granitemoe": ("GraniteMoe", _LLAMA | {
+        "attention_multiplier": 0.4, "embedding_multiplier": 3.5, "residual_multiplier": 0.6,
+        "logits_scaling": 2.5, "num_local_experts": 6, "num_experts_per_tok": 2,
+        "intermediate_size": 40,
+    }),
     "minimax_m2": ("MiniMaxM2", _LLAMA | {
         "head_dim": 16, "partial_rotary_factor": 0.5, "num_local_experts": 6,
         "num_experts_per_tok": 2, "intermediate_size": 40,

@@ -53,6 +53,8 @@ ARCHS: "Registry[ArchSpec]" = Registry(
         "glm4_moe": _HERE + "glm4_moe:GLM4_MOE",
         "minimax_m2": _HERE + "minimax_m2:MINIMAX_M2",
         "ernie4_5_moe": _HERE + "ernie_moe:ERNIE4_5_MOE",
+        "granitemoe": _HERE + "granite:GRANITE_MOE",
+        "dots1": _HERE + "dots1:DOTS1",
         "gpt_neox": _HERE + "gpt_neox:GPT_NEOX",
         "gpt_bigcode": _HERE + "gpt_bigcode:GPT_BIGCODE",
         "gptj": _HERE + "gptj:GPTJ",

@@ -43,6 +43,7 @@ UNFILLED = {
     "deepseek_v3": {"attn_k", "attn_v"},
     "glm4": {"attn_qkv"} | _DRAFT,
     "glm4_moe": _DRAFT,
+    "granitemoe": {"ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"},
     "falcon": {"attn_norm_2"},
     # What bert's other forms have: a joined projection, q/k-norms, a classifier's head.
     "bert": {"attn_qkv", "cls", "cls.output", "output_norm"},

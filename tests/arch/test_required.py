@@ -35,6 +35,8 @@ every = pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
 every_type = pytest.mark.parametrize("tiny", TYPES, ids=lambda tiny: tiny.model_type)
 
 # Keys that no supported decoder has: an encoder's; attention to later tokens (refused).
+# Keys without which transformers makes no model.
+NEEDED = {"dots1": ("n_routed_experts", "n_shared_experts", "num_experts_per_tok")}
 NOT_OURS = {
     "gpt2": {"add_cross_attention"}, "gemma3": {"use_bidirectional_attention"},
     "gpt_bigcode": {"add_cross_attention"},
@@ -84,6 +86,7 @@ def test_every_flag_of_a_configuration_on_and_off(tiny: Tiny) -> None:
     spec = find_arch("hf", tiny.model_type)
     plain = Tiny(tiny.arch, tiny.model_type, sizes=tiny.sizes)
     needs = {"pad_token_id": 0, **({} if "head_dim" not in tiny.config else {"head_dim": 10})}
+    needs |= {key: tiny.config[key] for key in NEEDED.get(tiny.arch, ())}
     flags = {
         key: value
         for key, value in auto.AutoConfig.for_model(tiny.model_type).to_dict().items()
@@ -250,11 +253,11 @@ INSISTED = {
     },
     "attn_q_norm.weight": {
         "qwen3", "qwen3_moe", "gemma3", "olmo2", "olmo3", "exaone4", "olmoe",
-        "hunyuan_v1_dense", "hunyuan_v1_moe", "minimax_m2",
+        "hunyuan_v1_dense", "hunyuan_v1_moe", "minimax_m2", "dots1",
     },
     "output.weight": {
         "phi2", "stablelm", "olmo2", "olmo3", "qwen2_moe", "gpt_oss", "nemotron", "olmoe",
-        "minimax_m2", "gpt_neox", "gptj",
+        "minimax_m2", "gpt_neox", "gptj", "dots1",
     },
 }  # fmt: skip
 

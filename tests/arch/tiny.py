@@ -252,6 +252,15 @@ TINY: tuple[Tiny, ...] = (
             "rope_type": "default", "rope_theta": 5000.0, "llama_4_scaling_beta": 0.0,
             "original_max_position_embeddings": 128,
     }}),
+    Tiny("dots1", "dots1", "plain", {
+        "head_dim": 10, "n_routed_experts": 6, "n_shared_experts": 2, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20, "first_k_dense_replace": 1, "sliding_window": 9,
+        "max_window_layers": 2, "attention_bias": True,
+    }),
+    Tiny("granitemoe", "granitemoe", "plain", {
+        "num_local_experts": 5, "num_experts_per_tok": 3, "attention_multiplier": 0.3,
+        "embedding_multiplier": 3.5, "residual_multiplier": 0.6, "logits_scaling": 2.5,
+    }),
     Tiny("gpt_neox", "gpt_neox", "plain", {"rotary_pct": 0.5}, UNGROUPED),
     Tiny("gpt_neox", "gpt_neox", "serial", {
         "rotary_pct": 1.0, "use_parallel_residual": False, "attention_bias": False,

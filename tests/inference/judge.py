@@ -60,8 +60,8 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"mlp\.gate_up_proj": (("ffn_gate", "ffn_up"), ""),
     r"mlp\.(act_fn|activation_fn|act)": (("ffn_act",), ""),
     r"mlp\.(down_proj|fc2|c_proj|fc_out|dense_4h_to_h)": (("ffn_out",), "ffn_mul"),
-    r"mlp\.(gate|router)": (("router",), ""),
-    r"mlp": (("ffn_out",), ""),
+    r"(mlp|block_sparse_moe)\.(gate|router)": (("router",), ""),
+    r"mlp|block_sparse_moe": (("ffn_out",), ""),
     r"": (("out",), "in"),
 }
 # Their attention is no function of its own in transformers' code.
