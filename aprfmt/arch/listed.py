@@ -1,4 +1,4 @@
-"""Older decoders by their names: bloom, mpt, opt, gpt_neo, codegen and olmo.
+"""Older decoders by their names: bloom, mpt, opt, gpt_neo, olmo, xglm, biogpt, persimmon, codegen.
 
 What converting, comparing, checking and quantizing need; no forward pass. Sources: transformers'
 modeling files; the gguf package's name map; the converter's bloom.py, mpt.py and olmo.py.
@@ -25,6 +25,7 @@ from aprfmt.arch.rows import (
 from aprfmt.arch.spec import HyperRule
 
 _H = "transformer.h.{L}."
+Rows = tuple[RoleRow, ...]
 
 
 def _plain(up: str, down: str, bias: str | None = "") -> tuple[RoleRow, ...]:
@@ -178,5 +179,104 @@ OLMO = named(
         rules.rope_style("half", permuted=True),
         HyperRule("qkv_clip", {"hf": ("clip_qkv",), "gguf": ("{arch}.attention.clamp_kqv",)},
             "positive", None),
+    ),
+)  # fmt: skip
+
+# fairseq's decoders: norms before attention and MLP, biases everywhere.
+
+
+def _fairseq(layer: str, before: Rows, after: Rows, *more: RoleRow) -> Rows:
+    return (
+        *before,
+        *more,
+        *norm("attn_norm", layer + "self_attn_layer_norm", bias=True),
+        *linear("attn_q", layer + "self_attn.q_proj", Q, "hidden_size", bias=""),
+        *linear("attn_k", layer + "self_attn.k_proj", KV, "hidden_size", bias=""),
+        *linear("attn_v", layer + "self_attn.v_proj", KV, "hidden_size", bias=""),
+        *linear("attn_output", layer + "self_attn.out_proj", "hidden_size", Q, bias=""),
+        *norm("ffn_norm", layer + "final_layer_norm", bias=True),
+        *_plain(layer + "fc1", layer + "fc2"),
+        *after,
+    )
+
+
+XGLM = named(
+    "xglm", ("xglm", "XGLMForCausalLM"), "",
+    tables(_fairseq("model.layers.{L}.", *whole(final="model.layer_norm", norm_bias=True))),
+    _old(
+        rules.hidden_size(1024, "d_model hidden_size"),
+        rules.n_layers(24, "num_layers num_hidden_layers"),
+        rules.n_heads(16, "attention_heads num_attention_heads"),
+        rules.ffn_size(4096, "ffn_dim"),
+        rules.context_length(2048),
+        rules.activation("gelu", "activation_function"),
+    ),
+)  # fmt: skip
+BIOGPT = named(
+    "biogpt", ("biogpt", "BioGptForCausalLM"), "",
+    tables(_fairseq(
+        "biogpt.layers.{L}.",
+        *whole(embed="biogpt.embed_tokens", final="biogpt.layer_norm", norm_bias=True,
+            head="output_projection"),
+        RoleRow("position_embd.weight", "biogpt.embed_positions.weight",
+            ("context_length+2", "hidden_size"), layered=False),
+    )),
+    _old(
+        rules.context_length(1024),
+        rules.norm_eps(1e-12, "layer_norm_eps", "layer_norm_epsilon"),
+    ),
+)  # fmt: skip
+
+_L = "model.layers.{L}."
+PERSIMMON = named(
+    "persimmon", ("persimmon", "PersimmonForCausalLM"), "",
+    tables(
+        (
+            *whole()[0],
+            *norm("attn_norm", "input_layernorm", bias=True),
+            *fused_rows(""),
+            *norm("attn_q_norm", "self_attn.q_layernorm", ("head_dim",), "qk_norm", bias=True),
+            *norm("attn_k_norm", "self_attn.k_layernorm", ("head_dim",), "qk_norm", bias=True),
+            *linear("attn_output", "self_attn.dense", "hidden_size", Q, bias=""),
+            *norm("ffn_norm", "post_attention_layernorm", bias=True),
+            *_plain(_L + "mlp.dense_h_to_4h", _L + "mlp.dense_4h_to_h"),
+            *whole(final="model.final_layernorm", norm_bias=True)[1],
+        ),
+        hf_first=fused_in(_L + "self_attn.query_key_value", GROUPED),
+    ),
+    rules.hyper_table(
+        rules.n_kv_heads(hf=""),
+        rules.head_dim(hf=""),
+        rules.context_length(16384),
+        rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
+        rules.activation("relu2"),
+        rules.qk_norm(True, "qk_layernorm"),
+        *rope_rules(Rope(partial=0.5)),
+    ),
+)  # fmt: skip
+
+_CODE_BEFORE, _CODE_AFTER = whole(
+    embed="transformer.wte", final="transformer.ln_f", norm_bias=True, head_bias=True
+)
+CODEGEN = named(
+    "codegen", ("codegen", "CodeGenForCausalLM"), "",
+    tables((
+        *_CODE_BEFORE,
+        *norm("attn_norm", _H + "ln_1", bias=True),
+        # q, v and k of each of four parts of the heads: kept as they are stored.
+        RoleRow("attn_qvk.weight", _H + "attn.qkv_proj.weight", ("3*hidden_size", "hidden_size")),
+        *linear("attn_output", _H + "attn.out_proj", "hidden_size", Q),
+        *_plain(_H + "mlp.fc_in", _H + "mlp.fc_out"),
+        *_CODE_AFTER,
+    )),
+    _old(
+        rules.hidden_size(4096, "n_embd hidden_size"),
+        rules.n_layers(28, "n_layer num_hidden_layers"),
+        rules.n_heads(16, "n_head num_attention_heads"),
+        rules.ffn_size(four_times, "n_inner"),
+        rules.vocab_size(50400),
+        rules.context_length(2048, "n_positions n_ctx"),
+        rules.activation("gelu_tanh", "activation_function", tanh="gelu_new"),
+        rules.tied_embeddings(),
     ),
 )  # fmt: skip

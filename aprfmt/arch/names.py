@@ -31,6 +31,7 @@ _BETRAYS: dict[str, tuple[str, ...]] = {
     "hf": (
         *PREFIXES["hf"],
         "gpt_neox.",
+        "biogpt.",
         "encoder.",
         "embeddings.",
         "layers.",

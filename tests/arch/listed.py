@@ -43,8 +43,38 @@ LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
         "attention_types": [[["global", "local"], 2]],
     }),
     "olmo": ("olmo", "olmo", CAUSAL, {**SIZES, "num_key_value_heads": 2}),
+    "llama4": ("llama4", "llama4_text", CAUSAL, {
+        **SIZES, **_SPECIAL, "num_key_value_heads": 2, "num_local_experts": 5, "head_dim": 10,
+        "intermediate_size_mlp": 36, "interleave_moe_layer_step": 2,
+    }),
+    "phimoe": ("phimoe", "phimoe", CAUSAL, {
+        **SIZES, "num_key_value_heads": 2, "num_local_experts": 5,
+    }),
+    "bitnet": ("bitnet", "bitnet", CAUSAL, {
+        **SIZES, **_SPECIAL, "num_key_value_heads": 2, "tie_word_embeddings": True,
+    }),
+    "eurobert": ("eurobert", "eurobert", MASKED, {**SIZES, **_SPECIAL, "num_key_value_heads": 2}),
+    "apertus": ("apertus", "apertus", CAUSAL, {
+        **SIZES, **_SPECIAL, "num_key_value_heads": 2,
+    }),
+    "persimmon": ("persimmon", "persimmon", CAUSAL, SIZES),
+    "xglm": ("xglm", "xglm", CAUSAL, {
+        "d_model": 24, "num_layers": 3, "attention_heads": 6, "ffn_dim": 40, "vocab_size": 56,
+        "max_position_embeddings": 128,
+    }),
+    "biogpt": ("biogpt", "biogpt", CAUSAL, SIZES),
+    "codegen": ("codegen", "codegen", CAUSAL, {
+        "n_embd": 24, "n_layer": 3, "n_head": 4, "vocab_size": 56, "n_positions": 128,
+        "rotary_dim": 4,
+    }),
 }  # fmt: skip
-POOLED = ("bert", "jina_embeddings_v3")  # what a file of GGUF has no place for
+# What a file of GGUF has no place for.
+HOMELESS = {"bert": "pooler", "jina_embeddings_v3": "pooler", "eurobert": "output.weight"}
+# Roles whose names the gguf package's map does not know: joined experts that the converter cuts,
+# and norms that it names itself.
+UNMAPPED = {
+    "llama4": ("ffn_gate_exps", "ffn_up_exps"), "bitnet": ("attn_sub_norm", "ffn_sub_norm"),
+}  # fmt: skip
 
 
 def save(label: str, folder: Path) -> Any:

@@ -46,6 +46,7 @@ UNFILLED = {
     "granitemoe": {"ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"},
     "falcon": {"attn_norm_2"},
     # What bert's other forms have: a joined projection, q/k-norms, a classifier's head.
+    "phimoe": {"attn_qkv"},
     "bert": {"attn_qkv", "cls", "cls.output", "output_norm"},
     "distilbert": {"attn_qkv", "cls", "cls.output", "output_norm", "token_types"},
     "modernbert": {"cls", "cls.output", "cls.norm"},
