@@ -42,7 +42,8 @@ def _length(hp: Params) -> int | None:
     """Return the length that rope was trained for, where the queries grow."""
     if hp["temperature_scale"] is None:
         return None
-    length: int = (hp["rope_scaling"] or {}).get("original_context_length", hp["context_length"])
+    scaling: Params = hp["rope_scaling"] or {}
+    length: int = scaling.get("original_context_length") or hp["context_length"]
     return length
 
 
