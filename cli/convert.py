@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 @options.tensor_encodings
 @options.quantization
 @options.leaving
+@click.option("--generic", is_flag=True, help="Copy names and bytes, whatever the architecture.")
 @click.option("--alignment", type=int, help="Data alignment of a GGUF output (default 32).")
 @click.option("--dry-run", is_flag=True, help="Plan and report sizes; write nothing.")
 @options.writing
@@ -30,6 +31,8 @@ def command(src: Path, dst: Path, to: str | None, as_json: bool, quiet: bool, **
 
     Every tensor keeps its encoding and bytes unless the target's rules or a flag say otherwise;
     each such change is listed. What was written is re-opened and compared with the source.
+    --generic needs no known architecture: names and bytes go from container to container, and the
+    output is marked, so that no loader takes it for a model.
     """
     return run("convert", src, dst, to, quiet, as_json, **wishes)
 

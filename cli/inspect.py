@@ -142,6 +142,7 @@ def resolved(resolution: "Resolution") -> dict[str, Any]:
     report, hyper = resolution.report, resolution.hyper
     return {
         "architecture": resolution.spec.name,
+        "level": resolution.spec.level,
         "hyperparameters": {
             name: {
                 "value": hyper.of(name).value,
@@ -177,6 +178,7 @@ def show(opened: "Model", body: dict[str, Any], all_metadata: bool) -> None:
         ("tensors", body["tensor_count"]),
         ("parameters", f"{body['parameters']:,}"),
         ("architecture", body["architecture"] or "unknown"),
+        *([("level", _LEVELS[body["level"]])] if body["architecture"] else ()),
     ]
     if body["config"]:
         rows.append(("config", body["config"]))
@@ -227,6 +229,9 @@ def _show_resolved(body: dict[str, Any]) -> None:
             )
     if body["unclaimed"]:
         render.line(f"tensors of no role: {render.escape(', '.join(body['unclaimed'][:6]))}")
+
+
+_LEVELS = {"full": "full", "names": "names (no forward pass)"}
 
 
 def _short(value: object) -> str:

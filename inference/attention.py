@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 
 from aprfmt.errors import ArchError
-from aprfmt.inference.backends.base import Array, Heads, Mask, Style
+from aprfmt.inference.backends.base import Array, Heads, Mask, Numbers, Style
 from aprfmt.inference.context import Context
 from aprfmt.inference.rope import kind_of
 
@@ -85,21 +85,48 @@ def _project(c: Context, layer: int, x: Array, heads: Mapping[str, int]) -> list
         if part in late:
             y = c.tap(f"{part}_mm", layer, y.reshape(shape)).reshape(len(x), -1)
             y = c.backend.add(y, biases[part])
-        found.append(c.tap(part, layer, y.reshape(shape)))
+        y = y.reshape(shape)
+        normed = c.hp["qk_norm"] and part != "v"
+        found.append(c.tap(part, layer, y if normed else _clipped(c, y)))
     return found
+
+
+def _clipped(c: Context, x: Array) -> Array:
+    """Clamp q, k or v where the model does: after a norm, before rope."""
+    limit = c.hp["qkv_clip"]
+    return x if limit is None else c.backend.clip(x, float(limit))
 
 
 def _gqa(c: Context, layer: int, x: Array) -> tuple[Array, Array, Array]:
     n_heads, n_kv = int(c.hp["n_heads"]), int(c.hp["n_kv_heads"])
     q, k, v = _project(c, layer, x, {"q": n_heads, "k": n_kv, "v": n_kv})
-    if c.hp["qk_norm"]:
-        q = c.tap("q_norm", layer, _qk_norm(c, layer, "attn_q_norm", q))
-        k = c.tap("k_norm", layer, _qk_norm(c, layer, "attn_k_norm", k))
+    if c.hp["qk_norm"] and c.block.qk_norm_place == "before_rope":
+        q = c.tap("q_norm", layer, _clipped(c, _qk_norm(c, layer, "attn_q_norm", q)))
+        k = c.tap("k_norm", layer, _clipped(c, _qk_norm(c, layer, "attn_k_norm", k)))
     kind = kind_of(c.hp, layer) if c.block.position == "rope" else None
     if kind is not None:
         q, k = c.backend.ropes([q, k], c.ropes[kind], style=_style(c), cast=c.block.rope_cast)
         q, k = c.tap("q_rope", layer, q), c.tap("k_rope", layer, k)
-    return q, k, v
+    return *_finished(c, layer, q, k), v
+
+
+def _finished(c: Context, layer: int, q: Array, k: Array) -> tuple[Array, Array]:
+    """Return q and k after what follows rope: norms, or a factor on the queries."""
+    if c.hp["qk_norm"] and c.block.qk_norm_place == "after_rope":
+        q = c.tap("q_attn", layer, _qk_norm(c, layer, "attn_q_norm", q))
+        k = c.tap("k_attn", layer, _qk_norm(c, layer, "attn_k_norm", k))
+    elif c.block.temperature != "none" and c.hp["temperature_scale"] is not None:
+        q = c.tap("q_attn", layer, c.backend.mul(q, c.backend.array(_temperature(c))))
+    return q, k
+
+
+def _temperature(c: Context) -> Numbers:
+    """Return the factors [tokens, 1, 1], in float32 steps as transformers computes them."""
+    positions = c.facts.positions.astype(np.float32)
+    length, scale = (np.float32(c.hp[f"temperature_{part}"]) for part in ("length", "scale"))
+    grown = np.log(np.float32(1) + np.floor(positions / length)) * scale
+    factors: Numbers = np.float32(1) + grown
+    return factors[:, None, None]
 
 
 def _rotate(c: Context, x: Array, table: tuple[Array, Array]) -> Array:

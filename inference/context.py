@@ -85,6 +85,8 @@ class Context:
         weight = self.vector(layer, f"{role}.weight")
         eps = float(self.hp["norm_eps"])
         if self.block.norm == "layer":
+            if self.block.norm_offset:
+                weight = self.backend.shift(weight, self.block.norm_offset)
             return self.backend.layer_norm(x, weight, self.bias(layer, role), eps=eps)
         return self.rms_norm(x, weight, eps)
 

@@ -164,7 +164,11 @@ def _block(c: Context, layer: int, x: Array) -> Array:
         h = c.tap("attn_norm", layer, c.norm(layer, "attn_norm", x))
     mixed = attention(c, layer, h)
     if c.hp["parallel_residual"]:
+        if c.block.parallel_norm == "two":
+            h = c.norm(layer, "ffn_norm", x)
         x = b.add(x, _contribution(c, layer, _ATTENTION.product(c, layer, mixed), _ATTENTION))
+        if c.block.parallel_norm == "two":
+            h = c.tap("ffn_norm", layer, h)
         fed = moe(c, layer, h) if c.hp["moe_layers"][layer] else _fed(c, layer, h)
         return c.tap("out", layer, b.add(x, _contribution(c, layer, fed, _MLP)))
     x = c.tap("mid", layer, _added(c, layer, x, mixed, _ATTENTION))

@@ -124,6 +124,14 @@ def _sigmoid_bias(logits: Numbers, bias: Numbers | None, hp: Mapping[str, Value]
     return Routing(chosen, _weighted(weights, hp, 1e-20), np.minimum(margin, group_margin))
 
 
+def _softmax_bias(logits: Numbers, bias: Numbers | None, hp: Mapping[str, Value]) -> Routing:
+    """Softmax over all; a bias is added for choosing only (ernie)."""
+    scores = _softmax(logits)
+    chosen, margin = _best(scores if bias is None else scores + bias, int(hp["n_experts_used"]))
+    weights = np.take_along_axis(scores, chosen, -1)
+    return Routing(chosen, _weighted(weights, hp, 0.0), margin)
+
+
 def _best_two(split: Numbers) -> Numbers:
     best: Numbers = np.sum(np.sort(split, axis=-1)[..., -2:], axis=-1)
     return best
@@ -134,6 +142,7 @@ ROUTERS: Mapping[str, Callable[[Numbers, Numbers | None, Mapping[str, Value]], R
     "softmax_topk": _chosen_only,
     "group_limited_greedy": _group_limited,
     "sigmoid_bias": _sigmoid_bias,
+    "softmax_bias": _softmax_bias,
 }
 
 
@@ -141,7 +150,7 @@ def moe(c: Context, layer: int, x: Array) -> Array:
     """Return the routed experts' weighted sum plus the shared expert: point `moe_out`."""
     b = c.backend
     w = c.weights.of(layer, "ffn_gate_inp.weight")
-    rounded = c.block.router_cast != "none"
+    rounded = c.block.router_cast in ("weights", "logits")
     logits = b.router(x, w, c.bias(layer, "ffn_gate_inp"), rounded=rounded)
     logits = b.to_numpy(c.tap("router", layer, logits))
     correction = c.weights.get_role(layer, "exp_probs_b.bias")
@@ -149,7 +158,7 @@ def moe(c: Context, layer: int, x: Array) -> Array:
     routing = route(logits, bias, c.hp)
     experts = b.to_numpy(c.tap("experts", layer, routing.experts))
     applied = routing.weights
-    if c.block.router_cast == "weights":
+    if c.block.router_cast in ("weights", "product"):
         applied = b.to_numpy(b.array(applied))
     weights = b.to_numpy(c.tap("expert_w", layer, applied))
     c.tap("router_margin", layer, routing.margin)
@@ -158,7 +167,7 @@ def moe(c: Context, layer: int, x: Array) -> Array:
         rows, ranks = np.nonzero(experts == expert)
         y = _expert(c, layer, expert, x, rows)
         total = b.add_weighted(total, rows, y, weights[rows, ranks])
-    if c.block.shared_expert != "none":
+    if c.block.shared_expert != "none" and c.hp["shared_ffn_size"]:
         total = b.add(total, _shared(c, layer, x))
     return c.tap("moe_out", layer, total)
 

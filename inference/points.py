@@ -48,6 +48,16 @@ class LayerFacts:
         return self.block.position == "rope" and bool(self.hp["rope_layers"][self.layer])
 
     @property
+    def normed_late(self) -> bool:
+        """The layer's q/k-norms follow rope."""
+        return bool(self.hp["qk_norm"]) and self.block.qk_norm_place == "after_rope"
+
+    @property
+    def tempered(self) -> bool:
+        """The layer's queries get a factor that grows with the position."""
+        return self.block.temperature != "none" and self.hp["temperature_scale"] is not None
+
+    @property
     def parallel(self) -> bool:
         """Attention and MLP read the same norm."""
         return bool(self.hp["parallel_residual"])
@@ -149,7 +159,7 @@ def _product(part: str) -> Where:
 
 
 def _is_normed(place: LayerFacts) -> bool:
-    return bool(place.hp["qk_norm"]) and not place.mla
+    return bool(place.hp["qk_norm"]) and not place.mla and not place.normed_late
 
 
 def _rotated(part: str) -> Where:
@@ -158,7 +168,7 @@ def _rotated(part: str) -> Where:
     def where(place: LayerFacts) -> str:
         if place.rotates or place.mla:
             return HERE
-        return f"{part}_norm" if place.hp["qk_norm"] else part
+        return f"{part}_norm" if _is_normed(place) else part
 
     return where
 
@@ -184,7 +194,7 @@ def _multiplied(place: LayerFacts) -> str:
 
 
 def _ffn_norm(place: LayerFacts) -> str:
-    if place.parallel:
+    if place.parallel and place.block.parallel_norm == "one":
         return "attn_norm" if place.block.placement != "post" else "in"
     return HERE if place.block.placement != "post" else "mid"
 
@@ -215,7 +225,8 @@ def _biased(*roles: str) -> tuple[Name, ...]:
 
 _ROWS: tuple[Point, ...] = (
     Point("embd", "tokens, hidden_size", "rows of the token embedding, unscaled",
-          _cpp(" GET_ROWS:token_embd.weight"), "embedding", _hf("embed_tokens", "wte"),
+          _cpp(" GET_ROWS:token_embd.weight"), "embedding",
+          _hf("embed_tokens", "wte", "embed_in", "word_embeddings"),
           layered=False),
     Point("embd_scaled", "tokens, hidden_size",
           "after the embedding's factor or with learned positions added: the input of layer 0",
@@ -225,7 +236,7 @@ _ROWS: tuple[Point, ...] = (
           _hf("#in"), where=_entering),
     Point("attn_norm", "tokens, hidden_size",
           "after the norm before attention, weight and bias applied", _biased("attn_norm"),
-          "attn_norm", _hf("input_layernorm", "ln_1"),
+          "attn_norm", _hf("input_layernorm", "ln_1", "ln_attn"),
           where=_if(lambda place: place.block.placement != "post", "in")),
     Point("q_a", "tokens, q_lora_rank", "compressed query (MLA)", _biased("attn_q_a"), "",
           _hf("self_attn.q_a_proj"), where=_LATENT_Q),
@@ -238,7 +249,9 @@ _ROWS: tuple[Point, ...] = (
           where=lambda place: "q" if _LATENT_Q(place) == HERE else ABSENT),
     Point("q", "tokens, heads, head_dim", "query with its bias, before norm and rope",
           _biased("attn_q"), "qkv_bias",
-          _hf("self_attn.q_proj", "self_attn.qkv_proj[qkv]", "attn.c_attn[qkv]")),
+          _hf("self_attn.q_proj", "attn.q_proj", "self_attn.qkv_proj[qkv]",
+              "attn.c_attn[qkv]", "attention.query_key_value[qkv]",
+              "self_attention.query_key_value[qkv]")),
     Point("kv_a", "tokens, kv_lora_rank+qk_rope_head_dim",
           "compressed keys and values, then the part to rotate (MLA)", _biased("attn_kv_a_mqa"),
           "", _hf("self_attn.kv_a_proj_with_mqa"), where=_MLA),
@@ -253,12 +266,16 @@ _ROWS: tuple[Point, ...] = (
           _product_names("k"), "qkv_matmul", inner=True, where=_product("k")),
     Point("k", "tokens, kv_heads, head_dim", "key with its bias, before norm and rope",
           _biased("attn_k"), "qkv_bias",
-          _hf("self_attn.k_proj", "self_attn.qkv_proj[qkv]", "attn.c_attn[qkv]"),
+          _hf("self_attn.k_proj", "attn.k_proj", "self_attn.qkv_proj[qkv]",
+              "attn.c_attn[qkv]", "attention.query_key_value[qkv]",
+              "self_attention.query_key_value[qkv]"),
           where=_if(lambda place: not place.mla)),
     Point("v_mm", "tokens, kv_heads, value_dim", "value product only, before the bias",
           _product_names("v"), "qkv_matmul", inner=True, where=_product("v")),
     Point("v", "tokens, kv_heads, value_dim", "value with its bias", _biased("attn_v"), "qkv_bias",
-          _hf("self_attn.v_proj", "self_attn.qkv_proj[qkv]", "attn.c_attn[qkv]",
+          _hf("self_attn.v_proj", "attn.v_proj", "self_attn.qkv_proj[qkv]",
+              "attn.c_attn[qkv]", "attention.query_key_value[qkv]",
+              "self_attention.query_key_value[qkv]",
               "self_attn.kv_b_proj[heads]")),
     Point("k_pe_rope", "tokens, 1, qk_rope_head_dim", "the shared part after rope (MLA)",
           _cpp("k_pe ROPE"), "",
@@ -275,6 +292,13 @@ _ROWS: tuple[Point, ...] = (
     Point("k_rope", "tokens, kv_heads, head_dim",
           "key after rope, rotated part in split halves", _cpp("Kcur ROPE"), "k_post_rope",
           _hf("#k_rope"), where=_rotated("k")),
+    Point("q_attn", "tokens, heads, head_dim",
+          "query as attention reads it, where a norm or a factor follows rope", (), "",
+          _hf("#q_attn"),
+          where=_if(lambda place: place.normed_late or place.tempered, "q_rope")),
+    Point("k_attn", "tokens, kv_heads, head_dim",
+          "key as attention reads it, where a norm follows rope", (), "", _hf("#k_attn"),
+          where=_if(lambda place: place.normed_late, "k_rope")),
     Point("k_cache", "keys, kv_heads, head_dim", "keys that attention reads, cached ones first",
           _cpp("cache_k VIEW"), "", _hf("#k_cache"), rows="keys"),
     Point("v_cache", "keys, kv_heads, value_dim",
@@ -288,14 +312,17 @@ _ROWS: tuple[Point, ...] = (
           _cpp("kq_soft_max SOFT_MAX"), "attn_softmax", _hf("#probs"), rows="scores", inner=True),
     Point("attn", "tokens, heads*value_dim", "probs.v, heads joined, before the output product",
           _cpp("kqv_out"), "attention",
-          _hf("self_attn.o_proj#in", "self_attn.dense#in", "attn.c_proj#in")),
+          _hf("self_attn.o_proj#in", "self_attn.dense#in", "attn.c_proj#in", "attn.out_proj#in",
+              "attention.dense#in", "self_attention.dense#in")),
     Point("attn_out", "tokens, hidden_size", "output projection with its bias",
           _biased("attn_output"), "attn_out",
-          _hf("self_attn.o_proj", "self_attn.dense", "attn.c_proj", "self_attn", "attn")),
+          _hf("self_attn.o_proj", "self_attn.dense", "attn.c_proj", "attn.out_proj",
+              "attention.dense", "self_attention.dense", "self_attn", "attn")),
     Point("attn_contrib", "tokens, hidden_size",
           "what is added to the stream: after the post-norm or the residual factor",
           _cpp(" MUL:post_attention_norm.weight"), "",
-          _hf("post_attention_layernorm sandwich", "post_attention_layernorm post"),
+          _hf("post_self_attn_layernorm", "post_attention_layernorm sandwich",
+              "post_attention_layernorm post"),
           where=_contribution(lambda place: "attn_out")),
     Point("mid", "tokens, hidden_size", "residual stream after attention",
           _cpp("ffn_inp ADD", "sa_out ADD"), "post_attn_residual",
@@ -303,10 +330,11 @@ _ROWS: tuple[Point, ...] = (
           where=_if(lambda place: not place.parallel)),
     Point("ffn_norm", "tokens, hidden_size", "after the norm before the MLP",
           _biased("ffn_norm"), "ffn_norm",
-          _hf("pre_feedforward_layernorm", "ln_2", "post_attention_layernorm pre"),
+          _hf("pre_feedforward_layernorm", "ln_2", "ln_mlp", "post_attention_layernorm pre"),
           where=_ffn_norm),
     Point("router", "tokens, n_experts", "expert logits with bias", _biased("ffn_gate_inp"), "",
-          _hf("mlp.gate", "mlp.router", "block_sparse_moe.gate"), where=_MOE),
+          _hf("mlp.gate", "mlp.router", "block_sparse_moe.gate", "block_sparse_moe.router"),
+          where=_MOE),
     Point("experts", "tokens, n_experts_used", "ids of the chosen experts, heaviest first",
           _cpp("ffn_moe_topk VIEW"), "", _hf("#experts"), where=_MOE),
     Point("expert_w", "tokens, n_experts_used", "weights of the chosen experts as applied",
@@ -320,7 +348,8 @@ _ROWS: tuple[Point, ...] = (
     Point("ffn_gate", "tokens, ffn_size", "gate product with bias", _biased("ffn_gate"),
           "ffn_gate", _hf("mlp.gate_proj", "mlp.gate_up_proj[halves]"), where=_GATED),
     Point("ffn_up", "tokens, ffn_size", "up product with bias", _biased("ffn_up"), "ffn_up",
-          _hf("mlp.up_proj", "mlp.fc1", "mlp.c_fc", "mlp.gate_up_proj[halves]"), where=_DENSE),
+          _hf("mlp.up_proj", "mlp.fc1", "mlp.c_fc", "mlp.fc_in", "mlp.dense_h_to_4h",
+              "mlp.gate_up_proj[halves]"), where=_DENSE),
     Point("ffn_act", "tokens, ffn_size", "act(gate); of a plain MLP act(up)",
           _cpp("ffn_gelu", "ffn_silu", "ffn_relu"), "ffn_silu",
           _hf("mlp.act_fn", "mlp.activation_fn", "mlp.act"), where=_DENSE),
@@ -335,12 +364,13 @@ _ROWS: tuple[Point, ...] = (
           where=_MOE),
     Point("ffn_contrib", "tokens, hidden_size",
           "what is added to the stream: after the post-norm or the residual factor",
-          _cpp(" MUL:post_ffw_norm.weight"), "", _hf("post_feedforward_layernorm"),
+          _cpp(" MUL:post_ffw_norm.weight"), "",
+          _hf("post_feedforward_layernorm", "post_mlp_layernorm"),
           where=_contribution(lambda place: "moe_out" if place.moe else "ffn_out")),
     Point("out", "tokens, hidden_size", "residual stream leaving the layer", _cpp("l_out"),
           "post_ffn_residual", _hf("#out", "")),
     Point("final_norm", "tokens, hidden_size", "after the last norm", _biased("output_norm"),
-          "final_norm", _hf("norm", "final_layernorm", "ln_f"), layered=False),
+          "final_norm", _hf("norm", "final_layernorm", "final_layer_norm", "ln_f"), layered=False),
     Point("logits_raw", "rows, vocab_size", "head product with its bias",
           (*_biased("output"), *_cpp(" MUL_MAT:token_embd.weight")), "",
           _hf("lm_head"), rows="logits", layered=False, where=_raw_logits),

@@ -162,6 +162,79 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3_moe": ("Qwen3Moe", _LLAMA | _MOE | {"head_dim": 16, "norm_topk_prob": True}),
     "deepseek_v2": ("DeepseekV2", _LLAMA | _MLA | {"topk_method": "group_limited_greedy"}),
     "deepseek_v3": ("DeepseekV3", _LLAMA | _MLA | {"norm_topk_prob": True}),
+    "arcee": ("Arcee", _LLAMA | {"head_dim": 16}),
+    "seed_oss": ("SeedOss", _LLAMA | {"head_dim": 16, "attention_out_bias": True}),
+    "exaone4": ("Exaone4", _LLAMA | {"num_hidden_layers": 5, "sliding_window": WINDOW}),
+    "cohere2": (
+        "Cohere2",
+        _LAYER_NORM | {"logit_scale": 0.3, "num_hidden_layers": 5, "sliding_window": WINDOW},
+    ),
+    "ernie4_5": ("Ernie4_5", _LLAMA | {"head_dim": 16}),
+    "nemotron": ("Nemotron", {k: v for k, v in _LLAMA.items() if k != "rms_norm_eps"} | {
+        "norm_eps": EPS, "head_dim": 16, "partial_rotary_factor": 0.5,
+    }),
+    "glm4": ("Glm4", _LLAMA | {"head_dim": 16, "partial_rotary_factor": 0.5}),
+    "hunyuan_v1_dense": ("HunYuanDenseV1", _LLAMA | {"head_dim": 16}),
+    "hunyuan_v1_moe": ("HunYuanMoEV1", _LLAMA | {
+        "head_dim": 16, "num_experts": 6, "moe_topk": 2, "intermediate_size": 40,
+    }),
+    "glm4_moe": ("Glm4Moe", _LLAMA | {
+        "head_dim": 16, "partial_rotary_factor": 0.5, "use_qk_norm": True,
+        "first_k_dense_replace": 1, "n_routed_experts": 8, "n_shared_experts": 2,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2,
+        "routed_scaling_factor": 1.7,
+    }),
+    "dots1": ("Dots1", _LLAMA | {
+        "head_dim": 16, "first_k_dense_replace": 1, "n_routed_experts": 8, "n_shared_experts": 2,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2,
+        "routed_scaling_factor": 1.7, "norm_topk_prob": True, "sliding_window": WINDOW,
+        "max_window_layers": 1,
+    }),
+    "granitemoe": ("GraniteMoe", _LLAMA | {
+        "attention_multiplier": 0.4, "embedding_multiplier": 3.5, "residual_multiplier": 0.6,
+        "logits_scaling": 2.5, "num_local_experts": 6, "num_experts_per_tok": 2,
+        "intermediate_size": 40,
+    }),
+    "minimax_m2": ("MiniMaxM2", _LLAMA | {
+        "head_dim": 16, "partial_rotary_factor": 0.5, "num_local_experts": 6,
+        "num_experts_per_tok": 2, "intermediate_size": 40,
+    }),
+    "ernie4_5_moe": ("Ernie4_5_Moe", _LLAMA | {
+        "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 40,
+        "moe_num_shared_experts": 2,
+    }),
+    "ministral3": ("Ministral3", _LLAMA | {
+        "head_dim": 16, "rope_theta": None,
+        "rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0,
+                                    "llama_4_scaling_beta": 0.3},
+    }),
+    "gpt_neox": (
+        "GPTNeoX",
+        {k: v for k, v in _LAYER_NORM.items() if k not in ("num_key_value_heads", "rope_theta")}
+        | {"rotary_pct": 0.5, "rotary_emb_base": 5000.0},
+    ),
+    "gpt_bigcode": ("GPTBigCode", {
+        "vocab_size": VOCAB, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64,
+        "layer_norm_epsilon": EPS, "bos_token_id": 1, "eos_token_id": 2,
+    }),
+    "gptj": ("GPTJ", {
+        "vocab_size": VOCAB, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64,
+        "layer_norm_epsilon": EPS, "bos_token_id": 1, "eos_token_id": 2, "rotary_dim": 8,
+    }),
+    "falcon": ("Falcon", {
+        "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "layer_norm_epsilon": EPS, "ffn_hidden_size": 72, "rope_theta": 5000.0,
+        "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 64,
+    }),
+    "falcon_40b": ("Falcon", {
+        "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_kv_heads": 2, "layer_norm_epsilon": EPS, "ffn_hidden_size": 72, "rope_theta": 5000.0,
+        "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 64,
+        "new_decoder_architecture": True,
+    }),
+    "olmoe": ("Olmoe", _LLAMA | {
+        "num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40,
+    }),
 }  # fmt: skip
 
 # name -> (architecture, changed config values)
@@ -212,6 +285,51 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "deepseek_v3",
         {"rope_parameters": _YARN | {"mscale": 0.8, "mscale_all_dim": 1.2}},
     ),
+    "exaone4-full": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 5}),
+    "ernie4_5-bias": ("ernie4_5", {"use_bias": True}),
+    "nemotron-bias": ("nemotron", {"attention_bias": True, "mlp_bias": True}),
+    "hunyuan_v1_dense-alpha": (
+        "hunyuan_v1_dense",
+        {
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 500.0,
+                "alpha": 30.0,
+                "factor": 1.0,
+            },
+            "attention_bias": True,
+        },
+    ),
+    "glm4_moe-bare": (
+        "glm4_moe",
+        {
+            "use_qk_norm": False,
+            "attention_bias": True,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+        },
+    ),
+    "ernie4_5_moe-bias": (
+        "ernie4_5_moe",
+        {
+            "use_bias": True,
+            "moe_layer_interval": 2,
+            "moe_num_shared_experts": 0,
+        },
+    ),
+    "gpt_neox-serial": ("gpt_neox", {"use_parallel_residual": False}),
+    "gpt_bigcode-heads": ("gpt_bigcode", {"multi_query": False}),
+    "falcon-heads": ("falcon", {"multi_query": False, "bias": True}),
+    "falcon-11b": (
+        "falcon",
+        {
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "num_ln_in_parallel_attn": 1,
+        },
+    ),
+    "olmoe-clip": ("olmoe", {"clip_qkv": 0.5, "norm_topk_prob": True}),
 }
 
 EVERY: tuple[str, ...] = (*MAKERS, *VARIANTS)
@@ -255,7 +373,7 @@ def fill(model: Any, seed: int) -> None:
     import torch
 
     generator = torch.Generator().manual_seed(seed + 1)
-    centred = "Gemma" in type(model).__name__  # their norms store weight - 1
+    centred = type(model).__name__.startswith(("Gemma", "Nemotron"))  # their norms store weight - 1
     with torch.no_grad():
         for path, module in model.named_modules():
             # Conv1D and gpt-oss's experts store [in, out], everything else [out, in].
@@ -273,14 +391,14 @@ def fill(model: Any, seed: int) -> None:
 
 def _drawn(name: str, noise: Any, fan_in: int, centred: bool) -> Any:
     """Scale standard normal noise to the part the tensor plays."""
-    if any(word in name for word in ("norm", ".ln_")):
+    if any(word in name for word in ("norm", ".ln_")) and "word_embeddings." not in name:
         bias = name.endswith("bias")
         return 0.3 * noise if bias else 0.4 * noise + (0.0 if centred else 1.0)
     if name.endswith("sinks"):
         return noise
     if name.endswith("bias"):
         return (0.2 if "e_score" in name else 0.4) * noise
-    if any(word in name for word in ("embed_tokens", "wte", "wpe")):
+    if any(word in name for word in ("embed_tokens", "wte", "wpe", "embed_in", "word_embed")):
         return 0.08 * noise
     gain = 1.0
     if any(word in name for word in ("q_proj", "k_proj", "q_b_proj", "qkv_proj", "kv_b_proj")):

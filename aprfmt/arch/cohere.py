@@ -26,6 +26,18 @@ _TENSORS, _BINDINGS = tables(
     hf_more=FUSED,
 )
 
+
+def logit_factor() -> HyperRule:
+    """Return the rule for the factor on the logits."""
+    return HyperRule(
+        "logit_scale",
+        {"hf": ("logit_scale",), "gguf": ("{arch}.logit_scale",)},
+        "float",
+        0.0625,
+        {"gguf": MISSING, "apr": MISSING},
+    )
+
+
 COHERE = ArchSpec(
     name="cohere",
     called={
@@ -46,13 +58,7 @@ COHERE = ArchSpec(
         rules.fixed("parallel_residual", True),
         *rope_rules(Rope(theta=500000.0)),
         rules.rope_style("interleaved"),
-        HyperRule(
-            "logit_scale",
-            {"hf": ("logit_scale",), "gguf": ("{arch}.logit_scale",)},
-            "float",
-            0.0625,
-            {"gguf": MISSING, "apr": MISSING},
-        ),
+        logit_factor(),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

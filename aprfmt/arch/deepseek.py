@@ -50,7 +50,7 @@ _ATTENTION = (
         bias="attention_out_bias",
     ),
 )  # fmt: skip
-_ROUTER_BIAS = RoleRow(
+ROUTER_BIAS = RoleRow(
     "exp_probs_b.bias", "mlp.gate.e_score_correction_bias", ("n_experts",), "moe_layers"
 )
 _GGUF_FIRST = (
@@ -97,7 +97,7 @@ _DERIVED_KEYS = frozenset(
     """head_dim qk_head_dim num_key_value_heads num_kv_heads attention.head_count_kv
     attention.key_length attention.value_length""".split()
 )
-_EXPERTS_HF = "n_routed_experts num_experts num_local_experts"
+EXPERTS_HF = "n_routed_experts num_experts num_local_experts"
 
 
 def _ignored_norm(value: Value, facts: Facts, hp: Params) -> str:
@@ -139,6 +139,27 @@ def _gating(number: int) -> Write:
     return lambda value, hp: {_GATING: number}
 
 
+def sigmoid_router() -> HyperRule:
+    """Return the rule for deepseek v3's routing: sigmoid scores, a bias for the choice."""
+    return HyperRule(
+        "router",
+        read={"gguf": lambda facts, hp: ("sigmoid_bias", _gguf_router(facts, _SIGMOID))},
+        write={"gguf": _gating(_SIGMOID)},
+        default="sigmoid_bias",
+    )
+
+
+def routed_scale(hf_default: float) -> HyperRule:
+    """Return the rule for the factor on the routed experts' weights."""
+    return HyperRule(
+        "routed_scale",
+        {"hf": ("routed_scaling_factor",), "gguf": ("{arch}.expert_weights_scale",)},
+        "float",
+        hf_default,
+        {"gguf": 1.0},
+    )
+
+
 _V2_TENSORS, _V2_BINDINGS = tables(
     _rows("mlp_bias", ROUTER),
     hf_first=EXPERT_BINDINGS,
@@ -156,15 +177,10 @@ DEEPSEEK_V2 = ArchSpec(
     hyper=mla_hyper(
         rules.flag("mlp_bias", False, "mlp_bias", present=("ffn_up.bias", "ffn_up_shexp.bias")),
         rules.rope_style("interleaved"),
-        *moe.counts(64, 6, _EXPERTS_HF),
+        *moe.counts(64, 6, EXPERTS_HF),
         dense_first(0),
         HyperRule("norm_topk", default=False, check=_ignored_norm),
-        HyperRule(
-            "routed_scale",
-            {"hf": ("routed_scaling_factor",), "gguf": ("{arch}.expert_weights_scale",)},
-            "float",
-            1.0,
-        ),
+        routed_scale(1.0),
         groups("n_expert_groups", "n_group", "expert_group_count", 1),
         groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
         HyperRule(
@@ -199,7 +215,7 @@ DEEPSEEK_V2 = ArchSpec(
 )
 
 _V3_TENSORS, _V3_BINDINGS = tables(
-    _rows(None, ROUTER, _ROUTER_BIAS),
+    _rows(None, ROUTER, ROUTER_BIAS),
     hf_first=EXPERT_BINDINGS,
     gguf_first=_GGUF_FIRST,
     gguf_more=_GGUF_MORE,
@@ -219,7 +235,7 @@ def _v3_style(facts: Facts, hp: Params) -> Found:
 DEEPSEEK_V3 = ArchSpec(
     name="deepseek_v3",
     called={
-        "hf": ("deepseek_v3", "DeepseekV3ForCausalLM"),
+        "hf": ("deepseek_v3", "DeepseekV3ForCausalLM", "kimi_k2"),
         "gguf": ("deepseek2",),
         "apr": ("deepseek_v3", "deepseek2", "deepseek"),
     },
@@ -235,24 +251,13 @@ DEEPSEEK_V3 = ArchSpec(
             default="interleaved",
             check=rules.rope_style("interleaved").check,
         ),
-        *moe.counts(256, 8, _EXPERTS_HF),
+        *moe.counts(256, 8, EXPERTS_HF),
         dense_first(3),
         moe.norm_topk(True),
-        HyperRule(
-            "routed_scale",
-            {"hf": ("routed_scaling_factor",), "gguf": ("{arch}.expert_weights_scale",)},
-            "float",
-            2.5,
-            {"gguf": 1.0},
-        ),
+        routed_scale(2.5),
         groups("n_expert_groups", "n_group", "expert_group_count", 8),
         groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 4),
-        HyperRule(
-            "router",
-            read={"gguf": lambda facts, hp: ("sigmoid_bias", _gguf_router(facts, _SIGMOID))},
-            write={"gguf": _gating(_SIGMOID)},
-            default="sigmoid_bias",
-        ),
+        sigmoid_router(),
     ),
     tensors=_V3_TENSORS,
     bindings=_V3_BINDINGS,

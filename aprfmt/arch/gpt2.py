@@ -19,7 +19,7 @@ _ROLES = {part: tuple(f"attn_{x}.{part}" for x in "qkv") for part in ("weight", 
 _QKV = Split((Q, KV, KV))
 
 _BEFORE, _AFTER = whole(embed="transformer.wte", final="transformer.ln_f", norm_bias=True)
-_POSITIONS = RoleRow(
+POSITIONS = RoleRow(
     "position_embd.weight", "transformer.wpe.weight", ("context_length", "hidden_size"),
     layered=False,
 )  # fmt: skip
@@ -31,7 +31,7 @@ _FUSED_ROWS = tuple(
 _TENSORS, _BINDINGS = tables(
     (
         *_BEFORE,
-        _POSITIONS,
+        POSITIONS,
         *norm("attn_norm", _H + "ln_1", bias=True),
         *_FUSED_ROWS,
         *linear("attn_output", _H + "attn.c_proj", "hidden_size", Q, bias="", hf_steps=_TURNED),
@@ -51,6 +51,10 @@ _TENSORS, _BINDINGS = tables(
 )  # fmt: skip
 
 
+# Causal masks that early checkpoints store.
+BUFFERS = {"hf": (_H + "attn.bias", _H + "attn.masked_bias")}
+
+
 def _read_scale(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
     found = facts.first("scale_attn_weights")
     if found is None:
@@ -62,10 +66,26 @@ def _write_scale(value: Value, hp: Mapping[str, Value]) -> Mapping[str, Value]:
     return {"scale_attn_weights": value == rules.plain_scale(hp)}
 
 
-def _four_times(hp: Mapping[str, Value]) -> int:
+def four_times(hp: Mapping[str, Value]) -> int:
+    """Return the usual inner width of the MLP."""
     size: int = 4 * hp["hidden_size"]
     return size
 
+
+def scale_rule() -> HyperRule:
+    """Return the rule for a switch of the division by sqrt(head_dim)."""
+    return rules.attn_scale(read={"hf": _read_scale}, write={"hf": _write_scale})
+
+
+# Positions are learned, or added to the scores.
+NO_ROPE = (
+    rules.fixed("rope_theta", None),
+    rules.fixed("rope_theta_local", None),
+    rules.fixed("rope_dim", 0),
+    rules.fixed("rope_scaling", None),
+    rules.fixed("rope_style", "half"),
+    HyperRule("rope_layers", default=rules.per_layer(False)),
+)
 
 GPT2 = ArchSpec(
     name="gpt2",
@@ -80,7 +100,7 @@ GPT2 = ArchSpec(
         rules.n_heads(12, "n_head num_attention_heads"),
         rules.n_kv_heads(hf=""),
         rules.head_dim(hf=""),
-        rules.ffn_size(_four_times, "n_inner"),
+        rules.ffn_size(four_times, "n_inner"),
         rules.vocab_size(50257),
         rules.context_length(1024, "n_positions max_position_embeddings n_ctx"),
         rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
@@ -89,13 +109,8 @@ GPT2 = ArchSpec(
         rules.fixed("attention_bias", True),
         rules.fixed("attention_out_bias", True),
         rules.fixed("mlp_bias", True),
-        rules.fixed("rope_theta", None),
-        rules.fixed("rope_theta_local", None),
-        rules.fixed("rope_dim", 0),
-        rules.fixed("rope_scaling", None),
-        rules.fixed("rope_style", "half"),
-        HyperRule("rope_layers", default=rules.per_layer(False)),
-        rules.attn_scale(read={"hf": _read_scale}, write={"hf": _write_scale}),
+        *NO_ROPE,
+        scale_rule(),
         rules.flag("attn_scale_by_layer", False, "scale_attn_by_inverse_layer_idx"),
     ),
     tensors=_TENSORS,
@@ -114,6 +129,5 @@ GPT2 = ArchSpec(
         """n_ctx reorder_and_upcast_attn summary_type summary_use_proj summary_activation
         summary_proj_to_labels summary_first_dropout""".split()
     ),
-    # Causal masks that early checkpoints store.
-    buffers={"hf": (_H + "attn.bias", _H + "attn.masked_bias")},
+    buffers=BUFFERS,
 )

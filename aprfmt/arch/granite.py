@@ -1,4 +1,4 @@
-"""granite 3: llama with factors on embedding, scores, block outputs and logits.
+"""granite 3 and its mixture: llama with factors on embedding, scores, block outputs and logits.
 
 `logits_scaling` and GGUF's `logit_scale` are divisors here (a factor for cohere). Source:
 docs/architectures.md; llama.cpp's granite.cpp.
@@ -6,10 +6,21 @@ docs/architectures.md; llama.cpp's granite.cpp.
 
 from dataclasses import replace
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import losses, moe, rules
+from aprfmt.arch.joins import Split
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
-from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, HyperRule
+from aprfmt.arch.rows import (
+    FUSED,
+    LAYER,
+    RoleRow,
+    attention,
+    experts,
+    gated_mlp,
+    norm,
+    tables,
+    whole,
+)
+from aprfmt.arch.spec import MISSING, ArchSpec, Binding, BlockSpec, HyperRule
 
 _BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
@@ -30,6 +41,26 @@ def _factor(name: str, hf: str, gguf: str) -> HyperRule:
     return HyperRule(name, keys, "float", 1.0, {"apr": MISSING})
 
 
+_FACTORS = (
+    replace(
+        rules.attn_scale(gguf_default=rules.plain_scale),
+        keys={"hf": ("attention_multiplier",), "gguf": ("{arch}.attention.scale",)},
+        default=1.0,
+        default_in={"gguf": rules.plain_scale, "apr": MISSING},
+        write={},
+    ),
+    _factor("embedding_scale", "embedding_multiplier", "embedding_scale"),
+    _factor("residual_scale", "residual_multiplier", "residual_scale"),
+    HyperRule(
+        "logit_scale",
+        {"hf": ("logits_scaling",), "gguf": ("{arch}.logit_scale",)},
+        "float",
+        1.0,
+        {"gguf": MISSING, "apr": MISSING},
+        inverse_in=("hf", "gguf"),
+    ),
+)
+
 GRANITE = ArchSpec(
     name="granite",
     called={
@@ -41,26 +72,61 @@ GRANITE = ArchSpec(
         *rules.attention_biases(),
         rules.mlp_bias(),
         rules.rope_style("half", permuted=True),
-        replace(
-            rules.attn_scale(gguf_default=rules.plain_scale),
-            keys={"hf": ("attention_multiplier",), "gguf": ("{arch}.attention.scale",)},
-            default=1.0,
-            default_in={"gguf": rules.plain_scale, "apr": MISSING},
-            write={},
-        ),
-        _factor("embedding_scale", "embedding_multiplier", "embedding_scale"),
-        _factor("residual_scale", "residual_multiplier", "residual_scale"),
-        HyperRule(
-            "logit_scale",
-            {"hf": ("logits_scaling",), "gguf": ("{arch}.logit_scale",)},
-            "float",
-            1.0,
-            {"gguf": MISSING, "apr": MISSING},
-            inverse_in=("hf", "gguf"),
-        ),
+        *_FACTORS,
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,
+    block=BlockSpec(),
+    lost=(*losses.common_losses(), losses.ONE_BIAS_KEY),
+    derived=ROPE_TENSORS,
+)
+
+_IN, _OUT = LAYER + "block_sparse_moe.input_linear", LAYER + "block_sparse_moe.output_linear"
+_MEMORY, _HALVES = LAYER + "block_sparse_moe.", (Split(("moe_ffn_size", "moe_ffn_size"), axis=1),)
+_GATE_UP = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
+_MOE_TENSORS, _MOE_BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm"),
+        *attention(permuted=True),
+        *norm("ffn_norm", "post_attention_layernorm"),
+        RoleRow("ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight",
+            ("n_experts", "hidden_size"), "moe_layers"),
+        *experts()[0],
+        *_AFTER,
+    ),
+    hf_first=(
+        Binding((_IN + ".weight",), _GATE_UP, _HALVES),
+        Binding((_OUT + ".weight",), ("ffn_down_exps.weight",)),
+    ),
+    # transformers 5 has other names in memory.
+    hf_more=(
+        Binding((_MEMORY + "experts.gate_up_proj",), _GATE_UP, _HALVES),
+        Binding((_MEMORY + "experts.down_proj",), ("ffn_down_exps.weight",)),
+        Binding((_MEMORY + "router.weight",), ("ffn_gate_inp.weight",)),
+        *FUSED,
+    ),
+)  # fmt: skip
+
+GRANITE_MOE = ArchSpec(
+    name="granitemoe",
+    called={
+        "hf": ("granitemoe", "GraniteMoeForCausalLM"),
+        "gguf": ("granitemoe",),
+        "apr": ("granitemoe",),
+    },
+    hyper=rules.hyper_table(
+        *rules.attention_biases(),
+        rules.rope_style("half", permuted=True),
+        *_FACTORS,
+        *moe.counts(8, 2, "num_local_experts num_experts"),
+        moe.expert_size("intermediate_size"),
+        moe.all_layers(),
+        rules.fixed("router", "softmax_topk"),
+        rules.fixed("norm_topk", True),
+    ),
+    tensors=_MOE_TENSORS,
+    bindings=_MOE_BINDINGS,
     block=BlockSpec(),
     lost=(*losses.common_losses(), losses.ONE_BIAS_KEY),
     derived=ROPE_TENSORS,

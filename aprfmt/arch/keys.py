@@ -30,6 +30,7 @@ def class_name(spec: "ArchSpec") -> str:
     """Return the class transformers loads the architecture with, "" without one."""
     names = [name for name in spec.called.get("hf", ()) if name.endswith("ForCausalLM")]
     names += [name for name in spec.called.get("hf", ()) if name.endswith("LMHeadModel")]
+    names += [name for name in spec.called.get("hf", ()) if name[:1].isupper()]  # encoders
     return names[0] if names else ""
 
 

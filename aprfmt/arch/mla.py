@@ -47,7 +47,7 @@ def _write_shared(value: Value, hp: Params) -> int:
     return size
 
 
-def _shared(key: str) -> HyperRule:
+def shared_experts(key: str, hf_default: int = 0) -> HyperRule:
     """Return the rule for the shared experts' joint width; the file gives their number."""
 
     def read(*keys: str) -> Read:
@@ -68,6 +68,7 @@ def _shared(key: str) -> HyperRule:
             "gguf": lambda value, hp: {gguf: _write_shared(value, hp)},
         },
         default=0,
+        default_in={"hf": lambda hp: hf_default * hp["moe_ffn_size"]},
     )
 
 
@@ -171,6 +172,6 @@ def mla_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
         ),
         HyperRule("qk_rope_head_dim", default=lambda hp: hp["rope_dim"]),
         moe.expert_size(),
-        _shared("n_shared_experts"),
+        shared_experts("n_shared_experts"),
         *overrides,
     )  # fmt: skip

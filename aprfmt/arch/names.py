@@ -17,7 +17,7 @@ T = TypeVar("T")
 # checkpoints put the language model below another module.
 PREFIXES: dict[str, tuple[str, ...]] = {
     "hf": ("model.language_model.", "language_model.model.", "language_model.", "model.",
-           "transformer."),
+           "transformer.", "bert.", "roberta.", "distilbert.transformer.", "distilbert.", "mpnet."),
     "gguf": (),
 }  # fmt: skip
 
@@ -28,7 +28,20 @@ NO_MODEL = ("__training__.",)
 # not count.
 _BETRAYS: dict[str, tuple[str, ...]] = {
     "gguf": ("blk.", "token_embd.", "output_norm.", "output.", "position_embd."),
-    "hf": (*PREFIXES["hf"], "layers.", "h.", "embed_tokens.", "wte.", "wpe.", "lm_head.", "norm."),
+    "hf": (
+        *PREFIXES["hf"],
+        "gpt_neox.",
+        "biogpt.",
+        "encoder.",
+        "embeddings.",
+        "layers.",
+        "h.",
+        "embed_tokens.",
+        "wte.",
+        "wpe.",
+        "lm_head.",
+        "norm.",
+    ),
 }
 
 

@@ -17,6 +17,16 @@ agrees to 1e-12 in float64). Tensor names in GGUF are those of the `gguf` packag
 Changes of weights in a GGUF are those of llama.cpp's converter (`conversion/*.py`) and of the
 graphs that read its files (`src/models/*.cpp`).
 
+## What is known
+
+Level `full`: names, shapes, layout, hyperparameters and the forward pass, on all backends (numpy,
+torch, cupy); float64 logits are within 1e-12 of transformers', every capture point too. Level
+`names`: all but the forward pass, which is what `convert`, `diff`, `hash`, `validate` and
+`quantize` need; a tiny model of transformers' comes back from every format bit by bit. Commands
+that run a model refuse one of level `names` (exit 2).
+
+"""
+_BLOCKS = """
 ## Blocks
 
 The base is llama: RMSNorm before attention and before the MLP, no biases, rope over whole heads in
@@ -37,14 +47,31 @@ run from the stored tensors to the logical ones; `{L}` is a layer, `{E}` an expe
 def page() -> str:
     """Return the page as Markdown."""
     specs = [ARCHS[name] for name in ARCHS.own]
-    blocks = [(spec.name, _called(spec), _unlike(spec), _lost(spec)) for spec in specs]
+    known = [(spec.name, spec.level, _types(spec), _gguf(spec), _runs(spec)) for spec in specs]
+    full = [spec for spec in specs if spec.level == "full"]
+    blocks = [(spec.name, _called(spec), _unlike(spec), _lost(spec)) for spec in full]
     layouts = [row for spec in specs for row in _layouts(spec)]
     return (
         _HEAD
+        + table(("architecture", "level", "model types", "GGUF", "runs on"), known)
+        + _BLOCKS
         + table(("architecture", "called", "unlike llama", "lost in GGUF"), blocks)
         + _LAYOUTS
         + table(("architecture", "style", "stored", "roles", "steps"), layouts)
     )
+
+
+def _types(spec: ArchSpec) -> str:
+    """Return the model types of config.json; the other names are classes."""
+    return _code([name for name in spec.called.get("hf", ()) if name == name.lower()])
+
+
+def _gguf(spec: ArchSpec) -> str:
+    return _code(spec.called.get("gguf", ())) or "-"
+
+
+def _runs(spec: ArchSpec) -> str:
+    return "numpy torch cupy" if spec.level == "full" else "-"
 
 
 def _called(spec: ArchSpec) -> str:

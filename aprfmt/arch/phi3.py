@@ -14,8 +14,8 @@ from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
 from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
 
 _QKV = ("attn_q.weight", "attn_k.weight", "attn_v.weight")
-_GATE_UP = ("ffn_gate.weight", "ffn_up.weight")
-_IN_QKV, _IN_GATE_UP = (Split((Q, KV, KV)),), (Split(("ffn_size", "ffn_size")),)
+GATE_UP = ("ffn_gate.weight", "ffn_up.weight")
+_IN_QKV, IN_GATE_UP = (Split((Q, KV, KV)),), (Split(("ffn_size", "ffn_size")),)
 
 _BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
@@ -28,17 +28,17 @@ _TENSORS, _BINDINGS = tables(
         ),
         *linear("attn_output", "self_attn.o_proj", "hidden_size", Q),
         *norm("ffn_norm", "post_attention_layernorm"),
-        *(RoleRow(role, "", ("ffn_size", "hidden_size"), gguf="") for role in _GATE_UP),
+        *(RoleRow(role, "", ("ffn_size", "hidden_size"), gguf="") for role in GATE_UP),
         *linear("ffn_down", "mlp.down_proj", "hidden_size", "ffn_size"),
         *_AFTER,
     ),
     hf_first=(
         Binding((LAYER + "self_attn.qkv_proj.weight",), _QKV, _IN_QKV),
-        Binding((LAYER + "mlp.gate_up_proj.weight",), _GATE_UP, _IN_GATE_UP),
+        Binding((LAYER + "mlp.gate_up_proj.weight",), GATE_UP, IN_GATE_UP),
     ),
     gguf_first=(
         Binding(("blk.{L}.attn_qkv.weight",), _QKV, _IN_QKV),
-        Binding(("blk.{L}.ffn_up.weight",), _GATE_UP, _IN_GATE_UP),
+        Binding(("blk.{L}.ffn_up.weight",), GATE_UP, IN_GATE_UP),
     ),
     gguf_more=tuple(Binding((f"blk.{{L}}.{role}",), (role,)) for role in _QKV),
 )

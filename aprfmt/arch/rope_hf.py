@@ -28,13 +28,15 @@ class Rope:
     Defaults for absent keys: `theta`; `theta_local` (windowed layers; None: same as theta);
     `partial`, the rotated part of a head (None: transformers always rotates whole heads);
     `original`, the trained length (phi3); `hf_default`, the scaling in normal form. `local_key` is
-    the old config key of theta_local. `layers`: the layers the scaling applies to ("all", "full").
+    the old config key of theta_local, `base_key` of theta. `layers`: the layers the
+    scaling applies to ("all", "full").
     `aliases`: old names of scaling types. `nested`: new configs have one object per layer type.
     """
 
     theta: float = 10000.0
     theta_local: float | None = None
     local_key: str = ""
+    base_key: str = "rope_theta"
     partial: float | None = None
     layers: str = "all"
     original: int | None = None
@@ -113,7 +115,7 @@ class HFRope:
 
     def theta(self) -> tuple[Value, str] | None:
         """Return the base of the full layers."""
-        top = self.facts.first("rope_theta")
+        top = self.facts.first("rope_theta", self.row.base_key)
         return self.full.find("rope_theta") or top
 
     def theta_local(self) -> tuple[Value, str] | None:

@@ -128,11 +128,13 @@ def gated_mlp(
     )
 
 
-def plain_mlp(up: str, down: str, bias: str | None = "") -> tuple[RoleRow, ...]:
+def plain_mlp(
+    up: str, down: str, bias: str | None = "", module: str = "mlp"
+) -> tuple[RoleRow, ...]:
     """Return up and down."""
     return (
-        *linear("ffn_up", f"mlp.{up}", "ffn_size", "hidden_size", bias=bias),
-        *linear("ffn_down", f"mlp.{down}", "hidden_size", "ffn_size", bias=bias),
+        *linear("ffn_up", f"{module}.{up}", "ffn_size", "hidden_size", bias=bias),
+        *linear("ffn_down", f"{module}.{down}", "hidden_size", "ffn_size", bias=bias),
     )
 
 

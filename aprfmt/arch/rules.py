@@ -158,6 +158,7 @@ ACTIVATIONS: Mapping[str, str] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 
 
@@ -323,6 +324,8 @@ BASE: tuple[HyperRule, ...] = (
     size("value_head_dim", gguf="attention.value_length", default=lambda hp: hp["head_dim"]),
     ffn_size(),
     vocab_size(),
+    fixed("token_types", None),
+    fixed("position_buckets", None),
     context_length(),
     norm_eps(),
     fixed("lora_norm_eps", None),
@@ -331,6 +334,7 @@ BASE: tuple[HyperRule, ...] = (
     fixed("attention_bias", False),
     fixed("attention_out_bias", False),
     fixed("mlp_bias", False),
+    fixed("qkv_clip", None),
     fixed("qk_norm", False),
     fixed("parallel_residual", False),
     *rope_rules(Rope()),
@@ -340,6 +344,8 @@ BASE: tuple[HyperRule, ...] = (
     HyperRule("window_layers", default=per_layer(False)),
     attn_scale(),
     fixed("attn_scale_by_layer", False),
+    fixed("temperature_scale", None),
+    fixed("temperature_length", None),
     fixed("attn_softcap", None),
     fixed("final_softcap", None),
     fixed("embedding_scale", 1.0),

@@ -50,7 +50,8 @@ def _read_layers(facts: Facts, hp: Params) -> tuple[Value, str] | None:
 
 def _unrotated(facts: Facts | None, hp: Params) -> Layers:
     """Window the layers without rope: transformers' default for an absent layer_types."""
-    return tuple(not rotated for rotated in hp["rope_layers"])
+    found = None if facts is None else _read_layers(facts, hp)
+    return tuple(not rotated for rotated in (_every_fourth(hp) if found is None else found[0]))
 
 
 SMOLLM3 = ArchSpec(

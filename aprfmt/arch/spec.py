@@ -294,18 +294,22 @@ class BlockSpec:
     after attention and MLP, none before), sandwich (gemma2/3: both). qk_norm: none; head (RMS over
     head_dim, shared weight); width (RMS over the whole projection before the split); head_layer
     (LayerNorm over head_dim: cohere and stablelm with one weight row a head and no bias, phi2
-    with one shared weight and bias). position: rope or learned. mlp: gated or
-    plain; experts replace it on `moe_layers`. shared_expert: none; plain (added); gated (times
-    sigmoid of its own gate).
+    with one shared weight and bias). qk_norm_place: before_rope or after_rope
+    (hunyuan). parallel_norm: with a parallel residual attention and MLP read one norm, or one each
+    (two: gpt_neox, falcon-40b). position: rope or learned. temperature: none; or all: a
+    factor on every query that grows with the position (ministral3). mlp: gated or plain; experts
+    replace it on `moe_layers`. shared_expert: none; plain (added); gated (times sigmoid of its own
+    gate).
 
     Rounding that shows in BF16 and F16 arithmetic only. softmax_cast: "input" subtracts the
     maximum in the scores' dtype first (gpt-oss; gpt2's softmax is "float32"). rope_cast: what is
     rounded to the activations' dtype: cos and sin, and every product (table: most); cos and sin,
     then the float32 result (table_and_result: cohere); the float32 result only (result: olmo2,
-    olmo3, deepseek v2). router_cast: what is rounded: the logits and the experts' weights
+    olmo3, ernie, deepseek v2). router_cast: what is rounded: the logits and the experts' weights
     (weights: qwen2-moe, qwen3-moe, gpt-oss); the logits only (logits: mixtral); nothing, the
-    product is float32 too (none: deepseek). activation_cast: each step inside gelu_tanh instead
-    of its result (steps: gpt2 and phi2, whose `gelu_new` is written out).
+    product is float32 too (none: deepseek, hunyuan); the weights, of a float32 product (product:
+    ernie). activation_cast: each step inside gelu_tanh instead of its result (steps: gpt2 and
+    phi2, whose `gelu_new` is written out).
     """
 
     norm: Literal["rms", "layer"] = "rms"
@@ -313,14 +317,17 @@ class BlockSpec:
     norm_cast: Literal["before_weight", "after_weight"] = "before_weight"
     placement: Literal["pre", "post", "sandwich"] = "pre"
     qk_norm: Literal["none", "head", "width", "head_layer"] = "none"
+    parallel_norm: Literal["one", "two"] = "one"
+    qk_norm_place: Literal["before_rope", "after_rope"] = "before_rope"
     attention: Literal["gqa", "mla"] = "gqa"
     sinks: bool = False
     position: Literal["rope", "learned"] = "rope"
+    temperature: Literal["none", "all"] = "none"
     mlp: Literal["gated", "plain"] = "gated"
     shared_expert: Literal["none", "plain", "gated"] = "none"
     softmax_cast: Literal["float32", "input"] = "float32"
     rope_cast: Literal["table", "table_and_result", "result"] = "table"
-    router_cast: Literal["weights", "logits", "none"] = "weights"
+    router_cast: Literal["weights", "logits", "none", "product"] = "weights"
     activation_cast: Literal["result", "steps"] = "result"
 
     def check(self) -> None:
@@ -331,14 +338,17 @@ class BlockSpec:
             "norm_cast": ("before_weight", "after_weight"),
             "placement": ("pre", "post", "sandwich"),
             "qk_norm": ("none", "head", "width", "head_layer"),
+            "parallel_norm": ("one", "two"),
+            "qk_norm_place": ("before_rope", "after_rope"),
             "attention": ("gqa", "mla"),
             "sinks": (False, True),
             "position": ("rope", "learned"),
+            "temperature": ("none", "all"),
             "mlp": ("gated", "plain"),
             "shared_expert": ("none", "plain", "gated"),
             "softmax_cast": ("float32", "input"),
             "rope_cast": ("table", "table_and_result", "result"),
-            "router_cast": ("weights", "logits", "none"),
+            "router_cast": ("weights", "logits", "none", "product"),
             "activation_cast": ("result", "steps"),
         }
         for name, values in allowed.items():
@@ -372,7 +382,8 @@ class ArchSpec:
     decides between architectures that share a name: the one whose evidence is true, else the one
     without an evidence function. `ignored` are config keys known not to change the forward pass.
     `buffers[style]` are name templates of stored tensors that are computed, not learned (masks,
-    inverse frequencies). `derived` are hyperparameters that some styles keep in tensors.
+    inverse frequencies). `derived` are hyperparameters that some styles keep in tensors. `level`:
+    names where there is no forward pass; `block` says nothing then.
     """
 
     name: str
@@ -386,4 +397,5 @@ class ArchSpec:
     buffers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     derived: tuple[DerivedTensor, ...] = ()
     evidence: Callable[[Collection[str], Mapping[str, Value]], bool] | None = None
+    level: Literal["full", "names"] = "full"
     forward: str = ""  # "module:function" of its own forward pass; "": the common one

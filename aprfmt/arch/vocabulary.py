@@ -15,14 +15,17 @@ HYPER_NAMES: dict[str, str] = {
     "value_head_dim": "elements of a value head (MLA differs from head_dim)",
     "ffn_size": "inner width of a dense MLP",
     "vocab_size": "rows of the token embedding",
+    "token_types": "rows of the token type table (encoders), None without",
+    "position_buckets": "rows of the relative position table (mpnet), None without",
     "context_length": "positions the model was made for",
     "norm_eps": "epsilon inside every norm",
     "lora_norm_eps": "epsilon of the norms on the compressed query and key/value (MLA)",
-    "activation": "silu, gelu (erf), gelu_tanh, relu or swiglu_oai",
+    "activation": "silu, gelu (erf), gelu_tanh, relu, relu2 (its square) or swiglu_oai",
     "tied_embeddings": "the head is the token embedding (no output.weight stored)",
     "attention_bias": "q, k, v have biases",
     "attention_out_bias": "the attention output projection has a bias",
     "mlp_bias": "MLP projections have biases",
+    "qkv_clip": "None, or c: q, k and v are clamped to [-c, c] (olmoe, mpt)",
     "qk_norm": "q/k-norm tensors are there (the kind is the block's)",
     "parallel_residual": "attention and MLP read the same norm and are added together",
     "rope_theta": "base of the rotary frequencies",
@@ -31,11 +34,13 @@ HYPER_NAMES: dict[str, str] = {
     "rope_style": "half or interleaved pairing of the LOGICAL q/k",
     "rope_scaling": "None, or {type, ...}: linear dynamic yarn llama3 longrope factors (rope.py)",
     "rope_scaling_layers": "all, or full: which layers the scaling applies to (gemma3: full)",
-    "rope_layers": "tuple of bool: does layer i rotate (smollm3), True everywhere else",
     "sliding_window": "None, or how many positions a windowed layer sees",
     "window_layers": "tuple of bool: is layer i windowed",
+    "rope_layers": "tuple of bool: does layer i rotate (smollm3), True everywhere else",
     "attn_scale": "factor on q.k before the softmax",
     "attn_scale_by_layer": "divide the scores by layer index + 1 (gpt2 option)",
+    "temperature_scale": "None, or b in 1 + b*log(1 + floor(position / length)) on the queries",
+    "temperature_length": "None, or the length in it (llama4, ministral3)",
     "attn_softcap": "None, or c in tanh(x/c)*c on the scores before the mask",
     "final_softcap": "None, or c on the logits",
     "embedding_scale": "factor on the embedding rows (rounded to the arithmetic's dtype)",
@@ -50,7 +55,8 @@ HYPER_NAMES: dict[str, str] = {
     "routed_scale": "factor on the routed experts' weights",
     "n_expert_groups": "groups of experts (deepseek), 1 without",
     "n_expert_groups_used": "groups a token may choose from",
-    "router": "softmax, softmax_topk (over the chosen only), sigmoid_bias, group_limited_greedy",
+    "router": "softmax, softmax_topk (over the chosen only), softmax_bias, sigmoid_bias, "
+    "group_limited_greedy",
     "q_lora_rank": "None, or rank of the compressed query (MLA)",
     "kv_lora_rank": "rank of the compressed key/value (MLA)",
     "qk_nope_head_dim": "unrotated elements of a query/key head (MLA)",
@@ -60,8 +66,9 @@ HYPER_NAMES: dict[str, str] = {
 }
 
 # Roles (the part before .weight) whose tensors ggml's readers expect as F32, besides everything
-# one-dimensional: norms, expert routers, learned positions. Source: llama.cpp's converter.
-F32_ROLES = ("_norm", "ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd")
+# one-dimensional: norms, expert routers, tables of positions and token types. Source:
+# llama.cpp's converter.
+F32_ROLES = ("_norm", "ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "token_types")
 
 
 def role_key(layer: int | None, role: str) -> str:

@@ -159,6 +159,20 @@ def _causal(value: Value, facts: Facts, hp: Params) -> str:
     return ""
 
 
+def rotated_windows(without: bool) -> HyperRule:
+    """Return the rope_layers rule where only windowed layers rotate.
+
+    `without`: whether the layers of a model without windows rotate.
+    """
+
+    def default(hp: Params) -> Layers:
+        on = hp["sliding_window"] is not None
+        layers: Layers = hp["window_layers"] if on else (without,) * hp["n_layers"]
+        return layers
+
+    return HyperRule("rope_layers", default=default)
+
+
 IGNORED_WINDOW = Loss(
     "gguf",
     "sliding_window",

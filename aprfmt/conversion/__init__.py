@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,8 @@ def convert(
     from aprfmt.model import open_model
 
     options = Options(**wishes)
+    if options.generic:
+        options = replace(options, arch="none")
     arch = None if options.arch == "none" else options.arch
     with open_model(src, arch=arch, allow_missing=options.allow_missing) as model:
         return convert_model(model, Path(dst), to, options)
@@ -74,7 +77,7 @@ def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -
     plan = build(model, target, options)
     record(model, target, plan)
     if options.arch == "none" and model.format != target.name:
-        carried = Carried(bare(model, target))
+        carried = Carried(bare(model, target, marked=options.generic))
     else:
         carried = carry(model, target.name, plan, options)
     absent = record_absent(carried, model, plan, options)

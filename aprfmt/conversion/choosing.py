@@ -45,7 +45,8 @@ def choose_encodings(
         wished = explicit.get(i) or _wish(output, options)
         if wished is None:
             wished = output.source_encoding
-            if target.vectors_f32 and _is_vector(output) and wished in PLAIN_FLOATS:
+            widened = target.vectors_f32 and not options.generic
+            if widened and _is_vector(output) and wished in PLAIN_FLOATS:
                 wished = "F32"
         if wished != output.source_encoding and not encoding(wished).known:
             raise ConversionError(

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 GGUF_KEY = "aprfmt.gguf.metadata"  # JSON {key: [type, value]}: GGUF keys without a place elsewhere
 BARE_KEY = "aprfmt.metadata"  # JSON {key: value}: values without a type in the target
+# An output of --generic: its architecture, and where the source's own name for it is kept.
+GENERIC, GENERIC_KEY = "aprfmt-generic", "aprfmt.generic"
+ARCH_KEY_OF = {"gguf": "general.architecture", "apr": "architecture"}
+ARCH_KEYS = (*ARCH_KEY_OF.values(), "hf_model_type", "hf_architecture")
 HASH_KEY = "aprfmt.source.sha256"
 
 
@@ -336,8 +340,11 @@ CARRIERS: Mapping[str, Callable[["Model", Plan], Carried]] = {
 }
 
 
-def bare(model: "Model", target: FormatSpec) -> dict[str, Any]:
+def bare(model: "Model", target: FormatSpec, *, marked: bool = False) -> dict[str, Any]:
     """Return metadata for a container-only copy (`--arch none`), nothing added.
+
+    With `marked` (`--generic`), architecture keys say GENERIC, which no loader knows, and the name
+    that the source gave is kept beside them.
 
     Values without a type in the target (nulls, objects, arrays) are stored as JSON under one key,
     and are restored in a target that has such values.
@@ -346,6 +353,10 @@ def bare(model: "Model", target: FormatSpec) -> dict[str, Any]:
     held = values.pop(BARE_KEY, None)
     if isinstance(held, str):
         values |= json_object(held, f"{model.path}: {BARE_KEY}")
+    if marked:
+        stated = [values.pop(key) for key in ARCH_KEYS if key in values]
+        key = ARCH_KEY_OF.get(target.name)
+        values |= {GENERIC_KEY: str(stated[0]) if stated else "", **({key: GENERIC} if key else {})}
     rest = {key: value for key, value in values.items() if not target.takes(value)}
     found = {key: value for key, value in values.items() if key not in rest}
     if rest:

@@ -27,13 +27,15 @@ class Options:
     tensors that are quantized already be quantized again. `choose` and `importance` (by role or
     name) are computed from `quantize` and `imatrix`; `packing` are encoder options of encodings
     with companions. `arch="none"` copies tensors and metadata under their own names and uses no
-    architecture. `drop` are patterns of tensors to leave out. `metadata` overrides single keys of
-    the output, `remove` leaves keys out. `allow_missing` are patterns of required roles that may be
-    missing in the source, which the output records; `complete=False` requires no roles at all (a
-    plain copy of the stored tensors).
+    architecture; `generic` is that with every byte kept, and marks the output, so that no loader
+    takes it for a model of an architecture. `drop` are patterns of tensors to leave out. `metadata`
+    overrides single keys of the output, `remove` leaves keys out. `allow_missing` are patterns of
+    required roles that may be missing in the source, which the output records; `complete=False`
+    requires no roles at all (a plain copy of the stored tensors).
     """
 
     arch: str | None = None
+    generic: bool = False
     encoding: str | None = None
     tensor_encodings: Sequence[tuple[str, str]] = ()
     choose: Callable[[str, tuple[int, ...], str], str | None] | None = None

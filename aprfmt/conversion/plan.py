@@ -178,13 +178,33 @@ def _mapped(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> list[
         if loss.style == target.style and loss.applies(resolution.hyper):
             plan.notes.append(Note("warning", loss.name, loss.consequence))
     outputs: list[Output] = []
-    for group in groups_for(resolution.spec, target.style, resolution.roles, resolution.hyper):
+    roles = _placed(model, target, drops, plan)
+    for group in groups_for(resolution.spec, target.style, roles, resolution.hyper):
         outputs += _group_outputs(model, group)
     for row in resolution.spec.derived:
         values = row.make(resolution.hyper) if row.name(target.style) else None
         if values is not None:
             outputs.append(_derived(row.name(target.style), values))
     return outputs
+
+
+def _placed(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> list[str]:
+    """Return the role keys to write: without those that have no place and that --drop names."""
+    from aprfmt.arch.spec import split_key
+
+    resolution = model.resolution
+    bindings = resolution.spec.bindings.get(target.style, ())
+    named = {role for binding in bindings for role in binding.roles}
+    kept = []
+    for key, view in resolution.roles.items():
+        layer, role = split_key(key)
+        beyond = layer is not None and layer >= int(resolution.hyper["n_layers"])
+        homeless = role not in named or beyond
+        if homeless and any(match(name) for match in drops for name in (key, *view.names)):
+            plan.notes.append(Note("warning", view.names[0], "left out, as --drop asks"))
+        else:
+            kept.append(key)
+    return kept
 
 
 def _derived(name: str, values: Sequence[float]) -> Output:

@@ -14,8 +14,8 @@ STREAM = ("embd", "embd_scaled", "in", "mid", "out", "final_norm", "logits_raw",
 # Points side by side: what is computed from one is not computed from the others.
 BRANCHES: tuple[tuple[tuple[str, ...], ...], ...] = (
     (
-        ("q_a", "q_a_norm", "q_mm", "q_b", "q", "q_norm", "q_rope"),
-        ("k_mm", "k", "k_norm", "k_pe", "k_pe_rope", "k_nope", "k_rope", "k_cache"),
+        ("q_a", "q_a_norm", "q_mm", "q_b", "q", "q_norm", "q_rope", "q_attn"),
+        ("k_mm", "k", "k_norm", "k_pe", "k_pe_rope", "k_nope", "k_rope", "k_attn", "k_cache"),
         ("v_mm", "v", "v_cache"),
     ),
     (("ffn_gate", "ffn_act"), ("ffn_up",)),

@@ -385,7 +385,7 @@ def _extras(world: World, recorded: Recorded) -> Mapping[str, list[str]]:
         if target is not None and order[target.key] < order[key]:
             found.setdefault(target.key, []).append(key)
     for layer in range(world.n_layers):  # a decoding step reads the cache that all tokens wrote
-        for written, read in (("k_rope", "k_cache"), ("v", "v_cache")):
+        for written, read in (("k_attn", "k_cache"), ("v", "v_cache")):
             target = resolve(key_name(written, layer), known)
             key = key_name(read, layer)
             if target is not None and recorded.has(key):

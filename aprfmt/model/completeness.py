@@ -123,7 +123,16 @@ def refuse_incomplete(
 
 
 def refuse_to_run(resolution: "Resolution", where: object) -> None:
-    """Raise ArchError if tensors are missing, or accepted ones that a forward pass must have."""
+    """Raise ArchError for an architecture without a forward pass, or if tensors are missing.
+
+    Missing ones may be accepted, but not those that a forward pass must have.
+    """
+    if resolution.spec.level != "full":
+        raise ArchError(
+            f"{where}: {resolution.spec.name} is known by its names and shapes only; expected an "
+            "architecture with a forward pass (inspect says `level: full`); convert, diff, hash, "
+            "validate and quantize work on this one"
+        )
     refuse_incomplete(resolution, where)
     vital = resolution.coverage.vital
     if vital:

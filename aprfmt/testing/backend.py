@@ -61,10 +61,12 @@ OPERATIONS: Mapping[str, Op] = {
     "add": lambda b, x, w: b.add(b.array(x["x"]), b.array(x["weight"])),
     "mul": lambda b, x, w: b.mul(b.array(x["x"]), b.array(x["y"])),
     "scale": lambda b, x, w: b.scale(b.array(x["x"]), 1.7),
+    "shift": lambda b, x, w: b.shift(b.array(x["x"]), 1.0),
+    "clip": lambda b, x, w: b.clip(b.array(x["x"]), 0.75),
     "softcap": lambda b, x, w: b.softcap(b.array(x["x"]), 3.0),
     "sigmoid": lambda b, x, w: b.sigmoid(b.array(x["x"])),
     "swiglu_oai": lambda b, x, w: b.swiglu_oai(b.array(x["x"]), b.array(x["y"]), 0.7, 1.702),
-    **{kind: _activation(kind) for kind in ("silu", "gelu", "gelu_tanh", "relu")},
+    **{kind: _activation(kind) for kind in ("silu", "gelu", "gelu_tanh", "relu", "relu2")},
     "rms_norm": lambda b, x, w: b.rms_norm(
         b.array(x["x"]), b.array(x["weight"]), eps=1e-2, offset=1, cast="after_weight"
     ),

@@ -208,13 +208,21 @@ class Backend(ABC):
         """Return x times a number that is not itself rounded to the dtype."""
         return x * float(factor)
 
+    def shift(self, x: Array, number: float) -> Array:
+        """Return x plus a number, rounded once."""
+        return x + float(number)
+
+    def clip(self, x: Array, limit: float) -> Array:
+        """Return x with its elements clamped to [-limit, limit]."""
+        return x.clip(-limit, limit)
+
     @abstractmethod
     def softcap(self, x: Array, cap: float) -> Array:
         """Return tanh(x / cap) * cap, each step rounded."""
 
     @abstractmethod
     def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
-        """Return act(x) for silu, gelu (erf), gelu_tanh or relu; ArchError for another name.
+        """Return act(x) for silu, gelu (erf), gelu_tanh, relu or relu2; else ArchError.
 
         With `steps` every operation inside gelu_tanh is rounded, not only its result.
         """

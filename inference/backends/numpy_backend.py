@@ -40,6 +40,11 @@ def _silu(x: Array) -> Array:
     return np.divide(x, y, out=y)
 
 
+def _relu2(x: Array) -> Array:
+    y = np.maximum(x, 0)
+    return np.multiply(y, y, out=y)
+
+
 def _one_plus_exp(x: Array) -> Array:
     """Return 1 + exp(-x); infinite for large negative x, so that its inverse is 0."""
     with np.errstate(over="ignore"):
@@ -61,6 +66,7 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "relu": lambda x: np.maximum(x, 0),
+    "relu2": _relu2,
 }
 
 

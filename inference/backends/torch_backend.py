@@ -30,6 +30,7 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
 }
 
 

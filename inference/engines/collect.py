@@ -24,6 +24,7 @@ Numbers = NDArray[Any]
 HEADED: Mapping[str, str] = {
     "q_mm": "n_heads", "q": "n_heads", "q_b": "n_heads", "q_norm": "n_heads", "q_rope": "n_heads",
     "k_mm": "n_kv_heads", "k": "n_kv_heads", "k_norm": "n_kv_heads", "k_rope": "n_kv_heads",
+    "q_attn": "n_heads", "k_attn": "n_kv_heads",
     "v_mm": "n_kv_heads", "v": "n_kv_heads", "k_nope": "n_heads",
     "k_cache": "n_kv_heads", "v_cache": "n_kv_heads",
 }  # fmt: skip
@@ -271,10 +272,13 @@ def _likeness(x: Numbers, like: Numbers) -> float:
     return float(np.mean(dot / np.maximum(norms, 1e-30)))
 
 
-def halves(x: Numbers, start: int = 0) -> Numbers:
-    """Bring adjacent pairs of the last axis, from `start` on, into split halves."""
-    kept, pairs = x[..., :start], x[..., start:]
-    return np.concatenate([kept, pairs[..., 0::2], pairs[..., 1::2]], axis=-1)
+def halves(x: Numbers, start: int = 0, stop: int | None = None) -> Numbers:
+    """Bring adjacent pairs of the last axis, from `start` to `stop`, into split halves."""
+    end = x.shape[-1] if stop is None else stop
+    pairs = x[..., start:end]
+    return np.concatenate(
+        [x[..., :start], pairs[..., 0::2], pairs[..., 1::2], x[..., end:]], axis=-1
+    )
 
 
 def weights_of(model: "Model") -> str:

@@ -19,13 +19,18 @@ from aprfmt.inference.points import Name, Point
 
 Numbers = NDArray[Any]
 # Path prefixes before a layer's number, and before a whole-model module.
-_LAYER = re.compile(r"(?:\w+\.)*?(?:layers|h)\.(\d{1,9})(?:\.([\w.]+))?(#\w+)?")
+_LAYER = re.compile(r"(?:\w+\.)*?(?:layers|h|blocks)\.(\d{1,9})(?:\.([\w.]+))?(#\w+)?")
 _NUMBER = re.compile(r"\d{1,9}#\w+")
-_ABOVE = re.compile(r"(?:(?:model|language_model|transformer|base_model)\.)*([\w.]+(?:#\w+)?)")
+_ABOVE = re.compile(
+    r"(?:(?:model|language_model|transformer|base_model|gpt_neox)\.)*([\w.]+(?:#\w+)?)"
+)
 # Architectures whose code in transformers leaves rotated vectors in adjacent pairs.
-ADJACENT = ("cohere", "deepseek_v2")
+ADJACENT = ("cohere", "cohere2", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "glm4", "gptj")
+# Architectures whose joined q, k and v come by groups of heads, q, k and v of each in turn.
+GROUPED = ("falcon", "falcon_40b", "gpt_bigcode", "gpt_neox")
 # Rope is applied to [batch, heads, tokens, head_dim]; projections are [batch, tokens, width].
-HEADS_FIRST = ("#q_rope", "#k_rope", "#v", "#k_cache", "#v_cache")
+HEADS_FIRST = ("#q_rope", "#k_rope", "#q_attn", "#k_attn", "#v", "#k_cache", "#v_cache")
+TURNED = ("#q_rope", "#k_rope", "#q_attn", "#k_attn")
 _WHOLE_NAMES = frozenset(
     name.text for point in POINTS.values() if not point.layered for name in point.hf
 )
@@ -84,6 +89,8 @@ class Modules:
             return True
         if not name.placement:
             return True
+        if "post_self_attn_layernorm" in siblings:  # glm4's other norm is the one before the MLP
+            return name.placement == "pre"
         return name.placement == (self._placement or placement_of(siblings))
 
     def is_mixture(self, layer: int) -> bool:
@@ -117,6 +124,7 @@ class ModuleReader:
         self._collector = collector
         self.modules = Modules(keys, None if block is None else block.placement)
         self._adjacent = architecture in ADJACENT
+        self._grouped = architecture in GROUPED
         self._tokens = tokens
         self._scaled = scaled_embedding
         self._like: dict[str, Numbers] = {}
@@ -135,6 +143,14 @@ class ModuleReader:
             return
         if not any(taken):
             self._collector.unknown[key] = "the model has no such point"
+
+    def expects(self, key: str) -> bool:
+        """Say whether a key is a point; of what a module reads, whether the model has it."""
+        readings = self.modules.read(key)
+        if not key.endswith("#in") or not self._collector.known:
+            return bool(readings)
+        names = [key_name(reading.point.name, reading.layer) for reading in readings]
+        return any(self._collector.target(name) is not None for name in names)
 
     def _add(self, reading: Reading, values: Numbers) -> bool:
         point, layer, name = reading.point.name, reading.layer, reading.name
@@ -171,6 +187,12 @@ class ModuleReader:
             return None
         if part == "qkv":
             size = width // (heads + 2 * kv)
+            if self._grouped:
+                each = values.reshape(-1, kv, width // kv)
+                query = heads // kv * size
+                first = {"q": 0, "k": query, "v": query + size}[point]
+                part_ = each[..., first : first + (query if point == "q" else size)]
+                return part_.reshape(len(each), -1)
             first = {"q": 0, "k": heads * size, "v": (heads + kv) * size}[point]
             return values[..., first : first + (heads if point == "q" else kv) * size]
         assert self._collector.hp is not None
@@ -188,10 +210,17 @@ class ModuleReader:
         values = by_heads(values, heads, self._tokens, like, first)
         if point in ("q", "k") and values.ndim == 3:
             self._like[f"{layer}.{point}"] = np.array(values)
-        if point.endswith("_rope") and self._adjacent and values.ndim == 3:
-            hp = self._collector.hp
-            mla = hp is not None and "L0.kv_a" in self._collector.known
-            mla = mla and not self._collector.known["L0.kv_a"].absent
-            start = int(hp["qk_nope_head_dim"]) if hp is not None and mla else 0
-            values = halves(values, start)
+        if text in TURNED and self._adjacent and values.ndim == 3:
+            start, count = self._turned(layer, values.shape[-1])
+            values = halves(values, start, start + count)
         return values
+
+    def _turned(self, layer: int, width: int) -> tuple[int, int]:
+        """Return where the rotated elements of a layer's heads begin, and how many there are."""
+        hp = self._collector.hp
+        if hp is None:
+            return 0, width
+        if not hp["rope_layers"][layer]:
+            return 0, 0
+        mla = "L0.kv_a" in self._collector.known and not self._collector.known["L0.kv_a"].absent
+        return int(hp["qk_nope_head_dim"]) if mla else 0, int(hp["rope_dim"])

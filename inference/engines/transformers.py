@@ -39,7 +39,7 @@ DTYPES = {
     "float32": torch.float32, "float64": torch.float64,
     "bfloat16": torch.bfloat16, "float16": torch.float16,
 }  # fmt: skip
-_ATTENTION = ("#q_rope", "#k_rope", "#scores", "#probs")
+_ATTENTION = ("#q_attn", "#k_attn", "#scores", "#probs")
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def run(
         known = reader.modules
 
         def take(key: str, values: Any) -> None:
-            if known.read(key):
+            if reader.expects(key):
                 reader.add(key, _numbers(values))
 
         with torch.inference_mode(), hooked(network, known, take):
@@ -229,8 +229,8 @@ def _watched(original: Callable[..., Any], paths: dict[int, str], take: Take) ->
     def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
         result, weights = original(module, query, key, value, mask, **options)
         layer = paths[id(module)].rpartition(".")[0]
-        take(f"{layer}#q_rope", query)
-        take(f"{layer}#k_rope", key)
+        take(f"{layer}#q_attn", query)
+        take(f"{layer}#k_attn", key)
         take(f"{layer}#probs", weights)
         scaling = options.get("scaling")
         if scaling is None:  # gpt2 does not pass it

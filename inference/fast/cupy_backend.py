@@ -31,7 +31,7 @@ from aprfmt.inference.fast.cuda.placed import Dense, Encoded, Placed, Placer
 from aprfmt.inference.weights import FREE_SHARE, Weight
 from aprfmt.tensors.stats import Stats
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 STEPS = ("gelu_tanh",)  # activations that have a kernel NAME_steps
 
 
@@ -237,6 +237,14 @@ class CupyBackend(Backend):
     def scale(self, x: Array, factor: float) -> Array:
         """Return x * factor, rounded once."""
         return self._each("scale", x, float(factor))
+
+    def shift(self, x: Array, number: float) -> Array:
+        """Return x + number, rounded once."""
+        return self._each("shift", x, float(number))
+
+    def clip(self, x: Array, limit: float) -> Array:
+        """Return x clamped to [-limit, limit]."""
+        return self._each("clip", x, float(limit))
 
     def softcap(self, x: Array, cap: float) -> Array:
         """Return tanh(x / cap) * cap."""

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_found_by_every_name_transformers_gives(tiny: Tiny) -> None:
     made = make(tiny)
     for name in (made.config["model_type"], type(made.model).__name__):
-        assert find_arch("hf", name).name == tiny.arch
+        assert find_arch("hf", name, list(made.shapes), made.config).name == tiny.arch
 
 
 @pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
@@ -65,7 +65,10 @@ def test_what_nothing_decides_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_adjacent_pairs_are_cohere_and_deepseek() -> None:
     found = {t.arch for t in TINY if read(t).hp["rope_style"] == "interleaved"}
-    assert found == {"cohere", "deepseek_v2", "deepseek_v3"}
+    assert found == {
+        "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "glm4",
+        "gptj",
+    }  # fmt: skip
 
 
 def test_blocks_are_closed_enumerations() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from aprfmt.arch import ARCHS
+from aprfmt.arch import ARCHS, find_arch
 from aprfmt.arch.hyper import derived_tensors, read_hyper, write_hyper
 from aprfmt.arch.spec import Facts, HyperParams
 from aprfmt.arch.values import single
@@ -150,3 +150,69 @@ def test_a_vector_of_the_wrong_length_is_refused() -> None:
     facts = Facts("gguf", values, {}, tensors={"rope_freqs.weight": Vector((1.0, 2.0))})
     with pytest.raises(ArchError, match=r"rope_freqs.weight.*2 values; expected 5"):
         read_hyper(ARCHS["llama"], facts, "x.gguf")
+
+
+# --- configurations as they are published ------------------------------------------------------
+
+KIMI: dict[str, Any] = {
+    "model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"], "hidden_size": 7168,
+    "num_hidden_layers": 61, "num_attention_heads": 64, "num_key_value_heads": 64,
+    "intermediate_size": 18432, "moe_intermediate_size": 2048, "vocab_size": 163840,
+    "n_routed_experts": 384, "n_shared_experts": 1, "num_experts_per_tok": 8, "n_group": 1,
+    "topk_group": 1, "routed_scaling_factor": 2.827, "first_k_dense_replace": 1,
+    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "v_head_dim": 128, "norm_topk_prob": True, "scoring_func": "sigmoid", "rope_theta": 50000.0,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+    "rope_scaling": {
+        "type": "yarn", "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 1.0,
+        "beta_slow": 1.0, "original_max_position_embeddings": 4096,
+    },
+}  # fmt: skip
+
+
+def test_kimi_k2_is_a_deepseek_v3() -> None:
+    assert find_arch("hf", "kimi_k2").name == "deepseek_v3"
+    hp, report = read_hyper(ARCHS["deepseek_v3"], Facts("hf", KIMI, {}), "config.json")
+    assert (hp["n_experts"], hp["n_expert_groups"], hp["routed_scale"]) == (384, 1, 2.827)
+    assert hp["moe_layers"] == (False, *[True] * 60)
+    assert report.unknown == ()
+
+
+def test_mistral3_is_ministral3_with_or_without_growing_queries() -> None:
+    inner = {"hidden_size": 5120, "num_hidden_layers": 2, "num_attention_heads": 32,
+             "intermediate_size": 32768, "vocab_size": 131072}  # fmt: skip
+    small = {**inner, "model_type": "mistral", "rope_theta": 1e9, "sliding_window": None}
+    grown = {**inner, "model_type": "ministral3", "rope_parameters": {
+        "type": "yarn", "rope_type": "yarn", "factor": 16.0, "llama_4_scaling_beta": 0.1,
+        "original_max_position_embeddings": 16384, "max_position_embeddings": 262144,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "rope_theta": 1e6,
+    }}  # fmt: skip
+    for text, expected in ((small, (None, None)), (grown, (0.1, 16384))):
+        config = {"model_type": "mistral3", "text_config": text, "vision_config": {}}
+        spec = find_arch("hf", "mistral3")
+        hp, report = read_hyper(spec, Facts("hf", config, {}), "config.json")
+        assert (hp["temperature_scale"], hp["temperature_length"]) == expected
+        assert report.unknown == () and hp["head_dim"] == 128
+
+
+def test_exaone4_may_spell_its_windows_in_letters() -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4,
+             "intermediate_size": 96, "vocab_size": 50}  # fmt: skip
+    for pattern, windowed in (
+        ("LLG", (True, True, False) * 2), (2, (True, False) * 3), (0, (False,) * 6),
+    ):  # fmt: skip
+        hp = hf("exaone4", {**sizes, "sliding_window_pattern": pattern})
+        assert hp["window_layers"] == hp["rope_layers"] == windowed
+    with pytest.raises(ArchError, match="expected a period, or letters L and G"):
+        hf("exaone4", {**sizes, "sliding_window_pattern": "LXG"})
+
+
+def test_hunyuans_alpha_stretches_the_base_once() -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "intermediate_size": 96, "vocab_size": 50, "head_dim": 128}  # fmt: skip
+    scaling = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32}
+    hp = hf("hunyuan_v1_dense", {**sizes, "rope_theta": 10000.0, "rope_scaling": scaling})
+    assert hp["rope_theta"] == pytest.approx(11158839.9251) and hp["rope_scaling"] is None
+    del scaling["alpha"]
+    hp = hf("hunyuan_v1_dense", {**sizes, "rope_theta": 10000.0, "rope_scaling": scaling})
+    assert hp["rope_scaling"] == {"type": "dynamic", "factor": 1.0}

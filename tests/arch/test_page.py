@@ -6,6 +6,8 @@ import pytest
 
 from aprfmt.arch import ARCHS
 from aprfmt.arch.page import page
+from tests.arch.listed import LISTED
+from tests.arch.tiny import TINY
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,7 +20,16 @@ def test_the_page_is_current() -> None:
 @pytest.mark.parametrize("name", ARCHS.own)
 def test_an_architecture_has_its_row_and_its_layouts(name: str) -> None:
     text = page()
-    assert text.count(f"\n| {name} | hf `") == 1
+    level = ARCHS[name].level
+    assert text.count(f"\n| {name} | {level} | `") == 1
+    assert text.count(f"\n| {name} | hf `") == (level == "full")
     for style, bindings in ARCHS[name].bindings.items():
         laid_out = [binding for binding in bindings if binding.steps]
         assert text.count(f"\n| {name} | {style} | ") == len(laid_out)
+
+
+def test_every_model_type_of_a_tiny_model_is_on_the_page() -> None:
+    types = {tiny.model_type for tiny in TINY} | {kind for _, kind, *_ in LISTED.values()}
+    assert len(types) > 60
+    for kind in types:
+        assert f"`{kind}`" in page(), kind

@@ -35,7 +35,15 @@ every = pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
 every_type = pytest.mark.parametrize("tiny", TYPES, ids=lambda tiny: tiny.model_type)
 
 # Keys that no supported decoder has: an encoder's; attention to later tokens (refused).
-NOT_OURS = {"gpt2": {"add_cross_attention"}, "gemma3": {"use_bidirectional_attention"}}
+# Keys without which transformers makes no model.
+NEEDED = {"dots1": ("n_routed_experts", "n_shared_experts", "num_experts_per_tok")}
+NOT_OURS = {
+    "gpt2": {"add_cross_attention"}, "gemma3": {"use_bidirectional_attention"},
+    "gpt_bigcode": {"add_cross_attention"},
+    # Falcon's other blocks are other architectures, or refused.
+    "falcon": {"alibi", "parallel_attn", "new_decoder_architecture"},
+    "falcon_40b": {"alibi", "parallel_attn", "new_decoder_architecture"},
+}  # fmt: skip
 
 
 def demanded(spec: ArchSpec, config: Mapping[str, Any]) -> set[str]:
@@ -57,7 +65,8 @@ def made(tiny: Tiny, **changes: Any) -> tuple[dict[str, Any], set[str]]:
     config = auto.AutoConfig.for_model(tiny.model_type, **{**tiny.sizes, **tiny.config, **changes})
     with torch.device("meta"):
         model = auto.AutoModelForCausalLM.from_config(config)
-    bound = bind(find_arch("hf", tiny.model_type), "hf", parameter_shapes(model))
+    shapes = parameter_shapes(model)
+    bound = bind(find_arch("hf", tiny.model_type, list(shapes)), "hf", shapes)
     assert bound.unbound == ()
     roles = {key for group in bound.groups for key in group.roles}
     return json.loads(model.config.to_json_string(use_diff=True)), roles
@@ -77,6 +86,7 @@ def test_every_flag_of_a_configuration_on_and_off(tiny: Tiny) -> None:
     spec = find_arch("hf", tiny.model_type)
     plain = Tiny(tiny.arch, tiny.model_type, sizes=tiny.sizes)
     needs = {"pad_token_id": 0, **({} if "head_dim" not in tiny.config else {"head_dim": 10})}
+    needs |= {key: tiny.config[key] for key in NEEDED.get(tiny.arch, ())}
     flags = {
         key: value
         for key, value in auto.AutoConfig.for_model(tiny.model_type).to_dict().items()
@@ -232,13 +242,24 @@ def test_which_losses_a_pass_survives(folders: Mapping[str, Path]) -> None:
 # Roles that llama.cpp requires (`create_tensor` without TENSOR_NOT_REQUIRED in its load functions),
 # or for biases the row's default, in a file without keys for them in which all are missing.
 INSISTED = {
-    "attn_q.bias": {"qwen2", "qwen2_moe", "gpt_oss", "starcoder2", "phi2", "gpt2"},
-    "attn_output.bias": {"gpt_oss", "starcoder2", "phi2", "gpt2"},
-    "ffn_up.bias": {"starcoder2", "phi2", "gpt2"},
-    "ffn_norm.weight": set(arch_names()) - {"phi2", "cohere", "olmo2", "olmo3"},
-    "attn_q_norm.weight": {"qwen3", "qwen3_moe", "gemma3", "olmo2", "olmo3"},
-    "output.weight": {"phi2", "stablelm", "olmo2", "olmo3", "qwen2_moe", "gpt_oss"},
-}
+    "attn_q.bias": {
+        "qwen2", "qwen2_moe", "gpt_oss", "starcoder2", "phi2", "gpt2", "seed_oss", "glm4",
+        "gpt_neox", "gpt_bigcode",
+    },
+    "attn_output.bias": {"gpt_oss", "starcoder2", "phi2", "gpt2", "gpt_neox", "gpt_bigcode"},
+    "ffn_up.bias": {"starcoder2", "phi2", "gpt2", "gpt_neox", "gpt_bigcode", "gptj"},
+    "ffn_norm.weight": set(arch_names()) - {
+        "phi2", "cohere", "olmo2", "olmo3", "exaone4", "cohere2", "gptj", "falcon",
+    },
+    "attn_q_norm.weight": {
+        "qwen3", "qwen3_moe", "gemma3", "olmo2", "olmo3", "exaone4", "olmoe",
+        "hunyuan_v1_dense", "hunyuan_v1_moe", "minimax_m2", "dots1",
+    },
+    "output.weight": {
+        "phi2", "stablelm", "olmo2", "olmo3", "qwen2_moe", "gpt_oss", "nemotron", "olmoe",
+        "minimax_m2", "gpt_neox", "gptj", "dots1",
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("style", ["gguf", "apr"])

@@ -62,6 +62,10 @@ GPT2: dict[str, Any] = {
     "n_positions": 128,
 }
 
+# What older decoders do not know: grouped heads; falcon's width of the MLP has a name of its own.
+UNGROUPED = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
+FALCON = {key: value for key, value in UNGROUPED.items() if key != "intermediate_size"}
+
 
 @dataclass(frozen=True)
 class Tiny:
@@ -181,6 +185,104 @@ TINY: tuple[Tiny, ...] = (
         **MLA, "rope_interleave": False, "norm_topk_prob": False,
         "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
     }),
+    Tiny("arcee", "arcee"),
+    Tiny("arcee", "arcee", "biases", {
+        "attention_bias": True, "mlp_bias": True, "head_dim": 10, "tie_word_embeddings": True,
+        "rope_parameters": YARN,
+    }),
+    Tiny("seed_oss", "seed_oss", "plain", {"head_dim": 10}),
+    Tiny("seed_oss", "seed_oss", "output", {
+        "head_dim": 10, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True,
+    }),
+    Tiny("exaone4", "exaone4", "plain", {"sliding_window": 9, "num_hidden_layers": 5}),
+    Tiny("exaone4", "exaone4", "full", {
+        "sliding_window": None, "layer_types": ["full_attention"] * 4, "rope_parameters": LLAMA3,
+        "tie_word_embeddings": True,
+    }),
+    Tiny("cohere2", "cohere2", "plain", {"sliding_window": 9, "num_hidden_layers": 5}),
+    Tiny("cohere2", "cohere2", "listed", {
+        "sliding_window": 9, "attention_bias": True,
+        "layer_types": ["full_attention", "sliding_attention"] * 2, "logit_scale": 0.5,
+    }),
+    Tiny("ernie4_5", "ernie4_5", "plain", {"head_dim": 10}),
+    Tiny("ernie4_5", "ernie4_5", "biases", {"head_dim": 10, "use_bias": True}),
+    Tiny("nemotron", "nemotron", "plain", {"head_dim": 12}),
+    Tiny("nemotron", "nemotron", "biases", {
+        "head_dim": 12, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+    }),
+    Tiny("glm4", "glm4", "plain", {"head_dim": 12, "pad_token_id": 0}),
+    Tiny("glm4", "glm4", "bare", {
+        "head_dim": 12, "attention_bias": False, "tie_word_embeddings": True, "pad_token_id": 0,
+    }),
+    Tiny("hunyuan_v1_dense", "hunyuan_v1_dense", "plain", {"head_dim": 10}),
+    Tiny("hunyuan_v1_dense", "hunyuan_v1_dense", "stretched", {
+        "head_dim": 10, "attention_bias": True, "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 5000.0, "alpha": 30.0,
+                            "factor": 1.0},
+    }),
+    Tiny("hunyuan_v1_moe", "hunyuan_v1_moe", "plain", {
+        "head_dim": 10, "num_experts": 5, "moe_topk": 3,
+    }),
+    Tiny("glm4_moe", "glm4_moe", "plain", {
+        "head_dim": 12, "n_routed_experts": 6, "n_shared_experts": 2, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20, "use_qk_norm": True, "routed_scaling_factor": 1.5,
+    }),
+    Tiny("glm4_moe", "glm4_moe", "groups", {
+        "head_dim": 12, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3,
+        "topk_group": 2, "moe_intermediate_size": 20, "attention_bias": True,
+        "first_k_dense_replace": 2, "norm_topk_prob": False, "tie_word_embeddings": True,
+    }),
+    Tiny("minimax_m2", "minimax_m2", "plain", {
+        "head_dim": 12, "num_local_experts": 5, "num_experts_per_tok": 3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0,
+                            "partial_rotary_factor": 0.5},
+    }),
+    Tiny("ernie4_5_moe", "ernie4_5_moe", "plain", {
+        "moe_num_experts": 5, "moe_k": 3, "moe_intermediate_size": 20,
+    }),
+    Tiny("ernie4_5_moe", "ernie4_5_moe", "biases", {
+        "moe_num_experts": 5, "moe_k": 3, "moe_intermediate_size": 20, "use_bias": True,
+        "moe_num_shared_experts": 1, "moe_layer_start_index": 0, "moe_layer_interval": 2,
+    }),
+    Tiny("ministral3", "ministral3", "plain", {"head_dim": 10, "rope_parameters": {
+        **YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.2,
+    }}),
+    Tiny("ministral3", "ministral3", "steady", {
+        "head_dim": 10, "tie_word_embeddings": True, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 5000.0, "llama_4_scaling_beta": 0.0,
+            "original_max_position_embeddings": 128,
+    }}),
+    Tiny("dots1", "dots1", "plain", {
+        "head_dim": 10, "n_routed_experts": 6, "n_shared_experts": 2, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20, "first_k_dense_replace": 1, "sliding_window": 9,
+        "max_window_layers": 2, "attention_bias": True,
+    }),
+    Tiny("granitemoe", "granitemoe", "plain", {
+        "num_local_experts": 5, "num_experts_per_tok": 3, "attention_multiplier": 0.3,
+        "embedding_multiplier": 3.5, "residual_multiplier": 0.6, "logits_scaling": 2.5,
+    }),
+    Tiny("gpt_neox", "gpt_neox", "plain", {"rotary_pct": 0.5}, UNGROUPED),
+    Tiny("gpt_neox", "gpt_neox", "serial", {
+        "rotary_pct": 1.0, "use_parallel_residual": False, "attention_bias": False,
+        "tie_word_embeddings": True,
+    }, UNGROUPED),
+    Tiny("gpt_bigcode", "gpt_bigcode", sizes=GPT2),
+    Tiny("gpt_bigcode", "gpt_bigcode", "heads", {
+        "multi_query": False, "n_inner": 32, "scale_attn_weights": False,
+    }, GPT2),
+    Tiny("gptj", "gptj", "plain", {"rotary_dim": 4}, GPT2),
+    Tiny("falcon", "falcon", "plain", {"ffn_hidden_size": 40}, FALCON),
+    Tiny("falcon", "falcon", "heads", {
+        "multi_query": False, "bias": True, "tie_word_embeddings": False,
+    }, FALCON),
+    Tiny("falcon_40b", "falcon", "plain", {
+        "new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 40,
+    }, FALCON),
+    Tiny("olmoe", "olmoe", "plain", {"num_experts": 5, "num_experts_per_tok": 3}),
+    Tiny("olmoe", "olmoe", "clipped", {
+        "num_experts": 5, "num_experts_per_tok": 3, "clip_qkv": 0.7, "norm_topk_prob": True,
+        "attention_bias": True,
+    }),
 )  # fmt: skip
 
 
@@ -249,7 +351,7 @@ class Read:
 @cache
 def _read(tiny_id: str) -> Read:
     made = _make(tiny_id)
-    spec = find_arch("hf", made.config["model_type"])
+    spec = find_arch("hf", made.config["model_type"], list(made.shapes), made.config)
     bound = bind(spec, "hf", made.shapes)
     known = known_shapes(bound, made.shapes)
     facts = Facts("hf", made.config, known, names="hf")

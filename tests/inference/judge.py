@@ -31,13 +31,21 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="aprfmt-judge-")
 
 # Module below a layer -> (points of its output, point of its input).
 MODULES: dict[str, tuple[tuple[str, ...], str]] = {
-    r"input_layernorm|ln_1": (("attn_norm",), ""),
+    r"input_layernorm|ln_1|ln_attn": (("attn_norm",), ""),
+    r"ln_mlp": (("ffn_norm",), ""),
+    r"(self_)?attention\.query_key_value": (("q", "k", "v"), ""),
+    r"(self_)?attention\.dense|(self_)?attn\.out_proj": (("attn_out",), "attn"),
+    r"attn\.q_proj": (("q",), ""),
+    r"attn\.k_proj": (("k",), ""),
+    r"attn\.v_proj": (("v",), ""),
     r"self_attn\.q_proj": (("q",), ""),
     r"self_attn\.k_proj": (("k",), ""),
     r"self_attn\.v_proj": (("v",), ""),
     r"self_attn\.qkv_proj|attn\.c_attn": (("q", "k", "v"), ""),
     r"self_attn\.q_(norm|layernorm)": (("q_norm",), ""),
     r"self_attn\.k_(norm|layernorm)": (("k_norm",), ""),
+    r"self_attn\.query_layernorm": (("q_attn",), ""),
+    r"self_attn\.key_layernorm": (("k_attn",), ""),
     r"self_attn\.q_a_proj": (("q_a",), ""),
     r"self_attn\.q_a_layernorm": (("q_a_norm",), ""),
     r"self_attn\.q_b_proj": (("q",), ""),
@@ -45,22 +53,29 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"self_attn\.kv_a_layernorm": (("kv_a_norm",), ""),
     r"self_attn\.(o_proj|dense)|attn\.c_proj": (("attn_out",), "attn"),
     r"pre_feedforward_layernorm|ln_2": (("ffn_norm",), "mid"),
-    r"post_feedforward_layernorm": (("ffn_contrib",), ""),
+    r"post_self_attn_layernorm": (("attn_contrib",), ""),
+    r"post_feedforward_layernorm|post_mlp_layernorm": (("ffn_contrib",), ""),
     r"mlp\.gate_proj": (("ffn_gate",), ""),
-    r"mlp\.(up_proj|fc1|c_fc)": (("ffn_up",), ""),
+    r"mlp\.(up_proj|fc1|c_fc|fc_in|dense_h_to_4h)": (("ffn_up",), ""),
     r"mlp\.gate_up_proj": (("ffn_gate", "ffn_up"), ""),
     r"mlp\.(act_fn|activation_fn|act)": (("ffn_act",), ""),
-    r"mlp\.(down_proj|fc2|c_proj)": (("ffn_out",), "ffn_mul"),
-    r"mlp\.(gate|router)": (("router",), ""),
-    r"mlp": (("ffn_out",), ""),
+    r"mlp\.(down_proj|fc2|c_proj|fc_out|dense_4h_to_h)": (("ffn_out",), "ffn_mul"),
+    r"(mlp|block_sparse_moe)\.(gate|router)": (("router",), ""),
+    r"mlp|block_sparse_moe": (("ffn_out",), ""),
     r"": (("out",), "in"),
 }
+# Their attention is no function of its own in transformers' code.
+WITHOUT_A_FUNCTION = ("gptj", "falcon", "falcon_40b")
+# Model types whose post_attention_layernorm ends the attention.
+SANDWICH = ("gemma2", "gemma3_text", "olmo2", "olmo3", "exaone4")
+# Model types whose code leaves rotated vectors in adjacent pairs.
+PAIRED = ("cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "glm4", "gptj")
 WHOLE: dict[str, str] = {
-    r"model\.embed_tokens|transformer\.wte": "embd",
-    r"model\.(norm|final_layernorm)|transformer\.ln_f": "final_norm",
+    r"model\.embed_tokens|transformer\.(wte|word_embeddings)|gpt_neox\.embed_in": "embd",
+    r"model\.(norm|final_layernorm)|transformer\.ln_f|gpt_neox\.final_layer_norm": "final_norm",
     r"lm_head": "logits_raw",
 }
-_LAYER = re.compile(r"(?:model\.layers|transformer\.h)\.(\d+)\.?(.*)")
+_LAYER = re.compile(r"(?:model\.layers|transformer\.h|gpt_neox\.layers)\.(\d+)\.?(.*)")
 
 
 @dataclass(frozen=True)
@@ -96,6 +111,8 @@ def everything_float64(model: Any) -> Iterator[None]:
     for module in model.modules():
         if hasattr(module, "scalar_embed_scale"):
             module.embed_scale.fill_(module.scalar_embed_scale)
+        if hasattr(module, "pos_embd_dim"):  # gptj's cos and sin are made in float32
+            module.embed_positions = _turns(*module.embed_positions.shape)
     torch.float32 = torch.float = torch.float64
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
     try:
@@ -105,14 +122,22 @@ def everything_float64(model: Any) -> Iterator[None]:
         torch.Tensor.float = saved[2]  # type: ignore[method-assign]
 
 
+def _turns(count: int, dim: int) -> Any:
+    """Return sin and cos in float64 of float32 frequencies, side by side."""
+    inv_freq = 1.0 / (10000 ** (torch.arange(0, dim, 2, dtype=torch.int64) / dim))
+    angles = torch.arange(count, dtype=torch.float64)[:, None] * inv_freq.double()
+    return torch.cat((torch.sin(angles), torch.cos(angles)), dim=1)
+
+
 @contextlib.contextmanager
 def watched(model: Any, found: Found) -> Iterator[None]:
     """Collect intermediates of one forward pass under our keys."""
     code = sys.modules[type(model).__module__]
-    original: Callable[..., Any] = code.eager_attention_forward
+    original: Callable[..., Any] | None = getattr(code, "eager_attention_forward", None)
     cfg = model.config
 
     def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+        assert original is not None
         out, weights = original(module, query, key, value, mask, **options)
         prefix = f"L{module.layer_idx}."
         repeated = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
@@ -123,8 +148,13 @@ def watched(model: Any, found: Found) -> Iterator[None]:
             0
         ].numpy()
         found[prefix + "probs"] = weights[0].numpy()
-        found[prefix + "q_rope"] = _halves(cfg, query)[0].transpose(0, 1).numpy()
-        found[prefix + "k_rope"] = _halves(cfg, key)[0].transpose(0, 1).numpy()
+        turned = cfg.model_type != "cohere2" or module.sliding_window is not None
+        late = cfg.model_type.startswith("hunyuan")
+        tempered = cfg.model_type == "ministral3"
+        names = "q_attn" if late or tempered else "q_rope", "k_attn" if late else "k_rope"
+        for name, x in zip(names, (query, key), strict=True):
+            halved = _halves(cfg, x) if turned else x
+            found[prefix + name] = halved[0].transpose(0, 1).numpy()
         found[prefix + "v"] = value[0].transpose(0, 1).numpy()
         return out, weights
 
@@ -132,19 +162,23 @@ def watched(model: Any, found: Found) -> Iterator[None]:
         module.register_forward_hook(_hook(path, cfg, found))
         for path, module in model.named_modules()
     ]
-    code.eager_attention_forward = attend  # type: ignore[attr-defined]
+    if original is not None:
+        code.eager_attention_forward = attend  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        code.eager_attention_forward = original  # type: ignore[attr-defined]
+        if original is not None:
+            code.eager_attention_forward = original  # type: ignore[attr-defined]
         for handle in handles:
             handle.remove()
 
 
 def _halves(cfg: Any, x: Any) -> Any:
     """Bring adjacent pairs into split halves, as our q_rope and k_rope have them."""
-    if cfg.model_type == "cohere":
-        return torch.cat([x[..., 0::2], x[..., 1::2]], dim=-1)
+    if cfg.model_type in PAIRED:
+        part = int(x.shape[-1] * (cfg.rope_parameters.get("partial_rotary_factor") or 1))
+        turned = x[..., :part]
+        return torch.cat([turned[..., 0::2], turned[..., 1::2], x[..., part:]], dim=-1)
     if cfg.model_type == "deepseek_v2":
         nope, pe = x[..., : cfg.qk_nope_head_dim], x[..., cfg.qk_nope_head_dim :]
         return torch.cat([nope, pe[..., 0::2], pe[..., 1::2]], dim=-1)
@@ -166,9 +200,9 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
         assert layer is not None
         name, prefix = layer[2], f"L{layer[1]}."
         if name == "post_attention_layernorm":
-            sandwich = cfg.model_type in ("gemma2", "gemma3_text", "olmo2", "olmo3")
+            sandwich = cfg.model_type in SANDWICH
             keep(prefix + ("attn_contrib" if sandwich else "ffn_norm"), out)
-            if not sandwich:
+            if not sandwich and not getattr(cfg, "use_parallel_residual", False):
                 keep(prefix + "mid", args[0])
             return
         for pattern, (points, before) in MODULES.items():
@@ -177,8 +211,9 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
             if before:
                 keep(prefix + before, args[0])
             first = out[0] if isinstance(out, tuple) else out
-            widths = _widths(cfg, points, first.shape[-1])
-            for point, part in zip(points, first.split(widths, dim=-1), strict=True):
+            if name == "mlp":  # falcon adds the attention's output to it in place
+                first = first.clone()
+            for point, part in zip(points, _split(cfg, points, first), strict=True):
                 keep(prefix + point, part)
             if points == ("router",):
                 order = torch.argsort(-out[1], dim=-1, stable=True)
@@ -186,6 +221,24 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
                 keep(prefix + "experts", out[2].gather(-1, order))
 
     return whole if layer is None else inside
+
+
+def _split(cfg: Any, points: tuple[str, ...], joined: Any) -> Any:
+    """Cut a joined result into its points' parts; q, k and v may come by groups of heads."""
+    if points == ("q", "k", "v") and (groups := _groups(cfg)):
+        each = joined.unflatten(-1, (groups, -1))
+        dim = cfg.hidden_size // cfg.num_attention_heads
+        query = each.shape[-1] - 2 * dim
+        return [part.flatten(-2) for part in each.split([query, dim, dim], dim=-1)]
+    return joined.split(_widths(cfg, points, joined.shape[-1]), dim=-1)
+
+
+def _groups(cfg: Any) -> int:
+    """Return the groups of heads of a fused projection, 0 for q, k and v in order."""
+    heads: int = cfg.num_attention_heads
+    one = 1 if getattr(cfg, "multi_query", False) else heads
+    falcons = cfg.num_kv_heads if getattr(cfg, "new_decoder_architecture", False) else one
+    return {"gpt_neox": heads, "gpt_bigcode": one, "falcon": falcons}.get(cfg.model_type, 0)
 
 
 def _widths(cfg: Any, points: tuple[str, ...], width: int) -> list[int]:

@@ -75,11 +75,12 @@ def forms(size: str) -> tuple[str, ...]:
 
 def changes(arch: str, size: Size) -> dict[str, Any]:
     """Return the configuration values of an architecture's maker in these sizes."""
-    if arch == "gpt2":
-        return {
+    values = MAKERS[arch][1]
+    if "n_embd" in values:
+        turned = {"rotary_dim": 6} if "rotary_dim" in values else {}
+        return turned | {
             "n_embd": size.hidden, "n_head": size.heads, "n_inner": size.ffn, "vocab_size": VOCAB,
         }  # fmt: skip
-    values = MAKERS[arch][1]
     rotated = int(0.4 * size.head)
     found: dict[str, Any] = {
         "vocab_size": VOCAB, "hidden_size": size.hidden, "num_attention_heads": size.heads,
@@ -101,11 +102,17 @@ def changes(arch: str, size: Size) -> dict[str, Any]:
         "qk_rope_head_dim": 6,
         "v_head_dim": size.head + 1,
         "partial_rotary_factor": 0.4,
+        "rotary_pct": 0.4,
+        "num_kv_heads": size.kv_heads,
+        "ffn_hidden_size": size.ffn,
+        "moe_num_experts": size.experts,
+        "moe_k": 2,
+        "moe_topk": 2,
     }
     found |= {key: value for key, value in choices.items() if key in values}
     if "kv_lora_rank" in values:
         found["num_key_value_heads"] = size.heads
-    if arch in ("gpt_oss", "mixtral"):
+    if arch in ("gpt_oss", "mixtral", "olmoe", "minimax_m2", "hunyuan_v1_moe"):
         found["intermediate_size"] = size.expert
     if arch == "phi3":
         factors = [1.0 + 0.3 * i for i in range(rotated // 2)]

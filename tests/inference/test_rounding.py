@@ -22,7 +22,8 @@ from tests.models import IDS, MAKERS, save_tiny
 
 # Where a bit may differ: another order of the same sums, or a tie between expert scores.
 SUM_ORDER = {
-    ("phi2", "bfloat16"), ("phi2", "float16"),  # attn + mlp + residual
+    *((name, dtype) for name in ("phi2", "gpt_neox", "gptj", "falcon", "falcon_40b")
+      for dtype in ("bfloat16", "float16")),  # attn + mlp + residual
     ("deepseek_v2", "float16"), ("deepseek_v2", "bfloat16"),  # pairs stay interleaved in q.k
     ("gpt2", "float16"), ("gpt2", "bfloat16"),  # Conv1D multiplies with [in, out]
     ("gpt_oss", "bfloat16"),  # equal router logits: the lower id here

@@ -47,6 +47,15 @@ KERNEL mul(const T* a, const T* b, T* y, i64 count, i64 period, i64 run) {
 KERNEL scale(const T* x, T* y, i64 count, double factor) {
   OVER(i, count) narrow(y[i], widen(x[i]) * (W)factor);
 }
+KERNEL shift(const T* x, T* y, i64 count, double number) {
+  OVER(i, count) narrow(y[i], widen(x[i]) + (W)number);
+}
+KERNEL clip(const T* x, T* y, i64 count, double limit) {
+  OVER(i, count) {
+    W v = widen(x[i]), most = (W)limit;
+    narrow(y[i], v > most ? most : v < -most ? -most : v);
+  }
+}
 KERNEL softcap(const T* x, T* y, i64 count, double cap) {
   OVER(i, count) narrow(y[i], r(tanh_of(r(widen(x[i]) / (W)cap))) * (W)cap);
 }
@@ -79,6 +88,12 @@ KERNEL relu(const T* x, T* y, i64 count) {
   OVER(i, count) {
     W v = widen(x[i]);
     narrow(y[i], v > 0 || v != v ? v : (W)0);
+  }
+}
+KERNEL relu2(const T* x, T* y, i64 count) {
+  OVER(i, count) {
+    W v = widen(x[i]);
+    narrow(y[i], v > 0 || v != v ? v * v : (W)0);
   }
 }
 KERNEL sigmoid(const T* x, T* y, i64 count) { OVER(i, count) narrow(y[i], sigmoid_of(widen(x[i]))); }

@@ -188,6 +188,7 @@ ROUNDED: dict[str, Callable[[Any, np.ndarray], Any]] = {
     "gelu_tanh": lambda b, x: b.activate(x, "gelu_tanh", steps=False),
     "gelu_tanh steps": lambda b, x: b.activate(x, "gelu_tanh", steps=True),
     "relu": lambda b, x: b.activate(x, "relu", steps=False),
+    "relu2": lambda b, x: b.activate(x, "relu2", steps=False),
     "sigmoid": lambda b, x: b.sigmoid(x),
     "softcap": lambda b, x: b.softcap(x, 1.7),
     "scale": lambda b, x: b.scale(x, 0.37),

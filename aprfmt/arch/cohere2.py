@@ -1,0 +1,72 @@
+"""cohere2 (command-r7b): cohere without q/k-norms; only windowed layers rotate.
+
+All layers but every fourth are windowed. Source: transformers' modeling_cohere2; the converter's
+command_r.py, llama.cpp's cohere2.cpp.
+"""
+
+from collections.abc import Mapping
+
+from aprfmt.arch import losses, rules
+from aprfmt.arch.cohere import logit_factor
+from aprfmt.arch.gemma2 import pattern_loss
+from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, Loss
+from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.window import Layers, Window, period, rotated_windows, window_rules
+from aprfmt.base.protocols import Value
+
+
+def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> Layers:
+    """Window all layers but every fourth; the old key sliding_window_pattern may change that."""
+    found = None if facts is None else facts.first("sliding_window_pattern")
+    return period(4 if found is None else whole_number(*found, 1))(facts, hp)
+
+
+_BEFORE, _AFTER = whole(head_gguf="")
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm"),
+        *attention(),
+        *gated_mlp(),
+        *_AFTER,
+    ),
+    hf_more=FUSED,
+)
+
+COHERE2 = ArchSpec(
+    name="cohere2",
+    called={"hf": ("cohere2", "Cohere2ForCausalLM"), "gguf": ("cohere2",), "apr": ("cohere2",)},
+    hyper=rules.hyper_table(
+        rules.context_length(8192),
+        rules.head_dim(hf=""),
+        rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
+        rules.tied_embeddings(True),
+        *rules.attention_biases(),
+        rules.fixed("parallel_residual", True),
+        rules.rope_style("interleaved"),
+        *window_rules(Window(4096, MISSING, _layers, stated=True)),
+        rotated_windows(without=False),
+        logit_factor(),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(norm="layer", norm_cast="after_weight", rope_cast="table_and_result"),
+    lost=(
+        *losses.common_losses(),
+        losses.ONE_BIAS_KEY,
+        pattern_loss(4),
+        Loss(
+            "gguf",
+            "attention_bias",
+            lambda hp: hp["attention_bias"],
+            "llama.cpp has no attention biases here and refuses the file",
+        ),
+    ),
+    # Head sizes follow from the width; the other keys are those of the layer order.
+    ignored=frozenset(
+        "head_dim rotary_pct order_of_interleaved_layers use_embedding_sharing layer_switch "
+        "position_embedding_type use_gated_activation use_parallel_block "
+        "use_parallel_embedding use_qk_norm".split()
+    ),
+)

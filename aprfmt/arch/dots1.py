@@ -1,0 +1,81 @@
+"""dots1: deepseek v3's experts, grouped queries with a norm a head, windows in late layers.
+
+Source: transformers' modeling_dots1; the converter's dots1.py; llama.cpp has no windows here.
+"""
+
+from collections.abc import Mapping
+
+from aprfmt.arch import losses, moe, rules
+from aprfmt.arch.deepseek import EXPERTS_HF, ROUTER_BIAS, routed_scale, sigmoid_router
+from aprfmt.arch.mla import dense_first, groups, shared_experts
+from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
+from aprfmt.arch.qwen3 import QK_NORMS
+from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
+from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.window import IGNORED_WINDOW, Layers, Window, every, window_rules
+from aprfmt.base.protocols import Value
+
+_LAST = 62  # max_window_layers that transformers assumes
+
+
+def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> Layers:
+    """Window the layers from max_window_layers on."""
+    found = None if facts is None else facts.first("max_window_layers")
+    first = _LAST if found is None else whole_number(*found)
+    return tuple(i >= first for i in range(hp["n_layers"]))
+
+
+_BEFORE, _AFTER = whole()
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm"),
+        *attention(),
+        *QK_NORMS,
+        *norm("ffn_norm", "post_attention_layernorm"),
+        *gated_mlp(needs="!moe_layers"),
+        ROUTER,
+        ROUTER_BIAS,
+        *EXPERTS,
+        *shared_expert("mlp.shared_experts", "moe_layers & shared_ffn_size"),
+        *_AFTER,
+    ),
+    hf_first=EXPERT_BINDINGS,
+    hf_more=FUSED,
+)
+
+DOTS1 = ArchSpec(
+    name="dots1",
+    called={"hf": ("dots1", "Dots1ForCausalLM"), "gguf": ("dots1",), "apr": ("dots1",)},
+    hyper=rules.hyper_table(
+        rules.n_kv_heads(32),
+        rules.tied_embeddings(shown=False),
+        *rules.attention_biases(),
+        rules.fixed("qk_norm", True),
+        *window_rules(Window(4096, None, _layers, gguf_layers=every)),
+        *moe.counts(128, 6, EXPERTS_HF),
+        moe.expert_size(hf_default=1408),
+        shared_experts("n_shared_experts"),
+        dense_first(0),
+        moe.norm_topk(False),
+        routed_scale(1.0),
+        groups("n_expert_groups", "n_group", "expert_group_count", 1),
+        groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
+        sigmoid_router(),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(qk_norm="head", shared_expert="plain", router_cast="none"),
+    lost=(
+        *losses.common_losses(),
+        losses.ONE_BIAS_KEY,
+        IGNORED_WINDOW,
+        Loss("gguf", "attention_bias", lambda hp: hp["attention_bias"],
+            "llama.cpp has no attention biases here and refuses the file"),
+        Loss("gguf", "n_expert_groups", lambda hp: hp["n_expert_groups"] > 1,
+            "llama.cpp reads no groups of experts here and chooses among all"),
+    ),
+    ignored=frozenset({"max_window_layers", "use_sliding_window", "scoring_func", "topk_method",
+                       "moe_layer_freq", "ep_size", "num_nextn_predict_layers"}),
+)  # fmt: skip

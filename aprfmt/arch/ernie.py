@@ -1,0 +1,58 @@
+"""ernie4_5: llama that pairs adjacent elements in the source; one key for all biases.
+
+Source: transformers' modeling_ernie4_5; the converter's ernie.py, llama.cpp's ernie4-5.cpp.
+"""
+
+from aprfmt.arch import losses, rules
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
+
+BIASES = (
+    *rules.attention_biases(False, "use_bias"),
+    rules.flag("mlp_bias", False, "use_bias", present=("ffn_up.bias",), written=False),
+)
+BIAS_LOSS = Loss(
+    "gguf",
+    "mlp_bias",
+    lambda hp: hp["mlp_bias"] or hp["attention_out_bias"],
+    "llama.cpp has no biases of the output and of the MLP here and refuses the file",
+)
+ROPE = (*rope_rules(Rope(theta=500000.0)), rules.rope_style("interleaved"))
+
+_BEFORE, _AFTER = whole()
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm"),
+        *attention(),
+        *norm("ffn_norm", "post_attention_layernorm"),
+        *gated_mlp(bias="mlp_bias"),
+        *_AFTER,
+    ),
+    hf_more=FUSED,
+)
+
+ERNIE4_5 = ArchSpec(
+    name="ernie4_5",
+    called={
+        "hf": ("ernie4_5", "Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
+        "gguf": ("ernie4_5",),
+        "apr": ("ernie4_5",),
+    },
+    hyper=rules.hyper_table(
+        rules.n_kv_heads(2),
+        rules.head_dim(128),
+        rules.context_length(131072),
+        rules.norm_eps(1e-5),
+        rules.tied_embeddings(True),
+        *BIASES,
+        *ROPE,
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(rope_cast="result"),
+    lost=(*losses.common_losses(), losses.ONE_BIAS_KEY, BIAS_LOSS),
+    ignored=frozenset({"use_flash_attention", "compression_ratio", "weight_share_add_bias"}),
+)

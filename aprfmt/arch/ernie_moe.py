@@ -1,0 +1,150 @@
+"""ernie4_5 with experts: softmax scores, a bias for the choice only, shared experts, dense layers.
+
+Source: transformers' modeling_ernie4_5_moe; the converter's ernie.py, llama.cpp's ernie4-5-moe.cpp.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aprfmt.arch import losses, moe, rules
+from aprfmt.arch.ernie import BIASES, ROPE
+from aprfmt.arch.mla import shared_experts
+from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
+from aprfmt.arch.rows import FUSED, LAYER, RoleRow, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.steps import Reshaped
+from aprfmt.arch.values import whole as whole_number
+from aprfmt.base.protocols import Value
+
+Params = Mapping[str, Value]
+_FIRST, _LAST, _STEP = "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"
+_FLAT = (Reshaped(("n_experts",), ("1", "n_experts")),)
+
+_BEFORE, _AFTER = whole()
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm"),
+        *attention(),
+        *norm("ffn_norm", "post_attention_layernorm"),
+        *gated_mlp(bias="mlp_bias", needs="!moe_layers"),
+        ROUTER,
+        RoleRow("exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias", ("n_experts",),
+            "moe_layers", hf_steps=_FLAT),
+        *EXPERTS,
+        *shared_expert("mlp.shared_experts", "moe_layers & shared_ffn_size", "mlp_bias"),
+        *_AFTER,
+        RoleRow("output.bias", "lm_head.bias", ("vocab_size",), "mlp_bias", layered=False),
+    ),
+    hf_first=EXPERT_BINDINGS,
+    # transformers 5 keeps the bias below the router in memory.
+    hf_more=(
+        Binding((LAYER + "mlp.gate.moe_statics.e_score_correction_bias",), ("exp_probs_b.bias",),
+            _FLAT),
+        *FUSED,
+    ),
+)  # fmt: skip
+
+
+def _layers(first: int, last: int, step: int, hp: Params) -> tuple[bool, ...]:
+    return tuple((i + 1) % step == 0 and first <= i <= last for i in range(hp["n_layers"]))
+
+
+def _sparse_layers() -> HyperRule:
+    """Return the rule for moe_layers: every so many from a first to a last one."""
+
+    def hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        first, last, step = (facts.first(key) for key in (_FIRST, _LAST, _STEP))
+        end = hp["n_layers"] - 1 if last is None or last[0] == -1 else whole_number(*last)
+        start = 1 if first is None else whole_number(*first)
+        every = 1 if step is None else whole_number(*step, 1)
+        return _layers(start, end, every, hp), (first or last or step or (0, ""))[1]
+
+    def gguf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        first = facts.first("{arch}.leading_dense_block_count")
+        step = facts.first("{arch}.interleave_moe_layer_step")
+        if first is None and step is None:
+            return None
+        start = 0 if first is None else whole_number(*first)
+        every = 1 if step is None else whole_number(*step, 1)
+        return _layers(start, hp["n_layers"] - 1, every, hp), (first or step or (0, ""))[1]
+
+    def parts(value: Value) -> tuple[int, int, int]:
+        """Return first layer, last layer and interval of a list."""
+        on = [i for i, sparse in enumerate(value) if sparse]
+        if not on:
+            return len(value), len(value) - 1, 1
+        step = on[1] - on[0] if len(on) > 1 else on[0] + 1
+        return on[0], on[-1], step if (on[0] + 1) % step == 0 else 1
+
+    def write_hf(value: Value, hp: Params) -> Params:
+        return dict(zip((_FIRST, _LAST, _STEP), parts(value), strict=True))
+
+    def write_gguf(value: Value, hp: Params) -> Params:
+        first, _, step = parts(value)
+        return {
+            "{arch}.leading_dense_block_count": first,
+            "{arch}.interleave_moe_layer_step": step,
+        }
+
+    return HyperRule(
+        "moe_layers",
+        read={"hf": hf, "gguf": gguf},
+        write={"hf": write_hf, "gguf": write_gguf},
+        default=lambda hp: _layers(1, hp["n_layers"] - 1, 1, hp),
+        default_in={"gguf": lambda hp: _layers(0, hp["n_layers"] - 1, 1, hp)},
+    )
+
+
+def _shared() -> HyperRule:
+    """Return the rule for the shared experts' width; GGUF has the width and the number."""
+    rule = shared_experts("moe_num_shared_experts", 2)
+    width = "{arch}.expert_shared_feed_forward_length"
+    read = {name: read for name, read in rule.read.items() if name != "gguf"}
+
+    def write(value: Value, hp: Params) -> Params:
+        return {**rule.write["gguf"](value, hp), width: value}
+
+    return replace(
+        rule, keys={"gguf": (width,)}, kind="int", read=read, write={**rule.write, "gguf": write}
+    )
+
+
+_COUNTS = moe.counts(64, 6, "moe_num_experts num_experts")
+
+ERNIE4_5_MOE = ArchSpec(
+    name="ernie4_5_moe",
+    called={
+        "hf": ("ernie4_5_moe", "Ernie4_5_MoeForCausalLM"),
+        "gguf": ("ernie4_5-moe",),
+        "apr": ("ernie4_5_moe",),
+    },
+    hyper=rules.hyper_table(
+        rules.n_kv_heads(4),
+        rules.context_length(131072),
+        rules.norm_eps(1e-5),
+        rules.tied_embeddings(True),
+        *BIASES,
+        *ROPE,
+        _COUNTS[0],
+        replace(_COUNTS[1], keys={**_COUNTS[1].keys, "hf": ("moe_k", "num_experts_per_tok")}),
+        moe.expert_size(hf_default=1536),
+        _shared(),
+        _sparse_layers(),
+        rules.fixed("norm_topk", True),
+        rules.fixed("router", "softmax_bias"),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(rope_cast="result", router_cast="product", shared_expert="plain"),
+    lost=(
+        *losses.common_losses(),
+        losses.ONE_BIAS_KEY,
+        Loss("gguf", "mlp_bias", lambda hp: hp["mlp_bias"] or hp["attention_out_bias"],
+            "llama.cpp has no biases of output, MLP and head here and refuses the file"),
+    ),
+    ignored=frozenset(
+        """moe_norm_min moe_capacity moe_gate moe_use_aux_free moe_layer_indices use_flash_attention
+        num_nextn_predict_layers multi_token_pred_lambda expert_shared_count""".split()
+    ),
+)  # fmt: skip

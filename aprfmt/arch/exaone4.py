@@ -1,0 +1,76 @@
+"""exaone4: norms after attention and MLP, q/k-norms a head; only windowed layers rotate.
+
+Models without windows (1.2B) rotate in every layer. Source: transformers' modeling_exaone4; the
+converter's exaone.py, llama.cpp's exaone4.cpp.
+"""
+
+from collections.abc import Mapping
+
+from aprfmt.arch import losses, rules
+from aprfmt.arch.qwen3 import QK_NORMS
+from aprfmt.arch.rope_gguf import ROPE_TENSORS
+from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
+from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.window import Layers, Window, period, rotated_windows, window_rules
+from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
+
+Params = Mapping[str, Value]
+_WINDOWED = 64  # layers of the model that llama.cpp knows windows of
+_PATTERN = "sliding_window_pattern"
+
+
+def _layers(facts: Facts | None, hp: Params) -> Layers:
+    """Window all layers but every fourth, or as sliding_window_pattern says: 4, or "LLLG"."""
+    found = None if facts is None else facts.first(_PATTERN)
+    if found is None or not isinstance(found[0], str):
+        length = 4 if found is None else whole_number(*found)  # 0: no windows
+        return period(length)(facts, hp) if length else (False,) * hp["n_layers"]
+    letters = found[0]
+    if not letters or set(letters) - set("LG"):
+        raise ArchError(f"{found[1]}: is {letters!r}; expected a period, or letters L and G")
+    return tuple(letters[i % len(letters)] == "L" for i in range(hp["n_layers"]))
+
+
+_BEFORE, _AFTER = whole()
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *attention(bias=None, out_bias=None),
+        *QK_NORMS,
+        *norm("post_attention_norm", "post_attention_layernorm"),
+        *gated_mlp(),
+        *norm("post_ffw_norm", "post_feedforward_layernorm"),
+        *_AFTER,
+    ),
+    hf_more=FUSED,
+)
+
+EXAONE4 = ArchSpec(
+    name="exaone4",
+    called={"hf": ("exaone4", "Exaone4ForCausalLM"), "gguf": ("exaone4",), "apr": ("exaone4",)},
+    hyper=rules.hyper_table(
+        rules.n_kv_heads(32),
+        rules.norm_eps(1e-5),
+        rules.fixed("qk_norm", True),
+        *window_rules(
+            Window(4096, lambda hp: 4096 if hp["n_layers"] == _WINDOWED else None, _layers)
+        ),
+        rotated_windows(without=True),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(placement="post", qk_norm="head"),
+    lost=(
+        *losses.common_losses(),
+        Loss(
+            "gguf",
+            "window_layers",
+            lambda hp: any(hp["window_layers"]) and hp["n_layers"] != _WINDOWED,
+            f"llama.cpp has windows in exaone4 models of {_WINDOWED} layers only, and rotates in "
+            "every layer of others",
+        ),
+    ),
+    derived=ROPE_TENSORS,
+)

@@ -1,0 +1,48 @@
+"""glm4: four norms a layer, one matrix for gate and up, half of each head rotated in pairs.
+
+The source pairs adjacent elements, so GGUF permutes nothing; it keeps gate and up whole, like
+phi3. Source: transformers' modeling_glm4; the converter's glm.py, llama.cpp's glm4.cpp.
+"""
+
+from aprfmt.arch import losses, rules
+from aprfmt.arch.phi3 import GATE_UP, IN_GATE_UP
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import FUSED, LAYER, RoleRow, attention, linear, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
+
+_BEFORE, _AFTER = whole()
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm"),
+        *attention(out_bias=None),
+        *norm("post_attention_norm", "post_self_attn_layernorm"),
+        *norm("ffn_norm", "post_attention_layernorm"),
+        *(RoleRow(role, "", ("ffn_size", "hidden_size"), gguf="") for role in GATE_UP),
+        *linear("ffn_down", "mlp.down_proj", "hidden_size", "ffn_size"),
+        *norm("post_ffw_norm", "post_mlp_layernorm"),
+        *_AFTER,
+    ),
+    hf_first=(Binding((LAYER + "mlp.gate_up_proj.weight",), GATE_UP, IN_GATE_UP),),
+    hf_more=FUSED,
+    gguf_first=(Binding(("blk.{L}.ffn_up.weight",), GATE_UP, IN_GATE_UP),),
+)
+
+GLM4 = ArchSpec(
+    name="glm4",
+    called={"hf": ("glm4", "Glm4ForCausalLM"), "gguf": ("glm4",), "apr": ("glm4",)},
+    hyper=rules.hyper_table(
+        rules.n_kv_heads(2),
+        rules.head_dim(128),
+        rules.context_length(131072),
+        rules.norm_eps(1.5625e-7),
+        rules.flag("attention_bias", True, "attention_bias", present=("attn_q.bias",)),
+        *rope_rules(Rope(partial=0.5)),
+        rules.rope_style("interleaved"),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(placement="sandwich"),
+    lost=losses.common_losses(partial=True),
+)

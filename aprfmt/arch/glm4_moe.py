@@ -1,0 +1,70 @@
+"""glm4-moe (GLM-4.5 to 4.7): deepseek v3's experts, grouped queries, half of each head rotated.
+
+GGUF calls the norm before the MLP `post_attention_norm`. Source: transformers' modeling_glm4_moe;
+the converter's glm.py, llama.cpp's glm4-moe.cpp.
+"""
+
+from aprfmt.arch import losses, moe, rules
+from aprfmt.arch.deepseek import EXPERTS_HF, ROUTER_BIAS, routed_scale, sigmoid_router
+from aprfmt.arch.mla import dense_first, groups, shared_experts
+from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import FUSED, RoleRow, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
+
+_BEFORE, _AFTER = whole()
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm"),
+        *attention(out_bias=None),
+        *norm("attn_q_norm", "self_attn.q_norm", ("head_dim",), "qk_norm"),
+        *norm("attn_k_norm", "self_attn.k_norm", ("head_dim",), "qk_norm"),
+        RoleRow("ffn_norm.weight", "post_attention_layernorm.weight", ("hidden_size",),
+            gguf="post_attention_norm.weight"),
+        *gated_mlp(needs="!moe_layers"),
+        ROUTER,
+        ROUTER_BIAS,
+        *EXPERTS,
+        *shared_expert("mlp.shared_experts", "moe_layers & shared_ffn_size"),
+        *_AFTER,
+    ),
+    hf_first=EXPERT_BINDINGS,
+    hf_more=FUSED,
+)  # fmt: skip
+
+GLM4_MOE = ArchSpec(
+    name="glm4_moe",
+    called={
+        "hf": ("glm4_moe", "Glm4MoeForCausalLM"),
+        "gguf": ("glm4moe",),
+        "apr": ("glm4_moe", "glm4moe"),
+    },
+    hyper=rules.hyper_table(
+        rules.n_kv_heads(8),
+        rules.context_length(131072),
+        rules.norm_eps(1e-5),
+        rules.flag("attention_bias", False, "attention_bias", present=("attn_q.bias",)),
+        rules.qk_norm(False, "use_qk_norm"),
+        *rope_rules(Rope(partial=0.5)),
+        *moe.counts(128, 8, EXPERTS_HF),
+        moe.expert_size(hf_default=1408),
+        shared_experts("n_shared_experts", 1),
+        dense_first(1),
+        moe.norm_topk(True),
+        routed_scale(1.0),
+        groups("n_expert_groups", "n_group", "expert_group_count", 1),
+        groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
+        sigmoid_router(),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(qk_norm="head", shared_expert="plain", router_cast="none"),
+    lost=(
+        *losses.common_losses(partial=True),
+        Loss("gguf", "n_expert_groups", lambda hp: hp["n_expert_groups"] > 1,
+            "llama.cpp reads no groups of experts here and chooses among all"),
+    ),
+    ignored=frozenset({"num_nextn_predict_layers", "num_mtp_layers"}),
+)  # fmt: skip

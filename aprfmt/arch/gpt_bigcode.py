@@ -1,0 +1,84 @@
+"""gpt_bigcode (starcoder, santacoder): gpt2 with one key head, its matrices [out, in].
+
+Without `multi_query`, q, k and v come head by head. Source: transformers' modeling_gpt_bigcode;
+llama.cpp's starcoder.cpp.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aprfmt.arch import losses, rules
+from aprfmt.arch.fused import GGUF_FUSED, GROUPED, fused_in, fused_rows
+from aprfmt.arch.gpt2 import BUFFERS, NO_ROPE, POSITIONS, four_times, scale_rule
+from aprfmt.arch.rows import Q, linear, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
+from aprfmt.arch.values import boolean
+from aprfmt.base.protocols import Value
+
+Params = Mapping[str, Value]
+_H = "transformer.h.{L}."
+_BEFORE, _AFTER = whole(embed="transformer.wte", final="transformer.ln_f", norm_bias=True)
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        POSITIONS,
+        *norm("attn_norm", _H + "ln_1", bias=True),
+        *fused_rows(""),
+        *linear("attn_output", _H + "attn.c_proj", "hidden_size", Q, bias=""),
+        *norm("ffn_norm", _H + "ln_2", bias=True),
+        *linear("ffn_up", _H + "mlp.c_fc", "ffn_size", "hidden_size", bias=""),
+        *linear("ffn_down", _H + "mlp.c_proj", "hidden_size", "ffn_size", bias=""),
+        *_AFTER,
+    ),
+    hf_first=fused_in(_H + "attn.c_attn", GROUPED),
+    gguf_first=GGUF_FUSED,
+)
+
+
+def _key_heads(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+    found = facts.first("multi_query")
+    return None if found is None else (1 if boolean(*found) else hp["n_heads"], found[1])
+
+
+GPT_BIGCODE = ArchSpec(
+    name="gpt_bigcode",
+    called={"hf": ("gpt_bigcode", "GPTBigCodeForCausalLM"), "gguf": ("starcoder",),
+        "apr": ("gpt_bigcode", "starcoder")},
+    hyper=rules.hyper_table(
+        rules.hidden_size(768, "n_embd hidden_size"),
+        rules.n_layers(12, "n_layer num_hidden_layers"),
+        rules.n_heads(12, "n_head num_attention_heads"),
+        replace(
+            rules.n_kv_heads(1, hf=""),
+            read={"hf": _key_heads},
+            write={"hf": lambda value, hp: {"multi_query": value == 1}},
+        ),
+        rules.head_dim(hf=""),
+        rules.ffn_size(four_times, "n_inner"),
+        rules.vocab_size(50257),
+        rules.context_length(1024, "n_positions max_position_embeddings n_ctx"),
+        rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
+        rules.activation("gelu_tanh", "activation_function"),
+        rules.tied_embeddings(True),
+        rules.fixed("attention_bias", True),
+        rules.fixed("attention_out_bias", True),
+        rules.fixed("mlp_bias", True),
+        *NO_ROPE,
+        scale_rule(),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(norm="layer", position="learned", mlp="plain"),
+    lost=(
+        *losses.common_losses("gelu_tanh", partial=True),
+        Loss("gguf", "attn_scale", lambda hp: hp["attn_scale"] != rules.plain_scale(hp),
+            "llama.cpp divides starcoder's scores by sqrt(head_dim)"),
+    ),
+    ignored=frozenset(
+        """n_ctx num_key_value_heads attention_softmax_in_fp32 scale_attention_softmax_in_fp32
+        summary_type summary_use_proj summary_activation summary_proj_to_labels
+        summary_first_dropout inference_runner max_batch_size max_sequence_length
+        pad_key_length pre_allocate_kv_cache validate_runner_input""".split()
+    ),
+    buffers=BUFFERS,
+)  # fmt: skip

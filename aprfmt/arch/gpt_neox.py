@@ -1,0 +1,64 @@
+"""gpt_neox (pythia): attention and MLP side by side, each behind its own norm; a fused projection.
+
+q, k and v come head by head in the source, one after the other in GGUF; a quarter of each head is
+rotated. Source: transformers' modeling_gpt_neox; the converter's gpt_neox.py.
+"""
+
+from aprfmt.arch import losses, rules
+from aprfmt.arch.fused import GGUF_FUSED, GROUPED, fused_in, fused_rows
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import Q, linear, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Loss
+
+_L = "gpt_neox.layers.{L}."
+_BEFORE, _AFTER = whole(
+    embed="gpt_neox.embed_in", final="gpt_neox.final_layer_norm", head="embed_out", norm_bias=True
+)
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", _L + "input_layernorm", bias=True),
+        *fused_rows("attention_bias"),
+        *linear("attn_output", _L + "attention.dense", "hidden_size", Q,
+            bias="attention_out_bias"),
+        *norm("ffn_norm", _L + "post_attention_layernorm", bias=True),
+        *linear("ffn_up", _L + "mlp.dense_h_to_4h", "ffn_size", "hidden_size", bias=""),
+        *linear("ffn_down", _L + "mlp.dense_4h_to_h", "hidden_size", "ffn_size", bias=""),
+        *_AFTER,
+    ),
+    hf_first=fused_in(_L + "attention.query_key_value", GROUPED),
+    hf_more=(Binding(("lm_head.weight",), ("output.weight",)),),  # in memory
+    gguf_first=GGUF_FUSED,
+)  # fmt: skip
+
+GPT_NEOX = ArchSpec(
+    name="gpt_neox",
+    called={"hf": ("gpt_neox", "GPTNeoXForCausalLM"), "gguf": ("gptneox",),
+        "apr": ("gpt_neox", "gptneox")},
+    hyper=rules.hyper_table(
+        rules.n_kv_heads(hf=""),
+        rules.head_dim(hf=""),
+        rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
+        rules.activation("gelu"),
+        rules.tied_embeddings(shown=False),
+        *rules.attention_biases(True),
+        rules.fixed("mlp_bias", True),
+        rules.flag("parallel_residual", True, "use_parallel_residual",
+            gguf="use_parallel_residual"),
+        *rope_rules(Rope(partial=0.25, base_key="rotary_emb_base")),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(norm="layer", mlp="plain", parallel_norm="two"),
+    lost=(
+        *losses.common_losses("gelu", partial=True),
+        losses.ONE_BIAS_KEY,
+        Loss("gguf", "attention_bias", lambda hp: not hp["attention_bias"],
+            "llama.cpp requires attention biases here and refuses the file"),
+    ),
+    ignored=frozenset({"rope_pct"}),
+    # Masks and frequencies that early checkpoints store.
+    buffers={"hf": tuple(_L + "attention." + x for x in
+                         ("bias", "masked_bias", "rotary_emb.inv_freq"))},
+)  # fmt: skip

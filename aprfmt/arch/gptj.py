@@ -1,0 +1,93 @@
+"""gptj: attention and MLP side by side behind one norm, 64 elements of each head rotated in pairs.
+
+The source pairs adjacent elements. llama.cpp has names for it and no graph. Source: transformers'
+modeling_gptj; the gguf package's name map.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aprfmt.arch import losses, rules
+from aprfmt.arch.gpt2 import BUFFERS, four_times
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import KV, Q, linear, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
+from aprfmt.arch.values import whole as whole_number
+from aprfmt.base.protocols import Value
+
+_H = "transformer.h.{L}."
+_BEFORE, _AFTER = whole(
+    embed="transformer.wte", final="transformer.ln_f", norm_bias=True, head_bias=True
+)
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", _H + "ln_1", bias=True),
+        *linear("attn_q", _H + "attn.q_proj", Q, "hidden_size"),
+        *linear("attn_k", _H + "attn.k_proj", KV, "hidden_size"),
+        *linear("attn_v", _H + "attn.v_proj", KV, "hidden_size"),
+        *linear("attn_output", _H + "attn.out_proj", "hidden_size", Q),
+        *linear("ffn_up", _H + "mlp.fc_in", "ffn_size", "hidden_size", bias=""),
+        *linear("ffn_down", _H + "mlp.fc_out", "hidden_size", "ffn_size", bias=""),
+        *_AFTER,
+    )
+)
+
+
+def _rope() -> tuple[HyperRule, ...]:
+    """Return the rope rules; the config counts the rotated elements, and the base is fixed."""
+    rows = {rule.name: rule for rule in rope_rules(Rope(partial=1.0))}
+
+    def read(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
+        found = facts.first("rotary_dim")
+        return None if found is None else (whole_number(*found, 1), found[1])
+
+    rows["rope_dim"] = replace(
+        rows["rope_dim"],
+        read={"hf": read},
+        write={"hf": lambda value, hp: {"rotary_dim": value}},
+        default_in={**rows["rope_dim"].default_in, "hf": 64},
+    )
+    for name in ("rope_theta", "rope_scaling", "rope_scaling_layers"):
+        rule = rows[name]
+        rows[name] = replace(
+            rule,
+            read={style: read for style, read in rule.read.items() if style != "hf"},
+            keys={style: keys for style, keys in rule.keys.items() if style != "hf"},
+            write={**rule.write, "hf": lambda value, hp: {}},
+            check=None,
+        )
+    return tuple(rows.values())
+
+
+GPTJ = ArchSpec(
+    name="gptj",
+    called={"hf": ("gptj", "GPTJForCausalLM"), "gguf": ("gptj",), "apr": ("gptj",)},
+    hyper=rules.hyper_table(
+        rules.hidden_size(4096, "n_embd hidden_size"),
+        rules.n_layers(28, "n_layer num_hidden_layers"),
+        rules.n_heads(16, "n_head num_attention_heads"),
+        rules.n_kv_heads(hf=""),
+        rules.head_dim(hf=""),
+        rules.ffn_size(four_times, "n_inner"),
+        rules.vocab_size(50400),
+        rules.context_length(2048, "n_positions max_position_embeddings n_ctx"),
+        rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
+        rules.activation("gelu_tanh", "activation_function", tanh="gelu_new"),
+        rules.tied_embeddings(shown=False),
+        rules.fixed("mlp_bias", True),
+        rules.fixed("parallel_residual", True),
+        *_rope(),
+        rules.rope_style("interleaved"),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(norm="layer", mlp="plain", activation_cast="steps"),
+    lost=losses.common_losses("gelu_tanh", partial=True),
+    ignored=frozenset(
+        """n_ctx rotary gradient_checkpointing scale_attn_weights summary_type summary_use_proj
+        summary_activation summary_proj_to_labels summary_first_dropout""".split()
+    ),
+    buffers=BUFFERS,
+)

@@ -1,0 +1,165 @@
+"""hunyuan (dense and with experts): q/k-norms a head after rope; a fixed stretch of rope's base.
+
+`rope_scaling` {type: dynamic, alpha} is no dynamic scaling: alpha^(d/(d-2)) multiplies the base
+once, and GGUF stores the product. Source: transformers' modeling_hunyuan_v1_dense and _moe; the
+converter's hunyuan.py, llama.cpp's hunyuan-dense.cpp and hunyuan-moe.cpp.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from aprfmt.arch import losses, moe, rules
+from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, shared_expert
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_gguf import ROPE_TENSORS
+from aprfmt.arch.rope_hf import HFRope, Rope
+from aprfmt.arch.rows import FUSED, RoleRow, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
+from aprfmt.arch.values import positive, sequence
+from aprfmt.arch.values import whole as whole_number
+from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
+
+Params = Mapping[str, Value]
+Found = tuple[Value, str] | None
+_ROPE = Rope()
+
+
+def _alpha(facts: Facts) -> float | None:
+    """Return the stretch of the base, None without one."""
+    found = HFRope(_ROPE, facts).full.find("alpha")
+    return None if found is None or not found[0] else positive(*found)
+
+
+def _theta(facts: Facts, hp: Params) -> Found:
+    """Return the base, stretched."""
+    found, alpha, dim = HFRope(_ROPE, facts).theta(), _alpha(facts), hp["head_dim"]
+    if alpha is None or dim <= 2:
+        return found
+    base, key = (_ROPE.theta, "rope_theta") if found is None else found
+    return positive(base, key) * alpha ** (dim / (dim - 2)), key
+
+
+def _scaling(facts: Facts, hp: Params) -> Found:
+    """Return the scaling; None where the stretch of the base is all there is."""
+    rope = HFRope(_ROPE, facts)
+    if _alpha(facts) is None:
+        return rope.scaling(hp["context_length"])
+    for key in ("rope_type", "type", "factor", "beta_fast", "beta_slow", "mscale",
+                "mscale_all_dim"):  # fmt: skip
+        rope.full.find(key)  # published beside alpha, and not used
+    return None, "alpha"
+
+
+def _stretched() -> tuple[HyperRule, ...]:
+    reads: dict[str, Any] = {"rope_theta": _theta, "rope_scaling": _scaling}
+    return tuple(
+        replace(rule, read={**rule.read, "hf": reads[rule.name]}) if rule.name in reads else rule
+        for rule in rope_rules(_ROPE)
+    )
+
+
+_BEFORE, _AFTER = whole()
+_ATTENTION = (
+    *norm("attn_norm", "input_layernorm"),
+    *attention(),
+    *norm("attn_q_norm", "self_attn.query_layernorm", ("head_dim",)),
+    *norm("attn_k_norm", "self_attn.key_layernorm", ("head_dim",)),
+    *norm("ffn_norm", "post_attention_layernorm"),
+)
+_HYPER = (
+    rules.norm_eps(1e-5),
+    *rules.attention_biases(),
+    rules.fixed("qk_norm", True),
+    *_stretched(),
+)
+_IGNORED = frozenset(
+    """eod_token_id sep_token_id im_start_id im_end_id im_newline_id text_start_id text_end_id
+    attention_head_dim use_qk_norm use_cla cla_share_factor norm_type mlp_bias use_rotary_pos_emb
+    position_embedding_xdrope num_media_embeds enable_lm_head_fp32 dense_list pool_type
+    add_classification_head class_num org_vocab_size skip_cls_token group_limited_greedy n_group
+    topk_group routed_scaling_factor norm_topk_prob moe_layer_num_skipped use_mixed_mlp_moe
+    num_shared_expert kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim
+    use_mla moe_drop_tokens moe_random_routing_dropped_token router_aux_loss_coef""".split()
+)
+_BLOCK = BlockSpec(qk_norm="head", qk_norm_place="after_rope")
+
+_TENSORS, _BINDINGS = tables((*_BEFORE, *_ATTENTION, *gated_mlp(), *_AFTER), hf_more=FUSED)
+
+HUNYUAN_DENSE = ArchSpec(
+    name="hunyuan_v1_dense",
+    called={
+        "hf": ("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM"),
+        "gguf": ("hunyuan-dense",),
+        "apr": ("hunyuan_v1_dense", "hunyuan-dense"),
+    },
+    hyper=rules.hyper_table(*_HYPER),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=_BLOCK,
+    lost=(*losses.common_losses(), losses.ONE_BIAS_KEY),
+    ignored=_IGNORED | {"num_experts", "moe_topk", "moe_intermediate_size"},
+)
+
+
+def _same_everywhere(key: str) -> Any:
+    """Return a reader of a number, or of a list with the same number for every layer."""
+
+    def read(facts: Facts, hp: Params) -> Found:
+        found = facts.first(key)
+        if found is None or isinstance(found[0], int):
+            return found
+        each = {whole_number(item, key, 1) for item in sequence(*found, hp["n_layers"])}
+        if len(each) != 1:
+            raise ArchError(f"{key}: differs between layers, {sorted(each)}; expected one number")
+        return each.pop(), key
+
+    return read
+
+
+_MOE_TENSORS, _MOE_BINDINGS = tables(
+    (
+        *_BEFORE,
+        *_ATTENTION,
+        RoleRow("ffn_gate_inp.weight", "mlp.gate.wg.weight", ("n_experts", "hidden_size"),
+            "moe_layers"),
+        *EXPERTS,
+        *shared_expert("mlp.shared_mlp"),
+        *_AFTER,
+    ),
+    hf_first=EXPERT_BINDINGS,
+    hf_more=FUSED,
+)  # fmt: skip
+_COUNTS = moe.counts(1, 1, "num_experts num_local_experts")
+
+HUNYUAN_MOE = ArchSpec(
+    name="hunyuan_v1_moe",
+    called={
+        "hf": ("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM"),
+        "gguf": ("hunyuan-moe",),
+        "apr": ("hunyuan_v1_moe", "hunyuan-moe"),
+    },
+    hyper=rules.hyper_table(
+        *_HYPER,
+        replace(_COUNTS[0], read={"hf": _same_everywhere("num_experts")}),
+        replace(
+            _COUNTS[1],
+            keys={**_COUNTS[1].keys, "hf": ("moe_topk",)},
+            read={"hf": _same_everywhere("moe_topk")},
+        ),
+        moe.expert_size("intermediate_size"),
+        rules.size(
+            "shared_ffn_size", "intermediate_size", "expert_shared_feed_forward_length",
+            default=lambda hp: hp["ffn_size"],
+        ),
+        moe.all_layers(),
+        rules.fixed("norm_topk", True),
+    ),
+    tensors=_MOE_TENSORS,
+    bindings=_MOE_BINDINGS,
+    block=replace(_BLOCK, shared_expert="plain", router_cast="none"),
+    lost=(*losses.common_losses(), losses.ONE_BIAS_KEY),
+    ignored=_IGNORED | {"moe_intermediate_size"},
+    derived=ROPE_TENSORS,
+)  # fmt: skip

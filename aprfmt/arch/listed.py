@@ -1,0 +1,282 @@
+"""Older decoders by their names: bloom, mpt, opt, gpt_neo, olmo, xglm, biogpt, persimmon, codegen.
+
+What converting, comparing, checking and quantizing need; no forward pass. Sources: transformers'
+modeling files; the gguf package's name map; the converter's bloom.py, mpt.py and olmo.py.
+"""
+
+from aprfmt.arch import rules
+from aprfmt.arch.fused import GGUF_FUSED, GROUPED, IN_ORDER, fused_in, fused_rows
+from aprfmt.arch.gpt2 import NO_ROPE, POSITIONS, four_times
+from aprfmt.arch.named import named
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import (
+    FUSED,
+    KV,
+    Q,
+    RoleRow,
+    attention,
+    gated_mlp,
+    linear,
+    norm,
+    tables,
+    whole,
+)
+from aprfmt.arch.spec import HyperRule
+
+_H = "transformer.h.{L}."
+Rows = tuple[RoleRow, ...]
+
+
+def _plain(up: str, down: str, bias: str | None = "") -> tuple[RoleRow, ...]:
+    return (
+        *linear("ffn_up", up, "ffn_size", "hidden_size", bias=bias),
+        *linear("ffn_down", down, "hidden_size", "ffn_size", bias=bias),
+    )
+
+
+def _old(*overrides: HyperRule) -> tuple[HyperRule, ...]:
+    """Return the rows that these share: as many key heads as query heads, no rope."""
+    return rules.hyper_table(
+        rules.n_kv_heads(hf=""),
+        rules.head_dim(hf=""),
+        rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
+        rules.activation("gelu"),
+        rules.tied_embeddings(True),
+        *NO_ROPE,
+        *overrides,
+    )
+
+
+_BEFORE, _AFTER = whole(
+    embed="transformer.word_embeddings", final="transformer.ln_f", norm_bias=True
+)
+BLOOM = named(
+    "bloom", ("bloom", "BloomForCausalLM"), "bloom",
+    tables(
+        (
+            *_BEFORE,
+            *norm("token_embd_norm", "transformer.word_embeddings_layernorm", bias=True,
+                layered=False),
+            *norm("attn_norm", _H + "input_layernorm", bias=True),
+            *fused_rows(""),
+            *linear("attn_output", _H + "self_attention.dense", "hidden_size", Q, bias=""),
+            *norm("ffn_norm", _H + "post_attention_layernorm", bias=True),
+            *_plain(_H + "mlp.dense_h_to_4h", _H + "mlp.dense_4h_to_h"),
+            *_AFTER,
+        ),
+        hf_first=fused_in(_H + "self_attention.query_key_value", GROUPED),
+        gguf_first=GGUF_FUSED,
+    ),
+    _old(
+        rules.hidden_size(None, "hidden_size n_embed"),
+        rules.n_layers(None, "n_layer num_hidden_layers"),
+        rules.n_heads(None, "n_head num_attention_heads"),
+        rules.ffn_size(four_times, ""),
+        rules.context_length(2048, "seq_length"),
+    ),
+)  # fmt: skip
+
+_B = "transformer.blocks.{L}."
+_MPT_BEFORE, _MPT_AFTER = whole(embed="transformer.wte", final="transformer.norm_f")
+MPT = named(
+    "mpt", ("mpt", "MptForCausalLM", "MPTForCausalLM"), "mpt",
+    tables(
+        (
+            *_MPT_BEFORE,
+            *norm("attn_norm", _B + "norm_1"),
+            *fused_rows(None),
+            *linear("attn_output", _B + "attn.out_proj", "hidden_size", Q),
+            *norm("ffn_norm", _B + "norm_2"),
+            *_plain(_B + "ffn.up_proj", _B + "ffn.down_proj", None),
+            *_MPT_AFTER,
+        ),
+        hf_first=fused_in(_B + "attn.Wqkv", IN_ORDER, ("weight",)),
+        gguf_first=GGUF_FUSED[:1],
+    ),
+    _old(
+        rules.hidden_size(2048, "d_model hidden_size"),
+        rules.n_layers(24, "n_layers num_hidden_layers"),
+        rules.n_heads(16, "n_heads num_attention_heads"),
+        rules.ffn_size(four_times, ""),
+        rules.vocab_size(50368),
+        rules.context_length(2048, "max_seq_len"),
+    ),
+)  # fmt: skip
+
+_O = "model.decoder.layers.{L}."
+_OPT_BEFORE, _OPT_AFTER = whole(
+    embed="model.decoder.embed_tokens", final="model.decoder.final_layer_norm", norm_bias=True
+)
+OPT = named(
+    "opt", ("opt", "OPTForCausalLM"), "",
+    tables(
+        (
+            *_OPT_BEFORE,
+            # Two rows more than positions: position 0 is row 2.
+            RoleRow("position_embd.weight", "model.decoder.embed_positions.weight",
+                ("context_length+2", "hidden_size"), layered=False),
+            *norm("attn_norm", _O + "self_attn_layer_norm", bias=True),
+            *linear("attn_q", _O + "self_attn.q_proj", Q, "hidden_size", bias=""),
+            *linear("attn_k", _O + "self_attn.k_proj", KV, "hidden_size", bias=""),
+            *linear("attn_v", _O + "self_attn.v_proj", KV, "hidden_size", bias=""),
+            *linear("attn_output", _O + "self_attn.out_proj", "hidden_size", Q, bias=""),
+            *norm("ffn_norm", _O + "final_layer_norm", bias=True),
+            *_plain(_O + "fc1", _O + "fc2"),
+            *_OPT_AFTER,
+        )
+    ),
+    _old(
+        rules.ffn_size(None, "ffn_dim"),
+        rules.context_length(2048),
+        rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
+        rules.activation("relu", "activation_function"),
+    ),
+)  # fmt: skip
+
+_NEO_BEFORE, _NEO_AFTER = whole(embed="transformer.wte", final="transformer.ln_f", norm_bias=True)
+GPT_NEO = named(
+    "gpt_neo", ("gpt_neo", "GPTNeoForCausalLM"), "",
+    tables((
+        *_NEO_BEFORE,
+        POSITIONS,
+        *norm("attn_norm", _H + "ln_1", bias=True),
+        *linear("attn_q", _H + "attn.attention.q_proj", Q, "hidden_size"),
+        *linear("attn_k", _H + "attn.attention.k_proj", KV, "hidden_size"),
+        *linear("attn_v", _H + "attn.attention.v_proj", KV, "hidden_size"),
+        *linear("attn_output", _H + "attn.attention.out_proj", "hidden_size", Q, bias=""),
+        *norm("ffn_norm", _H + "ln_2", bias=True),
+        *_plain(_H + "mlp.c_fc", _H + "mlp.c_proj"),
+        *_NEO_AFTER,
+    )),
+    _old(
+        rules.n_layers(None, "num_layers num_hidden_layers"),
+        rules.n_heads(None, "num_heads num_attention_heads"),
+        rules.ffn_size(four_times),
+        rules.context_length(2048),
+        rules.activation("gelu_tanh", "activation_function", tanh="gelu_new"),
+    ),
+)  # fmt: skip
+
+_OLMO_BEFORE, _OLMO_AFTER = whole()
+OLMO = named(
+    "olmo", ("olmo", "OlmoForCausalLM"), "olmo",
+    tables(
+        (
+            *(row for row in _OLMO_BEFORE),
+            *attention(permuted=True),
+            *gated_mlp(),
+            # Its norms have no weights.
+            *(row for row in _OLMO_AFTER if "norm" not in row.role),
+        ),
+        hf_more=FUSED,
+    ),
+    rules.hyper_table(
+        rules.n_kv_heads(),
+        rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
+        *rules.attention_biases(),
+        *rope_rules(Rope()),
+        rules.rope_style("half", permuted=True),
+        HyperRule("qkv_clip", {"hf": ("clip_qkv",), "gguf": ("{arch}.attention.clamp_kqv",)},
+            "positive", None),
+    ),
+)  # fmt: skip
+
+# fairseq's decoders: norms before attention and MLP, biases everywhere.
+
+
+def _fairseq(layer: str, before: Rows, after: Rows, *more: RoleRow) -> Rows:
+    return (
+        *before,
+        *more,
+        *norm("attn_norm", layer + "self_attn_layer_norm", bias=True),
+        *linear("attn_q", layer + "self_attn.q_proj", Q, "hidden_size", bias=""),
+        *linear("attn_k", layer + "self_attn.k_proj", KV, "hidden_size", bias=""),
+        *linear("attn_v", layer + "self_attn.v_proj", KV, "hidden_size", bias=""),
+        *linear("attn_output", layer + "self_attn.out_proj", "hidden_size", Q, bias=""),
+        *norm("ffn_norm", layer + "final_layer_norm", bias=True),
+        *_plain(layer + "fc1", layer + "fc2"),
+        *after,
+    )
+
+
+XGLM = named(
+    "xglm", ("xglm", "XGLMForCausalLM"), "",
+    tables(_fairseq("model.layers.{L}.", *whole(final="model.layer_norm", norm_bias=True))),
+    _old(
+        rules.hidden_size(1024, "d_model hidden_size"),
+        rules.n_layers(24, "num_layers num_hidden_layers"),
+        rules.n_heads(16, "attention_heads num_attention_heads"),
+        rules.ffn_size(4096, "ffn_dim"),
+        rules.context_length(2048),
+        rules.activation("gelu", "activation_function"),
+    ),
+)  # fmt: skip
+BIOGPT = named(
+    "biogpt", ("biogpt", "BioGptForCausalLM"), "",
+    tables(_fairseq(
+        "biogpt.layers.{L}.",
+        *whole(embed="biogpt.embed_tokens", final="biogpt.layer_norm", norm_bias=True,
+            head="output_projection"),
+        RoleRow("position_embd.weight", "biogpt.embed_positions.weight",
+            ("context_length+2", "hidden_size"), layered=False),
+    )),
+    _old(
+        rules.context_length(1024),
+        rules.norm_eps(1e-12, "layer_norm_eps", "layer_norm_epsilon"),
+    ),
+)  # fmt: skip
+
+_L = "model.layers.{L}."
+PERSIMMON = named(
+    "persimmon", ("persimmon", "PersimmonForCausalLM"), "",
+    tables(
+        (
+            *whole()[0],
+            *norm("attn_norm", "input_layernorm", bias=True),
+            *fused_rows(""),
+            *norm("attn_q_norm", "self_attn.q_layernorm", ("head_dim",), "qk_norm", bias=True),
+            *norm("attn_k_norm", "self_attn.k_layernorm", ("head_dim",), "qk_norm", bias=True),
+            *linear("attn_output", "self_attn.dense", "hidden_size", Q, bias=""),
+            *norm("ffn_norm", "post_attention_layernorm", bias=True),
+            *_plain(_L + "mlp.dense_h_to_4h", _L + "mlp.dense_4h_to_h"),
+            *whole(final="model.final_layernorm", norm_bias=True)[1],
+        ),
+        hf_first=fused_in(_L + "self_attn.query_key_value", GROUPED),
+    ),
+    rules.hyper_table(
+        rules.n_kv_heads(hf=""),
+        rules.head_dim(hf=""),
+        rules.context_length(16384),
+        rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
+        rules.activation("relu2"),
+        rules.qk_norm(True, "qk_layernorm"),
+        *rope_rules(Rope(partial=0.5)),
+    ),
+)  # fmt: skip
+
+_CODE_BEFORE, _CODE_AFTER = whole(
+    embed="transformer.wte", final="transformer.ln_f", norm_bias=True, head_bias=True
+)
+CODEGEN = named(
+    "codegen", ("codegen", "CodeGenForCausalLM"), "",
+    tables((
+        *_CODE_BEFORE,
+        *norm("attn_norm", _H + "ln_1", bias=True),
+        # q, v and k of each of four parts of the heads: kept as they are stored.
+        RoleRow("attn_qvk.weight", _H + "attn.qkv_proj.weight", ("3*hidden_size", "hidden_size")),
+        *linear("attn_output", _H + "attn.out_proj", "hidden_size", Q),
+        *_plain(_H + "mlp.fc_in", _H + "mlp.fc_out"),
+        *_CODE_AFTER,
+    )),
+    _old(
+        rules.hidden_size(4096, "n_embd hidden_size"),
+        rules.n_layers(28, "n_layer num_hidden_layers"),
+        rules.n_heads(16, "n_head num_attention_heads"),
+        rules.ffn_size(four_times, "n_inner"),
+        rules.vocab_size(50400),
+        rules.context_length(2048, "n_positions n_ctx"),
+        rules.activation("gelu_tanh", "activation_function", tanh="gelu_new"),
+        rules.tied_embeddings(),
+    ),
+)  # fmt: skip

@@ -1,0 +1,93 @@
+"""minimax-m2: sigmoid routing with a bias, q/k-norms over the whole projection, partial rope.
+
+Source: transformers' modeling_minimax_m2; the converter's minimax.py, llama.cpp's minimax-m2.cpp.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from aprfmt.arch import losses, moe, rules
+from aprfmt.arch.deepseek import sigmoid_router
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import FUSED, KV, LAYER, Q, RoleRow, attention, experts, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule
+from aprfmt.arch.values import whole as whole_number
+from aprfmt.base.protocols import Value
+
+_MOE = "block_sparse_moe."
+_EXPERTS, _EXPERT_BINDINGS = experts(_MOE + "experts", "w1", "w3", "w2")
+_BEFORE, _AFTER = whole()
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm"),
+        *attention(bias=None, out_bias=None),
+        *norm("attn_q_norm", "self_attn.q_norm", (Q,)),
+        *norm("attn_k_norm", "self_attn.k_norm", (KV,)),
+        *norm("ffn_norm", "post_attention_layernorm"),
+        RoleRow("ffn_gate_inp.weight", _MOE + "gate.weight", ("n_experts", "hidden_size"),
+            "moe_layers"),
+        RoleRow("exp_probs_b.bias", _MOE + "e_score_correction_bias", ("n_experts",),
+            "moe_layers"),
+        *_EXPERTS,
+        *_AFTER,
+    ),
+    hf_first=_EXPERT_BINDINGS,
+    # transformers 5 calls the module `mlp` in memory.
+    hf_more=(
+        Binding((LAYER + "mlp.gate.weight",), ("ffn_gate_inp.weight",)),
+        Binding((LAYER + "mlp.e_score_correction_bias",), ("exp_probs_b.bias",)),
+        *FUSED,
+    ),
+)  # fmt: skip
+
+
+def _rotated() -> tuple[HyperRule, ...]:
+    """Return the rope rules; published configs say `rotary_dim` for the rotated elements."""
+    rows = {rule.name: rule for rule in rope_rules(Rope(partial=1.0))}
+    usual: Any = rows["rope_dim"].read["hf"]
+
+    def read(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
+        stated = facts.first("rotary_dim")
+        found: tuple[Value, str] | None = usual(facts, hp)
+        if found is None and stated is not None:
+            return whole_number(*stated, 1), stated[1]
+        return found
+
+    rows["rope_dim"] = replace(rows["rope_dim"], read={"hf": read})
+    return tuple(rows.values())
+
+
+MINIMAX_M2 = ArchSpec(
+    name="minimax_m2",
+    called={
+        "hf": ("minimax_m2", "MiniMaxM2ForCausalLM"),
+        "gguf": ("minimax-m2",),
+        "apr": ("minimax_m2", "minimax-m2"),
+    },
+    hyper=rules.hyper_table(
+        rules.n_kv_heads(8),
+        rules.head_dim(128),
+        rules.context_length(196608),
+        rules.tied_embeddings(shown=False),
+        rules.fixed("qk_norm", True),
+        *_rotated(),
+        *moe.counts(256, 8, "num_local_experts num_experts"),
+        moe.expert_size("intermediate_size"),
+        moe.all_layers(),
+        rules.fixed("norm_topk", True),
+        sigmoid_router(),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(qk_norm="width", router_cast="logits"),
+    lost=losses.common_losses(partial=True),
+    ignored=frozenset(
+        """router_jitter_noise attn_type_list use_mtp num_mtp_modules mtp_transformer_layers
+        use_qk_norm qk_norm_type use_routing_bias scoring_func shared_intermediate_size
+        shared_moe_mode layernorm_full_attention_beta layernorm_linear_attention_beta
+        layernorm_mlp_beta""".split()
+    ),
+)

@@ -1,0 +1,53 @@
+"""nemotron: LayerNorms that store weight - 1, a plain MLP of squared relus.
+
+Half of each head is rotated. Source: transformers' modeling_nemotron; the converter's nemotron.py,
+which adds the 1.
+"""
+
+from aprfmt.arch import losses, rules
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import FUSED, RoleRow, attention, plain_mlp, tables, whole
+from aprfmt.arch.spec import ArchSpec, BlockSpec
+from aprfmt.arch.steps import Added
+
+
+def _norm(role: str, hf: str, layered: bool = True) -> tuple[RoleRow, ...]:
+    width = ("hidden_size",)
+    return (
+        RoleRow(f"{role}.weight", f"{hf}.weight", width, gguf_steps=(Added(1.0),), layered=layered),
+        RoleRow(f"{role}.bias", f"{hf}.bias", width, layered=layered),
+    )
+
+
+_BEFORE, (*_, _HEAD) = whole()
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *_norm("attn_norm", "input_layernorm"),
+        *attention(),
+        *_norm("ffn_norm", "post_attention_layernorm"),
+        *plain_mlp("up_proj", "down_proj", bias="mlp_bias"),
+        *_norm("output_norm", "model.norm", layered=False),
+        _HEAD,
+    ),
+    hf_more=FUSED,
+)
+
+NEMOTRON = ArchSpec(
+    name="nemotron",
+    called={"hf": ("nemotron", "NemotronForCausalLM"), "gguf": ("nemotron",), "apr": ("nemotron",)},
+    hyper=rules.hyper_table(
+        rules.context_length(4096),
+        rules.norm_eps(1e-5, "norm_eps", "layer_norm_epsilon"),
+        rules.activation("relu2"),
+        rules.tied_embeddings(shown=False),
+        *rules.attention_biases(),
+        rules.mlp_bias(),
+        *rope_rules(Rope(partial=0.5)),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(norm="layer", norm_offset=1, mlp="plain"),
+    lost=(*losses.common_losses("relu2", partial=True), losses.ONE_BIAS_KEY),
+)

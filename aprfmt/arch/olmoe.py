@@ -1,0 +1,56 @@
+"""olmoe: experts in every layer, q/k-norms over the whole projection, an optional clip of q, k, v.
+
+Source: transformers' modeling_olmoe; the converter's olmo.py, llama.cpp's olmoe.cpp.
+"""
+
+from aprfmt.arch import losses, moe, rules
+from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER
+from aprfmt.arch.rows import FUSED, KV, Q, attention, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, BlockSpec, HyperRule, Loss
+
+_BEFORE, _AFTER = whole()
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm"),
+        *attention(),
+        *norm("attn_q_norm", "self_attn.q_norm", (Q,)),
+        *norm("attn_k_norm", "self_attn.k_norm", (KV,)),
+        *norm("ffn_norm", "post_attention_layernorm"),
+        ROUTER,
+        *EXPERTS,
+        *_AFTER,
+    ),
+    hf_first=EXPERT_BINDINGS,
+    hf_more=FUSED,
+)
+
+OLMOE = ArchSpec(
+    name="olmoe",
+    called={"hf": ("olmoe", "OlmoeForCausalLM"), "gguf": ("olmoe",), "apr": ("olmoe",)},
+    hyper=rules.hyper_table(
+        rules.context_length(4096),
+        rules.head_dim(hf=""),
+        rules.norm_eps(1e-5),
+        rules.tied_embeddings(shown=False),
+        *rules.attention_biases(),
+        rules.fixed("qk_norm", True),
+        HyperRule("qkv_clip", {"hf": ("clip_qkv",)}, "positive", None),
+        *moe.counts(64, 8),
+        moe.expert_size("intermediate_size"),
+        moe.all_layers(),
+        moe.norm_topk(False, gguf=False),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(qk_norm="width"),
+    lost=(
+        *losses.common_losses(),
+        losses.ONE_BIAS_KEY,
+        moe.norm_topk_loss(False),
+        Loss("gguf", "attention_bias", lambda hp: hp["attention_bias"],
+            "llama.cpp has no attention biases here and refuses the file"),
+        Loss("gguf", "qkv_clip", lambda hp: hp["qkv_clip"] is not None,
+            "llama.cpp clips no q, k and v of olmoe"),
+    ),
+)  # fmt: skip

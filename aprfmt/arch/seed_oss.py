@@ -1,0 +1,45 @@
+"""seed-oss: llama with biases on q, k and v, and a switch of its own for the output's.
+
+GGUF calls the norm before the MLP `post_attention_norm`. Source: transformers' modeling_seed_oss;
+llama.cpp's seed-oss.cpp.
+"""
+
+from aprfmt.arch import losses, rules
+from aprfmt.arch.rows import FUSED, RoleRow, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
+
+_BEFORE, _AFTER = whole()
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm"),
+        *attention(),
+        RoleRow("ffn_norm.weight", "post_attention_layernorm.weight", ("hidden_size",),
+            gguf="post_attention_norm.weight"),
+        *gated_mlp(bias="mlp_bias"),
+        *_AFTER,
+    ),
+    hf_more=FUSED,
+)  # fmt: skip
+
+SEED_OSS = ArchSpec(
+    name="seed_oss",
+    called={"hf": ("seed_oss", "SeedOssForCausalLM"), "gguf": ("seed_oss",), "apr": ("seed_oss",)},
+    hyper=rules.hyper_table(
+        rules.n_kv_heads(8),
+        rules.head_dim(128),
+        rules.context_length(524288),
+        rules.flag("attention_bias", True, "attention_bias", present=("attn_q.bias",)),
+        rules.flag("attention_out_bias", False, "attention_out_bias",
+            present=("attn_output.bias",)),
+        rules.mlp_bias(),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(),
+    lost=(
+        *losses.common_losses(),
+        Loss("gguf", "mlp_bias", lambda hp: hp["mlp_bias"],
+            "llama.cpp has no biases of the MLP here and refuses the file"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,96 @@
+"""Tiny models of the architectures that are known by their names only, made by transformers."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SIZES: Mapping[str, Any] = {
+    "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 6, "intermediate_size": 40,
+    "vocab_size": 56, "max_position_embeddings": 128,
+}  # fmt: skip
+_TYPED = {**SIZES, "type_vocab_size": 3}
+_SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1,
+            "sep_token_id": 2}  # fmt: skip
+BASE, CAUSAL, MASKED = "AutoModel", "AutoModelForCausalLM", "AutoModelForMaskedLM"
+
+# label -> (architecture, transformers' model type, loader, configuration)
+LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
+    "bert": ("bert", "bert", BASE, _TYPED),
+    "roberta": ("roberta", "roberta", BASE, _TYPED),
+    "xlm-roberta": ("roberta", "xlm-roberta", BASE, _TYPED),
+    "camembert": ("roberta", "camembert", BASE, _TYPED),
+    "distilbert": ("distilbert", "distilbert", BASE, {
+        "dim": 24, "n_layers": 3, "n_heads": 6, "hidden_dim": 40, "vocab_size": 56,
+        "max_position_embeddings": 128,
+    }),
+    "mpnet": ("mpnet", "mpnet", BASE, SIZES),
+    "modernbert": ("modernbert", "modernbert", BASE, {**SIZES, **_SPECIAL}),
+    "nomic_bert": ("nomic_bert", "nomic_bert", BASE, _TYPED),
+    "jina_embeddings_v3": ("jina_embeddings_v3", "jina_embeddings_v3", BASE, _TYPED),
+    "bloom": ("bloom", "bloom", CAUSAL, {
+        "hidden_size": 24, "n_layer": 3, "n_head": 6, "vocab_size": 56,
+    }),
+    "mpt": ("mpt", "mpt", CAUSAL, {
+        "d_model": 24, "n_layers": 3, "n_heads": 6, "vocab_size": 56, "max_seq_len": 128,
+    }),
+    "opt": ("opt", "opt", CAUSAL, {
+        "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 6, "ffn_dim": 40,
+        "vocab_size": 56, "max_position_embeddings": 128, "word_embed_proj_dim": 24,
+    }),
+    "gpt_neo": ("gpt_neo", "gpt_neo", CAUSAL, {
+        "hidden_size": 24, "num_layers": 4, "num_heads": 6, "intermediate_size": 40,
+        "vocab_size": 56, "max_position_embeddings": 128,
+        "attention_types": [[["global", "local"], 2]],
+    }),
+    "olmo": ("olmo", "olmo", CAUSAL, {**SIZES, "num_key_value_heads": 2}),
+    "llama4": ("llama4", "llama4_text", CAUSAL, {
+        **SIZES, **_SPECIAL, "num_key_value_heads": 2, "num_local_experts": 5, "head_dim": 10,
+        "intermediate_size_mlp": 36, "interleave_moe_layer_step": 2,
+    }),
+    "phimoe": ("phimoe", "phimoe", CAUSAL, {
+        **SIZES, "num_key_value_heads": 2, "num_local_experts": 5,
+    }),
+    "bitnet": ("bitnet", "bitnet", CAUSAL, {
+        **SIZES, **_SPECIAL, "num_key_value_heads": 2, "tie_word_embeddings": True,
+    }),
+    "eurobert": ("eurobert", "eurobert", MASKED, {**SIZES, **_SPECIAL, "num_key_value_heads": 2}),
+    "apertus": ("apertus", "apertus", CAUSAL, {
+        **SIZES, **_SPECIAL, "num_key_value_heads": 2,
+    }),
+    "persimmon": ("persimmon", "persimmon", CAUSAL, SIZES),
+    "xglm": ("xglm", "xglm", CAUSAL, {
+        "d_model": 24, "num_layers": 3, "attention_heads": 6, "ffn_dim": 40, "vocab_size": 56,
+        "max_position_embeddings": 128,
+    }),
+    "biogpt": ("biogpt", "biogpt", CAUSAL, SIZES),
+    "codegen": ("codegen", "codegen", CAUSAL, {
+        "n_embd": 24, "n_layer": 3, "n_head": 4, "vocab_size": 56, "n_positions": 128,
+        "rotary_dim": 4,
+    }),
+}  # fmt: skip
+# What a file of GGUF has no place for.
+HOMELESS = {"bert": "pooler", "jina_embeddings_v3": "pooler", "eurobert": "output.weight"}
+# Roles whose names the gguf package's map does not know: joined experts that the converter cuts,
+# and norms that it names itself.
+UNMAPPED = {
+    "llama4": ("ffn_gate_exps", "ffn_up_exps"), "bitnet": ("attn_sub_norm", "ffn_sub_norm"),
+}  # fmt: skip
+
+
+def save(label: str, folder: Path) -> Any:
+    """Write a tiny model with random weights as a folder; return it."""
+    import torch
+    import transformers
+
+    auto: Any = transformers
+    auto.logging.set_verbosity_error()
+    _, kind, loader, values = LISTED[label]
+    config = auto.AutoConfig.for_model(kind, **values)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = getattr(auto, loader).from_config(config)
+        with torch.no_grad():
+            for tensor in model.parameters():
+                tensor.copy_(torch.randn(tensor.shape))
+    model.save_pretrained(folder)
+    return model

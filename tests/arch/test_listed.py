@@ -1,0 +1,150 @@
+"""Architectures known by their names: every tensor has one role and comes back, in every format.
+
+Seen red: a role bound to another one's tensor, a step left out of a fused projection, a command
+that ran a forward pass of such a model.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import aprfmt
+from aprfmt.arch import ARCHS
+from aprfmt.arch.bind import bind, groups_for
+from aprfmt.errors import AprfmtError
+from aprfmt.model import open_model
+from tests.arch.listed import HOMELESS, LISTED, UNMAPPED, save
+from tests.arch.test_names import converters_name
+from tests.cli.run import aprfmt as run
+
+every = pytest.mark.parametrize("label", LISTED)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Path]]:
+    base = tmp_path_factory.mktemp("listed")
+    for label in LISTED:
+        save(label, base / label)
+    yield {label: base / label for label in LISTED}
+
+
+def drops(label: str) -> dict[str, Any]:
+    return {"drop": (HOMELESS[label],)} if label in HOMELESS else {}
+
+
+def asked(name: str) -> str:
+    """Return the name that the converter asks the map about."""
+    merged = converters_name(name.removeprefix("transformer."))
+    return re.sub(r"^model\.(layers\.\d+\.feed_forward\.experts\.w)", r"\1", merged)
+
+
+def test_every_such_architecture_has_a_tiny_model() -> None:
+    named = {name for name in ARCHS.own if ARCHS[name].level == "names"}
+    assert named == {arch for arch, *_ in LISTED.values()}
+
+
+@every
+def test_every_tensor_has_one_role_and_back(label: str, folders: Mapping[str, Path]) -> None:
+    with open_model(folders[label]) as model:
+        assert model.spec.name == LISTED[label][0] and model.spec.level == "names"
+        stored = list(model)
+        found = model.resolution
+        assert found.unbound == () and found.missing == () and found.coverage.misshapen == ()
+        held = [key for group in bind(model.spec, "hf", stored).groups for key in group.roles]
+        assert len(held) == len(set(held)) == len(model.roles)
+        groups = groups_for(model.spec, "hf", model.roles, model.hyper)
+        assert sorted(name for group in groups for name in group.stored) == sorted(stored)
+        assert found.report.conflicts == ()
+
+
+@every
+def test_gguf_names_are_those_of_the_gguf_package(label: str, folders: Mapping[str, Path]) -> None:
+    spec = ARCHS[LISTED[label][0]]
+    if "gguf" not in spec.called:
+        assert "gguf" not in spec.bindings
+        return
+    name = spec.called["gguf"][0]
+    arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
+    table = gguf.get_tensor_name_map(arch, 3)
+    compared = 0
+    with open_model(folders[label]) as model:
+        theirs = {
+            name: table.get_name(form, (".weight", ".bias"))
+            for name in (stored for view in model.roles.values() for stored in view.names)
+            for form in (name, asked(name))
+            if table.get_name(form, (".weight", ".bias")) is not None
+        }
+        left = HOMELESS.get(label, "-")
+        kept = [role for role in model.roles if left not in role]
+        groups = groups_for(spec, "gguf", kept, model.hyper)
+        ours = {role: group.stored[0] for group in groups for role in group.roles}
+        for role, stored in ours.items():
+            if not any(part in role for part in UNMAPPED.get(label, ())):
+                assert theirs[model.roles[role].names[0]] == stored, role
+                compared += 1
+    assert compared >= 10
+
+
+@every
+@pytest.mark.parametrize("extension", ["gguf", "apr"])
+def test_there_and_back_is_the_same_file(
+    label: str, extension: str, folders: Mapping[str, Path], tmp_path: Path
+) -> None:
+    spec = ARCHS[LISTED[label][0]]
+    target = tmp_path / f"model.{extension}"
+    if extension == "gguf" and "gguf" not in spec.called:
+        with pytest.raises(AprfmtError, match="no name for"):
+            aprfmt.convert(folders[label], target)
+        return
+    options = drops(label) if extension == "gguf" else {}
+    aprfmt.convert(folders[label], target, **options)
+    aprfmt.convert(target, tmp_path / "back", to="safetensors")
+    before = load_file(folders[label] / "model.safetensors")
+    after = load_file(tmp_path / "back" / "model.safetensors")
+    left = {"pooler": "pooler", "output.weight": "lm_head"}.get(HOMELESS.get(label, ""), "")
+    kept = {name for name in before if not (options and left in name)}
+    assert set(after) == kept
+    for name in kept:
+        np.testing.assert_array_equal(after[name], before[name])
+
+
+def test_the_level_is_said_and_no_forward_pass_is_tried(
+    folders: Mapping[str, Path], tmp_path: Path
+) -> None:
+    shown = run("inspect", folders["bert"], "--json").json
+    assert (shown["architecture"], shown["level"]) == ("bert", "names")
+    assert "names (no forward pass)" in run("inspect", folders["bert"]).out
+    assert run("validate", folders["bert"]).code == 0
+    assert run("diff", folders["bert"], folders["bert"]).code == 0
+    ids = ("--ids", "1,2,3")
+    for command in (
+        ("trace", folders["bert"], "--payload", *ids), ("trace", folders["bert"], "--list-points"),
+        ("run", folders["bert"], *ids), ("eval", folders["bert"], *ids),
+        ("parity", folders["bert"], "--between", "numpy", "torch", *ids),
+    ):  # fmt: skip
+        done = run(*command)
+        assert done.code == 2, (command, done.out, done.err)
+        assert "known by its names and shapes only" in done.err, (command, done.err)
+        assert done.err.strip().count("\n") == 0
+
+
+def test_a_heads_tensors_are_of_no_role(folders: Mapping[str, Path], tmp_path: Path) -> None:
+    """Published encoders have the head they were trained with, below the module's own name."""
+    import safetensors.numpy
+
+    tensors = load_file(folders["bert"] / "model.safetensors")
+    named = {f"bert.{name}": values for name, values in tensors.items()}
+    named["cls.predictions.bias"] = np.zeros(56, np.float32)
+    safetensors.numpy.save_file(named, tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((folders["bert"] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with open_model(tmp_path) as model:
+        assert model.resolution.unbound == ("cls.predictions.bias",)
+        assert model.resolution.missing == ()
