@@ -28,7 +28,7 @@ from aprfmt.codecs.dialect import (
 from aprfmt.errors import CodecError
 
 NAME = "gptq"
-_BITS = (2, 3, 4, 8)
+_BITS = range(2, 9)
 _INT = ("I32",)
 _FLOAT = ("F16", "BF16", "F32")
 _ZERO_OFFSET = {"gptq": 1, "gptq_v2": 0}

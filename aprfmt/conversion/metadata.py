@@ -21,8 +21,8 @@ from aprfmt.conversion.quantized import IMATRIX_RECORD, RECORD
 from aprfmt.errors import FormatError
 from aprfmt.formats import FORMATS, FormatSpec
 from aprfmt.model.carried_files import FILES_KEY, json_object
+from aprfmt.model.packing import MODELOPT_FILE, without_packing
 from aprfmt.quantizing.mixture import Mixture, quantized
-from aprfmt.tensors.companions import SECTIONS
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -83,6 +83,7 @@ def _claim_packing(
     if packed:
         name = min(packed)
         claim = codec(name).config(options.packing, _left_out(outputs, name))
+    carried.texts.pop(MODELOPT_FILE, None)
     texts = [(carried.texts, "config.json"), (carried.metadata, "aprfmt.hf_config")]
     for place, key in texts:
         text = place.get(key)  # type: ignore[attr-defined]
@@ -93,6 +94,7 @@ def _claim_packing(
         held = json_object(files, f"{model.path}: {FILES_KEY}")
         if isinstance(held.get("config.json"), str):
             held["config.json"] = _claimed_text(held["config.json"], claim, model)
+        if held.pop(MODELOPT_FILE, None) is not None or "config.json" in held:
             carried.metadata[FILES_KEY] = json.dumps(held, ensure_ascii=False)
     config = carried.metadata.get("hf_config")
     if isinstance(config, Mapping):
@@ -122,7 +124,7 @@ def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: "Model") ->
 def _claimed(config: dict[str, Any], claim: Mapping[str, Any] | None) -> dict[str, Any]:
     """Set or remove `quantization_config`; sorted keys stay sorted."""
     if claim is None:
-        return {key: value for key, value in config.items() if key not in SECTIONS}
+        return without_packing(config)
     ordered = list(config) == sorted(config)
     config["quantization_config"] = dict(claim)
     return dict(sorted(config.items())) if ordered else config

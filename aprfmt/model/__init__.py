@@ -57,7 +57,19 @@ class Model(Mapping[str, View]):
         self.allow_missing = tuple(allow_missing)
         self._damaged = damaged
         self._found: list[Damage] = []  # found here, in addition to the reader's
-        self._lazy = join(source.tensors, self.config, self._fault if damaged else None)
+        self._lazy = join(source.tensors, self._packing(), self._fault if damaged else None)
+
+    def _packing(self) -> Mapping[str, Value] | None:
+        """Return what the files say of how weights are packed, in config.json's keys."""
+        from aprfmt.model.packing import packing_config
+
+        try:
+            return packing_config(self)
+        except FormatError as error:
+            if not self._damaged:
+                raise
+            self._fault(error)
+            return self.config
 
     def _fault(self, error: AprfmtError) -> None:
         text = str(error).removeprefix(f"{self.source.path}: ")

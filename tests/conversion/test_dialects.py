@@ -17,7 +17,7 @@ FOLDER = pytest.mark.parametrize("dialect", FOLDERS)
 
 
 def test_every_dialect_has_its_folder() -> None:
-    assert {*FOLDERS, "gpt_oss"} == set(DIALECTS)
+    assert {*FOLDERS, "gpt_oss", "fp8_experts"} == set(DIALECTS)
     for name in DIALECTS:  # the name is that of the encoding which everybody sees
         assert DIALECTS[name].name == name and name.upper() in ENCODINGS
 
@@ -59,12 +59,12 @@ def test_decoded_it_converts_to_the_others(dialect: str, tmp_path: Path) -> None
 
 @FOLDER
 def test_one_bit_of_any_part_is_a_difference(dialect: str, tmp_path: Path) -> None:
-    """Companions take part in the comparison, each of them."""
+    """Companions take part in the comparison, each that the values depend on."""
     write_folder(tmp_path / "a", dialect)
     rows = tensors_of(tmp_path / "a")
     prefix = "model.layers.1.mlp.up_proj"
     parts = [name for name in rows if name.startswith(prefix) and not name.endswith(
-        ("weight_shape", "g_idx"))]  # fmt: skip
+        ("weight_shape", "g_idx", "input_scale"))]  # fmt: skip
     assert len(parts) > 1
     for name in parts:
         encoding, shape, raw = rows[name]
