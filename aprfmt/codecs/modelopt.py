@@ -4,7 +4,8 @@ FP8, FP8_PER_CHANNEL_PER_TOKEN   weight E4M3, weight_scale one number, or one a 
 FP8_PB_WO                        weight E4M3, weight_scale one number for 128 x 128 elements
 NVFP4 and its variants           weight uint8 [out, in/2] (E2M1, low nibble first), weight_scale
                                  E4M3 [out, in/16], weight_scale_2 float32: one number, or one an
-                                 expert; value = code * (weight_scale * weight_scale_2)
+                                 expert; value = code * (weight_scale * weight_scale_2), and the
+                                 code 8 is a zero without sign
 MXFP8                            weight E4M3, weight_scale uint8 [out, in/32] (E8M0)
 W4A8_MXFP4_FP8                   weight uint8 [out, in/2], weight_scale uint8 [out, in/32] (E8M0)
 W4A16_AWQ                        weight uint8 [out/2, in] (two's complement, the even output low),
@@ -69,7 +70,8 @@ def _read(*encodings: str) -> Callable[[Parts], Array]:
 
 _FP8 = Algorithm(("F8_E4M3",), 0, None, _read(*_FLOAT), CodeTable(8, fp8.E4M3.values))
 _E2M1 = CodeTable(4, f4.CODEC.values)
-_NVFP4 = Algorithm(("U8",), -1, 16, _read("F8_E4M3"), _E2M1, second=True)
+_ONE_ZERO = CodeTable(4, f4.CODEC.values + np.float32(0))  # code 8 is 0, not -0
+_NVFP4 = Algorithm(("U8",), -1, 16, _read("F8_E4M3"), _ONE_ZERO, second=True)
 _INT4 = Algorithm(("U8",), -2, 0, _read(*_FLOAT), whole_numbers(4, signed=True))
 _INT8 = Algorithm(("I8",), 0, None, _read(*_FLOAT), whole_numbers(8, signed=True))
 ALGORITHMS: Mapping[str, Algorithm] = {
