@@ -17,7 +17,7 @@ from typing import Any
 
 from aprfmt.base.regexes import matches_start
 from aprfmt.codecs.dialect import Config
-from aprfmt.codecs.scopes import Scope, table
+from aprfmt.codecs.scope import Scope, table
 from aprfmt.errors import UnsupportedError
 
 _LEFT = 16  # bits: what is not quantized

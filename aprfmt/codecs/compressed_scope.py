@@ -12,7 +12,7 @@ from typing import Any
 
 from aprfmt.base.regexes import matches_start
 from aprfmt.codecs.dialect import Config
-from aprfmt.codecs.scopes import Scope, names, table
+from aprfmt.codecs.scope import Scope, names, table
 from aprfmt.errors import CodecError
 
 MIXED = "mixed-precision"

@@ -72,6 +72,12 @@ def dialects_at(section: Config, module: str) -> tuple[Sequence[Dialect], Config
     return [row for row in map(DIALECTS.__getitem__, DIALECTS) if row.recognises(said)], said
 
 
+def beyond(rows: Sequence[Dialect]) -> list[Dialect]:
+    """Return the other dialects whose main parts nothing but a packed weight has."""
+    every = map(DIALECTS.__getitem__, DIALECTS)
+    return [row for row in every if row.main != row.weight and row not in rows]
+
+
 def decode_weight(dialect: Dialect, parts: Parts, config: Config) -> "F32":
     """Return the weight as a new float32 array. Raises CodecError where parts do not fit."""
     import numpy as np

@@ -70,15 +70,14 @@ class _Rows:
 
     def tile(self, parts: Parts, shape: tuple[int, ...], config: Config) -> tuple[int, int] | None:
         """Return the size of the tiles under a scale, None for one number for all."""
-        stored = need(NAME, parts, self.scale)
-        if stored.shape in ((), (1,)) or all(n == 1 for n in stored.shape):
+        stored, claimed = need(NAME, parts, self.scale), _claimed(config)
+        if all(n == 1 for n in stored.shape):
             return None
         if len(shape) < 2 or len(stored.shape) != len(shape):
             raise CodecError(
                 f"{NAME}: part {self.scale!r} has shape {list(stored.shape)} beside a weight of "
                 f"{list(shape)}"
             )
-        claimed = _claimed(config)
         packed = parts[self.main].encoding in _PACKED
         if claimed is None and not packed:
             return self._divided(stored.shape, shape)

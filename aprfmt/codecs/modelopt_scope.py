@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from aprfmt.codecs.dialect import Config
-from aprfmt.codecs.scopes import Scope, names, table
+from aprfmt.codecs.scope import Scope, names, table
 from aprfmt.errors import CodecError
 
 METHOD = "modelopt"
@@ -47,6 +47,8 @@ def _whole(section: Config) -> Config:
 
 def _layers(section: Config) -> Mapping[str, Any]:
     layers = table(section, "quantized_layers")
+    if not layers:
+        raise CodecError(f"config says {MIXED} and no quantized_layers, expected one a weight")
     for name, own in layers.items():
         if not isinstance(own, Mapping):
             raise CodecError(

@@ -150,7 +150,7 @@ def _find_dialect(
     section = section_of(config)
     if section is None:
         return {}
-    from aprfmt.codecs.dialects import dialects_at, dialects_of
+    from aprfmt.codecs.dialects import beyond, dialects_at, dialects_of
     from aprfmt.errors import UnsupportedError
 
     try:
@@ -160,10 +160,10 @@ def _find_dialect(
     except CodecError as error:
         fault(error)
         return {}
-    said = cache(partial(dialects_at, section))
+    others, said = beyond(rows), cache(partial(dialects_at, section))
     found: dict[str, Found] = {}
     for name in tensors:
-        for dialect in rows:
+        for dialect in (*rows, *others):
             prefix = dialect.prefix_of(name)
             if prefix is None:
                 continue
@@ -194,7 +194,7 @@ def _stored_as(
     packed = dialect.packs(tensors[name].info.encoding)
     if missing and (not packed or not dialect.main):
         return None  # a weight that was left as it is
-    found = said(prefix.rstrip("."))
+    found = said(prefix.removesuffix("."))
     rows = [] if found is None else found[0]
     if found is not None and dialect in rows:
         if not missing:
