@@ -19,6 +19,7 @@ SCOPES: Registry[Scope] = Registry(
         "compressed-tensors": "aprfmt.codecs.compressed_scope:SCOPE",
         "modelopt": "aprfmt.codecs.modelopt_scope:SCOPE",
         "auto-round": "aprfmt.codecs.auto_round:SCOPE",
+        "torchao": "aprfmt.codecs.torchao:SCOPE",
     },
     CodecError,
 )

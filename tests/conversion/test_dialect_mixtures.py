@@ -247,3 +247,36 @@ def test_what_is_said_to_be_left_but_is_packed_is_an_error(tmp_path: Path) -> No
     says = r"layers.0.self_attn.o_proj.weight: is a packed weight \(U8.*left as it is"
     with pytest.raises(CodecError, match=says):
         aprfmt.open(tmp_path / "m")
+
+
+def int8_blocks(shape: tuple[int, int], rng: np.random.Generator) -> Any:
+    """Make torchao's Int8Tensor: a scale and a zero point for 32 inputs."""
+    codes = rng.integers(-128, 128, shape).astype(np.int8)
+    scale = rng.uniform(0.01, 0.1, (shape[0], shape[1] // 32)).astype(np.float32)
+    zero = rng.integers(-9, 9, scale.shape).astype(np.int8)
+    values = (codes - floats.wide(zero, 32)) * floats.wide(scale, 32)
+    return {"_weight_qdata": codes, "_weight_scale": scale, "_weight_zero_point": zero}, values
+
+
+def test_classes_of_torchao_are_described_by_the_file(tmp_path: Path) -> None:
+    section = {"quant_method": "torchao", "quant_type": {"default": {}}}
+    expected = written(tmp_path / "m", {"_proj": int8_blocks}, section)
+    said = {"_type": "Int8Tensor", "_data": {"block_size": [1, 32]}}
+    metadata = {name: json.dumps(said) for name in expected}
+    metadata["tensor_names"] = json.dumps(list(expected))
+    weights = tmp_path / "m" / "model.safetensors"
+    write_mixed(weights, tensors_of(tmp_path / "m"), metadata)
+    holds(tmp_path / "m", expected, "TORCHAO")
+    with aprfmt.open(tmp_path / "m") as model, aprfmt.open(tmp_path / "back") as back:
+        assert (
+            metadata.items() <= model.metadata.items() and metadata.items() <= back.metadata.items()
+        )
+    aprfmt.convert(tmp_path / "m", tmp_path / "plain", to="safetensors", encoding="F32")
+    aprfmt.convert(tmp_path / "m.apr", tmp_path / "too", to="safetensors", encoding="F32")
+    for folder in ("plain", "too"):
+        with aprfmt.open(tmp_path / folder) as model:
+            assert not set(metadata) & set(model.metadata)
+    metadata[next(iter(expected))] = json.dumps({"_type": "Int8Tensor", "_data": {}})
+    write_mixed(weights, tensors_of(tmp_path / "m"), metadata)
+    with pytest.raises(CodecError, match=r"_proj.weight: torchao: metadata says block_size None"):
+        aprfmt.open(tmp_path / "m")

@@ -17,7 +17,7 @@ FOLDER = pytest.mark.parametrize("dialect", FOLDERS)
 
 
 def test_every_dialect_has_its_folder() -> None:
-    assert {*FOLDERS, "gpt_oss", "fp8_experts"} == set(DIALECTS)
+    assert {*FOLDERS, "gpt_oss", "fp8_experts", "torchao"} == set(DIALECTS)
     for name in DIALECTS:  # the name is that of the encoding which everybody sees
         assert DIALECTS[name].name == name and name.upper() in ENCODINGS
 

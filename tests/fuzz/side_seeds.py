@@ -178,6 +178,9 @@ _DIALECTS: list[tuple[dict[str, Any], dict[str, tuple[str, tuple[int, ...], int]
     ({"quant_method": "fp8", "weight_block_size": [128, 128]},
      {"w": ("F8_E4M3", (2, 1, 2), 4), "w_scale_inv": ("F32", (2, 1, 1), 8),
       "v.weight": ("I8", (2, 16), 32), "v.scale": ("F8_E8M0", (2, 1), 2)}),
+    ({"quant_method": "torchao", "tensors": {"w.weight": {"_type": "NVFP4Tensor", "_data": {
+        "block_size": 16, "is_swizzled_scales": True}}}},
+     {"w._weight_qdata": ("U8", (2, 8), 16), "w._weight_scale": ("F8_E4M3", (32, 16), 512)}),
     ({"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4,
       "group_size": -1, "extra_config": {"v.*": {"bits": 16}}}, _GPTQ),
 ]  # fmt: skip
