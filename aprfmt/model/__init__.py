@@ -27,6 +27,7 @@ from aprfmt.tensors.view import View
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec, HyperParams
     from aprfmt.model.resolve import Resolution
+    from aprfmt.model.unread import Unread
     from aprfmt.tensors.restore import Restoration
     from aprfmt.tokenizer import Tokenizer
     from aprfmt.tokenizer.carried import Carried
@@ -57,8 +58,11 @@ class Model(Mapping[str, View]):
         self.allow_missing = tuple(allow_missing)
         self._damaged = damaged
         self._found: list[Damage] = []  # found here, in addition to the reader's
-        self._lazy = join(source.tensors, self._packing(), self._fault if damaged else None)
+        self._unread: list[AprfmtError] = []  # why packed weights stay as they are stored
+        fault = self._fault if damaged else None
+        self._lazy = join(source.tensors, self._packing, fault, self._unread.append)
 
+    @cached_property
     def _packing(self) -> Mapping[str, Value] | None:
         """Return what the files say of how weights are packed, in config.json's keys."""
         from aprfmt.model.packing import packing_config
@@ -231,10 +235,19 @@ class Model(Mapping[str, View]):
 
         return read_restoration(self.metadata, str(self.path))
 
+    @cached_property
+    def unread(self) -> "Unread | None":
+        """The packed weights that config.json speaks of and nobody here decodes; None without."""
+        from aprfmt.model.unread import unread
+
+        why = str(self._unread[0]) if self._unread else ""
+        return unread(self._lazy, self._packing, why)
+
     @property
     def notes(self) -> Sequence[Note]:
-        """The reader's remarks about the file."""
-        return self.source.notes
+        """Remarks about the file: the reader's, and which packed weights are not decoded."""
+        said = self.unread
+        return (*self.source.notes, *(() if said is None else (said.note(str(self.path)),)))
 
 
 def open_model(

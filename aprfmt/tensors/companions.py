@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from aprfmt.base.encodings import BY_CLAIM, every
 from aprfmt.base.protocols import LazyTensor, TensorInfo, Value
-from aprfmt.errors import AprfmtError, CodecError
+from aprfmt.errors import AprfmtError, CodecError, UnsupportedError
 
 if TYPE_CHECKING:
     from aprfmt.codecs.dialect import Dialect
@@ -151,7 +151,6 @@ def _find_dialect(
     if section is None:
         return {}
     from aprfmt.codecs.dialects import beyond, dialects_at, dialects_of
-    from aprfmt.errors import UnsupportedError
 
     try:
         rows = dialects_of(section)
@@ -249,12 +248,14 @@ def _raise(error: AprfmtError) -> None:
 def join(
     tensors: Mapping[str, LazyTensor],
     config: Mapping[str, Value] | None = None,
-    fault: Callable[[AprfmtError], None] | None = None,
+    fault: Fault | None = None,
+    unread: Fault | None = None,
 ) -> dict[str, LazyTensor]:
     """Return the tensors with every family's companions joined under the weight's name.
 
     Raises CodecError naming a missing part; with `fault` that is told what is wrong instead, and
-    the tensors concerned stay unjoined.
+    the tensors concerned stay unjoined. So do those of a kind that is not decoded here, of which
+    `unread` is told; without it that raises UnsupportedError.
     """
     joined: dict[str, LazyTensor] = dict(tensors)
     tell = fault or _raise
@@ -263,6 +264,9 @@ def join(
             parts = {suffix: tensors[stored] for suffix, stored in found.names.items()}
             try:
                 encoding, shape, packed = found.join(parts)
+            except UnsupportedError as error:
+                (unread or tell)(error)
+                continue
             except AprfmtError as error:
                 tell(error)
                 continue

@@ -18,8 +18,9 @@ Maker = Callable[[tuple[int, int], np.random.Generator], tuple[Mapping[str, Arra
 
 GROUP = 32
 _DTYPES = {
-    "int32": "I32", "uint32": "U32", "int64": "I64", "uint8": "U8", "int8": "I8", "float16": "F16",
-    "float32": "F32", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e8m0fnu": "F8_E8M0",
+    "int32": "I32", "uint32": "U32", "int64": "I64", "uint8": "U8", "int8": "I8", "int16": "I16",
+    "float16": "F16", "float32": "F32", "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3", "float8_e8m0fnu": "F8_E8M0",
 }  # fmt: skip
 
 
