@@ -10,6 +10,7 @@ import aprfmt
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs.dialects import DIALECTS
 from aprfmt.errors import CodecError, ConversionError
+from tests.cli.run import aprfmt as command
 from tests.conversion.dialect_folders import FOLDERS, write_folder, write_gpt_oss
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 
@@ -33,6 +34,17 @@ def test_one_logical_tensor_with_its_values(dialect: str, tmp_path: Path) -> Non
             np.testing.assert_array_equal(tensor.numpy(), values)
             with pytest.raises(CodecError, match=r"read them through \.parts"):
                 tensor.raw()
+
+
+@FOLDER
+def test_statistics_are_of_the_values(dialect: str, tmp_path: Path) -> None:
+    expected = write_folder(tmp_path / "m", dialect)
+    done = command("tensors", tmp_path / "m", "--stats", "--json").json
+    rows = {row["name"]: row for row in done["tensors"]}
+    for name, values in expected.items():
+        found = rows[name]["stats"]
+        assert (found["min"], found["max"]) == (values.min(), values.max())
+        assert abs(found["mean"] - values.mean(dtype=np.float64)) < 1e-6
 
 
 @FOLDER
