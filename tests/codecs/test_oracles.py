@@ -73,4 +73,4 @@ def test_decoded_as_the_library_decodes(library: str, case: str) -> None:
 
 
 def test_every_library_has_its_file() -> None:
-    assert FILES == ["auto_round", "modelopt", "torchao", "transformers"]
+    assert FILES == ["auto_round", "compressed_tensors", "modelopt", "torchao", "transformers"]
