@@ -27,6 +27,7 @@ DIALECTS: Registry[Dialect] = Registry(
         "compressed_packed_float": "aprfmt.codecs.compressed_tensors:PACKED_FLOAT",
         "compressed_plain": "aprfmt.codecs.compressed_tensors:PLAIN",
         "modelopt": "aprfmt.codecs.modelopt:DIALECT",
+        "modelopt_experts": "aprfmt.codecs.modelopt:EXPERTS",
         "torchao": "aprfmt.codecs.torchao:DIALECT",
     },
     CodecError,

@@ -12,6 +12,8 @@ W4A16_AWQ                        weight uint8 [out/2, in] (two's complement, the
                                  weight_scale [out, in/group_size]
 W8A16, W8A8_SQ_PER_CHANNEL       weight int8, weight_scale one number a row
 
+Experts of gpt-oss are one tensor NAME [experts, in, out], bytes along in, with NAME_weight_scale
+and its kind in the same order of axes; the weight is [experts, out, in], as it is everywhere else.
 input_scale is that of activations and changes no weight. pre_quant_scale [in] multiplies what goes
 into the layer, and so the columns of its weight.
 Source: nvidia-modelopt 0.47, export/quant_utils.py and quantization/qtensor/.
@@ -200,4 +202,43 @@ DIALECT = Dialect(
     decode=_decode,
     codes=lambda parts, config: _algorithm(config).codes,
     coded=("F8_E4M3", "U8", "I8"),
+)
+
+
+# suffixes beside experts that are one tensor -> those of a weight
+_TOGETHER: Mapping[str, str] = {
+    "": _MAIN, "_weight_scale": _SCALE, "_weight_scale_2": _SECOND, "_input_scale": _INPUT,
+}  # fmt: skip
+
+
+def _as_weight(parts: Parts, *, turned: bool) -> Parts:
+    """Return the parts of experts as those of a weight [experts, out, in].
+
+    With `turned` the bytes follow; without, only shapes do.
+    """
+    found = {_TOGETHER[suffix]: part for suffix, part in parts.items()}
+    for suffix, part in found.items():
+        if len(part.shape) != 3 or part.encoding in _FLOAT:
+            continue  # numbers for the whole, an expert or a row
+        experts, columns, rows = part.shape
+        raw = part.raw
+        if turned:
+            held = np.frombuffer(raw, np.uint8).reshape(part.shape)
+            raw = np.ascontiguousarray(held.swapaxes(1, 2)).tobytes()
+        found[suffix] = part._replace(raw=raw, shape=(experts, rows, columns))
+    return found
+
+
+EXPERTS = Dialect(
+    name="modelopt_experts",
+    main="",
+    weight="",
+    parts=("_weight_scale",),
+    optional=("_weight_scale_2", "_input_scale"),
+    facts=DIALECT.facts,
+    recognises=DIALECT.recognises,
+    shape_of=lambda parts, config: _shape_of(_as_weight(parts, turned=False), config),
+    decode=lambda parts, config, out: _decode(_as_weight(parts, turned=True), config, out),
+    codes=DIALECT.codes,
+    coded=DIALECT.coded,
 )

@@ -175,8 +175,11 @@ def write_mixture(
     return expected
 
 
-def write_gpt_oss(folder: Path) -> dict[str, Array]:
-    """Write a tiny gpt-oss folder whose experts are MXFP4; return their values [E, out, in]."""
+def write_gpt_oss(folder: Path, method: str = "mxfp4") -> dict[str, Array]:
+    """Write a tiny gpt-oss folder whose experts are MXFP4; return their values [E, out, in].
+
+    With the method `modelopt` they are NVFP4, as ModelOpt stores them: inputs before outputs.
+    """
     from tests.models import save_tiny
 
     save_tiny("gpt_oss", folder, "bfloat16", hidden_size=64, intermediate_size=32)
@@ -188,6 +191,12 @@ def write_gpt_oss(folder: Path) -> dict[str, Array]:
             rows[name] = row
             continue
         experts, columns, out = row[1]
+        if method == "modelopt":
+            made, expected[name] = dialect_floats.nvfp4((experts, out, columns), rng)
+            rows[name] = stored_row(made["weight"].swapaxes(1, 2))
+            rows[f"{name}_weight_scale"] = stored_row(made["weight_scale"].swapaxes(1, 2))
+            rows[f"{name}_weight_scale_2"] = stored_row(made["weight_scale_2"])
+            continue
         parts, values = mxfp4((experts * out, columns), rng)
         shape = (experts, out, columns // 32)
         blocks = parts["weight_packed"].reshape(*shape, 16)
@@ -196,6 +205,8 @@ def write_gpt_oss(folder: Path) -> dict[str, Array]:
         expected[name] = values.reshape(experts, out, columns)
     write_mixed(folder / "model.safetensors", rows)
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4"}
+    config["quantization_config"] = {"quant_method": method}
+    if method == "modelopt":
+        config["quantization_config"] |= {"quant_algo": "NVFP4", "ignore": ["lm_head"]}
     (folder / "config.json").write_text(json.dumps(config))
     return expected

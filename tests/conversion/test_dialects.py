@@ -18,7 +18,7 @@ FOLDER = pytest.mark.parametrize("dialect", FOLDERS)
 
 
 def test_every_dialect_has_its_folder() -> None:
-    assert {*FOLDERS, "gpt_oss", "fp8_experts", "torchao"} == set(DIALECTS)
+    assert {*FOLDERS, "gpt_oss", "fp8_experts", "torchao", "modelopt_experts"} == set(DIALECTS)
     for name in DIALECTS:  # the name is that of the encoding which everybody sees
         assert DIALECTS[name].name == name and name.upper() in ENCODINGS
 
@@ -89,8 +89,9 @@ def test_one_bit_of_any_part_is_a_difference(dialect: str, tmp_path: Path) -> No
         assert different == ["L1.ffn_up.weight"], name
 
 
-def test_the_experts_of_gpt_oss(tmp_path: Path) -> None:
-    expected = write_gpt_oss(tmp_path / "m")
+@pytest.mark.parametrize("method", ["mxfp4", "modelopt"])
+def test_the_experts_of_gpt_oss(method: str, tmp_path: Path) -> None:
+    expected = write_gpt_oss(tmp_path / "m", method)
     with aprfmt.open(tmp_path / "m") as model:
         assert not model.resolution.unbound and not model.resolution.missing
         for name, values in expected.items():
