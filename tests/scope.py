@@ -40,6 +40,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/cli/test_missing.py": Family(4),
     "tests/codecs/test_encode_ggml.py": Family(4),
     "tests/codecs/test_native_encode.py": Family(3),
+    "tests/codecs/test_oracles_made.py": Family(1 << 64),
     "tests/compare/test_nonfinite.py": Family(3),
     "tests/diagnose/test_faults.py": Family(6, cause),
     "tests/formats/test_atomic_kills.py": Family(3),

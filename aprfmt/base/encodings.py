@@ -144,6 +144,7 @@ _GONE = "ggml removed this type in 2023; convert again from the original weights
 _DIALECTS = (
     "GPTQ", "AWQ", "FP8_BLOCK", "GPT_OSS", "MLX",
     "COMPRESSED_PACKED", "COMPRESSED_PACKED_FLOAT", "COMPRESSED_PLAIN",
+    "MODELOPT", "FP8_EXPERTS", "TORCHAO", "MODELOPT_EXPERTS",
 )  # fmt: skip
 
 # A ggml row: elements, layout (as in the C struct), type id, general.file_type.

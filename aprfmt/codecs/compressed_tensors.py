@@ -10,7 +10,9 @@ mxfp6-pack-quantized  weight_packed uint8 [out, 3*in/4] (E2M3), weight_scale E8M
 int-quantized, float-quantized, naive-quantized, mxfp8-quantized
                       weight int8 or E4M3, weight_scale, weight_zero_point where asymmetric
 
-A scale stands for the tensor, a row ("channel"), a group of a row, or a tile ("block").
+A scale stands for the tensor, a row ("channel"), a group of a row, or a tile ("block"). Scales of
+activations (input_scale, input_zero_point, input_global_scale) change no weight. Where groups of
+modules differ, or the format is mixed-precision, `compressed_scope` gives each module its own.
 Source: compressed-tensors 0.20, compressors/ and quantization/lifecycle/forward_helpers.py.
 """
 
@@ -22,6 +24,7 @@ import numpy as np
 from aprfmt.codecs import f4, f6, fp8
 from aprfmt.codecs.base import F32, Array
 from aprfmt.codecs.dialect import (
+    GROUP_SIZES,
     CodeTable,
     Config,
     Dialect,
@@ -30,6 +33,7 @@ from aprfmt.codecs.dialect import (
     fact,
     fits,
     need,
+    scales,
     unpack_dense,
     whole_numbers,
 )
@@ -40,9 +44,11 @@ NAME = "compressed-tensors"
 _FLOAT = ("F32", "BF16", "F16")
 _PACKED, _SCALE, _ZERO = ".weight_packed", ".weight_scale", ".weight_zero_point"
 _SHAPE, _INDEX, _GLOBAL = ".weight_shape", ".weight_g_idx", ".weight_global_scale"
+_ACTIVATION = (".input_scale", ".input_zero_point", ".input_global_scale")
 # elements and bytes of one step of the stream, elements under a scale, what the scales are
+_NVFP4 = "nvfp4-pack-quantized"
 _MICRO: Mapping[str, tuple[MinifloatCodec, int, MinifloatCodec | None]] = {
-    "nvfp4-pack-quantized": (f4.CODEC, 16, None),
+    _NVFP4: (f4.CODEC, 16, None),
     "mxfp4-pack-quantized": (f4.CODEC, 32, fp8.E8M0),
     "mxfp6-pack-quantized": (f6.E2M3, 32, fp8.E8M0),
 }
@@ -108,6 +114,20 @@ def spread(values: Array, shape: tuple[int, ...], weights: Mapping[str, Any], pa
     return np.repeat(values, shape[-1] // groups, axis=-1) if groups > 1 else values
 
 
+def _check_groups(shape: tuple[int, ...], parts: Parts, weights: Mapping[str, Any]) -> None:
+    """Raise CodecError unless scales of groups are as many as the stated size asks for."""
+    size = weights.get("group_size")
+    if weights.get("strategy") != "group" or size in (None, -1):
+        return
+    size = fact(NAME, weights, "group_size", GROUP_SIZES)
+    found, groups = need(NAME, parts, _SCALE).shape, (*shape[:-1], -(-shape[-1] // size))
+    if found != groups:
+        raise CodecError(
+            f"{NAME}: config says group_size {size}, part {_SCALE!r} has shape {list(found)}; "
+            f"expected {list(groups)} for a weight of {list(shape)}"
+        )
+
+
 def _shape_of_packed(parts: Parts, config: Config) -> tuple[int, ...]:
     stored = array(NAME, parts, _SHAPE, ("I64", "I32"))
     shape = tuple(int(n) for n in stored.reshape(-1))
@@ -118,6 +138,7 @@ def _shape_of_packed(parts: Parts, config: Config) -> tuple[int, ...]:
             f"{NAME}: part {_SHAPE!r} says {list(shape)}, expected {len(packed)} sizes"
         )
     fits(NAME, _PACKED, packed, (*shape[:-1], -(-shape[-1] * bits // 32)))
+    _check_groups(shape, parts, weights_of(config))
     return shape
 
 
@@ -151,36 +172,49 @@ def _decode_packed(parts: Parts, config: Config, out: F32) -> None:
 
 
 def _shape_of_micro(parts: Parts, config: Config) -> tuple[int, ...]:
-    codes = _MICRO[_format(config)][0]
+    codes, size, _ = _MICRO[_format(config)]
     shape = _matrix(parts, _PACKED)
+    if parts[_PACKED].encoding != "U8":
+        raise CodecError(
+            f"{NAME}: config says {_format(config)}, part {_PACKED!r} is "
+            f"{parts[_PACKED].encoding}, expected U8"
+        )
     if shape[-1] % codes.type_size:
         raise CodecError(f"{NAME}: rows of {shape[-1]} bytes are no whole {codes.name} blocks")
-    return *shape[:-1], shape[-1] // codes.type_size * codes.block_size
+    found = (*shape[:-1], shape[-1] // codes.type_size * codes.block_size)
+    fits(NAME, _SCALE, need(NAME, parts, _SCALE).shape, (*found[:-1], -(-found[-1] // size)))
+    if _format(config) == _NVFP4:
+        need(NAME, parts, _GLOBAL)
+    return found
 
 
 def _decode_micro(parts: Parts, config: Config, out: F32) -> None:
     codes, size, exponents = _MICRO[_format(config)]
     codes.decode({"": need(NAME, parts, _PACKED).raw}, out.reshape(-1))
     if exponents is None:
-        scale = array(NAME, parts, _SCALE, ("F8_E4M3", *_FLOAT))
-        if _GLOBAL in parts:
-            scale = scale / array(NAME, parts, _GLOBAL, _FLOAT).reshape(-1)[:1]
+        scale = scales(NAME, parts, _SCALE, ("F8_E4M3", *_FLOAT))
+        whole = scales(NAME, parts, _GLOBAL, _FLOAT)
+        if whole.size != 1 or not whole.all():
+            raise CodecError(f"{NAME}: part {_GLOBAL!r} is {whole.tolist()}, expected one number")
+        scale = scale / whole.reshape(-1)
     else:
-        scale = exponents.values[array(NAME, parts, _SCALE, ("U8",))]
+        scale = scales(NAME, parts, _SCALE, ("U8", "F8_E8M0"))
     fits(NAME, _SCALE, scale.shape, (*out.shape[:-1], out.shape[-1] // size))
     out.reshape(*scale.shape, size)[:] *= scale[..., None]
 
 
 def _shape_of_plain(parts: Parts, config: Config) -> tuple[int, ...]:
-    return _matrix(parts, ".weight")
+    shape = _matrix(parts, ".weight")
+    _check_groups(shape, parts, weights_of(config))
+    return shape
 
 
 def _decode_plain(parts: Parts, config: Config, out: F32) -> None:
     weights = weights_of(config)
     out[:] = array(NAME, parts, ".weight", ("I8", *_FP8))
-    scale = array(NAME, parts, _SCALE, ("U8", *_FLOAT))
-    if scale.dtype == np.uint8:
-        scale = fp8.E8M0.values[scale]
+    floats = parts[".weight"].encoding in _FP8
+    read, kinds = (scales, ("U8", "F8_E8M0", *_FLOAT)) if floats else (array, _FLOAT)
+    scale = read(NAME, parts, _SCALE, kinds)
     if _ZERO in parts:
         zero = array(NAME, parts, _ZERO, ("I8", "F8_E4M3", *_FLOAT)).astype(np.float32)
         out -= spread(zero, out.shape, weights, _ZERO)
@@ -206,7 +240,7 @@ PACKED = Dialect(
     main=_PACKED,
     weight=".weight",
     parts=(_SCALE, _SHAPE),
-    optional=(_ZERO, _INDEX),
+    optional=(_ZERO, _INDEX, *_ACTIVATION),
     facts=("format", "config_groups"),
     recognises=lambda config: _format(config) == "pack-quantized",
     shape_of=_shape_of_packed,
@@ -218,7 +252,7 @@ PACKED_FLOAT = Dialect(
     main=_PACKED,
     weight=".weight",
     parts=(_SCALE,),
-    optional=(_GLOBAL,),
+    optional=(_GLOBAL, *_ACTIVATION),
     facts=("format",),
     recognises=lambda config: _format(config) in _MICRO,
     shape_of=_shape_of_micro,
@@ -230,10 +264,11 @@ PLAIN = Dialect(
     main=".weight",
     weight=".weight",
     parts=(_SCALE,),
-    optional=(_ZERO,),
+    optional=(_ZERO, *_ACTIVATION),
     facts=("format", "config_groups"),
     recognises=lambda config: _format(config) in _PLAIN_FORMATS,
     shape_of=_shape_of_plain,
     decode=_decode_plain,
     codes=_codes_plain,
+    coded=("I8", *_FP8),
 )

@@ -5,8 +5,8 @@ how the numbers come out. Nothing is read here: whoever joins tensors hands in `
 are float32 products rounded once; the libraries round them again, to the dtype of the scales.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from aprfmt.errors import CodecError
@@ -47,6 +47,9 @@ class Dialect:
     decoding needs. `recognises(config)` says whether the configuration names this dialect.
     `shape_of` and `decode` take parts by suffix and raise CodecError where they do not fit;
     `codes` says what the codes of the main part count as, which bounds what a copy may be off by.
+    `coded` are the encodings of a main part that mean nothing without the others; it is for
+    dialects whose main part has the weight's own name, and may be a weight left as it is. `called`
+    has other names that a part is stored under. An empty `main` is a tensor that is no `.weight`.
     """
 
     name: str
@@ -59,6 +62,23 @@ class Dialect:
     shape_of: Callable[[Parts, Config], tuple[int, ...]]
     decode: "Callable[[Parts, Config, F32], None]"  # fills a contiguous array of shape_of's shape
     codes: Callable[[Parts, Config], CodeTable] | None = None
+    coded: tuple[str, ...] = ()
+    called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def prefix_of(self, name: str) -> str | None:
+        """Return what stands before the main part's suffix in a name, None without it."""
+        if self.main:
+            return name.removesuffix(self.main) if name.endswith(self.main) else None
+        return None if name.endswith(".weight") else name
+
+    def stored(self, prefix: str, part: str, names: Container[str]) -> str | None:
+        """Return the name among `names` under which a part is stored, None if it is missing."""
+        spellings = (part, *self.called.get(part, ()))
+        return next((prefix + one for one in spellings if prefix + one in names), None)
+
+    def packs(self, encoding: str) -> bool:
+        """Say whether a main part of an encoding cannot be the weight itself."""
+        return self.main != self.weight or encoding in self.coded
 
 
 def whole_numbers(bits: int, *, signed: bool = False) -> CodeTable:
@@ -95,6 +115,27 @@ def array(name: str, parts: Parts, suffix: str, encodings: Sequence[str] = ()) -
         return decode(part.encoding, part.raw, part.shape)
     except CodecError as error:
         raise CodecError(f"{name}: part {suffix!r}: {error}") from error
+
+
+def scales(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> "Array":
+    """Return scales as float32 of their part's shape; bytes and E8M0 are powers of two.
+
+    Raises CodecError also for scales that are NaN, infinite or negative.
+    """
+    import numpy as np
+
+    from aprfmt.codecs import fp8
+
+    stored = array(name, parts, suffix, encodings)
+    found: Array = fp8.E8M0.values[stored] if stored.dtype == np.uint8 else stored
+    wrong = ~np.isfinite(found) | (found < 0)
+    if wrong.any():
+        at = [int(index) for index in np.argwhere(wrong)[0]]
+        raise CodecError(
+            f"{name}: part {suffix!r} holds {found[tuple(at)]} at {at}, expected scales that are "
+            "finite and not negative"
+        )
+    return found
 
 
 def fact(name: str, config: Config, key: str, allowed: Sequence[int], default: Any = None) -> int:

@@ -1,8 +1,10 @@
 """Quantized weights of safetensors that are several tensors: GPTQ, AWQ, compressed-tensors, MLX.
 
-The table of dialects; what a dialect is stands in `dialect.py`.
+The table of dialects; what a dialect is stands in `dialect.py`, which weights a configuration
+speaks of in `scopes.py`.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from aprfmt.base.registry import Registry
@@ -18,11 +20,15 @@ DIALECTS: Registry[Dialect] = Registry(
         "gptq": "aprfmt.codecs.gptq:DIALECT",
         "awq": "aprfmt.codecs.awq:DIALECT",
         "fp8_block": "aprfmt.codecs.fp8_block:DIALECT",
+        "fp8_experts": "aprfmt.codecs.fp8_block:EXPERTS",
         "gpt_oss": "aprfmt.codecs.gpt_oss:DIALECT",
         "mlx": "aprfmt.codecs.mlx:DIALECT",
         "compressed_packed": "aprfmt.codecs.compressed_tensors:PACKED",
         "compressed_packed_float": "aprfmt.codecs.compressed_tensors:PACKED_FLOAT",
         "compressed_plain": "aprfmt.codecs.compressed_tensors:PLAIN",
+        "modelopt": "aprfmt.codecs.modelopt:DIALECT",
+        "modelopt_experts": "aprfmt.codecs.modelopt:EXPERTS",
+        "torchao": "aprfmt.codecs.torchao:DIALECT",
     },
     CodecError,
 )
@@ -38,6 +44,40 @@ def dialect_of(config: Config) -> Dialect:
     raise UnsupportedError(
         f"quantization {method!r} of config.json is not one we decode: {', '.join(DIALECTS)}"
     )
+
+
+def dialects_of(section: Config) -> list[Dialect]:
+    """Return the dialects of the weights that a section speaks of, in the table's order.
+
+    UnsupportedError with what it says where there is none; CodecError where it cannot be read.
+    """
+    from aprfmt.codecs.scopes import sections
+
+    every = sections(section)
+    found = [row for row in map(DIALECTS.__getitem__, DIALECTS)
+             if any(row.recognises(one) for one in every)]  # fmt: skip
+    if not found:
+        dialect_of(every[0] if len(every) == 1 else section)
+    return found
+
+
+def dialects_at(section: Config, module: str) -> tuple[Sequence[Dialect], Config] | None:
+    """Return the dialects that a module's weight can have, and what the section says of it.
+
+    None where the module is left as it is. Raises CodecError for a section that cannot be read.
+    """
+    from aprfmt.codecs.scopes import section_at
+
+    said = section_at(section, module)
+    if said is None:
+        return None
+    return [row for row in map(DIALECTS.__getitem__, DIALECTS) if row.recognises(said)], said
+
+
+def beyond(rows: Sequence[Dialect]) -> list[Dialect]:
+    """Return the other dialects whose main parts nothing but a packed weight has."""
+    every = map(DIALECTS.__getitem__, DIALECTS)
+    return [row for row in every if row.main != row.weight and row not in rows]
 
 
 def decode_weight(dialect: Dialect, parts: Parts, config: Config) -> "F32":

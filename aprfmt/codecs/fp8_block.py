@@ -1,67 +1,160 @@
-"""FP8 by block (DeepSeek V3 and its kin): an E4M3 weight with a scale for each tile of it.
+"""FP8 by block, and what is published with it: a weight with a scale for each tile of it.
 
-weight            F8_E4M3 [..., out, in]
-weight_scale_inv  float [..., ceil(out/128), ceil(in/128)], or one number for the whole weight
+weight            F8_E4M3 [..., out, in]; or int8 or F4: E2M1 codes, two a byte, the low nibble
+                  first ([..., out, in/2] as int8), with a scale for 32 inputs
+weight_scale_inv  float [..., ceil(out/128), ceil(in/128)], or one number for the whole weight;
+                  E8M0, in bytes too, is a power of two. DeepSeek-V4 calls it `scale`
 
 value = weight * scale: the "inverse" in the name is that of quantizing. The tile's size is
-`weight_block_size` of config.json; tiles at the ends may be short.
+`weight_block_size` of config.json; tiles at the ends may be short. Without it, and for the tiles of
+1 x 32 that MXFP8 and packed experts have beside others, it follows from the number of scales.
+Experts that are stored together are NAME and NAME_scale_inv.
+Source: transformers 5.23, integrations/finegrained_fp8.py (Fp8Dequantize).
 """
 
 import numpy as np
 
-from aprfmt.codecs import fp8
-from aprfmt.codecs.base import F32
-from aprfmt.codecs.dialect import CodeTable, Config, Dialect, Parts, array, fits, need
+from aprfmt.codecs import f4, fp8
+from aprfmt.codecs.base import F32, Array
+from aprfmt.codecs.dialect import (
+    CodeTable,
+    Config,
+    Dialect,
+    Parts,
+    array,
+    fits,
+    need,
+    scales,
+)
 from aprfmt.errors import CodecError
 
 NAME = "fp8_block"
-_MAIN, _SCALE = ".weight", ".weight_scale_inv"
-_SCALES = ("F32", "BF16", "F16", "F8_E8M0")
+_METHODS = ("fp8", "mxfp8")
+_SCALES = ("F32", "BF16", "F16", "F8_E8M0", "U8")
+_POWERS = ("F8_E8M0", "U8")
+_BYTES = tuple(kind.name for kind in fp8.OF_TWO_SIGNS)
+_PACKED, _PAIRS = ("I8", "F4"), "I8"
+_MICRO = (1, 32)  # the tile of packed codes, and of MXFP8
 
 
 def _recognises(config: Config) -> bool:
-    return config.get("quant_method") == "fp8"
+    return config.get("quant_method") in _METHODS
 
 
-def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
-    return need(NAME, parts, _MAIN).shape
-
-
-def _decode(parts: Parts, config: Config, out: F32) -> None:
-    scale = array(NAME, parts, _SCALE, _SCALES)
-    out[:] = array(NAME, parts, _MAIN, [kind.name for kind in fp8.OF_TWO_SIGNS])
-    if scale.size == 1:
-        out *= scale.reshape(())
-        return
+def _claimed(config: Config) -> tuple[int, int] | None:
+    """Return the tile that the configuration states, None where it states none."""
     size = config.get("weight_block_size")
-    if not isinstance(size, list | tuple) or len(size) != 2 or out.ndim < 2:
+    if size is None:
+        return _MICRO if config.get("quant_method") == "mxfp8" else None
+    good = isinstance(size, list | tuple) and len(size) == 2
+    if not good or not all(type(n) is int and 0 < n < 1 << 31 for n in size):
         raise CodecError(f"{NAME}: config says weight_block_size {size!r}, expected two numbers")
-    tall, wide = size
-    if not all(type(n) is int and 0 < n < 1 << 31 for n in (tall, wide)):
-        raise CodecError(f"{NAME}: config says weight_block_size {size!r}, expected two numbers")
-    rows, columns = out.shape[-2:]
-    tiles = (*out.shape[:-2], -(-rows // tall), -(-columns // wide))
-    fits(NAME, _SCALE, scale.shape, tiles)
-    across = np.repeat(scale, wide, axis=-1)[..., :columns]
-    for tile in range(tiles[-2]):
-        out[..., tile * tall : (tile + 1) * tall, :] *= across[..., tile : tile + 1, :]
+    return size[0], size[1]
 
 
-def _codes(parts: Parts, config: Config) -> CodeTable:
-    name = need(NAME, parts, _MAIN).encoding
-    kind = next((kind for kind in fp8.OF_TWO_SIGNS if kind.name == name), fp8.E4M3)
-    return CodeTable(8, kind.values)
+class _Rows:
+    """The functions of a dialect whose main part and scales have these suffixes."""
+
+    def __init__(self, main: str, scale: str) -> None:
+        self.main, self.scale = main, scale
+
+    def shape_of(self, parts: Parts, config: Config) -> tuple[int, ...]:
+        main = need(NAME, parts, self.main)
+        if main.encoding not in (*_BYTES, *_PACKED):
+            raise CodecError(
+                f"{NAME}: part {self.main!r} is {main.encoding}, expected FP8, or E2M1 in I8 or F4"
+            )
+        shape = (*main.shape[:-1], main.shape[-1] * 2) if main.encoding == _PAIRS else main.shape
+        self.tile(parts, shape, config)
+        return shape
+
+    def tile(self, parts: Parts, shape: tuple[int, ...], config: Config) -> tuple[int, int] | None:
+        """Return the size of the tiles under a scale, None for one number for all."""
+        stored, claimed = need(NAME, parts, self.scale), _claimed(config)
+        if all(n == 1 for n in stored.shape):
+            return None
+        if len(shape) < 2 or len(stored.shape) != len(shape):
+            raise CodecError(
+                f"{NAME}: part {self.scale!r} has shape {list(stored.shape)} beside a weight of "
+                f"{list(shape)}"
+            )
+        packed = parts[self.main].encoding in _PACKED
+        if claimed is None and not packed:
+            return self._divided(stored.shape, shape)
+        micro = packed or stored.encoding in _POWERS
+        allowed = [_MICRO] if packed else [claimed, _MICRO] if micro else [claimed]
+        grids = {tile: _grid(shape, tile) for tile in allowed if tile is not None}
+        for tile, grid in grids.items():
+            if grid == stored.shape:
+                return tile
+        tall, wide = next(iter(grids))
+        raise CodecError(
+            f"{NAME}: part {self.scale!r} has shape {list(stored.shape)}, expected "
+            f"{list(grids[tall, wide])} for tiles of {tall} x {wide}"
+        )
+
+    def _divided(self, grid: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, int]:
+        fits(NAME, self.scale, grid[:-2], shape[:-2])
+        if not all(grid[-2:]) or shape[-2] % grid[-2] or shape[-1] % grid[-1]:
+            raise CodecError(
+                f"{NAME}: config says no weight_block_size, and part {self.scale!r} of "
+                f"{list(grid)} divides no weight of {list(shape)}"
+            )
+        return shape[-2] // grid[-2], shape[-1] // grid[-1]
+
+    def decode(self, parts: Parts, config: Config, out: F32) -> None:
+        main = need(NAME, parts, self.main)
+        if main.encoding in _PACKED:
+            f4.CODEC.decode({"": main.raw}, out.reshape(-1))
+        else:
+            out[:] = array(NAME, parts, self.main, _BYTES)
+        scale = scales(NAME, parts, self.scale, _SCALES)
+        size = self.tile(parts, out.shape, config)
+        if size is None:
+            out *= scale.reshape(())
+            return
+        tall, wide = size
+        across: Array = np.repeat(scale, wide, axis=-1)[..., : out.shape[-1]]
+        if tall == 1:
+            out *= across
+            return
+        for tile in range(scale.shape[-2]):
+            out[..., tile * tall : (tile + 1) * tall, :] *= across[..., tile : tile + 1, :]
+
+    def codes(self, parts: Parts, config: Config) -> CodeTable:
+        name = need(NAME, parts, self.main).encoding
+        if name in _PACKED:
+            return CodeTable(4, f4.CODEC.values)
+        kind = next((kind for kind in fp8.OF_TWO_SIGNS if kind.name == name), fp8.E4M3)
+        return CodeTable(8, kind.values)
 
 
-DIALECT = Dialect(
-    name=NAME,
-    main=_MAIN,
-    weight=_MAIN,
-    parts=(_SCALE,),
-    optional=(),
-    facts=("weight_block_size",),
-    recognises=_recognises,
-    shape_of=_shape_of,
-    decode=_decode,
-    codes=_codes,
-)
+def _grid(shape: tuple[int, ...], tile: tuple[int, int]) -> tuple[int, ...]:
+    return (*shape[:-2], -(-shape[-2] // tile[0]), -(-shape[-1] // tile[1]))
+
+
+def _dialect(
+    name: str, main: str, scale: str, *activation: str, called: tuple[str, ...] = ()
+) -> Dialect:
+    rows = _Rows(main, scale)
+    return Dialect(
+        name=name,
+        main=main,
+        weight=main,
+        parts=(scale,),
+        optional=activation,
+        facts=("weight_block_size",),
+        recognises=_recognises,
+        shape_of=rows.shape_of,
+        decode=rows.decode,
+        codes=rows.codes,
+        coded=_BYTES,
+        called={scale: called},
+    )
+
+
+DIALECT = _dialect(
+    NAME, ".weight", ".weight_scale_inv", ".activation_scale", ".input_scale",
+    called=(".scale", ".qscale_weight"),
+)  # fmt: skip
+EXPERTS = _dialect("fp8_experts", "", "_scale_inv", "_activation_scale")

@@ -10,8 +10,11 @@ The classic format ("gptq") stores zero - 1, "gptq_v2" the zero itself.
 Source: AutoGPTQ, nn_modules/qlinear/qlinear_cuda.py (pack and forward).
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
+from aprfmt.base.regexes import matches_start
 from aprfmt.codecs.base import F32, Array
 from aprfmt.codecs.dialect import (
     GROUP_SIZES,
@@ -25,10 +28,11 @@ from aprfmt.codecs.dialect import (
     unpack_dense,
     whole_numbers,
 )
+from aprfmt.codecs.scope import Scope, table
 from aprfmt.errors import CodecError
 
 NAME = "gptq"
-_BITS = (2, 3, 4, 8)
+_BITS = range(2, 9)
 _INT = ("I32",)
 _FLOAT = ("F16", "BF16", "F32")
 _ZERO_OFFSET = {"gptq": 1, "gptq_v2": 0}
@@ -102,3 +106,27 @@ DIALECT = Dialect(
     decode=_decode,
     codes=lambda parts, config: whole_numbers(fact(NAME, config, "bits", _BITS)),
 )
+
+
+def _gptq_at(section: Config, module: str) -> Config | None:
+    """Return GPTQModel's settings of a module: the first rule of `dynamic` that matches it.
+
+    A rule is a pattern, after `-:` one for modules that are left as they are.
+    """
+    for pattern, own in table(section, "dynamic").items():
+        if not matches_start(pattern.removeprefix("-:").removeprefix("+:"), module):
+            continue
+        if pattern.startswith("-:"):
+            return None
+        return {**section, **own} if isinstance(own, Mapping) else section
+    return section
+
+
+SCOPE = Scope(
+    _gptq_at,
+    lambda section: [
+        section,
+        *({**section, **own} for own in table(section, "dynamic").values()
+          if isinstance(own, Mapping)),
+    ],
+)  # fmt: skip

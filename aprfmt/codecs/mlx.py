@@ -12,6 +12,7 @@ mode mxfp8    E4M3 codes, groups of 32, scales are E8M0 in uint8
 Source: MLX, mlx.core.quantize and dequantize.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from aprfmt.codecs import f4, fp8
@@ -30,6 +31,7 @@ from aprfmt.codecs.dialect import (
     whole_numbers,
 )
 from aprfmt.codecs.minifloat import MinifloatCodec
+from aprfmt.codecs.scope import Scope
 from aprfmt.errors import CodecError
 
 NAME = "mlx"
@@ -116,3 +118,20 @@ DIALECT = Dialect(
     decode=_decode,
     codes=_codes,
 )
+
+
+def _mlx_at(section: Config, module: str) -> Config | None:
+    """Return MLX's settings of a module: its own in place of the model's, or False for none."""
+    base = {key: value for key, value in section.items() if not isinstance(value, Mapping | bool)}
+    own = section.get(module)
+    if own is False:
+        return None
+    return {**base, **own} if isinstance(own, Mapping) else base
+
+
+def _mlx_every(section: Config) -> Sequence[Config]:
+    own = [_mlx_at(section, key) for key, value in section.items() if isinstance(value, Mapping)]
+    return [found for found in (_mlx_at(section, ""), *own) if found is not None]
+
+
+SCOPE = Scope(_mlx_at, _mlx_every)

@@ -16,17 +16,25 @@ if TYPE_CHECKING:
     from aprfmt.model.resolve import Resolution
 
 
-def check_complete(model: "Model", options: "Options", drops: "Drops", *, known: bool) -> None:
+def check_complete(
+    model: "Model", options: "Options", drops: "Drops", *, known: bool, copied: bool = False
+) -> None:
     """Raise ConversionError if required tensors are missing that neither file nor user accepts.
 
     `drops` say which roles --drop leaves out. `known`: an unknown architecture is an error;
-    otherwise such a model is not checked.
+    otherwise such a model is not checked. `copied`: packed weights that are not decoded here are
+    no obstacle.
     """
     resolution = _resolution(model, options, known=known)
     if resolution is None:
         return
     found = resolution.coverage
-    missing = tuple(key for key in found.missing if not any(match(key) for match in drops))
+    missing = tuple(
+        key
+        for key in found.missing
+        if not any(match(key) for match in drops)
+        and not (copied and key in resolution.unread_roles)
+    )
     left = replace(resolution, coverage=replace(found, missing=missing))
     refuse_incomplete(left, model.path, ConversionError)
 

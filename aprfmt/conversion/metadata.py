@@ -21,8 +21,13 @@ from aprfmt.conversion.quantized import IMATRIX_RECORD, RECORD
 from aprfmt.errors import FormatError
 from aprfmt.formats import FORMATS, FormatSpec
 from aprfmt.model.carried_files import FILES_KEY, json_object
+from aprfmt.model.packing import (
+    MODELOPT_FILE,
+    SAFETENSORS,
+    without_described,
+    without_packing,
+)
 from aprfmt.quantizing.mixture import Mixture, quantized
-from aprfmt.tensors.companions import SECTIONS
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -90,16 +95,23 @@ def _claim_packing(
     if packed:
         name = min(packed)
         claim = codec(name).config(options.packing, _left_out(outputs, name))
+    carried.texts.pop(MODELOPT_FILE, None)
+    carried.metadata = without_described(carried.metadata)
+    kept = carried.metadata.get(SAFETENSORS)
+    if isinstance(kept, str):
+        plain = without_described(json_object(kept, f"{model.path}: {SAFETENSORS}"))
+        carried.metadata[SAFETENSORS] = json.dumps(plain)
     texts = [(carried.texts, "config.json"), (carried.metadata, "aprfmt.hf_config")]
     for place, key in texts:
-        text = place.get(key)  # type: ignore[attr-defined]
+        text = place.get(key)
         if isinstance(text, str):
-            place[key] = _claimed_text(text, claim, model)  # type: ignore[index]
+            place[key] = _claimed_text(text, claim, model)
     files = carried.metadata.get(FILES_KEY)
     if isinstance(files, str):
         held = json_object(files, f"{model.path}: {FILES_KEY}")
         if isinstance(held.get("config.json"), str):
             held["config.json"] = _claimed_text(held["config.json"], claim, model)
+        if held.pop(MODELOPT_FILE, None) is not None or "config.json" in held:
             carried.metadata[FILES_KEY] = json.dumps(held, ensure_ascii=False)
     config = carried.metadata.get("hf_config")
     if isinstance(config, Mapping):
@@ -129,7 +141,7 @@ def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: "Model") ->
 def _claimed(config: dict[str, Any], claim: Mapping[str, Any] | None) -> dict[str, Any]:
     """Set or remove `quantization_config`; sorted keys stay sorted."""
     if claim is None:
-        return {key: value for key, value in config.items() if key not in SECTIONS}
+        return without_packing(config)
     ordered = list(config) == sorted(config)
     config["quantization_config"] = dict(claim)
     return dict(sorted(config.items())) if ordered else config
@@ -276,10 +288,10 @@ def _to_gguf(model: "Model", plan: Plan) -> Carried:
 def _source_metadata(model: "Model") -> dict[str, Value]:
     """Return a safetensors `__metadata__` as it is carried through other formats."""
     if model.format != "safetensors":
-        kept = model.metadata.get("aprfmt.source.metadata")
-        return {"aprfmt.source.metadata": kept} if isinstance(kept, str) else {}
+        kept = model.metadata.get(SAFETENSORS)
+        return {SAFETENSORS: kept} if isinstance(kept, str) else {}
     plain = {k: v for k, v in model.metadata.items() if not k.startswith("aprfmt.")}
-    return {"aprfmt.source.metadata": json.dumps(plain)} if plain else {}
+    return {SAFETENSORS: json.dumps(plain)} if plain else {}
 
 
 def _to_apr(model: "Model", plan: Plan) -> Carried:
@@ -324,7 +336,7 @@ def _to_safetensors(model: "Model", plan: Plan) -> Carried:
     texts["config.json"] = text
     texts.update(to_hf(model))
     metadata: dict[str, Value | Typed] = {"format": "pt"}
-    kept = model.metadata.get("aprfmt.source.metadata")
+    kept = model.metadata.get(SAFETENSORS)
     if isinstance(kept, str):
         metadata.update(json_object(kept, f"{model.path}: aprfmt.source.metadata"))
     foreign = _foreign_gguf(model) if model.source.types else model.metadata.get(GGUF_KEY)

@@ -46,7 +46,8 @@ def build(model: Model, target: FormatSpec, options: Options) -> Plan:
         passthrough = True
     plan = Plan([], model.style if passthrough else target.style, [], Restoration())
     drops = _drops(model, options)
-    check_complete(model, options, drops, known=model.format != target.name)
+    copied = passthrough and not _wants_encoding(options)
+    check_complete(model, options, drops, known=model.format != target.name, copied=copied)
     if passthrough:
         names = _packed_names(model, target)
         plan.outputs = [

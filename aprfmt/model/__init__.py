@@ -28,6 +28,7 @@ from aprfmt.tensors.view import View
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec, HyperParams
     from aprfmt.model.resolve import Resolution
+    from aprfmt.model.unread import Unread
     from aprfmt.tensors.restore import Restoration
     from aprfmt.tokenizer import Tokenizer
     from aprfmt.tokenizer.carried import Carried
@@ -58,7 +59,22 @@ class Model(Mapping[str, View]):
         self.allow_missing = tuple(allow_missing)
         self._damaged = damaged
         self._found: list[Damage] = []  # found here, in addition to the reader's
-        self._lazy = join(source.tensors, self.config, self._fault if damaged else None)
+        self._unread: list[AprfmtError] = []  # why packed weights stay as they are stored
+        fault = self._fault if damaged else None
+        self._lazy = join(source.tensors, self._packing, fault, self._unread.append)
+
+    @cached_property
+    def _packing(self) -> Mapping[str, Value] | None:
+        """Return what the files say of how weights are packed, in config.json's keys."""
+        from aprfmt.model.packing import packing_config
+
+        try:
+            return packing_config(self)
+        except FormatError as error:
+            if not self._damaged:
+                raise
+            self._fault(error)
+            return self.config
 
     def _fault(self, error: AprfmtError) -> None:
         text = str(error).removeprefix(f"{self.source.path}: ")
@@ -229,10 +245,19 @@ class Model(Mapping[str, View]):
 
         return read_restoration(self.metadata, str(self.path))
 
+    @cached_property
+    def unread(self) -> "Unread | None":
+        """The packed weights that config.json speaks of and nobody here decodes; None without."""
+        from aprfmt.model.unread import unread
+
+        why = str(self._unread[0]) if self._unread else ""
+        return unread(self._lazy, self._packing, why)
+
     @property
     def notes(self) -> Sequence[Note]:
-        """The reader's remarks about the file."""
-        return self.source.notes
+        """Remarks about the file: the reader's, and which packed weights are not decoded."""
+        said = self.unread
+        return (*self.source.notes, *(() if said is None else (said.note(str(self.path)),)))
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: sizes, encodings, the first tensors. Reads none."""

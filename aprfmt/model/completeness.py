@@ -109,6 +109,11 @@ def refuse_incomplete(
     found = resolution.coverage
     if not found.missing:
         return
+    if resolution.unread is not None and resolution.unread_roles & {*found.missing}:
+        raise error(
+            f"{where}: {resolution.unread.says}; expected weights that can be read; copy them as "
+            "they are (to safetensors or APR), or decode them with the tool that made them"
+        )
     spare = [key for key in found.missing if key not in found.vital]
     todo = "get the file again"
     if spare:

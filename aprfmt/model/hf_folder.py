@@ -24,6 +24,7 @@ COMPANION_FILES: tuple[str, ...] = (
     "chat_template.json",
     "vocab.json",
     "merges.txt",
+    "hf_quant_config.json",  # ModelOpt's statement of how the weights are quantized
 )
 TEXT_FILES: tuple[str, ...] = ("config.json", "tokenizer.json", *COMPANION_FILES)
 INDEX = "model.safetensors.index.json"

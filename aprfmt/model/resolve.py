@@ -7,7 +7,7 @@ exact value is kept.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Note, Value, shape_is_known
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from aprfmt.arch.required import Coverage
     from aprfmt.arch.spec import ArchSpec, HyperParam, HyperParams
     from aprfmt.model import Model
+    from aprfmt.model.unread import Unread
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Resolution:
     unbound: tuple[str, ...]  # stored tensors no role of the architecture claims
     coverage: "Coverage"  # required roles, and which of them are missing or have a wrong shape
     notes: tuple[Note, ...] = ()
+    unread: "Unread | None" = None  # packed weights that are not decoded
+    unread_roles: frozenset[str] = frozenset()  # the missing roles that those are
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -98,7 +101,12 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
             f"the first is {next(iter(model), 'none at all')!r}"
         )
     packed = {name for name, tensor in model.items() if tensor.parts}
-    bound = of_packed(bind(spec, style, tuple(model)), packed)
+    unread = model.unread
+    codes = {tensor.name for tensor in unread.tensors} if unread else set()
+    named = bind(spec, style, tuple(name for name in model if name not in codes))
+    loose = {*named.unbound, *codes}
+    named = replace(named, unbound=tuple(name for name in model if name in loose))
+    bound = of_packed(named, packed)
     said = {
         name: tensor.shape for name, tensor in model.items() if shape_is_known(tensor.stored[0])
     }
@@ -116,7 +124,8 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
             roles[key] = View(*stored, role=key, group=group, hp=hyper, record=record)
     logical = {key: role.shape for key, role in roles.items()}
     found = coverage(spec, hyper, logical, demanded, accepts(model, spec))
-    return Resolution(spec, hyper, roles, report, bound.unbound, found, tuple(notes))
+    left = unread.roles(spec, style, hyper, found.missing) if unread else frozenset()
+    return Resolution(spec, hyper, roles, report, bound.unbound, found, tuple(notes), unread, left)
 
 
 def spellings(model: "Model") -> dict[str, tuple[str, ...]]:

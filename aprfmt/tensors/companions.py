@@ -6,13 +6,13 @@ claims it for an encoding (`Encoding.claim`), or by the dialect that config.json
 part is an error by name, an unclaimed one stays an ordinary tensor.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from aprfmt.base.encodings import BY_CLAIM, every
 from aprfmt.base.protocols import LazyTensor, TensorInfo, Value
-from aprfmt.errors import AprfmtError, CodecError
+from aprfmt.errors import AprfmtError, CodecError, UnsupportedError
 
 if TYPE_CHECKING:
     from aprfmt.codecs.dialect import Dialect
@@ -62,30 +62,33 @@ class JoinedTensor(LazyTensor):
             part.drop()
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """How the tensors of one quantization family are found and joined.
+class Found(NamedTuple):
+    """A weight that was found: its stored names by suffix, "" being the main part.
 
-    `find(tensors, config)` gives {weight name: {suffix: stored name}}, "" being the main part;
-    `join(name, parts, config)` gives encoding and shape of the weight, and how to decode it
-    where its codec alone cannot.
+    `join(parts)` gives encoding and shape of the weight, and the weight as it is stored where its
+    codec alone cannot decode it; it raises CodecError for parts that do not fit.
     """
 
-    name: str
-    find: Callable[[Mapping[str, LazyTensor], Mapping[str, Value]], Mapping[str, Mapping[str, str]]]
-    join: Callable[[str, Mapping[str, LazyTensor], Mapping[str, Value]], "Joined"]
+    names: Mapping[str, str]
+    join: Callable[[Mapping[str, LazyTensor]], "Joined"]
+
+
+Fault: TypeAlias = Callable[[AprfmtError], None]
+Tensors: TypeAlias = Mapping[str, LazyTensor]
+# Finds the weights of one quantization family by their names; what is wrong with one is told.
+Family: TypeAlias = Callable[[Tensors, Mapping[str, Value], Fault], Mapping[str, Found]]
 
 
 def _find_claimed(
-    tensors: Mapping[str, LazyTensor], config: Mapping[str, Value]
-) -> Mapping[str, Mapping[str, str]]:
+    tensors: Tensors, config: Mapping[str, Value], fault: Fault
+) -> Mapping[str, Found]:
     """Find the weights beside which a tensor stands that claims them for an encoding."""
     from aprfmt.codecs import CODECS
 
-    if _section(config) is not None:
+    if section_of(config) is not None:
         every()  # other packages' claims: only what config.json speaks of is worth the look
     stems = {claim.partition("__")[0] for claim in BY_CLAIM}
-    found: dict[str, dict[str, str]] = {}
+    found: dict[str, Found] = {}
     for name in tensors:
         for stem in stems:
             weight, dot, kind = name.partition(f".{stem}")
@@ -98,13 +101,12 @@ def _find_claimed(
                 codec = CODECS[row.name] if row else None
                 more = (*codec.parts[1:], *codec.optional_parts) if codec else ()
                 beside = {p: f"{weight}.{p}" for p in more if f"{weight}.{p}" in tensors}
-                found[weight] = {"": main, stem + kind: name} | beside
+                names = {"": main, stem + kind: name} | beside
+                found[weight] = Found(names, partial(_join_claimed, weight))
     return found
 
 
-def _join_claimed(
-    name: str, parts: Mapping[str, LazyTensor], config: Mapping[str, Value]
-) -> Joined:
+def _join_claimed(name: str, parts: Tensors) -> Joined:
     from aprfmt.codecs import CODECS
 
     claim = list(parts)[1]
@@ -127,64 +129,101 @@ def _join_claimed(
 
 # Where config.json says how its weights are quantized: transformers' key, and MLX's.
 SECTIONS = ("quantization_config", "quantization")
+_TEXT = "text_config"  # of a model with towers, which may have the section of its text part
 
 
-def _section(config: Mapping[str, Value]) -> Mapping[str, Value] | None:
-    for key in SECTIONS:
-        section = config.get(key)
-        if isinstance(section, Mapping):
-            return section
+def section_of(config: Mapping[str, Value]) -> Mapping[str, Value] | None:
+    """Return what a configuration says of its quantization, be it that of its text part."""
+    inner = config.get(_TEXT)
+    for place in (config, inner if isinstance(inner, Mapping) else {}):
+        for key in SECTIONS:
+            section = place.get(key)
+            if isinstance(section, Mapping):
+                return section
     return None
 
 
-def _dialect(config: Mapping[str, Value]) -> "Dialect | None":
-    """Return the dialect config.json names; None without one, and for claimed ones."""
-    section = _section(config)
+def _find_dialect(
+    tensors: Tensors, config: Mapping[str, Value], fault: Fault
+) -> Mapping[str, Found]:
+    """Find the weights of a dialect: a main part that only it has, or one with its scales."""
+    section = section_of(config)
     if section is None:
-        return None
-    from aprfmt.codecs.dialects import dialect_of
-    from aprfmt.errors import UnsupportedError
+        return {}
+    from aprfmt.codecs.dialects import beyond, dialects_at, dialects_of
 
     try:
-        return dialect_of(section)
+        rows = dialects_of(section)
     except UnsupportedError:
-        return None  # its tensors stay what they are stored as
-
-
-def _find_dialect(
-    tensors: Mapping[str, LazyTensor], config: Mapping[str, Value]
-) -> Mapping[str, Mapping[str, str]]:
-    """Find the weights of a dialect: a main part that only it has, or one with its scales."""
-    dialect = _dialect(config)
-    if dialect is None:
+        return {}  # its tensors stay what they are stored as
+    except CodecError as error:
+        fault(error)
         return {}
-    found = {}
+    others, said = beyond(rows), cache(partial(dialects_at, section))
+    found: dict[str, Found] = {}
     for name in tensors:
-        prefix = name.removesuffix(dialect.main)
-        if prefix == name:
-            continue
-        needed = {part: prefix + part for part in dialect.parts}
-        missing = sorted(part for part in needed.values() if part not in tensors)
-        if missing and dialect.main == dialect.weight:
-            continue  # a weight that was left as it is
-        if missing:
-            raise CodecError(
-                f"{name}: {dialect.name} weight without {', '.join(missing)}; expected all of its "
-                "tensors in the file"
-            )
-        optional = {part: prefix + part for part in dialect.optional if prefix + part in tensors}
-        found[prefix + dialect.weight] = {"": name, **needed, **optional}
+        for dialect in (*rows, *others):
+            prefix = dialect.prefix_of(name)
+            if prefix is None:
+                continue
+            try:
+                stored = _stored_as(dialect, prefix, tensors, said)
+            except AprfmtError as error:
+                fault(error)
+                continue
+            if stored is not None:
+                weight = prefix + dialect.weight
+                names = _named(dialect, prefix, tensors)
+                found[weight] = Found(names, partial(_join_dialect, weight, dialect, stored))
     return found
 
 
+def _stored_as(
+    dialect: "Dialect",
+    prefix: str,
+    tensors: Tensors,
+    said: "Callable[[str], tuple[Sequence[Dialect], Mapping[str, Value]] | None]",
+) -> Mapping[str, Value] | None:
+    """Return what the configuration says of a prefix whose tensors are a dialect's weight.
+
+    None for other tensors. Raises CodecError if parts are missing, or if it says another thing.
+    """
+    name = prefix + dialect.main
+    missing = [p for p in dialect.parts if dialect.stored(prefix, p, tensors) is None]
+    packed = dialect.packs(tensors[name].info.encoding)
+    if missing and (not packed or not dialect.main):
+        return None  # a weight that was left as it is
+    found = said(prefix.removesuffix("."))
+    rows = [] if found is None else found[0]
+    if found is not None and dialect in rows:
+        if not missing:
+            return found[1]
+        raise CodecError(
+            f"{name}: {dialect.name} weight without {', '.join(prefix + p for p in missing)}; "
+            "expected all of its tensors in the file"
+        )
+    if missing or not packed or any(prefix + row.main in tensors for row in rows):
+        return None
+    claimed = " or ".join(row.name for row in rows) or "one that is left as it is"
+    raise CodecError(
+        f"{name}: is a packed weight ({tensors[name].info.encoding}, with "
+        f"{', '.join(dialect.parts)} beside it); config.json says it is {claimed}"
+    )
+
+
+def _named(dialect: "Dialect", prefix: str, tensors: Tensors) -> Mapping[str, str]:
+    """Return the stored names of a weight by suffix, "" for the main part."""
+    every = (*dialect.parts, *dialect.optional)
+    stored = {part: dialect.stored(prefix, part, tensors) for part in every}
+    beside = {part: name for part, name in stored.items() if name is not None}
+    return {"": prefix + dialect.main, **beside}
+
+
 def _join_dialect(
-    name: str, parts: Mapping[str, LazyTensor], config: Mapping[str, Value]
+    name: str, dialect: "Dialect", section: Mapping[str, Value], parts: Tensors
 ) -> Joined:
     from aprfmt.codecs.dialect import StoredPart
     from aprfmt.codecs.lattice import PackedWeight
-
-    dialect, section = _dialect(config), _section(config)
-    assert dialect is not None and section is not None
 
     def read() -> dict[str, StoredPart]:
         return {
@@ -199,35 +238,40 @@ def _join_dialect(
     return dialect.name.upper(), shape, lambda: PackedWeight(dialect, read(), section)
 
 
-FAMILIES: tuple[Family, ...] = (
-    Family("claimed", _find_claimed, _join_claimed),
-    Family("dialects", _find_dialect, _join_dialect),
-)
+FAMILIES: tuple[Family, ...] = (_find_claimed, _find_dialect)
+
+
+def _raise(error: AprfmtError) -> None:
+    raise error
 
 
 def join(
     tensors: Mapping[str, LazyTensor],
     config: Mapping[str, Value] | None = None,
-    fault: Callable[[AprfmtError], None] | None = None,
+    fault: Fault | None = None,
+    unread: Fault | None = None,
 ) -> dict[str, LazyTensor]:
     """Return the tensors with every family's companions joined under the weight's name.
 
     Raises CodecError naming a missing part; with `fault` that is told what is wrong instead, and
-    the tensors concerned stay unjoined.
+    the tensors concerned stay unjoined. So do those of a kind that is not decoded here, of which
+    `unread` is told; without it that raises UnsupportedError.
     """
     joined: dict[str, LazyTensor] = dict(tensors)
+    tell = fault or _raise
     for family in FAMILIES:
-        for weight, names in _found(family, tensors, config or {}, fault).items():
-            parts = {suffix: tensors[stored] for suffix, stored in names.items()}
+        for weight, found in family(tensors, config or {}, tell).items():
+            parts = {suffix: tensors[stored] for suffix, stored in found.names.items()}
             try:
-                encoding, shape, packed = family.join(weight, parts, config or {})
+                encoding, shape, packed = found.join(parts)
+            except UnsupportedError as error:
+                (unread or tell)(error)
+                continue
             except AprfmtError as error:
-                if fault is None:
-                    raise
-                fault(error)
+                tell(error)
                 continue
             main = parts[""].info
-            for stored in names.values():
+            for stored in found.names.values():
                 joined.pop(stored, None)  # an APR file has the main part as `WEIGHT@NF4`
             info = TensorInfo(weight, shape, encoding, main.offset, main.nbytes, None)
             joined[weight] = JoinedTensor(info, parts, packed)
@@ -237,18 +281,3 @@ def join(
         for name, tensor in joined.items()
     }
     return dict(sorted(joined.items(), key=lambda item: first[item[0]]))
-
-
-def _found(
-    family: Family,
-    tensors: Mapping[str, LazyTensor],
-    config: Mapping[str, Value],
-    fault: Callable[[AprfmtError], None] | None,
-) -> Mapping[str, Mapping[str, str]]:
-    try:
-        return family.find(tensors, config)
-    except CodecError as error:
-        if fault is None:
-            raise
-        fault(error)
-        return {}

@@ -165,12 +165,22 @@ def tensor_stats(tensor: "LazyTensor") -> Stats:
     """Return the statistics of a stored tensor's decoded values.
 
     One pass through the native kernels where the encoding has one, else chunks of the reference
-    codec; nothing the size of the tensor is held. Raises CodecError or UnsupportedError.
+    codec; nothing the size of the tensor is held, but of a weight that a dialect packs. Raises
+    CodecError or UnsupportedError.
     """
     from aprfmt.base.protocols import raw_parts
     from aprfmt.codecs import codec, decode_chunked
 
     info = tensor.info
+    if tensor.decode is not None:
+        try:
+            whole = Accumulator()
+            values = tensor.decode().reshape(-1)
+            for start in range(0, values.size, CHUNK):
+                whole.add(values[start : start + CHUNK])
+            return whole.result()
+        finally:
+            tensor.drop()
     reference = codec(info.encoding)
     parts = raw_parts(tensor)
     count = math.prod(info.shape)

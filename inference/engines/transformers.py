@@ -29,6 +29,8 @@ from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.trace import Positions, Trace
 from aprfmt.inference.trace_file import Spool
 from aprfmt.model.hf_folder import INDEX, WEIGHTS
+from aprfmt.model.packing import packing_config
+from aprfmt.tensors.companions import section_of
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -129,7 +131,7 @@ def _device(text: str) -> torch.device:
 def _folder(model: "Model", stack: ExitStack) -> tuple[Path, str]:
     """Return a folder for transformers to open, and how its weights were made ("" if original)."""
     folder = model.folder
-    packed = model.config is not None and "quantization_config" in model.config
+    packed = section_of(packing_config(model) or {}) is not None
     if folder is not None and folder.config is not None and model.format == "safetensors":
         names = (WEIGHTS, INDEX)
         if not packed and any((folder.path / name).is_file() for name in names):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.codecs.packing import pack
+from tests.conversion import dialect_floats
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 
 Array = Any
@@ -16,8 +17,11 @@ Rows = dict[str, tuple[str, tuple[int, ...], bytes]]
 Maker = Callable[[tuple[int, int], np.random.Generator], tuple[Mapping[str, Array], Array]]
 
 GROUP = 32
-_DTYPES = {"int32": "I32", "uint32": "U32", "int64": "I64", "uint8": "U8", "float16": "F16",
-           "float32": "F32"}  # fmt: skip
+_DTYPES = {
+    "int32": "I32", "uint32": "U32", "int64": "I64", "uint8": "U8", "int8": "I8", "int16": "I16",
+    "float16": "F16", "float32": "F32", "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3", "float8_e8m0fnu": "F8_E8M0",
+}  # fmt: skip
 
 
 def _affine(shape: tuple[int, int], rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:
@@ -128,24 +132,37 @@ FOLDERS: Mapping[str, tuple[Maker, str, Mapping[str, Any]]] = {
     "compressed_packed_float": (mxfp4, "quantization_config", _MX),
     "compressed_plain": (channel, "quantization_config", _FP8),
     "mlx": (mlx, "quantization", {"group_size": GROUP, "bits": 4}),
+    "modelopt": (dialect_floats.nvfp4, "quantization_config",
+                 {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}),
 }  # fmt: skip
 
 
 def stored_row(x: Array) -> tuple[str, tuple[int, ...], bytes]:
     """Return dtype, shape and bytes of an array as safetensors stores it."""
-    x = np.ascontiguousarray(x)
-    return _DTYPES.get(x.dtype.name, "F8_E4M3"), x.shape, x.tobytes()
+    x = np.asarray(x, order="C")
+    return _DTYPES[x.dtype.name], x.shape, x.tobytes()
 
 
 def write_folder(folder: Path, dialect: str) -> dict[str, Array]:
     """Write a llama folder with every projection in a dialect; return their values by name."""
     make, key, section = FOLDERS[dialect]
+    return write_mixture(folder, lambda name: make if "_proj" in name else None, {key: section})
+
+
+def write_mixture(
+    folder: Path, chosen: Callable[[str], Maker | None], config: Mapping[str, Any]
+) -> dict[str, Array]:
+    """Write a llama folder whose weights are stored as `chosen(name)` makes them, if it does.
+
+    `config` are keys added to config.json. Returns the packed weights' values by name.
+    """
     rng = np.random.default_rng(0)
     llama_folder(folder, "F16", hidden=64)
     rows: Rows = {}
     expected = {}
     for name, row in tensors_of(folder).items():
-        if "_proj" not in name:
+        make = chosen(name)
+        if make is None:
             rows[name] = row
             continue
         rows_, columns = row[1]
@@ -153,14 +170,16 @@ def write_folder(folder: Path, dialect: str) -> dict[str, Array]:
         prefix = name.removesuffix("weight")
         rows.update({prefix + suffix: stored_row(x) for suffix, x in parts.items()})
     write_mixed(folder / "model.safetensors", rows)
-    config = json.loads((folder / "config.json").read_text())
-    config[key] = dict(section)
-    (folder / "config.json").write_text(json.dumps(config))
+    said = json.loads((folder / "config.json").read_text()) | dict(config)
+    (folder / "config.json").write_text(json.dumps(said))
     return expected
 
 
-def write_gpt_oss(folder: Path) -> dict[str, Array]:
-    """Write a tiny gpt-oss folder whose experts are MXFP4; return their values [E, out, in]."""
+def write_gpt_oss(folder: Path, method: str = "mxfp4") -> dict[str, Array]:
+    """Write a tiny gpt-oss folder whose experts are MXFP4; return their values [E, out, in].
+
+    With the method `modelopt` they are NVFP4, as ModelOpt stores them: inputs before outputs.
+    """
     from tests.models import save_tiny
 
     save_tiny("gpt_oss", folder, "bfloat16", hidden_size=64, intermediate_size=32)
@@ -172,6 +191,12 @@ def write_gpt_oss(folder: Path) -> dict[str, Array]:
             rows[name] = row
             continue
         experts, columns, out = row[1]
+        if method == "modelopt":
+            made, expected[name] = dialect_floats.nvfp4((experts, out, columns), rng)
+            rows[name] = stored_row(made["weight"].swapaxes(1, 2))
+            rows[f"{name}_weight_scale"] = stored_row(made["weight_scale"].swapaxes(1, 2))
+            rows[f"{name}_weight_scale_2"] = stored_row(made["weight_scale_2"])
+            continue
         parts, values = mxfp4((experts * out, columns), rng)
         shape = (experts, out, columns // 32)
         blocks = parts["weight_packed"].reshape(*shape, 16)
@@ -180,6 +205,8 @@ def write_gpt_oss(folder: Path) -> dict[str, Array]:
         expected[name] = values.reshape(experts, out, columns)
     write_mixed(folder / "model.safetensors", rows)
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4"}
+    config["quantization_config"] = {"quant_method": method}
+    if method == "modelopt":
+        config["quantization_config"] |= {"quant_algo": "NVFP4", "ignore": ["lm_head"]}
     (folder / "config.json").write_text(json.dumps(config))
     return expected

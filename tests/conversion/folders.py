@@ -78,9 +78,13 @@ def write_safetensors(
     write_mixed(path, {name: (encoding, shape, data[name]) for name, shape in shapes.items()})
 
 
-def write_mixed(path: Path, rows: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> None:
+def write_mixed(
+    path: Path,
+    rows: Mapping[str, tuple[str, tuple[int, ...], bytes]],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """Write {name: (dtype, shape, bytes)} by hand: length, header padded to 8, data by name."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     at = 0
     for name in sorted(rows):
         dtype, shape, raw = rows[name]

@@ -10,6 +10,7 @@ import aprfmt
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs.dialects import DIALECTS
 from aprfmt.errors import CodecError, ConversionError
+from tests.cli.run import aprfmt as command
 from tests.conversion.dialect_folders import FOLDERS, write_folder, write_gpt_oss
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 
@@ -17,7 +18,7 @@ FOLDER = pytest.mark.parametrize("dialect", FOLDERS)
 
 
 def test_every_dialect_has_its_folder() -> None:
-    assert {*FOLDERS, "gpt_oss"} == set(DIALECTS)
+    assert {*FOLDERS, "gpt_oss", "fp8_experts", "torchao", "modelopt_experts"} == set(DIALECTS)
     for name in DIALECTS:  # the name is that of the encoding which everybody sees
         assert DIALECTS[name].name == name and name.upper() in ENCODINGS
 
@@ -33,6 +34,17 @@ def test_one_logical_tensor_with_its_values(dialect: str, tmp_path: Path) -> Non
             np.testing.assert_array_equal(tensor.numpy(), values)
             with pytest.raises(CodecError, match=r"read them through \.parts"):
                 tensor.raw()
+
+
+@FOLDER
+def test_statistics_are_of_the_values(dialect: str, tmp_path: Path) -> None:
+    expected = write_folder(tmp_path / "m", dialect)
+    done = command("tensors", tmp_path / "m", "--stats", "--json").json
+    rows = {row["name"]: row for row in done["tensors"]}
+    for name, values in expected.items():
+        found = rows[name]["stats"]
+        assert (found["min"], found["max"]) == (values.min(), values.max())
+        assert abs(found["mean"] - values.mean(dtype=np.float64)) < 1e-6
 
 
 @FOLDER
@@ -59,12 +71,12 @@ def test_decoded_it_converts_to_the_others(dialect: str, tmp_path: Path) -> None
 
 @FOLDER
 def test_one_bit_of_any_part_is_a_difference(dialect: str, tmp_path: Path) -> None:
-    """Companions take part in the comparison, each of them."""
+    """Companions take part in the comparison, each that the values depend on."""
     write_folder(tmp_path / "a", dialect)
     rows = tensors_of(tmp_path / "a")
     prefix = "model.layers.1.mlp.up_proj"
     parts = [name for name in rows if name.startswith(prefix) and not name.endswith(
-        ("weight_shape", "g_idx"))]  # fmt: skip
+        ("weight_shape", "g_idx", "input_scale"))]  # fmt: skip
     assert len(parts) > 1
     for name in parts:
         encoding, shape, raw = rows[name]
@@ -77,8 +89,9 @@ def test_one_bit_of_any_part_is_a_difference(dialect: str, tmp_path: Path) -> No
         assert different == ["L1.ffn_up.weight"], name
 
 
-def test_the_experts_of_gpt_oss(tmp_path: Path) -> None:
-    expected = write_gpt_oss(tmp_path / "m")
+@pytest.mark.parametrize("method", ["mxfp4", "modelopt"])
+def test_the_experts_of_gpt_oss(method: str, tmp_path: Path) -> None:
+    expected = write_gpt_oss(tmp_path / "m", method)
     with aprfmt.open(tmp_path / "m") as model:
         assert not model.resolution.unbound and not model.resolution.missing
         for name, values in expected.items():

@@ -166,6 +166,26 @@ _DIALECTS: list[tuple[dict[str, Any], dict[str, tuple[str, tuple[int, ...], int]
       "w.weight_global_scale": ("F32", (1,), 4)}),
     ({"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": _GROUPS},
      {"w.weight": ("I8", (2, 4), 8), "w.weight_scale": ("F32", (2, 1), 8)}),
+    ({"quant_method": "compressed-tensors", "format": "mixed-precision", "ignore": ["re:(a|b)*c$"],
+      "config_groups": {"a": {"weights": _WEIGHTS, "targets": ["Linear"], "format": "dense"},
+                        "b": {"weights": _WEIGHTS, "targets": ["re:.*w$"],
+                              "format": "int-quantized"}}},
+     {"w.weight": ("I8", (2, 4), 8), "w.weight_scale": ("F32", (2, 1), 8)}),
+    ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "exclude_modules": ["v*"],
+      "quantized_layers": {"w": {"quant_algo": "NVFP4", "group_size": 16}}},
+     {"w.weight": ("U8", (2, 8), 16), "w.weight_scale": ("F8_E4M3", (2, 1), 2),
+      "w.weight_scale_2": ("F32", (), 4)}),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"},
+     {"w": ("U8", (2, 8, 3), 48), "w_weight_scale": ("F8_E4M3", (2, 1, 3), 6),
+      "w_weight_scale_2": ("F32", (2,), 8)}),
+    ({"quant_method": "fp8", "weight_block_size": [128, 128]},
+     {"w": ("F8_E4M3", (2, 1, 2), 4), "w_scale_inv": ("F32", (2, 1, 1), 8),
+      "v.weight": ("I8", (2, 16), 32), "v.scale": ("F8_E8M0", (2, 1), 2)}),
+    ({"quant_method": "torchao", "tensors": {"w.weight": {"_type": "NVFP4Tensor", "_data": {
+        "block_size": 16, "is_swizzled_scales": True}}}},
+     {"w._weight_qdata": ("U8", (2, 8), 16), "w._weight_scale": ("F8_E4M3", (32, 16), 512)}),
+    ({"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4,
+      "group_size": -1, "extra_config": {"v.*": {"bits": 16}}}, _GPTQ),
 ]  # fmt: skip
 
 

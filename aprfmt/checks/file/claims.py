@@ -100,16 +100,18 @@ def _with_fallbacks(claimed: str) -> set[str]:
 
 def quantization(ctx: "Context") -> Result:
     """Check that config.json names a quantization exactly if weights are packed that way."""
-    from aprfmt.tensors.companions import SECTIONS
+    from aprfmt.model.packing import packing_config
+    from aprfmt.tensors.companions import SECTIONS, section_of
 
-    config = ctx.model.config
+    config = packing_config(ctx.model)
     if config is None:
         raise NotRun("there is no config.json")
-    key = next((key for key in SECTIONS if isinstance(config.get(key), Mapping)), None)
+    section: Any = section_of(config)
     packed = {t.encoding for t in ctx.model.values() if t.parts}
     loose = [name for name in ctx.model if name.endswith(_PACKED) and not ctx.model[name].parts]
-    where = f"config.json: {key or SECTIONS[0]}"
-    if key is None:
+    key = next((key for key in SECTIONS if config.get(key) is section), SECTIONS[0])
+    where = f"config.json: {key}"
+    if section is None:
         if packed or loose:
             what = ", ".join(sorted(packed)) or loose[0]
             found = f"nothing, but weights are packed ({what})"
@@ -117,36 +119,36 @@ def quantization(ctx: "Context") -> Result:
             finding = Finding(where, found, "how the weights are quantized", todo)
             return Result("", [finding])
         raise NotRun("neither configuration nor tensors speak of packed weights")
-    section: Any = config[key]
     claimed = _claimed(section)
-    if claimed is None:
+    if not claimed:
         method = section.get("quant_method", "unnamed")
         raise NotRun(f"quantization {method!r} is not one this package knows by its tensors")
-    if claimed not in packed:
+    if not claimed & packed:
         held = ", ".join(sorted(packed)) or "no packed weight"
-        found = f"says {claimed}; the file holds {held}"
+        found = f"says {', '.join(sorted(claimed))}; the file holds {held}"
         todo = "take it away, or get the weights it means"
-        finding = Finding(where, found, f"{claimed} weights", todo)
+        finding = Finding(where, found, f"{' or '.join(sorted(claimed))} weights", todo)
         return Result("", [finding])
-    return Result(f"{claimed}, {len([t for t in ctx.model.values() if t.parts])} weights")
+    count = len([t for t in ctx.model.values() if t.parts])
+    return Result(f"{', '.join(sorted(claimed & packed))}, {count} weights")
 
 
 # What only packed weights have, as bitsandbytes, GPTQ and AWQ name it.
 _PACKED = (".qweight", ".weight_packed", ".absmax", ".SCB")
 
 
-def _claimed(section: Mapping[str, Any]) -> str | None:
-    """Return the encoding that a quantization section promises; None for one we cannot tell."""
-    from aprfmt.codecs.dialects import dialect_of
+def _claimed(section: Mapping[str, Any]) -> set[str]:
+    """Return the encodings that a quantization section promises; none for one we cannot tell."""
+    from aprfmt.codecs.dialects import dialects_of
     from aprfmt.errors import AprfmtError
 
     if section.get("load_in_4bit") or section.get("_load_in_4bit"):
         kind = section.get("bnb_4bit_quant_type", "fp4")  # bitsandbytes' default
-        return str(kind).upper()
+        return {str(kind).upper()}
     try:
-        return dialect_of(section).name.upper()
+        return {dialect.name.upper() for dialect in dialects_of(section)}
     except AprfmtError:
-        return None
+        return set()
 
 
 _DTYPES: Mapping[str, str] = {

@@ -32,8 +32,12 @@ def completeness(ctx: "Context") -> Result:
     findings = [
         Finding(key, "missing", expected,
                 "get the file again, correct the configuration, or accept it: --allow-missing ROLE")
-        for key in found.missing
+        for key in found.missing if key not in ctx.resolution.unread_roles
     ]  # fmt: skip
+    unread = ctx.resolution.unread
+    if unread is not None and ctx.resolution.unread_roles:
+        findings.append(Finding(ctx.where, unread.says, "weights that can be read",
+                                "decode them with the tool that made them"))  # fmt: skip
     findings += [
         Finding(key, "missing, and accepted as such", expected, level="warning")
         for key in found.accepted

@@ -1,0 +1,77 @@
+"""AutoRound: its sections, which name the packing of another method, read as sections of that one.
+
+packing_format                  weights
+auto_round:auto_gptq            GPTQ, zero points stored less one
+auto_round, :gptqmodel          GPTQ v2: zero points as they are
+auto_round:auto_awq             AWQ, gemm
+auto_round:llm_compressor       compressed-tensors, by data_type and bits: MXFP4, MXFP8, NVFP4
+auto_round:fp8_static           compressed-tensors, FP8 with a scale for the weight or a row
+
+`extra_config` says otherwise of single modules, by full name, or by a pattern; bits of 16 and more
+are those of a module that is left as it is.
+Source: auto-round 0.16, export/export_to_autoround/ and inference/convert_model.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aprfmt.base.regexes import matches_start
+from aprfmt.codecs.dialect import Config
+from aprfmt.codecs.scope import Scope, table
+from aprfmt.errors import UnsupportedError
+
+_LEFT = 16  # bits: what is not quantized
+_PATTERN = set("*^$\\[](){}|+?")  # characters that a module's name has not
+# data_type up to "_", and bits -> the format of compressed-tensors that is the same
+_FLOATS: Mapping[tuple[str, int], str] = {
+    ("mx", 4): "mxfp4-pack-quantized", ("mx", 8): "mxfp8-quantized",
+    ("nv", 4): "nvfp4-pack-quantized", ("fp8", 8): "float-quantized", ("fp", 8): "float-quantized",
+}  # fmt: skip
+
+
+def _rewritten(said: Mapping[str, Any]) -> Config | None:
+    """Return a section of the method whose packing is named; None for what is left as it is."""
+    bits = said.get("bits")
+    if isinstance(bits, int) and bits >= _LEFT:
+        return None
+    facts = {"bits": bits, "group_size": said.get("group_size")}
+    packing = str(said.get("packing_format", "auto_round:auto_gptq"))
+    if "awq" in packing:
+        return {"quant_method": "awq", "version": "gemm", **facts}
+    kind = str(said.get("data_type", "int"))
+    if kind.startswith("int") and "compressor" not in packing:
+        v1 = "gptq" in packing and "gptqmodel" not in packing
+        return {"quant_method": "gptq", "checkpoint_format": "gptq" if v1 else "gptq_v2", **facts}
+    form = _FLOATS.get((kind.partition("_")[0], bits if isinstance(bits, int) else 0))
+    if form is None or "e5m3" in packing or kind == "nvfp4_v2":
+        raise UnsupportedError(
+            f"auto-round: packing {packing!r} of {kind} in {bits} bits is not one we decode"
+        )
+    weights = {"num_bits": bits, "type": "float", "group_size": facts["group_size"]}
+    group = {"targets": ["Linear"], "weights": weights}
+    return {
+        "quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group},
+    }  # fmt: skip
+
+
+def _at(section: Config, module: str) -> Config | None:
+    extra = table(section, "extra_config")
+    own = extra.get(module)
+    if own is None:
+        patterns = (name for name in extra if _PATTERN & set(name))
+        found = next((name for name in patterns if matches_start(name, module)), None)
+        own = extra[found] if found is not None else None
+    return _rewritten({**section, **own} if isinstance(own, Mapping) else section)
+
+
+def _every(section: Config) -> Sequence[Config]:
+    rows = table(section, "extra_config").values()
+    own = [_rewritten({**section, **row}) for row in rows if isinstance(row, Mapping)]
+    found: list[Config] = []
+    for one in (_rewritten(section), *own):
+        if one is not None and one not in found:
+            found.append(one)
+    return found
+
+
+SCOPE = Scope(_at, _every)

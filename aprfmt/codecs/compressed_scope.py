@@ -1,0 +1,87 @@
+"""Which group of a compressed-tensors section a module belongs to.
+
+A target or an ignored name is a module's full name, a pattern after `re:` that matches at its
+start, or the name of a class. The order is compressed-tensors': a full name before a pattern, a
+pattern before a class. Class names are not in the file: `Embedding` is taken to be what is called
+so, every other class whatever else is stored packed.
+Source: compressed-tensors 0.20, utils/match.py and quantization/lifecycle/apply.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aprfmt.base.regexes import matches_start
+from aprfmt.codecs.dialect import Config
+from aprfmt.codecs.scope import Scope, names, table
+from aprfmt.errors import CodecError
+
+MIXED = "mixed-precision"
+DENSE = "dense"  # weights that are stored as they are
+_PATTERN = "re:"
+_EMBEDDING = "Embedding"
+_CALLED = ("embed", "wte", "wpe")  # last parts of names of modules that are embeddings
+
+
+def _is_named(target: str, module: str) -> bool:
+    if target.startswith(_PATTERN):
+        return matches_start(target.removeprefix(_PATTERN), module)
+    return target == module
+
+
+def _is_class(target: str, module: str) -> bool:
+    """Say whether a target is the class of a module, as far as its name tells."""
+    if not target.isidentifier() or not target[:1].isupper():
+        return False
+    embeds = any(word in module.rpartition(".")[2] for word in _CALLED)
+    return embeds is (target == _EMBEDDING)
+
+
+def groups_of(section: Config) -> dict[str, Mapping[str, Any]]:
+    """Return the groups that quantize weights, by name."""
+    found = {}
+    for name, group in table(section, "config_groups").items():
+        if not isinstance(group, Mapping):
+            raise CodecError(f"config says config_groups {name!r} {group!r}, expected a group")
+        if isinstance(group.get("weights"), Mapping):
+            found[name] = group
+    return found
+
+
+def _group_at(groups: Mapping[str, Mapping[str, Any]], module: str) -> str | None:
+    """Return the name of the group whose target fits a module best."""
+    wanted = {target: name for name, group in groups.items() for target in names(group, "targets")}
+    ordered = sorted(wanted, key=lambda target: (_PATTERN in target, target))
+    for fits in (_is_named, _is_class):
+        found = next((target for target in ordered if fits(target, module)), None)
+        if found is not None:
+            return wanted[found]
+    return None
+
+
+def _narrowed(section: Config, name: str, group: Mapping[str, Any]) -> Config:
+    """Return a section with one group, whose format is the section's unless it has its own."""
+    own = group.get("format")
+    form = own if isinstance(own, str) and own else section.get("format")
+    return {**section, "format": form, "config_groups": {name: group}}
+
+
+def _at(section: Config, module: str) -> Config | None:
+    if any(_is_named(name, module) or (name == _EMBEDDING and _is_class(name, module))
+           for name in names(section, "ignore")):  # fmt: skip
+        return None
+    groups = groups_of(section)
+    if len(groups) < 2 and section.get("format") != MIXED:
+        return section  # there is but one statement, be it for whatever is packed
+    name = _group_at(groups, module)
+    found = None if name is None else _narrowed(section, name, groups[name])
+    return None if found is None or found["format"] == DENSE else found
+
+
+def _every(section: Config) -> Sequence[Config]:
+    groups = groups_of(section)
+    if len(groups) < 2 and section.get("format") != MIXED:
+        return [section]
+    return [_narrowed(section, name, group) for name, group in groups.items()]
+
+
+SCOPE = Scope(_at, _every)

@@ -1,0 +1,244 @@
+"""ModelOpt: what NVIDIA publishes, one dialect for its algorithms below.
+
+FP8, FP8_PER_CHANNEL_PER_TOKEN   weight E4M3, weight_scale one number, or one a row
+FP8_PB_WO                        weight E4M3, weight_scale one number for 128 x 128 elements
+NVFP4 and its variants           weight uint8 [out, in/2] (E2M1, low nibble first), weight_scale
+                                 E4M3 [out, in/16], weight_scale_2 float32: one number, or one an
+                                 expert; value = code * (weight_scale * weight_scale_2), and the
+                                 code 8 is a zero without sign
+MXFP8                            weight E4M3, weight_scale uint8 [out, in/32] (E8M0)
+W4A8_MXFP4_FP8                   weight uint8 [out, in/2], weight_scale uint8 [out, in/32] (E8M0)
+W4A16_AWQ                        weight uint8 [out/2, in] (two's complement, the even output low),
+                                 weight_scale [out, in/group_size]
+W8A16, W8A8_SQ_PER_CHANNEL       weight int8, weight_scale one number a row
+
+Experts of gpt-oss are one tensor NAME [experts, in, out], bytes along in, with NAME_weight_scale
+and its kind in the same order of axes; the weight is [experts, out, in], as it is everywhere else.
+input_scale is that of activations and changes no weight. pre_quant_scale [in] multiplies what goes
+into the layer, and so the columns of its weight.
+Source: nvidia-modelopt 0.47, export/quant_utils.py and quantization/qtensor/.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from aprfmt.codecs import f4, fp8
+from aprfmt.codecs.base import F32, Array
+from aprfmt.codecs.dialect import (
+    GROUP_SIZES,
+    CodeTable,
+    Config,
+    Dialect,
+    Parts,
+    array,
+    fact,
+    fits,
+    need,
+    scales,
+    whole_numbers,
+)
+from aprfmt.codecs.modelopt_scope import METHOD
+from aprfmt.errors import CodecError, UnsupportedError
+
+NAME = "modelopt"
+_MAIN, _SCALE, _SECOND = ".weight", ".weight_scale", ".weight_scale_2"
+_SMOOTH, _INPUT = ".pre_quant_scale", ".input_scale"
+_FLOAT = ("F32", "BF16", "F16")
+_TILE = 128
+
+
+class Algorithm(NamedTuple):
+    """How an algorithm stores a weight.
+
+    `encodings` are those of the main part, `packs` the axis along which a byte has two codes (0
+    for none). `group` is the number of inputs under a scale, 0 where the section says it, None for
+    scales of rows, tiles or all. `scale` reads the scales as float32; where `second` is true they
+    have a scale of their own.
+    """
+
+    encodings: tuple[str, ...]
+    packs: int
+    group: int | None
+    scale: Callable[[Parts], Array]
+    codes: CodeTable
+    second: bool = False
+
+
+def _read(*encodings: str) -> Callable[[Parts], Array]:
+    return lambda parts: scales(NAME, parts, _SCALE, encodings)
+
+
+_FP8 = Algorithm(("F8_E4M3",), 0, None, _read(*_FLOAT), CodeTable(8, fp8.E4M3.values))
+_E2M1 = CodeTable(4, f4.CODEC.values)
+_ONE_ZERO = CodeTable(4, f4.CODEC.values + np.float32(0))  # code 8 is 0, not -0
+_NVFP4 = Algorithm(("U8",), -1, 16, _read("F8_E4M3"), _ONE_ZERO, second=True)
+_INT4 = Algorithm(("U8",), -2, 0, _read(*_FLOAT), whole_numbers(4, signed=True))
+_INT8 = Algorithm(("I8",), 0, None, _read(*_FLOAT), whole_numbers(8, signed=True))
+ALGORITHMS: Mapping[str, Algorithm] = {
+    "FP8": _FP8,
+    "FP8_PER_CHANNEL_PER_TOKEN": _FP8,
+    "FP8_PB_WO": _FP8,
+    "NVFP4": _NVFP4,
+    "NVFP4_AWQ": _NVFP4,
+    "W4A16_NVFP4": _NVFP4,
+    "W4A8_NVFP4_FP8": _NVFP4,
+    "MXFP8": _FP8._replace(group=32, scale=_read("U8", "F8_E8M0")),
+    "W4A8_MXFP4_FP8": Algorithm(("U8",), -1, 32, _read("U8", "F8_E8M0"), _E2M1),
+    "W4A16_AWQ": _INT4,
+    "W8A16": _INT8,
+    "W8A8_SQ_PER_CHANNEL": _INT8,
+}
+_TILED = ("FP8_PB_WO",)
+
+
+def _algorithm(config: Config) -> Algorithm:
+    """Return the row of a section's algorithm, its group size set; UnsupportedError for others."""
+    name = config.get("quant_algo")
+    if name not in ALGORITHMS:
+        raise UnsupportedError(
+            f"{NAME}: quant_algo {name!r} is not one we decode: {', '.join(ALGORITHMS)}"
+        )
+    found = ALGORITHMS[str(name)]
+    if found.group is None:
+        return found
+    allowed = (found.group,) if found.group else GROUP_SIZES
+    return found._replace(group=fact(NAME, config, "group_size", allowed, found.group or None))
+
+
+def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
+    algorithm, main = _algorithm(config), need(NAME, parts, _MAIN)
+    if main.encoding not in algorithm.encodings:
+        raise CodecError(
+            f"{NAME}: config says {config['quant_algo']}, part {_MAIN!r} is {main.encoding}, "
+            f"expected {' or '.join(algorithm.encodings)}"
+        )
+    shape = list(main.shape)
+    if len(shape) < 2:
+        raise CodecError(f"{NAME}: part {_MAIN!r} has shape {shape}, expected [out, in]")
+    if algorithm.packs:
+        shape[algorithm.packs] *= 2
+    if algorithm.second:
+        need(NAME, parts, _SECOND)
+    if algorithm.group is not None:
+        if shape[-1] % algorithm.group:
+            raise CodecError(
+                f"{NAME}: rows of {shape[-1]} are no whole number of groups of {algorithm.group}"
+            )
+        groups = (*shape[:-1], shape[-1] // algorithm.group)
+        fits(NAME, _SCALE, need(NAME, parts, _SCALE).shape, groups)
+    return tuple(shape)
+
+
+def _spread(values: Array, shape: tuple[int, ...], config: Config) -> Array:
+    """Return scales that are no groups as an array that broadcasts over the weight."""
+    if values.size == 1:
+        return values.reshape((1,) * len(shape))
+    if config.get("quant_algo") in _TILED:
+        tiles = (*shape[:-2], -(-shape[-2] // _TILE), -(-shape[-1] // _TILE))
+        whole = tuple(n for n in values.shape if n != 1)
+        if whole != tuple(n for n in tiles if n != 1):
+            fits(NAME, _SCALE, values.shape, tiles)
+        tall = values.reshape(tiles)[..., np.arange(shape[-2]) // _TILE, :]
+        return tall[..., np.arange(shape[-1]) // _TILE]
+    kept = values.reshape(values.shape[:-1]) if values.shape[-1] == 1 else values
+    for axes in range(1, len(shape)):  # one an expert, or one a row
+        if kept.shape == shape[:axes]:
+            return kept.reshape(*kept.shape, *(1,) * (len(shape) - axes))
+    raise CodecError(
+        f"{NAME}: part {_SCALE!r} has shape {list(values.shape)}, which is no scale of the whole "
+        f"or of the rows of {list(shape)}"
+    )
+
+
+def _codes_into(parts: Parts, algorithm: Algorithm, out: F32) -> None:
+    """Fill `out` with the numbers of the codes."""
+    stored = array(NAME, parts, _MAIN, algorithm.encodings)
+    if not algorithm.packs:
+        out[:] = stored
+        return
+    table = algorithm.codes.values.astype(np.float32)
+    both = (out[..., ::2], out[..., 1::2])
+    if algorithm.packs == -2:
+        both = (out[..., ::2, :], out[..., 1::2, :])
+    both[0][:] = table[stored & 15]
+    both[1][:] = table[stored >> 4]
+
+
+def _decode(parts: Parts, config: Config, out: F32) -> None:
+    algorithm = _algorithm(config)
+    _codes_into(parts, algorithm, out)
+    scale = algorithm.scale(parts)
+    if algorithm.group is None:
+        out *= _spread(scale, out.shape, config)
+    else:
+        if algorithm.second:
+            scale = scale * _second(parts, out.shape)
+        out.reshape(*scale.shape, algorithm.group)[:] *= scale[..., None]
+    if _SMOOTH in parts:
+        smooth = array(NAME, parts, _SMOOTH, _FLOAT)
+        fits(NAME, _SMOOTH, smooth.shape, out.shape[-1:])
+        out *= smooth
+
+
+def _second(parts: Parts, shape: tuple[int, ...]) -> Array:
+    """Return the scale of the scales: one number, or one an expert."""
+    second = scales(NAME, parts, _SECOND, ("F32",))
+    if second.size != 1:
+        fits(NAME, _SECOND, (second.size,), shape[:1] if len(shape) > 2 else (1,))
+    return second.reshape(-1, *(1,) * (len(shape) - 1))
+
+
+DIALECT = Dialect(
+    name=NAME,
+    main=_MAIN,
+    weight=_MAIN,
+    parts=(_SCALE,),
+    optional=(_SECOND, _INPUT, _SMOOTH),
+    facts=("quant_algo", "group_size"),
+    recognises=lambda config: config.get("quant_method") == METHOD,
+    shape_of=_shape_of,
+    decode=_decode,
+    codes=lambda parts, config: _algorithm(config).codes,
+    coded=("F8_E4M3", "U8", "I8"),
+)
+
+
+# suffixes beside experts that are one tensor -> those of a weight
+_TOGETHER: Mapping[str, str] = {
+    "": _MAIN, "_weight_scale": _SCALE, "_weight_scale_2": _SECOND, "_input_scale": _INPUT,
+}  # fmt: skip
+
+
+def _as_weight(parts: Parts, *, turned: bool) -> Parts:
+    """Return the parts of experts as those of a weight [experts, out, in].
+
+    With `turned` the bytes follow; without, only shapes do.
+    """
+    found = {_TOGETHER[suffix]: part for suffix, part in parts.items()}
+    for suffix, part in found.items():
+        if len(part.shape) != 3 or part.encoding in _FLOAT:
+            continue  # numbers for the whole, an expert or a row
+        experts, columns, rows = part.shape
+        raw = part.raw
+        if turned:
+            held = np.frombuffer(raw, np.uint8).reshape(part.shape)
+            raw = np.ascontiguousarray(held.swapaxes(1, 2)).tobytes()
+        found[suffix] = part._replace(raw=raw, shape=(experts, rows, columns))
+    return found
+
+
+EXPERTS = Dialect(
+    name="modelopt_experts",
+    main="",
+    weight="",
+    parts=("_weight_scale",),
+    optional=("_weight_scale_2", "_input_scale"),
+    facts=DIALECT.facts,
+    recognises=DIALECT.recognises,
+    shape_of=lambda parts, config: _shape_of(_as_weight(parts, turned=False), config),
+    decode=lambda parts, config, out: _decode(_as_weight(parts, turned=True), config, out),
+    codes=DIALECT.codes,
+    coded=DIALECT.coded,
+)

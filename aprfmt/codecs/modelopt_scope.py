@@ -1,0 +1,84 @@
+"""What a ModelOpt section says of one module: its algorithm, or that it is left as it is.
+
+`quant_algo` holds for every module that no pattern of `exclude_modules` (`ignore` in config.json)
+matches; with MIXED_PRECISION, `quantized_layers` names the modules and the algorithm of each.
+Patterns are shell wildcards over the whole name.
+Source: nvidia-modelopt 0.47, export/convert_hf_config.py and quant_utils.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from aprfmt.codecs.dialect import Config
+from aprfmt.codecs.scope import Scope, names, table
+from aprfmt.errors import CodecError
+
+METHOD = "modelopt"
+MIXED = "MIXED_PRECISION"
+_EXCLUDED = ("exclude_modules", "ignore")
+# What an algorithm is where a section names none: bits and type of a group's weights.
+_GROUPS: Mapping[tuple[Any, Any], str] = {(8, "float"): "FP8", (4, "float"): "NVFP4"}
+
+
+def _said(own: Mapping[str, Any]) -> Config:
+    """Return the section of one algorithm."""
+    found = {"quant_method": METHOD, "quant_algo": str(own.get("quant_algo")).upper()}
+    size = own.get("group_size")
+    return found if size is None else {**found, "group_size": size}
+
+
+def _whole(section: Config) -> Config:
+    """Return the statement that holds for all modules which are not excluded."""
+    weights: Mapping[str, Any] = {}
+    for group in table(section, "config_groups").values():
+        if isinstance(group, Mapping) and isinstance(group.get("weights"), Mapping):
+            weights = group["weights"]
+            break
+    kind = weights.get("num_bits"), weights.get("type")
+    algorithm = section.get("quant_algo")
+    if algorithm is None and all(isinstance(part, int | str) for part in kind):
+        algorithm = _GROUPS.get(kind)
+    if not isinstance(algorithm, str):
+        raise CodecError(f"config says quant_algo {algorithm!r}, expected the name of an algorithm")
+    size = section.get("group_size") or weights.get("group_size")
+    return _said({"quant_algo": algorithm, "group_size": size})
+
+
+def _layers(section: Config) -> Mapping[str, Any]:
+    layers = table(section, "quantized_layers")
+    if not layers:
+        raise CodecError(f"config says {MIXED} and no quantized_layers, expected one a weight")
+    for name, own in layers.items():
+        if not isinstance(own, Mapping):
+            raise CodecError(
+                f"config says quantized_layers {name!r} {own!r}, expected an algorithm"
+            )
+    return layers
+
+
+def _at(section: Config, module: str) -> Config | None:
+    if any(fnmatchcase(module, pattern) for pattern in names(section, *_EXCLUDED)):
+        return None
+    if section.get("quant_algo") != MIXED:
+        return _whole(section)
+    layers, name = _layers(section), module
+    while name:  # stacked experts are named by the module that holds them
+        if name in layers:
+            return _said(layers[name])
+        name = name.rpartition(".")[0]
+    return None
+
+
+def _every(section: Config) -> Sequence[Config]:
+    if section.get("quant_algo") != MIXED:
+        return [_whole(section)]
+    found: list[Config] = []
+    for own in _layers(section).values():
+        said = _said(own)
+        if said not in found:
+            found.append(said)
+    return found
+
+
+SCOPE = Scope(_at, _every)

@@ -1,0 +1,40 @@
+"""What a scope is: how the section of one method is read for each module of a model.
+
+A model's section may hold several groups, exceptions and lists of what is left as it is. A scope
+gives the section as it holds for one module, in the keys that the dialects read, so that a dialect
+never sees more than one kind of weight. The table of scopes stands in `scopes.py`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from aprfmt.codecs.dialect import Config
+from aprfmt.errors import CodecError
+
+
+class Scope(NamedTuple):
+    """How a method says what holds where.
+
+    `at(section, module)` gives the section for a module (`model.layers.0.mlp.up_proj`), or None
+    where it is left as it is; `every(section)` all sections that `at` can give. Both raise
+    CodecError for a section that cannot be read.
+    """
+
+    at: Callable[[Config, str], Config | None]
+    every: Callable[[Config], Sequence[Config]]
+
+
+def table(section: Config, key: str) -> Mapping[str, Any]:
+    """Return a mapping of the section, empty where it has none; CodecError for anything else."""
+    value = section.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise CodecError(f"config says {key} {value!r}, expected names and what holds for them")
+    return value
+
+
+def names(section: Config, *keys: str) -> list[str]:
+    """Return the list of names that the first key present has; CodecError for anything else."""
+    value: Any = next((section[key] for key in keys if section.get(key) is not None), [])
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise CodecError(f"config says {keys[0]} {value!r}, expected a list of names")
+    return [str(name) for name in value]

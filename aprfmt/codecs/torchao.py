@@ -1,0 +1,194 @@
+"""torchao: tensor subclasses flattened into plain tensors, described in the file's metadata.
+
+A weight M.weight is M._weight_qdata, M._weight_scale and what its class has more; `__metadata__`
+has under its name the class and its attributes, as JSON.
+
+Int8Tensor                 qdata int8, scale float32 and perhaps zero_point, one for each block
+IntxUnpackedToInt8Tensor   the same for integers of fewer bits, each in a byte of its own
+Float8Tensor               qdata E4M3 or E5M2, scale for each block
+MXTensor                   qdata E4M3, E5M2, or E2M1 two a byte; scale E8M0 for 32 inputs
+NVFP4Tensor                qdata E2M1 two a byte, scale E4M3 for 16 inputs, and per_tensor_scale
+
+A block is `block_size` elements of each axis. Scales that are swizzled stand as tensor cores take
+them: of 128 rows and 4 columns at a time, row 32*i + j at byte 16*j + 4*i. Int4Tensor and its kin
+are packed by a library of kernels and are not decoded here. act_pre_scale [in] multiplies what goes
+into the layer, and so the columns of its weight.
+Source: torchao 0.18, prototype/safetensors/ and quantization/quantize_/workflows/.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aprfmt.codecs import f4, fp8
+from aprfmt.codecs.base import F32, Array
+from aprfmt.codecs.dialect import (
+    CodeTable,
+    Config,
+    Dialect,
+    Parts,
+    array,
+    fits,
+    need,
+    scales,
+    whole_numbers,
+)
+from aprfmt.codecs.minifloat import MinifloatCodec
+from aprfmt.codecs.scope import Scope, table
+from aprfmt.errors import CodecError, UnsupportedError
+
+NAME = METHOD = "torchao"
+TENSORS = "tensors"  # of the section: weight -> what the file's metadata say of it
+_MAIN, _SCALE, _ZERO = "._weight_qdata", "._weight_scale", "._weight_zero_point"
+_WHOLE, _SMOOTH = "._weight_per_tensor_scale", "._weight_act_pre_scale"
+_ACTIVATION = ("._weight_act_per_tensor_scale", "._weight_act_quant_scale",
+               "._weight_act_quant_zero_point")  # fmt: skip
+_FLOAT = ("F32", "BF16", "F16")
+_FP8: Mapping[str, MinifloatCodec] = {kind.name: kind for kind in fp8.OF_TWO_SIGNS}
+_INTEGERS = ("Int8Tensor", "IntxUnpackedToInt8Tensor")
+# class -> encodings of its codes; U8 is E2M1, two a byte, the low nibble first
+_CLASSES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(_INTEGERS, ("I8",)),
+    "Float8Tensor": tuple(_FP8),
+    "MXTensor": (*_FP8, "U8"),
+    "NVFP4Tensor": ("U8",),
+}
+_PACKED = "U8"
+_TALL, _WIDE = 128, 4  # of a tile of swizzled scales
+
+
+def _class(config: Config) -> str:
+    name = config.get("_type")
+    if name not in _CLASSES:
+        raise UnsupportedError(
+            f"{NAME}: weights of class {name!r} are not decoded: {', '.join(_CLASSES)}"
+        )
+    return str(name)
+
+
+def _block(config: Config, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the size of a block along each axis; one number is of the last axis."""
+    size = config.get("block_size")
+    given = [1] * (len(shape) - 1) + [size] if isinstance(size, int) else size
+    if (
+        not isinstance(given, list)
+        or len(given) != len(shape)
+        or not all(type(n) is int and n > 0 for n in given)
+        or any(whole % n for whole, n in zip(shape, given, strict=True))
+    ):
+        raise CodecError(f"{NAME}: metadata says block_size {size!r}, of a weight {list(shape)}")
+    return tuple(given)
+
+
+def _swizzled(config: Config) -> bool:
+    return config.get("is_swizzled_scales") is True
+
+
+def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
+    main, allowed = need(NAME, parts, _MAIN), _CLASSES[_class(config)]
+    if main.encoding not in allowed:
+        raise CodecError(
+            f"{NAME}: metadata says {config['_type']}, part {_MAIN!r} is {main.encoding}, "
+            f"expected {' or '.join(allowed)}"
+        )
+    packed = main.encoding == _PACKED
+    if len(main.shape) < 2:
+        raise CodecError(f"{NAME}: part {_MAIN!r} has shape {list(main.shape)}, expected [out, in]")
+    shape = (*main.shape[:-1], main.shape[-1] * (2 if packed else 1))
+    _grid(parts, config, shape)
+    return shape
+
+
+def _grid(parts: Parts, config: Config, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return how many blocks there are along each axis; CodecError unless scales are as many."""
+    grid = tuple(n // size for n, size in zip(shape, _block(config, shape), strict=True))
+    found = need(NAME, parts, _SCALE).shape
+    if _swizzled(config):
+        rows = int(np.prod(grid[:-1]))
+        tiles = -(-rows // _TALL) * -(-grid[-1] // _WIDE)
+        fits(NAME, _SCALE, (int(np.prod(found)),), (tiles * _TALL * _WIDE,))
+    elif int(np.prod(found)) != int(np.prod(grid)):
+        fits(NAME, _SCALE, found, grid)
+    return grid
+
+
+def _unswizzled(values: Array, grid: tuple[int, ...]) -> Array:
+    """Return scales in rows and columns that stand in tiles of 128 x 4."""
+    rows = int(np.prod(grid[:-1]))
+    tall, wide = -(-rows // _TALL), -(-grid[-1] // _WIDE)
+    tiles = values.reshape(-1, 32, 4, 4).swapaxes(1, 2).reshape(tall, wide, _TALL, _WIDE)
+    plain = tiles.swapaxes(1, 2).reshape(tall * _TALL, wide * _WIDE)
+    return plain[:rows, : grid[-1]].reshape(grid)
+
+
+def _decode(parts: Parts, config: Config, out: F32) -> None:
+    kind, main = _class(config), need(NAME, parts, _MAIN)
+    grid = _grid(parts, config, out.shape)
+    if main.encoding == _PACKED:
+        f4.CODEC.decode({"": main.raw}, out.reshape(-1))
+    else:
+        out[:] = array(NAME, parts, _MAIN, _CLASSES[kind])
+    if kind in _INTEGERS:
+        scale = array(NAME, parts, _SCALE, _FLOAT)
+    else:
+        scale = scales(NAME, parts, _SCALE, ("F8_E4M3", "F8_E8M0", *_FLOAT))
+    scale = _unswizzled(scale, grid) if _swizzled(config) else scale.reshape(grid)
+    if _WHOLE in parts:
+        whole = scales(NAME, parts, _WHOLE, ("F32",))
+        fits(NAME, _WHOLE, (whole.size,), (1,))
+        scale = whole.reshape(()) * scale
+    sizes = _block(config, out.shape)
+    if _ZERO in parts:
+        zero = array(NAME, parts, _ZERO, ("I8", "I32", *_FLOAT)).astype(np.float32)
+        fits(NAME, _ZERO, (zero.size,), (scale.size,))
+        out -= _spread(zero.reshape(grid), sizes)
+    out *= _spread(scale, sizes)
+    if _SMOOTH in parts:
+        smooth = array(NAME, parts, _SMOOTH, _FLOAT)
+        fits(NAME, _SMOOTH, (smooth.size,), out.shape[-1:])
+        out *= smooth.reshape(-1)
+
+
+def _spread(values: Array, sizes: Sequence[int]) -> Array:
+    for axis, size in enumerate(sizes):
+        if size > 1:
+            values = np.repeat(values, size, axis=axis)
+    return values
+
+
+def _codes(parts: Parts, config: Config) -> CodeTable:
+    name = need(NAME, parts, _MAIN).encoding
+    if name == _PACKED:
+        return CodeTable(4, f4.CODEC.values)
+    return CodeTable(8, _FP8[name].values) if name in _FP8 else whole_numbers(8, signed=True)
+
+
+DIALECT = Dialect(
+    name=NAME,
+    main=_MAIN,
+    weight=".weight",
+    parts=(_SCALE,),
+    optional=(_ZERO, _WHOLE, _SMOOTH, *_ACTIVATION),
+    facts=("_type", "block_size", "is_swizzled_scales"),
+    recognises=lambda config: config.get("quant_method") == METHOD,
+    shape_of=_shape_of,
+    decode=_decode,
+    codes=_codes,
+)
+
+
+def _said(own: Any) -> Config:
+    """Return the section of one weight: its class and its attributes."""
+    attributes = own.get("_data") if isinstance(own, Mapping) else None
+    if not isinstance(attributes, Mapping):
+        raise CodecError(f"metadata says {own!r} of a weight, expected a class and its attributes")
+    return {**attributes, "_type": own.get("_type"), "quant_method": METHOD}
+
+
+def _at(section: Config, module: str) -> Config | None:
+    own = table(section, TENSORS).get(f"{module}.weight")
+    return None if own is None else _said(own)
+
+
+SCOPE = Scope(_at, lambda section: [{"quant_method": METHOD}])

@@ -1,0 +1,84 @@
+"""Where a model says how its weights are quantized.
+
+config.json says it, ModelOpt's own file where that does not; what torchao's classes are made of
+stands in the metadata of safetensors, which our GGUF and APR files carry.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from aprfmt.base.protocols import Value
+from aprfmt.errors import FormatError
+from aprfmt.model.carried_files import FILES_KEY, json_object, read_texts
+from aprfmt.tensors.companions import SECTIONS, section_of
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+SAFETENSORS = "aprfmt.source.metadata"  # JSON: the `__metadata__` of a file that was converted
+_TORCHAO = "tensor_names"  # JSON list: the weights that the metadata describe
+MODELOPT_FILE = "hf_quant_config.json"  # {"producer": ..., "quantization": what config.json lacks}
+
+
+def packing_config(model: "Model") -> Mapping[str, Value] | None:
+    """Return the model's configuration with what it says of quantization in one place.
+
+    config.json comes first, then `hf_quant_config.json`. Raises FormatError where that is read and
+    is damaged.
+    """
+    config = model.config
+    section = None if config is None else section_of(config)
+    if config is not None and section is not None:
+        if section.get("quant_method") != "torchao":
+            return config
+        return {**config, SECTIONS[0]: {**section, "tensors": dict(_described(model))}}
+    text = _modelopt_text(model)
+    if text is None:
+        return config
+    where = f"{model.path}: {MODELOPT_FILE}"
+    said = json_object(text, where).get(SECTIONS[1])
+    if not isinstance(said, Mapping):
+        raise FormatError(f"{where}: has no object {SECTIONS[1]!r}; expected the quantization")
+    return {**(config or {}), SECTIONS[0]: {**said, "quant_method": "modelopt"}}
+
+
+def _described(model: "Model") -> Iterator[tuple[str, Value]]:
+    """Yield what torchao's metadata say of each weight; FormatError where that is damaged."""
+    metadata = model.metadata
+    carried = metadata.get(SAFETENSORS)
+    if isinstance(carried, str):
+        metadata = json_object(carried, f"{model.path}: {SAFETENSORS}")
+    if _TORCHAO not in metadata:
+        return
+    for name, text in metadata.items():
+        if name != _TORCHAO and isinstance(text, str) and text.startswith("{"):
+            yield name, json_object(text, f"{model.path}: metadata {name}")
+
+
+def without_described(metadata: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the metadata of safetensors without what torchao says of its weights."""
+    if _TORCHAO not in metadata:
+        return dict(metadata)
+    return {
+        name: text
+        for name, text in metadata.items()
+        if name != _TORCHAO and not (isinstance(text, str) and text.startswith('{"_type"'))
+    }
+
+
+def _modelopt_text(model: "Model") -> str | None:
+    if model.folder is not None:
+        return model.folder.texts.get(MODELOPT_FILE)
+    carried = model.metadata.get(FILES_KEY)
+    if not isinstance(carried, str) or MODELOPT_FILE not in carried:
+        return None
+    return read_texts(model).get(MODELOPT_FILE)
+
+
+def without_packing(config: Mapping[str, Value]) -> dict[str, Value]:
+    """Return a configuration that says nothing of quantization, nor its text part."""
+    inner = config.get("text_config")
+    found = {key: value for key, value in config.items() if key not in SECTIONS}
+    if isinstance(inner, Mapping) and any(key in inner for key in SECTIONS):
+        found["text_config"] = {k: v for k, v in inner.items() if k not in SECTIONS}
+    return found

@@ -1,0 +1,103 @@
+"""Packed weights that are not decoded: named by their method, with what they are stored in.
+
+Such tensors are copied as they are; nothing reads numbers out of them by guess.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aprfmt.base.protocols import LazyTensor, Note, TensorInfo, Value
+from aprfmt.errors import CodecError, UnsupportedError
+from aprfmt.tensors.companions import section_of
+
+if TYPE_CHECKING:
+    from aprfmt.arch.spec import ArchSpec, HyperParams
+
+# Encodings in which a module of a quantized model holds codes; I64 is for positions and counts.
+CODED = frozenset({
+    "I8", "U8", "I16", "U16", "I32", "U32", "F4",
+    "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
+})  # fmt: skip
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Unread:
+    """What config.json says is packed, and cannot be decoded here.
+
+    `weights` are the names that the weights would have, `tensors` what they are stored in; `why`
+    is what stands against decoding them, where more than the method does.
+    """
+
+    method: str
+    weights: frozenset[str]
+    tensors: tuple[TensorInfo, ...]
+    why: str
+
+    @property
+    def says(self) -> str:
+        """The sentence about it."""
+        measures = [f"{t.name} {t.encoding} {list(t.shape)}" for t in self.tensors[:_SHOWN]]
+        more = ", ..." if len(self.tensors) > _SHOWN else ""
+        why = f" ({self.why})" if self.why else ""
+        return (
+            f"quantization {self.method!r} of config.json is not decoded here{why}: "
+            f"{len(self.weights)} weights in {len(self.tensors)} tensors "
+            f"({', '.join(measures)}{more})"
+        )
+
+    def note(self, where: str) -> Note:
+        """Return the remark for a listing."""
+        return Note("warning", where, f"{self.says}; they are copied as they are stored")
+
+    def roles(
+        self, spec: "ArchSpec", style: str, hyper: "HyperParams", missing: Iterable[str]
+    ) -> frozenset[str]:
+        """Return those of the missing roles whose weights these are."""
+        from aprfmt.arch.bind import groups_for
+
+        return frozenset(
+            key
+            for key in missing
+            if any(
+                self.weights & {*group.stored} for group in groups_for(spec, style, [key], hyper)
+            )
+        )
+
+
+def unread(
+    tensors: Mapping[str, LazyTensor], config: Mapping[str, Value] | None, why: str
+) -> Unread | None:
+    """Return what is packed and was not joined; None where there is nothing of the kind."""
+    section = section_of(config or {})
+    if section is None or (not why and _is_read(section)):
+        return None
+    modules: dict[str, list[TensorInfo]] = defaultdict(list)
+    coded = set()
+    for name, tensor in tensors.items():
+        if tensor.parts:
+            continue
+        module = name.rpartition(".")[0]
+        modules[module].append(tensor.info)
+        if tensor.info.encoding in CODED and len(tensor.info.shape) > 1:
+            coded.add(module)
+    if not coded:
+        return None
+    weights = {module if module.endswith(".weight") else f"{module}.weight" for module in coded}
+    stored = (info for module, infos in modules.items() if module in coded for info in infos)
+    method = section.get("quant_method", section.get("format", "unnamed"))
+    return Unread(str(method), frozenset(weights), tuple(stored), why)
+
+
+def _is_read(section: Mapping[str, Value]) -> bool:
+    """Say whether a section names weights that are decoded, be they damaged or not."""
+    from aprfmt.codecs.dialects import dialects_of
+
+    try:
+        return bool(dialects_of(section))
+    except UnsupportedError:
+        return False
+    except CodecError:
+        return True

@@ -1,0 +1,164 @@
+"""Packed weights that are wrong: one line with the tensor, what is claimed and what is there."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.cli.run import aprfmt
+from tests.conversion.dialect_folders import stored_row, write_folder, write_mixture
+from tests.conversion.folders import tensors_of, write_mixed
+
+AT = "model.layers.0.self_attn.q_proj."
+Rows = dict[str, tuple[str, tuple[int, ...], bytes]]
+Change = Callable[[Rows], None]
+
+
+def without(suffix: str) -> Change:
+    def change(rows: Rows) -> None:
+        del rows[AT + suffix]
+
+    return change
+
+
+def turned(suffix: str) -> Change:
+    def change(rows: Rows) -> None:
+        encoding, shape, raw = rows[AT + suffix]
+        rows[AT + suffix] = (encoding, shape[::-1], raw)
+
+    return change
+
+
+def filled(suffix: str, value: float) -> Change:
+    """Return a change of one scale."""
+
+    def change(rows: Rows) -> None:
+        encoding, shape, raw = rows[AT + suffix]
+        kind: Any = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F32": np.float32}[encoding]
+        values = np.frombuffer(raw, kind).copy()
+        values[-1] = value
+        rows[AT + suffix] = (encoding, shape, values.tobytes())
+
+    return change
+
+
+def halved(suffix: str) -> Change:
+    """Return a change to groups of twice as many inputs."""
+
+    def change(rows: Rows) -> None:
+        encoding, shape, raw = rows[AT + suffix]
+        rows[AT + suffix] = (encoding, (*shape[:-1], shape[-1] // 2), raw[: len(raw) // 2])
+
+    return change
+
+
+def relabelled(suffix: str, encoding: str) -> Change:
+    def change(rows: Rows) -> None:
+        rows[AT + suffix] = (encoding, *rows[AT + suffix][1:])
+
+    return change
+
+
+def plain(rows: Rows) -> None:
+    """Put an unpacked FP8 weight in the place of the packed one, its scales left."""
+    rows[AT + "weight"] = stored_row(np.ones((64, 64), ml_dtypes.float8_e4m3fn))
+
+
+def said(**keys: Any) -> Mapping[str, Any]:
+    return keys
+
+
+# dialect, change of the stored tensors, keys changed in config.json, what the line says
+FAULTS: list[tuple[str, Change | None, Mapping[str, Any], str]] = [
+    ("modelopt", without("weight_scale"), {}, "modelopt weight without .*weight_scale;"),
+    ("modelopt", without("weight_scale_2"), {}, "'.weight_scale_2' is missing"),
+    ("modelopt", turned("weight_scale"), {}, r"shape \[4, 64\], expected \[64, 4\]"),
+    ("modelopt", halved("weight_scale"), {}, r"shape \[64, 2\], expected \[64, 4\]"),
+    ("modelopt", filled("weight_scale", np.nan), {}, r"holds nan at \[63, 3\]"),
+    ("modelopt", filled("weight_scale", -1), {}, r"holds -1.0 at \[63, 3\]"),
+    ("modelopt", filled("weight_scale_2", np.inf), {}, "'.weight_scale_2' holds inf"),
+    ("modelopt", relabelled("weight_scale", "U8"), {}, "is U8, expected F8_E4M3"),
+    ("modelopt", plain, {}, "config says NVFP4, part '.weight' is F8_E4M3, expected U8"),
+    ("modelopt", None, said(quant_algo="FP8"), "config says FP8, part '.weight' is U8"),
+    ("modelopt", None, said(group_size=32), "config says group_size 32, expected"),
+    ("modelopt", None, said(quant_algo="MXFP8"), "config says group_size 16"),
+    ("modelopt", None, said(exclude_modules="lm_head"), "expected a list of names"),
+    ("modelopt", None, said(quant_algo="MIXED_PRECISION"), "quantized_layers"),
+    ("fp8_block", without("weight_scale_inv"), {}, "fp8_block weight without .*weight_scale_inv"),
+    ("fp8_block", filled("weight_scale_inv", np.nan), {}, "holds nan"),
+    ("fp8_block", filled("weight_scale_inv", -2), {}, "holds -2.0"),
+    ("fp8_block", None, said(weight_block_size=[0, 1]), "expected two numbers"),
+    ("compressed_packed_float", without("weight_scale"), {}, "without .*weight_scale"),
+    ("compressed_packed_float", turned("weight_scale"), {}, r"shape \[2, 64\], expected \[64, 2\]"),
+    ("compressed_packed_float", None, said(format="nvfp4-pack-quantized"), r"expected \[64, 4\]"),
+    ("compressed_packed_float", None, said(format="pack-quantized"), "without .*weight_shape"),
+    ("compressed_packed_float", None, said(format="float-quantized"), "it is compressed_plain"),
+    ("compressed_packed", halved("weight_scale"), {}, r"group_size 32, .*shape \[64, 1\]"),
+    ("compressed_packed", None, said(format="mxfp4-pack-quantized"), "expected U8"),
+    ("compressed_packed", None, said(ignore=["re:.*q_proj"]), "left as it is"),
+    ("compressed_packed", None, said(ignore=["re:(a"]), "no regular expression"),
+    ("compressed_packed", None, said(config_groups=[]), "config_groups"),
+    ("compressed_plain", filled("weight_scale", np.nan), {}, "holds nan"),
+    ("compressed_plain", without("weight_scale"), {}, "without .*weight_scale"),
+    ("gptq", None, said(checkpoint_format="marlin"), "'marlin' is not one we decode"),
+    ("gptq", halved("scales"), {}, r"'.scales' has shape"),
+    ("awq", turned("scales"), {}, r"'.scales' has shape"),
+]  # fmt: skip
+
+
+def broken(folder: Path, dialect: str, change: Change | None, keys: Mapping[str, Any]) -> None:
+    write_folder(folder, dialect)
+    if change is not None:
+        rows = dict(tensors_of(folder))
+        change(rows)
+        write_mixed(folder / "model.safetensors", rows)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= keys
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "change", "keys", "says"), FAULTS, ids=[f"{f[0]}-{f[3]}" for f in FAULTS]
+)
+def test_converting_names_tensor_claim_and_fact(
+    dialect: str, change: Change | None, keys: Mapping[str, Any], says: str, tmp_path: Path
+) -> None:
+    broken(tmp_path / "m", dialect, change, keys)
+    done = aprfmt("convert", tmp_path / "m", tmp_path / "m.gguf", "--encoding", "F32")
+    assert done.code == 2 and not done.out, done.out
+    assert re.search(says, done.err), done.err
+    assert len(done.err.strip().splitlines()) == 1
+    whole = "config" in says or "list" in says or "layers" in says or "regular" in says
+    assert whole or "_proj." in done.err
+    assert not (tmp_path / "m.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("dialect", "change", "keys", "says"), FAULTS[:3], ids=[f[3] for f in FAULTS[:3]]
+)
+def test_inspect_shows_the_rest(
+    dialect: str, change: Change | None, keys: Mapping[str, Any], says: str, tmp_path: Path
+) -> None:
+    broken(tmp_path / "m", dialect, change, keys)
+    found = aprfmt("inspect", tmp_path / "m", "--json").json
+    assert "q_proj" in json.dumps(found["damage"])
+    assert found["encodings"]["MODELOPT"]["tensors"] == 13
+
+
+def test_a_scale_of_two_experts_fits_no_single_weight(tmp_path: Path) -> None:
+    def make(shape: tuple[int, int], rng: np.random.Generator) -> Any:
+        codes = np.zeros((shape[0], shape[1] // 2), np.uint8)
+        scale = np.ones((shape[0], shape[1] // 16), ml_dtypes.float8_e4m3fn)
+        return {"weight": codes, "weight_scale": scale,
+                "weight_scale_2": np.ones(2, np.float32)}, codes  # fmt: skip
+
+    section = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    write_mixture(tmp_path / "m", lambda name: make if "_proj" in name else None,
+                  {"quantization_config": section})  # fmt: skip
+    done = aprfmt("convert", tmp_path / "m", tmp_path / "m.gguf", "--encoding", "F32")
+    assert done.code == 2 and "'.weight_scale_2' has shape [2]" in done.err
