@@ -12,7 +12,16 @@ import pytest
 
 import aprfmt
 from aprfmt.compare import diff
-from aprfmt.compare.explain import elsewhere, moves, outliers, relations, table
+from aprfmt.compare.explain import (
+    blocks,
+    elsewhere,
+    moves,
+    outliers,
+    packed_faults,
+    relations,
+    shifts,
+    table,
+)
 from tests.compare import faults
 from tests.compare.damage import patched
 from tests.compare.faults import FAULTS
@@ -21,6 +30,7 @@ from tests.compare.test_verdicts import edited
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 from tests.diagnose import files
 from tests.diagnose.engines import tiny_folder
+from tests.diagnose.faults import FAULTS as SEEDED
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +136,35 @@ def test_a_row_for_two_encodings_or_shapes_does_its_own_work(
     assert left.cause != cause
 
 
+# Rows for packed encodings: the fault of tests/diagnose/faults_packed.py that only they explain.
+PACKED: dict[Callable[..., Any], str] = {
+    packed_faults.faults: "zero-of-one",
+    packed_faults.order_of_outputs: "awq-order-decoded",
+    packed_faults.other_scales: "scales-of-others",
+    packed_faults.quantisation: "gptq-decoded",
+    blocks.other_layout: "q4-1-fields",
+    blocks.late_blocks: "q4-0-bytes-late",
+    shifts.flat_offset: "q8-0-late",
+}
+
+
+@pytest.mark.parametrize("find", PACKED, ids=lambda find: find.__name__)
+def test_a_row_for_packed_tensors_does_its_own_work(
+    find: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = SEEDED[PACKED[find]].make()
+
+    def confirmed() -> set[tuple[str, str]]:
+        rows = diff(a, b).tensors
+        return {(row.key, row.cause) for row in rows if row.explanation is not None}
+
+    whole = confirmed()
+    rows = tuple(entry for entry in table.TABLE if entry.find is not find)
+    assert whole and len(rows) == len(table.TABLE) - 1
+    monkeypatch.setattr(table, "TABLE", rows)
+    assert confirmed() != whole
+
+
 def test_every_row_of_the_table_is_taken_out_once() -> None:
-    tried = {fault.find for fault in FAULTS} | {find for find, *_ in PAIRS.values()}
+    tried = {fault.find for fault in FAULTS} | {find for find, *_ in PAIRS.values()} | set(PACKED)
     assert tried == {row.find for row in table.TABLE}

@@ -120,6 +120,11 @@ def plus(zeros: int) -> packing.Fault:
     return lambda p: replace(p, zeros=p.zeros + zeros)
 
 
+def unlike(scales: Array) -> Array:
+    """Return scales times a factor of each group's own."""
+    return scales * np.random.default_rng(5).uniform(0.4, 2.5, scales.shape).astype(scales.dtype)
+
+
 def order_lost(p: Packed) -> Packed:
     """Forget the order of activation."""
     return replace(p, group=np.sort(p.group))
@@ -273,6 +278,8 @@ PACKED_FAULTS: tuple[Fault, ...] = (
            ("quant_scale", "quantisation")),
     copied("scales-shifted", "llama", "every group has the scale of the one before", GPTQ,
            nearest(gptq, scales(lambda s: np.roll(s, 1, 1))), "quant_scale"),
+    copied("scales-of-others", "llama", "scales that go with the right ones in no way", GPTQ,
+           nearest(gptq, scales(unlike)), "quant_scale"),
     copied("scales-shared", "llama", "the first row's scales for all rows", INT4,
            nearest(packed, scales(lambda s: np.repeat(s[:1], len(s), 0)), symmetric=True,
                    dtype=ml_dtypes.bfloat16), "quant_scale"),
