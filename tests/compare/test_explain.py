@@ -167,7 +167,7 @@ def test_one_bit_of_a_block_is_found(encoding: str, source: Path, tmp_path: Path
     with aprfmt.open(clean) as model:
         at = model["blk.1.ffn_up.weight"].offset + 1
     where = f"the {encoding} block (byte {at} of blk.1.ffn_up.weight)"
-    assert f"flipping bit 6 of byte 1 of {where} of B brings it back" in said(row)
+    assert f"flipping bit 6 of byte 1 of {where} of B brings its block back" in said(row)
 
 
 # --- shapes, experts, a base, two faults ------------------------------------------------------

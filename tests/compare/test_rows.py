@@ -23,9 +23,8 @@ from aprfmt.compare.explain import (
     table,
 )
 from tests.compare import faults
-from tests.compare.damage import patched
 from tests.compare.faults import FAULTS
-from tests.compare.test_explain import NAMES, said
+from tests.compare.test_explain import said
 from tests.compare.test_verdicts import edited
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 from tests.diagnose import files
@@ -47,17 +46,23 @@ def stored(name: str, edit: Callable[[bytes], bytes]) -> Callable[[dict[str, byt
 
 
 def seen_through_q8(source: Path, folder: Path) -> tuple[Path, Path]:
-    """One value early in BF16, compared with a Q8_0 copy: no byte of the two is alike."""
-    broken = edited(source, folder / "b", NAMES["one value early"].change)
+    """Every row one value late in BF16, compared with a Q8_0 copy: no byte of the two is alike."""
+
+    def late(data: bytes) -> bytes:
+        rows = np.frombuffer(data, np.uint16).reshape(-1, faults.HIDDEN)
+        return np.concatenate([rows[:, 5:6], rows[:, :-1]], axis=1).tobytes()
+
+    broken = edited(source, folder / "b", stored(faults.Q, late))
     aprfmt.convert(broken, folder / "q.gguf", encoding="Q8_0")
     return source, folder / "q.gguf"
 
 
-def bit_of_a_block(source: Path, folder: Path) -> tuple[Path, Path]:
-    """One bit of a Q8_0 block, compared with the float source."""
+def bit_of_a_value(source: Path, folder: Path) -> tuple[Path, Path]:
+    """One bit of a BF16 value, compared with a Q8_0 copy of what it was."""
     aprfmt.convert(source, folder / "clean.gguf", encoding="Q8_0")
-    change = stored("blk.1.ffn_up.weight", faults.flipped(1, 6))
-    return source, patched(folder / "clean.gguf", folder / "b.gguf", change)
+    return edited(
+        source, folder / "b", stored(faults.UP, faults.flipped(1, 6))
+    ), folder / "clean.gguf"
 
 
 def other_rows(source: Path, folder: Path, name: str, change: Callable[[Any], Any]) -> Path:
@@ -106,8 +111,8 @@ PAIRS: dict[str, tuple[Callable[..., Any], Callable[[Path, Path], tuple[Path, Pa
                        str]] = {
     "value_offset": (moves.value_offset, seen_through_q8, "L1.attn_q.weight", "byte_offset",
                      "value i of B is value i-1 of A"),
-    "outliers": (outliers.outliers, bit_of_a_block, "L1.ffn_up.weight", "bit_rot",
-                 "bit 6 of byte 1 of the Q8_0 block"),
+    "outliers": (outliers.outliers, bit_of_a_value, "L1.ffn_up.weight", "bit_rot",
+                 "flipping bit"),
     "repeated": (moves.repeated, heads_twice, "L1.attn_k.weight", "gqa_mapping",
                  "2 heads 2 times, in a row"),
     "window": (moves.window, some_rows, "L1.ffn_up.weight", "row_offset",

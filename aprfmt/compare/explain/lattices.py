@@ -28,6 +28,7 @@ FEW = 8  # rows that are then fitted first
 SOURCE_CELLS = 24  # cells of the source, which must not fit the same scheme
 SMALL, SMALLEST = 4, 16  # bits of a code, and entries that a cell's smallest value is held to be
 FIRST = 12  # values of a cell that are tried first
+MOST = 0.98  # share of values at one code from which on a lattice says nothing about them
 NARROWEST = 16  # values that a group has at least
 
 
@@ -212,11 +213,23 @@ def fitted(values: "Array", code: Code, grouping: Grouping, unit: Unit) -> Found
     told = bits[fits & (scales != 0)]
     if fits.mean() < ALL or not told.size or np.median(told) < TOLD or told.sum() < ENOUGH:
         return None
+    if _at_rest(cells, scales, code) > MOST:
+        return None
     usual = float(np.median(np.abs(scales[fits & (scales != 0)])))
     scales = np.where(fits & (scales != 0), scales, usual)
     lattice = _lattice(values, cells, scales, code, grouping)
     grid = _grid(scales, values.shape, grouping)
     return Found(code, grouping, lattice, grid, float(fits.mean()), float(told.sum()))
+
+
+def _at_rest(cells: "Array", scales: "Array", code: Code) -> float:
+    """Return the share of values nearest to code 0, or to the minimum: one huge value moves all."""
+    import numpy as np
+
+    moved = cells - (np.nanmin(cells, axis=1, keepdims=True) if code.offset else 0.0)
+    first = np.abs(code.entries[code.entries != 0]).min()
+    near = np.abs(moved) < first / 2 * np.abs(scales)[:, None]
+    return float(near.sum() / max(1, (~np.isnan(cells)).sum()))
 
 
 def _scales(cells: "Array", code: Code, unit: Unit) -> tuple["Array", "Array"]:
@@ -290,7 +303,7 @@ def _improbable(cells: "Array", scale: "Array", code: Code, unit: Unit, loose: "
     gaps = np.diff(entries)
     gap = np.maximum(np.append(gaps, 0), np.insert(gaps, 0, 0))[near]
     off = np.abs(at - entries[near])
-    may = 2 * unit.relative * np.abs(entries[near]) + 1e-9
+    may = (2 * unit.relative * np.abs(entries[near]) + 1e-9) * (entries[near] != 0)  # 0 is exact
     may = may + ((2 * loose + unit.least) / np.abs(scale))[:, None]
     telling = ~np.isnan(cells) & (may < TELLING * gap)
     bits = np.where(telling, np.log2(gap / (2 * may)), 0.0)
