@@ -25,6 +25,13 @@ def cause(name: str) -> str:
     return f"{fault.causes[0] if fault.causes else ''} {fault.verdict}"
 
 
+def architecture(name: str) -> str:
+    """Return the longest name of an architecture that a test's name contains, or ""."""
+    from tests.models import MAKERS
+
+    return max((key for key in MAKERS if key in name), key=len, default="")
+
+
 @dataclass(frozen=True)
 class Family:
     """One in `every` tests is taken, and the first of each kind where `kind` says a test's."""
@@ -50,8 +57,11 @@ FAMILIES: Mapping[str, Family] = {
     "tests/fuzz/test_planted.py": Family(4),
     "tests/inference/gpu/test_cupy_backend.py": Family(2),
     "tests/inference/test_cache.py": Family(3),
+    "tests/inference/test_formats.py": Family(3, architecture),
+    "tests/inference/test_ignored_keys.py": Family(3, architecture),
     "tests/inference/test_nonfinite.py": Family(3),
     "tests/inference/test_parity_text.py": Family(3),
+    "tests/inference/test_rounding.py": Family(3, architecture),
     "tests/tokenizer/test_hostile.py": Family(2),
     "tests/tokenizer/test_template.py": Family(3),
 }

@@ -31,6 +31,16 @@ def test_a_row_of_every_cause_and_verdict_is_taken() -> None:
     assert len(taken) < len(faults)
 
 
+def test_every_architecture_is_taken_once() -> None:
+    makers = pytest.importorskip("tests.models").MAKERS
+    test = "tests/inference/test_rounding.py::test_logits_are_transformers_own"
+    ids = [f"{test}[{name}-{dtype}]" for name in makers for dtype in ("bfloat16", "float16", "x")]
+    out = left_out(ids)
+    taken = [node for node in ids if node not in out]
+    assert {node.split("[")[1].rsplit("-", 1)[0] for node in taken} == set(makers)
+    assert len(taken) < len(ids) * 2 / 3
+
+
 def test_the_first_of_each_function_and_what_a_requirement_names_are_taken() -> None:
     file = "tests/cli/test_damage.py"
     ids = [f"{file}::test_{test}[{n}]" for test in "ab" for n in range(30)]

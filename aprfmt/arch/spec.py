@@ -293,23 +293,21 @@ class BlockSpec:
     deepseek; "after_weight": olmo2, gpt-oss, cohere, gemma). placement: pre (llama), post (olmo2:
     after attention and MLP, none before), sandwich (gemma2/3: both). qk_norm: none; head (RMS over
     head_dim, shared weight); width (RMS over the whole projection before the split); head_layer
-    (LayerNorm over head_dim: cohere and stablelm with one weight row a head and no bias, phi2
-    with one shared weight and bias). qk_norm_place: before_rope or after_rope
-    (hunyuan). parallel_norm: with a parallel residual attention and MLP read one norm, or one each
-    (two: gpt_neox, falcon-40b). position: rope or learned. temperature: none; or all: a
-    factor on every query that grows with the position (ministral3). mlp: gated or plain; experts
-    replace it on `moe_layers`. shared_expert: none; plain (added); gated (times sigmoid of its own
-    gate).
+    (LayerNorm over head_dim: cohere and stablelm with one weight row a head and no bias, phi2 with
+    one shared weight and bias). qk_norm_place: before_rope or after_rope (hunyuan). parallel_norm:
+    with a parallel residual attention and MLP read one norm, or one each (two: falcon-40b).
+    temperature: none; all: a factor on every query, by position (ministral3). mlp: gated or plain;
+    experts replace it on `moe_layers`. shared_expert: none; plain (added); gated (times its own
+    gate's sigmoid).
 
-    Rounding that shows in BF16 and F16 arithmetic only. softmax_cast: "input" subtracts the
-    maximum in the scores' dtype first (gpt-oss; gpt2's softmax is "float32"). rope_cast: what is
-    rounded to the activations' dtype: cos and sin, and every product (table: most); cos and sin,
-    then the float32 result (table_and_result: cohere); the float32 result only (result: olmo2,
-    olmo3, ernie, deepseek v2). router_cast: what is rounded: the logits and the experts' weights
-    (weights: qwen2-moe, qwen3-moe, gpt-oss); the logits only (logits: mixtral); nothing, the
-    product is float32 too (none: deepseek, hunyuan); the weights, of a float32 product (product:
-    ernie). activation_cast: each step inside gelu_tanh instead of its result (steps: gpt2 and
-    phi2, whose `gelu_new` is written out).
+    Rounding that shows in BF16 and F16 only. softmax_cast: "input" subtracts the maximum in the
+    scores' dtype first (gpt-oss; gpt2's softmax is "float32"). rope_cast: what is rounded to the
+    activations' dtype: cos and sin, and every product (table: most); cos and sin, then the float32
+    result (table_and_result: cohere); the float32 result only (result: olmo2, olmo3, ernie,
+    deepseek v2). router_cast: what is rounded: the logits and the experts' weights (weights:
+    qwen2-moe, qwen3-moe, gpt-oss); the logits only (logits: mixtral); nothing, the product is
+    float32 too (none: deepseek, hunyuan); the weights, of a float32 product (product: ernie).
+    activation_cast: each step inside gelu_tanh instead of its result (steps: gpt2 and phi2).
     """
 
     norm: Literal["rms", "layer"] = "rms"
