@@ -2,7 +2,7 @@
 
 import click
 
-from aprfmt.cli import options, render
+from aprfmt.cli import complete, options, render
 
 VERDICT_TEXTS: dict[str, str] = {
     "SAME_BYTES": "equal bytes, equal encoding and equal logical shape; nothing was decoded.",
@@ -137,8 +137,12 @@ def topics() -> dict[str, dict[str, str]]:
     }
 
 
+def _completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    return complete.begun((key for rows in topics().values() for key in rows), incomplete)
+
+
 @click.command("explain")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=_completed)
 @click.option("--schema", metavar="COMMAND", help="Print the JSON schema of a command's --json.")
 @options.common
 def command(name: str | None, schema: str | None, as_json: bool, quiet: bool) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aprfmt.cli import options, render
+from aprfmt.cli import complete, options, render
 from aprfmt.cli.damage import told
 
 if TYPE_CHECKING:
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 @click.command("hex")
 @options.model()
-@click.argument("name", required=False)
-@click.option("--tensor", "named", metavar="NAME", help="The same as NAME.")
+@click.argument("name", required=False, shell_complete=complete.tensors)
+@click.option("--tensor", "named", metavar="NAME", help="The same as NAME.",
+              shell_complete=complete.tensors)  # fmt: skip
 @click.option("--block", type=click.IntRange(min=0), default=0, help="First block to show.")
 @click.option("--blocks", type=click.IntRange(min=1), default=2, show_default=True,
               help="How many blocks to show.")  # fmt: skip

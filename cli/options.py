@@ -8,6 +8,8 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from aprfmt.cli import complete
+
 F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -71,8 +73,11 @@ no_verify = click.option("--no-verify", "verify", is_flag=True, callback=negated
                          help="Do not re-open and compare the output.")  # fmt: skip
 no_hash = click.option("--no-source-hash", "source_hash", is_flag=True, callback=negated,
                        help="Do not record the source's SHA-256 in the output.")  # fmt: skip
+patterns = click.argument(
+    "patterns", nargs=-1, metavar="[PATTERN]...", shell_complete=complete.tensors
+)
 tensor = click.option(
-    "--tensor", "patterns", multiple=True, metavar="PATTERN",
+    "--tensor", "patterns", multiple=True, metavar="PATTERN", shell_complete=complete.tensors,
     help="Only these tensors: whole dot-components, a glob, or re:...; any spelling.",
 )  # fmt: skip
 encoding = click.option(
@@ -82,8 +87,9 @@ allow_overflow = click.option(
     "--allow-overflow", is_flag=True, help="Accept finite values that become infinite."
 )
 drop = click.option(
-    "--drop", multiple=True, metavar="PATTERN", help="Leave these tensors out of the output."
-)
+    "--drop", multiple=True, metavar="PATTERN", shell_complete=complete.tensors,
+    help="Leave these tensors out of the output.",
+)  # fmt: skip
 allow_missing = click.option(
     "--allow-missing", multiple=True, metavar="ROLE",
     help="Accept that these required tensors are not there: attn_q.bias, blk.3.attn_q.bias; "

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aprfmt.cli import options, render
+from aprfmt.cli import complete, options, render
 from aprfmt.cli.convert import converted, show
 
 if TYPE_CHECKING:
@@ -25,8 +25,10 @@ f32 f64 bool str. Arrays are JSON or a list with commas (quoted for the shell):
 
 @click.command("set", epilog=TYPES, options_metavar="[OPTIONS] -o OUTPUT")
 @options.model()
-@click.argument("changes", nargs=-1, callback=options.first_equals, metavar="[KEY=VALUE]...")
-@click.option("--remove", multiple=True, metavar="KEY", help="Leave this key out; may be repeated.")
+@click.argument("changes", nargs=-1, callback=options.first_equals, metavar="[KEY=VALUE]...",
+                shell_complete=complete.settings)  # fmt: skip
+@click.option("--remove", multiple=True, metavar="KEY", shell_complete=complete.keys,
+              help="Leave this key out; may be repeated.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True,
               help="The file to write, of MODEL's format; or a folder.")  # fmt: skip
 @options.force

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @click.command("tensors")
 @options.model()
-@click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
+@options.patterns
 @click.option("--stats", is_flag=True, help="Decode and add mean, std, min, max, zeros, NaN, Inf.")
 @click.option("--limit", type=click.IntRange(min=1), help="Show at most this many.")
 @click.option("--partial", is_flag=True, help="A cut file, or a missing one of a set, is no error.")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aprfmt as package
-from aprfmt.cli.main import COMMANDS
+from aprfmt.cli.commands import COMMANDS
 from tests.cli.run import aprfmt
 from tests.conversion.folders import llama_folder
 
@@ -262,7 +262,7 @@ def test_what_cannot_be_set_is_one_line(
 
 def check_options(command: str, text: str) -> None:
     """Every option a message names is one of its command."""
-    params = import_module(f"aprfmt.cli.{COMMANDS[command][0]}").command.params
+    params = import_module(f"aprfmt.cli.{COMMANDS[command].module}").command.params
     known = {name for param in params for name in param.opts} | {"--help"}
     assert set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", text)) <= known, text
 

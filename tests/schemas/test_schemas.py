@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from aprfmt.cli.main import COMMANDS
+from aprfmt.cli.commands import COMMANDS
 from aprfmt.schemas import COMMON, NUMBERS, names, number, schema
 from tests.cli.run import aprfmt
 from tests.schemas.validation import faults, validator
