@@ -124,6 +124,14 @@ def size_text(count: int) -> str:
     return f"{count} B"
 
 
+def count_text(count: int) -> str:
+    """Return a number of parameters for people: `268.1 M`."""
+    for limit, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count >= limit:
+            return f"{count / limit:.1f} {unit}"
+    return str(count)
+
+
 def shape_text(shape: Sequence[int] | None) -> str:
     """Return a shape as `[896, 4864]`."""
     return "-" if shape is None else f"[{', '.join(map(str, shape))}]"

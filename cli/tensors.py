@@ -9,7 +9,7 @@ from aprfmt.cli import options, render
 from aprfmt.cli.damage import told
 
 if TYPE_CHECKING:
-    pass
+    from aprfmt.tensors.view import View
 
 
 @click.command("tensors")
@@ -49,21 +49,7 @@ def command(
         rows: list[dict[str, Any]] = []
         with render.Progress("tensors", quiet) as progress:
             for i, name in enumerate(names[:limit]):
-                tensor = opened[name]
-                row: dict[str, Any] = {
-                    "name": name,
-                    "role": " ".join(roles.get(name, ())),
-                    "shape": list(tensor.shape),
-                    "encoding": tensor.encoding,
-                    "nbytes": tensor.nbytes,
-                    "offset": tensor.offset,
-                    "parts": {key: part.info.name for key, part in tensor.parts.items()},
-                }
-                if tensor.damage:
-                    row["damage"] = tensor.damage
-                if stats:
-                    row["stats"] = tensor_stats(tensor)
-                rows.append(row)
+                rows.append(listed(name, opened[name], roles.get(name, ()), stats))
                 progress(i + 1, len(names[:limit]))
         for note in opened.notes:
             render.warn(f"{note.where}: {note.text}")
@@ -74,7 +60,25 @@ def command(
     return render.emit("tensors", code, body, as_json)
 
 
-def tensor_stats(tensor: Any) -> dict[str, Any]:
+def listed(name: str, tensor: "View", roles: tuple[str, ...], stats: bool) -> dict[str, Any]:
+    """Return one tensor's row."""
+    row: dict[str, Any] = {
+        "name": name,
+        "role": " ".join(roles),
+        "shape": list(tensor.shape),
+        "encoding": tensor.encoding,
+        "nbytes": tensor.nbytes,
+        "offset": tensor.offset,
+        "parts": {key: part.info.name for key, part in tensor.parts.items()},
+    }
+    if tensor.damage:
+        row["damage"] = tensor.damage
+    if stats:
+        row["stats"] = tensor_stats(tensor)
+    return row
+
+
+def tensor_stats(tensor: "View") -> dict[str, Any]:
     """Return the statistics of one tensor, or the reason there are none."""
     from aprfmt.errors import AprfmtError
     from aprfmt.tensors.stats import tensor_stats as of_tensor

@@ -76,7 +76,8 @@ RUNS: Mapping[str, tuple[str, ...]] = {
 OPEN: Mapping[str, tuple[str, ...]] = {
     "convert": ("sizes",), "import": ("sizes",), "export": ("sizes",), "quantize": ("sizes",),
     "set": ("sizes",), "split": ("sizes",), "merge": ("sizes",),
-    "inspect": ("metadata", "tokenizer", "encodings", "hyperparameters", "keys/read"),
+    "inspect": ("metadata", "metadata_names", "tokenizer", "encodings", "hyperparameters",
+                "keys/read"),
     "tensors": ("tensors/*/parts",),
     "template": ("messages/*",),
     "trace": ("trace", "aliases", "run/backend", "reference/run"),
