@@ -62,7 +62,7 @@ def converted(
         raise UsageError(f"{error}" + (", or its name with --to" if named else "")) from None
     for note in report.notes:
         if note.level == "warning":
-            render.warn(f"{note.where}: {note.text}")
+            render.warn_note(note)
     return report
 
 

@@ -107,7 +107,7 @@ def command(
         cut = capacity, asked.overlap, asked.convention
         planned, skipped = plan(found, *cut)
         for text in skipped:
-            render.warn(text)
+            render.warn(text, "skipped_sample")
         other = None
         if against is not None:
             other = stack.enter_context(other_run(against, run, found, where))

@@ -40,7 +40,7 @@ def whole(model: "Model", name: str, ids: list[int]) -> "Sample":
     if leading and ids and not prefix:
         shown = " ".join(tokenizer.token(i) for i in leading)
         render.warn(f"{name}: does not begin with {shown}, which the model puts before a text; "
-                    "no window does")  # fmt: skip
+                    "no window does", "no_bos")  # fmt: skip
     return Sample(name, ids, prefix=prefix)
 
 
@@ -100,7 +100,8 @@ def window_tokens(model: "Model", asked: int | None, convention: str) -> int:
 
     context = int(model.hyper["context_length"])
     if asked is not None and asked > context:
-        render.warn(f"{model.path}: windows of {asked} tokens; the model was made for {context}")
+        render.warn(f"{model.path}: windows of {asked} tokens; the model was made for {context}",
+                    "context_length")  # fmt: skip
     return asked if asked is not None else window_size(context, convention)
 
 

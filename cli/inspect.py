@@ -61,8 +61,8 @@ def verified(source: "Source") -> str:
     matches = checksum_matches(source)
     if matches is None:
         render.warn(f"{source.path}: carries no checksum of its bytes, so nothing was verified; "
-                    "aprfmt hash --write makes a manifest beside it")  # fmt: skip
+                    "aprfmt hash --write makes a manifest beside it", "no_checksum")  # fmt: skip
         return "NOT_RUN"
     for note in checksum_notes(source, matches):
-        render.warn(f"{note.where}: {note.text}")
+        render.warn_note(note)
     return "PASS" if matches else "FAIL"

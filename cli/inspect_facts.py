@@ -77,7 +77,8 @@ def _model(opened: "Model") -> dict[str, Any]:
     where = str(opened.path)
     notes += [asdict(note) for note in resolution.notes]
     notes += [
-        {"level": "warning", "where": where, "text": text} for text in resolution.report.warnings
+        {"level": "note", "where": where, "text": text, "key": "assumed"}
+        for text in resolution.report.assumed
     ]
     return {**resolved(resolution), "notes": notes}
 

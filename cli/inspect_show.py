@@ -12,7 +12,7 @@ def show(body: dict[str, Any], *, verbose: bool, metadata: bool, full: bool) -> 
     render.line(render.escape(body["summary"]["line"]), style="head")
     _file(body)
     if body["architecture"] is None:
-        render.warn(body["architecture_error"])
+        render.warn(body["architecture_error"], "unknown_architecture")
     else:
         _hyperparameters(body, verbose)
         _warnings(body)
@@ -24,7 +24,7 @@ def show(body: dict[str, Any], *, verbose: bool, metadata: bool, full: bool) -> 
         _metadata(body, full)
     for note in body["notes"]:
         if note["level"] == "warning":
-            render.warn(f"{note['where']}: {note['text']}")
+            render.warn(f"{note['where']}: {note['text']}", note["key"])
         elif verbose:
             render.line(render.escape(f"note: {note['where']}: {note['text']}"), style="dim")
     if not verbose:
@@ -62,13 +62,17 @@ def _hyperparameters(body: dict[str, Any], verbose: bool) -> None:
 
 def _warnings(body: dict[str, Any]) -> None:
     for conflict in body["conflicts"]:
-        render.warn(conflict)
+        render.warn(f"{body['path']}: {conflict}", "contradiction")
     roles = body["roles"]
-    for kind, said in (("missing", "missing"), ("accepted", "missing and accepted as such")):
+    for kind, said, key in (
+        ("missing", "missing", "missing_tensors"),
+        ("accepted", "missing and accepted as such", "accepted_missing"),
+    ):
         if roles[kind]:
             render.warn(
                 f"{len(roles[kind])} of {roles['required']} tensors the configuration demands are "
-                f"{said}: {', '.join(roles[kind][:4])}{', ...' if len(roles[kind]) > 4 else ''}"
+                f"{said}: {', '.join(roles[kind][:4])}{', ...' if len(roles[kind]) > 4 else ''}",
+                key,
             )
 
 

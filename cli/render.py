@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from aprfmt.base.protocols import Note
 from aprfmt.base.text import escape as escape
 from aprfmt.base.text import guard
 
@@ -73,9 +74,20 @@ def colours() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
-def warn(text: str) -> None:
-    """Print a warning on stderr."""
-    click.echo(f"warning: {escape(text)}", err=True)
+def warn(text: str, key: str) -> None:
+    """Print a warning on stderr: one line, once a run, with the key that `explain` explains."""
+    context = click.get_current_context(silent=True)
+    said: set[str] = (
+        set() if context is None else context.meta.setdefault(f"{__name__}.said", set())
+    )
+    if text not in said:
+        said.add(text)
+        click.echo(f"warning: {escape(text)} (aprfmt explain {key})", err=True)
+
+
+def warn_note(note: Note) -> None:
+    """Print a reader's or converter's warning."""
+    warn(f"{note.where}: {note.text}", note.key)
 
 
 def table(

@@ -112,7 +112,7 @@ def session(text: str, where: Where, engines: bool = False) -> "Iterator[Run]":
     if request.choice.is_engine and not engines:
         request.backend()  # raises: it says what takes an engine
     if request.choice.why.startswith("auto"):
-        render.warn(request.choice.why)
+        render.warn(request.choice.why, "fallback")
     with opened(request, tell=warn_of) as run:
         yield run
 
@@ -124,12 +124,12 @@ def warn_of(model: "Model") -> None:
     report = model.resolution.report
     for note in (*model.notes, *model.resolution.notes):
         if note.level == "warning":
-            render.warn(f"{note.where}: {note.text}")
-    for text in (*report.conflicts, *report.warnings):
-        render.warn(f"{model.path}: {text}")
+            render.warn_note(note)
+    for text in report.conflicts:
+        render.warn(f"{model.path}: {text}", "contradiction")
     accepted = accepted_text(model.resolution)
     if accepted:
-        render.warn(f"{model.path}: {accepted}")
+        render.warn(f"{model.path}: {accepted}", "accepted_missing")
 
 
 def token_ids(model: "Model", tokens: Tokens) -> tuple[list[int], str | None]:
@@ -149,7 +149,8 @@ def token_ids(model: "Model", tokens: Tokens) -> tuple[list[int], str | None]:
     ids = model.tokenizer.encode(tokens.prompt)
     if ids[:2] == [model.tokenizer.bos_id] * 2:
         name = model.tokenizer.token(ids[0])
-        render.warn(f"--prompt begins with {name} twice: once in the text, once put there")
+        render.warn(f"--prompt begins with {name} twice: once in the text, once put there",
+                    "double_bos")  # fmt: skip
     return check_ids(model, ids), tokens.prompt
 
 
@@ -203,7 +204,8 @@ def warn_of_length(model: "Model", ids: list[int]) -> None:
     """Say where a prompt is longer than what the model was made for: it runs all the same."""
     context = int(model.hyper["context_length"])
     if len(ids) > context:
-        render.warn(f"{model.path}: {len(ids)} tokens; the model was made for {context}")
+        render.warn(f"{model.path}: {len(ids)} tokens; the model was made for {context}",
+                    "context_length")  # fmt: skip
 
 
 def check_ids(model: "Model", ids: list[int]) -> list[int]:

@@ -126,9 +126,9 @@ def warn(output: Path, form: str, unknown: dict[str, list[str]], why: str | None
     for key, near in unknown.items():
         names = f"near names: {', '.join(near)}" if near else "near names: none"
         render.warn(f"{output}: {key}: is no key of the file before, and none that readers of "
-                    f"{form} know; {names}; it was written as it stands")  # fmt: skip
+                    f"{form} know; {names}; written as it stands", "unknown_key")  # fmt: skip
     if why is not None:
-        render.warn(f"{output}: cannot be read as a model any more: {why}")
+        render.warn(f"{output}: cannot be read as a model any more: {why}", "unreadable_output")
 
 
 def said(change: "edits.Change") -> str:

@@ -52,7 +52,8 @@ def command(
                 rows.append(listed(name, opened[name], roles.get(name, ()), stats))
                 progress(i + 1, len(names[:limit]))
         for note in opened.notes:
-            render.warn(f"{note.where}: {note.text}")
+            if note.level == "warning":
+                render.warn_note(note)
         damage, code = told(opened.damage, partial=partial)
         body = {"model": str(opened.path), "count": total, "tensors": rows, "damage": damage}
     if not as_json:

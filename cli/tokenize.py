@@ -36,14 +36,16 @@ def command(
             text = tokenizer.decode(ids)
             none = [i for i in ids if tokenizer.token(i) == f"[PAD{i}]"]
             if none:
-                render.warn(f"no token has id {none[0]} ({len(none)} of {len(ids)}): left out")
+                render.warn(f"no token has id {none[0]} ({len(none)} of {len(ids)}): left out",
+                            "unknown_ids")  # fmt: skip
         else:
             ids = tokenizer.encode(
                 text, add_special=not no_special, parse_special=not no_parse_special
             )
         body.update(text=text, count=len(ids), ids=ids, tokens=[tokenizer.token(i) for i in ids])
         if ids[:2] == [tokenizer.bos_id] * 2:
-            render.warn(f"begins with {body['tokens'][0]} twice: once in the text, once put there")
+            render.warn(f"begins with {body['tokens'][0]} twice: once in the text, once put there",
+                        "double_bos")  # fmt: skip
     if not as_json:
         show(body, decode)
     return render.emit("tokenize", 0, body, as_json)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 WARNINGS: Mapping[str, str] = {
     # --- files -----------------------------------------------------------------------------------
     "checksum": "the file ends with a checksum of its bytes, and the bytes give another one: some "
-    "byte changed after the file was written. Get the file again; `aprfmt validate` reads the rest.",
+    "byte changed after the file was written. Get it again; `aprfmt validate` reads the rest.",
     "no_checksum": "nothing in the file can show a changed byte. `aprfmt hash FILE --write` makes "
     "a manifest beside it that can.",
     "truncated": "the file ends before its last tensor does, so tensors at the end are cut. Get "
@@ -46,8 +46,11 @@ WARNINGS: Mapping[str, str] = {
     "what is stored; those tensors stay under their stored names.",
     # --- models ----------------------------------------------------------------------------------
     "contradiction": "two places state one value of the forward pass differently (a key and the "
-    "tensors, or a key and the carried config.json). The line says which is used; `aprfmt diagnose` "
-    "against the source shows whether it is the right one.",
+    "tensors, or a key and the carried config.json). The line says which is used; "
+    "`aprfmt diagnose` against the source shows whether it is the right one.",
+    "assumed": "no key of the file says this value, because its format has none; it is what the "
+    "format's readers take. A note, no warning: the released models of the architecture have it. "
+    "`aprfmt diagnose` against the source shows whether this one has.",
     "missing_tensors": "the configuration demands tensors that the file does not have. It cannot "
     "run or be converted, unless --allow-missing accepts each.",
     "accepted_missing": "required tensors are missing, and were accepted with --allow-missing or "
@@ -72,8 +75,11 @@ WARNINGS: Mapping[str, str] = {
     "unknown_key": "no reader of this format knows this metadata key, and the file did not have "
     "it before: it may be misspelled.",
     "unreadable_output": "after the change the file cannot be opened as a model any more.",
+    "comparison": "a remark of the comparison: something of one file could not be compared, or was "
+    "compared in another way than usual, as the line says.",
     # --- runs ------------------------------------------------------------------------------------
     "fallback": "--device auto found no GPU that can be used, and says why.",
+    "skipped_sample": "a sample has no token whose loss could be measured, and is left out of it.",
     "ignored_option": "an option has no meaning for this engine and was ignored.",
     "unknown_point": "an array or a node of another engine's run is no capture point that is known "
     "here, so it is not compared.",

@@ -191,7 +191,7 @@ def checksum_notes(source: Source, matches: bool | None = None) -> list[Note]:
     if (checksum_matches(source) if matches is None else matches) is not False:
         return []
     text = "the footer's checksum is not that of the bytes before it; the file is damaged"
-    return [Note("warning", str(source.path), text)]
+    return [Note("warning", str(source.path), text, "checksum")]
 
 
 def open_sink(

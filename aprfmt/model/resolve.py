@@ -220,6 +220,7 @@ def reconcile(
                 f"{subject}: {mine.key}",
                 f"says {name} = {mine.value!r}, the carried config.json says {other.value!r} "
                 f"({other.key or other.origin}); the file's own key is used",
+                "contradiction",
             )
         )
         rows[name] = mine

@@ -65,7 +65,9 @@ def _parse_compressed(
             raise plain_error if looks_plain else error from None
         parsed = _parse_plain(whole, header, legacy, partial, faults)
         parsed.expanded = True
-        parsed.warn("everything after the header is compressed, which no known writer does")
+        parsed.warn(
+            "odd_flags", "everything after the header is compressed, which no known writer does"
+        )
     parsed.faults = faults
     return parsed
 
@@ -132,11 +134,18 @@ def _parse_plain(
 def _note_header(parsed: Parsed, legacy: bool) -> None:
     header = parsed.header
     if legacy:
-        parsed.warn(f"legacy magic {header.magic.decode()!r}; today's readers want 'APR\\0'")
+        parsed.warn(
+            "legacy_format",
+            f"legacy magic {header.magic.decode()!r}; today's readers want 'APR\\0'",
+        )
     if header.minor != layout.VERSION[1]:
-        parsed.warn(f"version {header.major}.{header.minor}; this reader knows 2.0")
+        parsed.warn(
+            "unknown_version", f"version {header.major}.{header.minor}; this reader knows 2.0"
+        )
     if header.flags & BITS["ENCRYPTED"]:
-        parsed.warn("flag ENCRYPTED is set, but APR v2 has no encryption: read as plain data")
+        parsed.warn(
+            "odd_flags", "flag ENCRYPTED is set, but APR v2 has no encryption: read as plain data"
+        )
     if unknown := [name for name in header.flag_names if name.startswith("0x")]:
         parsed.remark(f"undefined flag bits {', '.join(unknown)}")
     if any(header.reserved):
@@ -174,11 +183,14 @@ def _metadata(parsed: Parsed) -> dict[str, Value]:
         metadata = jsonio.loads(
             raw, place, max_bytes=MAX_METADATA, surrogates=True, duplicates="last"
         )
-        parsed.warn(f"{error}; the last is kept, as the reference does".removeprefix(f"{where}: "))
+        parsed.warn(
+            "duplicate_keys",
+            f"{error}; the last is kept, as the reference does".removeprefix(f"{where}: "),
+        )
     if not isinstance(metadata, dict):
         raise FormatError(f"{place}: is {type(metadata).__name__}; APR v2 needs a JSON object")
     for sentence in misfits(metadata):
-        parsed.warn(f"{sentence}; the reference refuses the file for it")
+        parsed.warn("metadata_type", f"{sentence}; the reference refuses the file for it")
     return metadata
 
 
@@ -203,9 +215,15 @@ def _read_index(parsed: Parsed) -> None:
     parsed.index_end = cursor.offset
     if unsorted:
         tensor = _tensor(unsorted)
-        parsed.warn(f"the index is not sorted by name from {tensor} on; aprender refuses that")
+        parsed.warn(
+            "unsorted_index",
+            f"the index is not sorted by name from {tensor} on; aprender refuses that",
+        )
     for meaning, names in legacy.items():
-        parsed.warn(f"{len(names)} tensors have legacy {meaning}, the first is {_tensor(names[0])}")
+        parsed.warn(
+            "legacy_format",
+            f"{len(names)} tensors have legacy {meaning}, the first is {_tensor(names[0])}",
+        )
 
 
 def _find_index(parsed: Parsed) -> Cursor:
@@ -308,7 +326,8 @@ def _decode_name(raw: bytes, at: int, what: str, parsed: Parsed) -> str:
         name = raw.decode("utf-8", "backslashreplace")
         if len(raw) == layout.MAX_NAME_BYTES and error.start >= len(raw) - 3:
             parsed.warn(
-                f"the name of {what} was cut at {layout.MAX_NAME_BYTES} bytes: {_tensor(name)}"
+                "cut_name",
+                f"the name of {what} was cut at {layout.MAX_NAME_BYTES} bytes: {_tensor(name)}",
             )
             return name
         wrong = FormatError(
@@ -369,9 +388,9 @@ def _note_holes(parsed: Parsed, regions: Sequence[tuple[int, int, str]]) -> None
         if start > align(end):
             holes += 1
             if holes == 1:
-                parsed.warn(f"{start - end} unused bytes between {before} and {name}")
+                parsed.warn("holes", f"{start - end} unused bytes between {before} and {name}")
     if holes > 1:
-        parsed.warn(f"{holes} holes between the parts of the file")
+        parsed.warn("holes", f"{holes} holes between the parts of the file")
 
 
 def _check_end(parsed: Parsed, partial: bool) -> None:
@@ -385,7 +404,7 @@ def _check_end(parsed: Parsed, partial: bool) -> None:
             f"missing, {len(beyond)} of {len(parsed.entries)} tensors are cut{first}"
         )
         if partial and not parsed.faults.collect:
-            parsed.warn(text)
+            parsed.warn("truncated", text)
             return
         todo = "" if parsed.faults.collect else "; get the file again, or list it with --partial"
         error = TruncatedError(f"{parsed.where}: {text}{todo}")
@@ -393,8 +412,9 @@ def _check_end(parsed: Parsed, partial: bool) -> None:
     elif parsed.faults.damage:
         return  # the end of the data is not known
     elif parsed.footer == "missing":
-        parsed.warn("no footer checksum, so damage to the data cannot be noticed")
+        parsed.warn("no_checksum", "no footer checksum, so damage to the data cannot be noticed")
     elif parsed.footer == "trailing":
         parsed.warn(
-            f"{parsed.size - parsed.end} bytes follow the data, where a 4-byte footer is expected"
+            "trailing_bytes",
+            f"{parsed.size - parsed.end} bytes follow the data, where a 4-byte footer is expected",
         )

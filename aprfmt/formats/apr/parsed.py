@@ -64,9 +64,9 @@ class Parsed:
         for entry in self.entries:
             yield entry.info.offset, entry.info.offset + entry.info.nbytes
 
-    def warn(self, text: str, where: str = "") -> None:
-        """Add a warning; `where` defaults to the file."""
-        self.notes.append(Note("warning", where or self.where, text))
+    def warn(self, key: str, text: str) -> None:
+        """Add a warning about the file; `key` is one of WARNINGS."""
+        self.notes.append(Note("warning", self.where, text, key))
 
     def remark(self, text: str) -> None:
         """Add a note: unusual, but harmless."""
