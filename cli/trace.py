@@ -39,6 +39,7 @@ class Wanted:
     html: Path | None
     force: bool
     as_json: bool
+    verbose: bool
 
     @property
     def values(self) -> bool:
@@ -84,6 +85,8 @@ class Wanted:
     metavar="NAME",
     help="Run a foreign engine: transformers or llama.cpp (MODEL@NAME is the same).",
 )
+@click.option("-v", "--verbose", is_flag=True,
+              help="With --reference: every point and its statistics.")  # fmt: skip
 @options.html("Write a page: heat map, histograms, sortable table.")
 @click.option("--list-points", is_flag=True, help="Print the capture points and their meaning.")
 @running.where
@@ -98,7 +101,8 @@ def command(
 
     Without --payload or --engine nothing runs and the plan is printed. With one, the ten slots of
     every layer, the logits and their top 5. Exit 1 when a NaN or an infinity appears (the first
-    point is named), or when --reference differs beyond the tolerance.
+    point is named), or when --reference differs beyond the tolerance: the points that do, and a
+    summary, are shown then, and -v shows all.
     """
     from aprfmt.errors import UsageError
 
@@ -263,20 +267,20 @@ def finish(
     against: "Callable[[], TraceDiff]", histograms: "Histograms",
 ) -> int:  # fmt: skip
     """Save, print, compare and draw a trace as it is wanted; return the exit code."""
-    from aprfmt.cli import trace_show
+    from aprfmt.cli import trace_against, trace_show
     from aprfmt.cli.html import write_page
     from aprfmt.cli.trace_html import render_page
 
     code, difference = 1 if trace.nonfinite else 0, None
     body["saved"] = write(trace, wanted)
     if not wanted.as_json:
-        trace_show.show(trace, body)
+        trace_show.show(trace, body, table=wanted.verbose or wanted.reference is None)
     if wanted.reference is not None:
         difference = against()
         body["reference"] = {"against": wanted.reference, **difference.to_json()}
         code = code or difference.exit_code
         if not wanted.as_json:
-            trace_show.show_difference(difference, wanted.reference)
+            trace_against.show_difference(difference, wanted.reference, wanted.verbose)
     if wanted.html is not None:
         page = render_page(trace, body, histograms, difference)
         write_page(wanted.html, page, wanted.force)

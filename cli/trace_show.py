@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.cli import render, running
 
 if TYPE_CHECKING:
-    from aprfmt.compare.traces import TraceDiff
     from aprfmt.inference.trace import Trace
     from aprfmt.model import Model
 
@@ -108,13 +107,30 @@ def _cells(stats: dict[str, Any]) -> list[str]:
     return cells
 
 
-def show(trace: "Trace", found: dict[str, Any]) -> None:
-    """Print embedding, the slots of every layer, final norm and logits."""
+def show(trace: "Trace", found: dict[str, Any], table: bool = True) -> None:
+    """Print embedding, the slots of every layer, final norm and logits; or no table of them."""
     where = found.get("run")
     if where:
         render.line(running.headline(where), style="head")
     for text in _scope(trace):
         render.line(render.escape(text), style="dim")
+    if table:
+        _table(trace, found)
+        for text in found["observations"]:
+            render.line(render.escape(text), style="warn")
+    if found["nonfinite"]:
+        where = render.escape(found["nonfinite"])
+        end = "the pass stopped there"
+        if found["nonfinite"] not in trace.records:
+            seen = next(reversed(list(trace.records)), "")
+            end = f"of what was asked for, {render.escape(seen)} shows it"
+        render.line(f"first NaN or infinity: {where}; {end}", style="bad")
+    for path in found.get("saved", []):
+        render.line(f"saved {render.escape(path)}")
+
+
+def _table(trace: "Trace", found: dict[str, Any]) -> None:
+    """Print the statistics of every point, and the likeliest tokens."""
     rows = []
     for key in ("embd", "embd_scaled"):
         rows += _whole(trace, key)
@@ -139,17 +155,6 @@ def show(trace: "Trace", found: dict[str, Any]) -> None:
         places = row.positions if row is not None else None
         where = "the last row" if not places else f"the row at {places[-1]}"
         running.show_top(found["logits"]["top"], f"top 5 of {where}")
-    for text in found["observations"]:
-        render.line(render.escape(text), style="warn")
-    if found["nonfinite"]:
-        where = render.escape(found["nonfinite"])
-        end = "the pass stopped there"
-        if found["nonfinite"] not in trace.records:
-            seen = next(reversed(list(trace.records)), "")
-            end = f"of what was asked for, {render.escape(seen)} shows it"
-        render.line(f"first NaN or infinity: {where}; {end}", style="bad")
-    for path in found.get("saved", []):
-        render.line(f"saved {render.escape(path)}")
 
 
 def _scope(trace: "Trace") -> list[str]:
@@ -211,46 +216,3 @@ def show_plan(found: dict[str, Any], details: bool) -> None:
         label = "model" if layer is None else f"L{layer}"
         render.line(render.escape(f"  {label:6} {' '.join(names)}"))
     render.line("nothing was run; --payload runs the model", style="dim")
-
-
-def show_difference(difference: "TraceDiff", reference: str) -> None:
-    """Print relL2 by point and the first one beyond its tolerance."""
-    render.line(render.escape(f"against {reference}"), style="head")
-    rows = []
-    for point in difference.points:
-        if point.why:
-            word = "BEYOND" if point.beyond else "not comparable"
-            rows.append((point.key, "-", "-", word, point.why))
-        else:
-            verdict = "BEYOND" if point.beyond else "within"
-            rows.append((point.key, f"{point.rel_l2:.3g}", f"{point.max_abs_diff:.3g}", verdict,
-                         f"{point.tolerance:g}"))  # fmt: skip
-    render.table(rows, ("point", "relL2", "max abs", "verdict", "tolerance or reason"), "lrrll")
-    running.show_nonfinite(difference.points, "this trace")
-    for point in difference.points:
-        if point.outside:
-            render.line(render.escape(
-                f"{point.key}: std is {point.std_ratio:.3g} times the reference's (an observation: "
-                "statistics say where to look)"), style="warn")  # fmt: skip
-    for label, keys in (("here", difference.only_in_a), ("the reference", difference.only_in_b)):
-        if keys:
-            render.line(f"only in {label}: {', '.join(keys[:8])}{' ...' if len(keys) > 8 else ''}")
-    for text in difference.not_checked:
-        render.line(render.escape(f"NOT-RUN  {text}"), style="warn")
-    if difference.first:
-        render.line(f"first point beyond tolerance: {difference.first}", style="bad")
-    if difference.other_rows:
-        count, key = len(difference.other_rows), difference.other_rows[0]
-        why = next(point.why for point in difference.points if point.key == key)
-        render.line(render.escape(
-            f"no verdict: {count} of {len(difference.points)} points hold other rows, the first is "
-            f"{key} ({why}); trace both with the same --positions"), style="bad")  # fmt: skip
-    elif difference.compared and not difference.first:
-        every = len(difference.points)
-        text = f"all {difference.compared} points within tolerance"
-        if difference.compared < every:
-            text = f"{difference.compared} of {every} points compared, all within tolerance; "
-            text += f"{every - difference.compared} NOT-RUN"
-        render.line(text, style="good" if difference.compared == every else "warn")
-    elif not difference.compared:
-        render.line("no point could be compared", style="bad")
