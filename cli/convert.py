@@ -8,6 +8,17 @@ import click
 
 from aprfmt.cli import options, render
 
+# What people read of a layout step, by the name before its sizes (arch/steps.py, arch/joins.py).
+STEPS: Mapping[str, str] = {
+    "Added": "norm weights +1 in GGUF",
+    "RowsPermuted": "q and k rows in the rope order of GGUF",
+    "Transposed": "matrices transposed",
+    "Reshaped": "reshaped",
+    "Split": "fused tensors apart or together",
+    "Stacked": "experts apart or stacked",
+    "KvB": "kv_b apart or together",
+}
+
 if TYPE_CHECKING:
     from aprfmt.conversion import ConversionReport
     from aprfmt.conversion.options import Outcome, TensorOutcome
@@ -109,10 +120,11 @@ def _changed(report: "ConversionReport") -> None:
         render.line(f"  {before} -> {after}: {len(tensors)} tensors, {how}{counts}")
     steps: dict[tuple[str, ...], int] = {}
     for tensor in report.tensors:
-        if tensor.steps:
-            steps[tensor.steps] = steps.get(tensor.steps, 0) + 1
-    for names, count in steps.items():
-        render.line(f"  {', '.join(names)}: {count} tensors")
+        said = tuple(dict.fromkeys(STEPS.get(s.partition("(")[0], s) for s in tensor.steps))
+        if said:
+            steps[said] = steps.get(said, 0) + 1
+    for said, count in steps.items():
+        render.line(f"  {', '.join(said)}: {count} tensors")
 
 
 def _verified(report: "ConversionReport", dry_run: bool) -> None:

@@ -136,6 +136,11 @@ def size_text(count: int) -> str:
     return f"{count} B"
 
 
+def quoted(piece: str) -> str:
+    """Return a token's text in quotes, so that its spaces are seen; escaped."""
+    return escape(f'"{piece}"')
+
+
 def count_text(count: int) -> str:
     """Return a number of parameters for people: `268.1 M`."""
     for limit, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):

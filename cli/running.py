@@ -287,15 +287,20 @@ def top_tokens(row: "Numbers", model: "Model | None", count: int = 5) -> list[di
     found: list[dict[str, Any]] = [{"id": int(i), "logit": float(wide[i])} for i in best]
     if tokenizer is not None:
         for entry in found:
-            entry["token"] = tokenizer.token(entry["id"])
+            entry |= named_token(tokenizer, entry["id"])
     return found
+
+
+def named_token(tokenizer: "Tokenizer", i: int) -> dict[str, str]:
+    """Return what JSON says of a token: its own spelling, and its text as people read it."""
+    return {"token": tokenizer.token(i), "piece": tokenizer.piece(i)}
 
 
 def show_top(top: list[dict[str, Any]], title: str) -> None:
     """Print the highest logits, one a line."""
     render.line(title, style="head")
     for row in top:
-        token = render.escape(row.get("token", ""))
+        token = render.quoted(row["piece"]) if "piece" in row else ""
         render.line(f"  {row['id']:>8}  {row['logit']:>12.6f}  {token}")
 
 

@@ -43,6 +43,7 @@ def command(
                 text, add_special=not no_special, parse_special=not no_parse_special
             )
         body.update(text=text, count=len(ids), ids=ids, tokens=[tokenizer.token(i) for i in ids])
+        body["pieces"] = [tokenizer.piece(i) for i in ids]
         if ids[:2] == [tokenizer.bos_id] * 2:
             render.warn(f"begins with {body['tokens'][0]} twice: once in the text, once put there",
                         "double_bos")  # fmt: skip
@@ -68,5 +69,5 @@ def show(body: dict[str, Any], decode: bool) -> None:
         render.line(render.escape(body["text"]))
         return
     render.line(" ".join(map(str, body["ids"])))
-    for i, token in zip(body["ids"], body["tokens"], strict=True):
-        render.line(f"{i:>8}  {render.escape(token)}", style="dim")
+    for i, piece in zip(body["ids"], body["pieces"], strict=True):
+        render.line(f"{i:>8}  {render.quoted(piece)}", style="dim")

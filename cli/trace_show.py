@@ -68,30 +68,33 @@ def name_tokens(found: dict[str, Any], model: "Model") -> None:
     if tokenizer is None:
         return
     for row in found["top"]:
-        row["token"] = tokenizer.token(row["id"])
+        row |= running.named_token(tokenizer, row["id"])
 
 
 def observations(rows: list[dict[str, Any]]) -> list[str]:
     """Name spikes against the median of the layers; early massive activations are normal."""
     return [
-        f"L{layer} {slot}: std {std:.4g} is {times:.0f} times the median of the layers (an "
-        "observation, no verdict)"
-        for (layer, slot), (std, times) in spikes(rows).items()
+        f"L{layer} {'/'.join(points)}: std {std:.4g} is {times:.0f} times the median of the layers "
+        "(an observation, no verdict)"
+        for (layer, points), (std, times) in spikes(rows).items()
     ]
 
 
-def spikes(rows: list[dict[str, Any]]) -> dict[tuple[int, str], tuple[float, float]]:
-    """Return (layer, slot) -> (std, how many times the median of the layers it is)."""
+Points = tuple[str, ...]
+
+
+def spikes(rows: list[dict[str, Any]]) -> dict[tuple[int, Points], tuple[float, float]]:
+    """Return (layer, points) -> (std, how many times the median of the layers it is)."""
     from statistics import median
 
     found = {}
-    for slot in dict.fromkeys(row["slot"] for row in rows):
-        stds = {row["layer"]: row["stats"]["std"] for row in rows if row["slot"] == slot}
+    for points in dict.fromkeys(tuple(row["points"]) for row in rows):
+        stds = {row["layer"]: row["stats"]["std"] for row in rows if tuple(row["points"]) == points}
         known = [std for std in stds.values() if std is not None]
         middle = median(known) if known else 0.0
         for layer, std in stds.items():
             if std is not None and middle and std > SPIKE * middle:
-                found[layer, slot] = (std, std / middle)
+                found[layer, points] = (std, std / middle)
     return found
 
 
@@ -108,7 +111,7 @@ def _cells(stats: dict[str, Any]) -> list[str]:
 
 
 def show(trace: "Trace", found: dict[str, Any], table: bool = True) -> None:
-    """Print embedding, the slots of every layer, final norm and logits; or no table of them."""
+    """Print embedding, the points of every layer, final norm and logits; or no table of them."""
     where = found.get("run")
     if where:
         render.line(running.headline(where), style="head")
@@ -134,19 +137,15 @@ def _table(trace: "Trace", found: dict[str, Any]) -> None:
     rows = []
     for key in ("embd", "embd_scaled"):
         rows += _whole(trace, key)
-    odd = spikes(found["slots"])
+    odd = {(layer, point) for layer, points in spikes(found["slots"]) for point in points}
     styles = {}
-    for row in found["slots"]:
-        if (row["layer"], row["slot"]) in odd:
-            styles[len(rows)] = "warn"
-        rows.append([f"L{row['layer']}", row["slot"], *_cells(row["stats"])])
+    for record in trace.records.values():
+        if record.layer >= 0 and record.stats is not None:
+            if (record.layer, record.point) in odd:
+                styles[len(rows)] = "warn"
+            rows.append([f"L{record.layer}", record.point, *_cells(record.stats.to_json())])
     for key in ("final_norm", "logits_raw", "logits"):
         rows += _whole(trace, key)
-    shown = {f"L{row['layer']}.{point}" for row in found["slots"] for point in row["points"]}
-    for key, record in trace.records.items():
-        whole = record.layer < 0
-        if not whole and key not in shown and record.stats is not None:
-            rows.append([f"L{record.layer}", record.point, *_cells(record.stats.to_json())])
     styles |= {i: "bad" for i, row in enumerate(rows) if row[-2:] != ["0", "0"]}
     render.table(rows, ("layer", "point", *COLUMNS), "ll" + "r" * len(COLUMNS), styles)
     render.line("std divides by n", style="dim")
