@@ -42,7 +42,7 @@ class Asked:
 @options.gathered(asked=Asked, where=running.Where)
 @click.argument("model")
 @click.option("--text", "texts", multiple=True, type=options.FILE,
-              help="A UTF-8 text file; several are samples of their own.")  # fmt: skip
+              help="A UTF-8 text file, - is stdin; several are samples of their own.")  # fmt: skip
 @click.option("--samples", type=options.FILE, metavar="FILE.jsonl",
               help='One {"prompt": ..., "response": ...} or {"text": ...} a line; '
               "only responses are scored.")  # fmt: skip

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.cli import render, running
+from aprfmt.cli import options, render, running
 
 if TYPE_CHECKING:
     from aprfmt.inference.evaluation import Planned, Sample
@@ -50,10 +50,12 @@ def check(model: "Model", ids: list[int]) -> list[int]:
 
 
 def read_text(path: Path) -> str:
-    """Return a regular file's UTF-8 text as it is; FormatError where it is none."""
+    """Return the UTF-8 text of a regular file, or of stdin for `-`; FormatError for another."""
     from aprfmt.errors import FormatError
     from aprfmt.formats.mapped import MappedFile
 
+    if path == Path("-"):
+        return options.stdin("--text")
     file = MappedFile(path)  # refuses pipes and devices
     try:
         if file.size > MAX_TEXT:

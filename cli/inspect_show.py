@@ -11,9 +11,9 @@ def show(body: dict[str, Any], *, verbose: bool, metadata: bool, full: bool) -> 
     """Print the answer in one line, and the facts behind it."""
     render.line(render.escape(body["summary"]["line"]), style="head")
     _file(body)
-    if body["architecture"] is None:
+    if body["architecture"] is None and body["summary"]["kind"] == "model":
         render.warn(body["architecture_error"], "unknown_architecture")
-    else:
+    elif body["architecture"] is not None:
         _hyperparameters(body, verbose)
         _warnings(body)
     _encodings(body)

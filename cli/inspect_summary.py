@@ -4,6 +4,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.cli import render
+from aprfmt.model.kinds import kind_of
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -19,10 +20,13 @@ _PLAIN = re.compile(r"Q\d_(?:K|[01])")  # types whose name says what most tensor
 
 def summary(opened: "Model", body: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of the answer, and the whole as `line`."""
-    known = body["architecture"] is not None
+    known, kind = body["architecture"] is not None, kind_of(opened)
     stored = sum(row["bytes"] for row in body["encodings"].values())
     found: dict[str, Any] = {
         "name": _name(opened, body),
+        "kind": "model" if kind is None else kind.name,
+        "says": "" if kind is None else kind.says(opened),
+        "next": "" if kind is None else kind.todo(opened),
         "architecture": body["architecture"]
         or str(body["metadata"].get("general.architecture", "")),
         "level": "full" if known else "tensors",
@@ -39,6 +43,8 @@ def summary(opened: "Model", body: dict[str, Any]) -> dict[str, Any]:
 
 def line(found: dict[str, Any]) -> str:
     """Return the answer as one sentence."""
+    if found["says"]:
+        return f"{found['name']}: is {found['says']}; {found['next']}"
     level = {"full": "runs here", "tensors": "tensors only"}[found["level"]]
     bits = found["bits_per_weight"]
     parts = [

@@ -97,6 +97,23 @@ allow_missing = click.option(
 )  # fmt: skip
 
 
+def text_of(value: str, name: str) -> str:
+    """Return the text of an option or argument; `-` is stdin, without its last newline."""
+    return value if value != "-" else stdin(name).removesuffix("\n")
+
+
+def stdin(name: str) -> str:
+    """Return all of stdin as text; UsageError where it is no UTF-8."""
+    import sys
+
+    from aprfmt.errors import UsageError
+
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name} -: stdin is not UTF-8 at byte {error.start}") from None
+
+
 def check_new(force: bool, *paths: Path | None) -> None:
     """Raise OutputError for a file that could not be written: before the work it would lose."""
     from aprfmt.errors import OutputError

@@ -51,9 +51,13 @@ def where(function: F) -> F:
 def what(function: F) -> F:
     """Add --prompt, --ids, --chat: exactly one names the tokens."""
     for option in (
-        click.option("--chat", metavar="TEXT", help="A user's message in the chat template."),
-        click.option("--ids", metavar="IDS", help="Token ids: 1,2,3 or a .npy file."),
-        click.option("--prompt", metavar="TEXT", help="Text, tokenized as the model does it."),
+        click.option(
+            "--chat", metavar="TEXT", help="A user's message in the chat template; - is stdin."
+        ),
+        click.option("--ids", metavar="IDS", help="Token ids: 1,2,3 or a .npy file; - is stdin."),
+        click.option(
+            "--prompt", metavar="TEXT", help="Text, tokenized as the model does it; - is stdin."
+        ),
     ):
         function = option(function)
     return function
@@ -142,22 +146,24 @@ def token_ids(model: "Model", tokens: Tokens) -> tuple[list[int], str | None]:
     if tokens.ids is not None:
         return check_ids(model, parse_ids(tokens.ids)), None
     if tokens.chat is not None:
-        message = [{"role": "user", "content": tokens.chat}]
+        message = [{"role": "user", "content": options.text_of(tokens.chat, "--chat")}]
         text = model.tokenizer.apply_chat_template(message, add_generation_prompt=True)
         return check_ids(model, model.tokenizer.encode(text, add_special=False)), text
     assert tokens.prompt is not None
-    ids = model.tokenizer.encode(tokens.prompt)
+    prompt = options.text_of(tokens.prompt, "--prompt")
+    ids = model.tokenizer.encode(prompt)
     if ids[:2] == [model.tokenizer.bos_id] * 2:
         name = model.tokenizer.token(ids[0])
         render.warn(f"--prompt begins with {name} twice: once in the text, once put there",
                     "double_bos")  # fmt: skip
-    return check_ids(model, ids), tokens.prompt
+    return check_ids(model, ids), prompt
 
 
 def parse_ids(text: str) -> list[int]:
     """Return ids of `1,2,3`, or of a .npy file of integers."""
     from aprfmt.errors import UsageError
 
+    text = options.text_of(text, "--ids")
     if text.endswith(".npy"):
         return _npy_ids(Path(text))
     words = re.split(r"\s*,\s*|\s+", text.strip())

@@ -25,9 +25,10 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Turn text into token ids, as the model's Hugging Face tokenizer does."""
+    """Turn text into token ids, as the model's Hugging Face tokenizer does; TEXT - is stdin."""
     from aprfmt.model import open_model
 
+    text = options.text_of(text, "TEXT")
     with open_model(model) as opened:
         tokenizer = opened.tokenizer
         body: dict[str, Any] = {"model": str(opened.path), "tokenizer": tokenizer.origin}
