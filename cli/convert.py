@@ -66,7 +66,7 @@ def converted(
     from aprfmt.errors import UsageError
 
     try:
-        with render.Progress(name, quiet) as progress:
+        with render.Progress(name, quiet, "bytes") as progress:
             report = convert(src, dst, to=to, progress=progress, **wishes)
     except NoFormatError as error:
         named = any(each.name == "to" for each in click.get_current_context().command.params)

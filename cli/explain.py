@@ -123,7 +123,7 @@ def topics() -> dict[str, dict[str, str]]:
 
     return {
         "error": _errors(),
-        "warning": WARNINGS,
+        "warning": dict(WARNINGS),
         "verdict": VERDICT_TEXTS,
         "outcome": OUTCOME_TEXTS,
         "check": {row.name: f"a check of `validate`: {row.proves}." for row in file_checks()},

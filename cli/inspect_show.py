@@ -23,7 +23,7 @@ def show(body: dict[str, Any], *, verbose: bool, metadata: bool, full: bool) -> 
     if metadata:
         _metadata(body, full)
     for note in body["notes"]:
-        if note["level"] == "warning":
+        if note["level"] == "warning" or note["key"] == "remark":
             render.warn(f"{note['where']}: {note['text']}", note["key"])
         elif verbose:
             render.line(render.escape(f"note: {note['where']}: {note['text']}"), style="dim")

@@ -12,6 +12,9 @@ import click
 from aprfmt.cli.commands import COMMANDS, GROUPS
 
 SIGNALLED = (129, 143)  # SIGHUP, SIGTERM: what `install_signal_handlers` exits with
+INTERRUPTED = (
+    "aprfmt: interrupted: unfinished output was removed; files that were there are as they were"
+)
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
@@ -108,6 +111,7 @@ def main(argv: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (KeyboardInterrupt, click.Abort):
         code = 130
+        click.echo(INTERRUPTED, err=True)
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except click.ClickException as error:

@@ -52,7 +52,7 @@ def command(
                 rows.append(listed(name, opened[name], roles.get(name, ()), stats))
                 progress(i + 1, len(names[:limit]))
         for note in opened.notes:
-            if note.level == "warning":
+            if note.level == "warning" or note.key == "remark":
                 render.warn_note(note)
         damage, code = told(opened.damage, partial=partial)
         body = {"model": str(opened.path), "count": total, "tensors": rows, "damage": damage}

@@ -32,7 +32,7 @@ def command(
     """
     from aprfmt.checks import validate
 
-    with render.Progress("validate", quiet) as progress:
+    with render.Progress("validate", quiet, "bytes") as progress:
         report = validate(
             model, arch=arch, strict=strict, allow_missing=allow_missing, progress=progress
         )

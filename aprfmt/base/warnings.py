@@ -30,6 +30,7 @@ WARNINGS: Mapping[str, str] = {
     "unknown_version": "the file states a version of its format that this reader does not know; "
     "it is read as the newest known one.",
     "odd_flags": "the header sets a flag that this format does not define, or that no writer uses.",
+    "remark": "the file is unusual in a way that harms no reader.",
     "duplicate_keys": "one metadata key occurs twice; the last value is used, as the reference "
     "reader does.",
     "metadata_type": "a metadata value has another type than its key has in this format; the "

@@ -48,7 +48,12 @@ def test_every_warning_has_a_key_of_the_table_and_every_key_a_warning() -> None:
         "cli/inspect_show.py", "aprfmt/formats/apr/parsed.py", "aprfmt/formats/gguf/parse.py",
     }  # fmt: skip
     assert set(keys.values()) <= WARNINGS.keys(), set(keys.values()) - WARNINGS.keys()
-    elsewhere = {"assumed", "missing_tensors", "accepted_missing"}  # chosen among, or a note
+    elsewhere = {
+        "assumed",
+        "remark",
+        "missing_tensors",
+        "accepted_missing",
+    }  # chosen among, or a note
     assert WARNINGS.keys() - elsewhere <= set(keys.values())
 
 

@@ -57,7 +57,7 @@ class Parsed:
 
     def remark(self, text: str) -> None:
         """Add a note: unusual, but harmless."""
-        self.notes.append(Note("note", self.where, text))
+        self.notes.append(Note("note", self.where, text, "remark"))
 
 
 @dataclass(frozen=True, slots=True)
