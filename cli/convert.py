@@ -8,6 +8,7 @@ import click
 
 from aprfmt.cli import options, render
 
+WORTH_SAYING = 1_000_000  # bytes of a verbatim tokenizer
 # What people read of a layout step, by the name before its sizes (arch/steps.py, arch/joins.py).
 STEPS: Mapping[str, str] = {
     "Added": "norm weights +1 in GGUF",
@@ -99,6 +100,9 @@ def show(report: "ConversionReport", dry_run: bool = False) -> None:
     for path in report.files if listed else ():
         render.line(f"  {render.escape(str(path))}  {render.size_text(report.sizes[path])}")
     _changed(report)
+    if report.carried_bytes >= WORTH_SAYING:
+        held = render.size_text(report.carried_bytes)
+        render.line(f"  of it {held} are tokenizer.json verbatim, which --no-carry leaves out")
     _verified(report, dry_run)
 
 

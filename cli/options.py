@@ -76,6 +76,8 @@ no_hash = click.option("--no-source-hash", "source_hash", is_flag=True, callback
 patterns = click.argument(
     "patterns", nargs=-1, metavar="[PATTERN]...", shell_complete=complete.tensors
 )
+no_carry = click.option("--no-carry", "carry", is_flag=True, callback=negated,
+                        help="Leave the verbatim tokenizer.json out.")  # fmt: skip
 tensor = click.option(
     "--tensor", "patterns", multiple=True, metavar="PATTERN", shell_complete=complete.tensors,
     help="Only these tensors: whole dot-components, a glob, or re:...; any spelling.",
@@ -199,7 +201,7 @@ def quantization(function: F) -> F:
 
 def writing(function: F) -> F:
     """Add what every conversion has behind its own options, down to --json."""
-    for option in (common, no_hash, no_verify, force, arch):
+    for option in (common, no_hash, no_carry, no_verify, force, arch):
         function = option(function)
     return function
 
