@@ -34,7 +34,7 @@ def test_only_a_terminal_sees_it_and_it_is_erased(
     err = Terminal() if terminal else io.StringIO()
     now = iter(range(0, 100, 2))  # a clock of our own
     monkeypatch.setattr(sys, "stderr", err)
-    monkeypatch.setattr(render.time, "monotonic", lambda: float(next(now)))
+    monkeypatch.setattr("aprfmt.cli.render.time.monotonic", lambda: float(next(now)))
     with render.Progress("convert", quiet, "bytes") as progress:
         progress(1_000_000, 4_000_000)
         progress(4_000_000, 4_000_000)
