@@ -5,8 +5,7 @@ index; then our own: sizes, overlap, end. Faults that leave the rest readable go
 """
 
 import struct
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator
 
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import TensorInfo, Value
@@ -14,11 +13,12 @@ from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats import jsonio
 from aprfmt.formats.apr import carried, layout
-from aprfmt.formats.apr.layout import BITS, CODES, COMPRESSED, HEADER_SIZE, Header, align
+from aprfmt.formats.apr.extent import check_end, check_regions, tensor_label
+from aprfmt.formats.apr.layout import BITS, CODES, COMPRESSED, HEADER_SIZE, Header
 from aprfmt.formats.apr.metadata import misfits
 from aprfmt.formats.apr.parsed import Entry, Parsed
 from aprfmt.formats.cursor import MAX_COUNT, MAX_DIMS, MAX_METADATA, Cursor
-from aprfmt.formats.damage import Faults, report_overlap
+from aprfmt.formats.damage import Faults
 
 _ENTRY_TAIL = struct.Struct("<QQ")
 _JSON_INDEX = b"[{"  # one loader's dump writes its index as JSON
@@ -125,8 +125,8 @@ def _parse_plain(
     stored = {entry.info.name: entry.info for entry in parsed.entries}
     parsed.metadata, parsed.infos, notes = carried.join(metadata, stored, parsed.where)
     parsed.notes += notes
-    _check_regions(parsed)
-    _check_end(parsed, partial)
+    check_regions(parsed)
+    check_end(parsed, partial)
     faults.rename(dict(zip(stored, parsed.infos, strict=True)))
     return parsed
 
@@ -202,7 +202,7 @@ def _read_index(parsed: Parsed) -> None:
     for raw_name, entry in _entries(cursor, parsed):
         name = entry.info.name
         if raw_name in seen:
-            what = f"{parsed.where}: {_tensor(name)} stands twice in the index"
+            what = f"{parsed.where}: {tensor_label(name)} stands twice in the index"
             parsed.faults.add(FormatError(f"{what}; names must be unique"), name)
         seen.add(raw_name)
         if raw_name < last:
@@ -214,7 +214,7 @@ def _read_index(parsed: Parsed) -> None:
             legacy.setdefault(meaning, []).append(name)
     parsed.index_end = cursor.offset
     if unsorted:
-        tensor = _tensor(unsorted)
+        tensor = tensor_label(unsorted)
         parsed.warn(
             "unsorted_index",
             f"the index is not sorted by name from {tensor} on; aprender refuses that",
@@ -222,7 +222,7 @@ def _read_index(parsed: Parsed) -> None:
     for meaning, names in legacy.items():
         parsed.warn(
             "legacy_format",
-            f"{len(names)} tensors have legacy {meaning}, the first is {_tensor(names[0])}",
+            f"{len(names)} tensors have legacy {meaning}, the first is {tensor_label(names[0])}",
         )
 
 
@@ -275,10 +275,6 @@ def _entries(cursor: Cursor, parsed: Parsed) -> Iterator[tuple[bytes, Entry]]:
             return
 
 
-def _tensor(name: str) -> str:
-    return f"tensor {shorten(name, 100)!r}"
-
-
 def _read_entry(
     cursor: Cursor, number: int, data_offset: int, parsed: Parsed
 ) -> tuple[bytes, Entry]:
@@ -287,7 +283,7 @@ def _read_entry(
     what, at = f"index entry {number}", cursor.offset
     raw_name = bytes(cursor.take(cursor.uint(2, what), f"name of {what}"))
     name = _decode_name(raw_name, at, what, parsed)
-    tensor = _tensor(name)
+    tensor = tensor_label(name)
     code, ndim = cursor.take(2, f"{what} ({tensor})")
     if ndim > MAX_DIMS:
         raise FormatError(
@@ -327,7 +323,7 @@ def _decode_name(raw: bytes, at: int, what: str, parsed: Parsed) -> str:
         if len(raw) == layout.MAX_NAME_BYTES and error.start >= len(raw) - 3:
             parsed.warn(
                 "cut_name",
-                f"the name of {what} was cut at {layout.MAX_NAME_BYTES} bytes: {_tensor(name)}",
+                f"the name of {what} is cut at {layout.MAX_NAME_BYTES} bytes: {tensor_label(name)}",
             )
             return name
         wrong = FormatError(
@@ -336,85 +332,3 @@ def _decode_name(raw: bytes, at: int, what: str, parsed: Parsed) -> str:
         )
     parsed.faults.add(wrong, name)
     return name
-
-
-def _check_regions(parsed: Parsed) -> None:
-    """Report overlap; remark on holes and on unaligned tensors."""
-    header = parsed.header
-    fixed = [
-        (0, HEADER_SIZE, "the header"),
-        (header.metadata_offset, parsed.metadata_end, "the metadata"),
-        (header.index_offset, parsed.index_end, "the tensor index"),
-    ]
-    _check_overlap(parsed, [region for region in fixed if region[0] < region[1]])
-    infos = _sound(parsed)
-    if not parsed.faults.damage:
-        tensors = [(i.offset, i.offset + i.nbytes, _tensor(i.name)) for i in infos if i.nbytes]
-        _note_holes(parsed, sorted([*(r for r in fixed if r[0] < r[1]), *tensors]))
-    unaligned = [i.name for i in infos if i.nbytes and i.offset % layout.ALIGNMENT]
-    if unaligned:
-        name = _tensor(unaligned[0])
-        parsed.remark(f"{len(unaligned)} tensors are not 64-byte aligned, first {name}")
-    # Relative to data_offset, as the writer pads. An empty tensor counts by its offset.
-    start = header.data_offset
-    parsed.end = start + max((align(i.offset + i.nbytes - start) for i in infos), default=0)
-
-
-def _sound(parsed: Parsed) -> list[TensorInfo]:
-    """Return the stored tensors without a fault so far."""
-    return [e.info for e in parsed.entries if e.info.name not in parsed.faults.broken]
-
-
-def _check_overlap(parsed: Parsed, fixed: Sequence[tuple[int, int, str]]) -> None:
-    """Report parts of the file that share bytes, and tensors that lie in one of them."""
-    for (_, end, before), (start, stop, name) in pairwise(sorted(fixed)):
-        if start < end:
-            error = f"{name} ({start}..{stop}) overlaps {before}, which ends at {end}"
-            parsed.faults.add(FormatError(f"{parsed.where}: {error}"))
-    infos = [info for info in _sound(parsed) if info.nbytes]
-    for info in infos:
-        start, stop = info.offset, info.offset + info.nbytes
-        for first, end, what in fixed:
-            if start < end and first < stop:
-                extent = f"{_tensor(info.name)} ({start}..{stop})"
-                text = f"{extent} overlaps {what}, which ends at {end}"
-                parsed.faults.add(FormatError(f"{parsed.where}: {text}"), info.name)
-    report_overlap(infos, parsed.faults)
-
-
-def _note_holes(parsed: Parsed, regions: Sequence[tuple[int, int, str]]) -> None:
-    holes = 0
-    for (_, end, before), (start, _, name) in pairwise(regions):
-        if start > align(end):
-            holes += 1
-            if holes == 1:
-                parsed.warn("holes", f"{start - end} unused bytes between {before} and {name}")
-    if holes > 1:
-        parsed.warn("holes", f"{holes} holes between the parts of the file")
-
-
-def _check_end(parsed: Parsed, partial: bool) -> None:
-    missing = parsed.end - parsed.size
-    if missing > 0:
-        every = _sound(parsed)
-        beyond = [info for info in every if info.offset + info.nbytes > parsed.size]
-        first = f"; {_tensor(beyond[0].name)} is the first beyond the end" if beyond else ""
-        text = (
-            f"has {parsed.size} bytes, its tensors end at {parsed.end}: {missing} bytes are "
-            f"missing, {len(beyond)} of {len(parsed.entries)} tensors are cut{first}"
-        )
-        if partial and not parsed.faults.collect:
-            parsed.warn("truncated", text)
-            return
-        todo = "" if parsed.faults.collect else "; get the file again, or list it with --partial"
-        error = TruncatedError(f"{parsed.where}: {text}{todo}")
-        parsed.faults.cut(error, [info.name for info in beyond if info.nbytes])
-    elif parsed.faults.damage:
-        return  # the end of the data is not known
-    elif parsed.footer == "missing":
-        parsed.warn("no_checksum", "no footer checksum, so damage to the data cannot be noticed")
-    elif parsed.footer == "trailing":
-        parsed.warn(
-            "trailing_bytes",
-            f"{parsed.size - parsed.end} bytes follow the data, where a 4-byte footer is expected",
-        )
