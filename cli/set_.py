@@ -133,8 +133,8 @@ def warn(output: Path, form: str, unknown: dict[str, list[str]], why: str | None
 
 def said(change: "edits.Change") -> str:
     """Return `key: old -> new`, with the types where they differ."""
-    old = "(new)" if change.how == "added" else short(change.old)
-    new = "(removed)" if change.how == "removed" else short(change.new)
+    old = "(new)" if change.how == "added" else short(change.key, change.old)
+    new = "(removed)" if change.how == "removed" else short(change.key, change.new)
     types = ""
     if change.how == "added" and change.new_type:
         types = f" ({change.new_type})"
@@ -143,6 +143,9 @@ def said(change: "edits.Change") -> str:
     return f"{render.escape(change.key)}: {old} -> {new}{types}"
 
 
-def short(value: Any) -> str:
-    """Return a value on one line, cut where it is long."""
-    return render.escape(str(value), WIDEST)
+def short(key: str, value: Any) -> str:
+    """Return a value on one line, cut where it is long; a number with the name it stands for."""
+    from aprfmt.base.named import meaning
+
+    name = meaning(key, value)
+    return render.escape(str(value), WIDEST) + (f" = {name}" if name else "")

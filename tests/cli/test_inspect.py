@@ -54,7 +54,8 @@ def test_the_first_line_names_what_is_unusual(q4: Path, tmp_path: Path, demo_mod
     assert 4 < before["bits_per_weight"] < 8
     lying = tmp_path / "lying.gguf"
     assert aprfmt("convert", demo_model, tmp_path / "plain.gguf").code == 0
-    aprfmt("set", tmp_path / "plain.gguf", "general.file_type=15", "-o", lying)
+    done = aprfmt("set", tmp_path / "plain.gguf", "general.file_type=15", "-o", lying)
+    assert "  general.file_type: 32 = BF16 -> 15 = Q4_K_M\n" in done.out
     found = aprfmt("inspect", lying, "--json").json["summary"]["unusual"]
     assert found == ["called Q4_K_M, but no tensor is Q4_K"]
     folder = tmp_path / "folder"

@@ -92,7 +92,7 @@ def test_old_and_new_are_said(files: dict[str, Path], tmp_path: Path) -> None:
     lines = [line.strip() for line in done.out.splitlines()]
     assert done.err == ""
     for line in ("llama.context_length: 128 -> 64", "general.author: (new) -> me (string)",
-                 "general.file_type: 32 -> (removed)"):  # fmt: skip
+                 "general.file_type: 32 = BF16 -> (removed)"):  # fmt: skip
         assert line in lines, done.out
     changes = aprfmt("set", files["gguf"], *args, "-o", tmp_path / "y.gguf", "--json").json
     rows = {row["key"]: row for row in changes["changes"]}
