@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aprfmt.cli import options, render
+from aprfmt.cli import complete, options, render
 from aprfmt.cli.damage import told
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.command("cat")
 @options.model()
-@click.argument("name")
+@click.argument("name", shell_complete=complete.tensors)
 @click.option("--slice", "region", metavar="A:B,C", help="A NumPy-style slice, e.g. 0:4,:8.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a .npy file instead.")
 @click.option("--limit", type=click.IntRange(min=1), default=64, show_default=True,

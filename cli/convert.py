@@ -8,6 +8,18 @@ import click
 
 from aprfmt.cli import options, render
 
+WORTH_SAYING = 1_000_000  # bytes of a verbatim tokenizer
+# What people read of a layout step, by the name before its sizes (arch/steps.py, arch/joins.py).
+STEPS: Mapping[str, str] = {
+    "Added": "norm weights +1 in GGUF",
+    "RowsPermuted": "q and k rows in the rope order of GGUF",
+    "Transposed": "matrices transposed",
+    "Reshaped": "reshaped",
+    "Split": "fused tensors apart or together",
+    "Stacked": "experts apart or stacked",
+    "KvB": "kv_b apart or together",
+}
+
 if TYPE_CHECKING:
     from aprfmt.conversion import ConversionReport
     from aprfmt.conversion.options import Outcome, TensorOutcome
@@ -58,14 +70,14 @@ def converted(
     from aprfmt.errors import UsageError
 
     try:
-        with render.Progress(name, quiet) as progress:
+        with render.Progress(name, quiet, "bytes") as progress:
             report = convert(src, dst, to=to, progress=progress, **wishes)
     except NoFormatError as error:
         named = any(each.name == "to" for each in click.get_current_context().command.params)
         raise UsageError(f"{error}" + (", or its name with --to" if named else "")) from None
     for note in report.notes:
         if note.level == "warning":
-            render.warn(f"{note.where}: {note.text}")
+            render.warn_note(note)
     return report
 
 
@@ -91,6 +103,9 @@ def show(report: "ConversionReport", dry_run: bool = False) -> None:
     for path in report.files if listed else ():
         render.line(f"  {render.escape(str(path))}  {render.size_text(report.sizes[path])}")
     _changed(report)
+    if report.carried_bytes >= WORTH_SAYING:
+        held = render.size_text(report.carried_bytes)
+        render.line(f"  of it {held} are tokenizer.json verbatim, which --no-carry leaves out")
     _verified(report, dry_run)
 
 
@@ -112,10 +127,11 @@ def _changed(report: "ConversionReport") -> None:
         render.line(f"  {before} -> {after}: {len(tensors)} tensors, {how}{counts}")
     steps: dict[tuple[str, ...], int] = {}
     for tensor in report.tensors:
-        if tensor.steps:
-            steps[tensor.steps] = steps.get(tensor.steps, 0) + 1
-    for names, count in steps.items():
-        render.line(f"  {', '.join(names)}: {count} tensors")
+        said = tuple(dict.fromkeys(STEPS.get(s.partition("(")[0], s) for s in tensor.steps))
+        if said:
+            steps[said] = steps.get(said, 0) + 1
+    for said, count in steps.items():
+        render.line(f"  {', '.join(said)}: {count} tensors")
 
 
 def _verified(report: "ConversionReport", dry_run: bool) -> None:

@@ -64,7 +64,7 @@ def command(
         )  # fmt: skip
     code = report.exit_code(accept)
     for note in report.notes:
-        render.warn(note)
+        render.warn(note, "comparison")
     if not as_json:
         diff_show.show(report, top, code)
     body = report.to_json()

@@ -36,7 +36,7 @@ class Asked:
 @options.gathered(asked=Asked, where=running.Where)
 @click.argument("model")
 @click.option("--text", "texts", multiple=True, type=options.FILE,
-              help="A UTF-8 text file; several are samples of their own.")  # fmt: skip
+              help="A UTF-8 text file, - is stdin; several are samples of their own.")  # fmt: skip
 @click.option("--samples", type=options.FILE, metavar="FILE.jsonl",
               help='One {"prompt": ..., "response": ...} or {"text": ...} a line; '
               "only responses are scored.")  # fmt: skip
@@ -101,7 +101,7 @@ def command(
         cut = capacity, asked.overlap, asked.convention
         planned, skipped = plan(found, *cut)
         for text in skipped:
-            render.warn(text)
+            render.warn(text, "skipped_sample")
         other = None
         if against is not None:
             other = stack.enter_context(eval_other.opened(against, run, found, where))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.cli import render, running
+from aprfmt.cli import options, render, running
 
 if TYPE_CHECKING:
     from aprfmt.inference.evaluation import Planned, Sample
@@ -40,7 +40,7 @@ def whole(model: "Model", name: str, ids: list[int]) -> "Sample":
     if leading and ids and not prefix:
         shown = " ".join(tokenizer.token(i) for i in leading)
         render.warn(f"{name}: does not begin with {shown}, which the model puts before a text; "
-                    "no window does")  # fmt: skip
+                    "no window does", "no_bos")  # fmt: skip
     return Sample(name, ids, prefix=prefix)
 
 
@@ -50,10 +50,12 @@ def check(model: "Model", ids: list[int]) -> list[int]:
 
 
 def read_text(path: Path) -> str:
-    """Return a regular file's UTF-8 text as it is; FormatError where it is not text."""
+    """Return the UTF-8 text of a regular file, or of stdin for `-`; FormatError for another."""
     from aprfmt.errors import FormatError
     from aprfmt.formats.mapped import MappedFile
 
+    if path == Path("-"):
+        return options.stdin("--text")
     file = MappedFile(path)  # refuses pipes and devices
     try:
         if file.size > MAX_TEXT:
@@ -100,7 +102,8 @@ def window_tokens(model: "Model", asked: int | None, convention: str) -> int:
 
     context = int(model.hyper["context_length"])
     if asked is not None and asked > context:
-        render.warn(f"{model.path}: windows of {asked} tokens; the model was made for {context}")
+        render.warn(f"{model.path}: windows of {asked} tokens; the model was made for {context}",
+                    "context_length")  # fmt: skip
     return asked if asked is not None else window_size(context, convention)
 
 

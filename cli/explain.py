@@ -2,7 +2,7 @@
 
 import click
 
-from aprfmt.cli import options, render
+from aprfmt.cli import complete, options, render
 
 VERDICT_TEXTS: dict[str, str] = {
     "SAME_BYTES": "equal bytes, equal encoding and equal logical shape; nothing was decoded.",
@@ -115,6 +115,7 @@ def topics() -> dict[str, dict[str, str]]:
     """Return every topic by section; the tables are the ones the code runs on."""
     from aprfmt.arch.spec import HYPER_NAMES
     from aprfmt.base.outcome import EXIT_CODES
+    from aprfmt.base.warnings import WARNINGS
     from aprfmt.checks.table import file_checks, gates
     from aprfmt.compare.causes import CAUSES, describe
     from aprfmt.inference.capture import POINTS
@@ -122,6 +123,7 @@ def topics() -> dict[str, dict[str, str]]:
 
     return {
         "error": _errors(),
+        "warning": dict(WARNINGS),
         "verdict": VERDICT_TEXTS,
         "outcome": OUTCOME_TEXTS,
         "check": {row.name: f"a check of `validate`: {row.proves}." for row in file_checks()},
@@ -137,12 +139,16 @@ def topics() -> dict[str, dict[str, str]]:
     }
 
 
+def _completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    return complete.begun((key for rows in topics().values() for key in rows), incomplete)
+
+
 @click.command("explain")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=_completed)
 @click.option("--schema", metavar="COMMAND", help="Print the JSON schema of a command's --json.")
 @options.common
 def command(name: str | None, schema: str | None, as_json: bool, quiet: bool) -> int:
-    """Explain NAME: an error kind, verdict, role, encoding, capture point or exit code.
+    """Explain NAME: a warning, error kind, verdict, role, encoding, capture point, exit code.
 
     A section's name (exit-codes) explains all of it. Without NAME, list every topic.
     """

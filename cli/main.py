@@ -1,6 +1,7 @@
-"""The command line: one table of commands, imported one at a time, and errors to exit codes."""
+"""The command line: commands, imported one at a time, and errors to exit codes."""
 
 import os
+import re
 import sys
 import traceback
 from importlib import import_module
@@ -8,39 +9,13 @@ from typing import Any
 
 import click
 
-SIGNALLED = (129, 143)  # SIGHUP, SIGTERM: what `install_signal_handlers` exits with
+from aprfmt.cli.commands import COMMANDS, GROUPS
 
-# name -> (module in aprfmt.cli, summary). `--help` prints this table and imports no command.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("demo", "Run the main job on the model that ships with the package."),
-    "inspect": ("inspect", "Show what a file is: architecture, hyperparameters, encodings."),
-    "tensors": ("tensors", "List tensors: name, role, shape, encoding, bytes, offset."),
-    "tree": ("tree", "Show the tensors as a tree of name components."),
-    "hex": ("hex", "Show header fields or decoded blocks beside their bytes."),
-    "cat": ("cat", "Print the values of one tensor."),
-    "import": ("import_", "Convert any format to APR v2."),
-    "export": ("export", "Convert a model to GGUF or a Hugging Face folder."),
-    "convert": ("convert", "Convert any format to any, keeping every bit it can."),
-    "quantize": ("quantize", "Quantize with llama.cpp's mixtures or as bitsandbytes does."),
-    "set": ("set_", "Change metadata without touching tensors."),
-    "split": ("split", "Write a model as several shards."),
-    "merge": ("merge", "Write a sharded model as one file."),
-    "diff": ("diff", "Say which tensors of two files differ, by how much, and why."),
-    "diagnose": ("diagnose", "Find where two models, traces or runs first differ, and why."),
-    "hash": ("hash_", "SHA-256 of every tensor, stored and decoded."),
-    "scan": ("scan", "Check many models: folders, caches, stores; damage, copies, families."),
-    "validate": ("validate", "Check every byte: PASS, FAIL or NOT-RUN for each check."),
-    "tokenize": ("tokenize", "Turn text into token ids."),
-    "template": ("template", "Render the model's chat template."),
-    "trace": ("trace", "Show activations at named capture points."),
-    "parity": ("parity", "Compare runs of one model point by point, and say which is wrong."),
-    "logits": ("logits", "Compute the logits of every token, and judge the last row."),
-    "run": ("run", "Generate text from a prompt."),
-    "eval": ("eval", "Measure the loss on a text in nats, and the distance from a model."),
-    "qa": ("qa", "Put a model through the gates: can this file be trusted?"),
-    "explain": ("explain", "Explain an error, a role, an exit code, an encoding."),
-    "doctor": ("doctor", "Say what works on this machine and why the rest does not."),
-}
+SIGNALLED = (129, 143)  # SIGHUP, SIGTERM: what `install_signal_handlers` exits with
+INTERRUPTED = (
+    "aprfmt: interrupted: unfinished output was removed; files that were there are as they were"
+)
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
 class LazyGroup(click.Group):
@@ -64,25 +39,38 @@ class LazyGroup(click.Group):
         from aprfmt.formats.atomic import install_signal_handlers
 
         install_signal_handlers()  # SIGTERM must leave no half-written file behind
-        module = import_module(f"aprfmt.cli.{COMMANDS[cmd_name][0]}")
-        command: click.Command = module.command
+        row = COMMANDS[cmd_name]
+        command: click.Command = import_module(f"aprfmt.cli.{row.module}").command
+        if row.example not in (command.epilog or ""):
+            command.epilog = f"{command.epilog or ''}\n\b\nExample:\n  {row.example}"
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name near commands when one is unknown."""
+        """Inspect what is no command but a path or a URL; name near commands otherwise."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
+
+            if implied(args):
+                return super().resolve_command(ctx, ["inspect", *args])
 
             near = get_close_matches(args[0], COMMANDS, 3) or list(COMMANDS)[:3]
             raise click.UsageError(f"no command {args[0]!r}; near names: {', '.join(near)}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Print the table without importing a single command."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+        """Print the groups without importing a single command."""
+        for title, rows in GROUPS.items():
+            with formatter.section(title):
+                width = max(map(len, COMMANDS))
+                formatter.write_dl([(f"{name:{width}}", row.summary) for name, row in rows.items()])
+
+
+def implied(args: list[str]) -> bool:
+    """Say whether no command but an existing path or a URL comes first: it is inspected."""
+    first = args[0] if args else ""
+    return first not in COMMANDS and (os.path.exists(first) or bool(_URL.match(first)))
 
 
 def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -103,6 +91,8 @@ def group() -> None:
     """Work on model files that are wrong: APR v2, GGUF, safetensors.
 
     Exit codes: 0 done, equal, passed; 1 the answer is no; 2 it could not be done.
+
+    `aprfmt COMMAND --help` ends with an example; `aprfmt FILE` inspects a file.
     """
 
 
@@ -121,6 +111,7 @@ def main(argv: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (KeyboardInterrupt, click.Abort):
         code = 130
+        click.echo(INTERRUPTED, err=True)
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except click.ClickException as error:
@@ -169,7 +160,8 @@ def _fail(args: list[str], kind: str, message: str, error: Exception) -> int:
     if "--json" in args:
         from aprfmt.cli.render import envelope, print_json
 
-        command = next((arg for arg in args if arg in COMMANDS), "aprfmt")
+        said = next((arg for arg in args if arg in COMMANDS), "aprfmt")
+        command = "inspect" if implied(args) else said
         where = "" if kind == "bug" else _place(message)
         body: dict[str, Any] = {"error": {"kind": kind, "message": message, "where": where}}
         try:

@@ -8,6 +8,8 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from aprfmt.cli import complete
+
 F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -71,8 +73,13 @@ no_verify = click.option("--no-verify", "verify", is_flag=True, callback=negated
                          help="Do not re-open and compare the output.")  # fmt: skip
 no_hash = click.option("--no-source-hash", "source_hash", is_flag=True, callback=negated,
                        help="Do not record the source's SHA-256 in the output.")  # fmt: skip
+patterns = click.argument(
+    "patterns", nargs=-1, metavar="[PATTERN]...", shell_complete=complete.tensors
+)
+no_carry = click.option("--no-carry", "carry", is_flag=True, callback=negated,
+                        help="Leave the verbatim tokenizer.json out.")  # fmt: skip
 tensor = click.option(
-    "--tensor", "patterns", multiple=True, metavar="PATTERN",
+    "--tensor", "patterns", multiple=True, metavar="PATTERN", shell_complete=complete.tensors,
     help="Only these tensors: whole dot-components, a glob, or re:...; any spelling.",
 )  # fmt: skip
 encoding = click.option(
@@ -82,13 +89,31 @@ allow_overflow = click.option(
     "--allow-overflow", is_flag=True, help="Accept finite values that become infinite."
 )
 drop = click.option(
-    "--drop", multiple=True, metavar="PATTERN", help="Leave these tensors out of the output."
-)
+    "--drop", multiple=True, metavar="PATTERN", shell_complete=complete.tensors,
+    help="Leave these tensors out of the output.",
+)  # fmt: skip
 allow_missing = click.option(
     "--allow-missing", multiple=True, metavar="ROLE",
     help="Accept that these required tensors are not there: attn_q.bias, blk.3.attn_q.bias; "
     "what is written records it.",
 )  # fmt: skip
+
+
+def text_of(value: str, name: str) -> str:
+    """Return the text of an option or argument; `-` is stdin, without its last newline."""
+    return value if value != "-" else stdin(name).removesuffix("\n")
+
+
+def stdin(name: str) -> str:
+    """Return all of stdin as text; UsageError where it is no UTF-8."""
+    import sys
+
+    from aprfmt.errors import UsageError
+
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name} -: stdin is not UTF-8 at byte {error.start}") from None
 
 
 def check_new(force: bool, *paths: Path | None) -> None:
@@ -176,7 +201,7 @@ def quantization(function: F) -> F:
 
 def writing(function: F) -> F:
     """Add what every conversion has behind its own options, down to --json."""
-    for option in (common, no_hash, no_verify, force, arch):
+    for option in (common, no_hash, no_carry, no_verify, force, arch):
         function = option(function)
     return function
 

@@ -34,7 +34,7 @@ def show(found: "Parity", every: bool) -> None:
         name = "reference" if index == 0 else f"run {index}"
         render.line(render.escape(f"  {name}: {label(run)} ({run.points} points{via})"))
         for key, why in list((run.unknown or {}).items())[:4]:
-            render.warn(f"{run.ran}: {key}: {why}")
+            render.warn(f"{run.ran}: {key}: {why}", "unknown_point")
     for pair in found.pairs:
         show_pair(found, pair, every)
     if found.noise is not None:

@@ -67,7 +67,7 @@ def command(
     options.check_new(force, save_baseline, html)
     request = where.request(model)
     if request.choice.why.startswith("auto"):
-        render.warn(request.choice.why)
+        render.warn(request.choice.why, "fallback")
     with render.Progress("qa", quiet) as bar:
         report = qa.run(
             request.model, progress=lambda gate, done, total: bar(done, total),

@@ -9,12 +9,24 @@ from aprfmt.cli import options
 from aprfmt.cli.convert import run
 
 
-@click.command("quantize")
+class Typed(click.Command):
+    """A command whose help ends with every type that has an encoder."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the types, of other packages too, then the example."""
+        from aprfmt.quantizing.mixture import SCHEMES, offered
+
+        with formatter.section("Types"):
+            formatter.write_text(", ".join((*SCHEMES, *offered())))
+        super().format_epilog(ctx, formatter)
+
+
+@click.command("quantize", cls=Typed)
 @options.model("src")
 @click.argument("dst", type=click.Path(path_type=Path))
 @click.option(
     "--type", "quantize", required=True, metavar="T",
-    help="Q4_K_M, Q8_0, IQ4_XS, F16, NF4-double ...; an unknown one lists all.",
+    help="The type, one of those below.",
 )  # fmt: skip
 @options.to
 @options.tensor_encodings

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from aprfmt.base.protocols import Note
 from aprfmt.base.text import escape as escape
 from aprfmt.base.text import guard
 
@@ -73,9 +74,20 @@ def colours() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
-def warn(text: str) -> None:
-    """Print a warning on stderr."""
-    click.echo(f"warning: {escape(text)}", err=True)
+def warn(text: str, key: str) -> None:
+    """Print a warning on stderr: one line, once a run, with the key that `explain` explains."""
+    context = click.get_current_context(silent=True)
+    said: set[str] = (
+        set() if context is None else context.meta.setdefault(f"{__name__}.said", set())
+    )
+    if text not in said:
+        said.add(text)
+        click.echo(f"warning: {escape(text)} (aprfmt explain {key})", err=True)
+
+
+def warn_note(note: Note) -> None:
+    """Print a reader's or converter's warning."""
+    warn(f"{note.where}: {note.text}", note.key)
 
 
 def table(
@@ -124,29 +136,64 @@ def size_text(count: int) -> str:
     return f"{count} B"
 
 
+def quoted(piece: str) -> str:
+    """Return a token's text in quotes, so that its spaces are seen; escaped."""
+    return escape(f'"{piece}"')
+
+
+def count_text(count: int) -> str:
+    """Return a number of parameters for people: `268.1 M`."""
+    for limit, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count >= limit:
+            return f"{count / limit:.1f} {unit}"
+    return str(count)
+
+
 def shape_text(shape: Sequence[int] | None) -> str:
     """Return a shape as `[896, 4864]`."""
     return "-" if shape is None else f"[{', '.join(map(str, shape))}]"
 
 
+def progress_text(done: int, total: int, seconds: float, unit: str) -> str:
+    """Return ` 45 %, 1.3 GB of 3.0 GB, 250.0 MB/s, 7 s left`; bytes only where `unit` is bytes."""
+    parts = [f"{100 * done // total if total else 100:3d} %"]
+    rate = done / seconds if seconds > 0 else 0.0
+    if unit == "bytes":
+        parts += [f"{size_text(done)} of {size_text(total)}", f"{size_text(int(rate))}/s"]
+    if rate and done < total:
+        parts.append(f"{duration_text((total - done) / rate)} left")
+    return ", ".join(parts)
+
+
+def duration_text(seconds: float) -> str:
+    """Return a time for people: `7 s`, `3 min 20 s`, `2 h 5 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
 class Progress:
     """A line on stderr, only on a terminal, only after a second; quiet in a pipe."""
 
-    def __init__(self, what: str, quiet: bool) -> None:
-        self._what = what
+    def __init__(self, what: str, quiet: bool, unit: str = "") -> None:
+        self._what, self._unit = what, unit
         self._on = sys.stderr.isatty() and not quiet
         self._began = self._last = time.monotonic()
-        self._shown = False
+        self._shown = 0  # characters of the line that stands there
 
     def __call__(self, done: int, total: int) -> None:
-        """Show how far the work is."""
+        """Show how far the work is: the part, bytes and rate where it counts them, time left."""
         now = time.monotonic()
         if not self._on or now - self._began < 1 or now - self._last < 0.1:
             return
-        self._last, self._shown = now, True
-        share = 100 * done // total if total else 100
-        sys.stderr.write(f"\r{self._what} {share:3d} %")
+        self._last = now
+        text = f"{self._what} {progress_text(done, total, now - self._began, self._unit)}"
+        sys.stderr.write(f"\r{text.ljust(self._shown)}")
         sys.stderr.flush()
+        self._shown = len(text)
 
     def say(self, text: str) -> None:
         """Print a line of its own, on a terminal only."""
@@ -158,8 +205,9 @@ class Progress:
     def close(self) -> None:
         """Erase the line."""
         if self._shown:
-            sys.stderr.write("\r" + " " * (len(self._what) + 6) + "\r")
+            sys.stderr.write("\r" + " " * self._shown + "\r")
             sys.stderr.flush()
+            self._shown = 0
 
     def __enter__(self) -> "Progress":
         return self

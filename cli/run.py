@@ -71,7 +71,7 @@ def command(
             found, times = generate(run.session, ids, Sampler(sampling), limit, stop, writer.show)
         if tokenizer.result is None:
             known = f"stop tokens as configured: {sorted(stop)}" if stop else "no stop token"
-            render.warn(f"{opened.path}: has no tokenizer: ids only; {known}")
+            render.warn(f"{opened.path}: has no tokenizer: ids only; {known}", "no_tokenizer")
         stopped = bool(found) and found[-1] in stop
         made = found[:-1] if stopped else found
         full = "max_tokens" if len(made) == drawn.max_tokens else "context"

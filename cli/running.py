@@ -51,9 +51,13 @@ def where(function: F) -> F:
 def what(function: F) -> F:
     """Add --prompt, --ids, --chat: exactly one names the tokens."""
     for option in (
-        click.option("--chat", metavar="TEXT", help="A user's message in the chat template."),
-        click.option("--ids", metavar="IDS", help="Token ids: 1,2,3 or a .npy file."),
-        click.option("--prompt", metavar="TEXT", help="Text, tokenized as the model does it."),
+        click.option(
+            "--chat", metavar="TEXT", help="A user's message in the chat template; - is stdin."
+        ),
+        click.option("--ids", metavar="IDS", help="Token ids: 1,2,3 or a .npy file; - is stdin."),
+        click.option(
+            "--prompt", metavar="TEXT", help="Text, tokenized as the model does it; - is stdin."
+        ),
     ):
         function = option(function)
     return function
@@ -112,7 +116,7 @@ def session(text: str, where: Where, engines: bool = False) -> "Iterator[Run]":
     if request.choice.is_engine and not engines:
         request.backend()  # raises: it says what takes an engine
     if request.choice.why.startswith("auto"):
-        render.warn(request.choice.why)
+        render.warn(request.choice.why, "fallback")
     with opened(request, tell=warn_of) as run:
         yield run
 
@@ -124,12 +128,12 @@ def warn_of(model: "Model") -> None:
     report = model.resolution.report
     for note in (*model.notes, *model.resolution.notes):
         if note.level == "warning":
-            render.warn(f"{note.where}: {note.text}")
-    for text in (*report.conflicts, *report.warnings):
-        render.warn(f"{model.path}: {text}")
+            render.warn_note(note)
+    for text in report.conflicts:
+        render.warn(f"{model.path}: {text}", "contradiction")
     accepted = accepted_text(model.resolution)
     if accepted:
-        render.warn(f"{model.path}: {accepted}")
+        render.warn(f"{model.path}: {accepted}", "accepted_missing")
 
 
 def token_ids(model: "Model", tokens: Tokens) -> tuple[list[int], str | None]:
@@ -142,21 +146,24 @@ def token_ids(model: "Model", tokens: Tokens) -> tuple[list[int], str | None]:
     if tokens.ids is not None:
         return check_ids(model, parse_ids(tokens.ids)), None
     if tokens.chat is not None:
-        message = [{"role": "user", "content": tokens.chat}]
+        message = [{"role": "user", "content": options.text_of(tokens.chat, "--chat")}]
         text = model.tokenizer.apply_chat_template(message, add_generation_prompt=True)
         return check_ids(model, model.tokenizer.encode(text, add_special=False)), text
     assert tokens.prompt is not None
-    ids = model.tokenizer.encode(tokens.prompt)
+    prompt = options.text_of(tokens.prompt, "--prompt")
+    ids = model.tokenizer.encode(prompt)
     if ids[:2] == [model.tokenizer.bos_id] * 2:
         name = model.tokenizer.token(ids[0])
-        render.warn(f"--prompt begins with {name} twice: once in the text, once put there")
-    return check_ids(model, ids), tokens.prompt
+        render.warn(f"--prompt begins with {name} twice: once in the text, once put there",
+                    "double_bos")  # fmt: skip
+    return check_ids(model, ids), prompt
 
 
 def parse_ids(text: str) -> list[int]:
     """Return ids of `1,2,3`, or of a .npy file of integers."""
     from aprfmt.errors import UsageError
 
+    text = options.text_of(text, "--ids")
     if text.endswith(".npy"):
         return _npy_ids(Path(text))
     words = re.split(r"\s*,\s*|\s+", text.strip())
@@ -203,7 +210,8 @@ def warn_of_length(model: "Model", ids: list[int]) -> None:
     """Say where a prompt is longer than what the model was made for: it runs all the same."""
     context = int(model.hyper["context_length"])
     if len(ids) > context:
-        render.warn(f"{model.path}: {len(ids)} tokens; the model was made for {context}")
+        render.warn(f"{model.path}: {len(ids)} tokens; the model was made for {context}",
+                    "context_length")  # fmt: skip
 
 
 def check_ids(model: "Model", ids: list[int]) -> list[int]:
@@ -285,15 +293,20 @@ def top_tokens(row: "Numbers", model: "Model | None", count: int = 5) -> list[di
     found: list[dict[str, Any]] = [{"id": int(i), "logit": float(wide[i])} for i in best]
     if tokenizer is not None:
         for entry in found:
-            entry["token"] = tokenizer.token(entry["id"])
+            entry |= named_token(tokenizer, entry["id"])
     return found
+
+
+def named_token(tokenizer: "Tokenizer", i: int) -> dict[str, str]:
+    """Return what JSON says of a token: its own spelling, and its text as people read it."""
+    return {"token": tokenizer.token(i), "piece": tokenizer.piece(i)}
 
 
 def show_top(top: list[dict[str, Any]], title: str) -> None:
     """Print the highest logits, one a line."""
     render.line(title, style="head")
     for row in top:
-        token = render.escape(row.get("token", ""))
+        token = render.quoted(row["piece"]) if "piece" in row else ""
         render.line(f"  {row['id']:>8}  {row['logit']:>12.6f}  {token}")
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aprfmt.cli import options, render
+from aprfmt.cli import complete, options, render
 from aprfmt.cli.convert import converted, show
 
 if TYPE_CHECKING:
@@ -25,8 +25,10 @@ f32 f64 bool str. Arrays are JSON or a list with commas (quoted for the shell):
 
 @click.command("set", epilog=TYPES, options_metavar="[OPTIONS] -o OUTPUT")
 @options.model()
-@click.argument("changes", nargs=-1, callback=options.first_equals, metavar="[KEY=VALUE]...")
-@click.option("--remove", multiple=True, metavar="KEY", help="Leave this key out; may be repeated.")
+@click.argument("changes", nargs=-1, callback=options.first_equals, metavar="[KEY=VALUE]...",
+                shell_complete=complete.settings)  # fmt: skip
+@click.option("--remove", multiple=True, metavar="KEY", shell_complete=complete.keys,
+              help="Leave this key out; may be repeated.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True,
               help="The file to write, of MODEL's format; or a folder.")  # fmt: skip
 @options.force
@@ -124,15 +126,15 @@ def warn(output: Path, form: str, unknown: dict[str, list[str]], why: str | None
     for key, near in unknown.items():
         names = f"near names: {', '.join(near)}" if near else "near names: none"
         render.warn(f"{output}: {key}: is no key of the file before, and none that readers of "
-                    f"{form} know; {names}; it was written as it stands")  # fmt: skip
+                    f"{form} know; {names}; written as it stands", "unknown_key")  # fmt: skip
     if why is not None:
-        render.warn(f"{output}: cannot be read as a model any more: {why}")
+        render.warn(f"{output}: cannot be read as a model any more: {why}", "unreadable_output")
 
 
 def said(change: "edits.Change") -> str:
     """Return `key: old -> new`, with the types where they differ."""
-    old = "(new)" if change.how == "added" else short(change.old)
-    new = "(removed)" if change.how == "removed" else short(change.new)
+    old = "(new)" if change.how == "added" else short(change.key, change.old)
+    new = "(removed)" if change.how == "removed" else short(change.key, change.new)
     types = ""
     if change.how == "added" and change.new_type:
         types = f" ({change.new_type})"
@@ -141,6 +143,9 @@ def said(change: "edits.Change") -> str:
     return f"{render.escape(change.key)}: {old} -> {new}{types}"
 
 
-def short(value: object) -> str:
-    """Return a value on one line, cut where it is long."""
-    return render.escape(str(value), WIDEST)
+def short(key: str, value: object) -> str:
+    """Return a value on one line, cut where it is long; a number with the name it stands for."""
+    from aprfmt.base.named import meaning
+
+    name = meaning(key, value)
+    return render.escape(str(value), WIDEST) + (f" = {name}" if name else "")

@@ -48,10 +48,10 @@ def command(
             "suspicious": scan_template(opened.carried.chat_template() or ""),
         }
     for finding in body["suspicious"]:
-        render.warn(f"chat template, {finding}")
+        render.warn(f"chat template, {finding}", "template")
     ids = body["ids"]
     if ids is None:
-        render.warn(f"no token ids: {body['no_ids']}")
+        render.warn(f"no token ids: {body['no_ids']}", "no_tokenizer")
     if not as_json:
         for line in body["text"].split("\n"):
             render.line(render.escape(line))

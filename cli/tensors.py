@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command("tensors")
 @options.model()
-@click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
+@options.patterns
 @click.option("--stats", is_flag=True, help="Decode and add mean, std, min, max, zeros, NaN, Inf.")
 @click.option("--limit", type=click.IntRange(min=1), help="Show at most this many.")
 @click.option("--partial", is_flag=True, help="A cut file, or a missing one of a set, is no error.")
@@ -51,29 +51,34 @@ def command(
         rows: list[dict[str, Any]] = []
         with render.Progress("tensors", quiet) as progress:
             for i, name in enumerate(names[:limit]):
-                tensor = opened[name]
-                row: dict[str, Any] = {
-                    "name": name,
-                    "role": " ".join(roles.get(name, ())),
-                    "shape": list(tensor.shape),
-                    "encoding": tensor.encoding,
-                    "nbytes": tensor.nbytes,
-                    "offset": tensor.offset,
-                    "parts": {key: part.info.name for key, part in tensor.parts.items()},
-                }
-                if tensor.damage:
-                    row["damage"] = tensor.damage
-                if stats:
-                    row["stats"] = tensor_stats(tensor)
-                rows.append(row)
+                rows.append(listed(name, opened[name], roles.get(name, ()), stats))
                 progress(i + 1, len(names[:limit]))
         for note in opened.notes:
-            render.warn(f"{note.where}: {note.text}")
+            if note.level == "warning" or note.key == "remark":
+                render.warn_note(note)
         damage, code = told(opened.damage, partial=partial)
         body = {"model": str(opened.path), "count": total, "tensors": rows, "damage": damage}
     if not as_json:
         show(rows, total, stats)
     return render.emit("tensors", code, body, as_json)
+
+
+def listed(name: str, tensor: "View", roles: tuple[str, ...], stats: bool) -> dict[str, Any]:
+    """Return one tensor's row."""
+    row: dict[str, Any] = {
+        "name": name,
+        "role": " ".join(roles),
+        "shape": list(tensor.shape),
+        "encoding": tensor.encoding,
+        "nbytes": tensor.nbytes,
+        "offset": tensor.offset,
+        "parts": {key: part.info.name for key, part in tensor.parts.items()},
+    }
+    if tensor.damage:
+        row["damage"] = tensor.damage
+    if stats:
+        row["stats"] = tensor_stats(tensor)
+    return row
 
 
 def tensor_stats(tensor: "View") -> dict[str, Any]:

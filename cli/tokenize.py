@@ -25,9 +25,10 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Turn text into token ids, as the model's Hugging Face tokenizer does."""
+    """Turn text into token ids, as the model's Hugging Face tokenizer does; TEXT - is stdin."""
     from aprfmt.model import open_model
 
+    text = options.text_of(text, "TEXT")
     with open_model(model) as opened:
         tokenizer = opened.tokenizer
         body: dict[str, Any] = {"model": str(opened.path), "tokenizer": tokenizer.origin}
@@ -36,14 +37,17 @@ def command(
             text = tokenizer.decode(ids)
             none = [i for i in ids if tokenizer.token(i) == f"[PAD{i}]"]
             if none:
-                render.warn(f"no token has id {none[0]} ({len(none)} of {len(ids)}): left out")
+                render.warn(f"no token has id {none[0]} ({len(none)} of {len(ids)}): left out",
+                            "unknown_ids")  # fmt: skip
         else:
             ids = tokenizer.encode(
                 text, add_special=not no_special, parse_special=not no_parse_special
             )
         body.update(text=text, count=len(ids), ids=ids, tokens=[tokenizer.token(i) for i in ids])
+        body["pieces"] = [tokenizer.piece(i) for i in ids]
         if ids[:2] == [tokenizer.bos_id] * 2:
-            render.warn(f"begins with {body['tokens'][0]} twice: once in the text, once put there")
+            render.warn(f"begins with {body['tokens'][0]} twice: once in the text, once put there",
+                        "double_bos")  # fmt: skip
     if not as_json:
         show(body, decode)
     return render.emit("tokenize", 0, body, as_json)
@@ -66,5 +70,5 @@ def show(body: dict[str, Any], decode: bool) -> None:
         render.line(render.escape(body["text"]))
         return
     render.line(" ".join(map(str, body["ids"])))
-    for i, token in zip(body["ids"], body["tokens"], strict=True):
-        render.line(f"{i:>8}  {render.escape(token)}", style="dim")
+    for i, piece in zip(body["ids"], body["pieces"], strict=True):
+        render.line(f"{i:>8}  {render.quoted(piece)}", style="dim")

@@ -16,7 +16,9 @@ from aprfmt.cli.trace_ways import Asked, Wanted
 @click.argument("model", required=False)
 @click.option("--payload", is_flag=True, help="Run the model; without it, the plan only.")
 @running.what
-@click.option("--points", metavar="NAMES", help="Points, slots or stages; all for every one.")
+@click.option(
+    "--points", metavar="NAMES", help="Points (or apr's slots and stages); all for every one."
+)
 @click.option("--layers", metavar="LIST", help="Layers like 0,3-5 (default: all).")
 @click.option("--positions", default="all", show_default=True, help="all, last, or 1,3.")
 @click.option(
@@ -48,6 +50,8 @@ from aprfmt.cli.trace_ways import Asked, Wanted
     metavar="NAME",
     help="Run a foreign engine: transformers or llama.cpp (MODEL@NAME is the same).",
 )
+@click.option("-v", "--verbose", is_flag=True,
+              help="With --reference: every point and its statistics.")  # fmt: skip
 @options.html("Write a page: heat map, histograms, sortable table.")
 @click.option("--list-points", is_flag=True, help="Print the capture points and their meaning.")
 @running.where
@@ -60,9 +64,10 @@ def command(
 ) -> int:  # fmt: skip
     """Show activations at named capture points.
 
-    Without --payload or --engine nothing runs and the plan is printed. With one, the ten slots of
+    Without --payload or --engine nothing runs and the plan is printed. With one, ten places of
     every layer, the logits and their top 5. Exit 1 when a NaN or an infinity appears (the first
-    point is named), or when --reference differs beyond the tolerance.
+    point is named), or when --reference differs beyond the tolerance: the points that do, and a
+    summary, are shown then, and -v shows all.
     """
     from aprfmt.errors import UsageError
 

@@ -34,7 +34,8 @@ def runner(text: str, engine: str | None, where: running.Where, stack: ExitStack
     if engine is not None and not choice.is_engine:
         raise UsageError(f"--engine {engine}: is a backend of ours; use --backend {engine}")
     if choice.is_engine and (where.deterministic or where.memory):
-        render.warn(f"{choice}: --deterministic and --memory are for our own backends; ignored")
+        render.warn(f"{choice}: --deterministic and --memory are for our own backends; ignored",
+                    "ignored_option")  # fmt: skip
     return stack.enter_context(running.session(text, where, engines=True))
 
 
@@ -100,7 +101,7 @@ def record(
 def warn_of_unknown(where: str, unknown: Mapping[str, Any]) -> None:
     """Say which names of a foreign run are no point of ours."""
     for name, why in list(unknown.items())[:UNKNOWN]:
-        render.warn(f"{where}: {name}: {why}")
+        render.warn(f"{where}: {name}: {why}", "unknown_point")
 
 
 def mixture(model: "Model | None") -> bool:

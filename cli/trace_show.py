@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.cli import render, running
 
 if TYPE_CHECKING:
-    from aprfmt.compare.traces import TraceDiff
     from aprfmt.inference.trace import Trace
     from aprfmt.model import Model
 
@@ -69,30 +68,33 @@ def name_tokens(found: dict[str, Any], model: "Model") -> None:
     if tokenizer is None:
         return
     for row in found["top"]:
-        row["token"] = tokenizer.token(row["id"])
+        row |= running.named_token(tokenizer, row["id"])
 
 
 def observations(rows: list[dict[str, Any]]) -> list[str]:
     """Name spikes against the median of the layers; early massive activations are normal."""
     return [
-        f"L{layer} {slot}: std {std:.4g} is {times:.0f} times the median of the layers (an "
-        "observation, no verdict)"
-        for (layer, slot), (std, times) in spikes(rows).items()
+        f"L{layer} {'/'.join(points)}: std {std:.4g} is {times:.0f} times the median of the layers "
+        "(an observation, no verdict)"
+        for (layer, points), (std, times) in spikes(rows).items()
     ]
 
 
-def spikes(rows: list[dict[str, Any]]) -> dict[tuple[int, str], tuple[float, float]]:
-    """Return (layer, slot) -> (std, how many times the median of the layers it is)."""
+Points = tuple[str, ...]
+
+
+def spikes(rows: list[dict[str, Any]]) -> dict[tuple[int, Points], tuple[float, float]]:
+    """Return (layer, points) -> (std, how many times the median of the layers it is)."""
     from statistics import median
 
     found = {}
-    for slot in dict.fromkeys(row["slot"] for row in rows):
-        stds = {row["layer"]: row["stats"]["std"] for row in rows if row["slot"] == slot}
+    for points in dict.fromkeys(tuple(row["points"]) for row in rows):
+        stds = {row["layer"]: row["stats"]["std"] for row in rows if tuple(row["points"]) == points}
         known = [std for std in stds.values() if std is not None]
         middle = median(known) if known else 0.0
         for layer, std in stds.items():
             if std is not None and middle and std > SPIKE * middle:
-                found[layer, slot] = (std, std / middle)
+                found[layer, points] = (std, std / middle)
     return found
 
 
@@ -108,39 +110,17 @@ def _cells(stats: dict[str, Any]) -> list[str]:
     return cells
 
 
-def show(trace: "Trace", found: dict[str, Any]) -> None:
-    """Print embedding, the slots of every layer, final norm and logits."""
+def show(trace: "Trace", found: dict[str, Any], table: bool = True) -> None:
+    """Print embedding, the points of every layer, final norm and logits; or no table of them."""
     where = found.get("run")
     if where:
         render.line(running.headline(where), style="head")
     for text in _scope(trace):
         render.line(render.escape(text), style="dim")
-    rows = []
-    for key in ("embd", "embd_scaled"):
-        rows += _whole(trace, key)
-    odd = spikes(found["slots"])
-    styles = {}
-    for row in found["slots"]:
-        if (row["layer"], row["slot"]) in odd:
-            styles[len(rows)] = "warn"
-        rows.append([f"L{row['layer']}", row["slot"], *_cells(row["stats"])])
-    for key in ("final_norm", "logits_raw", "logits"):
-        rows += _whole(trace, key)
-    shown = {f"L{row['layer']}.{point}" for row in found["slots"] for point in row["points"]}
-    for key, record in trace.records.items():
-        whole = record.layer < 0
-        if not whole and key not in shown and record.stats is not None:
-            rows.append([f"L{record.layer}", record.point, *_cells(record.stats.to_json())])
-    styles |= {i: "bad" for i, row in enumerate(rows) if row[-2:] != ["0", "0"]}
-    render.table(rows, ("layer", "point", *COLUMNS), "ll" + "r" * len(COLUMNS), styles)
-    render.line("std divides by n", style="dim")
-    if found["logits"] and found["logits"]["top"]:
-        row = trace.find("logits")
-        places = row.positions if row is not None else None
-        where = "the last row" if not places else f"the row at {places[-1]}"
-        running.show_top(found["logits"]["top"], f"top 5 of {where}")
-    for text in found["observations"]:
-        render.line(render.escape(text), style="warn")
+    if table:
+        _table(trace, found)
+        for text in found["observations"]:
+            render.line(render.escape(text), style="warn")
     if found["nonfinite"]:
         where = render.escape(found["nonfinite"])
         end = "the pass stopped there"
@@ -150,6 +130,30 @@ def show(trace: "Trace", found: dict[str, Any]) -> None:
         render.line(f"first NaN or infinity: {where}; {end}", style="bad")
     for path in found.get("saved", []):
         render.line(f"saved {render.escape(path)}")
+
+
+def _table(trace: "Trace", found: dict[str, Any]) -> None:
+    """Print the statistics of every point, and the likeliest tokens."""
+    rows = []
+    for key in ("embd", "embd_scaled"):
+        rows += _whole(trace, key)
+    odd = {(layer, point) for layer, points in spikes(found["slots"]) for point in points}
+    styles = {}
+    for record in trace.records.values():
+        if record.layer >= 0 and record.stats is not None:
+            if (record.layer, record.point) in odd:
+                styles[len(rows)] = "warn"
+            rows.append([f"L{record.layer}", record.point, *_cells(record.stats.to_json())])
+    for key in ("final_norm", "logits_raw", "logits"):
+        rows += _whole(trace, key)
+    styles |= {i: "bad" for i, row in enumerate(rows) if row[-2:] != ["0", "0"]}
+    render.table(rows, ("layer", "point", *COLUMNS), "ll" + "r" * len(COLUMNS), styles)
+    render.line("std divides by n", style="dim")
+    if found["logits"] and found["logits"]["top"]:
+        row = trace.find("logits")
+        places = row.positions if row is not None else None
+        where = "the last row" if not places else f"the row at {places[-1]}"
+        running.show_top(found["logits"]["top"], f"top 5 of {where}")
 
 
 def _scope(trace: "Trace") -> list[str]:
@@ -211,46 +215,3 @@ def show_plan(found: dict[str, Any], details: bool) -> None:
         label = "model" if layer is None else f"L{layer}"
         render.line(render.escape(f"  {label:6} {' '.join(names)}"))
     render.line("nothing was run; --payload runs the model", style="dim")
-
-
-def show_difference(difference: "TraceDiff", reference: str) -> None:
-    """Print relL2 by point and the first one beyond its tolerance."""
-    render.line(render.escape(f"against {reference}"), style="head")
-    rows = []
-    for point in difference.points:
-        if point.why:
-            word = "BEYOND" if point.beyond else "not comparable"
-            rows.append((point.key, "-", "-", word, point.why))
-        else:
-            verdict = "BEYOND" if point.beyond else "within"
-            rows.append((point.key, f"{point.rel_l2:.3g}", f"{point.max_abs_diff:.3g}", verdict,
-                         f"{point.tolerance:g}"))  # fmt: skip
-    render.table(rows, ("point", "relL2", "max abs", "verdict", "tolerance or reason"), "lrrll")
-    running.show_nonfinite(difference.points, "this trace")
-    for point in difference.points:
-        if point.outside:
-            render.line(render.escape(
-                f"{point.key}: std is {point.std_ratio:.3g} times the reference's (an observation: "
-                "statistics say where to look)"), style="warn")  # fmt: skip
-    for label, keys in (("here", difference.only_in_a), ("the reference", difference.only_in_b)):
-        if keys:
-            render.line(f"only in {label}: {', '.join(keys[:8])}{' ...' if len(keys) > 8 else ''}")
-    for text in difference.not_checked:
-        render.line(render.escape(f"NOT-RUN  {text}"), style="warn")
-    if difference.first:
-        render.line(f"first point beyond tolerance: {difference.first}", style="bad")
-    if difference.other_rows:
-        count, key = len(difference.other_rows), difference.other_rows[0]
-        why = next(point.why for point in difference.points if point.key == key)
-        render.line(render.escape(
-            f"no verdict: {count} of {len(difference.points)} points hold other rows, the first is "
-            f"{key} ({why}); trace both with the same --positions"), style="bad")  # fmt: skip
-    elif difference.compared and not difference.first:
-        every = len(difference.points)
-        text = f"all {difference.compared} points within tolerance"
-        if difference.compared < every:
-            text = f"{difference.compared} of {every} points compared, all within tolerance; "
-            text += f"{every - difference.compared} NOT-RUN"
-        render.line(text, style="good" if difference.compared == every else "warn")
-    elif not difference.compared:
-        render.line("no point could be compared", style="bad")

@@ -39,6 +39,7 @@ class Wanted:
     html: Path | None
     force: bool
     as_json: bool
+    verbose: bool
 
     @property
     def values(self) -> bool:
@@ -176,20 +177,20 @@ def finish(
     against: "Callable[[], TraceDiff]", histograms: "Histograms",
 ) -> int:  # fmt: skip
     """Save, print, compare and draw a trace as it is wanted; return the exit code."""
-    from aprfmt.cli import trace_show
+    from aprfmt.cli import trace_against, trace_show
     from aprfmt.cli.html import write_page
     from aprfmt.cli.trace_html import render_page
 
     code, difference = 1 if trace.nonfinite else 0, None
     body["saved"] = write(trace, wanted)
     if not wanted.as_json:
-        trace_show.show(trace, body)
+        trace_show.show(trace, body, table=wanted.verbose or wanted.reference is None)
     if wanted.reference is not None:
         difference = against()
         body["reference"] = {"against": wanted.reference, **difference.to_json()}
         code = code or difference.exit_code
         if not wanted.as_json:
-            trace_show.show_difference(difference, wanted.reference)
+            trace_against.show_difference(difference, wanted.reference, wanted.verbose)
     if wanted.html is not None:
         page = render_page(trace, body, histograms, difference)
         write_page(wanted.html, page, wanted.force)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @click.command("tree")
 @options.model()
-@click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
+@options.patterns
 @click.option("--depth", type=click.IntRange(min=1), help="Show at most this many levels.")
 @options.common
 def command(

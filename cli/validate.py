@@ -41,7 +41,7 @@ def command(
     from aprfmt.checks import validate
 
     options.check_new(force, html)
-    with render.Progress("validate", quiet) as progress:
+    with render.Progress("validate", quiet, "bytes") as progress:
         report = validate(
             model, arch=arch, strict=strict, allow_missing=allow_missing, progress=progress
         )

@@ -11,7 +11,8 @@ from mkdocs.structure.files import File, Files
 from aprfmt.arch import ARCHS
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.outcome import EXIT_CODES
-from aprfmt.cli.main import COMMANDS, group
+from aprfmt.cli.commands import COMMANDS, GROUPS
+from aprfmt.cli.main import group
 from aprfmt.codecs import CODECS
 from aprfmt.formats import FORMATS
 
@@ -33,7 +34,7 @@ def command_page(name: str) -> str:
     assert command is not None
     context = click.Context(command, info_name=f"aprfmt {name}", max_content_width=96)
     return (
-        f"# aprfmt {name}\n\n{COMMANDS[name][1]}\n\n## Example\n\n{example(name)}\n\n## Options\n\n"
+        f"# aprfmt {name}\n\n{COMMANDS[name].summary}\n\n## Example\n\n{example(name)}\n\n## Options\n\n"
         f"```text\n{command.get_help(context)}\n```\n"
     )
 
@@ -46,10 +47,11 @@ def example(name: str) -> str:
 
 def command_index() -> str:
     """Return the list of commands."""
-    rows = [(f"[`{name}`]({name}.md)", summary) for name, (_, summary) in COMMANDS.items()]
-    return "# Commands\n\nEvery command has `--json`, `--quiet` and `--debug`.\n\n" + table(
-        "command | does", rows
-    )
+    page = "# Commands\n\nEvery command has `--json`, `--quiet` and `--debug`.\n"
+    for title, group_rows in GROUPS.items():
+        rows = [(f"[`{name}`]({name}.md)", row.summary) for name, row in group_rows.items()]
+        page += f"\n## {title}\n\n" + table("command | does", rows)
+    return page
 
 
 def formats() -> str:

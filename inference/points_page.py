@@ -32,7 +32,8 @@ one, attention reads `k_rope` and `v`, and they are aliases of these.
 
 ## Slots
 
-`trace --payload` shows these slots, under their names in `apr trace`:
+Without `--points`, `trace --payload` records these points. Their names in `apr trace` are taken by
+`--points` too, and are `slot` in JSON; tables, pages and `--reference` have the points' own names:
 
 """
 

@@ -60,7 +60,7 @@ def test_imports_go_one_way(package: str) -> None:
 TABLES = {
     "ARCHS": "aprfmt.arch", "CODECS": "aprfmt.codecs", "FORMATS": "aprfmt.formats",
     "BACKENDS": "aprfmt.inference.backends", "ENGINES": "aprfmt.inference.engines",
-    "CHECKS": "aprfmt.checks.table", "COMMANDS": "aprfmt.cli.main",
+    "CHECKS": "aprfmt.checks.table", "COMMANDS": "aprfmt.cli.commands",
 }  # fmt: skip
 # Modules that may import by name: the loader of rows, the commands' table, optional GPU libraries.
 BY_NAME = {

@@ -16,8 +16,8 @@ from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.outcome import Outcome
 from aprfmt.checks import validate
 from aprfmt.checks.table import CHECKS
+from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.explain import topics
-from aprfmt.cli.main import COMMANDS
 from aprfmt.codecs import CODECS
 from aprfmt.compare.causes import CAUSES
 from aprfmt.formats import FORMATS

@@ -47,7 +47,8 @@ class KeyReport:
 
     `read`: key -> the hyperparameter it gave. `defaulted`: hyperparameters that this style has a
     key for, but the file does not use it. `ignored`: keys known not to change the forward pass;
-    `unknown`: the rest. `conflicts` and `warnings` are sentences. `demanded`: for parts whose
+    `unknown`: the rest. `conflicts` are sentences; so are `assumed`,
+    which say what a foreign file leaves to its readers' rules. `demanded`: for parts whose
     presence tensors show (biases, norms), whether keys or table defaults require them; whether
     they are present is in the hyperparameters.
     """
@@ -57,7 +58,7 @@ class KeyReport:
     ignored: tuple[str, ...]
     unknown: tuple[str, ...]
     conflicts: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
     demanded: Mapping[str, HyperParam] = field(default_factory=dict)
 
 
@@ -220,7 +221,7 @@ class _Reader:
         return HyperParam(checked(rule, default, f"{rule.name} (computed)"), "default")
 
     def report(self) -> KeyReport:
-        """Sort the remaining keys into ignored and unknown, and write the warnings."""
+        """Sort the remaining keys into ignored and unknown, and say what was assumed."""
         style, arch_key = self.facts.style, self.facts.arch_key
         keys = KNOWN.get(style)
         left = [key for key in self.watched.unseen() if keys is None or keys.counts(key, arch_key)]
@@ -244,7 +245,7 @@ class _Reader:
         )
 
     def _assumptions(self) -> Iterator[str]:
-        """Yield a warning for each value that a foreign file leaves to its readers' rules."""
+        """Yield a sentence for each value that a foreign file leaves to its readers' rules."""
         for loss in self.spec.lost:
             row = self.rows.get(loss.name)
             if loss.assumed and loss.style == self.facts.style and row and row.origin == "default":

@@ -360,8 +360,8 @@ class BlockSpec:
 class Loss:
     """A hyperparameter that a style cannot express: when it matters, and what readers assume.
 
-    `assumed`: in a foreign file of this style the value follows from its readers' rule, so reading
-    such a file gives a warning with the same sentence.
+    `assumed`: in a foreign file of this style the value follows from its readers' rule, so what
+    is said of such a file has the same sentence (KeyReport.assumed).
     """
 
     style: str

@@ -97,11 +97,15 @@ def raw_parts(tensor: LazyTensor) -> dict[str, memoryview]:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A remark about a file that can still be opened: where, and what was found."""
+    """A remark about a file that can still be opened: where, and what was found.
+
+    `key` is that of `base/warnings.py`, which explains it; a note needs none.
+    """
 
     level: str  # "warning" or "note"
     where: str
     text: str
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -
     notes = (*model.notes, *damage, *plan.notes)
     return ConversionReport(
         model.path, model.format, dst, target.name, files, arch, tensors, notes, verified, digest,
-        sizes, absent,
+        sizes, absent, carried.verbatim_bytes,
     )  # fmt: skip
 
 

@@ -51,7 +51,7 @@ def absent_roles(
     lost |= _roles_of(resolution, plan)
     said = accepted_text(resolution)
     if said:
-        plan.notes.append(Note("warning", str(model.path), said))
+        plan.notes.append(Note("warning", str(model.path), said, "accepted_missing"))
     return tuple(key for key in found.required if key in lost)
 
 

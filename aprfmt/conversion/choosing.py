@@ -138,7 +138,8 @@ def check_importance(plan: Plan, options: Options) -> None:
     if without:
         shown = ", ".join(without[:3]) + (" ..." if len(without) > 3 else "")
         text = f"says nothing about {len(without)} tensors, which are quantized without: {shown}"
-        plan.notes.append(Note("warning", str(options.imatrix or "importance matrix"), text))
+        where = str(options.imatrix or "importance matrix")
+        plan.notes.append(Note("warning", where, text, "imatrix_gaps"))
 
 
 def in_parts(

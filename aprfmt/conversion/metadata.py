@@ -28,6 +28,7 @@ from aprfmt.model.packing import (
     without_packing,
 )
 from aprfmt.quantizing.mixture import Mixture, quantized
+from aprfmt.tokenizer.keys import HF_JSON
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -47,6 +48,12 @@ class Carried:
 
     metadata: dict[str, Value | Typed]
     texts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def verbatim_bytes(self) -> int:
+        """Size of the verbatim tokenizer.json among the metadata."""
+        text = self.metadata.get(HF_JSON, "")
+        return len(text.encode("utf-8", "surrogatepass")) if isinstance(text, str) else 0
 
 
 def carry(model: "Model", target: str, plan: Plan, options: Options) -> Carried:
@@ -69,7 +76,7 @@ def carry(model: "Model", target: str, plan: Plan, options: Options) -> Carried:
     carried.metadata.update(options.extra_metadata)
     for key, value in options.metadata.items():
         carried.metadata[key] = _typed_like(model, key, value)
-    for key in options.remove:
+    for key in (*options.remove, *(() if options.carry else (HF_JSON,))):
         carried.metadata.pop(key, None)
     return carried
 

@@ -31,7 +31,8 @@ class Options:
     takes it for a model of an architecture. `drop` are patterns of tensors to leave out. `metadata`
     overrides single keys of the output, `remove` leaves keys out. `allow_missing` are patterns of
     required roles that may be missing in the source, which the output records; `complete=False`
-    requires no roles at all (a plain copy of the stored tensors).
+    requires no roles at all (a plain copy of the stored tensors). `carry=False` leaves the verbatim
+    tokenizer.json out of a GGUF or APR, which has the tokenizer in its own keys as well.
     """
 
     arch: str | None = None
@@ -59,6 +60,7 @@ class Options:
     force: bool = False
     verify: bool = True
     source_hash: bool = True
+    carry: bool = True
     dry_run: bool = False
     progress: Progress | None = None
 
@@ -92,6 +94,7 @@ class ConversionReport:
     `verified` is None if verification was switched off, else the number of tensors that were read
     back and found to be right. `sizes` are the bytes of every file (of a dry run: expected bytes).
     `allowed_missing` are the required roles missing on purpose, as the output records them.
+    `carried_bytes` is the size of the verbatim tokenizer.json inside the output.
     """
 
     source: Path
@@ -106,6 +109,7 @@ class ConversionReport:
     source_sha256: str | None
     sizes: Mapping[Path, int] = field(default_factory=dict)
     allowed_missing: tuple[str, ...] = ()
+    carried_bytes: int = 0
 
     def count(self, how: Outcome) -> int:
         """Count the tensors with one outcome."""
@@ -130,6 +134,7 @@ class ConversionReport:
             "counts": {how: self.count(how) for how in OUTCOMES},
             "verified": self.verified,
             "source_sha256": self.source_sha256,
+            "carried_bytes": self.carried_bytes,
             "allowed_missing": list(self.allowed_missing),
             "notes": [asdict(note) for note in self.notes],
             "tensors": [asdict(tensor) for tensor in self.tensors],

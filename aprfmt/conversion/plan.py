@@ -177,7 +177,7 @@ def _mapped(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> list[
     _check_unbound(model, target, drops, plan)
     for loss in resolution.spec.lost:
         if loss.style == target.style and loss.applies(resolution.hyper):
-            plan.notes.append(Note("warning", loss.name, loss.consequence))
+            plan.notes.append(Note("warning", loss.name, loss.consequence, "not_expressible"))
     outputs: list[Output] = []
     roles = _placed(model, target, drops, plan)
     for group in groups_for(resolution.spec, target.style, roles, resolution.hyper):
@@ -223,7 +223,7 @@ def _check_unbound(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -
     left = [name for name in model.resolution.unbound if name not in derived]
     for name in left:
         if any(match(name) for match in drops):
-            plan.notes.append(Note("warning", name, "left out, as --drop asks"))
+            plan.notes.append(Note("warning", name, "left out, as --drop asks", "dropped"))
             continue
         raise ConversionError(
             f"{model.path}: tensor {name!r} has no place in architecture {model.spec.name!r}, and "

@@ -5,6 +5,7 @@ other code compares a format's name in an `if`.
 """
 
 import re
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +104,16 @@ _PACKED = (
 # The oldest pickles are text: an early line pair `cMODULE\nNAME\n` names the function to call.
 _TEXT_PICKLE = re.compile(rb"(?:\(|\(l?p?[0-9]*\n)?c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n")
 
+# A web page, or the text that a hub sends in place of a file.
+_PAGE = re.compile(
+    rb"\s*(?:<!doctype html|<html|<\?xml|Entry not found|Repository not found|"
+    rb"Invalid (?:username|credentials)|Access to model |\{\"error\":)", re.I,
+)  # fmt: skip
+_SAVED_PAGE = (
+    "a web page saved in place of the file (a wrong address, or a login that was asked for); fetch "
+    "it again: hf download OWNER/NAME FILE, or the address with /resolve/ for /blob/"
+)
+
 # Content that is recognised only for a better message: it runs code or is not a model file.
 _FOREIGN: tuple[tuple[bytes, str], ...] = (
     (
@@ -154,6 +165,13 @@ def detect(path: Path) -> FormatSpec:
     for magic, what in _FOREIGN:
         if head.startswith(magic):
             raise UnsupportedError(f"{path}: is {what}")
+    if _PAGE.match(head):
+        raise UnsupportedError(f"{path}: is {_SAVED_PAGE}")
+    if _imatrix(head, size):
+        raise UnsupportedError(
+            f"{path}: is an importance matrix (imatrix, the older form), not a model; "
+            f"aprfmt quantize MODEL OUT.gguf --type Q4_K_M --imatrix {path} uses it"
+        )
     if _TEXT_PICKLE.match(head):
         raise UnsupportedError(f"{path}: is {_PICKLE}")
     found = f"starts with {head[:8].hex(' ')}" if head else "is an empty file"
@@ -161,6 +179,16 @@ def detect(path: Path) -> FormatSpec:
         f"{path}: {found}; expected {', '.join(FORMATS)} content - "
         "is it a model file, and was it copied whole?"
     )
+
+
+def _imatrix(head: bytes, size: int) -> bool:
+    """Say whether a file begins as llama.cpp's older importance matrix: entries, then a name."""
+    if len(head) < 12:
+        return False
+    entries, length = struct.unpack_from("<ii", head)
+    name = head[8 : 8 + length] if 0 < length <= 256 else b""
+    text = re.fullmatch(rb"[\w.]+\.(?:weight|bias)", name)
+    return 0 < entries <= size // 12 and text is not None
 
 
 def open_source(path: Path | str, *, partial: bool = False, damaged: bool = False) -> Source:
@@ -191,7 +219,7 @@ def checksum_notes(source: Source, matches: bool | None = None) -> list[Note]:
     if (checksum_matches(source) if matches is None else matches) is not False:
         return []
     text = "the footer's checksum is not that of the bytes before it; the file is damaged"
-    return [Note("warning", str(source.path), text)]
+    return [Note("warning", str(source.path), text, "checksum")]
 
 
 def open_sink(

@@ -79,13 +79,13 @@ class Structure:
         """Return the stored tensors without a fault so far."""
         return [info for name, info in self.infos.items() if name not in self.faults.broken]
 
-    def warn(self, text: str, where: str = "") -> None:
-        """Add a warning; `where` defaults to the file."""
-        self.notes.append(Note("warning", where or self.where, text))
+    def warn(self, key: str, text: str, where: str = "") -> None:
+        """Add a warning; `key` is one of WARNINGS, `where` defaults to the file."""
+        self.notes.append(Note("warning", where or self.where, text, key))
 
     def remark(self, text: str) -> None:
         """Add a note: unusual, but harmless."""
-        self.notes.append(Note("note", self.where, text))
+        self.notes.append(Note("note", self.where, text, "remark"))
 
 
 def report_overlap(infos: Sequence[TensorInfo], faults: Faults) -> None:

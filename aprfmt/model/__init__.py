@@ -21,6 +21,7 @@ from aprfmt.model.hf_folder import (
     find_weights,
     in_hub_cache,
     read_folder,
+    refuse_url,
 )
 from aprfmt.tensors.companions import join
 from aprfmt.tensors.view import View
@@ -301,7 +302,10 @@ def open_model(
     """
     path = Path(path)
     named_folder = False
+    if path.name == "config.json" and path.is_file():
+        path = path.parent  # the folder is meant: a configuration alone is no model
     if not path.exists():
+        refuse_url(str(path))
         cached = in_hub_cache(str(path))
         if cached is None:
             raise UsageError(f"{path}: no such file or folder")

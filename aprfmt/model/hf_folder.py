@@ -5,6 +5,7 @@ nothing outside the folder is opened.
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +128,16 @@ def find_weights(folder: Path) -> Path:
     if len(found) == 1:
         return found[0]
     if not found:
+        snapshot = of_cache(folder)
+        if snapshot is not None:
+            return find_weights(snapshot)
+        pickles = sorted(p.name for p in folder.iterdir() if p.match("pytorch_model*.bin"))
+        if pickles:
+            raise UsageError(
+                f"{folder}: holds {pickles[0]} alone, a pickle, which runs code when loaded; "
+                "save it as safetensors with what made it (transformers: "
+                "AutoModel.from_pretrained(FOLDER).save_pretrained(OUT)) and open that"
+            )
         raise UsageError(
             f"{folder}: holds no model; expected {WEIGHTS}, {INDEX}, or an .apr or .gguf file"
         )
@@ -136,8 +147,6 @@ def find_weights(folder: Path) -> Path:
 
 def candidates(folder: Path) -> list[Path]:
     """Return the model files of a folder by extension, later shards of a split left out."""
-    import re
-
     shard = re.compile(r"-(\d{5})-of-\d{5}\.(?:gguf|apr|safetensors)$")
     found = []
     for path in sorted(folder.iterdir()):
@@ -156,8 +165,57 @@ def in_hub_cache(name: str) -> Path | None:
         return None
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
-    snapshots = cache / ("models--" + name.replace("/", "--")) / "snapshots"
+    return newest_snapshot(cache / ("models--" + name.replace("/", "--")))
+
+
+def of_cache(folder: Path) -> Path | None:
+    """Return the snapshot of a folder inside a hub cache: a repository, or a cache of only one.
+
+    None for any other folder. Raises UsageError with the names where a cache holds several.
+    """
+    if (folder / "snapshots").is_dir():
+        return newest_snapshot(folder)
+    if folder.name == "snapshots":
+        return newest_snapshot(folder.parent)
+    hub = folder / "hub" if (folder / "hub").is_dir() else folder
+    models = sorted(path for path in hub.glob("models--*") if newest_snapshot(path) is not None)
+    if len(models) > 1:
+        names = [path.name.removeprefix("models--").replace("--", "/") for path in models]
+        more = ", ..." if len(names) > 6 else ""
+        raise UsageError(
+            f"{folder}: is a hub cache of {len(names)} models; name one of them: "
+            f"{', '.join(names[:6])}{more}"
+        )
+    return newest_snapshot(models[0]) if models else None
+
+
+def newest_snapshot(repository: Path) -> Path | None:
+    """Return the snapshot that refs/main names, else the newest; None where there is none."""
+    snapshots = repository / "snapshots"
     if not snapshots.is_dir():
         return None
+    main = repository / "refs" / "main"
+    if main.is_file() and main.stat().st_size < 100:
+        named = snapshots / main.read_text(errors="replace").strip()
+        if named.parent == snapshots and named.is_dir():
+            return named
     found = sorted((p for p in snapshots.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime)
     return found[-1] if found else None
+
+
+_URL = re.compile(r"(?:https?|hf|s3|gs|az|ftp):/{1,2}(.*)")  # a Path makes one slash of two
+_HUB = re.compile(r"(?:huggingface\.co|hf\.co)/([^/]+/[^/]+)(?:/(?:resolve|blob)/[^/]+/([^?]+))?")
+_OWNED = re.compile(r"([^/]+/[^/]+)(?:/(.+))?")
+
+
+def refuse_url(text: str) -> None:
+    """Raise UsageError for a URL, with the command that fetches it."""
+    match = _URL.match(text)
+    if match is None:
+        return
+    rest = match[1]
+    hub = (_OWNED if text.startswith("hf:") else _HUB).match(rest)
+    get = f"curl -LO {text[: match.start(1)].rstrip('/')}//{rest}"
+    if hub is not None:
+        get = f"hf download {hub[1]}{f' {hub[2]}' if hub[2] else ''} --local-dir DIR"
+    raise UsageError(f"{text}: is a URL, and only files here are read; fetch it first: {get}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Note, Value, shape_is_known
 from aprfmt.errors import ArchError
+from aprfmt.model.kinds import kind_of
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -71,6 +72,9 @@ def find_spec(model: "Model", forced: str | None) -> "ArchSpec":
 
     if forced is not None:
         return ARCHS[forced]
+    kind = kind_of(model)
+    if kind is not None:
+        raise ArchError(f"{model.path}: is {kind.says(model)}, no whole model; {kind.todo(model)}")
     names = architecture_names(model)
     if not names:
         raise ArchError(
@@ -229,6 +233,7 @@ def reconcile(
                 f"{subject}: {mine.key}",
                 f"says {name} = {mine.value!r}, the carried config.json says {other.value!r} "
                 f"({other.key or other.origin}); the file's own key is used",
+                "contradiction",
             )
         )
         rows[name] = mine

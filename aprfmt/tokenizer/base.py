@@ -122,6 +122,22 @@ class Tokenizer:
         found = self.engine.token(int(i))
         return filler(i) if found is None else found
 
+    def piece(self, i: int) -> str:
+        """Return a token's text as it reads behind other text: ` of` for `Ġof` and `▁of`.
+
+        A special token, and a part of a character, are given as they are spelled. Raises
+        UsageError for a negative id.
+        """
+        spelling = self.token(i)
+        before = self.engine.encode("a", False, False)[-1:]
+        if not before or self.engine.token(int(i)) is None or self.engine.is_control(int(i)):
+            return spelling
+        start = self.engine.decode(before, False)
+        text = self.engine.decode([*before, int(i)], False)
+        found = text[len(start) :]
+        whole = text.startswith(start) and found and "\ufffd" not in found
+        return found if whole else spelling
+
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool
     ) -> str:

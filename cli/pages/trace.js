@@ -2,7 +2,7 @@
 //
 // Data: `statistics`, their names; `cells`, {key, point, layer, shape, count, dtype, form, device,
 // says, stats, rel, fault, beyond, histogram} each; `nonfinite`, `reference` {first, compared} or
-// null, `observations`, `top`, the last row's tokens {id, token, logit}, and `heats`, see drawHeat.
+// null, `observations`, `top`, the last row's tokens {id, piece, logit}, and `heats`, see drawHeat.
 
 const { statistics: stats, cells } = data;
 const byKey = new Map(cells.map((cell) => [cell.key, cell]));
@@ -19,7 +19,7 @@ function sentences() {
     : found.compared ? `All ${found.compared} compared points are within tolerance.`
     : "No point could be compared.");
   said.push(...data.observations);
-  const top = data.top.map((row) => `${row.id} ${row.token ?? ""} (${fixed(row.logit, 3)})`);
+  const top = data.top.map((row) => `${row.id} "${row.piece ?? ""}" (${fixed(row.logit, 3)})`);
   if (top.length) said.push(`Top tokens of the last row: ${top.join(", ")}.`);
   return said;
 }

@@ -36,7 +36,7 @@ def test_gemma_without_keys_is_read_as_llama_cpp_reads_it() -> None:
     assert hp["attn_scale"] == 10**-0.5
     assert hp["window_layers"] == (True, False) * 4
     assert (hp["attn_softcap"], hp["final_softcap"]) == (50.0, 30.0)
-    assert {text.split()[3].rstrip(",") for text in report.warnings} == {
+    assert {text.split()[3].rstrip(",") for text in report.assumed} == {
         "attn_scale", "window_layers",
     }  # fmt: skip
     largest, _ = foreign("gemma2", {"block_count": 46})
@@ -44,13 +44,13 @@ def test_gemma_without_keys_is_read_as_llama_cpp_reads_it() -> None:
     hp, report = foreign("gemma3")
     assert hp["rope_theta_local"] == 10000.0
     assert hp["window_layers"] == (*(True,) * 5, False, True, True)
-    assert any("rope_theta_local" in text for text in report.warnings)
+    assert any("rope_theta_local" in text for text in report.assumed)
 
 
 def test_a_pattern_in_the_file_is_believed() -> None:
     hp, report = foreign("gemma3", {"attention.sliding_window_pattern": 4})
     assert hp["window_layers"] == (True, True, True, False) * 2
-    assert not any("window_layers" in text for text in report.warnings)
+    assert not any("window_layers" in text for text in report.assumed)
     listed = [i in (2, 3) for i in range(8)]
     hp, _ = foreign("olmo3", {"attention.sliding_window_pattern": listed})
     assert hp["window_layers"] == tuple(listed)
@@ -59,7 +59,7 @@ def test_a_pattern_in_the_file_is_believed() -> None:
 def test_smollm3_rotates_all_but_every_fourth() -> None:
     hp, report = foreign("smollm3", {"rope.freq_base": 5e6})
     assert hp["rope_layers"] == (True, True, True, False) * 2
-    assert any("every fourth" in text for text in report.warnings)
+    assert any("every fourth" in text for text in report.assumed)
 
 
 def test_what_a_file_must_say() -> None:

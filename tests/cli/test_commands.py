@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.cli.main import COMMANDS
+from aprfmt.cli.commands import COMMANDS
 from tests.cli.run import aprfmt, process
 from tests.conversion.folders import llama_folder
 

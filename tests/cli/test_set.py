@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aprfmt as package
-from aprfmt.cli.main import COMMANDS
+from aprfmt.cli.commands import COMMANDS
 from tests.cli.run import aprfmt
 from tests.conversion.folders import llama_folder
 
@@ -92,7 +92,7 @@ def test_old_and_new_are_said(files: dict[str, Path], tmp_path: Path) -> None:
     lines = [line.strip() for line in done.out.splitlines()]
     assert done.err == ""
     for line in ("llama.context_length: 128 -> 64", "general.author: (new) -> me (string)",
-                 "general.file_type: 32 -> (removed)"):  # fmt: skip
+                 "general.file_type: 32 = BF16 -> (removed)"):  # fmt: skip
         assert line in lines, done.out
     changes = aprfmt("set", files["gguf"], *args, "-o", tmp_path / "y.gguf", "--json").json
     rows = {row["key"]: row for row in changes["changes"]}
@@ -262,7 +262,7 @@ def test_what_cannot_be_set_is_one_line(
 
 def check_options(command: str, text: str) -> None:
     """Every option a message names is one of its command."""
-    params = import_module(f"aprfmt.cli.{COMMANDS[command][0]}").command.params
+    params = import_module(f"aprfmt.cli.{COMMANDS[command].module}").command.params
     known = {name for param in params for name in param.opts} | {"--help"}
     assert set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", text)) <= known, text
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.cli.main import COMMANDS
+from aprfmt.cli.commands import COMMANDS
 from aprfmt.codecs import CODECS
 from tests.docs.examples import ROOT
 

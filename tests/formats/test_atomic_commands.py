@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.cli.main import COMMANDS
+from aprfmt.cli.commands import COMMANDS
 from aprfmt.formats.temporary import SUFFIX
 from tests.cli.run import Done, aprfmt
 from tests.conftest import not_run
@@ -79,8 +79,8 @@ def test_every_command_that_can_write_is_in_the_table() -> None:
     from importlib import import_module
 
     writing = set()
-    for name, (module, _) in COMMANDS.items():
-        command = import_module(f"aprfmt.cli.{module}").command
+    for name, row in COMMANDS.items():
+        command = import_module(f"aprfmt.cli.{row.module}").command
         if PARAMETERS & {parameter.name for parameter in command.params}:
             writing.add(name)
     assert writing == {name.partition("-")[0] for name in WRITING} | ELSEWHERE & writing

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.cli.main import COMMANDS
+from aprfmt.cli.commands import COMMANDS
 from tests.cli.run import Done, aprfmt
 from tests.fuzz import planted
 from tests.fuzz.planted import NAME, PLANTED

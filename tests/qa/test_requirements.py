@@ -14,7 +14,7 @@ import pytest
 
 from aprfmt.checks.gates.golden import read
 from aprfmt.checks.table import gates
-from aprfmt.cli.main import COMMANDS
+from aprfmt.cli.commands import COMMANDS
 from tests import requirements
 from tests.qa.faults import FAULTS
 from tests.requirements import IDS, OUT_OF_SCOPE, PAGE, ROOT, Row, rows, standing, summary

@@ -207,7 +207,7 @@ REFUSED: Mapping[str, tuple[Maker, str]] = {
     "hdf5": (_bytes("x.h5", b"\x89HDF\r\n\x1a\n" + bytes(30)), "an HDF5 file"),
     "npy": (_bytes("x.npy", b"\x93NUMPY\1\0" + bytes(30)), "a NumPy array"),
     "lfs_pointer": (_bytes("x.gguf", b"version https://git-lfs.github.com/spec/v1\n"), "git-lfs"),
-    "html": (_bytes("x.gguf", b"<!DOCTYPE html><html>404</html>"), "starts with 3c 21"),
+    "html": (_bytes("x.gguf", b"<!DOCTYPE html><html>404</html>"), "a web page saved in place"),
     "fifo": (_fifo, "not a regular file"),
     "device": (_link("/dev/zero"), "not a regular file"),
     "link_loop": (_link("model.gguf"), "no such file"),

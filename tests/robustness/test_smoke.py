@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.cli.main import COMMANDS
+from aprfmt.cli.commands import COMMANDS
 from tests.robustness.hostile import ODD, REFUSED, VALID, small_llama
 from tests.robustness.jail import Done, Job, run
 from tests.robustness.verdicts import assert_plain, assert_refused, assert_reported, assert_told

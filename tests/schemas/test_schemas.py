@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from aprfmt.cli.main import COMMANDS
+from aprfmt.cli.commands import COMMANDS
 from aprfmt.schemas import COMMON, NUMBERS, names, number, schema
 from tests.cli.run import aprfmt
 from tests.schemas.validation import faults, validator
@@ -77,7 +77,8 @@ RUNS: Mapping[str, tuple[str, ...]] = {
 OPEN: Mapping[str, tuple[str, ...]] = {
     "convert": ("sizes",), "import": ("sizes",), "export": ("sizes",), "quantize": ("sizes",),
     "set": ("sizes",), "split": ("sizes",), "merge": ("sizes",),
-    "inspect": ("metadata", "tokenizer", "encodings", "hyperparameters", "keys/read"),
+    "inspect": ("metadata", "metadata_names", "tokenizer", "encodings", "hyperparameters",
+                "keys/read"),
     "scan": ("models/*/encodings",), "tensors": ("tensors/*/parts",),
     "template": ("messages/*",),
     "trace": ("trace", "aliases", "run/backend", "reference/run"),

@@ -76,12 +76,10 @@ def disagreements(resolution: "Resolution", where: str) -> list[Finding]:
 def hyperparameters(ctx: "Context") -> Result:
     """Check that keys, configuration and tensors say the same of the forward pass."""
     resolution = ctx.resolution
-    findings = disagreements(resolution, ctx.where)
-    findings += [
-        Finding(ctx.where, text, "a key that says it", level="warning")
-        for text in resolution.report.warnings
-    ]
-    return Result(f"{len(list(resolution.hyper))} values", findings)
+    assumed = len(resolution.report.assumed)
+    rule = f", {assumed} of them by a rule of the format's readers" if assumed else ""
+    found = f"{len(list(resolution.hyper))} values{rule}"
+    return Result(found, disagreements(resolution, ctx.where))
 
 
 FAR = 100.0  # beyond a bound by this factor it is no matter of training any more

@@ -56,13 +56,15 @@ def join(
         return plain, dict(stored), []
     if not isinstance(table, Mapping):
         text = f"{KEY} is {type(table).__name__}, not an object; carried tensors stay unjoined"
-        return plain, dict(stored), [Note("warning", where, text)]
+        return plain, dict(stored), [Note("warning", where, text, "carried_tensors")]
     notes: list[Note] = []
     logical: dict[str, TensorInfo] = {}  # by stored name
     for name, entry in table.items():
         found = _logical(name, entry, stored)
         if isinstance(found, str):
-            notes.append(Note("warning", where, f"{KEY} entry {name!r}: {found}"))
+            notes.append(
+                Note("warning", where, f"{KEY} entry {name!r}: {found}", "carried_tensors")
+            )
         else:
             logical[f"{name}@{found.encoding}"] = found
     joined = [logical.get(name, info) for name, info in stored.items()]

@@ -5,8 +5,7 @@ index; then our own: sizes, overlap, end. Faults that leave the rest readable go
 """
 
 import struct
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator
 
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import TensorInfo, Value
@@ -14,11 +13,12 @@ from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats import jsonio
 from aprfmt.formats.apr import carried, layout
-from aprfmt.formats.apr.layout import BITS, CODES, COMPRESSED, HEADER_SIZE, Header, align
+from aprfmt.formats.apr.extent import check_end, check_regions
+from aprfmt.formats.apr.layout import BITS, CODES, COMPRESSED, HEADER_SIZE, Header
 from aprfmt.formats.apr.metadata import misfits
 from aprfmt.formats.apr.parsed import Entry, Parsed
 from aprfmt.formats.cursor import MAX_COUNT, MAX_DIMS, MAX_METADATA, Cursor
-from aprfmt.formats.damage import Faults, label, report_overlap
+from aprfmt.formats.damage import Faults, label
 
 _ENTRY_TAIL = struct.Struct("<QQ")
 _JSON_INDEX = b"[{"  # one loader's dump writes its index as JSON
@@ -65,7 +65,9 @@ def _parse_compressed(
             raise plain_error if looks_plain else error from None
         parsed = _parse_plain(whole, header, legacy, partial, faults)
         parsed.expanded = True
-        parsed.warn("everything after the header is compressed, which no known writer does")
+        parsed.warn(
+            "odd_flags", "everything after the header is compressed, which no known writer does"
+        )
     parsed.faults = faults
     return parsed
 
@@ -123,8 +125,8 @@ def _parse_plain(
     stored = {entry.info.name: entry.info for entry in parsed.entries}
     parsed.metadata, parsed.infos, notes = carried.join(metadata, stored, parsed.where)
     parsed.notes += notes
-    _check_regions(parsed)
-    _check_end(parsed, partial)
+    check_regions(parsed)
+    check_end(parsed, partial)
     faults.rename(dict(zip(stored, parsed.infos, strict=True)))
     return parsed
 
@@ -132,11 +134,18 @@ def _parse_plain(
 def _note_header(parsed: Parsed, legacy: bool) -> None:
     header = parsed.header
     if legacy:
-        parsed.warn(f"legacy magic {header.magic.decode()!r}; today's readers want 'APR\\0'")
+        parsed.warn(
+            "legacy_format",
+            f"legacy magic {header.magic.decode()!r}; today's readers want 'APR\\0'",
+        )
     if header.minor != layout.VERSION[1]:
-        parsed.warn(f"version {header.major}.{header.minor}; this reader knows 2.0")
+        parsed.warn(
+            "unknown_version", f"version {header.major}.{header.minor}; this reader knows 2.0"
+        )
     if header.flags & BITS["ENCRYPTED"]:
-        parsed.warn("flag ENCRYPTED is set, but APR v2 has no encryption: read as plain data")
+        parsed.warn(
+            "odd_flags", "flag ENCRYPTED is set, but APR v2 has no encryption: read as plain data"
+        )
     if unknown := [name for name in header.flag_names if name.startswith("0x")]:
         parsed.remark(f"undefined flag bits {', '.join(unknown)}")
     if any(header.reserved):
@@ -174,11 +183,14 @@ def _metadata(parsed: Parsed) -> dict[str, Value]:
         metadata = jsonio.loads(
             raw, place, max_bytes=MAX_METADATA, surrogates=True, duplicates="last"
         )
-        parsed.warn(f"{error}; the last is kept, as the reference does".removeprefix(f"{where}: "))
+        parsed.warn(
+            "duplicate_keys",
+            f"{error}; the last is kept, as the reference does".removeprefix(f"{where}: "),
+        )
     if not isinstance(metadata, dict):
         raise FormatError(f"{place}: is {type(metadata).__name__}; APR v2 needs a JSON object")
     for sentence in misfits(metadata):
-        parsed.warn(f"{sentence}; the reference refuses the file for it")
+        parsed.warn("metadata_type", f"{sentence}; the reference refuses the file for it")
     return metadata
 
 
@@ -203,9 +215,15 @@ def _read_index(parsed: Parsed) -> None:
     parsed.index_end = cursor.offset
     if unsorted:
         tensor = label(unsorted)
-        parsed.warn(f"the index is not sorted by name from {tensor} on; aprender refuses that")
+        parsed.warn(
+            "unsorted_index",
+            f"the index is not sorted by name from {tensor} on; aprender refuses that",
+        )
     for meaning, names in legacy.items():
-        parsed.warn(f"{len(names)} tensors have legacy {meaning}, the first is {label(names[0])}")
+        parsed.warn(
+            "legacy_format",
+            f"{len(names)} tensors have legacy {meaning}, the first is {label(names[0])}",
+        )
 
 
 def _find_index(parsed: Parsed) -> Cursor:
@@ -304,7 +322,8 @@ def _decode_name(raw: bytes, at: int, what: str, parsed: Parsed) -> str:
         name = raw.decode("utf-8", "backslashreplace")
         if len(raw) == layout.MAX_NAME_BYTES and error.start >= len(raw) - 3:
             parsed.warn(
-                f"the name of {what} was cut at {layout.MAX_NAME_BYTES} bytes: {label(name)}"
+                "cut_name",
+                f"the name of {what} is cut at {layout.MAX_NAME_BYTES} bytes: {label(name)}",
             )
             return name
         wrong = FormatError(
@@ -313,79 +332,3 @@ def _decode_name(raw: bytes, at: int, what: str, parsed: Parsed) -> str:
         )
     parsed.faults.add(wrong, name)
     return name
-
-
-def _check_regions(parsed: Parsed) -> None:
-    """Report overlap; remark on holes and on unaligned tensors."""
-    header = parsed.header
-    fixed = [
-        (0, HEADER_SIZE, "the header"),
-        (header.metadata_offset, parsed.metadata_end, "the metadata"),
-        (header.index_offset, parsed.index_end, "the tensor index"),
-    ]
-    _check_overlap(parsed, [region for region in fixed if region[0] < region[1]])
-    infos = parsed.sound()
-    if not parsed.faults.damage:
-        tensors = [(i.offset, i.offset + i.nbytes, label(i.name)) for i in infos if i.nbytes]
-        _note_holes(parsed, sorted([*(r for r in fixed if r[0] < r[1]), *tensors]))
-    unaligned = [i.name for i in infos if i.nbytes and i.offset % layout.ALIGNMENT]
-    if unaligned:
-        name = label(unaligned[0])
-        parsed.remark(f"{len(unaligned)} tensors are not 64-byte aligned, first {name}")
-    # Relative to data_offset, as the writer pads. An empty tensor counts by its offset.
-    start = header.data_offset
-    parsed.end = start + max((align(i.offset + i.nbytes - start) for i in infos), default=0)
-
-
-def _check_overlap(parsed: Parsed, fixed: Sequence[tuple[int, int, str]]) -> None:
-    """Report parts of the file that share bytes, and tensors that lie in one of them."""
-    for (_, end, before), (start, stop, name) in pairwise(sorted(fixed)):
-        if start < end:
-            error = f"{name} ({start}..{stop}) overlaps {before}, which ends at {end}"
-            parsed.faults.add(FormatError(f"{parsed.where}: {error}"))
-    infos = [info for info in parsed.sound() if info.nbytes]
-    for info in infos:
-        start, stop = info.offset, info.offset + info.nbytes
-        for first, end, what in fixed:
-            if start < end and first < stop:
-                extent = f"{label(info.name)} ({start}..{stop})"
-                text = f"{extent} overlaps {what}, which ends at {end}"
-                parsed.faults.add(FormatError(f"{parsed.where}: {text}"), info.name)
-    report_overlap(infos, parsed.faults)
-
-
-def _note_holes(parsed: Parsed, regions: Sequence[tuple[int, int, str]]) -> None:
-    holes = 0
-    for (_, end, before), (start, _, name) in pairwise(regions):
-        if start > align(end):
-            holes += 1
-            if holes == 1:
-                parsed.warn(f"{start - end} unused bytes between {before} and {name}")
-    if holes > 1:
-        parsed.warn(f"{holes} holes between the parts of the file")
-
-
-def _check_end(parsed: Parsed, partial: bool) -> None:
-    missing = parsed.end - parsed.size
-    if missing > 0:
-        every = parsed.sound()
-        beyond = [info for info in every if info.offset + info.nbytes > parsed.size]
-        first = f"; {label(beyond[0].name)} is the first beyond the end" if beyond else ""
-        text = (
-            f"has {parsed.size} bytes, its tensors end at {parsed.end}: {missing} bytes are "
-            f"missing, {len(beyond)} of {len(parsed.entries)} tensors are cut{first}"
-        )
-        if partial and not parsed.faults.collect:
-            parsed.warn(text)
-            return
-        todo = "" if parsed.faults.collect else "; get the file again, or list it with --partial"
-        error = TruncatedError(f"{parsed.where}: {text}{todo}")
-        parsed.faults.cut(error, [info.name for info in beyond if info.nbytes])
-    elif parsed.faults.damage:
-        return  # the end of the data is not known
-    elif parsed.footer == "missing":
-        parsed.warn("no footer checksum, so damage to the data cannot be noticed")
-    elif parsed.footer == "trailing":
-        parsed.warn(
-            f"{parsed.size - parsed.end} bytes follow the data, where a 4-byte footer is expected"
-        )

@@ -24,7 +24,9 @@ def open_manifest(path: Path, read: Callable[[Path], Shard], partial: bool) -> A
     notes: list[Note] = []
     for one in members:
         if partial and not one.path.is_file():
-            notes.append(Note("warning", str(path), f"{one.path.name} is missing beside it"))
+            notes.append(
+                Note("warning", str(path), f"{one.path.name} is missing beside it", "missing_shard")
+            )
             continue
         shard = read(one.path)
         stored = {entry.info.name for entry in shard.parsed.entries}
@@ -40,6 +42,7 @@ def open_manifest(path: Path, read: Callable[[Path], Shard], partial: bool) -> A
                     "warning",
                     str(path),
                     f"{one.path.name} has {shard.file.size} bytes, the manifest says {one.size}",
+                    "shard_size",
                 )
             )
         shards.append(shard)
@@ -59,7 +62,12 @@ def open_siblings(
     what = f"is shard {place.number} of {place.count}"
     if paths is None:
         if partial:
-            note = Note("warning", str(path), f"{what}; the others are not known by its name")
+            note = Note(
+                "warning",
+                str(path),
+                f"{what}; the others are not known by its name",
+                "missing_shard",
+            )
             return AprSource(path, [opened], [note])
         raise FormatError(
             f"{path}: {what}, but its name does not follow STEM-{place.number:05d}-of-"
@@ -75,7 +83,9 @@ def open_siblings(
         elif sibling.is_file():
             shards.append(read(sibling))
         elif partial:
-            notes.append(Note("warning", str(path), f"{sibling.name} is missing beside it"))
+            notes.append(
+                Note("warning", str(path), f"{sibling.name} is missing beside it", "missing_shard")
+            )
         else:
             raise FormatError(
                 f"{path}: {what}, {sibling.name} is missing beside it; get the missing file, "
@@ -112,6 +122,7 @@ def _contradictions(shards: Sequence[Shard]) -> list[Note]:
                         "warning",
                         str(shard.file.path),
                         f"metadata {key} is {other!r}, {first.file.path.name} says {stated!r}",
+                        "shard_metadata",
                     )
                 )
     return found

@@ -268,8 +268,9 @@ def _note_entries(parsed: Parsed, entries: Sequence[_Entry]) -> None:
     names = [e.name for e in entries if len(e.name.encode()) > layout.MAX_NAME_BYTES]
     if names:
         parsed.warn(
+            "long_name",
             f"{_count(names, 'tensor name')} longer than {layout.MAX_NAME_BYTES} bytes, "
-            f"which llama.cpp refuses; the first is {shorten(names[0], 100)!r}"
+            f"which llama.cpp refuses; the first is {shorten(names[0], 100)!r}",
         )
     strange: dict[Encoding, list[str]] = {}
     for entry in entries:
@@ -278,12 +279,16 @@ def _note_entries(parsed: Parsed, entries: Sequence[_Entry]) -> None:
     for row, names in strange.items():
         why = row.removed or "this id is unknown; its bytes can be copied, not decoded"
         parsed.warn(
+            "unknown_type",
             f"{_count(names, 'tensor')} of ggml type {row.ggml} ({row.name}), the first is "
-            f"{shorten(names[0], 100)!r}: {why}; sizes are taken from the gap to the next tensor"
+            f"{shorten(names[0], 100)!r}: {why}; sizes are taken from the gap to the next tensor",
         )
     offsets = [entry.offset for entry in entries]
     if offsets != sorted(offsets) and not parsed.faults.damage:
-        parsed.warn("tensors lie in another order than the table has; llama.cpp refuses such files")
+        parsed.warn(
+            "tensor_order",
+            "tensors lie in another order than the table has; llama.cpp refuses such files",
+        )
 
 
 def _count(names: Sequence[str], noun: str) -> str:
@@ -310,8 +315,9 @@ def _note_holes(parsed: Parsed, infos: Iterable[TensorInfo]) -> None:
         end = info.offset + info.nbytes
     if holes:
         parsed.warn(
+            "holes",
             f"{sum(size for size, _ in holes)} unused bytes in {len(holes)} holes, the first "
-            f"before {label(holes[0][1])}; llama.cpp refuses such files"
+            f"before {label(holes[0][1])}; llama.cpp refuses such files",
         )
 
 
@@ -332,7 +338,7 @@ def _check_end(parsed: Parsed, partial: bool) -> None:
             "tensors are cut"
         )
         if partial and not parsed.faults.collect:
-            parsed.warn(f"truncated: {text}")
+            parsed.warn("truncated", f"truncated: {text}")
             return
         todo = "" if parsed.faults.collect else "; get the file again, or list it with --partial"
         error = TruncatedError(f"{parsed.where}: {text}{todo}")
@@ -341,6 +347,6 @@ def _check_end(parsed: Parsed, partial: bool) -> None:
         return  # where the data end is as good as unknown
     padded = align(parsed.end, parsed.alignment)
     if parsed.size > padded:
-        parsed.warn(f"{parsed.size - padded} bytes follow the data")
+        parsed.warn("trailing_bytes", f"{parsed.size - padded} bytes follow the data")
     elif parsed.size < padded and parsed.end > parsed.data_offset:
         parsed.remark(f"{padded - parsed.size} bytes of padding are missing behind the last tensor")

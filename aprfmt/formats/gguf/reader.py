@@ -80,7 +80,9 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
                     "it; get the missing file"
                 )
             else:
-                notes.append(Note("warning", str(path), f"{name} is missing beside it"))
+                notes.append(
+                    Note("warning", str(path), f"{name} is missing beside it", "missing_shard")
+                )
         check_set(shards, complete=len(shards) == len(names))
         source = GGUFSource(path, shards, notes)
         stack.pop_all()

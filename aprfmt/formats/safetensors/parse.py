@@ -240,7 +240,7 @@ def _check_end(parsed: Parsed, partial: bool) -> None:
             f"missing, {len(cut)} of {len(parsed.infos)} tensors are cut"
         )
         if partial and not faults.collect:
-            parsed.warn(text)
+            parsed.warn("truncated", text)
             return
         todo = "" if faults.collect else "; get the file again, or list it with --partial"
         faults.cut(TruncatedError(f"{parsed.where}: {text}{todo}"), cut)
@@ -256,5 +256,5 @@ def merge_metadata(
         for key, value in metadata.items():
             if merged.setdefault(key, value) != value:
                 text = f"metadata {shorten(key, 80)!r} differs from that of an earlier shard"
-                notes.append(Note("warning", where, text))
+                notes.append(Note("warning", where, text, "shard_metadata"))
     return merged, notes

@@ -104,7 +104,7 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
     if partial:
         for file_name, shard_path in homes.items():
             if not shard_path.exists():
-                notes.append(Note("warning", str(path), f"{file_name} is missing"))
+                notes.append(Note("warning", str(path), f"{file_name} is missing", "missing_shard"))
         homes = {name: shard_path for name, shard_path in homes.items() if shard_path.exists()}
         if not homes:
             raise FormatError(f"{path}: none of the shards it names is there; get them")
@@ -123,7 +123,7 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
         sound = not any(shard.parsed.faults.damage for shard in shards.values())
         if total is not None and total != found and not notes and sound:
             text = f"total_size is {total!r}, the tensors of all shards take {found} bytes"
-            notes.append(Note("warning", str(path), text))
+            notes.append(Note("warning", str(path), text, "index_size"))
         source = SafetensorsSource(path, list(shards.values()), tensors, metadata, notes)
         stack.pop_all()
         return source

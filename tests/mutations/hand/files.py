@@ -181,8 +181,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "imatrix-unnamed", "aprfmt/conversion/choosing.py",
-        '        plan.notes.append(Note("warning", str(options.imatrix or "importance '
-        'matrix"), text))',
+        '        plan.notes.append(Note("warning", where, text, "imatrix_gaps"))',
         "        pass",
         "tensors an importance matrix says nothing about are not named",
     ),

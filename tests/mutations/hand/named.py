@@ -29,7 +29,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "lost-warnings", "aprfmt/conversion/plan.py",
-        '            plan.notes.append(Note("warning", loss.name, loss.consequence))',
+        '            plan.notes.append('
+        'Note("warning", loss.name, loss.consequence, "not_expressible"))',
         "            pass",
         "warnings of what a target cannot hold are dropped",
     ),

@@ -1,0 +1,87 @@
+"""The warnings by key: what `aprfmt explain KEY` says about a line that names the key.
+
+Each remark of level "warning" carries one of these keys; a test holds the code to the table.
+"""
+
+from collections.abc import Mapping
+
+WARNINGS: Mapping[str, str] = {
+    # --- files -----------------------------------------------------------------------------------
+    "checksum": "the file ends with a checksum of its bytes, and the bytes give another one: some "
+    "byte changed after the file was written. Get it again; `aprfmt validate` reads the rest.",
+    "no_checksum": "nothing in the file can show a changed byte. `aprfmt hash FILE --write` makes "
+    "a manifest beside it that can.",
+    "truncated": "the file ends before its last tensor does, so tensors at the end are cut. Get "
+    "it again; what is whole can be read with --partial.",
+    "trailing_bytes": "bytes follow the last part of the file. Another file may have been joined "
+    "on, or a download went on too long; `aprfmt hex FILE --offset N` shows them.",
+    "holes": "bytes between two parts belong to neither. aprfmt reads such a file; llama.cpp "
+    "refuses it. `aprfmt convert FILE OUT` writes it without holes.",
+    "missing_shard": "a file of a sharded model is not beside the others; its tensors are left "
+    "out. Get the missing file.",
+    "shard_size": "a shard has another size than its manifest says: it may be of another version "
+    "of the model.",
+    "shard_metadata": "the shards of one model say different things under one metadata key; the "
+    "first shard's value is used.",
+    "index_size": "the index states a total size that the tensors of all shards do not have: "
+    "index and shards may be of different versions.",
+    "legacy_format": "the file is of an older version of its format. aprfmt reads it, today's "
+    "loaders may not; `aprfmt convert FILE OUT` writes the present one.",
+    "unknown_version": "the file states a version of its format that this reader does not know; "
+    "it is read as the newest known one.",
+    "odd_flags": "the header sets a flag that this format does not define, or that no writer uses.",
+    "remark": "the file is unusual in a way that harms no reader.",
+    "duplicate_keys": "one metadata key occurs twice; the last value is used, as the reference "
+    "reader does.",
+    "metadata_type": "a metadata value has another type than its key has in this format; the "
+    "reference reader refuses the file. `aprfmt set` writes a right one.",
+    "unsorted_index": "the tensor index is not sorted by name, which a reader that searches it "
+    "needs; `aprfmt convert FILE OUT` sorts it.",
+    "cut_name": "a tensor's name was cut by the writer, so it may not be found under its own.",
+    "long_name": "a tensor's name is longer than llama.cpp accepts; it refuses the file.",
+    "tensor_order": "tensor data lies in another order than the table of tensors; llama.cpp "
+    "refuses such a file, aprfmt reads it. `aprfmt convert FILE OUT` puts it right.",
+    "unknown_type": "tensors are of a ggml type that this version cannot decode: a fork's, or one "
+    "that was removed. Their bytes are kept as they are.",
+    "carried_tensors": "the file's table of tensors in encodings of other formats does not fit "
+    "what is stored; those tensors stay under their stored names.",
+    # --- models ----------------------------------------------------------------------------------
+    "contradiction": "two places state one value of the forward pass differently (a key and the "
+    "tensors, or a key and the carried config.json). The line says which is used; "
+    "`aprfmt diagnose` against the source shows whether it is the right one.",
+    "assumed": "no key of the file says this value, because its format has none; it is what the "
+    "format's readers take. A note, no warning: the released models of the architecture have it. "
+    "`aprfmt diagnose` against the source shows whether this one has.",
+    "missing_tensors": "the configuration demands tensors that the file does not have. It cannot "
+    "run or be converted, unless --allow-missing accepts each.",
+    "accepted_missing": "required tensors are missing, and were accepted with --allow-missing or "
+    "when the file was written: the model computes something else than its source.",
+    "unknown_architecture": "no table here describes this architecture, so the file is read as "
+    "stored tensors: looking, hashing and comparing by name work; converting between naming styles "
+    "and running do not. `aprfmt doctor` and docs/architectures.md list what is known.",
+    "not_expressible": "the target format has no key for a value of this model, and its readers "
+    "assume another: the output computes something else there than the source.",
+    "dropped": "a tensor was left out because --drop asks for it.",
+    "imatrix_gaps": "the importance matrix says nothing about some tensors, which are quantized "
+    "without it: it was made for another model, or on too little text.",
+    "no_tokenizer": "the model carries no tokenizer, so only token ids can be shown.",
+    "context_length": "there are more tokens than the model was made for; it runs all the same, "
+    "and what it says beyond is not what it was trained for.",
+    "double_bos": "the text begins with the token that the tokenizer puts there anyway, so the "
+    "model sees it twice. Leave it out of the text.",
+    "no_bos": "the model puts a token before every text, and these ids do not begin with it.",
+    "unknown_ids": "ids that no token has are left out of the decoded text.",
+    "template": "the chat template does something that a template need not do; it is rendered in "
+    "a sandbox. `aprfmt template MODEL` shows it.",
+    "unknown_key": "no reader of this format knows this metadata key, and the file did not have "
+    "it before: it may be misspelled.",
+    "unreadable_output": "after the change the file cannot be opened as a model any more.",
+    "comparison": "a remark of the comparison: something of one file could not be compared, or was "
+    "compared in another way than usual, as the line says.",
+    # --- runs ------------------------------------------------------------------------------------
+    "fallback": "--device auto found no GPU that can be used, and says why.",
+    "skipped_sample": "a sample has no token whose loss could be measured, and is left out of it.",
+    "ignored_option": "an option has no meaning for this engine and was ignored.",
+    "unknown_point": "an array or a node of another engine's run is no capture point that is known "
+    "here, so it is not compared.",
+}

@@ -1,0 +1,122 @@
+"""What a file is that opens but is no whole model: said by name, with the next command.
+
+A row of KINDS recognises one kind by what its writers put into it. `--arch` overrides this: who
+names an architecture gets a model of it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.base.text import shorten
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind: `is_one` recognises it, `says` names a file of it, `todo` is the next command."""
+
+    name: str
+    is_one: "Callable[[Model], bool]"
+    says: "Callable[[Model], str]"
+    todo: "Callable[[Model], str]"
+
+
+def kind_of(model: "Model") -> Kind | None:
+    """Return what a file is that is no whole model, None for a model."""
+    return next((kind for kind in KINDS if kind.is_one(model)), None)
+
+
+# Name endings of the two factors of a LoRA: PEFT's, llama.cpp's, kohya's.
+_LORA = (
+    ".lora_A.weight", ".lora_B.weight", ".lora_a", ".lora_b", ".lora_down.weight",
+    ".lora_up.weight",
+)  # fmt: skip
+
+
+def _is_adapter(model: "Model") -> bool:
+    if _type(model) == "adapter":
+        return True
+    return model.format != "gguf" and any(name.endswith(_LORA) for name in model)
+
+
+def _adapter(model: "Model") -> str:
+    """Return what an adapter is: its rank, its alpha, and what it belongs to."""
+    config = _peft(model)
+    ranks = {min(model[name].shape) for name in model if name.endswith(_LORA)}
+    rank = " of rank " + " or ".join(map(str, sorted(ranks)[:3])) if ranks else ""
+    alpha = config.get("lora_alpha", model.metadata.get("adapter.lora.alpha"))
+    scale = f", alpha {alpha:g}" if isinstance(alpha, (int, float)) else ""
+    base = config.get("base_model_name_or_path", model.metadata.get("general.base_model.0.name"))
+    to = f" for {shorten(base, 100)}" if isinstance(base, str) and base else ""
+    return f"a LoRA adapter{rank}{scale}{to}, {len(model)} tensors"
+
+
+def _peft(model: "Model") -> dict[str, Any]:
+    """Return PEFT's adapter_config.json beside the weights, {} without one that can be read."""
+    from aprfmt.errors import FormatError
+    from aprfmt.formats.mapped import MappedFile
+    from aprfmt.model.hf_folder import parse_config
+
+    path = model.path.with_name("adapter_config.json")
+    if not path.is_file():
+        return {}
+    file = MappedFile(path)
+    try:
+        return dict(parse_config(file.view, path))
+    except FormatError:
+        return {}
+    finally:
+        file.close()
+
+
+def _type(model: "Model") -> object:
+    return model.metadata.get("general.type")
+
+
+def _is_imatrix(model: "Model") -> bool:
+    return _type(model) == "imatrix" or (
+        len(model) > 0 and all(name.endswith((".in_sum2", ".counts")) for name in model)
+    )
+
+
+def _imatrix(model: "Model") -> str:
+    weights = sum(name.endswith(".in_sum2") for name in model)
+    sets: Any = model.metadata.get("imatrix.datasets")
+    of = ""
+    if isinstance(sets, Sequence) and not isinstance(sets, str) and len(sets):
+        of = f" of {shorten(str(sets[0]), 100)}"
+    return f"an importance matrix (imatrix) for {weights} weights{of}"
+
+
+def _is_projector(model: "Model") -> bool:
+    return _type(model) == "mmproj" or model.metadata.get("general.architecture") == "clip"
+
+
+def _projector(model: "Model") -> str:
+    kind = model.metadata.get("clip.projector_type")
+    of = f" of type {shorten(kind, 40)}" if isinstance(kind, str) else ""
+    return f"a multimodal projector (mmproj){of}: the vision or audio half of a model"
+
+
+def _is_vocabulary(model: "Model") -> bool:
+    return not len(model) and "tokenizer.ggml.tokens" in model.metadata
+
+
+def _vocabulary(model: "Model") -> str:
+    tokens: Any = model.metadata["tokenizer.ggml.tokens"]
+    return f"a vocabulary of {len(tokens)} tokens without weights"
+
+
+KINDS: tuple[Kind, ...] = (
+    Kind("adapter", _is_adapter, _adapter, lambda model: (
+        f"merge it into its base with what made it; aprfmt tensors {model.path} --stats lists it")),
+    Kind("imatrix", _is_imatrix, _imatrix, lambda model: (
+        f"aprfmt quantize MODEL OUT.gguf --type Q4_K_M --imatrix {model.path} uses it")),
+    Kind("projector", _is_projector, _projector, lambda model: (
+        f"the language model is in another file; aprfmt tensors {model.path} lists this one")),
+    Kind("vocabulary", _is_vocabulary, _vocabulary, lambda model: (
+        f"aprfmt tokenize {model.path} TEXT uses it")),
+)  # fmt: skip

@@ -1,0 +1,124 @@
+"""What `aprfmt hex` shows, as plain data: header fields, blocks of a tensor, or plain bytes."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aprfmt.base.protocols import Damage
+
+
+def header(model: Path, limit: int) -> dict[str, Any]:
+    """Return the header's fields with their bytes."""
+    from aprfmt.formats import detect
+    from aprfmt.formats.mapped import MappedFile
+    from aprfmt.model import open_model
+
+    path, damage = model, None
+    if model.is_dir() or model.suffix == ".json":  # a folder, an index, a manifest: its first file
+        with open_model(model, partial=True, damaged=True) as opened:
+            path, damage = opened.source.files[0], opened.damage
+    spec = detect(path)
+    file = MappedFile(path)
+    try:
+        rows: list[dict[str, Any]] = []
+        total = 0
+        for field in spec.header_fields(file.view, str(path)):
+            total += 1
+            if len(rows) < limit:
+                raw = bytes(file.view[field.offset : field.offset + min(field.nbytes, 16)])
+                rows.append(
+                    {"offset": field.offset, "nbytes": field.nbytes, "bytes": raw.hex(),
+                     "name": field.name, "value": field.value}
+                )  # fmt: skip
+        return {"path": str(path), "format": spec.name, "fields": rows, "count": total,
+                "damage": damage_of_file(path) if damage is None else damage}  # fmt: skip
+    finally:
+        file.close()
+
+
+def damage_of_file(path: Path) -> "list[Damage]":
+    """Return what is wrong with one file, whatever set it belongs to."""
+    from aprfmt.errors import FormatError
+    from aprfmt.formats import open_source
+
+    try:
+        with open_source(path, partial=True, damaged=True) as source:
+            return [one for one in source.damage if one.where == str(path)]
+    except FormatError:  # of the set: its header has just been read
+        return []
+
+
+def plain_bytes(model: Path, offset: int, length: int) -> dict[str, Any]:
+    """Return bytes of the file as they stand."""
+    from aprfmt.errors import UsageError
+    from aprfmt.formats.mapped import MappedFile
+
+    file = MappedFile(model)
+    try:
+        if offset >= file.size:
+            raise UsageError(f"{model}: --offset {offset}, the file has {file.size} bytes")
+        raw = bytes(file.view[offset : offset + length])
+        return {"path": str(model), "offset": offset, "bytes": raw.hex()}
+    finally:
+        file.close()
+
+
+def tensor_blocks(model: Path, name: str, first: int, count: int) -> dict[str, Any]:
+    """Return blocks of a tensor: byte fields as the codec maps them, and decoded values."""
+    from aprfmt.base.encodings import encoding
+    from aprfmt.errors import UsageError
+    from aprfmt.model import open_model
+    from aprfmt.model.patterns import select_one
+    from aprfmt.model.resolve import spellings_by_name
+
+    with open_model(model, damaged=True) as opened:
+        stored = opened.source.tensors
+        every = spellings_by_name(opened)
+        names = list(stored)
+        at = select_one([every.get(each, (each,)) for each in names], name, str(model))
+        tensor = stored[names[at]]
+        tensor.raw(0, 0)  # a damaged one says so
+        info = tensor.info
+        row = encoding(info.encoding)
+        if not row.known or not info.nbytes:
+            raise UsageError(f"{info.name}: {info.encoding} has no blocks to show; use --offset")
+        size = row.type_size if row.block_size > 1 else 16 // row.type_size * row.type_size
+        total = -(-(info.nbytes - row.header) // size)
+        if first >= total:
+            raise UsageError(f"{info.name}: --block {first}, the tensor has {total} blocks")
+        rows = []
+        for i in range(first, min(total, first + count)):
+            start = row.header + i * size
+            raw = bytes(tensor.raw(start, min(start + size, info.nbytes)))
+            rows.append(
+                {"block": i, "offset": info.offset + start, **block_row(info.encoding, raw)}
+            )
+        return {
+            "path": str(opened.path), "tensor": info.name, "encoding": info.encoding,
+            "shape": list(info.shape), "count": total, "blocks": rows,
+            "damage": opened.damage,
+        }  # fmt: skip
+
+
+def block_row(encoding: str, raw: bytes) -> dict[str, Any]:
+    """Return one block's fields (name, bytes, values) and its decoded values."""
+    import numpy as np
+
+    from aprfmt.codecs import codec, decode
+
+    reference = codec(encoding)
+    layout = reference.layout
+    fields = []
+    if layout is not None and layout.names and layout.fields:
+        record = np.frombuffer(raw[: layout.itemsize], layout)[0]
+        for field in layout.names:
+            kind, at = layout.fields[field][:2]
+            fields.append(
+                {"name": field, "bytes": raw[at : at + kind.itemsize].hex(),
+                 "value": np.asarray(record[field]).reshape(-1)[:8].tolist()}
+            )  # fmt: skip
+    values: list[Any] | None = None
+    if reference.parts == ("",):
+        count = len(raw) // reference.type_size * reference.block_size
+        values = decode(encoding, {"": raw}, (count,)).tolist()
+    return {"bytes": raw.hex(), "fields": fields, "values": values}

@@ -1,0 +1,127 @@
+"""The facts of `aprfmt inspect`, as plain data; no tensor is read."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.cli.inspect_summary import summary
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+    from aprfmt.model.resolve import Resolution
+
+
+def facts(opened: "Model", full: bool = False) -> dict[str, Any]:
+    """Return everything `inspect` says; `full` leaves no array out of the metadata."""
+    body = _file(opened, full)
+    body |= _model(opened)
+    body["tokenizer"] = _tokenizer(opened)
+    body["summary"] = summary(opened, body)
+    return body
+
+
+def _file(opened: "Model", full: bool) -> dict[str, Any]:
+    """Return what the container says: sizes, encodings, metadata, remarks of its reader."""
+    from aprfmt.base.named import meaning
+    from aprfmt.compare import shown
+
+    census: Counter[str] = Counter()
+    weights: Counter[str] = Counter()
+    stored: Counter[str] = Counter()
+    for tensor in opened.values():
+        count = math.prod(tensor.shape)
+        census[tensor.encoding] += 1
+        weights[tensor.encoding] += count
+        stored[tensor.encoding] += tensor.nbytes
+    source = opened.source
+    return {
+        "path": str(opened.path),
+        "format": source.format,
+        "version": source.version,
+        "files": [str(path) for path in source.files],
+        "file_bytes": sum(path.stat().st_size for path in source.files),
+        "tensor_count": len(opened),
+        "parameters": sum(weights.values()),
+        "encodings": {
+            name: {"tensors": census[name], "parameters": weights[name], "bytes": stored[name]}
+            for name in sorted(census)
+        },
+        "metadata": {
+            key: _whole(value) if full else shown(value) for key, value in opened.metadata.items()
+        },
+        "metadata_names": {
+            key: name for key, value in opened.metadata.items() if (name := meaning(key, value))
+        },
+        "config": str(opened.folder.path / "config.json")
+        if opened.folder is not None and opened.folder.config is not None
+        else None,
+    }
+
+
+def _whole(value: Any) -> Any:
+    """Return a metadata value whole, arrays as lists."""
+    return value if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
+
+
+def _model(opened: "Model") -> dict[str, Any]:
+    """Return what the architecture's tables make of the file, and all remarks about it."""
+    from aprfmt.errors import AprfmtError
+
+    notes = [asdict(note) for note in opened.notes]
+    try:
+        resolution = opened.resolution
+    except AprfmtError as error:
+        return {"architecture": None, "architecture_error": str(error), "notes": notes}
+    where = str(opened.path)
+    notes += [asdict(note) for note in resolution.notes]
+    notes += [
+        {"level": "note", "where": where, "text": text, "key": "assumed"}
+        for text in resolution.report.assumed
+    ]
+    return {**resolved(resolution), "notes": notes}
+
+
+def _tokenizer(opened: "Model") -> dict[str, Any]:
+    from aprfmt.errors import AprfmtError
+    from aprfmt.tokenizer import facts as tokenizer_facts
+
+    try:
+        return dict(tokenizer_facts(opened, quick=True))
+    except AprfmtError as error:
+        return {"error": str(error)}
+
+
+def resolved(resolution: "Resolution") -> dict[str, Any]:
+    """Return what the architecture's tables made of the file."""
+    from aprfmt.arch.used import used
+
+    report, hyper = resolution.report, resolution.hyper
+    return {
+        "architecture": resolution.spec.name,
+        "level": resolution.spec.level,
+        "hyperparameters": {
+            name: {
+                "value": hyper.of(name).value,
+                "origin": hyper.of(name).origin,
+                "key": hyper.of(name).key,
+            }
+            for name in hyper
+        },
+        "used": used({name: hyper.of(name).value for name in hyper}),
+        "keys": {
+            "read": dict(report.read),
+            "defaulted": list(report.defaulted),
+            "ignored": list(report.ignored),
+            "unknown": list(report.unknown),
+        },
+        "conflicts": [str(row) for row in report.conflicts],
+        "roles": {
+            "found": len(resolution.roles),
+            "required": resolution.coverage.expected,
+            "missing": list(resolution.missing),
+            "accepted": list(resolution.coverage.accepted),
+        },
+        "unclaimed": list(resolution.unbound),
+    }

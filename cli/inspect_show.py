@@ -1,0 +1,110 @@
+"""What `aprfmt inspect` prints: the answer first, then what it is made of."""
+
+from typing import Any
+
+from aprfmt.cli import render
+
+WIDEST = 200  # characters of a metadata value, unless --full
+
+
+def show(body: dict[str, Any], *, verbose: bool, metadata: bool, full: bool) -> None:
+    """Print the answer in one line, and the facts behind it."""
+    render.line(render.escape(body["summary"]["line"]), style="head")
+    _file(body)
+    if body["architecture"] is None and body["summary"]["kind"] == "model":
+        render.warn(body["architecture_error"], "unknown_architecture")
+    elif body["architecture"] is not None:
+        _hyperparameters(body, verbose)
+        _warnings(body)
+    _encodings(body)
+    if verbose:
+        render.line("tokenizer", style="head")
+        render.pairs(sorted(body["tokenizer"].items()) or [("none", "carries no tokenizer")])
+    if metadata:
+        _metadata(body, full)
+    for note in body["notes"]:
+        if note["level"] == "warning" or note["key"] == "remark":
+            render.warn(f"{note['where']}: {note['text']}", note["key"])
+        elif verbose:
+            render.line(render.escape(f"note: {note['where']}: {note['text']}"), style="dim")
+    if not verbose:
+        render.line("more: -v, --metadata", style="dim")
+
+
+def _file(body: dict[str, Any]) -> None:
+    files = f" in {len(body['files'])} files" if len(body["files"]) > 1 else ""
+    rows: list[tuple[str, object]] = [
+        ("file", body["path"]),
+        ("format", f"{body['format']} {body['version']}".strip()),
+        ("size", f"{render.size_text(body['file_bytes'])}{files}, {body['tensor_count']} tensors"),
+    ]
+    if body["config"]:
+        rows.append(("config", body["config"]))
+    render.pairs(rows)
+
+
+def _hyperparameters(body: dict[str, Any], verbose: bool) -> None:
+    """Print what the architecture uses; all of them, with the keys, if asked."""
+    render.line("hyperparameters", style="head")
+    rows = body["hyperparameters"]
+    names = list(rows) if verbose else body["used"]
+    cells = [(name, _short(rows[name]["value"]), rows[name]["origin"]) for name in names]
+    headers = ["name", "value", "origin", *["key"] * verbose]
+    keys = [[rows[name]["key"]] * verbose for name in names]
+    render.table([(*row, *key) for row, key in zip(cells, keys, strict=True)], headers)
+    for kind in ("ignored", "unknown"):
+        listed = body["keys"][kind]
+        if listed and (verbose or kind == "unknown"):
+            render.line(render.escape(f"config keys {kind}: {', '.join(listed)}"))
+    if body["unclaimed"]:
+        render.line(render.escape(f"tensors of no role: {', '.join(body['unclaimed'][:6])}"))
+
+
+def _warnings(body: dict[str, Any]) -> None:
+    for conflict in body["conflicts"]:
+        render.warn(f"{body['path']}: {conflict}", "contradiction")
+    roles = body["roles"]
+    for kind, said, key in (
+        ("missing", "missing", "missing_tensors"),
+        ("accepted", "missing and accepted as such", "accepted_missing"),
+    ):
+        if roles[kind]:
+            render.warn(
+                f"{len(roles[kind])} of {roles['required']} tensors the configuration demands are "
+                f"{said}: {', '.join(roles[kind][:4])}{', ...' if len(roles[kind]) > 4 else ''}",
+                key,
+            )
+
+
+def _encodings(body: dict[str, Any]) -> None:
+    render.line("encodings", style="head")
+    render.table(
+        [
+            (name, row["tensors"], f"{row['parameters']:,}", render.size_text(row["bytes"]))
+            for name, row in body["encodings"].items()
+        ],
+        ("encoding", "tensors", "parameters", "bytes"),
+        "lrrr",
+    )
+
+
+def _metadata(body: dict[str, Any], full: bool) -> None:
+    render.line("metadata", style="head")
+    names = body["metadata_names"]
+    rows = []
+    for key, value in body["metadata"].items():
+        text = f"{value} = {names[key]}" if key in names else str(value)
+        if not full and len(text) > WIDEST:
+            text = f"{text[:WIDEST]}... ({len(text)} characters; --full)"
+        rows.append((key, text))
+    render.pairs(rows)
+
+
+def _short(value: object) -> str:
+    """Return a hyperparameter value in one cell; a layer list that is all one value as `all x`."""
+    if isinstance(value, (list, tuple)) and len(value) > 4:
+        if len(set(map(str, value))) == 1:
+            return f"{value[0]} in all {len(value)} layers"
+        if all(isinstance(item, bool) for item in value):
+            return "".join("1" if item else "0" for item in value)
+    return str(value)

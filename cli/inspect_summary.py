@@ -1,0 +1,148 @@
+"""The first line of `aprfmt inspect`: the answer, of which the rest is the evidence."""
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.cli import render
+from aprfmt.model.kinds import kind_of
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+# tokenizer.ggml.model -> what people call it
+TOKENIZERS = {
+    "gpt2": "BPE", "llama": "SentencePiece", "bert": "WordPiece", "t5": "Unigram", "rwkv": "RWKV",
+    "plamo2": "PLaMo-2",
+}  # fmt: skip
+DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # config.json's dtype
+_PLAIN = re.compile(r"Q\d_(?:K|[01])")  # types whose name says what most tensors are
+
+
+def summary(opened: "Model", body: dict[str, Any]) -> dict[str, Any]:
+    """Return the parts of the answer, and the whole as `line`."""
+    known, kind = body["architecture"] is not None, kind_of(opened)
+    stored = sum(row["bytes"] for row in body["encodings"].values())
+    found: dict[str, Any] = {
+        "name": _name(opened, body),
+        "kind": "model" if kind is None else kind.name,
+        "says": "" if kind is None else kind.says(opened),
+        "next": "" if kind is None else kind.todo(opened),
+        "architecture": body["architecture"]
+        or str(body["metadata"].get("general.architecture", "")),
+        "level": body["level"] if known else "tensors",
+        "parameters": body["parameters"],
+        "bits_per_weight": 8 * stored / body["parameters"] if body["parameters"] else None,
+        "quantization": _quantization(body),
+        "context_length": _hyper(body, "context_length"),
+        "tokenizer": _tokenizer(body["tokenizer"]),
+        "licence": _licence(opened, body["metadata"]),
+        "unusual": _unusual(opened, body),
+    }
+    return found | {"line": line(found)}
+
+
+def line(found: dict[str, Any]) -> str:
+    """Return the answer as one sentence."""
+    if found["says"]:
+        return f"{found['name']}: is {found['says']}; {found['next']}"
+    level = {"full": "runs here", "names": "names only", "tensors": "tensors only"}[found["level"]]
+    bits = found["bits_per_weight"]
+    parts = [
+        f"{found['architecture'] or 'unknown architecture'} ({level})",
+        f"{render.count_text(found['parameters'])} parameters",
+        f"{found['quantization']} at {bits:.2f} bits a weight" if bits else "",
+        f"context {found['context_length']}" if found["context_length"] else "",
+        found["tokenizer"],
+        f"licence {found['licence']}" if found["licence"] else "no licence stated",
+    ]
+    unusual = "; ".join(found["unusual"]) or "nothing"
+    return f"{found['name']}: {', '.join(filter(None, parts))}; unusual: {unusual}"
+
+
+def _name(opened: "Model", body: dict[str, Any]) -> str:
+    """Return the name that the file gives itself, else that of its folder or file."""
+    for key in ("general.name", "name", "model_name"):
+        value = body["metadata"].get(key)
+        if isinstance(value, str) and value:
+            return value
+    named = opened.folder is not None and opened.path.name.startswith("model")
+    return opened.path.resolve().parent.name if named else opened.path.stem
+
+
+def _hyper(body: dict[str, Any], name: str) -> Any:
+    return body.get("hyperparameters", {}).get(name, {}).get("value")
+
+
+def _quantization(body: dict[str, Any]) -> str:
+    """Return llama.cpp's name of the file's type, else the encoding of most weights."""
+    stated: str = body["metadata_names"].get("general.file_type", "")
+    rows = body["encodings"]
+    if stated or not rows:
+        return stated or "no tensors"
+    main = max(rows, key=lambda name: (rows[name]["parameters"], name))
+    whole = rows[main]["parameters"] > 0.9 * body["parameters"]
+    return main if whole else f"mostly {main}"
+
+
+def _tokenizer(facts: dict[str, Any]) -> str:
+    if "error" in facts:
+        return "a tokenizer that cannot be read"
+    if not facts:
+        return "no tokenizer"
+    model = facts.get("model")
+    kind = f"{TOKENIZERS.get(str(model), str(model))} tokenizer" if model else "tokenizer.json"
+    return kind + (f" of {facts['entries']}" if "entries" in facts else "")
+
+
+def _licence(opened: "Model", metadata: dict[str, Any]) -> str:
+    for key in ("general.license", "license"):
+        value = metadata.get(key)
+        if isinstance(value, str) and value:
+            return value
+    return ""
+
+
+def _stated_dtype(opened: "Model") -> str:
+    """Return the encoding that config.json says unpacked weights have; "" if it says none."""
+    config = opened.folder.config if opened.folder is not None else None
+    if config is None or "quantization_config" in config:
+        return ""
+    stated = config.get("dtype", config.get("torch_dtype"))
+    return DTYPES.get(stated, "") if isinstance(stated, str) else ""
+
+
+def _unusual(opened: "Model", body: dict[str, Any]) -> list[str]:
+    """Return what somebody should know before using the file, in a few words each."""
+    found = []
+    if opened.damage:
+        found.append("damaged")
+    if body["architecture"] is None:
+        found.append("architecture not known here")
+    stated = body["metadata_names"].get("general.file_type", "")
+    base = _PLAIN.match(stated)
+    if base and body["encodings"] and base[0] not in body["encodings"]:
+        found.append(f"called {stated}, but no tensor is {base[0]}")
+    said_dtype = _stated_dtype(opened)
+    if said_dtype and said_dtype not in body["encodings"] and body["encodings"]:
+        found.append(f"config.json says {said_dtype}, no tensor is {said_dtype}")
+    roles = body.get("roles", {})
+    for kind, said in (("missing", "missing"), ("accepted", "missing, accepted")):
+        if roles.get(kind):
+            found.append(f"{len(roles[kind])} of {roles['required']} tensors {said}")
+    for key, said in (
+        ("conflicts", "contradiction"), ("unclaimed", "tensor of no role|tensors of no role"),
+    ):  # fmt: skip
+        count = len(body.get(key, ()))
+        if count:
+            one, _, many = said.partition("|")
+            found.append(f"{count} {one if count == 1 else many or one + 's'}")
+    unknown = body.get("keys", {}).get("unknown", ())
+    if unknown:
+        found.append(f"{len(unknown)} unknown key{'s' * (len(unknown) > 1)}")
+    scan = body["tokenizer"].get("chat_template_scan", "nothing suspicious")
+    if scan != "nothing suspicious":
+        found.append("suspicious chat template")
+    warnings = sum(note["level"] == "warning" for note in body["notes"])
+    if warnings:
+        found.append(f"{warnings} warning{'s' * (warnings > 1)}")
+    return found
