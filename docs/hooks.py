@@ -34,8 +34,8 @@ def command_page(name: str) -> str:
     assert command is not None
     context = click.Context(command, info_name=f"aprfmt {name}", max_content_width=96)
     return (
-        f"# aprfmt {name}\n\n{COMMANDS[name].summary}\n\n## Example\n\n{example(name)}\n\n## Options\n\n"
-        f"```text\n{command.get_help(context)}\n```\n"
+        f"# aprfmt {name}\n\n{COMMANDS[name].summary}\n\n## Example\n\n{example(name)}\n\n"
+        f"## Options\n\n```text\n{command.get_help(context)}\n```\n"
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.cli.main import COMMANDS
+from aprfmt.cli.commands import COMMANDS
 from tests.conftest import not_run
 from tests.docs import examples
 from tests.docs.examples import DOCS, ROOT, Room, matches

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from aprfmt.base.protocols import TensorInfo
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats.apr import layout
 from aprfmt.formats.apr.layout import HEADER_SIZE, align
@@ -20,7 +19,7 @@ def check_regions(parsed: Parsed) -> None:
         (header.index_offset, parsed.index_end, "the tensor index"),
     ]
     _check_overlap(parsed, [region for region in fixed if region[0] < region[1]])
-    infos = _sound(parsed)
+    infos = parsed.sound()
     if not parsed.faults.damage:
         tensors = [(i.offset, i.offset + i.nbytes, label(i.name)) for i in infos if i.nbytes]
         _note_holes(parsed, sorted([*(r for r in fixed if r[0] < r[1]), *tensors]))
@@ -33,18 +32,13 @@ def check_regions(parsed: Parsed) -> None:
     parsed.end = start + max((align(i.offset + i.nbytes - start) for i in infos), default=0)
 
 
-def _sound(parsed: Parsed) -> list[TensorInfo]:
-    """Return the stored tensors without a fault so far."""
-    return [e.info for e in parsed.entries if e.info.name not in parsed.faults.broken]
-
-
 def _check_overlap(parsed: Parsed, fixed: Sequence[tuple[int, int, str]]) -> None:
     """Report parts of the file that share bytes, and tensors that lie in one of them."""
     for (_, end, before), (start, stop, name) in pairwise(sorted(fixed)):
         if start < end:
             error = f"{name} ({start}..{stop}) overlaps {before}, which ends at {end}"
             parsed.faults.add(FormatError(f"{parsed.where}: {error}"))
-    infos = [info for info in _sound(parsed) if info.nbytes]
+    infos = [info for info in parsed.sound() if info.nbytes]
     for info in infos:
         start, stop = info.offset, info.offset + info.nbytes
         for first, end, what in fixed:
@@ -70,7 +64,7 @@ def check_end(parsed: Parsed, partial: bool) -> None:
     """Hold the file's end to the end of its data: cut, without its footer, or with more behind."""
     missing = parsed.end - parsed.size
     if missing > 0:
-        every = _sound(parsed)
+        every = parsed.sound()
         beyond = [info for info in every if info.offset + info.nbytes > parsed.size]
         first = f"; {label(beyond[0].name)} is the first beyond the end" if beyond else ""
         text = (
