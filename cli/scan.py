@@ -10,6 +10,7 @@ from aprfmt.cli import options, render
 if TYPE_CHECKING:
     from aprfmt.fleet.run import ScanReport
 
+DERIVED = "encoded again"  # the proof of a quantized model
 _LINES = 20  # of each list; --json and the results have all
 
 
@@ -123,8 +124,10 @@ def show(report: "ScanReport") -> None:
     if copies["tensors"]:
         render.line(f"{copies['tensors']} tensors stored more than once: {copies['bytes']:,} bytes "
                     "could be saved", style="head")  # fmt: skip
-    _listed("families", [f"{row['model']}: from {row['base']}: {row['found']}"
-                         for row in found["families"]])  # fmt: skip
+    _listed("families", [
+        f"{row['model']}: {'from' if row['proof'] == DERIVED else 'like'} {row['base']}: "
+        f"{row['found']}" for row in found["families"]
+    ])  # fmt: skip
     _listed("vocabularies with several templates", [
         "; ".join(f"{one['models']} like {one['example']}" for one in row["templates"])
         for row in found["templates"]

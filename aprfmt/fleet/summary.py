@@ -212,14 +212,15 @@ class Summary:
         """Yield pairs of models that share most of their decoded tensors."""
         lines = self._ask(
             "WITH counted AS (SELECT identity, count(*) AS n FROM tensors GROUP BY 1), "
-            "some AS (SELECT DISTINCT decoded, key, identity FROM tensors "
-            "WHERE decoded IS NOT NULL), "
-            "heads AS (SELECT decoded, key, min(identity) AS first FROM some GROUP BY 1, 2 "
+            "some AS (SELECT DISTINCT t.decoded, t.key, m.model, t.identity FROM tensors t "
+            "JOIN models m ON m.identity = t.identity WHERE t.decoded IS NOT NULL), "
+            "heads AS (SELECT decoded, key, min(model) AS first FROM some GROUP BY 1, 2 "
             "HAVING count(*) > 1) "
             "SELECT a.model, b.model, count(*), max(ca.n, cb.n) FROM some s "
-            "JOIN heads h ON h.decoded = s.decoded AND h.key = s.key AND h.first != s.identity "
-            "JOIN counted ca ON ca.identity = s.identity JOIN counted cb ON cb.identity = h.first "
-            "JOIN models a ON a.identity = s.identity JOIN models b ON b.identity = h.first "
+            "JOIN heads h ON h.decoded = s.decoded AND h.key = s.key AND h.first != s.model "
+            "JOIN models a ON a.identity = s.identity JOIN models b ON b.model = h.first "
+            "JOIN counted ca ON ca.identity = s.identity "
+            "JOIN counted cb ON cb.identity = b.identity "
             "GROUP BY s.identity, h.first HAVING count(*) >= ? * max(ca.n, cb.n) ORDER BY 2, 1",
             SHARED,
         )
