@@ -128,7 +128,9 @@ class TorchProducts(TorchBackend):
         if kept is None:
             held = w.held(self)
             if held is None or self.deterministic:
-                x = x if held is None else self._to(held.device, x)
+                if held is not None:
+                    x = self._to(held.device, x)
+                    bias = None if bias is None else self._to(held.device, bias)
                 return super().linear(x, w, bias)
             return self._product(x, held.reshape(w.n_rows, w.n_columns), bias)
         x = self._to(kept.device, x)
@@ -140,11 +142,12 @@ class TorchProducts(TorchBackend):
                     y = part
                 else:
                     y[:, start : start + len(panel)] = part
-        return y if bias is None else y + bias
+        return y if bias is None else y + self._to(y.device, bias)
 
     def _product(self, x: torch.Tensor, w: torch.Tensor, bias: Array | None) -> torch.Tensor:
         """Multiply by a decoded weight; a single row uses a kernel limited only by memory speed."""
         x = self._to(w.device, x)
+        bias = None if bias is None else self._to(w.device, bias)  # of a tied head: elsewhere
         if len(x) == 1 and self._one_row(x, w):
             y = torch.empty((1, len(w)), dtype=self._type, device=w.device)
             layers.matvec([w], [bias], x, y, dtype=self.dtype, stream=current())
