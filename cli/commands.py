@@ -131,7 +131,7 @@ GROUPS: Mapping[str, Mapping[str, CommandRow]] = {
             "aprfmt validate model.gguf",
         ),
         "scan": CommandRow(
-            "scan", "Check many models: folders, caches, stores; damage, copies, families.",
+            "scan", "Check many models: damage, copies, families, templates.",
             "aprfmt scan . --checks layout --checks encodings",
         ),
         "qa": CommandRow(

@@ -6,11 +6,12 @@ are the same with one thing changed. Sizes are odd where an architecture allows 
 head_dim unlike hidden/heads), windows are shorter than `IDS`, eps is far from every default.
 """
 
-import math
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+
+from tests.drawn import fill
 
 # 29 tokens: longer than every window and than the trained context of the scaled ropes.
 IDS: tuple[int, ...] = (
@@ -366,46 +367,6 @@ def tiny(arch: str, tied: bool | None = None, seed: int = 0, **overrides: Any) -
         model.set_experts_implementation("eager")
     fill(model, seed)
     return model.float().eval()
-
-
-def fill(model: Any, seed: int) -> None:
-    """Set every weight and buffer that matters from one seeded generator, in module order."""
-    import torch
-
-    generator = torch.Generator().manual_seed(seed + 1)
-    centred = type(model).__name__.startswith(("Gemma", "Nemotron"))  # their norms store weight - 1
-    with torch.no_grad():
-        for path, module in model.named_modules():
-            # Conv1D and gpt-oss's experts store [in, out], everything else [out, in].
-            axis = -2 if type(module).__name__ in ("Conv1D", "GptOssExperts") else -1
-            tensors = dict(module.named_parameters(recurse=False))
-            tensors |= {k: v for k, v in module.named_buffers(recurse=False) if k.endswith("_bias")}
-            for key, tensor in tensors.items():
-                noise = torch.randn(tensor.shape, generator=generator)
-                tensor.copy_(
-                    _drawn(
-                        f"{path}.{key}", noise, noise.shape[axis] if noise.ndim > 1 else 1, centred
-                    )
-                )
-
-
-def _drawn(name: str, noise: Any, fan_in: int, centred: bool) -> Any:
-    """Scale standard normal noise to the part the tensor plays."""
-    if any(word in name for word in ("norm", ".ln_")) and "word_embeddings." not in name:
-        bias = name.endswith("bias")
-        return 0.3 * noise if bias else 0.4 * noise + (0.0 if centred else 1.0)
-    if name.endswith("sinks"):
-        return noise
-    if name.endswith("bias"):
-        return (0.2 if "e_score" in name else 0.4) * noise
-    if any(word in name for word in ("embed_tokens", "wte", "wpe", "embed_in", "word_embed")):
-        return 0.08 * noise
-    gain = 1.0
-    if any(word in name for word in ("q_proj", "k_proj", "q_b_proj", "qkv_proj", "kv_b_proj")):
-        gain = 1.2
-    elif any(word in name for word in ("mlp.gate.", "router", "lm_head")):
-        gain = 2.0
-    return gain * noise / math.sqrt(fan_in)
 
 
 def save_tiny(arch: str, folder: Path, dtype: str = "float32", **options: Any) -> Any:

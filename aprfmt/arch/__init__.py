@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Value
-from aprfmt.base.registry import Registry
+from aprfmt.base.registry import Registry, some_of
 from aprfmt.base.text import shorten
 from aprfmt.errors import ArchError
 
@@ -124,6 +124,6 @@ def find_arch(
     near = get_close_matches(name, known, 3, cutoff=0.4) or known
     raise ArchError(
         f"{what} is not known; {'near' if near != known else 'known'} "
-        f"names: {', '.join(near)}; if it is one of {', '.join(arch_names())} under another name, "
+        f"names: {some_of(near)}; if it is one of {some_of(arch_names())} under another name, "
         "say so with --arch"
     )

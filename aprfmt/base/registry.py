@@ -6,7 +6,7 @@ backends, engines, causes) is a Registry; third parties add rows through the ent
 (hypotheses) is a tuple, followed by the rows of other packages.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 from aprfmt.errors import AprfmtError, BackendUnavailableError
 
 T = TypeVar("T")
+NAMED = 12  # names of a table that a message has
 
 
 def load(target: str) -> Any:
@@ -34,6 +35,12 @@ def offered(kind: str) -> tuple[Any, ...]:
     """
     rows: Registry[Any] = Registry(kind, {})
     return tuple(rows[name] for name in sorted(rows))
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Return names for a message: the first ones, and how many there are more."""
+    more = f", and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -76,7 +83,7 @@ class Registry(Mapping[str, T], Generic[T]):
             self._read_entry_points()
         if name not in self._rows:
             near = get_close_matches(name, self._rows, 3) or list(self._rows)
-            raise self._error(f"{self.kind} {name!r} is not known; known: {', '.join(near)}")
+            raise self._error(f"{self.kind} {name!r} is not known; known: {some_of(near)}")
         if name not in self._loaded:
             self._loaded[name] = self._import(name)
         return self._loaded[name]

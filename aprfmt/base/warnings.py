@@ -61,6 +61,8 @@ WARNINGS: Mapping[str, str] = {
     "and running do not. `aprfmt doctor` and docs/architectures.md list what is known.",
     "not_expressible": "the target format has no key for a value of this model, and its readers "
     "assume another: the output computes something else there than the source.",
+    "unread_weights": "config.json names a quantization that is not decoded here. The tensors are "
+    "kept byte for byte; what needs their numbers is refused.",
     "dropped": "a tensor was left out because --drop asks for it.",
     "imatrix_gaps": "the importance matrix says nothing about some tensors, which are quantized "
     "without it: it was made for another model, or on too little text.",

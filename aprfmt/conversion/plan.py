@@ -202,10 +202,14 @@ def _placed(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> list[
         beyond = layer is not None and layer >= int(resolution.hyper["n_layers"])
         homeless = role not in named or beyond
         if homeless and any(match(name) for match in drops for name in (key, *view.names)):
-            plan.notes.append(Note("warning", view.names[0], "left out, as --drop asks"))
+            plan.notes.append(_dropped(view.names[0]))
         else:
             kept.append(key)
     return kept
+
+
+def _dropped(name: str) -> Note:
+    return Note("warning", name, "left out, as --drop asks", "dropped")
 
 
 def _derived(name: str, values: Sequence[float]) -> Output:
@@ -223,7 +227,7 @@ def _check_unbound(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -
     left = [name for name in model.resolution.unbound if name not in derived]
     for name in left:
         if any(match(name) for match in drops):
-            plan.notes.append(Note("warning", name, "left out, as --drop asks", "dropped"))
+            plan.notes.append(_dropped(name))
             continue
         raise ConversionError(
             f"{model.path}: tensor {name!r} has no place in architecture {model.spec.name!r}, and "

@@ -69,6 +69,8 @@ def without_described(metadata: Mapping[str, Value]) -> dict[str, Value]:
 def _modelopt_text(model: "Model") -> str | None:
     if model.folder is not None:
         return model.folder.texts.get(MODELOPT_FILE)
+    if not any(name.endswith("_scale") for name in model.source.tensors):
+        return None  # nothing that such a file is about: megabytes of carried files stay unread
     carried = model.metadata.get(FILES_KEY)
     if not isinstance(carried, str) or MODELOPT_FILE not in carried:
         return None

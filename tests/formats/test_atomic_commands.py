@@ -41,11 +41,13 @@ WRITING: Mapping[str, Args] = {
     "parity-html": lambda m, d: ["parity", m, "--between", "numpy:cpu:float32",
                                  "numpy:cpu:float64", "--ids", "1,2", "--html",
                                  d.with_suffix(".html")],
+    "inspect-html": lambda m, d: ["inspect", m, "--html", d.with_suffix(".html")],
+    "validate-html": lambda m, d: ["validate", m, "--html", d.with_suffix(".html")],
     "diff-html": lambda m, d: ["diff", m, m, "--html", d.with_suffix(".html")],
 }  # fmt: skip
 FOLDERS = {"convert-folder", "trace-aprt"}
 # Cases where nothing of the destination is a single name: sets and what lies beside the model.
-ELSEWHERE = {"split", "hash", "qa", "demo"}  # tested below, or with their own command
+ELSEWHERE = {"split", "hash", "qa", "demo", "scan"}  # tested below, or with their own command
 PARAMETERS = {"dst", "output", "out", "into", "save", "save_aprt", "html", "write", "save_baseline"}
 FILES = [name for name in WRITING if name not in FOLDERS]
 

@@ -73,6 +73,7 @@ COMMAND_LINES: dict[str, Lines] = {
     "diff": lambda m, d: [["diff", m, m], ["diff", m, m, "--html", d / "d.html", "--force"]],
     "diagnose": lambda m, d: [["diagnose", m, m, "--ids", "1,2"]],
     "hash": lambda m, d: [["hash", m], ["hash", m, "--check", m]],
+    "scan": lambda m, d: [["scan", m, "-o", d / "rows.jsonl", "--jobs", "1"]],
     "validate": lambda m, d: [["validate", m], ["validate", m, "--strict"]],
     "tokenize": lambda m, d: [["tokenize", m, f"ab <{planted.NASTY.replace(chr(0), '')}>"]],
     "template": lambda m, d: [["template", m, "--user", "hi"]],

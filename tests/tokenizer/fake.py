@@ -19,6 +19,14 @@ class _Fake(SimpleNamespace):
     def carried(self) -> Carried:
         return Carried(cast(Model, self))
 
+    @property
+    def typed(self) -> Mapping[str, Any]:
+        """Values with their types, where the file has types."""
+        return {
+            key: Typed(value, self.source.types[key]) if key in self.source.types else value
+            for key, value in self.metadata.items()
+        }
+
 
 def fake(form: str, metadata: Mapping[str, Any], folder: Path | None = None) -> Model:
     """Return a model of format `form`; Typed values become values with types, as in a GGUF."""

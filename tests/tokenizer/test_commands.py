@@ -18,7 +18,7 @@ def test_tokenize(demo_model: Path) -> None:
     done = aprfmt("tokenize", demo_model, text)
     lines = done.out.splitlines()
     assert (done.code, lines[0]) == (0, " ".join(map(str, wanted)))
-    assert lines[-1].split() == [str(wanted[-1]), "<|im_end|>"] and len(lines) == len(wanted) + 1
+    assert lines[-1].split() == [str(wanted[-1]), '"<|im_end|>"'] and len(lines) == len(wanted) + 1
     body = aprfmt("tokenize", demo_model, text, "--json").json
     assert body["ids"] == wanted and body["count"] == len(wanted) and body["ok"]
     assert body["schema"] == "aprfmt.tokenize/1"

@@ -303,7 +303,8 @@ def _improbable(cells: "Array", scale: "Array", code: Code, unit: Unit, loose: "
     gaps = np.diff(entries)
     gap = np.maximum(np.append(gaps, 0), np.insert(gaps, 0, 0))[near]
     off = np.abs(at - entries[near])
-    may = (2 * unit.relative * np.abs(entries[near]) + 1e-9) * (entries[near] != 0)  # 0 is exact
+    # Zero is stored as it is: what is only small beside the scale is not zero.
+    may = (2 * unit.relative * np.abs(entries[near]) + 1e-9) * (entries[near] != 0) + 1e-30
     may = may + ((2 * loose + unit.least) / np.abs(scale))[:, None]
     telling = ~np.isnan(cells) & (may < TELLING * gap)
     bits = np.where(telling, np.log2(gap / (2 * may)), 0.0)

@@ -36,8 +36,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "tokenizer-exit-code", "aprfmt/compare/diffs.py",
-        "(*self.hyperparameters, *self.tokenizer)",
-        "self.hyperparameters",
+        "any(f.decisive for f in (*self.hyperparameters, *self.tokenizer))",
+        "any(f.decisive for f in self.hyperparameters)",
         "another tokenizer does not change the exit code",
     ),
     Row(
