@@ -23,8 +23,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "convert-incomplete", "aprfmt/conversion/plan.py",
-        "    check_complete(model, options, drops, known=model.format != target.name, copied=copied)\n",
-        "",
+        "    check_complete(model, options, drops, known=model.format != target.name, "
+        "copied=copied)\n", "",
         "incomplete models are converted",
     ),
     Row(
