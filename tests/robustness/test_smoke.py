@@ -30,6 +30,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "logits": ("M", "--ids", "IDS", "--out", "O.npy"),
     "run": ("M", "--ids", "1,2", "--max-tokens", "1"),
     "eval": ("M", "--ids", "IDS"),
+    "scan": ("M", "-o", "O.jsonl", "--jobs", "1"),
 }
 READING = [name for name in COMMANDS if name not in NO_MODEL]
 # Every command opens its model in one place: all refusals go through a few, some through all.
