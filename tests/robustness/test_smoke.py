@@ -88,6 +88,10 @@ def test_command_on_file(command: str, id: str, done: tuple[Path, dict[str, Done
     folder, found = done
     one = found[f"{command} {id}"]
     says = REFUSED[id][1] if id in REFUSED else ""
+    if command == "scan":  # what cannot be read is a row of it, beside those of other files
+        assert_plain(one)
+        assert one.code in (0, 1, 2) and one.peak < 256 << 20
+        return
     if command == "validate" and id in REPORTED:
         assert_reported(one, says)
     elif command in PATIENT and id in LISTED:
