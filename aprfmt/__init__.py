@@ -31,6 +31,8 @@ def open(
 ) -> "Model":
     """Open a model file, a shard index, a Hugging Face folder, or `org/name` in the hub cache.
 
+    Or an address: `hf://owner/name`, `https://`, `s3://` (docs/remote.md).
+
     The result is a context manager and a mapping from the file's own tensor names to tensors with
     `.name .shape .encoding .nbytes .offset`, `.raw()` (a read-only view of the stored bytes) and
     `.numpy()` (decoded, row-major); it has `.metadata`, `.config` and `.tokenizer`.

@@ -7,6 +7,7 @@ AprfmtError
 ├── CodecError(ValueError)         shape or companion tensors don't fit the codec
 ├── ArchError(ValueError)          unknown architecture, missing or misshapen tensors
 ├── ConversionError(ValueError)    the target cannot hold what was asked for, or a flag is missing
+├── RemoteError(OSError)            an address does not answer, or not with what was asked for
 ├── OutputError(OSError)           an output exists, or cannot be written where it was asked for
 ├── UsageError(ValueError)         the request itself makes no sense (no such tensor pattern, say)
 ├── TensorNotFoundError(KeyError)  with its own __str__ (KeyError quotes its message)
@@ -50,6 +51,10 @@ class ArchError(AprfmtError, ValueError):
 
 class ConversionError(AprfmtError, ValueError):
     """The target cannot hold what was asked for, or a lossy step lacks its flag."""
+
+
+class RemoteError(AprfmtError, OSError):
+    """An address cannot be reached, may not be read, or answers with other bytes than it should."""
 
 
 class OutputError(AprfmtError, OSError):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.checks.records import LEFT_OUT, Answer, QaReport, Result
 from aprfmt.checks.table import BASELINE, CONTRACT, CheckRow, gates
 from aprfmt.errors import UsageError
+from aprfmt.remote.paths import place
 
 if TYPE_CHECKING:
     from aprfmt.checks.gates.subject import Request, Subject
@@ -50,7 +51,7 @@ def run(
     for name in (*only, *skip):
         if name not in names:
             raise UsageError(f"gate {name!r} is not known; known: {', '.join(names)}")
-    request = Request(Path(model), **options)
+    request = Request(place(model), **options)
     asked = _asked(request, only, skip)
     backend = request.choice.open(  # a device that is not there is an error, no verdict
         deterministic=request.deterministic, threads=request.threads

@@ -2,7 +2,8 @@
 
 `--help` prints the groups and imports no command; a command's own help ends with its example,
 which a test runs. The examples are of one folder: `model/` and `model.gguf` are the demo model
-(`aprfmt demo --into model`), `q4.gguf` is a quantized copy of it, `text.txt` some text.
+(`aprfmt demo --into model`), `q4.gguf` is a quantized copy of it, `model.gguf.part` the
+first half of `model.gguf`, `text.txt` some text.
 """
 
 from collections.abc import Mapping
@@ -79,6 +80,10 @@ GROUPS: Mapping[str, Mapping[str, CommandRow]] = {
         "merge": CommandRow(
             "merge", "Write a sharded model as one file.",
             "aprfmt merge model.gguf one.gguf",
+        ),
+        "repair": CommandRow(
+            "repair", "Complete a cut or damaged file from a good copy.",
+            "aprfmt repair model.gguf.part --from model.gguf -o whole.gguf",
         ),
     },
     "Compare": {

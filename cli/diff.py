@@ -20,7 +20,7 @@ from aprfmt.compare.diffs import SECTIONS
               help="Count WITHIN (rounding of the coarser encoding) as equal.")  # fmt: skip
 @click.option(
     "--base",
-    type=click.Path(path_type=Path),
+    type=options.Place(),
     metavar="SRC",
     help="The float source: say which quantized tensors derive from it byte for byte.",
 )

@@ -26,10 +26,13 @@ PACKAGES: tuple[tuple[str, str, str], ...] = (
     ("transformers", "engine transformers", "pip install transformers"),
     ("llama-cpp-python", "engine llama.cpp", "pip install 'aprfmt[llama-cpp]'"),
     ("zstandard", "zstd-compressed APR files", "pip install zstandard"),
+    ("obstore", "s3://, gs:// and az:// addresses", "pip install obstore"),
+    ("fsspec", "addresses of other schemes", "pip install fsspec"),
 )
 _DISTRIBUTIONS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy")}
 
-EXTRAS = ("torch", "cupy", "llama-cpp-python", "zstandard")  # what pyproject's user extras install
+# What pyproject's user extras install.
+EXTRAS = ("torch", "cupy", "llama-cpp-python", "zstandard", "obstore")
 
 
 @click.command("doctor")

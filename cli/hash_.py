@@ -14,7 +14,10 @@ from aprfmt.cli.damage import told
 @options.tensor
 @click.option("--raw-only", is_flag=True, help="Stored bytes only; nothing is decoded.")
 @click.option("--write", is_flag=True, help="Write MODEL.aprfmt-hash.json beside the model.")
-@click.option("--check", type=click.Path(path_type=Path), metavar="MANIFEST",
+@click.option(
+    "--blocks", is_flag=True, help="With --write: SHA-256 of every MiB too, to repair by."
+)
+@click.option("--check", type=options.Place(), metavar="MANIFEST",
               help="Compare with a manifest; exit 1 names everything that differs.")  # fmt: skip
 @options.arch
 @options.force
@@ -24,6 +27,7 @@ def command(
     patterns: tuple[str, ...],
     raw_only: bool,
     write: bool,
+    blocks: bool,
     check: Path | None,
     arch: str | None,
     force: bool,
@@ -42,6 +46,8 @@ def command(
 
     if write and patterns:
         raise UsageError("--write is of the whole model; leave --tensor out")
+    if blocks and not write:
+        raise UsageError("--blocks is what --write writes; give both")
     expected = manifest.read(check) if check is not None else None
     # A manifest says what a file is to be: none is made of a damaged one.
     with open_model(model, arch=arch, damaged=not write) as opened:
@@ -50,7 +56,7 @@ def command(
         body: dict[str, Any] = {"model": str(opened.path), "tensors": rows}
         code = 0
         if write:
-            body["written"] = str(manifest.write(opened, rows, force=force))
+            body["written"] = str(manifest.write(opened, rows, force=force, blocks=blocks))
         if expected is not None:
             failures = manifest.compare(expected, opened, rows, selected=bool(patterns))
             body["failures"] = failures

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 def header(model: Path, limit: int) -> dict[str, Any]:
     """Return the header's fields with their bytes."""
     from aprfmt.formats import detect
-    from aprfmt.formats.mapped import MappedFile
+    from aprfmt.formats.mapped import open_bytes
     from aprfmt.model import open_model
 
     path, damage = model, None
@@ -18,7 +18,7 @@ def header(model: Path, limit: int) -> dict[str, Any]:
         with open_model(model, partial=True, damaged=True) as opened:
             path, damage = opened.source.files[0], opened.damage
     spec = detect(path)
-    file = MappedFile(path)
+    file = open_bytes(path)
     try:
         rows: list[dict[str, Any]] = []
         total = 0
@@ -51,9 +51,9 @@ def damage_of_file(path: Path) -> "list[Damage]":
 def plain_bytes(model: Path, offset: int, length: int) -> dict[str, Any]:
     """Return bytes of the file as they stand."""
     from aprfmt.errors import UsageError
-    from aprfmt.formats.mapped import MappedFile
+    from aprfmt.formats.mapped import open_bytes
 
-    file = MappedFile(model)
+    file = open_bytes(model)
     try:
         if offset >= file.size:
             raise UsageError(f"{model}: --offset {offset}, the file has {file.size} bytes")

@@ -42,6 +42,14 @@ def gathered(**kinds: type[Any]) -> Callable[[F], F]:
 def common(function: F) -> F:
     """Add --json, --quiet and --debug; the command gets `as_json` and `quiet`."""
     for option in (
+        click.option(
+            "--allow-http",
+            is_flag=True,
+            expose_value=False,
+            is_eager=True,
+            callback=_plain_http,
+            help="Read from http:// addresses of other machines too.",
+        ),
         click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks."),
         click.option(
             "--quiet",
@@ -54,9 +62,26 @@ def common(function: F) -> F:
     return function
 
 
+class Place(click.Path):
+    """A path, or an address: a RemotePath."""
+
+    def coerce_path_result(self, value: Any) -> Any:
+        """Return what a text names."""
+        from aprfmt.remote.paths import place
+
+        return place(value)
+
+
 def model(name: str = "model") -> Callable[[F], F]:
-    """Add a MODEL argument: a file, a folder, or org/name in the local hub cache."""
-    return click.argument(name, type=click.Path(path_type=Path))
+    """Add a MODEL argument: a file, a folder, org/name in the local hub cache, or an address."""
+    return click.argument(name, type=Place())
+
+
+def _plain_http(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        from aprfmt.remote.guard import POLICY
+
+        POLICY.plain_http = True
 
 
 arch = click.option("--arch", help="Architecture by name, overriding what the file says.")

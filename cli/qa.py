@@ -30,7 +30,7 @@ class Gates:
 @click.command("qa")
 @options.gathered(gates=Gates, where=running.Where)
 @click.argument("model")
-@click.option("--against", metavar="OTHER", type=click.Path(path_type=Path),
+@click.option("--against", metavar="OTHER", type=options.Place(),
               help="Another copy of the model: hold this one against it.")  # fmt: skip
 @click.option("--also", multiple=True, metavar="RUN",
               help="Compare with this run too: torch, cuda, cuda:1, numpy::float64.")  # fmt: skip

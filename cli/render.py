@@ -26,7 +26,16 @@ def envelope(command: str, exit_code: int, body: Mapping[str, Any]) -> dict[str,
         "ok": exit_code == 0,
         "exit": exit_code,
         **body,
+        **traffic(),
     }
+
+
+def traffic() -> dict[str, Any]:
+    """Return what went over the network, under its key; {} where nothing did."""
+    loaded = sys.modules.get("aprfmt.remote.traffic")  # nothing is imported for a local file
+    if loaded is None or not (loaded.TRAFFIC.requests or loaded.TRAFFIC.cached):
+        return {}
+    return {"remote": loaded.TRAFFIC.facts()}
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -51,7 +60,22 @@ def emit(command: str, exit_code: int, body: Mapping[str, Any], as_json: bool) -
     """Print the JSON object if asked for; return the exit code for the command to return."""
     if as_json:
         print_json(envelope(command, exit_code, body))
+    context = click.get_current_context(silent=True)
+    if context is None or not context.params.get("quiet"):
+        for text in from_elsewhere():
+            click.echo(escape(text), err=True)
     return exit_code
+
+
+def from_elsewhere() -> Iterable[str]:
+    """Yield what a user is told of files that do not lie where the command said."""
+    loaded = sys.modules.get("aprfmt.remote.traffic")
+    yield from loaded.TRAFFIC.told if loaded is not None else ()
+    if (remote := traffic().get("remote")) is not None:
+        kept = remote["cached_bytes"]
+        cached = f", {size_text(kept)} from the cache" if kept else ""
+        count = f"{remote['requests']} request{'s' * (remote['requests'] != 1)}"
+        yield f"remote: {count}, {size_text(remote['bytes'])}, {remote['seconds']:.1f} s{cached}"
 
 
 def line(text: str = "", *, style: str = "") -> None:

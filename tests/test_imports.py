@@ -15,7 +15,11 @@ HEAVY = ("numpy", "torch", "cupy", "transformers", "numba", "gguf", "safetensors
 
 # package -> prefixes of ours it must not import at module level or inside functions
 FORBIDDEN = {
-    "base": ("aprfmt.tensors", "aprfmt.formats", "aprfmt.codecs", "aprfmt.arch", "aprfmt.model",
+    "remote": ("aprfmt.tensors", "aprfmt.codecs", "aprfmt.arch", "aprfmt.model",
+               "aprfmt.quantizing", "aprfmt.conversion", "aprfmt.compare", "aprfmt.cli",
+               "aprfmt.inference", "aprfmt.tokenizer"),
+    "base": ("aprfmt.remote", "aprfmt.tensors", "aprfmt.formats", "aprfmt.codecs", "aprfmt.arch",
+             "aprfmt.model",
              "aprfmt.quantizing", "aprfmt.conversion", "aprfmt.compare", "aprfmt.cli",
              "aprfmt.inference", "aprfmt.tokenizer"),
     "tensors": ("aprfmt.model", "aprfmt.quantizing", "aprfmt.conversion", "aprfmt.compare",
@@ -61,6 +65,7 @@ TABLES = {
     "ARCHS": "aprfmt.arch", "CODECS": "aprfmt.codecs", "FORMATS": "aprfmt.formats",
     "BACKENDS": "aprfmt.inference.backends", "ENGINES": "aprfmt.inference.engines",
     "CHECKS": "aprfmt.checks.table", "COMMANDS": "aprfmt.cli.commands",
+    "SITES": "aprfmt.remote.sites",
 }  # fmt: skip
 # Modules that may import by name: the loader of rows, the commands' table, optional GPU libraries.
 BY_NAME = {
@@ -201,6 +206,21 @@ def test_help_imports_click_alone() -> None:
     loaded = modules_after(code)
     assert "click" in loaded
     assert not loaded & {*HEAVY, "rich", "tokenizers", "jinja2"}
+
+
+# What only an address needs, of ours and of others.
+NETWORK = ("obstore", "huggingface_hub", "fsspec", "http", "ssl", "socket")
+
+
+@pytest.mark.parametrize("command", ["--help", "inspect"])
+def test_a_local_file_imports_nothing_of_the_network(command: str, demo_model: Path) -> None:
+    code = (
+        "import io, contextlib\nfrom aprfmt.cli.main import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        f"    try: main([{command!r}, {str(demo_model)!r}])\n"
+        "    except SystemExit as stop: assert not stop.code, stop.code"
+    )
+    assert not modules_after(code) & set(NETWORK)
 
 
 @pytest.mark.parametrize("command", ["inspect", "tensors"])

@@ -8,7 +8,7 @@ from typing import ClassVar
 from aprfmt.arch.moves import Moves
 from aprfmt.arch.sizes import size_of
 from aprfmt.arch.spec import Array, Move
-from aprfmt.arch.steps import Shape, Shapes, Sizes, only
+from aprfmt.arch.steps import Shape, Shapes, Sizes, joined, only
 from aprfmt.errors import ArchError
 
 
@@ -46,13 +46,7 @@ class Grouped:
         """Return the shape of the joined tensor."""
         if len(logical) != 3 or not all(logical):
             raise ArchError(f"{self}: got {len(logical)} tensors; expected q, k and v")
-        whole = (sum(shape[0] for shape in logical), *logical[0][1:])
-        if self.shapes([whole], hp) != [tuple(shape) for shape in logical]:
-            raise ArchError(
-                f"{self}: shapes {[list(s) for s in logical]} are not the parts of one tensor "
-                f"{list(whole)}"
-            )
-        return [whole]
+        return [joined(self, logical, 0, hp)]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
         """One run a group and part."""

@@ -11,7 +11,7 @@ from typing import ClassVar
 from aprfmt.arch.moves import Moves
 from aprfmt.arch.sizes import shape_of, size_of
 from aprfmt.arch.spec import Array, Move
-from aprfmt.arch.steps import MAX_MOVES, Shape, Shapes, Sizes, only
+from aprfmt.arch.steps import MAX_MOVES, Shape, Shapes, Sizes, joined, only
 from aprfmt.errors import ArchError
 
 
@@ -52,14 +52,7 @@ class Split:
                 f"{self}: got shapes {[list(s) for s in logical]}; expected {len(self.sizes)} "
                 f"with an axis {at}"
             )
-        first = logical[0]
-        whole = (*first[:at], sum(shape[at] for shape in logical), *first[at + 1 :])
-        if self.shapes([whole], hp) != [tuple(shape) for shape in logical]:
-            raise ArchError(
-                f"{self}: shapes {[list(s) for s in logical]} are not the parts of one tensor "
-                f"{list(whole)}"
-            )
-        return [whole]
+        return [joined(self, logical, at, hp)]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
         """One run per part and outer index; interleaved: one per row."""

@@ -9,7 +9,7 @@ Sources of the layouts: docs/architectures.md, llama.cpp's converter.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from aprfmt.arch.moves import Moves
 from aprfmt.arch.sizes import shape_of, size_of
@@ -29,6 +29,25 @@ def only(shapes: Shapes, step: object) -> Shape:
     if len(shapes) != 1:
         raise ArchError(f"{step}: got {len(shapes)} tensors; expected one")
     return tuple(shapes[0])
+
+
+class Dividing(Protocol):
+    """A step that divides one stored tensor."""
+
+    def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
+        """Return the parts' shapes."""
+
+
+def joined(step: Dividing, parts: Shapes, axis: int, hp: Sizes) -> Shape:
+    """Return the shape of `parts` joined along `axis`; ArchError unless `step` makes them of it."""
+    first = parts[0]
+    whole = (*first[:axis], sum(shape[axis] for shape in parts), *first[axis + 1 :])
+    if step.shapes([whole], hp) != [tuple(shape) for shape in parts]:
+        raise ArchError(
+            f"{step}: shapes {[list(s) for s in parts]} are not the parts of one tensor "
+            f"{list(whole)}"
+        )
+    return whole
 
 
 @dataclass(frozen=True, slots=True)

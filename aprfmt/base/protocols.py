@@ -4,7 +4,7 @@ Reading: a `Source` is an open file with all its shards. Writing: a `Sink` is pl
 (all names, shapes and encodings), then fed in plan order. Nothing here knows a format.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -31,6 +31,61 @@ class TensorInfo:
     offset: int
     nbytes: int
     row_bytes: int | None
+
+
+class Region(Protocol):
+    """The bytes of a file: a memoryview, or what fetches the bytes that a slice asks for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, where: slice, /) -> memoryview: ...
+
+
+@runtime_checkable
+class Fetched(Region, Protocol):
+    """A region whose bytes lie elsewhere; its beginning is kept, for headers."""
+
+    def held(self, stop: int, wish: int = 0) -> memoryview:
+        """Return the first bytes, at least `stop` of them; `wish` of them if it has to fetch."""
+        ...
+
+
+class ByteSource(Protocol):
+    """The bytes of one file, wherever it lies; readers know nothing else of it.
+
+    `identity` changes when the bytes do; "" where nothing says so. `sha256` is the digest of all
+    bytes where a site publishes it, or somebody computed it; else "".
+    """
+
+    path: Path
+    size: int
+    identity: str
+    sha256: str
+
+    @property
+    def view(self) -> Region:
+        """All bytes; what a slice gives is valid until close()."""
+        ...
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return the bytes of every range [start, stop), in order."""
+        ...
+
+    def windows(self, start: int, stop: int, size: int = ...) -> Iterator[memoryview]:
+        """Yield the bytes of [start, stop) that are there, in windows of `size`."""
+        ...
+
+    def expect(self, start: int, stop: int) -> None:
+        """Say that bytes [start, stop) will be read soon."""
+        ...
+
+    def drop(self, start: int, stop: int) -> None:
+        """Say that bytes [start, stop) are not needed soon."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the bytes."""
+        ...
 
 
 class LazyTensor(Protocol):
@@ -80,6 +135,14 @@ class LazyTensor(Protocol):
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
         """Return a read-only zero-copy view of stored bytes [start, stop), valid until close()."""
         ...
+
+    def lies(self, start: int = 0) -> tuple[ByteSource, int] | None:
+        """Return the file and the offset of stored byte `start`; None where it is made."""
+        return None
+
+    def expect(self, start: int = 0, stop: int | None = None) -> None:
+        """Say that these bytes will be read soon, in windows: where they are far, they set out."""
+        return
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
         """Tell the system that these bytes are not needed soon, which frees resident memory."""

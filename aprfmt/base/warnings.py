@@ -45,6 +45,11 @@ WARNINGS: Mapping[str, str] = {
     "that was removed. Their bytes are kept as they are.",
     "carried_tensors": "the file's table of tensors in encodings of other formats does not fit "
     "what is stored; those tensors stay under their stored names.",
+    "unproven": "the repaired file has bytes of the broken one that neither a digest nor a "
+    "comparison speaks of. `aprfmt repair --compare` compares every byte; so does a manifest that "
+    "`aprfmt hash --write` made of the good file.",
+    "salvaged": "the file has only those tensors of a damaged one that were sound; the metadata "
+    "key aprfmt.repair.missing lists the others. `aprfmt repair --from` a good copy gives all.",
     # --- models ----------------------------------------------------------------------------------
     "contradiction": "two places state one value of the forward pass differently (a key and the "
     "tensors, or a key and the carried config.json). The line says which is used; "

@@ -14,6 +14,7 @@ from aprfmt.base.outcome import check
 from aprfmt.checks.records import Answer, Finding, Measure, NotRun, Result, Validation
 from aprfmt.checks.table import CheckRow, file_checks
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UnsupportedError
+from aprfmt.remote.paths import place
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -52,7 +53,7 @@ def validate(
     except UnsupportedError:
         raise
     except FormatError as error:
-        return _unreadable(Path(path), error, strict)
+        return _unreadable(place(path), error, strict)
     with model:
         if allow_missing:
             with suppress(ArchError):  # which is a check's to report; a wrong pattern is not

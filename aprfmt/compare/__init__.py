@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import Value
-from aprfmt.compare.align import Alignment, align
+from aprfmt.compare.align import Alignment, align, in_turn
 from aprfmt.compare.diffs import (
     SECTIONS,
     CauseGroup,
@@ -122,12 +122,12 @@ def diff_models(
     pairs = pairs if "tensors" in only else []
     imatrix = _has_imatrix(a.metadata) or _has_imatrix(b.metadata)
     results = []
-    for i, pair in enumerate(pairs):
+    for number, pair in in_turn(pairs):
         result = compare_pair(pair, imatrix)
         results.append(judged(oracle, result, pair.a, pair.b, (a.metadata, b.metadata)))
         pair.drop()
         if progress is not None:
-            progress(i + 1, len(pairs))
+            progress(number, len(pairs))
     found: tuple[CauseGroup, ...] = ()
     if explain and any(row.verdict in EXPLAINED for row in results):
         from aprfmt.compare.explain import explained

@@ -1,10 +1,11 @@
 """Pairing: the union of both files' tensors by role; the unmatched stay in the denominator."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from aprfmt.errors import ArchError
 from aprfmt.model import Model
+from aprfmt.tensors.runs import published_equal
 from aprfmt.tensors.view import View
 
 
@@ -16,6 +17,15 @@ class TensorPair:
     a: View | None
     b: View | None
     layout: tuple[str, ...] = ()
+
+    def expect(self) -> None:
+        """Say that both sides will be read soon, unless digests say that they are equal."""
+        if self.a is not None and self.b is not None:
+            if published_equal(self.a.stored_runs(), self.b.stored_runs()):
+                return
+        for side in (self.a, self.b):
+            for tensor in () if side is None else side.stored:
+                tensor.expect()
 
     def drop(self) -> None:
         """Release the mapped pages of both sides: mapped pages count as resident memory."""
@@ -30,6 +40,14 @@ class TensorPair:
         for side in (self.a, self.b):
             names += () if side is None else side.names
         return tuple(dict.fromkeys(names))
+
+
+def in_turn(pairs: Sequence[TensorPair], ahead: int = 5) -> Iterator[tuple[int, TensorPair]]:
+    """Yield every pair with its number from 1; the next ones are said to be read soon."""
+    for number, pair in enumerate(pairs, 1):
+        for soon in pairs[number - 1 : number - 1 + ahead]:
+            soon.expect()
+        yield number, pair
 
 
 @dataclass(frozen=True, slots=True)

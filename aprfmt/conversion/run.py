@@ -63,6 +63,7 @@ def _copied(runs: Sequence[Run]) -> Iterator[memoryview]:
         if batch:
             yield memoryview(b"".join(batch))
             batch, held = [], 0
+        run.tensor.expect(run.start, run.start + run.nbytes)
         for start in range(run.start, run.start + run.nbytes, WINDOW):
             stop = min(start + WINDOW, run.start + run.nbytes)
             yield run.tensor.raw(start, stop)

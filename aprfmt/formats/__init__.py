@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from aprfmt.base.encodings import Encoding
-from aprfmt.base.protocols import Note, Sink, Source, TensorInfo
+from aprfmt.base.protocols import Note, Region, Sink, Source, TensorInfo
 from aprfmt.base.registry import Registry
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.formats.fields import HeaderField
+from aprfmt.remote.paths import place
 
 
 class OpenSource(Protocol):
@@ -68,7 +69,9 @@ class FormatSpec:
     open_sink: OpenSink
     holds: Callable[[Encoding], bool]
     style: str
-    header_fields: Callable[[memoryview, str], Iterator[HeaderField]]
+    header_fields: Callable[[Region, str], Iterator[HeaderField]]
+    structure: Callable[..., Any] | None = None  # (Region, where, partial=) gives one file's
+    # mapped.Structure, whatever set it is of; None: such files are not repaired
     vectors_f32: bool = False
     keys_like: str = ""
     carries: bool = False  # True: encodings without a code are stored too, as plain bytes
@@ -150,9 +153,9 @@ def detect(path: Path) -> FormatSpec:
 
     Raises UnsupportedError for files recognised as something else, FormatError otherwise.
     """
-    from aprfmt.formats.mapped import MappedFile
+    from aprfmt.formats.mapped import open_bytes
 
-    file = MappedFile(path)
+    file = open_bytes(path)
     try:
         head, size = bytes(file.view[:4096]), file.size
     finally:
@@ -198,7 +201,7 @@ def open_source(path: Path | str, *, partial: bool = False, damaged: bool = Fals
     reading an affected tensor raises; without it the first fault raises. Folders are handled by
     `aprfmt.model`. Raises FormatError if the file is not in one of FORMATS.
     """
-    path = Path(path)
+    path = place(path)
     spec = detect(path)
     if not (damaged and spec.collects):
         return spec.open_source(path, partial=partial)

@@ -38,6 +38,7 @@ from aprfmt.formats.temporary import (
     temporary_name,
     uninterrupted,
 )
+from aprfmt.remote.paths import RemotePath
 
 __all__ = ["FileSet", "OutputFile", "install_signal_handlers", "pending", "recover"]
 
@@ -117,6 +118,8 @@ class FileSet:
         """
         if self._closed:
             raise ValueError(f"{path}: the set of files is published or discarded already")
+        if isinstance(path, RemotePath):
+            raise OutputError(f"{path}: is an address; outputs are files on this machine")
         path = Path(path)
         _OPEN.add(self)
         with as_output_error(path, "cannot be written"):

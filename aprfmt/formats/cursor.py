@@ -7,6 +7,7 @@ or allocated. The cursor works on any buffer, so parsers can be tested and fuzze
 import struct
 from functools import lru_cache
 
+from aprfmt.base.protocols import Fetched, Region
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats.damage import Faults
 
@@ -17,6 +18,7 @@ MAX_ARRAY = 1 << 27  # array elements: 500 times the largest vocabulary
 MAX_NESTING = 16  # arrays in arrays; ggml's own writer makes none
 MAX_METADATA = 512 << 20  # all metadata together
 MAX_HEADER = 100_000_000  # a JSON header, as the safetensors format page says
+SLACK = 512 << 10  # fetched beyond what a header is known to have, or a quarter of that
 MAX_DIMS = 64  # ggml has 4, APR's writer 8, safetensors no limit; beyond this it is damage
 
 
@@ -25,18 +27,32 @@ def _layout(fmt: str) -> struct.Struct:
     return struct.Struct(fmt)
 
 
+def hold(region: Region, stop: int, wish: int = 0) -> memoryview:
+    """Return the beginning of a file, its first `stop` bytes at least, as one piece of memory.
+
+    Of a file that is there this is all of it; of another one `wish` bytes, where it has to fetch.
+    """
+    if isinstance(region, memoryview):
+        return region
+    assert isinstance(region, Fetched)
+    return region.held(stop, wish)
+
+
 class Cursor:
     """Reads forward through `buffer[offset:end]`; `where` names the file in messages.
 
-    Parsers report to `faults` what is wrong with a value that has been read whole.
+    Parsers report to `faults` what is wrong with a value that has been read whole. `size` is that
+    of the file, `buffer` its beginning as far as it is there: all of it, except where bytes have to
+    be fetched; then everything before the cursor is there.
     """
 
-    __slots__ = ("buffer", "end", "faults", "offset", "order", "where")
+    __slots__ = ("_far", "_sure", "buffer", "end", "faults", "offset", "order", "size", "where")
 
-    def __init__(
-        self, buffer: memoryview, where: str, offset: int = 0, end: int | None = None
-    ) -> None:
-        self.buffer = buffer
+    def __init__(self, buffer: Region, where: str, offset: int = 0, end: int | None = None) -> None:
+        self._far = None if isinstance(buffer, memoryview) else buffer
+        self._sure = 0  # where the header reaches at least, by the counts read so far
+        self.size = len(buffer)
+        self.buffer = hold(buffer, min(offset, self.size))
         self.where = where
         self.faults = Faults(where, False)
         self.end = len(buffer) if end is None else end
@@ -60,6 +76,9 @@ class Cursor:
                 f"{self.where}: {what} at offset {self.offset} needs {count} bytes, "
                 f"{self.remaining} remain; the file is cut or damaged"
             )
+        if self._far is not None and self.offset + count > len(self.buffer):
+            known = max(self.offset + count, self._sure)
+            self.buffer = hold(self._far, self.offset + count, known + max(known // 4, SLACK))
 
     def take(self, count: int, what: str) -> memoryview:
         """Return the next `count` bytes as a view and move past them."""
@@ -99,6 +118,7 @@ class Cursor:
                 f"{self.where}: {what} at offset {at} is {value}, which takes at least "
                 f"{value * smallest} bytes, {self.remaining} remain; the file is cut or damaged"
             )
+        self._sure = max(self._sure, self.offset + value * smallest)
         return value
 
     def text(self, count: int, what: str) -> str:

@@ -30,6 +30,7 @@ from aprfmt.formats.temporary import (
     temporary_name,
     uninterrupted,
 )
+from aprfmt.remote.paths import RemotePath
 
 SCHEMA = "aprfmt.journal/1"
 _PREFIX, _SUFFIX = ".aprfmt-journal-", ".json"
@@ -63,6 +64,8 @@ def pending(folder: Path) -> list[Path]:
 
     Empty for a folder that cannot be listed. Raises FormatError for a damaged journal.
     """
+    if isinstance(folder, RemotePath):
+        return []  # nothing is written there
     try:
         names = _journals(folder)
     except OSError:

@@ -81,11 +81,11 @@ def loads(
 
 def load_file(path: Path, max_bytes: int, **options: Any) -> Any:
     """Return the JSON value of a regular file; `options` are those of `loads`."""
-    from aprfmt.formats.mapped import MappedFile
+    from aprfmt.formats.mapped import open_bytes
 
-    file = MappedFile(path)
+    file = open_bytes(path)
     try:
-        return loads(file.view, str(path), max_bytes=max_bytes, **options)
+        return loads(file.view[: max_bytes + 1], str(path), max_bytes=max_bytes, **options)
     finally:
         file.close()
 

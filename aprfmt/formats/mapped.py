@@ -11,15 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
-from aprfmt.base.protocols import Damage, LazyTensor, Note, TensorInfo
+from aprfmt.base.protocols import ByteSource, Damage, LazyTensor, Note, TensorInfo
 from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError, TruncatedError, UsageError
 from aprfmt.formats.damage import Structure
-
-if TYPE_CHECKING:
-    pass
+from aprfmt.remote.paths import RemotePath
 
 Buffer = bytes | bytearray | memoryview
 
@@ -43,20 +41,44 @@ def open_regular(path: Path) -> int:
     return fd
 
 
+def open_bytes(path: Path) -> ByteSource:
+    """Open a file where it lies: mapped from this machine, or read by range from elsewhere.
+
+    Raises FormatError for what is no regular file, RemoteError where an address does not answer.
+    """
+    if isinstance(path, RemotePath):
+        from aprfmt.remote.file import RemoteFile
+
+        return RemoteFile(path)
+    return MappedFile(path)
+
+
 class MappedFile:
     """One regular file, mapped whole and read-only."""
+
+    view: memoryview
+    sha256 = ""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._map: mmap.mmap | None = None
         fd = open_regular(path)
         try:
-            self.size = os.fstat(fd).st_size
+            facts = os.fstat(fd)
+            self.size = facts.st_size
+            self.identity = f"{facts.st_dev}:{facts.st_ino}:{facts.st_size}:{facts.st_mtime_ns}"
             if self.size:
                 self._map = mmap.mmap(fd, self.size, access=mmap.ACCESS_READ)
         finally:
             os.close(fd)
         self.view = memoryview(self._map) if self._map is not None else memoryview(b"")
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return the bytes of every range [start, stop), in order."""
+        return [self.view[start:stop] for start, stop in ranges]
+
+    def expect(self, start: int, stop: int) -> None:
+        """Do nothing: the system reads ahead by itself."""
 
     def drop(self, start: int, stop: int) -> None:
         """Release the whole pages inside [start, stop); they are read again if needed."""
@@ -93,6 +115,7 @@ class BufferFile(MappedFile):
         self._map = None
         self.view = memoryview(buffer).toreadonly().cast("B")
         self.size = len(self.view)
+        self.identity = ""
 
 
 class StoredTensor(LazyTensor):
@@ -102,7 +125,7 @@ class StoredTensor(LazyTensor):
 
     info: TensorInfo
 
-    def __init__(self, file: MappedFile, info: TensorInfo) -> None:
+    def __init__(self, file: ByteSource, info: TensorInfo) -> None:
         self._file = file
         self.info = info
 
@@ -123,6 +146,15 @@ class StoredTensor(LazyTensor):
             raise UsageError(
                 f"{self._file.path}: is closed; read {self.info.name} before that"
             ) from None
+
+    def lies(self, start: int = 0) -> tuple[ByteSource, int] | None:
+        """Return the file, and where byte `start` lies in it."""
+        return self._file, self.info.offset + start
+
+    def expect(self, start: int = 0, stop: int | None = None) -> None:
+        """Say that stored bytes [start, stop) will be read soon."""
+        base = self.info.offset
+        self._file.expect(base + start, base + (self.info.nbytes if stop is None else stop))
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
         """Release the mapped pages of stored bytes [start, stop)."""
@@ -149,6 +181,9 @@ class CutTensor(StoredTensor):
         """Raise TruncatedError: the bytes are not there."""
         raise TruncatedError(self.damage)
 
+    def expect(self, start: int = 0, stop: int | None = None) -> None:
+        """Do nothing: reading it raises."""
+
     def drop(self, start: int = 0, stop: int | None = None) -> None:
         """Do nothing: there is nothing to release."""
 
@@ -160,7 +195,7 @@ class DamagedTensor(StoredTensor):
 
     spoilt = True
 
-    def __init__(self, file: MappedFile, info: TensorInfo, error: FormatError) -> None:
+    def __init__(self, file: ByteSource, info: TensorInfo, error: FormatError) -> None:
         super().__init__(file, info)
         self._error = error
 
@@ -173,12 +208,15 @@ class DamagedTensor(StoredTensor):
         """Raise what is wrong with it."""
         raise type(self._error)(str(self._error))
 
+    def expect(self, start: int = 0, stop: int | None = None) -> None:
+        """Do nothing: reading it raises."""
+
     def drop(self, start: int = 0, stop: int | None = None) -> None:
         """Do nothing: there is nothing to release."""
 
 
 def stored_tensor(
-    file: MappedFile,
+    file: ByteSource,
     info: TensorInfo,
     broken: Mapping[str, FormatError] = MappingProxyType({}),
     whole: type[StoredTensor] = StoredTensor,
@@ -198,11 +236,11 @@ ShardT = TypeVar("ShardT", bound="Shard[Any]")
 class Shard(Generic[ParsedT]):
     """One open file and its structure."""
 
-    file: MappedFile
+    file: ByteSource
     parsed: ParsedT
 
     @property
-    def data(self) -> MappedFile:
+    def data(self) -> ByteSource:
         """What the tensors' offsets count in."""
         return self.file
 

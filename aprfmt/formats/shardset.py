@@ -1,13 +1,13 @@
 """Models in several files: checks of the names in an index, and of sets left half written."""
 
-import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.base.text import shorten
-from aprfmt.errors import FormatError
+from aprfmt.errors import FormatError, RemoteError
+from aprfmt.remote.paths import each
 
 MAX_INDEX = 128 << 20  # bytes of an index or manifest: a million tensors with long names
 
@@ -67,15 +67,21 @@ def _stem(component: str) -> str:
 
 def require(paths: Iterable[Path], where: str) -> None:
     """Raise FormatError for the first of `paths` that is missing, or no regular file."""
-    for path in paths:
+
+    def mode(path: Path) -> int:
         try:
-            mode = os.stat(path).st_mode
+            return path.stat().st_mode
+        except RemoteError:
+            raise
         except OSError as error:
             raise FormatError(
                 f"{where}: {path.name} cannot be opened: {error.strerror}; "
                 "get the missing file of the set"
             ) from None
-        if not stat.S_ISREG(mode):
+
+    every = list(paths)
+    for path, found in zip(every, each(every, mode), strict=True):
+        if not stat.S_ISREG(found):
             raise FormatError(
                 f"{where}: {path.name} is not a regular file (pipe, device or folder)"
             )

@@ -21,8 +21,8 @@ from aprfmt.model.hf_folder import (
     find_weights,
     in_hub_cache,
     read_folder,
-    refuse_url,
 )
+from aprfmt.remote.paths import lists, place
 from aprfmt.tensors.companions import join
 from aprfmt.tensors.view import View
 
@@ -293,19 +293,18 @@ def open_model(
     damaged: bool = False,
     allow_missing: Sequence[str] = (),
 ) -> Model:
-    """Open a model file, a shard index, a Hugging Face folder, or `org/name` from the hub cache.
+    """Open a model file, shard index, Hugging Face folder, `org/name` of the hub cache, or address.
 
     The format is decided by content. config.json and tokenizer files are read from the folder of
     a safetensors file, and from `path` itself if it is a folder. With `damaged`, faults that leave
     the rest readable are collected in `model.damage`, and only reading an affected tensor raises.
     `allow_missing` are patterns of roles that may be missing. Raises FormatError, UsageError.
     """
-    path = Path(path)
+    path = place(path)
     named_folder = False
-    if path.name == "config.json" and path.is_file():
+    if path.name == "config.json" and lists(path.parent) and path.is_file():
         path = path.parent  # the folder is meant: a configuration alone is no model
     if not path.exists():
-        refuse_url(str(path))
         cached = in_hub_cache(str(path))
         if cached is None:
             raise UsageError(f"{path}: no such file or folder")
@@ -316,7 +315,7 @@ def open_model(
     source = _open_source(_whole_set(path), partial, damaged)
     folder, wrong = None, None
     try:
-        if named_folder or source.format == "safetensors":
+        if named_folder or (source.format == "safetensors" and lists(path.parent)):
             try:
                 folder = read_folder(path.parent)
             except FormatError as error:

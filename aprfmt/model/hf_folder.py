@@ -4,7 +4,6 @@ Only plain JSON and text are read here, each through the bounded loader; nothing
 nothing outside the folder is opened.
 """
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,10 @@ from typing import Any
 
 from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError, UsageError
-from aprfmt.formats.mapped import Buffer, MappedFile
+from aprfmt.formats.mapped import Buffer, open_bytes
+from aprfmt.remote.cache import hub_cache
+from aprfmt.remote.paths import is_remote
+from aprfmt.remote.traffic import TRAFFIC
 
 # Files that travel with the weights, besides config.json and tokenizer.json; all are text.
 COMPANION_FILES: tuple[str, ...] = (
@@ -82,9 +84,9 @@ def read_folder(path: Path) -> HFFolder:
     config: Mapping[str, Value] | None = None
     target = path / "config.json"
     if target.is_file():
-        file = MappedFile(target)
+        file = open_bytes(target)
         try:
-            config = parse_config(file.view, target)
+            config = parse_config(file.view[: MAX_CONFIG + 1], target)
         finally:
             file.close()
     return HFFolder(path, config, FolderTexts(path))
@@ -104,11 +106,11 @@ def parse_config(buffer: Buffer, path: Path) -> Mapping[str, Value]:
 
 def read_text(path: Path, limit: int = MAX_TEXT) -> str:
     """Return the content of a small text file; FormatError if it is too large or not UTF-8."""
-    file = MappedFile(path)
+    file = open_bytes(path)
     try:
         if file.size > limit:
             raise FormatError(f"{path}: {file.size} bytes; expected at most {limit}")
-        return str(file.view, "utf-8")
+        return str(file.view[:], "utf-8")
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: not UTF-8 at byte {error.start}; it is damaged") from None
     finally:
@@ -163,9 +165,7 @@ def in_hub_cache(name: str) -> Path | None:
     """Return the newest snapshot folder of `org/name` in the local hub cache, or None."""
     if name.count("/") != 1 or name.startswith((".", "/")):
         return None
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
-    return newest_snapshot(cache / ("models--" + name.replace("/", "--")))
+    return newest_snapshot(hub_cache() / ("models--" + name.replace("/", "--")), name)
 
 
 def of_cache(folder: Path) -> Path | None:
@@ -173,6 +173,8 @@ def of_cache(folder: Path) -> Path | None:
 
     None for any other folder. Raises UsageError with the names where a cache holds several.
     """
+    if is_remote(folder):
+        return None
     if (folder / "snapshots").is_dir():
         return newest_snapshot(folder)
     if folder.name == "snapshots":
@@ -189,8 +191,18 @@ def of_cache(folder: Path) -> Path | None:
     return newest_snapshot(models[0]) if models else None
 
 
-def newest_snapshot(repository: Path) -> Path | None:
-    """Return the snapshot that refs/main names, else the newest; None where there is none."""
+def newest_snapshot(repository: Path, asked: str = "") -> Path | None:
+    """Return the snapshot that refs/main names, else the newest; None where there is none.
+
+    Where `asked` names the repository, the user is told which commit it is.
+    """
+    found = _snapshot(repository)
+    if asked and found is not None:
+        TRAFFIC.tell(f"{asked}: read from the local hub cache, commit {found.name}")
+    return found
+
+
+def _snapshot(repository: Path) -> Path | None:
     snapshots = repository / "snapshots"
     if not snapshots.is_dir():
         return None
@@ -201,21 +213,3 @@ def newest_snapshot(repository: Path) -> Path | None:
             return named
     found = sorted((p for p in snapshots.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime)
     return found[-1] if found else None
-
-
-_URL = re.compile(r"(?:https?|hf|s3|gs|az|ftp):/{1,2}(.*)")  # a Path makes one slash of two
-_HUB = re.compile(r"(?:huggingface\.co|hf\.co)/([^/]+/[^/]+)(?:/(?:resolve|blob)/[^/]+/([^?]+))?")
-_OWNED = re.compile(r"([^/]+/[^/]+)(?:/(.+))?")
-
-
-def refuse_url(text: str) -> None:
-    """Raise UsageError for a URL, with the command that fetches it."""
-    match = _URL.match(text)
-    if match is None:
-        return
-    rest = match[1]
-    hub = (_OWNED if text.startswith("hf:") else _HUB).match(rest)
-    get = f"curl -LO {text[: match.start(1)].rstrip('/')}//{rest}"
-    if hub is not None:
-        get = f"hf download {hub[1]}{f' {hub[2]}' if hub[2] else ''} --local-dir DIR"
-    raise UsageError(f"{text}: is a URL, and only files here are read; fetch it first: {get}")

@@ -57,15 +57,15 @@ def _adapter(model: "Model") -> str:
 def _peft(model: "Model") -> dict[str, Any]:
     """Return PEFT's adapter_config.json beside the weights, {} without one that can be read."""
     from aprfmt.errors import FormatError
-    from aprfmt.formats.mapped import MappedFile
-    from aprfmt.model.hf_folder import parse_config
+    from aprfmt.formats.mapped import open_bytes
+    from aprfmt.model.hf_folder import MAX_CONFIG, parse_config
 
     path = model.path.with_name("adapter_config.json")
     if not path.is_file():
         return {}
-    file = MappedFile(path)
+    file = open_bytes(path)
     try:
-        return dict(parse_config(file.view, path))
+        return dict(parse_config(file.view[: MAX_CONFIG + 1], path))
     except FormatError:
         return {}
     finally:

@@ -18,7 +18,7 @@ from aprfmt.base.protocols import LazyTensor, Source
 from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError
 from aprfmt.formats.cursor import Cursor
-from aprfmt.formats.mapped import Buffer, MappedFile
+from aprfmt.formats.mapped import Buffer, open_bytes
 from aprfmt.quantizing.mixture import base_name
 from aprfmt.tensors.digest import file_sha256
 
@@ -61,7 +61,7 @@ def read_imatrix(path: Path) -> ImportanceMatrix:
     """Read either container; FormatError (TruncatedError) if it is neither of them, or damaged."""
     from aprfmt.formats import open_source
 
-    file = MappedFile(path)
+    file = open_bytes(path)
     try:
         legacy = bytes(file.view[:4]) != _MAGIC
         read = _read_legacy(Cursor(file.view, str(path))) if legacy else None

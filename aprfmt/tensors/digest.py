@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.protocols import LazyTensor
+from aprfmt.base.protocols import ByteSource, LazyTensor
 from aprfmt.errors import AprfmtError
 from aprfmt.tensors.runs import all_runs, windows
 
@@ -31,15 +31,15 @@ def sha256(pieces: "Iterable[Buffer]") -> str:
 
 def file_sha256(path: Path, stop: Sequence[bool] = ()) -> str:
     """Return the hex SHA-256 of a file; gives up early once `stop` is not empty."""
-    from aprfmt.formats.mapped import MappedFile
+    from aprfmt.formats.mapped import open_bytes
 
-    def pieces(file: MappedFile) -> Iterator[memoryview]:
+    def pieces(file: ByteSource) -> Iterator[memoryview]:
         for window in file.windows(0, file.size):
             if stop:
                 raise AprfmtError(f"{path}: hashing was stopped")
             yield window
 
-    with closing(MappedFile(path)) as file:
+    with closing(open_bytes(path)) as file:
         return sha256(pieces(file))
 
 

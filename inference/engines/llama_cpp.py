@@ -25,6 +25,7 @@ from aprfmt.inference.engines.llama_library import Callback, Library
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.trace import Positions, Trace
 from aprfmt.inference.trace_file import Spool
+from aprfmt.remote.paths import is_remote
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -90,7 +91,7 @@ def _gguf(model: "Model", exact: bool, stack: ExitStack) -> "tuple[Path, Model, 
     """
     stored = {tensor.encoding for tensor in model.roles.values()}
     decoded = exact and not stored <= {"F32"}
-    if model.format == "gguf" and not decoded:
+    if model.format == "gguf" and not decoded and not is_remote(model.path):
         return model.path, model, "the file itself"
     from aprfmt.conversion import Options, convert_model
     from aprfmt.model import open_model

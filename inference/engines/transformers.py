@@ -30,6 +30,7 @@ from aprfmt.inference.trace import Positions, Trace
 from aprfmt.inference.trace_file import Spool
 from aprfmt.model.hf_folder import INDEX, WEIGHTS
 from aprfmt.model.packing import packing_config
+from aprfmt.remote.paths import is_remote
 from aprfmt.tensors.companions import section_of
 
 if TYPE_CHECKING:
@@ -132,10 +133,11 @@ def _folder(model: "Model", stack: ExitStack) -> tuple[Path, str]:
     """Return a folder for transformers to open, and how its weights were made ("" if original)."""
     folder = model.folder
     packed = section_of(packing_config(model) or {}) is not None
-    if folder is not None and folder.config is not None and model.format == "safetensors":
+    here = folder if folder is not None and not is_remote(folder.path) else None
+    if here is not None and here.config is not None and model.format == "safetensors":
         names = (WEIGHTS, INDEX)
-        if not packed and any((folder.path / name).is_file() for name in names):
-            return folder.path, "the folder itself"
+        if not packed and any((here.path / name).is_file() for name in names):
+            return here.path, "the folder itself"
     from aprfmt.conversion import Options
     from aprfmt.conversion import convert_model as convert
 

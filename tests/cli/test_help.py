@@ -24,6 +24,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert aprfmt("demo", "--into", made / "model").code == 0
     assert aprfmt("convert", made / "model", made / "model.gguf").code == 0
     assert aprfmt("quantize", made / "model", made / "q4.gguf", "--type", "Q4_0").code == 0
+    whole = (made / "model.gguf").read_bytes()
+    (made / "model.gguf.part").write_bytes(whole[: len(whole) // 2])
     (made / "text.txt").write_text(TEXT)
     (made / "parts").mkdir()
     return made
@@ -66,7 +68,7 @@ def test_a_path_that_is_no_command_is_inspected(
     monkeypatch.chdir(folder)
     assert aprfmt("model.gguf").out == aprfmt("inspect", "model.gguf").out
     assert aprfmt("model.gguf", "--json").json["command"] == "inspect"
-    assert aprfmt("https://example.org/a.gguf", "--json").json["command"] == "inspect"
+    assert aprfmt("hf://org", "--json").json["command"] == "inspect"
     (folder / "tree").write_text("a file named like a command")
     assert "Missing argument" in aprfmt("tree").err
     done = aprfmt("modle.gguf")

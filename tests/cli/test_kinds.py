@@ -111,19 +111,6 @@ def test_a_saved_web_page_is_named(text: str, tmp_path: Path) -> None:
     assert done.code == 2 and "a web page saved in place of the file" in done.err
 
 
-@pytest.mark.parametrize(
-    ("url", "todo"),
-    [("https://huggingface.co/org/name/resolve/main/a.gguf", "hf download org/name a.gguf"),
-     ("https://huggingface.co/org/name", "hf download org/name --local-dir"),
-     ("hf://org/name/a.gguf", "hf download org/name a.gguf"),
-     ("https://example.org/x/a.gguf", "curl -LO https://example.org/x/a.gguf")],
-)  # fmt: skip
-def test_a_url_is_named_with_what_fetches_it(url: str, todo: str) -> None:
-    for args in ((url,), ("inspect", url), ("run", url, "--ids", "1")):
-        done = aprfmt(*args)
-        assert done.code == 2 and "is a URL" in done.err and todo in done.err, done.err
-
-
 def test_a_hub_cache_is_looked_into(demo_model: Path, tmp_path: Path) -> None:
     def snapshot(name: str, commit: str) -> Path:
         target = tmp_path / "hub" / f"models--{name}" / "snapshots" / commit

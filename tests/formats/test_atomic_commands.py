@@ -29,6 +29,8 @@ WRITING: Mapping[str, Args] = {
     "set": lambda m, d: ["set", m / "model.safetensors", "note=x", "-o",
                          d.with_suffix(".safetensors")],
     "merge": lambda m, d: ["merge", m, d.with_suffix(".gguf")],
+    "repair": lambda m, d: ["repair", m / "model.safetensors", "--from", m, "-o",
+                            d.with_suffix(".safetensors")],
     "cat": lambda m, d: ["cat", m, "model.norm.weight", "-o", d.with_suffix(".npy")],
     "logits": lambda m, d: ["logits", m, "--ids", "1,2,3", "--out", d.with_suffix(".npy")],
     "trace-save": lambda m, d: ["trace", m, "--payload", "--ids", "1,2,3", "--save",

@@ -21,6 +21,12 @@ ALLOWED = {
     ("inference/fast/cuda/loader.py", "path.parent.mkdir"): "a cache of compiled kernels",
     ("inference/fast/cuda/loader.py", "tempfile.NamedTemporaryFile"): "the same",
     ("inference/fast/cuda/loader.py", "os.replace"): "the same: in one step, and no loss",
+    ("aprfmt/remote/cache.py", "path.parent.mkdir"): "a cache of fetched ranges, no output",
+    ("aprfmt/remote/cache.py", "tempfile.mkstemp"): "the same",
+    ("aprfmt/remote/cache.py", "os.fdopen"): "the same: bytes and their digest",
+    ("aprfmt/remote/cache.py", "os.replace"): "the same: in one step, and no loss",
+    ("aprfmt/remote/cache.py", "os.unlink"): "the same: what could not be written",
+    ("aprfmt/remote/cache.py", "path.unlink"): "the same: what is damaged, or used least",
     ("inference/weights.py", "rows.touch"): "counts a row as used; no file",
     ("aprfmt/formats/apr/parse.py", "faults.rename"): "names of damaged tensors; no file",
     (

@@ -105,7 +105,7 @@ def manifest(data: bytes) -> None:
     files = [{"name": "m.gguf", "size": 3, "sha256": "0", "outside": "1"}]
     for tensors, have in ((rows, files), (found["tensors"], found["files"])):
         read = side_manifest.file_rows
-        side_manifest.file_rows = lambda model, have=have: have  # type: ignore[misc]
+        side_manifest.file_rows = lambda model, blocks=False, have=have: have  # type: ignore[misc]
         try:
             failures = side_manifest.compare(found, fake, tensors)
         finally:

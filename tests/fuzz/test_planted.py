@@ -70,6 +70,8 @@ COMMAND_LINES: dict[str, Lines] = {
     "set": lambda m, d: [["set", m, f"{NAME}=x", "-o", d / "s", "--force"]],
     "split": lambda m, d: [["split", m, d / "s.gguf", "--max-shard-size", "100", "--force"]],
     "merge": lambda m, d: [["merge", m, d / "s.gguf", "--force"]],
+    "repair": lambda m, d: [["repair", m, "--from", m, "-o", d / "r", "--force"],
+                            ["repair", m, "--partial", "-o", d / "r", "--force"]],
     "diff": lambda m, d: [["diff", m, m], ["diff", m, m, "--html", d / "d.html", "--force"]],
     "diagnose": lambda m, d: [["diagnose", m, m, "--ids", "1,2"]],
     "hash": lambda m, d: [["hash", m], ["hash", m, "--check", m]],

@@ -296,6 +296,11 @@ def rel(found: Any, expected: Any) -> float:
     return float(np.linalg.norm(a - b)) / max(float(np.linalg.norm(b)), 1e-300)
 
 
+def median_row(found: Any, expected: Any) -> float:
+    """Return the median of the rows' relative L2 distances, of arrays [tokens, width]."""
+    return float(np.median([rel(*rows) for rows in zip(found, expected, strict=True)]))
+
+
 def architecture(name: str) -> str:
     """Return the architecture of a maker or a variant."""
     return name if name in MAKERS else VARIANTS[name][0]

@@ -64,8 +64,9 @@ FORMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 PLAIN = ("F32", "BF16", "F16")
 # Models drawn anew, because the usual seed has an expert chosen by less than float32 tells apart.
-SEEDS = {("qwen2_moe", "160"): 2}
+SEEDS = {("qwen2_moe", "160"): 2}  # torch draws other weights on another machine: see `exact`
 SMALLEST_MARGIN = 1e-5
+_DRAWS = 8
 
 
 def forms(size: str) -> tuple[str, ...]:
@@ -122,18 +123,21 @@ def changes(arch: str, size: Size) -> dict[str, Any]:
     return found
 
 
-@cache
 def odd(arch: str, size: str, form: str = "BF16") -> Path:
-    """Return a model of these sizes, its weights stored so."""
+    """Return a model of these sizes, its weights stored so; ask `exact` first where both serve."""
+    return _drawn(arch, size, form, SEEDS.get((arch, size), 0))
+
+
+@cache
+def _drawn(arch: str, size: str, form: str, seed: int) -> Path:
     dtype, how = FORMS[form]
-    folder = Path(_FOLDER.name) / f"{arch}-{size}-{dtype}"
+    folder = Path(_FOLDER.name) / f"{arch}-{size}-{dtype}-{seed}"
     if not folder.exists():
-        seed = SEEDS.get((arch, size), 0)
         save_tiny(arch, folder, dtype, seed=seed, **changes(arch, SIZES[size]))
     if not how:
         return folder
     suffix = "safetensors" if form == "NF4" else "gguf"
-    target = Path(_FOLDER.name) / f"{arch}-{size}-{form}" / f"model.{suffix}"
+    target = Path(_FOLDER.name) / f"{arch}-{size}-{form}-{seed}" / f"model.{suffix}"
     target.parent.mkdir()
     aprfmt.convert(folder, target, **how)
     return target
@@ -147,12 +151,21 @@ def points(path: Path, b: Backend, ids: Sequence[int]) -> Trace:
         return session.trace(ids, keys, keep=kept.keep, fetch=kept.fetch, logits_rows="all")
 
 
-@cache
 def exact(arch: str, size: str, form: str, count: int) -> Trace:
-    """Return the float64 reference of the first `count` tokens, no expert chosen by chance."""
-    trace = points(odd(arch, size, form), backend("numpy:float64"), ODD_IDS[:count])
-    for key, record in trace.records.items():
-        if record.point == "router_margin":
-            values = trace.values(key)
-            assert values is not None and values.min() > SMALLEST_MARGIN, "take another seed"
-    return trace
+    """Return the float64 reference of the first `count` tokens, no expert chosen by chance.
+
+    Where two experts are too close with the weights drawn, SEEDS gets the next seed for `odd`.
+    """
+    first = SEEDS.get((arch, size), 0)
+    for seed in range(first, first + _DRAWS):
+        SEEDS[arch, size] = seed
+        trace = _run(arch, size, form, count, seed)
+        margins = [trace.values(k) for k, r in trace.records.items() if r.point == "router_margin"]
+        if all(each is not None and each.min() > SMALLEST_MARGIN for each in margins):
+            return trace
+    raise AssertionError(f"{arch}-{size}: {_DRAWS} draws have two experts that are equally good")
+
+
+@cache
+def _run(arch: str, size: str, form: str, count: int, seed: int) -> Trace:
+    return points(_drawn(arch, size, form, seed), backend("numpy:float64"), ODD_IDS[:count])

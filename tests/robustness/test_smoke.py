@@ -21,6 +21,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "set": ("M", "format=x", "-o", "O.safetensors"),
     "split": ("M", "O.gguf", "--max-shard-size", "1K"),
     "merge": ("M", "O.apr"),
+    "repair": ("M", "--from", "M", "-o", "O.gguf"),
     "diff": ("M", "M"),
     "diagnose": ("M", "M", "--ids", "1,2"),
     "parity": ("M", "--between", "numpy", "numpy:cpu:float64", "--ids", "1,2"),
@@ -43,10 +44,13 @@ LISTED = {"gguf_truncated", "gguf_overlap", "apr_header_crc", "safetensors_overl
           "polyglot_zip"} | {id for id in REFUSED if id.startswith("config_")}  # fmt: skip
 REPORTED = LISTED | {"gguf_counts", "apr_count_forged", "safetensors_deep", "sparse_safetensors"}
 REPORTED |= {id for id in REFUSED if id.startswith("index_")}
+# `repair` takes one file: it reads no folder and no index.
+ELSEWHERE = {("repair", "config_deep"), ("repair", "index_parent")}
 PAIRS = [
     (command, id)
     for command in READING
     for id in (*(REFUSED if command in THOROUGH else SAMPLE), *ODD)
+    if (command, id) not in ELSEWHERE
 ]
 
 

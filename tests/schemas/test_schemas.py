@@ -50,6 +50,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
             "-o {out}/s.gguf",),
     "split": ("split {folder} {out}/split --max-shard-size 3M",),
     "merge": ("merge {gguf} {out}/m.gguf",),
+    "repair": ("repair {gguf} --from {gguf} -o {out}/r.gguf",),
     "diff": ("diff {gguf} {small}",),
     "parity": (
         f"parity {{gguf}} --between numpy numpy::float64 --ids {IDS} --arbiter",

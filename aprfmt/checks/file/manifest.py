@@ -16,11 +16,13 @@ from aprfmt.formats.shardset import MAX_INDEX
 from aprfmt.tensors.digest import decoded_sha256, file_sha256, raw_sha256, sha256
 
 if TYPE_CHECKING:
-    from aprfmt.formats.mapped import MappedFile, Shard
+    from aprfmt.base.protocols import ByteSource
+    from aprfmt.formats.mapped import Shard
     from aprfmt.model import Model
     from aprfmt.tensors.view import View
 
 SCHEMA = "aprfmt.hash-manifest/1"
+BLOCK = 1 << 20  # bytes of a block with a digest of its own
 MAX_MANIFEST = 256 << 20  # half a million tensors, 400 bytes each
 _OUTSIDE = "bytes outside the tensors differ (header, metadata, tokenizer or padding)"
 
@@ -61,6 +63,8 @@ def tensor_rows(
         sides = [sides[i] for i in select(names_of, patterns, str(model.path))]
     rows = []
     for i, side in enumerate(sides):
+        for tensor in (tensor for soon in sides[i : i + 5] for tensor in soon.stored):
+            tensor.expect()
         row: TensorRow = {
             "key": side.name,
             "names": list(side.names),
@@ -84,8 +88,8 @@ def tensor_rows(
     return rows
 
 
-def file_rows(model: "Model") -> list[FileRow]:
-    """Return {name, size, sha256, outside} of every file of weights.
+def file_rows(model: "Model", blocks: bool = False) -> list[FileRow]:
+    """Return {name, size, sha256, outside} of every file of weights; with `blocks` those too.
 
     The index and the text files that belong to the model follow, without `outside`. Raises
     FormatError for one of those that is larger than any of its kind.
@@ -95,6 +99,8 @@ def file_rows(model: "Model") -> list[FileRow]:
     for path, shard in zip(source.files, source.shards, strict=True):
         row = _plain_row(path)
         row["outside"] = _outside(path, shard)
+        if blocks:
+            row["blocks"] = {"size": BLOCK, "sha256": _blocks(path)}
         rows.append(row)
     beside = [] if source.path in source.files else [source.path]
     if model.folder is not None:
@@ -109,23 +115,31 @@ def _plain_row(path: Path) -> FileRow:
     return {"name": path.name, "size": path.stat().st_size, "sha256": file_sha256(path)}
 
 
+def _blocks(path: Path) -> list[str]:
+    """Return SHA-256 of every block of a file, the last one shorter."""
+    from aprfmt.formats.mapped import open_bytes
+
+    with closing(open_bytes(path)) as file:
+        return [sha256([window]) for window in file.windows(0, file.size, BLOCK)]
+
+
 def _outside(path: Path, shard: "Shard[Any]") -> str:
     """Return SHA-256 of the bytes of a file that belong to no tensor."""
-    from aprfmt.formats.mapped import MappedFile
+    from aprfmt.formats.mapped import open_bytes
 
-    def gaps(file: MappedFile) -> Iterator[memoryview]:
+    def gaps(file: "ByteSource") -> Iterator[memoryview]:
         plain = shard.data is shard.file  # tensors of a compressed file lie nowhere
         infos = shard.parsed.infos.values() if plain else ()
         tensors = sorted((info.offset, info.offset + info.nbytes) for info in infos)
         for _, piece in between(file, [*tensors, (file.size, file.size)]):
             yield piece
 
-    with closing(MappedFile(path)) as file:
+    with closing(open_bytes(path)) as file:
         return sha256(gaps(file))
 
 
 def between(
-    file: "MappedFile", parts: Iterable[tuple[int, int]]
+    file: "ByteSource", parts: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[int, memoryview]]:
     """Yield (offset, bytes) of what stands before and between parts (first, end), in windows."""
     at = 0
@@ -136,7 +150,9 @@ def between(
         at = max(at, stop)
 
 
-def write(model: "Model", tensors: Sequence[TensorRow], *, force: bool = False) -> Path:
+def write(
+    model: "Model", tensors: Sequence[TensorRow], *, force: bool = False, blocks: bool = False
+) -> Path:
     """Publish the manifest beside the model; OutputError where one is there and not `force`."""
     from aprfmt.formats.atomic import FileSet
     from aprfmt.formats.jsonio import dumps
@@ -145,7 +161,7 @@ def write(model: "Model", tensors: Sequence[TensorRow], *, force: bool = False) 
     body = {
         "schema": SCHEMA,
         "format": model.format,
-        "files": file_rows(model),
+        "files": file_rows(model, blocks),
         "tensors": list(tensors),
     }
     with FileSet(force=force) as files:
@@ -176,7 +192,24 @@ def parse(manifest: Any, path: Path) -> dict[str, Any]:
         )
         if not whole:
             raise FormatError(f"{path}: its list of {part} is damaged; write it again")
+    if not all(_sound_blocks(row) for row in manifest["files"]):
+        raise FormatError(f"{path}: its digests of blocks are damaged; write it again")
     return manifest
+
+
+def _sound_blocks(row: FileRow) -> bool:
+    """Say whether a file's row has no digests of blocks, or as many as it has blocks."""
+    if "blocks" not in row:
+        return True
+    found = row["blocks"]
+    if not isinstance(found, dict) or type(step := found.get("size")) is not int or step < 1:
+        return False
+    digests = found.get("sha256")
+    return (
+        isinstance(digests, list)
+        and all(isinstance(digest, str) for digest in digests)
+        and len(digests) == -(-row["size"] // step)
+    )
 
 
 def compare(

@@ -5,6 +5,7 @@ the source. So what the values have lost, as the place of a code in its word, is
 """
 
 from collections.abc import Callable, Iterator
+from operator import neg
 from typing import TYPE_CHECKING, NamedTuple
 
 from aprfmt.codecs.dialect import Parts
@@ -243,30 +244,25 @@ def _exchanged(*pair: str) -> "Callable[[Array], Array | None]":
     return change
 
 
-def _negated(*names: str) -> "Callable[[Array], Array | None]":
-    def change(blocks: "Array") -> "Array | None":
+def _members_changed(
+    change: "Callable[[Array], Array]", *names: str
+) -> "Callable[[Array], Array | None]":
+    """Return what gives blocks with the members `names` changed; None where they have none."""
+
+    def made(blocks: "Array") -> "Array | None":
         chosen = [name for name in names if name in (blocks.dtype.names or ())]
         if not chosen:
             return None
-        made = blocks.copy()
+        other = blocks.copy()
         for name in chosen:
-            made[name] = -blocks[name]
-        return made
+            other[name] = change(blocks[name])
+        return other
 
-    return change
+    return made
 
 
-def _turned(*names: str) -> "Callable[[Array], Array | None]":
-    def change(blocks: "Array") -> "Array | None":
-        chosen = [name for name in names if name in (blocks.dtype.names or ())]
-        if not chosen:
-            return None
-        made = blocks.copy()
-        for name in chosen:
-            made[name] = blocks[name] >> 4 | blocks[name] << 4
-        return made
-
-    return change
+def _nibbles_turned(values: "Array") -> "Array":
+    return values >> 4 | values << 4
 
 
 def _unmixed(blocks: "Array") -> "Array | None":
@@ -285,7 +281,11 @@ def _unmixed(blocks: "Array") -> "Array | None":
 _FIELDS: "tuple[tuple[str, str, Callable[[Array], Array | None]], ...]" = (
     ("quant_min", "d and dmin are exchanged", _exchanged("d", "dmin")),
     ("quant_min", "d and m are exchanged", _exchanged("d", "m")),
-    ("quant_min", "minima have the other sign", _negated("dmin", "m")),
-    ("packing_order", "bytes have the high nibble first", _turned("qs", "ql")),
+    ("quant_min", "minima have the other sign", _members_changed(neg, "dmin", "m")),
+    (
+        "packing_order",
+        "bytes have the high nibble first",
+        _members_changed(_nibbles_turned, "qs", "ql"),
+    ),
     ("packing_order", "nibbles of a byte are neighbours, where they are two halves", _unmixed),
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aprfmt.base.protocols import Sink, Source
+from aprfmt.base.protocols import Region, Sink, Source
 from aprfmt.formats import FormatSpec, ValueRules
 from aprfmt.formats.apr.layout import (
     LEGACY_MAGICS,
@@ -17,6 +17,7 @@ from aprfmt.formats.apr.layout import (
     REFUSED_MAGICS,
     order,
 )
+from aprfmt.formats.damage import Structure
 from aprfmt.formats.fields import HeaderField
 
 _MAGICS = (MAGIC, *LEGACY_MAGICS, *REFUSED_MAGICS)
@@ -43,7 +44,14 @@ def open_sink(path: Path, **options: Any) -> Sink:
     return writer.open_sink(path, **options)
 
 
-def header_fields(buffer: memoryview, where: str) -> Iterator[HeaderField]:
+def structure(buffer: Region, where: str, *, partial: bool = False) -> Structure:
+    """Return the structure of one file; with `partial` of one that is cut, too."""
+    from aprfmt.formats.apr.parse import parse
+
+    return parse(buffer, where, partial=partial)
+
+
+def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
     """Yield the header of a file, field by field, with the bytes each stands in."""
     from aprfmt.formats.apr import fields
 
@@ -67,6 +75,7 @@ FORMAT = FormatSpec(
     holds=lambda row: row.apr is not None,
     style="hf",
     header_fields=header_fields,
+    structure=structure,
     carries=True,
     max_name_bytes=MAX_NAME_BYTES,
     max_dims=MAX_DIMS,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from aprfmt.base.protocols import Region
 from aprfmt.base.text import shorten
 from aprfmt.formats.apr.layout import HEADER_SIZE
 from aprfmt.formats.apr.parse import parse
@@ -9,7 +10,7 @@ from aprfmt.formats.cursor import Cursor
 from aprfmt.formats.fields import HeaderField, fixed
 
 
-def header_fields(buffer: memoryview, where: str) -> Iterator[HeaderField]:
+def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
     """Yield the 64 header bytes, the metadata, every index entry, and the footer."""
     parsed = parse(buffer, where, damaged=True)
     header = parsed.header

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator
 
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.base.protocols import TensorInfo, Value
+from aprfmt.base.protocols import Region, TensorInfo, Value
 from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats import jsonio
@@ -24,9 +24,7 @@ _ENTRY_TAIL = struct.Struct("<QQ")
 _JSON_INDEX = b"[{"  # one loader's dump writes its index as JSON
 
 
-def parse(
-    buffer: memoryview, where: str, *, partial: bool = False, damaged: bool = False
-) -> Parsed:
+def parse(buffer: Region, where: str, *, partial: bool = False, damaged: bool = False) -> Parsed:
     """Return the structure of the APR v2 file in `buffer`; `where` begins every message.
 
     `partial` lists tensors that lie beyond the end of a truncated file, with a warning. `damaged`
@@ -44,7 +42,7 @@ def parse(
 
 
 def _parse_compressed(
-    buffer: memoryview, header: Header, legacy: bool, partial: bool, faults: Faults
+    buffer: Region, header: Header, legacy: bool, partial: bool, faults: Faults
 ) -> Parsed:
     """Parse a file whose flags say that it is compressed.
 
@@ -57,7 +55,7 @@ def _parse_compressed(
         from aprfmt.formats.apr.compressed import expand
 
         try:
-            whole = memoryview(expand(buffer, header.flags, where)).toreadonly()
+            whole = memoryview(expand(buffer[:], header.flags, where)).toreadonly()
         except FormatError as error:
             looks_plain = bytes(buffer[HEADER_SIZE : HEADER_SIZE + 2]) == b'{"'
             if looks_plain and faults.collect:
@@ -72,7 +70,7 @@ def _parse_compressed(
     return parsed
 
 
-def _read_header(buffer: memoryview, where: str, faults: Faults) -> tuple[Header, bool]:
+def _read_header(buffer: Region, where: str, faults: Faults) -> tuple[Header, bool]:
     """Return the checked header, and whether its magic is a legacy one."""
     if len(buffer) < HEADER_SIZE:
         raise TruncatedError(
@@ -116,7 +114,7 @@ def _check_flags(header: Header, where: str) -> Header:
 
 
 def _parse_plain(
-    buffer: memoryview, header: Header, legacy: bool, partial: bool, faults: Faults
+    buffer: Region, header: Header, legacy: bool, partial: bool, faults: Faults
 ) -> Parsed:
     parsed = Parsed(faults.where, buffer, len(buffer), header, faults)
     _note_header(parsed, legacy)

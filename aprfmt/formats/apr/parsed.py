@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from aprfmt.base.protocols import Note, TensorInfo, Value
+from aprfmt.base.protocols import Note, Region, TensorInfo, Value
 from aprfmt.formats.apr.layout import HEADER_SIZE, Header
 from aprfmt.formats.damage import Faults, Structure
 
@@ -29,7 +29,7 @@ class Parsed(Structure):
     """
 
     where: str
-    buffer: memoryview
+    buffer: Region
     size: int
     header: Header
     faults: Faults

@@ -8,7 +8,8 @@ from aprfmt.formats.apr.parse import parse
 from aprfmt.formats.apr.sets import open_manifest, open_siblings
 from aprfmt.formats.apr.source import AprSource as AprSource
 from aprfmt.formats.apr.source import Shard as Shard
-from aprfmt.formats.mapped import Buffer, BufferFile, MappedFile
+from aprfmt.formats.mapped import Buffer, BufferFile, open_bytes
+from aprfmt.remote.paths import place
 
 
 def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> AprSource:
@@ -19,11 +20,11 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     `damage`.
     Raises FormatError (TruncatedError, UnsupportedError).
     """
-    path = Path(path)
+    path = place(path)
     with ExitStack() as stack:
 
         def read(file_path: Path) -> Shard:
-            file = MappedFile(file_path)
+            file = open_bytes(file_path)
             stack.callback(file.close)
             parsed = parse(file.view, str(file_path), partial=partial, damaged=damaged)
             return Shard(file, parsed)
@@ -53,7 +54,7 @@ def open_buffer(
 
 
 def _is_manifest(path: Path) -> bool:
-    file = MappedFile(path)
+    file = open_bytes(path)
     try:
         return bytes(file.view[:64]).lstrip()[:1] == b"{"
     finally:

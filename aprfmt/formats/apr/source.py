@@ -4,11 +4,11 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from aprfmt.base.protocols import LazyTensor, Note, Value
+from aprfmt.base.protocols import ByteSource, LazyTensor, Note, Value
 from aprfmt.formats import mapped
 from aprfmt.formats.apr.layout import Header
 from aprfmt.formats.apr.parsed import FooterState, Parsed
-from aprfmt.formats.mapped import BufferFile, MappedFile
+from aprfmt.formats.mapped import BufferFile
 
 
 class Shard(mapped.Shard[Parsed]):
@@ -17,10 +17,10 @@ class Shard(mapped.Shard[Parsed]):
     __slots__ = ()
 
     @property
-    def data(self) -> MappedFile:
+    def data(self) -> ByteSource:
         """The file, or what it was expanded to."""
         expanded = self.parsed.expanded
-        return BufferFile(self.parsed.buffer, self.file.path) if expanded else self.file
+        return BufferFile(self.parsed.buffer[:], self.file.path) if expanded else self.file
 
     def footer_matches(self) -> bool | None:
         """Read the whole file and compare its checksum; None if the file ends without one."""

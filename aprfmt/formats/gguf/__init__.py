@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aprfmt.base.protocols import Sink
+from aprfmt.base.protocols import Region, Sink
 from aprfmt.formats import FormatSpec, ValueRules
+from aprfmt.formats.damage import Structure
 from aprfmt.formats.fields import HeaderField
 from aprfmt.formats.gguf.layout import ARRAY, MAGIC, MAX_DIMS, MAX_NAME_BYTES, TYPE_BY_NAME
 from aprfmt.formats.gguf.reader import open_source
@@ -21,7 +22,14 @@ def open_sink(path: Path, **options: Any) -> Sink:
     return writer.open_sink(path, **options)
 
 
-def header_fields(buffer: memoryview, where: str) -> Iterator[HeaderField]:
+def structure(buffer: Region, where: str, *, partial: bool = False) -> Structure:
+    """Return the structure of one file; with `partial` of one that is cut, too."""
+    from aprfmt.formats.gguf.parse import parse
+
+    return parse(buffer, where, partial=partial)
+
+
+def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
     """Yield the header of a file, field by field, with the bytes each stands in."""
     from aprfmt.formats.gguf import fields
 
@@ -51,6 +59,7 @@ FORMAT = FormatSpec(
     holds=lambda row: row.ggml is not None,
     style="gguf",
     header_fields=header_fields,
+    structure=structure,
     vectors_f32=True,
     takes=takes,
     values=ValueRules(tuple(n for n in TYPE_BY_NAME if n != ARRAY.name), keys, own=("split.",)),

@@ -244,8 +244,8 @@ def _walk_strings(cursor: Cursor, count: int, what: str) -> "array[int]":
     """Step over `count` strings; returns the offset of every 64th."""
     marks = array("Q")
     length_at = struct.Struct(f"{cursor.order}Q").unpack_from
-    buffer, end = cursor.buffer, cursor.end
     for done in range(0, count, STRIDE):
+        buffer, end = cursor.buffer, min(cursor.end, len(cursor.buffer))
         steps = min(STRIDE, count - done)
         first = at = cursor.offset
         try:

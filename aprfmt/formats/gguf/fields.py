@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from aprfmt.base.protocols import Region
 from aprfmt.base.text import shorten
 from aprfmt.formats.cursor import Cursor
 from aprfmt.formats.fields import HeaderField, fixed
@@ -9,7 +10,7 @@ from aprfmt.formats.gguf.layout import MAGIC, encoding_of
 from aprfmt.formats.gguf.parse import parse
 
 
-def header_fields(buffer: memoryview, where: str) -> Iterator[HeaderField]:
+def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
     """Yield magic, version and counts, then every key's value, then the tensor table."""
     parsed = parse(buffer, where, damaged=True)
     tensors, keys = parsed.counts

@@ -45,13 +45,13 @@ class Metadata(Mapping[str, Value]):
     """
 
     def __init__(self, buffer: memoryview) -> None:
-        self._buffer = buffer
+        self.buffer = buffer
         self.fields: dict[str, Field] = {}
 
     def __getitem__(self, key: str) -> Value:
         field = self.fields[key]
         if field.type == STRING.name:
-            return str(self._buffer[field.start + 8 : field.end], "utf-8", "surrogateescape")
+            return str(self.buffer[field.start + 8 : field.end], "utf-8", "surrogateescape")
         return field.value
 
     def __contains__(self, key: object) -> bool:
@@ -71,7 +71,7 @@ class Metadata(Mapping[str, Value]):
     def raw(self, key: str) -> memoryview:
         """Return a value's bytes as stored, without the u32 of its type."""
         field = self.fields[key]
-        return self._buffer[field.start : field.end]
+        return self.buffer[field.start : field.end]
 
 
 def read_metadata(cursor: Cursor, count: int, drop: Drop | None) -> Metadata:
@@ -97,6 +97,7 @@ def read_metadata(cursor: Cursor, count: int, drop: Drop | None) -> Metadata:
             )
         if drop is not None and field.end - field.start > _LARGE:
             drop(field.start, field.end)
+    metadata.buffer = cursor.buffer
     return metadata
 
 

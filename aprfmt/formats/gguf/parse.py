@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from aprfmt.base.encodings import Encoding
-from aprfmt.base.protocols import Note, TensorInfo
+from aprfmt.base.protocols import Note, Region, TensorInfo
 from aprfmt.base.text import shorten
 from aprfmt.errors import CodecError, FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.cursor import MAX_DIMS, Cursor
@@ -63,7 +63,7 @@ class _Entry:
 
 
 def parse(
-    buffer: memoryview,
+    buffer: Region,
     where: str,
     *,
     partial: bool = False,
@@ -101,7 +101,7 @@ def _parse(cursor: Cursor, partial: bool, drop: Drop | None) -> Parsed:
     if misaligned is not None:  # nobody knows where the data begin
         cursor.faults.spoil(misaligned, [entry.name for entry in entries])
     parsed = Parsed(
-        cursor.where, len(cursor.buffer), version, cursor.order, alignment, metadata, cursor.faults,
+        cursor.where, cursor.size, version, cursor.order, alignment, metadata, cursor.faults,
         align(cursor.offset, alignment), cursor.offset, counts=(tensors, keys),
         table=(begin, cursor.offset),
     )  # fmt: skip

@@ -9,7 +9,8 @@ from aprfmt.errors import FormatError
 from aprfmt.formats.gguf.layout import BYTE_ORDERS
 from aprfmt.formats.gguf.parse import parse
 from aprfmt.formats.gguf.split import Shard, check_set, siblings
-from aprfmt.formats.mapped import Buffer, BufferFile, MappedFile, MappedSource
+from aprfmt.formats.mapped import Buffer, BufferFile, MappedSource, open_bytes
+from aprfmt.remote.paths import each, place
 
 
 class GGUFSource(MappedSource[Shard]):
@@ -53,11 +54,11 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     """
     from aprfmt.formats.shardset import refuse_mixed
 
-    path = Path(path)
+    path = place(path)
     with ExitStack() as stack:
 
         def read(shard_path: Path) -> Shard:
-            file = MappedFile(shard_path)
+            file = open_bytes(shard_path)
             stack.callback(file.close)
             where = str(shard_path)
             parsed = parse(file.view, where, partial=partial, damaged=damaged, drop=file.drop)
@@ -67,6 +68,7 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
         names = siblings(path, opened.parsed)
         if len(names) > 1:
             refuse_mixed(path, [path.with_name(name) for name in names])
+        each([path.with_name(name) for name in names], lambda sibling: sibling.is_file())
         shards, notes = [], []
         for name in names:
             sibling = path.with_name(name)

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from aprfmt.base.protocols import Sink, Source
+from aprfmt.base.protocols import Region, Sink, Source
 from aprfmt.formats import FormatSpec, ValueRules
+from aprfmt.formats.damage import Structure
 from aprfmt.formats.fields import HeaderField
 from aprfmt.formats.safetensors.layout import is_json, order
 
@@ -40,7 +41,14 @@ def open_sink(path: Path, **options: Any) -> Sink:
     return writer.open_sink(path, **options)
 
 
-def header_fields(buffer: memoryview, where: str) -> Iterator[HeaderField]:
+def structure(buffer: Region, where: str, *, partial: bool = False) -> Structure:
+    """Return the structure of one file; with `partial` of one that is cut, too."""
+    from aprfmt.formats.safetensors.parse import parse
+
+    return parse(buffer, where, partial=partial)
+
+
+def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
     """Yield the header of a file, field by field, with the bytes of each."""
     from aprfmt.formats.safetensors import fields
 
@@ -56,6 +64,7 @@ FORMAT = FormatSpec(
     holds=lambda row: bool(row.safetensors),
     style="hf",
     header_fields=header_fields,
+    structure=structure,
     order=order,
     rewrites=True,
     collects=True,

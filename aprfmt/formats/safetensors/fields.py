@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 
+from aprfmt.base.protocols import Region
 from aprfmt.base.text import shorten
 from aprfmt.formats.fields import HeaderField
 from aprfmt.formats.safetensors.layout import PREFIX
 from aprfmt.formats.safetensors.parse import parse
 
 
-def header_fields(buffer: memoryview, where: str) -> Iterator[HeaderField]:
+def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
     """Yield the header's length, its JSON and its padding, then where every tensor lies."""
     parsed = parse(buffer, where, damaged=True)
     raw = bytes(parsed.header_raw[PREFIX:])

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aprfmt.base.encodings import BY_SAFETENSORS, UNNAMED, Encoding
-from aprfmt.base.protocols import Note, TensorInfo
+from aprfmt.base.protocols import Note, Region, TensorInfo
 from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats import jsonio
-from aprfmt.formats.cursor import MAX_COUNT, MAX_HEADER
+from aprfmt.formats.cursor import MAX_COUNT, MAX_HEADER, hold
 from aprfmt.formats.damage import Faults, Structure, label, report_overlap
 from aprfmt.formats.safetensors.layout import FIELDS, METADATA, PREFIX, U64, bits
 
@@ -29,7 +29,7 @@ class Parsed(Structure):
     """
 
     where: str
-    buffer: memoryview
+    buffer: Region
     size: int
     header_size: int
     metadata: dict[str, str]
@@ -49,9 +49,7 @@ class Parsed(Structure):
         return self.buffer[: self.data_offset]
 
 
-def parse(
-    buffer: memoryview, where: str, *, partial: bool = False, damaged: bool = False
-) -> Parsed:
+def parse(buffer: Region, where: str, *, partial: bool = False, damaged: bool = False) -> Parsed:
     """Return the structure of the safetensors file in `buffer`; `where` begins every message.
 
     `partial` lists a file whose data is cut, with a warning. `damaged` collects faults that leave
@@ -65,7 +63,7 @@ def parse(
         raise faults.first(error) from None
 
 
-def _parse(buffer: memoryview, partial: bool, faults: Faults) -> Parsed:
+def _parse(buffer: Region, partial: bool, faults: Faults) -> Parsed:
     where, size = faults.where, len(buffer)
     if size < PREFIX:
         raise TruncatedError(f"{where}: has {size} bytes, the header's length alone takes {PREFIX}")
@@ -80,7 +78,7 @@ def _parse(buffer: memoryview, partial: bool, faults: Faults) -> Parsed:
             f"{where}: header length at offset 0 is {length}, {size - PREFIX} bytes follow; "
             "the file is cut or damaged"
         )
-    raw = bytes(buffer[PREFIX : PREFIX + length])
+    raw = bytes(hold(buffer, PREFIX + length)[PREFIX : PREFIX + length])
     header = _read_header(raw, f"{where}: header at offset {PREFIX}", faults)
     twice = header.keys_twice if isinstance(header, jsonio.Doubled) else frozenset()
     metadata = _metadata(header.pop(METADATA, {}), faults)

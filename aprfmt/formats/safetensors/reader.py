@@ -8,9 +8,10 @@ from typing import Any
 from aprfmt.base.protocols import LazyTensor, Note, Value
 from aprfmt.errors import FormatError
 from aprfmt.formats import mapped
-from aprfmt.formats.mapped import Buffer, BufferFile, MappedFile
+from aprfmt.formats.mapped import Buffer, BufferFile, open_bytes
 from aprfmt.formats.safetensors.layout import is_json
 from aprfmt.formats.safetensors.parse import Parsed, merge_metadata, parse
+from aprfmt.remote.paths import each, place
 
 
 class Shard(mapped.Shard[Parsed]):
@@ -59,8 +60,8 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     `damaged` collects faults that leave the rest readable in `damage`. Raises FormatError for a
     file that breaks a rule of the format.
     """
-    path = Path(path)
-    file = MappedFile(path)
+    path = place(path)
+    file = open_bytes(path)
     try:
         if not is_json(bytes(file.view[:64])):
             parsed = parse(file.view, str(path), partial=partial, damaged=damaged)
@@ -90,12 +91,12 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
     is missing is said in `notes`. `damaged` is for the shards as in `open_source`. Raises
     FormatError.
     """
-    from aprfmt.formats.shardset import refuse_mixed, require, union
+    from aprfmt.formats.shardset import MAX_INDEX, refuse_mixed, require, union
 
-    path = Path(path)
-    file = MappedFile(path)
+    path = place(path)
+    file = open_bytes(path)
     try:
-        weight_map, metadata = parse_index(file.view, path)
+        weight_map, metadata = parse_index(file.view[: MAX_INDEX + 1], path)
     finally:
         file.close()
     homes = members(path, weight_map)
@@ -110,12 +111,14 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
             raise FormatError(f"{path}: none of the shards it names is there; get them")
     require(homes.values(), str(path))
     with ExitStack() as stack:
-        shards: dict[str, Shard] = {}
-        for file_name, shard_path in homes.items():
-            file = MappedFile(shard_path)
+
+        def read(shard_path: Path) -> Shard:
+            file = open_bytes(shard_path)
             stack.callback(file.close)
             parsed = parse(file.view, str(shard_path), partial=partial, damaged=damaged)
-            shards[file_name] = Shard(file, parsed)
+            return Shard(file, parsed)
+
+        shards = dict(zip(homes, each(list(homes.values()), read), strict=True))
         tensors = union([(s.file.path, s.tensors) for s in shards.values()], str(path))
         _check_map(path, weight_map, shards)
         total = metadata.get("total_size")

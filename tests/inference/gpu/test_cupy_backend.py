@@ -22,11 +22,11 @@ from aprfmt.inference.trace import Kept
 from aprfmt.model import open_model
 from aprfmt.tensors.stats import compute
 from tests.inference.gpu.machine import on
-from tests.inference.judge import architecture, judged, rel, run, traced, traced64
+from tests.inference.judge import judged, median_row, rel, run, traced, traced64
 from tests.models import EVERY, IDS, MAKERS
 
 FEW = ("gemma2",)
-MOE = ("mixtral", "gpt_oss", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+LEARNED = ("gpt2", "gpt_bigcode")  # 64 positions, and no more
 
 
 def cases(few: tuple[str, ...] = FEW, every: Any = MAKERS) -> pytest.MarkDecorator:
@@ -73,8 +73,11 @@ def test_every_point_of_a_float32_trace(machine: Any, name: str) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @cases(few=("gemma2",))
 def test_sixteen_bits_are_within_their_bound(machine: Any, name: str, dtype: str) -> None:
-    bound = tolerance(dtype, "float64", moe=architecture(name) in MOE).rel_l2
-    assert rel(run(name, cupy(dtype)), reference(name)) < bound
+    _, exact = traced64(name)
+    moe = any(record.point == "router" for record in exact.records.values())
+    bound = tolerance(dtype, "float64", moe=moe).rel_l2
+    measure = median_row if moe else rel  # a rounding may choose another expert for a row
+    assert measure(run(name, cupy(dtype)), reference(name)) < bound
 
 
 @cases(few=("gemma2",))
@@ -92,7 +95,7 @@ def test_steps_and_pieces_equal_the_prefill(machine: Any, name: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @cases(few=())
 def test_deterministic_bits_depend_on_nothing_else(machine: Any, name: str, dtype: str) -> None:
-    deterministic(name, dtype, 60 if name == "gpt2" else 70)
+    deterministic(name, dtype, 60 if name in LEARNED else 70)
 
 
 @cases(few=("llama",), every=())

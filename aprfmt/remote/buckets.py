@@ -1,0 +1,179 @@
+"""`s3://bucket/file`, `gs://`, `az://`: object stores, by obstore.
+
+Keys, regions and endpoints come from the environment variables that obstore reads (AWS_*, GOOGLE_*,
+AZURE_*); without any, buckets are read as anybody may. obstore repeats what may pass by itself.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from aprfmt.errors import BackendUnavailableError, RemoteError, UsageError
+from aprfmt.remote.guard import POLICY
+from aprfmt.remote.site import FIRST, Facts, changed, missing
+from aprfmt.remote.sites import SiteSpec
+from aprfmt.remote.traffic import TRAFFIC
+
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,220}")
+# scheme -> (variables of which one says that there are keys, what asks for reading without them)
+_KEYS = {
+    "s3": (("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE",
+            "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+            "AWS_SKIP_SIGNATURE"), "skip_signature"),
+    "gs": (("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_SERVICE_ACCOUNT_KEY",
+            "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SKIP_SIGNATURE"), "skip_signature"),
+    "az": (("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_TOKEN",
+            "AZURE_STORAGE_CLIENT_ID", "AZURE_CLIENT_ID", "AZURE_SKIP_SIGNATURE"),
+           "skip_signature"),
+}  # fmt: skip
+
+
+def _settle(text: str) -> Sequence[str]:
+    scheme, _, rest = text.partition("://")
+    parts = [part for part in rest.split("/") if part]
+    if not parts or not _BUCKET.fullmatch(parts[0]) or ".." in parts:
+        raise UsageError(f"{text}: names no bucket; expected {scheme}://BUCKET/FILE")
+    return [f"{scheme}:", *parts]
+
+
+def _store(root: Sequence[str]) -> Any:
+    try:
+        from obstore.store import from_url
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"{root[0]}//{root[1]}: reading buckets needs obstore, which is not installed: "
+            "pip install obstore"
+        ) from error
+    names, anonymous = _KEYS[root[0][:-1]]
+    options: dict[str, Any] = {}
+    if not any(os.environ.get(name) for name in names):
+        options[anonymous] = True
+    if POLICY.plain_http:
+        options["client_options"] = {"allow_http": True}
+    return from_url(f"{root[0]}//{root[1]}", **options)
+
+
+class BucketSite:
+    """One bucket."""
+
+    def __init__(self, root: Sequence[str]) -> None:
+        self._shown = f"{root[0]}//{root[1]}"
+        self._store = _store(root)
+        self._first: dict[str, tuple[Facts, bytes] | None] = {}
+        self._folders: dict[str, list[str]] = {}
+
+    def _where(self, inner: str) -> str:
+        return f"{self._shown}/{inner}"
+
+    def _error(self, inner: str, error: Exception) -> RemoteError:
+        """Return what obstore says as one line; of a denial, what would help."""
+        kind = type(error).__name__
+        if kind in ("PermissionDeniedError", "UnauthenticatedError"):
+            return RemoteError(
+                f"{self._where(inner)}: may not be read ({kind}); set the keys of the store in "
+                "the environment (docs/remote.md)"
+            )
+        text = re.sub(r"(?i)(https?://[^\s?\"]*)\?[^\s\"]*", r"\1", str(error).split("\n")[0])
+        return RemoteError(f"{self._where(inner)}: cannot be read: {text[:300]}")
+
+    def _get(self, inner: str, start: int, stop: int) -> tuple[Facts, tuple[int, int], bytes]:
+        import obstore
+
+        with TRAFFIC.request():
+            answer = obstore.get(self._store, inner, options={"range": (start, stop)})
+            data = bytes(answer.bytes())
+        TRAFFIC.count(received=len(data))
+        meta = answer.meta
+        tag = str(meta.get("e_tag") or meta["last_modified"])
+        identity = f"{self._where(inner)} {tag} {meta['size']}"
+        facts = Facts(int(meta["size"]), tag, identity if meta.get("e_tag") else "")
+        return facts, (int(answer.range[0]), int(answer.range[1])), data
+
+    def _asked(self, inner: str) -> tuple[Facts, bytes] | None:
+        if inner not in self._first:
+            try:
+                facts, _, head = self._get(inner, 0, FIRST)
+            except FileNotFoundError:
+                self._first[inner] = None
+            except Exception as error:
+                self._first[inner] = self._empty(inner, error)
+            else:
+                self._first[inner] = facts, head
+        return self._first[inner]
+
+    def _empty(self, inner: str, error: Exception) -> tuple[Facts, bytes]:
+        """Return an empty object, which has no range; raise what another error was."""
+        import obstore
+
+        try:
+            size = int(obstore.head(self._store, inner)["size"])
+        except Exception:
+            raise self._error(inner, error) from None
+        if size:
+            raise self._error(inner, error) from None
+        return Facts(0), b""
+
+    def facts(self, inner: str) -> Facts | None:
+        """Ask for the first bytes of a file, which opening it will want anyway."""
+        if self.lists(_folder(inner)) and _name(inner) not in self.names(_folder(inner)):
+            return None
+        found = self._asked(inner)
+        return None if found is None else found[0]
+
+    def is_folder(self, inner: str) -> bool:
+        """Say whether files lie below that name; one request, once."""
+        return not inner or (self._first.get(inner) is None and bool(self._list(inner)))
+
+    def _list(self, inner: str) -> list[str]:
+        import obstore
+
+        if inner not in self._folders:
+            try:
+                with TRAFFIC.request():
+                    found = obstore.list_with_delimiter(self._store, prefix=inner or None)
+            except Exception as error:
+                raise self._error(inner, error) from None
+            self._folders[inner] = [_name(str(row["path"])) for row in found["objects"]]
+        return self._folders[inner]
+
+    def names(self, inner: str) -> list[str]:
+        """Return the names of the files in a folder."""
+        return self._list(inner)
+
+    def lists(self, inner: str) -> bool:
+        """Say whether the folder has been listed."""
+        return inner in self._folders
+
+    def first(self, inner: str) -> tuple[Facts, bytes]:
+        """Return what is known of a file, and its first bytes."""
+        found = self._asked(inner)
+        if found is None:
+            raise missing(self._where(inner))
+        return found
+
+    def fetch(self, inner: str, facts: Facts, start: int, stop: int) -> memoryview:
+        """Return bytes [start, stop) of the file that `facts` are of."""
+        try:
+            now, found, data = self._get(inner, start, stop)
+        except Exception as error:
+            raise self._error(inner, error) from None
+        where = self._where(inner)
+        if now.size != facts.size:
+            raise changed(where, "its size", now.size, facts.size)
+        if now.tag != facts.tag:
+            raise changed(where, "its ETag", now.tag, facts.tag)
+        if found != (start, stop) or len(data) != stop - start:
+            raise RemoteError(f"{where}: bytes {found} came; expected {start}..{stop}")
+        return memoryview(data)
+
+
+def _folder(inner: str) -> str:
+    return inner.rpartition("/")[0]
+
+
+def _name(inner: str) -> str:
+    return inner.rpartition("/")[2]
+
+
+SITE = SiteSpec(1, BucketSite, _settle)

@@ -1,0 +1,292 @@
+"""HTTP/1.1 with the checks that reading a model by range needs; connections are kept.
+
+Redirects are followed here, one judged step at a time, and the connection goes to the very address
+that was judged. A refused answer is never read: its connection is closed.
+"""
+
+import atexit
+import http.client
+import random
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from email.utils import mktime_tz, parsedate_tz
+from functools import cache
+from urllib.parse import urljoin
+
+from aprfmt.base.version import __version__
+from aprfmt.errors import RemoteError
+from aprfmt.remote import guard
+from aprfmt.remote.guard import Target
+from aprfmt.remote.traffic import TRAFFIC
+
+TIMEOUT = 30.0  # seconds without a byte
+ATTEMPTS = 5
+MAX_STEPS = 10  # redirects
+LONGEST = 60.0  # seconds a server may ask us to wait
+_MOVED = (301, 302, 303, 307, 308)
+_LATER = (408, 425, 429, 500, 502, 503, 504)
+_DRAINED = 64 << 10  # bytes of an answer without interest that are read to keep its connection
+
+Headers = Mapping[str, str]
+
+
+class Cut(Exception):
+    """An answer ended early, or the connection did: worth another attempt."""
+
+
+@dataclass
+class Answer:
+    """A status, headers by lower-case name, the body, and where they came from at last."""
+
+    status: int
+    headers: Headers
+    body: memoryview
+    url: str
+
+
+# How many bytes of an answer to read, by (status, headers); raises to refuse it unread. -N: all of
+# them, where the answer does not say how many, and at most N.
+Wanted = Callable[[int, Headers], int]
+
+
+@dataclass
+class _Reply:
+    """An answer whose body has not been read."""
+
+    to: Target
+    connection: http.client.HTTPConnection
+    response: http.client.HTTPResponse
+    headers: Headers
+    addresses: Sequence[str]
+    closed: int  # how often the client had been closed when it was sent
+
+
+def dial(address: str, port: int) -> socket.socket:
+    """Connect to an IP address."""
+    return socket.create_connection((address, port), TIMEOUT)
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+@dataclass
+class Client:
+    """Sends requests; `resolver`, `dialer` and `wait` are what tests replace."""
+
+    resolver: guard.Resolver = guard.resolve
+    dialer: Callable[[str, int], socket.socket] = dial
+    wait: Callable[[float], None] = time.sleep
+    _idle: dict[tuple[str, str, int], list[http.client.HTTPConnection]] = field(
+        default_factory=dict
+    )
+    _known: dict[tuple[str, int], Sequence[str]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _closed: int = 0  # how often
+
+    def get(self, url: str, where: str, headers: Headers, wanted: Wanted) -> Answer:
+        """Return the answer to a GET; `where` begins messages.
+
+        Answers that may pass (429, 500, a cut body) are asked for again, after as long as the
+        server says. Raises RemoteError.
+        """
+        why = ""
+        for attempt in range(ATTEMPTS):
+            try:
+                answer = self._once(url, where, headers, wanted)
+            except (Cut, OSError, http.client.HTTPException) as error:
+                if isinstance(error, RemoteError):
+                    raise
+                why = _told(error)
+                if isinstance(error, socket.gaierror | ConnectionRefusedError | ssl.SSLError):
+                    break
+                pause = _pause(attempt)
+            else:
+                if answer.status not in _LATER:
+                    return answer
+                why = f"the server answers {answer.status}"
+                pause = _asked(answer.headers, _pause(attempt), where)
+            if attempt + 1 < ATTEMPTS:
+                self.wait(pause)
+        raise RemoteError(f"{where}: cannot be read: {why}; try again later, or check the address")
+
+    def close(self) -> None:
+        """Close the connections that are kept; those in use are closed when they have been used."""
+        with self._lock:
+            self._closed += 1
+            idle = [one for row in self._idle.values() for one in row]
+            self._idle.clear()
+        for connection in idle:
+            connection.close()
+
+    def _once(self, url: str, where: str, headers: Headers, wanted: Wanted) -> Answer:
+        """Send a request and follow its redirects."""
+        before: tuple[Target, Sequence[str]] | None = None
+        sent = dict(headers)
+        for _ in range(MAX_STEPS + 1):
+            to = guard.target(url, where)
+            if before is not None and before[0].server != to.server:
+                sent.pop("Authorization", None)  # a token is for the host it was given for
+            with TRAFFIC.request():
+                reply = self._ask(to, before, where, sent)
+                try:
+                    if reply.response.status not in _MOVED:
+                        return self._body(reply, url, wanted)
+                    location = reply.headers.get("location", "")
+                    if not location:
+                        raise RemoteError(f"{where}: is redirected without saying where to")
+                    self._finish(reply, _read(reply, _length(reply, 0, _DRAINED)))
+                except BaseException:
+                    reply.connection.close()
+                    raise
+            before = to, reply.addresses
+            url = urljoin(url, location)
+        raise RemoteError(f"{where}: is redirected more than {MAX_STEPS} times; check the address")
+
+    def _body(self, reply: _Reply, url: str, wanted: Wanted) -> Answer:
+        status = reply.response.status
+        size = _length(reply, 0, _DRAINED)
+        if status not in _LATER:
+            size = wanted(status, reply.headers)
+        body = _read(reply, size) if size >= 0 else _read_all(reply, -size)
+        self._finish(reply, body)
+        return Answer(status, reply.headers, memoryview(body).toreadonly(), url)
+
+    def _ask(
+        self, to: Target, before: tuple[Target, Sequence[str]] | None, where: str, sent: Headers
+    ) -> _Reply:
+        addresses = self._addresses(to)
+        guard.judge(to, addresses, before, where)
+        closed = self._closed
+        for _ in range(2):
+            kept = self._kept(to)
+            connection = kept or self._connect(to, addresses)
+            try:
+                connection.putrequest("GET", to.line, skip_accept_encoding=True)
+                for name, value in {"Accept-Encoding": "identity", **_OURS, **sent}.items():
+                    connection.putheader(name, value)
+                connection.endheaders()
+                response = connection.getresponse()
+            except (ConnectionError, http.client.RemoteDisconnected, BrokenPipeError):
+                connection.close()
+                if kept is None:
+                    raise
+                continue  # it had been closed meanwhile: once more, on a new one
+            except BaseException:
+                connection.close()
+                raise
+            found = {name.lower(): value for name, value in response.getheaders()}
+            return _Reply(to, connection, response, found, addresses, closed)
+        raise Cut("kept connections were closed")
+
+    def _addresses(self, to: Target) -> Sequence[str]:
+        """Resolve a host once: a name that changes its address would pass the judge twice."""
+        key = to.host, to.port
+        with self._lock:
+            if key in self._known:
+                return self._known[key]
+        found = self.resolver(*key)
+        with self._lock:
+            return self._known.setdefault(key, found)
+
+    def _kept(self, to: Target) -> http.client.HTTPConnection | None:
+        with self._lock:
+            idle = self._idle.get(to.server)
+            return idle.pop() if idle else None
+
+    def _connect(self, to: Target, addresses: Sequence[str]) -> http.client.HTTPConnection:
+        error: OSError | None = None
+        for address in addresses:
+            try:
+                sock = self.dialer(address, to.port)
+            except OSError as failed:
+                error = failed
+                continue
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if to.scheme == "https":
+                sock = _tls().wrap_socket(sock, server_hostname=to.host)
+            connection = http.client.HTTPConnection(to.host, to.port, timeout=TIMEOUT)
+            if to.port == guard.PORTS[to.scheme]:
+                connection.default_port = to.port
+            connection.sock = sock
+            return connection
+        raise error or OSError("the host has no address")
+
+    def _finish(self, reply: _Reply, body: bytearray) -> None:
+        """Keep a connection whose answer has been read to its end, else close it."""
+        if reply.response.isclosed() or not reply.response.read(1):
+            if not reply.response.will_close:
+                with self._lock:
+                    if reply.closed == self._closed:
+                        self._idle.setdefault(reply.to.server, []).append(reply.connection)
+                        return
+        reply.connection.close()
+
+
+_OURS = {"User-Agent": f"aprfmt/{__version__}", "Connection": "keep-alive"}
+CLIENT = Client()
+atexit.register(CLIENT.close)
+
+
+def _length(reply: _Reply, least: int, most: int) -> int:
+    stated = reply.headers.get("content-length", "")
+    return max(least, min(most, int(stated))) if stated.isdecimal() else least
+
+
+def _read(reply: _Reply, size: int) -> bytearray:
+    """Return exactly `size` bytes of a body; Cut where it ends before."""
+    data = bytearray(size)
+    view, at = memoryview(data), 0
+    while at < size:
+        got = reply.response.readinto(view[at : at + (1 << 20)])
+        if not got:
+            raise Cut(f"the answer ends after {at} of {size} bytes")
+        at += got
+        TRAFFIC.count(received=got)
+    return data
+
+
+def _read_all(reply: _Reply, most: int) -> bytearray:
+    """Return a body that does not say how long it is; Cut where it goes on after `most` bytes."""
+    data = bytearray()
+    while piece := reply.response.read(64 << 10):
+        TRAFFIC.count(received=len(piece))
+        data += piece
+        if len(data) > most:
+            raise Cut(f"the answer goes on after {most} bytes")
+    return data
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no byte for {TIMEOUT:.0f} seconds"
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(text)
+
+
+def _pause(attempt: int) -> float:
+    """Return how long to wait after a failed attempt: 0.2 s, then twice as long each time."""
+    return float(0.2 * 2**attempt * (1 + random.random() / 4))
+
+
+def _asked(headers: Headers, otherwise: float, where: str) -> float:
+    """Return how long a server asks us to wait. Raises RemoteError where that is too long."""
+    text = headers.get("retry-after", "").strip()
+    moment = parsedate_tz(text) if text and not text.isdecimal() else None
+    if text.isdecimal():
+        seconds = float(text)
+    elif moment is not None:
+        seconds = max(0.0, mktime_tz(moment) - time.time())
+    else:
+        return otherwise
+    if seconds > LONGEST:
+        raise RemoteError(
+            f"{where}: the server asks to wait {seconds:.0f} s before the next request; "
+            "try again after that"
+        )
+    return max(seconds, 0.05)

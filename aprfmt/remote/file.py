@@ -1,0 +1,184 @@
+"""A remote file as a ByteSource: its beginning kept, the rest fetched in pieces when asked for.
+
+The beginning grows as a parser needs it. Small reads fetch a piece around them, larger each time
+one lies near the last: rows that a conversion moves come in megabytes, one look at a block in
+64 KiB. Large reads are a stream's.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from aprfmt.errors import RemoteError
+from aprfmt.remote.cache import CACHE
+from aprfmt.remote.paths import RemotePath
+from aprfmt.remote.stream import PART, Stream
+from aprfmt.remote.traffic import TRAFFIC
+
+MAX_HELD = 700 << 20  # bytes before the tensors; above every limit of the parsers
+GAP = 128 << 10  # ranges nearer to each other are fetched as one
+SMALL = 256 << 10  # reads below this fetch a piece
+PIECES = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
+NEAR = 16 << 20  # a small read within this of the last one belongs to it
+KEPT = 32 << 20  # bytes of pieces
+
+
+class RemoteObject:
+    """What is known of one remote file, and those of its bytes that are kept; for any thread."""
+
+    def __init__(self, path: RemotePath) -> None:
+        self.where = str(path)
+        self._site, self._inner = path.site, path.inner
+        self.facts, head = self._site.first(self._inner)
+        self._held = memoryview(head)
+        self._lock = threading.Lock()
+        self._pieces: OrderedDict[int, memoryview] = OrderedDict()
+        self._level, self._last = 0, -NEAR - 1
+
+    def held(self, stop: int, wish: int) -> memoryview:
+        """Return the beginning of the file, at least `stop` bytes; see `Fetched`."""
+        with self._lock:
+            if stop > MAX_HELD:
+                raise RemoteError(
+                    f"{self.where}: what stands before its tensors reaches to byte {stop}, the "
+                    f"limit for a file read from elsewhere is {MAX_HELD}; download it"
+                )
+            if stop > len(self._held):
+                more = self.fetch(len(self._held), min(max(stop, wish), self.facts.size))
+                self._held = memoryview(b"".join([self._held, more]))
+            return self._held
+
+    def small(self, start: int, stop: int) -> memoryview:
+        """Return bytes [start, stop) of a piece that is kept from now on."""
+        with self._lock:
+            for begin, piece in self._pieces.items():
+                if begin <= start and stop <= begin + len(piece):
+                    self._pieces.move_to_end(begin)
+                    return piece[start - begin : stop - begin]
+            near = abs(start - self._last) <= NEAR
+            self._level = min(self._level + 1, len(PIECES) - 1) if near else 0
+            self._last = min(self.facts.size, max(stop, start + PIECES[self._level]))
+            piece = self.fetch(start, self._last)
+            self._pieces.pop(start, None)
+            self._pieces[start] = piece
+            while sum(map(len, self._pieces.values())) > KEPT:
+                self._pieces.popitem(last=False)
+            return piece[: stop - start]
+
+    def fetch(self, start: int, stop: int) -> memoryview:
+        """Return bytes [start, stop) from the cache on disk, or by one request."""
+        kept = CACHE.get(self.facts.identity, start, stop)
+        if kept is not None:
+            TRAFFIC.count(cached=stop - start)
+            return kept
+        data = self._site.fetch(self._inner, self.facts, start, stop)
+        CACHE.put(self.facts.identity, start, data)
+        return data
+
+
+class RemoteFile:
+    """One opening of a remote file; what is known of the file is shared by all openings.
+
+    It is its own `view`: slices fetch what they ask for.
+    """
+
+    def __init__(self, path: RemotePath) -> None:
+        self.path: Path = path
+        self._found = found_at(path)
+        self.size = self._found.facts.size
+        self.identity = self._found.facts.identity
+        self.sha256 = self._found.facts.sha256  # as the site publishes it
+        self._stream = Stream(self.size, self._found.fetch)
+
+    @property
+    def view(self) -> "RemoteFile":
+        """All bytes."""
+        return self
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, where: slice) -> memoryview:
+        start, stop, _ = where.indices(self.size)
+        held = self._found.held(0, 0)
+        if stop <= len(held) or start >= stop:
+            return held[start : max(start, stop)]
+        if stop - start < SMALL:
+            return self._found.small(start, stop)
+        return self._stream.get(start, stop)
+
+    def held(self, stop: int, wish: int = 0) -> memoryview:
+        """Return the beginning of the file, at least `stop` bytes; see `Fetched`."""
+        return self._found.held(stop, wish)
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return the bytes of every range, in order; ranges that lie close come together."""
+        pieces = [(start, self[start:stop]) for start, stop in coalesced(ranges)]
+        found = []
+        for start, stop in ranges:
+            at, piece = next(
+                (at, piece) for at, piece in pieces if at <= start and stop <= at + len(piece)
+            )
+            found.append(piece[start - at : stop - at])
+        return found
+
+    def windows(self, start: int, stop: int, size: int = PART) -> Iterator[memoryview]:
+        """Yield the bytes of [start, stop) that are there, in windows; fetches none beyond them."""
+        stop = min(stop, self.size)
+        held = self._found.held(0, 0)
+        with closing(Stream(stop, self._found.fetch)) as stream:
+            stream.expect(start, stop, max(start, len(held)))
+            for first in range(start, stop, size):
+                last = min(first + size, stop)
+                if last <= len(held):
+                    yield held[first:last]
+                elif first < len(held):
+                    yield memoryview(b"".join([held[first:], stream.get(len(held), last)]))
+                else:
+                    yield stream.get(first, last)
+
+    def expect(self, start: int, stop: int) -> None:
+        """Have bytes [start, stop) fetched ahead, as far as there is room for them."""
+        if stop - start >= SMALL and stop > len(self._found.held(0, 0)):
+            self._stream.expect(start, stop)
+
+    def drop(self, start: int, stop: int) -> None:
+        """Do nothing: pieces leave by themselves."""
+
+    def close(self) -> None:
+        """Stop what is fetched ahead."""
+        self._stream.close()
+
+
+_objects: dict[RemotePath, RemoteObject] = {}
+_opening = threading.Lock()
+
+
+def found_at(path: RemotePath) -> RemoteObject:
+    """Return what is known of a remote file; asks for its first bytes once a process."""
+    with _opening:
+        known = _objects.get(path)
+    if known is None:
+        known = RemoteObject(path)
+        with _opening:
+            known = _objects.setdefault(path, known)
+    return known
+
+
+def forget() -> None:
+    """Let go of everything that is known of remote files."""
+    with _opening:
+        _objects.clear()
+
+
+def coalesced(ranges: Sequence[tuple[int, int]], gap: int = GAP) -> list[tuple[int, int]]:
+    """Return ranges that hold all of `ranges`, joined where at most `gap` lies between them."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if joined and start - joined[-1][1] <= gap:
+            joined[-1] = joined[-1][0], max(joined[-1][1], stop)
+        else:
+            joined.append((start, stop))
+    return joined

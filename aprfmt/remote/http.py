@@ -1,0 +1,99 @@
+"""Files at https:// addresses, and http:// ones of this machine.
+
+An address that ends in `/` is a folder: config.json and tokenizer files beside the weights are
+asked for by name. Any other address is one file, beside which only files are read that it names.
+"""
+
+from base64 import b64encode
+from collections.abc import Sequence
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from aprfmt.errors import UsageError
+from aprfmt.remote.ranges import Denied, Gone, Ranges
+from aprfmt.remote.site import Facts, missing
+from aprfmt.remote.sites import SiteSpec
+
+# (scheme, host) -> what a user's address said that must not be shown: queries by path, a password
+_QUERIES: dict[tuple[str, str], dict[str, str]] = {}
+_PASSWORDS: dict[tuple[str, str], str] = {}
+_FOLDERS: dict[tuple[str, str], set[str]] = {}
+
+
+def _settle(text: str) -> Sequence[str]:
+    parts = urlsplit(text)
+    host = parts.netloc.rpartition("@")[2].lower()
+    key, inner = (f"{parts.scheme}:", host), parts.path.strip("/")
+    if not host or ".." in inner.split("/"):
+        raise UsageError(f"{parts.scheme}://{host}{parts.path}: is no address of a file")
+    if parts.query:
+        _QUERIES.setdefault(key, {})[inner] = parts.query
+    if "@" in parts.netloc:
+        _PASSWORDS[key] = unquote(parts.netloc.rpartition("@")[0])
+    if parts.path.endswith("/") or not inner:
+        _FOLDERS.setdefault(key, set()).add(inner)
+    return [*key, *(part for part in inner.split("/") if part)]
+
+
+class HttpSite:
+    """One host."""
+
+    def __init__(self, root: Sequence[str]) -> None:
+        self._key = root[0], root[1]
+        self._ranges = Ranges()
+        self._headers = {}
+        if self._key in _PASSWORDS:
+            login = b64encode(_PASSWORDS[self._key].encode()).decode("ascii")
+            self._headers["Authorization"] = f"Basic {login}"
+        self._first: dict[str, tuple[Facts, bytes] | None] = {}
+
+    def _url(self, inner: str) -> str:
+        query = _QUERIES.get(self._key, {}).get(inner, "")
+        return urlunsplit((self._key[0][:-1], self._key[1], "/" + inner, query, ""))
+
+    def _where(self, inner: str) -> str:
+        return f"{self._key[0]}//{self._key[1]}/{inner}"
+
+    def _asked(self, inner: str) -> tuple[Facts, bytes] | None:
+        if inner not in self._first:
+            try:
+                found = self._ranges.first(self._url(inner), self._where(inner), self._headers)
+            except Gone:
+                self._first[inner] = None
+            except Denied as error:
+                raise type(error)(f"{error}; give an address that may be read", {}) from None
+            else:
+                self._first[inner] = found
+        return self._first[inner]
+
+    def facts(self, inner: str) -> Facts | None:
+        """Ask for the first bytes of a file, which opening it will want anyway."""
+        found = None if self.is_folder(inner) else self._asked(inner)
+        return None if found is None else found[0]
+
+    def is_folder(self, inner: str) -> bool:
+        """Say whether the user's address was one of a folder."""
+        return inner in _FOLDERS.get(self._key, ())
+
+    def names(self, inner: str) -> list[str]:
+        """Return nothing: hosts do not list."""
+        return []
+
+    def lists(self, inner: str) -> bool:
+        """Say whether files of the folder may be asked for by name."""
+        return self.is_folder(inner)
+
+    def first(self, inner: str) -> tuple[Facts, bytes]:
+        """Return what is known of a file, and its first bytes."""
+        found = self._asked(inner)
+        if found is None:
+            raise missing(self._where(inner))
+        return found
+
+    def fetch(self, inner: str, facts: Facts, start: int, stop: int) -> memoryview:
+        """Return bytes [start, stop) of the file that `facts` are of."""
+        return self._ranges.fetch(
+            self._url(inner), self._where(inner), self._headers, facts, start, stop
+        )
+
+
+SITE = SiteSpec(1, HttpSite, _settle)

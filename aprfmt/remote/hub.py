@@ -1,0 +1,258 @@
+"""`hf://owner/name[@revision][/file]`: repositories of models on the Hugging Face Hub.
+
+One request of the hub's API pins the revision to a commit and lists the files with sizes and, of
+large ones, digests; every byte is then read at that commit. A snapshot in the local hub cache is
+taken first. The token, its places and HF_ENDPOINT are those of huggingface_hub, which the tests
+hold this module to; the library itself is not needed.
+"""
+
+import os
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from aprfmt.errors import RemoteError, UsageError
+from aprfmt.remote.cache import hub_cache, hub_home
+from aprfmt.remote.client import Headers
+from aprfmt.remote.ranges import Denied, Gone, Ranges
+from aprfmt.remote.site import FIRST, Facts, missing
+from aprfmt.remote.sites import SiteSpec
+from aprfmt.remote.traffic import TRAFFIC
+
+MAX_LISTING = 64 << 20
+MAX_PLAIN = 64 << 20  # files that the hub does not store apart: sent whole
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%-]{0,200}")
+_WEIGHTS = (".safetensors", ".gguf", ".apr")
+
+
+def endpoint() -> str:
+    """Return where the hub is."""
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+
+
+def token() -> str:
+    """Return the user's token, from the environment or as `hf auth login` left it; "" without."""
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        if found := os.environ.get(name, "").strip():
+            return found
+    if os.environ.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return ""
+    path = Path(os.environ.get("HF_TOKEN_PATH") or hub_home() / "token").expanduser()
+    try:
+        return path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _settle(text: str) -> Sequence[str] | Path:
+    parts = [part for part in text.removeprefix("hf://").split("/") if part]
+    if parts[:1] == ["models"]:
+        parts = parts[1:]
+    if len(parts) < 2:
+        raise UsageError(f"{text}: names no repository; expected hf://OWNER/NAME[@REVISION][/FILE]")
+    name, _, revision = parts[1].partition("@")
+    if not (_NAME.fullmatch(parts[0]) and _NAME.fullmatch(name)) or ".." in parts:
+        raise UsageError(f"{text}: {parts[0]}/{name} is no name of a repository")
+    if revision and not _REVISION.fullmatch(revision):
+        raise UsageError(f"{text}: {revision!r} is no revision (a `/` in it is written %2F)")
+    kept = snapshot(f"{parts[0]}/{name}", revision.replace("%2F", "/") or "main")
+    if kept is not None:
+        path = kept.joinpath(*parts[2:])
+        if path.is_file() if parts[2:] else _is_model(kept):
+            TRAFFIC.tell(f"{text}: read from the local hub cache, commit {kept.name}")
+            return path
+    return ["hf:", *parts]
+
+
+def snapshot(repository: str, revision: str) -> Path | None:
+    """Return the snapshot of a revision in the local hub cache, None where it has none."""
+    folder = hub_cache() / ("models--" + repository.replace("/", "--"))
+    commit = revision
+    if not _COMMIT.fullmatch(revision):
+        try:
+            commit = (folder / "refs" / revision).read_text("ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            return None
+    found = folder / "snapshots" / commit
+    return found if _COMMIT.fullmatch(commit) and found.is_dir() else None
+
+
+def _is_model(folder: Path) -> bool:
+    """Say whether weights lie in a snapshot, all files that an index names included."""
+    from aprfmt.formats.jsonio import load_file
+    from aprfmt.formats.shardset import MAX_INDEX
+
+    for path in folder.glob("*.safetensors.index.json"):
+        named = load_file(path, MAX_INDEX).get("weight_map", {}).values()
+        return all(isinstance(name, str) and (folder / name).is_file() for name in named)
+    return any(path.suffix in _WEIGHTS and path.is_file() for path in folder.iterdir())
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A file of a repository; `apart` says that the hub stores it apart and sends ranges of it."""
+
+    size: int
+    sha256: str
+    apart: bool
+
+
+class HubSite:
+    """One repository at one revision."""
+
+    def __init__(self, root: Sequence[str]) -> None:
+        self._owner = root[1]
+        self._name, _, self._revision = root[2].partition("@")
+        self._shown = f"hf://{root[1]}/{root[2]}"
+        self._ranges = Ranges()
+        self._lock = threading.Lock()
+        self._listed: tuple[str, Mapping[str, _Row]] | None = None
+        self._wholes: dict[str, bytes] = {}
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        found = token()
+        return {"Authorization": f"Bearer {found}"} if found else {}
+
+    @property
+    def commit(self) -> str:
+        """The commit that the revision stood for when it was first asked for."""
+        return self._listing()[0]
+
+    def _listing(self) -> tuple[str, Mapping[str, _Row]]:
+        with self._lock:
+            if self._listed is None:
+                self._listed = self._ask()
+            return self._listed
+
+    def _ask(self) -> tuple[str, Mapping[str, _Row]]:
+        from aprfmt.formats.jsonio import loads
+
+        if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+            raise RemoteError(
+                f"{self._shown}: is not in the local hub cache, and HF_HUB_OFFLINE is set; unset it"
+            )
+        revision = quote(self._revision or "main", safe="%")
+        url = f"{endpoint()}/api/models/{self._owner}/{self._name}/revision/{revision}?blobs=true"
+        try:
+            text = self._ranges.whole(url, self._shown, self._headers, MAX_LISTING)
+        except Denied as error:
+            raise self._denied(error.headers) from None
+        except Gone:
+            raise RemoteError(
+                f"{self._shown}: the hub has no such repository or revision; check the name"
+            ) from None
+        return self._read(loads(text, f"{self._shown}: the hub's answer", max_bytes=MAX_LISTING))
+
+    def _read(self, told: Any) -> tuple[str, Mapping[str, _Row]]:
+        commit = told.get("sha") if isinstance(told, dict) else None
+        siblings = told.get("siblings") if isinstance(told, dict) else None
+        if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+            raise RemoteError(f"{self._shown}: the hub's answer has no commit in `sha`")
+        rows = {}
+        for sibling in siblings if isinstance(siblings, list) else ():
+            if not isinstance(sibling, dict):
+                continue
+            name, size = sibling.get("rfilename"), sibling.get("size")
+            lfs = sibling.get("lfs")
+            if isinstance(name, str) and type(size) is int and size >= 0:
+                digest = str(lfs.get("sha256", "")) if isinstance(lfs, dict) else ""
+                rows[name] = _Row(size, digest, isinstance(lfs, dict))
+        return commit, rows
+
+    def _denied(self, headers: Headers) -> RemoteError:
+        """Return the error of a repository that may not be read, with what would help."""
+        login = "set HF_TOKEN, or run `hf auth login`"
+        if headers.get("x-error-code") == "GatedRepo":
+            todo = f"accept its terms at {endpoint()}/{self._owner}/{self._name}"
+            return RemoteError(
+                f"{self._shown}: is gated; {todo}, then {'try again' if token() else login}"
+            )
+        if token():
+            return RemoteError(
+                f"{self._shown}: does not exist, or your token may not read it; check the name"
+            )
+        return RemoteError(f"{self._shown}: does not exist, or is private: {login}")
+
+    def _row(self, inner: str) -> _Row | None:
+        return self._listing()[1].get(inner)
+
+    def facts(self, inner: str) -> Facts | None:
+        """Return what the listing says of a file."""
+        row = self._row(inner)
+        if row is None:
+            return None
+        return Facts(
+            row.size, "", f"hf {self._owner}/{self._name} {self.commit} {inner}", row.sha256
+        )
+
+    def is_folder(self, inner: str) -> bool:
+        """Say whether files lie below that name."""
+        return not inner or any(name.startswith(f"{inner}/") for name in self._listing()[1])
+
+    def names(self, inner: str) -> list[str]:
+        """Return the names of the files in a folder."""
+        below = f"{inner}/" if inner else ""
+        cut = (name.removeprefix(below) for name in self._listing()[1] if name.startswith(below))
+        return [name for name in cut if "/" not in name]
+
+    def lists(self, inner: str) -> bool:
+        """Say yes."""
+        return True
+
+    def _where(self, inner: str) -> str:
+        return f"{self._shown}/{inner}"
+
+    def _url(self, inner: str) -> str:
+        where = f"{self._owner}/{self._name}/resolve/{self.commit}/{quote(inner)}"
+        return f"{endpoint()}/{where}"
+
+    def first(self, inner: str) -> tuple[Facts, bytes]:
+        """Return what is known of a file, and its first bytes; a small text whole."""
+        row, told = self._row(inner), self.facts(inner)
+        if row is None or told is None:
+            raise missing(self._where(inner))
+        if not row.apart:
+            return told, self._whole(inner, row)[:FIRST]
+        try:
+            seen, head = self._ranges.first(self._url(inner), self._where(inner), self._headers)
+        except Denied as error:
+            raise self._denied(error.headers) from None
+        if seen.size != row.size:
+            raise RemoteError(
+                f"{self._where(inner)}: has {seen.size} bytes, the hub's list says {row.size}; "
+                "try again later"
+            )
+        return Facts(seen.size, seen.tag, told.identity, told.sha256), head
+
+    def _whole(self, inner: str, row: _Row) -> bytes:
+        if inner not in self._wholes:
+            most = min(row.size, MAX_PLAIN)
+            found = self._ranges.whole(self._url(inner), self._where(inner), self._headers, most)
+            if len(found) != row.size:
+                raise RemoteError(
+                    f"{self._where(inner)}: has {len(found)} bytes, the hub's list says {row.size}"
+                )
+            self._wholes[inner] = found
+        return self._wholes[inner]
+
+    def fetch(self, inner: str, facts: Facts, start: int, stop: int) -> memoryview:
+        """Return bytes [start, stop) of the file that `facts` are of."""
+        row = self._row(inner)
+        if row is not None and not row.apart:
+            return memoryview(self._whole(inner, row))[start:stop]
+        try:
+            return self._ranges.fetch(
+                self._url(inner), self._where(inner), self._headers, facts, start, stop
+            )
+        except Denied as error:
+            raise self._denied(error.headers) from None
+
+
+SITE = SiteSpec(2, HubSite, _settle)

@@ -1,0 +1,20 @@
+"""`file://`: a path on this machine, spelled as an address."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import unquote
+
+from aprfmt.errors import UsageError
+from aprfmt.remote.site import Site
+from aprfmt.remote.sites import SiteSpec
+
+
+def _settle(text: str) -> Path:
+    return Path("/" + unquote(text.removeprefix("file://")))
+
+
+def _open(root: Sequence[str]) -> Site:
+    raise UsageError(f"{root[0]}//: is a path on this machine; give the path")
+
+
+SITE = SiteSpec(0, _open, _settle)

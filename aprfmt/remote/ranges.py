@@ -1,0 +1,152 @@
+"""Ranges over HTTP: what is asked for, and what an answer must say before a byte of it is read."""
+
+import re
+import threading
+from collections.abc import Mapping
+
+from aprfmt.base.text import shorten
+from aprfmt.errors import RemoteError
+from aprfmt.remote import client
+from aprfmt.remote.client import Headers
+from aprfmt.remote.site import FIRST, Facts, changed, missing
+
+_RANGE = re.compile(r"bytes (?:(\d{1,19})-(\d{1,19})|\*)/(\d{1,19})")
+_DENIED = (401, 403)
+
+
+class Denied(RemoteError):
+    """The server wants to know who asks."""
+
+    def __init__(self, message: str, headers: Headers) -> None:
+        super().__init__(message)
+        self.headers = headers
+
+
+class Gone(RemoteError):
+    """There is no such file."""
+
+
+class Ranges:
+    """Reads ranges of files by URL; redirects are remembered as long as they work."""
+
+    def __init__(self) -> None:
+        self._final: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def first(
+        self, url: str, where: str, headers: Mapping[str, str], count: int = FIRST
+    ) -> tuple[Facts, bytes]:
+        """Return what the answer says of a file, and its first bytes. Raises RemoteError."""
+        size = 0
+
+        def wanted(status: int, found: Headers) -> int:
+            nonlocal size
+            if status == 416 and _parsed(found)[2:] == (0,):  # an empty file has no first byte
+                return 0
+            start, stop, size = _judged(status, found, where)
+            if start != 0 or stop != min(count, size):
+                raise _wrong(where, found, f"bytes 0-{min(count, size) - 1}/{size}")
+            return stop
+
+        answer = client.CLIENT.get(url, where, {**headers, "Range": f"bytes=0-{count - 1}"}, wanted)
+        with self._lock:
+            self._final[url] = answer.url
+        tag = _tag(answer.headers)
+        identity = f"{url} {tag} {size}" if tag and not tag.startswith("W/") else ""
+        return Facts(size, tag, identity), bytes(answer.body)
+
+    def fetch(
+        self, url: str, where: str, headers: Mapping[str, str], facts: Facts,
+        start: int, stop: int,
+    ) -> memoryview:  # fmt: skip
+        """Return bytes [start, stop) of a file that is still the one `facts` are of."""
+
+        def wanted(status: int, found: Headers) -> int:
+            begin, end, size = _judged(status, found, where)
+            if size != facts.size:
+                raise changed(where, "its size", size, facts.size)
+            if (tag := _tag(found)) != facts.tag:
+                raise changed(where, "its ETag", tag or "absent", facts.tag or "absent")
+            if (begin, end) != (start, stop):
+                raise _wrong(where, found, f"bytes {start}-{stop - 1}/{size}")
+            return stop - start
+
+        asked = {**headers, "Range": f"bytes={start}-{stop - 1}"}
+        final = self._final.get(url, url)
+        if final != url:
+            try:
+                safe = {name: value for name, value in asked.items() if name != "Authorization"}
+                return client.CLIENT.get(final, where, safe, wanted).body
+            except (Denied, Gone):
+                pass  # a signed address has run out: ask for a new one
+        answer = client.CLIENT.get(url, where, asked, wanted)
+        with self._lock:
+            self._final[url] = answer.url
+        return answer.body
+
+    def whole(self, url: str, where: str, headers: Mapping[str, str], most: int) -> bytes:
+        """Return a small file, or an answer of an API, of at most `most` bytes."""
+
+        def wanted(status: int, found: Headers) -> int:
+            _check_status(status, found, where, 200)
+            length = found.get("content-length")
+            if length is None:
+                return -most
+            if not length.isdecimal() or int(length) > most:
+                said = shorten(length, 40)
+                raise RemoteError(f"{where}: answers with {said} bytes; expected at most {most}")
+            return int(length)
+
+        return bytes(client.CLIENT.get(url, where, headers, wanted).body)
+
+
+def _tag(headers: Headers) -> str:
+    return headers.get("etag") or headers.get("last-modified") or ""
+
+
+def _parsed(headers: Headers) -> tuple[int, ...]:
+    """Return (first, last, size) of Content-Range, (-1, -1, size) for `*`, () without it."""
+    match = _RANGE.fullmatch(headers.get("content-range", "").strip())
+    if match is None:
+        return ()
+    first, last, size = (int(number) if number else -1 for number in match.groups())
+    return first, last, size
+
+
+def _check_status(status: int, headers: Headers, where: str, expected: int) -> None:
+    if status in (404, 410):
+        raise Gone(str(missing(where)))
+    if status in _DENIED:
+        raise Denied(f"{where}: the server answers {status}: it wants to know who asks", headers)
+    if status == 200 and expected == 206:
+        raise RemoteError(
+            f"{where}: the server sends whole files only (200 to a request for a range), which is "
+            "refused; download the file"
+        )
+    if status != expected:
+        raise RemoteError(f"{where}: the server answers {status}; expected {expected}")
+    coding = headers.get("content-encoding", "identity")
+    if coding != "identity":
+        raise RemoteError(
+            f"{where}: is sent as {shorten(coding, 40)}; expected the file's own bytes"
+        )
+
+
+def _judged(status: int, headers: Headers, where: str) -> tuple[int, int, int]:
+    """Return (start, stop, size) of an answer's range; RemoteError for one of another kind."""
+    _check_status(status, headers, where, 206)
+    found = _parsed(headers)
+    if len(found) != 3 or not 0 <= found[0] <= found[1] < found[2]:
+        raise _wrong(where, headers, "bytes FIRST-LAST/SIZE")
+    length = headers.get("content-length")
+    if length is not None and length != str(found[1] + 1 - found[0]):
+        raise RemoteError(
+            f"{where}: Content-Length is {shorten(length, 40)}, Content-Range "
+            f"{shorten(headers['content-range'], 80)!r}; the server contradicts itself"
+        )
+    return found[0], found[1] + 1, found[2]
+
+
+def _wrong(where: str, headers: Headers, expected: str) -> RemoteError:
+    found = shorten(headers.get("content-range", "absent"), 80)
+    return RemoteError(f"{where}: Content-Range is {found!r}; expected {expected!r}")

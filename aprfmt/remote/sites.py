@@ -1,0 +1,79 @@
+"""The table of sites by scheme, and from an address to the site and the name within it."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aprfmt.base.registry import Registry
+from aprfmt.errors import UsageError
+from aprfmt.remote.site import Site
+
+
+@dataclass(frozen=True)
+class SiteSpec:
+    """How the addresses of one scheme are read.
+
+    An address begins with `depth` components that name the site: a host, an owner and a name.
+    `settle(text)` returns the components of an address, or the path of a copy on this machine; what
+    is secret in the text it keeps for itself.
+    """
+
+    depth: int
+    open: Callable[[Sequence[str]], Site]
+    settle: Callable[[str], Sequence[str] | Path]
+
+
+SITES: Registry[SiteSpec] = Registry(
+    "sites",
+    {
+        "https": "aprfmt.remote.http:SITE",
+        "http": "aprfmt.remote.http:SITE",
+        "hf": "aprfmt.remote.hub:SITE",
+        "s3": "aprfmt.remote.buckets:SITE",
+        "gs": "aprfmt.remote.buckets:SITE",
+        "az": "aprfmt.remote.buckets:SITE",
+        "file": "aprfmt.remote.local:SITE",
+    },
+    UsageError,
+)
+OTHER = "aprfmt.remote.anywhere:SITE"  # every scheme that the table has not
+
+_open: dict[tuple[str, ...], Site] = {}
+_lock = threading.Lock()
+
+
+def spec_of(scheme: str) -> SiteSpec:
+    """Return the row of a scheme."""
+    if scheme in SITES:
+        return SITES[scheme]
+    from aprfmt.base.registry import load
+
+    found: SiteSpec = load(OTHER)
+    return found
+
+
+def settle(text: str) -> Sequence[str] | Path:
+    """Return the components of an address, or the path where its file lies on this machine."""
+    scheme, _, rest = text.partition(":")
+    spec = spec_of(scheme.lower())
+    found = spec.settle(f"{scheme.lower()}://{rest.lstrip('/')}")
+    if not isinstance(found, Path) and len(found) <= spec.depth:
+        raise UsageError(f"{text}: is not a whole address; see docs/remote.md for their forms")
+    return found
+
+
+def site_at(parts: Sequence[str]) -> tuple[Site, str]:
+    """Return the open site of an address's components, and the name within it."""
+    spec = spec_of(parts[0][:-1])
+    root, inner = tuple(parts[: spec.depth + 1]), "/".join(parts[spec.depth + 1 :])
+    with _lock:
+        if root not in _open:
+            _open[root] = spec.open(root)
+        return _open[root], inner
+
+
+def forget() -> None:
+    """Let go of all sites, and of what is known of their files."""
+    with _lock:
+        _open.clear()

@@ -1,0 +1,167 @@
+"""Large reads of one opening of a remote file: what is expected to be read next is fetched ahead.
+
+Expected is what a reader says (`expect`: a tensor, and the next ones), or, where nobody says, what
+follows reads that followed one another.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cache
+from queue import SimpleQueue
+
+LARGE = 16 << 20  # reads from here on are fetched by two requests at a time
+PART = 8 << 20  # of a range that is expected, counted from its start: as windows over it are read
+AHEAD = 8  # parts fetched before they are asked for
+EXPECTED = 12  # ranges that are remembered
+STREAK = 16 << 20  # bytes read one after the other before anything is fetched ahead unasked
+NEXT = 128 << 10  # a read that begins within this of the last one's end follows it
+_THREADS = 16
+
+Fetch = Callable[[int, int], memoryview]
+
+
+class _Pool:
+    """Threads that end with the program: one that waits for a dead server keeps nobody waiting."""
+
+    def __init__(self, count: int) -> None:
+        self._jobs: SimpleQueue[tuple[Future[memoryview], Fetch, int, int]] = SimpleQueue()
+        for _ in range(count):
+            threading.Thread(target=self._work, name="aprfmt-fetching", daemon=True).start()
+
+    def submit(self, fetch: Fetch, start: int, stop: int) -> Future[memoryview]:
+        """Have `fetch(start, stop)` called when a thread is free."""
+        future: Future[memoryview] = Future()
+        self._jobs.put((future, fetch, start, stop))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            future, fetch, start, stop = self._jobs.get()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(fetch(start, stop))
+            except BaseException as error:  # the reader's, who waits for the result
+                future.set_exception(error)
+            del future, fetch  # nothing is kept while it waits for the next
+
+
+@cache
+def _pool() -> _Pool:
+    """Return the threads that fetch parts: with PART, what bounds the bytes in flight."""
+    return _Pool(_THREADS)
+
+
+@dataclass
+class _Expected:
+    """Bytes [start, stop) that will be read, of which those before `at` have been."""
+
+    start: int
+    stop: int
+    at: int
+
+
+class Stream:
+    """Reads of any thread, one at a time; `fetch(start, stop)` makes one request."""
+
+    def __init__(self, size: int, fetch: Fetch) -> None:
+        self._size, self._fetch = size, fetch
+        self._lock = threading.Lock()
+        self._next, self._streak, self._reads = -1, 0, 0
+        self._expected: deque[_Expected] = deque()
+        self._told = False  # whoever says what comes next says it always: nothing is guessed
+        self._parts: dict[int, tuple[int, Future[memoryview]]] = {}
+
+    def expect(self, start: int, stop: int, at: int | None = None) -> None:
+        """Say that bytes [start, stop) will be read, from `at`, after what was expected before."""
+        with self._lock:
+            if not self._told:
+                self._expected.clear()
+            self._told = True
+            said = [(one.start, one.stop) for one in self._expected]
+            if stop > start and (start, stop) not in said:
+                self._expected.append(_Expected(start, stop, start if at is None else at))
+            while len(self._expected) > EXPECTED:
+                self._expected.popleft()
+            self._fill()
+
+    def get(self, start: int, stop: int) -> memoryview:
+        """Return bytes [start, stop)."""
+        with self._lock:
+            self._turn_to(start)
+            pieces, at = [], start
+            while at < stop:
+                pieces.append(self._piece(at, stop))
+                at += len(pieces[-1])
+            self._read_to(start, stop)
+            self._fill()
+        return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+
+    def _turn_to(self, start: int) -> None:
+        """Forget what is not expected any more, now that `start` is read."""
+        if not self._next <= start < self._next + NEXT:
+            self._streak = self._reads = 0
+            at = [i for i, one in enumerate(self._expected) if one.start <= start < one.stop]
+            for _ in range(at[0] if at else len(self._expected)):
+                self._expected.popleft()
+        for begin, (end, part) in list(self._parts.items()):
+            expected = any(begin < one.stop and one.at < end for one in self._expected)
+            if not expected and not begin <= start < end:
+                part.cancel()
+                del self._parts[begin]
+
+    def _read_to(self, start: int, stop: int) -> None:
+        """Note that [start, stop) was read; guess what comes next where nobody says."""
+        self._next, self._streak = stop, self._streak + stop - start
+        self._reads += 1
+        while self._expected and (first := self._expected[0]).start < stop and start < first.stop:
+            if first.stop > stop:
+                first.at = max(first.at, stop)
+                break
+            self._expected.popleft()
+        if not self._told and self._reads > 1 and self._streak >= STREAK:
+            self._expected = deque([_Expected(stop, min(self._size, stop + AHEAD * PART), stop)])
+
+    def _piece(self, at: int, stop: int) -> memoryview:
+        """Return bytes from `at` on, up to `stop`: of a part, or all before the next part."""
+        for begin, (end, part) in self._parts.items():
+            if begin <= at < end:
+                piece = part.result()[at - begin : stop - begin]
+                if end <= stop:
+                    del self._parts[begin]
+                return piece
+        return self._direct(at, min([stop, *(begin for begin in self._parts if begin > at)]))
+
+    def _direct(self, start: int, stop: int) -> memoryview:
+        """Fetch bytes now; many of them by two requests at a time."""
+        if stop - start < LARGE:
+            return self._fetch(start, stop)
+        middle = (start + stop) // 2
+        rest = _pool().submit(self._fetch, middle, stop)
+        return memoryview(b"".join([self._fetch(start, middle), rest.result()]))
+
+    def _fill(self) -> None:
+        """Have the next parts of what is expected fetched, up to AHEAD of them."""
+        for one in self._expected:
+            begin = one.at
+            while begin < min(one.stop, self._size) and len(self._parts) < AHEAD:
+                there = [e for b, (e, _) in self._parts.items() if b <= begin < e]
+                if there:
+                    begin = there[0]
+                    continue
+                after = [b for b in self._parts if b > begin]
+                whole = one.start + ((begin - one.start) // PART + 1) * PART
+                end = min([whole, one.stop, self._size, *after])
+                self._parts[begin] = end, _pool().submit(self._fetch, begin, end)
+                begin = end
+
+    def close(self) -> None:
+        """Stop what is fetched ahead."""
+        with self._lock:
+            for _, part in self._parts.values():
+                part.cancel()
+            self._parts.clear()
+            self._expected.clear()

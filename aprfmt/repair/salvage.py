@@ -1,0 +1,65 @@
+"""What is sound of a damaged file, as a readable file of its own."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aprfmt.base.protocols import Damage, Source, Typed, Value, damage_of
+from aprfmt.errors import FormatError, UsageError
+
+MISSING = "aprfmt.repair.missing"  # key of the output: the names left out, one a line
+
+
+@dataclass
+class Salvaged:
+    """What was written, and why tensors (name -> sentence) are not in it."""
+
+    kept: list[str]
+    missing: dict[str, str]
+    damage: list[Damage]
+
+
+def salvage(broken: Path, output: Path, *, force: bool = False) -> Salvaged:
+    """Write the tensors of `broken` whose bytes are all there to `output`, in the same format.
+
+    The metadata are kept; one key more lists what is missing. Raises FormatError where the header
+    cannot be read, or names no tensor that is sound; UsageError where nothing is wrong.
+    """
+    from aprfmt.formats import FORMATS, open_sink, open_source
+    from aprfmt.tensors.runs import all_runs, windows
+
+    with open_source(broken, partial=True, damaged=True) as source:
+        missing = {name: why for name, one in source.tensors.items() if (why := damage_of(one))}
+        kept = [name for name in source.tensors if name not in missing]
+        if not missing and not source.damage:
+            raise UsageError(
+                f"{broken}: nothing of it is missing or damaged; there is nothing to do"
+            )
+        if not kept:
+            raise FormatError(f"{broken}: no tensor of it is sound; get the file again")
+        spec = FORMATS[source.format]
+        infos = spec.order([source.tensors[name].info for name in kept])
+        with open_sink(output, source.format, force=force) as sink:
+            sink.plan(_metadata(source, missing), infos)
+            for info in infos:
+                data = windows(all_runs(source.tensors[info.name]))
+                sink.write(info.name, (memoryview(window) for window in data))
+        return Salvaged(kept, missing, list(source.damage))
+
+
+def _metadata(source: Source, missing: Mapping[str, str]) -> dict[str, Value | Typed]:
+    """Return the metadata with their types, and the list of what is missing."""
+    from aprfmt.formats import FORMATS
+
+    own = FORMATS[source.format].values.own
+    found: dict[str, Any] = {}
+    for key in source.metadata:
+        if any(key.startswith(prefix) for prefix in own):
+            continue  # of a split, which the output is none of
+        with suppress(FormatError):
+            value = source.metadata[key]
+            kind = source.types.get(key, "")
+            found[key] = Typed(value, kind) if kind else value
+    return {**found, MISSING: "\n".join(missing)}

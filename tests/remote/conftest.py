@@ -1,0 +1,66 @@
+"""A server for each test, an own cache, and nothing remembered of earlier ones."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from aprfmt.remote import client, file, http, sites
+from aprfmt.remote.guard import POLICY
+from aprfmt.remote.traffic import TRAFFIC
+from tests.cli.run import aprfmt as command
+from tests.remote.server import RangeServer, serving
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, bytes]:
+    """Files of every format: safetensors with a small and with a long header, GGUF, APR."""
+    folder = tmp_path_factory.mktemp("remote")
+    rng = np.random.default_rng(1)
+    small = {f"t{i}": rng.standard_normal((64, 96 + i)).astype("<f4") for i in range(5)}
+    save_file(small, folder / "small.safetensors")
+    many = {f"{'long.name.' * 12}{i}": np.full(1, i, "<f4") for i in range(1500)}
+    save_file(many, folder / "many.safetensors")
+    for to in ("apr", "gguf"):
+        args = ("convert", folder / "small.safetensors", folder / f"small.{to}", "--arch", "none")
+        assert command(*args).code == 0
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def server() -> Iterator[RangeServer]:
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("APRFMT_CACHE", str(tmp_path / "ranges"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    for name in ("HF_TOKEN", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_TOKEN_PATH", "HF_HUB_OFFLINE",
+                 "HUGGING_FACE_HUB_TOKEN", "APRFMT_CACHE_SIZE"):  # fmt: skip
+        monkeypatch.delenv(name, raising=False)
+    forget()
+    yield
+    forget()
+
+
+def forget() -> None:
+    """Make the process as a new one is."""
+    client.CLIENT.close()
+    file.forget()
+    sites.forget()
+    for kept in (http._FOLDERS, http._QUERIES, http._PASSWORDS):
+        kept.clear()
+    TRAFFIC.reset()
+    POLICY.plain_http = False
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Nobody waits; how long they would have is listed."""
+    asked: list[float] = []
+    monkeypatch.setattr(client, "CLIENT", client.Client(wait=asked.append))
+    return asked

@@ -1,0 +1,113 @@
+"""Buckets: S3 by moto's server, other file systems by fsspec's own `memory://`."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aprfmt
+from aprfmt.errors import RemoteError, UsageError
+from aprfmt.remote.paths import place
+from tests.cli.run import aprfmt as command
+from tests.remote.conftest import forget
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A client of an S3 server on this machine with one bucket, `models`."""
+    pytest.importorskip("obstore", reason="NOT-RUN: obstore is not installed (extra: remote)")
+    moto = pytest.importorskip("moto.server", reason="NOT-RUN: moto[server] is not installed")
+    boto3 = pytest.importorskip("boto3", reason="NOT-RUN: boto3 is not installed")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "sigsecret",
+        "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ALLOW_HTTP": "true",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="models")
+    yield client
+    client.close()
+    server.stop()
+    assert threading.current_thread().is_alive()
+
+
+def test_a_folder_of_a_bucket_is_the_folder(
+    bucket: Any, demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in demo_model.iterdir():
+        if path.is_file():
+            bucket.put_object(Bucket="models", Key=f"a/tiny/{path.name}", Body=path.read_bytes())
+    here = command("inspect", demo_model, "--json").json
+    for address in ("s3://models/a/tiny", "s3://models/a/tiny/model.safetensors"):
+        forget()
+        there = command("inspect", address, "--json")
+        assert there.code == 0, there.err
+        assert there.json["encodings"] == here["encodings"]
+        assert there.json["remote"]["requests"] <= 8
+    assert there.json["remote"]["bytes"] < 300_000
+    forget()
+    done = command("diff", demo_model, "s3://models/a/tiny")
+    assert done.code == 0, done.err
+
+
+def test_an_object_that_changes_is_an_error(bucket: Any) -> None:
+    bucket.put_object(Bucket="models", Key="x.bin", Body=bytes(1 << 20))
+    path = place("s3://models/x.bin")
+    from aprfmt.formats.mapped import open_bytes
+
+    source = open_bytes(path)
+    assert bytes(source.view[1 << 19 : (1 << 19) + 4]) == bytes(4)
+    bucket.put_object(Bucket="models", Key="x.bin", Body=b"!" * (1 << 20))
+    with pytest.raises(RemoteError, match="changed while it was read"):
+        _ = source.view[900_000:900_004]
+
+
+def test_an_object_or_a_bucket_that_is_not_there(bucket: Any) -> None:
+    for address in ("s3://models/none.gguf", "s3://elsewhere/none.gguf"):
+        done = command("inspect", address)
+        assert done.code == 2 and done.err.count("\n") == 1 and "sigsecret" not in done.err
+
+
+@pytest.mark.parametrize("address", ["s3://", "gs:///x", "az://../x", "s3://-/x"])
+def test_an_address_without_a_bucket(address: str) -> None:
+    with pytest.raises(UsageError):
+        place(address)
+
+
+def test_buckets_without_the_library_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    for scheme in ("s3", "gs", "az"):
+        done = command("inspect", f"{scheme}://models/x.gguf")
+        assert done.code == 2 and "pip install obstore" in done.err
+
+
+def test_any_other_scheme_goes_through_fsspec(demo_model: Path) -> None:
+    fsspec = pytest.importorskip("fsspec", reason="NOT-RUN: fsspec is not installed")
+    files = fsspec.filesystem("memory")
+    for path in demo_model.iterdir():
+        if path.is_file():
+            files.pipe_file(f"/tiny/{path.name}", path.read_bytes())
+    with aprfmt.open("memory://tiny") as model, aprfmt.open(demo_model) as here:
+        assert model.spec.name == here.spec.name
+        assert bytes(model["model.norm.weight"].raw()) == bytes(here["model.norm.weight"].raw())
+    done = command("inspect", "memory://none/x.gguf")
+    assert done.code == 2 and "no such file" in done.err
+
+
+def test_a_scheme_that_nobody_knows() -> None:
+    pytest.importorskip("fsspec", reason="NOT-RUN: fsspec is not installed")
+    done = command("inspect", "gopher2://host/x.gguf")
+    assert done.code == 2 and "gopher2" in done.err and "bug" not in done.err
+
+
+def test_a_file_address_is_a_path(demo_model: Path) -> None:
+    assert place(f"file://{demo_model}") == demo_model

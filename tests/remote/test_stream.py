@@ -1,0 +1,148 @@
+"""What is fetched ahead changes when bytes come, never which: against the bytes themselves."""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from aprfmt.remote import stream
+from aprfmt.remote.stream import Stream
+from tests.cli.run import aprfmt as command
+from tests.conftest import ROOT
+from tests.patience import PATIENCE
+from tests.remote.conftest import forget
+from tests.remote.server import RangeServer
+
+SIZE = 100_000
+DATA = random.Random(7).randbytes(SIZE)
+PLACES = st.tuples(st.integers(0, SIZE), st.integers(0, 9000)).map(
+    lambda pair: (pair[0], min(SIZE, pair[0] + pair[1]))
+)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("LARGE", 5000), ("PART", 1000), ("STREAK", 3000), ("NEXT", 50)):
+        monkeypatch.setattr(stream, name, value)
+
+
+class Source:
+    def __init__(self) -> None:
+        self.lock, self.fetched = threading.Lock(), 0
+
+    def fetch(self, start: int, stop: int) -> memoryview:
+        assert 0 <= start < stop <= SIZE
+        with self.lock:
+            self.fetched += stop - start
+        return memoryview(DATA)[start:stop]
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(st.sampled_from(["get", "expect", "walk"]), PLACES), max_size=25))
+def test_every_read_gives_the_bytes(steps: list[tuple[str, tuple[int, int]]]) -> None:
+    source = Source()
+    found = Stream(SIZE, source.fetch)
+    for what, (start, stop) in steps:
+        if what == "expect":
+            found.expect(start, stop)
+        else:
+            step = 700 if what == "walk" else max(1, stop - start)
+            for at in range(start, stop, step):
+                end = min(at + step, stop)
+                assert bytes(found.get(at, end)) == DATA[at:end]
+    found.close()
+
+
+@pytest.mark.parametrize("step", [1000, 1600, 330])
+def test_what_is_expected_is_fetched_once(step: int) -> None:
+    source = Source()
+    found = Stream(SIZE, source.fetch)
+    tensors = [(at, at + 4700) for at in range(0, SIZE - 4700, 4700)]
+    random.Random(step).shuffle(tensors)
+    for number, (start, stop) in enumerate(tensors):
+        for soon in tensors[number : number + 5]:
+            found.expect(*soon)
+        for at in range(start, stop, step):
+            end = min(at + step, stop)
+            assert bytes(found.get(at, end)) == DATA[at:end]
+    found.close()
+    assert source.fetched == sum(stop - start for start, stop in tensors)
+
+
+def test_reads_that_follow_one_another_are_fetched_once() -> None:
+    source = Source()
+    found = Stream(SIZE, source.fetch)
+    for at in range(0, SIZE, 800):
+        assert bytes(found.get(at, min(at + 800, SIZE))) == DATA[at : at + 800]
+    assert source.fetched == SIZE
+
+
+def test_an_error_of_a_part_is_the_readers() -> None:
+    def fetch(start: int, stop: int) -> memoryview:
+        if start >= 5000:
+            raise RuntimeError("lost")
+        return memoryview(DATA)[start:stop]
+
+    found = Stream(SIZE, fetch)
+    found.expect(0, SIZE)
+    assert bytes(found.get(0, 1000)) == DATA[:1000]
+    with pytest.raises(RuntimeError, match="lost"):
+        found.get(4000, 7000)
+
+
+def test_a_server_that_hangs_does_not_keep_a_program_that_is_done(server: RangeServer) -> None:
+    """Seen red: threads of an executor, which the interpreter waits for."""
+    server.files["/x"] = bytes(40 << 20)
+    server.stuck = threading.Event()
+    code = (
+        "from aprfmt.remote import client\nclient.TIMEOUT = None\n"
+        "from aprfmt.remote.paths import place\nfrom aprfmt.formats.mapped import open_bytes\n"
+        f"source = open_bytes(place('{server.url}/x'))\nsource.expect(0, source.size)\n"
+        "print('done')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True,
+        cwd=ROOT, env={**os.environ, "APRFMT_CACHE_SIZE": "0"},
+    )  # fmt: skip
+    assert done.stdout == "done\n" and not server.stuck.is_set()
+    server.stuck.set()
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, bytes]:
+    """Two equal models whose tensors do not lie in the order of their numbers, and another."""
+    folder: Path = tmp_path_factory.mktemp("twins")
+    tensors = {f"l.{i}.w": np.random.default_rng(i).random((512, 512), "<f4")
+               for i in range(24)}  # fmt: skip
+    save_file(tensors, folder / "a")
+    tensors["l.13.w"] = tensors["l.13.w"].copy()
+    tensors["l.13.w"][5, 6] += 1
+    save_file(tensors, folder / "c")
+    found = {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {**found, "b": found["a"]}
+
+
+def test_a_diff_moves_every_byte_once(
+    server: RangeServer, twins: Mapping[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("APRFMT_CACHE_SIZE", "0")
+    server.files = {f"/{name}.safetensors": data for name, data in twins.items()}
+    a, b, c = (f"{server.url}/{name}.safetensors" for name in "abc")
+    assert command("diff", a, b, "--only", "tensors").code == 0
+    assert server.sent() <= 2 * (len(twins["a"]) + (128 << 10))
+    forget()
+    done = command("diff", a, c, "--only", "tensors", "--json")
+    assert done.code == 1
+    assert [row["key"] for row in done.json["tensors"] if row["verdict"] == "DIFFERENT"] == [
+        "l.13.w"
+    ]
