@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from aprfmt.base.named import meaning
 from aprfmt.cli import render
 
 if TYPE_CHECKING:
@@ -10,14 +11,16 @@ if TYPE_CHECKING:
     from aprfmt.compare.diffs import CauseGroup, Explanation, FieldDiff, TensorDiff
 
 FINDINGS = 12  # causes shown
+# By exit code: the verdict and its style.
+_VERDICTS = {0: ("equal", "good"), 1: ("different", "bad"), 2: ("damaged or unreadable", "bad")}
 
 
 def show(report: "DiffReport", top: int, code: int) -> None:
-    """Print the summary, then the worst tensors."""
-    counts = report.counts
-    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    if report.tensors:
-        render.line(f"{len(report.tensors)} tensors: {said}", style="head")
+    """Print the verdict and the counts behind it, then the worst tensors."""
+    word, style = _VERDICTS[code]
+    said = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items() if count)
+    of = f", {len(report.tensors)} tensors: {said}" if report.tensors else ""
+    render.line(f"{word}{of}", style=style)
     _findings(report.findings)
     _derived(report.tensors)
     layouts: dict[tuple[str, ...], int] = {}
@@ -41,8 +44,6 @@ def show(report: "DiffReport", top: int, code: int) -> None:
     left = sum(t.verdict not in ("SAME_BYTES", "SAME_VALUES") for t in report.tensors) - len(shown)
     if left > 0:
         render.line(f"... {left} more (--top, --json)", style="dim")
-    words = {0: ("equal", "good"), 1: ("different", "bad"), 2: ("damaged or unreadable", "bad")}
-    render.line(words[code][0], style=words[code][1])
 
 
 def _findings(findings: "Sequence[CauseGroup]") -> None:
@@ -78,15 +79,19 @@ def _fields(title: str, rows: "Sequence[FieldDiff]") -> None:
     render.line(f"{title} that differ", style="head")
     for row in rows:
         origins = f"  ({row.origin_a or '-'} | {row.origin_b or '-'})" if row.origin_a else ""
+        sides = f"{_said(row.name, row.a)} | {_said(row.name, row.b)}"
         render.line(
-            render.escape(f"  {row.name}: {_short(row.a)} | {_short(row.b)}{origins}"),
+            render.escape(f"  {row.name}: {sides}{origins}"),
             style="bad" if row.decisive else "",
         )
 
 
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _said(name: str, value: object) -> str:
+    """Return a field's value, short, with the name that its number stands for."""
+    if value is None:
+        return "-"
+    text, called = str(value), meaning(name, value)
+    return (text if len(text) <= 60 else text[:57] + "...") + (f" = {called}" if called else "")
 
 
 def _tensor(tensor: "TensorDiff") -> None:

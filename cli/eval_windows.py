@@ -49,13 +49,16 @@ def check(model: "Model", ids: list[int]) -> list[int]:
     return running.check_ids(model, ids) if ids else ids
 
 
-def read_text(path: Path) -> str:
-    """Return the UTF-8 text of a regular file, or of stdin for `-`; FormatError for another."""
+def read_text(path: Path, option: str = "--text") -> str:
+    """Return the UTF-8 text of a regular file, or of stdin for `-`; FormatError for another.
+
+    `option` is where the path was given.
+    """
     from aprfmt.errors import FormatError
     from aprfmt.formats.mapped import MappedFile
 
     if path == Path("-"):
-        return options.stdin("--text")
+        return options.stdin(option)
     file = MappedFile(path)  # refuses pipes and devices
     try:
         if file.size > MAX_TEXT:

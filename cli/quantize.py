@@ -1,5 +1,6 @@
 """`aprfmt quantize`: any format to any, with llama.cpp's mixtures or bitsandbytes' types."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import click
 
 from aprfmt.cli import options
 from aprfmt.cli.convert import run
+from aprfmt.errors import UsageError
 
 
 class Typed(click.Command):
@@ -32,13 +34,32 @@ class Typed(click.Command):
 @options.tensor_encodings
 @options.quantization
 @options.leaving
+@click.option("--calibrate", type=options.FILE, metavar="TEXT",
+              help="Make the importance matrix of this UTF-8 text (- is stdin), in float32 on the "
+              "CPU; --imatrix then names where it is kept.")  # fmt: skip
+@click.option("--chunks", type=click.IntRange(min=1), metavar="N",
+              help="Of --calibrate, the first N pieces of 512 tokens (default: all).")  # fmt: skip
 @click.option("--threads", type=click.IntRange(min=1), help="Threads (default: all processors).")
 @click.option("--dry-run", is_flag=True, help="Report every tensor's size; write nothing.")
 @options.writing
-def command(src: Path, dst: Path, to: str | None, as_json: bool, quiet: bool, **wishes: Any) -> int:
+def command(
+    src: Path, dst: Path, to: str | None, calibrate: Path | None, chunks: int | None,
+    as_json: bool, quiet: bool, **wishes: Any,
+) -> int:  # fmt: skip
     """Quantize SRC to DST, by DST's extension or --to.
 
     Q4_K_M and its kind follow llama.cpp's mixtures; NF4 and FP4 go to safetensors as bitsandbytes
     stores them. Scheme, arithmetic, encoder version and importance matrix are recorded in DST.
     """
-    return run("quantize", src, dst, to, quiet, as_json, **wishes)
+    with ExitStack() as stack:
+        if calibrate is not None:
+            from aprfmt.cli.calibrate import calibrated
+
+            made = calibrated(
+                src, calibrate, wishes["imatrix"], chunks, wishes["arch"],
+                force=wishes["force"], quiet=quiet,
+            )  # fmt: skip
+            wishes["imatrix"] = stack.enter_context(made)
+        elif chunks is not None:
+            raise UsageError("--chunks counts pieces of a text; give --calibrate TEXT with it")
+        return run("quantize", src, dst, to, quiet, as_json, **wishes)

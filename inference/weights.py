@@ -83,7 +83,7 @@ class Weight:
         self.key = key
         self._rows = rows
         self._holder = holder
-        self._part = part
+        self.part = part  # (which, of how many) where this is one expert of a stack
         self.piecewise = piecewise  # mapped pages are let go of after every piece that is read
         self.notes: dict[Hashable, Any] = {}  # what each owner found out about it
         self.encoding = rows.encoding
@@ -102,7 +102,7 @@ class Weight:
 
     def expert(self, index: int) -> "Weight":
         """Return one expert of [n_experts, out, in] (or [n_experts, out])."""
-        if self._part is not None or len(self.shape) < 2 or not 0 <= index < self.shape[0]:
+        if self.part is not None or len(self.shape) < 2 or not 0 <= index < self.shape[0]:
             raise ArchError(
                 f"{self.key}: shape {list(self.shape)} has no expert {index}; expected "
                 "[n_experts, ...]"
@@ -111,16 +111,16 @@ class Weight:
 
     def numpy(self) -> Array:
         """Return the tensor decoded, in its own shape."""
-        if self._part is None:
+        if self.part is None:
             return self._rows.numpy()
         if len(self.shape) == 1 or not self._rows.by_rows:
-            values: Array = self._rows.numpy()[self._part[0]]
+            values: Array = self._rows.numpy()[self.part[0]]
             return values
         return self.rows(0, self.n_rows).reshape(self.shape)
 
     def rows(self, start: int, stop: int) -> Array:
         """Return rows [start, stop) of [n_rows, n_columns], decoded now."""
-        first = 0 if self._part is None else self._part[0] * self.n_rows
+        first = 0 if self.part is None else self.part[0] * self.n_rows
         found = self._rows.decode_rows(first + start, first + stop)
         if self.piecewise:
             self._rows.drop()
@@ -168,12 +168,12 @@ class Weight:
 
     def stored(self) -> bytes | memoryview | None:
         """Return the stored bytes of all rows in order; None if there are no such bytes."""
-        first = 0 if self._part is None else self._part[0] * self.n_rows
+        first = 0 if self.part is None else self.part[0] * self.n_rows
         return self._rows.encoded(first, first + self.n_rows)
 
     def coded(self) -> "Coded | None":
         """Return the checked parts of a whole bitsandbytes 4-bit weight; None for any other."""
-        return self._rows.coded() if self._part is None else None
+        return self._rows.coded() if self.part is None else None
 
     def drop(self) -> None:
         """Release mapped pages."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.protocols import LazyTensor, Source
+from aprfmt.base.protocols import LazyTensor, Source, TensorInfo, Typed, Value
 from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError
 from aprfmt.formats.cursor import Cursor
@@ -55,6 +55,63 @@ class ImportanceMatrix:
         if self.chunks is not None:
             found.append(("quantize.imatrix.chunks_count", self.chunks, "uint32"))
         return found
+
+
+@dataclass
+class Entry:
+    """Sums of squares [experts, columns] of a weight's inputs, and their rows [experts]."""
+
+    sums: "NDArray[Any]"
+    counts: "NDArray[Any]"
+
+    @classmethod
+    def empty(cls, experts: int, columns: int) -> "Entry":
+        """Return sums of nothing."""
+        import numpy as np
+
+        return cls(np.zeros((experts, columns)), np.zeros(experts))
+
+    def add(self, expert: int, inputs: "NDArray[Any]") -> None:
+        """Count the rows of inputs [..., columns]."""
+        import numpy as np
+
+        rows = inputs.reshape(-1, self.sums.shape[1])
+        self.sums[expert] += np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
+        self.counts[expert] += len(rows)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a text gave: entries by GGUF tensor name, the text's name, windows and their tokens."""
+
+    entries: Mapping[str, Entry]
+    dataset: str
+    chunks: int
+    chunk_size: int
+
+    def write(self, path: Path, force: bool = False) -> None:
+        """Write llama.cpp's GGUF form; WriteError if `path` exists and `force` is not given."""
+        from aprfmt.formats import open_sink
+
+        arrays = {}
+        for name in sorted(self.entries):
+            entry = self.entries[name]
+            arrays[name + _SUMS] = entry.sums.astype("<f4")
+            arrays[name + _COUNTS] = entry.counts.reshape(-1, 1).astype("<f4")
+        infos = [
+            TensorInfo(name, array.shape, "F32", 0, array.nbytes, 4 * array.shape[-1])
+            for name, array in arrays.items()
+        ]
+        metadata: dict[str, Value | Typed] = {
+            "general.type": "imatrix",
+            "imatrix.datasets": Typed([self.dataset], "array:string"),
+            "imatrix.chunk_count": Typed(self.chunks, "uint32"),
+            "imatrix.chunk_size": Typed(self.chunk_size, "uint32"),
+        }
+        with open_sink(path, "gguf", force=force) as sink:
+            sink.plan(metadata, infos)
+            for name, array in arrays.items():
+                sink.write(name, [memoryview(array.tobytes())])
 
 
 def read_imatrix(path: Path) -> ImportanceMatrix:

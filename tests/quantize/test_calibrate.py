@@ -1,0 +1,136 @@
+"""`quantize --calibrate`: sums of squares against hooks in transformers, read back by libgguf.
+
+Seen red, each alone: the output's matrix counted too; an expert's rows counted for the first; the
+entry of a fused tensor left out; windows without BOS; the text's tail run as one more window.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import libgguf
+import numpy as np
+import pytest
+
+import aprfmt
+from aprfmt.errors import UsageError
+from aprfmt.inference.importance import collect
+from tests.cli.run import aprfmt as command
+from tests.inference.judge import rel
+from tests.models import save_tiny
+
+IDS = [int(i) for i in np.random.default_rng(3).integers(3, 90, 45)]
+DENSE = {"llama": gguf.MODEL_ARCH.LLAMA, "gpt2": gguf.MODEL_ARCH.GPT2}
+DENSE |= {"qwen2": gguf.MODEL_ARCH.QWEN2, "phi3": gguf.MODEL_ARCH.PHI3}
+
+
+def hooked(model: Any, ids: list[int]) -> dict[str, np.ndarray]:
+    """Return the sum of squares of what goes into every linear module of a transformers model."""
+    import torch
+
+    found: dict[str, np.ndarray] = {}
+
+    def hook(name: str) -> Any:
+        def count(module: Any, inputs: Any) -> None:
+            found[name] = (
+                inputs[0].double().reshape(-1, inputs[0].shape[-1]).square().sum(0).numpy()
+            )
+
+        return count
+
+    for name, module in model.named_modules():
+        if type(module).__name__ in ("Linear", "Conv1D"):
+            module.register_forward_pre_hook(hook(f"{name}.weight"))
+    with torch.no_grad():
+        model(torch.tensor([ids]))
+    return found
+
+
+@pytest.mark.parametrize("arch", DENSE)
+def test_hooks_of_transformers_count_the_same(arch: str, tmp_path: Path) -> None:
+    theirs = hooked(save_tiny(arch, tmp_path), IDS)
+    with aprfmt.open(tmp_path) as model:
+        ours = collect(model, IDS, "ids")
+        layers = int(model.hyper["n_layers"])
+    names = gguf.get_tensor_name_map(DENSE[arch], layers)
+    expected = {str(names.get_name(name, (".weight",))): sums for name, sums in theirs.items()}
+    expected.pop("output.weight")
+    assert ours.entries.keys() == expected.keys()
+    for name, sums in expected.items():
+        assert rel(ours.entries[name].sums, sums) < 1e-5, name
+        np.testing.assert_array_equal(ours.entries[name].counts, [len(IDS)])
+
+
+def test_an_expert_counts_the_rows_that_chose_it(tmp_path: Path) -> None:
+    reference = save_tiny("mixtral", tmp_path)
+    chosen: list[Any] = []
+    reference.model.layers[1].mlp.experts.register_forward_pre_hook(
+        lambda module, inputs: chosen.append([each.detach() for each in inputs[:2]])
+    )
+    hooked(reference, IDS)
+    [(x, experts)] = chosen
+    with aprfmt.open(tmp_path) as model:
+        entries = collect(model, IDS, "ids").entries
+    for role in ("ffn_gate_exps", "ffn_up_exps"):
+        entry = entries[f"blk.1.{role}.weight"]
+        for expert, sums in enumerate(entry.sums):
+            rows = (experts == expert).any(-1)
+            assert entry.counts[expert] == int(rows.sum())
+            assert rel(sums, x[rows].double().square().sum(0).numpy()) < 1e-5
+    assert entries["blk.1.ffn_down_exps.weight"].counts.sum() == experts.numel()
+    assert entries["blk.1.ffn_gate_inp.weight"].counts == [len(IDS)]
+
+
+def test_windows_are_whole_and_begin_with_bos(demo_model: Path) -> None:
+    with aprfmt.open(demo_model) as model:
+        size = int(model.hyper["context_length"])
+        ids = [1, *range(2, 2 * size + 10)]
+        found = collect(model, [i % 200 for i in ids], "ids", prefix=1)
+        by_hand = [
+            collect(model, [1, *(i % 200 for i in ids[at + 1 : at + size])], "ids")
+            for at in (0, size)
+        ]
+        one = collect(model, [i % 200 for i in ids], "ids", prefix=1, chunks=1)
+    assert (found.chunks, found.chunk_size, one.chunks) == (2, size, 1)
+    for name, entry in found.entries.items():
+        np.testing.assert_array_equal(entry.counts, [2 * size])
+        total = sum(each.entries[name].sums for each in by_hand)
+        np.testing.assert_allclose(entry.sums, total, rtol=1e-12)
+        np.testing.assert_array_equal(one.entries[name].sums, by_hand[0].entries[name].sums)
+
+
+def test_what_is_kept_gives_the_same_bytes(demo_model: Path, tmp_path: Path) -> None:
+    text, kept = tmp_path / "text.txt", tmp_path / "kept.gguf"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
+    made, again, plain = (tmp_path / f"{name}.gguf" for name in "abc")
+    typed = ("--type", "Q4_K_M")
+    done = command(
+        "quantize", demo_model, made, *typed, "--calibrate", text, "--imatrix", kept, "--chunks", 1
+    )
+    assert done.code == 0, done.err
+    entries = libgguf.load_imatrix(kept)
+    file = gguf.GGUFReader(kept)
+    assert file.fields["imatrix.datasets"].contents() == ["text.txt"]
+    assert file.fields["imatrix.chunk_count"].contents() == 1
+    sums = {each.name: np.array(each.data) for each in file.tensors}
+    assert sums.keys() == {f"{name}{part}" for name in entries for part in (".in_sum2", ".counts")}
+    for name, values in entries.items():
+        mean = sums[f"{name}.in_sum2"].reshape(-1) / sums[f"{name}.counts"][0]
+        np.testing.assert_allclose(values, mean, rtol=1e-6)
+    assert command("quantize", demo_model, again, *typed, "--imatrix", kept).code == 0
+    assert command("quantize", demo_model, plain, *typed).code == 0
+    assert made.read_bytes() == again.read_bytes()
+    with aprfmt.open(made) as weighed, aprfmt.open(plain) as unweighed:
+        name = "blk.0.ffn_up.weight"
+        assert weighed[name].raw() != unweighed[name].raw()
+    refused = command("quantize", demo_model, made, *typed, "--calibrate", text, "--imatrix", kept)
+    assert refused.code == 2
+    assert "exists; leave --calibrate out to use it" in refused.err
+    assert (
+        "give --calibrate TEXT" in command("quantize", demo_model, made, *typed, "--chunks", 2).err
+    )
+
+
+def test_a_text_without_tokens_is_refused(demo_model: Path) -> None:
+    with aprfmt.open(demo_model) as model, pytest.raises(UsageError, match="1 tokens; expected a"):
+        collect(model, [1], "text.txt")
