@@ -47,3 +47,12 @@ def bits(qs: U8) -> U8:
 def join_bits(q: Codes) -> Codes:
     """Pack [n, 8*b] zeros and ones into [n, b], lowest first."""
     return np.packbits(q, axis=-1, bitorder="little")
+
+
+def pairs_to_halves(qs: U8) -> U8:
+    """Return nibbles of [n, b], the low one of a byte first, in GGML's order of halves: [n, b]."""
+    first, second = qs[:, : qs.shape[1] // 2], qs[:, qs.shape[1] // 2 :]
+    turned = np.empty_like(qs)
+    np.bitwise_or(first & 15, second << 4, out=turned[:, 0::2])
+    np.bitwise_or(first >> 4, second & 0xF0, out=turned[:, 1::2])
+    return turned

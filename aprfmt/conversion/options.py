@@ -28,9 +28,11 @@ class Options:
     name) are computed from `quantize` and `imatrix`; `packing` are encoder options of encodings
     with companions. `arch="none"` copies tensors and metadata under their own names and uses no
     architecture; `generic` is that with every byte kept, and marks the output, so that no loader
-    takes it for a model of an architecture. `drop` are patterns of tensors to leave out. `metadata`
-    overrides single keys of the output, `remove` leaves keys out. `allow_missing` are patterns of
-    required roles that may be missing in the source, which the output records; `complete=False`
+    takes it for a model of an architecture. `allow_inexact` accepts that values of
+    packed weights change when they are repacked. `drop` are patterns of tensors to leave out.
+    `metadata` overrides single keys of the output, `remove` leaves keys out. `allow_missing` are
+    patterns of required roles that may be missing in the source, which the output records;
+    `complete=False`
     requires no roles at all (a plain copy of the stored tensors). `carry=False` leaves the verbatim
     tokenizer.json out of a GGUF or APR, which has the tokenizer in its own keys as well.
     """
@@ -49,6 +51,7 @@ class Options:
     threads: int | None = None
     importance: Callable[[str], Any] | None = None
     allow_overflow: bool = False
+    allow_inexact: bool = False
     drop: Sequence[str] = ()
     allow_missing: Sequence[str] = ()
     complete: bool = True
@@ -72,7 +75,10 @@ class TensorOutcome:
     `how` is "bytes" (the logical tensor's bytes are unchanged, rows may have moved), "values"
     (another encoding or layout, every value equal) or "lossy", with counts of changed values.
     `changed` counts elements whose value differs after rounding, `overflowed` finite ones that
-    became infinite, `underflowed` non-zero ones that became zero.
+    became infinite, `underflowed` non-zero ones that became zero. A packed weight that was put into
+    blocks of another encoding undecoded has `groups`, of which values changed in `inexact`, by at
+    most `largest_error`. Of FP8 codes that were decoded to BF16 or F16, `lost_codes` do not come
+    back by their scales (None for other tensors).
     """
 
     name: str
@@ -85,6 +91,10 @@ class TensorOutcome:
     changed: int = 0
     overflowed: int = 0
     underflowed: int = 0
+    groups: int = 0
+    inexact: int = 0
+    largest_error: float = 0.0
+    lost_codes: int | None = None
 
 
 @dataclass(frozen=True)
