@@ -11,6 +11,8 @@ from aprfmt.codecs.bits import pairs_to_halves
 from aprfmt.codecs.repack_sources import Groups
 from aprfmt.errors import CodecError
 
+_CHUNK = 1 << 19  # codes put into blocks at a time
+
 Numbers = Mapping[str, Array]  # member of a block -> [rows, groups], as the block stores it
 
 
@@ -36,10 +38,14 @@ class Target:
         assert kind.layout is not None
         rows, columns = len(codes), codes.shape[1] * 2
         made = np.empty((rows, columns // kind.block_size), kind.layout)
-        turned = pairs_to_halves(codes.reshape(-1, self.half))
-        made["qs"] = turned.reshape(made["qs"].shape)
+        step = max(1, _CHUNK // max(columns, 1))
+        for start in range(0, rows, step):
+            some = slice(start, start + step)
+            turned = pairs_to_halves(codes[some].reshape(-1, self.half))
+            made["qs"][some] = turned.reshape(made["qs"][some].shape)
         for name, held in numbers.items():
-            each = np.repeat(held, columns // self.group // held.shape[1], axis=1)
+            times = columns // self.group // held.shape[1]
+            each = held if times == 1 else np.repeat(held, times, axis=1)
             made[name] = each.reshape(made[name].shape)
         return made.view(np.uint8).reshape(rows, -1)
 

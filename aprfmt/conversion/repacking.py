@@ -6,6 +6,7 @@ encoding whose bytes are made when they are read; then the plan moves it like an
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import ENCODINGS
@@ -18,6 +19,8 @@ from aprfmt.formats.mapped import MemoryTensor
 from aprfmt.model import Model
 from aprfmt.model.patterns import select
 from aprfmt.model.resolve import spellings_by_name
+from aprfmt.tensors.runs import Run
+from aprfmt.tensors.view import decode_tensor
 
 if TYPE_CHECKING:
     from aprfmt.codecs.repacks import Judged, Repacked
@@ -189,15 +192,10 @@ def numbers_beside(outputs: Sequence[Output]) -> Iterator[Output]:
             shape = (len(data) // 4,)
             info = make_info(f"{stem}.{name}", shape, "F32")
             tensor = MemoryTensor(info, data)
-            yield beside(info, tensor, output)
-
-
-def beside(info: TensorInfo, tensor: MemoryTensor, of: Output) -> Output:
-    """Return the output of numbers that stand beside another one."""
-    from aprfmt.conversion.stored import stored_output
-
-    made = stored_output(tensor, info.name)
-    return replace(made, sources=(), spellings=(info.name, *of.spellings[:1]))
+            yield Output(
+                info, "F32", [Run(tensor, 0, info.nbytes)], partial(decode_tensor, tensor),
+                (info.name, *output.spellings[:1]),
+            )  # fmt: skip
 
 
 def _together(output: Output, held: Sequence[Substitute], name: str) -> bytes:
