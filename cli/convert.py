@@ -154,3 +154,5 @@ def _verified(report: "ConversionReport", dry_run: bool) -> None:
         }  # fmt: skip
         kinds = [f"{report.count(how)} {said}" for how, said in words.items() if report.count(how)]
         render.line(f"  verified by reading back: {', '.join(kinds) or 'no tensors'}", style="good")
+    if report.accounted is not None and report.accounted.counts["dropped"]:
+        render.line(f"  accounted: {report.accounted.says}")

@@ -3,9 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.base.protocols import Note, Typed, Value
+
+if TYPE_CHECKING:
+    from aprfmt.conversion.accounted import Account
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -104,7 +107,8 @@ class ConversionReport:
     `verified` is None if verification was switched off, else the number of tensors that were read
     back and found to be right. `sizes` are the bytes of every file (of a dry run: expected bytes).
     `allowed_missing` are the required roles missing on purpose, as the output records them.
-    `carried_bytes` is the size of the verbatim tokenizer.json inside the output.
+    `carried_bytes` is the size of the verbatim tokenizer.json inside the output. `accounted` says
+    what became of everything in the source, None where the output was not read back.
     """
 
     source: Path
@@ -120,6 +124,7 @@ class ConversionReport:
     sizes: Mapping[Path, int] = field(default_factory=dict)
     allowed_missing: tuple[str, ...] = ()
     carried_bytes: int = 0
+    accounted: "Account | None" = None
 
     def count(self, how: Outcome) -> int:
         """Count the tensors with one outcome."""
@@ -145,6 +150,7 @@ class ConversionReport:
             "verified": self.verified,
             "source_sha256": self.source_sha256,
             "carried_bytes": self.carried_bytes,
+            "accounted": None if self.accounted is None else self.accounted.to_json(),
             "allowed_missing": list(self.allowed_missing),
             "notes": [asdict(note) for note in self.notes],
             "tensors": [asdict(tensor) for tensor in self.tensors],

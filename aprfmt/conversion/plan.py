@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo
 from aprfmt.conversion.absent import absent_roles, check_complete
+from aprfmt.conversion.accounted import dropped_record, file_names
 from aprfmt.conversion.choosing import check_importance, choose_encodings, in_parts
 from aprfmt.conversion.options import Drops, Options
 from aprfmt.conversion.outputs import PLAIN_FLOATS as PLAIN_FLOATS
@@ -58,6 +59,8 @@ def build(model: Model, target: FormatSpec, options: Options) -> Plan:
             plan.outputs = stored_joined(model, target, options, repacking)
     else:
         plan.outputs = _mapped(model, target, drops, plan, repacking)
+    alone = options.arch == "none" and model.format != target.name
+    plan.left_out = dropped_record(model, drops, files_too=alone)
     plan.outputs, plan.dropped = _without_dropped(plan.outputs, drops)
     plan.absent = absent_roles(model, plan, options, drops)
     plan.outputs = choose_encodings(plan.outputs, model, target, options, repacking.reasons)
@@ -79,7 +82,7 @@ def _drops(model: Model, options: Options) -> Drops:
 
     if not options.drop:
         return ()
-    every = dict.fromkeys(model.source.tensors)
+    every = dict.fromkeys((*model.source.tensors, *file_names(model)))
     for names in spellings_by_name(model).values():
         every.update(dict.fromkeys(names))
     try:
