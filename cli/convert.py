@@ -118,12 +118,21 @@ def _changed(report: "ConversionReport") -> None:
             tensor
         )
     for (before, after, how), tensors in by_change.items():
+        groups = sum(t.groups for t in tensors)
         counts = ""
-        if how == "lossy":
+        if groups:
+            counts = f": repacked, {sum(t.inexact for t in tensors)} of {groups} groups changed"
+            if how == "lossy":
+                counts += f", by at most {max(t.largest_error for t in tensors):.3g}"
+        elif how == "lossy":
             fields = ("changed", "overflowed", "underflowed")
             counts = ": " + ", ".join(
                 f"{sum(getattr(t, field) for t in tensors)} {field}" for field in fields
             )
+        codes = [t.lost_codes for t in tensors if t.lost_codes is not None]
+        if codes:
+            lost = sum(codes)
+            counts += f"; {lost} codes do not come back" if lost else "; every code comes back"
         render.line(f"  {before} -> {after}: {len(tensors)} tensors, {how}{counts}")
     steps: dict[tuple[str, ...], int] = {}
     for tensor in report.tensors:
@@ -145,3 +154,5 @@ def _verified(report: "ConversionReport", dry_run: bool) -> None:
         }  # fmt: skip
         kinds = [f"{report.count(how)} {said}" for how, said in words.items() if report.count(how)]
         render.line(f"  verified by reading back: {', '.join(kinds) or 'no tensors'}", style="good")
+    if report.accounted is not None and report.accounted.counts["dropped"]:
+        render.line(f"  accounted: {report.accounted.says}")

@@ -126,7 +126,9 @@ def topics() -> dict[str, dict[str, str]]:
         "warning": dict(WARNINGS),
         "verdict": VERDICT_TEXTS,
         "outcome": OUTCOME_TEXTS,
-        "check": {row.name: f"a check of `validate`: {row.proves}." for row in file_checks()},
+        "check": {
+            row.name: f"a check of `validate`: {row.proves}." for row in file_checks(source=True)
+        },
         "gate": {row.name: f"a gate of `qa`: {row.proves}." for row in gates()},
         "cause": {name: describe(name) for name in CAUSES},
         "loss mistake": {row.name: f"{row.says}. To do: {row.todo}." for row in MISTAKES.values()},

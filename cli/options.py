@@ -113,6 +113,10 @@ encoding = click.option(
 allow_overflow = click.option(
     "--allow-overflow", is_flag=True, help="Accept finite values that become infinite."
 )
+allow_inexact = click.option(
+    "--allow-inexact", is_flag=True,
+    help="Accept packed weights whose values change when repacked; how many is counted.",
+)  # fmt: skip
 drop = click.option(
     "--drop", multiple=True, metavar="PATTERN", shell_complete=complete.tensors,
     help="Leave these tensors out of the output.",
@@ -232,7 +236,7 @@ def writing(function: F) -> F:
 
 
 def leaving(function: F) -> F:
-    """Add --allow-overflow, --drop, --allow-missing and --max-shard-size."""
-    for option in (max_shard_size, allow_missing, drop, allow_overflow):
+    """Add --allow-overflow, --allow-inexact, --drop, --allow-missing and --max-shard-size."""
+    for option in (max_shard_size, allow_missing, drop, allow_inexact, allow_overflow):
         function = option(function)
     return function

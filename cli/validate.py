@@ -18,6 +18,8 @@ _LINES = 20  # findings printed for one check; --json has more
 @click.command("validate")
 @options.model()
 @click.option("--strict", is_flag=True, help="Warnings fail, too.")
+@click.option("--against", metavar="SRC", type=options.Place(),
+              help="What MODEL was made of: nothing of it may be lost.")  # fmt: skip
 @options.allow_missing
 @options.html("Write a page: the verdict, every check with what it found.")
 @options.arch
@@ -26,6 +28,7 @@ _LINES = 20  # findings printed for one check; --json has more
 def command(
     model: Path,
     strict: bool,
+    against: Path | None,
     allow_missing: tuple[str, ...],
     html: Path | None,
     arch: str | None,
@@ -43,8 +46,9 @@ def command(
     options.check_new(force, html)
     with render.Progress("validate", quiet, "bytes") as progress:
         report = validate(
-            model, arch=arch, strict=strict, allow_missing=allow_missing, progress=progress
-        )
+            model, arch=arch, strict=strict, allow_missing=allow_missing, against=against,
+            progress=progress,
+        )  # fmt: skip
     if not as_json:
         show(report)
     body = report.to_json()

@@ -6,7 +6,7 @@ The other rows are the gates of `qa` (aprfmt.qa).
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,13 +33,15 @@ def validate(
     arch: str | None = None,
     strict: bool = False,
     allow_missing: Sequence[str] = (),
+    against: "Path | str | None" = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
     """Run every check of a file on a model file or folder; unknown architectures included.
 
-    `strict` makes warnings failures; `allow_missing` are patterns of required roles whose absence
-    is a warning only; `progress` is told bytes done and bytes in all. A file of which nothing can
-    be read fails `layout`, and no other check runs. Raises FormatError for what is no model file,
+    `against` is what the model was made of: `accounted` holds it against that. `strict` makes
+    warnings failures; `allow_missing` are patterns of required roles whose absence is a warning
+    only; `progress` is told bytes done and bytes in all. A file of which nothing can be read fails
+    `layout`, and no other check runs. Raises FormatError for what is no model file,
     UnsupportedError for a version that is not read, ArchError for an unknown `arch`, UsageError
     for a wrong pattern.
     """
@@ -54,11 +56,13 @@ def validate(
         raise
     except FormatError as error:
         return _unreadable(place(path), error, strict)
-    with model:
+    with ExitStack() as opened:
+        opened.enter_context(model)
+        source = None if against is None else opened.enter_context(open_model(against))
         if allow_missing:
             with suppress(ArchError):  # which is a check's to report; a wrong pattern is not
                 _ = model.resolution
-        return validate_model(model, arch=arch, strict=strict, progress=progress)
+        return validate_model(model, arch=arch, strict=strict, source=source, progress=progress)
 
 
 def _unreadable(path: Path, error: FormatError, strict: bool) -> Validation:
@@ -86,20 +90,22 @@ def validate_model(
     arch: str | None = None,
     strict: bool = False,
     whole: bool = True,
+    source: "Model | None" = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
     """Run every check of a file on an open model; see `validate`.
 
-    Without `whole` the checks that read every stored byte are NOT_RUN.
+    Without `whole` the checks that read every stored byte are NOT_RUN; `source` is the model that
+    this one was made of.
     """
     from aprfmt.checks.asking import answered, ask
     from aprfmt.checks.context import Context
 
-    context = Context(model, arch, progress)
+    context = Context(model, arch, progress, source)
     answers = tuple(
         ask(row, context, strict=strict)
         if whole or not row.whole
         else answered(row, Result(), UNREAD)
-        for row in file_checks()
+        for row in file_checks(source=source is not None)
     )
     return Validation(str(model.path), answers, model.format, strict)

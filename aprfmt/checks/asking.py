@@ -43,7 +43,7 @@ def result_of(row: CheckRow, context: Context) -> tuple[Result, str]:
     except NotRun as stop:
         return Result(findings=stop.findings), str(stop)
     except Exception as error:
-        if row.needs == "file":
+        if row.needs in ("file", "source"):
             if isinstance(error, UnsupportedError):
                 return Result(), str(error)
             if isinstance(error, AprfmtError):
@@ -83,7 +83,7 @@ def answered(
 ) -> Answer:
     """Return the answer that a row's result makes; `why` says what kept it from running."""
     checks = tuple(result.checks)
-    if row.needs == "file" or result.found or result.findings:
+    if row.needs in ("file", "source") or result.found or result.findings:
         checks = (*checks, summed(row.name, result, why, strict))
     outcome = verdict(checks)
     if outcome == "NOT_RUN" and not why:

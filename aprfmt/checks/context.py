@@ -26,6 +26,7 @@ class Context:
     model: "Model"
     arch: str | None = None
     progress: Progress | None = None
+    source: "Model | None" = None  # what the model was made of, where that was given
 
     @property
     def where(self) -> str:

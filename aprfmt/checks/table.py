@@ -12,7 +12,7 @@ from aprfmt.base.registry import Registry, load
 from aprfmt.checks.records import Result
 from aprfmt.errors import UsageError
 
-Need = Literal["file", "model", "session", "baseline"]
+Need = Literal["file", "source", "model", "session", "baseline"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class CheckRow:
     `needs` is not "file" a Subject, which is one; it returns a Result or raises NotRun. No
     `formats` are all formats.
 
-    `needs` says what has to be there: "file", one that opens, damaged or not; "model", a whole
+    `needs` says what has to be there: "file", one that opens, damaged or not; "source", such a file
+    and what it was made of; "model", a whole
     model of a known architecture; "session", one that can run, and is not asked where
     `tensor-contract` failed; "baseline", a baseline file and the answers before. `whole` marks the
     rows of a file that read every stored byte.
@@ -56,6 +57,7 @@ class CheckRow:
 
 
 CONTRACT, BASELINE = "tensor-contract", "baseline"  # whose answers others build on
+ACCOUNTED = "accounted"
 CHECKS: tuple[CheckRow, ...] = (
     CheckRow("layout", "sizes, offsets and order are as the format's own writers make them; "
              "no overlap, no hole, nothing behind the data", ".file.layout:layout"),
@@ -102,6 +104,9 @@ CHECKS: tuple[CheckRow, ...] = (
              ("safetensors",)),
     CheckRow("counts", "stated counts and shapes are those of the tensors", ".file.claims:counts",
              ("apr",)),
+    CheckRow(ACCOUNTED,
+             "every tensor, scale, tied head and companion file of the source is here, "
+             "transformed, or left out by a flag", ".file.against:accounted", needs="source"),
     CheckRow(CONTRACT,
              "every tensor the configuration demands is there, fits and can be decoded; "
              "none is unknown",
@@ -135,14 +140,15 @@ CHECKS: tuple[CheckRow, ...] = (
 _OTHERS: Registry[CheckRow] = Registry("checks", {})
 
 
-def file_checks() -> tuple[CheckRow, ...]:
-    """Return the rows of `validate`, other packages' last."""
-    return tuple(row for row in _every() if row.needs == "file")
+def file_checks(*, source: bool = False) -> tuple[CheckRow, ...]:
+    """Return the rows of `validate`, other packages' last; with `source` those that need one."""
+    needs = ("file", "source") if source else ("file",)
+    return tuple(row for row in _every() if row.needs in needs)
 
 
 def gates() -> tuple[CheckRow, ...]:
     """Return the rows of `qa`: other packages' before the one that compares with a baseline."""
-    found = [row for row in _every() if row.needs != "file"]
+    found = [row for row in _every() if row.needs not in ("file", "source")]
     return tuple(sorted(found, key=lambda row: row.needs == "baseline"))
 
 

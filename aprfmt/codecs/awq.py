@@ -50,7 +50,7 @@ def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
     return shape[1] * 8, shape[0]
 
 
-def _unpack(words: Array) -> Codes:
+def unpack(words: Array) -> Codes:
     """Return codes [rows, 8 * words] in the order of the outputs."""
     codes = unpack_dense(words, 4, words.shape[1] * 8).reshape(-1, 8)
     ordered = np.empty_like(codes)
@@ -58,19 +58,27 @@ def _unpack(words: Array) -> Codes:
     return ordered.reshape(len(words), -1)
 
 
-def _decode(parts: Parts, config: Config, out: F32) -> None:
-    outputs, inputs = out.shape
+def zeros_of(
+    parts: Parts, config: Config, outputs: int, inputs: int, scales: Array
+) -> tuple[Codes, int]:
+    """Return the zero points [groups, outputs] beside scales of that shape, and inputs a group."""
     size = config.get("group_size")
     size = fact(NAME, {"group_size": inputs if size == -1 else size}, "group_size", GROUP_SIZES)
     groups = -(-inputs // size)
-    scales = array(NAME, parts, ".scales", _FLOAT)
     fits(NAME, ".scales", scales.shape, (groups, outputs))
     qzeros = array(NAME, parts, ".qzeros", _INT)
     fits(NAME, ".qzeros", qzeros.shape, (groups, outputs // 8))
-    packed, zeros = array(NAME, parts, ".qweight", _INT), _unpack(qzeros)
+    return unpack(qzeros), size
+
+
+def _decode(parts: Parts, config: Config, out: F32) -> None:
+    outputs, inputs = out.shape
+    scales = array(NAME, parts, ".scales", _FLOAT)
+    zeros, size = zeros_of(parts, config, outputs, inputs, scales)
+    packed = array(NAME, parts, ".qweight", _INT)
     for start in range(0, inputs, _ROWS):
         group = np.arange(start, min(start + _ROWS, inputs)) // size
-        codes = _unpack(packed[start : start + _ROWS]) - zeros[group]
+        codes = unpack(packed[start : start + _ROWS]) - zeros[group]
         out[:, start : start + _ROWS] = (codes * scales[group]).T
 
 

@@ -47,3 +47,27 @@ def bits(qs: U8) -> U8:
 def join_bits(q: Codes) -> Codes:
     """Pack [n, 8*b] zeros and ones into [n, b], lowest first."""
     return np.packbits(q, axis=-1, bitorder="little")
+
+
+def pairs_to_halves(qs: U8) -> U8:
+    """Return nibbles of [n, b], the low one of a byte first, in GGML's order of halves: [n, b].
+
+    `b` is a multiple of 8. Four bytes of a half at a time are spread over the eight of a word.
+    """
+    words = np.ascontiguousarray(qs).view("<u4").reshape(len(qs), 2, -1)
+    spread = words[:, 0].astype("<u8")
+    _apart(spread)
+    second = words[:, 1].astype("<u8")
+    _apart(second)
+    second <<= np.uint64(4)
+    spread |= second
+    return spread.view(np.uint8)
+
+
+def _apart(words: Codes) -> None:
+    """Spread the eight nibbles in the low half of every word over its eight bytes, in place."""
+    moved = np.empty_like(words)
+    for shift, mask in ((16, 0x0000FFFF0000FFFF), (8, 0x00FF00FF00FF00FF), (4, 0x0F0F0F0F0F0F0F0F)):
+        np.left_shift(words, np.uint64(shift), out=moved)
+        words |= moved
+        words &= np.uint64(mask)

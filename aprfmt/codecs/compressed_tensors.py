@@ -42,7 +42,7 @@ from aprfmt.errors import CodecError, UnsupportedError
 
 NAME = "compressed-tensors"
 _FLOAT = ("F32", "BF16", "F16")
-_PACKED, _SCALE, _ZERO = ".weight_packed", ".weight_scale", ".weight_zero_point"
+_PACKED, SCALE, _ZERO = ".weight_packed", ".weight_scale", ".weight_zero_point"
 _SHAPE, _INDEX, _GLOBAL = ".weight_shape", ".weight_g_idx", ".weight_global_scale"
 _ACTIVATION = (".input_scale", ".input_zero_point", ".input_global_scale")
 # elements and bytes of one step of the stream, elements under a scale, what the scales are
@@ -120,10 +120,10 @@ def _check_groups(shape: tuple[int, ...], parts: Parts, weights: Mapping[str, An
     if weights.get("strategy") != "group" or size in (None, -1):
         return
     size = fact(NAME, weights, "group_size", GROUP_SIZES)
-    found, groups = need(NAME, parts, _SCALE).shape, (*shape[:-1], -(-shape[-1] // size))
+    found, groups = need(NAME, parts, SCALE).shape, (*shape[:-1], -(-shape[-1] // size))
     if found != groups:
         raise CodecError(
-            f"{NAME}: config says group_size {size}, part {_SCALE!r} has shape {list(found)}; "
+            f"{NAME}: config says group_size {size}, part {SCALE!r} has shape {list(found)}; "
             f"expected {list(groups)} for a weight of {list(shape)}"
         )
 
@@ -142,21 +142,67 @@ def _shape_of_packed(parts: Parts, config: Config) -> tuple[int, ...]:
     return shape
 
 
+def _zeros(parts: Parts, shape: tuple[int, ...], bits: int, scale: Array) -> F32 | None:
+    """Return zero points as float32, counted from the middle of the codes; None without any."""
+    if _ZERO not in parts:
+        return None
+    rows, groups = shape[-2], scale.shape[-1] if scale.ndim > 1 else 1
+    stored = array(NAME, parts, _ZERO, ("I32", "I8"))
+    if stored.dtype == np.int32:  # packed along the outputs
+        fits(NAME, _ZERO, stored.shape, (*shape[:-2], -(-rows * bits // 32), groups))
+        turned = np.ascontiguousarray(np.swapaxes(stored, -1, -2))
+        stored = np.swapaxes(unpack_dense(turned, bits, rows), -1, -2) - (1 << bits - 1)
+    return stored.astype(np.float32)
+
+
+def group_numbers(parts: Parts, config: Config, shape: tuple[int, ...]) -> tuple[F32, F32 | None]:
+    """Return scales [..., out, groups] of packed integers, and zero points where there are any.
+
+    Raises CodecError for scales of tiles, and for inputs that are not in their order.
+    """
+    weights = weights_of(config)
+    bits = fact(NAME, weights, "num_bits", range(1, 9))
+    scale = array(NAME, parts, SCALE, _FLOAT)
+    if weights.get("strategy") == "block":
+        raise CodecError("its scales are those of tiles")
+    spread(scale, shape, weights, SCALE)
+    index = array(NAME, parts, _INDEX, ("I32",)) if _INDEX in parts else np.empty(0)
+    zero = _zeros(parts, shape, bits, scale)
+    groups = scale.shape[-1] if scale.ndim == len(shape) and scale.size > 1 else 1
+    if index.size and index.min() >= 0:
+        size = shape[-1] // groups
+        if not np.array_equal(index, np.arange(shape[-1]) // size):
+            raise CodecError(f"its inputs are grouped in another order ({_INDEX[1:]})")
+    full = (*shape[:-1], groups)
+    if zero is not None:
+        zero = np.broadcast_to(spread(zero, shape, weights, _ZERO)[..., :: shape[-1] // groups],
+                               full)  # fmt: skip
+    if scale.size == 1 or scale.shape == shape[:-1]:
+        return np.broadcast_to(scale.reshape(-1, 1) if scale.size == 1 else scale[..., None],
+                               full), zero  # fmt: skip
+    return scale, zero
+
+
+def micro_of(config: Config) -> tuple[MinifloatCodec, int, MinifloatCodec | None]:
+    """Return what the codes of a packed float format are, inputs a group, and what scales are."""
+    return _MICRO[_format(config)]
+
+
+def global_scale(parts: Parts) -> F32:
+    """Return the number [1] by which scales of NVFP4 are divided; CodecError if it is not one."""
+    whole = scales(NAME, parts, _GLOBAL, _FLOAT)
+    if whole.size != 1 or not whole.all():
+        raise CodecError(f"{NAME}: part {_GLOBAL!r} is {whole.tolist()}, expected one number")
+    return whole.reshape(-1)
+
+
 def _decode_packed(parts: Parts, config: Config, out: F32) -> None:
     weights = weights_of(config)
     bits = fact(NAME, weights, "num_bits", range(1, 9))
     packed = array(NAME, parts, _PACKED, ("I32",))
     out[:] = unpack_dense(packed, bits, out.shape[-1]) - (1 << bits - 1)
-    scale, zero = array(NAME, parts, _SCALE, _FLOAT), None
-    if _ZERO in parts:
-        rows, groups = out.shape[-2], scale.shape[-1] if scale.ndim > 1 else 1
-        stored = array(NAME, parts, _ZERO, ("I32", "I8"))
-        if stored.dtype == np.int32:  # packed along the outputs
-            expected = (*out.shape[:-2], -(-rows * bits // 32), groups)
-            fits(NAME, _ZERO, stored.shape, expected)
-            turned = np.ascontiguousarray(np.swapaxes(stored, -1, -2))
-            stored = np.swapaxes(unpack_dense(turned, bits, rows), -1, -2) - (1 << bits - 1)
-        zero = stored.astype(np.float32)
+    scale = array(NAME, parts, SCALE, _FLOAT)
+    zero = _zeros(parts, out.shape, bits, scale)
     index = array(NAME, parts, _INDEX, ("I32",)) if _INDEX in parts else None
     if index is not None and index.size and index.min() >= 0:
         fits(NAME, _INDEX, index.shape, out.shape[-1:])
@@ -168,7 +214,7 @@ def _decode_packed(parts: Parts, config: Config, out: F32) -> None:
         zero = zero[..., index] if zero is not None else None
     if zero is not None:
         out -= spread(zero, out.shape, weights, _ZERO)
-    out *= spread(scale, out.shape, weights, _SCALE)
+    out *= spread(scale, out.shape, weights, SCALE)
 
 
 def _shape_of_micro(parts: Parts, config: Config) -> tuple[int, ...]:
@@ -182,7 +228,7 @@ def _shape_of_micro(parts: Parts, config: Config) -> tuple[int, ...]:
     if shape[-1] % codes.type_size:
         raise CodecError(f"{NAME}: rows of {shape[-1]} bytes are no whole {codes.name} blocks")
     found = (*shape[:-1], shape[-1] // codes.type_size * codes.block_size)
-    fits(NAME, _SCALE, need(NAME, parts, _SCALE).shape, (*found[:-1], -(-found[-1] // size)))
+    fits(NAME, SCALE, need(NAME, parts, SCALE).shape, (*found[:-1], -(-found[-1] // size)))
     if _format(config) == _NVFP4:
         need(NAME, parts, _GLOBAL)
     return found
@@ -192,14 +238,11 @@ def _decode_micro(parts: Parts, config: Config, out: F32) -> None:
     codes, size, exponents = _MICRO[_format(config)]
     codes.decode({"": need(NAME, parts, _PACKED).raw}, out.reshape(-1))
     if exponents is None:
-        scale = scales(NAME, parts, _SCALE, ("F8_E4M3", *_FLOAT))
-        whole = scales(NAME, parts, _GLOBAL, _FLOAT)
-        if whole.size != 1 or not whole.all():
-            raise CodecError(f"{NAME}: part {_GLOBAL!r} is {whole.tolist()}, expected one number")
-        scale = scale / whole.reshape(-1)
+        scale = scales(NAME, parts, SCALE, ("F8_E4M3", *_FLOAT))
+        scale = scale / global_scale(parts)
     else:
-        scale = scales(NAME, parts, _SCALE, ("U8", "F8_E8M0"))
-    fits(NAME, _SCALE, scale.shape, (*out.shape[:-1], out.shape[-1] // size))
+        scale = scales(NAME, parts, SCALE, ("U8", "F8_E8M0"))
+    fits(NAME, SCALE, scale.shape, (*out.shape[:-1], out.shape[-1] // size))
     out.reshape(*scale.shape, size)[:] *= scale[..., None]
 
 
@@ -214,11 +257,11 @@ def _decode_plain(parts: Parts, config: Config, out: F32) -> None:
     out[:] = array(NAME, parts, ".weight", ("I8", *_FP8))
     floats = parts[".weight"].encoding in _FP8
     read, kinds = (scales, ("U8", "F8_E8M0", *_FLOAT)) if floats else (array, _FLOAT)
-    scale = read(NAME, parts, _SCALE, kinds)
+    scale = read(NAME, parts, SCALE, kinds)
     if _ZERO in parts:
         zero = array(NAME, parts, _ZERO, ("I8", "F8_E4M3", *_FLOAT)).astype(np.float32)
         out -= spread(zero, out.shape, weights, _ZERO)
-    out *= spread(scale, out.shape, weights, _SCALE)
+    out *= spread(scale, out.shape, weights, SCALE)
 
 
 def _codes_packed(parts: Parts, config: Config) -> CodeTable:
@@ -239,7 +282,7 @@ PACKED = Dialect(
     name="compressed_packed",
     main=_PACKED,
     weight=".weight",
-    parts=(_SCALE, _SHAPE),
+    parts=(SCALE, _SHAPE),
     optional=(_ZERO, _INDEX, *_ACTIVATION),
     facts=("format", "config_groups"),
     recognises=lambda config: _format(config) == "pack-quantized",
@@ -251,7 +294,7 @@ PACKED_FLOAT = Dialect(
     name="compressed_packed_float",
     main=_PACKED,
     weight=".weight",
-    parts=(_SCALE,),
+    parts=(SCALE,),
     optional=(_GLOBAL, *_ACTIVATION),
     facts=("format",),
     recognises=lambda config: _format(config) in _MICRO,
@@ -263,7 +306,7 @@ PLAIN = Dialect(
     name="compressed_plain",
     main=".weight",
     weight=".weight",
-    parts=(_SCALE,),
+    parts=(SCALE,),
     optional=(_ZERO, *_ACTIVATION),
     facts=("format", "config_groups"),
     recognises=lambda config: _format(config) in _PLAIN_FORMATS,

@@ -33,7 +33,7 @@ _METHODS = ("fp8", "mxfp8")
 _SCALES = ("F32", "BF16", "F16", "F8_E8M0", "U8")
 _POWERS = ("F8_E8M0", "U8")
 _BYTES = tuple(kind.name for kind in fp8.OF_TWO_SIGNS)
-_PACKED, _PAIRS = ("I8", "F4"), "I8"
+PACKED, _PAIRS = ("I8", "F4"), "I8"
 _MICRO = (1, 32)  # the tile of packed codes, and of MXFP8
 
 
@@ -60,7 +60,7 @@ class _Rows:
 
     def shape_of(self, parts: Parts, config: Config) -> tuple[int, ...]:
         main = need(NAME, parts, self.main)
-        if main.encoding not in (*_BYTES, *_PACKED):
+        if main.encoding not in (*_BYTES, *PACKED):
             raise CodecError(
                 f"{NAME}: part {self.main!r} is {main.encoding}, expected FP8, or E2M1 in I8 or F4"
             )
@@ -78,7 +78,7 @@ class _Rows:
                 f"{NAME}: part {self.scale!r} has shape {list(stored.shape)} beside a weight of "
                 f"{list(shape)}"
             )
-        packed = parts[self.main].encoding in _PACKED
+        packed = parts[self.main].encoding in PACKED
         if claimed is None and not packed:
             return self._divided(stored.shape, shape)
         micro = packed or stored.encoding in _POWERS
@@ -104,7 +104,7 @@ class _Rows:
 
     def decode(self, parts: Parts, config: Config, out: F32) -> None:
         main = need(NAME, parts, self.main)
-        if main.encoding in _PACKED:
+        if main.encoding in PACKED:
             f4.CODEC.decode({"": main.raw}, out.reshape(-1))
         else:
             out[:] = array(NAME, parts, self.main, _BYTES)
@@ -123,7 +123,7 @@ class _Rows:
 
     def codes(self, parts: Parts, config: Config) -> CodeTable:
         name = need(NAME, parts, self.main).encoding
-        if name in _PACKED:
+        if name in PACKED:
             return CodeTable(4, f4.CODEC.values)
         kind = next((kind for kind in fp8.OF_TWO_SIGNS if kind.name == name), fp8.E4M3)
         return CodeTable(8, kind.values)

@@ -69,24 +69,30 @@ def groups_of(parts: Parts, config: Config, inputs: int, groups: int) -> Array:
     return index
 
 
-def _decode(parts: Parts, config: Config, out: F32) -> None:
+def zeros_of(parts: Parts, config: Config, outputs: int, scales: Array) -> Array:
+    """Return the zero points [groups, outputs] beside scales of that shape; CodecError."""
     bits = fact(NAME, config, "bits", _BITS)
     kind = config.get("checkpoint_format", "gptq")
     if kind not in _ZERO_OFFSET:
         raise CodecError(
             f"{NAME}: checkpoint_format {kind!r} is not one we decode: {', '.join(_ZERO_OFFSET)}"
         )
-    outputs, inputs = out.shape
-    scales = array(NAME, parts, ".scales", _FLOAT)
     qzeros = array(NAME, parts, ".qzeros", _INT)
-    packed = array(NAME, parts, ".qweight", _INT)
     if scales.ndim != 2:
         raise CodecError(f"{NAME}: part '.scales' has shape {list(scales.shape)}, expected 2 axes")
-    groups = scales.shape[0]
-    fits(NAME, ".scales", scales.shape, (groups, outputs))
-    fits(NAME, ".qzeros", qzeros.shape, (groups, -(-outputs * bits // 32)))
-    group = groups_of(parts, config, inputs, groups)
-    zeros = unpack_dense(qzeros, bits, outputs) + _ZERO_OFFSET[kind]
+    fits(NAME, ".scales", scales.shape, (len(scales), outputs))
+    fits(NAME, ".qzeros", qzeros.shape, (len(scales), -(-outputs * bits // 32)))
+    zeros: Array = unpack_dense(qzeros, bits, outputs) + _ZERO_OFFSET[kind]
+    return zeros
+
+
+def _decode(parts: Parts, config: Config, out: F32) -> None:
+    bits = fact(NAME, config, "bits", _BITS)
+    outputs, inputs = out.shape
+    scales = array(NAME, parts, ".scales", _FLOAT)
+    zeros = zeros_of(parts, config, outputs, scales)
+    packed = array(NAME, parts, ".qweight", _INT)
+    group = groups_of(parts, config, inputs, len(scales))
     for start in range(0, outputs, _ROWS):
         at = slice(start, start + _ROWS)
         codes = unpack_dense(np.ascontiguousarray(packed[:, at].T), bits, inputs)

@@ -43,8 +43,8 @@ from aprfmt.codecs.modelopt_scope import METHOD
 from aprfmt.errors import CodecError, UnsupportedError
 
 NAME = "modelopt"
-_MAIN, _SCALE, _SECOND = ".weight", ".weight_scale", ".weight_scale_2"
-_SMOOTH, _INPUT = ".pre_quant_scale", ".input_scale"
+_MAIN, SCALE, _SECOND = ".weight", ".weight_scale", ".weight_scale_2"
+SMOOTH, _INPUT = ".pre_quant_scale", ".input_scale"
 _FLOAT = ("F32", "BF16", "F16")
 _TILE = 128
 
@@ -67,7 +67,7 @@ class Algorithm(NamedTuple):
 
 
 def _read(*encodings: str) -> Callable[[Parts], Array]:
-    return lambda parts: scales(NAME, parts, _SCALE, encodings)
+    return lambda parts: scales(NAME, parts, SCALE, encodings)
 
 
 _FP8 = Algorithm(("F8_E4M3",), 0, None, _read(*_FLOAT), CodeTable(8, fp8.E4M3.values))
@@ -93,7 +93,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
 _TILED = ("FP8_PB_WO",)
 
 
-def _algorithm(config: Config) -> Algorithm:
+def algorithm_of(config: Config) -> Algorithm:
     """Return the row of a section's algorithm, its group size set; UnsupportedError for others."""
     name = config.get("quant_algo")
     if name not in ALGORITHMS:
@@ -108,7 +108,7 @@ def _algorithm(config: Config) -> Algorithm:
 
 
 def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
-    algorithm, main = _algorithm(config), need(NAME, parts, _MAIN)
+    algorithm, main = algorithm_of(config), need(NAME, parts, _MAIN)
     if main.encoding not in algorithm.encodings:
         raise CodecError(
             f"{NAME}: config says {config['quant_algo']}, part {_MAIN!r} is {main.encoding}, "
@@ -127,7 +127,7 @@ def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
                 f"{NAME}: rows of {shape[-1]} are no whole number of groups of {algorithm.group}"
             )
         groups = (*shape[:-1], shape[-1] // algorithm.group)
-        fits(NAME, _SCALE, need(NAME, parts, _SCALE).shape, groups)
+        fits(NAME, SCALE, need(NAME, parts, SCALE).shape, groups)
     return tuple(shape)
 
 
@@ -139,7 +139,7 @@ def _spread(values: Array, shape: tuple[int, ...], config: Config) -> Array:
         tiles = (*shape[:-2], -(-shape[-2] // _TILE), -(-shape[-1] // _TILE))
         whole = tuple(n for n in values.shape if n != 1)
         if whole != tuple(n for n in tiles if n != 1):
-            fits(NAME, _SCALE, values.shape, tiles)
+            fits(NAME, SCALE, values.shape, tiles)
         tall = values.reshape(tiles)[..., np.arange(shape[-2]) // _TILE, :]
         return tall[..., np.arange(shape[-1]) // _TILE]
     kept = values.reshape(values.shape[:-1]) if values.shape[-1] == 1 else values
@@ -147,7 +147,7 @@ def _spread(values: Array, shape: tuple[int, ...], config: Config) -> Array:
         if kept.shape == shape[:axes]:
             return kept.reshape(*kept.shape, *(1,) * (len(shape) - axes))
     raise CodecError(
-        f"{NAME}: part {_SCALE!r} has shape {list(values.shape)}, which is no scale of the whole "
+        f"{NAME}: part {SCALE!r} has shape {list(values.shape)}, which is no scale of the whole "
         f"or of the rows of {list(shape)}"
     )
 
@@ -167,22 +167,22 @@ def _codes_into(parts: Parts, algorithm: Algorithm, out: F32) -> None:
 
 
 def _decode(parts: Parts, config: Config, out: F32) -> None:
-    algorithm = _algorithm(config)
+    algorithm = algorithm_of(config)
     _codes_into(parts, algorithm, out)
     scale = algorithm.scale(parts)
     if algorithm.group is None:
         out *= _spread(scale, out.shape, config)
     else:
         if algorithm.second:
-            scale = scale * _second(parts, out.shape)
+            scale = scale * second_scale(parts, out.shape)
         out.reshape(*scale.shape, algorithm.group)[:] *= scale[..., None]
-    if _SMOOTH in parts:
-        smooth = array(NAME, parts, _SMOOTH, _FLOAT)
-        fits(NAME, _SMOOTH, smooth.shape, out.shape[-1:])
+    if SMOOTH in parts:
+        smooth = array(NAME, parts, SMOOTH, _FLOAT)
+        fits(NAME, SMOOTH, smooth.shape, out.shape[-1:])
         out *= smooth
 
 
-def _second(parts: Parts, shape: tuple[int, ...]) -> Array:
+def second_scale(parts: Parts, shape: tuple[int, ...]) -> Array:
     """Return the scale of the scales: one number, or one an expert."""
     second = scales(NAME, parts, _SECOND, ("F32",))
     if second.size != 1:
@@ -194,24 +194,24 @@ DIALECT = Dialect(
     name=NAME,
     main=_MAIN,
     weight=_MAIN,
-    parts=(_SCALE,),
-    optional=(_SECOND, _INPUT, _SMOOTH),
+    parts=(SCALE,),
+    optional=(_SECOND, _INPUT, SMOOTH),
     facts=("quant_algo", "group_size"),
     recognises=lambda config: config.get("quant_method") == METHOD,
     shape_of=_shape_of,
     decode=_decode,
-    codes=lambda parts, config: _algorithm(config).codes,
+    codes=lambda parts, config: algorithm_of(config).codes,
     coded=("F8_E4M3", "U8", "I8"),
 )
 
 
 # suffixes beside experts that are one tensor -> those of a weight
 _TOGETHER: Mapping[str, str] = {
-    "": _MAIN, "_weight_scale": _SCALE, "_weight_scale_2": _SECOND, "_input_scale": _INPUT,
+    "": _MAIN, "_weight_scale": SCALE, "_weight_scale_2": _SECOND, "_input_scale": _INPUT,
 }  # fmt: skip
 
 
-def _as_weight(parts: Parts, *, turned: bool) -> Parts:
+def as_weight(parts: Parts, *, turned: bool) -> Parts:
     """Return the parts of experts as those of a weight [experts, out, in].
 
     With `turned` the bytes follow; without, only shapes do.
@@ -237,8 +237,8 @@ EXPERTS = Dialect(
     optional=("_weight_scale_2", "_input_scale"),
     facts=DIALECT.facts,
     recognises=DIALECT.recognises,
-    shape_of=lambda parts, config: _shape_of(_as_weight(parts, turned=False), config),
-    decode=lambda parts, config, out: _decode(_as_weight(parts, turned=True), config, out),
+    shape_of=lambda parts, config: _shape_of(as_weight(parts, turned=False), config),
+    decode=lambda parts, config, out: _decode(as_weight(parts, turned=True), config, out),
     codes=DIALECT.codes,
     coded=DIALECT.coded,
 )

@@ -4,14 +4,15 @@
 4  32  qs  8 bytes for each 16 elements: low nibbles are elements 0-7, high nibbles 8-15
 
 The tensor's own float32 scale stands in a sibling tensor (`NAME.scale` beside `NAME.weight` in
-GGUF), one number, or one an expert: as part "scale" it is multiplied in after the rest.
+GGUF), one number, or one an expert: with part "scale" the value is E2M1[q] * (UE4M3[d] * scale),
+rounded in that order, which is ModelOpt's. (ggml multiplies what comes out of the product.)
 """
 
 from collections.abc import Mapping
 
 import numpy as np
 
-from aprfmt.codecs.base import F32, U8, Array, BlockCodec, Blocks, Bytes, part
+from aprfmt.codecs.base import CHUNK, F32, U8, Array, BlockCodec, Blocks, Bytes, part
 from aprfmt.codecs.bits import join_halves
 from aprfmt.codecs.mxfp4 import VALUES, nearest_e2m1
 from aprfmt.errors import CodecError
@@ -50,7 +51,7 @@ class NVFP4(BlockCodec):
     optional_parts = (SCALE,)
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
-        """Decode the blocks, then multiply by part "scale" where there is one.
+        """Decode the blocks, with part "scale" where there is one.
 
         Raises CodecError when lengths do not fit.
         """
@@ -58,18 +59,47 @@ class NVFP4(BlockCodec):
         self.finish(raw, out)
 
     def finish(self, raw: Mapping[str, Bytes], out: Array) -> None:
-        """Multiply decoded blocks by part "scale" where there is one; CodecError if it is odd."""
-        if SCALE not in raw:
+        """Make decoded blocks those with part "scale" where there is one; CodecError if it is odd.
+
+        A decoded element is code * d without rounding, so that dividing by d gives the code again.
+        """
+        if SCALE not in raw or not out.size:
             return
+        whole = self._whole(raw, out.size)
+        records = self.main(raw, out).view(self.layout)
+        step = max(1, CHUNK // self.block_size)
+        with np.errstate(all="ignore"):
+            for start in range(0, len(records), step):
+                at = slice(start, start + step)
+                d = HALF_SCALES[records["d"][at]] * np.float32(2)
+                each = np.arange(start, start + len(d)) * len(whole) // len(records)
+                runs = out[start * self.block_size :][: d.size * 16].reshape(*d.shape, 16)
+                runs /= np.where(d == 0, np.float32(1), d)[..., None]
+                runs *= (d * whole[each, None])[..., None]
+
+    def _whole(self, raw: Mapping[str, Bytes], count: int) -> F32:
+        """Return part "scale" [experts] of `count` elements."""
         data = part(self.name, raw, SCALE)
         experts = data.size // 4
-        if data.size % 4 or not experts or out.size % experts:
+        if data.size % 4 or not experts or count % (experts * self.block_size):
             raise CodecError(
-                f"{self.name}: part {SCALE!r} has {data.size} bytes for {out.size} elements; "
+                f"{self.name}: part {SCALE!r} has {data.size} bytes for {count} elements; "
                 "expected one float32, or one an expert"
             )
-        with np.errstate(all="ignore"):
-            out.reshape(experts, -1)[:] *= data.view("<f4")[:, None]
+        found: F32 = data.view("<f4")
+        return found
+
+    def cut(self, raw: Mapping[str, Bytes], start: int, stop: int) -> Mapping[str, Bytes]:
+        """Return the blocks of elements [start, stop), and their scales: one, or one a block."""
+        found = dict(super().cut(raw, start, stop))
+        if SCALE in raw and len(raw[SCALE]) > 4:
+            blocks = part(self.name, raw).size // self.type_size
+            whole = self._whole(raw, blocks * self.block_size)
+            each = np.arange(start // self.block_size, -(-stop // self.block_size))
+            found[SCALE] = whole[each * len(whole) // blocks].tobytes()
+        elif SCALE in raw:
+            found[SCALE] = raw[SCALE]
+        return found
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Look up, then scale."""

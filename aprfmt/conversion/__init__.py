@@ -14,6 +14,7 @@ from aprfmt.formats import FORMATS, FormatSpec, checksum_notes
 
 if TYPE_CHECKING:
     from aprfmt.base.protocols import LazyTensor, Sink, Source, TensorInfo
+    from aprfmt.conversion.accounted import Account
     from aprfmt.conversion.metadata import Carried
     from aprfmt.conversion.plan import Plan
     from aprfmt.conversion.run import Written
@@ -66,6 +67,7 @@ def convert(
 def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -> ConversionReport:
     """Convert an open model; see `convert`. `allow_missing` was given when it was opened."""
     from aprfmt.conversion.absent import record_absent
+    from aprfmt.conversion.accounted import RECORD, check_files, record_text
     from aprfmt.conversion.metadata import HASH_KEY, Carried, bare, carry
     from aprfmt.conversion.plan import build
     from aprfmt.conversion.quantized import prepare
@@ -81,6 +83,9 @@ def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -
     else:
         carried = carry(model, target.name, plan, options)
     absent = record_absent(carried, model, plan, options)
+    check_files(model, plan.left_out)
+    if plan.left_out:
+        carried.metadata[RECORD] = record_text(plan.left_out)
     written = [Written() for _ in plan.outputs]
     digest: str | None = None
     hashing = options.source_hash and model.format != target.name and options.arch != "none"
@@ -95,9 +100,9 @@ def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -
     tensors = tuple(
         outcome(o, w) for o, w in zip(plan.outputs, written, strict=True) if not o.companion
     )
-    verified = None
+    verified, accounted = None, None
     if options.verify and not options.dry_run:
-        verified = _verify(files, plan, written)
+        verified, accounted = _verify(files, plan, written, model)
     arch = None
     if options.arch != "none":
         from aprfmt.errors import ArchError
@@ -110,7 +115,7 @@ def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -
     notes = (*model.notes, *damage, *plan.notes)
     return ConversionReport(
         model.path, model.format, dst, target.name, files, arch, tensors, notes, verified, digest,
-        sizes, absent, carried.verbatim_bytes,
+        sizes, absent, carried.verbatim_bytes, accounted,
     )  # fmt: skip
 
 
@@ -236,8 +241,11 @@ def _digest(source: "Source", stop: list[bool]) -> str:
     return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _verify(files: tuple[Path, ...], plan: "Plan", written: "list[Written]") -> int:
+def _verify(
+    files: tuple[Path, ...], plan: "Plan", written: "list[Written]", model: "Model"
+) -> "tuple[int, Account]":
     """Re-open what was written and compare it with the source; raises ConversionError."""
+    from aprfmt.conversion.accounted import balanced
     from aprfmt.conversion.run import checksum, equal_bytes
     from aprfmt.model import open_model
 
@@ -261,7 +269,7 @@ def _verify(files: tuple[Path, ...], plan: "Plan", written: "list[Written]") -> 
                     raise ConversionError(f"{output.info.name}: byte {at} differs from the source")
             elif checksum(tensor) != record.crc:
                 raise ConversionError(f"{output.info.name}: reads back with other bytes")
-    return len(plan.outputs)
+        return len(plan.outputs), balanced(result, model, plan.left_out)
 
 
 def entry(files: tuple[Path, ...]) -> Path:

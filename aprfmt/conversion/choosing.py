@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 
 def choose_encodings(
-    outputs: list[Output], model: Model, target: FormatSpec, options: Options, plan: Plan
-) -> list[Output]:
+    outputs: list[Output], model: Model, target: FormatSpec, options: Options,
+    reasons: Mapping[str, str],
+) -> list[Output]:  # fmt: skip
     """Give every output its encoding: the source's, unless the user or the target changes it.
 
     Order: --tensor, the mixture, --encoding, the record of an earlier widening, the target's rule
-    for vectors, the source's own.
+    for vectors, the source's own. `reasons` say why packed weights were not repacked.
     """
     for wished in [options.encoding, *(e for _, e in options.tensor_encodings)]:
         if wished is not None and wished not in ENCODINGS:
@@ -56,7 +57,7 @@ def choose_encodings(
             )
         if not _held(wished, target):
             asked_for = asked_for or wished != output.source_encoding
-            refused.append(f"{output.info.name} ({wished})")
+            refused.append(f"{output.info.name} ({_why(wished, output, reasons)})")
             continue
         same = wished == output.info.encoding
         info = output.info if same else make_info(output.info.name, output.info.shape, wished)
@@ -74,6 +75,12 @@ def choose_encodings(
             )
         )
     return chosen
+
+
+def _why(wished: str, output: Output, reasons: Mapping[str, str]) -> str:
+    """Return an encoding that is refused, with what stands against repacking it, if anything."""
+    why = next((reasons[s.info.name] for s in output.sources if s.info.name in reasons), "")
+    return f"{wished}; {why}" if why else wished
 
 
 def _no_encoding(wished: str) -> str:

@@ -3,9 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.base.protocols import Note, Typed, Value
+
+if TYPE_CHECKING:
+    from aprfmt.conversion.accounted import Account
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -28,9 +31,11 @@ class Options:
     name) are computed from `quantize` and `imatrix`; `packing` are encoder options of encodings
     with companions. `arch="none"` copies tensors and metadata under their own names and uses no
     architecture; `generic` is that with every byte kept, and marks the output, so that no loader
-    takes it for a model of an architecture. `drop` are patterns of tensors to leave out. `metadata`
-    overrides single keys of the output, `remove` leaves keys out. `allow_missing` are patterns of
-    required roles that may be missing in the source, which the output records; `complete=False`
+    takes it for a model of an architecture. `allow_inexact` accepts that values of
+    packed weights change when they are repacked. `drop` are patterns of tensors to leave out.
+    `metadata` overrides single keys of the output, `remove` leaves keys out. `allow_missing` are
+    patterns of required roles that may be missing in the source, which the output records;
+    `complete=False`
     requires no roles at all (a plain copy of the stored tensors). `carry=False` leaves the verbatim
     tokenizer.json out of a GGUF or APR, which has the tokenizer in its own keys as well.
     """
@@ -49,6 +54,7 @@ class Options:
     threads: int | None = None
     importance: Callable[[str], Any] | None = None
     allow_overflow: bool = False
+    allow_inexact: bool = False
     drop: Sequence[str] = ()
     allow_missing: Sequence[str] = ()
     complete: bool = True
@@ -72,7 +78,10 @@ class TensorOutcome:
     `how` is "bytes" (the logical tensor's bytes are unchanged, rows may have moved), "values"
     (another encoding or layout, every value equal) or "lossy", with counts of changed values.
     `changed` counts elements whose value differs after rounding, `overflowed` finite ones that
-    became infinite, `underflowed` non-zero ones that became zero.
+    became infinite, `underflowed` non-zero ones that became zero. A packed weight that was put into
+    blocks of another encoding undecoded has `groups`, of which values changed in `inexact`, by at
+    most `largest_error`. Of FP8 codes that were decoded to BF16 or F16, `lost_codes` do not come
+    back by their scales (None for other tensors).
     """
 
     name: str
@@ -85,6 +94,10 @@ class TensorOutcome:
     changed: int = 0
     overflowed: int = 0
     underflowed: int = 0
+    groups: int = 0
+    inexact: int = 0
+    largest_error: float = 0.0
+    lost_codes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +107,8 @@ class ConversionReport:
     `verified` is None if verification was switched off, else the number of tensors that were read
     back and found to be right. `sizes` are the bytes of every file (of a dry run: expected bytes).
     `allowed_missing` are the required roles missing on purpose, as the output records them.
-    `carried_bytes` is the size of the verbatim tokenizer.json inside the output.
+    `carried_bytes` is the size of the verbatim tokenizer.json inside the output. `accounted` says
+    what became of everything in the source, None where the output was not read back.
     """
 
     source: Path
@@ -110,6 +124,7 @@ class ConversionReport:
     sizes: Mapping[Path, int] = field(default_factory=dict)
     allowed_missing: tuple[str, ...] = ()
     carried_bytes: int = 0
+    accounted: "Account | None" = None
 
     def count(self, how: Outcome) -> int:
         """Count the tensors with one outcome."""
@@ -135,6 +150,7 @@ class ConversionReport:
             "verified": self.verified,
             "source_sha256": self.source_sha256,
             "carried_bytes": self.carried_bytes,
+            "accounted": None if self.accounted is None else self.accounted.to_json(),
             "allowed_missing": list(self.allowed_missing),
             "notes": [asdict(note) for note in self.notes],
             "tensors": [asdict(tensor) for tensor in self.tensors],

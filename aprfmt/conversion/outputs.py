@@ -1,7 +1,7 @@
 """A conversion's plan: the stored tensors of the target."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding
@@ -66,6 +66,7 @@ class Plan:
     restoration: Restoration
     dropped: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)  # by name in the source: the flag
 
 
 def make_info(name: str, shape: tuple[int, ...], name_of_encoding: str) -> TensorInfo:

@@ -7,13 +7,12 @@ these only move rows, the plan is a list of byte runs and nothing is decoded.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo
 from aprfmt.conversion.absent import absent_roles, check_complete
+from aprfmt.conversion.accounted import dropped_record, file_names
 from aprfmt.conversion.choosing import check_importance, choose_encodings, in_parts
 from aprfmt.conversion.options import Drops, Options
 from aprfmt.conversion.outputs import PLAIN_FLOATS as PLAIN_FLOATS
@@ -21,16 +20,17 @@ from aprfmt.conversion.outputs import Output as Output
 from aprfmt.conversion.outputs import Plan as Plan
 from aprfmt.conversion.outputs import make_info
 from aprfmt.conversion.quantized import check_requantization
+from aprfmt.conversion.repacking import Repacking, Substitute, check_exact, find, numbers_beside
+from aprfmt.conversion.stored import packed_names, stored_joined, stored_output
 from aprfmt.errors import ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.formats.mapped import MemoryTensor
 from aprfmt.model import Model
-from aprfmt.model.patterns import matchers, select
+from aprfmt.model.patterns import matchers
 from aprfmt.model.resolve import spellings_by_name
-from aprfmt.quantizing.mixture import leading
 from aprfmt.tensors.restore import Restoration, restore_bits
 from aprfmt.tensors.runs import Run, element_runs
-from aprfmt.tensors.view import View, decode_tensor
+from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.arch.bind import Group
@@ -48,18 +48,24 @@ def build(model: Model, target: FormatSpec, options: Options) -> Plan:
     drops = _drops(model, options)
     copied = passthrough and not _wants_encoding(options)
     check_complete(model, options, drops, known=model.format != target.name, copied=copied)
+    repacking = find(model, target, options, copied=passthrough)
     if passthrough:
-        names = _packed_names(model, target)
+        names = packed_names(model, target)
         plan.outputs = [
-            _stored(tensor, names.get(name, name)) for name, tensor in model.source.tensors.items()
+            stored_output(tensor, names.get(name, name))
+            for name, tensor in model.source.tensors.items()
         ]
         if _wants_encoding(options) or target.vectors_f32:
-            plan.outputs = _stored_joined(model, target, options)
+            plan.outputs = stored_joined(model, target, options, repacking)
     else:
-        plan.outputs = _mapped(model, target, drops, plan)
+        plan.outputs = _mapped(model, target, drops, plan, repacking)
+    alone = options.arch == "none" and model.format != target.name
+    plan.left_out = dropped_record(model, drops, files_too=alone)
     plan.outputs, plan.dropped = _without_dropped(plan.outputs, drops)
     plan.absent = absent_roles(model, plan, options, drops)
-    plan.outputs = choose_encodings(plan.outputs, model, target, options, plan)
+    plan.outputs = choose_encodings(plan.outputs, model, target, options, repacking.reasons)
+    check_exact(plan.outputs, repacking, options, model.path)
+    plan.outputs = list(numbers_beside(plan.outputs))
     check_requantization(plan.outputs, options, model.path)
     check_importance(plan, options)
     plan.outputs = in_parts(plan.outputs, model, target, options)
@@ -76,7 +82,7 @@ def _drops(model: Model, options: Options) -> Drops:
 
     if not options.drop:
         return ()
-    every = dict.fromkeys(model.source.tensors)
+    every = dict.fromkeys((*model.source.tensors, *file_names(model)))
     for names in spellings_by_name(model).values():
         every.update(dict.fromkeys(names))
     try:
@@ -92,84 +98,9 @@ def _wants_encoding(options: Options) -> bool:
     return bool(options.encoding or options.tensor_encodings or options.choose)
 
 
-def _stored(tensor: LazyTensor, name: str = "") -> Output:
-    """Pass one stored tensor through under its own (or the given) name."""
-    info = tensor.info
-    name = name or info.name
-    out = TensorInfo(name, info.shape, info.encoding, 0, info.nbytes, info.row_bytes)
-    runs = None if tensor.parts else [Run(tensor, 0, info.nbytes)]
-    return Output(
-        out,
-        info.encoding,
-        runs,
-        partial(decode_tensor, tensor),
-        (name, info.name),
-        sources=(tensor,),
-    )
-
-
-def _stored_joined(model: Model, target: FormatSpec, options: Options) -> list[Output]:
-    """Pass through with companions joined, so that a packed weight can be re-encoded as one.
-
-    A packed weight that is not re-encoded passes through as its stored parts.
-    """
-    roles = model.roles_of
-    wanted = _requested(model, options)
-    names = _packed_names(model, target)
-    outputs: list[Output] = []
-    for name, tensor in model.items():
-        held = all(target.holds(encoding(p.info.encoding)) for p in tensor.parts.values())
-        if tensor.parts and name not in wanted and (held or target.carries):
-            stored = [(part, part.info.name) for part in tensor.parts.values()]
-            outputs += [_stored(part, names.get(at, at)) for part, at in stored]
-            continue
-        output = _stored(tensor.stored[0])
-        keys = roles.get(name, ())
-        role = keys[0] if len(keys) == 1 else ""
-        outputs.append(replace(output, spellings=(name, *keys), role=role))
-    return outputs
-
-
-def _packed_names(model: Model, target: FormatSpec) -> dict[str, str]:
-    """Return new names for the main parts of packed weights.
-
-    If a format has no code for a packed encoding, the main part is named `WEIGHT@NF4`, so that a
-    foreign reader does not find the weight instead of misreading its bytes; otherwise WEIGHT.
-    """
-    from aprfmt.codecs import CODECS
-
-    found = {}
-    for name, tensor in model.items():
-        if tensor.parts and tensor.encoding in CODECS:
-            main = tensor.parts[""].info.name
-            found[main] = f"{name}@{tensor.encoding}" if target.carries else name
-    return found
-
-
-def _requested(model: Model, options: Options) -> set[str]:
-    if options.encoding:
-        return set(model)
-    names = list(model)
-    if options.choose:
-        roles = model.roles_of
-        asked = [leading((*roles.get(name, ()), name)) for name in names]
-        chosen = [
-            options.choose(name, tensor.shape, tensor.encoding)
-            for name, tensor in zip(asked, model.values(), strict=True)
-        ]
-        return {
-            name
-            for name, wished in zip(names, chosen, strict=True)
-            if wished not in (None, model[name].encoding)
-        }
-    patterns = [pattern for pattern, _ in options.tensor_encodings]
-    if not patterns:
-        return set()
-    every = list(spellings_by_name(model).values())
-    return {names[i] for i in select(every, patterns, str(model.path))}
-
-
-def _mapped(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> list[Output]:
+def _mapped(
+    model: Model, target: FormatSpec, drops: Drops, plan: Plan, repacking: Repacking
+) -> list[Output]:
     """Return the outputs of every role in the target's naming style."""
     from aprfmt.arch.bind import groups_for
 
@@ -181,7 +112,7 @@ def _mapped(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> list[
     outputs: list[Output] = []
     roles = _placed(model, target, drops, plan)
     for group in groups_for(resolution.spec, target.style, roles, resolution.hyper):
-        outputs += _group_outputs(model, group)
+        outputs += _group_outputs(model, group, repacking)
     for row in resolution.spec.derived:
         values = row.make(resolution.hyper) if row.name(target.style) else None
         if values is not None:
@@ -218,7 +149,7 @@ def _derived(name: str, values: Sequence[float]) -> Output:
 
     info = make_info(name, (len(values),), "F32")
     tensor = MemoryTensor(info, struct.pack(f"<{len(values)}f", *values))
-    return _stored(tensor, name)
+    return stored_output(tensor, name)
 
 
 def _check_unbound(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> None:
@@ -235,7 +166,7 @@ def _check_unbound(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -
         )
 
 
-def _group_outputs(model: Model, group: "Group") -> list[Output]:
+def _group_outputs(model: Model, group: "Group", repacking: Repacking) -> list[Output]:
     """Return the stored tensors of one target binding, made from the model's logical ones."""
     logical = [model.roles[key] for key in group.roles]
     shapes: list[list[tuple[int, ...]]] = [[tensor.shape for tensor in logical]]
@@ -243,6 +174,7 @@ def _group_outputs(model: Model, group: "Group") -> list[Output]:
         shapes.append(step.stored_shapes(shapes[-1], model.hyper, len(group.stored)))
     shapes.reverse()
     combined, moves = _element_moves(model, group, logical, shapes)
+    combined = [repacking.of(tensor) for tensor in combined]
     return [
         _output(model, group, logical, i, shape, combined, None if moves is None else moves[i])
         for i, shape in enumerate(shapes[0])
@@ -300,6 +232,10 @@ def _output(
     runs = None
     if moves is not None and len(encodings) == 1 and not any(s.parts for s in sources):
         runs = element_runs(combined, moves)
+        if runs is None and any(isinstance(s, Substitute) for s in sources):
+            moves = None  # its blocks would be cut: it stays what it is stored as
+            sources = tuple(dict.fromkeys(s for t in logical for s in t.stored))
+            encodings = list(dict.fromkeys(s.info.encoding for s in sources))
     source_encoding = encodings[0] if len(encodings) == 1 else _widest(encodings)
     patch = model.records.stored.get(group.roles[0]) if len(group.roles) == 1 else None
     one = logical[0] if len(logical) == 1 and len(group.stored) == 1 else None

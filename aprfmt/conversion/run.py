@@ -12,6 +12,7 @@ from aprfmt.conversion.choosing import importance_of
 from aprfmt.conversion.counts import Counts
 from aprfmt.conversion.options import Options, TensorOutcome
 from aprfmt.conversion.outputs import Output
+from aprfmt.conversion.repacking import judged_of
 from aprfmt.errors import ConversionError
 from aprfmt.quantizing.rows import encode_rows
 from aprfmt.tensors.runs import Bytes, Run, all_runs, first_difference, windows
@@ -32,6 +33,7 @@ class Written:
 
     crc: int = 0
     counts: Counts = field(default_factory=Counts)
+    lost_codes: int | None = None
 
 
 def chunks(output: Output, options: Options, written: Written) -> Iterator[memoryview]:
@@ -43,6 +45,7 @@ def chunks(output: Output, options: Options, written: Written) -> Iterator[memor
         source = _copied(output.runs)
     else:
         source = _encoded(output, options, written.counts)
+        written.lost_codes = _lost_codes(output)
     for chunk in source:
         written.crc = zlib.crc32(chunk, written.crc)
         yield chunk
@@ -110,6 +113,17 @@ def _encoded(output: Output, options: Options, counts: Counts) -> Iterator[memor
         tensor.drop()
 
 
+def _lost_codes(output: Output) -> int | None:
+    """Count the FP8 codes that do not come back from a narrower float; None for other outputs."""
+    from aprfmt.codecs.way_back import lost_codes
+
+    if output.info.encoding not in ("BF16", "F16"):
+        return None
+    made = [tensor.packed() for tensor in output.sources if tensor.packed is not None]
+    found = [lost_codes(packed, output.info.encoding) for packed in made]
+    return None if not found or None in found else sum(count or 0 for count in found)
+
+
 def _as_input(values: "Array", output: Output) -> "Array":
     from aprfmt.codecs import codec
 
@@ -143,11 +157,15 @@ def outcome(output: Output, written: Written) -> TensorOutcome:
     lossy = counts.changed or counts.overflowed or counts.underflowed
     how = "bytes" if output.copies else "lossy" if lossy else "values"
     packed = output.part.packed if output.part is not None else None
+    before, judged = judged_of(output) if output.copies else ("", None)
+    if judged is not None:
+        how = "lossy" if judged.inexact else "values"
     return TensorOutcome(
-        output.info.name, how, output.source_encoding, output.encoding,  # type: ignore[arg-type]
+        output.info.name, how, before or output.source_encoding, output.encoding,  # type: ignore[arg-type]
         output.info.shape if packed is None else packed.shape,
         output.info.nbytes if packed is None else packed.nbytes, output.steps,
-        counts.changed, counts.overflowed, counts.underflowed,
+        counts.changed, counts.overflowed, counts.underflowed, *(judged or (0, 0, 0.0)),
+        written.lost_codes,
     )  # fmt: skip
 
 

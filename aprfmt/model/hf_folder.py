@@ -28,6 +28,16 @@ COMPANION_FILES: tuple[str, ...] = (
     "vocab.json",
     "merges.txt",
     "hf_quant_config.json",  # ModelOpt's statement of how the weights are quantized
+    "preprocessor_config.json",
+    "image_preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
+    "LICENSE",
+    "LICENSE.txt",
+    "LICENSE.md",
+    "NOTICE",
+    "NOTICE.txt",
+    "USE_POLICY.md",
 )
 TEXT_FILES: tuple[str, ...] = ("config.json", "tokenizer.json", *COMPANION_FILES)
 INDEX = "model.safetensors.index.json"

@@ -6,6 +6,7 @@ claims it for an encoding (`Encoding.claim`), or by the dialect that config.json
 part is an error by name, an unclaimed one stays an ordinary tensor.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -127,6 +128,35 @@ def _join_claimed(name: str, parts: Tensors) -> Joined:
     return codec.name, shape, None
 
 
+_SCALED = "NVFP4"
+
+
+def _find_scaled(
+    tensors: Tensors, config: Mapping[str, Value], fault: Fault
+) -> Mapping[str, Found]:
+    """Find NVFP4 blocks beside which the tensor's own scale stands: NAME.scale."""
+    found: dict[str, Found] = {}
+    for name, tensor in tensors.items():
+        if tensor.info.encoding != _SCALED:
+            continue
+        stem = name.removesuffix(".weight")
+        beside = {p: f"{stem}.{p}" for p in ("scale", "input_scale") if f"{stem}.{p}" in tensors}
+        if "scale" in beside:
+            found[name] = Found({"": name, **beside}, partial(_join_scaled, name))
+    return found
+
+
+def _join_scaled(name: str, parts: Tensors) -> Joined:
+    shape, scale = parts[""].info.shape, parts["scale"].info
+    counts = (1, shape[0]) if len(shape) > 2 else (1,)
+    if scale.encoding != "F32" or math.prod(scale.shape) not in counts:
+        raise CodecError(
+            f"{name}: its scale {scale.name} is {scale.encoding} {list(scale.shape)}; expected "
+            f"{' or '.join(map(str, counts))} numbers in F32"
+        )
+    return _SCALED, shape, None
+
+
 # Where config.json says how its weights are quantized: transformers' key, and MLX's.
 SECTIONS = ("quantization_config", "quantization")
 _TEXT = "text_config"  # of a model with towers, which may have the section of its text part
@@ -238,7 +268,7 @@ def _join_dialect(
     return dialect.name.upper(), shape, lambda: PackedWeight(dialect, read(), section)
 
 
-FAMILIES: tuple[Family, ...] = (_find_claimed, _find_dialect)
+FAMILIES: tuple[Family, ...] = (_find_claimed, _find_scaled, _find_dialect)
 
 
 def _raise(error: AprfmtError) -> None:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.codecs import CODECS
+from aprfmt.codecs import CODECS, decode_chunked
+from aprfmt.codecs.nvfp4 import HALF_SCALES as HALF_NVFP4
 from tests.codecs.data import (
     GGML_BLOCKS,
     Array,
@@ -105,12 +106,20 @@ def test_q2_0_counts_from_minus_one() -> None:
     assert decoded(CODECS["Q2_0"], {"": raw}, 64).tolist() == expected
 
 
-def test_nvfp4_multiplies_its_sibling_scale_in() -> None:
+def test_nvfp4_takes_its_sibling_scale_into_the_scales_of_its_blocks() -> None:
+    """A value is code * (d * scale), rounded in that order."""
     codec, blocks = CODECS["NVFP4"], random_blocks("NVFP4", blocks=6)
-    plain = decoded(codec, {"": blocks.tobytes()}, 384)
+    records = blocks.reshape(6, 36)
+    d = HALF_NVFP4[records[:, :4]] * np.float32(2)
+    plain = decoded(codec, {"": blocks.tobytes()}, 384).reshape(6, 4, 16)
+    codes = plain / np.where(d == 0, 1, d)[..., None]
     one = np.array([0.37], "<f4")
     scaled = decoded(codec, {"": blocks.tobytes(), "scale": one.tobytes()}, 384)
-    assert_same_numbers(scaled, plain * one)
-    experts = np.array([2.0, 0.5, 3.0], "<f4")
-    each = decoded(codec, {"": blocks.tobytes(), "scale": experts.tobytes()}, 384)
-    assert_same_numbers(each, plain.reshape(3, 128) * experts[:, None])
+    assert_same_numbers(scaled, (codes * (d * one)[..., None]).reshape(-1))
+    experts = np.array([2.0, 0.37, 3.0], "<f4")
+    raw = {"": blocks.tobytes(), "scale": experts.tobytes()}
+    each = decoded(codec, raw, 384)
+    expected = codes * (d * experts.repeat(2)[:, None])[..., None]
+    assert_same_numbers(each, expected.reshape(-1))
+    chunks = decode_chunked("NVFP4", raw, (3, 2, 64), np.empty(64, np.float32))
+    assert_same_numbers(np.concatenate([chunk.copy() for chunk in chunks]), each)

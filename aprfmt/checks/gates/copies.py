@@ -7,8 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.outcome import Check, check, not_run
+from aprfmt.checks.asking import retold
 from aprfmt.checks.gates.forward import bits, relative
 from aprfmt.checks.records import Measure, NotRun, Result, listed
+from aprfmt.checks.table import ACCOUNTED
 from aprfmt.compare import diff_models
 from aprfmt.compare.nonfinite import census
 from aprfmt.compare.thresholds import (
@@ -60,6 +62,8 @@ def format_parity(subject: "Subject") -> Result:
             continue
         checks += _same(subject, mine, copy, name)
     if subject.other is not None:
+        subject.source = subject.other
+        checks += retold(subject, ACCOUNTED, "against-accounted", strict=False)
         checks += _against(subject, mine, subject.other)
     return Result(checks=checks)
 

@@ -1,0 +1,252 @@
+"""The source side of a repack: codes and numbers of groups of a dialect's weight.
+
+Every function here raises CodecError with the reason where a weight of its dialect is no such grid
+of four-bit codes: of other bits, in order of activation, with factors for its inputs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from aprfmt.codecs import awq, fp8_block, gptq, mlx
+from aprfmt.codecs import compressed_tensors as compressed
+from aprfmt.codecs import modelopt as nvidia
+from aprfmt.codecs.base import F32, U8, Array
+from aprfmt.codecs.bits import join_pairs
+from aprfmt.codecs.dialect import Config, Parts, StoredPart, array, fits, need, scales
+from aprfmt.codecs.lattice import PackedWeight
+from aprfmt.errors import CodecError
+
+_FLOATS = ("F16", "BF16", "F32")
+
+
+@dataclass(frozen=True)
+class Groups:
+    """What stands beside the codes, by row and group.
+
+    `size` is the number of inputs in a group. `scale` [rows, groups] is float32, or uint8 where it
+    is E8M0 or E4M3. With integers a value is (code - 8) * scale, or code * scale + `offset`
+    [rows, groups] where there is one, `why` saying what it comes from; with E2M1 it is
+    code * (scale * `whole`), [1] or [experts]. `exact` is False where `whole` is a rounded number.
+    """
+
+    size: int
+    scale: Array
+    offset: F32 | None = None
+    why: str = ""
+    whole: F32 | None = None
+    exact: bool = True
+
+
+@dataclass(frozen=True)
+class Source:
+    """A weight of `shape` [..., out, in]; `codes(start, stop)` gives rows, uint8 [rows, in/2]."""
+
+    shape: tuple[int, ...]
+    groups: Groups
+    codes: Callable[[int, int], U8]
+
+
+def _bytes(part: StoredPart, rows: int) -> U8:
+    return np.frombuffer(part.raw, np.uint8).reshape(rows, -1)
+
+
+def _rows_of(main: StoredPart, shape: tuple[int, ...]) -> Callable[[int, int], U8]:
+    """Return the codes of a main part whose bytes are rows of codes, the low nibble first."""
+    held = _bytes(main, int(np.prod(shape[:-1], dtype=np.int64)))
+    return lambda start, stop: held[start:stop]
+
+
+def _flat(held: Array) -> Array:
+    return np.ascontiguousarray(held).reshape(-1, held.shape[-1])
+
+
+def _finite(name: str, suffix: str, held: Array) -> Array:
+    wrong = ~np.isfinite(held)
+    if wrong.any():
+        at = [int(index) for index in np.argwhere(wrong)[0]]
+        raise CodecError(f"{name}: part {suffix!r} holds {held[tuple(at)]} at {at}")
+    return held
+
+
+def _four(bits: object) -> None:
+    if bits != 4:
+        raise CodecError(f"codes have {bits} bits, expected 4")
+
+
+def _micro(
+    shape: tuple[int, ...], main: StoredPart, exponents: StoredPart, size: int, form: str,
+    whole: F32 | None = None, exact: bool = True,
+) -> Source:  # fmt: skip
+    """Return E2M1 codes under bytes that are scales; `form` are the encodings they may have."""
+    if exponents.encoding not in form.split():
+        raise CodecError(f"scales are {exponents.encoding}, expected {' or '.join(form.split())}")
+    held = _bytes(exponents, int(np.prod(shape[:-1], dtype=np.int64)))
+    groups = Groups(size, held, whole=whole, exact=exact)
+    return Source(shape, groups, _rows_of(main, shape))
+
+
+_POWERS, _E4M3 = "U8 F8_E8M0", "F8_E4M3"
+
+
+def _form(target: str, is_power: bool) -> str:
+    """Return what the scales of E2M1 codes are for a target; CodecError for the other's."""
+    if is_power != (target == "MXFP4"):
+        raise CodecError(f"its scales are {'powers of two' if is_power else 'E4M3'}")
+    return _POWERS if is_power else _E4M3
+
+
+def modelopt(packed: PackedWeight, target: str) -> Source:
+    """Read ModelOpt's NVFP4 and MXFP4."""
+    return _of_modelopt(packed.parts, packed.config, target)
+
+
+def experts_modelopt(packed: PackedWeight, target: str) -> Source:
+    """Read ModelOpt's NVFP4 of experts in one tensor, stored with inputs before outputs."""
+    return _of_modelopt(nvidia.as_weight(packed.parts, turned=True), packed.config, target)
+
+
+def _of_modelopt(parts: Parts, config: Config, target: str) -> Source:
+    algorithm = nvidia.algorithm_of(config)
+    if algorithm.packs != -1 or algorithm.group is None:
+        raise CodecError(f"{config.get('quant_algo')} is not E2M1 by group of inputs")
+    if nvidia.SMOOTH in parts:
+        raise CodecError(f"part {nvidia.SMOOTH!r} multiplies its inputs")
+    form, shape = _form(target, not algorithm.second), nvidia.DIALECT.shape_of(parts, config)
+    algorithm.scale(parts)  # none is NaN or negative
+    whole = nvidia.second_scale(parts, shape).reshape(-1) if algorithm.second else None
+    main, scale = parts[nvidia.DIALECT.main], parts[nvidia.SCALE]
+    return _micro(shape, main, scale, algorithm.group, form, whole)
+
+
+def compressed_micro(packed: PackedWeight, target: str) -> Source:
+    """Read compressed-tensors' NVFP4 and MXFP4."""
+    parts, config = packed.parts, packed.config
+    kind, size, powers = compressed.micro_of(config)
+    _four(kind.kind.bits)
+    form, shape = _form(target, powers is not None), packed.dialect.shape_of(parts, config)
+    main, stored = parts[packed.dialect.main], need(compressed.NAME, parts, compressed.SCALE)
+    held = scales(compressed.NAME, parts, compressed.SCALE, form.split())
+    whole, exact = None, True
+    if powers is None:
+        divisor = compressed.global_scale(parts)
+        whole = (np.float32(1) / divisor).astype(np.float32)
+        seen = np.unique(held)
+        exact = bool(np.array_equal(seen / divisor, seen * whole))
+    return _micro(shape, main, stored, size, form, whole, exact)
+
+
+def gpt_oss(packed: PackedWeight, target: str) -> Source:
+    """Read gpt-oss's experts."""
+    parts = packed.parts
+    shape, power = packed.dialect.shape_of(parts, packed.config), need("gpt_oss", parts, "_scales")
+    fits("gpt_oss", "_scales", power.shape, parts["_blocks"].shape[:3])
+    return _micro(shape, parts["_blocks"], power, 32, _POWERS)
+
+
+def fp8_micro(packed: PackedWeight, target: str) -> Source:
+    """Read E2M1 in int8 under powers of two, as DeepSeek-V4 has its experts."""
+    parts, dialect = packed.parts, packed.dialect
+    main = need(fp8_block.NAME, parts, dialect.main)
+    if main.encoding not in fp8_block.PACKED:
+        raise CodecError(f"its codes are {main.encoding}, of eight bits")
+    shape, suffix = dialect.shape_of(parts, packed.config), dialect.parts[0]
+    scales(fp8_block.NAME, parts, suffix, _POWERS.split())  # none is NaN
+    return _micro(shape, main, parts[suffix], 32, _POWERS)
+
+
+def micro_mlx(packed: PackedWeight, target: str) -> Source:
+    """Read MLX's modes mxfp4 and nvfp4."""
+    mode = str(packed.config.get("mode", "affine"))
+    if mode != target.lower():
+        raise CodecError(f"its mode is {mode}")
+    shape = packed.dialect.shape_of(packed.parts, packed.config)
+    stored = need(mlx.NAME, packed.parts, ".scales")
+    size = int(packed.config["group_size"])
+    fits(mlx.NAME, ".scales", stored.shape, (*shape[:-1], shape[-1] // size))
+    if mode == "nvfp4":
+        as_floats = stored._replace(encoding="F8_E4M3")
+        scales(mlx.NAME, {".scales": as_floats}, ".scales", ("F8_E4M3",))
+    return _micro(shape, need(mlx.NAME, packed.parts, ".weight"), stored, size, "U8")
+
+
+def affine_mlx(packed: PackedWeight, target: str) -> Source:
+    """Read MLX's four bits with scales and biases."""
+    parts, config = packed.parts, packed.config
+    if config.get("mode", "affine") != "affine":
+        raise CodecError(f"its mode is {config['mode']}")
+    _four(config.get("bits"))
+    shape = packed.dialect.shape_of(parts, config)
+    found = [
+        _finite(mlx.NAME, suffix, array(mlx.NAME, parts, suffix, _FLOATS))
+        for suffix in (".scales", ".biases")
+    ]
+    size = int(config["group_size"])
+    for suffix, held in zip((".scales", ".biases"), found, strict=True):
+        fits(mlx.NAME, suffix, held.shape, (*shape[:-1], shape[-1] // size))
+    groups = Groups(size, _flat(found[0]), _flat(found[1]), "it has biases")
+    return Source(shape, groups, _rows_of(parts[".weight"], shape))
+
+
+def _with_zeros(size: int, scale: F32, zeros: Array) -> Groups:
+    """Return integers of 0 to 15 less a zero point; all [rows, groups]."""
+    if (zeros == 8).all():
+        return Groups(size, scale)
+    low, high = int(zeros.min()), int(zeros.max())
+    return Groups(size, scale, -(zeros * scale), f"zero points are {low} to {high}, not 8")
+
+
+def affine_gptq(packed: PackedWeight, target: str) -> Source:
+    """Read GPTQ's four bits; the inputs must be in their order."""
+    parts, config = packed.parts, packed.config
+    _four(config.get("bits"))
+    outputs, inputs = packed.dialect.shape_of(parts, config)
+    scale = _finite(gptq.NAME, ".scales", array(gptq.NAME, parts, ".scales", _FLOATS))
+    zeros = gptq.zeros_of(parts, config, outputs, scale)
+    count = scale.shape[0]
+    group = gptq.groups_of(parts, config, inputs, count)
+    size = inputs // count if count else 0
+    if not size or not np.array_equal(group, np.arange(inputs) // size):
+        raise CodecError("its inputs are grouped in another order (g_idx)")
+    words = array(gptq.NAME, parts, ".qweight", ("I32",))
+
+    def codes(start: int, stop: int) -> U8:
+        rows = np.ascontiguousarray(words[:, start:stop].T)
+        return rows.view(np.uint8).reshape(len(rows), -1)
+
+    groups = _with_zeros(size, np.ascontiguousarray(scale.T), np.ascontiguousarray(zeros.T))
+    return Source((outputs, inputs), groups, codes)
+
+
+def affine_awq(packed: PackedWeight, target: str) -> Source:
+    """Read AWQ's four bits."""
+    parts, config = packed.parts, packed.config
+    outputs, inputs = packed.dialect.shape_of(parts, config)
+    scale = _finite(awq.NAME, ".scales", array(awq.NAME, parts, ".scales", _FLOATS))
+    zeros, size = awq.zeros_of(parts, config, outputs, inputs, scale)
+    words = array(awq.NAME, parts, ".qweight", ("I32",))
+
+    def codes(start: int, stop: int) -> U8:
+        first, last = start // 8, -(-stop // 8)
+        rows = awq.unpack(np.ascontiguousarray(words[:, first:last]))
+        taken = rows[:, start - first * 8 : stop - first * 8].T.astype(np.uint8)
+        return join_pairs(taken).astype(np.uint8)
+
+    groups = _with_zeros(size, np.ascontiguousarray(scale.T), np.ascontiguousarray(zeros.T))
+    return Source((outputs, inputs), groups, codes)
+
+
+def compressed_integers(packed: PackedWeight, target: str) -> Source:
+    """Read compressed-tensors' packed integers of four bits, by row or group of inputs."""
+    parts, config = packed.parts, packed.config
+    _four(compressed.weights_of(config).get("num_bits"))
+    shape = packed.dialect.shape_of(parts, config)
+    main = need(compressed.NAME, parts, packed.dialect.main)
+    scale, zeros = compressed.group_numbers(parts, config, shape)
+    _finite(compressed.NAME, compressed.SCALE, scale)
+    if shape[-1] % 8:
+        raise CodecError(f"rows of {shape[-1]} codes end within a word")
+    size = shape[-1] // scale.shape[-1]
+    shifted = np.full(scale.shape, 8) if zeros is None else zeros + 8
+    return Source(shape, _with_zeros(size, _flat(scale), _flat(shifted)), _rows_of(main, shape))

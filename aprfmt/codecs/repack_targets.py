@@ -1,0 +1,100 @@
+"""The target side of a repack: codes and numbers of groups into the blocks of a GGUF encoding."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from aprfmt.codecs import codec
+from aprfmt.codecs.base import U8, Array
+from aprfmt.codecs.bits import pairs_to_halves
+from aprfmt.codecs.repack_sources import Groups
+from aprfmt.errors import CodecError
+
+_CHUNK = 1 << 19  # codes put into blocks at a time
+
+Numbers = Mapping[str, Array]  # member of a block -> [rows, groups], as the block stores it
+
+
+@dataclass(frozen=True)
+class Target:
+    """How blocks of an encoding are made.
+
+    `group` is the smallest number of inputs under one of its scales, `half` the bytes of codes
+    whose two halves a byte joins. `numbers(groups)` gives the members of blocks, or raises
+    CodecError where they cannot be held; `fits` says whether every one of them is the number that
+    was given.
+    """
+
+    name: str
+    group: int
+    half: int
+    numbers: Callable[[Groups], Numbers]
+    fits: Callable[[Groups, Numbers], bool]
+
+    def blocks(self, codes: U8, numbers: Numbers) -> U8:
+        """Return blocks, uint8 [rows, bytes], of codes [rows, columns/2], low nibble first."""
+        kind = codec(self.name)
+        assert kind.layout is not None
+        rows, columns = len(codes), codes.shape[1] * 2
+        made = np.empty((rows, columns // kind.block_size), kind.layout)
+        step = max(1, _CHUNK // max(columns, 1))
+        for start in range(0, rows, step):
+            some = slice(start, start + step)
+            turned = pairs_to_halves(codes[some].reshape(-1, self.half))
+            made["qs"][some] = turned.reshape(made["qs"][some].shape)
+        for name, held in numbers.items():
+            times = columns // self.group // held.shape[1]
+            each = held if times == 1 else np.repeat(held, times, axis=1)
+            made[name] = each.reshape(made[name].shape)
+        return made.view(np.uint8).reshape(rows, -1)
+
+
+def _halved(what: str, held: Array) -> Array:
+    """Return numbers as float16; CodecError where one is too large for it, or is no number."""
+    with np.errstate(all="ignore"):
+        found: Array = held.astype("<f2")
+    wrong = ~np.isfinite(found)
+    if wrong.any():
+        at = [int(index) for index in np.argwhere(wrong)[0]]
+        raise CodecError(f"{what} {held[tuple(at)]} at {at} is beyond float16")
+    return found
+
+
+def _same(held: Array, stored: Array) -> bool:
+    return bool(np.array_equal(held, stored.astype(np.float32)))
+
+
+def _q4_0(groups: Groups) -> Numbers:
+    if groups.offset is not None:
+        raise CodecError(f"{groups.why}, and Q4_0 has no minimum")
+    return {"d": _halved("scale", groups.scale)}
+
+
+def _q4_1(groups: Groups) -> Numbers:
+    offset = -8 * groups.scale if groups.offset is None else groups.offset
+    return {"d": _halved("scale", groups.scale), "m": _halved("minimum", offset)}
+
+
+def _q4_1_fits(groups: Groups, numbers: Numbers) -> bool:
+    offset = -8 * groups.scale if groups.offset is None else groups.offset
+    return _same(groups.scale, numbers["d"]) and _same(offset, numbers["m"])
+
+
+def _exponents(groups: Groups) -> Numbers:
+    return {"e": groups.scale}
+
+
+def _small_floats(groups: Groups) -> Numbers:
+    return {"d": groups.scale & 0x7F}  # -0 is the one number with a sign that a source may have
+
+
+TARGETS: Mapping[str, Target] = {
+    row.name: row
+    for row in (
+        Target("Q4_0", 32, 16, _q4_0, lambda groups, made: _same(groups.scale, made["d"])),
+        Target("Q4_1", 32, 16, _q4_1, _q4_1_fits),
+        Target("MXFP4", 32, 16, _exponents, lambda groups, made: True),
+        Target("NVFP4", 16, 8, _small_floats, lambda groups, made: groups.exact),
+    )
+}

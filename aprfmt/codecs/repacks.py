@@ -1,0 +1,148 @@
+"""Repacks: a packed weight's codes and scales put into the blocks of another encoding, undecoded.
+
+One row a pair of encodings. The source side gives codes two a byte, the low nibble first, and the
+numbers of its groups; the target side puts both into blocks. Codes never change. A number of a
+group may not fit (BF16 in F16, say): then values change, which `judged` counts by decoding both.
+"""
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from aprfmt.base.encodings import ENCODINGS
+from aprfmt.codecs import decode
+from aprfmt.codecs.base import F32, U8
+from aprfmt.codecs.lattice import PackedWeight
+from aprfmt.codecs.repack_sources import (
+    Source,
+    affine_awq,
+    affine_gptq,
+    affine_mlx,
+    compressed_integers,
+    compressed_micro,
+    experts_modelopt,
+    fp8_micro,
+    gpt_oss,
+    micro_mlx,
+    modelopt,
+)
+from aprfmt.codecs.repack_targets import TARGETS, Target
+from aprfmt.errors import CodecError
+
+
+@dataclass(frozen=True)
+class Repack:
+    """A pair: the encoding that is read, the one that is written, and how the source is read."""
+
+    source: str
+    target: str
+    read: Callable[[PackedWeight, str], Source]
+
+    @property
+    def into(self) -> Target:
+        """How blocks of the target are made."""
+        return TARGETS[self.target]
+
+
+# In the order of preference: what has no zero points is Q4_0.
+REPACKS: tuple[Repack, ...] = (
+    Repack("MODELOPT", "NVFP4", modelopt),
+    Repack("MODELOPT", "MXFP4", modelopt),
+    Repack("MODELOPT_EXPERTS", "NVFP4", experts_modelopt),
+    Repack("COMPRESSED_PACKED_FLOAT", "NVFP4", compressed_micro),
+    Repack("COMPRESSED_PACKED_FLOAT", "MXFP4", compressed_micro),
+    Repack("COMPRESSED_PACKED", "Q4_0", compressed_integers),
+    Repack("COMPRESSED_PACKED", "Q4_1", compressed_integers),
+    Repack("GPT_OSS", "MXFP4", gpt_oss),
+    Repack("FP8_BLOCK", "MXFP4", fp8_micro),
+    Repack("GPTQ", "Q4_0", affine_gptq),
+    Repack("GPTQ", "Q4_1", affine_gptq),
+    Repack("AWQ", "Q4_0", affine_awq),
+    Repack("AWQ", "Q4_1", affine_awq),
+    Repack("MLX", "Q4_1", affine_mlx),
+    Repack("MLX", "MXFP4", micro_mlx),
+    Repack("MLX", "NVFP4", micro_mlx),
+)
+
+
+class Judged(NamedTuple):
+    """Groups of a repack, those in which a value changes, and the largest change."""
+
+    groups: int
+    inexact: int
+    largest: float
+
+
+class Repacked:
+    """One weight in the blocks of another encoding; rows are made when they are asked for.
+
+    `shape` is the weight's, `whole` [1] or [experts] the scale that stands beside it, None where
+    it needs none. Raises CodecError with the reason where the pair does not serve this weight.
+    """
+
+    def __init__(self, row: Repack, packed: PackedWeight) -> None:
+        self.row, self._packed = row, packed
+        self.source = row.read(packed, row.target)
+        self.shape = self.source.shape
+        columns, block = self.shape[-1], ENCODINGS[row.target].block_size
+        if columns % block:
+            raise CodecError(f"rows of {columns} are no whole number of {row.target} blocks")
+        if columns % self.source.groups.size:
+            raise CodecError(f"rows of {columns} end within a group of {self.source.groups.size}")
+        if self.source.groups.size % row.into.group:
+            raise CodecError(
+                f"groups of {self.source.groups.size} inputs are no whole number of "
+                f"{row.target}'s, of {row.into.group}"
+            )
+        self._numbers = row.into.numbers(self.source.groups)
+        self.whole: F32 | None = self.source.groups.whole
+
+    @property
+    def rows(self) -> int:
+        """Rows of the weight, all axes but the last together."""
+        return len(self.source.groups.scale)
+
+    def blocks(self, start: int, stop: int) -> U8:
+        """Return the stored bytes of rows [start, stop), uint8 [rows, bytes]."""
+        numbers = {name: held[start:stop] for name, held in self._numbers.items()}
+        return self.row.into.blocks(self.source.codes(start, stop), numbers)
+
+    def values(self) -> F32:
+        """Return the values of the repacked weight, by the target's codec."""
+        parts: dict[str, bytes | memoryview] = {"": self.blocks(0, self.rows).tobytes()}
+        if self.whole is not None:
+            parts["scale"] = self.whole.astype("<f4").tobytes()
+        found: F32 = decode(self.row.target, parts, self.shape)
+        return found
+
+    def judged(self) -> Judged:
+        """Count the groups in which a value changes; decodes only where a number did not fit."""
+        groups = self.source.groups
+        count = groups.scale.size
+        if self.row.into.fits(groups, self._numbers):
+            return Judged(count, 0, 0.0)
+        before, after = self._packed.decode(), self.values()
+        off = np.abs(before.astype(np.float64) - after).reshape(count, -1)
+        return Judged(count, int(off.any(axis=1).sum()), float(off.max(initial=0.0)))
+
+
+def repacked(packed: PackedWeight, source: str, targets: Container[str]) -> "Repacked | str":
+    """Return a weight in the first of the encodings that can hold it, or why none can.
+
+    `source` is the encoding it has, `targets` are those that may be used.
+    """
+    why = ""
+    for row in REPACKS:
+        if row.source == source and row.target in targets:
+            try:
+                return Repacked(row, packed)
+            except CodecError as error:
+                why = why or f"{row.target}: {error}"
+    return why
+
+
+def pairs_of(source: str) -> tuple[str, ...]:
+    """Return the encodings into which one is repacked."""
+    return tuple(row.target for row in REPACKS if row.source == source)

@@ -1,0 +1,312 @@
+"""What became of every tensor and companion file of a source in a copy: nothing is lost unsaid.
+
+Two open models are held together: no plan of a conversion is believed. Every stored tensor, the
+scales of packed weights, a tied head and the files beside the weights are copied, transformed or
+dropped; a drop needs a flag, which the copy records. What is none of these is lost.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from aprfmt.conversion.options import Drops
+from aprfmt.errors import ArchError, ConversionError
+from aprfmt.model import Model
+from aprfmt.model.carried_files import json_object
+from aprfmt.model.hf_folder import TEXT_FILES
+from aprfmt.model.resolve import spellings_by_name
+from aprfmt.remote.paths import is_remote
+
+if TYPE_CHECKING:
+    from aprfmt.tensors.view import View
+
+Fate = Literal["copied", "transformed", "dropped", "lost"]
+FATES: tuple[Fate, ...] = ("copied", "transformed", "dropped", "lost")
+RECORD = "aprfmt.dropped"  # JSON {name in the source: the flag that left it out}
+_SHOWN = 5
+
+# Files beside the weights that belong to a model: what each is, by its name.
+COMPANIONS: tuple[tuple[str, str], ...] = (
+    (r"config\.json", "configuration"),
+    (r"hf_quant_config\.json", "configuration"),
+    (r"tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)|"
+     r"merges\.txt|tokenizer\.model|spiece\.model|.*\.tiktoken", "tokenizer"),
+    (r"chat_template\.(json|jinja)", "template"),
+    (r"generation_config\.json", "generation config"),
+    (r"((image_|video_)?preprocessor|processor)_config\.json", "preprocessor"),
+    (r"(LICEN[CS]E|NOTICE|COPYING|USE_POLICY)(\.(txt|md))?", "licence"),
+    (r"adapter_config\.json|adapter_model.*\.(safetensors|bin|gguf)", "adapter"),
+    (r".*imatrix.*\.(gguf|dat)|.*\.imatrix", "imatrix"),
+    (r"mmproj.*\.gguf", "tower"),
+    (r"(mtp|.*draft).*\.(safetensors|gguf)", "draft head"),
+)  # fmt: skip
+# What a tensor beside the layers is, by the beginning of its name.
+_TENSORS: tuple[tuple[str, str], ...] = (
+    (r"(model\.)?mtp\b|.*\.nextn\.", "draft head"),
+    (r"(model\.)?(vision|visual|audio|multi_modal|embed_vision|embed_audio)|mm\.|v\.|a\.", "tower"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing of the source: what it is, what became of it, and how or why."""
+
+    name: str
+    kind: str
+    fate: Fate
+    how: str = ""
+
+
+@dataclass(frozen=True)
+class Account:
+    """The entries of a source; `balanced` where none is lost."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Entries by fate."""
+        found = Counter(entry.fate for entry in self.entries)
+        return {fate: found[fate] for fate in FATES}
+
+    @property
+    def lost(self) -> tuple[Entry, ...]:
+        """The entries of which the copy has nothing, and no flag said so."""
+        return tuple(entry for entry in self.entries if entry.fate == "lost")
+
+    @property
+    def says(self) -> str:
+        """The counts in words."""
+        counts = ", ".join(f"{count} {fate}" for fate, count in self.counts.items() if count)
+        return f"{len(self.entries)} of the source: {counts or 'nothing'}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for `--json`."""
+        return {
+            "items": len(self.entries),
+            **self.counts,
+            "entries": [asdict(entry) for entry in self.entries],
+        }
+
+
+def lost_text(entries: Sequence[Entry]) -> str:
+    """Return what an error says of lost entries."""
+    shown = ", ".join(f"{entry.name} ({entry.kind})" for entry in entries[:_SHOWN])
+    return f"{shown}{' ...' if len(entries) > _SHOWN else ''}"
+
+
+def account(copy: Model, source: Model, excused: Callable[[str], str]) -> Account:
+    """Return what became of everything in `source`.
+
+    `excused(name)` gives the flag that left out a tensor or a file, "" for what should be there.
+    """
+    both = _Both(copy, source, excused)
+    return Account((*both.tensors(), *both.head(), *files(source, both.file)))
+
+
+def recorded(copy: Model) -> Callable[[str], str]:
+    """Return what a copy's own record says of what was left out of it; FormatError."""
+    text = copy.metadata.get(RECORD)
+    found = json_object(text, f"{copy.path}: {RECORD}") if isinstance(text, str) else {}
+    return lambda name: str(found.get(name, ""))
+
+
+def files(source: Model, fate: Callable[[str, str], Entry]) -> Iterator[Entry]:
+    """Yield an entry for every companion file of a source; `fate(name, kind)` makes it."""
+    for name in file_names(source):
+        kind = next((kind for form, kind in COMPANIONS if re.fullmatch(form, name)), "")
+        if kind:
+            yield fate(name, kind)
+
+
+def file_names(source: Model) -> Sequence[str]:
+    """Return the names of all files beside the weights, or of those that a file of ours carries."""
+    if source.folder is None:
+        return sorted(source.carried.texts)
+    names = set(source.folder.texts)
+    if not is_remote(source.folder.path):
+        names |= {path.name for path in source.folder.path.iterdir() if path.is_file()}
+    return sorted(names)
+
+
+class _Both:
+    """A copy and its source, and what of the one answers what of the other."""
+
+    def __init__(self, copy: Model, source: Model, excused: Callable[[str], str]) -> None:
+        self.copy, self.source, self.excused = copy, source, excused
+        try:
+            self.roles: Mapping[str, View] = copy.roles
+            self.roles_of = source.roles_of
+            derived = {row.name(source.style or "") for row in source.spec.derived}
+        except ArchError:
+            self.roles, self.roles_of, derived = {}, {}, set()
+        self.derived = derived
+        self._texts, self._stated = _texts_of(copy), _texts_of(source)
+
+    # --- tensors ------------------------------------------------------------------------------
+
+    def tensors(self) -> Iterator[Entry]:
+        """Yield an entry for every stored tensor, parts of packed weights each by itself."""
+        for name, view in self.source.items():
+            entry = self._tensor(name, view)
+            yield entry
+            main = view.stored[0].parts.get("")
+            for part in view.parts.values():
+                if part is not main:
+                    yield self._part(part.info.name, name, view, entry)
+
+    def _answers(self, name: str) -> "tuple[View, ...]":
+        """Return the tensors of the copy that hold what a tensor of the source held."""
+        keys = self.roles_of.get(name, ())
+        held = tuple(self.roles[key] for key in keys if key in self.roles)
+        if keys and len(held) == len(keys):
+            return held
+        same = self.copy.get(name)
+        return () if same is None else (same,)
+
+    def _tensor(self, name: str, view: "View") -> Entry:
+        kind = next((kind for form, kind in _TENSORS if re.match(form, name)), "tensor")
+        stored = view.stored[0]
+        name = stored.parts[""].info.name if stored.parts else name
+        found = self._answers(view.name)
+        if not found:
+            why = self.excused(name) or self.excused(view.name)
+            if why:
+                return Entry(name, kind, "dropped", why)
+            if name in self.derived:
+                return Entry(name, kind, "transformed", "follows from hyperparameters")
+            return Entry(name, kind, "lost", "the copy has no such tensor")
+        encodings = "+".join(dict.fromkeys(one.encoding for one in found))
+        names = ", ".join(dict.fromkeys(each for one in found for each in one.names))
+        steps = {step for one in found for step in one.steps}
+        if encodings != view.encoding:
+            return Entry(name, kind, "transformed", f"{view.encoding} to {encodings}: {names}")
+        if steps or any(one.shape != view.shape for one in found):
+            return Entry(name, kind, "transformed", f"laid out anew: {names}")
+        return Entry(name, kind, "copied", names if names != name else "")
+
+    def _part(self, name: str, weight: str, view: "View", main: Entry) -> Entry:
+        """Return the entry of a scale: it stands in the copy, or it is in the values of one."""
+        if main.fate in ("dropped", "lost"):
+            return Entry(name, "scale", main.fate, main.how)
+        found = self._answers(weight)
+        suffix = next(key for key, part in view.parts.items() if part.info.name == name)
+        beside = suffix.lstrip("._")
+        if any(suffix in one.parts or beside in one.parts for one in found):
+            return Entry(name, "scale", "copied")
+        if any(other.info.name == name for one in found for other in one.parts.values()):
+            return Entry(name, "scale", "copied")
+        if "input" in beside or "activation" in beside:
+            return Entry(name, "scale", "dropped", f"of activations, which {main.how} has not")
+        return Entry(name, "scale", "transformed", f"part of {main.how}")
+
+    def head(self) -> Iterator[Entry]:
+        """Yield the entry of a head that is the embedding's own tensor."""
+        key, table = "output.weight", "token_embd.weight"
+        try:
+            hyper = self.source.hyper
+        except ArchError:
+            return
+        tied = "tied_embeddings" in hyper and bool(hyper["tied_embeddings"])
+        if not tied or self.source.roles.get(key) is not None or table not in self.source.roles:
+            return
+        name = f"{key} (tied)"
+        if key in self.roles:
+            yield Entry(name, "tied head", "transformed", "a tensor of its own")
+        elif not self.roles or (table in self.roles and self.copy.hyper["tied_embeddings"]):
+            yield Entry(name, "tied head", "copied", "tied")
+        else:
+            why = self.excused(key) or self.excused(table)
+            yield Entry(name, "tied head", "dropped" if why else "lost", why or "is not tied")
+
+    # --- files --------------------------------------------------------------------------------
+
+    def file(self, name: str, kind: str) -> Entry:
+        """Return what became of a companion file."""
+        if name in self._texts:
+            same = self._texts[name] == self._stated.get(name)
+            return Entry(name, kind, "copied" if same else "transformed",
+                         "" if same else "says what the copy is")  # fmt: skip
+        made = self._made_of(name, kind)
+        if made:
+            return Entry(name, kind, "transformed", made)
+        why = self.excused(name)
+        return Entry(name, kind, "dropped" if why else "lost", why or "the copy has no such file")
+
+    def _made_of(self, name: str, kind: str) -> str:
+        """Return what of the copy says the same as a file that it does not hold; "" for nothing."""
+        from aprfmt.tokenizer.carriers import has_tokenizer
+
+        if kind == "tokenizer" and has_tokenizer(self.copy.carried):
+            return "the copy's vocabulary"
+        if name == "config.json" and (self.copy.config is not None or self.roles):
+            return "the copy's hyperparameters"
+        if name == "hf_quant_config.json" and not any(v.parts for v in self.copy.values()):
+            return "in the encodings of the copy"
+        return ""
+
+
+def _texts_of(model: Model) -> Mapping[str, str]:
+    """Return the text files of a folder, or those that a file of ours carries."""
+    if model.folder is not None:
+        return model.folder.texts
+    found = dict(model.carried.texts)
+    kept = {"config.json": model.metadata.get("aprfmt.hf_config"),
+            "tokenizer.json": model.carried.tokenizer_json()}  # fmt: skip
+    return {**found, **{name: text for name, text in kept.items() if isinstance(text, str)}}
+
+
+def dropped_record(source: Model, drops: Drops, *, files_too: bool) -> dict[str, str]:
+    """Return what a conversion leaves out of a source by its flags, name -> flag.
+
+    `files_too`: the container alone is copied, so that no file is.
+    """
+    found = {}
+    every = spellings_by_name(source) if drops else {}
+    for name, view in source.items() if drops else ():
+        spellings = (name, *view.names, *every.get(name, ()))
+        if any(match(each) for match in drops for each in spellings):
+            stored = view.parts.values() or view.stored
+            found.update({one.info.name: "--drop" for one in stored})
+    for name in file_names(source):
+        if any(match(name) for match in drops):
+            found[name] = "--drop"
+        elif files_too:
+            found[name] = "--arch none, --generic"
+    return found
+
+
+def record_text(found: Mapping[str, str]) -> str:
+    """Return the record as it stands in metadata."""
+    return json.dumps(dict(found), ensure_ascii=False, sort_keys=True)
+
+
+def check_files(source: Model, left_out: Mapping[str, str]) -> None:
+    """Raise ConversionError for files beside the weights that would be lost without a flag."""
+    from aprfmt.tokenizer.carriers import has_tokenizer
+
+    def fate(name: str, kind: str) -> Entry:
+        carried = name in TEXT_FILES or (kind == "tokenizer" and has_tokenizer(source.carried))
+        return Entry(name, kind, "copied" if carried or name in left_out else "lost")
+
+    lost = [entry for entry in files(source, fate) if entry.fate == "lost"]
+    if lost:
+        raise ConversionError(
+            f"{source.path}: {lost_text(lost)} would not be in the copy: no output holds such a "
+            f"file; say so with --drop {lost[0].name}, and take it along yourself"
+        )
+
+
+def balanced(copy: Model, source: Model, left_out: Mapping[str, str]) -> Account:
+    """Return the account of a conversion; ConversionError where something of the source is lost."""
+    found = account(copy, source, lambda name: left_out.get(name, ""))
+    if found.lost:
+        raise ConversionError(
+            f"{copy.path}: {len(found.lost)} of {len(found.entries)} things of the source are "
+            f"neither copied, nor transformed, nor dropped by a flag: {lost_text(found.lost)}; "
+            "report it as a bug"
+        )
+    return found

@@ -1,0 +1,257 @@
+"""Packed weights that become blocks of another encoding without being decoded.
+
+A weight of a dialect, which has no single byte string, is replaced by a tensor of the target's
+encoding whose bytes are made when they are read; then the plan moves it like any stored tensor.
+"""
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.protocols import LazyTensor, TensorInfo
+from aprfmt.conversion.options import Options
+from aprfmt.conversion.outputs import Output, make_info
+from aprfmt.errors import CodecError, ConversionError
+from aprfmt.formats import FormatSpec
+from aprfmt.formats.mapped import MemoryTensor
+from aprfmt.model import Model
+from aprfmt.model.patterns import select
+from aprfmt.model.resolve import spellings_by_name
+from aprfmt.tensors.runs import Run
+from aprfmt.tensors.view import decode_tensor
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.repacks import Judged, Repacked
+
+# Numbers beside a weight's blocks: name after the weight's -> the parts that hold it, by dialect.
+BESIDE: Mapping[str, tuple[str, ...]] = {"input_scale": (".input_scale", "_input_scale")}
+_WHOLE = "scale"
+
+
+@dataclass
+class Latest:
+    """The weight whose blocks were made last, so that only one's numbers are in memory."""
+
+    name: str = ""
+    made: "Repacked | None" = None
+
+
+class RepackedTensor(LazyTensor):
+    """A weight in blocks of another encoding; `origin` is the tensor that it is made of.
+
+    `judged` says how exact that is, `beside` has the numbers that stand beside it (float32).
+    """
+
+    __slots__ = ("_latest", "_name", "beside", "info", "judged", "origin")
+
+    info: TensorInfo
+
+    def __init__(self, origin: LazyTensor, made: "Repacked", latest: Latest) -> None:
+        name, row = origin.info.name, ENCODINGS[made.row.target]
+        shape = made.shape
+        self.info = TensorInfo(
+            name, shape, row.name, origin.info.offset, row.nbytes(shape), row.row_bytes(shape)
+        )
+        self.origin, self.judged = origin, made.judged()
+        self.beside = dict(_beside(origin))
+        if made.whole is not None:
+            self.beside[_WHOLE] = made.whole.astype("<f4").tobytes()
+        self._name, self._latest = name, latest
+        latest.name, latest.made = name, made
+
+    def _made(self) -> "Repacked":
+        from aprfmt.codecs.repacks import repacked
+
+        if self._latest.name != self._name or self._latest.made is None:
+            assert self.origin.packed is not None
+            made = repacked(self.origin.packed(), self.origin.info.encoding, {self.info.encoding})
+            assert not isinstance(made, str), made
+            self._latest.name, self._latest.made = self._name, made
+        return self._latest.made
+
+    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
+        """Return bytes [start, stop) of its blocks, made now."""
+        stop = self.info.nbytes if stop is None else min(stop, self.info.nbytes)
+        row = self.info.row_bytes
+        if row is None or start >= stop:
+            return memoryview(b"")
+        first, last = start // row, -(-stop // row)
+        rows = self._made().blocks(first, last).reshape(-1)
+        return memoryview(rows)[start - first * row : stop - first * row].toreadonly()
+
+    def drop(self, start: int = 0, stop: int | None = None) -> None:
+        """Release the pages of the parts that it is made of."""
+        self.origin.drop()
+
+
+def _beside(origin: LazyTensor) -> Iterator[tuple[str, bytes]]:
+    """Yield the numbers beside a packed weight that are none of its own, as float32."""
+    from aprfmt.codecs import decode
+
+    for name, suffixes in BESIDE.items():
+        for part in (origin.parts.get(suffix) for suffix in suffixes):
+            if part is not None:
+                values = decode(part.info.encoding, part.raw(), part.info.shape)
+                yield name, values.astype("<f4").tobytes()
+
+
+class ScaledTensor(LazyTensor):
+    """The blocks of a tensor that has a scale in a tensor beside it: a GGUF's NVFP4."""
+
+    __slots__ = ("beside", "info", "main", "origin")
+
+    info: TensorInfo
+
+    def __init__(self, origin: LazyTensor) -> None:
+        self.origin, self.main = origin, origin.parts[""]
+        self.info = replace(self.main.info, name=origin.info.name)
+        self.beside = {name: bytes(part.raw()) for name, part in origin.parts.items() if name}
+
+    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
+        """Return stored bytes [start, stop)."""
+        return self.main.raw(start, stop)
+
+    def drop(self, start: int = 0, stop: int | None = None) -> None:
+        """Release the pages."""
+        self.main.drop(start, stop)
+
+
+Substitute = RepackedTensor | ScaledTensor
+
+
+@dataclass(frozen=True)
+class Repacking:
+    """What stands for packed weights in a plan, by their names, and why others have none."""
+
+    tensors: Mapping[str, Substitute]
+    reasons: Mapping[str, str]
+    asked: frozenset[str] = frozenset()  # names whose encoding somebody asked for
+
+    def of(self, tensor: LazyTensor) -> LazyTensor:
+        """Return what stands for a tensor: itself for most."""
+        return self.tensors.get(tensor.info.name, tensor) if tensor.parts else tensor
+
+
+def find(model: Model, target: FormatSpec, options: Options, *, copied: bool) -> Repacking:
+    """Find what is repacked: what the target cannot hold otherwise, and what is asked for.
+
+    `copied` says that packed weights go to the target as the tensors they are stored in.
+    """
+    from aprfmt.codecs.repacks import Repacked, pairs_of, repacked
+
+    latest, asked = Latest(), _asked(model, options)
+    every = {name for name in ENCODINGS if target.holds(ENCODINGS[name])}
+    found: dict[str, Substitute] = {}
+    reasons: dict[str, str] = {}
+    for view in model.values():
+        tensor = view.stored[0]
+        if not tensor.parts or (copied and view.name not in asked):
+            continue
+        if tensor.packed is None:
+            if _WHOLE in tensor.parts and asked.get(view.name) in (None, tensor.info.encoding):
+                found[view.name] = ScaledTensor(tensor)
+            continue
+        wished = asked.get(view.name)
+        allowed: Container[str] = every if wished is None else {wished}
+        if options.choose is not None or not pairs_of(tensor.info.encoding):
+            continue
+        try:
+            made = repacked(tensor.packed(), tensor.info.encoding, allowed)
+        except CodecError as error:
+            raise ConversionError(f"{view.name}: {error}") from error
+        if isinstance(made, Repacked):
+            found[view.name] = RepackedTensor(tensor, made, latest)
+        elif made:
+            reasons[view.name] = made
+    return Repacking(found, reasons, frozenset(asked))
+
+
+def _asked(model: Model, options: Options) -> Mapping[str, str]:
+    """Return the encodings that somebody asked for, by the names of stored tensors."""
+    found = dict.fromkeys(model, options.encoding) if options.encoding else {}
+    if options.tensor_encodings:
+        names, every = list(model), list(spellings_by_name(model).values())
+        for pattern, wished in options.tensor_encodings:
+            found.update({names[i]: wished for i in select(every, [pattern], str(model.path))})
+    return {name: wished for name, wished in found.items() if wished is not None}
+
+
+def numbers_beside(outputs: Sequence[Output]) -> Iterator[Output]:
+    """Yield the outputs, each followed by the tensors that hold its numbers: NAME.scale.
+
+    Raises ConversionError where a tensor is made of several whose numbers differ.
+    """
+    for output in outputs:
+        yield output
+        held = [one for one in output.sources if isinstance(one, Substitute)]
+        stem = output.info.name.removesuffix(".weight")
+        for name in dict.fromkeys(key for one in held for key in one.beside):
+            data = _together(output, held, name)
+            shape = (len(data) // 4,)
+            info = make_info(f"{stem}.{name}", shape, "F32")
+            tensor = MemoryTensor(info, data)
+            yield Output(
+                info, "F32", [Run(tensor, 0, info.nbytes)], partial(decode_tensor, tensor),
+                (info.name, *output.spellings[:1]),
+            )  # fmt: skip
+
+
+def _together(output: Output, held: Sequence[Substitute], name: str) -> bytes:
+    """Return one number for the tensor, or one an expert; ConversionError where neither fits."""
+    every = [one.beside.get(name, b"") for one in held]
+    if len(set(every)) == 1 and (len(every) == 1 or len(output.info.shape) < 3):
+        return every[0]
+    whole = output.info.shape[0] if len(output.info.shape) > 2 else 1
+    if len(every) == len(output.sources) == whole and all(len(one) == 4 for one in every):
+        return b"".join(every)
+    raise ConversionError(
+        f"{output.info.name}: is made of {len(output.sources)} tensors, each with a {name} of its "
+        "own, which blocks of one tensor cannot have; decode it with --tensor PATTERN=F32"
+    )
+
+
+def check_exact(
+    outputs: Sequence[Output], found: Repacking, options: Options, path: object
+) -> None:
+    """Raise ConversionError if values would change in repacks that nobody asked for."""
+    if options.allow_inexact:
+        return
+    changed: dict[str, RepackedTensor] = {
+        one.info.name: one
+        for output in outputs
+        for one in output.sources
+        if isinstance(one, RepackedTensor) and one.judged.inexact
+        and one.info.name not in found.asked
+    }  # fmt: skip
+    if not changed:
+        return
+    every = list(changed.values())
+    worst = max(every, key=lambda one: one.judged.largest)
+    raise ConversionError(
+        f"{path}: {sum(one.judged.inexact for one in every)} of "
+        f"{sum(one.judged.groups for one in every)} groups in {len(every)} weights change when "
+        f"{worst.origin.info.encoding} is repacked as {worst.info.encoding}, by at most "
+        f"{worst.judged.largest:.3g} ({worst.info.name}); accept it with --allow-inexact, or "
+        "decode with --encoding F32"
+    )
+
+
+def judged_of(output: Output) -> "tuple[str, Judged | None]":
+    """Return the encoding that an output had before it was repacked, and how exact that was.
+
+    ("", None) for an output that was not repacked.
+    """
+    from aprfmt.codecs.repacks import Judged
+
+    held = [one for one in output.sources if isinstance(one, RepackedTensor)]
+    if not held:
+        return "", None
+    said = [one.judged for one in held]
+    total = Judged(
+        sum(one.groups for one in said),
+        sum(one.inexact for one in said),
+        max(one.largest for one in said),
+    )
+    return held[0].origin.info.encoding, total

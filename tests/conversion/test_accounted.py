@@ -1,0 +1,167 @@
+"""The account of a conversion: everything in the source is copied, transformed or dropped."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import aprfmt
+from aprfmt.checks import validate
+from aprfmt.conversion import plan as plans
+from aprfmt.conversion.accounted import COMPANIONS, account, recorded
+from aprfmt.errors import ConversionError, UsageError
+from tests.cli.run import aprfmt as command
+from tests.conversion.dialect_folders import write_folder
+from tests.conversion.folders import llama_folder, tensors_of, write_mixed
+
+TEXTS = {
+    "generation_config.json": "{}", "preprocessor_config.json": '{"size": 3}',
+    "LICENSE": "free for all\n", "chat_template.jinja": "{{ messages }}",
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    llama_folder(tmp_path / "m", "BF16")
+    for name, text in TEXTS.items():
+        (tmp_path / "m" / name).write_text(text)
+    (tmp_path / "m" / "README.md").write_text("of the page, not of the model")
+    return tmp_path / "m"
+
+
+def fates(done: dict[str, object]) -> dict[str, tuple[str, str]]:
+    """Return fate and kind of every entry of a report by name."""
+    said = done["accounted"]
+    assert isinstance(said, dict)
+    counts = [said[fate] for fate in ("copied", "transformed", "dropped", "lost")]
+    assert sum(counts) == said["items"] == len(said["entries"])
+    return {entry["name"]: (entry["fate"], entry["kind"]) for entry in said["entries"]}
+
+
+@pytest.mark.parametrize("target", ["m.gguf", "m.apr", "copy.safetensors"])
+def test_every_tensor_and_file_is_in_the_account(folder: Path, target: str) -> None:
+    out = folder.parent / "out"
+    out.mkdir()
+    found = fates(command("convert", folder, out / target, "--json").json)
+    stored = tensors_of(folder)
+    assert {name for name in found if name in stored} == set(stored)
+    assert {found[name][0] for name in stored} <= {"copied", "transformed"}
+    kinds = {"generation_config.json": "generation config", "LICENSE": "licence",
+             "preprocessor_config.json": "preprocessor",
+             "chat_template.jinja": "template"}  # fmt: skip
+    for name, kind in kinds.items():
+        assert found[name] == ("copied", kind)
+    assert found["config.json"] == ("copied", "configuration") and "README.md" not in found
+
+
+def test_files_come_back_as_they_were(folder: Path, tmp_path: Path) -> None:
+    aprfmt.convert(folder, tmp_path / "m.gguf")
+    aprfmt.convert(tmp_path / "m.gguf", tmp_path / "back", to="safetensors")
+    for name, text in TEXTS.items():
+        assert (tmp_path / "back" / name).read_text() == text
+    assert validate(tmp_path / "back", against=folder).outcome == "PASS"
+
+
+def test_a_tensor_lost_by_the_code_fails(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan that forgets one tensor does not pass, whatever it is."""
+    made = plans._mapped
+
+    def forgets(*args: object) -> list[plans.Output]:
+        outputs = made(*args)  # type: ignore[arg-type]
+        return [output for output in outputs if output.info.name != "blk.1.attn_norm.weight"]
+
+    monkeypatch.setattr(plans, "_mapped", forgets)
+    with pytest.raises(ConversionError, match="neither copied") as stop:
+        aprfmt.convert(folder, tmp_path / "m.gguf")
+    assert "model.layers.1.input_layernorm.weight (tensor)" in str(stop.value)
+
+
+def test_a_file_that_no_output_holds_needs_a_flag(folder: Path, tmp_path: Path) -> None:
+    (folder / "mmproj-f16.gguf").write_bytes(b"GGUF")
+    said = command("convert", folder, tmp_path / "m.gguf")
+    assert said.code == 2 and "mmproj-f16.gguf (tower) would not be in the copy" in said.err
+    assert "--drop mmproj-f16.gguf" in said.err and not (tmp_path / "m.gguf").exists()
+    done = command("convert", folder, tmp_path / "m.gguf", "--drop", "mmproj-f16.gguf", "--json")
+    assert fates(done.json)["mmproj-f16.gguf"] == ("dropped", "tower")
+    with aprfmt.open(tmp_path / "m.gguf") as model:
+        assert json.loads(model.metadata["aprfmt.dropped"]) == {"mmproj-f16.gguf": "--drop"}
+    with pytest.raises(UsageError, match="no tensor matches"):
+        aprfmt.convert(folder, tmp_path / "n.gguf", drop=["mmproj-f32.gguf"])
+
+
+def test_validate_and_qa_hold_a_copy_against_its_source(folder: Path, tmp_path: Path) -> None:
+    aprfmt.convert(folder, tmp_path / "m.gguf", drop=["output.weight"], quantize="Q8_0")
+    done = command("validate", tmp_path / "m.gguf", "--against", folder, "--json")
+    row = next(row for row in done.json["checks"] if row["name"] == "accounted")
+    assert row["outcome"] == "PASS" and "1 dropped" in row["found"]
+    aprfmt.convert(folder, tmp_path / "other.gguf", generic=False, drop=["blk.1.ffn_up.weight"])
+    aprfmt.convert(tmp_path / "other.gguf", tmp_path / "less.gguf", remove=["aprfmt.dropped"],
+                   allow_missing=["*"])  # fmt: skip
+    report = validate(tmp_path / "less.gguf", against=folder)
+    lost = [noted.finding for noted in report.findings if noted.check == "accounted"]
+    assert [one.where.partition(": ")[2] for one in lost] == [
+        "model.layers.1.mlp.up_proj.weight"
+    ] and report.outcome == "FAIL"
+    assert "accounted" not in {row.name for row in validate(tmp_path / "m.gguf").checks}
+
+
+@pytest.mark.parametrize("dialect", ["modelopt", "fp8_block", "mlx"])
+def test_scales_are_accounted_one_by_one(dialect: str, tmp_path: Path) -> None:
+    write_folder(tmp_path / "m", dialect)
+    stored = tensors_of(tmp_path / "m")
+    for target, wishes in (("m.apr", {}), ("m.gguf", {"encoding": "F32"}), ("r.gguf", {})):
+        if target == "r.gguf" and dialect == "fp8_block":
+            continue
+        report = aprfmt.convert(tmp_path / "m", tmp_path / target, **wishes)
+        assert report.accounted is not None
+        found = {entry.name: entry for entry in report.accounted.entries}
+        assert set(stored) <= set(found) and not report.accounted.lost
+        scales = [entry for entry in found.values() if entry.kind == "scale"]
+        assert len(scales) == len(stored) - 21
+        fate = {"m.apr": {"copied"}, "m.gguf": {"transformed", "dropped"},
+                "r.gguf": {"transformed", "copied"}}[target]  # fmt: skip
+        assert {entry.fate for entry in scales} <= fate
+        for entry in scales:
+            if entry.fate == "dropped":
+                assert entry.name.endswith("input_scale") and "of activations" in entry.how
+
+
+def test_a_scale_that_is_lost_fails(tmp_path: Path) -> None:
+    """The packed weight is there; one part of it is not what makes it the same weight."""
+    write_folder(tmp_path / "m", "modelopt")
+    aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf")
+    shutil.copytree(tmp_path / "m", tmp_path / "less")
+    rows = tensors_of(tmp_path / "less")
+    left = {n: row for n, row in rows.items() if not n.startswith("model.layers.0.mlp.up_proj")}
+    write_mixed(tmp_path / "less" / "model.safetensors", left)
+    with aprfmt.open(tmp_path / "less") as copy, aprfmt.open(tmp_path / "m") as source:
+        lost = account(copy, source, recorded(copy)).lost
+    assert {entry.name for entry in lost} == set(rows) - set(left)
+    assert {entry.kind for entry in lost} == {"tensor", "scale"}
+
+
+def test_every_kind_of_file_is_one_of_the_table() -> None:
+    assert {kind for _, kind in COMPANIONS} >= {
+        "tokenizer", "template", "generation config", "preprocessor", "licence", "adapter",
+        "imatrix", "tower", "draft head", "configuration",
+    }  # fmt: skip
+
+
+def test_qa_asks_it_of_the_copy_it_is_given(demo_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(demo_model, tmp_path / "demo")
+    (tmp_path / "demo" / "LICENSE").write_text("free for all\n")
+    done = command(
+        "qa", demo_model, "--against", tmp_path / "demo", "--only", "format-parity", "--json"
+    )
+    gate = next(row for row in done.json["gates"] if row["name"] == "format-parity")
+    check = next(one for one in gate["checks"] if one["name"] == "against-accounted")
+    assert check["outcome"] == "FAIL" and "LICENSE" in check["found"]
+    again = command(
+        "qa", tmp_path / "demo", "--against", demo_model, "--only", "format-parity", "--json"
+    )
+    gate = next(row for row in again.json["gates"] if row["name"] == "format-parity")
+    check = next(one for one in gate["checks"] if one["name"] == "against-accounted")
+    assert check["outcome"] == "PASS"
