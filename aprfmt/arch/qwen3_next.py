@@ -22,8 +22,7 @@ from aprfmt.arch.qwen2_moe import (
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.rows import LAYER, tables, whole
-from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, HyperRule
-
+from aprfmt.arch.spec import ArchSpec, Binding, HyperRule
 
 _INTO = ("attn_qkv.weight", "attn_gate.weight")
 _RATES = ("ssm_beta.weight", "ssm_alpha.weight")
