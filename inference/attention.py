@@ -13,6 +13,8 @@ from aprfmt.inference.rope import kind_of
 
 def attention(c: Context, layer: int, x: Array) -> Array:
     """Return a layer's attention, heads joined, before the output product: point `attn`."""
+    gated = c.block.attention_gate == "sigmoid"
+    gate = c.tap("attn_gate", layer, c.linear(layer, "attn_q_gate", x)) if gated else None
     q, k, v = _KINDS[c.block.attention](c, layer, x)
     if c.cache is not None:
         cached = c.cache.length > 0
@@ -20,7 +22,11 @@ def attention(c: Context, layer: int, x: Array) -> Array:
         if cached:
             k, v = c.tap("k_cache", layer, k), c.tap("v_cache", layer, v)
     mixed = _mix(c, layer, q, k, v)
-    return c.tap("attn", layer, mixed.reshape(len(mixed), -1))
+    mixed = mixed.reshape(len(mixed), -1)
+    if gate is not None:
+        mixed = c.tap("attn_mixed", layer, mixed)
+        mixed = c.backend.mul(mixed, c.backend.sigmoid(gate))
+    return c.tap("attn", layer, mixed)
 
 
 def stepped(c: Context, layer: int) -> bool:

@@ -17,6 +17,7 @@ from aprfmt.inference.attention import attention
 from aprfmt.inference.backends.base import Array, Backend
 from aprfmt.inference.capture import WHOLE
 from aprfmt.inference.context import Context, Ids, PassFacts, Recorder
+from aprfmt.inference.delta_net import delta_net
 from aprfmt.inference.kv_cache import KVCache
 from aprfmt.inference.moe import moe
 from aprfmt.inference.points import unscaled
@@ -162,16 +163,18 @@ def _block(c: Context, layer: int, x: Array) -> Array:
     h = x
     if c.block.placement != "post":
         h = c.tap("attn_norm", layer, c.norm(layer, "attn_norm", x))
-    mixed = attention(c, layer, h)
+    recurrent = c.hp["delta_layers"][layer]
+    mixed = _RECURRENCES[c.block.recurrence](c, layer, h) if recurrent else attention(c, layer, h)
+    half = _RECURRENT if recurrent else _ATTENTION
     if c.hp["parallel_residual"]:
         if c.block.parallel_norm == "two":
             h = c.norm(layer, "ffn_norm", x)
-        x = b.add(x, _contribution(c, layer, _ATTENTION.product(c, layer, mixed), _ATTENTION))
+        x = b.add(x, _contribution(c, layer, half.product(c, layer, mixed), half))
         if c.block.parallel_norm == "two":
             h = c.tap("ffn_norm", layer, h)
         fed = moe(c, layer, h) if c.hp["moe_layers"][layer] else _fed(c, layer, h)
         return c.tap("out", layer, b.add(x, _contribution(c, layer, fed, _MLP)))
-    x = c.tap("mid", layer, _added(c, layer, x, mixed, _ATTENTION))
+    x = c.tap("mid", layer, _added(c, layer, x, mixed, half))
     h = x
     if c.block.placement != "post":
         h = c.tap("ffn_norm", layer, c.norm(layer, "ffn_norm", x))
@@ -182,9 +185,15 @@ def _block(c: Context, layer: int, x: Array) -> Array:
     return c.tap("out", layer, x)
 
 
+_RECURRENCES = {"gated_delta": delta_net}
+
+
 @dataclass(frozen=True)
 class _Half:
-    """Attention or the MLP: role and point of its last product, role and point of its post-norm."""
+    """One half of a block, attention (or a recurrence) or the MLP.
+
+    Role and point of its last product, role and point of its post-norm.
+    """
 
     role: str
     point: str
@@ -197,6 +206,7 @@ class _Half:
 
 
 _ATTENTION = _Half("attn_output", "attn_out", "post_attention_norm", "attn_contrib")
+_RECURRENT = _Half("ssm_out", "attn_out", "post_attention_norm", "attn_contrib")
 _MLP = _Half("ffn_down", "ffn_out", "post_ffw_norm", "ffn_contrib")
 
 

@@ -1,5 +1,8 @@
 """Keys and values of the positions seen so far, per layer, in buffers that grow by doubling.
 
+Layers that keep a state instead (`state`, `keep`) have that of the last valid position only: such a
+cache can be emptied, not cut.
+
 Every layer keeps all positions, also windowed layers: the mask decides which are visible. Keys are
 stored rotated; if the frequencies depend on the length (dynamic, longrope), a longer sequence may
 have to be run again from the start (`rope.same_ropes`).
@@ -11,6 +14,8 @@ from typing import Any
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import ROWS, Array, Backend
 
+State = tuple[Array, Array]  # rows that a convolution looks back on; what a recurrence keeps
+
 
 class KVCache:
     """`length` positions are valid; a forward pass writes after them, then calls `commit`."""
@@ -19,6 +24,8 @@ class KVCache:
         self._backend = backend
         self._keys: list[Any] = [None] * n_layers
         self._values: list[Any] = [None] * n_layers
+        self._states: dict[int, State] = {}
+        self._next: dict[int, State] = {}  # of the pass that is not committed yet
         self.length = 0
         self._capacity, self._measured = 0, -1  # rows of the smallest buffer, its generation
         self.generation = 0  # counts new buffers: recordings made with old ones are invalid
@@ -29,6 +36,19 @@ class KVCache:
         keys = self._keys[layer] = self._room(self._keys[layer], k, stop)
         values = self._values[layer] = self._room(self._values[layer], v, stop)
         return self._backend.append((keys, values), k, v, self.length)
+
+    def state(self, layer: int) -> State | tuple[None, None]:
+        """Return a layer's state after the last valid position; Nones at the beginning."""
+        return self._states.get(layer, (None, None))
+
+    def keep(self, layer: int, state: State) -> None:
+        """Take a layer's state after the pass's last position; `commit` makes it valid."""
+        self._next[layer] = state
+
+    @property
+    def cuttable(self) -> bool:
+        """Whether positions can be removed one by one: no layer keeps a state."""
+        return not self._states
 
     def fits(self, tokens: int) -> bool:
         """Say whether that many more positions fit without new buffers."""
@@ -54,6 +74,8 @@ class KVCache:
     def commit(self, tokens: int) -> None:
         """Make the positions written last valid; called once all layers have written."""
         self.length += tokens
+        self._states.update(self._next)
+        self._next.clear()
 
     def truncate(self, length: int) -> None:
         """Remove the positions from `length` on."""
@@ -61,11 +83,21 @@ class KVCache:
             raise UsageError(
                 f"the cache holds {self.length} positions; it cannot be cut to {length}"
             )
+        if 0 < length < self.length and not self.cuttable:
+            raise UsageError(
+                f"the cache holds the state after {self.length} positions; it cannot be cut to "
+                f"{length}, only emptied"
+            )
+        if not length:
+            self._states.clear()
+        self._next.clear()
         self.length = length
 
     @property
     def nbytes(self) -> int:
         """Bytes the buffers take."""
-        buffers = [buffer for buffer in (*self._keys, *self._values) if buffer is not None]
+        states = [part for state in self._states.values() for part in state]
+        every = (*self._keys, *self._values, *states)
+        buffers = [buffer for buffer in every if buffer is not None]
         elements = sum(int(math.prod(buffer.shape)) for buffer in buffers)
         return elements * self._backend.itemsize

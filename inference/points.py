@@ -7,77 +7,40 @@ table, and foreign traces are read with it.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from aprfmt.arch.spec import BlockSpec
-from aprfmt.arch.vocabulary import role_key
-from aprfmt.base.protocols import Value
+from aprfmt.inference.placing import (
+    ABSENT,
+    DENSE,
+    ENDED,
+    GATE,
+    GATED,
+    HERE,
+    LATENT_Q,
+    MLA,
+    MOE,
+    RECURRENT,
+    Where,
+    contribution,
+    entering,
+    ffn_norm,
+    if_,
+    is_normed,
+    is_scaled,
+    multiplied,
+    of_attention,
+    product,
+    raw_logits,
+    rotated,
+)
+from aprfmt.inference.placing import BEFORE as BEFORE
+from aprfmt.inference.placing import WHOLE as WHOLE
+from aprfmt.inference.placing import LayerFacts as LayerFacts
+from aprfmt.inference.placing import unscaled as unscaled
 
-WHOLE = -1  # the layer of whole-model points
 Rows = Literal["tokens", "scores", "keys", "logits"]
-
-
-@dataclass(frozen=True)
-class LayerFacts:
-    """A layer of one model: the facts that decide which points it has."""
-
-    block: BlockSpec
-    hp: Mapping[str, Value]
-    roles: Collection[str]
-    layer: int
-
-    def has(self, role: str) -> bool:
-        """Say whether the layer has a tensor (`attn_q.bias`)."""
-        return role_key(None if self.layer == WHOLE else self.layer, role) in self.roles
-
-    @property
-    def mla(self) -> bool:
-        """Multi-head latent attention."""
-        return self.block.attention == "mla"
-
-    @property
-    def moe(self) -> bool:
-        """The layer has experts."""
-        return bool(self.hp["moe_layers"][self.layer])
-
-    @property
-    def rotates(self) -> bool:
-        """The layer rotates q and k."""
-        return self.block.position == "rope" and bool(self.hp["rope_layers"][self.layer])
-
-    @property
-    def normed_late(self) -> bool:
-        """The layer's q/k-norms follow rope."""
-        return bool(self.hp["qk_norm"]) and self.block.qk_norm_place == "after_rope"
-
-    @property
-    def tempered(self) -> bool:
-        """The layer's queries get a factor that grows with the position."""
-        return self.block.temperature != "none" and self.hp["temperature_scale"] is not None
-
-    @property
-    def parallel(self) -> bool:
-        """Attention and MLP read the same norm."""
-        return bool(self.hp["parallel_residual"])
-
-    @property
-    def unscaled(self) -> bool:
-        """A block's output is added to the stream without a factor."""
-        return unscaled(self.block, self.hp)
-
-
-def unscaled(block: BlockSpec, hp: Mapping[str, Value]) -> bool:
-    """Say whether a block's output is added to the stream without a factor."""
-    return block.placement == "pre" and float(hp["residual_scale"]) == 1
-
-
-# HERE: computed and captured. ABSENT: the architecture has no such tensor. Any other string is
-# the name of the point it equals (of the same layer, or a whole-model one; "out-" is the layer
-# before).
-HERE, ABSENT, BEFORE = "", "-", "out-"
-Where = Callable[[LayerFacts], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,74 +106,6 @@ class Point:
     where: Where = lambda place: HERE
 
 
-def _if(condition: Callable[[LayerFacts], bool], otherwise: str = ABSENT) -> Where:
-    return lambda place: HERE if condition(place) else otherwise
-
-
-def _product(part: str) -> Where:
-    """Return the placing of q_mm, k_mm or v_mm: it differs from q, k or v only by the bias."""
-
-    def where(place: LayerFacts) -> str:
-        if not place.has(f"attn_{part}.weight"):
-            return ABSENT
-        return HERE if place.has(f"attn_{part}.bias") else part
-
-    return where
-
-
-def _is_normed(place: LayerFacts) -> bool:
-    return bool(place.hp["qk_norm"]) and not place.mla and not place.normed_late
-
-
-def _rotated(part: str) -> Where:
-    """Return the placing of q_rope or k_rope; without rotation it equals the point before it."""
-
-    def where(place: LayerFacts) -> str:
-        if place.rotates or place.mla:
-            return HERE
-        return f"{part}_norm" if _is_normed(place) else part
-
-    return where
-
-
-def _contribution(otherwise: Callable[[LayerFacts], str]) -> Where:
-    return lambda place: HERE if not place.unscaled else otherwise(place)
-
-
-def _is_scaled(place: LayerFacts) -> bool:
-    return place.block.position == "learned" or float(place.hp["embedding_scale"]) != 1
-
-
-def _entering(place: LayerFacts) -> str:
-    if place.layer > 0:
-        return BEFORE
-    return "embd_scaled" if _is_scaled(place) else "embd"
-
-
-def _multiplied(place: LayerFacts) -> str:
-    if place.moe:
-        return ABSENT
-    return HERE if place.block.mlp == "gated" else "ffn_act"
-
-
-def _ffn_norm(place: LayerFacts) -> str:
-    if place.parallel and place.block.parallel_norm == "one":
-        return "attn_norm" if place.block.placement != "post" else "in"
-    return HERE if place.block.placement != "post" else "mid"
-
-
-def _raw_logits(place: LayerFacts) -> str:
-    scaled = float(place.hp["logit_scale"]) != 1 or place.hp["final_softcap"] is not None
-    return HERE if scaled else "logits"
-
-
-_GATED = _if(lambda place: not place.moe and place.block.mlp == "gated")
-_DENSE = _if(lambda place: not place.moe)
-_MOE = _if(lambda place: place.moe)
-_LATENT_Q = _if(lambda place: place.mla and place.hp["q_lora_rank"] is not None)
-_MLA = _if(lambda place: place.mla)
-
-
 def _product_names(part: str) -> tuple[Name, ...]:
     return _cpp(f" MUL_MAT:attn_{part}.weight")
 
@@ -231,22 +126,24 @@ _ROWS: tuple[Point, ...] = (
     Point("embd_scaled", "tokens, hidden_size",
           "after the embedding's factor or with learned positions added: the input of layer 0",
           _cpp("inp_scaled SCALE", "embd SCALE", "inp_embd SCALE", "inpL ADD"), "",
-          _hf("embed_tokens[scaled]"), layered=False, where=_if(_is_scaled, "embd")),
+          _hf("embed_tokens[scaled]"), layered=False, where=if_(is_scaled, "embd")),
     Point("in", "tokens, hidden_size", "residual stream entering the layer", (), "",
-          _hf("#in"), where=_entering),
+          _hf("#in"), where=entering),
     Point("attn_norm", "tokens, hidden_size",
           "after the norm before attention, weight and bias applied", _biased("attn_norm"),
           "attn_norm", _hf("input_layernorm", "ln_1", "ln_attn"),
-          where=_if(lambda place: place.block.placement != "post", "in")),
+          where=if_(lambda place: place.block.placement != "post", "in")),
+    Point("attn_gate", "tokens, heads*head_dim", "gate of the attention, no sigmoid yet", (), "",
+          _hf("self_attn.q_proj[gate]"), where=GATE),
     Point("q_a", "tokens, q_lora_rank", "compressed query (MLA)", _biased("attn_q_a"), "",
-          _hf("self_attn.q_a_proj"), where=_LATENT_Q),
+          _hf("self_attn.q_a_proj"), where=LATENT_Q),
     Point("q_a_norm", "tokens, q_lora_rank", "compressed query after its norm (MLA)",
-          _biased("attn_q_a_norm"), "", _hf("self_attn.q_a_layernorm"), where=_LATENT_Q),
+          _biased("attn_q_a_norm"), "", _hf("self_attn.q_a_layernorm"), where=LATENT_Q),
     Point("q_mm", "tokens, heads, head_dim", "query product only, before the bias",
-          _product_names("q"), "qkv_matmul", inner=True, where=_product("q")),
+          _product_names("q"), "qkv_matmul", inner=True, where=product("q")),
     Point("q_b", "tokens, heads, head_dim", "query expanded from its compressed form (MLA)",
           _biased("attn_q_b"), "", _hf("self_attn.q_b_proj"),
-          where=lambda place: "q" if _LATENT_Q(place) == HERE else ABSENT),
+          where=lambda place: "q" if LATENT_Q(place) == HERE else ABSENT),
     Point("q", "tokens, heads, head_dim", "query with its bias, before norm and rope",
           _biased("attn_q"), "qkv_bias",
           _hf("self_attn.q_proj", "attn.q_proj", "self_attn.qkv_proj[qkv]",
@@ -254,24 +151,24 @@ _ROWS: tuple[Point, ...] = (
               "self_attention.query_key_value[qkv]")),
     Point("kv_a", "tokens, kv_lora_rank+qk_rope_head_dim",
           "compressed keys and values, then the part to rotate (MLA)", _biased("attn_kv_a_mqa"),
-          "", _hf("self_attn.kv_a_proj_with_mqa"), where=_MLA),
+          "", _hf("self_attn.kv_a_proj_with_mqa"), where=MLA),
     Point("k_pe", "tokens, 1, qk_rope_head_dim",
           "part of the key that all heads share, before rope (MLA)", _cpp("k_pe VIEW"), "",
-          _hf("self_attn.kv_a_proj_with_mqa[tail]"), where=_MLA),
+          _hf("self_attn.kv_a_proj_with_mqa[tail]"), where=MLA),
     Point("kv_a_norm", "tokens, kv_lora_rank", "compressed keys and values after their norm (MLA)",
-          _biased("attn_kv_a_norm"), "", _hf("self_attn.kv_a_layernorm"), where=_MLA),
+          _biased("attn_kv_a_norm"), "", _hf("self_attn.kv_a_layernorm"), where=MLA),
     Point("k_nope", "tokens, heads, qk_nope_head_dim", "unrotated part of the keys (MLA)",
-          _cpp("k_nope_view VIEW"), "", _hf("self_attn.kv_b_proj[heads]"), where=_MLA),
+          _cpp("k_nope_view VIEW"), "", _hf("self_attn.kv_b_proj[heads]"), where=MLA),
     Point("k_mm", "tokens, kv_heads, head_dim", "key product only, before the bias",
-          _product_names("k"), "qkv_matmul", inner=True, where=_product("k")),
+          _product_names("k"), "qkv_matmul", inner=True, where=product("k")),
     Point("k", "tokens, kv_heads, head_dim", "key with its bias, before norm and rope",
           _biased("attn_k"), "qkv_bias",
           _hf("self_attn.k_proj", "attn.k_proj", "self_attn.qkv_proj[qkv]",
               "attn.c_attn[qkv]", "attention.query_key_value[qkv]",
               "self_attention.query_key_value[qkv]"),
-          where=_if(lambda place: not place.mla)),
+          where=if_(lambda place: not place.mla)),
     Point("v_mm", "tokens, kv_heads, value_dim", "value product only, before the bias",
-          _product_names("v"), "qkv_matmul", inner=True, where=_product("v")),
+          _product_names("v"), "qkv_matmul", inner=True, where=product("v")),
     Point("v", "tokens, kv_heads, value_dim", "value with its bias", _biased("attn_v"), "qkv_bias",
           _hf("self_attn.v_proj", "attn.v_proj", "self_attn.qkv_proj[qkv]",
               "attn.c_attn[qkv]", "attention.query_key_value[qkv]",
@@ -282,23 +179,23 @@ _ROWS: tuple[Point, ...] = (
           where=lambda place: ABSENT if not place.mla else HERE if place.rotates else "k_pe"),
     Point("q_norm", "tokens, heads, head_dim", "query after its norm, before rope",
           _biased("attn_q_norm"), "", _hf("self_attn.q_norm", "self_attn.q_layernorm"),
-          where=_if(_is_normed)),
+          where=if_(is_normed)),
     Point("k_norm", "tokens, kv_heads, head_dim", "key after its norm, before rope",
           _biased("attn_k_norm"), "", _hf("self_attn.k_norm", "self_attn.k_layernorm"),
-          where=_if(_is_normed)),
+          where=if_(is_normed)),
     Point("q_rope", "tokens, heads, head_dim",
           "query after rope, unscaled, rotated part in split halves", _cpp("Qcur ROPE"),
-          "q_post_rope", _hf("#q_rope"), where=_rotated("q")),
+          "q_post_rope", _hf("#q_rope"), where=rotated("q")),
     Point("k_rope", "tokens, kv_heads, head_dim",
           "key after rope, rotated part in split halves", _cpp("Kcur ROPE"), "k_post_rope",
-          _hf("#k_rope"), where=_rotated("k")),
+          _hf("#k_rope"), where=rotated("k")),
     Point("q_attn", "tokens, heads, head_dim",
           "query as attention reads it, where a norm or a factor follows rope", (), "",
           _hf("#q_attn"),
-          where=_if(lambda place: place.normed_late or place.tempered, "q_rope")),
+          where=if_(lambda place: place.normed_late or place.tempered, "q_rope")),
     Point("k_attn", "tokens, kv_heads, head_dim",
           "key as attention reads it, where a norm follows rope", (), "", _hf("#k_attn"),
-          where=_if(lambda place: place.normed_late, "k_rope")),
+          where=if_(lambda place: place.normed_late, "k_rope")),
     Point("k_cache", "keys, kv_heads, head_dim", "keys that attention reads, cached ones first",
           _cpp("cache_k VIEW"), "", _hf("#k_cache"), rows="keys"),
     Point("v_cache", "keys, kv_heads, value_dim",
@@ -310,71 +207,101 @@ _ROWS: tuple[Point, ...] = (
           inner=True),
     Point("probs", "heads, tokens, keys", "after mask, sinks and softmax, a sink's column dropped",
           _cpp("kq_soft_max SOFT_MAX"), "attn_softmax", _hf("#probs"), rows="scores", inner=True),
-    Point("attn", "tokens, heads*value_dim", "probs.v, heads joined, before the output product",
-          _cpp("kqv_out"), "attention",
+    Point("attn_mixed", "tokens, heads*value_dim", "probs.v, heads joined, where a gate follows",
+          where=GATE),
+    Point("delta_qkv", "tokens, delta_channels", "a delta net's q, k and v before the convolution",
+          (), "", _hf("linear_attn.in_proj_qkv", "linear_attn.in_proj_qkvz[groups]"),
+          where=RECURRENT),
+    Point("conv", "tokens, delta_channels", "q, k and v after the convolution and the activation",
+          where=RECURRENT),
+    Point("delta_gate", "tokens, value_heads*value_dim",
+          "gate of a delta net, before its activation", (), "",
+          _hf("linear_attn.in_proj_z", "linear_attn.in_proj_qkvz[groups]"), where=RECURRENT),
+    Point("beta", "tokens, value_heads", "how much of a value's error a delta net writes, 0 to 1",
+          where=RECURRENT),
+    Point("decay", "tokens, value_heads", "logarithm of what a delta net's state is multiplied by",
+          where=RECURRENT),
+    Point("delta", "tokens, value_heads*value_dim",
+          "what a delta net reads from its state, heads joined", where=RECURRENT),
+    Point("delta_norm", "tokens, value_heads*value_dim",
+          "after the norm and the gate, before the output product", (), "",
+          _hf("linear_attn.out_proj#in"), where=RECURRENT),
+    Point("attn", "tokens, heads*value_dim",
+          "probs.v, heads joined, after a gate, before the output product",
+          _cpp("attn_gated MUL", "kqv_out"), "attention",
           _hf("self_attn.o_proj#in", "self_attn.dense#in", "attn.c_proj#in", "attn.out_proj#in",
-              "attention.dense#in", "self_attention.dense#in")),
+              "attention.dense#in", "self_attention.dense#in"), where=ENDED),
     Point("attn_out", "tokens, hidden_size", "output projection with its bias",
-          _biased("attn_output"), "attn_out",
+          _biased("attn_output", "ssm_out"), "attn_out",
           _hf("self_attn.o_proj", "self_attn.dense", "attn.c_proj", "attn.out_proj",
-              "attention.dense", "self_attention.dense", "self_attn", "attn")),
+              "attention.dense", "self_attention.dense", "linear_attn.out_proj", "self_attn",
+              "attn")),
     Point("attn_contrib", "tokens, hidden_size",
           "what is added to the stream: after the post-norm or the residual factor",
           _cpp(" MUL:post_attention_norm.weight"), "",
           _hf("post_self_attn_layernorm", "post_attention_layernorm sandwich",
               "post_attention_layernorm post"),
-          where=_contribution(lambda place: "attn_out")),
+          where=contribution(lambda place: "attn_out")),
     Point("mid", "tokens, hidden_size", "residual stream after attention",
           _cpp("ffn_inp ADD", "sa_out ADD"), "post_attn_residual",
           _hf("pre_feedforward_layernorm#in", "ln_2#in", "post_attention_layernorm#in pre"),
-          where=_if(lambda place: not place.parallel)),
+          where=if_(lambda place: not place.parallel)),
     Point("ffn_norm", "tokens, hidden_size", "after the norm before the MLP",
           _biased("ffn_norm"), "ffn_norm",
           _hf("pre_feedforward_layernorm", "ln_2", "ln_mlp", "post_attention_layernorm pre"),
-          where=_ffn_norm),
+          where=ffn_norm),
     Point("router", "tokens, n_experts", "expert logits with bias", _biased("ffn_gate_inp"), "",
           _hf("mlp.gate", "mlp.router", "block_sparse_moe.gate", "block_sparse_moe.router"),
-          where=_MOE),
+          where=MOE),
     Point("experts", "tokens, n_experts_used", "ids of the chosen experts, heaviest first",
-          _cpp("ffn_moe_topk VIEW"), "", _hf("#experts"), where=_MOE),
+          _cpp("ffn_moe_topk VIEW"), "", _hf("#experts"), where=MOE),
     Point("expert_w", "tokens, n_experts_used", "weights of the chosen experts as applied",
           _cpp("ffn_moe_weights_scaled SCALE", "ffn_moe_weights_softmax RESHAPE",
                "ffn_moe_weights_norm RESHAPE", "ffn_moe_weights_norm DIV",
                "ffn_moe_weights GET_ROWS"),
-          "moe_router", _hf("#expert_w"), where=_MOE),
+          "moe_router", _hf("#expert_w"), where=MOE),
     Point("router_margin", "tokens",
           "score of the last chosen expert or group minus the next one's, infinite without one",
-          finite=False, where=_MOE),
+          finite=False, where=MOE),
     Point("ffn_gate", "tokens, ffn_size", "gate product with bias", _biased("ffn_gate"),
-          "ffn_gate", _hf("mlp.gate_proj", "mlp.gate_up_proj[halves]"), where=_GATED),
+          "ffn_gate", _hf("mlp.gate_proj", "mlp.gate_up_proj[halves]"), where=GATED),
     Point("ffn_up", "tokens, ffn_size", "up product with bias", _biased("ffn_up"), "ffn_up",
           _hf("mlp.up_proj", "mlp.fc1", "mlp.c_fc", "mlp.fc_in", "mlp.dense_h_to_4h",
-              "mlp.gate_up_proj[halves]"), where=_DENSE),
+              "mlp.gate_up_proj[halves]"), where=DENSE),
     Point("ffn_act", "tokens, ffn_size", "act(gate); of a plain MLP act(up)",
           _cpp("ffn_gelu", "ffn_silu", "ffn_relu"), "ffn_silu",
-          _hf("mlp.act_fn", "mlp.activation_fn", "mlp.act"), where=_DENSE),
+          _hf("mlp.act_fn", "mlp.activation_fn", "mlp.act"), where=DENSE),
     Point("ffn_mul", "tokens, ffn_size", "act(gate) times up",
           _cpp("ffn_swiglu", "ffn_geglu", "ffn_gate_par"), "ffn_swigl", _hf("mlp.down_proj#in"),
-          where=_multiplied),
+          where=multiplied),
     Point("ffn_out", "tokens, hidden_size", "down product with bias", _biased("ffn_down"),
           "ffn_out", _hf("mlp.down_proj", "mlp.fc2", "mlp.c_proj", "mlp"),
-          where=_if(lambda place: not place.moe, "moe_out")),
+          where=if_(lambda place: not place.moe, "moe_out")),
     Point("moe_out", "tokens, hidden_size", "weighted sum of the experts plus the shared expert",
           _cpp("ffn_out", "ffn_moe_out"), "moe_ffn_out", _hf("mlp", "block_sparse_moe"),
-          where=_MOE),
+          where=MOE),
     Point("ffn_contrib", "tokens, hidden_size",
           "what is added to the stream: after the post-norm or the residual factor",
           _cpp(" MUL:post_ffw_norm.weight"), "",
           _hf("post_feedforward_layernorm", "post_mlp_layernorm"),
-          where=_contribution(lambda place: "moe_out" if place.moe else "ffn_out")),
+          where=contribution(lambda place: "moe_out" if place.moe else "ffn_out")),
     Point("out", "tokens, hidden_size", "residual stream leaving the layer", _cpp("l_out"),
           "post_ffn_residual", _hf("#out", "")),
     Point("final_norm", "tokens, hidden_size", "after the last norm", _biased("output_norm"),
           "final_norm", _hf("norm", "final_layernorm", "final_layer_norm", "ln_f"), layered=False),
     Point("logits_raw", "rows, vocab_size", "head product with its bias",
           (*_biased("output"), *_cpp(" MUL_MAT:token_embd.weight")), "",
-          _hf("lm_head"), rows="logits", layered=False, where=_raw_logits),
+          _hf("lm_head"), rows="logits", layered=False, where=raw_logits),
     Point("logits", "rows, vocab_size", "after factor and softcap", _cpp("result_output"),
           "lm_head", _hf("logits"), rows="logits", layered=False),
 )  # fmt: skip
-POINTS: Mapping[str, Point] = {point.name: point for point in _ROWS}
+# Points between the norm before attention and its result: layers with a recurrence have none.
+_OF_ATTENTION = frozenset(
+    """q_a q_a_norm q_mm q_b q kv_a k_pe kv_a_norm k_nope k_mm k v_mm v k_pe_rope q_norm k_norm
+    q_rope k_rope q_attn k_attn k_cache v_cache scores probs""".split()
+)
+POINTS: Mapping[str, Point] = {
+    point.name: replace(point, where=of_attention(point.where))
+    if point.name in _OF_ATTENTION else point
+    for point in _ROWS
+}  # fmt: skip

@@ -90,9 +90,11 @@ class Session:
         return self._cache
 
     def reset(self, length: int = 0) -> None:
-        """Forget the tokens from `length` on."""
+        """Forget the tokens from `length` on; a state is made anew from those before it."""
         if self._cache is not None:
-            self._cache.truncate(min(length, self._cache.length))
+            kept = min(length, self._cache.length)
+            whole = self._cache.cuttable or kept == self._cache.length
+            self._cache.truncate(kept if whole else 0)
         self.ids = self.ids[:length]
 
     def extend(
@@ -115,11 +117,11 @@ class Session:
         if self._cache is None:
             self._cache = KVCache(self.backend, int(self.hp["n_layers"]))
         rows = logits_rows
-        if before and self._lengthy:
-            if not same_ropes(self.hp, before, before + len(new)):
-                self._cache.truncate(0)
-                rows = _shifted(logits_rows, len(new), before)
-                new, self.ids = self.ids + new, []
+        stale = before and self._lengthy and not same_ropes(self.hp, before, before + len(new))
+        if before and (stale or self._cache.length < before):
+            self._cache.truncate(0)
+            rows = _shifted(logits_rows, len(new), before)
+            new, self.ids = self.ids + new, []
         logits = self._pass(new, self._cache, recorder, rows)
         self.ids = self.ids + new
         return logits

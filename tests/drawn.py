@@ -9,7 +9,8 @@ def fill(model: Any, seed: int) -> None:
     import torch
 
     generator = torch.Generator().manual_seed(seed + 1)
-    centred = type(model).__name__.startswith(("Gemma", "Nemotron"))  # their norms store weight - 1
+    # The norms of these store weight - 1.
+    centred = type(model).__name__.startswith(("Gemma", "Nemotron", "Qwen3Next", "Qwen3_5"))
     with torch.no_grad():
         for path, module in model.named_modules():
             # Conv1D and gpt-oss's experts store [in, out], everything else [out, in].
@@ -27,6 +28,10 @@ def fill(model: Any, seed: int) -> None:
 
 def _drawn(name: str, noise: Any, fan_in: int, centred: bool) -> Any:
     """Scale standard normal noise to the part the tensor plays."""
+    if name.endswith("linear_attn.norm.weight"):
+        return 0.4 * noise + 1.0
+    if name.endswith(("A_log", "conv1d.weight")):
+        return 0.7 * noise
     if any(word in name for word in ("norm", ".ln_")) and "word_embeddings." not in name:
         bias = name.endswith("bias")
         return 0.3 * noise if bias else 0.4 * noise + (0.0 if centred else 1.0)

@@ -38,6 +38,18 @@ _LLAMA: dict[str, Any] = {
 }
 _LAYER_NORM = {k: v for k, v in _LLAMA.items() if k != "rms_norm_eps"} | {"layer_norm_eps": EPS}
 _MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 40, "num_experts": 6}
+_DELTA: dict[str, Any] = {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 9,
+    "linear_value_head_dim": 7,
+    "linear_conv_kernel_dim": 4,
+    "rope_theta": None,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5,
+    },
+}  # fmt: skip
 _MLA = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 20,
@@ -233,6 +245,13 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 64,
         "new_decoder_architecture": True,
     }),
+    "qwen3_next": ("Qwen3Next", _LLAMA | _MOE | _DELTA | {
+        "num_hidden_layers": 4, "shared_expert_intermediate_size": 56,
+    }),
+    "qwen3_5": ("Qwen3_5", _LLAMA | _DELTA | {"full_attention_interval": 2}),
+    "qwen3_5_moe": ("Qwen3_5Moe", {
+        key: value for key, value in (_LLAMA | _MOE | _DELTA).items() if key != "intermediate_size"
+    } | {"shared_expert_intermediate_size": 56, "full_attention_interval": 2}),
     "olmoe": ("Olmoe", _LLAMA | {
         "num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40,
     }),
@@ -330,6 +349,17 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "num_ln_in_parallel_attn": 1,
         },
     ),
+    "qwen3_next-mixed": (
+        "qwen3_next",
+        {
+            "layer_types": ["full_attention", "linear_attention"] * 2,
+            "mlp_only_layers": [1],
+            "attention_bias": True,
+            "linear_num_value_heads": 2,
+            "linear_conv_kernel_dim": 3,
+            "norm_topk_prob": False,
+        },
+    ),
     "olmoe-clip": ("olmoe", {"clip_qkv": 0.5, "norm_topk_prob": True}),
 }
 
@@ -356,7 +386,8 @@ def tiny(arch: str, tied: bool | None = None, seed: int = 0, **overrides: Any) -
     values = {key: v for key, v in values.items() if v is not None or key in nullable}
     if tied is not None:
         values["tie_word_embeddings"] = tied
-    config_name = {"Gemma3": "Gemma3TextConfig"}.get(prefix, f"{prefix}Config")
+    texts = {name: f"{name}TextConfig" for name in ("Gemma3", "Qwen3_5", "Qwen3_5Moe")}
+    config_name = texts.get(prefix, f"{prefix}Config")
     model_name = {"GPT2": "GPT2LMHeadModel"}.get(prefix, f"{prefix}ForCausalLM")
     config = getattr(transformers, config_name)(**deepcopy(values))  # it writes into what it gets
     config._attn_implementation = "eager"

@@ -17,7 +17,8 @@ CARRIED = "aprfmt.hyper."
 STYLES = ("gguf", "apr")  # the key styles that may hold such keys
 _MAX_BYTES = 1 << 20
 
-LAYERED = ("rope_layers", "window_layers", "moe_layers")
+LAYERED = ("rope_layers", "window_layers", "moe_layers", "delta_layers")
+LISTED = ("rope_sections",)  # whole numbers
 WORDS: Mapping[str, tuple[str, ...]] = {
     "activation": ("silu", "gelu", "gelu_tanh", "relu", "swiglu_oai"),
     "rope_style": ("half", "interleaved"),
@@ -76,6 +77,8 @@ def _checked(
         ):
             return tuple(value)
         raise ArchError(f"{key}: is {short_repr(value)}; expected {layers} times true or false")
+    if name in LISTED and isinstance(value, list):
+        return tuple(whole(part, key) for part in value)
     if name in WORDS:
         if value in WORDS[name]:
             return value

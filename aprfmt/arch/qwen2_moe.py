@@ -48,7 +48,7 @@ def shared_expert(
     )
 
 
-_SHARED_GATE = RoleRow(
+SHARED_GATE = RoleRow(
     "ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", ("1", "hidden_size"),
     "moe_layers", gguf_steps=(Reshaped(("1", "hidden_size"), ("hidden_size",)),),
 )  # fmt: skip
@@ -63,7 +63,7 @@ _TENSORS, _BINDINGS = tables(
         *DENSE,
         ROUTER,
         *EXPERTS,
-        _SHARED_GATE,
+        SHARED_GATE,
         *shared_expert("mlp.shared_expert"),
         *_AFTER,
     ),

@@ -365,6 +365,11 @@ BASE: tuple[HyperRule, ...] = (
     fixed("kv_lora_rank", None),
     fixed("qk_nope_head_dim", None),
     fixed("qk_rope_head_dim", None),
+    HyperRule("delta_layers", default=per_layer(False)),
+    *(fixed(f"delta_{part}", None) for part in ("key_heads", "value_heads")),
+    *(fixed(f"delta_{part}", None) for part in ("key_dim", "value_dim")),
+    fixed("conv_taps", None),
+    fixed("rope_sections", None),
     fixed("swiglu_limit", None),
     fixed("swiglu_alpha", None),
 )

@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args, get_type_hints
 
 from aprfmt.arch.vocabulary import F32_ROLES as F32_ROLES
 from aprfmt.arch.vocabulary import HYPER_NAMES as HYPER_NAMES
@@ -298,7 +298,8 @@ class BlockSpec:
     with a parallel residual attention and MLP read one norm, or one each (two: falcon-40b).
     temperature: none; all: a factor on every query, by position (ministral3). mlp: gated or plain;
     experts replace it on `moe_layers`. shared_expert: none; plain (added); gated (times its own
-    gate's sigmoid).
+    gate's sigmoid). attention_gate: what attention gives is multiplied by a projection's sigmoid.
+    recurrence: what mixes the tokens of `delta_layers` in place of attention (gated_delta).
 
     Rounding that shows in BF16 and F16 only. softmax_cast: "input" subtracts the maximum in the
     scores' dtype first (gpt-oss; gpt2's softmax is "float32"). rope_cast: what is rounded to the
@@ -323,6 +324,8 @@ class BlockSpec:
     temperature: Literal["none", "all"] = "none"
     mlp: Literal["gated", "plain"] = "gated"
     shared_expert: Literal["none", "plain", "gated"] = "none"
+    attention_gate: Literal["none", "sigmoid"] = "none"
+    recurrence: Literal["none", "gated_delta"] = "none"
     softmax_cast: Literal["float32", "input"] = "float32"
     rope_cast: Literal["table", "table_and_result", "result"] = "table"
     router_cast: Literal["weights", "logits", "none", "product"] = "weights"
@@ -330,26 +333,8 @@ class BlockSpec:
 
     def check(self) -> None:
         """Raise ArchError for a value outside the enumerations."""
-        allowed: dict[str, tuple[object, ...]] = {
-            "norm": ("rms", "layer"),
-            "norm_offset": (0, 1),
-            "norm_cast": ("before_weight", "after_weight"),
-            "placement": ("pre", "post", "sandwich"),
-            "qk_norm": ("none", "head", "width", "head_layer"),
-            "parallel_norm": ("one", "two"),
-            "qk_norm_place": ("before_rope", "after_rope"),
-            "attention": ("gqa", "mla"),
-            "sinks": (False, True),
-            "position": ("rope", "learned"),
-            "temperature": ("none", "all"),
-            "mlp": ("gated", "plain"),
-            "shared_expert": ("none", "plain", "gated"),
-            "softmax_cast": ("float32", "input"),
-            "rope_cast": ("table", "table_and_result", "result"),
-            "router_cast": ("weights", "logits", "none", "product"),
-            "activation_cast": ("result", "steps"),
-        }
-        for name, values in allowed.items():
+        for name, kind in get_type_hints(BlockSpec).items():
+            values = get_args(kind) or (False, True)
             if getattr(self, name) not in values:
                 raise ArchError(
                     f"block field {name} is {getattr(self, name)!r}; expected one of {values}"

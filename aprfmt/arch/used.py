@@ -18,6 +18,9 @@ WITH: Mapping[str, str] = {
     "moe_layers": "n_experts", "moe_ffn_size": "n_experts", "shared_ffn_size": "n_experts",
     "routed_scale": "n_experts", "n_expert_groups": "n_experts",
     "n_expert_groups_used": "n_expert_groups",
+    "delta_key_heads": "delta_layers", "delta_value_heads": "delta_layers",
+    "delta_key_dim": "delta_layers", "delta_value_dim": "delta_layers",
+    "conv_taps": "delta_layers",
 }  # fmt: skip
 # Says the same as the other one where both are equal.
 LIKE: Mapping[str, str] = {"value_head_dim": "head_dim", "rope_dim": "head_dim"}

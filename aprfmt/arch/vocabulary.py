@@ -28,12 +28,19 @@ HYPER_NAMES: dict[str, str] = {
     "qkv_clip": "None, or c: q, k and v are clamped to [-c, c] (olmoe, mpt)",
     "qk_norm": "q/k-norm tensors are there (the kind is the block's)",
     "parallel_residual": "attention and MLP read the same norm and are added together",
+    "delta_layers": "tuple of bool: does layer i mix by a gated delta net instead of attention",
+    "delta_key_heads": "key heads of the delta nets, None without",
+    "delta_value_heads": "value heads of the delta nets: each key head serves as many in a row",
+    "delta_key_dim": "elements of a delta net's key head",
+    "delta_value_dim": "elements of a delta net's value head",
+    "conv_taps": "positions that a delta net's short convolution sees, its own included",
     "rope_theta": "base of the rotary frequencies",
     "rope_theta_local": "base on sliding-window layers where it differs (gemma3), else None",
     "rope_dim": "rotated elements of a head (partial rotary: fewer than head_dim)",
     "rope_style": "half or interleaved pairing of the LOGICAL q/k",
     "rope_scaling": "None, or {type, ...}: linear dynamic yarn llama3 longrope factors (rope.py)",
     "rope_scaling_layers": "all, or full: which layers the scaling applies to (gemma3: full)",
+    "rope_sections": "None, or pairs that turn by time, height, width (text: by one position)",
     "sliding_window": "None, or how many positions a windowed layer sees",
     "window_layers": "tuple of bool: is layer i windowed",
     "rope_layers": "tuple of bool: does layer i rotate (smollm3), True everywhere else",
@@ -66,9 +73,11 @@ HYPER_NAMES: dict[str, str] = {
 }
 
 # Roles (the part before .weight) whose tensors ggml's readers expect as F32, besides everything
-# one-dimensional: norms, expert routers, tables of positions and token types. Source:
-# llama.cpp's converter.
-F32_ROLES = ("_norm", "ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "token_types")
+# one-dimensional: norms, expert routers, tables of positions and token types, kernels of short
+# convolutions. Source: llama.cpp's converter.
+F32_ROLES = (
+    "_norm", "ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "token_types", "ssm_conv1d",
+)  # fmt: skip
 
 
 def role_key(layer: int | None, role: str) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.inference.backends.recorded import Graphs, Pending
+from aprfmt.inference.backends.recurrent import Recurrent
 from aprfmt.tensors.stats import Stats, compute
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Heads:
     causal: tuple[int, int | None] | None = None
 
 
-class Backend(ABC):
+class Backend(Recurrent, ABC):
     """One op per arithmetic of the forward pass; no graph, no autograd, no dispatcher.
 
     `device` is where the arrays really are (`cpu`, `cuda:0`), `dtype` the name of the arithmetic's

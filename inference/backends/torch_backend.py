@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from aprfmt.errors import ArchError, BackendUnavailableError
 from aprfmt.inference.backends.base import Array, Heads, NormCast, Numbers, RopeCast
-from aprfmt.inference.backends.tiles import Tiles
 from aprfmt.inference.backends.torch_device import torch_devices
+from aprfmt.inference.backends.torch_recurrent import TorchRecurrent
 from aprfmt.inference.weights import Weight
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -43,7 +43,7 @@ def _gelu_tanh_steps(x: Array) -> Array:
 STEPS: Mapping[str, Callable[[Array], Array]] = {"gelu_tanh": _gelu_tanh_steps}
 
 
-class TorchBackend(Tiles):
+class TorchBackend(TorchRecurrent):
     """The torch backend on the CPU, and the base class of torch_cuda.py.
 
     `tf32` allows TF32 in float32 products of a GPU.

@@ -68,7 +68,10 @@ def test_gguf_base_names_are_those_of_the_gguf_package(arch: str) -> None:
     spec = ARCHS[arch]
     theirs = {gguf.TENSOR_NAMES[t] for t in gguf.MODEL_TENSORS[model_arch(spec)]} - NO_ROLES
     ours = {
-        name.rpartition(".")[0].replace("{L}", "{bid}").removesuffix(".{E}")
+        name.removesuffix(".weight")
+        .removesuffix(".bias")
+        .replace("{L}", "{bid}")
+        .removesuffix(".{E}")
         for binding in spec.bindings["gguf"]
         for name in binding.stored
     }
@@ -86,6 +89,7 @@ MERGED = {
     "down_proj_bias": "down_proj.bias",
     "gate.e_score_correction_bias": "gate.e_score_correction.bias",
     "moe.e_score_correction_bias": "moe.e_score_correction.bias",
+    "linear_attn.dt_bias": "linear_attn.dt_proj.bias",
 }
 
 
@@ -96,7 +100,8 @@ def converters_name(name: str) -> str:
     for ours, theirs in MERGED.items():
         if ours in merged and not merged.endswith(theirs):
             merged = merged.replace(ours, theirs)
-    merged = merged if merged.endswith((".weight", ".bias")) else merged + ".weight"
+    whole = (".weight", ".bias", ".A_log")
+    merged = merged if merged.endswith(whole) else merged + ".weight"
     return merged.replace("model.layers.0.feed_forward", "layers.0.feed_forward")
 
 

@@ -51,9 +51,13 @@ def attributes(c: Any, model: Any) -> dict[str, Any]:
     kinds = getattr(c, "layer_types", None) or []
     window = getattr(c, "sliding_window", None) or None
     body = model.base_model
-    layer = body.get_submodule("layers.0" if hasattr(body, "layers") else "h.0")
     names = ("self_attn", "attn", "attention", "self_attention")
-    attention = next(getattr(layer, name) for name in names if hasattr(layer, name))
+    attention = next(
+        getattr(layer, name)
+        for layer in (body.layers if hasattr(body, "layers") else body.h)
+        for name in names
+        if hasattr(layer, name)
+    )
     dim = getattr(attention, "head_dim", None) or c.hidden_size // heads
     found: dict[str, Any] = {
         "hidden_size": c.hidden_size,
@@ -67,6 +71,8 @@ def attributes(c: Any, model: Any) -> dict[str, Any]:
         "attn_scale": getattr(attention, "scaling", None) or dim**-0.5,
         "head_dim": c.qk_head_dim if mla else dim,
     }
+    if "linear_attention" in kinds:
+        found["delta_layers"] = tuple(kind == "linear_attention" for kind in kinds)
     if hasattr(c, "intermediate_size"):
         found["ffn_size"] = c.intermediate_size
     if kinds and window is not None and c.model_type != "mistral":
@@ -91,6 +97,11 @@ def attributes(c: Any, model: Any) -> dict[str, Any]:
         "parallel_residual": "use_parallel_residual",
         "attn_scale_by_layer": "scale_attn_by_inverse_layer_idx",
         "swiglu_limit": "swiglu_limit",
+        "delta_key_heads": "linear_num_key_heads",
+        "delta_value_heads": "linear_num_value_heads",
+        "delta_key_dim": "linear_key_head_dim",
+        "delta_value_dim": "linear_value_head_dim",
+        "conv_taps": "linear_conv_kernel_dim",
         "swiglu_alpha": "swiglu_alpha",
     }.items():
         present = [k for k in key.split() if hasattr(c, k)]
@@ -232,6 +243,7 @@ def test_transformers_loads_the_written_config(tiny: Tiny, tmp_path: Path) -> No
 RENAMED = (
     "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "stablelm",
     "olmoe", "hunyuan_v1_moe", "glm4_moe", "minimax_m2", "ernie4_5_moe", "gpt_neox",
+    "qwen3_next", "qwen3_5_moe",
 )  # fmt: skip
 SAVED = [tiny for tiny in TINY if tiny.arch in RENAMED]
 

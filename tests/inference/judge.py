@@ -55,6 +55,9 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"pre_feedforward_layernorm|ln_2": (("ffn_norm",), "mid"),
     r"post_self_attn_layernorm": (("attn_contrib",), ""),
     r"post_feedforward_layernorm|post_mlp_layernorm": (("ffn_contrib",), ""),
+    r"linear_attn\.in_proj_qkv": (("delta_qkv",), ""),
+    r"linear_attn\.in_proj_z": (("delta_gate",), ""),
+    r"linear_attn\.out_proj": (("attn_out",), "delta_norm"),
     r"mlp\.gate_proj": (("ffn_gate",), ""),
     r"mlp\.(up_proj|fc1|c_fc|fc_in|dense_h_to_4h)": (("ffn_up",), ""),
     r"mlp\.gate_up_proj": (("ffn_gate", "ffn_up"), ""),
@@ -75,6 +78,7 @@ WHOLE: dict[str, str] = {
     r"model\.(norm|final_layernorm)|transformer\.ln_f|gpt_neox\.final_layer_norm": "final_norm",
     r"lm_head": "logits_raw",
 }
+_RULE = "torch_chunk_gated_delta_rule"  # the function of a delta net, in transformers' code
 _LAYER = re.compile(r"(?:model\.layers|transformer\.h|gpt_neox\.layers)\.(\d+)\.?(.*)")
 
 
@@ -162,15 +166,35 @@ def watched(model: Any, found: Found) -> Iterator[None]:
         module.register_forward_hook(_hook(path, cfg, found))
         for path, module in model.named_modules()
     ]
+    rule = getattr(code, _RULE, None)
+
+    def ruled(q: Any, k: Any, v: Any, *, g: Any, beta: Any, **options: Any) -> Any:
+        assert rule is not None
+        layer = f"L{_entered(found)}."
+        joined = torch.cat([x.flatten(2) for x in (q, k, v)], dim=-1)
+        read, state = rule(q, k, v, g=g, beta=beta, **options)
+        for name, x in (("conv", joined), ("beta", beta), ("decay", g), ("delta", read.flatten(2))):
+            found[layer + name] = x[0].numpy()
+        return read, state
+
     if original is not None:
         code.eager_attention_forward = attend  # type: ignore[attr-defined]
+    if rule is not None:
+        setattr(code, _RULE, ruled)
     try:
         yield
     finally:
+        if rule is not None:
+            setattr(code, _RULE, rule)
         if original is not None:
             code.eager_attention_forward = original  # type: ignore[attr-defined]
         for handle in handles:
             handle.remove()
+
+
+def _entered(found: Found) -> int:
+    """Return the layer whose norm before mixing was the last to run."""
+    return max(int(key[1:].partition(".")[0]) for key in found if key.endswith(".attn_norm"))
 
 
 def _halves(cfg: Any, x: Any) -> Any:
@@ -210,6 +234,8 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
                 continue
             if before:
                 keep(prefix + before, args[0])
+            if name == "self_attn.q_proj" and hasattr(cfg, "linear_num_value_heads"):
+                points = ("q", "attn_gate")
             first = out[0] if isinstance(out, tuple) else out
             if name == "mlp":  # falcon adds the attention's output to it in place
                 first = first.clone()
@@ -225,6 +251,9 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
 
 def _split(cfg: Any, points: tuple[str, ...], joined: Any) -> Any:
     """Cut a joined result into its points' parts; q, k and v may come by groups of heads."""
+    if points == ("q", "attn_gate"):
+        halves = joined.unflatten(-1, (cfg.num_attention_heads, -1)).chunk(2, dim=-1)
+        return [part.flatten(-2) for part in halves]
     if points == ("q", "k", "v") and (groups := _groups(cfg)):
         each = joined.unflatten(-1, (groups, -1))
         dim = cfg.hidden_size // cfg.num_attention_heads

@@ -73,8 +73,19 @@ def test_a_session_can_go_back() -> None:
 
 @pytest.mark.parametrize("run_", ["numpy:float32", "torch:float32", "torch:bfloat16"])
 @pytest.mark.parametrize(
-    "name", ["llama", "gemma2", "gpt2", "gpt_oss", "cohere", "deepseek_v3", "olmo2", "qwen2_moe"]
-)
+    "name",
+    [
+        "llama",
+        "gemma2",
+        "gpt2",
+        "gpt_oss",
+        "cohere",
+        "deepseek_v3",
+        "olmo2",
+        "qwen2_moe",
+        "qwen3_5",
+    ],
+)  # fmt: skip
 def test_deterministic_bits_depend_on_nothing_else(name: str, run_: str) -> None:
     b = backend(run_, deterministic=True)
     ids = LONG[:60] if name == "gpt2" else LONG
@@ -112,8 +123,19 @@ def test_deterministic_bits_of_encoded_weights(
 
 @pytest.mark.parametrize("run_", ["numpy:float64", "torch:float64"])
 @pytest.mark.parametrize(
-    "name", ["mistral", "gemma2", "gpt2", "gpt_oss", "cohere", "deepseek_v3", "olmo2", "phi2"]
-)
+    "name",
+    [
+        "mistral",
+        "gemma2",
+        "gpt2",
+        "gpt_oss",
+        "cohere",
+        "deepseek_v3",
+        "olmo2",
+        "phi2",
+        "qwen3_next",
+    ],
+)  # fmt: skip
 def test_deterministic_results_are_right(name: str, run_: str) -> None:
     with open_model(judged(name).folder) as model:
         with Session.of(model, backend(run_, deterministic=True)) as session:

@@ -108,9 +108,9 @@ def test_the_required_operations_are_these_and_no_more() -> None:
         lacking("cpu", "float64")
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "deepseek_v3", "gpt2", "phi3"])
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "deepseek_v3", "gpt2", "phi3", "qwen3_5"])
 def test_required_operations_are_enough(name: str) -> None:
-    """Softcap and windows; sinks and clamped experts; latents; learned positions; half a rope.
+    """Softcap, windows; sinks, clamped experts; latents; learned positions; half a rope; states.
 
     Judged by transformers: our other backends share the defaults that are tried here.
     """

@@ -1,0 +1,198 @@
+"""Layout steps of projections whose rows follow the heads: groups of parts, and tiled value heads.
+
+Sources: transformers' `fix_query_key_value_ordering`, llama.cpp's converter (conversion/qwen.py).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from aprfmt.arch.moves import Moves
+from aprfmt.arch.sizes import size_of
+from aprfmt.arch.spec import Array, Move
+from aprfmt.arch.steps import MAX_MOVES, Shape, Shapes, Sizes, only
+from aprfmt.errors import ArchError
+
+
+@dataclass(frozen=True, slots=True)
+class ByGroup:
+    """One stored tensor has some rows of every part, group by group; logical ones have whole parts.
+
+    `groups` counts the groups; `parts` are the rows of each part over all groups; `outputs` says
+    which parts make up each logical tensor, one after the other. qwen3_next keeps q, k, v and z of
+    a key head together, and b and a; its gated attention keeps q and gate of a head together.
+    """
+
+    groups: str
+    parts: tuple[str, ...]
+    outputs: tuple[tuple[int, ...], ...]
+    permutes: ClassVar[bool] = True
+
+    def _sizes(self, hp: Sizes) -> tuple[int, list[int]]:
+        """Return the groups, and the rows of each part in one group."""
+        groups = size_of(self.groups, hp)
+        whole = [size_of(part, hp) for part in self.parts]
+        if groups < 1 or any(size % groups for size in whole):
+            raise ArchError(
+                f"{self}: parts of {', '.join(map(str, whole))} rows in {groups} groups; expected "
+                f"numbers that {self.groups} divides"
+            )
+        return groups, [size // groups for size in whole]
+
+    def _rows(self, output: tuple[int, ...], groups: int, sizes: list[int]) -> int:
+        return groups * sum(sizes[part] for part in output)
+
+    def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
+        """Return the logical shapes; ArchError unless the rows are whole groups."""
+        shape = only(stored, self)
+        groups, sizes = self._sizes(hp)
+        rows = shape[0] if shape else 0
+        if not shape or rows != groups * sum(sizes):
+            raise ArchError(
+                f"{self}: shape {list(shape)} has {rows} rows; expected {groups} groups of "
+                f"{' + '.join(map(str, sizes))}"
+            )
+        return [(self._rows(output, groups, sizes), *shape[1:]) for output in self.outputs]
+
+    def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
+        """Return the shape of the joined tensor."""
+        groups, sizes = self._sizes(hp)
+        wanted = [self._rows(output, groups, sizes) for output in self.outputs]
+        found = [shape[0] if shape else 0 for shape in logical]
+        if found != wanted or len({tuple(shape[1:]) for shape in logical}) != 1:
+            raise ArchError(
+                f"{self}: got shapes {[list(shape) for shape in logical]}; expected "
+                f"{', '.join(map(str, wanted))} rows of one width"
+            )
+        return [(sum(wanted), *logical[0][1:])]
+
+    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+        """One run a group and part."""
+        self.shapes(stored, hp)
+        groups, sizes = self._sizes(hp)
+        row, each = math.prod(stored[0][1:]), sum(sizes)
+        if groups * len(sizes) > MAX_MOVES:
+            return None
+        return [
+            [
+                Move(0, (group * each + sum(sizes[:part])) * row, sizes[part] * row)
+                for part in output
+                for group in range(groups)
+            ]
+            for output in self.outputs
+        ]
+
+    def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Cut every group and join each part with that of the others."""
+        import numpy as np
+
+        x = stored[0]
+        self.shapes([x.shape], hp)
+        groups, sizes = self._sizes(hp)
+        split = x.reshape(groups, sum(sizes), *x.shape[1:])
+        ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+        parts = [
+            split[:, end - size : end].reshape(groups * size, *x.shape[1:])
+            for size, end in zip(sizes, ends, strict=True)
+        ]
+        return [np.concatenate([parts[i] for i in output]) for output in self.outputs]
+
+    def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Join the parts group by group."""
+        import numpy as np
+
+        whole = self.stored_shapes([x.shape for x in logical], hp, 1)[0]
+        groups, sizes = self._sizes(hp)
+        parts: dict[int, Array] = {}
+        for output, x in zip(self.outputs, logical, strict=True):
+            start = 0
+            for part in output:
+                rows = groups * sizes[part]
+                cut = x[start : start + rows]
+                parts[part] = cut.reshape(groups, sizes[part], *x.shape[1:])
+                start += rows
+        return [np.concatenate([parts[i] for i in sorted(parts)], axis=1).reshape(whole)]
+
+    def __str__(self) -> str:
+        return f"ByGroup({self.groups}: {', '.join(self.parts)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Tiled:
+    """Value heads are stored with the key heads running fastest; logically by key head.
+
+    Stored head j*K + k is logical head k*R + j (K key heads, each with R value heads). `size` are
+    the elements of a head along `axis`, `before` those in front of the heads, which stay. llama.cpp
+    broadcasts key heads to value heads that way in qwen3_5.
+    """
+
+    size: str
+    before: str = "0"
+    axis: int = 0
+    keys: str = "delta_key_heads"
+    values: str = "delta_value_heads"
+    permutes: ClassVar[bool] = True
+
+    def _sizes(self, shape: Shape, hp: Sizes) -> tuple[int, int, int, int]:
+        """Return elements before the heads, key heads, value heads of each, elements of a head."""
+        keys, values = size_of(self.keys, hp), size_of(self.values, hp)
+        before, size = size_of(self.before, hp), size_of(self.size, hp)
+        found = shape[self.axis] if self.axis < len(shape) else 0
+        if keys < 1 or values % keys or found != before + values * size:
+            raise ArchError(
+                f"{self}: shape {list(shape)} has {found} on axis {self.axis}; expected {before} + "
+                f"{values} value heads of {size}, in whole numbers a key head ({keys})"
+            )
+        return before, keys, values // keys, size
+
+    def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
+        """Return the stored shape."""
+        shape = only(stored, self)
+        self._sizes(shape, hp)
+        return [shape]
+
+    def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
+        """Return the logical shape."""
+        return self.shapes(logical, hp)
+
+    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+        """One run a head, and one for what is before the heads."""
+        shape = only(stored, self)
+        before, keys, each, size = self._sizes(shape, hp)
+        outer, inner = math.prod(shape[: self.axis]), math.prod(shape[self.axis + 1 :])
+        if outer * (keys * each + 1) > MAX_MOVES:
+            return None
+        runs: list[Move] = []
+        for o in range(outer):
+            start = o * shape[self.axis] * inner
+            runs.append(Move(0, start, before * inner))
+            runs += [
+                Move(0, start + (before + (j * keys + k) * size) * inner, size * inner)
+                for k in range(keys)
+                for j in range(each)
+            ]
+        return [runs]
+
+    def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Bring the value heads of a key head together."""
+        before, keys, each, size = self._sizes(stored[0].shape, hp)
+        return [self._turned(stored[0], before, (each, keys, size))]
+
+    def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Deal the value heads out to the key heads in turn."""
+        before, keys, each, size = self._sizes(logical[0].shape, hp)
+        return [self._turned(logical[0], before, (keys, each, size))]
+
+    def _turned(self, x: Array, before: int, heads: tuple[int, int, int]) -> Array:
+        import numpy as np
+
+        at = self.axis
+        first, rest = x.take(range(before), axis=at), x.take(range(before, x.shape[at]), axis=at)
+        split = rest.reshape(*x.shape[:at], *heads, *x.shape[at + 1 :])
+        return np.concatenate([first, split.swapaxes(at, at + 1).reshape(rest.shape)], axis=at)
+
+    def __str__(self) -> str:
+        where = f", axis {self.axis}" if self.axis else ""
+        behind = f", behind {self.before}" if self.before != "0" else ""
+        return f"Tiled({self.values} of {self.size}{behind}{where})"

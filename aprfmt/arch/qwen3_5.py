@@ -1,0 +1,174 @@
+"""qwen3_5 and qwen3_5_moe (text): qwen3_next with its projections apart; dense, or experts alone.
+
+GGUF has the value heads of the delta nets tiled: the key heads run fastest. The rotary sections of
+images and videos change nothing in a text, but llama.cpp requires them. Sources: delta.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aprfmt.arch import delta, losses, moe, rules
+from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE
+from aprfmt.arch.grouped_rows import Tiled
+from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, SHARED_GATE, shared_expert
+from aprfmt.arch.qwen3_next import shared_size
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import Rope, write_hf
+from aprfmt.arch.rows import RoleRow, gated_mlp, tables, whole
+from aprfmt.arch.spec import ArchSpec, Binding, Facts, HyperRule, TensorRule
+from aprfmt.arch.values import MAX_LAYERS, sequence
+from aprfmt.arch.values import whole as whole_number
+from aprfmt.base.protocols import Value
+
+Params = Mapping[str, Value]
+SECTIONS = (11, 11, 10)  # transformers' default, and the converter's
+_ROPE = Rope(partial=0.25)
+_HEADS, _HEAD = (Tiled("delta_value_dim"),), (Tiled("1"),)
+_BEHIND_KEYS = (Tiled("delta_value_dim", f"2*{delta.KEYS}"),)
+
+
+def _mixing() -> tuple[RoleRow, ...]:
+    return (
+        *delta.attention(),
+        *delta.delta_net(
+            rates=_HEAD,
+            kernel=_BEHIND_KEYS,
+            output=(Tiled("delta_value_dim", axis=1),),
+            projections=(
+                ("in_proj_qkv", "attn_qkv", _BEHIND_KEYS),
+                ("in_proj_z", "attn_gate", _HEADS),
+                ("in_proj_b", "ssm_beta", _HEAD),
+                ("in_proj_a", "ssm_alpha", _HEAD),
+            ),
+        ),
+    )
+
+
+def _tables(
+    mlp: tuple[RoleRow, ...], hf: tuple[Binding, ...] = (), gguf: tuple[Binding, ...] = ()
+) -> tuple[tuple[TensorRule, ...], Mapping[str, tuple[Binding, ...]]]:
+    before, after = whole(norm_steps=PLUS_ONE)
+    first, second = delta.norms()
+    return tables(
+        (*before, *first, *_mixing(), *second, *mlp, *after),
+        hf_first=(*hf, *delta.GATED_HF),
+        gguf_first=delta.GATED_GGUF,
+        gguf_more=gguf,
+    )
+
+
+def _sections() -> HyperRule:
+    """Return the rule for the pairs that turn by time, height and width."""
+    key = "{arch}.rope.dimension_sections"
+
+    def read(found: tuple[Value, str] | None) -> tuple[Value, str] | None:
+        if found is None:
+            return None
+        parts = tuple(whole_number(part, found[1]) for part in sequence(*found, len(SECTIONS)))
+        return parts[: len(SECTIONS)], found[1]
+
+    def hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        for name in ("rope_parameters", "rope_scaling"):
+            rope = facts.values.get(name)
+            if isinstance(rope, Mapping) and rope.get("mrope_section") is not None:
+                return read((rope["mrope_section"], f"{name}.mrope_section"))
+        return None
+
+    def to_hf(value: Value, hp: Params) -> Params:
+        if value == SECTIONS:
+            return {}
+        scaling = write_hf(_ROPE, hp["rope_scaling"], hp)["rope_scaling"]
+        return {
+            "rope_parameters": {
+                **(scaling or {"rope_type": "default"}),
+                "rope_theta": hp["rope_theta"],
+                "partial_rotary_factor": hp["rope_dim"] / hp["head_dim"],
+                "mrope_section": value,
+            }
+        }
+
+    return HyperRule(
+        "rope_sections",
+        {"gguf": (key,)},
+        read={"hf": hf, "gguf": lambda facts, hp: read(facts.first(key))},
+        write={"hf": to_hf, "gguf": lambda value, hp: {key: [*value, 0]}},
+        default=SECTIONS,
+    )
+
+
+def _n_layers() -> HyperRule:
+    """Return the rule for the blocks; a GGUF counts those of a draft head among them."""
+
+    def gguf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        found, draft = facts.first("{arch}.block_count"), facts.first("{arch}.nextn_predict_layers")
+        if found is None:
+            return None
+        blocks = whole_number(*found, 1, MAX_LAYERS)
+        return blocks - (0 if draft is None else whole_number(*draft, 0, blocks - 1)), found[1]
+
+    return replace(rules.n_layers(), read={"gguf": gguf})
+
+
+def _hyper(*own: HyperRule) -> tuple[HyperRule, ...]:
+    return rules.hyper_table(
+        _n_layers(),
+        rules.head_dim(256),
+        rules.context_length(32768),
+        *rules.attention_biases(),
+        rules.fixed("qk_norm", True),
+        *rope_rules(_ROPE),
+        _sections(),
+        *delta.sizes(),
+        *own,
+    )
+
+
+_LOST = (*losses.common_losses(partial=True), losses.ONE_BIAS_KEY, NO_BIASES, *delta.LOST)
+_TENSORS, _BINDINGS = _tables(gated_mlp())
+QWEN3_5 = ArchSpec(
+    name="qwen3_5",
+    called={
+        "hf": (
+            "qwen3_5_text", "Qwen3_5ForCausalLM", "qwen3_5", "Qwen3_5ForConditionalGeneration",
+        ),
+        "gguf": ("qwen35",),
+        "apr": ("qwen3_5", "qwen35"),
+    },
+    hyper=_hyper(rules.n_kv_heads(4), rules.ffn_size(12288)),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=delta.BLOCK,
+    lost=_LOST,
+    ignored=delta.IGNORED,
+)  # fmt: skip
+
+_MOE_TENSORS, _MOE_BINDINGS = _tables(
+    (ROUTER, *EXPERTS, SHARED_GATE, *shared_expert("mlp.shared_expert")),
+    EXPERT_BINDINGS,
+    (delta.GATE_UP_GGUF,),
+)
+QWEN3_5_MOE = ArchSpec(
+    name="qwen3_5_moe",
+    called={
+        "hf": (
+            "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", "qwen3_5_moe",
+            "Qwen3_5MoeForConditionalGeneration",
+        ),
+        "gguf": ("qwen35moe",),
+        "apr": ("qwen3_5_moe", "qwen35moe"),
+    },
+    hyper=_hyper(
+        rules.n_kv_heads(2),
+        rules.size("ffn_size", "intermediate_size", "feed_forward_length", default=None),
+        *moe.counts(256, 8),
+        moe.expert_size(hf_default=512),
+        shared_size(),
+        moe.all_layers(),
+        rules.fixed("norm_topk", True),
+    ),
+    tensors=_MOE_TENSORS,
+    bindings=_MOE_BINDINGS,
+    block=replace(delta.BLOCK, shared_expert="gated"),
+    lost=_LOST,
+    ignored=delta.IGNORED,
+)  # fmt: skip

@@ -1,0 +1,115 @@
+"""qwen3_next: gated delta nets, gated attention in every fourth layer, experts with a shared one.
+
+q, k, v and z of the delta nets are one projection, key head by key head; GGUF has q, k and v in one
+tensor and z in another (older files: all in ssm_in, as Hugging Face has it). Norms but the delta
+nets' store w of (1 + w). Sources: delta.py.
+"""
+
+from dataclasses import replace
+
+from aprfmt.arch import delta, losses, moe, rules
+from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE
+from aprfmt.arch.grouped_rows import ByGroup
+from aprfmt.arch.qwen2_moe import (
+    DENSE,
+    DENSE_LOSS,
+    EXPERT_BINDINGS,
+    EXPERTS,
+    ROUTER,
+    SHARED_GATE,
+    shared_expert,
+)
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import LAYER, tables, whole
+from aprfmt.arch.spec import ArchSpec, Binding, HyperRule
+
+_INTO = ("attn_qkv.weight", "attn_gate.weight")
+_RATES = ("ssm_beta.weight", "ssm_alpha.weight")
+_QKVZ = (
+    ByGroup(
+        "delta_key_heads", (delta.KEYS, delta.KEYS, delta.VALUES, delta.VALUES), ((0, 1, 2), (3,))
+    ),
+)
+_BA = (ByGroup("delta_key_heads", ("delta_value_heads", "delta_value_heads"), ((0,), (1,))),)
+
+
+def _joined(qkvz: str, ba: str) -> tuple[Binding, Binding]:
+    return Binding((qkvz,), _INTO, _QKVZ), Binding((ba,), _RATES, _BA)
+
+
+def shared_size() -> HyperRule:
+    """Return the rule for the inner width of the expert every token takes."""
+    return rules.size(
+        "shared_ffn_size", "shared_expert_intermediate_size", "expert_shared_feed_forward_length",
+        default=lambda hp: hp["moe_ffn_size"], hf_default=512,
+    )  # fmt: skip
+
+
+_BEFORE, _AFTER = whole(norm_steps=PLUS_ONE)
+_FIRST, _SECOND = delta.norms()
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *_FIRST,
+        *delta.attention(),
+        *delta.delta_net(),
+        *_SECOND,
+        *DENSE,
+        ROUTER,
+        *EXPERTS,
+        SHARED_GATE,
+        *shared_expert("mlp.shared_expert"),
+        *_AFTER,
+    ),
+    hf_first=(
+        *EXPERT_BINDINGS,
+        *delta.GATED_HF,
+        *_joined(
+            f"{LAYER}linear_attn.in_proj_qkvz.weight", f"{LAYER}linear_attn.in_proj_ba.weight"
+        ),
+    ),
+    gguf_first=(
+        *delta.GATED_GGUF,
+        Binding(("blk.{L}.attn_qkv.weight",), ("attn_qkv.weight",)),
+        Binding(("blk.{L}.attn_gate.weight",), ("attn_gate.weight",)),
+        *_joined("blk.{L}.ssm_in.weight", "blk.{L}.ssm_ba.weight"),
+    ),
+    gguf_more=(delta.GATE_UP_GGUF,),
+)
+
+QWEN3_NEXT = ArchSpec(
+    name="qwen3_next",
+    called={
+        "hf": ("qwen3_next", "Qwen3NextForCausalLM"),
+        "gguf": ("qwen3next",),
+        "apr": ("qwen3_next", "qwen3next"),
+    },
+    hyper=rules.hyper_table(
+        rules.n_kv_heads(2),
+        rules.head_dim(256),
+        rules.ffn_size(5632),
+        rules.context_length(32768),
+        *rules.attention_biases(),
+        rules.fixed("qk_norm", True),
+        *rope_rules(Rope(partial=0.25)),
+        *moe.counts(512, 10),
+        moe.expert_size(hf_default=512),
+        shared_size(),
+        moe.sparse_layers(),
+        moe.norm_topk(True, gguf=True),
+        *delta.sizes(),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=replace(delta.BLOCK, shared_expert="gated"),
+    lost=(
+        *losses.common_losses(partial=True),
+        losses.ONE_BIAS_KEY,
+        NO_BIASES,
+        DENSE_LOSS,
+        moe.norm_topk_loss(True),
+        *delta.LOST,
+    ),
+    ignored=delta.IGNORED,
+)

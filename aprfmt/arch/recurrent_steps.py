@@ -1,0 +1,99 @@
+"""Layout steps of recurrent layers: kernels of short convolutions, decay rates.
+
+Sources: transformers' Qwen3NextGatedDeltaNet, llama.cpp's converter (conversion/qwen.py).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from aprfmt.arch.moves import Moves
+from aprfmt.arch.sizes import size_of
+from aprfmt.arch.spec import Array, Move
+from aprfmt.arch.steps import Shape, Shapes, Sizes, only
+from aprfmt.errors import ArchError
+
+
+@dataclass(frozen=True, slots=True)
+class Depthwise:
+    """The kernel of a convolution a channel, [channels, taps], stored with an axis of one.
+
+    [channels, 1, taps] (torch's Conv1d) is written; [channels, taps, 1] (MLX) and [channels, taps]
+    are read too. Channels come first in all of them, so that no transposed kernel is taken.
+    """
+
+    channels: str
+    taps: str
+    permutes: ClassVar[bool] = True
+
+    def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
+        """Return [channels, taps]; ArchError for any other shape."""
+        shape = only(stored, self)
+        whole = size_of(self.channels, hp), size_of(self.taps, hp)
+        if shape not in (whole, (whole[0], 1, whole[1]), (*whole, 1)):
+            raise ArchError(
+                f"{self}: shape {list(shape)}; expected {[whole[0], 1, whole[1]]}: a kernel of "
+                f"{whole[1]} taps for each of {whole[0]} channels"
+            )
+        return [whole]
+
+    def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
+        """Return [channels, 1, taps]."""
+        channels, taps = self.shapes([only(logical, self)], hp)[0]
+        return [(channels, 1, taps)]
+
+    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+        """One run: everything."""
+        return [[Move(0, 0, math.prod(self.shapes(stored, hp)[0]))]]
+
+    def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Drop the axis of one."""
+        return [stored[0].reshape(self.shapes([stored[0].shape], hp)[0])]
+
+    def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Insert the axis of one."""
+        return [logical[0].reshape(self.stored_shapes([logical[0].shape], hp, 1)[0])]
+
+    def __str__(self) -> str:
+        return f"Depthwise({self.taps})"
+
+
+@dataclass(frozen=True, slots=True)
+class NegativeExp:
+    """The stored rate is -exp(x): what a decay is multiplied by; logical is its logarithm x.
+
+    `undo(apply(x))` may differ in the last bits of float32, for rates far from 1 in more; a caller
+    that must be exact compares, and stores the source's bits where they differ.
+    """
+
+    permutes: ClassVar[bool] = False
+
+    def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
+        """Return the stored shape."""
+        return [only(stored, self)]
+
+    def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
+        """Return the logical shape."""
+        return [only(logical, self)]
+
+    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+        """None: values change."""
+        return None
+
+    def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Return the logarithm of the negated rate, rounded once; NaN for a rate above zero."""
+        import numpy as np
+
+        with np.errstate(all="ignore"):
+            return [np.log(-np.asarray(stored[0], np.float64)).astype(np.float32)]
+
+    def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Return minus the exponential, rounded once."""
+        import numpy as np
+
+        with np.errstate(all="ignore"):
+            return [-np.exp(np.asarray(logical[0], np.float64)).astype(np.float32)]
+
+    def __str__(self) -> str:
+        return "NegativeExp"

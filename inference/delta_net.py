@@ -1,0 +1,45 @@
+"""A layer that mixes tokens by a gated delta net, in place of attention."""
+
+import numpy as np
+
+from aprfmt.inference.backends.base import Array
+from aprfmt.inference.context import Context
+
+
+def delta_net(c: Context, layer: int, x: Array) -> Array:
+    """Return a layer's mixed tokens, heads joined, before the output product: `delta_norm`.
+
+    The convolution and the state go on from the cache, where there is one.
+    """
+    hp, b = c.hp, c.backend
+    key_heads, value_heads = int(hp["delta_key_heads"]), int(hp["delta_value_heads"])
+    keys = key_heads * int(hp["delta_key_dim"])
+    before, state = (None, None) if c.cache is None else c.cache.state(layer)
+    rows = c.tap("delta_qkv", layer, c.linear(layer, "attn_qkv", x))
+    if before is None:
+        before = b.zeros((int(hp["conv_taps"]) - 1, rows.shape[1]))
+    window = b.stack([before, rows])
+    mixed = c.activate(b.convolve(window, c.vector(layer, "ssm_conv1d.weight")))
+    mixed = c.tap("conv", layer, mixed)
+    gate = c.tap("delta_gate", layer, c.linear(layer, "attn_gate", x))
+    beta = c.tap("beta", layer, b.sigmoid(c.linear(layer, "ssm_beta", x)))
+    rate, shift = c.vector(layer, "ssm_a.weight"), c.vector(layer, "ssm_dt.bias")
+    decay = c.tap("decay", layer, b.decay(c.linear(layer, "ssm_alpha", x), rate, shift))
+    q, k, v = (
+        part.reshape(len(x), heads, -1)
+        for part, heads in (
+            (mixed[:, :keys], key_heads),
+            (mixed[:, keys : 2 * keys], key_heads),
+            (mixed[:, 2 * keys :], value_heads),
+        )
+    )
+    read, state = b.delta(q, k, v, decay, beta, state)
+    if c.cache is not None:
+        last = np.arange(len(x), len(window))
+        c.cache.keep(layer, (b.take(window, last), state))
+    read = c.tap("delta", layer, read.reshape(len(x), -1))
+    normed = b.gated_norm(
+        read.reshape(len(x), value_heads, -1), c.vector(layer, "ssm_norm.weight"),
+        gate.reshape(len(x), value_heads, -1), str(hp["activation"]), eps=float(hp["norm_eps"]),
+    )  # fmt: skip
+    return c.tap("delta_norm", layer, normed.reshape(len(x), -1))

@@ -1,0 +1,114 @@
+"""Short convolutions and gated delta nets, in numpy: what backends without their own code run.
+
+A gated delta net keeps, for each value head, a matrix S [key_dim, value_dim]. A token with key k,
+query q, value v, decay g and strength b changes it to S' = exp(g) S, then S' + k (b (v - k S')),
+and reads q times that. `recurrent` does so token by token; `chunked` gives the same numbers by
+products of CHUNK tokens at a time. Source: Yang et al., "Gated Delta Networks" (2024), and
+transformers' modeling_qwen3_next. `xp` is numpy, or a module with its functions (cupy).
+"""
+
+from typing import Any
+
+import numpy as np
+
+Array = Any
+CHUNK = 64  # tokens whose changes are worked out together
+TINY = 1e-6  # inside the root of a key's or query's length, in every model
+LINEAR = 20.0  # softplus is the identity from here on, in transformers and in llama.cpp
+
+
+def convolved(window: Array, kernel: Array) -> Array:
+    """Return a causal convolution a channel: [tokens, channels] of [tokens + taps - 1, channels].
+
+    `kernel` [channels, taps]; the last tap belongs to the token itself.
+    """
+    taps = kernel.shape[1]
+    tokens = len(window) - taps + 1
+    y = window[:tokens] * kernel[:, 0]
+    for tap in range(1, taps):
+        y = y + window[tap : tap + tokens] * kernel[:, tap]
+    return y
+
+
+def log_decay(a: Array, rate: Array, shift: Array, xp: Any = np) -> Array:
+    """Return -exp(rate) * softplus(a + shift), the decay's logarithm [tokens, heads]."""
+    x = a + shift
+    soft = xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.abs(x)))
+    return -xp.exp(rate) * xp.where(x > LINEAR, x, soft)
+
+
+def ruled(
+    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array | None, *, steps: bool,
+    xp: Any = np,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Return the reads [tokens, value_heads, value_dim] and the state after the last token.
+
+    q and k [tokens, key_heads, key_dim], v as the result, g (the decay's logarithm) and beta
+    [tokens, value_heads], `state` [value_heads, key_dim, value_dim], None for zeros. Each key head
+    serves as many value heads in a row. `steps`: token by token.
+    """
+    each = v.shape[1] // k.shape[1]
+    q, k = (xp.repeat(_unit(x, xp), each, axis=1) for x in (q, k))
+    q = q * q.dtype.type(q.shape[-1] ** -0.5)
+    if state is None:
+        state = xp.zeros((v.shape[1], k.shape[2], v.shape[2]), v.dtype)
+    if steps or len(q) == 1:
+        return recurrent(q, k, v, g, beta, state, xp)
+    return chunked(q, k, v, g, beta, state, xp)
+
+
+def _unit(x: Array, xp: Any) -> Array:
+    """Return vectors of length one, as good as."""
+    return x / xp.sqrt((x * x).sum(axis=-1, keepdims=True) + x.dtype.type(TINY))
+
+
+def recurrent(
+    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, xp: Any = np
+) -> tuple[Array, Array]:
+    """Return reads and state, token by token; every head has its own q and k here."""
+    reads, decays = [], xp.exp(g)
+    for t in range(len(q)):
+        state = state * decays[t][:, None, None]
+        row = k[t][:, None, :]  # (head, 1, key_dim)
+        change = (v[t] - (row @ state)[:, 0]) * beta[t][:, None]
+        state = state + row.swapaxes(1, 2) * change[:, None, :]
+        reads.append((q[t][:, None, :] @ state)[:, 0])
+    return xp.stack(reads), state
+
+
+def chunked(
+    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, xp: Any = np
+) -> tuple[Array, Array]:
+    """Return what `recurrent` does, CHUNK tokens at a time."""
+    reads = []
+    for start in range(0, len(q), CHUNK):
+        part = (x[start : start + CHUNK].swapaxes(0, 1) for x in (q, k, v, g, beta))
+        read, state = _chunk(*part, state, xp)
+        reads.append(read.swapaxes(0, 1))
+    return xp.concatenate(reads), state
+
+
+def _chunk(
+    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, xp: Any
+) -> tuple[Array, Array]:
+    """Return the reads [heads, tokens, value_dim] of one chunk, and the state after it.
+
+    Inputs have heads first. The change d_i of token i depends on those before it:
+    d_i = b_i (v_i - exp(c_i) k_i S - sum over j < i of exp(c_i - c_j) (k_i . k_j) d_j), with c the
+    running sum of g: a triangular system, solved row by row.
+    """
+    tokens = q.shape[1]
+    total = xp.cumsum(g, axis=1)  # (head, token)
+    seen = xp.tril(xp.ones((tokens, tokens), bool))
+    between = xp.where(seen, total[:, :, None] - total[:, None, :], -xp.inf)
+    between = xp.exp(between)  # (head, i, j): the decay from j to i, zero for later j
+    grown = xp.exp(total)[..., None]
+    turned = k.swapaxes(1, 2)
+    overlap = (k @ turned) * between * beta[..., None]
+    change = (v - (k * grown) @ state) * beta[..., None]
+    for i in range(1, tokens):
+        change[:, i : i + 1] -= overlap[:, i : i + 1, :i] @ change[:, :i]
+    read = (q * grown) @ state + ((q @ turned) * between) @ change
+    last = total[:, -1:]
+    left = k * xp.exp(last - total)[..., None]
+    return read, state * xp.exp(last)[..., None] + left.swapaxes(1, 2) @ change
