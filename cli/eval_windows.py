@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.cli import options, render, running
+from aprfmt.errors import FormatError
 
 if TYPE_CHECKING:
     from aprfmt.inference.evaluation import Planned, Sample
@@ -51,7 +52,6 @@ def check(model: "Model", ids: list[int]) -> list[int]:
 
 def read_text(path: Path) -> str:
     """Return the UTF-8 text of a regular file, or of stdin for `-`; FormatError for another."""
-    from aprfmt.errors import FormatError
     from aprfmt.formats.mapped import MappedFile
 
     if path == Path("-"):
@@ -72,7 +72,6 @@ def read_text(path: Path) -> str:
 
 def read_lines(model: "Model", path: Path) -> "Iterator[Sample]":
     """Yield the samples of a .jsonl file; FormatError names a line that is no sample."""
-    from aprfmt.errors import FormatError
     from aprfmt.formats.jsonio import loads
     from aprfmt.inference.evaluation import Sample
 

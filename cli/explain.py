@@ -1,8 +1,11 @@
 """`aprfmt explain`: an error kind, a role, an encoding, an exit code, a verdict, in a paragraph."""
 
+import json
+
 import click
 
 from aprfmt.cli import complete, options, render
+from aprfmt.errors import UsageError
 
 VERDICT_TEXTS: dict[str, str] = {
     "SAME_BYTES": "equal bytes, equal encoding and equal logical shape; nothing was decoded.",
@@ -152,7 +155,6 @@ def command(name: str | None, schema: str | None, as_json: bool, quiet: bool) ->
 
     A section's name (exit-codes) explains all of it. Without NAME, list every topic.
     """
-    from aprfmt.errors import UsageError
     from aprfmt.model.patterns import near
 
     if schema is not None:
@@ -190,9 +192,6 @@ def command(name: str | None, schema: str | None, as_json: bool, quiet: bool) ->
 
 def print_schema(name: str | None, command: str, as_json: bool) -> int:
     """Print the schema of a command's `--json`; with --json, inside the usual object."""
-    import json
-
-    from aprfmt.errors import UsageError
     from aprfmt.schemas import schema
 
     if name is not None:

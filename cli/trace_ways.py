@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.cli import render, running
 from aprfmt.cli.trace_map import Dumped
+from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.cli.trace_html import Histograms
@@ -52,7 +53,6 @@ def show_points(
 ) -> int:
     """Show the points that a model has; nothing runs, so nothing can be saved or compared."""
     from aprfmt.cli import trace_points, trace_show
-    from aprfmt.errors import UsageError
 
     needs = [
         f"--{name.replace('_', '-')}" for name in ("save", "save_aprt", "reference", "html")

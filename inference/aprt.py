@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats.atomic import FileSet
+from aprfmt.formats.jsonio import dumps
 from aprfmt.formats.mapped import Buffer, MappedFile
 from aprfmt.inference import aprt_facts
 from aprfmt.inference.aprt_facts import FolderFacts, StageFacts
@@ -45,7 +46,6 @@ def save_aprt(folder: Path, trace: Trace, *, force: bool = False) -> list[Path]:
     `force`: then a folder that holds only APRT files is replaced.
     """
     whole(trace, folder)
-    from aprfmt.formats.jsonio import dumps
 
     written = []
     facts: dict[str, StageFacts] = {}

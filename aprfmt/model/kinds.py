@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.text import shorten
+from aprfmt.errors import FormatError
+from aprfmt.formats.mapped import open_bytes
+from aprfmt.model.hf_folder import MAX_CONFIG, parse_config
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -56,10 +59,6 @@ def _adapter(model: "Model") -> str:
 
 def _peft(model: "Model") -> dict[str, Any]:
     """Return PEFT's adapter_config.json beside the weights, {} without one that can be read."""
-    from aprfmt.errors import FormatError
-    from aprfmt.formats.mapped import open_bytes
-    from aprfmt.model.hf_folder import MAX_CONFIG, parse_config
-
     path = model.path.with_name("adapter_config.json")
     if not path.is_file():
         return {}

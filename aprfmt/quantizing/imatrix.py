@@ -12,18 +12,20 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from aprfmt.base.protocols import LazyTensor, Source
 from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError
+from aprfmt.formats import open_source
 from aprfmt.formats.cursor import Cursor
+from aprfmt.formats.gguf.reader import open_buffer
 from aprfmt.formats.mapped import Buffer, open_bytes
 from aprfmt.quantizing.mixture import base_name
 from aprfmt.tensors.digest import file_sha256
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _MAGIC = b"GGUF"
 _SUMS, _COUNTS = ".in_sum2", ".counts"
@@ -36,11 +38,11 @@ class ImportanceMatrix:
 
     path: Path
     sha256: str
-    entries: "Mapping[str, NDArray[Any]]"
+    entries: Mapping[str, NDArray[Any]]
     datasets: tuple[str, ...]
     chunks: int | None
 
-    def of(self, name: str) -> "NDArray[Any] | None":
+    def of(self, name: str) -> NDArray[Any] | None:
         """Return a tensor's weights by GGUF name or role key; None if the file has none."""
         base, suffix, layer = base_name(name)
         stored = f"{base}.{suffix}" if layer is None else f"blk.{layer}.{base}.{suffix}"
@@ -59,8 +61,6 @@ class ImportanceMatrix:
 
 def read_imatrix(path: Path) -> ImportanceMatrix:
     """Read either container; FormatError (TruncatedError) if it is neither of them, or damaged."""
-    from aprfmt.formats import open_source
-
     file = open_bytes(path)
     try:
         legacy = bytes(file.view[:4]) != _MAGIC
@@ -75,8 +75,6 @@ def read_imatrix(path: Path) -> ImportanceMatrix:
 
 def parse_imatrix(buffer: Buffer, path: Path) -> ImportanceMatrix:
     """Read either container from memory; `path` begins the messages. FormatError as above."""
-    from aprfmt.formats.gguf.reader import open_buffer
-
     view = memoryview(buffer)
     if bytes(view[:4]) == _MAGIC:
         with open_buffer(view, path) as source:
@@ -87,8 +85,6 @@ def parse_imatrix(buffer: Buffer, path: Path) -> ImportanceMatrix:
 
 
 def _checked(path: Path, digest: str, read: "_Read") -> ImportanceMatrix:
-    import numpy as np
-
     entries, datasets, chunks = read
     if not entries:
         raise FormatError(f"{path}: holds no importance of any tensor; expected NAME{_SUMS}")
@@ -106,8 +102,6 @@ _Read = tuple[dict[str, "NDArray[Any]"], tuple[str, ...], int | None]
 
 
 def _read_legacy(cursor: Cursor) -> _Read:
-    import numpy as np
-
     found: dict[str, NDArray[Any]] = {}
     for _ in range(cursor.count(4, 12, "imatrix entries")):
         length = cursor.count(4, 1, "length of an imatrix name", _LONGEST_NAME)
@@ -152,9 +146,7 @@ def _read_gguf(source: Source) -> _Read:
     return found, texts, chunks if type(chunks) is int else None
 
 
-def _means(path: Path, name: str, tensors: Mapping[str, LazyTensor]) -> "NDArray[Any]":
-    import numpy as np
-
+def _means(path: Path, name: str, tensors: Mapping[str, LazyTensor]) -> NDArray[Any]:
     counted, label = tensors.get(name.removesuffix(_SUMS) + _COUNTS), shorten(name, 100)
     if counted is None:
         raise FormatError(

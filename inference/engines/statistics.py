@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aprfmt.base.text import shorten
 from aprfmt.errors import AprfmtError, FormatError, UsageError
@@ -23,10 +23,8 @@ from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.engines.modules import Modules
 from aprfmt.inference.record import Record
 from aprfmt.inference.trace import Trace
+from aprfmt.model import Model
 from aprfmt.tensors.stats import Stats
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
 
 COLUMNS = ("mean", "std", "min", "max", "l2")
 MAX_BYTES, MAX_ROWS = 16 << 20, 1 << 16
@@ -77,7 +75,7 @@ def _rows(path: Path) -> dict[str, Mapping[str, Any]]:
 
 @contextmanager
 def load_table(
-    path: Path, ids: Sequence[int] | None = None, model: "Model | None" = None
+    path: Path, ids: Sequence[int] | None = None, model: Model | None = None
 ) -> Iterator[Trace]:
     """Open a table as a trace of statistics; FormatError for an entry that is no number."""
     rows = _rows(path)

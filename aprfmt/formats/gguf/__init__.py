@@ -12,6 +12,7 @@ from aprfmt.formats import FormatSpec, ValueRules
 from aprfmt.formats.damage import Structure
 from aprfmt.formats.fields import HeaderField
 from aprfmt.formats.gguf.layout import ARRAY, MAGIC, MAX_DIMS, MAX_NAME_BYTES, TYPE_BY_NAME
+from aprfmt.formats.gguf.parse import parse
 from aprfmt.formats.gguf.reader import open_source
 
 
@@ -24,8 +25,6 @@ def open_sink(path: Path, **options: Any) -> Sink:
 
 def structure(buffer: Region, where: str, *, partial: bool = False) -> Structure:
     """Return the structure of one file; with `partial` of one that is cut, too."""
-    from aprfmt.formats.gguf.parse import parse
-
     return parse(buffer, where, partial=partial)
 
 
