@@ -12,8 +12,6 @@ from aprfmt.errors import AprfmtError
 if TYPE_CHECKING:
     from aprfmt.tensors.view import View
 
-    pass
-
 
 @click.command("tensors")
 @options.model()
