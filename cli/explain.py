@@ -4,6 +4,7 @@ import json
 
 import click
 
+from aprfmt import errors
 from aprfmt.cli import complete, options, render
 from aprfmt.errors import UsageError
 
@@ -59,8 +60,6 @@ ROLE_TEXTS: dict[str, str] = {
 
 def _errors() -> dict[str, str]:
     """Return {kind: paragraph} of the error classes, from their docstrings."""
-    from aprfmt import errors
-
     found = {}
     for value in vars(errors).values():
         if isinstance(value, type) and issubclass(value, errors.AprfmtError):

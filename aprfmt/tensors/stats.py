@@ -185,8 +185,6 @@ def tensor_stats(tensor: LazyTensor) -> Stats:
         fast = _by_kernel(info.encoding, parts, count)
         if fast is not None:
             return fast
-        import numpy as np
-
         columns = info.shape[-1] if info.shape else 1
         buffer = np.empty(max(CHUNK, columns, min(count, reference.block_size)), reference.dtype)
         accumulator = Accumulator()
