@@ -1,5 +1,6 @@
 """What `aprfmt hex` shows, as plain data: header fields, blocks of a tensor, or plain bytes."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ def header(model: Path, limit: int) -> dict[str, Any]:
         with open_model(model, partial=True, damaged=True) as opened:
             path, damage = opened.source.files[0], opened.damage
     spec = detect(path)
-    file = open_bytes(path)
-    try:
+    with closing(open_bytes(path)) as file:
         rows: list[dict[str, Any]] = []
         total = 0
         for field in spec.header_fields(file.view, str(path)):
@@ -37,8 +37,6 @@ def header(model: Path, limit: int) -> dict[str, Any]:
                 )  # fmt: skip
         return {"path": str(path), "format": spec.name, "fields": rows, "count": total,
                 "damage": damage_of_file(path) if damage is None else damage}  # fmt: skip
-    finally:
-        file.close()
 
 
 def damage_of_file(path: Path) -> list[Damage]:
@@ -52,14 +50,11 @@ def damage_of_file(path: Path) -> list[Damage]:
 
 def plain_bytes(model: Path, offset: int, length: int) -> dict[str, Any]:
     """Return bytes of the file as they stand."""
-    file = open_bytes(model)
-    try:
+    with closing(open_bytes(model)) as file:
         if offset >= file.size:
             raise UsageError(f"{model}: --offset {offset}, the file has {file.size} bytes")
         raw = bytes(file.view[offset : offset + length])
         return {"path": str(model), "offset": offset, "bytes": raw.hex()}
-    finally:
-        file.close()
 
 
 def tensor_blocks(model: Path, name: str, first: int, count: int) -> dict[str, Any]:

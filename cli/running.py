@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -173,11 +173,8 @@ def parse_ids(text: str) -> list[int]:
 def _npy_ids(path: Path) -> list[int]:
     from aprfmt.formats.mapped import MappedFile
 
-    file = MappedFile(path)
-    try:
+    with closing(MappedFile(path)) as file:
         return parse_npy(file.view, path)
-    finally:
-        file.close()
 
 
 def parse_npy(view: memoryview, path: Path) -> list[int]:

@@ -12,6 +12,7 @@ import os
 import re
 import struct
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -171,16 +172,13 @@ def read_aprt(path: Path, layer: int, sha256: str = "") -> Numbers:
 
     `sha256` is the expected digest, "" if not known. Raises FormatError if it differs.
     """
-    file = MappedFile(path)  # refuses pipes and devices
-    try:
+    with closing(MappedFile(path)) as file:  # refuses pipes and devices
         if sha256 and hashlib.sha256(file.view).hexdigest() != sha256:
             raise FormatError(
                 f"{path}: is another file than {aprt_facts.NAME} was written for (SHA-256 "
                 f"{sha256[:12]}...); without that file the folder is read as a foreign one"
             )
         return parse_aprt(file.view, path, layer)
-    finally:
-        file.close()
 
 
 def parse_aprt(buffer: Buffer, path: Path, layer: int) -> Numbers:

@@ -5,6 +5,7 @@ names an architecture gets a model of it.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,13 +63,11 @@ def _peft(model: "Model") -> dict[str, Any]:
     path = model.path.with_name("adapter_config.json")
     if not path.is_file():
         return {}
-    file = open_bytes(path)
-    try:
-        return dict(parse_config(file.view[: MAX_CONFIG + 1], path))
-    except FormatError:
-        return {}
-    finally:
-        file.close()
+    with closing(open_bytes(path)) as file:
+        try:
+            return dict(parse_config(file.view[: MAX_CONFIG + 1], path))
+        except FormatError:
+            return {}
 
 
 def _type(model: "Model") -> object:

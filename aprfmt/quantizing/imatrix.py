@@ -10,6 +10,7 @@ Source: llama.cpp, tools/imatrix/imatrix.cpp and tools/quantize/quantize.cpp.
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,12 +62,9 @@ class ImportanceMatrix:
 
 def read_imatrix(path: Path) -> ImportanceMatrix:
     """Read either container; FormatError (TruncatedError) if it is neither of them, or damaged."""
-    file = open_bytes(path)
-    try:
+    with closing(open_bytes(path)) as file:
         legacy = bytes(file.view[:4]) != _MAGIC
         read = _read_legacy(Cursor(file.view, str(path))) if legacy else None
-    finally:
-        file.close()
     if read is None:
         with open_source(path) as source:  # all files of a split
             read = _read_gguf(source)

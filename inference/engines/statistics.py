@@ -11,7 +11,7 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,10 @@ MAX_BYTES, MAX_ROWS = 16 << 20, 1 << 16
 
 
 def _text(path: Path) -> bytes:
-    file = MappedFile(path)
-    try:
+    with closing(MappedFile(path)) as file:
         if file.size > MAX_BYTES:
             raise FormatError(f"{path}: {file.size} bytes; at most {MAX_BYTES} of a table are read")
         return bytes(file.view)
-    finally:
-        file.close()
 
 
 def is_table(path: Path) -> bool:

@@ -1,7 +1,7 @@
 """safetensors files, and sharded models by their index, as sources."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +96,8 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
     from aprfmt.formats.shardset import MAX_INDEX, refuse_mixed, require, union
 
     path = place(path)
-    file = open_bytes(path)
-    try:
+    with closing(open_bytes(path)) as file:
         weight_map, metadata = parse_index(file.view[: MAX_INDEX + 1], path)
-    finally:
-        file.close()
     homes = members(path, weight_map)
     refuse_mixed(path, list(homes.values()))
     notes: list[Note] = []
