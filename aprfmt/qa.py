@@ -10,15 +10,15 @@ aprfmt.checks.table that need more than a file.
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from aprfmt.checks.asking import answered, ask
+from aprfmt.checks.gates.baseline import save
+from aprfmt.checks.gates.subject import Request, Subject
 from aprfmt.checks.records import LEFT_OUT, Answer, QaReport, Result
 from aprfmt.checks.table import BASELINE, CONTRACT, CheckRow, gates
 from aprfmt.errors import UsageError
 from aprfmt.remote.paths import place
-
-if TYPE_CHECKING:
-    from aprfmt.checks.gates.subject import Request, Subject
 
 __all__ = ["QaReport", "gates", "run", "save_baseline"]
 
@@ -26,7 +26,7 @@ Progress = Callable[[str, int, int], None]  # the gate that begins, gates done, 
 
 
 def run(
-    model: "Path | str",
+    model: Path | str,
     *,
     only: Collection[str] = (),
     skip: Collection[str] = (),
@@ -44,8 +44,6 @@ def run(
     no gate, or for a gate left out whose input is given; BackendUnavailableError for a device that
     is not there; and what opening the model raises: FormatError, ArchError.
     """
-    from aprfmt.checks.gates.subject import Request, Subject
-
     rows = gates()
     names = [row.name for row in rows]
     for name in (*only, *skip):
@@ -68,10 +66,8 @@ def run(
         )
 
 
-def _answer(row: CheckRow, subject: "Subject", wanted: bool) -> Answer:
+def _answer(row: CheckRow, subject: Subject, wanted: bool) -> Answer:
     """Ask a gate that is wanted and whose ground holds."""
-    from aprfmt.checks.asking import answered, ask
-
     if not wanted:
         return answered(row, Result(), LEFT_OUT)
     if row.needs == "session" and subject.outcome_of(CONTRACT) == "FAIL":
@@ -79,10 +75,8 @@ def _answer(row: CheckRow, subject: "Subject", wanted: bool) -> Answer:
     return ask(row, subject)
 
 
-def save_baseline(report: QaReport, path: "Path | str", *, force: bool = False) -> None:
+def save_baseline(report: QaReport, path: Path | str, *, force: bool = False) -> None:
     """Write what a report found as a baseline file; OutputError where it exists."""
-    from aprfmt.checks.gates.baseline import save
-
     save(report, Path(path), force=force)
 
 
@@ -90,7 +84,7 @@ def save_baseline(report: QaReport, path: "Path | str", *, force: bool = False) 
 _INPUTS = {"also": "device-parity", "against": "format-parity", "baseline": BASELINE}
 
 
-def _asked(request: "Request", only: Collection[str], skip: Collection[str]) -> set[str]:
+def _asked(request: Request, only: Collection[str], skip: Collection[str]) -> set[str]:
     """Return the gates the user named, or gave the input of: they may not go missing silently.
 
     Raises UsageError where one of them is left out nevertheless.

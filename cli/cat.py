@@ -7,6 +7,7 @@ import click
 
 from aprfmt.cli import complete, options, render
 from aprfmt.cli.damage import told
+from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -79,8 +80,6 @@ def read(opened: "Model", name: str) -> "tuple[str, Array]":
 
 def parse_slice(text: str, shape: tuple[int, ...]) -> tuple[int | slice, ...]:
     """Return a NumPy index for `0:4,:8`; UsageError where it does not fit the shape."""
-    from aprfmt.errors import UsageError
-
     index: list[int | slice] = []
     for axis, part in enumerate(text.split(",")):
         fields = part.strip().split(":")

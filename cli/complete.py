@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from aprfmt.errors import AprfmtError
+
 if TYPE_CHECKING:
     from aprfmt.model import Model
 
@@ -43,7 +45,6 @@ def settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 def _offered(
     ctx: click.Context, incomplete: str, names: "Callable[[Model], Iterable[str]]"
 ) -> list[str]:
-    from aprfmt.errors import AprfmtError
     from aprfmt.model import open_model
 
     given = next((ctx.params[name] for name in MODELS if ctx.params.get(name)), None)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aprfmt.cli import options, render
+from aprfmt.errors import UsageError
 
 WORTH_SAYING = 1_000_000  # bytes of a verbatim tokenizer
 # What people read of a layout step, by the name before its sizes (arch/steps.py, arch/joins.py).
@@ -67,7 +68,6 @@ def converted(
 ) -> "ConversionReport":
     """Convert, warn of what the target cannot say, and return the report."""
     from aprfmt.conversion import NoFormatError, convert
-    from aprfmt.errors import UsageError
 
     try:
         with render.Progress(name, quiet, "bytes") as progress:

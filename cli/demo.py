@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from aprfmt.cli import options, render
+from aprfmt.errors import OutputError, UsageError
 
 SUFFIXES = (".json", ".jinja", ".safetensors")  # the model's files; the package's own are not
 OPENING = "It is a truth universally acknowledged, that a single man in possession"
@@ -27,8 +28,6 @@ def command(into: Path | None, out: Path | None, force: bool, as_json: bool, qui
     Every step prints the aprfmt command it stands for. With --into the model is written as a
     Hugging Face folder, for commands of your own.
     """
-    from aprfmt.errors import OutputError, UsageError
-
     if into is not None and out is not None:
         raise UsageError("--into writes the model, --out keeps what the steps write; give one")
     if force and into is None:

@@ -6,6 +6,7 @@ import click
 
 from aprfmt.cli import options, render
 from aprfmt.cli.damage import told
+from aprfmt.compare import diff
 from aprfmt.compare.diffs import SECTIONS
 
 
@@ -54,7 +55,6 @@ def command(
     tensor could not be read; the others are compared.
     """
     from aprfmt.cli import diff_html, diff_show
-    from aprfmt.compare import diff
 
     only = only or (("tensors",) if patterns else SECTIONS)
     with render.Progress("diff", quiet) as progress:

@@ -10,7 +10,9 @@ from typing import Any
 
 import click
 
+from aprfmt.base.version import __version__
 from aprfmt.cli import options, render
+from aprfmt.errors import BackendUnavailableError
 from aprfmt.inference import cuda_driver
 
 # What each package is for, and how to get it.
@@ -73,8 +75,6 @@ def native() -> dict[str, Any]:
 
 def facts() -> dict[str, Any]:
     """Return everything `doctor` says, as plain data."""
-    from aprfmt.base.version import __version__
-
     return {
         "aprfmt": __version__,
         "python": platform.python_version(),
@@ -95,7 +95,6 @@ def facts() -> dict[str, Any]:
 
 def llama_cpp() -> dict[str, str | None]:
     """Say which of llama.cpp's libraries the engine loads, or why it has none ("" if it does)."""
-    from aprfmt.errors import BackendUnavailableError
     from aprfmt.inference.engines.llama_library import Library, library_folder
 
     folder: str | None = None
@@ -136,8 +135,6 @@ def torch_on_gpu(found: cuda_driver.Driver) -> str:
 
 def version_line() -> str:
     """Return the line of `--version`: version, extras, kernels."""
-    from aprfmt.base.version import __version__
-
     extras = [f"{name} {found}" for name in EXTRAS if (found := installed(name))]
     kernels = native()
     speed = f"native kernels ({kernels['cpu']})" if kernels["built"] else "numpy kernels"

@@ -10,6 +10,7 @@ import click
 from aprfmt.cli import eval_batch, eval_other, eval_show, options, render, running
 from aprfmt.cli.eval_windows import read_samples, window_tokens, windows_to_json
 from aprfmt.compare.thresholds import REPORTED
+from aprfmt.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,6 @@ def command(
     1 for a loss that cannot be: NaN, an exact 0.0, above ln(vocab), or too good to be true.
     """
     from aprfmt.base.outcome import Report
-    from aprfmt.errors import UsageError
     from aprfmt.inference.evaluation import measure, plan
     from aprfmt.inference.loss import judge
 
@@ -136,7 +136,6 @@ def of_batch(
 ) -> int:
     """Score a trainer's batch, and say what is wrong with the loss that was reported of it."""
     from aprfmt.base.outcome import Report
-    from aprfmt.errors import UsageError
 
     others = {
         "--text, --samples or --ids": asked.texts_given, "--against": against is not None,

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from aprfmt.cli import running
+from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.inference.evaluation import Sample
@@ -19,7 +20,6 @@ def opened(
 
     UsageError where it has another vocabulary.
     """
-    from aprfmt.errors import UsageError
     from aprfmt.inference.device import split_run
 
     with running.session(text, where.elsewhere(run=split_run(text)[1] is not None)) as there:

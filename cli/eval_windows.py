@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.cli import options, render, running
+from aprfmt.errors import FormatError
 
 if TYPE_CHECKING:
     from aprfmt.inference.evaluation import Planned, Sample
@@ -54,7 +55,6 @@ def read_text(path: Path, option: str = "--text") -> str:
 
     `option` is where the path was given.
     """
-    from aprfmt.errors import FormatError
     from aprfmt.formats.mapped import MappedFile
 
     if path == Path("-"):
@@ -75,7 +75,6 @@ def read_text(path: Path, option: str = "--text") -> str:
 
 def read_lines(model: "Model", path: Path) -> "Iterator[Sample]":
     """Yield the samples of a .jsonl file; FormatError names a line that is no sample."""
-    from aprfmt.errors import FormatError
     from aprfmt.formats.jsonio import loads
     from aprfmt.inference.evaluation import Sample
 

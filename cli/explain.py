@@ -1,8 +1,12 @@
 """`aprfmt explain`: an error kind, a role, an encoding, an exit code, a verdict, in a paragraph."""
 
+import json
+
 import click
 
+from aprfmt import errors
 from aprfmt.cli import complete, options, render
+from aprfmt.errors import UsageError
 
 VERDICT_TEXTS: dict[str, str] = {
     "SAME_BYTES": "equal bytes, equal encoding and equal logical shape; nothing was decoded.",
@@ -56,8 +60,6 @@ ROLE_TEXTS: dict[str, str] = {
 
 def _errors() -> dict[str, str]:
     """Return {kind: paragraph} of the error classes, from their docstrings."""
-    from aprfmt import errors
-
     found = {}
     for value in vars(errors).values():
         if isinstance(value, type) and issubclass(value, errors.AprfmtError):
@@ -154,7 +156,6 @@ def command(name: str | None, schema: str | None, as_json: bool, quiet: bool) ->
 
     A section's name (exit-codes) explains all of it. Without NAME, list every topic.
     """
-    from aprfmt.errors import UsageError
     from aprfmt.model.patterns import near
 
     if schema is not None:
@@ -192,9 +193,6 @@ def command(name: str | None, schema: str | None, as_json: bool, quiet: bool) ->
 
 def print_schema(name: str | None, command: str, as_json: bool) -> int:
     """Print the schema of a command's `--json`; with --json, inside the usual object."""
-    import json
-
-    from aprfmt.errors import UsageError
     from aprfmt.schemas import schema
 
     if name is not None:

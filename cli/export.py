@@ -8,6 +8,7 @@ import click
 from aprfmt.cli import options
 from aprfmt.cli.convert import run
 from aprfmt.cli.import_ import stem
+from aprfmt.errors import UsageError
 
 
 @click.command("export")
@@ -23,7 +24,6 @@ def command(
     model: Path, to: str | None, output: Path | None, as_json: bool, quiet: bool, **wishes: Any
 ) -> int:
     """Convert MODEL to GGUF, or to safetensors in a folder that transformers loads."""
-    from aprfmt.errors import UsageError
     from aprfmt.formats import FORMATS
 
     if output is None:

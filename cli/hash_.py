@@ -7,6 +7,7 @@ import click
 
 from aprfmt.cli import options, render
 from aprfmt.cli.damage import told
+from aprfmt.errors import UsageError
 
 
 @click.command("hash")
@@ -41,7 +42,6 @@ def command(
     whole files as well, so that damage to headers, metadata and padding is found.
     """
     from aprfmt.checks.file import manifest
-    from aprfmt.errors import UsageError
     from aprfmt.model import open_model
 
     if write and patterns:

@@ -6,6 +6,7 @@ import click
 
 from aprfmt.cli import complete, options, render
 from aprfmt.cli.damage import told
+from aprfmt.errors import UsageError
 
 
 @click.command("hex")
@@ -39,7 +40,6 @@ def command(
     NAME is as `aprfmt cat` takes it: a stored name, a role, or a pattern of one tensor.
     """
     from aprfmt.cli import hex_read, hex_show
-    from aprfmt.errors import UsageError
 
     if name is not None and named is not None:
         raise UsageError(f"two tensors, {name!r} and --tensor {named!r}; give one of them")

@@ -1,25 +1,30 @@
 """What `aprfmt hex` shows, as plain data: header fields, blocks of a tensor, or plain bytes."""
 
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from aprfmt.base.protocols import Damage
+import numpy as np
+
+from aprfmt.base.encodings import encoding
+from aprfmt.base.protocols import Damage
+from aprfmt.codecs import codec, decode
+from aprfmt.errors import FormatError, UsageError
+from aprfmt.formats import detect, open_source
+from aprfmt.formats.mapped import open_bytes
+from aprfmt.model import open_model
+from aprfmt.model.patterns import select_one
+from aprfmt.model.resolve import spellings_by_name
 
 
 def header(model: Path, limit: int) -> dict[str, Any]:
     """Return the header's fields with their bytes."""
-    from aprfmt.formats import detect
-    from aprfmt.formats.mapped import open_bytes
-    from aprfmt.model import open_model
-
     path, damage = model, None
     if model.is_dir() or model.suffix == ".json":  # a folder, an index, a manifest: its first file
         with open_model(model, partial=True, damaged=True) as opened:
             path, damage = opened.source.files[0], opened.damage
     spec = detect(path)
-    file = open_bytes(path)
-    try:
+    with closing(open_bytes(path)) as file:
         rows: list[dict[str, Any]] = []
         total = 0
         for field in spec.header_fields(file.view, str(path)):
@@ -32,15 +37,10 @@ def header(model: Path, limit: int) -> dict[str, Any]:
                 )  # fmt: skip
         return {"path": str(path), "format": spec.name, "fields": rows, "count": total,
                 "damage": damage_of_file(path) if damage is None else damage}  # fmt: skip
-    finally:
-        file.close()
 
 
-def damage_of_file(path: Path) -> "list[Damage]":
+def damage_of_file(path: Path) -> list[Damage]:
     """Return what is wrong with one file, whatever set it belongs to."""
-    from aprfmt.errors import FormatError
-    from aprfmt.formats import open_source
-
     try:
         with open_source(path, partial=True, damaged=True) as source:
             return [one for one in source.damage if one.where == str(path)]
@@ -50,27 +50,15 @@ def damage_of_file(path: Path) -> "list[Damage]":
 
 def plain_bytes(model: Path, offset: int, length: int) -> dict[str, Any]:
     """Return bytes of the file as they stand."""
-    from aprfmt.errors import UsageError
-    from aprfmt.formats.mapped import open_bytes
-
-    file = open_bytes(model)
-    try:
+    with closing(open_bytes(model)) as file:
         if offset >= file.size:
             raise UsageError(f"{model}: --offset {offset}, the file has {file.size} bytes")
         raw = bytes(file.view[offset : offset + length])
         return {"path": str(model), "offset": offset, "bytes": raw.hex()}
-    finally:
-        file.close()
 
 
 def tensor_blocks(model: Path, name: str, first: int, count: int) -> dict[str, Any]:
     """Return blocks of a tensor: byte fields as the codec maps them, and decoded values."""
-    from aprfmt.base.encodings import encoding
-    from aprfmt.errors import UsageError
-    from aprfmt.model import open_model
-    from aprfmt.model.patterns import select_one
-    from aprfmt.model.resolve import spellings_by_name
-
     with open_model(model, damaged=True) as opened:
         stored = opened.source.tensors
         every = spellings_by_name(opened)
@@ -102,10 +90,6 @@ def tensor_blocks(model: Path, name: str, first: int, count: int) -> dict[str, A
 
 def block_row(encoding: str, raw: bytes) -> dict[str, Any]:
     """Return one block's fields (name, bytes, values) and its decoded values."""
-    import numpy as np
-
-    from aprfmt.codecs import codec, decode
-
     reference = codec(encoding)
     layout = reference.layout
     fields = []

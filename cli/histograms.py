@@ -2,6 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from aprfmt.base.shapes import matrix
+
 if TYPE_CHECKING:
     from aprfmt.tensors.stats import Stats
     from aprfmt.tensors.view import View
@@ -14,8 +18,6 @@ RUN = 1 << 15  # values of a run of such rows
 
 def histogram(values: Any) -> dict[str, Any] | None:
     """Return {low, high, counts} of the finite values; None where there is none."""
-    import numpy as np
-
     flat = np.asarray(values).reshape(-1)
     flat = flat[np.isfinite(flat)]
     if not flat.size:
@@ -32,10 +34,6 @@ def tensor_histogram(tensor: "View", stats: "Stats") -> dict[str, Any] | None:
     `of` is how many values were counted: all, or about COUNTED in runs of rows evenly spaced.
     Raises CodecError, UnsupportedError.
     """
-    import numpy as np
-
-    from aprfmt.base.shapes import matrix
-
     low, high = stats.min, stats.max
     if low is None or high is None:
         return None
@@ -56,8 +54,6 @@ def tensor_histogram(tensor: "View", stats: "Stats") -> dict[str, Any] | None:
 
 def _counts(flat: Any, low: float, high: float) -> Any:
     """Count finite values into BINS equal parts of [low, high]."""
-    import numpy as np
-
     counts = np.zeros(BINS, np.int64)
     for start in range(0, flat.size, CHUNK):
         share = (flat[start : start + CHUNK].astype(np.float64) - low) / (high - low)

@@ -1,5 +1,6 @@
 """`aprfmt import`: any format to APR v2."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,6 @@ def command(src: Path, output: Path | None, as_json: bool, quiet: bool, **wishes
 
 def stem(src: Path) -> str:
     """Return the name an output gets: a folder's own, else the file's without its extension."""
-    import re
-
     if src.is_dir():
         return src.resolve().name
     name = src.name.removesuffix(".index.json")

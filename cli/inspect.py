@@ -1,16 +1,14 @@
 """`aprfmt inspect`: what a file is, without reading its tensors."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from aprfmt.base.protocols import Source
 from aprfmt.cli import options, render
 from aprfmt.cli.damage import told
 from aprfmt.cli.inspect_html import Paged, write
-
-if TYPE_CHECKING:
-    from aprfmt.base.protocols import Source
+from aprfmt.errors import UsageError
 
 
 @click.command("inspect")
@@ -38,7 +36,6 @@ def command(
     wrong checksum is exit 1, a file that carries none exit 2.
     """
     from aprfmt.cli import inspect_facts, inspect_show
-    from aprfmt.errors import UsageError
     from aprfmt.model import open_model
 
     paged.check()
@@ -64,7 +61,7 @@ def command(
     return render.emit("inspect", code, body, as_json)
 
 
-def verified(source: "Source") -> str:
+def verified(source: Source) -> str:
     """Read every byte of a file that carries a checksum of them; say PASS, FAIL or NOT_RUN."""
     from aprfmt.formats import checksum_matches, checksum_notes
 

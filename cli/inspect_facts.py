@@ -7,13 +7,14 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.cli.inspect_summary import summary
+from aprfmt.errors import AprfmtError
+from aprfmt.model import Model
 
 if TYPE_CHECKING:
-    from aprfmt.model import Model
     from aprfmt.model.resolve import Resolution
 
 
-def facts(opened: "Model", full: bool = False) -> dict[str, Any]:
+def facts(opened: Model, full: bool = False) -> dict[str, Any]:
     """Return everything `inspect` says; `full` leaves no array out of the metadata."""
     body = _file(opened, full)
     body |= _model(opened)
@@ -22,7 +23,7 @@ def facts(opened: "Model", full: bool = False) -> dict[str, Any]:
     return body
 
 
-def _file(opened: "Model", full: bool) -> dict[str, Any]:
+def _file(opened: Model, full: bool) -> dict[str, Any]:
     """Return what the container says: sizes, encodings, metadata, remarks of its reader."""
     from aprfmt.base.named import meaning
     from aprfmt.compare import shown
@@ -65,10 +66,8 @@ def _whole(value: Any) -> Any:
     return value if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
 
 
-def _model(opened: "Model") -> dict[str, Any]:
+def _model(opened: Model) -> dict[str, Any]:
     """Return what the architecture's tables make of the file, and all remarks about it."""
-    from aprfmt.errors import AprfmtError
-
     notes = [asdict(note) for note in opened.notes]
     try:
         resolution = opened.resolution
@@ -83,8 +82,7 @@ def _model(opened: "Model") -> dict[str, Any]:
     return {**resolved(resolution), "notes": notes}
 
 
-def _tokenizer(opened: "Model") -> dict[str, Any]:
-    from aprfmt.errors import AprfmtError
+def _tokenizer(opened: Model) -> dict[str, Any]:
     from aprfmt.tokenizer import facts as tokenizer_facts
 
     try:

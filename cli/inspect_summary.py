@@ -1,13 +1,11 @@
 """The first line of `aprfmt inspect`: the answer, of which the rest is the evidence."""
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aprfmt.cli import render
+from aprfmt.model import Model
 from aprfmt.model.kinds import kind_of
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
 
 # tokenizer.ggml.model -> what people call it
 TOKENIZERS = {
@@ -18,7 +16,7 @@ DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # config.json
 _PLAIN = re.compile(r"Q\d_(?:K|[01])")  # types whose name says what most tensors are
 
 
-def summary(opened: "Model", body: dict[str, Any]) -> dict[str, Any]:
+def summary(opened: Model, body: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of the answer, and the whole as `line`."""
     known, kind = body["architecture"] is not None, kind_of(opened)
     stored = sum(row["bytes"] for row in body["encodings"].values())
@@ -59,7 +57,7 @@ def line(found: dict[str, Any]) -> str:
     return f"{found['name']}: {', '.join(filter(None, parts))}; unusual: {unusual}"
 
 
-def _name(opened: "Model", body: dict[str, Any]) -> str:
+def _name(opened: Model, body: dict[str, Any]) -> str:
     """Return the name that the file gives itself, else that of its folder or file."""
     for key in ("general.name", "name", "model_name"):
         value = body["metadata"].get(key)
@@ -94,7 +92,7 @@ def _tokenizer(facts: dict[str, Any]) -> str:
     return kind + (f" of {facts['entries']}" if "entries" in facts else "")
 
 
-def _licence(opened: "Model", metadata: dict[str, Any]) -> str:
+def _licence(opened: Model, metadata: dict[str, Any]) -> str:
     for key in ("general.license", "license"):
         value = metadata.get(key)
         if isinstance(value, str) and value:
@@ -102,7 +100,7 @@ def _licence(opened: "Model", metadata: dict[str, Any]) -> str:
     return ""
 
 
-def _stated_dtype(opened: "Model") -> str:
+def _stated_dtype(opened: Model) -> str:
     """Return the encoding that config.json says unpacked weights have; "" if it says none."""
     config = opened.folder.config if opened.folder is not None else None
     if config is None or "quantization_config" in config:
@@ -111,7 +109,7 @@ def _stated_dtype(opened: "Model") -> str:
     return DTYPES.get(stated, "") if isinstance(stated, str) else ""
 
 
-def _unusual(opened: "Model", body: dict[str, Any]) -> list[str]:
+def _unusual(opened: Model, body: dict[str, Any]) -> list[str]:
     """Return what somebody should know before using the file, in a few words each."""
     found = []
     if opened.damage:

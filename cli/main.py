@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from aprfmt.cli.commands import COMMANDS, GROUPS
+from aprfmt.errors import AprfmtError
 
 SIGNALLED = (129, 143)  # SIGHUP, SIGTERM: what `install_signal_handlers` exits with
 INTERRUPTED = (
@@ -128,8 +129,6 @@ def _usage_line(error: click.ClickException) -> str:
 
 
 def _error(args: list[str], error: Exception) -> int:
-    from aprfmt.errors import AprfmtError
-
     if isinstance(error, AprfmtError):
         return _fail(args, error.kind, str(error), error)
     if isinstance(error, MemoryError):

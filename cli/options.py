@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from aprfmt.cli import complete
+from aprfmt.errors import OutputError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -137,8 +138,6 @@ def stdin(name: str) -> str:
     """Return all of stdin as text; UsageError where it is no UTF-8."""
     import sys
 
-    from aprfmt.errors import UsageError
-
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
@@ -147,8 +146,6 @@ def stdin(name: str) -> str:
 
 def check_new(force: bool, *paths: Path | None) -> None:
     """Raise OutputError for a file that could not be written: before the work it would lose."""
-    from aprfmt.errors import OutputError
-
     for path in paths:
         if path is not None and not path.parent.is_dir():
             raise OutputError(f"{path}: there is no folder {path.parent}; make it first")

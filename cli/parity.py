@@ -9,6 +9,7 @@ import click
 
 from aprfmt.cli import options, parity_run, parity_show, running
 from aprfmt.cli.parity_run import Asked, Wanted
+from aprfmt.errors import UsageError
 
 REPEATS = 5
 
@@ -58,7 +59,6 @@ def command(
     operation that makes it runs alone in both, on equal inputs. Exit 1 where a difference is
     beyond rounding, 2 where a run is not possible here.
     """
-    from aprfmt.errors import UsageError
     from aprfmt.inference.device import parse_run
 
     if wanted.html is not None and (replayed is not None or calibrate is not None):
@@ -97,8 +97,6 @@ def named(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def model_and_runs(words: Sequence[str]) -> tuple[str, list[str]]:
     """Return the one model and its runs; UsageError for more, or for fewer than two runs."""
-    from aprfmt.errors import UsageError
-
     models, runs = named(words)
     if len(models) != 1:
         found = ", ".join(models) or "none"

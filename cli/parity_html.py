@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aprfmt.cli import html
+from aprfmt.cli.trace_html import heats
 
 
 def render_page(body: Mapping[str, Any]) -> str:
@@ -21,8 +22,6 @@ def render_page(body: Mapping[str, Any]) -> str:
 
 def _heats(pair: Mapping[str, Any]) -> dict[str, Any]:
     """Return the distance of each token position, layer by layer, for every point of a pair."""
-    from aprfmt.cli.trace_html import heats
-
     rows = {row["key"]: row["by_position"] for row in pair["points"] if row.get("by_position")}
     maps, positions = heats(rows, {key: range(len(found)) for key, found in rows.items()})
     return {"heats": maps, "positions": positions}

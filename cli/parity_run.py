@@ -1,5 +1,6 @@
 """The ways of `aprfmt parity`: comparing runs, calibrating, a reproduction written or run again."""
 
+import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,8 +106,6 @@ def write_bundle(
     path: Path, found: "Parity", runs: list[str], force: bool
 ) -> dict[str, Any] | None:
     """Write the first reproduction there is; None where no operation was taken apart."""
-    import sys
-
     from aprfmt.inference.parity.bundle import save_bundle
     from aprfmt.inference.parity.reproduce import bundle_of
 

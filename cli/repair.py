@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aprfmt.cli import options, render
+from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.repair import Repair
@@ -62,8 +63,6 @@ def command(
     the MiB), or the comparison. Bytes that nothing speaks of are taken as they are, with a warning;
     where the digest of the whole file is known, nothing is written that does not have it.
     """
-    from aprfmt.errors import UsageError
-
     if (copy is None) == (not partial):
         raise UsageError("give a good copy with --from SOURCE, or --partial to do without one")
     if not broken.exists():

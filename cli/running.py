@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from aprfmt.cli import options, render
+from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.inference.backends import BACKENDS
 
 if TYPE_CHECKING:
@@ -138,8 +139,6 @@ def warn_of(model: "Model") -> None:
 
 def token_ids(model: "Model", tokens: Tokens) -> tuple[list[int], str | None]:
     """Return (ids, the text they stand for); UsageError unless exactly one source is given."""
-    from aprfmt.errors import UsageError
-
     if len(tokens.given) != 1:
         found = " and ".join(tokens.given) or "none of them"
         raise UsageError(f"give one of --prompt, --ids and --chat; found {found}")
@@ -161,8 +160,6 @@ def token_ids(model: "Model", tokens: Tokens) -> tuple[list[int], str | None]:
 
 def parse_ids(text: str) -> list[int]:
     """Return ids of `1,2,3`, or of a .npy file of integers."""
-    from aprfmt.errors import UsageError
-
     text = options.text_of(text, "--ids")
     if text.endswith(".npy"):
         return _npy_ids(Path(text))
@@ -176,11 +173,8 @@ def parse_ids(text: str) -> list[int]:
 def _npy_ids(path: Path) -> list[int]:
     from aprfmt.formats.mapped import MappedFile
 
-    file = MappedFile(path)
-    try:
+    with closing(MappedFile(path)) as file:
         return parse_npy(file.view, path)
-    finally:
-        file.close()
 
 
 def parse_npy(view: memoryview, path: Path) -> list[int]:
@@ -192,7 +186,6 @@ def parse_npy(view: memoryview, path: Path) -> list[int]:
 
     import numpy as np
 
-    from aprfmt.errors import FormatError
     from aprfmt.inference.engines.npz import MAX_HEADER, read_header
 
     head = io.BytesIO(bytes(view[: MAX_HEADER + 64]))
@@ -216,8 +209,6 @@ def warn_of_length(model: "Model", ids: list[int]) -> None:
 
 def check_ids(model: "Model", ids: list[int]) -> list[int]:
     """Return the ids; UsageError where there is none or one is outside the embedding."""
-    from aprfmt.errors import UsageError
-
     vocab = int(model.hyper["vocab_size"])
     if not ids:
         raise UsageError(f"{model.path}: no tokens; the text is empty and the model adds none")
@@ -261,8 +252,6 @@ def headline(run: dict[str, Any]) -> str:
 
 def tokenizer_of(model: "Model") -> "Tokenizer | None":
     """Return the model's tokenizer, None where it has none that can be read."""
-    from aprfmt.errors import AprfmtError
-
     try:
         return model.tokenizer
     except AprfmtError:
@@ -271,7 +260,6 @@ def tokenizer_of(model: "Model") -> "Tokenizer | None":
 
 def stated_ends(model: "Model") -> frozenset[int]:
     """Return the stop tokens of a model without tokenizer, none where they cannot be read."""
-    from aprfmt.errors import AprfmtError
     from aprfmt.tokenizer import stated_ends as stated
 
     try:

@@ -1,5 +1,6 @@
 """`aprfmt scan`: many models, one row for every question of every model."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,8 +91,6 @@ def command(
     second scan does what is new or changed. Exit 0: nothing failed; 1: a check of a model failed;
     2: something could not be asked, or not be answered.
     """
-    import os
-
     from aprfmt.fleet.run import Budget, ScanRequest, scan
     from aprfmt.fleet.workers import Limits
 

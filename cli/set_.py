@@ -8,6 +8,7 @@ import click
 
 from aprfmt.cli import complete, options, render
 from aprfmt.cli.convert import converted, show
+from aprfmt.errors import AprfmtError, UsageError
 
 if TYPE_CHECKING:
     from aprfmt.conversion import edits
@@ -78,7 +79,6 @@ def parsed(
 ) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Return (value by key, near names by key that nobody knows) of what was asked for."""
     from aprfmt.conversion import NoFormatError, edits, target_of
-    from aprfmt.errors import UsageError
     from aprfmt.formats import FORMATS
 
     if not changes and not remove:
@@ -112,8 +112,6 @@ def parsed(
 
 def trouble(opened: "Model") -> str | None:
     """Return why a file is no model whose architecture can be read; None where it is one."""
-    from aprfmt.errors import AprfmtError
-
     try:
         _ = opened.resolution
     except AprfmtError as error:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aprfmt.cli import options, render
+from aprfmt.errors import AprfmtError, FormatError, UsageError
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -33,7 +34,6 @@ def command(
 
     Where the tokenizer cannot be built the text is shown without ids.
     """
-    from aprfmt.errors import UsageError
     from aprfmt.model import open_model
     from aprfmt.tokenizer import scan_template
 
@@ -62,7 +62,6 @@ def command(
 
 def rendered(opened: "Model", messages: list[dict[str, Any]], open_turn: bool) -> dict[str, Any]:
     """Return the text, its ids, and the tokenizer's origin; `no_ids` says why there are none."""
-    from aprfmt.errors import AprfmtError
     from aprfmt.tokenizer import render_alone
 
     try:
@@ -79,8 +78,6 @@ def rendered(opened: "Model", messages: list[dict[str, Any]], open_turn: bool) -
 
 def given(user: str | None, system: str | None) -> list[dict[str, Any]]:
     """Return the messages of --system and --user; UsageError without a user's."""
-    from aprfmt.errors import UsageError
-
     if user is None:
         raise UsageError("template: no message; give --user TEXT or --messages FILE.json")
     first = [{"role": "system", "content": system}] if system is not None else []
@@ -89,7 +86,6 @@ def given(user: str | None, system: str | None) -> list[dict[str, Any]]:
 
 def read_messages(path: Path) -> list[dict[str, Any]]:
     """Return the messages of a JSON file. Raises FormatError for what is no list of messages."""
-    from aprfmt.errors import FormatError
     from aprfmt.formats.jsonio import load_file
 
     found = load_file(path, max_bytes=4 << 20)

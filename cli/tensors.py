@@ -7,11 +7,10 @@ import click
 
 from aprfmt.cli import options, render
 from aprfmt.cli.damage import told
+from aprfmt.errors import AprfmtError
 
 if TYPE_CHECKING:
     from aprfmt.tensors.view import View
-
-    pass
 
 
 @click.command("tensors")
@@ -83,7 +82,6 @@ def listed(name: str, tensor: "View", roles: tuple[str, ...], stats: bool) -> di
 
 def tensor_stats(tensor: "View") -> dict[str, Any]:
     """Return the statistics of one tensor, or the reason there are none."""
-    from aprfmt.errors import AprfmtError
     from aprfmt.tensors.stats import tensor_stats as of_tensor
 
     try:

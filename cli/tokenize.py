@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from aprfmt.cli import options, render
+from aprfmt.errors import UsageError
 
 
 @click.command("tokenize")
@@ -55,8 +56,6 @@ def command(
 
 def parse_ids(text: str) -> list[int]:
     """Return the ids of `1,2,3` or `1 2 3`; UsageError for anything else."""
-    from aprfmt.errors import UsageError
-
     words = text.replace(",", " ").split()
     bad = [word for word in words if not (word.isascii() and word.isdigit() and len(word) < 10)]
     if bad:

@@ -8,6 +8,7 @@ import click
 from aprfmt.cli import options, render, running, trace_ways
 from aprfmt.cli.trace_map import Dumped
 from aprfmt.cli.trace_ways import Asked, Wanted
+from aprfmt.errors import UsageError
 
 
 @click.command("trace")
@@ -69,8 +70,6 @@ def command(
     point is named), or when --reference differs beyond the tolerance: the points that do, and a
     summary, are shown then, and -v shows all.
     """
-    from aprfmt.errors import UsageError
-
     if dumped.mapping is not None and dumped.arrays is None:
         raise UsageError("--mapping goes with --map DIR; a mapping file alone is opened by --load")
     if dumped.arrays is not None:
@@ -109,7 +108,6 @@ def not_for_load(
 
 def only_model() -> str:
     """Return the one model of the current folder, named on stderr; UsageError lists several."""
-    from aprfmt.errors import UsageError
     from aprfmt.model.hf_folder import candidates
 
     found = candidates(Path.cwd())

@@ -3,12 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from aprfmt.cli import html
 from aprfmt.cli.histograms import histogram
+from aprfmt.compare.traces import TraceDiff, position_axis
+from aprfmt.inference.capture import POINTS
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
-    from aprfmt.compare.traces import TraceDiff
     from aprfmt.inference.trace import Trace
 
 STATISTICS = ("std", "mean", "min", "max", "absmax", "l2", "zeros", "nan", "inf")
@@ -37,10 +40,6 @@ class Histograms:
 
 def row_sizes(key: str, values: "Array") -> list[float]:
     """Return the root mean square of each position's values; [] where there is no such axis."""
-    import numpy as np
-
-    from aprfmt.compare.traces import position_axis
-
     array, axis = np.asarray(values), position_axis(key.rpartition(".")[2])
     if array.ndim <= axis or not array.size:
         return []
@@ -90,11 +89,9 @@ def _largest(values: Sequence[float | None]) -> float | None:
 
 
 def render_page(
-    trace: "Trace", body: Mapping[str, Any], histograms: Histograms, difference: "TraceDiff | None"
+    trace: "Trace", body: Mapping[str, Any], histograms: Histograms, difference: TraceDiff | None
 ) -> str:
     """Return the page of a trace: `body` is what `--json` prints, `difference` a TraceDiff."""
-    from aprfmt.inference.capture import POINTS
-
     points = {} if difference is None else {point.key: point for point in difference.points}
     cells = []
     for record in body["records"]:

@@ -1,11 +1,12 @@
 """`aprfmt trace MODEL --map DIR`: arrays that another engine dumped become a trace."""
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.cli import render, running
+from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.inference.engines.captures import Captures
@@ -33,7 +34,6 @@ def mapped(
 
     Without a mapping file one is proposed and written beside the trace that is saved.
     """
-    from aprfmt.errors import UsageError
     from aprfmt.inference.engines.captures import open_captures
     from aprfmt.inference.engines.mapping import mapped_trace, read_mapping
 
@@ -62,8 +62,6 @@ def mapped(
 
 
 def _proposed(captures: "Captures", run: "Run", ids: list[int]) -> "NameMap":
-    from dataclasses import replace
-
     from aprfmt.inference.engines.mapping import dtype_of
     from aprfmt.inference.engines.proposing import propose
     from aprfmt.inference.trace import Kept
@@ -78,8 +76,6 @@ def _proposed(captures: "Captures", run: "Run", ids: list[int]) -> "NameMap":
 
 def _written(given: "NameMap", captures: "Captures", path: Path, force: bool) -> "NameMap":
     """Write a mapping; it names the arrays if they stand beside it or below."""
-    from dataclasses import replace
-
     from aprfmt.formats.atomic import FileSet
 
     try:

@@ -1,22 +1,30 @@
 """Which capture points `aprfmt trace` shows: chosen by name and layer, of a model or a trace."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.cli import running
+from aprfmt.errors import UsageError
+from aprfmt.inference.capture import (
+    POINTS,
+    SLOTS,
+    STAGES,
+    WHOLE,
+    Instance,
+    instances,
+    select_points,
+)
+from aprfmt.model import open_model
+from aprfmt.model.completeness import refuse_to_run
 
 if TYPE_CHECKING:
-    from aprfmt.inference.capture import Instance
     from aprfmt.inference.trace import Trace
 
 
 def parse_layers(text: str | None, count: int) -> set[int]:
     """Return the layers of `0,3-5`; UsageError for others than the model has."""
-    import re
-
-    from aprfmt.errors import UsageError
-
     if text is None:
         return set(range(count))
     chosen: set[int] = set()
@@ -33,9 +41,6 @@ def parse_layers(text: str | None, count: int) -> set[int]:
 
 def part(trace: "Trace", points: str | None, layers: str | None) -> "Trace":
     """Return a trace with the records of these points and layers only; UsageError for none."""
-    from aprfmt.errors import UsageError
-    from aprfmt.inference.capture import POINTS, SLOTS, WHOLE, select_points
-
     if points is None and layers is None:
         return trace
     names = set(POINTS if points is None else select_points(points.split(",")))
@@ -54,11 +59,9 @@ def part(trace: "Trace", points: str | None, layers: str | None) -> "Trace":
 
 
 def wanted_keys(
-    known: "Mapping[str, Instance]", points: str | None, layers: str | None, aprt: bool
+    known: Mapping[str, Instance], points: str | None, layers: str | None, aprt: bool
 ) -> list[str]:
     """Return the keys to record, in execution order."""
-    from aprfmt.inference.capture import SLOTS, STAGES, WHOLE, select_points
-
     if points is not None:
         names = set(select_points(points.split(",")))
     else:
@@ -76,10 +79,6 @@ def wanted_keys(
 
 def plan(text: str, points: str | None, layers: str | None, where: running.Where) -> dict[str, Any]:
     """Return the points of a model without running it: no statistics are made up."""
-    from aprfmt.inference.capture import instances
-    from aprfmt.model import open_model
-    from aprfmt.model.completeness import refuse_to_run
-
     path = where.request(text).model  # a run that is not known is refused here too
     with open_model(path, arch=where.arch, allow_missing=where.allow_missing) as opened:
         refuse_to_run(opened.resolution, opened.path)

@@ -4,28 +4,26 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aprfmt.cli import render, running
-
-if TYPE_CHECKING:
-    from aprfmt.compare.traces import TraceDiff
-    from aprfmt.inference.forward import LogitRows
-    from aprfmt.inference.record import Record
-    from aprfmt.inference.running import Keeper, Run, RunRequest
-    from aprfmt.inference.session import Numbers
-    from aprfmt.inference.trace import Positions, Trace
-    from aprfmt.model import Model
+from aprfmt.compare.traces import TraceDiff, check_ids, compare_traces
+from aprfmt.errors import UsageError
+from aprfmt.inference.engines.opening import is_trace, open_trace
+from aprfmt.inference.forward import LogitRows
+from aprfmt.inference.record import Record
+from aprfmt.inference.running import Keeper, Run, RunRequest, model_and_run, requested
+from aprfmt.inference.session import Numbers
+from aprfmt.inference.trace import Kept, Positions, Trace, check_positions
+from aprfmt.inference.trace_file import Spool
+from aprfmt.model import Model, open_model
 
 Watch = Callable[[str, "Numbers"], None]
 UNKNOWN = 8  # names of a foreign run that are warned of
 
 
-def runner(text: str, engine: str | None, where: running.Where, stack: ExitStack) -> "Run":
+def runner(text: str, engine: str | None, where: running.Where, stack: ExitStack) -> Run:
     """Open MODEL[@RUN] on a backend or an engine; UsageError for a run that is named twice."""
-    from aprfmt.errors import UsageError
-    from aprfmt.inference.running import model_and_run
-
     if engine is not None:
         if model_and_run(text)[1] or where.backend:
             raise UsageError(f"--engine {engine}: the run is named already; leave one of them out")
@@ -40,8 +38,8 @@ def runner(text: str, engine: str | None, where: running.Where, stack: ExitStack
 
 
 def recording(
-    request: "RunRequest", ids: list[int], keys: list[str], positions: "Positions", behind: int
-) -> "RunRequest":
+    request: RunRequest, ids: list[int], keys: list[str], positions: Positions, behind: int
+) -> RunRequest:
     """Return the request of these points, with logits of the chosen positions, or the last."""
     rows: LogitRows = "last"
     if not isinstance(positions, str):
@@ -55,11 +53,11 @@ def recording(
 class Watched:
     """Where values go: on to `place` if `every` or of the logits, whose top is shown; and seen."""
 
-    def __init__(self, place: "Keeper", every: bool, watch: Watch | None) -> None:
+    def __init__(self, place: Keeper, every: bool, watch: Watch | None) -> None:
         self._place, self._every, self._watch = place, every, watch
         self.fetch = place.fetch
 
-    def keep(self, record: "Record", values: "Numbers") -> None:
+    def keep(self, record: Record, values: Numbers) -> None:
         """Take a record's values."""
         if self._every or record.point == "logits":
             self._place.keep(record, values)
@@ -68,13 +66,10 @@ class Watched:
 
 
 def record(
-    run: "Run", asked: "RunRequest", stack: ExitStack, facts: dict[str, Any], values: bool,
+    run: Run, asked: RunRequest, stack: ExitStack, facts: dict[str, Any], values: bool,
     watch: Watch | None = None,
-) -> "Trace":  # fmt: skip
+) -> Trace:  # fmt: skip
     """Run and record; values go to disk as they come, if anybody wants them, and past `watch`."""
-    from aprfmt.inference.trace import Kept, check_positions
-    from aprfmt.inference.trace_file import Spool
-
     assert asked.ids is not None and asked.wanted is not None
     if run.own is None:
         check_positions(asked.positions, range(len(asked.ids)))
@@ -104,27 +99,20 @@ def warn_of_unknown(where: str, unknown: Mapping[str, Any]) -> None:
         render.warn(f"{where}: {name}: {why}", "unknown_point")
 
 
-def mixture(model: "Model | None") -> bool:
+def mixture(model: Model | None) -> bool:
     """Say whether a model is known to choose experts."""
     return model is not None and bool(model.hyper["n_experts"])
 
 
 def check_reference(
-    reference: str, tokens: list[int] | None, model: "Model | None", stack: ExitStack,
+    reference: str, tokens: list[int] | None, model: Model | None, stack: ExitStack,
     *, runs: bool = True,
-) -> "Trace | None":  # fmt: skip
+) -> Trace | None:  # fmt: skip
     """Refuse a reference that cannot be compared, before anything runs or is written.
 
     Returns a saved trace, open, or None for a model that is run later; where nothing `runs`, only
     saved traces can be compared. `tokens` are this side's, None where they are not known.
     """
-    from aprfmt.compare.traces import check_ids
-    from aprfmt.errors import UsageError
-    from aprfmt.inference.engines.opening import is_trace, open_trace
-    from aprfmt.inference.running import requested
-    from aprfmt.inference.trace import Trace
-    from aprfmt.model import open_model
-
     path = Path(reference)
     if path.exists() and is_trace(path):
         saved = stack.enter_context(open_trace(path, tokens, model))
@@ -142,17 +130,15 @@ def check_reference(
 
 
 def compare(
-    trace: "Trace", saved: "Trace | None", reference: str, asked: "RunRequest", here: "Run",
+    trace: Trace, saved: Trace | None, reference: str, asked: RunRequest, here: Run,
     where: running.Where, positions: bool = False,
-) -> "TraceDiff":  # fmt: skip
+) -> TraceDiff:  # fmt: skip
     """Compare with a saved trace, or with a run of another model on the same tokens.
 
     `saved` is what check_reference returned, `asked` what was recorded `here`. Of `where` the
     other run keeps what is about this machine and its bits; its backend, device and dtype are its
     own (MODEL@RUN). `positions` asks for each token position's own distance.
     """
-    from aprfmt.compare.traces import compare_traces
-
     if saved is not None:
         return compare_traces(trace, saved, moe=mixture(here.model), positions=positions)
     assert asked.wanted is not None

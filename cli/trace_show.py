@@ -1,22 +1,22 @@
 """What `aprfmt trace` prints and puts into JSON."""
 
 from collections.abc import Iterable
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.cli import render, running
+from aprfmt.inference.capture import BESIDE, SLOTS
+from aprfmt.inference.record import record_to_json
+from aprfmt.model import Model
 
 if TYPE_CHECKING:
     from aprfmt.inference.trace import Trace
-    from aprfmt.model import Model
 
 SPIKE = 10.0  # a slot's deviation over the median of all layers: an observation, never a verdict
 
 
 def body(trace: "Trace") -> dict[str, Any]:
     """Return records, slots, logits and observations as plain data."""
-    from aprfmt.inference.capture import BESIDE, SLOTS
-    from aprfmt.inference.record import record_to_json
-
     layers = sorted({record.layer for record in trace.records.values() if record.layer >= 0})
     rows = []
     for layer in layers:
@@ -62,7 +62,7 @@ def logits(trace: "Trace") -> dict[str, Any] | None:
     return found
 
 
-def name_tokens(found: dict[str, Any], model: "Model") -> None:
+def name_tokens(found: dict[str, Any], model: Model) -> None:
     """Add each top token's spelling, where the model has a tokenizer."""
     tokenizer = running.tokenizer_of(model)
     if tokenizer is None:
@@ -85,8 +85,6 @@ Points = tuple[str, ...]
 
 def spikes(rows: list[dict[str, Any]]) -> dict[tuple[int, Points], tuple[float, float]]:
     """Return (layer, points) -> (std, how many times the median of the layers it is)."""
-    from statistics import median
-
     found = {}
     for points in dict.fromkeys(tuple(row["points"]) for row in rows):
         stds = {row["layer"]: row["stats"]["std"] for row in rows if tuple(row["points"]) == points}

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.cli import render, running
-from aprfmt.cli.trace_map import Dumped
+from aprfmt.cli import render, running, trace_map
+from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.cli.trace_html import Histograms
@@ -52,7 +52,6 @@ def show_points(
 ) -> int:
     """Show the points that a model has; nothing runs, so nothing can be saved or compared."""
     from aprfmt.cli import trace_points, trace_show
-    from aprfmt.errors import UsageError
 
     needs = [
         f"--{name.replace('_', '-')}" for name in ("save", "save_aprt", "reference", "html")
@@ -136,11 +135,11 @@ def show_saved(
 
 
 def show_mapped(
-    model: str, dumped: Dumped, tokens: running.Tokens, where: running.Where, wanted: Wanted,
-    asked: Asked,
+    model: str, dumped: trace_map.Dumped, tokens: running.Tokens, where: running.Where,
+    wanted: Wanted, asked: Asked,
 ) -> int:  # fmt: skip
     """Show arrays that another engine dumped as a trace, and what each was taken for."""
-    from aprfmt.cli import trace_html, trace_map, trace_points, trace_run, trace_show
+    from aprfmt.cli import trace_html, trace_points, trace_run, trace_show
 
     with ExitStack() as stack:
         opened, trace, found = trace_map.mapped(

@@ -12,6 +12,7 @@ import os
 import re
 import struct
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats.atomic import FileSet
+from aprfmt.formats.jsonio import dumps
 from aprfmt.formats.mapped import Buffer, MappedFile
 from aprfmt.inference import aprt_facts
 from aprfmt.inference.aprt_facts import FolderFacts, StageFacts
@@ -45,7 +47,6 @@ def save_aprt(folder: Path, trace: Trace, *, force: bool = False) -> list[Path]:
     `force`: then a folder that holds only APRT files is replaced.
     """
     whole(trace, folder)
-    from aprfmt.formats.jsonio import dumps
 
     written = []
     facts: dict[str, StageFacts] = {}
@@ -171,16 +172,13 @@ def read_aprt(path: Path, layer: int, sha256: str = "") -> Numbers:
 
     `sha256` is the expected digest, "" if not known. Raises FormatError if it differs.
     """
-    file = MappedFile(path)  # refuses pipes and devices
-    try:
+    with closing(MappedFile(path)) as file:  # refuses pipes and devices
         if sha256 and hashlib.sha256(file.view).hexdigest() != sha256:
             raise FormatError(
                 f"{path}: is another file than {aprt_facts.NAME} was written for (SHA-256 "
                 f"{sha256[:12]}...); without that file the folder is read as a foreign one"
             )
         return parse_aprt(file.view, path, layer)
-    finally:
-        file.close()
 
 
 def parse_aprt(buffer: Buffer, path: Path, layer: int) -> Numbers:

@@ -14,7 +14,9 @@ from typing import Any
 
 from aprfmt.base.protocols import Value
 from aprfmt.base.text import shorten
+from aprfmt.compare.thresholds import BASE
 from aprfmt.errors import FormatError
+from aprfmt.formats.jsonio import load_file
 from aprfmt.inference.trace import Form, Record
 
 NAME = "aprfmt-trace.json"
@@ -70,8 +72,6 @@ def to_json(facts: FolderFacts) -> dict[str, Any]:
 
 def read(folder: Path) -> FolderFacts | None:
     """Return the facts of a folder; None if it has no such file. Raises FormatError."""
-    from aprfmt.formats.jsonio import load_file
-
     path = folder / NAME
     return parse(load_file(path, max_bytes=MAX_BYTES), str(path)) if path.exists() else None
 
@@ -100,7 +100,6 @@ def _stage(row: Any, where: str) -> StageFacts:
     if not _SHA256.fullmatch(row["sha256"]):  # an empty one would not be compared
         found = short_repr(row["sha256"])
         raise FormatError(f"{where}: sha256 is {found}; expected 64 hexadecimal digits")
-    from aprfmt.compare.thresholds import BASE
 
     if row["dtype"] not in BASE:
         found = short_repr(row["dtype"])

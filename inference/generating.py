@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from aprfmt.errors import UsageError
 from aprfmt.inference.sampling import DeviceLogits, Sampler
 from aprfmt.inference.session import Numbers, Session
+from aprfmt.model import Model
 
 if TYPE_CHECKING:
-    from aprfmt.model import Model
     from aprfmt.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
 
-def context_room(model: "Model", used: int) -> int:
+def context_room(model: Model, used: int) -> int:
     """Return how many tokens fit behind a prompt; UsageError where it fills the context."""
     context = int(model.hyper["context_length"])
     if used >= context:

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.protocols import raw_parts
 from aprfmt.base.shapes import matrix
+from aprfmt.codecs import codec
+from aprfmt.codecs.bnb4 import Bnb4Codec, Coded
 
 if TYPE_CHECKING:
-    from aprfmt.codecs.bnb4 import Coded
     from aprfmt.tensors.view import View
 
 Array = NDArray[Any]
@@ -57,7 +58,7 @@ class Rows(Protocol):
         """
         ...
 
-    def coded(self) -> "Coded | None":
+    def coded(self) -> Coded | None:
         """Return the parts of a bitsandbytes 4-bit weight; None for any other weight."""
         ...
 
@@ -94,7 +95,7 @@ class ArrayRows:
         """Return None: nothing is encoded."""
         return None
 
-    def coded(self) -> "Coded | None":
+    def coded(self) -> Coded | None:
         """Return None: nothing is encoded."""
         return None
 
@@ -142,13 +143,11 @@ class StoredRows:
             return None
         return data.window(start * size, stop * size)
 
-    def coded(self) -> "Coded | None":
+    def coded(self) -> Coded | None:
         """Return the checked parts if the encoding is bitsandbytes' 4-bit one."""
         whole = self._tensor.whole
         if whole is None or not whole.parts:
             return None
-        from aprfmt.codecs import codec
-        from aprfmt.codecs.bnb4 import Bnb4Codec
 
         found = codec(self.encoding)
         if not isinstance(found, Bnb4Codec):

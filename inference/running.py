@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from aprfmt.base.protocols import Value
 from aprfmt.errors import UsageError
@@ -25,11 +25,8 @@ from aprfmt.inference.record import Record
 from aprfmt.inference.session import Numbers, Session
 from aprfmt.inference.trace import Positions, Trace
 from aprfmt.inference.trace_file import Spool
-from aprfmt.model import open_model
+from aprfmt.model import Model, open_model
 from aprfmt.model.completeness import refuse_to_run
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
 
 Asked = TypeVar("Asked", bound="RunRequest")
 
@@ -67,7 +64,7 @@ class RunRequest:
         """Return the backend it runs on; UsageError for an engine, which has no operations."""
         return self.choice.open(deterministic=self.deterministic, threads=self.threads)
 
-    def session(self, model: "Model", backend: Backend | None = None) -> Session:
+    def session(self, model: Model, backend: Backend | None = None) -> Session:
         """Open a session of a model, which the caller closes (a context manager)."""
         backend = self.backend() if backend is None else backend
         if self.through is None:
@@ -126,7 +123,7 @@ class Run:
     """An open model where it runs. `own` is None where an engine runs whole passes."""
 
     request: RunRequest
-    model: "Model"
+    model: Model
     own: Session | None
 
     @property
@@ -207,8 +204,8 @@ class Run:
 @contextmanager
 def opened(
     request: RunRequest,
-    model: "Model | None" = None,
-    tell: Callable[["Model"], None] | None = None,
+    model: Model | None = None,
+    tell: Callable[[Model], None] | None = None,
 ) -> Iterator[Run]:
     """Open what a request names; a `model` that is open already is not opened again.
 
@@ -240,7 +237,7 @@ def opened(
 @contextmanager
 def traced(
     request: RunRequest,
-    model: "Model | None" = None,
+    model: Model | None = None,
     facts: Mapping[str, Value] | None = None,
 ) -> Iterator[Trace]:
     """Open what a request names and run it: `opened` and `Run.trace` in one."""

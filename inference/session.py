@@ -4,13 +4,14 @@ import sys
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
 from aprfmt.arch.spec import ArchSpec
 from aprfmt.base.protocols import Value
 from aprfmt.base.registry import load
+from aprfmt.base.version import __version__
 from aprfmt.errors import ArchError, UsageError
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import Instance, instances
@@ -21,10 +22,8 @@ from aprfmt.inference.rope import lengthy, same_ropes
 from aprfmt.inference.sampling import DeviceLogits
 from aprfmt.inference.trace import Positions, Record, StoppedTrace, Trace, Tracer
 from aprfmt.inference.weights import Weights, model_weights
+from aprfmt.model import Model
 from aprfmt.model.completeness import refuse_to_run
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
 
 Numbers = NDArray[Any]
 
@@ -46,7 +45,7 @@ class Session:
         self._templates: dict[Hashable, Any] = {}  # of recorded traces
 
     @classmethod
-    def of(cls, model: "Model", backend: Backend, *, memory: int | None = None) -> "Session":
+    def of(cls, model: Model, backend: Backend, *, memory: int | None = None) -> "Session":
         """Open a model's weights; `memory` is the budget in bytes for what is held decoded.
 
         Raises ArchError for a model whose tensors are not those its architecture needs.
@@ -275,8 +274,6 @@ class Session:
 
     def facts(self, ids: Sequence[int]) -> dict[str, Value]:
         """Return what a trace says of its run."""
-        from aprfmt.base.version import __version__
-
         return {
             "architecture": self.spec.name,
             "ids": [int(i) for i in ids],

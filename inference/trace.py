@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.notebook import ROWS, Card, Table
 from aprfmt.base.protocols import Value
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import Array, Backend
@@ -96,8 +97,6 @@ class Trace:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the run, and the statistics of the first points."""
-        from aprfmt.base.notebook import ROWS, Card, Table
-
         ids = self.run.get("ids")
         known = [one for one in self.records.values() if one.stats is not None]
         rows = [

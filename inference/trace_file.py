@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.protocols import Source, TensorInfo, Value
-from aprfmt.errors import FormatError, UsageError
+from aprfmt.errors import AprfmtError, FormatError, UsageError
+from aprfmt.formats import FORMATS, open_sink, open_source
+from aprfmt.formats.jsonio import dumps, loads
 from aprfmt.formats.positioned import read_at
 from aprfmt.formats.temporary import as_output_error
 from aprfmt.inference.record import Record, record_from_json, record_to_json
@@ -95,8 +97,6 @@ def save_trace(path: Path, trace: Trace, *, force: bool = False) -> None:
     trace of printed text, which has only some values: the missing ones would become zeros.
     """
     whole(trace, path)
-    from aprfmt.formats import FORMATS, open_sink
-    from aprfmt.formats.jsonio import dumps
 
     infos = []
     for key in trace.records:
@@ -133,9 +133,6 @@ def _to_json(trace: Trace) -> Mapping[str, Value]:
 
 def is_trace_file(path: Path) -> bool:
     """Say whether a file is a model container that holds a saved trace."""
-    from aprfmt.errors import AprfmtError
-    from aprfmt.formats import open_source
-
     if not path.is_file():
         return False
     try:
@@ -151,16 +148,12 @@ def load_trace(path: Path) -> Iterator[Trace]:
 
     Raises FormatError if the file is not a trace, or its records and tensors disagree.
     """
-    from aprfmt.formats import open_source
-
     with open_source(path) as source:
         yield trace_of(source)
 
 
 def trace_of(source: Source) -> Trace:
     """Return the trace in an open file, valid while the file is open. Raises FormatError."""
-    from aprfmt.formats.jsonio import loads
-
     text = source.metadata.get(HEADER)
     if not isinstance(text, str):
         raise FormatError(

@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.vocabulary import role_key, split_key
+from aprfmt.codecs.bnb4 import Coded
 from aprfmt.errors import ArchError, TensorNotFoundError
 from aprfmt.inference.rows import ArrayRows, Rows, StoredRows
+from aprfmt.model import Model
 from aprfmt.model.patterns import near
 
 if TYPE_CHECKING:
-    from aprfmt.codecs.bnb4 import Coded
     from aprfmt.inference.backends.base import Backend
-    from aprfmt.model import Model
 
 Array = NDArray[Any]
 _NOTHING = nullcontext()
@@ -171,7 +171,7 @@ class Weight:
         first = 0 if self.part is None else self.part[0] * self.n_rows
         return self._rows.encoded(first, first + self.n_rows)
 
-    def coded(self) -> "Coded | None":
+    def coded(self) -> Coded | None:
         """Return the checked parts of a whole bitsandbytes 4-bit weight; None for any other."""
         return self._rows.coded() if self.part is None else None
 
@@ -296,7 +296,7 @@ class Weights(Mapping[str, Weight]):
             self._pool = None
 
 
-def model_weights(model: "Model", budget: int | None = None) -> Weights:
+def model_weights(model: Model, budget: int | None = None) -> Weights:
     """Return the handles of an open model's roles.
 
     `budget` in bytes; None: FREE_SHARE of the memory that is free now.

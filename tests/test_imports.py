@@ -90,7 +90,12 @@ def product() -> dict[str, Path]:
 
 
 def edges(path: Path, modules: Collection[str], *, table: bool = False) -> set[str]:
-    """Return the modules a file imports while it runs, imports inside functions included.
+    """Return the modules a file imports while it runs, imports inside functions included."""
+    return edges_of(ast.parse(path.read_text()), modules, table=table)
+
+
+def edges_of(tree: ast.AST, modules: Collection[str], *, table: bool = False) -> set[str]:
+    """Return the modules that a piece of code imports while it runs.
 
     `from package import module` is an edge to the module where `modules` has it. Strings of the
     form "module:name" are edges too, except in the file of a `table`. What stands under
@@ -115,7 +120,7 @@ def edges(path: Path, modules: Collection[str], *, table: bool = False) -> set[s
         for child in ast.iter_child_nodes(node):
             visit(child)
 
-    visit(ast.parse(path.read_text()))
+    visit(tree)
     return found
 
 
@@ -143,6 +148,36 @@ def test_no_module_reaches_itself() -> None:
     found = graph()
     assert len(found) > 400 and sum(map(len, found.values())) > 1900  # none was missed
     assert not circles(found)
+
+
+def at_start(path: Path, modules: Collection[str]) -> tuple[set[str], set[str]]:
+    """Return what a file of ours imports as it is loaded, and what it imports in functions."""
+    whole = ast.parse(path.read_text())
+    inner = [node for node in ast.walk(whole) if isinstance(node, ast.FunctionDef)]
+    body = [node for node in whole.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)]
+
+    def named(nodes: list[ast.stmt]) -> set[str]:
+        found = edges_of(ast.Module(body=nodes, type_ignores=[]), modules, table=True)
+        return found & set(modules)
+
+    return named(body), named([statement for node in inner for statement in node.body])
+
+
+def test_an_import_waits_only_where_waiting_saves_something() -> None:
+    """What a module loads anyway is imported at its top, once, and not again in each function."""
+    modules = product()
+    parts = {name: at_start(path, modules) for name, path in modules.items()}
+    loaded: dict[str, set[str]] = {}
+    for name in parts:
+        seen, ahead = set[str](), [name]
+        while ahead:
+            one = ahead.pop()
+            if one not in seen:
+                seen.add(one)
+                ahead += [*parts[one][0], *([one.rpartition(".")[0]] if "." in one else [])]
+        loaded[name] = seen - {name}
+    bad = {name: found for name, (_, late) in parts.items() if (found := late & loaded[name])}
+    assert not bad
 
 
 def test_a_circle_through_a_function_is_seen(tmp_path: Path) -> None:

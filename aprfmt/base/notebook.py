@@ -14,7 +14,7 @@ from aprfmt.base.text import escape_html
 
 ROWS = 8  # of a table
 LONGEST = 200  # characters of a cell
-Kind = Literal["", "good", "warn", "bad"]
+Tone = Literal["", "good", "warn", "bad"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Card:
 
     title: str
     verdict: str = ""
-    kind: Kind = ""
+    kind: Tone = ""
     facts: Sequence[tuple[str, object]] = ()
     tables: Sequence[Table] = field(default_factory=tuple)
 

@@ -8,16 +8,14 @@ The other rows are the gates of `qa` (aprfmt.qa).
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from aprfmt.arch import ARCHS
 from aprfmt.base.outcome import check
 from aprfmt.checks.records import Answer, Finding, Measure, NotRun, Result, Validation
 from aprfmt.checks.table import CheckRow, file_checks
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UnsupportedError
+from aprfmt.model import Model, open_model, recognised
 from aprfmt.remote.paths import place
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
 
 __all__ = [
     "Answer", "CheckRow", "Finding", "Measure", "NotRun", "Result", "Validation", "check",
@@ -28,7 +26,7 @@ UNREAD = "it reads every stored byte, which was not asked for"
 
 
 def validate(
-    path: "Path | str",
+    path: Path | str,
     *,
     arch: str | None = None,
     strict: bool = False,
@@ -45,9 +43,6 @@ def validate(
     UnsupportedError for a version that is not read, ArchError for an unknown `arch`, UsageError
     for a wrong pattern.
     """
-    from aprfmt.arch import ARCHS
-    from aprfmt.model import open_model
-
     if arch is not None:
         _ = ARCHS[arch]
     try:
@@ -71,7 +66,6 @@ def _unreadable(path: Path, error: FormatError, strict: bool) -> Validation:
     Raises `error` for what is no model at all.
     """
     from aprfmt.checks.asking import answered, told
-    from aprfmt.model import recognised
 
     try:
         kind = recognised(path)
@@ -85,7 +79,7 @@ def _unreadable(path: Path, error: FormatError, strict: bool) -> Validation:
 
 
 def validate_model(
-    model: "Model",
+    model: Model,
     *,
     arch: str | None = None,
     strict: bool = False,

@@ -3,18 +3,16 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+from aprfmt.arch.spec import ArchSpec
+from aprfmt.checks.file.census import Seen, take
+from aprfmt.checks.file.vocabulary import Words, read_words
 from aprfmt.checks.records import NotRun
 from aprfmt.errors import AprfmtError, ArchError
-
-if TYPE_CHECKING:
-    from aprfmt.arch.spec import ArchSpec
-    from aprfmt.checks.file.census import Seen
-    from aprfmt.checks.file.vocabulary import Words
-    from aprfmt.model import Model
-    from aprfmt.model.resolve import Resolution
-    from aprfmt.tokenizer.carried import Carried
+from aprfmt.model import Model
+from aprfmt.model.resolve import Resolution, find_spec
+from aprfmt.tokenizer.carried import Carried
+from aprfmt.tokenizer.carriers import has_tokenizer
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -23,7 +21,7 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 class Context:
     """One model under its checks. Everything costly is made when the first check asks for it."""
 
-    model: "Model"
+    model: Model
     arch: str | None = None
     progress: Progress | None = None
     source: "Model | None" = None  # what the model was made of, where that was given
@@ -34,24 +32,20 @@ class Context:
         return str(self.model.path)
 
     @cached_property
-    def census(self) -> "Mapping[str, Seen]":
+    def census(self) -> Mapping[str, Seen]:
         """What one pass over every stored tensor found, by stored name."""
-        from aprfmt.checks.file.census import take
-
         return take(self.model, self.progress)
 
     @cached_property
-    def spec(self) -> "ArchSpec":
+    def spec(self) -> ArchSpec:
         """The tables of the architecture; NotRun where the file names none that is known."""
-        from aprfmt.model.resolve import find_spec
-
         try:
             return find_spec(self.model, self.arch)
         except ArchError as error:
             raise NotRun(f"architecture not known: {error}") from error
 
     @cached_property
-    def resolution(self) -> "Resolution":
+    def resolution(self) -> Resolution:
         """Roles and hyperparameters; NotRun where the tables do not fit the file."""
         name = self.spec.name
         try:
@@ -60,20 +54,16 @@ class Context:
             raise NotRun(f"the file does not fit {name}; see the check architecture") from error
 
     @cached_property
-    def carried(self) -> "Carried":
+    def carried(self) -> Carried:
         """The tokenizer's parts as they stand; NotRun where the model carries none."""
-        from aprfmt.tokenizer.carriers import has_tokenizer
-
         carried = self.model.carried
         if not has_tokenizer(carried):
             raise NotRun("the model carries no tokenizer")
         return carried
 
     @cached_property
-    def words(self) -> "Words":
+    def words(self) -> Words:
         """The vocabulary as it is stored; NotRun where it cannot be read."""
-        from aprfmt.checks.file.vocabulary import read_words
-
         try:
             return read_words(self.carried)
         except NotRun:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from aprfmt.base.notebook import Card, Table, Tone
 from aprfmt.base.outcome import Check, Outcome, count_outcomes, exit_code, verdict
 from aprfmt.errors import AprfmtError
 
@@ -138,16 +139,14 @@ class CheckReport:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the verdict, what failed, and what passed."""
-        from aprfmt.base.notebook import Card, Kind, Table
-
-        kinds: Mapping[str, Kind] = {"PASS": "good", "FAIL": "bad"}
+        tones: Mapping[str, Tone] = {"PASS": "good", "FAIL": "bad"}
         ranked = sorted(
             self.answers, key=lambda one: ("FAIL", "PASS", "NOT_RUN").index(one.outcome)
         )
         rows = [(one.outcome.replace("_", "-"), one.name, _says(one)) for one in ranked]
         word = self.outcome.replace("_", "-")
         return Card(
-            self.subject, f"{word}: {self.sentence}", kinds.get(self.outcome, "warn"), (),
+            self.subject, f"{word}: {self.sentence}", tones.get(self.outcome, "warn"), (),
             [Table(("outcome", "check", ""), rows, len(rows))],
         ).html()  # fmt: skip
 

@@ -7,12 +7,13 @@ are float32 products rounded once; the libraries round them again, to the dtype 
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
+from aprfmt.codecs import decode, fp8
+from aprfmt.codecs.base import F32, Array, Bytes, Codes
 from aprfmt.errors import CodecError
-
-if TYPE_CHECKING:
-    from aprfmt.codecs.base import F32, Array, Bytes, Codes
 
 Config: TypeAlias = Mapping[str, Any]  # the quantization section of config.json
 
@@ -20,7 +21,7 @@ Config: TypeAlias = Mapping[str, Any]  # the quantization section of config.json
 class StoredPart(NamedTuple):
     """A stored tensor: its bytes, its encoding as the file names it, its shape."""
 
-    raw: "Bytes"
+    raw: Bytes
     encoding: str
     shape: tuple[int, ...]
 
@@ -35,7 +36,7 @@ class CodeTable(NamedTuple):
     """
 
     bits: int
-    values: "Array"  # float [2**bits]
+    values: Array  # float [2**bits]
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,6 @@ class Dialect:
 
 def whole_numbers(bits: int, *, signed: bool = False) -> CodeTable:
     """Return codes that are integers; `signed` ones are two's complement."""
-    import numpy as np
-
     values = np.arange(1 << bits, dtype=np.float64)
     if signed:
         values[1 << bits - 1 :] -= 1 << bits
@@ -98,14 +97,12 @@ def need(name: str, parts: Parts, suffix: str) -> StoredPart:
     return parts[suffix]
 
 
-def array(name: str, parts: Parts, suffix: str, encodings: Sequence[str] = ()) -> "Array":
+def array(name: str, parts: Parts, suffix: str, encodings: Sequence[str] = ()) -> Array:
     """Return a part as an array of its shape: float32 for floats, its own dtype for integers.
 
     `encodings` are those the dialect allows there. Raises CodecError for another one, or for
     bytes that do not fit the shape.
     """
-    from aprfmt.codecs import decode
-
     part = need(name, parts, suffix)
     if encodings and part.encoding not in encodings:
         raise CodecError(
@@ -117,15 +114,11 @@ def array(name: str, parts: Parts, suffix: str, encodings: Sequence[str] = ()) -
         raise CodecError(f"{name}: part {suffix!r}: {error}") from error
 
 
-def scales(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> "Array":
+def scales(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Array:
     """Return scales as float32 of their part's shape; bytes and E8M0 are powers of two.
 
     Raises CodecError also for scales that are NaN, infinite or negative.
     """
-    import numpy as np
-
-    from aprfmt.codecs import fp8
-
     stored = array(name, parts, suffix, encodings)
     found: Array = fp8.E8M0.values[stored] if stored.dtype == np.uint8 else stored
     wrong = ~np.isfinite(found) | (found < 0)
@@ -155,13 +148,11 @@ def fits(name: str, suffix: str, found: Sequence[int], expected: Sequence[int]) 
         )
 
 
-def unpack_dense(words: "Array", bits: int, count: int) -> "Codes":
+def unpack_dense(words: Array, bits: int, count: int) -> Codes:
     """Return `count` codes of `bits` bits each along the last axis of 32-bit words.
 
     The words are one little-endian stream: a code may begin in one word and end in the next.
     """
-    import numpy as np
-
     start = np.arange(count) * bits
     at, shift = start // 32, (start % 32).astype(np.uint64)
     padded = np.zeros((*words.shape[:-1], words.shape[-1] + 1), np.uint64)

@@ -5,14 +5,14 @@ speaks of in `scopes.py`.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from aprfmt.base.registry import Registry
+from aprfmt.codecs.base import F32
 from aprfmt.codecs.dialect import Config, Dialect, Parts, need
+from aprfmt.codecs.scopes import section_at, sections
 from aprfmt.errors import CodecError, UnsupportedError
-
-if TYPE_CHECKING:
-    from aprfmt.codecs.base import F32
 
 DIALECTS: Registry[Dialect] = Registry(
     "dialects",
@@ -51,8 +51,6 @@ def dialects_of(section: Config) -> list[Dialect]:
 
     UnsupportedError with what it says where there is none; CodecError where it cannot be read.
     """
-    from aprfmt.codecs.scopes import sections
-
     every = sections(section)
     found = [row for row in map(DIALECTS.__getitem__, DIALECTS)
              if any(row.recognises(one) for one in every)]  # fmt: skip
@@ -66,8 +64,6 @@ def dialects_at(section: Config, module: str) -> tuple[Sequence[Dialect], Config
 
     None where the module is left as it is. Raises CodecError for a section that cannot be read.
     """
-    from aprfmt.codecs.scopes import section_at
-
     said = section_at(section, module)
     if said is None:
         return None
@@ -80,10 +76,8 @@ def beyond(rows: Sequence[Dialect]) -> list[Dialect]:
     return [row for row in every if row.main != row.weight and row not in rows]
 
 
-def decode_weight(dialect: Dialect, parts: Parts, config: Config) -> "F32":
+def decode_weight(dialect: Dialect, parts: Parts, config: Config) -> F32:
     """Return the weight as a new float32 array. Raises CodecError where parts do not fit."""
-    import numpy as np
-
     for suffix in (dialect.main, *dialect.parts):
         need(dialect.name, parts, suffix)
     out: F32 = np.empty(dialect.shape_of(parts, config), np.float32)

@@ -11,6 +11,7 @@ import numpy as np
 
 from aprfmt.codecs.base import F32, Array
 from aprfmt.codecs.dialect import CodeTable, Config, Dialect, Parts
+from aprfmt.codecs.dialects import decode_weight
 
 
 class Lattice(NamedTuple):
@@ -64,8 +65,6 @@ class PackedWeight(NamedTuple):
 
     def decode(self) -> F32:
         """Return the weight (float32). Raises CodecError where parts do not fit."""
-        from aprfmt.codecs.dialects import decode_weight
-
         return decode_weight(self.dialect, self.parts, self.config)
 
     def lattice(self, values: F32) -> Lattice | None:

@@ -8,11 +8,12 @@ import math
 import os
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+import numpy as np
 
+if TYPE_CHECKING:
     from aprfmt.codecs.base import F32, Array
 
 # Elements below which a part is not worth a thread of its own: 50 us of decoding or multiplying,
@@ -28,7 +29,7 @@ _MOST_THREADS = 256
 # output goes past the cache, as a store through it would read first what it overwrites.
 STORE_FRESH, STORE_BY_SIZE = 0, -1
 
-_pool: "ThreadPoolExecutor | None" = None
+_pool: ThreadPoolExecutor | None = None
 _lock = threading.Lock()
 _inside = threading.local()
 
@@ -113,18 +114,14 @@ def parallel_decode(
 
 def aligned(count: int) -> "F32":
     """Return a new float32 array [count] that begins on a cache line: best for streaming stores."""
-    import numpy as np
-
     room = np.empty(count + 16, np.float32)
     skip = -room.ctypes.data % 64 // 4
     result: F32 = room[skip : skip + count]
     return result
 
 
-def _threads() -> "ThreadPoolExecutor":
+def _threads() -> ThreadPoolExecutor:
     """Return the pool; it starts threads as they are needed, and no task waits for another."""
-    from concurrent.futures import ThreadPoolExecutor
-
     global _pool
     with _lock:
         if _pool is None:

@@ -16,10 +16,10 @@ from aprfmt.compare.diffs import (
     TensorDiff,
 )
 from aprfmt.errors import UsageError
+from aprfmt.model import Model, open_model
 
 if TYPE_CHECKING:
     from aprfmt.compare.requant import Oracle
-    from aprfmt.model import Model
 
 __all__ = [
     "CauseGroup",
@@ -39,14 +39,14 @@ _OWN_KEYS = ("aprfmt.", "split.", "general.name")
 
 
 def diff(
-    a: "Path | str",
-    b: "Path | str",
+    a: Path | str,
+    b: Path | str,
     *,
     tensors: Sequence[str] = (),
     only: Collection[str] = SECTIONS,
     arch: str | None = None,
-    base: "Path | str | None" = None,
-    imatrix: "Path | str | None" = None,
+    base: Path | str | None = None,
+    imatrix: Path | str | None = None,
     explain: bool = True,
     images: int = 0,
     progress: Callable[[int, int], None] | None = None,
@@ -62,8 +62,6 @@ def diff(
     nothing can be read; a tensor that cannot be read is UNREADABLE, and `report.damage` says what
     is wrong with the files.
     """
-    from aprfmt.model import open_model
-
     opening: dict[str, Any] = {"arch": arch, "damaged": True}
     with open_model(a, **opening) as first, open_model(b, **opening) as second:
         if base is None:
@@ -95,8 +93,8 @@ def diff(
 
 
 def diff_models(
-    a: "Model",
-    b: "Model",
+    a: Model,
+    b: Model,
     *,
     tensors: Sequence[str] = (),
     only: Collection[str] = SECTIONS,
@@ -160,7 +158,7 @@ def _has_imatrix(metadata: Mapping[str, Value]) -> bool:
     return any(key.startswith("quantize.imatrix.") for key in metadata)
 
 
-def _hyperparameters(a: "Model", b: "Model", alignment: Alignment) -> tuple[FieldDiff, ...]:
+def _hyperparameters(a: Model, b: Model, alignment: Alignment) -> tuple[FieldDiff, ...]:
     """List differing hyperparameters; all of them change the forward pass but the lengths."""
     from aprfmt.arch.values import same_value
 
@@ -189,7 +187,7 @@ def _hyperparameters(a: "Model", b: "Model", alignment: Alignment) -> tuple[Fiel
     return tuple(rows)
 
 
-def _tokenizer(a: "Model", b: "Model") -> tuple[tuple[FieldDiff, ...], tuple[str, ...]]:
+def _tokenizer(a: Model, b: Model) -> tuple[tuple[FieldDiff, ...], tuple[str, ...]]:
     """List what differs of the tokenizers, decisive where it counts; and what was not compared."""
     from aprfmt.compare.tokens import compare_tokens
 
@@ -209,7 +207,7 @@ def _tokenizer(a: "Model", b: "Model") -> tuple[tuple[FieldDiff, ...], tuple[str
     return tuple(rows), (*report.remarks, *missing)
 
 
-def _metadata(a: "Model", b: "Model") -> tuple[FieldDiff, ...]:
+def _metadata(a: Model, b: Model) -> tuple[FieldDiff, ...]:
     """List differing metadata keys, where both files are of one format; reported only."""
     if a.format != b.format:
         return ()

@@ -18,10 +18,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from aprfmt.codecs import CODECS
+from aprfmt.formats.mapped import Buffer
+
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
     from aprfmt.codecs.lattice import Lattice
-    from aprfmt.formats.mapped import Buffer
 
 # Typical NMSE (sum of squared errors over sum of squares) on heavy-tailed weights; with an
 # importance matrix a single element proves nothing, so this and the share beyond a step decide.
@@ -35,10 +39,8 @@ NMSE_SLACK = 2.0  # a file twice as bad as the worst measured is worth a look
 BEYOND_SHARE = 0.01  # share of elements beyond one step that importance matrices were seen to cause
 
 
-def steps(encoding: str, parts: "Mapping[str, Buffer]", count: int) -> "Array | None":
+def steps(encoding: str, parts: Mapping[str, Buffer], count: int) -> "Array | None":
     """Return the step of every element (float32 [count]), or None where none is known."""
-    from aprfmt.codecs import CODECS
-
     return CODECS[encoding].steps(parts, count) if encoding in CODECS else None
 
 
@@ -97,8 +99,6 @@ class Fit:
 
 def fit(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
     """Return the errors of a copy `y` of `x` (both [..., columns]), whose lattice is given."""
-    import numpy as np
-
     columns = x.shape[-1] if x.ndim > 1 else x.size
     x, y = (np.asarray(v, np.float64).reshape(-1, columns) for v in (x, y))
     step, low, high = (np.asarray(v, np.float64).reshape(x.shape) for v in lattice)
@@ -135,8 +135,6 @@ def fit(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
 
 def _runs(error: "Array") -> tuple[float, float]:
     """Return the largest mean and root mean square of RUN neighbours of a row."""
-    import numpy as np
-
     whole = error.shape[1] // RUN * RUN
     if not whole or not error.size:
         return 0.0, 0.0

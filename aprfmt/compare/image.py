@@ -3,32 +3,30 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import Image, TensorDiff
+from aprfmt.compare.explain.reading import Reader
+from aprfmt.compare.numbers import wide
 from aprfmt.errors import AprfmtError
+from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
-    from aprfmt.compare.align import TensorPair
-    from aprfmt.compare.explain.reading import Reader
-    from aprfmt.tensors.view import View
 
 ROWS, COLUMNS = 64, 96  # cells of an image at most
 WINDOW = 1 << 20  # elements decoded at a time
 
 
-def image_of(a: "View", b: "View", key: str) -> Image | None:
+def image_of(a: View, b: View, key: str) -> Image | None:
     """Return the image of a pair of one shape, None for an empty one.
 
     A cell's number is the root mean square of a - b in it over that of all of `a`; it is infinite
     where one side alone is not finite. A vector is wrapped into rows. Where an encoding has blocks,
     a cell holds whole blocks or an equal share of one.
     """
-    import numpy as np
-
-    from aprfmt.compare.explain.reading import Reader
-    from aprfmt.compare.numbers import wide
-
     left, right = Reader(a), Reader(b)
     if a.shape != b.shape or not left.size:
         return None
@@ -77,10 +75,8 @@ def _fitting(width: int, block: int) -> int:
     return next(w for w in range(width, block + 1) if block % w == 0)
 
 
-def _window(side: "Reader", start: int, stop: int, columns: int) -> "Array":
+def _window(side: Reader, start: int, stop: int, columns: int) -> "Array":
     """Return rows [start, stop) of the image's [rows, columns], a vector's end padded with 0."""
-    import numpy as np
-
     if side.columns > 1 or columns == 1:
         return side.take(np.arange(start, stop))
     low, high = start * columns, min(stop * columns, side.rows)
@@ -91,8 +87,6 @@ def _window(side: "Reader", start: int, stop: int, columns: int) -> "Array":
 
 def _cells(values: "Array", height: int, width: int, across: int) -> "Array":
     """Sum [n, columns] over cells of [height, width], the last ones padded with 0."""
-    import numpy as np
-
     down = -(-values.shape[0] // height)
     padded = np.zeros((down * height, across * width), values.dtype)
     padded[: values.shape[0], : values.shape[1]] = values
@@ -101,7 +95,7 @@ def _cells(values: "Array", height: int, width: int, across: int) -> "Array":
 
 
 def images(
-    pairs: "Sequence[TensorPair]", tensors: Sequence[TensorDiff], count: int
+    pairs: Sequence[TensorPair], tensors: Sequence[TensorDiff], count: int
 ) -> tuple[Image, ...]:
     """Return images of the worst tensors that differ, one of each finding before a second."""
     order = sorted(

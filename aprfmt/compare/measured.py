@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.compare.nonfinite import Census, NonFinite, alike
 
 if TYPE_CHECKING:
@@ -33,8 +35,6 @@ def measure(
 
     Those count that are `chosen` (bool, one each), which stand at `places`.
     """
-    import numpy as np
-
     odd = Census()
     with np.errstate(invalid="ignore", over="ignore"):
         odd.add(np.where(chosen, x, 0.0), np.where(chosen, y, 0.0))

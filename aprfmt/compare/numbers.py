@@ -1,6 +1,9 @@
 """Comparing numbers: element-wise measures of two decoded tensors, in chunks of rows."""
 
+import math
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from aprfmt.compare.diffs import ValueStats
 from aprfmt.compare.nonfinite import Census
@@ -14,8 +17,6 @@ CHUNK = 1 << 20  # elements compared at a time: a dozen float64 arrays of it are
 
 def wide(values: "Array") -> "Array":
     """Return values as float64; a signalling NaN becomes a quiet one without a warning."""
-    import numpy as np
-
     with np.errstate(invalid="ignore"):
         return values.astype(np.float64)
 
@@ -39,8 +40,6 @@ class Accumulator:
             self._add(x[start : start + PIECE], y[start : start + PIECE])
 
     def _add(self, x: "Array", y: "Array") -> None:
-        import numpy as np
-
         base, self.count = self.count, self.count + x.size
         if x.dtype == y.dtype and np.array_equal(x, y) and np.isfinite(x).all():
             square = float(np.dot(x.astype(np.float64), x.astype(np.float64)))
@@ -74,8 +73,6 @@ class Accumulator:
         self, x: "Array", y: "Array", wide_x: "Array", wide_y: "Array", error: "Array", base: int
     ) -> None:
         """Add a chunk without NaN and infinities: the same numbers, in a third of the time."""
-        import numpy as np
-
         self.odd.count += x.size
         changed = int(np.count_nonzero(error))
         self.changed += changed
@@ -99,10 +96,6 @@ class Accumulator:
 
     def stats(self) -> ValueStats:
         """Return the measures of everything added."""
-        import math
-
-        import numpy as np
-
         if self.dd == 0:
             rel_l2 = 0.0
         elif math.isfinite(self.dd) and 0 < self.aa < math.inf:
@@ -125,8 +118,6 @@ class Accumulator:
 
 def _ulp(x: "Array", y: "Array") -> int:
     """Return the largest distance of two arrays in float32 representations."""
-    import numpy as np
-
     if not x.size:
         return 0
     ordered = []

@@ -8,22 +8,23 @@ one moved weight changes exactly one block.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.protocols import raw_parts
+from aprfmt.codecs import decode, encode, quant_state
+from aprfmt.codecs.base import Array
 from aprfmt.compare.bounds import fit
 from aprfmt.compare.diffs import EQUAL, Derivation, TensorDiff
 from aprfmt.compare.numbers import CHUNK
 from aprfmt.errors import AprfmtError, ArchError, CodecError
-from aprfmt.model import Model
+from aprfmt.model import Model, open_model
+from aprfmt.quantizing.imatrix import ImportanceMatrix, read_imatrix
 from aprfmt.quantizing.mixture import quantized
 from aprfmt.quantizing.rows import encode_rows
 from aprfmt.tensors.view import View
-
-if TYPE_CHECKING:
-    from aprfmt.codecs.base import Array
-    from aprfmt.quantizing.imatrix import ImportanceMatrix
 
 HOPELESS = 0.5  # share of the first chunk's blocks beyond which a way of making is given up
 
@@ -47,7 +48,7 @@ WAYS = tuple(Way(fma, through) for through in ("", "F16", "BF16") for fma in ("f
 class Oracle:
     """The float source, asked about tensors of other files by role or by stored name."""
 
-    def __init__(self, base: Model, imatrix: "ImportanceMatrix | None" = None) -> None:
+    def __init__(self, base: Model, imatrix: ImportanceMatrix | None = None) -> None:
         self.base, self.imatrix = base, imatrix
 
     def side(self, key: str) -> View | None:
@@ -93,8 +94,6 @@ class Oracle:
         return diff
 
     def _same(self, side: View, base: View) -> bool:
-        import numpy as np
-
         if side.shape != base.shape:
             return False
         pairs = zip(base.chunks(CHUNK), side.chunks(CHUNK), strict=True)
@@ -123,11 +122,8 @@ class Oracle:
             return _unknown(str(error))
 
 
-def open_oracle(base: "Path | str", imatrix: "Path | str | None", arch: str | None) -> Oracle:
+def open_oracle(base: Path | str, imatrix: Path | str | None, arch: str | None) -> Oracle:
     """Open the base and the importance matrix; the caller closes `oracle.base`."""
-    from aprfmt.model import open_model
-    from aprfmt.quantizing.imatrix import read_imatrix
-
     matrix = None if imatrix is None else read_imatrix(Path(imatrix))
     return Oracle(open_model(base, arch=arch), matrix)
 
@@ -136,9 +132,7 @@ def _unknown(why: str) -> Derivation:
     return Derivation(None, "", f"whether it derives from the base is not known: {why}")
 
 
-def _derive_blocks(name: str, side: View, base: View, importance: "Array | None") -> Derivation:
-    import numpy as np
-
+def _derive_blocks(name: str, side: View, base: View, importance: Array | None) -> Derivation:
     row, data, row_bytes = encoding_row(name), side.data, side.row_bytes
     if data is None or row_bytes is None:
         return _unknown(f"its {name} blocks cannot be read row by row")
@@ -176,12 +170,8 @@ def _derive_blocks(name: str, side: View, base: View, importance: "Array | None"
     )  # fmt: skip
 
 
-def _through(values: "Array", way: Way) -> "Array":
+def _through(values: Array, way: Way) -> Array:
     """Return float32 values as they are after being stored in the way's float type."""
-    import numpy as np
-
-    from aprfmt.codecs import decode, encode
-
     values = np.asarray(values, np.float32)
     if not way.through:
         return values
@@ -190,10 +180,6 @@ def _through(values: "Array", way: Way) -> "Array":
 
 def _derive_packed(name: str, raw: Mapping[str, memoryview], base: View) -> Derivation:
     """Pack the base with the options of a weight of bitsandbytes, and compare every part."""
-    import numpy as np
-
-    from aprfmt.codecs import encode, quant_state
-
     state = quant_state.state_of(name, raw)
     options = {
         "blocksize": state.blocksize,
@@ -228,8 +214,6 @@ def _derive_lattice(name: str, side: View, base: View) -> Derivation:
     Where a scheme leaves the choice of scales open, the copy's own are used; the codes are then
     those of the base's values, or near them where errors were made up for.
     """
-    import numpy as np
-
     lattice = side.lattice
     assert lattice is not None
     columns = max(base.shape[-1], 1)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from aprfmt.compare.traced import RecordLike, TraceLike, Wrapped
 
 CHOSEN = ("logits", "logits_raw")  # points with rows that were asked for
@@ -49,8 +51,6 @@ class Shared(Wrapped):
         return self._rows(key, self._trace.mask(key))
 
     def _rows(self, key: str, values: Any) -> Any:
-        import numpy as np
-
         found, kept = self._trace.find(key), self._kept(key)
         if values is None or found is None or kept is None:
             return values

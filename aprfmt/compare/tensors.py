@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.shapes import matrix
 from aprfmt.compare.align import TensorPair
@@ -99,8 +101,6 @@ def _mislabelled(diff: TensorDiff, a: View, b: View) -> TensorDiff:
 
 
 def _by_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorDiff:
-    import numpy as np
-
     accumulator = Accumulator(a.shape)
     off: float | None = 0.0
     beyond = 0
@@ -179,8 +179,6 @@ def steps_between(x: "Array", y: "Array", step: "Step") -> "Array":
 
     What is not finite and alike on both sides is no step apart.
     """
-    import numpy as np
-
     x, y = wide(x).reshape(-1), wide(y).reshape(-1)
     with np.errstate(divide="ignore", invalid="ignore"):
         delta = np.abs(x - y)
@@ -242,8 +240,6 @@ _FLOATS = {
 
 def _float_step(name: str, other: "Array") -> "Step":
     """Half the spacing of a float type's numbers at the other side's values: round to nearest."""
-    import numpy as np
-
     if name not in _FLOATS:
         raise CodecError(f"{name}: has no rounding step")
     bits, smallest = _FLOATS[name]

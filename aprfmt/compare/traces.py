@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from aprfmt.compare.measured import Apart, measure
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.compare.rows import Shared
@@ -185,8 +187,6 @@ class Between:
         `x` and `y` have one size; those count that are `chosen` (bool, one each; None: all).
         Indices are of `shape`, x's own if None; `point` is as in `bound`.
         """
-        import numpy as np
-
         bound, shape = self.bound(key, dtypes, point), np.shape(x) if shape is None else shape
         x, y = np.asarray(x, np.float64).reshape(-1), np.asarray(y, np.float64).reshape(-1)
         chosen = np.ones(x.size, np.bool_) if chosen is None else np.reshape(chosen, -1)
@@ -229,8 +229,6 @@ def compare_point(
     positions: bool = False,
 ) -> PointDiff:  # fmt: skip
     """Compare one key of both; `before` looks only at rows of earlier token positions."""
-    import numpy as np
-
     mine, other = a.find(key), b.find(key)
     assert mine is not None and other is not None
     dtypes = dtypes_of(mine, other, a, b)
@@ -262,8 +260,6 @@ def _by_position(
     record: RecordLike, x: Any, y: Any, chosen: Any
 ) -> tuple[float | None, ...] | None:
     """Return ||x-y|| / ||y|| of each token position; None where rows are of no positions."""
-    import numpy as np
-
     axis = position_axis(record.point)
     count = len(record.positions or ())
     if len(record.shape) <= axis or not count or record.shape[axis] != count:
@@ -330,8 +326,6 @@ def _ratio(a: RecordLike, b: RecordLike) -> float | None:
 
 def _chosen(a: "Array | None", b: "Array | None", size: int) -> "Array":
     """Return which values of both are there."""
-    import numpy as np
-
     chosen = np.ones(size, np.bool_)
     for mask in (a, b):
         if mask is not None:
@@ -341,8 +335,6 @@ def _chosen(a: "Array | None", b: "Array | None", size: int) -> "Array":
 
 def _earlier(record: RecordLike, before: int) -> "Array":
     """Return which values are of token positions before one."""
-    import numpy as np
-
     size = int(np.prod(record.shape))
     if record.positions is None:
         return np.ones(size, np.bool_)

@@ -7,19 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.protocols import Orders
+from aprfmt.base.protocols import LazyTensor, Orders, Sink, Source, TensorInfo
 from aprfmt.conversion.options import ConversionReport, Options, TensorOutcome
-from aprfmt.errors import ConversionError, UsageError
+from aprfmt.errors import ArchError, ConversionError, UsageError
 from aprfmt.formats import FORMATS, FormatSpec, checksum_notes
+from aprfmt.formats.atomic import FileSet
+from aprfmt.model import Model, open_model
+from aprfmt.model.hf_folder import ours
+from aprfmt.tensors.digest import file_sha256
 
 if TYPE_CHECKING:
-    from aprfmt.base.protocols import LazyTensor, Sink, Source, TensorInfo
     from aprfmt.conversion.accounted import Account
     from aprfmt.conversion.metadata import Carried
     from aprfmt.conversion.plan import Plan
     from aprfmt.conversion.run import Written
-    from aprfmt.formats.atomic import FileSet
-    from aprfmt.model import Model
 
 __all__ = ["ConversionReport", "Options", "TensorOutcome", "convert", "target_format"]
 
@@ -46,7 +47,7 @@ def target_format(path: Path, to: str | None) -> FormatSpec:
 
 
 def convert(
-    src: "Path | str", dst: "Path | str", *, to: str | None = None, **wishes: Any
+    src: Path | str, dst: Path | str, *, to: str | None = None, **wishes: Any
 ) -> ConversionReport:
     """Convert a model file or folder; any format to any.
 
@@ -54,8 +55,6 @@ def convert(
     hold the model as asked, OutputError where `dst` exists and `force` is not given, FormatError
     and ArchError for the source.
     """
-    from aprfmt.model import open_model
-
     options = Options(**wishes)
     if options.generic:
         options = replace(options, arch="none")
@@ -64,7 +63,7 @@ def convert(
         return convert_model(model, Path(dst), to, options)
 
 
-def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -> ConversionReport:
+def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> ConversionReport:
     """Convert an open model; see `convert`. `allow_missing` was given when it was opened."""
     from aprfmt.conversion.absent import record_absent
     from aprfmt.conversion.accounted import RECORD, check_files, record_text
@@ -105,8 +104,6 @@ def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -
         verified, accounted = _verify(files, plan, written, model)
     arch = None
     if options.arch != "none":
-        from aprfmt.errors import ArchError
-
         try:
             arch = model.spec.name
         except ArchError:
@@ -119,7 +116,7 @@ def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -
     )  # fmt: skip
 
 
-def target_of(model: "Model", dst: Path, to: str | None) -> FormatSpec:
+def target_of(model: Model, dst: Path, to: str | None) -> FormatSpec:
     """Return the format to write; a folder without `to` keeps the source's."""
     if dst.suffix == "" and (to is not None or dst.is_dir() or model.folder is not None):
         return FORMATS[to or model.format]
@@ -127,8 +124,8 @@ def target_of(model: "Model", dst: Path, to: str | None) -> FormatSpec:
 
 
 def _open_sink(
-    model: "Model", target: FormatSpec, weights: Path, options: Options, files: "FileSet | None"
-) -> "Sink":
+    model: Model, target: FormatSpec, weights: Path, options: Options, files: FileSet | None
+) -> Sink:
     """Open the target's sink into a set of files, with the options it understands."""
     wishes: dict[str, Any] = {"files": files}
     if options.alignment is not None:
@@ -140,13 +137,13 @@ def _open_sink(
     )
 
 
-def _in_order(target: FormatSpec, sink: "Sink", plan: "Plan") -> "list[TensorInfo]":
+def _in_order(target: FormatSpec, sink: Sink, plan: "Plan") -> list[TensorInfo]:
     order = sink.order if isinstance(sink, Orders) else target.order
     return order([output.info for output in plan.outputs])
 
 
 def _planned(
-    model: "Model", target: FormatSpec, dst: Path, plan: "Plan", carried: "Carried",
+    model: Model, target: FormatSpec, dst: Path, plan: "Plan", carried: "Carried",
     options: Options,
 ) -> dict[Path, int]:  # fmt: skip
     """Return every file that would be written and its size in bytes; writes nothing."""
@@ -161,7 +158,7 @@ def _planned(
 
 
 def _write(
-    model: "Model",
+    model: Model,
     target: FormatSpec,
     dst: Path,
     plan: "Plan",
@@ -173,8 +170,6 @@ def _write(
     """Write all outputs and publish the files together; return them and the source's digest."""
     from aprfmt.conversion.beside import texts_to_write
     from aprfmt.conversion.run import chunks
-    from aprfmt.formats.atomic import FileSet
-    from aprfmt.model.hf_folder import ours
 
     weights, folder = _places(target, dst)
     texts = texts_to_write(weights, folder, carried.texts, options.force)
@@ -230,10 +225,8 @@ def _places(target: FormatSpec, dst: Path) -> tuple[Path, Path | None]:
     return dst / target.weights_name, dst
 
 
-def _digest(source: "Source", stop: list[bool]) -> str:
+def _digest(source: Source, stop: list[bool]) -> str:
     """SHA-256 of the source file; of a set, SHA-256 over its `digest  name` lines in order."""
-    from aprfmt.tensors.digest import file_sha256
-
     digests = [(file_sha256(path, stop), path.name) for path in source.files]
     if len(digests) == 1:
         return digests[0][0]
@@ -247,7 +240,6 @@ def _verify(
     """Re-open what was written and compare it with the source; raises ConversionError."""
     from aprfmt.conversion.accounted import balanced
     from aprfmt.conversion.run import checksum, equal_bytes
-    from aprfmt.model import open_model
 
     with open_model(entry(files)) as result:
         stored: Mapping[str, LazyTensor] = result.source.tensors

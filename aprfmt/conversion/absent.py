@@ -3,21 +3,22 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from aprfmt.arch.bind import bind
 from aprfmt.arch.required import collapsed
 from aprfmt.base.protocols import Note
+from aprfmt.conversion.options import Drops, Options
 from aprfmt.errors import ArchError, ConversionError
+from aprfmt.model import Model
 from aprfmt.model.completeness import RECORD, accepted_text, record, refuse_incomplete
 
 if TYPE_CHECKING:
     from aprfmt.conversion.metadata import Carried
-    from aprfmt.conversion.options import Drops, Options
     from aprfmt.conversion.outputs import Plan
-    from aprfmt.model import Model
     from aprfmt.model.resolve import Resolution
 
 
 def check_complete(
-    model: "Model", options: "Options", drops: "Drops", *, known: bool, copied: bool = False
+    model: Model, options: Options, drops: Drops, *, known: bool, copied: bool = False
 ) -> None:
     """Raise ConversionError if required tensors are missing that neither file nor user accepts.
 
@@ -39,9 +40,7 @@ def check_complete(
     refuse_incomplete(left, model.path, ConversionError)
 
 
-def absent_roles(
-    model: "Model", plan: "Plan", options: "Options", drops: "Drops"
-) -> tuple[str, ...]:
+def absent_roles(model: Model, plan: "Plan", options: Options, drops: Drops) -> tuple[str, ...]:
     """Return the required roles missing in the output, and add a note to the plan."""
     resolution = _resolution(model, options)
     if resolution is None:
@@ -55,7 +54,7 @@ def absent_roles(
     return tuple(key for key in found.required if key in lost)
 
 
-def _resolution(model: "Model", options: "Options", *, known: bool = False) -> "Resolution | None":
+def _resolution(model: Model, options: Options, *, known: bool = False) -> "Resolution | None":
     """Return the model's resolution; None if not needed, or if the architecture is unknown."""
     if options.arch == "none" or not options.complete:
         return None
@@ -69,8 +68,6 @@ def _resolution(model: "Model", options: "Options", *, known: bool = False) -> "
 
 def _roles_of(resolution: "Resolution", plan: "Plan") -> set[str]:
     """Return the roles of the dropped tensors, also those of which a part is kept."""
-    from aprfmt.arch.bind import bind
-
     if not plan.dropped or plan.style is None:
         return set()
     bound = bind(resolution.spec, plan.style, plan.dropped)
@@ -78,7 +75,7 @@ def _roles_of(resolution: "Resolution", plan: "Plan") -> set[str]:
 
 
 def record_absent(
-    carried: "Carried", model: "Model", plan: "Plan", options: "Options"
+    carried: "Carried", model: Model, plan: "Plan", options: Options
 ) -> tuple[str, ...]:
     """Record in the output's metadata the roles missing on purpose; return them.
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from aprfmt.errors import OutputError
+from aprfmt.base.protocols import Sink
+from aprfmt.errors import AprfmtError, OutputError
+from aprfmt.formats import FORMATS
 from aprfmt.formats.atomic import FileSet, OutputFile
-
-if TYPE_CHECKING:
-    from aprfmt.base.protocols import Sink
+from aprfmt.model.hf_folder import read_text
 
 
 class _Blank(OutputFile):
@@ -27,8 +26,8 @@ class _Nowhere(FileSet):
 
 
 def planned_sizes(
-    open_sink: "Callable[[FileSet], Sink]",
-    plan: "Callable[[Sink], None]",
+    open_sink: Callable[[FileSet], Sink],
+    plan: Callable[[Sink], None],
     texts: Mapping[Path, bytes],
 ) -> dict[Path, int]:
     """Return the bytes of every file a conversion would write; nothing is written.
@@ -65,9 +64,6 @@ def texts_to_write(
 
 
 def _same(path: Path, text: str) -> bool:
-    from aprfmt.errors import AprfmtError
-    from aprfmt.model.hf_folder import read_text
-
     try:
         return path.is_file() and read_text(path) == text
     except AprfmtError:
@@ -76,8 +72,6 @@ def _same(path: Path, text: str) -> bool:
 
 def _other_weights(weights: Path) -> list[Path]:
     """Return other model files of the folder, to which its config.json may belong."""
-    from aprfmt.formats import FORMATS
-
     extensions = {extension for name in FORMATS.own for extension in FORMATS[name].extensions}
     return [
         path

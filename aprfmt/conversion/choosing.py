@@ -4,12 +4,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.arch.spec import F32_ROLES
 from aprfmt.arch.steps import Transposed
+from aprfmt.arch.vocabulary import split_key
 from aprfmt.base.encodings import ENCODINGS, encoding
 from aprfmt.base.protocols import Note
+from aprfmt.codecs import encode
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import PLAIN_FLOATS, Output, Plan, make_info
 from aprfmt.conversion.packed import Latest, Packed, PackedPart, has_companions, weight_dtype
+from aprfmt.conversion.restoring import target_steps
 from aprfmt.errors import ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.model import Model
@@ -170,8 +174,6 @@ def in_parts(
 def _packed(
     output: Output, model: Model, target: FormatSpec, options: Options, latest: Latest
 ) -> Packed:
-    from aprfmt.conversion.restoring import target_steps
-
     dtype = weight_dtype(output.source_encoding, model.config, output.info.name)
     name, shape, make = output.info.encoding, output.info.shape, output.make
     wishes = {**options.packing, "dtype": dtype}
@@ -180,8 +182,6 @@ def _packed(
         shape, make = shape[::-1], lambda: output.make().T.copy()  # see bind.of_packed
 
     def pack(values: "Array") -> Mapping[str, bytes]:
-        from aprfmt.codecs import encode
-
         return encode(name, values, fma=options.fma, options=wishes)
 
     return Packed(output.info.name, name, shape, make, pack, latest)
@@ -189,8 +189,5 @@ def _packed(
 
 def _is_vector(output: Output) -> bool:
     """Say whether ggml's readers expect this tensor as F32: 1-D, norms, routers, positions."""
-    from aprfmt.arch.spec import F32_ROLES
-    from aprfmt.arch.vocabulary import split_key
-
     name = split_key(output.role)[1]
     return len(output.info.shape) <= 1 or name.rpartition(".")[0].endswith(F32_ROLES)

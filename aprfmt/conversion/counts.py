@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
@@ -17,8 +19,6 @@ class Counts:
 
     def add(self, before: "Array", after: "Array") -> None:
         """Count one chunk; NaN stays equal to NaN."""
-        import numpy as np
-
         differs = before != after
         if not differs.any():
             return

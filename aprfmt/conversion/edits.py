@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from aprfmt.base.protocols import Typed, Value
 from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats import FORMATS, FormatSpec
+from aprfmt.formats.jsonio import loads
+from aprfmt.model import Model
+from aprfmt.model.hf_folder import read_text
 from aprfmt.model.patterns import close
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
 
 MAX_VALUE = 64 << 20  # bytes of a value; large enough for a carried tokenizer.json
 ARRAY = "array:"
@@ -47,7 +47,7 @@ def short_name(name: str) -> str:
     return re.sub(r"^(u|i|f)[a-z]*(\d+)$", r"\1\2", name)
 
 
-def split_type(left: str, model: "Model") -> tuple[str, str]:
+def split_type(left: str, model: Model) -> tuple[str, str]:
     """Split `KEY:TYPE` or `KEY:TYPE[]`; the type is "" if none is given.
 
     An existing key with a colon in its name is not split. Raises UsageError for a type that the
@@ -77,13 +77,11 @@ def split_type(left: str, model: "Model") -> tuple[str, str]:
     return left, ""
 
 
-def parse(model: "Model", key: str, wished: str, text: str) -> Value | Typed:
+def parse(model: Model, key: str, wished: str, text: str) -> Value | Typed:
     """Return `text` as the value of a model's key; `wished` is the type asked for, "" for none.
 
     `@FILE` means the content of the file. Raises UsageError if the text does not fit the type.
     """
-    from aprfmt.model.hf_folder import read_text
-
     rules = FORMATS[model.format]
     if any(key.startswith(prefix) for prefix in rules.values.own):
         raise UsageError(f"{key}: is written by aprfmt split and aprfmt merge; use those")
@@ -97,7 +95,7 @@ def parse(model: "Model", key: str, wished: str, text: str) -> Value | Typed:
     return _new(model, rules, key, text, whole)
 
 
-def _like_present(model: "Model", key: str, text: str, whole: bool) -> Value | Typed:
+def _like_present(model: Model, key: str, text: str, whole: bool) -> Value | Typed:
     """Return `text` as a value of the kind that the key has in the file."""
     kind = model.source.types.get(key, "")
     if kind and kind.removeprefix(ARRAY) != "array":  # arrays of mixed arrays are given as JSON
@@ -117,7 +115,7 @@ def _like_present(model: "Model", key: str, text: str, whole: bool) -> Value | T
     return value
 
 
-def _new(model: "Model", spec: FormatSpec, key: str, text: str, whole: bool) -> Value | Typed:
+def _new(model: Model, spec: FormatSpec, key: str, text: str, whole: bool) -> Value | Typed:
     """Return the value of a new key: of the key's known type, else read as JSON."""
     known = spec.values.keys(_architectures(model))
     kinds = next((known[each] for each in known if fnmatchcase(key, each)), ())
@@ -209,8 +207,6 @@ def _is_float(value: float, kind: str) -> bool:
 
 
 def _json_or_text(text: str, key: str) -> Any:
-    from aprfmt.formats.jsonio import loads
-
     try:
         return loads(text, key, max_bytes=MAX_VALUE, nonfinite=True)
     except FormatError:
@@ -233,13 +229,13 @@ def _kind(value: Value) -> str:
     return "text" if isinstance(value, str) else "an array or object"
 
 
-def _architectures(model: "Model") -> list[str]:
+def _architectures(model: Model) -> list[str]:
     """Return the prefixes of keys that concern this model's architecture."""
     name = model.metadata.get("general.architecture")
     return [name] if isinstance(name, str) else []
 
 
-def unknown(model: "Model", keys: Sequence[str], also: Sequence[str] = ()) -> dict[str, list[str]]:
+def unknown(model: Model, keys: Sequence[str], also: Sequence[str] = ()) -> dict[str, list[str]]:
     """Return the keys that are neither in the file nor known to its readers, with similar names.
 
     `also` are architectures that the same request names.
@@ -253,7 +249,7 @@ def unknown(model: "Model", keys: Sequence[str], also: Sequence[str] = ()) -> di
     }
 
 
-def check_present(model: "Model", keys: Sequence[str]) -> None:
+def check_present(model: Model, keys: Sequence[str]) -> None:
     """Raise UsageError for the first key that is not in the file."""
     for key in keys:
         if key not in model.metadata:
@@ -263,7 +259,7 @@ def check_present(model: "Model", keys: Sequence[str]) -> None:
             )
 
 
-def snapshot(model: "Model", keys: Sequence[str]) -> Mapping[str, tuple[Value, str]]:
+def snapshot(model: Model, keys: Sequence[str]) -> Mapping[str, tuple[Value, str]]:
     """Return (value, type) of the existing keys; valid also after the file is closed."""
     types = model.source.types
     return {

@@ -9,17 +9,21 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from aprfmt.arch.hyper import write_hyper
+from aprfmt.arch.values import same_value
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import Typed, Value
 from aprfmt.base.text import shorten
+from aprfmt.base.version import __version__
 from aprfmt.codecs import codec
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, Plan
 from aprfmt.conversion.quantized import IMATRIX_RECORD, RECORD
 from aprfmt.errors import FormatError
 from aprfmt.formats import FORMATS, FormatSpec
+from aprfmt.model import Model
 from aprfmt.model.carried_files import FILES_KEY, json_object
 from aprfmt.model.packing import (
     MODELOPT_FILE,
@@ -28,10 +32,8 @@ from aprfmt.model.packing import (
     without_packing,
 )
 from aprfmt.quantizing.mixture import Mixture, quantized
+from aprfmt.tokenizer import to_apr, to_gguf, to_hf
 from aprfmt.tokenizer.keys import HF_JSON
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
 
 GGUF_KEY = "aprfmt.gguf.metadata"  # JSON {key: [type, value]}: GGUF keys without a place elsewhere
 BARE_KEY = "aprfmt.metadata"  # JSON {key: value}: values without a type in the target
@@ -56,7 +58,7 @@ class Carried:
         return len(text.encode("utf-8", "surrogatepass")) if isinstance(text, str) else 0
 
 
-def carry(model: "Model", target: str, plan: Plan, options: Options) -> Carried:
+def carry(model: Model, target: str, plan: Plan, options: Options) -> Carried:
     """Return the target's metadata and texts; same-format conversions keep metadata verbatim."""
     if model.format == target:
         carried = Carried(
@@ -81,7 +83,7 @@ def carry(model: "Model", target: str, plan: Plan, options: Options) -> Carried:
     return carried
 
 
-def _quantization_record(model: "Model") -> dict[str, Value | Typed]:
+def _quantization_record(model: Model) -> dict[str, Value | Typed]:
     """Return the source's record of how it was quantized, which stays true in another format."""
     return {
         key: Typed(value, "uint32") if type(value) is int else value
@@ -91,7 +93,7 @@ def _quantization_record(model: "Model") -> dict[str, Value | Typed]:
 
 
 def _claim_packing(
-    carried: Carried, model: "Model", outputs: Sequence[Output], options: Options
+    carried: Carried, model: Model, outputs: Sequence[Output], options: Options
 ) -> None:
     """Make every written config.json say whether, and how, the weights are packed."""
     packed = {output.part.packed.encoding for output in outputs if output.part is not None}
@@ -136,7 +138,7 @@ def _left_out(outputs: Sequence[Output], packing: str) -> list[str]:
     ]
 
 
-def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: "Model") -> str:
+def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: Model) -> str:
     """Return config.json with `claim` as its `quantization_config`; verbatim if it agrees."""
     config = json_object(text, f"{model.path}: the config.json it carries")
     changed = _claimed(dict(config), claim)
@@ -154,7 +156,7 @@ def _claimed(config: dict[str, Any], claim: Mapping[str, Any] | None) -> dict[st
     return dict(sorted(config.items())) if ordered else config
 
 
-def _typed_like(model: "Model", key: str, value: Value | Typed) -> Value | Typed:
+def _typed_like(model: Model, key: str, value: Value | Typed) -> Value | Typed:
     """Give a user's override the type the key already has in the file, unless it names one."""
     types = model.source.types
     return Typed(value, types[key]) if key in types and not isinstance(value, Typed) else value
@@ -166,10 +168,8 @@ def _update_claims(carried: Carried, outputs: Sequence[Output], target: str) -> 
         carried.metadata["general.file_type"] = Typed(file_type(outputs), "uint32")
 
 
-def _identity(model: "Model") -> dict[str, Value]:
+def _identity(model: Model) -> dict[str, Value]:
     """Return the source's file, size, format and stated writer. Its hash is added later."""
-    from aprfmt.base.version import __version__
-
     size = sum(path.stat().st_size for path in model.source.files)
     found: dict[str, Value] = {
         "aprfmt.writer": f"aprfmt {__version__}",
@@ -196,7 +196,7 @@ def file_type(outputs: Sequence[Output]) -> int:
     return 1024 if number is None else number  # 1024: guessed, as llama.cpp's own constant says
 
 
-def model_name(model: "Model") -> str:
+def model_name(model: Model) -> str:
     """Return the model name in the metadata, else the name of the folder or file."""
     for key in ("general.name", "name"):
         name = model.metadata.get(key)
@@ -206,7 +206,7 @@ def model_name(model: "Model") -> str:
     return path.resolve().parent.name if model.folder is not None else path.stem
 
 
-def config_text(model: "Model") -> str | None:
+def config_text(model: Model) -> str | None:
     """Return config.json verbatim if its text is available, else the parsed object as JSON."""
     if model.folder is not None and "config.json" in model.folder.texts:
         return model.folder.texts["config.json"]
@@ -218,18 +218,18 @@ def config_text(model: "Model") -> str | None:
     return json.dumps(dict(model.config), indent=2, ensure_ascii=False) + "\n"
 
 
-def _folder_texts(model: "Model") -> dict[str, str]:
+def _folder_texts(model: Model) -> dict[str, str]:
     return dict(model.folder.texts) if model.folder is not None else {}
 
 
-def _small_files(model: "Model") -> dict[str, str]:
+def _small_files(model: Model) -> dict[str, str]:
     texts = dict(model.carried.texts)
     if model.folder is not None:
         texts.update({k: v for k, v in model.folder.texts.items() if k != "tokenizer.json"})
     return texts
 
 
-def _foreign_gguf(model: "Model") -> str | None:
+def _foreign_gguf(model: Model) -> str | None:
     """Return the GGUF keys that have no place in other formats, as JSON with their types."""
     kept = {}
     for key, value in model.metadata.items():
@@ -245,7 +245,7 @@ def _bare(value: Value | Typed) -> Value:
     return value.value if isinstance(value, Typed) else value
 
 
-def _carried_gguf(model: "Model") -> dict[str, Typed]:
+def _carried_gguf(model: Model) -> dict[str, Typed]:
     text = model.metadata.get(GGUF_KEY)
     if not isinstance(text, str):
         return {}
@@ -258,11 +258,7 @@ def _carried_gguf(model: "Model") -> dict[str, Typed]:
     return found
 
 
-def _to_gguf(model: "Model", plan: Plan) -> Carried:
-    from aprfmt.arch.hyper import write_hyper
-    from aprfmt.arch.values import same_value
-    from aprfmt.tokenizer import to_gguf
-
+def _to_gguf(model: Model, plan: Plan) -> Carried:
     spec, hyper = model.spec, model.hyper
     found: dict[str, Value | Typed] = {
         "general.architecture": spec.called["gguf"][0],
@@ -292,7 +288,7 @@ def _to_gguf(model: "Model", plan: Plan) -> Carried:
     return Carried(found)
 
 
-def _source_metadata(model: "Model") -> dict[str, Value]:
+def _source_metadata(model: Model) -> dict[str, Value]:
     """Return a safetensors `__metadata__` as it is carried through other formats."""
     if model.format != "safetensors":
         kept = model.metadata.get(SAFETENSORS)
@@ -301,10 +297,7 @@ def _source_metadata(model: "Model") -> dict[str, Value]:
     return {SAFETENSORS: json.dumps(plain)} if plain else {}
 
 
-def _to_apr(model: "Model", plan: Plan) -> Carried:
-    from aprfmt.arch.hyper import write_hyper
-    from aprfmt.tokenizer import to_apr
-
+def _to_apr(model: Model, plan: Plan) -> Carried:
     config = model.config
     found: dict[str, Value | Typed] = {
         "model_type": model.spec.name,
@@ -331,10 +324,7 @@ def _to_apr(model: "Model", plan: Plan) -> Carried:
     return Carried(found)
 
 
-def _to_safetensors(model: "Model", plan: Plan) -> Carried:
-    from aprfmt.arch.hyper import write_hyper
-    from aprfmt.tokenizer import to_hf
-
+def _to_safetensors(model: Model, plan: Plan) -> Carried:
     texts = dict(model.carried.texts)
     text = config_text(model)
     if text is None:
@@ -352,14 +342,14 @@ def _to_safetensors(model: "Model", plan: Plan) -> Carried:
     return Carried(metadata, texts)
 
 
-CARRIERS: Mapping[str, Callable[["Model", Plan], Carried]] = {
+CARRIERS: Mapping[str, Callable[[Model, Plan], Carried]] = {
     "gguf": _to_gguf,
     "apr": _to_apr,
     "safetensors": _to_safetensors,
 }
 
 
-def bare(model: "Model", target: FormatSpec, *, marked: bool = False) -> dict[str, Any]:
+def bare(model: Model, target: FormatSpec, *, marked: bool = False) -> dict[str, Any]:
     """Return metadata for a container-only copy (`--arch none`), nothing added.
 
     With `marked` (`--generic`), architecture keys say GENERIC, which no loader knows, and the name

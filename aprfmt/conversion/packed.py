@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import TensorInfo
+from aprfmt.codecs import CODECS, codec, decode
 from aprfmt.conversion.counts import Counts
 from aprfmt.errors import ConversionError
 
@@ -23,8 +24,6 @@ _SMALL = 4096  # bytes: parts up to this are kept from planning to writing
 
 def has_companions(name: str) -> bool:
     """Say whether an encoding is stored in several tensors."""
-    from aprfmt.codecs import CODECS
-
     return name in CODECS and len(CODECS[name].parts) > 1
 
 
@@ -69,8 +68,6 @@ class Packed:
         return self.latest.parts[suffix]
 
     def _count(self, values: "Array", parts: Mapping[str, bytes]) -> None:
-        from aprfmt.codecs import decode
-
         self.counts.add(values, decode(self.encoding, parts, self.shape))
         self.counted = True
 
@@ -79,8 +76,6 @@ class Packed:
 
         Names, dtypes and shapes are those of the library's own files, as the codec knows them.
         """
-        from aprfmt.codecs import codec
-
         self.part("")  # encodes once
         parts = self.latest.parts
         found = {}

@@ -6,11 +6,17 @@ these only move rows, the plan is a list of byte runs and nothing is decoded.
 """
 
 import math
+import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from aprfmt.arch.bind import Group, groups_for
+from aprfmt.arch.moves import compose, invert
+from aprfmt.arch.spec import HyperParams, Move, split_key
 from aprfmt.base.encodings import encoding
-from aprfmt.base.protocols import LazyTensor, Note, TensorInfo
+from aprfmt.base.protocols import LazyTensor, Note, TensorInfo, Value
 from aprfmt.conversion.absent import absent_roles, check_complete
 from aprfmt.conversion.accounted import dropped_record, file_names
 from aprfmt.conversion.choosing import check_importance, choose_encodings, in_parts
@@ -22,7 +28,7 @@ from aprfmt.conversion.outputs import make_info
 from aprfmt.conversion.quantized import check_requantization
 from aprfmt.conversion.repacking import Repacking, Substitute, check_exact, find, numbers_beside
 from aprfmt.conversion.stored import packed_names, stored_joined, stored_output
-from aprfmt.errors import ConversionError
+from aprfmt.errors import ArchError, ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.formats.mapped import MemoryTensor
 from aprfmt.model import Model
@@ -33,9 +39,6 @@ from aprfmt.tensors.runs import Run, element_runs
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
-    from aprfmt.arch.bind import Group
-    from aprfmt.arch.spec import HyperParams, Move
-    from aprfmt.base.protocols import Value
     from aprfmt.codecs.base import Array
 
 
@@ -78,8 +81,6 @@ def _drops(model: Model, options: Options) -> Drops:
 
     Raises UsageError for a pattern that matches nothing.
     """
-    from aprfmt.errors import ArchError
-
     if not options.drop:
         return ()
     every = dict.fromkeys((*model.source.tensors, *file_names(model)))
@@ -102,8 +103,6 @@ def _mapped(
     model: Model, target: FormatSpec, drops: Drops, plan: Plan, repacking: Repacking
 ) -> list[Output]:
     """Return the outputs of every role in the target's naming style."""
-    from aprfmt.arch.bind import groups_for
-
     resolution = model.resolution
     _check_unbound(model, target, drops, plan)
     for loss in resolution.spec.lost:
@@ -122,8 +121,6 @@ def _mapped(
 
 def _placed(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> list[str]:
     """Return the role keys to write: without those that have no place and that --drop names."""
-    from aprfmt.arch.spec import split_key
-
     resolution = model.resolution
     bindings = resolution.spec.bindings.get(target.style, ())
     named = {role for binding in bindings for role in binding.roles}
@@ -145,8 +142,6 @@ def _dropped(name: str) -> Note:
 
 def _derived(name: str, values: Sequence[float]) -> Output:
     """Return the output of a hyperparameter that the target stores as a 1-D F32 tensor."""
-    import struct
-
     info = make_info(name, (len(values),), "F32")
     tensor = MemoryTensor(info, struct.pack(f"<{len(values)}f", *values))
     return stored_output(tensor, name)
@@ -166,7 +161,7 @@ def _check_unbound(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -
         )
 
 
-def _group_outputs(model: Model, group: "Group", repacking: Repacking) -> list[Output]:
+def _group_outputs(model: Model, group: Group, repacking: Repacking) -> list[Output]:
     """Return the stored tensors of one target binding, made from the model's logical ones."""
     logical = [model.roles[key] for key in group.roles]
     shapes: list[list[tuple[int, ...]]] = [[tensor.shape for tensor in logical]]
@@ -183,18 +178,15 @@ def _group_outputs(model: Model, group: "Group", repacking: Repacking) -> list[O
 
 def _element_moves(
     model: Model,
-    group: "Group",
+    group: Group,
     logical: Sequence[View],
     shapes: Sequence[Sequence[tuple[int, ...]]],
-) -> tuple[list[LazyTensor], "list[list[Move]] | None"]:
+) -> tuple[list[LazyTensor], list[list[Move]] | None]:
     """Return the source's stored tensors, and the moves of each output out of these.
 
     `shapes` are those before each of the binding's steps, stored ones first. The moves are None
     where a step has to decode.
     """
-    from aprfmt.arch.moves import compose, invert
-    from aprfmt.arch.spec import Move
-
     sizes = [math.prod(shape) for shape in shapes[0]]
     moves: list[list[Move]] = [[Move(i, 0, size)] for i, size in enumerate(sizes)]
     for before, step in zip(shapes, group.binding.steps, strict=False):
@@ -216,12 +208,12 @@ def _element_moves(
 
 def _output(
     model: Model,
-    group: "Group",
+    group: Group,
     logical: Sequence[View],
     index: int,
     shape: tuple[int, ...],
     combined: Sequence[LazyTensor],
-    moves: "Sequence[Move] | None",
+    moves: Sequence[Move] | None,
 ) -> Output:
     """Return one stored tensor of a binding: copied by `moves` where it can be, else computed."""
     if moves is not None:
@@ -261,7 +253,7 @@ def _output(
 
 
 def _maker(
-    logical: Sequence[View], group: "Group", hp: "HyperParams", index: int, patch: "Value | None"
+    logical: Sequence[View], group: Group, hp: HyperParams, index: int, patch: Value | None
 ) -> "Callable[[], Array]":
     def make() -> "Array":
         arrays = [tensor.numpy() for tensor in logical]
@@ -275,14 +267,12 @@ def _maker(
 
 
 def _patched(
-    made: "Array", patch: "Value | None", logical: Sequence[View], group: "Group", hp: "HyperParams"
+    made: "Array", patch: Value | None, logical: Sequence[View], group: Group, hp: HyperParams
 ) -> "Array":
     """Return `made` with the bits an earlier file of this style had, if they mean the same values.
 
     A tensor that was edited since then gets the values that the steps compute.
     """
-    import numpy as np
-
     bits = restore_bits(np.ascontiguousarray(made).view("<u4"), patch, logical[0].name)
     candidate = bits.view("<f4")
     arrays = [candidate]

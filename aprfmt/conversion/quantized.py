@@ -5,7 +5,7 @@ importance matrix; all four are written into the output's metadata, so that the 
 produced again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,9 @@ from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import Typed, Value
 from aprfmt.conversion.options import Options
 from aprfmt.errors import ArchError, ConversionError, UsageError
+from aprfmt.formats import FormatSpec
+from aprfmt.model import Model
+from aprfmt.quantizing.imatrix import ImportanceMatrix, read_imatrix
 from aprfmt.quantizing.mixture import (
     FORMAT_VERSION,
     QUANTIZER_VERSION,
@@ -24,18 +27,13 @@ from aprfmt.quantizing.mixture import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from aprfmt.conversion.outputs import Output
-    from aprfmt.formats import FormatSpec
-    from aprfmt.model import Model
-    from aprfmt.quantizing.imatrix import ImportanceMatrix
 
 RECORD = "aprfmt.quantize."
 IMATRIX_RECORD = "quantize.imatrix."  # llama.cpp's own keys
 
 
-def prepare(model: "Model", target: "FormatSpec", options: Options) -> Options:
+def prepare(model: Model, target: FormatSpec, options: Options) -> Options:
     """Return the options with the scheme's mixture filled in; unchanged without a scheme.
 
     Raises UsageError for an unknown scheme, or for flags that need a scheme.
@@ -48,8 +46,6 @@ def prepare(model: "Model", target: "FormatSpec", options: Options) -> Options:
         raise UsageError("a quantization and an encoding for every weight exclude each other")
     matrix = None
     if options.imatrix is not None:
-        from aprfmt.quantizing.imatrix import read_imatrix
-
         matrix = read_imatrix(options.imatrix)
     mixture = mixture_of(model, options, matrix is not None)
     scheme = scheme_of(mixture.scheme)
@@ -70,7 +66,7 @@ def prepare(model: "Model", target: "FormatSpec", options: Options) -> Options:
     )
 
 
-def mixture_of(model: "Model", options: Options, imatrix: bool) -> Mixture:
+def mixture_of(model: Model, options: Options, imatrix: bool) -> Mixture:
     """Return the mixture of a model; for an unknown architecture, from the GGUF's metadata."""
     assert options.quantize is not None
     try:
@@ -110,7 +106,7 @@ def _first(value: Value) -> int:
 
 
 def _record(
-    scheme: str, options: Options, matrix: "ImportanceMatrix | None"
+    scheme: str, options: Options, matrix: ImportanceMatrix | None
 ) -> Mapping[str, Value | Typed]:
     found: dict[str, Value | Typed] = {
         RECORD + "type": scheme,

@@ -1,19 +1,20 @@
 """Fills a plan's restoration record: which roles were widened, and bits that narrowing loses."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from aprfmt.arch.bind import groups_for
+from aprfmt.arch.spec import LayoutStep
 from aprfmt.base.encodings import encoding
+from aprfmt.codecs import encode
 from aprfmt.conversion.outputs import PLAIN_FLOATS, Plan
 from aprfmt.formats import FormatSpec
-
-if TYPE_CHECKING:
-    from aprfmt.arch.spec import LayoutStep
-    from aprfmt.model import Model
-    from aprfmt.tensors.view import View
+from aprfmt.model import Model
+from aprfmt.tensors.view import View
 
 
-def record(model: "Model", target: FormatSpec, plan: Plan) -> None:
+def record(model: Model, target: FormatSpec, plan: Plan) -> None:
     """Record every role whose values the target stores in a wider or shifted form.
 
     Only float types are recorded: quantized sources keep their encoding, or the user asked for a
@@ -34,10 +35,8 @@ def record(model: "Model", target: FormatSpec, plan: Plan) -> None:
         _record_one(plan, output.role, output.source_encoding, tensor, group, model)
 
 
-def _record_stored(model: "Model", plan: Plan) -> None:
+def _record_stored(model: Model, plan: Plan) -> None:
     """Record the source's stored bits if its value-changing steps cannot be repeated exactly."""
-    import numpy as np
-
     for output in plan.outputs:
         tensor = model.roles.get(output.role) if output.role else None
         if tensor is None or tensor.moves is not None or tensor.encoding != "F32":
@@ -56,12 +55,8 @@ def _record_stored(model: "Model", plan: Plan) -> None:
         plan.restoration.record_stored(output.role, stored[0].view("<u4"), again.view("<u4"))
 
 
-def target_steps(
-    model: "Model", target: FormatSpec, roles: Sequence[str]
-) -> "tuple[LayoutStep, ...]":
+def target_steps(model: Model, target: FormatSpec, roles: Sequence[str]) -> tuple[LayoutStep, ...]:
     """Return the steps between a target's stored tensor and the roles it holds."""
-    from aprfmt.arch.bind import groups_for
-
     for group in groups_for(model.spec, target.style, roles, model.hyper):
         return group.binding.steps
     return ()
@@ -71,14 +66,10 @@ def _record_one(
     plan: Plan,
     role: str,
     name: str,
-    tensor: "View",
-    steps: "tuple[LayoutStep, ...]",
-    model: "Model",
+    tensor: View,
+    steps: tuple[LayoutStep, ...],
+    model: Model,
 ) -> None:
-    import numpy as np
-
-    from aprfmt.codecs import encode
-
     assert name in PLAIN_FLOATS
     logical = np.asarray(tensor.numpy(), np.float32)
     size = encoding(name).type_size

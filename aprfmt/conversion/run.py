@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.base.shapes import matrix
+from aprfmt.codecs import codec, decode
+from aprfmt.codecs.parallel import cpu_count
 from aprfmt.conversion.choosing import importance_of
 from aprfmt.conversion.counts import Counts
 from aprfmt.conversion.options import Options, TensorOutcome
@@ -79,9 +81,6 @@ def _copied(runs: Sequence[Run]) -> Iterator[memoryview]:
 
 def _encoded(output: Output, options: Options, counts: Counts) -> Iterator[memoryview]:
     """Decode, encode and count; in chunks of whole rows if the source's rows are separable."""
-    from aprfmt.codecs import decode
-    from aprfmt.codecs.parallel import cpu_count
-
     target = output.info.encoding
     importance = importance_of(output, options)
     first = 0
@@ -125,8 +124,6 @@ def _lost_codes(output: Output) -> int | None:
 
 
 def _as_input(values: "Array", output: Output) -> "Array":
-    from aprfmt.codecs import codec
-
     wanted = codec(output.info.encoding).dtype
     kinds = {values.dtype.kind, "f" if wanted.startswith(("float", "bfloat")) else wanted[0]}
     if len(kinds) > 1:

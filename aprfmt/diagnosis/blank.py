@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.thresholds import DISCRETE, SMALLEST_BUG
 from aprfmt.compare.traced import TraceLike
@@ -39,8 +41,6 @@ def blank_model(model: Model) -> int:
 
 
 def _any(reader: Reader) -> bool:
-    import numpy as np
-
     step = max(1, WINDOW // max(1, reader.columns))
     try:
         return any(

@@ -6,6 +6,7 @@ on probes, each alone, then the confirmed ones one after the other; what no prob
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from aprfmt.compare.causes import CAUSES
@@ -141,8 +142,7 @@ class Both:
                           if row.verdict in EQUAL and row.key in self.a.roles)  # fmt: skip
         pair = between(self.a, self.b)
         bound = pair.bound("logits", (dtype, dtype)).rel_l2
-        twins = Twins(self.a, self.b, equal, pair, dtype, memory, told)
-        try:
+        with closing(Twins(self.a, self.b, equal, pair, dtype, memory, told)) as twins:
             measuring = Measuring(twins, self.levels.parts, list(chosen.probes))
             still = [i for i, row in enumerate(self.levels.findings) if row.verdict == "same"]
             found = measuring.shares(still)
@@ -151,8 +151,6 @@ class Both:
             self._settle(found.shares, bound)
             self._peel(measuring, still, bound)
             self._reached(measuring, chosen)
-        finally:
-            twins.close()
         tokens = len(chosen.ids)
         self.levels.checked.append(
             f"forward pass: numpy {dtype} of both models on {tokens} tokens, with each finding "

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
+import numpy as np
+
 from aprfmt.diagnosis.found import Diagnosis
 from aprfmt.diagnosis.passes import Told
 from aprfmt.diagnosis.sides import open_side
@@ -35,7 +37,6 @@ def diagnose(
     """
     if ids is not None and prompt is not None:
         raise UsageError("give one of ids and prompt")
-    import numpy as np
 
     with ExitStack() as stack:
         stack.enter_context(np.errstate(all="ignore"))  # damaged weights may overflow

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from aprfmt.base.notebook import Card, Table, Tone
 from aprfmt.compare.causes import CAUSES, Level, Verdict
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.diagnosis.coverage import Coverage
@@ -218,15 +219,13 @@ class Diagnosis:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the sentence, the causes, the next commands."""
-        from aprfmt.base.notebook import Card, Kind, Table
-
-        kinds: Mapping[str, Kind] = {"same": "good", "precision": "good", "bug": "bad"}
+        tones: Mapping[str, Tone] = {"same": "good", "precision": "good", "bug": "bad"}
         rows = [
             (one.cause or "unknown", one.confidence, ", ".join(one.where[:4]), one.first)
             for one in self.findings
         ]
         return Card(
-            f"Diagnosis of {self.a} | {self.b}", self.sentence, kinds.get(self.kind, "warn"), (),
+            f"Diagnosis of {self.a} | {self.b}", self.sentence, tones.get(self.kind, "warn"), (),
             [Table(("cause", "", "where", "first seen at"), rows, len(rows)),
              Table(("next",), [(command,) for command in self.next], len(self.next))],
         ).html()  # fmt: skip

@@ -16,6 +16,7 @@ from aprfmt.base.encodings import encoding
 from aprfmt.base.outcome import Outcome
 from aprfmt.checks.asking import ask
 from aprfmt.checks.context import Context
+from aprfmt.checks.file.manifest import tensor_rows
 from aprfmt.checks.records import NotRun
 from aprfmt.checks.table import file_checks
 from aprfmt.errors import AprfmtError, ArchError, UsageError
@@ -47,8 +48,6 @@ class Question:
 
 def digests(context: Context) -> Said:
     """Return the SHA-256 of every tensor: of its stored bytes, and of its decoded values."""
-    from aprfmt.checks.file.manifest import tensor_rows
-
     model = context.model
     rows = [
         [

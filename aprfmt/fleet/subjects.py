@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aprfmt.errors import AprfmtError, UsageError
-from aprfmt.model.hf_folder import INDEX, TEXT_FILES, WEIGHTS, candidates, read_text
+from aprfmt.model.hf_folder import INDEX, TEXT_FILES, WEIGHTS, candidates, in_hub_cache, read_text
 
 ENDS = 64 << 10  # bytes of the beginning and of the end that an identity is made of
 MAX_INDEX = 64 << 20  # bytes of a shard index or a manifest; larger ones are read by the reader
@@ -76,8 +76,6 @@ def find(roots: Iterable[str]) -> Iterator[Subject | Unlisted]:
 
 
 def _root(root: str) -> Path:
-    from aprfmt.model.hf_folder import in_hub_cache
-
     path = Path(root)
     if path.exists():
         return path

@@ -11,9 +11,11 @@ from typing import Any
 from aprfmt.base.version import __version__
 from aprfmt.checks.context import Context
 from aprfmt.checks.records import NotRun
+from aprfmt.compare import diff
 from aprfmt.errors import AprfmtError
 from aprfmt.fleet.questions import Question, Said, questions
 from aprfmt.fleet.subjects import Subject
+from aprfmt.model import open_model
 
 SCHEMA = "aprfmt.scan-row/1"
 OPEN = "open"  # what is asked first: can it be opened at all
@@ -91,8 +93,6 @@ class Asker:
         return self._table[name].ask(context)
 
     def _opened(self, subject: Subject) -> Context:
-        from aprfmt.model import open_model
-
         if self._context is None or self._at != subject:
             self.close()
             model = open_model(subject.path, partial=True, damaged=True)
@@ -116,8 +116,6 @@ def opened(context: Context) -> Said:
 
 def derives(subject: Subject, base: Subject) -> Said:
     """Say whether the quantized tensors of a model are those of a base, encoded again."""
-    from aprfmt.compare import diff
-
     report = diff(subject.path, base.path, only=("tensors",), base=base.path, explain=False)
     sides = [one for tensor in report.tensors for one in tensor.derivations if one.side == "a"]
     yes = sum(one.derives is True for one in sides)

@@ -7,6 +7,7 @@ other code compares a format's name in an `if`.
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -155,11 +156,8 @@ def detect(path: Path) -> FormatSpec:
     """
     from aprfmt.formats.mapped import open_bytes
 
-    file = open_bytes(path)
-    try:
+    with closing(open_bytes(path)) as file:
         head, size = bytes(file.view[:4096]), file.size
-    finally:
-        file.close()
     for names in (FORMATS.own, FORMATS):  # other packages' formats only if no built-in one fits
         for name in names:
             spec = FORMATS[name]

@@ -12,7 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -83,11 +83,8 @@ def load_file(path: Path, max_bytes: int, **options: Any) -> Any:
     """Return the JSON value of a regular file; `options` are those of `loads`."""
     from aprfmt.formats.mapped import open_bytes
 
-    file = open_bytes(path)
-    try:
+    with closing(open_bytes(path)) as file:
         return loads(file.view[: max_bytes + 1], str(path), max_bytes=max_bytes, **options)
-    finally:
-        file.close()
 
 
 def dumps(value: Any, where: str = "JSON") -> str:

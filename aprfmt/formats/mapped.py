@@ -163,31 +163,6 @@ class StoredTensor(LazyTensor):
         self._file.drop(base + start, base + stop)
 
 
-class CutTensor(StoredTensor):
-    """A tensor of a truncated file that ends beyond it."""
-
-    __slots__ = ()
-
-    @property
-    def damage(self) -> str:
-        """Which bytes are missing."""
-        info = self.info
-        return (
-            f"{self.path}: tensor {shorten(info.name, 100)!r} needs bytes {info.offset}.."
-            f"{info.offset + info.nbytes}, the file has {self._file.size}; get the file again"
-        )
-
-    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
-        """Raise TruncatedError: the bytes are not there."""
-        raise TruncatedError(self.damage)
-
-    def expect(self, start: int = 0, stop: int | None = None) -> None:
-        """Do nothing: reading it raises."""
-
-    def drop(self, start: int = 0, stop: int | None = None) -> None:
-        """Do nothing: there is nothing to release."""
-
-
 class DamagedTensor(StoredTensor):
     """A tensor whose offset, size or shape cannot be trusted."""
 
@@ -213,6 +188,21 @@ class DamagedTensor(StoredTensor):
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
         """Do nothing: there is nothing to release."""
+
+
+class CutTensor(DamagedTensor):
+    """A tensor of a truncated file that ends beyond it."""
+
+    __slots__ = ()
+
+    spoilt = False
+
+    def __init__(self, file: ByteSource, info: TensorInfo) -> None:
+        text = (
+            f"{file.path}: tensor {shorten(info.name, 100)!r} needs bytes {info.offset}.."
+            f"{info.offset + info.nbytes}, the file has {file.size}; get the file again"
+        )
+        super().__init__(file, info, TruncatedError(text))
 
 
 def stored_tensor(

@@ -4,6 +4,7 @@ A format for which the plan fixes all bytes except the tensors' returns such a p
 `SequentialSink` does the writing, the checks and the publishing.
 """
 
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -214,7 +215,6 @@ class _Sum:
             write(data)
             self._body = zlib.crc32(data, self._body)
         else:
-            import threading
 
             def summing() -> None:
                 self._body = zlib.crc32(data, self._body)

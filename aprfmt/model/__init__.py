@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import Damage, Note, Source, Typed, Value
 from aprfmt.errors import AprfmtError, ArchError, FormatError, TensorNotFoundError, UsageError
+from aprfmt.formats import FORMATS, detect, open_source
 from aprfmt.model.hf_folder import (
     INDEX,
     WEIGHTS,
@@ -101,8 +102,6 @@ class Model(Mapping[str, View]):
     @cached_property
     def key_style(self) -> str:
         """Whose metadata keys the file uses: "gguf", "apr" or "safetensors" (config.json)."""
-        from aprfmt.formats import FORMATS
-
         return FORMATS[self.source.format].keys_like or self.source.format
 
     @property
@@ -343,8 +342,6 @@ def recognised(path: Path) -> str:
 
     Raises FormatError or UsageError if it is not a model.
     """
-    from aprfmt.formats import FORMATS, detect
-
     file = find_weights(path) if path.is_dir() else path
     if _is_index(file):
         return next(name for name, spec in FORMATS.items() if spec.weights_name == WEIGHTS)
@@ -356,8 +353,6 @@ def _is_index(path: Path) -> bool:
 
 
 def _open_source(path: Path, partial: bool, damaged: bool) -> Source:
-    from aprfmt.formats import open_source
-
     if _is_index(path):
         from aprfmt.formats.safetensors.reader import open_index
 

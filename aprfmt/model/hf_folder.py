@@ -6,6 +6,7 @@ nothing outside the folder is opened.
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,11 +95,8 @@ def read_folder(path: Path) -> HFFolder:
     config: Mapping[str, Value] | None = None
     target = path / "config.json"
     if target.is_file():
-        file = open_bytes(target)
-        try:
+        with closing(open_bytes(target)) as file:
             config = parse_config(file.view[: MAX_CONFIG + 1], target)
-        finally:
-            file.close()
     return HFFolder(path, config, FolderTexts(path))
 
 
@@ -116,15 +114,13 @@ def parse_config(buffer: Buffer, path: Path) -> Mapping[str, Value]:
 
 def read_text(path: Path, limit: int = MAX_TEXT) -> str:
     """Return the content of a small text file; FormatError if it is too large or not UTF-8."""
-    file = open_bytes(path)
-    try:
-        if file.size > limit:
-            raise FormatError(f"{path}: {file.size} bytes; expected at most {limit}")
-        return str(file.view[:], "utf-8")
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: not UTF-8 at byte {error.start}; it is damaged") from None
-    finally:
-        file.close()
+    with closing(open_bytes(path)) as file:
+        try:
+            if file.size > limit:
+                raise FormatError(f"{path}: {file.size} bytes; expected at most {limit}")
+            return str(file.view[:], "utf-8")
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{path}: not UTF-8 at byte {error.start}; it is damaged") from None
 
 
 def find_weights(folder: Path) -> Path:

@@ -5,10 +5,14 @@ names an architecture gets a model of it.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.text import shorten
+from aprfmt.errors import FormatError
+from aprfmt.formats.mapped import open_bytes
+from aprfmt.model.hf_folder import MAX_CONFIG, parse_config
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -56,20 +60,14 @@ def _adapter(model: "Model") -> str:
 
 def _peft(model: "Model") -> dict[str, Any]:
     """Return PEFT's adapter_config.json beside the weights, {} without one that can be read."""
-    from aprfmt.errors import FormatError
-    from aprfmt.formats.mapped import open_bytes
-    from aprfmt.model.hf_folder import MAX_CONFIG, parse_config
-
     path = model.path.with_name("adapter_config.json")
     if not path.is_file():
         return {}
-    file = open_bytes(path)
-    try:
-        return dict(parse_config(file.view[: MAX_CONFIG + 1], path))
-    except FormatError:
-        return {}
-    finally:
-        file.close()
+    with closing(open_bytes(path)) as file:
+        try:
+            return dict(parse_config(file.view[: MAX_CONFIG + 1], path))
+        except FormatError:
+            return {}
 
 
 def _type(model: "Model") -> object:

@@ -10,20 +10,23 @@ Source: llama.cpp, tools/imatrix/imatrix.cpp and tools/quantize/quantize.cpp.
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from aprfmt.base.protocols import LazyTensor, Source, TensorInfo, Typed, Value
 from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError
+from aprfmt.formats import open_source
 from aprfmt.formats.cursor import Cursor
+from aprfmt.formats.gguf.reader import open_buffer
 from aprfmt.formats.mapped import Buffer, open_bytes
 from aprfmt.quantizing.mixture import base_name
 from aprfmt.tensors.digest import file_sha256
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _MAGIC = b"GGUF"
 _SUMS, _COUNTS = ".in_sum2", ".counts"
@@ -36,11 +39,11 @@ class ImportanceMatrix:
 
     path: Path
     sha256: str
-    entries: "Mapping[str, NDArray[Any]]"
+    entries: Mapping[str, NDArray[Any]]
     datasets: tuple[str, ...]
     chunks: int | None
 
-    def of(self, name: str) -> "NDArray[Any] | None":
+    def of(self, name: str) -> NDArray[Any] | None:
         """Return a tensor's weights by GGUF name or role key; None if the file has none."""
         base, suffix, layer = base_name(name)
         stored = f"{base}.{suffix}" if layer is None else f"blk.{layer}.{base}.{suffix}"
@@ -116,14 +119,9 @@ class Collected:
 
 def read_imatrix(path: Path) -> ImportanceMatrix:
     """Read either container; FormatError (TruncatedError) if it is neither of them, or damaged."""
-    from aprfmt.formats import open_source
-
-    file = open_bytes(path)
-    try:
+    with closing(open_bytes(path)) as file:
         legacy = bytes(file.view[:4]) != _MAGIC
         read = _read_legacy(Cursor(file.view, str(path))) if legacy else None
-    finally:
-        file.close()
     if read is None:
         with open_source(path) as source:  # all files of a split
             read = _read_gguf(source)
@@ -132,8 +130,6 @@ def read_imatrix(path: Path) -> ImportanceMatrix:
 
 def parse_imatrix(buffer: Buffer, path: Path) -> ImportanceMatrix:
     """Read either container from memory; `path` begins the messages. FormatError as above."""
-    from aprfmt.formats.gguf.reader import open_buffer
-
     view = memoryview(buffer)
     if bytes(view[:4]) == _MAGIC:
         with open_buffer(view, path) as source:
@@ -144,8 +140,6 @@ def parse_imatrix(buffer: Buffer, path: Path) -> ImportanceMatrix:
 
 
 def _checked(path: Path, digest: str, read: "_Read") -> ImportanceMatrix:
-    import numpy as np
-
     entries, datasets, chunks = read
     if not entries:
         raise FormatError(f"{path}: holds no importance of any tensor; expected NAME{_SUMS}")
@@ -163,8 +157,6 @@ _Read = tuple[dict[str, "NDArray[Any]"], tuple[str, ...], int | None]
 
 
 def _read_legacy(cursor: Cursor) -> _Read:
-    import numpy as np
-
     found: dict[str, NDArray[Any]] = {}
     for _ in range(cursor.count(4, 12, "imatrix entries")):
         length = cursor.count(4, 1, "length of an imatrix name", _LONGEST_NAME)
@@ -209,9 +201,7 @@ def _read_gguf(source: Source) -> _Read:
     return found, texts, chunks if type(chunks) is int else None
 
 
-def _means(path: Path, name: str, tensors: Mapping[str, LazyTensor]) -> "NDArray[Any]":
-    import numpy as np
-
+def _means(path: Path, name: str, tensors: Mapping[str, LazyTensor]) -> NDArray[Any]:
     counted, label = tensors.get(name.removesuffix(_SUMS) + _COUNTS), shorten(name, 100)
     if counted is None:
         raise FormatError(

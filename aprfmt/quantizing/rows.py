@@ -1,22 +1,24 @@
 """Encodes the rows of a tensor on several threads; the only place that cuts a weight for this."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from numpy.typing import NDArray
 
 from aprfmt.base.encodings import encoding as encoding_row
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from aprfmt.codecs import encode
+from aprfmt.codecs.parallel import cpu_count, run
+from aprfmt.errors import CodecError
 
 SMALLEST = 1 << 14  # elements below which encoding is not worth a thread of its own
 
 
 def encode_rows(
     encoding: str,
-    values: "NDArray[Any]",
+    values: NDArray[Any],
     *,
     fma: Literal["fused", "strict"] = "fused",
-    importance: "NDArray[Any] | None" = None,
+    importance: NDArray[Any] | None = None,
     first: int = 0,
     expert_rows: int = 0,
     threads: int = 0,
@@ -28,10 +30,6 @@ def encode_rows(
     with. `threads` 0 means every processor. Raises CodecError as the codecs do, and for an encoding
     that needs companion tensors.
     """
-    from aprfmt.codecs import encode
-    from aprfmt.codecs.parallel import cpu_count, run
-    from aprfmt.errors import CodecError
-
     workers = threads or cpu_count()
     columns = max(values.shape[-1] if values.ndim else 1, 1)
     rows = values.reshape(-1, columns)

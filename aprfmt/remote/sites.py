@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aprfmt.base.registry import Registry
+from aprfmt.base.registry import Registry, load
 from aprfmt.errors import UsageError
 from aprfmt.remote.site import Site
 
@@ -47,8 +47,6 @@ def spec_of(scheme: str) -> SiteSpec:
     """Return the row of a scheme."""
     if scheme in SITES:
         return SITES[scheme]
-    from aprfmt.base.registry import load
-
     found: SiteSpec = load(OTHER)
     return found
 

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.base.protocols import ByteSource, TensorInfo
+from aprfmt.checks.file.manifest import manifest_path, read
 from aprfmt.errors import FormatError, UsageError
+from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.mapped import open_bytes
 from aprfmt.remote.paths import is_remote
 from aprfmt.repair.ranges import Range, joined, rest
@@ -132,8 +134,6 @@ def _like(one: TensorInfo, other: TensorInfo) -> bool:
 
 def _stated(manifest: Path | None, copy: Path, broken: Path) -> Mapping[str, Any] | None:
     """Return the row of the file in a manifest, with its `tensors`; None without a manifest."""
-    from aprfmt.checks.file.manifest import manifest_path, read
-
     if manifest is None:
         beside = [manifest_path(copy), manifest_path(broken)]
         manifest = next((path for path in beside if path.is_file()), None)
@@ -162,8 +162,6 @@ def _write(
     here: ByteSource, there: ByteSource, found: Repair, output: Path, digest: str, force: bool
 ) -> str:
     """Publish the completed file; return its SHA-256. Raises Unrepaired, and writes nothing."""
-    from aprfmt.formats.atomic import FileSet
-
     total = hashlib.sha256()
     with FileSet(force=force) as files:
         out = files.create(output)

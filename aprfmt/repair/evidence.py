@@ -6,6 +6,7 @@ from typing import Any
 
 from aprfmt.base.protocols import ByteSource, TensorInfo
 from aprfmt.errors import FormatError
+from aprfmt.formats import detect
 from aprfmt.formats.damage import Structure
 from aprfmt.repair.ranges import Range
 
@@ -28,8 +29,6 @@ def header_end(file: ByteSource) -> int:
 
 
 def _parsed(file: ByteSource, partial: bool = False) -> Structure:
-    from aprfmt.formats import detect
-
     spec = detect(file.path)
     if spec.structure is None:
         raise FormatError(f"{file.path}: files of the format {spec.name} are not repaired")

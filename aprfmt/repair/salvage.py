@@ -8,6 +8,8 @@ from typing import Any
 
 from aprfmt.base.protocols import Damage, Source, Typed, Value, damage_of
 from aprfmt.errors import FormatError, UsageError
+from aprfmt.formats import FORMATS, open_sink, open_source
+from aprfmt.tensors.runs import all_runs, windows
 
 MISSING = "aprfmt.repair.missing"  # key of the output: the names left out, one a line
 
@@ -27,9 +29,6 @@ def salvage(broken: Path, output: Path, *, force: bool = False) -> Salvaged:
     The metadata are kept; one key more lists what is missing. Raises FormatError where the header
     cannot be read, or names no tensor that is sound; UsageError where nothing is wrong.
     """
-    from aprfmt.formats import FORMATS, open_sink, open_source
-    from aprfmt.tensors.runs import all_runs, windows
-
     with open_source(broken, partial=True, damaged=True) as source:
         missing = {name: why for name, one in source.tensors.items() if (why := damage_of(one))}
         kept = [name for name in source.tensors if name not in missing]
@@ -51,8 +50,6 @@ def salvage(broken: Path, output: Path, *, force: bool = False) -> Salvaged:
 
 def _metadata(source: Source, missing: Mapping[str, str]) -> dict[str, Value | Typed]:
     """Return the metadata with their types, and the list of what is missing."""
-    from aprfmt.formats import FORMATS
-
     own = FORMATS[source.format].values.own
     found: dict[str, Any] = {}
     for key in source.metadata:

@@ -9,19 +9,18 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from aprfmt.base.protocols import ByteSource, LazyTensor
 from aprfmt.errors import AprfmtError
+from aprfmt.formats.mapped import Buffer, open_bytes
 from aprfmt.tensors.runs import all_runs, windows
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
-    from aprfmt.formats.mapped import Buffer
-
-
-def sha256(pieces: "Iterable[Buffer]") -> str:
+def sha256(pieces: Iterable[Buffer]) -> str:
     """Return the hex SHA-256 of bytes that come in pieces."""
     digest = hashlib.sha256()
     for piece in pieces:
@@ -31,7 +30,6 @@ def sha256(pieces: "Iterable[Buffer]") -> str:
 
 def file_sha256(path: Path, stop: Sequence[bool] = ()) -> str:
     """Return the hex SHA-256 of a file; gives up early once `stop` is not empty."""
-    from aprfmt.formats.mapped import open_bytes
 
     def pieces(file: ByteSource) -> Iterator[memoryview]:
         for window in file.windows(0, file.size):
@@ -48,13 +46,11 @@ def raw_sha256(tensor: LazyTensor) -> str:
     return sha256(windows(all_runs(tensor)))
 
 
-def decoded_sha256(values: "NDArray[Any]") -> str:
+def decoded_sha256(values: NDArray[Any]) -> str:
     """Return the hex SHA-256 of a decoded array as the module's docstring defines it.
 
     NaN payloads count: equal hashes mean equal bits of the widened values.
     """
-    import numpy as np
-
     kind, size = values.dtype.kind, values.dtype.itemsize
     if kind in "biu":
         wide = values.astype("<i8")

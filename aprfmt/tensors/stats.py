@@ -9,8 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.protocols import LazyTensor, raw_parts
+from aprfmt.codecs import codec, decode_chunked, native_kernels
+from aprfmt.codecs.parallel import cpu_count
+
 if TYPE_CHECKING:
-    from aprfmt.base.protocols import LazyTensor
     from aprfmt.codecs.native.moments import Moments
 
 # Elements handled at a time: their float64 copies stay in the second-level cache.
@@ -68,10 +74,6 @@ class Accumulator:
 
     def add(self, values: Any) -> None:
         """Take a numpy array in; float32 by the native kernel where there is one."""
-        import numpy as np
-
-        from aprfmt.codecs import native_kernels
-
         flat = np.ascontiguousarray(values).reshape(-1)
         if flat.dtype.kind == "c":
             flat = flat.view(flat.real.dtype)
@@ -86,8 +88,6 @@ class Accumulator:
                 self._add_chunk(flat[start : start + CHUNK])
 
     def _add_chunk(self, chunk: Any) -> None:
-        import numpy as np
-
         low, high = float(chunk.min()), float(chunk.max())  # a NaN comes through both
         if not (math.isfinite(low) and math.isfinite(high)):
             nan = np.isnan(chunk)
@@ -161,16 +161,13 @@ def merge(parts: Iterable[Stats]) -> Stats:
     return accumulator.result()
 
 
-def tensor_stats(tensor: "LazyTensor") -> Stats:
+def tensor_stats(tensor: LazyTensor) -> Stats:
     """Return the statistics of a stored tensor's decoded values.
 
     One pass through the native kernels where the encoding has one, else chunks of the reference
     codec; nothing the size of the tensor is held, but of a weight that a dialect packs. Raises
     CodecError or UnsupportedError.
     """
-    from aprfmt.base.protocols import raw_parts
-    from aprfmt.codecs import codec, decode_chunked
-
     info = tensor.info
     if tensor.decode is not None:
         try:
@@ -188,8 +185,6 @@ def tensor_stats(tensor: "LazyTensor") -> Stats:
         fast = _by_kernel(info.encoding, parts, count)
         if fast is not None:
             return fast
-        import numpy as np
-
         columns = info.shape[-1] if info.shape else 1
         buffer = np.empty(max(CHUNK, columns, min(count, reference.block_size)), reference.dtype)
         accumulator = Accumulator()
@@ -202,12 +197,8 @@ def tensor_stats(tensor: "LazyTensor") -> Stats:
         tensor.drop()
 
 
-def _by_kernel(encoding: str, parts: "Mapping[str, memoryview]", count: int) -> Stats | None:
+def _by_kernel(encoding: str, parts: Mapping[str, memoryview], count: int) -> Stats | None:
     """Return the native kernels' statistics, None where there is none or blocks are padded."""
-    from aprfmt.base.encodings import ENCODINGS
-    from aprfmt.codecs import native_kernels
-    from aprfmt.codecs.parallel import cpu_count
-
     native, row = native_kernels(), ENCODINGS[encoding]
     fits = len(parts[""]) * row.block_size == count * row.type_size and not row.header
     if native is None or encoding not in native.KERNELS or len(parts) > 1 or not fits:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import AprfmtError
 from aprfmt.tokenizer.keys import END_TEXTS
+from aprfmt.tokenizer.template import renderings
 from aprfmt.tokenizer.vocabulary import BLANK
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ def rendered(template: str, variables: Mapping[str, str], where: str) -> dict[st
 
     Raises FormatError as `template.renderings` does.
     """
-    from aprfmt.tokenizer.template import renderings
-
     found = renderings(template, list(CONVERSATIONS.values()), variables, where)
     return dict(zip(CONVERSATIONS, found, strict=True))
 

@@ -11,6 +11,7 @@ from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.hf_json import config_added, special_ids, special_texts, stated_stops
 from aprfmt.tokenizer.keys import HF_JSON, MODEL, TOKENS
 from aprfmt.tokenizer.spm import SpmEngine
+from aprfmt.tokenizer.template import render
 from aprfmt.tokenizer.vocabulary import Vocabulary, from_metadata, stop_ids
 
 if TYPE_CHECKING:
@@ -47,8 +48,6 @@ def render_alone(
     Special tokens are those named by tokenizer_config.json, else the metadata's ids. None
     without a template. Raises FormatError and UsageError as `template.render` does.
     """
-    from aprfmt.tokenizer.template import render
-
     carried = model.carried
     template, where = carried.template_and_origin()
     if template is None:

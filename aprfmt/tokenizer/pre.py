@@ -10,6 +10,7 @@ unknown name is an error, never a default.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Literal
 
 from aprfmt.errors import ConversionError, UnsupportedError
@@ -190,8 +191,6 @@ def pre_tokenizer(name: str, where: str) -> PreTokenizer:
     """Return a row; UnsupportedError for a name that is not in the table."""
     row = PRE_TOKENIZERS.get(name)
     if row is None:
-        from difflib import get_close_matches
-
         near = get_close_matches(name, PRE_TOKENIZERS, 3) or list(PRE_TOKENIZERS)[:8]
         raise UnsupportedError(
             f"{where}: pre-tokenizer {name!r} is not known, and guessing would give other token "

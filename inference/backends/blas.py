@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from aprfmt.errors import BackendUnavailableError
 
 # The function names in numpy's own builds of OpenBLAS, and in those of Linux distributions.
@@ -21,8 +23,6 @@ _PREFIXES = ("scipy_openblas", "openblas")
 @cache
 def _functions() -> tuple[Any, Any] | None:
     """Return OpenBLAS's functions (get, set); None if numpy uses another BLAS."""
-    import numpy as np
-
     package = Path(np.__file__).parent
     folders = (package.parent / "numpy.libs", package / ".dylibs", package.parent / "numpy.dylibs")
     for library in sorted(path for folder in folders for path in folder.glob("*openblas*")):

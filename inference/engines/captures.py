@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.codecs import decode
 from aprfmt.errors import AprfmtError, FormatError
+from aprfmt.formats import open_source
 from aprfmt.formats.jsonio import load_file
 from aprfmt.formats.mapped import open_regular
 from aprfmt.inference.engines.npz import MAX_MEMBER, MAX_MEMBERS, NpzFile, read_header
@@ -197,9 +199,6 @@ def numbers(raw: bytes, dtype: str, where: str) -> Numbers:
 
 def _tensors(path: Path, stack: ExitStack) -> Captures:
     """Open a .safetensors file of arrays."""
-    from aprfmt.codecs import decode
-    from aprfmt.formats import open_source
-
     try:
         source = stack.enter_context(open_source(path))
     except struct.error as error:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,9 @@ from aprfmt.inference.capture import POINTS, Instance, instances, key_name, reso
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.trace import Positions, Record, Trace, joined_slots
 from aprfmt.inference.trace_file import Spool
+from aprfmt.model import Model
 from aprfmt.tensors.digest import decoded_sha256
 from aprfmt.tensors.stats import compute
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
 
 Numbers = NDArray[Any]
 # Points with an axis of heads, and the hyperparameter that counts them.
@@ -62,7 +60,7 @@ class Collector:
     def __init__(
         self,
         spool: Spool,
-        model: "Model | None",
+        model: Model | None,
         *,
         tokens: int | None,
         dtype: str,
@@ -281,7 +279,7 @@ def halves(x: Numbers, start: int = 0, stop: int | None = None) -> Numbers:
     )
 
 
-def weights_of(model: "Model") -> str:
+def weights_of(model: Model) -> str:
     """Return the class of a model's matrices by which tolerances are looked up."""
     matrices = [tensor.encoding for tensor in model.roles.values() if len(tensor.shape) > 1]
     return weights_class(matrices)

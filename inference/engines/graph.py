@@ -8,7 +8,7 @@ joined qkv, keys padded to the cache's size, the head axis before the tokens.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,7 @@ from aprfmt.arch.vocabulary import split_key
 from aprfmt.inference.capture import POINTS, WHOLE
 from aprfmt.inference.engines.collect import HEADED, Collector, halves
 from aprfmt.inference.points import Name
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
+from aprfmt.model import Model
 
 Numbers = NDArray[Any]
 Mask = NDArray[np.bool_]
@@ -56,7 +54,7 @@ class GraphReader:
     """Puts nodes into a Collector; `model` is the GGUF that ran, None if not available."""
 
     collector: Collector
-    model: "Model | None"
+    model: Model | None
     tokens: int
     outputs: Sequence[int] | None = None  # positions with logits, None: all
     _roles: Mapping[str, list[tuple[str, int]]] = field(default_factory=dict)
@@ -235,7 +233,7 @@ class GraphReader:
         return halves(values) if permuted or adjacent else values
 
 
-def stored_roles(model: "Model") -> dict[str, list[tuple[str, int]]]:
+def stored_roles(model: Model) -> dict[str, list[tuple[str, int]]]:
     """Return the roles of each stored tensor in order, with their number of rows."""
     found: dict[str, list[tuple[str, int]]] = {}
     for tensor in model.roles.values():

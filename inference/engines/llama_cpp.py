@@ -12,11 +12,12 @@ import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.conversion import Options, convert_model
 from aprfmt.errors import AprfmtError, ArchError, BackendUnavailableError, UsageError
 from aprfmt.inference.device import Choice
 from aprfmt.inference.engines.collect import Collector, weights_of
@@ -25,10 +26,8 @@ from aprfmt.inference.engines.llama_library import Callback, Library
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.trace import Positions, Trace
 from aprfmt.inference.trace_file import Spool
+from aprfmt.model import Model, open_model
 from aprfmt.remote.paths import is_remote
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
 
 Numbers = NDArray[Any]
 # ggml type -> numpy; nodes of other types are skipped.
@@ -38,7 +37,7 @@ _BF16 = 30
 
 @contextmanager
 def run(
-    model: "Model",
+    model: Model,
     ids: Sequence[int],
     choice: Choice,
     *,
@@ -84,7 +83,7 @@ def run(
         yield collector.trace(facts)
 
 
-def _gguf(model: "Model", exact: bool, stack: ExitStack) -> "tuple[Path, Model, str]":
+def _gguf(model: Model, exact: bool, stack: ExitStack) -> tuple[Path, Model, str]:
     """Return the GGUF to run: its path, the open model, and how it was made.
 
     `exact`: with weights decoded to float32, because llama.cpp rounds activations for others.
@@ -93,8 +92,6 @@ def _gguf(model: "Model", exact: bool, stack: ExitStack) -> "tuple[Path, Model, 
     decoded = exact and not stored <= {"F32"}
     if model.format == "gguf" and not decoded and not is_remote(model.path):
         return model.path, model, "the file itself"
-    from aprfmt.conversion import Options, convert_model
-    from aprfmt.model import open_model
 
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="aprfmt-gguf-"))
     target = Path(folder) / "model.gguf"
@@ -108,7 +105,7 @@ def _gguf(model: "Model", exact: bool, stack: ExitStack) -> "tuple[Path, Model, 
     return target, stack.enter_context(open_model(target)), f"{model.format} {how} by aprfmt"
 
 
-def has_tokenizer(model: "Model") -> bool:
+def has_tokenizer(model: Model) -> bool:
     """Say whether a model carries a tokenizer that can be read."""
     try:
         return model.tokenizer is not None

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,7 @@ from aprfmt.inference.engines.collect import Collector
 from aprfmt.inference.engines.graph import GraphReader, Mask, Node
 from aprfmt.inference.trace import Positions, Trace
 from aprfmt.inference.trace_file import Spool
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
+from aprfmt.model import Model
 
 Numbers = NDArray[Any]
 RESOLUTION = 5e-5  # half a unit of the fourth decimal
@@ -56,7 +54,7 @@ def is_eval_text(path: Path) -> bool:
     return any(_head(_plain(line)) for line in head.decode("latin1").splitlines()[:4000])
 
 
-def _head(line: str) -> "re.Match[str] | None":
+def _head(line: str) -> re.Match[str] | None:
     """Return the parts of a line that begins a node; None for any other line."""
     if len(line) > MAX_SAYING:
         return None
@@ -73,7 +71,7 @@ def _plain(line: str) -> str:
 def load_eval_text(
     path: Path,
     ids: Sequence[int] | None = None,
-    model: "Model | None" = None,
+    model: Model | None = None,
     *,
     positions: Positions = "all",
     wanted: Collection[str] | None = None,
@@ -110,7 +108,7 @@ def load_eval_text(
         yield collector.trace(run, resolution=RESOLUTION)
 
 
-def _read(lines: "_Lines", collector: Collector, model: "Model | None") -> int:
+def _read(lines: "_Lines", collector: Collector, model: Model | None) -> int:
     """Read every node of the text into the collector; return how many tokens the pass has.
 
     Raises FormatError where the text holds no pass, or several.
@@ -245,7 +243,7 @@ def _spread(node: Node, shown: list[list[int]], rows: list[list[float]]) -> tupl
     return values, seen
 
 
-def _counted(line: str) -> "re.Match[str] | None":
+def _counted(line: str) -> re.Match[str] | None:
     """Return the parts of a line that gives the number of tokens."""
     return _COUNT.match(line) if len(line) <= MAX_SAYING else None
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from aprfmt.compare.thresholds import BASE
 from aprfmt.errors import FormatError, UsageError
@@ -30,9 +30,7 @@ from aprfmt.inference.engines.npz import arithmetic_of, is_scaled
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.trace_file import Spool
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
+from aprfmt.model import Model
 
 MARK, SCHEMA = "aprfmt_mapping", 1
 BESIDE = "aprfmt-map.json"  # the mapping of the folder it stands in
@@ -136,7 +134,7 @@ def is_mapped(path: Path) -> bool:
 
 @contextmanager
 def load_mapped(
-    path: Path, ids: Sequence[int] | None = None, model: "Model | None" = None
+    path: Path, ids: Sequence[int] | None = None, model: Model | None = None
 ) -> Iterator[Trace]:
     """Open a mapping file, or a folder of arrays, as a trace.
 
@@ -162,7 +160,7 @@ def _inside(mapping: NameMap | None, path: Path) -> str:
 @contextmanager
 def mapped_trace(
     captures: Captures, mapping: NameMap | None, ids: Sequence[int] | None,
-    model: "Model | None",
+    model: Model | None,
 ) -> Iterator[Trace]:  # fmt: skip
     """Read arrays as a trace, by a mapping or by their names."""
     own = captures.ids
@@ -193,7 +191,7 @@ def dtype_of(captures: Captures) -> str:
 
 
 def _by_name(
-    captures: Captures, collector: Collector, model: "Model | None", tokens: list[int] | None
+    captures: Captures, collector: Collector, model: Model | None, tokens: list[int] | None
 ) -> None:
     """Take names that are transformers' module paths or our own keys."""
     modules = ModuleReader(

@@ -10,10 +10,10 @@ import os
 import struct
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +25,8 @@ from aprfmt.inference.engines.collect import Collector
 from aprfmt.inference.engines.modules import ModuleReader
 from aprfmt.inference.trace import Positions, Trace
 from aprfmt.inference.trace_file import Spool
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from aprfmt.model import Model
+from aprfmt.inference.weights import model_weights
+from aprfmt.model import Model
 
 Numbers = NDArray[Any]
 IDS, ORDER = "input_ids", "__order__"
@@ -201,10 +198,10 @@ def read_header(
 def load_npz(
     path: Path,
     ids: Sequence[int] | None = None,
-    model: "Model | None" = None,
+    model: Model | None = None,
     *,
     positions: Positions = "all",
-    wanted: "Collection[str] | None" = None,
+    wanted: Collection[str] | None = None,
     file: BinaryIO | None = None,
 ) -> Iterator[Trace]:
     """Open an .npz of module outputs as a trace; `file` are its bytes if they lie in memory.
@@ -288,7 +285,7 @@ def arithmetic_of(dtypes: Mapping[str, str], read: Callable[[str], Numbers]) -> 
 
 
 def is_scaled(
-    names: Iterable[str], read: Callable[[str], Numbers], model: "Model | None",
+    names: Iterable[str], read: Callable[[str], Numbers], model: Model | None,
     ids: Sequence[int] | None,
 ) -> bool:  # fmt: skip
     """Say whether the embedding module's output is scaled (gemma), by comparing values.
@@ -298,7 +295,6 @@ def is_scaled(
     name = next((key for key in names if key.endswith("embed_tokens")), None)
     if name is None or model is None or float(model.hyper["embedding_scale"]) == 1 or not ids:
         return False
-    from aprfmt.inference.weights import model_weights
 
     table = model_weights(model)["token_embd.weight"]
     rows = np.concatenate([table.rows(i, i + 1) for i in ids[:8] if i < table.n_rows])

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from aprfmt.errors import FormatError
 from aprfmt.inference.aprt import is_aprt, load_aprt
@@ -13,9 +12,7 @@ from aprfmt.inference.engines.npz import load_npz
 from aprfmt.inference.engines.statistics import is_table, load_table
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.trace_file import is_trace_file, load_trace
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
+from aprfmt.model import Model
 
 Opener = Callable[[Path, "Sequence[int] | None", "Model | None"], AbstractContextManager[Trace]]
 
@@ -49,7 +46,7 @@ def is_trace(path: Path) -> bool:
 
 
 def open_trace(
-    path: Path, ids: Sequence[int] | None = None, model: "Model | None" = None
+    path: Path, ids: Sequence[int] | None = None, model: Model | None = None
 ) -> AbstractContextManager[Trace]:
     """Open a saved trace of any kind; its values can be fetched until the `with` is left.
 

@@ -11,9 +11,9 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aprfmt.base.text import shorten
 from aprfmt.errors import AprfmtError, FormatError, UsageError
@@ -23,23 +23,18 @@ from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.engines.modules import Modules
 from aprfmt.inference.record import Record
 from aprfmt.inference.trace import Trace
+from aprfmt.model import Model
 from aprfmt.tensors.stats import Stats
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
 
 COLUMNS = ("mean", "std", "min", "max", "l2")
 MAX_BYTES, MAX_ROWS = 16 << 20, 1 << 16
 
 
 def _text(path: Path) -> bytes:
-    file = MappedFile(path)
-    try:
+    with closing(MappedFile(path)) as file:
         if file.size > MAX_BYTES:
             raise FormatError(f"{path}: {file.size} bytes; at most {MAX_BYTES} of a table are read")
         return bytes(file.view)
-    finally:
-        file.close()
 
 
 def is_table(path: Path) -> bool:
@@ -77,7 +72,7 @@ def _rows(path: Path) -> dict[str, Mapping[str, Any]]:
 
 @contextmanager
 def load_table(
-    path: Path, ids: Sequence[int] | None = None, model: "Model | None" = None
+    path: Path, ids: Sequence[int] | None = None, model: Model | None = None
 ) -> Iterator[Trace]:
     """Open a table as a trace of statistics; FormatError for an entry that is no number."""
     rows = _rows(path)

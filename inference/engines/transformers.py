@@ -14,13 +14,15 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
 
+from aprfmt.conversion import Options
+from aprfmt.conversion import convert_model as convert
 from aprfmt.errors import ArchError, BackendUnavailableError
 from aprfmt.inference.device import Choice
 from aprfmt.inference.engines.collect import Collector
@@ -28,13 +30,11 @@ from aprfmt.inference.engines.modules import ModuleReader, Modules
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.trace import Positions, Trace
 from aprfmt.inference.trace_file import Spool
+from aprfmt.model import Model
 from aprfmt.model.hf_folder import INDEX, WEIGHTS
 from aprfmt.model.packing import packing_config
 from aprfmt.remote.paths import is_remote
 from aprfmt.tensors.companions import section_of
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
 
 Numbers = NDArray[Any]
 Take = Callable[[str, Any], None]
@@ -47,7 +47,7 @@ _ATTENTION = ("#q_attn", "#k_attn", "#scores", "#probs")
 
 @contextmanager
 def run(
-    model: "Model",
+    model: Model,
     ids: Sequence[int],
     choice: Choice,
     *,
@@ -93,7 +93,7 @@ def run(
         yield collector.trace(run)
 
 
-def _reader(network: Any, model: "Model", collector: Collector, tokens: int) -> ModuleReader:
+def _reader(network: Any, model: Model, collector: Collector, tokens: int) -> ModuleReader:
     """Return what turns the modules' values into capture points."""
     names = [name for name, _ in network.named_modules()]
     layers = [name for name in names if name.rpartition(".")[2].isdigit()]
@@ -129,7 +129,7 @@ def _device(text: str) -> torch.device:
     return torch.device(text)
 
 
-def _folder(model: "Model", stack: ExitStack) -> tuple[Path, str]:
+def _folder(model: Model, stack: ExitStack) -> tuple[Path, str]:
     """Return a folder for transformers to open, and how its weights were made ("" if original)."""
     folder = model.folder
     packed = section_of(packing_config(model) or {}) is not None
@@ -138,8 +138,6 @@ def _folder(model: "Model", stack: ExitStack) -> tuple[Path, str]:
         names = (WEIGHTS, INDEX)
         if not packed and any((here.path / name).is_file() for name in names):
             return here.path, "the folder itself"
-    from aprfmt.conversion import Options
-    from aprfmt.conversion import convert_model as convert
 
     temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="aprfmt-hf-"))
     target = Path(temporary) / "model"

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,9 +43,7 @@ from aprfmt.inference.parity.verdict import (
 )
 from aprfmt.inference.running import opened
 from aprfmt.inference.trace import Trace
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
+from aprfmt.model import Model
 
 Numbers = NDArray[Any]
 PLAIN_ROWS = 64
@@ -54,7 +52,7 @@ ARBITER = Choice("arbiter", "numpy", "cpu", "float64", "float64 arbiter")
 
 @np.errstate(all="ignore")  # what is not finite is named with its place, not warned of
 def parity(
-    model: "Model", choices: Sequence[Choice], request: Request, base: "Model | None" = None
+    model: Model, choices: Sequence[Choice], request: Request, base: Model | None = None
 ) -> Parity:
     """Run `model` once for each choice and compare the others with the first.
 
@@ -110,7 +108,7 @@ class Ran:
 
 
 @contextmanager
-def run_once(model: "Model", choice: Choice, request: Request) -> Iterator[Ran]:
+def run_once(model: Model, choice: Choice, request: Request) -> Iterator[Ran]:
     """Run one choice on the request's ids; yields its trace. Logits are of every row."""
     asked = request.on(choice)
     with opened(asked, model) as run, run.trace(facts={"through": request.through}) as trace:
@@ -132,7 +130,7 @@ def _facts(choice: Choice, trace: Trace, request: Request) -> RunFacts:
 
 
 def _pair(
-    model: "Model", choices: Sequence[Choice], ran: Sequence[Ran], index: int, request: Request
+    model: Model, choices: Sequence[Choice], ran: Sequence[Ran], index: int, request: Request
 ) -> RunPair:
     """Compare one run with the first."""
     a, b = ran[0].trace, ran[index].trace
@@ -179,7 +177,7 @@ def _pair(
 
 
 def _amplified(
-    model: "Model", first: Choice, a: Trace, b: Trace, diff: TraceDiff, request: Request
+    model: Model, first: Choice, a: Trace, b: Trace, diff: TraceDiff, request: Request
 ) -> Survey | None:
     """Judge the operations where a point is beyond; None unless all are right, or NaN is there."""
     broken = any(p.nonfinite is not None and p.nonfinite.alone for p in diff.points)

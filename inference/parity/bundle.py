@@ -20,6 +20,7 @@ from aprfmt.arch import ARCHS
 from aprfmt.arch.hyper import checked
 from aprfmt.arch.values import MAX_SIZE
 from aprfmt.base.protocols import Source, TensorInfo
+from aprfmt.base.version import __version__
 from aprfmt.compare.nonfinite import alike
 from aprfmt.errors import (
     AprfmtError,
@@ -29,9 +30,12 @@ from aprfmt.errors import (
     TensorNotFoundError,
     UsageError,
 )
+from aprfmt.formats import FORMATS, open_sink, open_source
+from aprfmt.formats.jsonio import dumps, loads
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.device import Choice, parse_run
 from aprfmt.inference.parity.cell import PER_LAYER, BundledRows, Cell
+from aprfmt.inference.parity.operations import rel_l2
 from aprfmt.inference.rows import ArrayRows, Rows
 from aprfmt.inference.trace_file import windows
 
@@ -108,8 +112,6 @@ class Replayed:
 
 def versions() -> dict[str, str]:
     """Return the versions a result depends on, of what is loaded."""
-    from aprfmt.base.version import __version__
-
     found = {"aprfmt": __version__, "python": platform.python_version(),
              "machine": platform.machine()}  # fmt: skip
     for name in ("numpy", "torch", "cupy", "transformers"):
@@ -121,9 +123,6 @@ def versions() -> dict[str, str]:
 
 def save_bundle(path: Path, bundle: Bundle, command: Sequence[str], *, force: bool = False) -> None:
     """Write a reproduction, atomically; OutputError where `path` cannot be written."""
-    from aprfmt.formats import FORMATS, open_sink
-    from aprfmt.formats.jsonio import dumps
-
     cell = bundle.cell
     tensors: dict[str, Numbers] = {f"input/{key}": _kept(x) for key, x in cell.inputs.items()}
     stored: dict[str, dict[str, Any]] = {}
@@ -183,16 +182,12 @@ def _plain(value: Any) -> Any:
 
 def load_bundle(path: Path) -> Bundle:
     """Read a reproduction; FormatError for a file that is not one, or does not fit together."""
-    from aprfmt.formats import open_source
-
     with open_source(path) as source:
         return parse_bundle(source, path)
 
 
 def parse_bundle(source: Source, path: Path) -> Bundle:
     """Return the reproduction in an open file; `path` begins the messages. FormatError."""
-    from aprfmt.formats.jsonio import loads
-
     text = source.metadata.get(HEADER)
     if not isinstance(text, str):
         raise FormatError(
@@ -298,8 +293,6 @@ def replay(path: Path, between: Sequence[str] = ()) -> Replayed:
 
     Raises BackendUnavailableError for a run that is not possible here.
     """
-    from aprfmt.inference.parity.operations import rel_l2
-
     bundle = load_bundle(path)
     if len(between) not in (0, 2):
         raise UsageError(f"{path}: is of two runs, found {len(between)} to replay it on")

@@ -5,12 +5,13 @@ multiple of the largest distance seen and never above the table's: what is beyon
 difference to explain, not a tolerance to raise.
 """
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,13 +27,14 @@ from aprfmt.compare.thresholds import (
 )
 from aprfmt.compare.traced import arithmetic, backend_name, weights_between
 from aprfmt.errors import FormatError, UsageError
+from aprfmt.formats.atomic import FileSet
+from aprfmt.formats.jsonio import loads
 from aprfmt.inference.device import Choice
 from aprfmt.inference.parity.between import compare_runs, run_once
 from aprfmt.inference.parity.outcomes import compare_experts
 from aprfmt.inference.parity.request import Request
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
+from aprfmt.model import Model
+from aprfmt.model.hf_folder import read_text
 
 SCHEMA = "aprfmt.thresholds/1"
 # How far above the largest distance seen a bound is set.
@@ -63,7 +65,7 @@ class Calibration:
 
 @np.errstate(all="ignore")
 def calibrate(
-    model: "Model", choices: Sequence[Choice], request: Request, repeats: int
+    model: Model, choices: Sequence[Choice], request: Request, repeats: int
 ) -> Calibration:
     """Measure every pair with the first run `repeats` times; UsageError for fewer than two."""
     if repeats < 2:
@@ -134,10 +136,6 @@ def _floor(dtype: str) -> float:
 
 def save_calibration(path: Path, calibration: Calibration, *, force: bool = False) -> None:
     """Write the rows as JSON, atomically; OutputError where that is not possible."""
-    import json
-
-    from aprfmt.formats.atomic import FileSet
-
     text = json.dumps(calibration.to_json(), indent=1) + "\n"
     with FileSet(force=force) as files:
         files.create(path).write(text.encode())
@@ -145,9 +143,6 @@ def save_calibration(path: Path, calibration: Calibration, *, force: bool = Fals
 
 def load_calibration(path: Path) -> tuple[Measured, ...]:
     """Read what `save_calibration` wrote; FormatError for another file."""
-    from aprfmt.formats.jsonio import loads
-    from aprfmt.model.hf_folder import read_text
-
     found: Any = loads(read_text(path, MAX_FILE).encode(), str(path), max_bytes=MAX_FILE)
     return parse_calibration(found, path)
 

@@ -8,7 +8,7 @@ without which the result is the same to the bit is not part of the cell.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from aprfmt.arch import ARCHS
 from aprfmt.arch.spec import HyperParam, HyperParams
 from aprfmt.arch.vocabulary import role_key, split_key
 from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.codecs import decode
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import WHOLE, instances, key_name, parse_key
@@ -24,9 +25,7 @@ from aprfmt.inference.context import PassFacts
 from aprfmt.inference.rows import ArrayRows, Rows, StoredRows
 from aprfmt.inference.session import load_forward
 from aprfmt.inference.weights import Weights
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
+from aprfmt.model import Model
 
 Numbers = NDArray[Any]
 # Hyperparameters with one value a layer.
@@ -42,8 +41,6 @@ class BundledRows(ArrayRows):
     """A weight kept in its encoded bytes, decoded once when asked for."""
 
     def __init__(self, raw: bytes, encoding: str, shape: tuple[int, ...]) -> None:
-        from aprfmt.codecs import decode
-
         super().__init__(decode(encoding, {"": raw}, shape))
         self.stored, self.encoding = raw, encoding
         self.nbytes = len(raw)
@@ -154,7 +151,7 @@ def given_as(x: Any, given: Numbers, backend: Backend) -> Any:
 
 
 def cut_out(
-    model: "Model",
+    model: Model,
     key: str,
     ids: Sequence[int],
     values: Callable[[str], Numbers | None],
@@ -189,7 +186,7 @@ def cut_out(
     return _owned(_smallest(cell, reference))
 
 
-def _hyper(model: "Model", layer: int | None) -> dict[str, Any]:
+def _hyper(model: Model, layer: int | None) -> dict[str, Any]:
     """Return the hyperparameters of a model of this one layer, or of none."""
     kept = {name: model.hyper[name] for name in model.hyper}
     for name in PER_LAYER:
@@ -202,7 +199,7 @@ def _hyper(model: "Model", layer: int | None) -> dict[str, Any]:
     return kept
 
 
-def _roles(model: "Model", layer: int) -> dict[str, str]:
+def _roles(model: Model, layer: int) -> dict[str, str]:
     """Return the cell's role keys and the model's: the layer's own, and the whole model's."""
     found = {}
     for key in model.roles:
@@ -214,14 +211,14 @@ def _roles(model: "Model", layer: int) -> dict[str, str]:
     return found
 
 
-def _rows(model: "Model", key: str, weights: Weights | None) -> Rows:
+def _rows(model: Model, key: str, weights: Weights | None) -> Rows:
     if weights is not None and weights[key].encoding != model.roles[key].encoding:
         return ArrayRows(weights[key].numpy())
     return StoredRows(model.roles[key])
 
 
 def _inputs(
-    model: "Model",
+    model: Model,
     key: str,
     layer: int,
     known: Mapping[str, Any],

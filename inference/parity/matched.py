@@ -5,7 +5,7 @@ the weights as they are is measured beside it.
 """
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,8 @@ from aprfmt.codecs import CODECS, decode, encode
 from aprfmt.errors import CodecError, UsageError
 from aprfmt.inference.rows import ArrayRows, Rows, StoredRows
 from aprfmt.inference.weights import Weights, free_budget
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
-    from aprfmt.tensors.view import View
+from aprfmt.model import Model
+from aprfmt.tensors.view import View
 
 Numbers = NDArray[Any]
 
@@ -29,7 +27,7 @@ class ThroughRows(ArrayRows):
 
     by_rows = False
 
-    def __init__(self, tensor: "View", through: str) -> None:
+    def __init__(self, tensor: View, through: str) -> None:
         self._tensor, self._through = tensor, through
         self.shape = tensor.shape
         self.encoding = through
@@ -42,7 +40,7 @@ class ThroughRows(ArrayRows):
         return np.asarray(found, np.float32)
 
 
-def matched_weights(model: "Model", through: str, budget: int | None) -> Weights:
+def matched_weights(model: Model, through: str, budget: int | None) -> Weights:
     """Return a model's weights, the matrices of its layers through an encoding and back.
 
     Embeddings, head, norms and vectors stay: NF4 and K-quant recipes leave them apart too.

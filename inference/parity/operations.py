@@ -1,6 +1,6 @@
 """Single operations of points beyond tolerance, run alone on equal inputs in both runs."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,7 @@ from aprfmt.inference.parity.cells import Operation
 from aprfmt.inference.parity.matched import matched_weights
 from aprfmt.inference.parity.request import Request
 from aprfmt.inference.trace import Trace
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
+from aprfmt.model import Model
 
 Numbers = NDArray[Any]
 # How many points beyond tolerance are taken apart to find the first operation that is wrong.
@@ -27,7 +25,7 @@ MAX_OPERATIONS = 12
 
 
 def take_apart(
-    model: "Model",
+    model: Model,
     first: Choice,
     second: Choice,
     a: Trace,
@@ -60,7 +58,7 @@ def take_apart(
 
 
 def cut(
-    model: "Model", point: PointDiff, a: Trace, b: Trace, reference: Backend, shadow: bool,
+    model: Model, point: PointDiff, a: Trace, b: Trace, reference: Backend, shadow: bool,
     request: Request,
 ) -> Cell:  # fmt: skip
     """Return the cell of a point; `shadow`: with the other run's own inputs, where it has them."""

@@ -7,7 +7,7 @@ one, and an operation that is wrong by little shows where it is, not where its e
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,7 @@ from aprfmt.inference.parity.request import Request
 from aprfmt.inference.session import load_forward
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.weights import free_budget, model_weights
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
+from aprfmt.model import Model
 
 Numbers = NDArray[Any]
 
@@ -53,7 +51,7 @@ class Survey:
         return max(self.found, key=lambda key: self.found[key][0] / self.found[key][1])
 
 
-def survey(model: "Model", reference: Backend, a: Trace, b: Trace, request: Request) -> Survey:
+def survey(model: Model, reference: Backend, a: Trace, b: Trace, request: Request) -> Survey:
     """Judge every operation of the run `b` by `reference`, which ran `a`."""
     if request.through is not None:
         weights = matched_weights(model, request.through, request.memory)

@@ -5,16 +5,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from aprfmt.arch.bind import bind
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.protocols import LazyTensor, TensorInfo, damage_of
+from aprfmt.checks.file.scales import first_bad, header_is_bad
 from aprfmt.checks.records import Finding, NotRun, Result
+from aprfmt.codecs import codec
 from aprfmt.errors import AprfmtError, UnsupportedError
 from aprfmt.formats.mapped import MemoryTensor
+from aprfmt.model import Model
+from aprfmt.tensors.stats import Accumulator, Stats, compute, tensor_stats
 
 if TYPE_CHECKING:
     from aprfmt.checks.context import Context, Progress
-    from aprfmt.model import Model
-    from aprfmt.tensors.stats import Stats
 
 WINDOW = 16 << 20  # bytes looked at, and then dropped, at a time
 
@@ -28,7 +31,7 @@ class Seen:
     """
 
     info: TensorInfo
-    stats: "Stats | None" = None
+    stats: Stats | None = None
     scale: str = ""
     odd: str = ""
     unread: str = ""
@@ -67,7 +70,7 @@ def windows(tensor: LazyTensor) -> Iterator[tuple[int, MemoryTensor]]:
         tensor.drop(at, stop)
 
 
-def take(model: "Model", progress: "Progress | None" = None) -> dict[str, Seen]:
+def take(model: Model, progress: "Progress | None" = None) -> dict[str, Seen]:
     """Look at every stored tensor once; nothing the size of a tensor is held."""
     tensors = model.source.tensors
     total = sum(tensor.info.nbytes for tensor in tensors.values())
@@ -85,10 +88,6 @@ def take(model: "Model", progress: "Progress | None" = None) -> dict[str, Seen]:
 
 
 def _look(tensor: LazyTensor, report: Callable[[int], None]) -> Seen:
-    from aprfmt.checks.file.scales import first_bad, header_is_bad
-    from aprfmt.codecs import codec
-    from aprfmt.tensors.stats import Accumulator, tensor_stats
-
     info = tensor.info
     if damage := damage_of(tensor):
         return Seen(info, unread=damage)
@@ -167,8 +166,6 @@ def values(ctx: "Context") -> Result:
 
 def _buffers(ctx: "Context") -> frozenset[str]:
     """Return the stored names of what is computed, not learned, where the architecture knows."""
-    from aprfmt.arch.bind import bind
-
     try:
         style = ctx.model.style
         return frozenset(bind(ctx.spec, style, tuple(ctx.model)).buffers if style else ())
@@ -215,8 +212,6 @@ def _has_scales(encoding: str) -> bool:
 
 def packed(ctx: "Context") -> Result:
     """Check that every weight that is several tensors decodes: its parts are there and fit."""
-    from aprfmt.tensors.stats import compute, tensor_stats
-
     findings: list[Finding] = []
     seen = 0
     for name, tensor in ctx.model.items():

@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.checks.records import Finding, NotRun, Result
+from aprfmt.codecs.dialects import dialects_of
+from aprfmt.errors import AprfmtError
+from aprfmt.model import Model
+from aprfmt.model.packing import packing_config
+from aprfmt.quantizing.mixture import FALLBACK, SCHEMES
+from aprfmt.tensors.companions import SECTIONS, section_of
 
 if TYPE_CHECKING:
     from aprfmt.checks.context import Context
-    from aprfmt.model import Model
 
 _FILE_TYPE = "general.file_type"
 _QUANTIZATION_VERSION = "general.quantization_version"
@@ -29,8 +34,6 @@ _IQ_FALLBACK = "IQ4_NL"  # of every IQ type whose blocks do not fit a row
 
 def file_types() -> dict[int, str]:
     """Return general.file_type -> the encoding it claims, from the tables that write it."""
-    from aprfmt.quantizing.mixture import SCHEMES
-
     found = {row.file_type: row.name for row in ENCODINGS.values() if row.file_type is not None}
     for scheme in SCHEMES.values():
         if scheme.file_type is not None:
@@ -75,7 +78,7 @@ def file_type(ctx: "Context") -> Result:
     return Result(f"{stated} ({claimed}); {share}", findings)
 
 
-def _weights(model: "Model") -> Counter[str]:
+def _weights(model: Model) -> Counter[str]:
     """Return elements of matrices by encoding."""
     counts: Counter[str] = Counter()
     for tensor in model.values():
@@ -87,8 +90,6 @@ def _weights(model: "Model") -> Counter[str]:
 
 def _with_fallbacks(claimed: str) -> set[str]:
     """Return an encoding and those a mixture takes where a row is no whole number of blocks."""
-    from aprfmt.quantizing.mixture import FALLBACK
-
     found = {claimed, *_MIXED.get(claimed, ())}
     if claimed.startswith("IQ"):
         found.add(_IQ_FALLBACK)
@@ -100,9 +101,6 @@ def _with_fallbacks(claimed: str) -> set[str]:
 
 def quantization(ctx: "Context") -> Result:
     """Check that config.json names a quantization exactly if weights are packed that way."""
-    from aprfmt.model.packing import packing_config
-    from aprfmt.tensors.companions import SECTIONS, section_of
-
     config = packing_config(ctx.model)
     if config is None:
         raise NotRun("there is no config.json")
@@ -139,9 +137,6 @@ _PACKED = (".qweight", ".weight_packed", ".absmax", ".SCB")
 
 def _claimed(section: Mapping[str, Any]) -> set[str]:
     """Return the encodings that a quantization section promises; none for one we cannot tell."""
-    from aprfmt.codecs.dialects import dialects_of
-    from aprfmt.errors import AprfmtError
-
     if section.get("load_in_4bit") or section.get("_load_in_4bit"):
         kind = section.get("bnb_4bit_quant_type", "fp4")  # bitsandbytes' default
         return {str(kind).upper()}

@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import Damage, Note
 from aprfmt.base.text import escape, shorten
+from aprfmt.checks.file import manifest
+from aprfmt.checks.file.manifest import between
 from aprfmt.checks.records import Finding, NotRun, Result
+from aprfmt.formats.apr.layout import ALIGNMENT
+from aprfmt.formats.mapped import Shard
 
 if TYPE_CHECKING:
     from aprfmt.checks.context import Context
-    from aprfmt.formats.mapped import Shard
 
 
 def _parsed(source: Any) -> list[Any]:
@@ -68,8 +71,6 @@ def checksum(ctx: "Context") -> Result:
 
 def side_manifest(ctx: "Context") -> Result:
     """Check every byte by the hashes that `hash --write` left beside the model."""
-    from aprfmt.checks.file import manifest
-
     path = manifest.manifest_path(ctx.model.path)
     if not path.is_file():
         raise NotRun(f"there is no {path.name}; `aprfmt hash --write` makes one")
@@ -97,10 +98,8 @@ def padding(ctx: "Context") -> Result:
     return Result("zeros", findings)
 
 
-def _first_stray(shard: "Shard[Any]") -> str:
+def _first_stray(shard: Shard[Any]) -> str:
     """Return a sentence for the first byte that belongs to nothing and is not zero."""
-    from aprfmt.checks.file.manifest import between
-
     for first, piece in between(shard.data, sorted(shard.parsed.regions())):
         rest = bytes(piece).lstrip(b"\0")
         if rest:
@@ -110,8 +109,6 @@ def _first_stray(shard: "Shard[Any]") -> str:
 
 def alignment(ctx: "Context") -> Result:
     """Check that every tensor begins at a multiple of 64, as most writers have it."""
-    from aprfmt.formats.apr.layout import ALIGNMENT
-
     findings = []
     for path, parsed in zip(ctx.model.source.files, _parsed(ctx.model.source), strict=True):
         infos = [entry.info for entry in parsed.entries if entry.info.nbytes]

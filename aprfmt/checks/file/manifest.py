@@ -9,17 +9,19 @@ metadata, tokenizer, padding); and SHA-256 of the text files of a model's folder
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from aprfmt.base.protocols import ByteSource
 from aprfmt.errors import AprfmtError, ArchError, FormatError
+from aprfmt.formats.atomic import FileSet
+from aprfmt.formats.jsonio import dumps, load_file
+from aprfmt.formats.mapped import Shard, open_bytes
 from aprfmt.formats.shardset import MAX_INDEX
+from aprfmt.model import Model
+from aprfmt.model.patterns import select
+from aprfmt.model.resolve import spellings
 from aprfmt.tensors.digest import decoded_sha256, file_sha256, raw_sha256, sha256
-
-if TYPE_CHECKING:
-    from aprfmt.base.protocols import ByteSource
-    from aprfmt.formats.mapped import Shard
-    from aprfmt.model import Model
-    from aprfmt.tensors.view import View
+from aprfmt.tensors.view import View
 
 SCHEMA = "aprfmt.hash-manifest/1"
 BLOCK = 1 << 20  # bytes of a block with a digest of its own
@@ -37,7 +39,7 @@ def manifest_path(model: Path) -> Path:
 
 
 def tensor_rows(
-    model: "Model",
+    model: Model,
     patterns: Sequence[str] = (),
     *,
     raw_only: bool = False,
@@ -49,9 +51,6 @@ def tensor_rows(
 
     Raises UsageError for a pattern without a match.
     """
-    from aprfmt.model.patterns import select
-    from aprfmt.model.resolve import spellings
-
     sides: list[View] = []
     with suppress(ArchError):
         sides += model.roles.values()
@@ -88,7 +87,7 @@ def tensor_rows(
     return rows
 
 
-def file_rows(model: "Model", blocks: bool = False) -> list[FileRow]:
+def file_rows(model: Model, blocks: bool = False) -> list[FileRow]:
     """Return {name, size, sha256, outside} of every file of weights; with `blocks` those too.
 
     The index and the text files that belong to the model follow, without `outside`. Raises
@@ -117,17 +116,14 @@ def _plain_row(path: Path) -> FileRow:
 
 def _blocks(path: Path) -> list[str]:
     """Return SHA-256 of every block of a file, the last one shorter."""
-    from aprfmt.formats.mapped import open_bytes
-
     with closing(open_bytes(path)) as file:
         return [sha256([window]) for window in file.windows(0, file.size, BLOCK)]
 
 
-def _outside(path: Path, shard: "Shard[Any]") -> str:
+def _outside(path: Path, shard: Shard[Any]) -> str:
     """Return SHA-256 of the bytes of a file that belong to no tensor."""
-    from aprfmt.formats.mapped import open_bytes
 
-    def gaps(file: "ByteSource") -> Iterator[memoryview]:
+    def gaps(file: ByteSource) -> Iterator[memoryview]:
         plain = shard.data is shard.file  # tensors of a compressed file lie nowhere
         infos = shard.parsed.infos.values() if plain else ()
         tensors = sorted((info.offset, info.offset + info.nbytes) for info in infos)
@@ -138,9 +134,7 @@ def _outside(path: Path, shard: "Shard[Any]") -> str:
         return sha256(gaps(file))
 
 
-def between(
-    file: "ByteSource", parts: Iterable[tuple[int, int]]
-) -> Iterator[tuple[int, memoryview]]:
+def between(file: ByteSource, parts: Iterable[tuple[int, int]]) -> Iterator[tuple[int, memoryview]]:
     """Yield (offset, bytes) of what stands before and between parts (first, end), in windows."""
     at = 0
     for start, stop in parts:
@@ -151,12 +145,9 @@ def between(
 
 
 def write(
-    model: "Model", tensors: Sequence[TensorRow], *, force: bool = False, blocks: bool = False
+    model: Model, tensors: Sequence[TensorRow], *, force: bool = False, blocks: bool = False
 ) -> Path:
     """Publish the manifest beside the model; OutputError where one is there and not `force`."""
-    from aprfmt.formats.atomic import FileSet
-    from aprfmt.formats.jsonio import dumps
-
     path = manifest_path(model.path)
     body = {
         "schema": SCHEMA,
@@ -171,8 +162,6 @@ def write(
 
 def read(path: Path) -> dict[str, Any]:
     """Return a manifest; FormatError for a file that is not one, or is damaged."""
-    from aprfmt.formats.jsonio import load_file
-
     return parse(load_file(path, max_bytes=MAX_MANIFEST), path)
 
 
@@ -214,7 +203,7 @@ def _sound_blocks(row: FileRow) -> bool:
 
 def compare(
     manifest: Mapping[str, Any],
-    model: "Model",
+    model: Model,
     tensors: Sequence[TensorRow],
     *,
     selected: bool = False,

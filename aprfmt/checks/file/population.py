@@ -2,15 +2,17 @@
 
 from typing import TYPE_CHECKING
 
+from aprfmt.arch.spec import ArchSpec, split_key
+from aprfmt.arch.steps import Added
+from aprfmt.checks import bounds
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import ArchError
+from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
-    from aprfmt.arch.spec import ArchSpec
     from aprfmt.checks.context import Context
     from aprfmt.model.resolve import Resolution
     from aprfmt.tensors.stats import Stats
-    from aprfmt.tensors.view import View
 
 
 def architecture(ctx: "Context") -> Result:
@@ -93,9 +95,6 @@ def role_bounds(ctx: "Context") -> Result:
 
     Those are bounded that have a usual size; biases may be as large as they like.
     """
-    from aprfmt.arch.spec import split_key
-    from aprfmt.checks import bounds
-
     resolution = ctx.resolution
     findings, seen = [], 0
     for key, logical in resolution.roles.items():
@@ -120,7 +119,7 @@ def role_bounds(ctx: "Context") -> Result:
     return Result(f"{seen} tensors", findings)
 
 
-def _stats(ctx: "Context", logical: "View") -> "Stats | None":
+def _stats(ctx: "Context", logical: View) -> "Stats | None":
     """Return the statistics of the one stored tensor that a role is, if it is one with numbers."""
     if len(logical.stored) != 1:
         return None
@@ -130,9 +129,7 @@ def _stats(ctx: "Context", logical: "View") -> "Stats | None":
     return row.stats if row.stats.finite else None
 
 
-def _offset(logical: "View", spec: "ArchSpec") -> float:
+def _offset(logical: View, spec: ArchSpec) -> float:
     """Return what the forward pass adds to a stored norm weight: gemma's checkpoints need 1."""
-    from aprfmt.arch.steps import Added
-
     steps = logical.layout
     return spec.block.norm_offset - sum(step.amount for step in steps if isinstance(step, Added))

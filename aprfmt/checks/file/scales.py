@@ -7,10 +7,12 @@ rest follows from the layouts. A block with such a scale decodes to garbage, all
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import NDArray
 
+from aprfmt.codecs import codec
+
+if TYPE_CHECKING:
     Blocks = NDArray[np.void]
 
 _EXPONENTS = {2: 0x7C00, 4: 0x7F800000}  # all ones: NaN or infinity, by bytes of a float
@@ -21,10 +23,6 @@ def first_bad(encoding: str, raw: memoryview) -> tuple[int, str] | None:
 
     Encodings without scales have none. Raises UnsupportedError for one without a codec.
     """
-    import numpy as np
-
-    from aprfmt.codecs import codec
-
     layout = codec(encoding).layout
     if layout is None or layout.names is None or layout.fields is None or not len(raw):
         return None
@@ -75,8 +73,6 @@ def _iq1_m(blocks: "Blocks") -> Any:
 
 
 def _q8_1(blocks: "Blocks") -> Any:
-    import numpy as np
-
     total = blocks["qs"].sum(axis=1, dtype=np.int32)
     with np.errstate(all="ignore"):
         expected = blocks["d"].astype(np.float32) * total
@@ -86,16 +82,12 @@ def _q8_1(blocks: "Blocks") -> Any:
 
 
 def _q8_k(blocks: "Blocks") -> Any:
-    import numpy as np
-
     sums = blocks["qs"].reshape(-1, 16, 16).sum(axis=2, dtype=np.int32)
     return _any_in_block(sums != blocks["bsums"])
 
 
 def _tq1_0(blocks: "Blocks") -> Any:
     """Look for bytes that are no five (four, in qh) digits of base 3."""
-    import numpy as np
-
     five, four = np.ones(256, bool), np.ones(256, bool)
     five[[(number * 256 + 242) // 243 for number in range(243)]] = False
     four[[(number * 3 * 256 + 242) // 243 for number in range(81)]] = False

@@ -10,12 +10,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.base.text import shorten
+from aprfmt.checks.bounds import VOCAB_SHARE
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import AprfmtError, FormatError
+from aprfmt.tokenizer.carried import Carried
+from aprfmt.tokenizer.conversations import lacking
+from aprfmt.tokenizer.hf_json import effective_added, stored_vocab
+from aprfmt.tokenizer.keys import MERGES, SCORES, TOKENS, TYPES
+from aprfmt.tokenizer.loading import load
+from aprfmt.tokenizer.stated import stated
+from aprfmt.tokenizer.template import scan_template
 
 if TYPE_CHECKING:
     from aprfmt.checks.context import Context
-    from aprfmt.tokenizer.carried import Carried
 
 _MANY = 20  # findings of one kind; the rest is counted
 
@@ -37,13 +44,11 @@ class Words:
     own: bool
 
 
-def read_words(carried: "Carried") -> Words:
+def read_words(carried: Carried) -> Words:
     """Return the stored vocabulary, the metadata's lists before a tokenizer.json.
 
     Raises FormatError for damaged ones, NotRun where neither holds tokens.
     """
-    from aprfmt.tokenizer.keys import MERGES, SCORES, TOKENS, TYPES
-
     tokens = carried.sequence(TOKENS, str)
     if tokens:
         lists = {
@@ -59,9 +64,7 @@ def read_words(carried: "Carried") -> Words:
     return _from_json(carried, data)
 
 
-def _from_json(carried: "Carried", data: Mapping[str, Any]) -> Words:
-    from aprfmt.tokenizer.hf_json import effective_added, stored_vocab
-
+def _from_json(carried: Carried, data: Mapping[str, Any]) -> Words:
     model = data.get("model")
     if not isinstance(model, Mapping):
         raise FormatError(f"{carried.origin}: has no object `model`; it is no tokenizer.json")
@@ -86,8 +89,6 @@ def _from_json(carried: "Carried", data: Mapping[str, Any]) -> Words:
 
 def lists(ctx: "Context") -> Result:
     """Check that the vocabulary builds: lists of their lengths, every token once."""
-    from aprfmt.tokenizer.loading import load
-
     words = read_words(ctx.carried)
     findings = [
         Finding(where, f"{length} elements", f"{len(words.tokens)}, one a token",
@@ -108,7 +109,7 @@ def lists(ctx: "Context") -> Result:
     return Result(f"{len(words.tokens)} tokens", findings)
 
 
-def _has_ids(carried: "Carried") -> bool:
+def _has_ids(carried: Carried) -> bool:
     """Say whether the special ids are numbers at all."""
     try:
         carried.ids()
@@ -119,8 +120,6 @@ def _has_ids(carried: "Carried") -> bool:
 
 def size(ctx: "Context") -> Result:
     """Check that every token has a row of the embedding; in GGUF every row has a token."""
-    from aprfmt.checks.bounds import VOCAB_SHARE
-
     rows, origin = _rows(ctx)
     words = ctx.words
     count = len(words.tokens)
@@ -231,8 +230,6 @@ def _wrong_merges(words: Words) -> list[tuple[int, Any]]:
 
 def template(ctx: "Context") -> Result:
     """Check that the chat template only joins texts, and names no token the vocabulary lacks."""
-    from aprfmt.tokenizer.template import scan_template
-
     text = ctx.model.carried.chat_template()
     if text is None:
         raise NotRun("the model carries no chat template")
@@ -247,9 +244,6 @@ def template(ctx: "Context") -> Result:
 
 def _unknown_tokens(ctx: "Context") -> list[Finding]:
     """Return a finding for each control token that the template writes and no id stands for."""
-    from aprfmt.tokenizer.conversations import lacking
-    from aprfmt.tokenizer.stated import stated
-
     try:
         side = stated(ctx.model)
     except AprfmtError:

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from aprfmt.base.encodings import encoding
 from aprfmt.checks.records import Finding, Result
+from aprfmt.model import Model
 
 if TYPE_CHECKING:
     from aprfmt.checks.context import Context
-    from aprfmt.model import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +28,11 @@ class Fault:
     reason: str
     source: str
     todo: str
-    made: Callable[["Model"], bool]
+    made: Callable[[Model], bool]
     level: Literal["fail", "warning"] = "fail"
 
 
-def _realizar_converter(model: "Model") -> bool:
+def _realizar_converter(model: Model) -> bool:
     """Look for flags of QUANTIZED alone, no footer, GGUF names, its own key for the layers."""
     source: Any = model.source
     return (
@@ -42,20 +43,18 @@ def _realizar_converter(model: "Model") -> bool:
     )
 
 
-def _checkpoint(model: "Model") -> bool:
+def _checkpoint(model: Model) -> bool:
     return model.metadata.get("format") == "entrenar-checkpoint"
 
 
-def _legacy_codes(model: "Model") -> bool:
-    from aprfmt.base.encodings import encoding
-
+def _legacy_codes(model: Model) -> bool:
     source: Any = model.source
     entries = [entry for shard in source.shards for entry in shard.parsed.entries]
     rows = ((encoding(entry.info.encoding), entry.code) for entry in entries)
     return any(row.known and row.apr != code for row, code in rows)
 
 
-def _no_pre(model: "Model") -> bool:
+def _no_pre(model: Model) -> bool:
     kind = model.metadata.get("tokenizer.ggml.model")
     tokens = "tokenizer.ggml.tokens" in model.metadata
     return kind == "gpt2" and tokens and "tokenizer.ggml.pre" not in model.metadata

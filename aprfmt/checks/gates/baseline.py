@@ -17,6 +17,8 @@ from aprfmt.base.outcome import Check, check, not_run
 from aprfmt.checks.records import LEFT_OUT, Answer, NotRun, QaReport, Result
 from aprfmt.checks.table import BASELINE
 from aprfmt.errors import FormatError
+from aprfmt.formats.atomic import FileSet
+from aprfmt.formats.jsonio import load_file
 from aprfmt.inference.loss import in_bits
 
 if TYPE_CHECKING:
@@ -48,16 +50,12 @@ def to_json(report: QaReport) -> dict[str, Any]:
 
 def save(report: QaReport, path: Path, *, force: bool = False) -> None:
     """Write a baseline file; OutputError where it exists and `force` is not given."""
-    from aprfmt.formats.atomic import FileSet
-
     with FileSet(force=force) as files:
         files.create(path).write((json.dumps(to_json(report), indent=1) + "\n").encode())
 
 
 def read(path: Path) -> Mapping[str, Any]:
     """Return the gates of a baseline file; FormatError for a file that is not one."""
-    from aprfmt.formats.jsonio import load_file
-
     return parse(load_file(path, max_bytes=MAX_BYTES), path)
 
 

@@ -11,7 +11,7 @@ from aprfmt.checks.asking import retold
 from aprfmt.checks.gates.forward import bits, relative
 from aprfmt.checks.records import Measure, NotRun, Result, listed
 from aprfmt.checks.table import ACCOUNTED
-from aprfmt.compare import diff_models
+from aprfmt.compare import DiffReport, diff_models
 from aprfmt.compare.nonfinite import census
 from aprfmt.compare.thresholds import (
     MAX_CE_LOSSY,
@@ -27,15 +27,15 @@ from aprfmt.errors import (
     ConversionError,
     UnsupportedError,
 )
+from aprfmt.formats import FORMATS
 from aprfmt.inference.device import Choice, choose
 from aprfmt.inference.loss import cross_entropy, divergence
+from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept
+from aprfmt.model import Model
 
 if TYPE_CHECKING:
     from aprfmt.checks.gates.subject import Subject
-    from aprfmt.compare import DiffReport
-    from aprfmt.inference.session import Session
-    from aprfmt.model import Model
 
 Numbers = NDArray[Any]
 TOP = 5  # tokens whose order two devices must share, near ties aside
@@ -48,8 +48,6 @@ FINITE = "aprfmt trace names the first point that is not finite"
 
 def format_parity(subject: "Subject") -> Result:
     """Convert to every other format and compare bytes, capture points and logits."""
-    from aprfmt.formats import FORMATS
-
     checks: list[Check] = []
     mine = _Run.of(subject, subject.model)
     for name in FORMATS.own:
@@ -72,19 +70,19 @@ class _Run:
     """Hashes of all points of a pass, and its logits."""
 
     @classmethod
-    def of(cls, subject: "Subject", model: "Model") -> "_Run":
+    def of(cls, subject: "Subject", model: Model) -> "_Run":
         """Run the probe through a model, in a session of its own."""
         with subject.open_session(model) as session:
             return cls(session, subject.probe)
 
-    def __init__(self, session: "Session", ids: list[int]) -> None:
+    def __init__(self, session: Session, ids: list[int]) -> None:
         trace = session.trace(ids, tuple(session.points), hashes=True, stop=False,
                               logits_rows="all")  # fmt: skip
         self.hashes = {key: record.sha256 for key, record in trace.records.items()}
         self.logits: Numbers = session.logits(ids)
 
 
-def _same(subject: "Subject", mine: _Run, copy: "Model", name: str) -> Iterator[Check]:
+def _same(subject: "Subject", mine: _Run, copy: Model, name: str) -> Iterator[Check]:
     report = diff_models(subject.model, copy)
     yield _bytes(report, name)
     yield _facts(report, name)
@@ -92,7 +90,7 @@ def _same(subject: "Subject", mine: _Run, copy: "Model", name: str) -> Iterator[
     yield from _runs(mine, theirs, name)
 
 
-def _bytes(report: "DiffReport", name: str) -> Check:
+def _bytes(report: DiffReport, name: str) -> Check:
     wrong = [t.key for t in report.worst() if t.verdict not in ("SAME_BYTES", "SAME_VALUES")]
     counts = {verdict: count for verdict, count in report.counts.items() if count}
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
@@ -102,7 +100,7 @@ def _bytes(report: "DiffReport", name: str) -> Check:
                  "aprfmt diff names the tensors and the first byte")  # fmt: skip
 
 
-def _facts(report: "DiffReport", name: str) -> Check:
+def _facts(report: DiffReport, name: str) -> Check:
     rows = [row for row in (*report.hyperparameters, *report.tokenizer) if row.decisive]
     found = [f"{row.name} {row.a!r} | {row.b!r}" for row in rows]
     return check(f"{name}-facts", not found, listed(found) if found else "equal",
@@ -123,7 +121,7 @@ def _runs(mine: _Run, theirs: _Run, name: str) -> Iterator[Check]:
                 "equal logits for every token", "see the first point that differs")  # fmt: skip
 
 
-def _against(subject: "Subject", mine: _Run, other: "Model") -> Iterator[Check]:
+def _against(subject: "Subject", mine: _Run, other: Model) -> Iterator[Check]:
     """Compare with the copy the user gave: equal, or the same model in a coarser encoding."""
     report = diff_models(subject.model, other)
     yield _facts(report, "against")
@@ -187,7 +185,7 @@ def device_parity(subject: "Subject") -> Result:
     return Result(checks=checks, measures=measures)
 
 
-def _pair(subject: "Subject", other: "Session", choice: Choice) -> tuple[list[Check], Measure]:
+def _pair(subject: "Subject", other: Session, choice: Choice) -> tuple[list[Check], Measure]:
     ids = subject.probe
     mine, theirs = subject.session, other
     a, b = mine.logits(ids).astype(np.float64), theirs.logits(ids).astype(np.float64)
@@ -252,7 +250,7 @@ def _flips(a: Numbers, b: Numbers) -> list[int]:
 
 
 def _first_point(
-    mine: "Session", theirs: "Session", ids: list[int], moe: bool, other: str
+    mine: Session, theirs: Session, ids: list[int], moe: bool, other: str
 ) -> str | None:
     """Return the first capture point beyond its tolerance, None where there is none.
 

@@ -17,10 +17,10 @@ from aprfmt.inference import evaluation
 from aprfmt.inference.evaluation import Sample, plan
 from aprfmt.inference.gates import rows_gate
 from aprfmt.inference.loss import Loss, in_bits, judge, repeated, window_size
+from aprfmt.inference.session import Session
 
 if TYPE_CHECKING:
     from aprfmt.checks.gates.subject import Subject
-    from aprfmt.inference.session import Session
 
 Numbers = NDArray[Any]
 STEPS = 6  # tokens run one by one
@@ -86,7 +86,7 @@ def _allowed(subject: "Subject") -> float:
 
 
 def measure(
-    session: "Session", ids: Sequence[int], where: str, prefix: int = 0
+    session: Session, ids: Sequence[int], where: str, prefix: int = 0
 ) -> tuple[Loss, list[float]]:
     """Return the loss of a text, and the means against the token itself, the next, the one after.
 
@@ -191,12 +191,12 @@ def relative(x: Numbers, y: Numbers) -> float:
     return distance / norm if norm else float(distance > 0)
 
 
-def _bound(session: "Session") -> Tolerance:
+def _bound(session: Session) -> Tolerance:
     dtype = session.backend.dtype
     return tolerance(dtype, dtype, moe=bool(session.hp["n_experts"]))
 
 
-def _stepped(session: "Session", ids: Sequence[int]) -> Check:
+def _stepped(session: Session, ids: Sequence[int]) -> Check:
     """Hold prefill and steps through the cache to rounding."""
     whole = session.prefill(ids)[-1]
     session.prefill(ids[:-STEPS] or ids[:1])

@@ -15,6 +15,7 @@ from aprfmt.checks.gates.gibberish import signals
 from aprfmt.checks.gates.golden import Prompt
 from aprfmt.checks.records import NotRun, Result
 from aprfmt.errors import AprfmtError, FormatError
+from aprfmt.formats import FORMATS
 from aprfmt.inference.sampling import Sampler, Sampling
 
 if TYPE_CHECKING:
@@ -214,8 +215,6 @@ def _other_side(
     subject: "Subject", typical: Mapping[str, Prompt]
 ) -> tuple[str | None, dict[tuple[str, str], bool | None]]:
     """Ask the model of `--against`, else a copy in another format, one prompt of each form."""
-    from aprfmt.formats import FORMATS
-
     try:
         if subject.other is not None:
             model, name = subject.other, f"{subject.other.format} (--against)"

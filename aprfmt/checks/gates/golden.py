@@ -16,12 +16,11 @@ that they are no gibberish.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aprfmt.errors import FormatError
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
+from aprfmt.formats.jsonio import load_file
+from aprfmt.model import Model
 
 NAME = "golden.json"  # beside the weights
 FORMAT = 1
@@ -97,7 +96,7 @@ DEFAULT = Golden(
 )
 
 
-def find(model: "Model", given: Path | None) -> Golden:
+def find(model: Model, given: Path | None) -> Golden:
     """Return the golden file that was given, or the model folder's own, or DEFAULT."""
     if given is not None:
         return read(given)
@@ -108,8 +107,6 @@ def find(model: "Model", given: Path | None) -> Golden:
 
 def read(path: Path) -> Golden:
     """Return a golden file; FormatError names the entry and key that is wrong."""
-    from aprfmt.formats.jsonio import load_file
-
     return parse(load_file(path, max_bytes=MAX_BYTES), path)
 
 

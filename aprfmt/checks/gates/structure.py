@@ -9,10 +9,12 @@ from aprfmt.checks import bounds
 from aprfmt.checks.asking import retold
 from aprfmt.checks.file.population import disagreements
 from aprfmt.checks.records import Measure, Result, listed
+from aprfmt.codecs import codec
+from aprfmt.errors import AprfmtError
+from aprfmt.model import Model
 
 if TYPE_CHECKING:
     from aprfmt.checks.gates.subject import Subject
-    from aprfmt.model import Model
 
 
 # --- tensors ----------------------------------------------------------------------------------
@@ -43,7 +45,7 @@ def tensor_contract(subject: "Subject") -> Result:
     )
 
 
-def _head(model: "Model") -> Check:
+def _head(model: Model) -> Check:
     """Say where the logits come from: a missing head is the embedding."""
     tied = bool(model.hyper["tied_embeddings"])
     name = "token_embd.weight" if tied else "output.weight"
@@ -68,10 +70,7 @@ def _disagreements(subject: "Subject") -> list[str]:
     return [one.found for one in disagreements(subject.resolution, subject.where)]
 
 
-def _decodable(model: "Model") -> Check:
-    from aprfmt.codecs import codec
-    from aprfmt.errors import AprfmtError
-
+def _decodable(model: Model) -> Check:
     bad = []
     for tensor in model.values():
         try:
@@ -105,7 +104,7 @@ def _plain(value: Value) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _hyperparameters(model: "Model") -> Iterator[Check]:
+def _hyperparameters(model: Model) -> Iterator[Check]:
     hp = model.hyper
     rotary = model.spec.block.position == "rope"
     rows = [("norm_eps", bounds.EPS), ("context_length", bounds.CONTEXT)]

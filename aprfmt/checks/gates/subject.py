@@ -7,19 +7,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aprfmt.checks.context import Context
+from aprfmt.checks.gates.baseline import read
 from aprfmt.checks.gates.golden import Golden, find
 from aprfmt.checks.records import Answer, NotRun
+from aprfmt.conversion import convert
 from aprfmt.errors import AprfmtError
+from aprfmt.formats import FORMATS
 from aprfmt.inference.device import Choice, choose
 from aprfmt.inference.running import RunRequest
 from aprfmt.inference.session import Session
 from aprfmt.model import Model, open_model
-
-if TYPE_CHECKING:
-    from aprfmt.tokenizer import Tokenizer
+from aprfmt.tokenizer import Tokenizer, facts
 
 PROBE_TOKENS = 24  # of the prompt on which forward passes are compared
 ROOM = 8  # positions left for steps behind it
@@ -99,13 +100,11 @@ class Subject(Context):
         ).session(model)  # fmt: skip
 
     @cached_property
-    def tokenizer(self) -> "Tokenizer | None":
+    def tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer; None where it carries none. A damaged one raises FormatError."""
-        from aprfmt.tokenizer import facts
-
         return self.model.tokenizer if facts(self.model, quick=True) else None
 
-    def need_tokenizer(self) -> "Tokenizer":
+    def need_tokenizer(self) -> Tokenizer:
         """Return the tokenizer, or end the gate as NOT_RUN."""
         if self.tokenizer is None:
             raise NotRun("the model carries no tokenizer; put tokenizer.json beside it")
@@ -130,9 +129,6 @@ class Subject(Context):
 
     def copy(self, format: str) -> Model:
         """Return the model converted to a format, open; AprfmtError where that cannot be done."""
-        from aprfmt.conversion import convert
-        from aprfmt.formats import FORMATS
-
         if format not in self._copies:
             try:
                 target = self._folder / f"copy{FORMATS[format].extensions[0]}"
@@ -176,8 +172,6 @@ class Subject(Context):
     @cached_property
     def baseline(self) -> Mapping[str, Any] | None:
         """The gates of the baseline file; None where none was given."""
-        from aprfmt.checks.gates.baseline import read
-
         return None if self.request.baseline is None else read(self.request.baseline)
 
     def outcome_of(self, gate: str) -> str | None:

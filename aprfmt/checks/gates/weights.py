@@ -8,16 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from aprfmt.arch.spec import split_key
 from aprfmt.base.outcome import Check, check
 from aprfmt.checks import bounds
 from aprfmt.checks.bounds import RoleBounds, numbers, role_bounds
 from aprfmt.checks.records import Measure, Result, listed
 from aprfmt.tensors.stats import Accumulator, Stats, merge, tensor_stats
+from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.checks.gates.subject import Subject
-    from aprfmt.tensors.view import View
 
 ELEMENTS_AT_ONCE = 1 << 22  # elements decoded at a time
 
@@ -55,7 +57,7 @@ def init_statistics(subject: "Subject") -> Result:
     return Result(checks=checks, measures=measures, details={"roles": details})
 
 
-def logical_stats(tensor: "View") -> Stats:
+def logical_stats(tensor: View) -> Stats:
     """Return the statistics of a logical tensor, without decoding it whole where steps allow."""
     if tensor.moves is not None and len(tensor.roles) == 1:
         return merge(tensor_stats(stored) for stored in tensor.stored)  # moved, not changed
@@ -101,10 +103,8 @@ def _row(rows: list[RoleStats]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _dead_rows(tensor: "View") -> Check:
+def _dead_rows(tensor: View) -> Check:
     """Count the embedding's rows of zeros: padding is some, a lost half is many."""
-    import numpy as np
-
     dead = 0
     for *_, rows in tensor.chunks(ELEMENTS_AT_ONCE):
         dead += int(np.count_nonzero(np.linalg.norm(rows, axis=-1) < bounds.DEAD_ROW_L2))

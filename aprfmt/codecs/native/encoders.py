@@ -1,12 +1,12 @@
 """The native encoders behind the codecs' own checks; numpy is imported when one is called."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 import aprfmt.codecs.native._kernels as _kernels
-
-if TYPE_CHECKING:
-    from aprfmt.codecs.base import Array
+from aprfmt.codecs.base import Array, as_rows, check_finite
+from aprfmt.errors import CodecError
 
 
 class Encoder:
@@ -23,17 +23,12 @@ class Encoder:
         """
         _kernels.encode(self.index, x, out, columns, importance, self.fma == "fused")
 
-    def __call__(self, x: "Array", *, importance: "Array | None" = None) -> Mapping[str, bytes]:
+    def __call__(self, x: Array, *, importance: Array | None = None) -> Mapping[str, bytes]:
         """Return the parts of float32 `x` [..., columns], as the numpy codec of this name.
 
         Raises CodecError for another dtype, rows that are no whole blocks, an importance matrix
         of another width, and, unless an element is a block, NaN and infinity.
         """
-        import numpy as np
-
-        from aprfmt.codecs.base import as_rows, check_finite
-        from aprfmt.errors import CodecError
-
         rows = as_rows(self.name, x)
         columns = rows.shape[1]
         if columns % self.block_size:

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.base.registry import offered
 from aprfmt.compare.align import TensorPair
@@ -47,8 +49,6 @@ def explain_pair(a: View, b: View, context: Context, key: str = "") -> Explanati
     `key` is the pair's key if it is not the tensors' own. None if nothing fits, or if the tensors
     do not differ. Raises AprfmtError for a tensor that cannot be read.
     """
-    import numpy as np
-
     with np.errstate(all="ignore"):  # misread values may overflow
         return _explain(a, b, context, key)
 
@@ -222,8 +222,6 @@ def explained(
     Of a role that differs in many layers a few pairs are tried alone. If nothing is found for them
     that is theirs alone, all layers are looked at together first.
     """
-    import numpy as np
-
     context = Context(a, b, base, {row.key: row for row in results})
     made = list(results)
     late: list[int] = []

@@ -3,11 +3,17 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.codecs import codec, decode, encode
 from aprfmt.compare.explain.case import Case, row_distances
 from aprfmt.compare.explain.guesses import Explanation, Guess, Take
 from aprfmt.compare.explain.noise import UNIT, noise_of
 from aprfmt.compare.numbers import wide
+from aprfmt.compare.tensors import in_steps
+from aprfmt.errors import AprfmtError
+from aprfmt.quantizing.rows import encode_rows
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -21,8 +27,6 @@ THROUGH = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_K", "Q5_K", "Q4_K", "Q3_K
 
 def norm_offset(case: Case) -> Iterator[Guess]:
     """Guess that 1 was added to a vector, or was not added although it should be."""
-    import numpy as np
-
     if case.a.columns != 1:
         return
     apart = wide(case.sample_b) - wide(case.sample_a)
@@ -41,8 +45,6 @@ def norm_offset(case: Case) -> Iterator[Guess]:
 
 def scale(case: Case) -> Iterator[Guess]:
     """Guess a factor: a single one, one per row, or one per column."""
-    import numpy as np
-
     x, y = wide(case.sample_a), wide(case.sample_b)
     if not (np.isfinite(x).all() and np.isfinite(y).all()) or not x.any() or not y.any():
         return
@@ -92,16 +94,12 @@ def scale(case: Case) -> Iterator[Guess]:
 
 def _ratio(x: "Array", y: "Array", axis: int) -> "Array":
     """Return the least-squares factor of every row (axis 1) or column (axis 0); 1 for zeros."""
-    import numpy as np
-
     square, product = (x * x).sum(axis=axis), (x * y).sum(axis=axis)
     return np.where(square > 0, product / np.where(square > 0, square, 1.0), 1.0)
 
 
 def _differs(factors: "Array", slack: float) -> bool:
     """Say whether no factor is near 0 (values were lost, not scaled) and not all are near 1."""
-    import numpy as np
-
     return bool(np.abs(factors - 1.0).max(initial=0.0) > 4 * slack) and bool(
         np.abs(factors).min() > 1e-9
     )
@@ -134,10 +132,6 @@ def _told(case: Case, factor: float) -> str:
 
 def _stored_as(name: str) -> Take:
     def through(values: "Array") -> "Array":
-        import numpy as np
-
-        from aprfmt.codecs import decode, encode
-
         values = np.asarray(values, np.float32)
         return decode(name, encode(name, values), values.shape)
 
@@ -146,7 +140,6 @@ def _stored_as(name: str) -> Take:
 
 def _cast(values: "Array", dtype: str) -> "Array":
     import ml_dtypes
-    import numpy as np
 
     with np.errstate(over="ignore", invalid="ignore"):
         narrow = np.asarray(values, np.float32).astype(getattr(ml_dtypes, dtype))
@@ -155,31 +148,23 @@ def _cast(values: "Array", dtype: str) -> "Array":
 
 def _cut(values: "Array", bits: int) -> "Array":
     """Return float32 values with the low bits of the significand set to zero (truncation)."""
-    import numpy as np
-
     found = np.ascontiguousarray(values, np.float32).copy()
     found.view(np.uint32)[...] &= np.uint32(0xFFFFFFFF << bits & 0xFFFFFFFF)
     return found
 
 
 def _f16_cut(values: "Array") -> "Array":
-    import numpy as np
-
     cut = _cut(values, 13)
     tiny = np.abs(cut) < 2.0**-14
     return np.where(tiny, np.trunc(cut * np.float32(2**24)) * np.float32(2**-24), cut)
 
 
 def _f16_flushed(values: "Array") -> "Array":
-    import numpy as np
-
     found = _stored_as("F16")(values)
     return np.where(np.abs(found) < np.float32(2.0**-14), np.float32(0), found)
 
 
 def _f16_halved(values: "Array") -> "Array":
-    import numpy as np
-
     found = _stored_as("F16")(values)
     halved: Array = np.where(np.abs(found) < np.float32(2.0**-14), found * np.float32(0.5), found)
     return halved
@@ -200,8 +185,6 @@ ROUNDINGS: tuple[tuple[str, Take], ...] = (
 
 def rounding(case: Case) -> Iterator[Guess | Explanation]:
     """Guess that A (or B) was rounded or cut to fewer bits; else that all are within one unit."""
-    import numpy as np
-
     a, b = case.a, case.b
     if not (_float(a.encoding) and _float(b.encoding)):
         return
@@ -247,8 +230,6 @@ def rounding(case: Case) -> Iterator[Guess | Explanation]:
 
 def _within(x: "Array", y: "Array", unit: float) -> bool:
     """Say whether all values are equal, or within `unit` relative to their size."""
-    import numpy as np
-
     finite = np.isfinite(x) & np.isfinite(y)
     near = finite & (np.abs(x - y) <= unit * np.maximum(np.abs(x), np.abs(y)))
     return bool((near | (x == y) | (np.isnan(x) & np.isnan(y))).all())
@@ -267,8 +248,6 @@ def _float(encoding: str) -> bool:
 
 def quantisation(case: Case) -> Iterator[Guess | Explanation]:
     """Guess that one side is the other encoded again, or that both encode one source."""
-    import numpy as np
-
     a, b = case.a, case.b
     if case.before.relative > 1.0:
         return
@@ -317,9 +296,6 @@ def _through_what(stored: str) -> list[str]:
 
 
 def _encodes(name: str) -> bool:
-    from aprfmt.codecs import codec
-    from aprfmt.errors import AprfmtError
-
     try:
         found = codec(name)
     except AprfmtError:
@@ -329,11 +305,6 @@ def _encodes(name: str) -> bool:
 
 def _again(take: Take, name: str) -> Take:
     def through(rows: "Array") -> "Array":
-        import numpy as np
-
-        from aprfmt.codecs import decode
-        from aprfmt.quantizing.rows import encode_rows
-
         values = np.asarray(take(rows), np.float32)
         return decode(name, {"": encode_rows(name, values)}, values.shape)
 
@@ -342,8 +313,6 @@ def _again(take: Take, name: str) -> Take:
 
 def steps_apart(case: Case) -> float | None:
     """Return the largest |a-b| in steps of both encodings; None if steps are not known."""
-    from aprfmt.compare.tensors import in_steps
-
     if case.a.encoding != case.b.encoding or encoding_row(case.a.encoding).block_size == 1:
         return None
     return in_steps(case.a.side, case.b.side)

@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator
 from itertools import permutations
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.codecs import CODECS
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Guess
 from aprfmt.compare.explain.reading import Reader
@@ -39,8 +42,6 @@ def other_layout(case: Case) -> Iterator[Guess]:
 
 def late_blocks(case: Case) -> Iterator[Guess]:
     """Guess that blocks are read or written a part of a block too early or too late."""
-    import numpy as np
-
     for reader, other, whose in _blocked(case):
         size = encoding_row(reader.encoding).type_size
         inner = np.arange(1, reader.rows - 1)
@@ -73,8 +74,6 @@ def _guess(
     says: tuple[str, ...], rows: "Array | None" = None,
 ) -> Guess | None:  # fmt: skip
     """Return the guess if a few rows agree with it."""
-    import numpy as np
-
     few = case.telling if rows is None else np.intersect1d(case.telling, rows)
     few = few[np.linspace(0, len(few) - 1, min(ROWS, len(few))).astype(np.int64)]
     if not len(few):
@@ -90,10 +89,6 @@ def _guess(
 
 def _orders(reader: Reader) -> Iterator[tuple[str, str, "Array"]]:
     """Yield other orders of a block's parts: in words, the cause, where each byte is found."""
-    import numpy as np
-
-    from aprfmt.codecs import CODECS
-
     codec = CODECS.get(reader.encoding)
     fields = None if codec is None or codec.layout is None else codec.layout.fields
     if codec is None or codec.layout is None or not fields or len(fields) > FIELDS:
@@ -122,8 +117,6 @@ def _orders(reader: Reader) -> Iterator[tuple[str, str, "Array"]]:
 
 def _moved(reader: Reader, index: "Array", shift: int) -> "Array":
     """Return the bytes of rows (uint8 [n, row_bytes]), begun `shift` bytes later."""
-    import numpy as np
-
     size = reader.row_bytes
     assert size is not None
     made = np.empty((len(index), size), np.uint8)

@@ -6,6 +6,8 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.explain.guesses import Guess, Take
 from aprfmt.compare.explain.noise import noise
@@ -59,8 +61,6 @@ class Case:
     @cached_property
     def sample(self) -> "Array":
         """Row numbers (int64): evenly spread ones, and for each an irregularly spaced neighbour."""
-        import numpy as np
-
         rows = self.a.rows
         if self.a.columns == 1:
             return np.arange(min(rows, 4096))
@@ -81,8 +81,6 @@ class Case:
     @cached_property
     def telling(self) -> "Array":
         """The sample, or rows that differ (evenly spread) if none of the sample's does."""
-        import numpy as np
-
         if self.a.rows != self.b.rows or self.a.columns != self.b.columns:
             return self.sample
         near = row_distances(self.sample_a, self.sample_b) <= self.slack()
@@ -108,8 +106,6 @@ class Case:
     @cached_property
     def changed_rows(self) -> "Array":
         """Numbers of the rows that differ by more than rounding (int64), in order."""
-        import numpy as np
-
         found = []
         for index in self.windows(None):
             x, y = self.a.take(index), self.b.take(index)
@@ -122,8 +118,6 @@ class Case:
 
     def windows(self, rows: "Array | None") -> "Iterator[Array]":
         """Yield row numbers in windows of WINDOW elements; mapped pages are then released."""
-        import numpy as np
-
         step = max(1, WINDOW // max(1, self.a.columns))
         total = self.a.rows if rows is None else len(rows)
         for start in range(0, total, step):
@@ -142,8 +136,6 @@ class Case:
         slack: float = 0.0,
     ) -> Distance:
         """Return the distance over all of `rows` (None: of the tensor), window by window."""
-        import numpy as np
-
         dd = ll = rr = 0.0
         changed = count = stray = 0
         largest = 0.0
@@ -176,8 +168,6 @@ class Case:
 
     def holds_on_sample(self, guess: Guess) -> bool:
         """Say whether a guess makes the sample's rows equal."""
-        import numpy as np
-
         rows = self.telling
         if guess.rows is not None:
             both = np.intersect1d(rows, guess.rows)
@@ -205,8 +195,6 @@ class Case:
 
 def _stray(delta: "Array", x: "Array", y: "Array", slack: float) -> int:
     """Count rows further apart than STRAY slacks of their norm (or of 1/100 of the whole norm)."""
-    import numpy as np
-
     away = np.einsum("ij,ij->i", delta, delta)
     own = np.maximum(np.einsum("ij,ij->i", x, x), np.einsum("ij,ij->i", y, y))
     least = 1e-4 * float(np.median(own)) if own.size else 0.0
@@ -215,8 +203,6 @@ def _stray(delta: "Array", x: "Array", y: "Array", slack: float) -> int:
 
 def row_distances(x: "Array", y: "Array") -> "Array":
     """Return ||x-y|| / max(||x||, ||y||) of every row (float64); infinite if it is not finite."""
-    import numpy as np
-
     x, y = wide(x), wide(y)
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     with np.errstate(invalid="ignore", over="ignore"):

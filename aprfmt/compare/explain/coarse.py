@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.compare.diffs import Explanation
 from aprfmt.compare.explain.case import STRAY, Case
 from aprfmt.compare.explain.noise import noise_of
@@ -22,8 +24,6 @@ SHOWN = 4
 
 def runs(case: Case) -> Iterator[Explanation]:
     """Ask whether all but a few runs of values are equal up to rounding."""
-    import numpy as np
-
     found: list[list[int]] = []
     slack, count = 4 * case.slack(), 0
     usual = max(case.before.norms) / max(1, case.before.count) ** 0.5
@@ -99,8 +99,6 @@ def blanks(case: Case) -> Iterator[Explanation]:
 
     A block that is cut in the middle is no zeros: the rows beside the runs may be off.
     """
-    import numpy as np
-
     slack = case.slack()
     if case.numbers is not None or case.a.shape != case.b.shape or not slack:
         return
@@ -138,8 +136,6 @@ def blanks(case: Case) -> Iterator[Explanation]:
 
 def _holes(x: "Array", y: "Array") -> "Array":
     """Return where x holds runs of GAP zeros or whole rows of them, and y does not (bool)."""
-    import numpy as np
-
     zero = x == 0
     run = min(GAP, x.shape[1])
     cut = x.shape[1] // run * run

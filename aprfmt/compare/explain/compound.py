@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Guess, Take
@@ -26,8 +28,6 @@ class Made(Computed):
 
     def take(self, index: "Array | list[int]") -> "Array":
         """Return the transformed rows with these numbers."""
-        import numpy as np
-
         return self._take(np.asarray(index))
 
 
@@ -84,8 +84,6 @@ def _labelled(side: Reader, name: str) -> Take:
 
 def _size(values: "Array") -> float:
     """Return the root mean square; 0 if a value is not finite."""
-    import numpy as np
-
     values = wide(values)
     if not np.isfinite(values).all() or not values.size:
         return 0.0

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from aprfmt.compare.align import TensorPair, align
 from aprfmt.compare.diffs import TensorDiff
 from aprfmt.compare.explain.noise import noise
@@ -111,8 +113,6 @@ class Context:
         return self._shelves[label].get(shape)
 
     def _read_shelves(self, label: str) -> dict[tuple[int, ...], Shelf]:
-        import numpy as np
-
         found: dict[tuple[int, ...], list[tuple[str, str, Array]]] = {}
         for key in self.sides(label):
             reader = self.reader(label, key)
@@ -140,8 +140,6 @@ class Context:
 
         Empty if all values of the sample are equal, because constant tensors prove nothing.
         """
-        import numpy as np
-
         shelf = self.shelf(label, reader.shape)
         if shelf is None:
             return []
@@ -158,8 +156,6 @@ class Context:
 
 def sample_line(reader: Reader) -> "Array":
     """Return the same few values of every tensor of a shape (float64, 1-D)."""
-    import numpy as np
-
     if reader.columns == 1:
         at = np.unique(np.linspace(0, reader.rows - 1, SPOTS * WIDTH).astype(np.int64))
         return wide(reader.take(at)).reshape(-1)

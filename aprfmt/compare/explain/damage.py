@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.compare.diffs import Explanation
 from aprfmt.compare.explain import coarse
@@ -76,8 +78,6 @@ def ranges(case: Case) -> Iterator[Explanation]:
 
 def _units(case: Case, spans: list[Span]) -> Iterator[Explanation]:
     """Ask for whole rows or experts that were never written, or left as they were once."""
-    import numpy as np
-
     size = case.b.row_bytes or 0
     if case.a.columns == 1 or not size:
         return
@@ -111,8 +111,6 @@ def _whole(case: Case, span: Span, one: int) -> bool:
 
 def _columns(case: Case) -> Iterator[Explanation]:
     """Ask whether some columns alone differ, and were never filled."""
-    import numpy as np
-
     columns = case.a.columns
     if columns == 1 or case.a.rows != case.b.rows or case.a.encoding != case.b.encoding:
         return
@@ -159,8 +157,6 @@ def _stored_place(b: Bytes, span: Span) -> str:
 
 def _spans(a: Bytes | bytes, b: Bytes) -> list[Span]:
     """Return the ranges of differing bytes; [] if they are too many or too much."""
-    import numpy as np
-
     found: list[list[int]] = []
     for start in range(0, len(b), STEP):
         stop = min(len(b), start + STEP)
@@ -285,8 +281,6 @@ def _stored(context: "Context", label: str) -> list[LazyTensor]:
 
 def _no_weights(case: Case, span: Span, b: Bytes) -> bool:
     """Say whether a range of unknown origin must be damage: disk pages, or values no weight has."""
-    import numpy as np
-
     if b is case.b.bytes:
         place = in_file(case.b, span.start, span.stop)
         even = alignment(place[1], place[2]) if place is not None else 0

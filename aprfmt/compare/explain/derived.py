@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import Explanation, TensorDiff
@@ -84,8 +86,6 @@ def _open(row: TensorDiff) -> bool:
 
 def _change(pair: TensorPair) -> Change | None:
     """Measure how a pair of matrices differs; None where it is too large, or only in some rows."""
-    import numpy as np
-
     assert pair.a is not None and pair.b is not None
     if np.prod(pair.a.shape) > SMALL:
         return None
@@ -104,16 +104,12 @@ def _change(pair: TensorPair) -> Change | None:
 
 
 def _correlation(x: "Array", y: "Array") -> float:
-    import numpy as np
-
     norm = float(np.linalg.norm(x)) * float(np.linalg.norm(y))
     return float(np.vdot(x, y)) / norm if norm else 0.0
 
 
 def _rank(delta: "Array", rounding: float) -> int:
     """Return the rank of a difference up to its rounding (`rounding` of ||delta||); 0: not low."""
-    import numpy as np
-
     size = float(np.linalg.norm(delta))
     limit = int(min(MOST_RANK, SHARE * min(delta.shape)))
     if limit < 1 or not size > 0:

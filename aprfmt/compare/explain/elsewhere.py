@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.diffs import EQUAL
 from aprfmt.compare.explain.case import Case, row_distances
+from aprfmt.compare.explain.context import sample_line
 from aprfmt.compare.explain.foreign import foreign
 from aprfmt.compare.explain.guesses import Explanation, Guess
 from aprfmt.compare.explain.noise import noise
@@ -100,10 +103,6 @@ def _renamed(case: Case, label: str, mine: Reader, key: str, other: Reader) -> G
 
 
 def _same_sample(x: Reader, y: Reader) -> bool:
-    import numpy as np
-
-    from aprfmt.compare.explain.context import sample_line
-
     a, b = sample_line(x), sample_line(y)
     norm = max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
     return float(np.linalg.norm(a - b)) <= 1.5 * noise(x.encoding, y.encoding) * norm
@@ -138,8 +137,6 @@ def renamed(key: str, label: str, context: "Context") -> Explanation | None:
 
 def zeroed_bias(case: Case) -> Iterator[Guess]:
     """Guess that a bias is all zeros on one side, so that adding it does nothing."""
-    import numpy as np
-
     if not case.role.endswith(".bias") or case.numbers is not None:
         return
     for label, mine, sample in (("B", case.b, case.sample_b), ("A", case.a, case.sample_a)):
@@ -203,8 +200,6 @@ def stale_tensor(case: Case) -> Iterator[Guess | Explanation]:
 
 def _constant(case: Case, label: str, sample: "Array") -> float | None:
     """Return the value of a constant side; None if it is not constant, or both sides are."""
-    import numpy as np
-
     other = case.sample_a if label == "B" else case.sample_b
     if not sample.size or np.ptp(wide(sample)) != 0 or np.ptp(other) == 0:
         return None

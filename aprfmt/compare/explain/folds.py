@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import Explanation, TensorDiff
@@ -65,7 +67,6 @@ class Layer:
         pair = self.pairs.get(self.start + role)
         if pair is None or pair.a is None or pair.b is None or pair.a.shape != pair.b.shape:
             return False
-        import numpy as np
 
         self.a[role], self.b[role] = (
             np.asarray(side.numpy(), np.float32) for side in (pair.a, pair.b)
@@ -87,8 +88,6 @@ class Layer:
 
     def apart(self, role: str, value: "Array") -> float:
         """Return how far B is from `value`, in roundings: the whole, or its worst column."""
-        import numpy as np
-
         y = self.b[role].reshape(-1, self.b[role].shape[-1]).astype(np.float64)
         x = value.reshape(y.shape).astype(np.float64)
         delta, norm = x - y, np.maximum(np.linalg.norm(x), np.linalg.norm(y))
@@ -103,8 +102,6 @@ class Layer:
 
     def near(self, role: str, factor: "Array") -> bool:
         """Say whether a few rows of B are A's times a factor of every column."""
-        import numpy as np
-
         x, y = (v[role].reshape(-1, v[role].shape[-1]) for v in (self.a, self.b))
         rows = np.linspace(0, len(x) - 1, min(8, len(x))).astype(np.int64)
         away = np.linalg.norm(x[rows] * factor - y[rows])
@@ -116,8 +113,6 @@ class Layer:
 
     def distance(self, role: str, value: "Array") -> float:
         """Return ||value - B|| / ||B||."""
-        import numpy as np
-
         norm = float(np.linalg.norm(self.b[role]))
         return float(np.linalg.norm(value - self.b[role])) / norm if norm else 0.0
 
@@ -185,8 +180,6 @@ def _of_layer(layer: Layer) -> dict[str, Explanation]:
 
 def _norms(layer: Layer) -> Iterator[Fold]:
     """Divide what reads a norm by the change of the norm, and yield the folds."""
-    import numpy as np
-
     for norm, readers in _readers(layer):
         weight = f"{norm}.weight"
         if not layer.has(weight):
@@ -212,8 +205,6 @@ def _norms(layer: Layer) -> Iterator[Fold]:
 
 
 def _away(gain: "Array") -> float:
-    import numpy as np
-
     return float(np.abs(gain - 1).max(initial=0.0))
 
 
@@ -233,22 +224,16 @@ def _readers(layer: Layer) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 def _gains(layer: Layer, weight: str) -> "tuple[Array, Array]":
     """Return both sides' factors of a norm: 1 + w where the block adds one."""
-    import numpy as np
-
     plus = layer.context.models["a"].spec.block.norm_offset
     return (layer.a[weight].astype(np.float64) + plus, layer.b[weight].astype(np.float64) + plus)
 
 
 def _moved(layer: Layer, role: str, factor: "Array") -> bool:
-    import numpy as np
-
     return bool(np.abs(factor - 1).max(initial=0.0) > STRAY * layer.slack(role))
 
 
 def _rows(layer: Layer) -> Iterator[Fold]:
     """Multiply rows by what they changed by, the reader's columns by the inverse; yield these."""
-    import numpy as np
-
     hyper, block = layer.context.hyper[0], layer.context.models["a"].spec.block
     for first, second in LINEAR:
         attention = first == "attn_v"
@@ -278,8 +263,6 @@ def _rows(layer: Layer) -> Iterator[Fold]:
 
 def _spread(layer: Layer, factor: "Array", reader: str) -> "Array | None":
     """Return v's factors at the columns of the output product: every query head's of its group."""
-    import numpy as np
-
     hyper = layer.context.hyper[0]
     heads, kv = int(hyper["n_heads"]), int(hyper["n_kv_heads"])
     if heads % kv or len(factor) % kv:

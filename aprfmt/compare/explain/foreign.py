@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.numbers import wide
@@ -39,8 +41,6 @@ class Foreign:
 
 def foreign(first: Reader, second: Reader) -> Foreign:
     """Compare two tensors of one role. Raises AprfmtError if one cannot be read."""
-    import numpy as np
-
     if first.shape != second.shape or not first.size:
         return Foreign(False, "the shapes differ")
     for label, side, other in (("B", second, first), ("A", first, second)):
@@ -95,8 +95,6 @@ def foreign(first: Reader, second: Reader) -> Foreign:
 
 def _drawn(values: "Array") -> str:
     """Return what distribution values were drawn from, as an initialisation does; "" if none."""
-    import numpy as np
-
     y = np.sort(values, axis=None)
     if y.size > MOST_SORTED:
         y = y[:: y.size // MOST_SORTED]
@@ -117,8 +115,6 @@ def _drawn(values: "Array") -> str:
 
 def _erf(x: "Array") -> "Array":
     """Return the error function, to 1.5e-7 (Abramowitz and Stegun 7.1.26)."""
-    import numpy as np
-
     t = 1 / (1 + 0.3275911 * np.abs(x))
     terms = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
     total = sum(c * t ** (i + 1) for i, c in enumerate(terms))
@@ -128,8 +124,6 @@ def _erf(x: "Array") -> "Array":
 
 def _windows(reader: Reader, most: int | None = None) -> "Iterator[Array]":
     """Yield row numbers: all, or evenly spread ones of about `most` values together."""
-    import numpy as np
-
     rows = np.arange(reader.rows)
     if most is not None and reader.size > most:
         rows = np.linspace(0, reader.rows - 1, max(1, most // reader.columns)).astype(np.int64)
@@ -140,8 +134,6 @@ def _windows(reader: Reader, most: int | None = None) -> "Iterator[Array]":
 
 def _constant(reader: Reader) -> float | None:
     """Return the value of a constant tensor; None if it is not constant."""
-    import numpy as np
-
     value: float | None = None
     for rows in _windows(reader):
         found = wide(reader.take(rows))
@@ -153,15 +145,11 @@ def _constant(reader: Reader) -> float | None:
 
 def _values(reader: Reader) -> "Array":
     """Return values of evenly spread rows (float64 [rows, columns])."""
-    import numpy as np
-
     return np.concatenate([wide(reader.take(rows)) for rows in _windows(reader, MOST)])
 
 
 def _sizes(values: "Array") -> "Array":
     """Return magnitudes without row and column means, as checkpoints share large dimensions."""
-    import numpy as np
-
     found = np.abs(values)
     if min(found.shape) < 2:
         return found
@@ -170,8 +158,6 @@ def _sizes(values: "Array") -> "Array":
 
 
 def _correlation(x: "Array", y: "Array") -> float:
-    import numpy as np
-
     x, y = (v - v.mean() for v in (x, y))
     norm = float(np.linalg.norm(x) * np.linalg.norm(y))
     return float(np.vdot(x, y)) / norm if norm else 0.0
@@ -179,8 +165,6 @@ def _correlation(x: "Array", y: "Array") -> float:
 
 def _rearranged(a: Reader, b: Reader, x: "Array", y: "Array") -> bool:
     """Say whether both have the same values in some order, up to their encodings' error."""
-    import numpy as np
-
     if a.encoding == b.encoding:
         return _fingerprint(a) == _fingerprint(b)
     x, y = np.sort(x, axis=None), np.sort(y, axis=None)
@@ -190,8 +174,6 @@ def _rearranged(a: Reader, b: Reader, x: "Array", y: "Array") -> bool:
 
 def _fingerprint(reader: Reader) -> int:
     """Return a hash of all values that does not depend on their order."""
-    import numpy as np
-
     total = 0
     for rows in _windows(reader):
         bits = np.ascontiguousarray(reader.take(rows), np.float32).view(np.uint32)

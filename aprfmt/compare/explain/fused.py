@@ -9,6 +9,8 @@ from itertools import permutations
 from math import gcd
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.compare.explain.permutation import inverse
 from aprfmt.compare.explain.sources import runs
 
@@ -24,8 +26,6 @@ def described(at: "Array", parts: Sequence[tuple[str, int]], kv_heads: int, oute
     `parts` are names and rows of what was fused; `outer` stacks (experts) repeat them. `kv_heads`
     groups q, k and v, 0 for other parts.
     """
-    import numpy as np
-
     names = " ".join(name for name, _ in parts)
     whole = f"all {', then all '.join(name for name, _ in parts)}"
     if outer == 1:
@@ -44,8 +44,6 @@ def described(at: "Array", parts: Sequence[tuple[str, int]], kv_heads: int, oute
 
 def orders(parts: Sequence[tuple[str, int]], kv_heads: int) -> "Iterator[tuple[str, Array]]":
     """Yield (words, order) of every layout but the canonical one."""
-    import numpy as np
-
     sizes = [size for _, size in parts]
     starts = np.cumsum([0, *sizes]).tolist()
     every = [np.arange(starts[i], starts[i + 1]) for i in range(len(parts))]
@@ -72,8 +70,6 @@ def _stacked(
     parts: Sequence[tuple[str, int]], kv_heads: int, outer: int
 ) -> "Iterator[tuple[str, Array]]":
     """Yield layouts inside every one of `outer` stacked tensors; rows are numbered part by part."""
-    import numpy as np
-
     inner = [(name, size // outer) for name, size in parts]
     count = sum(size for _, size in inner)
     # canonical number of row r of the fused expert e
@@ -90,8 +86,6 @@ def _stacked(
 
 def _turned(at: "Array", names: str) -> str:
     """Return the rotation, "" if it is none."""
-    import numpy as np
-
     n = len(at)
     by = int(at[0])
     if by and np.array_equal(at, (np.arange(n) + by) % n):

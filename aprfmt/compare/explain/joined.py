@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import Explanation, TensorDiff
@@ -134,8 +136,6 @@ def _order(
     context: Context, rows: Mapping[str, TensorDiff], family: Family, case: Case | None
 ) -> Order | None:
     """Return the order that makes all rows equal; None if there is none, or nothing to explain."""
-    import numpy as np
-
     if case is None or not _wanted(rows, _keys(case)):
         return None
     assert isinstance(case.a, Joined)
@@ -197,8 +197,6 @@ def _named(context: Context, family: Family, case: Case, at: "Array") -> Order |
 
 def _slid(pool: Joined, at: "Array") -> int:
     """Return k if every part that moved is cut k rows further on; 0 if not."""
-    import numpy as np
-
     away = at - np.arange(len(at))
     parts = [np.unique(away[start:stop]) for start, stop in zip(pool.starts, pool.starts[1:],
                                                                 strict=False)]  # fmt: skip
@@ -210,8 +208,6 @@ def _slid(pool: Joined, at: "Array") -> int:
 
 def _crossing(pool: Joined, at: "Array") -> list[tuple[int, int]]:
     """Return the (part of the place, part of the row) pairs where they are not the same."""
-    import numpy as np
-
     places = np.searchsorted(pool.starts, np.arange(len(at)), side="right")
     owners = np.searchsorted(pool.starts, at, side="right")
     apart = places != owners
@@ -240,8 +236,6 @@ def segments(pool: Joined, at: "Array", own: str = "") -> str:
 
 def _explained(case: Case, order: Order, more: tuple[str, ...]) -> dict[str, Explanation]:
     """Return an explanation for every part that the order changes; {} if it does not fit."""
-    import numpy as np
-
     assert isinstance(case.a, Joined) and isinstance(case.b, Joined)
     found: dict[str, Explanation] = {}
     if len(order.at) != case.a.rows:

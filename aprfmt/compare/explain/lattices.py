@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
+from aprfmt.codecs import f4, fp4, fp8, iq4_nl, nf4
 from aprfmt.codecs.lattice import Lattice
 from aprfmt.compare.explain.noise import UNIT
 
@@ -101,9 +104,6 @@ class Found:
 @cache
 def codes() -> tuple[Code, ...]:
     """Return every code that is looked for, the smallest first."""
-    import numpy as np
-
-    from aprfmt.codecs import f4, fp4, fp8, iq4_nl, nf4
 
     def whole(bits: int) -> "Array":
         return np.arange(-(2**bits) + 1, 2**bits, dtype=np.float64)
@@ -149,8 +149,6 @@ def found(
     `encoding` is the plain type they are stored in; "F32" for decoded blocks. `known` schemes are
     tried first, all others only with `search`.
     """
-    import numpy as np
-
     values = np.asarray(values, np.float64)
     if values.shape[1] < NARROWEST or not np.isfinite(values).all() or not values.any():
         return None
@@ -170,8 +168,6 @@ def found(
 
 def _sampled(cells: "Array", count: int = CELLS) -> "Array":
     """Return a few values of a few cells, the largest and the smallest of each among them."""
-    import numpy as np
-
     chosen = cells[np.unique(np.linspace(0, len(cells) - 1, count).astype(np.int64))]
     if chosen.shape[1] <= OF_CELL:
         return chosen
@@ -183,8 +179,6 @@ def _sampled(cells: "Array", count: int = CELLS) -> "Array":
 
 def _may_be(cell: "Array", code: Code, unit: Unit) -> bool:
     """Say whether one cell [elements] has a scale, by all entries at once."""
-    import numpy as np
-
     moved = cell - (np.nanmin(cell) if code.offset else 0.0)
     size = np.nan_to_num(np.abs(moved))
     most = moved[int(size.argmax())]
@@ -205,8 +199,6 @@ def share(values: "Array", code: Code, grouping: Grouping, unit: Unit) -> float:
 
 def fitted(values: "Array", code: Code, grouping: Grouping, unit: Unit) -> Found | None:
     """Return the scheme with its scales if nearly all cells of the values fit it."""
-    import numpy as np
-
     cells = split(values, grouping)
     scales, bits = _scales(cells, code, unit)
     fits = np.isfinite(bits)
@@ -224,8 +216,6 @@ def fitted(values: "Array", code: Code, grouping: Grouping, unit: Unit) -> Found
 
 def _at_rest(cells: "Array", scales: "Array", code: Code) -> float:
     """Return the share of values nearest to code 0, or to the minimum: one huge value moves all."""
-    import numpy as np
-
     moved = cells - (np.nanmin(cells, axis=1, keepdims=True) if code.offset else 0.0)
     first = np.abs(code.entries[code.entries != 0]).min()
     near = np.abs(moved) < first / 2 * np.abs(scales)[:, None]
@@ -237,8 +227,6 @@ def _scales(cells: "Array", code: Code, unit: Unit) -> tuple["Array", "Array"]:
 
     The entry that a cell's largest value is may be any; the first that all others fit counts.
     """
-    import numpy as np
-
     moved = cells - (np.nanmin(cells, axis=1, keepdims=True) if code.offset else 0.0)
     size = np.nan_to_num(np.abs(moved))
     most = np.take_along_axis(moved, size.argmax(1)[:, None], 1)[:, 0]
@@ -284,8 +272,6 @@ def _tops(code: Code) -> tuple["Array", bool]:
 
     The second is whether the code has every entry with both signs, so that one is enough.
     """
-    import numpy as np
-
     turned = np.array_equal(code.entries, -code.entries[::-1])
     entries = code.entries[(code.entries > 0) | (not turned)]
     entries = entries[entries != 0]
@@ -295,8 +281,6 @@ def _tops(code: Code) -> tuple["Array", bool]:
 
 def _improbable(cells: "Array", scale: "Array", code: Code, unit: Unit, loose: "Array") -> "Array":
     """Return for each cell how improbable its fit is, in bits; -inf where it does not fit."""
-    import numpy as np
-
     entries = code.entries
     at = cells / scale[:, None]
     near = np.clip(np.searchsorted((entries[:-1] + entries[1:]) / 2, at), 0, len(entries) - 1)
@@ -317,8 +301,6 @@ def _improbable(cells: "Array", scale: "Array", code: Code, unit: Unit, loose: "
 
 def split(values: "Array", grouping: Grouping) -> "Array":
     """Return values [rows, columns] as cells [cells, elements], NaN where a cell sticks out."""
-    import numpy as np
-
     rows, columns = values.shape
     tall, wide = grouping.rows or rows, grouping.columns or columns
     down, across = -(-rows // tall), -(-columns // wide)
@@ -348,8 +330,6 @@ def _lattice(
     values: "Array", cells: "Array", scales: "Array", code: Code, grouping: Grouping
 ) -> Lattice:
     """Return the lattice of a fit: ends are the values that are there."""
-    import numpy as np
-
     entries = code.entries
     gaps = np.diff(entries)
     low = np.nanmin(cells, axis=1, keepdims=True) if code.offset else 0.0

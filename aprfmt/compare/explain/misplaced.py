@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.compare.diffs import Explanation
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Guess
@@ -34,8 +36,6 @@ class Run:
 
 def misplaced(case: Case) -> Iterator[Guess | Explanation]:
     """Ask whether the differing rows of B are other rows of A: of any tensor of as many columns."""
-    import numpy as np
-
     if case.numbers is not None or case.a.columns < COLUMNS or case.a.rows != case.b.rows:
         return
     pool = _pool(case.context, case.a, case.key)
@@ -72,8 +72,6 @@ def misplaced(case: Case) -> Iterator[Guess | Explanation]:
 
 def _runs(places: "Array", at: "Array") -> Iterator[tuple[int, int, int]]:
     """Yield runs in which both the place and its source go on by one; first is an index."""
-    import numpy as np
-
     breaks = np.flatnonzero(np.diff(places) != 1) + 1
     edges = [0, *breaks.tolist(), len(places)]
     for start, stop in pairwise(edges):

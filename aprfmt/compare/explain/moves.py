@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.compare.explain import permutation
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Guess, Take
@@ -22,8 +24,6 @@ NORMS = 1e-4  # relative difference of two norms that a rearrangement of floats 
 
 def transpose(case: Case) -> Iterator[Guess]:
     """Guess that rows and columns are exchanged, in the data or only in the shape."""
-    import numpy as np
-
     a, b = case.a, case.b
     if len(a.shape) < 2 or a.shape[:-2] != b.shape[:-2] or a.size > TRANSPOSED:
         return
@@ -124,8 +124,6 @@ def starting_at(reader: Reader, start: int) -> Take:
 
 
 def _shifted(case: Case, found: Found, k: int, what: str) -> Iterator[Guess]:
-    import numpy as np
-
     one = what.removesuffix("s")
     around = (np.arange(found.count) + k) % found.count
     text = f"{one} i of A is {one} i{k:+d} of B"
@@ -144,8 +142,6 @@ def _shifted(case: Case, found: Found, k: int, what: str) -> Iterator[Guess]:
 
 def value_offset(case: Case) -> Iterator[Guess]:
     """Guess that values are shifted along their rows (a shift seen through other encodings)."""
-    import numpy as np
-
     x, y = case.sample_a, case.sample_b
     width = case.a.columns
     if width < 4 * ALONG or x.shape != y.shape:
@@ -198,8 +194,6 @@ def _paired(case: Case, found: Found, heads: int, way: str, p: "Array", what: st
 
 
 def _blocked(case: Case, found: Found, what: str) -> Iterator[Guess]:
-    import numpy as np
-
     if case.role.startswith(("ffn_gate_inp", "exp_probs_b")) and found.axis == 0:
         yield _order(case, found, found.at, 1, "expert_order", "the router's experts")
         return
@@ -230,8 +224,6 @@ def _blocked(case: Case, found: Found, what: str) -> Iterator[Guess]:
 
 def _experts(case: Case) -> Iterator[Guess]:
     """Guess another order of the experts in a stack, each recognised by its first row."""
-    import numpy as np
-
     if len(case.shape) != 3 or case.numbers is not None:
         return
     count, size = case.shape[0], case.shape[1]
@@ -271,8 +263,6 @@ def _order(case: Case, found: Found, q: "Array", size: int, cause: str, what: st
 
 def repeated(case: Case) -> Iterator[Guess]:
     """Guess that one side repeats every key or value head (shapes differ)."""
-    import numpy as np
-
     a, b = case.a, case.b
     if len(a.shape) > 2 or len(a.shape) != len(b.shape) or a.columns != b.columns:
         return
@@ -305,8 +295,6 @@ def repeated(case: Case) -> Iterator[Guess]:
 
 def window(case: Case) -> Iterator[Guess]:
     """Guess that one side is a range of the other's rows (shapes differ)."""
-    import numpy as np
-
     a, b = case.a, case.b
     if a.columns != b.columns or a.columns == 1 or a.rows == b.rows:
         return

@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.codecs import decode
 from aprfmt.compare.diffs import Explanation
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.noise import noise_of
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.numbers import wide
+from aprfmt.compare.tensors import chunks, steps_between
 
 FEW = 64  # most values beyond the bound
 FINE = 0.02  # largest noise of the other encoding for which a restored value proves something
@@ -15,8 +19,6 @@ FINE = 0.02  # largest noise of the other encoding for which a restored value pr
 
 def outliers(case: Case) -> Iterator[Explanation]:
     """Guess that few values are damaged (beyond one step), and find the bit that was flipped."""
-    import numpy as np
-
     a, b = case.a, case.b
     if a.encoding == b.encoding or case.numbers is not None:
         return
@@ -47,10 +49,6 @@ def outliers(case: Case) -> Iterator[Explanation]:
 
 def _beyond(case: Case) -> list[tuple[int, float, float]]:
     """Return (flat index, value of A, of B) beyond one step; empty if there are too many."""
-    import numpy as np
-
-    from aprfmt.compare.tensors import chunks, steps_between
-
     found: list[tuple[int, float, float]] = []
     start = 0
     for x, y, step in chunks(case.a.side, case.b.side):
@@ -67,8 +65,6 @@ def _beyond(case: Case) -> list[tuple[int, float, float]]:
 
 def flipped_bit(side: Reader, other: Reader, at: list[int]) -> str | None:
     """Return, in words, the one bit whose flip repairs all these places, or None."""
-    import numpy as np
-
     row = encoding_row(side.encoding.split("+")[0])
     if side.row_bytes is None or len({i // row.block_size for i in at}) != 1:
         return None
@@ -84,7 +80,6 @@ def flipped_bit(side: Reader, other: Reader, at: list[int]) -> str | None:
     tried = np.repeat(raw[None, :], count, axis=0)
     bits = np.arange(count)
     tried[bits, bits // 8] ^= (1 << (bits % 8)).astype(np.uint8)
-    from aprfmt.codecs import decode
 
     values = decode(side.encoding, {"": tried.tobytes()}, (count, row.block_size))
     values = np.nan_to_num(wide(values), nan=np.inf, posinf=np.inf, neginf=-np.inf)

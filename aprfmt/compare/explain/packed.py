@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.codecs.dialect import CodeTable
 from aprfmt.codecs.lattice import Lattice
@@ -102,8 +104,6 @@ def copies(case: Case) -> Iterator[Copy]:
 
 
 def _copies(case: Case) -> Iterator[Copy]:
-    import numpy as np
-
     if case.a.columns < lattices.NARROWEST or case.numbers is not None:
         return
     rows = _rows(case.a)
@@ -143,8 +143,6 @@ def plain(reader: Reader) -> bool:
 
 def _rows(reader: Reader) -> "Array | None":
     """Return row numbers of a large tensor in runs of TILE, None for all."""
-    import numpy as np
-
     if reader.size <= MOST or reader.rows <= TILE:
         return None
     runs = max(1, MOST // reader.columns // TILE)
@@ -185,15 +183,11 @@ def _codes(reader: Reader) -> CodeTable:
 
 def _bits(codes: CodeTable) -> int:
     """Return the bits of codes that are integers, else 0."""
-    import numpy as np
-
     return codes.bits if np.isin(np.diff(np.sort(codes.values)), 1.0).all() else 0
 
 
 def _scales(lattice: Lattice, grouping: Grouping, codes: CodeTable) -> "Array":
     """Return the scale of every cell [cells]: the distance of its ends over that of its codes'."""
-    import numpy as np
-
     wide = lattices.split(np.abs(lattice.high - lattice.low), grouping)
     with np.errstate(all="ignore"):
         found: Array = np.nan_to_num(np.nanmedian(wide, axis=1)) / np.ptp(
@@ -204,8 +198,6 @@ def _scales(lattice: Lattice, grouping: Grouping, codes: CodeTable) -> "Array":
 
 def grouping_of(lattice: Lattice) -> Grouping:
     """Return the cells in which a lattice has one low and one high end."""
-    import numpy as np
-
     across = np.flatnonzero(
         ((np.diff(lattice.low, axis=1) != 0) | (np.diff(lattice.high, axis=1) != 0)).any(0)
     )
@@ -229,8 +221,6 @@ def spread(copy: Copy, numbers: "Array") -> "Array":
 
 def scaled(lattice: Lattice, factor: "Array | float", offset: "Array | float" = 0.0) -> Lattice:
     """Return a lattice whose values are multiplied and moved."""
-    import numpy as np
-
     return Lattice(
         lattice.step * np.abs(factor),
         lattice.low * factor + offset,

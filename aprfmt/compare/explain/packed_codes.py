@@ -4,6 +4,9 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from aprfmt.codecs import fp8
 from aprfmt.codecs.lattice import Lattice
 from aprfmt.compare.explain.guesses import Explanation
 from aprfmt.compare.explain.packed import Copy, cells, moved, ordered, scaled, spread
@@ -19,16 +22,12 @@ ALIKE = 0.6  # correlation from which an order is worth a fit
 
 def _errors(copy: Copy) -> "Array":
     """Return (y - x) in steps, 0 where there is no step."""
-    import numpy as np
-
     step = copy.lattice.step
     return np.where(step > 0, (copy.y - copy.x) / np.where(step > 0, step, 1.0), 0.0)
 
 
 def zero_points(copy: Copy) -> Iterator[Explanation]:
     """Find zero points that are off by one, or by another whole number, in all or some groups."""
-    import numpy as np
-
     if not copy.bits:
         return
     middle = np.nanmedian(cells(copy, _errors(copy)), axis=1)
@@ -60,8 +59,6 @@ def zero_points(copy: Copy) -> Iterator[Explanation]:
 
 def own_zero_points(copy: Copy) -> Iterator[Explanation]:
     """Find zero points that are off by a whole number of its own in every group."""
-    import numpy as np
-
     if not copy.bits:
         return
     whole = np.round(np.nanmedian(cells(copy, _errors(copy)), axis=1))
@@ -80,8 +77,6 @@ def own_zero_points(copy: Copy) -> Iterator[Explanation]:
 
 def signs(copy: Copy) -> Iterator[Explanation]:
     """Find codes whose highest bit has the other meaning: signed ones read with an offset."""
-    import numpy as np
-
     if not copy.bits:
         return
     half = 1 << copy.bits - 1
@@ -108,10 +103,6 @@ def signs(copy: Copy) -> Iterator[Explanation]:
 
 def variants(copy: Copy) -> Iterator[Explanation]:
     """Find bytes of one 8-bit float that were decoded as another, then scaled."""
-    import numpy as np
-
-    from aprfmt.codecs import fp8
-
     kinds = {kind.name: kind.values.astype(np.float64) for kind in fp8.OF_TWO_SIGNS}
     read = next((name for name in kinds if name.removeprefix("F8_") in copy.scheme), "")
     if not read or not copy.again:
@@ -133,8 +124,6 @@ def _reread(copy: Copy, read: "Array", table: "Array") -> tuple["Array", Lattice
     The scale of a cell is known up to powers of two, and each gives other bytes: the one that comes
     nearest to the source is taken, for each cell by itself. A cell without any is infinite.
     """
-    import numpy as np
-
     finite = np.flatnonzero(np.isfinite(read))
     order = finite[np.argsort(read[finite], kind="stable")]
     levels = read[order]
@@ -163,8 +152,6 @@ def _reread(copy: Copy, read: "Array", table: "Array") -> tuple["Array", Lattice
 
 def _of_float(values: "Array", table: "Array", factor: "Array") -> Lattice:
     """Return the lattice of values of an 8-bit float's table, times a factor."""
-    import numpy as np
-
     levels = np.unique(table[np.isfinite(table)])
     near = np.searchsorted(levels, values)
     gaps = np.diff(levels)
@@ -210,10 +197,8 @@ def order_of_outputs(copy: Copy) -> Iterator[Explanation]:
 
 
 def _orders(
-    copy: Copy, axis: int, patterns: "Sequence[tuple[str, tuple[int, ...]]]"
+    copy: Copy, axis: int, patterns: Sequence[tuple[str, tuple[int, ...]]]
 ) -> Iterator[Explanation]:
-    import numpy as np
-
     size = copy.y.shape[axis]
     for text, pattern in patterns:
         if size % len(pattern):
@@ -249,7 +234,5 @@ def _in_order(copy: Copy, says: str) -> Explanation | None:
 
 def _alike(x: "Array", y: "Array") -> float:
     """Return the correlation of a few rows."""
-    import numpy as np
-
     few = np.unique(np.linspace(0, len(x) - 1, 32).astype(np.int64))
     return float(np.corrcoef(x[few].reshape(-1), y[few].reshape(-1))[0, 1])

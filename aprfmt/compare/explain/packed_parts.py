@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator
 from operator import neg
 from typing import TYPE_CHECKING, NamedTuple
 
-from aprfmt.codecs.dialect import Parts
+import numpy as np
+
+from aprfmt.codecs import CODECS, decode
+from aprfmt.codecs.dialect import Parts, StoredPart
 from aprfmt.codecs.lattice import Lattice, PackedWeight
 from aprfmt.compare.bounds import fit
 from aprfmt.compare.explain import lattices
@@ -47,8 +50,6 @@ def _main(weight: PackedWeight, change: "Callable[[Array], Array]") -> PackedWei
 
 
 def _changed(parts: Parts, suffix: str, change: "Callable[[Array], Array]") -> Parts:
-    import numpy as np
-
     part = parts[suffix]
     raw = np.frombuffer(part.raw, np.uint8)
     return {suffix: part._replace(raw=np.ascontiguousarray(change(raw)).tobytes())}
@@ -63,8 +64,6 @@ def _nibbles(
     """
 
     def reordered(raw: "Array") -> "Array":
-        import numpy as np
-
         both = np.stack([raw & 15, raw >> 4], -1).reshape(-1, len(order))[:, list(order)]
         pairs = both.reshape(-1, 2)
         joined: Array = pairs[:, 0] | pairs[:, 1] << 4
@@ -148,8 +147,6 @@ def read_otherwise(copy: Copy) -> Iterator[Explanation]:
 
 
 def _confirmed(copy: Copy, reading: Reading, weights: list[PackedWeight]) -> Explanation | None:
-    import numpy as np
-
     view = copy.reader.side
     try:
         values = [weight.decode() for weight in weights]
@@ -170,8 +167,6 @@ def _confirmed(copy: Copy, reading: Reading, weights: list[PackedWeight]) -> Exp
 
 def _groups(copy: Copy, weights: list[PackedWeight]) -> Iterator[Explanation]:
     """Find the group of every input of a GPTQ weight: an index that is missing or wrong."""
-    import numpy as np
-
     if len(weights) != 1 or weights[0].dialect.name != "gptq" or copy.rows is not None:
         return
     weight = weights[0]
@@ -180,8 +175,6 @@ def _groups(copy: Copy, weights: list[PackedWeight]) -> Iterator[Explanation]:
         return
 
     def read(index: "Array") -> PackedWeight:
-        from aprfmt.codecs.dialect import StoredPart
-
         raw = np.ascontiguousarray(index, np.int32).tobytes()
         return weight.altered({".g_idx": StoredPart(raw, "I32", (inputs,))})
 
@@ -208,10 +201,6 @@ def _groups(copy: Copy, weights: list[PackedWeight]) -> Iterator[Explanation]:
 
 def _of_blocks(copy: Copy) -> Iterator[Explanation]:
     """Find fields of GGUF blocks that are exchanged or have the other sign."""
-    import numpy as np
-
-    from aprfmt.codecs import CODECS, decode
-
     view = copy.reader.side
     codec = CODECS[view.encoding] if view.encoding in CODECS else None
     if codec is None or codec.layout is None or view.data is None or copy.rows is not None:
@@ -267,8 +256,6 @@ def _nibbles_turned(values: "Array") -> "Array":
 
 def _unmixed(blocks: "Array") -> "Array | None":
     """Return blocks whose nibbles were written as every second value, in two halves."""
-    import numpy as np
-
     if "qs" not in (blocks.dtype.names or ()) or blocks["qs"].ndim != 2:
         return None
     made, qs = blocks.copy(), blocks["qs"]

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.compare.bounds import fit
 from aprfmt.compare.explain import lattices
 from aprfmt.compare.explain.guesses import Explanation
@@ -25,8 +27,6 @@ FEW_COLUMNS = 1 << 24  # products tried to find the group of every input
 
 def factors(copy: Copy, y: "Array") -> "Array":
     """Return the least-squares factor of every cell [cells]; 1 for a cell of zeros."""
-    import numpy as np
-
     mine, source = (np.nan_to_num(lattices.split(v, copy.grouping)) for v in (y, copy.x))
     square, product = (mine * mine).sum(1), (mine * source).sum(1)
     return np.where(square > 0, product / np.where(square > 0, square, 1.0), 1.0)
@@ -34,8 +34,6 @@ def factors(copy: Copy, y: "Array") -> "Array":
 
 def affine(copy: Copy) -> tuple["Array", "Array"]:
     """Return the least-squares factor and offset of every cell [cells]."""
-    import numpy as np
-
     mine, source = (lattices.split(v, copy.grouping) for v in (copy.y, copy.x))
     m, s = np.nanmean(mine, axis=1), np.nanmean(source, axis=1)
     away = np.nan_to_num(mine - m[:, None])
@@ -51,8 +49,6 @@ def scales(copy: Copy, *, related: bool = True) -> Iterator[Explanation]:
     With `related` only those of which it can be said how they go with the right ones. Cells may be
     smaller than those the stored scales show, which may be one number for all.
     """
-    import numpy as np
-
     seen = []
     for grouping in (copy.grouping, *lattices.groupings(*copy.y.shape)):
         if grouping in seen or not _divides(grouping, copy):
@@ -90,8 +86,6 @@ def _divides(grouping: Grouping, copy: Copy) -> bool:
 
 def _of_cells(copy: Copy, grouping: Grouping) -> "Array":
     """Return the copy's scale in every cell of a finer grouping."""
-    import numpy as np
-
     return np.asarray(np.nanmax(lattices.split(spread(copy, copy.scales), grouping), axis=1))
 
 
@@ -103,8 +97,6 @@ def _relation(copy: Copy, right: "Array", wrong: "Array", relative: float) -> st
 
     A factor is known to about the copy's relative error over the root of a cell's elements.
     """
-    import numpy as np
-
     stored = copy.scales
     limit = max(LEAST, SURE * relative / (copy.y.size / stored.size) ** 0.5)
     apart = float(np.median(np.abs(right / stored - 1)))
@@ -146,8 +138,6 @@ def _relation(copy: Copy, right: "Array", wrong: "Array", relative: float) -> st
 
 def _moved(grid: "Array", true: "Array", near: "Callable[[Array, Array], bool]") -> str:
     """Say how scales stand elsewhere than they should: shifted, turned; "" where they do not."""
-    import numpy as np
-
     for shift in (1, -1):
         for axis, what in ((1, "group"), (0, "row of groups"), (None, "group")):
             size = grid.size if axis is None else grid.shape[axis]
@@ -167,8 +157,6 @@ def _moved(grid: "Array", true: "Array", near: "Callable[[Array, Array], bool]")
 
 def minima(copy: Copy) -> Iterator[Explanation]:
     """Find what is added to each group's values wrong: another sign, lost, or scales exchanged."""
-    import numpy as np
-
     factor, offset = affine(copy)
     if not (np.isfinite(factor).all() and np.isfinite(offset).all() and (factor > 0).all()):
         return
@@ -188,8 +176,6 @@ def minima(copy: Copy) -> Iterator[Explanation]:
 
 def above_minima(copy: Copy) -> Iterator[Explanation]:
     """Find scales that are wrong where minima are right: a factor on what stands above each."""
-    import numpy as np
-
     low = np.nanmin(cells(copy, copy.lattice.low), axis=1)
     if not low.any() or not np.isfinite(low).all():
         return
@@ -215,8 +201,6 @@ def above_minima(copy: Copy) -> Iterator[Explanation]:
 
 def _of_minima(copy: Copy, factor: "Array", offset: "Array") -> str:
     """Say how factors and offsets of cells go with the minima that are stored."""
-    import numpy as np
-
     low = np.nanmin(cells(copy, copy.lattice.low), axis=1)
     step = np.nanmedian(cells(copy, copy.lattice.step), axis=1)
     wrong = (np.abs(factor - 1) > NEAR) | (np.abs(offset) > step / 2)
@@ -247,8 +231,6 @@ def _of_minima(copy: Copy, factor: "Array", offset: "Array") -> str:
 
 def columns(copy: Copy) -> Iterator[Explanation]:
     """Find inputs that have another group's scale: an order of activation that was ignored."""
-    import numpy as np
-
     rows, count = copy.y.shape
     wide = copy.grouping.columns
     if copy.grouping.rows != 1 or not wide or not copy.bits or count % wide:

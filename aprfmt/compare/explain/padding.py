@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import Explanation, TensorDiff
 from aprfmt.compare.explain.context import Context
@@ -12,6 +14,7 @@ from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.numbers import wide
 from aprfmt.errors import AprfmtError
 from aprfmt.tensors.view import View
+from aprfmt.tokenizer import facts
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -46,8 +49,6 @@ def with_padding(
 
 def _padded(context: Context, key: str, a: View, b: View) -> Explanation | None:
     """Compare the rows that both have; None if they differ, or if ids reach the others."""
-    import numpy as np
-
     first, second = Reader(a), Reader(b)
     if first.columns != second.columns or first.rows == second.rows:
         return None
@@ -76,8 +77,6 @@ def _padded(context: Context, key: str, a: View, b: View) -> Explanation | None:
 
 def _pieces(model: "Model") -> int | None:
     """Return how many ids a model's tokenizer has; None where it has none, or it cannot be read."""
-    from aprfmt.tokenizer import facts
-
     try:
         found = facts(model)
     except AprfmtError:
@@ -88,8 +87,6 @@ def _pieces(model: "Model") -> int | None:
 
 def _filled(side: Reader, start: int) -> str:
     """Return what the rows from `start` hold."""
-    import numpy as np
-
     values = wide(side.take(np.arange(start, side.rows)))
     if not values.any():
         return "zeros"

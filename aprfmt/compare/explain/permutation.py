@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.numbers import wide
@@ -33,8 +35,6 @@ class Found:
 
 def find_rows(case: Case) -> Found | None:
     """Return the places of A's rows in B; of tensors with many rows, of the sample's only."""
-    import numpy as np
-
     slack = 2 * case.slack() + 1e-6
     if case.a.columns == 1:
         return _sorted(case)
@@ -58,8 +58,6 @@ def find_rows(case: Case) -> Found | None:
 
 def _hashed(case: Case) -> Found | None:
     """Match rows by their bytes; a row keeps its number if several rows are equal."""
-    import numpy as np
-
     if case.a.row_bytes is None:
         return None
     known: dict[bytes, int] = {}
@@ -82,8 +80,6 @@ def _hashed(case: Case) -> Found | None:
 
 def find_columns(case: Case) -> Found | None:
     """Return the places of A's columns in B, compared on the sample's rows."""
-    import numpy as np
-
     columns = case.a.columns
     if not 1 < columns <= MATCHED or case.b.columns != columns:
         return None
@@ -99,8 +95,6 @@ def find_columns(case: Case) -> Found | None:
 
 def _sorted(case: Case) -> Found | None:
     """Match the values of a vector by sorting; equal values keep their place if possible."""
-    import numpy as np
-
     if case.a.size > MATCHED or case.a.size != case.b.size:
         return None
     every = np.arange(case.a.rows)
@@ -119,8 +113,6 @@ def _sorted(case: Case) -> Found | None:
 
 
 def _projected(side: Reader, case: Case, onto: "Array") -> "Array":
-    import numpy as np
-
     return np.concatenate(
         [np.nan_to_num(wide(side.take(rows))) @ onto for rows in case.windows(None)]
     )
@@ -128,8 +120,6 @@ def _projected(side: Reader, case: Case, onto: "Array") -> "Array":
 
 def matched(a: "Array", b: "Array", slack: float) -> "Array":
     """Return for every row of `a` its row in `b` (both [n, columns]); -1 if there is none."""
-    import numpy as np
-
     a, b = np.nan_to_num(wide(a)), np.nan_to_num(wide(b))
     return _nearest(a, b, 2 * slack + 1e-6, np.arange(len(a)))
 
@@ -139,8 +129,6 @@ def _nearest(a: "Array", b: "Array", slack: float, own: "Array") -> "Array":
 
     `own` are the lines' own numbers in `b`, which are preferred if near enough.
     """
-    import numpy as np
-
     found = np.full(len(a), -1, np.int64)
     norm = np.einsum("ij,ij->i", b, b)
     for start in range(0, len(a), 1024):
@@ -162,8 +150,6 @@ def _nearest(a: "Array", b: "Array", slack: float, own: "Array") -> "Array":
 
 def to_pairs(count: int, heads: int) -> "Array":
     """Return p: split-half row i of each head is row p[i] in adjacent-pair order."""
-    import numpy as np
-
     size = count // heads
     inside = np.arange(size).reshape(size // 2, 2).T.reshape(-1)
     return (np.arange(heads)[:, None] * size + inside[None, :]).reshape(-1)
@@ -171,8 +157,6 @@ def to_pairs(count: int, heads: int) -> "Array":
 
 def inverse(p: "Array") -> "Array":
     """Return the permutation that undoes `p`."""
-    import numpy as np
-
     found = np.empty_like(p)
     found[p] = np.arange(len(p))
     return found
@@ -220,8 +204,6 @@ def regrouped(case: Case, found: Found, right: int) -> "Iterator[tuple[int, str,
 
 def blocks(found: Found, size: int) -> "Array | None":
     """Return q: block b of A is block q[b] of B; None if a block is not moved as a whole."""
-    import numpy as np
-
     if size < 1 or found.count % size or found.count == size:
         return None
     if not bool((found.at % size == found.index % size).all()):
@@ -235,15 +217,11 @@ def blocks(found: Found, size: int) -> "Array | None":
 
 def spread(q: "Array", size: int) -> "Array":
     """Return the permutation of single rows that moves whole blocks."""
-    import numpy as np
-
     return (q[:, None] * size + np.arange(size)[None, :]).reshape(-1)
 
 
 def shift(found: Found) -> int | None:
     """Return k if every line found is k further down (k < 0: up), with wrap-around; else None."""
-    import numpy as np
-
     away = np.unique((found.at - found.index) % found.count)
     if len(away) != 1 or away[0] == 0:
         return None

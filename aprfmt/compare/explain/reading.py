@@ -4,7 +4,10 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.codecs import decode
 from aprfmt.tensors.runs import Bytes
 from aprfmt.tensors.view import View
 
@@ -52,8 +55,6 @@ class Reader:
 
     def take(self, index: "Array | list[int]") -> "Array":
         """Return the rows of these numbers (int array, any order), decoded."""
-        import numpy as np
-
         if self.size <= KEPT or not self.by_row:
             return self.whole[index]
         index = np.asarray(index, np.int64)
@@ -70,8 +71,6 @@ class Reader:
 
     def raw(self, index: "Array") -> "Array":
         """Return the stored bytes of these rows (uint8 [n, row_bytes]); needs `row_bytes`."""
-        import numpy as np
-
         size = self.row_bytes
         assert size is not None
         index = np.asarray(index, np.int64)
@@ -86,10 +85,6 @@ class Reader:
 
     def decoded(self, raw: "Array", encoding: str = "") -> "Array":
         """Decode the bytes of rows (uint8 [n, row_bytes]), as this encoding or as another."""
-        import numpy as np
-
-        from aprfmt.codecs import decode
-
         parts = {"": np.ascontiguousarray(raw).tobytes()}
         return widened(decode(encoding or self.encoding, parts, (len(raw), self.columns)))
 
@@ -109,8 +104,6 @@ class Computed(Reader):
     @cached_property
     def whole(self) -> "Array":
         """All values [rows, columns]."""
-        import numpy as np
-
         return self.take(np.arange(self.rows))
 
     @cached_property
@@ -141,8 +134,6 @@ class SomeRows(Reader):
 
 def widened(values: "Array") -> "Array":
     """Return values in float32, float64 or int64: what arithmetic can be done in."""
-    import numpy as np
-
     if values.dtype.kind in "biu":
         return values.astype(np.int64)
     return values if values.dtype in (np.float32, np.float64) else values.astype(np.float32)

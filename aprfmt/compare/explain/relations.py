@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Guess, Take
 from aprfmt.compare.explain.moves import starting_at
@@ -28,15 +30,11 @@ class Function:
 
 
 def _softplus(x: "Array") -> "Array":
-    import numpy as np
-
     found: Array = np.logaddexp(0.0, x)
     return found
 
 
 def _functions() -> tuple[Function, ...]:
-    import numpy as np
-
     return (
         Function("the reciprocals of", lambda x: 1.0 / x),
         Function("the absolute values of", np.abs),
@@ -52,8 +50,6 @@ def _functions() -> tuple[Function, ...]:
 
 def function_of(case: Case) -> Iterator[Guess]:
     """Guess that one side's values are a function of the other's, one by one."""
-    import numpy as np
-
     a, b = case.a, case.b
     x, y = wide(case.sample_a), wide(case.sample_b)
     if a.encoding not in UNIT or b.encoding not in UNIT or x.size < LEAST:
@@ -82,8 +78,6 @@ def _applied(source: Reader, function: Take) -> Take:
 
 def _near(made: "Array", wanted: "Array", slack: float) -> bool:
     """Say whether two samples agree, in norm and value by value."""
-    import numpy as np
-
     if not np.isfinite(made).all():
         return False
     norm = max(float(np.linalg.norm(made)), float(np.linalg.norm(wanted)))
@@ -94,8 +88,6 @@ def _near(made: "Array", wanted: "Array", slack: float) -> bool:
 
 def _offset(case: Case, slack: float) -> Iterator[Guess]:
     """Guess that one number was added to every value."""
-    import numpy as np
-
     a, b = case.a, case.b
     x, y = wide(case.sample_a), wide(case.sample_b)
     apart = y - x
@@ -114,8 +106,6 @@ def _offset(case: Case, slack: float) -> Iterator[Guess]:
 
 def prefix(case: Case) -> Iterator[Guess]:
     """Guess that one vector is the beginning, or another part, of the other (shapes differ)."""
-    import numpy as np
-
     a, b = case.a, case.b
     if a.columns != 1 or b.columns != 1 or a.rows == b.rows or len(a.shape) != len(b.shape):
         return

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Explanation, Guess
@@ -35,8 +37,6 @@ def byte_offset(case: Case) -> Iterator[Explanation]:
 
 def _shift_inside(a: Bytes | bytes, b: Bytes) -> tuple[int, int] | None:
     """Return (first differing byte, k): B[i] == A[i+k] from there on; None where it is not so."""
-    import numpy as np
-
     size = len(b)
     if len(a) != size or size < 4 * ANCHOR or size > STORED:
         return None
@@ -131,8 +131,6 @@ FOUND_AGAIN = 0.75  # correlation of values that were found again, at least
 
 def flat_offset(case: Case) -> Iterator[Guess]:
     """Guess that values stand some places late, over the ends of rows, from some row on or all."""
-    import numpy as np
-
     width, rows = case.a.columns, case.a.rows
     if case.numbers is not None or width == 1 or case.a.shape != case.b.shape or rows < 4:
         return
@@ -157,8 +155,6 @@ def flat_offset(case: Case) -> Iterator[Guess]:
 
 def _flat_shift(case: Case) -> int:
     """Return s so that value i of B is value i + s of A in the middle of what differs; or 0."""
-    import numpy as np
-
     width, rows = case.a.columns, case.a.rows
     changed = case.telling
     middle = int(changed[len(changed) // 2])

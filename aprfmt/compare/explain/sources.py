@@ -10,6 +10,8 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.compare.explain.permutation import MATCHED, matched
 from aprfmt.compare.explain.reading import Computed, Reader
 from aprfmt.compare.numbers import wide
@@ -34,8 +36,6 @@ class Joined(Computed):
 
     def take(self, index: "Array | list[int]") -> "Array":
         """Return the rows of these numbers (int array, any order), decoded."""
-        import numpy as np
-
         index = np.asarray(index, np.int64)
         found = np.zeros((len(index), self.columns), np.float32)
         place = np.searchsorted(self.starts, index, side="right") - 1
@@ -50,14 +50,10 @@ class Joined(Computed):
     @cached_property
     def hashes(self) -> "Array":
         """The hash of every row's values (uint64 [rows])."""
-        import numpy as np
-
         return np.concatenate([hashes(reader) for reader in self.readers])
 
     def owner(self, row: int) -> tuple[str, int]:
         """Return the key of the tensor a row belongs to, and the row's number there."""
-        import numpy as np
-
         i = int(np.searchsorted(self.starts, row, side="right")) - 1
         return self.keys[i], row - self.starts[i]
 
@@ -69,8 +65,6 @@ class Joined(Computed):
 
 def hashes(reader: Reader) -> "Array":
     """Return a hash of the values of every row (uint64 [rows]); 0 for a row of zeros."""
-    import numpy as np
-
     rng = np.random.default_rng(_ODD)
     by = rng.integers(0, 1 << 63, reader.columns, np.uint64) * np.uint64(2) + np.uint64(1)
     step = max(1, WINDOW // max(1, reader.columns))
@@ -92,8 +86,6 @@ def sources(pool: Reader, rows: Reader, own: int, slack: float) -> "Array | None
     one that goes on where the row before stood is taken. None where the rows were rounded, and are
     too many to look for the nearest.
     """
-    import numpy as np
-
     expected = own + np.arange(rows.rows)
     if slack == 0:
         theirs = pool.hashes if isinstance(pool, Joined) else hashes(pool)
@@ -120,8 +112,6 @@ def sources(pool: Reader, rows: Reader, own: int, slack: float) -> "Array | None
 
 def _by_value(x: "Array", y: "Array", expected: "Array", slack: float) -> "Array":
     """Return the nearest value of `y` for every value of `x`, -1 where none is near enough."""
-    import numpy as np
-
     order = np.argsort(y, kind="stable")
     at = np.clip(np.searchsorted(y[order], x), 1, len(y) - 1)
     below, above = order[at - 1], order[at]
@@ -134,8 +124,6 @@ def _by_value(x: "Array", y: "Array", expected: "Array", slack: float) -> "Array
 
 
 def _by_hash(mine: "Array", theirs: "Array", expected: "Array") -> "Array":
-    import numpy as np
-
     order = np.argsort(theirs, kind="stable")
     ordered = theirs[order]
     at = np.searchsorted(ordered, mine)
@@ -159,8 +147,6 @@ def runs(at: "Array") -> list[tuple[int, int, int]]:
 
     A run of unknown rows has the source -1.
     """
-    import numpy as np
-
     if not len(at):
         return []
     follows = np.where(at[:-1] < 0, at[1:] < 0, at[1:] == at[:-1] + 1)

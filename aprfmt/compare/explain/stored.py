@@ -3,8 +3,11 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.encodings import numbers
+from aprfmt.codecs import decode, encode
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Explanation, Guess, Take
 from aprfmt.compare.explain.noise import noise
@@ -63,10 +66,6 @@ def dtype_mislabel(case: Case) -> Iterator[Guess]:
 
 def _holds(values: "Array", encoding: str) -> bool:
     """Say whether values are stored in a 16-bit type without loss."""
-    import numpy as np
-
-    from aprfmt.codecs import decode, encode
-
     if values.dtype != np.float32:
         return False
     again = decode(encoding, encode(encoding, values), values.shape)
@@ -74,8 +73,6 @@ def _holds(values: "Array", encoding: str) -> bool:
 
 
 def _misread(side: Reader, first: str, second: str) -> Take:
-    from aprfmt.codecs import decode, encode
-
     def take(rows: "Array") -> "Array":
         if side.encoding == first and side.row_bytes is not None:
             return side.decoded(side.raw(rows), second)
@@ -140,10 +137,8 @@ def bit_rot(case: Case) -> Iterator[Explanation]:
         yield found
 
 
-def _bytes_apart(case: Case, a: "Bytes | bytes", b: Bytes) -> Explanation | None:
+def _bytes_apart(case: Case, a: Bytes | bytes, b: Bytes) -> Explanation | None:
     """Compare the streams; None where more than FEW_BYTES differ, unless they are one lost run."""
-    import numpy as np
-
     first = last = -1
     places: list[int] = []
     lost = True  # all of B between the first and the last difference is zero
@@ -209,8 +204,6 @@ def _damage(case: Case, text: str, more: tuple[str, ...], confirmed: bool) -> Ex
 
 def _element(case: Case, at: int) -> tuple[int, ...]:
     """Return the index of the first element a byte of the logical tensor belongs to."""
-    import numpy as np
-
     row = encoding_row(case.b.encoding)
     element = at // row.type_size * row.block_size
     return tuple(int(i) for i in np.unravel_index(element, case.shape or (1,)))
@@ -248,8 +241,6 @@ def _locate(side: Reader, at: int) -> tuple[str, int]:
 
 def _patterns_apart(case: Case) -> Explanation | None:
     """As `_bytes_apart` for values stored in two types: all equal but single bits of float32."""
-    import numpy as np
-
     a, b = case.a, case.b
     if case.before.changed > FEW_BITS or not case.before.changed:
         return None
@@ -293,8 +284,6 @@ def layouts(case: Case) -> Iterator[tuple[Bytes | bytes, Bytes, str]]:
 
 def _as_stored(case: Case, side: View) -> bytes | None:
     """Return A's bytes in the order B's file stores them, None where that decodes or is long."""
-    import numpy as np
-
     a = case.a
     steps = side.layout
     if len(side.stored) != 1 or len(side.roles) != 1 or len(a.bytes) > STORED:

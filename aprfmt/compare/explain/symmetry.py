@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import TensorDiff
@@ -187,8 +189,6 @@ def _order(
     unit: str, count: int, members: Sequence[tuple[str, str, int]], cases: Mapping[str, Case]
 ) -> "Array | None":
     """Return the place in B of each unit of A (int64 [count]); None if not known."""
-    import numpy as np
-
     still = True
     for own, role, axis in members:
         case = cases[role]
@@ -216,8 +216,6 @@ def _shared(case: Case, context: Context) -> bool:
 
 def _fit_together(orders: "Mapping[str, Array]") -> bool:
     """Say whether something moved, and every query head still has its key head."""
-    import numpy as np
-
     if all(np.array_equal(order, np.arange(len(order))) for order in orders.values()):
         return False
     if "key head" not in orders:
@@ -232,8 +230,6 @@ def _equal(
     case: Case, symmetry: Symmetry, unit: str, order: "Array", p: "Array", axis: int
 ) -> Explanation | None:
     """Return the explanation if the order makes the whole tensor equal."""
-    import numpy as np
-
     b = case.b
 
     def right(rows: "Array") -> "Array":

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Guess, Take
 from aprfmt.compare.explain.reading import Reader
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
 
 def near(x: "Array", y: "Array", slack: float) -> bool:
     """Say whether two samples are equal: to the bit, or within the slack."""
-    import numpy as np
-
     if slack == 0:
         return bool(np.array_equal(x, y, equal_nan=True))
     x, y = wide(x), wide(y)
@@ -25,8 +25,6 @@ def near(x: "Array", y: "Array", slack: float) -> bool:
 
 def turned_inside(case: Case) -> Iterator[Guess]:
     """Guess that the values were written transposed, whole or head by head, under one shape."""
-    import numpy as np
-
     a, b = case.a, case.b
     rows, columns = a.shape[-2:]
     size = rows * columns
@@ -62,8 +60,6 @@ def _reordered(side: Reader, order: "Array") -> Take:
 
 def _values_at(side: Reader, at: "Array", columns: int) -> "Array":
     """Return the values at flat numbers of the first matrix."""
-    import numpy as np
-
     lines, places = np.unique(at // columns, return_inverse=True)
     found: Array = side.take(lines)[places, at % columns]
     side.side.drop()

@@ -7,7 +7,6 @@ sides, and with one part of B at a time in A's place. `diff` and `diagnose` prin
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from aprfmt.base.text import shorten
 from aprfmt.compare.tokens import ends, listed, split
@@ -16,13 +15,11 @@ from aprfmt.compare.tokens.listed import Difference
 from aprfmt.compare.tokens.parts import Parts, parts_of, without_merges
 from aprfmt.compare.tokens.probes import piece_texts, plain_text, special_texts_of, texts_for
 from aprfmt.errors import AprfmtError
+from aprfmt.model import Model
 from aprfmt.tokenizer.conversations import lacking
 from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.spm import SpmEngine
 from aprfmt.tokenizer.stated import Stated, stated
-
-if TYPE_CHECKING:
-    from aprfmt.model import Model
 
 # In the order in which findings are named. Where the kind or the whole vocabulary is another one,
 # it stands for the rows behind it whose parts it holds.
@@ -72,7 +69,7 @@ class TokensReport:
     added: tuple[int, ...] = ()
 
 
-def compare_tokens(a: "Model", b: "Model") -> TokensReport:
+def compare_tokens(a: Model, b: Model) -> TokensReport:
     """Compare the tokenizers of two open models; what cannot be read is said, not raised."""
     sides: list[Stated | None] = []
     for label, model in (("A", a), ("B", b)):
@@ -278,7 +275,7 @@ def _unnamed(a: Stated, b: Stated) -> tuple[str, ...]:
     )
 
 
-def carried_otherwise(side: Stated, model: "Model") -> TokensReport | None:
+def carried_otherwise(side: Stated, model: Model) -> TokensReport | None:
     """Return what a carried tokenizer.json says otherwise than the lists; None if nothing."""
     if not side.lists:
         return None

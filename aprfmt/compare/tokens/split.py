@@ -5,7 +5,8 @@ from typing import Any
 
 from aprfmt.compare.tokens.listed import Difference, across, said
 from aprfmt.compare.tokens.places import place
-from aprfmt.tokenizer.pre import flatten, known_steps, row_splitting, splitting
+from aprfmt.tokenizer.keys import PRE
+from aprfmt.tokenizer.pre import PRE_TOKENIZERS, flatten, known_steps, row_splitting, splitting
 from aprfmt.tokenizer.stated import Stated
 from aprfmt.tokenizer.vocabulary import BLANK
 
@@ -90,8 +91,6 @@ def _merging(left: Any, right: Any) -> bool:
 
 
 def _missing(side: Stated) -> str:
-    from aprfmt.tokenizer.keys import PRE
-
     absent = side.lists and side.vocabulary.kind == "bpe" and side.carried.value(PRE) is None
     return " (the key is missing; llama.cpp takes default)" if absent else ""
 
@@ -118,7 +117,6 @@ def _named(side: Stated) -> str:
     if side.data is None:
         return side.vocabulary.pre or side.vocabulary.kind
     own = splitting(side.data)
-    from aprfmt.tokenizer.pre import PRE_TOKENIZERS
 
     names = (name for name in PRE_TOKENIZERS if row_splitting(name) == own)
     steps = [f"{kind} {said(argument)}" for kind, argument in own[0]]

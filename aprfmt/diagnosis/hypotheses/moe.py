@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from aprfmt.diagnosis.case import Case, Change
 from aprfmt.diagnosis.hypotheses.product import overlaid
+from aprfmt.inference.context import Context, PassFacts
 
 Array = NDArray[Any]
 STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
@@ -195,7 +196,6 @@ def _every_output(case: Case, count: int) -> list[Array] | None:
     gated = case.call("swiglu_oai", "mul", "activate")
     if gated is None:
         return None
-    from aprfmt.inference.context import Context, PassFacts
 
     ids = np.asarray(world.ids)
     facts = PassFacts(ids, np.arange(len(ids)), 0, (0,))

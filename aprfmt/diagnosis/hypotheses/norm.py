@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.diagnosis.case import Case, Change, Layers
+from aprfmt.diagnosis.hypotheses.product import laid, same_shape
 from aprfmt.diagnosis.hypotheses.reordered import behind, with_eps
 from aprfmt.diagnosis.measure import rel
 from aprfmt.diagnosis.world import World
@@ -117,8 +118,6 @@ def weight(case: Case) -> Iterator[Change]:
 
 def _named(case: Case, key: str, stored: Any) -> Iterator[Change]:
     """Yield the change to a solved norm weight: another tensor, a multiple, or other values."""
-    from aprfmt.diagnosis.hypotheses.product import laid, same_shape
-
     own = np.asarray(case.world.stored[key].numpy(), np.float64)
     for other in same_shape(case.world, key):
         if case.close(np.asarray(case.world.stored[other].numpy(), np.float64), stored):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from aprfmt.codecs import CODECS, decode, encode
 from aprfmt.diagnosis.case import Case, Change
 from aprfmt.diagnosis.hypotheses.norm import norm_key
 from aprfmt.diagnosis.hypotheses.product import numbers, overlaid, product_of
@@ -70,8 +71,6 @@ def reread(case: Case) -> Iterator[Change]:
 
 def _reread(case: Case, keys: tuple[str, ...]) -> Iterator[Change]:
     """Propose that all these tensors of one encoding were read as the other 16-bit type."""
-    from aprfmt.codecs import decode, encode
-
     stored, read = case.world.stored, {}
     own = stored[keys[0]].encoding
     for key in keys:
@@ -94,8 +93,6 @@ def _reread(case: Case, keys: tuple[str, ...]) -> Iterator[Change]:
 
 def quantised(case: Case) -> Iterator[Change]:
     """Encode the model's weight in coarser encodings, and compare with the run's output."""
-    from aprfmt.codecs import CODECS, decode, encode
-
     if case.view.residual is None or case.view.residual > 0.5:
         return
     found = product_of(case)

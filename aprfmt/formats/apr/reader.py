@@ -1,7 +1,7 @@
 """APR v2 files, and sets of shards, as sources."""
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from aprfmt.formats.apr.parse import parse
@@ -54,8 +54,5 @@ def open_buffer(
 
 
 def _is_manifest(path: Path) -> bool:
-    file = open_bytes(path)
-    try:
+    with closing(open_bytes(path)) as file:
         return bytes(file.view[:64]).lstrip()[:1] == b"{"
-    finally:
-        file.close()

@@ -3,15 +3,15 @@
 Listing a file is what this package does most, so what only writing or `hex` needs is imported then.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aprfmt.base.protocols import Region, Sink
+from aprfmt.base.protocols import Sink
 from aprfmt.formats import FormatSpec, ValueRules
-from aprfmt.formats.damage import Structure
-from aprfmt.formats.fields import HeaderField
+from aprfmt.formats.gguf.fields import header_fields
+from aprfmt.formats.gguf.known_keys import keys
 from aprfmt.formats.gguf.layout import ARRAY, MAGIC, MAX_DIMS, MAX_NAME_BYTES, TYPE_BY_NAME
+from aprfmt.formats.gguf.parse import parse
 from aprfmt.formats.gguf.reader import open_source
 
 
@@ -22,32 +22,11 @@ def open_sink(path: Path, **options: Any) -> Sink:
     return writer.open_sink(path, **options)
 
 
-def structure(buffer: Region, where: str, *, partial: bool = False) -> Structure:
-    """Return the structure of one file; with `partial` of one that is cut, too."""
-    from aprfmt.formats.gguf.parse import parse
-
-    return parse(buffer, where, partial=partial)
-
-
-def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
-    """Yield the header of a file, field by field, with the bytes each stands in."""
-    from aprfmt.formats.gguf import fields
-
-    return fields.header_fields(buffer, where)
-
-
 def takes(value: Any) -> bool:
     """Say whether a plain value fits a GGUF key: text, numbers, and arrays of one kind of them."""
     if isinstance(value, list):
         return bool(value) and len({type(item) for item in value}) == 1 and takes(value[0])
     return isinstance(value, (str, int, float))
-
-
-def keys(architectures: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return the keys that llama.cpp and its converter know, with their types."""
-    from aprfmt.formats.gguf import known_keys
-
-    return known_keys.keys(architectures)
 
 
 FORMAT = FormatSpec(
@@ -59,7 +38,7 @@ FORMAT = FormatSpec(
     holds=lambda row: row.ggml is not None,
     style="gguf",
     header_fields=header_fields,
-    structure=structure,
+    structure=parse,
     vectors_f32=True,
     takes=takes,
     values=ValueRules(tuple(n for n in TYPE_BY_NAME if n != ARRAY.name), keys, own=("split.",)),

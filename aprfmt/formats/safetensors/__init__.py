@@ -3,15 +3,15 @@
 Listing files is the most frequent use, so code for writing and `hex` is imported only when needed.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from aprfmt.base.protocols import Region, Sink, Source
+from aprfmt.base.protocols import Sink
 from aprfmt.formats import FormatSpec, ValueRules
-from aprfmt.formats.damage import Structure
-from aprfmt.formats.fields import HeaderField
+from aprfmt.formats.safetensors.fields import header_fields
 from aprfmt.formats.safetensors.layout import is_json, order
+from aprfmt.formats.safetensors.parse import parse
+from aprfmt.formats.safetensors.reader import open_source
 
 
 def recognise(head: bytes, size: int) -> bool:
@@ -27,32 +27,11 @@ def recognise(head: bytes, size: int) -> bool:
     return not all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head[:8])
 
 
-def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> Source:
-    """Open a file, or all shards of an index; see `reader.open_source`."""
-    from aprfmt.formats.safetensors import reader
-
-    return reader.open_source(path, partial=partial, damaged=damaged)
-
-
 def open_sink(path: Path, **options: Any) -> Sink:
     """Start writing `path`; the options are those of `writer.open_sink`."""
     from aprfmt.formats.safetensors import writer
 
     return writer.open_sink(path, **options)
-
-
-def structure(buffer: Region, where: str, *, partial: bool = False) -> Structure:
-    """Return the structure of one file; with `partial` of one that is cut, too."""
-    from aprfmt.formats.safetensors.parse import parse
-
-    return parse(buffer, where, partial=partial)
-
-
-def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
-    """Yield the header of a file, field by field, with the bytes of each."""
-    from aprfmt.formats.safetensors import fields
-
-    return fields.header_fields(buffer, where)
 
 
 FORMAT = FormatSpec(
@@ -64,7 +43,7 @@ FORMAT = FormatSpec(
     holds=lambda row: bool(row.safetensors),
     style="hf",
     header_fields=header_fields,
-    structure=structure,
+    structure=parse,
     order=order,
     rewrites=True,
     collects=True,

@@ -1,13 +1,15 @@
 """safetensors files, and sharded models by their index, as sources."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 from aprfmt.base.protocols import LazyTensor, Note, Value
 from aprfmt.errors import FormatError
 from aprfmt.formats import mapped
+from aprfmt.formats.cursor import MAX_COUNT
+from aprfmt.formats.jsonio import loads
 from aprfmt.formats.mapped import Buffer, BufferFile, open_bytes
 from aprfmt.formats.safetensors.layout import is_json
 from aprfmt.formats.safetensors.parse import Parsed, merge_metadata, parse
@@ -94,11 +96,8 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
     from aprfmt.formats.shardset import MAX_INDEX, refuse_mixed, require, union
 
     path = place(path)
-    file = open_bytes(path)
-    try:
+    with closing(open_bytes(path)) as file:
         weight_map, metadata = parse_index(file.view[: MAX_INDEX + 1], path)
-    finally:
-        file.close()
     homes = members(path, weight_map)
     refuse_mixed(path, list(homes.values()))
     notes: list[Note] = []
@@ -134,7 +133,6 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
 
 def parse_index(buffer: Buffer, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the weight map (names not checked yet) and metadata of an index; or FormatError."""
-    from aprfmt.formats.jsonio import loads
     from aprfmt.formats.shardset import MAX_INDEX
 
     index = loads(buffer, str(path), max_bytes=MAX_INDEX)
@@ -155,7 +153,6 @@ def members(path: Path, weight_map: Mapping[str, Any]) -> dict[str, Path]:
 
     Raises FormatError for a name that leads out of the index's folder.
     """
-    from aprfmt.formats.cursor import MAX_COUNT
     from aprfmt.formats.shardset import member
 
     if len(weight_map) > MAX_COUNT:
