@@ -6,7 +6,6 @@ architecture has no such tensor, the point is absent. docs/capture_points.md is 
 table, and foreign traces are read with it.
 """
 
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -14,9 +13,12 @@ from typing import Literal
 from aprfmt.arch.spec import BlockSpec
 from aprfmt.arch.vocabulary import role_key
 from aprfmt.base.protocols import Value
+from aprfmt.inference.point_names import Name as Name
+from aprfmt.inference.point_names import llama_cpp as _cpp
+from aprfmt.inference.point_names import transformers as _hf
 
 WHOLE = -1  # the layer of whole-model points
-Rows = Literal["tokens", "scores", "keys", "logits"]
+Rows = Literal["tokens", "scores", "keys", "logits", "sequence"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,16 @@ class LayerFacts:
         return bool(self.hp["parallel_residual"])
 
     @property
+    def normed(self) -> bool:
+        """Attention reads a norm of the stream."""
+        return normed_before(self.block) and bool(self.hp["attn_norm_layers"][self.layer])
+
+    @property
+    def summed(self) -> bool:
+        """The sums with the stream are normalised."""
+        return self.block.placement == "after"
+
+    @property
     def unscaled(self) -> bool:
         """A block's output is added to the stream without a factor."""
         return unscaled(self.block, self.hp)
@@ -70,7 +82,12 @@ class LayerFacts:
 
 def unscaled(block: BlockSpec, hp: Mapping[str, Value]) -> bool:
     """Say whether a block's output is added to the stream without a factor."""
-    return block.placement == "pre" and float(hp["residual_scale"]) == 1
+    return block.placement in ("pre", "after") and float(hp["residual_scale"]) == 1
+
+
+def normed_before(block: BlockSpec) -> bool:
+    """Say whether attention and the MLP read a norm of the stream."""
+    return block.placement in ("pre", "sandwich")
 
 
 # HERE: computed and captured. ABSENT: the architecture has no such tensor. Any other string is
@@ -78,46 +95,6 @@ def unscaled(block: BlockSpec, hp: Mapping[str, Value]) -> bool:
 # before).
 HERE, ABSENT, BEFORE = "", "-", "out-"
 Where = Callable[[LayerFacts], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Name:
-    """One name another engine has for a point.
-
-    transformers: `text` is a module's path below the layer (or the model); `#in` is what the
-    module reads. `part` names the point's part if the module's result holds several side by side;
-    `placement` is the block placement for which the name means this point, "" for all.
-    llama.cpp: `text` is a graph node's name without its layer, `op` its operation; with `role` it
-    is the node that reads this weight, whatever its name. If several nodes fit, the last one is
-    used.
-    """
-
-    text: str
-    part: str = ""
-    placement: str = ""
-    op: str = ""
-    role: str = ""
-
-    def __str__(self) -> str:
-        words = [self.text, self.op, f"of {self.role}" if self.role else ""]
-        words += [f"({self.part})" if self.part else "", self.placement and f"[{self.placement}]"]
-        return " ".join(word for word in words if word)
-
-
-_MODULE = re.compile(r"([\w.#]*)(?:\[(\w+)\])?(?: (\S+))?")
-_NODE = re.compile(r"(\w*) ?([A-Z_]*)(?::(\S+))?")
-
-
-def _hf(*texts: str) -> tuple[Name, ...]:
-    """Read `self_attn.qkv_proj[q]`, `mlp.down_proj#in`, `post_attention_layernorm pre`."""
-    found = [_MODULE.fullmatch(text) for text in texts]
-    return tuple(Name(m[1], m[2] or "", m[3] or "") for m in found if m)
-
-
-def _cpp(*texts: str) -> tuple[Name, ...]:
-    """Read `kq_soft_max`, `Qcur ROPE`, ` MUL_MAT:attn_q.weight`."""
-    found = [_NODE.fullmatch(text) for text in texts]
-    return tuple(Name(m[1], op=m[2], role=m[3] or "") for m in found if m)
 
 
 @dataclass(frozen=True)
@@ -178,13 +155,21 @@ def _contribution(otherwise: Callable[[LayerFacts], str]) -> Where:
 
 
 def _is_scaled(place: LayerFacts) -> bool:
-    return place.block.position == "learned" or float(place.hp["embedding_scale"]) != 1
+    learned = place.block.position == "learned" or "token_types.weight" in place.roles
+    return learned or float(place.hp["embedding_scale"]) != 1
+
+
+def _embedded(place: LayerFacts) -> str:
+    """Return the point that is the input of layer 0."""
+    if "token_embd_norm.weight" in place.roles:
+        return "embd_norm"
+    return "embd_scaled" if _is_scaled(place) else "embd"
 
 
 def _entering(place: LayerFacts) -> str:
     if place.layer > 0:
         return BEFORE
-    return "embd_scaled" if _is_scaled(place) else "embd"
+    return _embedded(place)
 
 
 def _multiplied(place: LayerFacts) -> str:
@@ -195,11 +180,13 @@ def _multiplied(place: LayerFacts) -> str:
 
 def _ffn_norm(place: LayerFacts) -> str:
     if place.parallel and place.block.parallel_norm == "one":
-        return "attn_norm" if place.block.placement != "post" else "in"
-    return HERE if place.block.placement != "post" else "mid"
+        return "attn_norm" if normed_before(place.block) else "in"
+    return HERE if normed_before(place.block) else "mid"
 
 
 def _raw_logits(place: LayerFacts) -> str:
+    if place.block.head == "none":
+        return ABSENT
     scaled = float(place.hp["logit_scale"]) != 1 or place.hp["final_softcap"] is not None
     return HERE if scaled else "logits"
 
@@ -229,15 +216,21 @@ _ROWS: tuple[Point, ...] = (
           _hf("embed_tokens", "wte", "embed_in", "word_embeddings"),
           layered=False),
     Point("embd_scaled", "tokens, hidden_size",
-          "after the embedding's factor or with learned positions added: the input of layer 0",
+          "after the embedding's factor, or with learned positions and the token type added",
           _cpp("inp_scaled SCALE", "embd SCALE", "inp_embd SCALE", "inpL ADD"), "",
-          _hf("embed_tokens[scaled]"), layered=False, where=_if(_is_scaled, "embd")),
+          _hf("embed_tokens[scaled]", "embeddings.LayerNorm#in"), layered=False,
+          where=_if(_is_scaled, "embd")),
+    Point("embd_norm", "tokens, hidden_size", "after the norm of the embedding: encoders, bloom",
+          _biased("token_embd_norm"), "",
+          _hf("embeddings.LayerNorm", "embeddings.norm", "word_embeddings_layernorm"),
+          layered=False,
+          where=lambda place: HERE if _embedded(place) == "embd_norm" else _embedded(place)),
     Point("in", "tokens, hidden_size", "residual stream entering the layer", (), "",
           _hf("#in"), where=_entering),
     Point("attn_norm", "tokens, hidden_size",
           "after the norm before attention, weight and bias applied", _biased("attn_norm"),
           "attn_norm", _hf("input_layernorm", "ln_1", "ln_attn"),
-          where=_if(lambda place: place.block.placement != "post", "in")),
+          where=_if(lambda place: place.normed, "in")),
     Point("q_a", "tokens, q_lora_rank", "compressed query (MLA)", _biased("attn_q_a"), "",
           _hf("self_attn.q_a_proj"), where=_LATENT_Q),
     Point("q_a_norm", "tokens, q_lora_rank", "compressed query after its norm (MLA)",
@@ -324,9 +317,16 @@ _ROWS: tuple[Point, ...] = (
           _hf("post_self_attn_layernorm", "post_attention_layernorm sandwich",
               "post_attention_layernorm post"),
           where=_contribution(lambda place: "attn_out")),
+    Point("attn_sum", "tokens, hidden_size",
+          "attention's output added to the stream, where the sum is normalised", (), "",
+          _hf("attention.output.LayerNorm#in", "attention.LayerNorm#in", "sa_layer_norm#in",
+              "post_attention_layernorm#in after"),
+          where=_if(lambda place: place.summed, "mid")),
     Point("mid", "tokens, hidden_size", "residual stream after attention",
           _cpp("ffn_inp ADD", "sa_out ADD"), "post_attn_residual",
-          _hf("pre_feedforward_layernorm#in", "ln_2#in", "post_attention_layernorm#in pre"),
+          _hf("pre_feedforward_layernorm#in", "ln_2#in", "post_attention_layernorm#in pre",
+              "attention.output.LayerNorm", "attention.LayerNorm", "sa_layer_norm", "mlp_norm#in",
+              "post_attention_layernorm after"),
           where=_if(lambda place: not place.parallel)),
     Point("ffn_norm", "tokens, hidden_size", "after the norm before the MLP",
           _biased("ffn_norm"), "ffn_norm",
@@ -367,14 +367,24 @@ _ROWS: tuple[Point, ...] = (
           _cpp(" MUL:post_ffw_norm.weight"), "",
           _hf("post_feedforward_layernorm", "post_mlp_layernorm"),
           where=_contribution(lambda place: "moe_out" if place.moe else "ffn_out")),
+    Point("ffn_sum", "tokens, hidden_size",
+          "the MLP's output added to the stream, where the sum is normalised", (), "",
+          _hf("output.LayerNorm#in", "output_layer_norm#in", "post_mlp_layernorm#in after"),
+          where=_if(lambda place: place.summed, "out")),
     Point("out", "tokens, hidden_size", "residual stream leaving the layer", _cpp("l_out"),
           "post_ffn_residual", _hf("#out", "")),
     Point("final_norm", "tokens, hidden_size", "after the last norm", _biased("output_norm"),
-          "final_norm", _hf("norm", "final_layernorm", "final_layer_norm", "ln_f"), layered=False),
+          "final_norm", _hf("norm", "final_layernorm", "final_layer_norm", "ln_f"), layered=False,
+          where=_if(lambda place: place.block.head == "logits" or place.has("output_norm.weight"))),
+    Point("pooled", "1, hidden_size",
+          "the text's embedding: the mean of the last rows, the first or the last, unscaled",
+          _cpp("result_embd_pooled"), rows="sequence", layered=False,
+          where=_if(lambda place: place.hp["pooling"] is not None)),
     Point("logits_raw", "rows, vocab_size", "head product with its bias",
           (*_biased("output"), *_cpp(" MUL_MAT:token_embd.weight")), "",
           _hf("lm_head"), rows="logits", layered=False, where=_raw_logits),
     Point("logits", "rows, vocab_size", "after factor and softcap", _cpp("result_output"),
-          "lm_head", _hf("logits"), rows="logits", layered=False),
+          "lm_head", _hf("logits"), rows="logits", layered=False,
+          where=_if(lambda place: place.block.head == "logits")),
 )  # fmt: skip
 POINTS: Mapping[str, Point] = {point.name: point for point in _ROWS}
