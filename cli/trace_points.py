@@ -66,7 +66,7 @@ def wanted_keys(
         names = set(select_points(points.split(",")))
     else:
         names = {name for parts in SLOTS.values() for name in parts}
-        names |= {"embd", "final_norm", "logits"}
+        names |= {"embd", "final_norm", "pooled", "logits"}
     if aprt:
         names |= {name for parts in STAGES.values() for name in parts}
     count = 1 + max((item.layer for item in known.values()), default=0)

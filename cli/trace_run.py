@@ -51,7 +51,7 @@ def recording(
 
 
 class Watched:
-    """Where values go: on to `place` if `every` or of the logits, whose top is shown; and seen."""
+    """Where values go: on to `place` if `every`, or if they are shown; and seen."""
 
     def __init__(self, place: Keeper, every: bool, watch: Watch | None) -> None:
         self._place, self._every, self._watch = place, every, watch
@@ -59,7 +59,7 @@ class Watched:
 
     def keep(self, record: Record, values: Numbers) -> None:
         """Take a record's values."""
-        if self._every or record.point == "logits":
+        if self._every or record.point in ("logits", "pooled"):
             self._place.keep(record, values)
         if self._watch is not None:
             self._watch(record.key, values)

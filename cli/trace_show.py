@@ -46,9 +46,16 @@ def body(trace: "Trace") -> dict[str, Any]:
         "aliases": dict(trace.aliases),
         "slots": rows,
         "logits": logits(trace),
+        "embedding": embedding(trace),
         "nonfinite": trace.nonfinite,
         "observations": observations(rows),
     }
+
+
+def embedding(trace: "Trace") -> list[float] | None:
+    """Return what the rows are pooled to, None where that is not there."""
+    values = trace.values("pooled")
+    return None if values is None else [float(value) for value in values.reshape(-1)]
 
 
 def logits(trace: "Trace") -> dict[str, Any] | None:
@@ -133,7 +140,7 @@ def show(trace: "Trace", found: dict[str, Any], table: bool = True) -> None:
 def _table(trace: "Trace", found: dict[str, Any]) -> None:
     """Print the statistics of every point, and the likeliest tokens."""
     rows = []
-    for key in ("embd", "embd_scaled"):
+    for key in ("embd", "embd_scaled", "embd_norm"):
         rows += _whole(trace, key)
     odd = {(layer, point) for layer, points in spikes(found["slots"]) for point in points}
     styles = {}
@@ -142,11 +149,15 @@ def _table(trace: "Trace", found: dict[str, Any]) -> None:
             if (record.layer, record.point) in odd:
                 styles[len(rows)] = "warn"
             rows.append([f"L{record.layer}", record.point, *_cells(record.stats.to_json())])
-    for key in ("final_norm", "logits_raw", "logits"):
+    for key in ("final_norm", "pooled", "logits_raw", "logits"):
         rows += _whole(trace, key)
     styles |= {i: "bad" for i, row in enumerate(rows) if row[-2:] != ["0", "0"]}
     render.table(rows, ("layer", "point", *COLUMNS), "ll" + "r" * len(COLUMNS), styles)
     render.line("std divides by n", style="dim")
+    if found["embedding"]:
+        first = ", ".join(f"{value:.5g}" for value in found["embedding"][:5])
+        render.line(f"embedding: {len(found['embedding'])} numbers, not scaled to length 1: "
+                    f"{first}, ... (--json prints all, -o saves)")  # fmt: skip
     if found["logits"] and found["logits"]["top"]:
         row = trace.find("logits")
         places = row.positions if row is not None else None

@@ -6,6 +6,7 @@ from functools import lru_cache
 import numpy as np
 
 from aprfmt.errors import ArchError
+from aprfmt.inference import score_bias
 from aprfmt.inference.backends.base import Array, Heads, Mask, Numbers, Style
 from aprfmt.inference.context import Context
 from aprfmt.inference.rope import kind_of
@@ -37,6 +38,8 @@ def stepped(c: Context, layer: int) -> bool:
 def _mix(c: Context, layer: int, q: Array, k: Array, v: Array) -> Array:
     """Return probs.v [tokens, heads, value_dim]."""
     heads = _heads(c, layer, int(k.shape[0]))
+    if c.block.score_bias != "none":
+        return score_bias.attention(c, layer, q, k, v, heads)
     if not stepped(c, layer):
         return c.backend.attention(q, k, v, heads)
     scores = c.tap("scores", layer, c.backend.scores(q, k, heads))
@@ -52,13 +55,16 @@ def _heads(c: Context, layer: int, keys: int) -> Heads:
     cap = hp["attn_softcap"]
     sinks = c.vector(layer, "attn_sinks.weight") if c.block.sinks else None
     window = hp["sliding_window"] if hp["window_layers"][layer] else None
+    causal = c.block.attends == "causal"
+    tokens = len(c.facts.ids)
+    mask = causal_mask(c.facts.cached, tokens, keys, window) if causal else near_mask(keys, window)
     return Heads(
-        causal_mask(c.facts.cached, len(c.facts.ids), keys, window),
+        mask,
         scale,
         None if cap is None else float(cap),
         sinks,
         c.block.softmax_cast,
-        (c.facts.cached, window),
+        (c.facts.cached, window) if causal else None,
     )
 
 
@@ -72,6 +78,15 @@ def causal_mask(cached: int, tokens: int, keys: int, window: int | None) -> Mask
     key = np.arange(keys)
     seen: Mask = key <= query
     return seen if window is None else seen & (key > query - window)
+
+
+@lru_cache(maxsize=2)
+def near_mask(tokens: int, window: int | None) -> Mask:
+    """Return [tokens, tokens]: True everywhere, or no further than half a window on either side."""
+    places = np.arange(tokens)
+    apart = np.abs(places[:, None] - places)
+    seen: Mask = apart <= (tokens if window is None else window // 2)
+    return seen
 
 
 def _project(c: Context, layer: int, x: Array, heads: Mapping[str, int]) -> list[Array]:

@@ -5,7 +5,7 @@ default or compares an architecture's name. The recorder gets the named points (
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -20,7 +20,7 @@ from aprfmt.inference.context import Context, Ids, PassFacts, Recorder
 from aprfmt.inference.delta_net import delta_net
 from aprfmt.inference.kv_cache import KVCache
 from aprfmt.inference.moe import moe
-from aprfmt.inference.points import unscaled
+from aprfmt.inference.points import normed_before, unscaled
 from aprfmt.inference.rope import ropes
 from aprfmt.inference.weights import Weights
 
@@ -56,6 +56,8 @@ def forward(
     span: Span = WHOLE_PASS,
 ) -> Array:
     """Return logits [rows, vocab_size] of one sequence, in the backend's array and dtype.
+
+    Without a head: the embedding [1, hidden], or the last layer's rows where nothing pools them.
 
     `ids` follow the tokens in `cache`, which is extended by them. `positions` (default: counted
     from the cache's length) are used by rope and learned positions; the mask always counts.
@@ -140,28 +142,40 @@ def check_tokens(ids: Sequence[int], vocab: int) -> Ids:
 
 
 def _embed(c: Context) -> Array:
-    """Return the input of layer 0: embedding rows, scaled, or with learned positions added."""
+    """Return the input of layer 0: embedding rows, scaled, or with rows added and normalised."""
     b = c.backend
     x = c.tap("embd", WHOLE, b.embed(c.weights["token_embd.weight"], c.facts.ids))
     scale = float(c.hp["embedding_scale"])
     if scale != 1:
         x = b.scale(x, b.rounded(scale))
+    types = c.weights.get_role(None, "token_types.weight")
+    if types is not None:
+        x = b.add(x, b.embed(types, np.zeros_like(c.facts.ids)))
     if c.block.position == "learned":
-        table = c.weights["position_embd.weight"]
-        highest = int(c.facts.positions.max())
-        if highest >= table.n_rows:
-            raise UsageError(f"position {highest}; the model has {table.n_rows} learned positions")
-        x = b.add(x, b.embed(table, c.facts.positions))
-    elif scale == 1:
-        return x
-    return c.tap("embd_scaled", WHOLE, x)
+        x = b.add(x, _positions(c))
+    if types is not None or c.block.position == "learned" or scale != 1:
+        x = c.tap("embd_scaled", WHOLE, x)
+    if c.weights.get_role(None, "token_embd_norm.weight") is not None:
+        x = c.tap("embd_norm", WHOLE, c.norm(None, "token_embd_norm", x))
+    return x
+
+
+def _positions(c: Context) -> Array:
+    """Return the learned rows of the positions; UsageError for one behind the last row."""
+    table, offset = c.weights["position_embd.weight"], int(c.hp["position_offset"])
+    highest = int(c.facts.positions.max())
+    if highest + offset >= table.n_rows:
+        raise UsageError(
+            f"position {highest}; the model has {table.n_rows - offset} learned positions"
+        )
+    return c.backend.embed(table, c.facts.positions + offset)
 
 
 def _block(c: Context, layer: int, x: Array) -> Array:
     """Return the residual stream after a layer."""
     b = c.backend
     h = x
-    if c.block.placement != "post":
+    if normed_before(c.block) and c.hp["attn_norm_layers"][layer]:
         h = c.tap("attn_norm", layer, c.norm(layer, "attn_norm", x))
     recurrent = c.hp["delta_layers"][layer]
     mixed = _RECURRENCES[c.block.recurrence](c, layer, h) if recurrent else attention(c, layer, h)
@@ -174,15 +188,15 @@ def _block(c: Context, layer: int, x: Array) -> Array:
             h = c.tap("ffn_norm", layer, h)
         fed = moe(c, layer, h) if c.hp["moe_layers"][layer] else _fed(c, layer, h)
         return c.tap("out", layer, b.add(x, _contribution(c, layer, fed, _MLP)))
-    x = c.tap("mid", layer, _added(c, layer, x, mixed, half))
+    x = c.tap("mid", layer, _summed(c, layer, _added(c, layer, x, mixed, half), half))
     h = x
-    if c.block.placement != "post":
+    if normed_before(c.block):
         h = c.tap("ffn_norm", layer, c.norm(layer, "ffn_norm", x))
     if c.hp["moe_layers"][layer]:
         x = b.add(x, _contribution(c, layer, moe(c, layer, h), _MLP))
     else:
         x = _added(c, layer, x, _inner(c, layer, h), _MLP)
-    return c.tap("out", layer, x)
+    return c.tap("out", layer, _summed(c, layer, x, _MLP))
 
 
 _RECURRENCES = {"gated_delta": delta_net}
@@ -192,22 +206,29 @@ _RECURRENCES = {"gated_delta": delta_net}
 class _Half:
     """One half of a block, attention (or a recurrence) or the MLP.
 
-    Role and point of its last product, role and point of its post-norm.
+    Role and point of its last product and of its post-norm; `sum_norm` and `sum` are those of the
+    sum with the stream, where that is normalised.
     """
 
     role: str
     point: str
     norm: str
     contrib: str
+    sum_norm: str
+    sum: str
 
     def product(self, c: Context, layer: int, inner: Array) -> Array:
         """Return the last product."""
         return c.tap(self.point, layer, c.linear(layer, self.role, inner))
 
 
-_ATTENTION = _Half("attn_output", "attn_out", "post_attention_norm", "attn_contrib")
-_RECURRENT = _Half("ssm_out", "attn_out", "post_attention_norm", "attn_contrib")
-_MLP = _Half("ffn_down", "ffn_out", "post_ffw_norm", "ffn_contrib")
+_ATTENTION = _Half(
+    "attn_output", "attn_out", "post_attention_norm", "attn_contrib", "attn_output_norm", "attn_sum"
+)  # fmt: skip
+_RECURRENT = replace(_ATTENTION, role="ssm_out")
+_MLP = _Half(
+    "ffn_down", "ffn_out", "post_ffw_norm", "ffn_contrib", "layer_output_norm", "ffn_sum"
+)  # fmt: skip
 
 
 def _added(c: Context, layer: int, x: Array, inner: Array, half: _Half) -> Array:
@@ -223,11 +244,18 @@ def _contribution(c: Context, layer: int, x: Array, half: _Half) -> Array:
     if unscaled(c.block, c.hp):
         return x
     scale = float(c.hp["residual_scale"])
-    if c.block.placement != "pre":
+    if c.block.placement in ("post", "sandwich"):
         x = c.norm(layer, half.norm, x)
     if scale != 1:
         x = c.backend.scale(x, scale)
     return c.tap(half.contrib, layer, x)
+
+
+def _summed(c: Context, layer: int, x: Array, half: _Half) -> Array:
+    """Return the stream behind a half: normalised where the block does that to the sum."""
+    if c.block.placement != "after":
+        return x
+    return c.norm(layer, half.sum_norm, c.tap(half.sum, layer, x))
 
 
 def _fed(c: Context, layer: int, x: Array) -> Array:
@@ -249,9 +277,15 @@ def _inner(c: Context, layer: int, x: Array) -> Array:
 
 
 def _head(c: Context, x: Array) -> Array:
-    """Return the logits of the wanted rows."""
+    """Return the logits of the wanted rows; without a head, what the rows are pooled to."""
     b = c.backend
-    x = c.tap("final_norm", WHOLE, c.norm(None, "output_norm", x))
+    if c.block.head == "logits" or c.weights.get_role(None, "output_norm.weight") is not None:
+        x = c.tap("final_norm", WHOLE, c.norm(None, "output_norm", x))
+    pooled = x
+    if c.hp["pooling"] is not None and (c.block.head == "none" or c.wants("pooled", WHOLE)):
+        pooled = c.tap("pooled", WHOLE, _pooled(b, x, str(c.hp["pooling"])))
+    if c.block.head == "none":
+        return pooled
     stored = c.weights.get_role(None, "output.weight")
     w = c.weights["token_embd.weight"] if stored is None else stored
     bias = c.bias(None, "output")
@@ -269,6 +303,11 @@ def _head(c: Context, x: Array) -> Array:
     if cap is not None:
         logits = b.softcap(logits, float(cap))
     return c.tap("logits", WHOLE, logits)
+
+
+def _pooled(b: Backend, x: Array, kind: str) -> Array:
+    """Return one row [1, hidden] of a sequence's: their mean, the first or the last."""
+    return b.mean_rows(x) if kind == "mean" else x[:1] if kind == "cls" else x[-1:]
 
 
 def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:

@@ -64,6 +64,16 @@ class LayerFacts:
         return bool(self.hp["parallel_residual"])
 
     @property
+    def normed(self) -> bool:
+        """Attention reads a norm of the stream."""
+        return normed_before(self.block) and bool(self.hp["attn_norm_layers"][self.layer])
+
+    @property
+    def summed(self) -> bool:
+        """The sums with the stream are normalised."""
+        return self.block.placement == "after"
+
+    @property
     def unscaled(self) -> bool:
         """A block's output is added to the stream without a factor."""
         return unscaled(self.block, self.hp)
@@ -71,7 +81,12 @@ class LayerFacts:
 
 def unscaled(block: BlockSpec, hp: Mapping[str, Value]) -> bool:
     """Say whether a block's output is added to the stream without a factor."""
-    return block.placement == "pre" and float(hp["residual_scale"]) == 1
+    return block.placement in ("pre", "after") and float(hp["residual_scale"]) == 1
+
+
+def normed_before(block: BlockSpec) -> bool:
+    """Say whether attention and the MLP read a norm of the stream."""
+    return block.placement in ("pre", "sandwich")
 
 
 # HERE: computed and captured. ABSENT: the architecture has no such tensor. Any other string is
@@ -119,15 +134,23 @@ def contribution(otherwise: Callable[[LayerFacts], str]) -> Where:
 
 
 def is_scaled(place: LayerFacts) -> bool:
-    """Say whether the embedding is scaled or has positions added."""
-    return place.block.position == "learned" or float(place.hp["embedding_scale"]) != 1
+    """Say whether the embedding is scaled, or has positions or token types added."""
+    learned = place.block.position == "learned" or "token_types.weight" in place.roles
+    return learned or float(place.hp["embedding_scale"]) != 1
+
+
+def embedded(place: LayerFacts) -> str:
+    """Return the point that is the input of layer 0."""
+    if "token_embd_norm.weight" in place.roles:
+        return "embd_norm"
+    return "embd_scaled" if is_scaled(place) else "embd"
 
 
 def entering(place: LayerFacts) -> str:
     """Return what the stream that enters a layer equals."""
     if place.layer > 0:
         return BEFORE
-    return "embd_scaled" if is_scaled(place) else "embd"
+    return embedded(place)
 
 
 def multiplied(place: LayerFacts) -> str:
@@ -140,12 +163,14 @@ def multiplied(place: LayerFacts) -> str:
 def ffn_norm(place: LayerFacts) -> str:
     """Return the placing of the norm before the MLP."""
     if place.parallel and place.block.parallel_norm == "one":
-        return "attn_norm" if place.block.placement != "post" else "in"
-    return HERE if place.block.placement != "post" else "mid"
+        return "attn_norm" if normed_before(place.block) else "in"
+    return HERE if normed_before(place.block) else "mid"
 
 
 def raw_logits(place: LayerFacts) -> str:
     """Return the placing of logits before their factor and softcap."""
+    if place.block.head == "none":
+        return ABSENT
     scaled = float(place.hp["logit_scale"]) != 1 or place.hp["final_softcap"] is not None
     return HERE if scaled else "logits"
 

@@ -6,7 +6,6 @@ architecture has no such tensor, the point is absent. docs/capture_points.md is 
 table, and foreign traces are read with it.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -24,6 +23,7 @@ from aprfmt.inference.placing import (
     RECURRENT,
     Where,
     contribution,
+    embedded,
     entering,
     ffn_norm,
     if_,
@@ -38,49 +38,13 @@ from aprfmt.inference.placing import (
 from aprfmt.inference.placing import BEFORE as BEFORE
 from aprfmt.inference.placing import WHOLE as WHOLE
 from aprfmt.inference.placing import LayerFacts as LayerFacts
+from aprfmt.inference.placing import normed_before as normed_before
 from aprfmt.inference.placing import unscaled as unscaled
+from aprfmt.inference.point_names import Name as Name
+from aprfmt.inference.point_names import llama_cpp as _cpp
+from aprfmt.inference.point_names import transformers as _hf
 
-Rows = Literal["tokens", "scores", "keys", "logits"]
-
-
-@dataclass(frozen=True, slots=True)
-class Name:
-    """One name another engine has for a point.
-
-    transformers: `text` is a module's path below the layer (or the model); `#in` is what the
-    module reads. `part` names the point's part if the module's result holds several side by side;
-    `placement` is the block placement for which the name means this point, "" for all.
-    llama.cpp: `text` is a graph node's name without its layer, `op` its operation; with `role` it
-    is the node that reads this weight, whatever its name. If several nodes fit, the last one is
-    used.
-    """
-
-    text: str
-    part: str = ""
-    placement: str = ""
-    op: str = ""
-    role: str = ""
-
-    def __str__(self) -> str:
-        words = [self.text, self.op, f"of {self.role}" if self.role else ""]
-        words += [f"({self.part})" if self.part else "", self.placement and f"[{self.placement}]"]
-        return " ".join(word for word in words if word)
-
-
-_MODULE = re.compile(r"([\w.#]*)(?:\[(\w+)\])?(?: (\S+))?")
-_NODE = re.compile(r"(\w*) ?([A-Z_]*)(?::(\S+))?")
-
-
-def _hf(*texts: str) -> tuple[Name, ...]:
-    """Read `self_attn.qkv_proj[q]`, `mlp.down_proj#in`, `post_attention_layernorm pre`."""
-    found = [_MODULE.fullmatch(text) for text in texts]
-    return tuple(Name(m[1], m[2] or "", m[3] or "") for m in found if m)
-
-
-def _cpp(*texts: str) -> tuple[Name, ...]:
-    """Read `kq_soft_max`, `Qcur ROPE`, ` MUL_MAT:attn_q.weight`."""
-    found = [_NODE.fullmatch(text) for text in texts]
-    return tuple(Name(m[1], op=m[2], role=m[3] or "") for m in found if m)
+Rows = Literal["tokens", "scores", "keys", "logits", "sequence"]
 
 
 @dataclass(frozen=True)
@@ -124,15 +88,21 @@ _ROWS: tuple[Point, ...] = (
           _hf("embed_tokens", "wte", "embed_in", "word_embeddings"),
           layered=False),
     Point("embd_scaled", "tokens, hidden_size",
-          "after the embedding's factor or with learned positions added: the input of layer 0",
+          "after the embedding's factor, or with learned positions and the token type added",
           _cpp("inp_scaled SCALE", "embd SCALE", "inp_embd SCALE", "inpL ADD"), "",
-          _hf("embed_tokens[scaled]"), layered=False, where=if_(is_scaled, "embd")),
+          _hf("embed_tokens[scaled]", "embeddings.LayerNorm#in"), layered=False,
+          where=if_(is_scaled, "embd")),
+    Point("embd_norm", "tokens, hidden_size", "after the norm of the embedding: encoders, bloom",
+          _biased("token_embd_norm"), "",
+          _hf("embeddings.LayerNorm", "embeddings.norm", "word_embeddings_layernorm"),
+          layered=False,
+          where=lambda place: HERE if embedded(place) == "embd_norm" else embedded(place)),
     Point("in", "tokens, hidden_size", "residual stream entering the layer", (), "",
           _hf("#in"), where=entering),
     Point("attn_norm", "tokens, hidden_size",
           "after the norm before attention, weight and bias applied", _biased("attn_norm"),
           "attn_norm", _hf("input_layernorm", "ln_1", "ln_attn"),
-          where=if_(lambda place: place.block.placement != "post", "in")),
+          where=if_(lambda place: place.normed, "in")),
     Point("attn_gate", "tokens, heads*head_dim", "gate of the attention, no sigmoid yet", (), "",
           _hf("self_attn.q_proj[gate]"), where=GATE),
     Point("q_a", "tokens, q_lora_rank", "compressed query (MLA)", _biased("attn_q_a"), "",
@@ -242,9 +212,16 @@ _ROWS: tuple[Point, ...] = (
           _hf("post_self_attn_layernorm", "post_attention_layernorm sandwich",
               "post_attention_layernorm post"),
           where=contribution(lambda place: "attn_out")),
+    Point("attn_sum", "tokens, hidden_size",
+          "attention's output added to the stream, where the sum is normalised", (), "",
+          _hf("attention.output.LayerNorm#in", "attention.LayerNorm#in", "sa_layer_norm#in",
+              "post_attention_layernorm#in after"),
+          where=if_(lambda place: place.summed, "mid")),
     Point("mid", "tokens, hidden_size", "residual stream after attention",
           _cpp("ffn_inp ADD", "sa_out ADD"), "post_attn_residual",
-          _hf("pre_feedforward_layernorm#in", "ln_2#in", "post_attention_layernorm#in pre"),
+          _hf("pre_feedforward_layernorm#in", "ln_2#in", "post_attention_layernorm#in pre",
+              "attention.output.LayerNorm", "attention.LayerNorm", "sa_layer_norm", "mlp_norm#in",
+              "post_attention_layernorm after"),
           where=if_(lambda place: not place.parallel)),
     Point("ffn_norm", "tokens, hidden_size", "after the norm before the MLP",
           _biased("ffn_norm"), "ffn_norm",
@@ -285,15 +262,25 @@ _ROWS: tuple[Point, ...] = (
           _cpp(" MUL:post_ffw_norm.weight"), "",
           _hf("post_feedforward_layernorm", "post_mlp_layernorm"),
           where=contribution(lambda place: "moe_out" if place.moe else "ffn_out")),
+    Point("ffn_sum", "tokens, hidden_size",
+          "the MLP's output added to the stream, where the sum is normalised", (), "",
+          _hf("output.LayerNorm#in", "output_layer_norm#in", "post_mlp_layernorm#in after"),
+          where=if_(lambda place: place.summed, "out")),
     Point("out", "tokens, hidden_size", "residual stream leaving the layer", _cpp("l_out"),
           "post_ffn_residual", _hf("#out", "")),
     Point("final_norm", "tokens, hidden_size", "after the last norm", _biased("output_norm"),
-          "final_norm", _hf("norm", "final_layernorm", "final_layer_norm", "ln_f"), layered=False),
+          "final_norm", _hf("norm", "final_layernorm", "final_layer_norm", "ln_f"), layered=False,
+          where=if_(lambda place: place.block.head == "logits" or place.has("output_norm.weight"))),
+    Point("pooled", "1, hidden_size",
+          "the text's embedding: the mean of the last rows, the first or the last, unscaled",
+          _cpp("result_embd_pooled"), rows="sequence", layered=False,
+          where=if_(lambda place: place.hp["pooling"] is not None)),
     Point("logits_raw", "rows, vocab_size", "head product with its bias",
           (*_biased("output"), *_cpp(" MUL_MAT:token_embd.weight")), "",
           _hf("lm_head"), rows="logits", layered=False, where=raw_logits),
     Point("logits", "rows, vocab_size", "after factor and softcap", _cpp("result_output"),
-          "lm_head", _hf("logits"), rows="logits", layered=False),
+          "lm_head", _hf("logits"), rows="logits", layered=False,
+          where=if_(lambda place: place.block.head == "logits")),
 )  # fmt: skip
 # Points between the norm before attention and its result: layers with a recurrence have none.
 _OF_ATTENTION = frozenset(

@@ -20,10 +20,10 @@ from aprfmt.inference.forward import LogitRows, check_tokens, forward
 from aprfmt.inference.kv_cache import KVCache
 from aprfmt.inference.rope import lengthy, same_ropes
 from aprfmt.inference.sampling import DeviceLogits
-from aprfmt.inference.trace import Positions, Record, StoppedTrace, Trace, Tracer
+from aprfmt.inference.trace import Kept, Positions, Record, StoppedTrace, Trace, Tracer
 from aprfmt.inference.weights import Weights, model_weights
 from aprfmt.model import Model
-from aprfmt.model.completeness import refuse_to_run
+from aprfmt.model.completeness import refuse_to_predict, refuse_to_run
 
 Numbers = NDArray[Any]
 
@@ -110,6 +110,7 @@ class Session:
         return self.backend.to_numpy(self._extend(ids, recorder, logits_rows))
 
     def _extend(self, ids: Sequence[int], recorder: Recorder | None, logits_rows: LogitRows) -> Any:
+        refuse_to_predict(self.spec, self.weights.subject)
         new, before = [int(i) for i in ids], len(self.ids)
         if not new:
             raise UsageError("no tokens to run; give at least one")
@@ -198,7 +199,23 @@ class Session:
 
     def logits(self, ids: Sequence[int], recorder: Recorder | None = None) -> Numbers:
         """Return logits [tokens, vocab] of a whole sequence, leaving the session's own alone."""
+        refuse_to_predict(self.spec, self.weights.subject)
         return self.backend.to_numpy(self._once(ids, recorder, "all"))
+
+    def embedding(self, ids: Sequence[int]) -> Numbers:
+        """Return what a sequence's last rows are pooled to, [1, hidden].
+
+        Raises UsageError for a model that states no pooling.
+        """
+        if self.hp["pooling"] is None:
+            raise UsageError(f"{self.spec.name}: states no pooling; expected mean, cls or last")
+        if self.spec.block.head == "none":
+            return self.backend.to_numpy(self._once(ids, None, "last"))
+        kept = Kept()
+        self.trace(ids, ("pooled",), keep=kept.keep)
+        found = kept.fetch("pooled")
+        assert found is not None
+        return found
 
     def _once(self, ids: Sequence[int], recorder: Recorder | None, rows: LogitRows) -> Any:
         return self._pass(ids, None, recorder, rows)

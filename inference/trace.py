@@ -308,6 +308,8 @@ class Tracer:
         kind = POINTS[point].rows
         if kind == "keys":
             return x, tuple(range(int(x.shape[0])))
+        if kind == "sequence":
+            return x, (int(facts.positions[-1]),)
         if self._positions == "all" and kind in self._every:
             return x, self._every[kind]  # of a long prompt they are slow to list at each point
         there = facts.positions.tolist()

@@ -196,7 +196,7 @@ class Weights(Mapping[str, Weight]):
 
     def __init__(self, rows: Mapping[str, Rows], budget: int, subject: str) -> None:
         self._rows = dict(rows)
-        self._subject = subject
+        self.subject = subject
         self.holder = Holder(budget)
         self._handles: dict[str, Weight] = {}
         self._roles: dict[tuple[int | None, str], Weight | None] = {}  # cache of get_role
@@ -207,7 +207,7 @@ class Weights(Mapping[str, Weight]):
         if key not in self._handles:
             if key not in self._rows:
                 raise TensorNotFoundError(
-                    f"{self._subject}: no tensor for role {key!r}; near roles: "
+                    f"{self.subject}: no tensor for role {key!r}; near roles: "
                     f"{', '.join(near(key, self._rows))}"
                 )
             pieces = key in TABLES and self._streams
@@ -230,7 +230,7 @@ class Weights(Mapping[str, Weight]):
     def overlaid(self, arrays: Mapping[str, Array]) -> "Weights":
         """Return the weights with some replaced, for a hypothesis; shares no placed tensors."""
         rows = self._rows | {key: ArrayRows(values) for key, values in arrays.items()}
-        return Weights(rows, self.holder.budget, self._subject)
+        return Weights(rows, self.holder.budget, self.subject)
 
     def of(self, layer: int | None, role: str) -> Weight:
         """Return the weight of a role in a layer; TensorNotFoundError if there is none."""

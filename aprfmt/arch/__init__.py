@@ -64,7 +64,7 @@ ARCHS: "Registry[ArchSpec]" = Registry(
         "roberta": _HERE + "encoders:ROBERTA",
         "distilbert": _HERE + "encoders:DISTILBERT",
         "mpnet": _HERE + "encoders:MPNET",
-        "modernbert": _HERE + "encoders:MODERNBERT",
+        "modernbert": _HERE + "modernbert:MODERNBERT",
         "nomic_bert": _HERE + "encoders:NOMIC_BERT",
         "jina_embeddings_v3": _HERE + "encoders:JINA_V3",
         "bloom": _HERE + "listed:BLOOM",

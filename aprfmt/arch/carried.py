@@ -17,10 +17,11 @@ CARRIED = "aprfmt.hyper."
 STYLES = ("gguf", "apr")  # the key styles that may hold such keys
 _MAX_BYTES = 1 << 20
 
-LAYERED = ("rope_layers", "window_layers", "moe_layers", "delta_layers")
+LAYERED = ("rope_layers", "window_layers", "moe_layers", "delta_layers", "attn_norm_layers")
 LISTED = ("rope_sections",)  # whole numbers
 WORDS: Mapping[str, tuple[str, ...]] = {
     "activation": ("silu", "gelu", "gelu_tanh", "relu", "swiglu_oai"),
+    "pooling": ("mean", "cls", "last"),
     "rope_style": ("half", "interleaved"),
     "rope_scaling_layers": ("all", "full"),
     "router": ("softmax", "softmax_topk", "sigmoid_bias", "group_limited_greedy"),

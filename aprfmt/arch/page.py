@@ -20,10 +20,11 @@ graphs that read its files (`src/models/*.cpp`).
 ## What is known
 
 Level `full`: names, shapes, layout, hyperparameters and the forward pass, on all backends (numpy,
-torch, cupy); float64 logits are within 1e-12 of transformers', every capture point too. Level
-`names`: all but the forward pass, which is what `convert`, `diff`, `hash`, `validate` and
-`quantize` need; a tiny model of transformers' comes back from every format bit by bit. Commands
-that run a model refuse one of level `names` (exit 2).
+torch, cupy); float64 logits are within 1e-12 of transformers', every capture point too. An encoder
+has no logits: `trace --points pooled` is its embedding, and `run`, `eval` and `parity` refuse it
+(exit 2). Level `names`: all but the forward pass, which is what `convert`, `diff`, `hash`,
+`validate` and `quantize` need; a tiny model of transformers' comes back from every format bit by
+bit. Commands that run a model refuse one of level `names` (exit 2).
 
 """
 _BLOCKS = """

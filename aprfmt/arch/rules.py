@@ -6,6 +6,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from aprfmt.arch.pooling import pooling
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.spec import HYPER_NAMES, MISSING, Facts, HyperRule, Write, split_key
@@ -327,10 +328,14 @@ BASE: tuple[HyperRule, ...] = (
     fixed("token_types", None),
     fixed("position_buckets", None),
     context_length(),
+    fixed("position_offset", 0),
+    fixed("alibi_max_bias", None),
+    pooling(),
     norm_eps(),
     fixed("lora_norm_eps", None),
     activation(),
     tied_embeddings(),
+    HyperRule("attn_norm_layers", default=per_layer(True)),
     fixed("attention_bias", False),
     fixed("attention_out_bias", False),
     fixed("mlp_bias", False),

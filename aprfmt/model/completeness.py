@@ -149,6 +149,16 @@ def refuse_to_run(resolution: "Resolution", where: object) -> None:
         )
 
 
+def refuse_to_predict(spec: "ArchSpec", where: object) -> None:
+    """Raise UsageError for an encoder, which has no head: nothing follows a text."""
+    if spec.block.head == "none":
+        raise UsageError(
+            f"{where}: is an encoder ({spec.name}): it predicts no tokens; expected a model with a "
+            "head; its embedding of a text is `aprfmt trace MODEL --payload --points pooled "
+            "--prompt TEXT`"
+        )
+
+
 def accepted_text(resolution: "Resolution") -> str:
     """Return the one sentence about absences that were accepted, "" where there are none."""
     found = resolution.coverage

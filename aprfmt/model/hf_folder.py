@@ -41,6 +41,7 @@ COMPANION_FILES: tuple[str, ...] = (
     "USE_POLICY.md",
 )
 TEXT_FILES: tuple[str, ...] = ("config.json", "tokenizer.json", *COMPANION_FILES)
+POOLING = "1_Pooling/config.json"
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 MAX_CONFIG = 16 << 20  # the largest real config.json has some hundred kB
@@ -76,6 +77,14 @@ class HFFolder:
     path: Path
     config: Mapping[str, Value] | None
     texts: Mapping[str, str]
+
+
+def pooling_file(folder: HFFolder | None) -> dict[str, Value]:
+    """Return what a sentence-transformers folder says of its pooling, under the file's name."""
+    target = None if folder is None else folder.path / POOLING
+    if target is None or not target.is_file():
+        return {}
+    return {POOLING: parse_config(read_text(target, MAX_CONFIG).encode(), target)}
 
 
 def ours(name: str) -> bool:

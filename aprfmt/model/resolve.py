@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Note, Value, shape_is_known
 from aprfmt.errors import ArchError
+from aprfmt.model.hf_folder import pooling_file
 from aprfmt.model.kinds import kind_of
 from aprfmt.tensors.view import View
 
@@ -48,6 +49,9 @@ _ARCH_KEYS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "gguf": (("gguf", "general.architecture"),),
     "apr": (("hf", "hf_model_type"), ("apr", "architecture"), ("hf", "hf_architecture")),
 }
+
+# What a config.json has no key for, so that its silence contradicts nothing.
+OUTSIDE = ("pooling",)
 
 
 def architecture_names(model: "Model") -> list[tuple[str, str]]:
@@ -182,7 +186,8 @@ def read_hyperparameters(
     config = model.config
     carried = None
     if config is not None:
-        facts = Facts("hf", config, shapes, names=model.style or "")
+        beside = pooling_file(model.folder)
+        facts = Facts("hf", {**config, **beside}, shapes, names=model.style or "")
         carried = read_hyper(spec, facts, subject)
     if model.key_style not in _ARCH_KEYS:
         if carried is None:
@@ -224,6 +229,8 @@ def reconcile(
             rows.setdefault(name, mine)
             continue
         other = rows.get(name)
+        if other is not None and name in OUTSIDE and other.origin == "default":
+            other, rows[name] = None, mine
         if other is None or same_value(mine.value, other.value):
             rows.setdefault(name, mine)
             continue

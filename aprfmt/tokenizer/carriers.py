@@ -12,7 +12,7 @@ from aprfmt.base.protocols import Typed, Value
 from aprfmt.errors import ConversionError, FormatError
 from aprfmt.tokenizer.build import is_blank_run, tokenizer_json
 from aprfmt.tokenizer.carried import TOKENIZER_JSON, Carried
-from aprfmt.tokenizer.hf_json import from_json, stated_stops
+from aprfmt.tokenizer.hf_json import frame, from_json, stated_stops
 from aprfmt.tokenizer.keys import (
     APR_CHAT_TEMPLATE,
     APR_GGUF,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
 
 _PREFIX = "tokenizer."
-_MODEL_NAMES: Mapping[str, str] = {"bpe": "gpt2", "spm": "llama"}
+_MODEL_NAMES: Mapping[str, str] = {"bpe": "gpt2", "spm": "llama", "wordpiece": "bert"}
 _SPM_PRE = "default"  # what llama.cpp's converter writes for a SentencePiece vocabulary
 _ADDED_SCORE = -1000.0  # likewise, for tokens that merging does not make
 _BY_APR: Mapping[str, Key] = {key.apr: key for key in KEYS}
@@ -99,7 +99,7 @@ def _gguf_vocabulary(
     if vocabulary.kind not in _MODEL_NAMES:
         raise ConversionError(
             f"{carried.origin or carried.where}: a tokenizer of kind {vocabulary.kind[:40]!r}; "
-            "GGUF from this package holds byte-level BPE and SentencePiece BPE"
+            "GGUF from this package holds byte-level BPE, SentencePiece BPE and WordPiece"
         )
     size = max(carried.vocab_size() or 0, len(vocabulary.tokens))
     tokens, types = padded(vocabulary, size)
@@ -113,6 +113,10 @@ def _gguf_vocabulary(
             token.replace(BLANK, " ") if kind == USER_DEFINED else token
             for token, kind in zip(tokens, types, strict=True)
         ]
+    elif vocabulary.kind == "wordpiece":
+        found[PRE.gguf] = _SPM_PRE
+        found.update(_framed(data))
+        tokens = [_begun(token) for token in tokens]
     else:
         found[PRE.gguf] = vocabulary.pre or _name(carried, data)
         found[MERGES.gguf] = Typed(list(vocabulary.merges or ()), MERGES.type)
@@ -121,9 +125,26 @@ def _gguf_vocabulary(
     found.update(
         {key: Typed(value, _BY_GGUF[key].type) for key, value in _ids(carried, vocabulary)}
     )
-    found[FLAGS["add_bos_token"].gguf] = vocabulary.add_bos
-    found[FLAGS["add_eos_token"].gguf] = vocabulary.add_eos
+    if vocabulary.kind != "wordpiece":  # always framed by [CLS] and [SEP]
+        found[FLAGS["add_bos_token"].gguf] = vocabulary.add_bos
+        found[FLAGS["add_eos_token"].gguf] = vocabulary.add_eos
     return found
+
+
+def _framed(data: Mapping[str, Any] | None) -> dict[str, Value | Typed]:
+    """Return what stands before and after every text as bos and eos, as the converter does."""
+    found: dict[str, Value | Typed] = {}
+    for role, ids in zip(("bos", "eos"), frame(data or {}), strict=True):
+        if len(ids) == 1:
+            found[IDS[role].gguf] = Typed(next(iter(ids)), IDS[role].type)
+    return found
+
+
+def _begun(token: str) -> str:
+    """Return a WordPiece token as llama.cpp's converter spells it: a blank begins a word."""
+    if token.startswith("[") and token.endswith("]"):
+        return token
+    return token.removeprefix("##") if token.startswith("##") else BLANK + token
 
 
 def _name(carried: Carried, data: Mapping[str, Any] | None) -> str:

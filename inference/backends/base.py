@@ -357,6 +357,10 @@ class Backend(Recurrent, ABC):
         """Return [tokens, n_heads, d] from [tokens, 1, d]."""
         return self.concat([x] * n_heads).reshape(len(x), n_heads, -1)
 
+    def mean_rows(self, x: Array) -> Array:
+        """Return the mean of the rows [1, width], summed in float32 at least and rounded once."""
+        return self.narrow(self.wide(x).sum(0) / len(x)).reshape(1, -1)
+
     @abstractmethod
     def take(self, x: Array, rows: Numbers) -> Array:
         """Return the rows of the first axis, in that order."""

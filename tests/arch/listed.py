@@ -1,4 +1,4 @@
-"""Tiny models of the architectures that are known by their names only, made by transformers."""
+"""Tiny models made by transformers, of every architecture that is known by its names only."""
 
 from collections.abc import Mapping
 from pathlib import Path

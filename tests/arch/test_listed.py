@@ -47,13 +47,13 @@ def asked(name: str) -> str:
 
 def test_every_such_architecture_has_a_tiny_model() -> None:
     named = {name for name in ARCHS.own if ARCHS[name].level == "names"}
-    assert named == {arch for arch, *_ in LISTED.values()}
+    assert named <= {arch for arch, *_ in LISTED.values()}
 
 
 @every
 def test_every_tensor_has_one_role_and_back(label: str, folders: Mapping[str, Path]) -> None:
     with open_model(folders[label]) as model:
-        assert model.spec.name == LISTED[label][0] and model.spec.level == "names"
+        assert model.spec.name == LISTED[label][0]
         stored = list(model)
         found = model.resolution
         assert found.unbound == () and found.missing == () and found.coverage.misshapen == ()
@@ -118,16 +118,17 @@ def test_there_and_back_is_the_same_file(
 def test_the_level_is_said_and_no_forward_pass_is_tried(
     folders: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    shown = run("inspect", folders["bert"], "--json").json
-    assert (shown["architecture"], shown["level"]) == ("bert", "names")
-    assert "(names only)" in run("inspect", folders["bert"]).out
-    assert run("validate", folders["bert"]).code == 0
-    assert run("diff", folders["bert"], folders["bert"]).code == 0
+    shown = run("inspect", folders["persimmon"], "--json").json
+    assert (shown["architecture"], shown["level"]) == ("persimmon", "names")
+    assert "(names only)" in run("inspect", folders["persimmon"]).out
+    assert run("validate", folders["persimmon"]).code == 0
+    assert run("diff", folders["persimmon"], folders["persimmon"]).code == 0
     ids = ("--ids", "1,2,3")
     for command in (
-        ("trace", folders["bert"], "--payload", *ids), ("trace", folders["bert"], "--list-points"),
-        ("run", folders["bert"], *ids), ("eval", folders["bert"], *ids),
-        ("parity", folders["bert"], "--between", "numpy", "torch", *ids),
+        ("trace", folders["persimmon"], "--payload", *ids),
+        ("trace", folders["persimmon"], "--list-points"),
+        ("run", folders["persimmon"], *ids), ("eval", folders["persimmon"], *ids),
+        ("parity", folders["persimmon"], "--between", "numpy", "torch", *ids),
     ):  # fmt: skip
         done = run(*command)
         assert done.code == 2, (command, done.out, done.err)

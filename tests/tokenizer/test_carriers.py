@@ -257,7 +257,7 @@ def test_a_model_without_vocabulary() -> None:
     assert facts(fake("gguf", metadata)) == {} and to_gguf(fake("gguf", metadata)) == metadata
 
 
-def test_wordpiece_and_unigram_are_carried_but_have_no_gguf_word(tmp_path: Path) -> None:
+def test_wordpiece_and_unigram_are_carried_and_gguf_has_a_word_for_one(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, models
 
     for name, made in (
@@ -268,8 +268,14 @@ def test_wordpiece_and_unigram_are_carried_but_have_no_gguf_word(tmp_path: Path)
         model = folder_model(tmp_path)
         assert facts(model)["kind"] == name and load(model).encode("ab") == [1, 2]
         assert load(fake("apr", to_apr(model))).encode("ab") == [1, 2]
-        with pytest.raises(ConversionError, match=name):
-            to_gguf(model)
+        if name == "unigram":
+            with pytest.raises(ConversionError, match=name):
+                to_gguf(model)
+            continue
+        found = to_gguf(model)
+        assert found["tokenizer.ggml.model"] == "bert"
+        tokens = found["tokenizer.ggml.tokens"]
+        assert isinstance(tokens, Typed) and tokens.value == ["[UNK]", "\u2581a", "b"]
 
 
 def test_inspecting_imports_neither_library() -> None:

@@ -14,12 +14,13 @@ from aprfmt.checks.gates.baseline import read
 from aprfmt.checks.gates.golden import Golden, find
 from aprfmt.checks.records import Answer, NotRun
 from aprfmt.conversion import convert
-from aprfmt.errors import AprfmtError
+from aprfmt.errors import AprfmtError, UsageError
 from aprfmt.formats import FORMATS
 from aprfmt.inference.device import Choice, choose
 from aprfmt.inference.running import RunRequest
 from aprfmt.inference.session import Session
 from aprfmt.model import Model, open_model
+from aprfmt.model.completeness import refuse_to_predict
 from aprfmt.tokenizer import Tokenizer, facts
 
 PROBE_TOKENS = 24  # of the prompt on which forward passes are compared
@@ -92,7 +93,14 @@ class Subject(Context):
         return self._stack.enter_context(self.open_session(self.model))
 
     def open_session(self, model: Model, choice: Choice | None = None) -> Session:
-        """Open a session with a backend of its own; the caller closes it (a context manager)."""
+        """Open a session with a backend of its own; the caller closes it (a context manager).
+
+        Ends the gate as NOT_RUN for an encoder, which predicts no tokens.
+        """
+        try:
+            refuse_to_predict(model.spec, model.path)
+        except UsageError as error:
+            raise NotRun(str(error)) from error
         request = self.request
         return RunRequest(
             choice=choice or request.choice, threads=request.threads, memory=request.memory,

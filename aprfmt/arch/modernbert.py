@@ -1,0 +1,115 @@
+"""modernbert: an encoder with norms before, rotary positions and windows on two of three layers.
+
+The first layer has no norm before attention. A window is `local_attention` wide, half of it on
+either side. Gate and up are one matrix, in GGUF too. Sources: transformers' modeling_modernbert;
+the gguf package's name map; llama.cpp's modern-bert.cpp.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aprfmt.arch import rules
+from aprfmt.arch.encoders import BLOCK, embeddings, encoder, encoder_hyper
+from aprfmt.arch.fused import GGUF_FUSED, IN_ORDER, fused_in, fused_rows
+from aprfmt.arch.phi3 import GATE_UP, IN_GATE_UP
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import Q, RoleRow, linear, norm, tables
+from aprfmt.arch.spec import Binding, Facts, HyperRule
+from aprfmt.arch.values import sequence
+from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.window import KINDS
+from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
+
+Params = Mapping[str, Value]
+Found = tuple[Value, str] | None
+_M = "layers.{L}."
+_EVERY = "global_attn_every_n_layers"
+_PATTERN = "{arch}.attention.sliding_window_pattern"
+
+
+def _but_every(step: int, hp: Params) -> tuple[bool, ...]:
+    """Window all layers but the first of every `step`."""
+    return tuple(i % step > 0 for i in range(hp["n_layers"]))
+
+
+def _read(facts: Facts, hp: Params) -> Found:
+    kinds, step = facts.first("layer_types"), facts.first(_EVERY)
+    if kinds is None:
+        return None if step is None else (_but_every(whole_number(*step, 1), hp), step[1])
+    listed = sequence(*kinds, hp["n_layers"])[: hp["n_layers"]]
+    wrong = [kind for kind in listed if not isinstance(kind, str) or kind not in KINDS]
+    if wrong:
+        raise ArchError(f"layer_types: {wrong[0]!r} is not known; known: {', '.join(KINDS)}")
+    return tuple(KINDS[kind] for kind in listed), kinds[1]
+
+
+def _read_gguf(facts: Facts, hp: Params) -> Found:
+    found = facts.first(_PATTERN)
+    if found is None:
+        return None
+    if isinstance(found[0], int) and not isinstance(found[0], bool):
+        return _but_every(whole_number(*found, 1), hp), found[1]
+    return tuple(bool(each) for each in sequence(*found, hp["n_layers"])), found[1]
+
+
+def _write(value: Value, hp: Params) -> Params:
+    names = {on: name for name, on in KINDS.items()}
+    return {"layer_types": [names[on] for on in value]}
+
+
+def _write_gguf(value: Value, hp: Params) -> Params:
+    steps = [n for n in range(1, hp["n_layers"] + 1) if value == _but_every(n, hp)]
+    return {_PATTERN: steps[0] if steps else list(value)}
+
+
+_WINDOWS = (
+    HyperRule(
+        "sliding_window",
+        {"hf": ("local_attention",), "gguf": ("{arch}.attention.sliding_window",)},
+        "size", 128,
+    ),
+    HyperRule(
+        "window_layers", read={"hf": _read, "gguf": _read_gguf},
+        write={"hf": _write, "gguf": _write_gguf}, default=lambda hp: _but_every(3, hp),
+    ),
+)  # fmt: skip
+
+MODERNBERT = encoder(
+    "modernbert", ("modernbert", "ModernBertModel", "ModernBertForMaskedLM"), "modern-bert",
+    tables(
+        (
+            *embeddings("embeddings.tok_embeddings", normed="embeddings.norm", bias=False),
+            *norm("attn_norm", _M + "attn_norm", needs="attn_norm_layers"),
+            *fused_rows(None),
+            *linear("attn_output", _M + "attn.Wo", "hidden_size", Q),
+            *norm("ffn_norm", _M + "mlp_norm"),
+            *(RoleRow(role, "", ("ffn_size", "hidden_size"), gguf="") for role in GATE_UP),
+            *linear("ffn_down", _M + "mlp.Wo", "hidden_size", "ffn_size"),
+            *norm("output_norm", "final_norm", layered=False),
+        ),
+        hf_first=(
+            *fused_in(_M + "attn.Wqkv", IN_ORDER, ("weight",)),
+            Binding((_M + "mlp.Wi.weight",), GATE_UP, IN_GATE_UP),
+        ),
+        gguf_first=(
+            *GGUF_FUSED[:1],
+            Binding(("blk.{L}.ffn_up.weight",), GATE_UP, IN_GATE_UP),
+        ),
+    ),
+    encoder_hyper(
+        rules.norm_eps(1e-5, "norm_eps", "layer_norm_epsilon"),
+        rules.activation("gelu", "hidden_activation"),
+        # The width of the MLP is not a width of its first matrix.
+        rules.size("ffn_size", "intermediate_size", "feed_forward_length", "intermediate_size"),
+        HyperRule("attn_norm_layers",
+            default=lambda hp: (False, *(True,) * (hp["n_layers"] - 1))),
+        *_WINDOWS,
+        *rope_rules(Rope(theta=160000.0, theta_local=10000.0, local_key="local_rope_theta",
+            base_key="global_rope_theta")),
+        rules.rope_style("half"),
+        HyperRule("rope_layers", default=rules.per_layer(True)),
+    ),
+    replace(BLOCK, placement="pre", position="rope", mlp="gated"),
+)  # fmt: skip

@@ -1,0 +1,75 @@
+"""What attention adds to its scores for the distance of query and key: ALiBi, or a table's rows.
+
+Positions are those the mask counts. Sources: arXiv 2108.12409 (ALiBi), 1910.10683 (buckets);
+transformers' modeling files of bloom, mpt and mpnet.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from aprfmt.inference.backends.base import Array, Heads, Numbers
+from aprfmt.inference.context import Context
+
+FURTHEST = 128  # distance from which on all keys share one row of a table
+
+
+def attention(c: Context, layer: int, q: Array, k: Array, v: Array, heads: Heads) -> Array:
+    """Return probs.v [tokens, heads, value_dim], some queries at a time; points scores and probs.
+
+    With one of these points wanted, all queries at once.
+    """
+    b, tokens, keys, before = c.backend, len(q), int(k.shape[0]), c.facts.cached
+    whole = c.wants("scores", layer) or c.wants("probs", layer)
+    parts, start = [], 0
+    while start < tokens:
+        aligned = b.query_block - (before + start) % b.query_block
+        stop = tokens if whole else min(tokens, start + aligned)
+        part = replace(heads, mask=heads.mask[start:stop], causal=None)
+        b.at(before + start)
+        added = b.array(_BIASES[c.block.score_bias](c, np.arange(start, stop) + before, keys))
+        scores = c.tap("scores", layer, b.add(b.scores(q[start:stop], k, part), added))
+        parts.append(b.mix(c.tap("probs", layer, b.probs(scores, part)), v))
+        start = stop
+    b.at(before)
+    return parts[0] if len(parts) == 1 else b.stack(parts)
+
+
+def _alibi(c: Context, queries: Numbers, keys: int) -> Numbers:
+    """Return slope times (key - query) [heads, queries, keys]."""
+    away = np.arange(keys)[None, :] - queries[:, None]
+    slopes = alibi_slopes(int(c.hp["n_heads"]), float(c.hp["alibi_max_bias"]))
+    bias: Numbers = slopes[:, None, None] * away
+    return bias
+
+
+def alibi_slopes(heads: int, most: float) -> Numbers:
+    """Return one slope a head: 2^(-most*i/n) of the n heads below a power of two, then between."""
+    power = 1 << (heads.bit_length() - 1)
+    steps = [(i + 1) / power for i in range(power)]
+    steps += [(2 * i + 1) / (2 * power) for i in range(heads - power)]
+    return np.array([2.0 ** (-most * step) for step in steps])
+
+
+def _relative(c: Context, queries: Numbers, keys: int) -> Numbers:
+    """Return each head's number of a table [rows, heads] for the distance."""
+    weight = c.weights["attn_rel_b.weight"]
+    table = np.asarray(weight.rows(0, weight.n_rows))
+    bias: Numbers = table[_rows(np.arange(keys)[None, :] - queries[:, None], len(table))]
+    return np.ascontiguousarray(bias.transpose(2, 0, 1))
+
+
+def _rows(away: Numbers, count: int) -> Numbers:
+    """Return the rows of distances key - query: half of them for each sign, then by logarithm."""
+    half = count // 2
+    near = half // 2
+    distance = np.abs(away)
+    ratio = np.maximum(distance, 1).astype(np.float32) / np.float32(near)
+    grown = np.log(ratio) / np.float32(math.log(FURTHEST / near)) * np.float32(half - near)
+    far = np.minimum(near + grown.astype(np.int64), half - 1)
+    rows: Numbers = np.where(distance < near, distance, far) + np.where(away > 0, half, 0)
+    return rows
+
+
+_BIASES = {"alibi": _alibi, "relative": _relative}
