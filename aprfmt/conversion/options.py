@@ -32,7 +32,8 @@ class Options:
     overrides single keys of the output, `remove` leaves keys out. `allow_missing` are patterns of
     required roles that may be missing in the source, which the output records; `complete=False`
     requires no roles at all (a plain copy of the stored tensors). `carry=False` leaves the verbatim
-    tokenizer.json out of a GGUF or APR, which has the tokenizer in its own keys as well.
+    tokenizer.json out of a GGUF or APR, which has the tokenizer in its own keys as well. `resume`
+    keeps what is written when the run is stopped, and continues what an earlier run left.
     """
 
     arch: str | None = None
@@ -62,6 +63,7 @@ class Options:
     source_hash: bool = True
     carry: bool = True
     dry_run: bool = False
+    resume: bool = False
     progress: Progress | None = None
 
 
@@ -94,7 +96,8 @@ class ConversionReport:
     `verified` is None if verification was switched off, else the number of tensors that were read
     back and found to be right. `sizes` are the bytes of every file (of a dry run: expected bytes).
     `allowed_missing` are the required roles missing on purpose, as the output records them.
-    `carried_bytes` is the size of the verbatim tokenizer.json inside the output.
+    `carried_bytes` is the size of the verbatim tokenizer.json inside the output, `resumed_tensors`
+    how many tensors an earlier run had written.
     """
 
     source: Path
@@ -110,6 +113,7 @@ class ConversionReport:
     sizes: Mapping[Path, int] = field(default_factory=dict)
     allowed_missing: tuple[str, ...] = ()
     carried_bytes: int = 0
+    resumed_tensors: int = 0
 
     def count(self, how: Outcome) -> int:
         """Count the tensors with one outcome."""
@@ -135,6 +139,7 @@ class ConversionReport:
             "verified": self.verified,
             "source_sha256": self.source_sha256,
             "carried_bytes": self.carried_bytes,
+            "resumed_tensors": self.resumed_tensors,
             "allowed_missing": list(self.allowed_missing),
             "notes": [asdict(note) for note in self.notes],
             "tensors": [asdict(tensor) for tensor in self.tensors],

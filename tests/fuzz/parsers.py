@@ -168,6 +168,17 @@ def model(data: bytes) -> None:
         plain(list(source.metadata.values()))
 
 
+def resume(data: bytes) -> None:
+    from aprfmt.formats.resumed import parse_begun
+
+    found = parse_begun(data, "folder/x.jsonl")
+    for temporary, final, _ in found.moves if found is not None else ():
+        if "/" in temporary + final or final in ("", ".", ".."):
+            raise BrokenPromiseError(f"{temporary!r}, {final!r} lead out of the folder")
+    for kept in found.tensors.values() if found is not None else ():
+        plain([kept.crc, list(kept.counts)])
+
+
 def journal(data: bytes) -> None:
     from aprfmt.formats.journal import parse_journal
 
