@@ -117,12 +117,13 @@ def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -
     damage = checksum_notes(model.source) if options.verify else []
     notes = (*model.notes, *damage, *plan.notes, *_leftover(dst, options))
     return ConversionReport(
-        model.path, model.format, dst, target.name, files, _arch(model, options), tensors, notes,
-        verified, digest, sizes, absent, carried.verbatim_bytes, begun.kept if begun is not None else 0,
+        model.path, model.format, dst, target.name, files, arch_name(model, options), tensors,
+        notes, verified, digest, sizes, absent, carried.verbatim_bytes,
+        begun.kept if begun is not None else 0,
     )  # fmt: skip
 
 
-def _arch(model: "Model", options: Options) -> str | None:
+def arch_name(model: "Model", options: Options) -> str | None:
     """Return the architecture's name; None where it is unknown, or none is used."""
     from aprfmt.errors import ArchError
 

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.version import __version__
 from aprfmt.conversion.counts import Counts
@@ -60,7 +60,8 @@ def digest_of(sink: "Sink", options: "Options", texts: Mapping[str, str]) -> str
     if not isinstance(sink, SequentialSink):
         raise UsageError(f"{sink.files[0]}: files of this format cannot be continued")
     matrix = file_sha256(options.imatrix) if options.imatrix is not None else ""
-    plain = replace(options, **{name: None for name in _FREE}, imatrix=None)
+    unsaid: dict[str, Any] = {name: None for name in (*_FREE, "imatrix")}
+    plain = replace(options, **unsaid)
     parts = (__version__, sink.layout, matrix, repr(plain), repr(sorted(texts.items())))
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
 

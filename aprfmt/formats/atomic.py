@@ -28,6 +28,7 @@ from aprfmt.errors import OutputError
 from aprfmt.formats.exchange import exchange
 from aprfmt.formats.journal import is_journal, pending, publish_set, recover, reserved
 from aprfmt.formats.output import OutputFile
+from aprfmt.formats.patched import complete
 from aprfmt.formats.temporary import (
     as_output_error,
     clean,
@@ -378,6 +379,7 @@ def _must_stay(folder: Path) -> bool:
 def _put_in_order(folder: Path) -> None:
     """Complete what killed runs left half published in `folder`, then remove their leftovers."""
     recover(folder)
+    complete(folder)
     clean(folder)
 
 

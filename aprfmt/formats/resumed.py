@@ -66,7 +66,8 @@ def parse_begun(data: bytes, where: str) -> Begun | None:
     if not lines:
         return None
     head = _line(lines[0], where)
-    sources, plan = head.get("sources"), head.get("plan")
+    sources: Any = head.get("sources")
+    plan = head.get("plan")
     if head.get("schema") != SCHEMA or not isinstance(plan, str) or not _texts(sources):
         raise FormatError(
             f"{where}: its first line is not that of a journal of {SCHEMA}; remove it, and begin "
@@ -109,11 +110,20 @@ def _kept(value: Mapping[str, Any], where: str) -> tuple[str, Kept]:
 def _moves(value: object, where: str) -> list[tuple[str, str, str]]:
     found = []
     for each in value if isinstance(value, list) else [None]:
-        texts = isinstance(each, list) and len(each) == 3 and all(isinstance(x, str) for x in each)
-        if not texts or not _plain(each[1]) or (each[0] and not is_temporary(each[0])):
+        if (
+            not isinstance(each, list)
+            or len(each) != 3
+            or not _all_text(each)
+            or not _plain(each[1])
+            or (each[0] and not is_temporary(each[0]))
+        ):
             raise FormatError(f"{where}: its moves name no plain files; remove it, and begin anew")
         found.append((each[0], each[1], each[2]))
     return found
+
+
+def _all_text(values: Sequence[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def _plain(name: str) -> bool:

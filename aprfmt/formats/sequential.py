@@ -144,6 +144,11 @@ class SequentialSink:
             out.patch(place, total.digest(head))
 
     @property
+    def programs(self) -> Sequence[Program]:
+        """Every file as it is planned."""
+        return self._programs or ()
+
+    @property
     def layout(self) -> str:
         """A digest of the plan: every name and size, and all bytes that are no tensor's."""
         digest = hashlib.sha256()

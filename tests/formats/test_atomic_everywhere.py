@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import ROOT
 
 PUBLISHING = {f"aprfmt/formats/{n}.py" for n in (
-    "atomic", "journal", "output", "positioned", "resumed", "temporary",
+    "atomic", "journal", "output", "patched", "positioned", "resumed", "temporary",
 )}  # fmt: skip
 # (file, call) -> why it writes nothing that a user asked for
 ALLOWED = {

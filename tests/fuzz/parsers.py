@@ -179,6 +179,14 @@ def resume(data: bytes) -> None:
         plain([kept.crc, list(kept.counts)])
 
 
+def patch(data: bytes) -> None:
+    from aprfmt.formats.patched import parse_patch
+
+    identity, pieces = parse_patch(data, "folder/.x.aprfmt-patch")
+    if not isinstance(identity, str) or any(offset < 0 for offset, _ in pieces):
+        raise BrokenPromiseError("a patch before the file")
+
+
 def journal(data: bytes) -> None:
     from aprfmt.formats.journal import parse_journal
 

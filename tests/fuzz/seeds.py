@@ -214,6 +214,14 @@ def resume() -> list[bytes]:
     return [head, head + tensor, head + tensor + b'{"moves":[["","m.gguf","1:2:3:4"]]}\n']
 
 
+def patch() -> list[bytes]:
+    import hashlib
+
+    digest = hashlib.sha256(b"ab").hexdigest()
+    head = '{"schema":"aprfmt.patch/1","file":"1:2:3","pieces":[[5,1],[9,1]],"sha256":"%s"}\n'
+    return [(head % digest).encode() + b"ab", (head % "").encode() + b"ab"]
+
+
 def journal() -> list[bytes]:
     from aprfmt.formats.journal import Journal
     from aprfmt.formats.temporary import temporary_name

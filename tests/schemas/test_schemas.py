@@ -47,7 +47,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "convert": ("convert {folder} {out}/c.gguf --dry-run", "convert {gguf} {out}/c.apr"),
     "quantize": ("quantize {folder} {out}/q.gguf --type Q8_0",),
     "set": ("set {gguf} general.name=x general.author=y --remove qwen2.context_length "
-            "-o {out}/s.gguf",),
+            "-o {out}/s.gguf", "set {out}/s.gguf general.name=y --in-place"),
     "split": ("split {folder} {out}/split --max-shard-size 3M",),
     "merge": ("merge {gguf} {out}/m.gguf",),
     "repair": ("repair {gguf} --from {gguf} -o {out}/r.gguf",),

@@ -11,7 +11,7 @@ from aprfmt.base.protocols import Region, Sink, Source
 from aprfmt.formats import FormatSpec, ValueRules
 from aprfmt.formats.damage import Structure
 from aprfmt.formats.fields import HeaderField
-from aprfmt.formats.safetensors.layout import is_json, order
+from aprfmt.formats.safetensors.layout import fill_header, is_json, order
 
 
 def recognise(head: bytes, size: int) -> bool:
@@ -65,6 +65,7 @@ FORMAT = FormatSpec(
     style="hf",
     header_fields=header_fields,
     structure=structure,
+    fill=fill_header,
     order=order,
     rewrites=True,
     collects=True,
