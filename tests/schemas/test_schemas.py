@@ -51,7 +51,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "split": ("split {folder} {out}/split --max-shard-size 3M",),
     "merge": ("merge {gguf} {out}/m.gguf",),
     "repair": ("repair {gguf} --from {gguf} -o {out}/r.gguf",),
-    "diff": ("diff {gguf} {small}",),
+    "diff": ("diff {gguf} {small}", "diff {gguf} {small} --sample 1M"),
     "parity": (
         f"parity {{gguf}} --between numpy numpy::float64 --ids {IDS} --arbiter",
         f"parity {{gguf}} --between numpy numpy::float64 --ids {IDS} --calibrate {{out}}/cal.json"
