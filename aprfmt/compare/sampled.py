@@ -125,7 +125,9 @@ def sample_models(
         pairs = [pairs[i] for i in select(names, tensors, f"{a.path} and {b.path}")]
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
     sides: list[tuple[str, Bytes, Bytes]] = []
-    unlike, unsampled, settled = [], [], 0
+    unlike: list[Unsampled] = []
+    unsampled: list[Unsampled] = []
+    settled = 0
     for pair in pairs:
         why, differs = _objection(pair)
         if why:

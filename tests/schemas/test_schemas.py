@@ -99,7 +99,7 @@ SHORT = ("metadata", "hyperparameters", "encodings", "read", "topics")  # maps o
 def body_of(text: str, files: Mapping[str, Path]) -> Any:
     args = [word.format(**files) for word in text.split()]
     done = aprfmt(*args, "--json")
-    assert done.code in (0, 1), done.err
+    assert done.code in (0, 1) or "sample" in done.json, done.err
     return done.json
 
 
