@@ -67,6 +67,7 @@ def convert(
 def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -> ConversionReport:
     """Convert an open model; see `convert`. `allow_missing` was given when it was opened."""
     from aprfmt.conversion.absent import record_absent
+    from aprfmt.conversion.estimate import estimate
     from aprfmt.conversion.metadata import HASH_KEY, Carried, bare, carry
     from aprfmt.conversion.plan import build
     from aprfmt.conversion.quantized import prepare
@@ -87,12 +88,14 @@ def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -
     written = [Written() for _ in plan.outputs]
     digest: str | None = None
     begun: ResumedSet | None = None
+    expected: dict[str, Any] | None = None
     hashing = options.source_hash and model.format != target.name and options.arch != "none"
     if hashing:
         carried.metadata[HASH_KEY] = PLACEHOLDER
     if options.dry_run:
         sizes = _planned(model, target, dst, plan, carried, options)
         files = tuple(sizes)
+        expected = estimate(model, dst, plan, sizes, options, hashing)
     else:
         if options.resume:
             begun = _resumed(model, target, dst, plan, carried, asked)
@@ -119,7 +122,7 @@ def convert_model(model: "Model", dst: Path, to: str | None, options: Options) -
     return ConversionReport(
         model.path, model.format, dst, target.name, files, arch_name(model, options), tensors,
         notes, verified, digest, sizes, absent, carried.verbatim_bytes,
-        begun.kept if begun is not None else 0,
+        begun.kept if begun is not None else 0, expected,
     )  # fmt: skip
 
 

@@ -97,7 +97,7 @@ class ConversionReport:
     back and found to be right. `sizes` are the bytes of every file (of a dry run: expected bytes).
     `allowed_missing` are the required roles missing on purpose, as the output records them.
     `carried_bytes` is the size of the verbatim tokenizer.json inside the output, `resumed_tensors`
-    how many tensors an earlier run had written.
+    how many tensors an earlier run had written; `estimate` is what a dry run expects it to take.
     """
 
     source: Path
@@ -114,6 +114,7 @@ class ConversionReport:
     allowed_missing: tuple[str, ...] = ()
     carried_bytes: int = 0
     resumed_tensors: int = 0
+    estimate: Mapping[str, Any] | None = None
 
     def count(self, how: Outcome) -> int:
         """Count the tensors with one outcome."""
@@ -140,6 +141,7 @@ class ConversionReport:
             "source_sha256": self.source_sha256,
             "carried_bytes": self.carried_bytes,
             "resumed_tensors": self.resumed_tensors,
+            **({} if self.estimate is None else {"estimate": dict(self.estimate)}),
             "allowed_missing": list(self.allowed_missing),
             "notes": [asdict(note) for note in self.notes],
             "tensors": [asdict(tensor) for tensor in self.tensors],
