@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @options.leaving
 @click.option("--generic", is_flag=True, help="Copy names and bytes, whatever the architecture.")
 @click.option("--alignment", type=int, help="Data alignment of a GGUF output (default 32).")
-@click.option("--dry-run", is_flag=True, help="Plan and report sizes; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Say sizes, memory, disk and time; write nothing.")
 @options.writing
 def command(src: Path, dst: Path, to: str | None, as_json: bool, quiet: bool, **wishes: Any) -> int:
     """Convert SRC to DST, by DST's extension or --to.
@@ -106,6 +106,7 @@ def show(report: "ConversionReport", dry_run: bool = False) -> None:
     if report.carried_bytes >= WORTH_SAYING:
         held = render.size_text(report.carried_bytes)
         render.line(f"  of it {held} are tokenizer.json verbatim, which --no-carry leaves out")
+    _expected(report)
     _verified(report, dry_run)
 
 
@@ -141,6 +142,21 @@ def _changed(report: "ConversionReport") -> None:
             steps[said] = steps.get(said, 0) + 1
     for said, count in steps.items():
         render.line(f"  {', '.join(said)}: {count} tensors")
+
+
+def _expected(report: "ConversionReport") -> None:
+    """Print what a dry run expects the conversion to take."""
+    if report.estimate is None:
+        return
+    found = report.estimate
+    free = found["disk_free_bytes"]
+    room = "" if free is None else f" of {render.size_text(free)} free"
+    total = found["seconds"]["total"]
+    took = "unknown: nothing can be written there" if total is None else f"about {total:.1f} s"
+    short = free is not None and free < found["disk_bytes"]
+    render.line(f"  memory at most {render.size_text(found['memory_bytes'])}; disk "
+                f"{render.size_text(found['disk_bytes'])}{room}; time {took}",
+                style="bad" if short else "")  # fmt: skip
 
 
 def _verified(report: "ConversionReport", dry_run: bool) -> None:

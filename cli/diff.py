@@ -8,6 +8,7 @@ from aprfmt.cli import options, render
 from aprfmt.cli.damage import told
 from aprfmt.compare import diff
 from aprfmt.compare.diffs import SECTIONS
+from aprfmt.errors import UsageError
 
 
 @click.command("diff")
@@ -29,6 +30,9 @@ from aprfmt.compare.diffs import SECTIONS
               help="With --base: the importance matrix that was used.")  # fmt: skip
 @click.option("--explain/--no-explain", default=True, show_default=True,
               help="Test every differing tensor against the known causes.")  # fmt: skip
+@click.option("--sample", callback=options.size, metavar="SIZE",
+              help="Compare random ranges only, SIZE bytes a side; never exits 0.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(min=0), help="With --sample: the seed of another run.")
 @options.html("Write a page: findings, map of all tensors, difference images.")
 @options.arch
 @options.force
@@ -43,6 +47,8 @@ def command(
     base: Path | None,
     imatrix: Path | None,
     explain: bool,
+    sample: int | None,
+    seed: int | None,
     html: Path | None,
     arch: str | None,
     force: bool,
@@ -52,8 +58,13 @@ def command(
     """Compare two models in any formats, tensor by tensor, by what they mean.
 
     Exit 0: equal (layout-only differences are named), 1: different, 2: a file is damaged, or a
-    tensor could not be read; the others are compared.
+    tensor could not be read; the others are compared. --sample exits 1 where a range differs, and 2
+    where none does: equality cannot be shown by ranges.
     """
+    if sample is not None:
+        if base or imatrix or html or only or accept:
+            raise UsageError("--sample compares bytes: it goes with --tensor, --seed and --arch")
+        return sampled(a, b, sample, seed, patterns, arch, as_json)
     from aprfmt.cli import diff_html, diff_show
 
     only = only or (("tensors",) if patterns else SECTIONS)
@@ -75,3 +86,22 @@ def command(
         body["html"] = str(html)
     told(report.damage)
     return render.emit("diff", code, body, as_json)
+
+
+def sampled(
+    a: Path,
+    b: Path,
+    nbytes: int,
+    seed: int | None,
+    patterns: tuple[str, ...],
+    arch: str | None,
+    as_json: bool,
+) -> int:
+    """Compare random ranges, and say what that shows."""
+    from aprfmt.cli import diff_show
+    from aprfmt.compare.sampled import sample
+
+    report = sample(a, b, nbytes, seed=seed, tensors=patterns, arch=arch)
+    if not as_json:
+        diff_show.show_sample(report)
+    return render.emit("diff", report.exit_code, report.to_json(), as_json)

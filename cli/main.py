@@ -16,6 +16,7 @@ SIGNALLED = (129, 143)  # SIGHUP, SIGTERM: what `install_signal_handlers` exits 
 INTERRUPTED = (
     "aprfmt: interrupted: unfinished output was removed; files that were there are as they were"
 )
+STOPPED = "aprfmt: interrupted: what is written stays; the same command goes on with it"
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
@@ -112,7 +113,7 @@ def main(argv: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (KeyboardInterrupt, click.Abort):
         code = 130
-        click.echo(INTERRUPTED, err=True)
+        click.echo(STOPPED if "--resume" in args else INTERRUPTED, err=True)
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except click.ClickException as error:

@@ -13,6 +13,7 @@ from aprfmt.cli.convert import run
 @options.model("src")
 @click.argument("dst", type=click.Path(path_type=Path))
 @options.force
+@options.resume
 @options.no_verify
 @options.common
 def command(src: Path, dst: Path, as_json: bool, quiet: bool, **wishes: Any) -> int:

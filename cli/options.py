@@ -97,6 +97,11 @@ def negated(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
 
 no_verify = click.option("--no-verify", "verify", is_flag=True, callback=negated,
                          help="Do not re-open and compare the output.")  # fmt: skip
+resume = click.option(
+    "--resume",
+    is_flag=True,
+    help="Continue a run that was stopped; keep what is written if this one is.",
+)
 no_hash = click.option("--no-source-hash", "source_hash", is_flag=True, callback=negated,
                        help="Do not record the source's SHA-256 in the output.")  # fmt: skip
 patterns = click.argument(
@@ -227,7 +232,7 @@ def quantization(function: F) -> F:
 
 def writing(function: F) -> F:
     """Add what every conversion has behind its own options, down to --json."""
-    for option in (common, no_hash, no_carry, no_verify, force, arch):
+    for option in (common, no_hash, no_carry, no_verify, resume, force, arch):
         function = option(function)
     return function
 

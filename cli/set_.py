@@ -1,5 +1,6 @@
 """`aprfmt set`: change metadata, leave every tensor byte alone."""
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,14 +25,16 @@ f32 f64 bool str. Arrays are JSON or a list with commas (quoted for the shell):
 """
 
 
-@click.command("set", epilog=TYPES, options_metavar="[OPTIONS] -o OUTPUT")
+@click.command("set", epilog=TYPES, options_metavar="[OPTIONS] (-o OUTPUT | --in-place)")
 @options.model()
 @click.argument("changes", nargs=-1, callback=options.first_equals, metavar="[KEY=VALUE]...",
                 shell_complete=complete.settings)  # fmt: skip
 @click.option("--remove", multiple=True, metavar="KEY", shell_complete=complete.keys,
               help="Leave this key out; may be repeated.")  # fmt: skip
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True,
+@click.option("-o", "--output", type=click.Path(path_type=Path),
               help="The file to write, of MODEL's format; or a folder.")  # fmt: skip
+@click.option("--in-place", is_flag=True,
+              help="Change MODEL itself, where no tensor has to move for it.")  # fmt: skip
 @options.force
 @options.no_verify
 @options.common
@@ -39,7 +42,8 @@ def command(
     model: Path,
     changes: tuple[tuple[str, str], ...],
     remove: tuple[str, ...],
-    output: Path,
+    output: Path | None,
+    in_place: bool,
     force: bool,
     verify: bool,
     as_json: bool,
@@ -48,30 +52,67 @@ def command(
     """Set and remove metadata keys in a copy of MODEL; every change is printed as old -> new.
 
     VALUE is JSON, or text as it stands, or @FILE for what a file holds; KEY="" is empty text. A key
-    keeps the type it has in the file, and a key that nobody knows is warned of.
+    keeps the type it has in the file, and a key that nobody knows is warned of. --in-place writes
+    only the bytes that change, and says so where a copy is needed.
     """
     from aprfmt.conversion import edits, entry
+    from aprfmt.errors import UsageError
     from aprfmt.model import open_model
 
+    if in_place == (output is not None):
+        raise UsageError("give -o OUTPUT for a copy, or --in-place, one of them")
+    if in_place:
+        finish(model)
     with open_model(model) as opened:
-        values, unknown = parsed(opened, changes, remove, output)
+        values, unknown = parsed(opened, changes, remove, output or opened.source.files[0])
         keys = [*values, *remove]
         before = edits.snapshot(opened, keys)
         resolved = trouble(opened) is None
-    report = converted(
-        "set", model, output, None, quiet,
-        metadata=values, remove=remove, force=force, verify=verify, complete=False,
-    )  # fmt: skip
-    with open_model(entry(report.files)) as written:
+        form = opened.format
+        body = changed_in_place(opened, values, remove) if in_place else {}
+    target = output or model
+    if output is not None:
+        report = converted(
+            "set", model, output, None, quiet,
+            metadata=values, remove=remove, force=force, verify=verify, complete=False,
+        )  # fmt: skip
+        body, target = report.to_json(), entry(report.files)
+    with open_model(target) as written:
         found = edits.changes(keys, before, edits.snapshot(written, keys))
         why = trouble(written)
-    warn(output, report.source_format, unknown, why if resolved else None)
+    warn(output or model, form, unknown, why if resolved else None)
     if not as_json and not quiet:
-        show(report)
+        if output is not None:
+            show(report)
+        else:
+            render.line(f"changed {body['patched_bytes']} bytes of {render.escape(str(model))} in "
+                        "place; every tensor lies where it lay")  # fmt: skip
         for change in found:
             render.line(f"  {said(change)}")
-    body = report.to_json() | {"changes": [asdict(change) for change in found]}
-    return render.emit("set", 0, body, as_json)
+    return render.emit("set", 0, body | {"changes": [asdict(change) for change in found]}, as_json)
+
+
+def finish(model: Path) -> None:
+    """Complete what a run that was killed left half changed."""
+    from aprfmt.formats.patched import complete
+    from aprfmt.remote.paths import RemotePath
+
+    if not isinstance(model, RemotePath):
+        folder = Path(os.path.realpath(model))
+        folder = folder if folder.is_dir() else folder.parent
+        if folder.is_dir():
+            complete(folder)
+
+
+def changed_in_place(
+    opened: "Model", values: dict[str, Any], remove: tuple[str, ...]
+) -> dict[str, Any]:
+    """Change the file of an open model, which closes it; return the body of the JSON."""
+    from aprfmt.conversion import Options
+    from aprfmt.conversion.in_place import change
+
+    report, patched = change(opened, Options(metadata=values, remove=remove, complete=False))
+    return report.to_json() | {"in_place": True, "patched_bytes": patched}
 
 
 def parsed(

@@ -15,6 +15,7 @@ from aprfmt.cli.convert import run
 @click.option("--max-shard-size", callback=options.size, required=True, metavar="SIZE",
               help="Bytes of tensor data in a shard at most (500M, 2G).")  # fmt: skip
 @options.force
+@options.resume
 @options.no_verify
 @options.common
 def command(src: Path, dst: Path, as_json: bool, quiet: bool, **wishes: Any) -> int:

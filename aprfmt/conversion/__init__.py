@@ -1,13 +1,13 @@
 """`convert`: plan, then run, then re-open and verify; one pipeline for every pair of formats."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.protocols import LazyTensor, Orders, Sink, Source, TensorInfo
+from aprfmt.base.protocols import LazyTensor, Note, Orders, Sink, Source, TensorInfo
 from aprfmt.conversion.options import ConversionReport, Options, TensorOutcome
 from aprfmt.errors import ArchError, ConversionError, UsageError
 from aprfmt.formats import FORMATS, FormatSpec, checksum_notes
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from aprfmt.conversion.metadata import Carried
     from aprfmt.conversion.plan import Plan
     from aprfmt.conversion.run import Written
+    from aprfmt.formats.resumed import ResumedSet
 
 __all__ = ["ConversionReport", "Options", "TensorOutcome", "convert", "target_format"]
 
@@ -67,16 +68,19 @@ def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> 
     """Convert an open model; see `convert`. `allow_missing` was given when it was opened."""
     from aprfmt.conversion.absent import record_absent
     from aprfmt.conversion.accounted import RECORD, check_files, record_text
+    from aprfmt.conversion.estimate import estimate
     from aprfmt.conversion.metadata import HASH_KEY, Carried, bare, carry
     from aprfmt.conversion.plan import build
     from aprfmt.conversion.quantized import prepare
-    from aprfmt.conversion.restoring import record
+    from aprfmt.conversion.restoring import record as keep_bits
+    from aprfmt.conversion.resume import note
     from aprfmt.conversion.run import Written, outcome
 
     target = target_of(model, dst, to)
+    asked = options
     options = prepare(model, target, options)
     plan = build(model, target, options)
-    record(model, target, plan)
+    keep_bits(model, target, plan)
     if options.arch == "none" and model.format != target.name:
         carried = Carried(bare(model, target, marked=options.generic))
     else:
@@ -87,14 +91,27 @@ def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> 
         carried.metadata[RECORD] = record_text(plan.left_out)
     written = [Written() for _ in plan.outputs]
     digest: str | None = None
+    begun: ResumedSet | None = None
+    expected: dict[str, Any] | None = None
     hashing = options.source_hash and model.format != target.name and options.arch != "none"
     if hashing:
         carried.metadata[HASH_KEY] = PLACEHOLDER
     if options.dry_run:
         sizes = _planned(model, target, dst, plan, carried, options)
         files = tuple(sizes)
+        expected = estimate(model, dst, plan, sizes, options, hashing)
     else:
-        files, digest = _write(model, target, dst, plan, carried, written, options, hashing)
+        if options.resume:
+            begun = _resumed(model, target, dst, plan, carried, asked)
+        if begun is not None and begun.published:
+            files = tuple(_planned(model, target, dst, plan, carried, options))
+            for output, record in zip(plan.outputs, written, strict=True):
+                note(begun, output.info.name, record)
+            digest = _digest(model.source, []) if hashing else None
+        else:
+            files, digest = _write(
+                model, target, dst, plan, carried, written, options, hashing, begun
+            )
         sizes = {path: path.stat().st_size for path in files}
     tensors = tuple(
         outcome(o, w) for o, w in zip(plan.outputs, written, strict=True) if not o.companion
@@ -102,18 +119,34 @@ def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> 
     verified, accounted = None, None
     if options.verify and not options.dry_run:
         verified, accounted = _verify(files, plan, written, model)
-    arch = None
-    if options.arch != "none":
-        try:
-            arch = model.spec.name
-        except ArchError:
-            arch = None
+    if begun is not None:
+        begun.finish()
     damage = checksum_notes(model.source) if options.verify else []
-    notes = (*model.notes, *damage, *plan.notes)
+    notes = (*model.notes, *damage, *plan.notes, *_leftover(dst, options))
     return ConversionReport(
-        model.path, model.format, dst, target.name, files, arch, tensors, notes, verified, digest,
-        sizes, absent, carried.verbatim_bytes, accounted,
+        model.path, model.format, dst, target.name, files, arch_name(model, options), tensors,
+        notes, verified, digest, sizes, absent, carried.verbatim_bytes,
+        accounted, begun.kept if begun is not None else 0, expected,
     )  # fmt: skip
+
+
+def arch_name(model: Model, options: Options) -> str | None:
+    """Return the architecture's name; None where it is unknown, or none is used."""
+    try:
+        return model.spec.name if options.arch != "none" else None
+    except ArchError:
+        return None
+
+
+def _leftover(dst: Path, options: Options) -> list[Note]:
+    """Return a warning where a stopped run of this output still waits to be continued."""
+    from aprfmt.formats.resumed import staging_of
+
+    hidden = staging_of(dst)
+    if options.resume or not hidden.is_dir():
+        return []
+    text = f"{hidden.name} beside it is of an earlier run with --resume; it may be removed"
+    return [Note("warning", str(dst), text)]
 
 
 def target_of(model: Model, dst: Path, to: str | None) -> FormatSpec:
@@ -157,6 +190,26 @@ def _planned(
     )
 
 
+def _resumed(
+    model: "Model", target: FormatSpec, dst: Path, plan: "Plan", carried: "Carried",
+    asked: Options,
+) -> "ResumedSet":  # fmt: skip
+    """Return the files of a run that may be continued, and what an earlier one left of them."""
+    from aprfmt.conversion.beside import Nowhere
+    from aprfmt.conversion.resume import check_asked, digest_of, sources_of
+    from aprfmt.formats.resumed import ResumedSet
+    from aprfmt.model.hf_folder import ours
+
+    check_asked(asked)
+    weights, folder = _places(target, dst)
+    sink = _open_sink(model, target, weights, asked, Nowhere())
+    sink.plan(carried.metadata, _in_order(target, sink, plan))
+    digest = digest_of(sink, asked, carried.texts)
+    files = ResumedSet(dst, force=asked.force, folder=folder, ours=ours)
+    files.begin(sources_of(model), digest)
+    return files
+
+
 def _write(
     model: Model,
     target: FormatSpec,
@@ -166,32 +219,24 @@ def _write(
     written: "list[Written]",
     options: Options,
     hashing: bool,
+    begun: "ResumedSet | None",
 ) -> tuple[tuple[Path, ...], str | None]:
     """Write all outputs and publish the files together; return them and the source's digest."""
     from aprfmt.conversion.beside import texts_to_write
-    from aprfmt.conversion.run import chunks
 
     weights, folder = _places(target, dst)
-    texts = texts_to_write(weights, folder, carried.texts, options.force)
-    total = sum(output.info.nbytes for output in plan.outputs)
-    done = 0
     stop: list[bool] = []
     with (
         ThreadPoolExecutor(1) as pool,
-        FileSet(force=options.force, folder=folder, ours=ours) as files,
+        begun or FileSet(force=options.force, folder=folder, ours=ours) as files,
     ):
         digest: Future[str] | None = pool.submit(_digest, model.source, stop) if hashing else None
         try:
+            texts = texts_to_write(weights, folder, carried.texts, options.force)
             with _open_sink(model, target, weights, options, files) as sink:
                 infos = _in_order(target, sink, plan)
-                by_name = {o.info.name: (o, w) for o, w in zip(plan.outputs, written, strict=True)}
                 sink.plan(carried.metadata, infos)
-                for info in infos:
-                    output, record = by_name[info.name]
-                    sink.write(info.name, chunks(output, options, record))
-                    done += info.nbytes
-                    if options.progress is not None:
-                        options.progress(done, total)
+                _write_tensors(sink, infos, plan, written, options, begun)
                 if digest is not None:
                     sink.amend(PLACEHOLDER, digest.result())
                 paths = tuple(sink.files)
@@ -202,6 +247,32 @@ def _write(
             raise
         beside = tuple(weights.parent / name for name in carried.texts)
     return (*paths, *beside), digest.result() if digest is not None else None
+
+
+def _write_tensors(
+    sink: "Sink",
+    infos: "Sequence[TensorInfo]",
+    plan: "Plan",
+    written: "list[Written]",
+    options: Options,
+    begun: "ResumedSet | None",
+) -> None:
+    """Write all outputs in order, but for those that an earlier run wrote; fill in `written`."""
+    from aprfmt.conversion.resume import keeps, kept_of
+    from aprfmt.conversion.run import chunks
+
+    by_name = {o.info.name: (o, w) for o, w in zip(plan.outputs, written, strict=True)}
+    total = sum(info.nbytes for info in infos)
+    done = 0
+    for info in infos:
+        output, record = by_name[info.name]
+        if begun is None or not keeps(sink, info, begun, record):
+            sink.write(info.name, chunks(output, options, record))
+            if begun is not None:
+                begun.done(info.name, kept_of(record))
+        done += info.nbytes
+        if options.progress is not None:
+            options.progress(done, total)
 
 
 def _utf8(name: str, text: str) -> bytes:

@@ -37,7 +37,8 @@ class Options:
     patterns of required roles that may be missing in the source, which the output records;
     `complete=False`
     requires no roles at all (a plain copy of the stored tensors). `carry=False` leaves the verbatim
-    tokenizer.json out of a GGUF or APR, which has the tokenizer in its own keys as well.
+    tokenizer.json out of a GGUF or APR, which has the tokenizer in its own keys as well. `resume`
+    keeps what is written when the run is stopped, and continues what an earlier run left.
     """
 
     arch: str | None = None
@@ -68,6 +69,7 @@ class Options:
     source_hash: bool = True
     carry: bool = True
     dry_run: bool = False
+    resume: bool = False
     progress: Progress | None = None
 
 
@@ -109,6 +111,8 @@ class ConversionReport:
     `allowed_missing` are the required roles missing on purpose, as the output records them.
     `carried_bytes` is the size of the verbatim tokenizer.json inside the output. `accounted` says
     what became of everything in the source, None where the output was not read back.
+    `resumed_tensors` is how many tensors an earlier run had written; `estimate` is what a dry run
+    expects it to take.
     """
 
     source: Path
@@ -125,6 +129,8 @@ class ConversionReport:
     allowed_missing: tuple[str, ...] = ()
     carried_bytes: int = 0
     accounted: "Account | None" = None
+    resumed_tensors: int = 0
+    estimate: Mapping[str, Any] | None = None
 
     def count(self, how: Outcome) -> int:
         """Count the tensors with one outcome."""
@@ -151,6 +157,8 @@ class ConversionReport:
             "source_sha256": self.source_sha256,
             "carried_bytes": self.carried_bytes,
             "accounted": None if self.accounted is None else self.accounted.to_json(),
+            "resumed_tensors": self.resumed_tensors,
+            **({} if self.estimate is None else {"estimate": dict(self.estimate)}),
             "allowed_missing": list(self.allowed_missing),
             "notes": [asdict(note) for note in self.notes],
             "tensors": [asdict(tensor) for tensor in self.tensors],

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding
@@ -79,12 +79,21 @@ def _copied(runs: Sequence[Run]) -> Iterator[memoryview]:
         tensor.drop()
 
 
-def _encoded(output: Output, options: Options, counts: Counts) -> Iterator[memoryview]:
+def first_chunk(output: Output, options: Options, elements: int) -> int:
+    """Encode about so many elements as a conversion does; return how many they were."""
+    made = next(_encoded(output, replace(options, allow_overflow=True), Counts(), elements))
+    row = encoding(output.info.encoding)
+    return made.nbytes * row.block_size // row.type_size
+
+
+def _encoded(
+    output: Output, options: Options, counts: Counts, chunk: int = CHUNK
+) -> Iterator[memoryview]:
     """Decode, encode and count; in chunks of whole rows if the source's rows are separable."""
     target = output.info.encoding
     importance = importance_of(output, options)
     first = 0
-    for values in _decoded(output):
+    for values in _decoded(output, chunk):
         data = encode_rows(
             target,
             _as_input(values, output),
@@ -134,7 +143,7 @@ def _as_input(values: "Array", output: Output) -> "Array":
     return values if values.dtype.name == wanted else values.astype(wanted)
 
 
-def _decoded(output: Output) -> "Iterator[Array]":
+def _decoded(output: Output, chunk: int) -> "Iterator[Array]":
     """Yield the target tensor's values, [rows, last axis] in chunks, or the whole array."""
     name, shape = output.source_encoding, output.info.shape
     rows, columns = matrix(shape)
@@ -143,7 +152,7 @@ def _decoded(output: Output) -> "Iterator[Array]":
     if output.runs is None or not cut or flat:
         yield output.make().reshape(shape)
         return
-    data, step = Bytes(output.runs), max(1, CHUNK // columns)
+    data, step = Bytes(output.runs), max(1, chunk // columns)
     for start in range(0, rows, step):
         yield decode_rows(name, data, start, min(start + step, rows), columns)
 

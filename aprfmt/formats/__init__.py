@@ -87,6 +87,8 @@ class FormatSpec:
     values: ValueRules = ValueRules()
     checksum: Callable[[Any], bool | None] = lambda source: None  # do an open file's bytes fit the
     # checksum it carries? None where it carries none
+    fill: Callable[[bytes, int], bytes] = lambda head, size: head  # what stands before the tensors,
+    # made that long where the format has room for nothing
     collects: bool = False  # open_source takes `damaged=True`: damage is collected, not raised
 
 
@@ -199,7 +201,10 @@ def open_source(path: Path | str, *, partial: bool = False, damaged: bool = Fals
     reading an affected tensor raises; without it the first fault raises. Folders are handled by
     `aprfmt.model`. Raises FormatError if the file is not in one of FORMATS.
     """
+    from aprfmt.formats.patched import refuse_half_changed
+
     path = place(path)
+    refuse_half_changed(path)
     spec = detect(path)
     if not (damaged and spec.collects):
         return spec.open_source(path, partial=partial)

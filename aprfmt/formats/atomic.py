@@ -19,7 +19,7 @@ import secrets
 import signal
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn, Self
@@ -28,6 +28,7 @@ from aprfmt.errors import OutputError
 from aprfmt.formats.exchange import exchange
 from aprfmt.formats.journal import is_journal, pending, publish_set, recover, reserved
 from aprfmt.formats.output import OutputFile
+from aprfmt.formats.patched import complete
 from aprfmt.formats.temporary import (
     as_output_error,
     clean,
@@ -136,7 +137,7 @@ class FileSet:
                 temporary = self._staging / final.relative_to(self._target)
                 if temporary.parent != self._staging:
                     temporary.parent.mkdir(exist_ok=True)
-            file = OutputFile(path, temporary, final)
+            file = self._new(path, temporary, final)
             self._files.append(file)  # before it is made, as an interrupt may come right after
             try:
                 file.open(old)
@@ -183,6 +184,9 @@ class FileSet:
                 remove(self._staging)
             self._files = []
             self._staging = None
+
+    def _new(self, path: Path, temporary: Path, final: Path) -> OutputFile:
+        return OutputFile(path, temporary, final)
 
     def _beside(self, path: Path) -> tuple[Path, os.stat_result | None]:
         """Return the final path of a file outside a folder set, and the old file's status."""
@@ -316,13 +320,9 @@ class FileSet:
         """Put the files into an existing folder together; old files of the folder are removed."""
         if self._nested:
             raise OutputError(f"{target}: {_NOT_AT_ONCE}")
-        moves = []
-        for file in self._files:
-            if self._staging is not None:  # now under a hidden name of the target
-                temporary = target / temporary_name(file.final.name)
-                os.rename(file.temporary, temporary)
-                file.temporary = temporary
-            moves.append((file.temporary.name, file.final.name))
+        if self._staging is not None:
+            self._bring(target, [temporary_name(file.final.name) for file in self._files])
+        moves = [(file.temporary.name, file.final.name) for file in self._files]
         gone: list[str] = []
         if self._folder is not None:
             gone = [
@@ -331,6 +331,12 @@ class FileSet:
                 if not _is_hidden(name) and self._replaceable(target, name)
             ]
         publish_set(target, moves, gone)
+
+    def _bring(self, target: Path, names: Sequence[str]) -> None:
+        """Move the files out of the hidden sibling: under hidden names into the target."""
+        for file, name in zip(self._files, names, strict=True):
+            os.rename(file.temporary, target / name)
+            file.temporary = target / name
 
 
 def install_signal_handlers() -> None:
@@ -373,6 +379,7 @@ def _must_stay(folder: Path) -> bool:
 def _put_in_order(folder: Path) -> None:
     """Complete what killed runs left half published in `folder`, then remove their leftovers."""
     recover(folder)
+    complete(folder)
     clean(folder)
 
 

@@ -4,6 +4,7 @@ A format for which the plan fixes all bytes except the tensors' returns such a p
 `SequentialSink` does the writing, the checks and the publishing.
 """
 
+import hashlib
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -88,10 +89,7 @@ class SequentialSink:
 
     def write(self, name: str, chunks: Iterable[memoryview]) -> None:
         """Write the bytes of the next planned tensor, and the program's bytes after it."""
-        room = self._next
-        if room is None or room.name != name:
-            expected = repr(room.name) if room is not None else "no tensor"
-            raise ConversionError(f"{self._path}: tensor {name!r} was given, {expected} is next")
+        room = self._awaited(name)
         written = 0
         for chunk in chunks:
             view = memoryview(chunk)
@@ -106,6 +104,27 @@ class SequentialSink:
                 f"{room.nbytes} were planned"
             )
         self._next = next(self._steps, None)
+
+    def keep(self, name: str, crc: int) -> bool:
+        """Leave the next planned tensor as it lies in a continued file, if it has that CRC-32.
+
+        Says whether it does; where it does not, the tensor has to be written.
+        """
+        room, out = self._awaited(name), self._out
+        if out is None or not out.passes(room.nbytes, crc):
+            return False
+        if self._sum is not None:
+            self._sum.join(crc, room.nbytes)
+        self._next = next(self._steps, None)
+        return True
+
+    def _awaited(self, name: str) -> Room:
+        """Return the room of the next tensor; ConversionError if that is not `name`."""
+        room = self._next
+        if room is None or room.name != name:
+            expected = repr(room.name) if room is not None else "no tensor"
+            raise ConversionError(f"{self._path}: tensor {name!r} was given, {expected} is next")
+        return room
 
     def amend(self, old: str, new: str) -> None:
         """Write `new` over the metadata text `old`; ConversionError unless it occurs once."""
@@ -124,6 +143,25 @@ class SequentialSink:
         self._programs = (Program(programs[0].path, head, programs[0].body), *programs[1:])
         for out, place, total in self._footers:
             out.patch(place, total.digest(head))
+
+    @property
+    def programs(self) -> Sequence[Program]:
+        """Every file as it is planned."""
+        return self._programs or ()
+
+    @property
+    def layout(self) -> str:
+        """A digest of the plan: every name and size, and all bytes that are no tensor's."""
+        digest = hashlib.sha256()
+        for program in self._programs or ():
+            digest.update(f"{program.path.name!r} {len(program.head)}\n".encode())
+            digest.update(program.head)
+            for part in program.body:
+                if isinstance(part, Room):
+                    digest.update(f"{part.name!r} {part.nbytes}\n".encode())
+                else:
+                    digest.update(b"checksum\n" if isinstance(part, Checksum) else part)
+        return digest.hexdigest()
 
     @property
     def files(self) -> Sequence[Path]:
@@ -226,6 +264,11 @@ class _Sum:
             finally:
                 worker.join()  # the caller may reuse the buffer
         self._body_bytes += size
+
+    def join(self, crc: int, nbytes: int) -> None:
+        """Count bytes that lie there already, by their checksum."""
+        self._body = combine(self._body, crc, nbytes)
+        self._body_bytes += nbytes
 
     def copy(self) -> "_Sum":
         """Return the state as it is now."""

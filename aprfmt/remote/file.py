@@ -8,6 +8,7 @@ one lies near the last: rows that a conversion moves come in megabytes, one look
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -21,6 +22,7 @@ MAX_HELD = 700 << 20  # bytes before the tensors; above every limit of the parse
 GAP = 128 << 10  # ranges nearer to each other are fetched as one
 SMALL = 256 << 10  # reads below this fetch a piece
 PIECES = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
+AT_A_TIME = 16  # requests for ranges that are asked for together
 NEAR = 16 << 20  # a small read within this of the last one belongs to it
 KEPT = 32 << 20  # bytes of pieces
 
@@ -114,8 +116,16 @@ class RemoteFile:
         return self._found.held(stop, wish)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Return the bytes of every range, in order; ranges that lie close come together."""
-        pieces = [(start, self[start:stop]) for start, stop in coalesced(ranges)]
+        """Return the bytes of every range, in order; ranges that lie close come together.
+
+        Several are fetched at a time.
+        """
+        joined = coalesced(ranges)
+        small = [(start, stop) for start, stop in joined if stop - start <= PART]
+        pieces = [(start, self[start:stop]) for start, stop in joined if stop - start > PART]
+        with ThreadPoolExecutor(min(AT_A_TIME, max(1, len(small)))) as pool:
+            read = list(pool.map(self._get, small))
+        pieces += [(where[0], piece) for where, piece in zip(small, read, strict=True)]
         found = []
         for start, stop in ranges:
             at, piece = next(
@@ -123,6 +133,11 @@ class RemoteFile:
             )
             found.append(piece[start - at : stop - at])
         return found
+
+    def _get(self, where: tuple[int, int]) -> memoryview:
+        start, stop = where
+        held = self._found.held(0, 0)
+        return held[start:stop] if stop <= len(held) else self._found.fetch(start, stop)
 
     def windows(self, start: int, stop: int, size: int = PART) -> Iterator[memoryview]:
         """Yield the bytes of [start, stop) that are there, in windows; fetches none beyond them."""

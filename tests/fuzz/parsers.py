@@ -168,6 +168,25 @@ def model(data: bytes) -> None:
         plain(list(source.metadata.values()))
 
 
+def resume(data: bytes) -> None:
+    from aprfmt.formats.resumed import parse_begun
+
+    found = parse_begun(data, "folder/x.jsonl")
+    for temporary, final, _ in found.moves if found is not None else ():
+        if "/" in temporary + final or final in ("", ".", ".."):
+            raise BrokenPromiseError(f"{temporary!r}, {final!r} lead out of the folder")
+    for kept in found.tensors.values() if found is not None else ():
+        plain([kept.crc, list(kept.counts)])
+
+
+def patch(data: bytes) -> None:
+    from aprfmt.formats.patched import parse_patch
+
+    identity, pieces = parse_patch(data, "folder/.x.aprfmt-patch")
+    if not isinstance(identity, str) or any(offset < 0 for offset, _ in pieces):
+        raise BrokenPromiseError("a patch before the file")
+
+
 def journal(data: bytes) -> None:
     from aprfmt.formats.journal import parse_journal
 

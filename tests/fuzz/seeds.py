@@ -208,6 +208,20 @@ def _model(arch: str, more: Callable[[File], object] = bool, data: bytes = DATA)
     return file.build()
 
 
+def resume() -> list[bytes]:
+    head = b'{"schema":"aprfmt.resume/1","sources":{"m.gguf":"1:2:3:4 5"},"plan":"0a"}\n'
+    tensor = b'{"tensor":"t","crc":7,"counts":[0,0,0]}\n'
+    return [head, head + tensor, head + tensor + b'{"moves":[["","m.gguf","1:2:3:4"]]}\n']
+
+
+def patch() -> list[bytes]:
+    import hashlib
+
+    digest = hashlib.sha256(b"ab").hexdigest()
+    head = '{"schema":"aprfmt.patch/1","file":"1:2:3","pieces":[[5,1],[9,1]],"sha256":"%s"}\n'
+    return [(head % digest).encode() + b"ab", (head % "").encode() + b"ab"]
+
+
 def journal() -> list[bytes]:
     from aprfmt.formats.journal import Journal
     from aprfmt.formats.temporary import temporary_name

@@ -23,6 +23,8 @@ TARGETS: Mapping[str, Target] = {
         Target("aprt", parsers.aprt, seeds.aprt, aside=True),
         Target("model", parsers.model, seeds.model, aside=True),
         Target("journal", parsers.journal, seeds.journal, aside=True),
+        Target("patch", parsers.patch, seeds.patch, aside=True),
+        Target("resume", parsers.resume, seeds.resume, aside=True),
         Target("packed", sidefiles.packed, side_seeds.packed, containers.mend_safetensors),
         Target("eval_text", sidefiles.eval_text, side_seeds.eval_text, aside=True),
         Target("bundle", sidefiles.bundle, side_seeds.bundle, containers.mend_safetensors),

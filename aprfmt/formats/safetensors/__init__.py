@@ -9,7 +9,7 @@ from typing import Any
 from aprfmt.base.protocols import Sink
 from aprfmt.formats import FormatSpec, ValueRules
 from aprfmt.formats.safetensors.fields import header_fields
-from aprfmt.formats.safetensors.layout import is_json, order
+from aprfmt.formats.safetensors.layout import fill_header, is_json, order
 from aprfmt.formats.safetensors.parse import parse
 from aprfmt.formats.safetensors.reader import open_source
 
@@ -44,6 +44,7 @@ FORMAT = FormatSpec(
     style="hf",
     header_fields=header_fields,
     structure=parse,
+    fill=fill_header,
     order=order,
     rewrites=True,
     collects=True,

@@ -61,6 +61,11 @@ def spell_header(metadata: Mapping[str, str], infos: Sequence[TensorInfo]) -> by
     return len(raw).to_bytes(PREFIX, "little") + raw
 
 
+def fill_header(head: bytes, size: int) -> bytes:
+    """Return a header that takes `size` bytes, by spaces at its end."""
+    return (size - PREFIX).to_bytes(PREFIX, "little") + head[PREFIX:].ljust(size - PREFIX)
+
+
 def is_json(head: bytes) -> bool:
     """Say whether a file is JSON: an index.
 

@@ -1,0 +1,161 @@
+"""What a conversion will take: memory, disk, and time from rates measured on this machine.
+
+The rates are those of small pieces of the work itself: a file without a name written beside the
+output and synced, SHA-256, comparing, and every pair of encodings on rows of the source.
+"""
+
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.conversion.options import Options
+
+if TYPE_CHECKING:
+    from aprfmt.conversion.outputs import Output, Plan
+    from aprfmt.model import Model
+
+WRITTEN = 32 << 20  # bytes written and synced to measure a disk
+HASHED = 8 << 20
+ELEMENTS = 1 << 18  # of a tensor that is decoded and encoded to measure that
+BASE = 96 << 20  # resident bytes of the interpreter and numpy, measured with all modules loaded
+COPIES = 4  # float32 arrays of a chunk that live at a time: values, input, read back, compared
+
+
+def estimate(
+    model: "Model", dst: Path, plan: "Plan", sizes: Mapping[Path, int], options: Options,
+    hashing: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the `estimate` of a dry run: bytes of memory and disk, seconds by kind of work."""
+    folder = _existing(dst)
+    output = sum(sizes.values())
+    return {
+        "memory_bytes": memory(model, plan),
+        "disk_bytes": output,
+        "disk_free_bytes": _free(folder),
+        "seconds": _seconds(model, folder, plan, output, options, hashing),
+    }
+
+
+def memory(model: "Model", plan: "Plan") -> int:
+    """Return resident bytes at the peak, at most: the largest piece that is held at a time."""
+    largest = max((_held(output) for output in plan.outputs), default=0)
+    metadata = sum(_size(value) for value in model.metadata.values())
+    return BASE + largest + 3 * metadata
+
+
+def _held(output: "Output") -> int:
+    from aprfmt.base.encodings import encoding
+    from aprfmt.conversion.run import CHUNK, WINDOW
+
+    if output.part is not None:
+        return output.part.packed.nbytes + 4 * COPIES * _elements(output)
+    if output.copies:
+        return 4 * WINDOW  # a window mapped, one written, two read back
+    whole = output.runs is None or encoding(output.info.encoding).flat
+    elements = _elements(output) if whole else min(_elements(output), CHUNK + output.info.shape[-1])
+    return 4 * COPIES * elements + 4 * WINDOW
+
+
+def _elements(output: "Output") -> int:
+    import math
+
+    return math.prod(output.info.shape)
+
+
+def _size(value: object) -> int:
+    if isinstance(value, str | bytes):
+        return len(value)
+    try:
+        return 64 * len(value)  # type: ignore[arg-type]
+    except TypeError:
+        return 64
+
+
+def _existing(path: Path) -> Path:
+    """Return the nearest folder above an output that is there."""
+    folder = Path(os.path.realpath(path)).parent
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def _free(folder: Path) -> int | None:
+    import shutil
+
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+def _seconds(
+    model: "Model", folder: Path, plan: "Plan", output: int, options: Options, hashing: bool
+) -> dict[str, float | None]:
+    """Return seconds by kind of work, and the total; None where a rate could not be measured."""
+    source = sum(tensor.info.nbytes for tensor in model.source.tensors.values())
+    rate = write_rate(folder)
+    piece = bytes(HASHED)
+    found: dict[str, float | None] = {
+        "write": None if rate is None else output / rate,
+        "encode": _encoding(plan, options),
+        "hash": source * _timed(lambda: hashlib.sha256(piece).digest()) / HASHED if hashing else 0,
+        "verify": 0.0,
+    }
+    if options.verify:
+        found["verify"] = (source + output) * _timed(lambda: bytes(bytearray(piece))) / HASHED
+    # The source is hashed beside the copying; the longer of the two counts.
+    work = None if rate is None else (found["write"] or 0) + (found["encode"] or 0)
+    total = None
+    if work is not None:
+        total = max(work, found["hash"] or 0) + (found["verify"] or 0)
+    return found | {"total": total}
+
+
+def write_rate(folder: Path) -> float | None:
+    """Return bytes a second that are written and synced in a folder; None where nothing can be."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            piece = os.urandom(1 << 20)
+
+            def write() -> None:
+                for _ in range(WRITTEN >> 20):
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+
+            return WRITTEN / _timed(write)
+    except OSError:
+        return None
+
+
+def _encoding(plan: "Plan", options: Options) -> float:
+    """Return the seconds of decoding and encoding, from rows of each pair of encodings."""
+    rates: dict[tuple[str, str], float] = {}
+    total = 0.0
+    for output in plan.outputs:
+        if output.copies or output.part is not None or not _elements(output):
+            continue
+        pair = output.source_encoding, output.info.encoding
+        if pair not in rates:
+            rates[pair] = _of_rows(output, options)
+        total += rates[pair] * _elements(output)
+    return total
+
+
+def _of_rows(output: "Output", options: Options) -> float:
+    """Return the seconds an element takes."""
+    from aprfmt.conversion.run import first_chunk
+
+    made: list[int] = []
+    took = _timed(lambda: made.append(first_chunk(output, options, ELEMENTS)))
+    return took / max(made[0], 1)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return max(time.perf_counter() - began, 1e-9)

@@ -1,0 +1,187 @@
+"""Metadata changed where the file lies: which bytes become others, or why a copy is needed."""
+
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.errors import ConversionError, FormatError, OutputError
+from aprfmt.formats import FORMATS
+from aprfmt.formats.patched import Piece, identity_of, patch
+from aprfmt.formats.sequential import Checksum, Program, Room, SequentialSink, combine
+from aprfmt.remote.paths import RemotePath
+
+if TYPE_CHECKING:
+    from aprfmt.base.protocols import ByteSource
+    from aprfmt.conversion.options import ConversionReport, Options
+    from aprfmt.conversion.outputs import Plan
+    from aprfmt.model import Model
+
+_COPY = "write a copy with -o"
+_MAGIC = 6  # bytes that say format and version; of safetensors, how long the header is
+_BLOCK = 4096  # bytes are compared, and written, in pieces of this size
+
+
+def change(model: "Model", options: "Options") -> tuple["ConversionReport", int]:
+    """Change metadata of an open model's one file as `options` say; return how many bytes, too.
+
+    Closes the model. Raises ConversionError where the tensors would have to move, OutputError
+    where the file cannot be written.
+    """
+    from aprfmt.conversion import ConversionReport, arch_name
+    from aprfmt.conversion.run import Written, outcome
+
+    path = _one_file(model)
+    identity = identity_of(path)
+    plan, program = _planned(model, options)
+    pieces = list(_changed(model, program))
+    places = {name: _facts(tensor.info) for name, tensor in model.source.tensors.items()}
+    report = ConversionReport(
+        model.path, model.format, path, model.format, (path,), arch_name(model, options),
+        tuple(outcome(output, Written()) for output in plan.outputs), tuple(model.notes), None,
+        None, {path: path.stat().st_size},
+    )  # fmt: skip
+    model.close()
+    if pieces:
+        patch(path, pieces, identity)
+    _verify(path, places)
+    return report, sum(len(data) for _, data in pieces)
+
+
+def _changed(model: "Model", program: Program) -> Iterator[Piece]:
+    """Yield what has to be written where."""
+    from aprfmt.formats.mapped import open_bytes
+
+    file = open_bytes(_one_file(model))
+    try:
+        start = min((t.info.offset for t in model.source.tensors.values() if t.info.nbytes),
+                    default=file.size)  # fmt: skip
+        head = _fitted(program.head, start, model)
+        places = _places(program, head, model, file)
+        yield from _differing(file, 0, head)
+        for offset, data in places:
+            yield from _differing(file, offset, data)
+    finally:
+        file.close()
+
+
+def _one_file(model: "Model") -> Path:
+    """Return the file to change. Raises OutputError for what must not, or cannot, be changed."""
+    path = model.source.files[0]
+    if isinstance(path, RemotePath):
+        raise OutputError(f"{path}: is an address; files are changed on this machine: {_COPY}")
+    if len(model.source.files) > 1:
+        raise OutputError(
+            f"{model.path}: is a set of {len(model.source.files)} files; one file is changed in "
+            f"place: {_COPY}"
+        )
+    if path.is_symlink():
+        raise OutputError(
+            f"{path}: is a link, and what it leads to may belong to others (a hub cache?); name "
+            f"that file, or {_COPY}"
+        )
+    if os.stat(path).st_nlink > 1:
+        raise OutputError(
+            f"{path}: has {os.stat(path).st_nlink} names (hard links), which would all change; "
+            f"{_COPY}"
+        )
+    return path
+
+
+def _planned(model: "Model", options: "Options") -> tuple["Plan", Program]:
+    """Return the plan, and the file as it would be written anew."""
+    from aprfmt.conversion.beside import Nowhere
+    from aprfmt.conversion.metadata import carry
+    from aprfmt.conversion.plan import build
+
+    target = FORMATS[model.format]
+    plan = build(model, target, options)
+    metadata = carry(model, target.name, plan, options).metadata
+    wishes: dict[str, Any] = {"like": model.source} if target.rewrites else {}
+    sink = target.open_sink(model.source.files[0], files=Nowhere(), **wishes)
+    if not isinstance(sink, SequentialSink):
+        raise ConversionError(f"{model.path}: files of {target.name} are not changed in place; "
+                              f"{_COPY}")  # fmt: skip
+    places = {name: (t.info.offset, t.info.nbytes) for name, t in model.source.tensors.items()}
+    infos = sorted((output.info for output in plan.outputs), key=lambda info: places[info.name])
+    sink.plan(metadata, infos)
+    (program,) = sink.programs
+    return plan, program
+
+
+def _fitted(head: bytes, start: int, model: "Model") -> bytes:
+    """Return a head of exactly the bytes before the first tensor, filled up if the format can."""
+    if len(head) < start:
+        head = FORMATS[model.format].fill(head, start)
+    if len(head) != start:
+        more = "more" if len(head) > start else "less"
+        raise ConversionError(
+            f"{model.path}: the new metadata takes {abs(len(head) - start)} bytes {more} than the "
+            f"{start} before the tensors, which would have to move; {_COPY}"
+        )
+    return head
+
+
+def _places(
+    program: Program, head: bytes, model: "Model", file: "ByteSource"
+) -> list[tuple[int, bytes]]:
+    """Return (offset, bytes) of everything behind the head; ConversionError if a tensor moves."""
+    found: list[tuple[int, bytes]] = []
+    at = len(head)
+    for part in program.body:
+        if isinstance(part, Room):
+            info = model.source.tensors[part.name].info
+            if part.nbytes and (info.offset, info.nbytes) != (at, part.nbytes):
+                raise ConversionError(
+                    f"{model.path}: its tensors do not lie as this version writes them "
+                    f"({part.name} at byte {info.offset}, expected {at}); {_COPY}"
+                )
+            at += part.nbytes
+            continue
+        data = _checksum(file, head, at) if isinstance(part, Checksum) else bytes(part)
+        found.append((at, data))
+        at += len(data)
+    if at != file.size or bytes(file.view[:_MAGIC]) != head[:_MAGIC]:
+        raise ConversionError(
+            f"{model.path}: is not as this version writes it ({file.size} bytes, expected {at}; or "
+            f"another version or byte order); {_COPY}"
+        )
+    return found
+
+
+def _checksum(file: "ByteSource", head: bytes, at: int) -> bytes:
+    """Return the CRC-32 behind a changed head, from the one that is there: no tensor is read.
+
+    Of a file whose checksum is wrong it stays wrong.
+    """
+    length = at - len(head)
+    old = int.from_bytes(bytes(file.view[at : at + 4]), "little")
+    before = zlib.crc32(file.view[: len(head)])
+    rest = old ^ combine(before, 0, length)
+    return combine(zlib.crc32(head), rest, length).to_bytes(4, "little")
+
+
+def _differing(file: "ByteSource", offset: int, data: bytes) -> Iterator[Piece]:
+    """Yield the pieces of `data` that are not in the file already."""
+    for start in range(0, len(data), _BLOCK):
+        piece = data[start : start + _BLOCK]
+        if bytes(file.view[offset + start : offset + start + len(piece)]) != piece:
+            yield offset + start, piece
+
+
+def _facts(info: object) -> tuple[object, ...]:
+    return tuple(getattr(info, name) for name in ("shape", "encoding", "offset", "nbytes"))
+
+
+def _verify(path: Path, tensors: dict[str, tuple[object, ...]]) -> None:
+    """Raise ConversionError unless the file opens and every tensor lies where it lay."""
+    from aprfmt.formats import open_source
+
+    try:
+        with open_source(path) as source:
+            found = {name: _facts(tensor.info) for name, tensor in source.tensors.items()}
+    except FormatError as error:
+        raise ConversionError(f"{path}: was changed, and does not open: {error}") from error
+    if found != tensors:
+        raise ConversionError(f"{path}: was changed, and its tensors lie elsewhere on reading")

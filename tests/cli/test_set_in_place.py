@@ -1,0 +1,236 @@
+"""`aprfmt set --in-place`: only the bytes that change are written, and a kill loses nothing."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import safetensors
+
+from aprfmt.errors import AprfmtError
+from aprfmt.formats import open_source
+from aprfmt.formats.patched import identity_of, parse_patch, patch, patch_of
+from tests.cli.run import aprfmt
+from tests.conversion.folders import llama_folder
+from tests.patience import PATIENCE
+
+ROOT = Path(__file__).resolve().parents[2]
+CALLS = ("open", "write", "pwrite", "replace", "unlink", "fsync")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    found = {"folder": llama_folder(tmp_path / "m", "BF16")}
+    for name in ("gguf", "apr", "safetensors"):
+        found[name] = tmp_path / f"m.{name}"
+        done = aprfmt("convert", found["folder"], found[name])
+        assert done.code == 0, done.err
+        if name != "gguf":
+            assert (
+                aprfmt("set", found[name], "note=abcdefgh", "-o", found[name], "--force").code == 0
+            )
+    return found
+
+
+def values(path: Path) -> dict[str, Any]:
+    with open_source(path) as source:
+        return {key: source.metadata[key] for key in source.metadata}
+
+
+def test_gguf_values_of_the_same_length(files: dict[str, Path]) -> None:
+    path = files["gguf"]
+    before = path.read_bytes()
+    inode = path.stat().st_ino
+    done = aprfmt("set", path, "llama.context_length=77", "--in-place", "--json")
+    assert done.code == 0, done.err
+    assert done.json["in_place"] and 0 < done.json["patched_bytes"] <= 8192
+    after = path.read_bytes()
+    assert path.stat().st_ino == inode
+    assert len(after) == len(before)
+    assert sum(a != b for a, b in zip(before, after, strict=True)) <= 4
+    reader = gguf.GGUFReader(path)
+    assert reader.fields["llama.context_length"].contents() == 77
+
+
+def test_what_the_gap_holds(files: dict[str, Path], tmp_path: Path) -> None:
+    """A text grows as long as a copy, which pads anew, is no longer; gguf-py reads it."""
+    path, copy = files["gguf"], tmp_path / "copy.gguf"
+    tensors = {t.name: bytes(t.data) for t in gguf.GGUFReader(path).tensors}
+    size, whole = path.stat().st_size, path.read_bytes()
+    answers = set()
+    for length in range(1, 34, 4):
+        change = f"general.name={'x' * length}"
+        assert aprfmt("set", path, change, "-o", copy, "--force").code == 0
+        done = aprfmt("set", path, change, "--in-place")
+        answers.add(done.code)
+        assert (done.code == 0) == (copy.stat().st_size == size)
+        if done.code:
+            assert "which would have to move; write a copy with -o" in done.err
+            assert path.read_bytes() == whole
+        else:
+            whole = path.read_bytes()
+            assert whole == copy.read_bytes()
+    assert answers == {0, 2}
+    assert {t.name: bytes(t.data) for t in gguf.GGUFReader(path).tensors} == tensors
+
+
+def test_safetensors_fills_up_with_spaces(files: dict[str, Path]) -> None:
+    path = files["safetensors"]
+    size = path.stat().st_size
+    assert aprfmt("set", path, "note=abc", "--in-place").code == 0
+    assert path.stat().st_size == size
+    with safetensors.safe_open(path, "np") as opened:
+        assert opened.metadata()["note"] == "abc"
+    assert aprfmt("set", path, "note=abcdefgh", "--in-place").code == 0, "the room is still there"
+    assert aprfmt("set", path, f"note={'x' * 99}", "--in-place").code == 2
+
+
+def test_apr_keeps_its_checksum_right(files: dict[str, Path]) -> None:
+    path = files["apr"]
+    assert aprfmt("set", path, "note=ABCDEFGH", "--in-place").code == 0
+    assert values(path)["note"] == "ABCDEFGH"
+    assert aprfmt("validate", path).code == 0
+
+
+def test_a_wrong_checksum_stays_wrong(files: dict[str, Path]) -> None:
+    path = files["apr"]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert aprfmt("set", path, "note=ABCDEFGH", "--in-place").code == 0
+    assert aprfmt("validate", path).code == 1
+
+
+def test_nothing_to_change_writes_nothing(files: dict[str, Path]) -> None:
+    path = files["gguf"]
+    before = path.stat().st_mtime_ns
+    done = aprfmt("set", path, f"llama.context_length={values(path)['llama.context_length']}",
+                  "--in-place", "--json")  # fmt: skip
+    assert done.json["patched_bytes"] == 0
+    assert path.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("kind", ["link", "names", "set", "both", "neither"])
+def test_what_is_refused(kind: str, files: dict[str, Path], tmp_path: Path) -> None:
+    path, arguments, said = files["gguf"], ["--in-place"], ""
+    if kind == "link":
+        path = tmp_path / "link.gguf"
+        path.symlink_to(files["gguf"])
+        said = "is a link"
+    elif kind == "names":
+        os.link(path, tmp_path / "other.gguf")
+        said = "2 names"
+    elif kind == "set":
+        assert aprfmt("split", path, tmp_path / "s.gguf", "--max-shard-size", "60K").code == 0
+        path = next(tmp_path.glob("s-00001*"))
+        said = "is a set of"
+    elif kind == "both":
+        arguments += ["-o", str(tmp_path / "y.gguf")]
+        said = "one of them"
+    else:
+        arguments = []
+        said = "one of them"
+    done = aprfmt("set", path, "llama.context_length=77", *arguments)
+    assert done.code == 2
+    assert said in done.err
+
+
+def kill_before(n: int, path: Path, value: int) -> int:
+    """Change a file in a process that ends at its n-th system call; return its exit code."""
+    code = f"""
+import itertools, os, signal
+from aprfmt.cli.main import main
+calls = itertools.count(1)
+def dying(name, real):
+    def call(*args, **kwargs):
+        if next(calls) == {n}:
+            if name == "pwrite":
+                real(args[0], bytes(args[1])[: len(args[1]) // 2], *args[2:])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **kwargs)
+    return call
+import aprfmt.conversion.in_place, aprfmt.model, aprfmt.cli.set_, aprfmt.conversion.run
+for name in {CALLS!r}:
+    setattr(os, name, dying(name, getattr(os, name)))
+main(["set", {str(path)!r}, "llama.context_length={value}", "--in-place", "--quiet"])
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, timeout=PATIENCE, capture_output=True, check=False
+    ).returncode
+
+
+def test_a_kill_at_any_call_leaves_old_or_new_or_is_completed(files: dict[str, Path]) -> None:
+    path = files["gguf"]
+    old = path.read_bytes()
+    assert aprfmt("set", path, "llama.context_length=1000001", "--in-place").code == 0
+    new = path.read_bytes()
+    refused = 0
+    for n in itertools.count(1):
+        path.write_bytes(old)
+        code = kill_before(n, path, 1000001)
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        if patch_of(path).exists():
+            refused += 1
+            inspected = aprfmt("inspect", path)
+            assert inspected.code == 2 and "a change in place was interrupted" in inspected.err
+        else:
+            assert path.read_bytes() in (old, new)
+        assert aprfmt("set", path, "llama.context_length=1000001", "--in-place").code == 0
+        assert path.read_bytes() == new
+        assert not list(path.parent.glob(".*"))
+    assert refused >= 2
+
+
+def test_any_write_into_the_folder_completes_it(files: dict[str, Path], tmp_path: Path) -> None:
+    path = files["gguf"]
+    old = path.read_bytes()
+    identity = identity_of(path)
+    patch(path, [(4, b"\7")], identity)
+    path.write_bytes(old)
+    record = patch_of(path)
+    record.write_bytes(written_patch(identity))
+    assert aprfmt("inspect", path).code == 2
+    assert aprfmt("convert", files["folder"], tmp_path / "z.gguf").code == 0
+    assert not record.exists()
+    assert path.read_bytes() == old[:8] + b"zz" + old[10:]
+
+
+def written_patch(identity: str) -> bytes:
+    import hashlib
+    import json
+
+    head = {"schema": "aprfmt.patch/1", "file": identity, "pieces": [[8, 2]],
+            "sha256": hashlib.sha256(b"zz").hexdigest()}  # fmt: skip
+    return json.dumps(head).encode() + b"\nzz"
+
+
+@pytest.mark.parametrize("kind", ["another file", "not whole"])
+def test_a_patch_that_came_with_a_folder_is_not_applied(
+    kind: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    path = files["gguf"]
+    old = path.read_bytes()
+    data = written_patch("1:2:3" if kind == "another file" else identity_of(path))
+    patch_of(path).write_bytes(data if kind == "another file" else data[:-1])
+    assert aprfmt("inspect", path).code == 0
+    assert aprfmt("convert", files["folder"], tmp_path / "z.gguf").code == 0
+    assert path.read_bytes() == old
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{}\n", b'{"schema":"aprfmt.patch/1","file":"x","pieces":[[0,9]],"sha256":""}\nab',
+     b'{"schema":"aprfmt.patch/1","file":"x","pieces":[[-1,2]],"sha256":""}\nab'],
+)  # fmt: skip
+def test_a_patch_is_not_believed(data: bytes) -> None:
+    with pytest.raises(AprfmtError, match="patch"):
+        parse_patch(data, "patch")

@@ -1,0 +1,246 @@
+"""`--resume`: a conversion that was stopped goes on, and gives the bytes of one run."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aprfmt.base.protocols import TensorInfo
+from aprfmt.conversion import convert
+from aprfmt.conversion import run as conversion_run
+from aprfmt.errors import AprfmtError, OutputError, UsageError
+from aprfmt.formats import open_sink
+from aprfmt.formats.resumed import SUFFIX, ResumedSet, parse_begun, staging_of
+from tests.cli.run import aprfmt
+from tests.conversion.folders import llama_folder
+from tests.conversion.resume_driver import SUBJECTS
+from tests.formats.writers import contents
+from tests.patience import PATIENCE
+
+ROOT = Path(__file__).resolve().parents[2]
+KILLS = 6
+HALF = ("blk.1.attn_q.weight", "model.layers.1.self_attn.q_proj.weight")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return llama_folder(tmp_path / "source", "BF16", layers=3)
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_kills_and_resumes_give_the_bytes_of_one_run(subject: str, tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.conversion.resume_driver", subject,
+         str(tmp_path / "x"), str(KILLS)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert len(json.loads(run.stdout)) >= KILLS
+
+
+def stop_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a conversion fail when it comes to a tensor of its second layer."""
+    real = conversion_run.chunks
+
+    def failing(output: Any, *rest: Any) -> Iterator[memoryview]:
+        if output.info.name in HALF:
+            raise AprfmtError("the end of the world")
+        return real(output, *rest)
+
+    monkeypatch.setattr(conversion_run, "chunks", failing)
+
+
+def stopped(source: Path, dst: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    with monkeypatch.context() as patch:
+        stop_half_way(patch)
+        with pytest.raises(AprfmtError, match="end of the world"):
+            convert(source, dst, resume=True, **options)
+
+
+@pytest.mark.parametrize("name", ["x.gguf", "x.apr"])
+def test_what_is_written_is_not_written_again(
+    name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped(source, tmp_path / name, monkeypatch)
+    assert not (tmp_path / name).exists()
+    assert staging_of(tmp_path / name).is_dir()
+    report = convert(source, tmp_path / name, resume=True)
+    assert 0 < report.resumed_tensors < len(report.tensors)
+    assert report.verified == len(report.tensors)
+    convert(source, tmp_path / f"one-{name}")
+    assert (tmp_path / name).read_bytes() == (tmp_path / f"one-{name}").read_bytes()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_counts_of_changed_values_are_those_of_one_run(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped(source, tmp_path / "x.gguf", monkeypatch, quantize="Q8_0")
+    report = convert(source, tmp_path / "x.gguf", resume=True, quantize="Q8_0")
+    assert report.resumed_tensors
+    assert report.tensors == convert(source, tmp_path / "y.gguf", quantize="Q8_0").tensors
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_a_tensor_whose_bytes_are_not_right_is_written_again(
+    damage: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dst = tmp_path / "x.gguf"
+    stopped(source, dst, monkeypatch)
+    part = staging_of(dst) / dst.name
+    data = bytearray(part.read_bytes())
+    if damage == "flip":
+        data[-7] ^= 1
+        part.write_bytes(data)
+    elif damage == "cut":
+        part.write_bytes(data[: len(data) // 2])
+    else:
+        part.unlink()
+    convert(source, dst, resume=True, verify=False)
+    convert(source, tmp_path / "y.gguf")
+    assert dst.read_bytes() == (tmp_path / "y.gguf").read_bytes()
+
+
+def test_a_changed_source_is_refused_with_one_line(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dst = tmp_path / "x.gguf"
+    stopped(source, dst, monkeypatch)
+    weights = source / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    done = aprfmt("convert", source, dst, "--resume")
+    assert done.code == 2
+    assert len(done.err.splitlines()) == 1
+    assert "its source model.safetensors has changed" in done.err
+    assert not dst.exists()
+    assert staging_of(dst).is_dir(), "nothing is lost by being refused"
+
+
+def test_a_run_without_resume_begins_anew_and_says_what_is_left(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dst = tmp_path / "x.gguf"
+    stopped(source, dst, monkeypatch)
+    done = aprfmt("convert", source, dst)
+    assert done.code == 0
+    assert f".x.gguf{SUFFIX} beside it is of an earlier run" in done.err
+    assert staging_of(dst).is_dir()
+
+
+def test_an_interrupt_says_that_the_same_command_goes_on(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*of: Any) -> Iterator[memoryview]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(conversion_run, "chunks", interrupted)
+    done = aprfmt("convert", source, tmp_path / "x.gguf", "--resume")
+    assert done.code == 130
+    assert "the same command goes on" in done.err
+
+
+def test_other_options_are_refused(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dst = tmp_path / "x.gguf"
+    stopped(source, dst, monkeypatch)
+    with pytest.raises(OutputError, match="begun with other options"):
+        convert(source, dst, resume=True, encoding="F16")
+    with pytest.raises(OutputError, match="begun with other options"):
+        convert(source, dst, resume=True, metadata={"general.name": "x"})
+    assert convert(source, dst, resume=True, verify=False, threads=1).resumed_tensors
+
+
+def test_functions_cannot_be_recognised(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="choose and importance"):
+        convert(source, tmp_path / "x.gguf", resume=True, choose=lambda *of: None)
+
+
+def test_two_runs_at_once_are_refused(source: Path, tmp_path: Path) -> None:
+    files = ResumedSet(tmp_path / "x.gguf")
+    files.begin({"a": "1"}, "plan")
+    with pytest.raises(OutputError, match="another run is writing it"):
+        ResumedSet(tmp_path / "x.gguf").begin({"a": "1"}, "plan")
+    files.discard()
+    assert not list(tmp_path.glob(".*")), "nothing was written, nothing is left"
+
+
+def test_a_run_killed_after_it_published_is_verified_and_ended(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dst = tmp_path / "x"
+    with monkeypatch.context() as patch:
+        patch.setattr("aprfmt.conversion._verify", lambda *of: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            convert(source, dst, to="safetensors", resume=True, max_shard_size=60_000)
+    before = contents(dst)
+    assert tmp_path.joinpath(f".x{SUFFIX}.jsonl").exists()
+    report = convert(source, dst, to="safetensors", resume=True, max_shard_size=60_000)
+    assert report.verified == len(report.tensors)
+    assert contents(dst) == before
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_links_in_place_of_the_growing_file_are_refused(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dst = tmp_path / "x.gguf"
+    stopped(source, dst, monkeypatch)
+    part = staging_of(dst) / dst.name
+    part.unlink()
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"mine")
+    part.symlink_to(mine)
+    with pytest.raises(OutputError):
+        convert(source, dst, resume=True)
+    assert mine.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b'{"schema": "aprfmt.resume/2", "sources": {}, "plan": ""}\n',
+        b"[]\n",
+        b'{"schema": "aprfmt.resume/1", "sources": {"a": 1}, "plan": ""}\n',
+        b'{"schema":"aprfmt.resume/1","sources":{},"plan":""}\n{"moves":[["","../x",""]]}\n',
+        b'{"schema":"aprfmt.resume/1","sources":{},"plan":""}\n{"moves":[["x","y",""]]}\n',
+        b'{"schema":"aprfmt.resume/1","sources":{},"plan":""}\n{"tensor":"a","crc":1}\n',
+        b"\xff\n",
+    ],
+)
+def test_a_journal_is_not_believed(lines: bytes) -> None:
+    with pytest.raises(AprfmtError, match="journal"):
+        parse_begun(lines, "journal")
+
+
+def test_a_line_cut_short_is_no_line() -> None:
+    assert parse_begun(b'{"schema": "aprfmt.resume/1", "sou', "x") is None
+    data = b'{"schema":"aprfmt.resume/1","sources":{},"plan":"p"}\n{"tensor":"a","crc":1,"cou'
+    begun = parse_begun(data, "x")
+    assert begun is not None
+    assert not begun.tensors
+
+
+def test_split_and_merge_go_on_too(source: Path, tmp_path: Path) -> None:
+    split = aprfmt("split", source, tmp_path / "s", "--max-shard-size", "60K", "--resume")
+    assert split.code == 0, split.err
+    merged = aprfmt("merge", tmp_path / "s", tmp_path / "m.safetensors", "--resume", "--json")
+    assert merged.json["resumed_tensors"] == 0
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_sink_keeps_nothing_in_a_new_file(tmp_path: Path) -> None:
+    info = TensorInfo("a", (4,), "U8", 0, 4, 4)
+    with open_sink(tmp_path / "x.safetensors", "safetensors") as sink:
+        sink.plan({}, [info])
+        assert not sink.keep("a", 0)  # type: ignore[attr-defined]
+        sink.write("a", [memoryview(b"abcd")])
