@@ -23,7 +23,8 @@ def delta_net(c: Context, layer: int, x: Array) -> Array:
     mixed = c.tap("conv", layer, mixed)
     gate = c.tap("delta_gate", layer, c.linear(layer, "attn_gate", x))
     beta = c.tap("beta", layer, b.sigmoid(c.linear(layer, "ssm_beta", x)))
-    rate, shift = c.vector(layer, "ssm_a.weight"), c.vector(layer, "ssm_dt.bias")
+    rate, shift = c.vector(layer, "ssm_a.weight"), c.bias(layer, "ssm_dt")
+    shift = b.zeros(rate.shape) if shift is None else shift
     decay = c.tap("decay", layer, b.decay(c.linear(layer, "ssm_alpha", x), rate, shift))
     q, k, v = (
         part.reshape(len(x), heads, -1)

@@ -45,11 +45,8 @@ _DELTA: dict[str, Any] = {
     "linear_key_head_dim": 9,
     "linear_value_head_dim": 7,
     "linear_conv_kernel_dim": 4,
-    "rope_theta": None,
-    "rope_parameters": {
-        "rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5,
-    },
-}  # fmt: skip
+    "partial_rotary_factor": 0.5,
+}
 _MLA = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 20,

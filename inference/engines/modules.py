@@ -125,6 +125,7 @@ class ModuleReader:
         self.modules = Modules(keys, None if block is None else block.placement)
         self._adjacent = architecture in ADJACENT
         self._grouped = architecture in GROUPED
+        self._gated = block is not None and block.attention_gate != "none"
         self._tokens = tokens
         self._scaled = scaled_embedding
         self._like: dict[str, Numbers] = {}
@@ -162,8 +163,9 @@ class ModuleReader:
             return False
         if collector.known and collector.target(key_name(point, layer)) is None:
             return False
-        if name.part in ("qkv", "halves", "heads", "tail"):
-            share = self._share(point, name.part, values)
+        part = "gate" if self._gated and point == "q" else name.part
+        if part in ("qkv", "halves", "heads", "tail", "gate", "groups"):
+            share = self._share(point, part, values)
             if share is None:
                 if point == "q":
                     collector.add_joined("qkv", layer, values)
@@ -182,9 +184,14 @@ class ModuleReader:
         if part == "halves":
             half = width // 2
             return values[..., :half] if point == "ffn_gate" else values[..., half:]
+        if part == "groups":
+            return self._by_key_head(point, values)
         heads, kv = self._collector.heads("q"), self._collector.heads("k")
         if heads is None or kv is None:
             return None
+        if part == "gate":  # query and gate of a head side by side
+            both = values.reshape(len(values), heads, 2, -1)
+            return both[:, :, int(point == "attn_gate")].reshape(len(values), -1)
         if part == "qkv":
             size = width // (heads + 2 * kv)
             if self._grouped:
@@ -202,6 +209,20 @@ class ModuleReader:
             return values[..., None, rank:]
         each = values.reshape(values.size // width, heads, -1)
         return each[..., :nope] if point == "k_nope" else each[..., nope:]
+
+    def _by_key_head(self, point: str, values: Numbers) -> Numbers | None:
+        """Return a delta net's q, k and v, or its gate, of a result with all four by key head."""
+        hp = self._collector.hp
+        if hp is None:
+            return None
+        groups, tokens = int(hp["delta_key_heads"]), len(values)
+        key = int(hp["delta_key_dim"])
+        value = int(hp["delta_value_heads"]) // groups * int(hp["delta_value_dim"])
+        q, k, v, z = np.split(
+            values.reshape(tokens, groups, -1), np.cumsum([key, key, value]), axis=-1
+        )
+        wanted = (z,) if point == "delta_gate" else (q, k, v)
+        return np.concatenate([part.reshape(tokens, -1) for part in wanted], axis=-1)
 
     def _headed(self, point: str, layer: int, text: str, values: Numbers) -> Numbers:
         like = self._like.get(f"{layer}.{point[0]}")

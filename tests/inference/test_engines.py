@@ -49,8 +49,10 @@ VARIED = ("phi2-qk-norm", "stablelm-parallel", "gemma3-softcap", "deepseek_v2-li
 def test_transformers_is_read_at_our_points(name: str) -> None:
     ours = traced64(name)[1]
     with ran(name, "transformers:float64") as (model, trace):
+        # transformers computes delta nets in float32 whatever the dtype.
+        limit = 2e-6 if model.spec.block.recurrence == "none" else 5e-6
         for key in common_keys(trace, ours):
-            assert rel(trace.values(key), ours.values(key)) < 2e-6, key
+            assert rel(trace.values(key), ours.values(key)) < limit, key
         missing = {key.rpartition(".")[2] for key in ours.records if trace.find(key) is None}
         scaled = {"embd"} if float(model.hyper["embedding_scale"]) != 1 else set()
         apart = {"mid"} if model.spec.block.placement == "post" else set()
@@ -60,6 +62,9 @@ def test_transformers_is_read_at_our_points(name: str) -> None:
         late = {f"{x}_rope" for x in "qk" if f"L0.{x}_attn" in ours.records}
         if architecture(name) in WITHOUT_A_FUNCTION:
             late = {"q_rope", "k_rope", "scores", "probs"}
+        inside = {"conv", "beta", "decay", "delta"}  # of a delta net: no module computes them
+        inside |= {"attn_mixed"} if model.spec.block.attention_gate != "none" else set()
+        missing -= inside if model.spec.block.recurrence != "none" else set()
         assert missing <= NOT_SHOWN | scaled | apart | added | late
         assert trace.run["unknown"] == {} and trace.run["ids"] == list(IDS)
         assert {record.positions for record in trace.records.values()} == {tuple(range(29))}

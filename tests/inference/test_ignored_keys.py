@@ -24,7 +24,8 @@ from tests.models import IDS, MAKERS, save_tiny
 # What reads it; phi3's is its maker's.
 PARTIAL = {
     "phi2": 0.5, "phi3": 0.75, "stablelm": 0.5, "nemotron": 0.5, "glm4": 0.5,
-    "glm4_moe": 0.5, "minimax_m2": 0.5, "gpt_neox": 0.5,
+    "glm4_moe": 0.5, "minimax_m2": 0.5, "gpt_neox": 0.5, "qwen3_next": 0.5, "qwen3_5": 0.5,
+    "qwen3_5_moe": 0.5,
 }  # fmt: skip
 LINEAR = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}
 OTHERWISE_SCALED = ("gemma3", "olmo3", "phi3")  # an object a layer type, or longrope only
