@@ -3,7 +3,8 @@
     python -m tests               what every change has to pass; of tests that try every
                                   combination, a part (tests/scope.py)
     python -m tests --fast        without mypy and the slow tests; needs no torch
-    python -m tests --everything  all combinations, then every parser fuzzed and every writer killed
+    python -m tests --everything  all combinations, then every parser fuzzed, every writer killed
+                                  and the memory of commands on large files measured
 
 Other arguments go to pytest. Exits non-zero if any step fails; the other steps still run, so that
 one run shows everything that is wrong.
@@ -40,6 +41,7 @@ def steps(scope: str, extra: Sequence[str]) -> list[tuple[str, ...]]:
         found += [
             ("tests.long", "fuzz", "--seconds", str(FUZZ_SECONDS), "--out", logs),
             ("tests.long", "kills"),
+            ("tests.long", "memory", "--gigabytes", "1"),
         ]
     return found
 

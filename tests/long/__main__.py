@@ -1,7 +1,8 @@
-"""`python -m tests.long {fuzz,kills}`: the runs that take too long for every change.
+"""`python -m tests.long {fuzz,kills,memory}`: the runs that take too long for every change.
 
     python -m tests.long fuzz --runs 5000000 --jobs 2 --out /tmp/fuzz
     python -m tests.long kills
+    python -m tests.long memory --gigabytes 8
 
 Their figures stand in docs/robustness.md. Everything is printed as JSON lines.
 """
@@ -21,7 +22,14 @@ def main() -> int:
     fuzzing.add_argument("--out", type=Path, required=True, help="logs, corpora and findings")
     killing = what.add_parser("kills", help="every way of publishing and every writer")
     killing.add_argument("writers", nargs="*")
+    measuring = what.add_parser("memory", help="peak memory on large files, of two sizes")
+    measuring.add_argument("commands", nargs="*")
+    measuring.add_argument("--gigabytes", type=float, default=8, help="the smaller size")
     arguments = parser.parse_args()
+    if arguments.what == "memory":
+        from tests.long import memory
+
+        return memory.main(arguments.commands, arguments.gigabytes)
     if arguments.what == "kills":
         from tests.long import kills
 
