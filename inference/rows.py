@@ -1,6 +1,7 @@
 """The sources of a weight's numbers, read by rows: an array, or a logical tensor of a model."""
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -104,6 +105,42 @@ class ArrayRows:
 
     def drop(self) -> None:
         """Do nothing."""
+
+
+class ChangedRows:
+    """Another source whose numbers are changed, element by element, whenever they are decoded."""
+
+    def __init__(self, rows: Rows, change: Callable[[Array], Array]) -> None:
+        self._rows = rows
+        self._change = change
+        self.shape = rows.shape
+        self.encoding = "F32"
+        self.nbytes = rows.nbytes
+        self.by_rows = rows.by_rows
+
+    def numpy(self) -> Array:
+        """Return the whole tensor, changed."""
+        return self._change(self._rows.numpy())
+
+    def decode_rows(self, start: int, stop: int) -> Array:
+        """Return some rows, changed."""
+        return self._change(self._rows.decode_rows(start, stop))
+
+    def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
+        """Return None: no stored bytes hold these numbers."""
+        return None
+
+    def coded(self) -> "Coded | None":
+        """Return None: no stored parts hold these numbers."""
+        return None
+
+    def touch(self) -> None:
+        """Have the source read."""
+        self._rows.touch()
+
+    def drop(self) -> None:
+        """Release the source's pages."""
+        self._rows.drop()
 
 
 class StoredRows:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from aprfmt.arch.vocabulary import role_key, split_key
 from aprfmt.codecs.bnb4 import Coded
 from aprfmt.errors import ArchError, TensorNotFoundError
-from aprfmt.inference.rows import ArrayRows, Rows, StoredRows
+from aprfmt.inference.rows import ArrayRows, ChangedRows, Rows, StoredRows
 from aprfmt.model import Model
 from aprfmt.model.patterns import near
 
@@ -231,6 +231,11 @@ class Weights(Mapping[str, Weight]):
         """Return the weights with some replaced, for a hypothesis; shares no placed tensors."""
         rows = self._rows | {key: ArrayRows(values) for key, values in arrays.items()}
         return Weights(rows, self.holder.budget, self.subject)
+
+    def changed(self, change: Callable[[Array], Array]) -> "Weights":
+        """Return the weights with every number changed when it is decoded; shares nothing."""
+        rows = {key: ChangedRows(rows, change) for key, rows in self._rows.items()}
+        return Weights(rows, self.holder.budget, self._subject)
 
     def of(self, layer: int | None, role: str) -> Weight:
         """Return the weight of a role in a layer; TensorNotFoundError if there is none."""

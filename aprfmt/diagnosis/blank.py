@@ -53,12 +53,14 @@ def _any(reader: Reader) -> bool:
 
 def rounding_hides(label: str, bounds: Iterable[tuple[float, str]]) -> Iterator[str]:
     """Yield sentences about distances too small to judge, from (tolerance, dtype) of the points."""
-    counts: dict[tuple[float, str], int] = {}
+    found: dict[str, list[float]] = {}
     for bound, dtype in bounds:
         if bound > SMALLEST_BUG:
-            counts[bound, dtype] = counts.get((bound, dtype), 0) + 1
-    for (bound, dtype), count in sorted(counts.items()):
+            found.setdefault(dtype, []).append(bound)
+    for dtype, sizes in sorted(found.items()):
+        low, high = (f"{size:.3g}" for size in (min(sizes), max(sizes)))
+        size = low if low == high else f"{low} to {high}"
         yield (
-            f"{label}: differences below relL2 {bound:g} at {count} points: in {dtype} they cannot "
-            f"be told from rounding, and real bugs go down to {SMALLEST_BUG:g}; run float32"
+            f"{label}: differences below relL2 {size} at {len(sizes)} points: in {dtype} they "
+            f"cannot be told from rounding, and real bugs go down to {SMALLEST_BUG:g}; run float32"
         )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.compare.thresholds import BASE
 from aprfmt.diagnosis.measure import Recorded, rel
 from aprfmt.diagnosis.shadow import Pass, View, glance, shadow
 from aprfmt.diagnosis.world import Call, World
@@ -16,6 +17,8 @@ from aprfmt.errors import AprfmtError
 
 Array = NDArray[Any]
 Layers = frozenset[int] | None  # None: all
+EXACT = BASE["float32"].rel_l2
+ROUNDER = 1.1  # a shorter number may fit this much worse than the best one
 PATIENCE = 8  # steps after which a number must have halved the distance
 
 
@@ -132,7 +135,7 @@ class Case:
         chosen = self.recorded.without | set(drop)
         if chosen == self.recorded.without:
             return self.recorded
-        return Recorded(self.recorded.trace, self.recorded.ids, self.recorded.shapes, chosen)
+        return self.recorded.leaving(chosen)
 
     def attempt(self, change: Change, layers: Layers = None) -> View | None:
         """Return the point's view under a change; earlier layers are not computed."""
@@ -222,9 +225,14 @@ class Case:
 
     def rounded(self, make: Callable[[float], Change], value: float) -> Iterator[Change]:
         """Yield the change for the shortest number near `value` that is inside the tolerance."""
+        # A coarse tolerance admits numbers that are visibly off; what they leave looks like another
+        # fault later.
+        bound = self.view.tolerance
+        if bound > EXACT:
+            bound = min(bound, max(EXACT, ROUNDER * self.trial(make(value))))
         for candidate in short_numbers(value):
             change = make(candidate)
-            if self.trial(change) <= self.view.tolerance:
+            if self.trial(change) <= bound:
                 yield change
                 return
         yield make(value)

@@ -9,10 +9,12 @@ GAIN = 3.0  # gains (out / in) worth reporting
 
 
 def rounding(
-    points: Sequence[PointRow], found: Sequence[CauseFound], evidence: Sequence[Evidence]
-) -> CauseFound | None:
+    points: Sequence[PointRow], found: Sequence[CauseFound], evidence: Sequence[Evidence],
+    supposed: str = "",
+) -> CauseFound | None:  # fmt: skip
     """Return the finding that all differences are rounding; None if there are no differences.
 
+    `supposed` is an arithmetic that only the size of the differences shows: never confirmed.
     Points recorded at another place do not count. A difference beyond the tolerance of whole runs
     is rounding only if every operation was judged on the run's own input and none is wrong.
     """
@@ -44,10 +46,15 @@ def rounding(
         )
     if any("margin inside the rounding" in row.says for row in evidence):
         says += "; experts were chosen otherwise by margins inside the rounding"
+    if supposed:
+        says += (
+            f"; each is as far off, in every row, as a run with {supposed} would be, and no usual "
+            "mistake is: a fault that is no larger cannot be told from that"
+        )
     return CauseFound(
         "rounding", says, "forward", "precision" if explained else "bug", (worst.key,),
-        explained, beyond[0].key if beyond else "", worst.direct, max(shadows, default=None),
-        "the worst point; after: one operation at a time",
+        explained and not supposed, beyond[0].key if beyond else "", worst.direct,
+        max(shadows, default=None), "the worst point; after: one operation at a time",
     )  # fmt: skip
 
 

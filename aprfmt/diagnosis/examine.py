@@ -2,17 +2,18 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.arch.vocabulary import split_key
 from aprfmt.base.registry import offered
 from aprfmt.compare.bounds import NMSE, NMSE_SLACK
+from aprfmt.diagnosis.answers import Answer, Divergence, Examined, scopes_of, weights_inside
+from aprfmt.diagnosis.beside import beside_rounding, faint_in
 from aprfmt.diagnosis.case import Case, Change, Layers
 from aprfmt.diagnosis.elsewhere import taken_elsewhere
+from aprfmt.diagnosis.grown import stated, supposed
 from aprfmt.diagnosis.hypotheses import HYPOTHESES
 from aprfmt.diagnosis.measure import Recorded
 from aprfmt.diagnosis.rejudge import judged_again
@@ -31,58 +32,14 @@ SUSPECTS: Mapping[str, str] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A change that makes the point agree. `then` is the next divergence with it, or None."""
-
-    change: Change
-    layers: Layers
-    residual: float
-    then: View | None
-    reach: float  # the number of points up to which the changed pass agrees
-    world: World
-    recorded: Recorded
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """One explained (or unexplained) divergence. `others` are equally good explanations.
-
-    `inside` are the weights that the unexplained operations read, by key.
-    """
-
-    view: View
-    answer: Answer | None
-    others: tuple[Answer, ...] = ()
-    likely: str = ""
-    inside: tuple[str, ...] = ()
-    tried: int = 0  # passes with usual mistakes that did not explain it either
-    joined: bool = False  # one of several changes that only together explain it
-    doubtful: bool = False  # a loose fit that leaves the same operations unexplained elsewhere
-
-
-@dataclass(frozen=True)
-class Examined:
-    """The result of examining a trace: divergences in order, the first pass and the last one."""
-
-    divergences: tuple[Divergence, ...]
-    before: Pass
-    after: Pass
-    plain: Mapping[str, Array]
-    unfinished: bool = False
-
-
 def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
     """Compare every point of a trace on the trace's own input, and explain the divergences."""
     values = plain(world)
     for key, value in values.items():
         recorded.shapes.setdefault(key, value.shape)
-    found = before = shadow(world, recorded)
-    coarser = arithmetic(found)
-    if coarser:
-        read = ReadAs(recorded.trace, coarser)
-        recorded = Recorded(read, recorded.ids, recorded.shapes, recorded.without)
-        found = before = shadow(world, recorded)
+    recorded, found = _read(world, recorded)
+    before = found
+    guessed = ""
     start = (world, recorded)
     known: set[str] = set()  # diverging points without an explanation
     divergences: list[Divergence] = []
@@ -118,6 +75,20 @@ def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
                 found = shadow(world, recorded)
                 continue
             tried[view.key] = search.tried
+            guess = None if answers else supposed(world, recorded, found, search.nearest)
+            mixed = None if answers or guess else beside_rounding(case, search)
+            if mixed is not None:
+                divergence, world, recorded, guessed = mixed
+                divergences.append(divergence)
+                values = plain(world)
+                found = shadow(world, recorded)
+                continue
+            if guess is not None:
+                recorded, guessed = guess
+                found = shadow(world, recorded)
+                before = before if divergences else found
+                start = (start[0], recorded.leaving(start[1].without))
+                continue
         if not answers:
             likely = _likely(case)
             known |= _like_weights(case, likely)
@@ -129,8 +100,21 @@ def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
         world, recorded = best.world, best.recorded
         values = plain(world)
         found = shadow(world, recorded)
+    if not divergences and not guessed:
+        divergences = faint_in(world, recorded, found, values)
     divergences = judged_again(divergences, *start, found)
-    return Examined(tuple(divergences), before, found, values, view is not None)
+    return Examined(tuple(divergences), before, found, values, view is not None, guessed)
+
+
+def _read(world: World, recorded: Recorded) -> tuple[Recorded, Pass]:
+    """Return the trace read in the arithmetic that it shows, and the first shadowed pass."""
+    found = shadow(world, recorded)
+    coarser = arithmetic(found)
+    if coarser:
+        recorded = recorded.read_as(ReadAs(recorded.trace, coarser))
+        found = shadow(world, recorded)
+    grown = stated(world, recorded, found)
+    return (recorded, found) if grown is recorded else (grown, shadow(world, grown))
 
 
 def _as_good(answers: Sequence[Answer], best: Answer, view: View) -> tuple[Answer, ...]:
@@ -190,7 +174,7 @@ def _reaching(
     """Return these steps as an answer, in the layers in which the pass agrees furthest."""
     scopes: list[Layers | None] = [None]
     if len(spanned(case)) <= 1 and case.layer >= 0:
-        scopes = [scope for scope in _scopes(case, replace(steps[0].change, scoped=True))]
+        scopes = [scope for scope in scopes_of(case, replace(steps[0].change, scoped=True))]
     best: Answer | None = None
     for scope in scopes:
         world, recorded = case.world, case.recorded
@@ -251,24 +235,6 @@ def _likely(case: Case) -> str:
     return SUSPECTS[last.op] if len(others) == len(biased) else ""
 
 
-def weights_inside(case: Case) -> tuple[str, ...]:
-    """Return the keys of all weights that the operations up to the divergence read, in order."""
-    stored = case.world.stored
-    near = [key for key in stored if split_key(key)[0] in (None, case.layer)]
-    found: list[str] = []
-    for call in case.view.calls:
-        for arg in (*call.args, *call.kwargs.values()):
-            key = getattr(arg, "key", None)
-            if isinstance(key, str):
-                found.append(key.partition("[")[0])
-            elif isinstance(arg, np.ndarray) and arg.ndim == 1 and call.op not in MOVES:
-                found += [  # norms and biases are passed as arrays
-                    key for key in near
-                    if stored[key].shape == arg.shape and np.array_equal(stored[key].numpy(), arg)
-                ]  # fmt: skip
-    return tuple(dict.fromkeys(found))
-
-
 def _like_weights(case: Case, likely: str) -> set[str]:
     """Return the diverging keys with the same suspected cause."""
     found = _like(case.view, case.found)
@@ -308,7 +274,7 @@ def _verified(
         if not residual <= case.view.tolerance:
             return None
     best: Answer | None = None
-    for layers in _scopes(case, change):
+    for layers in scopes_of(case, change):
         world, recorded = change.make(case.world, layers), case.without(change.drop)
         found = shadow(world, recorded)
         then = next((view for view in found.flagged if view.key not in known), None)
@@ -318,22 +284,6 @@ def _verified(
         if reach == math.inf:
             break
     return best
-
-
-def _scopes(case: Case, change: Change) -> list[Layers]:
-    """Return the layers to try a change in: all, those of this kind, this one."""
-    if not change.scoped or case.layer < 0:
-        return [None]
-    hp = case.world.hp
-    lists = ("window_layers", "rope_layers", "moe_layers")
-    own = [hp[name][case.layer] for name in lists]
-    alike = frozenset(
-        layer for layer in range(case.world.n_layers) if [hp[name][layer] for name in lists] == own
-    )
-    found: list[Layers] = [None]
-    if 1 < len(alike) < case.world.n_layers:
-        found.append(alike)
-    return [*found, frozenset({case.layer})]
 
 
 def _place(view: View, order: Mapping[str, int]) -> float:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.causes import CAUSES
-from aprfmt.diagnosis.examine import Divergence, Examined
+from aprfmt.diagnosis.answers import Divergence, Examined
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.nextstep import recording
 from aprfmt.diagnosis.shadow import View
@@ -96,7 +96,7 @@ def _finding(label: str, divergence: Divergence) -> CauseFound:
         CAUSES[change.cause].level if CAUSES[change.cause].level == "capture" else "forward",
         CAUSES[change.cause].verdict,
         _where(divergence),
-        not divergence.doubtful,
+        not divergence.doubtful and not divergence.faint,
         view.key,
         view.residual,
         answer.residual,
@@ -182,13 +182,15 @@ def _evidence(label: str, divergence: Divergence) -> Iterable[Evidence]:
     calls = ", ".join(dict.fromkeys(call.op for call in view.calls)) or f"what follows {view.base}"
     cause = divergence.likely if answer is None else answer.change.cause
     wrong = "wrong" if not cause or CAUSES[cause].verdict == "bug" else "where they part"
-    yield Evidence(
-        "forward",
-        f"{label}'s own input through the model's {calls} is {view.residual:.3g} from {label}'s "
-        f"{view.key} (tolerance {view.tolerance:.3g}): this operation is {wrong}, not its input",
-        (view.key,),
-        view.residual,
-    )
+    if not divergence.faint:
+        yield Evidence(
+            "forward",
+            f"{label}'s own input through the model's {calls} is {view.residual:.3g} from "
+            f"{label}'s {view.key} (tolerance {view.tolerance:.3g}): this operation is {wrong}, "
+            "not its input",
+            (view.key,),
+            view.residual,
+        )
     if answer is None:
         tried = f", nor do {divergence.tried} passes with usual mistakes" * bool(divergence.tried)
         yield Evidence(
@@ -202,6 +204,14 @@ def _evidence(label: str, divergence: Divergence) -> Iterable[Evidence]:
     )
     layers = ", ".join(map(str, sorted(answer.layers or ())))
     scope = f" in layer {layers} alone" if layers else ""
+    if divergence.faint:
+        yield Evidence(
+            "forward", f"{view.key} is no further off than this run's arithmetic makes it, but not "
+            f"at random: with this applied - {answer.change.says} - it is {answer.residual:.3g} "
+            "away, which rounding alone does not do; a run in float32 would show it",
+            (view.key,), answer.residual,
+        )  # fmt: skip
+        return
     if divergence.doubtful:
         yield Evidence(
             "forward", f"{answer.change.cause} fits {view.key} loosely, and the same operations "

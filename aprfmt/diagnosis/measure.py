@@ -125,13 +125,27 @@ class Recorded:
         ids: Sequence[int],
         shapes: Mapping[str, tuple[int, ...]],
         without: Collection[str] = (),
+        bounds: Mapping[str, float] | None = None,
     ) -> None:
         self.trace = trace
         self.ids = tuple(ids)
         self.shapes = dict(shapes)
         self.without = frozenset(without)  # keys to ignore
+        self.bounds = bounds or {}  # tolerances of points behind which much rounding lies
         self.foreign = not by_us(trace)
         self._cut: dict[str, Seen | None] = {}
+
+    def leaving(self, without: Collection[str]) -> "Recorded":
+        """Return the trace with these keys to ignore, and no others."""
+        return Recorded(self.trace, self.ids, self.shapes, without, self.bounds)
+
+    def read_as(self, trace: TraceLike) -> "Recorded":
+        """Return another trace in the place of this one."""
+        return Recorded(trace, self.ids, self.shapes, self.without, self.bounds)
+
+    def within(self, bounds: Mapping[str, float]) -> "Recorded":
+        """Return the trace with tolerances of its own at some points."""
+        return Recorded(self.trace, self.ids, self.shapes, self.without, bounds)
 
     def has(self, key: str) -> bool:
         """Say whether the trace recorded the key itself, not only a point equal to it."""

@@ -7,15 +7,12 @@ does not; and a point that agrees as it was recorded was not taken elsewhere.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from aprfmt.diagnosis.answers import Divergence
 from aprfmt.diagnosis.case import Change, Layers
 from aprfmt.diagnosis.measure import Recorded
 from aprfmt.diagnosis.shadow import Pass, shadow
 from aprfmt.diagnosis.world import MOVES, World
-
-if TYPE_CHECKING:
-    from aprfmt.diagnosis.examine import Divergence
 
 MOST = 16  # passes
 _COMMON = {"add", "linear", *MOVES}  # operations of nearly every point
@@ -23,8 +20,8 @@ Steps = list[tuple[Change, Layers]]
 
 
 def judged_again(
-    divergences: Sequence["Divergence"], world: World, recorded: Recorded, final: Pass
-) -> list["Divergence"]:
+    divergences: Sequence[Divergence], world: World, recorded: Recorded, final: Pass
+) -> list[Divergence]:
     """Return the divergences without explanations that the others disprove.
 
     `world` and `recorded` are those before any change, `final` the pass with all changes.
@@ -57,7 +54,7 @@ def judged_again(
     return kept
 
 
-def _doubtful(divergence: "Divergence", divergences: Sequence["Divergence"]) -> bool:
+def _doubtful(divergence: Divergence, divergences: Sequence[Divergence]) -> bool:
     """Say whether a loose fit does not explain the same operations at another point.
 
     Several changes together, or one with a free value for every column, fit one point by chance
@@ -72,7 +69,7 @@ def _doubtful(divergence: "Divergence", divergences: Sequence["Divergence"]) -> 
     )
 
 
-def _steps(divergences: Sequence["Divergence"]) -> Steps:
+def _steps(divergences: Sequence[Divergence]) -> Steps:
     return [(d.answer.change, d.answer.layers) for d in divergences if d.answer is not None]
 
 
@@ -82,4 +79,4 @@ def _applied(world: World, recorded: Recorded, steps: Steps) -> tuple[World, Rec
     for change, layers in steps:
         world = change.make(world, layers)
         without |= change.drop
-    return world, Recorded(recorded.trace, recorded.ids, recorded.shapes, without)
+    return world, recorded.leaving(without)

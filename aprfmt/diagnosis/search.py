@@ -120,9 +120,16 @@ class Search:
         bound = min(self.case.view.tolerance, CLEAR * self.case.view.residual)
         return tried.residual <= bound
 
+    @property
+    def nearest(self) -> float:
+        """The share of the difference that the best single change leaves."""
+        assert self.case.view.residual is not None
+        left = min((one.residual for one in self.singles), default=self.case.view.residual)
+        return left / self.case.view.residual
+
     # --- the search -------------------------------------------------------------------------
 
-    def run(self) -> list[Tried]:
+    def run(self, joined: bool = True) -> list[Tried]:
         """Return all single changes that remove the difference; else joined ones, the first."""
         self.singles = list(self._measured(self._usual()))
         found = [one for one in self.singles if self.solves(one)]
@@ -134,7 +141,7 @@ class Search:
             fitted = list(self._measured(self._fitted()))
             self.singles += fitted
             found = [one for one in fitted if self.solves(one)]
-        return found or self._joined()
+        return found or (self._joined() if joined else [])
 
     def _measured(self, steps: Iterator[Step]) -> Iterator[Tried]:
         for step in steps:

@@ -216,6 +216,8 @@ class _Shadow(Recording):
         dtype = self._world.backend.dtype
         other = dtype if seen is None else seen.dtype
         empty = seen is not None and bool(mine.size) and not (mine.any() or seen.values.any())
+        one = one_operation(dtype, other, self._engine, _kinds(calls, self._world)).rel_l2
+        grown = self._recorded.bounds.get(key)
         view = View(
             key,
             point,
@@ -223,8 +225,8 @@ class _Shadow(Recording):
             mine,
             seen,
             None if seen is None or empty else seen.distance(mine, axis_of(key)),
-            one_operation(dtype, other, self._engine, _kinds(calls, self._world)).rel_l2,
-            tolerance(dtype, other, moe=self._moe).rel_l2,
+            one if grown is None else grown,
+            tolerance(dtype, other, moe=self._moe).rel_l2 if grown is None else grown,
             calls,
             base,
             NO_VALUES if empty else "",

@@ -375,7 +375,8 @@ class Walk:
             levels.findings.append(broken)
         if any(finding.verdict in ("bug", "precision") for finding in levels.findings):
             return
-        rounded = conclude.rounding(self.points, levels.findings, levels.evidence)
+        guess = next((made.examined.supposed for made in self.judged.values()), "")
+        rounded = conclude.rounding(self.points, levels.findings, levels.evidence, guess)
         if rounded is not None:
             levels.findings.append(rounded)
 

@@ -51,13 +51,13 @@ def dump(
     def make() -> Pair:
         folder = base(arch, weights, **options)
         path = place(f"field-{name}.npz")
-        _run(folder, path, patches, ids, keep, dtype)
+        dumped(folder, path, patches, ids, keep, dtype)
         return folder, path
 
     return make
 
 
-def _run(
+def dumped(
     folder: Path, path: Path, patches: Sequence[Patch], ids: Sequence[int], keep: Keep | None,
     dtype: str,
 ) -> None:  # fmt: skip

@@ -122,14 +122,19 @@ def normed_otherwise(whole: bool) -> Make:
     return make
 
 
+# Bits of a float32 that a shorter type of the same exponent lacks.
+LACKS = {"bfloat16": 16, "tf32": 13}
+
+
 def rounded_to(x: Any, dtype: str) -> Any:
-    """Return float32 values rounded to a 16-bit type, nearest and ties to even."""
+    """Return float32 values rounded to a shorter type, nearest and ties to even."""
     values = np.asarray(x, np.float32)
     if dtype == "float16":
         return values.astype(np.float16).astype(np.float32)
+    lacks = LACKS[dtype]
     bits = values.view(np.uint32)
-    even = (bits >> np.uint32(16)) & np.uint32(1)
-    kept = (bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)
+    even = (bits >> np.uint32(lacks)) & np.uint32(1)
+    kept = (bits + np.uint32((1 << (lacks - 1)) - 1) + even) & np.uint32(-1 << lacks & 0xFFFFFFFF)
     return kept.view(np.float32).reshape(values.shape)
 
 

@@ -1,0 +1,66 @@
+"""Usual mistakes in runs that are rounded as well: beside the rounding, or inside it."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from aprfmt.diagnosis.answers import Answer, Divergence, scopes_of, weights_inside
+from aprfmt.diagnosis.case import Case
+from aprfmt.diagnosis.grown import supposed, with_direction
+from aprfmt.diagnosis.measure import Recorded
+from aprfmt.diagnosis.search import Search
+from aprfmt.diagnosis.shadow import Pass, shadow
+from aprfmt.diagnosis.world import World
+
+Array = NDArray[Any]
+NEAR = 4  # usual mistakes beside which a run may be rounded
+NEARLY = 0.1  # such a mistake leaves this share of the difference at most
+FAINT = 0.9  # a mistake inside the rounding leaves this share of the difference at most
+
+
+def beside_rounding(case: Case, search: Search) -> tuple[Divergence, World, Recorded, str] | None:
+    """Return the usual mistake beside which a run is only rounded, where nothing said that it is.
+
+    It has to take away nearly all of the difference; what it leaves has to be what TF32 or 16 bits
+    make, at every point and in every row.
+    """
+    assert case.view.residual is not None
+    near = sorted(search.singles, key=lambda one: one.residual)[:NEAR]
+    for one in near:
+        change = one.steps[0].change
+        if one.residual > NEARLY * case.view.residual:
+            break
+        for layers in dict.fromkeys((one.steps[0].layers, *scopes_of(case, change))):
+            world = change.make(case.world, layers)
+            left = shadow(world, case.recorded)
+            guess = supposed(world, case.recorded, left, 1.0) if left.flagged else None
+            if guess is not None:
+                recorded, says = guess
+                answer = Answer(change, layers, one.residual, None, math.inf, world, recorded)
+                return Divergence(case.view, answer), world, recorded, says
+    return None
+
+
+def faint_in(
+    world: World, recorded: Recorded, found: Pass, plain: Mapping[str, Array]
+) -> list[Divergence]:
+    """Return the usual mistake that lies in a difference no larger than the run's own rounding.
+
+    It is never confirmed: taking it away takes away a part only. Where none does, it is not known
+    whether the run is only rounded, and that is said.
+    """
+    view = with_direction(world, recorded, found)
+    if view is None or not view.residual:
+        return []
+    case = Case(world, recorded, view, found, plain)
+    search = Search(case)
+    search.run(joined=False)
+    best = min(search.singles, key=lambda one: one.residual, default=None)
+    if best is None or best.residual > FAINT * view.residual:
+        return [Divergence(view, None, (), "", weights_inside(case), search.tried)]
+    step = best.steps[0]
+    answer = Answer(step.change, step.layers, best.residual, None, math.inf, case.world,
+                    case.recorded)  # fmt: skip
+    return [Divergence(view, answer, faint=True)]

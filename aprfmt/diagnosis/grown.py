@@ -1,0 +1,300 @@
+"""What another arithmetic makes of all operations between two points of a trace.
+
+Where a trace holds outputs of layers, or logits alone, rounding grows over many operations before
+it is seen, by an amount that depends on the model's own values. So the reference pass is run once
+more, rounded as that arithmetic rounds, on the trace's own inputs: how far it then is from the
+reference is how far a right engine is off. Measured on tiny models of twelve architectures run by
+torch in 16 bits, or with products in TF32 or 16 bits: 0.5 to 1.3 times that, at every point.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.compare.thresholds import MOE_FACTOR, ROUNDOFF, one_operation
+from aprfmt.diagnosis.hypotheses.reordered import rounded_to, table_rounded
+from aprfmt.diagnosis.measure import Recorded, rel
+from aprfmt.diagnosis.rounded import ReadAs
+from aprfmt.diagnosis.shadow import Pass, View, shadow
+from aprfmt.diagnosis.world import MOVES, OPS, World
+
+Array = NDArray[Any]
+SPAN = 8  # operations before a point from which rounding is measured, not looked up
+TIMES = 3.0  # a right engine may be this many times further off than the rounded reference
+LIKE = 0.3  # and this near at least, or its arithmetic is finer
+ROWS = 5.0  # single rows scatter by this factor; a fault leaves some rows as they were
+FEWEST = 64  # values that have to be short before they say what computed them
+CUT = 0.8  # rounding is like no mistake: no usual one takes away more of it than to this share
+# Rounding has no direction: of what a run is off by, small changes of all kinds of operations
+# together explain a part so small that this share is left, measured 0.83 to 1.0.
+DIRECTED = 0.8
+NUDGE = 1e-3
+NUDGED = (
+    "linear", "add", "scale", "activate", "rms_norm", "layer_norm", "scores", "probs", "softcap",
+    "mix", "embed",
+)  # fmt: skip
+ANGLES = ("rope_theta", "rope_theta_local")
+MOST = 96  # passes with one operation nudged; beyond, not in single layers
+PRODUCTS = ("linear", "router")
+FACTORS = (*PRODUCTS, "scores", "mix")  # whose factors TF32 rounds
+SCALES = ("embedding_scale", "residual_scale", "logit_scale")  # numbers that are rounded as well
+
+
+@dataclass(frozen=True)
+class Level:
+    """An arithmetic: the dtype that its errors are those of, and the reference rounded like it."""
+
+    dtype: str
+    says: str
+    make: Callable[[World, str], World]
+
+
+def _weights(world: World, dtype: str) -> World:
+    held = world.weights.changed(lambda x: rounded_to(x, dtype))
+    return replace(world, weights=held, original=world.stored)
+
+
+def _results(world: World, dtype: str) -> World:
+    """Round weights, rope's tables and the result of every operation that computes."""
+
+    def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
+        y = op(*args, **kwargs)
+        return rounded_to(y, dtype).astype(y.dtype)
+
+    world = table_rounded(dtype)(_weights(world, dtype), None)
+    told = {name: float(world.hp[name]) for name in SCALES}
+    short = {name: float(rounded_to(value, dtype)) for name, value in told.items()}
+    world = world if short == told else world.with_hyper(**short)
+    for op in OPS:
+        if op not in MOVES:
+            world = world.with_op(op, override, None)
+    return world
+
+
+def _factors(world: World, dtype: str) -> World:
+    """Round both factors of every product."""
+
+    def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
+        short = [
+            rounded_to(x, dtype).astype(x.dtype) if isinstance(x, np.ndarray) and x.ndim > 1 else x
+            for x in args
+        ]
+        return op(*short, **kwargs)
+
+    world = _weights(world, dtype)
+    for op in FACTORS:
+        world = world.with_op(op, override, None)
+    return world
+
+
+def _sums(world: World, dtype: str) -> World:
+    """Round as `_results`, and the running sum of every product at each of its terms.
+
+    A running sum of n terms is rounded n times while it grows: by 0.4 u of its size each time (u:
+    the unit roundoff), together by 0.4 u times the root of n / 2 of the result.
+    """
+    draws = np.random.default_rng(1)
+
+    def override(op: Any, at: Any, x: Any, w: Any, *rest: Any, **kwargs: Any) -> Any:
+        y = op(x, w, *rest, **kwargs)
+        size = np.sqrt(np.mean(np.square(y), axis=-1, keepdims=True))
+        off = 0.4 * ROUNDOFF[dtype] * (w.n_columns / 2) ** 0.5
+        return (y + off * size * draws.standard_normal(y.shape)).astype(y.dtype)
+
+    world = _results(world, dtype)
+    for op in PRODUCTS:
+        world = world.with_op(op, override, None)
+    return world
+
+
+# From the finest to the coarsest. `_results` is what a dtype means where it is known.
+LEVELS: tuple[Level, ...] = (
+    Level("tf32", "the factors of its products in TF32", _factors),
+    Level("float16", "all of its operations in float16", _results),
+    Level("bfloat16", "all of its operations in bfloat16", _results),
+    Level("bfloat16", "its sums in bfloat16 too", _sums),
+)
+
+
+def is_long(view: View) -> bool:
+    """Say whether so much lies before a point that the rounding there has to be measured."""
+    return view.residual is not None and sum(op.op not in MOVES for op in view.calls) > SPAN
+
+
+def stated(world: World, recorded: Recorded, found: Pass) -> Recorded:
+    """Return the trace with tolerances at long points, if it says that its arithmetic is short.
+
+    It says so in its records, or by values that a shorter type holds exactly.
+    """
+    long = [view for view in found.views.values() if is_long(view)]
+    if not long:
+        return recorded
+    dtypes = {view.seen.dtype for view in long if view.seen is not None}
+    dtype = next((name for name in ("bfloat16", "float16", "tf32") if name in dtypes), "")
+    if not dtype:
+        dtype = next((held for view in long if (held := _holds(view))), "")
+        recorded = recorded.read_as(ReadAs(recorded.trace, dtype)) if dtype else recorded
+    if not dtype:
+        return recorded
+    level = next(level for level in LEVELS if level.dtype == dtype)
+    return recorded.within(_bounds(long, _twin(world, recorded, level), found, world))
+
+
+def _holds(view: View) -> str:
+    """Return the 16-bit type that holds all values of a point exactly, "" for none."""
+    assert view.seen is not None
+    values = np.asarray(view.seen.values, np.float32)
+    if values.size < FEWEST or not np.isfinite(values).all():
+        return ""
+    with np.errstate(over="ignore"):
+        fits = (dtype for dtype in ("bfloat16", "float16")
+                if np.array_equal(rounded_to(values, dtype), values))  # fmt: skip
+        return next(fits, "")
+
+
+def supposed(
+    world: World, recorded: Recorded, found: Pass, nearest: float
+) -> tuple[Recorded, str] | None:
+    """Return the trace read in the first arithmetic that explains all that differs, and its words.
+
+    `nearest` is the share of the difference that the best usual mistake leaves. Every flagged point
+    has to be about as far off as that arithmetic makes it, in every row, and without a direction.
+    """
+    flagged = found.flagged
+    if nearest < CUT or not any(is_long(view) for view in flagged):
+        return None
+    coarsest = {view.seen.dtype for view in flagged if view.seen is not None}
+    least = max((i for i, level in enumerate(LEVELS[:3]) if level.dtype in coarsest), default=-1)
+    for level in LEVELS[least + 1 :]:
+        twin = _twin(world, recorded, level)
+        if all(_fits(view, twin, level) for view in flagged):
+            long = [view for view in found.views.values() if is_long(view)]
+            if next(_directed(world, recorded, long, twin), None) is not None:
+                return None
+            read = recorded.read_as(ReadAs(recorded.trace, level.dtype))
+            return read.within(_bounds(long, twin, found, world)), level.says
+    return None
+
+
+def with_direction(world: World, recorded: Recorded, found: Pass) -> View | None:
+    """Return the first long point whose difference is not only rounding, however small it is.
+
+    Rounding has no direction; a wrong number moves values as a slightly larger or smaller result of
+    some operation does, or a slightly different base of rope. Only for traces in short arithmetic.
+    """
+    long = [view for view in found.views.values() if is_long(view) and view.residual]
+    dtypes = {view.seen.dtype for view in long if view.seen is not None}
+    level = next((level for level in LEVELS if level.dtype in dtypes), None)
+    if level is None:
+        return None
+    twin = _twin(world, recorded, level)
+    return next(_directed(world, recorded, long, twin), None)
+
+
+def _directed(
+    world: World, recorded: Recorded, long: list[View], twin: Pass
+) -> Iterator[View]:  # fmt: skip
+    """Yield points of which nudged operations explain a part, beside either reference."""
+    moved = [shadow(made, recorded.within({})) for made in _nudged(world)]
+    for view in long:
+        assert view.seen is not None
+        mine, theirs = (np.float64(x) for x in view.seen.both(view.mine, view.axis))
+        others = [made.views[view.key].mine for made in moved if view.key in made.views]
+        columns = [(view.seen.both(x, view.axis)[0] - mine).reshape(-1) for x in others]
+        columns = [column / np.linalg.norm(column) for column in columns if column.any()]
+        if not columns or view.key not in twin.views:
+            continue
+        rounded = view.seen.both(twin.views[view.key].mine, view.axis)[0]
+        left = [_left(columns, (theirs - x).reshape(-1)) for x in (mine, rounded)]
+        if max(left) < DIRECTED:
+            yield view
+
+
+def _left(columns: list[Array], difference: Array) -> float:
+    """Return the share of a difference that no sum of the columns makes; 1 where it is endless."""
+    whole = float(np.linalg.norm(difference))
+    if not 0 < whole < np.inf:
+        return 1.0
+    basis = np.stack(columns, 1)
+    if not np.isfinite(basis).all():
+        return 1.0
+    fit, *_ = np.linalg.lstsq(basis, difference, rcond=1e-6)
+    return float(np.linalg.norm(difference - basis @ fit)) / whole
+
+
+def _nudged(world: World) -> Iterator[World]:
+    """Yield worlds in which the results of one kind of operation are a little larger."""
+
+    def larger(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
+        y = op(*args, **kwargs)
+        return (y * (1 + NUDGE)).astype(y.dtype)
+
+    single = [frozenset({layer}) for layer in range(world.n_layers)]
+    scopes: list[frozenset[int] | None] = [None, *single]
+    if len(NUDGED) * len(scopes) > MOST:
+        scopes = [None]
+    for layers in scopes:
+        for op in NUDGED:
+            yield world.with_op(op, larger, layers)
+    for name in ANGLES:
+        if name in world.hp and world.hp[name] is not None:
+            yield world.with_hyper(**{name: float(world.hp[name]) * (1 + NUDGE)})
+
+
+def _twin(world: World, recorded: Recorded, level: Level) -> Pass:
+    return shadow(level.make(world, level.dtype), recorded.within({}))
+
+
+def _fits(view: View, twin: Pass, level: Level) -> bool:
+    """Say whether a point is as far off as an arithmetic makes it: as a whole, and every row."""
+    if not is_long(view):
+        return (view.residual or 0.0) <= one_operation(level.dtype, level.dtype).rel_l2
+    off = _off(view, twin)
+    if not 0 < off < np.inf or view.residual is None:
+        return False
+    rows = np.array([ratio for ratio in _ratios(view, twin)])
+    whole = LIKE <= view.residual / off <= TIMES
+    return whole and bool(rows.min() >= LIKE / ROWS * 2 and rows.max() <= ROWS)
+
+
+def _off(view: View, twin: Pass) -> float:
+    """Return how far the rounded reference is from the reference, on the trace's rows."""
+    other = twin.views.get(view.key)
+    if other is None or view.seen is None:
+        return 0.0
+    return rel(*(view.seen.both(x, view.axis)[0] for x in (other.mine, view.mine)))
+
+
+def _ratios(view: View, twin: Pass) -> Iterator[float]:
+    """Yield, row by row, the trace's distance over that of the rounded reference."""
+    assert view.seen is not None
+    mine, theirs = view.seen.both(view.mine, view.axis)
+    rounded, _ = view.seen.both(twin.views[view.key].mine, view.axis)
+    for a, b, c in zip(*(np.moveaxis(x, view.axis, 0) for x in (mine, theirs, rounded)),
+                       strict=True):  # fmt: skip
+        yield float(np.linalg.norm(b - a) / max(float(np.linalg.norm(c - a)), 1e-30))
+
+
+def _bounds(long: list[View], twin: Pass, found: Pass, world: World) -> Mapping[str, float]:
+    factor = TIMES * (MOE_FACTOR if _may_flip(found, twin) else 1.0)
+    offs = {view.key: _off(view, twin) for view in long}
+    return {key: factor * off for key, off in offs.items() if 0 < off < np.inf}
+
+
+def _may_flip(found: Pass, twin: Pass) -> bool:
+    """Say whether the rounding may choose other experts for some token.
+
+    Their logits move by what the rounded reference moves them; TIMES as much may close a margin.
+    """
+    for key, view in found.views.items():
+        if view.point != "router_margin" or key not in twin.views:
+            continue
+        logits = key.replace("router_margin", "router")
+        pair = [made.views[logits].mine for made in (found, twin) if logits in made.views]
+        moved = float(np.abs(pair[0] - pair[1]).max()) if len(pair) == 2 else np.inf
+        if float(np.min(view.mine)) <= TIMES * moved:
+            return True
+    return False
