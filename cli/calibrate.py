@@ -7,6 +7,8 @@ from pathlib import Path
 
 from aprfmt.cli import render
 from aprfmt.cli.eval_windows import read_text, whole
+from aprfmt.cli.running import check_ids
+from aprfmt.errors import OutputError
 
 
 @contextmanager
@@ -19,8 +21,6 @@ def calibrated(
     Raises UsageError for a text without tokens, ArchError for a model that does not run,
     OutputError where `kept` exists and `force` is not given.
     """
-    from aprfmt.cli.running import check_ids
-    from aprfmt.errors import OutputError
     from aprfmt.inference.importance import collect
     from aprfmt.model import open_model
 

@@ -56,7 +56,6 @@ def command(
     only the bytes that change, and says so where a copy is needed.
     """
     from aprfmt.conversion import edits, entry
-    from aprfmt.errors import UsageError
     from aprfmt.model import open_model
 
     if in_place == (output is not None):

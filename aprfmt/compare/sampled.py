@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import ByteSource
 from aprfmt.compare.align import TensorPair, align
+from aprfmt.model import open_model
 from aprfmt.tensors.runs import Bytes, published_equal
 
 if TYPE_CHECKING:
@@ -107,8 +108,6 @@ def sample(
 
     `tensors` are PATTERNs in any spelling, as `diff` takes them.
     """
-    from aprfmt.model import open_model
-
     with open_model(a, arch=arch) as first, open_model(b, arch=arch) as second:
         return sample_models(first, second, nbytes, seed=seed, tensors=tensors)
 

@@ -67,9 +67,8 @@ def convert(
 def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> ConversionReport:
     """Convert an open model; see `convert`. `allow_missing` was given when it was opened."""
     from aprfmt.conversion.absent import record_absent
-    from aprfmt.conversion.accounted import RECORD, check_files, record_text
     from aprfmt.conversion.estimate import estimate
-    from aprfmt.conversion.metadata import HASH_KEY, Carried, bare, carry
+    from aprfmt.conversion.metadata import HASH_KEY
     from aprfmt.conversion.plan import build
     from aprfmt.conversion.quantized import prepare
     from aprfmt.conversion.restoring import record as keep_bits
@@ -81,14 +80,8 @@ def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> 
     options = prepare(model, target, options)
     plan = build(model, target, options)
     keep_bits(model, target, plan)
-    if options.arch == "none" and model.format != target.name:
-        carried = Carried(bare(model, target, marked=options.generic))
-    else:
-        carried = carry(model, target.name, plan, options)
+    carried = _carried(model, target, plan, options)
     absent = record_absent(carried, model, plan, options)
-    check_files(model, plan.left_out)
-    if plan.left_out:
-        carried.metadata[RECORD] = record_text(plan.left_out)
     written = [Written() for _ in plan.outputs]
     digest: str | None = None
     begun: ResumedSet | None = None
@@ -128,6 +121,21 @@ def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> 
         notes, verified, digest, sizes, absent, carried.verbatim_bytes,
         accounted, begun.kept if begun is not None else 0, expected,
     )  # fmt: skip
+
+
+def _carried(model: Model, target: FormatSpec, plan: "Plan", options: Options) -> "Carried":
+    """Return the metadata and texts of the output, and the record of what was left out."""
+    from aprfmt.conversion.accounted import RECORD, check_files, record_text
+    from aprfmt.conversion.metadata import Carried, bare, carry
+
+    if options.arch == "none" and model.format != target.name:
+        carried = Carried(bare(model, target, marked=options.generic))
+    else:
+        carried = carry(model, target.name, plan, options)
+    check_files(model, plan.left_out)
+    if plan.left_out:
+        carried.metadata[RECORD] = record_text(plan.left_out)
+    return carried
 
 
 def arch_name(model: Model, options: Options) -> str | None:
@@ -198,7 +206,6 @@ def _resumed(
     from aprfmt.conversion.beside import Nowhere
     from aprfmt.conversion.resume import check_asked, digest_of, sources_of
     from aprfmt.formats.resumed import ResumedSet
-    from aprfmt.model.hf_folder import ours
 
     check_asked(asked)
     weights, folder = _places(target, dst)

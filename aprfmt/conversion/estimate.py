@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.encodings import encoding
 from aprfmt.conversion.options import Options
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ def memory(model: "Model", plan: "Plan") -> int:
 
 
 def _held(output: "Output") -> int:
-    from aprfmt.base.encodings import encoding
     from aprfmt.conversion.run import CHUNK, WINDOW
 
     if output.part is not None:

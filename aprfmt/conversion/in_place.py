@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.conversion import ConversionReport, arch_name
 from aprfmt.errors import ConversionError, FormatError, OutputError
-from aprfmt.formats import FORMATS
+from aprfmt.formats import FORMATS, open_source
+from aprfmt.formats.mapped import open_bytes
 from aprfmt.formats.patched import Piece, identity_of, patch
 from aprfmt.formats.sequential import Checksum, Program, Room, SequentialSink, combine
 from aprfmt.remote.paths import RemotePath
@@ -29,7 +31,6 @@ def change(model: "Model", options: "Options") -> tuple["ConversionReport", int]
     Closes the model. Raises ConversionError where the tensors would have to move, OutputError
     where the file cannot be written.
     """
-    from aprfmt.conversion import ConversionReport, arch_name
     from aprfmt.conversion.run import Written, outcome
 
     path = _one_file(model)
@@ -51,8 +52,6 @@ def change(model: "Model", options: "Options") -> tuple["ConversionReport", int]
 
 def _changed(model: "Model", program: Program) -> Iterator[Piece]:
     """Yield what has to be written where."""
-    from aprfmt.formats.mapped import open_bytes
-
     file = open_bytes(_one_file(model))
     try:
         start = min((t.info.offset for t in model.source.tensors.values() if t.info.nbytes),
@@ -176,8 +175,6 @@ def _facts(info: object) -> tuple[object, ...]:
 
 def _verify(path: Path, tensors: dict[str, tuple[object, ...]]) -> None:
     """Raise ConversionError unless the file opens and every tensor lies where it lay."""
-    from aprfmt.formats import open_source
-
     try:
         with open_source(path) as source:
             found = {name: _facts(tensor.info) for name, tensor in source.tensors.items()}

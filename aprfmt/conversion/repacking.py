@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import LazyTensor, TensorInfo
+from aprfmt.codecs import decode
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, make_info
 from aprfmt.errors import CodecError, ConversionError
@@ -88,8 +89,6 @@ class RepackedTensor(LazyTensor):
 
 def _beside(origin: LazyTensor) -> Iterator[tuple[str, bytes]]:
     """Yield the numbers beside a packed weight that are none of its own, as float32."""
-    from aprfmt.codecs import decode
-
     for name, suffixes in BESIDE.items():
         for part in (origin.parts.get(suffix) for suffix in suffixes):
             if part is not None:

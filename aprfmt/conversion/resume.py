@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.base.version import __version__
 from aprfmt.conversion.counts import Counts
 from aprfmt.errors import OutputError, UsageError
+from aprfmt.formats.mapped import open_bytes
 from aprfmt.formats.resumed import Kept, ResumedSet
 from aprfmt.formats.sequential import SequentialSink
+from aprfmt.tensors.digest import file_sha256
 
 if TYPE_CHECKING:
     from aprfmt.base.protocols import Sink, TensorInfo
@@ -26,8 +28,6 @@ def sources_of(model: "Model") -> dict[str, str]:
 
     Raises UsageError for a file of which nothing says so.
     """
-    from aprfmt.formats.mapped import open_bytes
-
     found = {}
     for path in model.source.files:
         file = open_bytes(path)
@@ -55,8 +55,6 @@ def digest_of(sink: "Sink", options: "Options", texts: Mapping[str, str]) -> str
 
     `sink` is planned; `options` are those that were asked for.
     """
-    from aprfmt.tensors.digest import file_sha256
-
     if not isinstance(sink, SequentialSink):
         raise UsageError(f"{sink.files[0]}: files of this format cannot be continued")
     matrix = file_sha256(options.imatrix) if options.imatrix is not None else ""

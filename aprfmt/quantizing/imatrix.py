@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from aprfmt.base.protocols import LazyTensor, Source, TensorInfo, Typed, Value
 from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError
-from aprfmt.formats import open_source
+from aprfmt.formats import open_sink, open_source
 from aprfmt.formats.cursor import Cursor
 from aprfmt.formats.gguf.reader import open_buffer
 from aprfmt.formats.mapped import Buffer, open_bytes
@@ -94,8 +94,6 @@ class Collected:
 
     def write(self, path: Path, force: bool = False) -> None:
         """Write llama.cpp's GGUF form; WriteError if `path` exists and `force` is not given."""
-        from aprfmt.formats import open_sink
-
         arrays = {}
         for name in sorted(self.entries):
             entry = self.entries[name]
