@@ -235,7 +235,7 @@ class Weights(Mapping[str, Weight]):
     def changed(self, change: Callable[[Array], Array]) -> "Weights":
         """Return the weights with every number changed when it is decoded; shares nothing."""
         rows = {key: ChangedRows(rows, change) for key, rows in self._rows.items()}
-        return Weights(rows, self.holder.budget, self._subject)
+        return Weights(rows, self.holder.budget, self.subject)
 
     def of(self, layer: int | None, role: str) -> Weight:
         """Return the weight of a role in a layer; TensorNotFoundError if there is none."""
