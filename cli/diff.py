@@ -24,6 +24,8 @@ from aprfmt.compare.diffs import SECTIONS
     metavar="SRC",
     help="The float source: say which quantized tensors derive from it byte for byte.",
 )
+@click.option("--adapter", type=options.Place(), metavar="DIR",
+              help="Say whether B is A with this LoRA adapter merged: once, in every shard.")
 @click.option("--imatrix", type=click.Path(path_type=Path), metavar="FILE",
               help="With --base: the importance matrix that was used.")  # fmt: skip
 @click.option("--explain/--no-explain", default=True, show_default=True,
@@ -40,6 +42,7 @@ def command(
     top: int,
     accept: tuple[str, ...],
     base: Path | None,
+    adapter: Path | None,
     imatrix: Path | None,
     explain: bool,
     html: Path | None,
@@ -56,6 +59,10 @@ def command(
     from aprfmt.cli import diff_html, diff_show
     from aprfmt.compare import diff
 
+    if adapter is not None:
+        from aprfmt.cli import diff_adapter
+
+        return diff_adapter.run(a, b, adapter, arch, as_json)
     only = only or (("tensors",) if patterns else SECTIONS)
     with render.Progress("diff", quiet) as progress:
         report = diff(
