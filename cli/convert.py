@@ -1,6 +1,7 @@
 """`aprfmt convert`: any format to any; import, export, split, merge are mappings onto it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,18 @@ if TYPE_CHECKING:
 @options.tensor_encodings
 @options.quantization
 @options.leaving
+@click.option(
+    "--adapter",
+    type=options.Place(),
+    metavar="DIR",
+    help="Merge this LoRA adapter (PEFT, GGUF, kohya) into SRC.",
+)
+@click.option(
+    "--base",
+    type=options.Place(),
+    metavar="MODEL",
+    help="SRC is an adapter for MODEL: write it as .gguf, or as a PEFT folder.",
+)
 @click.option("--generic", is_flag=True, help="Copy names and bytes, whatever the architecture.")
 @click.option("--alignment", type=int, help="Data alignment of a GGUF output (default 32).")
 @click.option("--dry-run", is_flag=True, help="Say sizes, memory, disk and time; write nothing.")
@@ -55,7 +68,8 @@ def run(
 ) -> int:
     """Convert and report; every conversion command but `set` ends here.
 
-    `wishes` are fields of conversion's Options: what the commands call their options.
+    `wishes` are fields of conversion's Options: what the commands call their options, and what
+    `convert` has of adapters.
     """
     report = converted(name, src, dst, to, quiet, **wishes)
     if not as_json and not quiet:
@@ -67,11 +81,11 @@ def converted(
     name: str, src: Path, dst: Path, to: str | None, quiet: bool, **wishes: Any
 ) -> "ConversionReport":
     """Convert, warn of what the target cannot say, and return the report."""
-    from aprfmt.conversion import NoFormatError, convert
+    from aprfmt.conversion import NoFormatError
 
     try:
         with render.Progress(name, quiet, "bytes") as progress:
-            report = convert(src, dst, to=to, progress=progress, **wishes)
+            report = _way(wishes)(src, dst, to=to, progress=progress, **wishes)
     except NoFormatError as error:
         named = any(each.name == "to" for each in click.get_current_context().command.params)
         raise UsageError(f"{error}" + (", or its name with --to" if named else "")) from None
@@ -79,6 +93,29 @@ def converted(
         if note.level == "warning":
             render.warn_note(note)
     return report
+
+
+def _way(wishes: dict[str, Any]) -> "Callable[..., ConversionReport]":
+    """Return the function that converts: plainly, with an adapter merged, or an adapter itself.
+
+    What it alone takes is taken out of `wishes`. Raises UsageError for both at once.
+    """
+    adapter, base = wishes.pop("adapter", None), wishes.pop("base", None)
+    if adapter is not None and base is not None:
+        raise UsageError("--adapter merges into SRC, --base says SRC is an adapter: give one")
+    if adapter is not None:
+        from aprfmt.adapters import convert_merged
+
+        return partial(convert_merged, adapter=adapter)
+    if base is not None:
+        from aprfmt.adapters import convert_adapter
+
+        kept = {name: wishes[name] for name in ("force", "dry_run")}
+        wishes.clear()
+        return lambda src, dst, to, progress: convert_adapter(src, dst, base, **kept)
+    from aprfmt.conversion import convert
+
+    return convert
 
 
 def one_place(report: "ConversionReport") -> Path | None:

@@ -26,6 +26,8 @@ from aprfmt.errors import UsageError
     metavar="SRC",
     help="The float source: say which quantized tensors derive from it byte for byte.",
 )
+@click.option("--adapter", type=options.Place(), metavar="DIR",
+              help="Say whether B is A with this LoRA adapter merged: once, in every shard.")
 @click.option("--imatrix", type=click.Path(path_type=Path), metavar="FILE",
               help="With --base: the importance matrix that was used.")  # fmt: skip
 @click.option("--explain/--no-explain", default=True, show_default=True,
@@ -45,6 +47,7 @@ def command(
     top: int,
     accept: tuple[str, ...],
     base: Path | None,
+    adapter: Path | None,
     imatrix: Path | None,
     explain: bool,
     sample: int | None,
@@ -67,6 +70,10 @@ def command(
         return sampled(a, b, sample, seed, patterns, arch, as_json)
     from aprfmt.cli import diff_html, diff_show
 
+    if adapter is not None:
+        from aprfmt.cli import diff_adapter
+
+        return diff_adapter.run(a, b, adapter, arch, as_json)
     only = only or (("tensors",) if patterns else SECTIONS)
     with render.Progress("diff", quiet) as progress:
         report = diff(

@@ -171,7 +171,8 @@ def _open_sink(
     wishes: dict[str, Any] = {"files": files}
     if options.alignment is not None:
         wishes["alignment"] = options.alignment
-    if target.rewrites and model.format == target.name:
+    kept = getattr(model.source, "shards", ())  # none where tensors were put in place of a file's
+    if target.rewrites and model.format == target.name and kept:
         wishes["like"] = model.source
     return target.open_sink(
         weights, force=options.force, max_shard_size=options.max_shard_size, **wishes

@@ -87,6 +87,11 @@ class Model(Mapping[str, View]):
         """What is wrong with the files; empty unless the model was opened with `damaged`."""
         return (*self.source.damage, *self._found)
 
+    @property
+    def forced(self) -> str | None:
+        """The architecture that the user named, None where the file's own counts."""
+        return self._forced
+
     # --- the file ---------------------------------------------------------------------------
 
     @property

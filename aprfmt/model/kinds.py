@@ -48,7 +48,7 @@ def _is_adapter(model: "Model") -> bool:
 
 def _adapter(model: "Model") -> str:
     """Return what an adapter is: its rank, its alpha, and what it belongs to."""
-    config = _peft(model)
+    config = peft_config(model)
     ranks = {min(model[name].shape) for name in model if name.endswith(_LORA)}
     rank = " of rank " + " or ".join(map(str, sorted(ranks)[:3])) if ranks else ""
     alpha = config.get("lora_alpha", model.metadata.get("adapter.lora.alpha"))
@@ -58,7 +58,7 @@ def _adapter(model: "Model") -> str:
     return f"a LoRA adapter{rank}{scale}{to}, {len(model)} tensors"
 
 
-def _peft(model: "Model") -> dict[str, Any]:
+def peft_config(model: "Model") -> dict[str, Any]:
     """Return PEFT's adapter_config.json beside the weights, {} without one that can be read."""
     path = model.path.with_name("adapter_config.json")
     if not path.is_file():
@@ -110,7 +110,8 @@ def _vocabulary(model: "Model") -> str:
 
 KINDS: tuple[Kind, ...] = (
     Kind("adapter", _is_adapter, _adapter, lambda model: (
-        f"merge it into its base with what made it; aprfmt tensors {model.path} --stats lists it")),
+        f"aprfmt convert BASE OUT --adapter {model.path} merges it; convert with --base BASE "
+        "writes it in another form")),
     Kind("imatrix", _is_imatrix, _imatrix, lambda model: (
         f"aprfmt quantize MODEL OUT.gguf --type Q4_K_M --imatrix {model.path} uses it")),
     Kind("projector", _is_projector, _projector, lambda model: (

@@ -131,6 +131,11 @@ class View:
         return () if self.group is None else self.group.roles
 
     @property
+    def sizes(self) -> Mapping[str, Value]:
+        """The hyperparameters that the layout steps go by; empty for a stored tensor."""
+        return self._hp
+
+    @property
     def steps(self) -> tuple[str, ...]:
         """Names of the layout steps between the file and this tensor."""
         return tuple(map(str, self.layout))

@@ -1,0 +1,122 @@
+"""Answers whether B is the base A with an adapter merged: once, twice, in every shard.
+
+For each weight the adapter changes, B - A is held against the change: by how many times it lies in
+B, and whether nothing but rounding is left. The rest of B is compared with A as `diff` does.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aprfmt.adapters.merging import MergedTensor, merged_model
+from aprfmt.model import Model
+from aprfmt.tensors.view import View
+
+if TYPE_CHECKING:
+    from aprfmt.compare.diffs import DiffReport
+
+_CLOSE = ("SAME_BYTES", "SAME_VALUES", "WITHIN")
+WORDS = {0: "not at all", 1: "once", 2: "twice"}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One changed weight: B's shard, how many times the change lies in it, and what is left.
+
+    `times` is the projection of B - A on the change; `rest` the norm of what it leaves, relative to
+    the change; `found` is "once", "twice", "not at all", "N times" or "otherwise".
+    """
+
+    key: str
+    file: str
+    times: float
+    rest: float
+    found: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of one question: `found` of all weights, each of them, and what else differs."""
+
+    adapter: str
+    found: str
+    weights: tuple[Weight, ...]
+    others: tuple[str, ...]  # tensors that the adapter does not change, and that differ
+
+    @property
+    def yes(self) -> bool:
+        """True where B is A with the adapter once in every weight, and nothing else."""
+        return self.found == "once" and not self.others
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for `--json`."""
+        return {"merged": self.yes, **asdict(self)}
+
+
+def answers(a: Model, b: Model, adapter: Path) -> "tuple[Answer, DiffReport]":
+    """Return the answer, and the comparison of B with A plus the adapter."""
+    from aprfmt.compare import diff_models
+
+    model, opened, found = merged_model(a, adapter, again=True)
+    with opened:
+        report = diff_models(model, b, only=("tensors",), explain=False)
+        changed = {name for name, one in model.source.tensors.items()
+                   if isinstance(one, MergedTensor)}  # fmt: skip
+        weights = []
+        others = []
+        for row in report.tensors:
+            mine = model.find(row.key)
+            touched = mine is not None and bool(changed.intersection(mine.names))
+            theirs = b.find(row.key)
+            if touched and mine is not None and theirs is not None:
+                weights.append(_weight(row.key, mine, theirs, row.verdict in _CLOSE))
+            elif touched or row.verdict not in _CLOSE:
+                others.append(row.key)
+    return Answer(str(found.path), _together(weights), tuple(weights), tuple(others)), report
+
+
+def _weight(key: str, merged: View, b: View, close: bool) -> Weight:
+    """Say how often the change lies in B's weight; `close`: it is A's with the change, rounded."""
+    plain, full = (_side(merged, times) for times in (0, 1))
+    theirs = b.numpy().astype(np.float64)
+    change = full - plain
+    size = float(np.square(change).sum())
+    file = b.stored[0].path
+    where = "" if file is None else file.name
+    if not size:
+        return Weight(key, where, 1.0 if close else 0.0, 0.0, "once" if close else "otherwise")
+    off = theirs - plain
+    times = float((off * change).sum() / size)
+    left = off - round(times) * change
+    rest = float(np.sqrt(np.square(left).sum() / size))
+    if close and round(times) == 1:
+        return Weight(key, where, times, rest, "once")
+    whole = abs(times - round(times)) < 0.05 and rest < 0.25 and round(times) != 1
+    word = WORDS.get(round(times), f"{round(times)} times") if whole else "otherwise"
+    return Weight(key, where, times, rest, word)
+
+
+def _side(merged: View, times: int) -> "np.ndarray[Any, Any]":
+    """Return A's weight with the change so many times, before it is rounded to its dtype."""
+    stored = []
+    for one in merged.stored:
+        if isinstance(one, MergedTensor):
+            one = one.again(times)
+        stored.append(one)
+    view = View(*stored, role=merged.role, group=merged.group, hp=merged.sizes)
+    return view.numpy().astype(np.float64)
+
+
+def _together(weights: Sequence[Weight]) -> str:
+    counts = Counter(each.found for each in weights)
+    if len(counts) == 1:
+        return next(iter(counts))
+    if not counts:
+        return "not at all"
+    files = sorted({each.file for each in weights if each.found != "once"})
+    said = ", ".join(f"{word} in {count}" for word, count in counts.most_common())
+    return f"in part: {said} of {len(weights)} weights; not once in {', '.join(files[:5])}"

@@ -1,0 +1,248 @@
+"""A base with an adapter merged into it, as an open model whose bytes are made when they are read.
+
+The arithmetic: B @ A in float64, rounded to float32; times the scale in float32; added to the
+weight in float32; rounded once to the weight's own dtype. With DoRA the sum's rows are divided by
+their length (float64, rounded to float32) and multiplied by the magnitude before that rounding.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aprfmt.adapters.placing import Pair, placed, whole_tensors
+from aprfmt.adapters.reading import Adapter, read_adapter
+from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, Value
+from aprfmt.errors import ConversionError
+from aprfmt.model import Model, open_model
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import F32
+    from aprfmt.conversion import ConversionReport
+
+RECORD = "aprfmt.merged_adapters"  # JSON list of the SHA-256 of adapters that were merged
+_FLOATS = ("F32", "F16", "BF16")
+_ROWS = 1 << 20  # elements made at a time
+
+
+class MergedTensor(LazyTensor):
+    """A weight with a pair added `times` times, in its own encoding or `encoding`."""
+
+    __slots__ = ("_pair", "_times", "base", "info")
+
+    info: TensorInfo
+
+    def __init__(self, base: LazyTensor, pair: Pair, *, times: int = 1, encoding: str = "") -> None:
+        stored, kind = base.info, encoding or base.info.encoding
+        row = ENCODINGS[kind]
+        self.base, self._pair, self._times = base, pair, times
+        self.info = TensorInfo(
+            stored.name, stored.shape, kind, stored.offset, row.nbytes(stored.shape),
+            row.row_bytes(stored.shape),
+        )  # fmt: skip
+
+    @property
+    def path(self) -> Path | None:
+        """The file that holds the base's weight."""
+        return self.base.path
+
+    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
+        """Return bytes [start, stop) of the merged weight, made now."""
+        from aprfmt.codecs import encode
+
+        stop = self.info.nbytes if stop is None else min(stop, self.info.nbytes)
+        row = self.info.row_bytes
+        if not row or start >= stop:
+            return memoryview(b"")
+        first, last = start // row, -(-stop // row)
+        step = max(1, _ROWS // self.info.shape[-1])
+        made = [
+            encode(self.info.encoding, self._rows(at, min(at + step, last)))[""]
+            for at in range(first, last, step)
+        ]
+        return memoryview(b"".join(made))[start - first * row : stop - first * row]
+
+    def _rows(self, start: int, stop: int) -> "F32":
+        from aprfmt.codecs import decode
+
+        stored = self.base.info
+        assert stored.row_bytes is not None
+        held = self.base.raw(start * stored.row_bytes, stop * stored.row_bytes)
+        found = decode(stored.encoding, held, (stop - start, stored.shape[-1]))
+        with np.errstate(all="ignore"):
+            for _ in range(self._times):
+                found = merged_rows(found, self._pair, start, stop)
+        return found
+
+    def again(self, times: int) -> "MergedTensor":
+        """Return the weight with the pair so many times, in float32."""
+        return MergedTensor(self.base, self._pair, times=times, encoding="F32")
+
+    def drop(self, start: int = 0, stop: int | None = None) -> None:
+        """Release the pages of the base's weight."""
+        self.base.drop()
+
+
+def merged_rows(weight: "F32", pair: Pair, start: int, stop: int) -> "F32":
+    """Return rows [start, stop) of a weight (float32) with a pair merged into them."""
+    delta = (pair.b[start:stop] @ pair.a).astype(np.float32) * np.float32(pair.scale)
+    found: F32 = weight + delta
+    if pair.magnitude is not None:
+        length = np.sqrt(np.square(found.astype(np.float64)).sum(axis=1))
+        factor = pair.magnitude[start:stop].astype(np.float32) / length.astype(np.float32)
+        found *= factor[:, None]
+    return found
+
+
+class MergedSource:
+    """An open file of which some tensors are replaced; everything else is the file's."""
+
+    def __init__(self, source: Source, tensors: Mapping[str, LazyTensor], record: str) -> None:
+        self._source = source
+        self.tensors: Mapping[str, LazyTensor] = {**source.tensors, **tensors}
+        self.metadata: Mapping[str, Value] = (
+            {**source.metadata, RECORD: record} if record else source.metadata
+        )
+        self.types: Mapping[str, str] = (
+            {**source.types, RECORD: "string"} if record and source.types else source.types
+        )
+        self.format, self.path, self.files = source.format, source.path, source.files
+        self.version, self.notes = source.version, source.notes
+        self.shards = ()  # of a header that a writer could keep: none says what this holds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)  # what only sources of this format have
+
+    @property
+    def damage(self) -> "tuple[Damage, ...]":
+        """What is wrong with the file."""
+        return tuple(self._source.damage)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._source.close()
+
+    def __enter__(self) -> "MergedSource":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def merged_model(
+    base: Model, adapter: Path, *, times: int = 1, encoding: str = "", again: bool = False
+) -> tuple[Model, Model, Adapter]:
+    """Return a base with an adapter merged, the adapter's open file, and the adapter.
+
+    Closing the first closes the base. `encoding` stores merged weights so, in place of their own.
+    Raises ConversionError for an adapter of another base, for weights that are no floats, and,
+    unless `again`, for an adapter that the base's record says is merged.
+    """
+    opened, found = read_adapter(adapter)
+    try:
+        digest = _digest(opened)
+        before = merged_before(base)
+        if digest in before and not again:
+            raise ConversionError(
+                f"{base.path}: its metadata say that {adapter} is merged into it; merge it into "
+                "the base it was made for"
+            )
+        tensors = dict(_tensors(base, found, times, encoding))
+        record = json.dumps([*before, *[digest] * times])
+        source = MergedSource(base.source, tensors, record if not again else "")
+        model = Model(source, base.folder, base.forced, base.allow_missing)
+        return model, opened, found
+    except BaseException:
+        opened.close()
+        raise
+
+
+def _tensors(
+    base: Model, adapter: Adapter, times: int, encoding: str
+) -> Iterator[tuple[str, LazyTensor]]:
+    for name, pair in placed(adapter, base).items():
+        stored = base[name].stored[0]
+        if stored.parts or stored.info.encoding not in _FLOATS:
+            raise ConversionError(
+                f"{name}: is {stored.info.encoding}; an adapter is merged into floats: decode the "
+                "base first (convert --encoding F32), or merge it into the float base"
+            )
+        yield name, MergedTensor(stored, pair, times=times, encoding=encoding)
+    for name, view in whole_tensors(adapter, base).items():
+        if view.shape != base[name].shape:
+            raise ConversionError(
+                f"{adapter.path}: {name} is {list(view.shape)}; that of {base.path} is "
+                f"{list(base[name].shape)}"
+            )
+        yield name, Renamed(view.stored[0], name)
+
+
+class Renamed(LazyTensor):
+    """A stored tensor under another name."""
+
+    __slots__ = ("_stored", "info")
+
+    info: TensorInfo
+
+    def __init__(self, stored: LazyTensor, name: str) -> None:
+        old = stored.info
+        self._stored = stored
+        self.info = TensorInfo(name, old.shape, old.encoding, old.offset, old.nbytes, old.row_bytes)
+
+    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
+        """Return stored bytes [start, stop)."""
+        return self._stored.raw(start, stop)
+
+    def drop(self, start: int = 0, stop: int | None = None) -> None:
+        """Release the pages."""
+        self._stored.drop(start, stop)
+
+
+def merged_before(base: Model) -> list[str]:
+    """Return the digests of adapters that a model's metadata say are merged into it."""
+    text = base.metadata.get(RECORD)
+    try:
+        found: Any = json.loads(text) if isinstance(text, str) else []
+    except ValueError:
+        found = []
+    return [str(each) for each in found] if isinstance(found, list) else []
+
+
+def _digest(opened: Model) -> str:
+    """Return the SHA-256 of an adapter: of its tensors' names, encodings, shapes and bytes."""
+    total = hashlib.sha256()
+    for name in sorted(opened):
+        stored = opened[name].stored[0]
+        total.update(f"{name} {stored.info.encoding} {stored.info.shape}\n".encode())
+        total.update(stored.raw())
+    return total.hexdigest()
+
+
+ARITHMETIC = "B @ A in float64, rounded to float32; times the scale and added in float32"
+
+
+def convert_merged(
+    src: "Path | str", dst: "Path | str", adapter: Path, *, to: str | None = None, **wishes: Any
+) -> "ConversionReport":
+    """Convert a base with an adapter merged into it; see `aprfmt.convert` for the options.
+
+    The output records the adapter's digest, so that it is not merged twice. Raises what `convert`
+    and `merged_model` do.
+    """
+    from aprfmt.conversion import Options, convert_model
+
+    options = Options(**wishes)
+    with open_model(src, arch=options.arch, allow_missing=options.allow_missing) as base:
+        model, opened, found = merged_model(base, adapter)
+        with opened:
+            count = sum(isinstance(one, MergedTensor) for one in model.source.tensors.values())
+            extra = {**options.extra_metadata, RECORD: model.metadata[RECORD]}
+            made = convert_model(model, Path(dst), to, replace(options, extra_metadata=extra))
+        said = f"merged into {count} weights: {ARITHMETIC}, rounded once to each weight's dtype"
+        note = Note("note", str(found.path), said, "")
+        return replace(made, notes=(*made.notes, note))

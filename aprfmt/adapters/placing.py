@@ -1,0 +1,143 @@
+"""Which stored weight of a base a pair of an adapter belongs to, and in which order of rows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aprfmt.adapters.reading import Adapter, Stored, factors
+from aprfmt.arch.steps import RowsPermuted
+from aprfmt.errors import ArchError, ConversionError
+from aprfmt.model import Model
+from aprfmt.model.patterns import near
+
+if TYPE_CHECKING:
+    from aprfmt.arch.bind import Group
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The change of one stored weight [out, in]: scale * (b @ a), both float64.
+
+    With `magnitude` [out] (DoRA, float64) the changed weight's rows are given these lengths.
+    """
+
+    a: Array
+    b: Array
+    scale: float
+    magnitude: Array | None = None
+
+
+def placed(adapter: Adapter, base: Model) -> dict[str, Pair]:
+    """Return the pairs by the base's stored names; ConversionError for one that has no place."""
+    found: dict[str, Pair] = {}
+    for module, pair in adapter.pairs.items():
+        name = _stored_name(adapter, module, base)
+        if name in base:
+            made = _as_stored(adapter, pair)
+        else:
+            name, made = _by_role(adapter, pair, name, base)
+        shape = base[name].shape
+        if shape != (made.b.shape[0], made.a.shape[1]):
+            raise ConversionError(
+                f"{adapter.path}: {module} changes [{made.b.shape[0]}, {made.a.shape[1]}]; "
+                f"{name} of {base.path} is {list(shape)}: it belongs to another base"
+            )
+        if name in found:
+            raise ConversionError(f"{adapter.path}: two pairs for {name} of {base.path}")
+        found[name] = made
+    return found
+
+
+def _stored_name(adapter: Adapter, module: str, base: Model) -> str:
+    """Return the name of a pair's weight in the adapter's own spelling."""
+    if adapter.spelling == "gguf":
+        return module
+    if adapter.spelling == "peft":
+        return f"{module}.weight"
+    flat = {name.removesuffix(".weight").replace(".", "_"): name for name in base}
+    ends = [name for key, name in flat.items() if module == key or module.endswith("_" + key)]
+    if not ends:
+        raise ConversionError(
+            f"{adapter.path}: {module} is no module of {base.path}; near names: "
+            f"{', '.join(near(module, flat))}"
+        )
+    return max(ends, key=len)
+
+
+def _as_stored(adapter: Adapter, pair: Stored) -> Pair:
+    a, b = factors(pair)
+    magnitude = pair.parts.get("magnitude")
+    if adapter.turned and not pair.embedding:
+        if magnitude is not None:
+            raise ConversionError(f"{adapter.path}: {pair.module}: DoRA with fan_in_fan_out")
+        a, b = b.T, a.T
+    lengths = None if magnitude is None else magnitude.numpy().astype(np.float64).reshape(-1)
+    return Pair(a, b, pair.scale, lengths)
+
+
+def _by_role(adapter: Adapter, pair: Stored, name: str, base: Model) -> tuple[str, Pair]:
+    """Return the base's name of a weight that it spells otherwise, and the pair in its rows."""
+    from aprfmt.arch.bind import bind, groups_for
+
+    style = "gguf" if adapter.spelling == "gguf" else "hf"
+    try:
+        bound = bind(base.spec, style, [name])
+        group = next(iter(bound.groups), None)
+        if group is None:
+            raise ArchError(f"{name} is no weight of {base.spec.name}")
+        there = groups_for(base.spec, base.style or "", group.roles, base.hyper)[0]
+    except ArchError as error:
+        raise ConversionError(
+            f"{adapter.path}: {pair.module} has no place in {base.path}: {error}"
+        ) from error
+    return there.stored[0], moved(_as_stored(adapter, pair), group, there, base, adapter)
+
+
+def moved(pair: Pair, here: "Group", there: "Group", base: Model, adapter: Adapter) -> Pair:
+    """Return a pair with its rows in the order of another style; ConversionError where it cannot.
+
+    Rows may be permuted: then those of `b` are, and the lengths.
+    """
+    steps = (*here.binding.steps, *there.binding.steps)
+    simple = all(isinstance(step, RowsPermuted) for step in steps)
+    if not simple or len(there.stored) != 1 or len(here.stored) != 1:
+        raise ConversionError(
+            f"{adapter.path}: {here.stored[0]} is {', '.join(there.stored)} in {base.path}, laid "
+            "out otherwise: merge the adapter into a base in its own format"
+        )
+
+    def turned(rows: Array) -> Array:
+        arrays = [rows]
+        for step in here.binding.steps:
+            arrays = step.undo(arrays, base.hyper)
+        for step in reversed(there.binding.steps):
+            arrays = step.apply(arrays, base.hyper)
+        return np.ascontiguousarray(arrays[0])
+
+    lengths = None if pair.magnitude is None else turned(pair.magnitude)
+    return Pair(pair.a, turned(pair.b), pair.scale, lengths)
+
+
+def whole_tensors(adapter: Adapter, base: Model) -> Mapping[str, Any]:
+    """Return tensors that replace the base's, by its names; ConversionError for one it has not."""
+    found = {}
+    for name, view in adapter.whole.items():
+        plain = name.replace(".base_layer.", ".")
+        if plain != name and plain in base:  # PEFT saves the table of tokens whose pair it has
+            if not np.array_equal(view.numpy(), base[plain].numpy()):
+                raise ConversionError(
+                    f"{adapter.path}: its own {plain} is another than that of {base.path}: it "
+                    "belongs to another base"
+                )
+            continue
+        found[name] = view
+        if name not in base:
+            raise ConversionError(
+                f"{adapter.path}: {name} is a whole tensor (modules_to_save) that {base.path} "
+                "does not have under this name; merge it into a base in the adapter's own format"
+            )
+    return found

@@ -1,0 +1,44 @@
+"""`aprfmt diff A B --adapter DIR`: whether B is the base A with the adapter merged, once."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aprfmt.cli import render
+
+if TYPE_CHECKING:
+    from aprfmt.adapters import Answer
+
+_LINES = 10
+
+
+def run(a: Path, b: Path, adapter: Path, arch: str | None, as_json: bool) -> int:
+    """Answer and report. Exit 0: once in every weight, and nothing else differs; else 1."""
+    from aprfmt.adapters import answers
+    from aprfmt.model import open_model
+
+    with open_model(a, arch=arch) as base, open_model(b, arch=arch) as copy:
+        found, report = answers(base, copy, adapter)
+    code = 0 if found.yes else 1
+    if not as_json:
+        show(found, a, b)
+    return render.emit("diff", code, {**report.to_json(), "adapter": found.to_json()}, as_json)
+
+
+def show(found: "Answer", a: Path, b: Path) -> None:
+    """Print the answer, the weights that are not as the rest, and what else differs."""
+    style = "good" if found.yes else "bad"
+    names = [render.escape(str(each)) for each in (found.adapter, b, a)]
+    render.line(f"{names[0]} is merged into {names[1]}, of the base {names[2]}: "
+                f"{found.found} ({len(found.weights)} weights)", style=style)  # fmt: skip
+    odd = [each for each in found.weights if each.found != "once"]
+    for each in odd[:_LINES]:
+        where = f" in {render.escape(each.file)}" if each.file else ""
+        render.line(
+            f"  {render.escape(each.key)}{where}: {each.found} (the change {each.times:.3f} times, "
+            f"{each.rest:.3g} of it unexplained)"
+        )
+    if len(odd) > _LINES:
+        render.line(f"  ... {len(odd) - _LINES} more (--json)")
+    if found.others:
+        shown = ", ".join(render.escape(key) for key in found.others[:_LINES])
+        render.line(f"  {len(found.others)} tensors differ that it does not change: {shown}")

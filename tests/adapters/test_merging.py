@@ -1,0 +1,202 @@
+"""Merging an adapter, held to PEFT's own merge; and whether a model is such a merge."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import aprfmt
+from aprfmt.adapters import answers, convert_adapter, convert_merged, placed, read_adapter
+from aprfmt.errors import ConversionError, FormatError, UnsupportedError
+from tests.adapters.golden import CASES, write
+from tests.cli.run import aprfmt as command
+from tests.conftest import ROOT
+from tests.conversion.folders import tensors_of, write_mixed
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_merged_as_peft_merges(case: str, tmp_path: Path) -> None:
+    """Each weight that PEFT changes, and no other; apart by the order of its float32 sums."""
+    base, adapter, expected = write(tmp_path, case)
+    done = command("convert", base, tmp_path / "out", "--to", "safetensors", "--adapter", adapter,
+                   "--json")  # fmt: skip
+    assert done.code == 0, done.err
+    with aprfmt.open(tmp_path / "out") as merged, aprfmt.open(base) as before:
+        changed = {n for n in before if bytes(before[n].raw()) != bytes(merged[n].raw())}
+        assert changed == set(expected)
+        for name, values in expected.items():
+            found = merged[name].numpy()
+            unit = 2.0**-7 if case == "half" else 2.0**-21
+            large = float(np.abs(found).max()) * unit
+            np.testing.assert_allclose(found, values.astype(np.float32), rtol=0, atol=large)
+
+
+@pytest.mark.parametrize("case", ["plain", "rank_stabilised", "dora", "half"])
+def test_in_float64_the_merge_is_the_formula_rounded_once(case: str, tmp_path: Path) -> None:
+    base, adapter, _ = write(tmp_path, case)
+    opened, found = read_adapter(adapter)
+    convert_merged(base, tmp_path / "out", adapter, to="safetensors")
+    with opened, aprfmt.open(base) as before, aprfmt.open(tmp_path / "out") as merged:
+        for name, pair in placed(found, before).items():
+            exact = before[name].numpy().astype(np.float64) + pair.scale * (pair.b @ pair.a)
+            if pair.magnitude is not None:
+                exact *= (pair.magnitude / np.linalg.norm(exact, axis=1))[:, None]
+            unit = 2.0**-8 if case == "half" else 2.0**-22
+            np.testing.assert_allclose(merged[name].numpy(), exact, rtol=unit, atol=unit / 16)
+
+
+def _merge(base: Path, out: Path, adapter: Path) -> None:
+    convert_merged(base, out, adapter, to="safetensors")
+
+
+def test_once_twice_and_not_at_all_are_told_apart(tmp_path: Path) -> None:
+    base, adapter, expected = write(tmp_path, "plain")
+    once, twice = tmp_path / "once", tmp_path / "twice"
+    _merge(base, once, adapter)
+    with pytest.raises(ConversionError, match="is merged into it"):
+        _merge(once, twice, adapter)
+    rows = tensors_of(once)
+    write_mixed(once / "model.safetensors", rows)  # without the record of what was merged
+    _merge(once, twice, adapter)
+    for copy, word, code in ((once, "once", 0), (twice, "twice", 1), (base, "not at all", 1)):
+        done = command("diff", base, copy, "--adapter", adapter, "--json")
+        said = done.json["adapter"]
+        assert (done.code, said["found"], said["merged"]) == (code, word, not code)
+        assert len(said["weights"]) == len(expected) and not said["others"]
+        assert word in command("diff", base, copy, "--adapter", adapter).out
+
+
+def test_a_shard_that_was_left_out_is_named(tmp_path: Path) -> None:
+    base, adapter, expected = write(tmp_path, "plain")
+    _merge(base, tmp_path / "once", adapter)
+    mixed = tensors_of(tmp_path / "once")
+    left = "model.layers.0.mlp.down_proj.weight"
+    assert left in expected
+    mixed[left] = tensors_of(base)[left]
+    shutil.copytree(base, tmp_path / "b")
+    write_mixed(tmp_path / "b" / "model.safetensors", mixed)
+    aprfmt.convert(tmp_path / "b", tmp_path / "shards", to="safetensors", max_shard_size=6000)
+    done = command("diff", base, tmp_path / "shards", "--adapter", adapter, "--json")
+    said = done.json["adapter"]
+    assert done.code == 1 and said["found"].startswith("in part: once in 2, not at all in 1 of 3")
+    wrong = [row for row in said["weights"] if row["found"] != "once"]
+    assert [row["key"] for row in wrong] == ["L0.ffn_down.weight"]
+    assert wrong[0]["file"].startswith("model-0") and wrong[0]["file"] in said["found"]
+
+
+def test_other_changes_are_named(tmp_path: Path) -> None:
+    base, adapter, _ = write(tmp_path, "plain")
+    _merge(base, tmp_path / "out", adapter)
+    rows = tensors_of(tmp_path / "out")
+    name = "model.norm.weight"
+    rows[name] = (*rows[name][:2], b"\x01" + rows[name][2][1:])
+    write_mixed(tmp_path / "out" / "model.safetensors", rows)
+    with aprfmt.open(base) as a, aprfmt.open(tmp_path / "out") as b:
+        found, _ = answers(a, b, adapter)
+    assert (found.found, found.others, found.yes) == ("once", ("output_norm.weight",), False)
+
+
+@pytest.mark.parametrize("case", ["plain", "rank_stabilised"])
+def test_peft_to_gguf_and_back(case: str, tmp_path: Path) -> None:
+    """llama.cpp's names, factors and alpha; rows of q and k in the order of GGUF."""
+    import gguf
+
+    base, adapter, _ = write(tmp_path, case)
+    out = tmp_path / "lora.gguf"
+    done = command("convert", adapter, out, "--base", base, "--json")
+    assert done.code == 0 and done.json["counts"]["lossy"] == 0
+    reader = gguf.GGUFReader(out)
+    keys = {key: field.contents() for key, field in reader.fields.items()}
+    assert (keys["general.type"], keys["adapter.type"]) == ("adapter", "lora")
+    assert keys["general.architecture"] == "llama"
+    scale = 6 / 2 if case == "rank_stabilised" else 6 / 4
+    assert keys["adapter.lora.alpha"] == scale * 4
+    tensors = {t.name: t.data for t in reader.tensors}
+    stored = tensors_of(adapter)
+    prefix = "base_model.model.model.layers.0.self_attn.q_proj"
+    a = np.frombuffer(stored[f"{prefix}.lora_A.weight"][2], "<f4").reshape(4, 32)
+    b = np.frombuffer(stored[f"{prefix}.lora_B.weight"][2], "<f4").reshape(32, 4)
+    np.testing.assert_array_equal(tensors["blk.0.attn_q.weight.lora_a"], a)
+    pairs = b.reshape(4, 2, 4, 4).swapaxes(1, 2).reshape(32, 4)
+    np.testing.assert_array_equal(tensors["blk.0.attn_q.weight.lora_b"], pairs)
+    convert_adapter(out, tmp_path / "back", base)
+    back = tensors_of(tmp_path / "back")
+    assert {n: r[2] for n, r in back.items()} == {n: r[2] for n, r in stored.items()}
+    aprfmt.convert(base, tmp_path / "base.gguf")
+    aprfmt.convert(base, tmp_path / "base.apr")
+    convert_merged(tmp_path / "base.apr", tmp_path / "merged.apr", adapter)
+    convert_merged(base, tmp_path / "peft.gguf", adapter)
+    assert aprfmt.diff(tmp_path / "peft.gguf", tmp_path / "merged.apr").equal
+    ways = {
+        "peft": (base, adapter), "gguf": (base, out), "back": (base, tmp_path / "back"),
+        "gguf_base": (tmp_path / "base.gguf", adapter), "both": (tmp_path / "base.gguf", out),
+    }  # fmt: skip
+    for name, (into, one) in ways.items():
+        convert_merged(into, tmp_path / f"{name}.gguf", one, force=True)
+        assert aprfmt.diff(tmp_path / "peft.gguf", tmp_path / f"{name}.gguf").equal
+
+
+def test_kohya_names_are_found_in_the_base(tmp_path: Path) -> None:
+    base, adapter, _ = write(tmp_path, "plain")
+    rows = {}
+    ends = {".lora_A.weight": ".lora_down.weight", ".lora_B.weight": ".lora_up.weight"}
+    for name, row in tensors_of(adapter).items():
+        end = next(end for end in ends if name.endswith(end))
+        module = name.removeprefix("base_model.model.").removesuffix(end).replace(".", "_")
+        rows[f"lora_te_{module}{ends[end]}"] = row
+        rows[f"lora_te_{module}.alpha"] = ("F32", (), np.float32(6).tobytes())
+    (tmp_path / "kohya").mkdir()
+    write_mixed(tmp_path / "kohya" / "lora.safetensors", rows)
+    said = command("inspect", tmp_path / "kohya" / "lora.safetensors")
+    assert said.code == 0 and "LoRA adapter of rank 4" in said.out
+    convert_merged(base, tmp_path / "k", tmp_path / "kohya" / "lora.safetensors", to="safetensors")
+    _merge(base, tmp_path / "p", adapter)
+    assert aprfmt.diff(tmp_path / "k", tmp_path / "p").equal
+    done = convert_adapter(tmp_path / "kohya" / "lora.safetensors", tmp_path / "k.gguf", base)
+    assert len(done.tensors) == 6
+
+
+def _config(adapter: Path, **changes: object) -> None:
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
+    base, adapter, _ = write(tmp_path, "plain")
+    other, _, _ = write(tmp_path / "x", "dora")
+    _config(adapter, r=8)
+    with pytest.raises(FormatError, match="says rank 8, its factors have 4"):
+        _merge(base, tmp_path / "out", adapter)
+    _config(adapter, r=4, peft_type="LOHA")
+    with pytest.raises(UnsupportedError, match="peft_type is 'LOHA'"):
+        _merge(base, tmp_path / "out", adapter)
+    _config(adapter, peft_type="LORA", lora_alpha="six")
+    with pytest.raises(FormatError, match="alpha is 'six'"):
+        _merge(base, tmp_path / "out", adapter)
+    _config(adapter, lora_alpha=6)
+    aprfmt.convert(base, tmp_path / "q.gguf", tensor_encodings=[("attn_q.weight", "Q8_0")])
+    with pytest.raises(ConversionError, match="is Q8_0; an adapter is merged into floats"):
+        convert_merged(tmp_path / "q.gguf", tmp_path / "m.gguf", adapter)
+    rows = tensors_of(base)
+    rows["model.layers.0.self_attn.q_proj.weight"] = ("F32", (8, 32), bytes(8 * 32 * 4))
+    shutil.copytree(base, tmp_path / "odd")
+    write_mixed(tmp_path / "odd" / "model.safetensors", rows)
+    with pytest.raises(ConversionError, match="it belongs to another base"):
+        _merge(tmp_path / "odd", tmp_path / "out", adapter)
+    with pytest.raises(ConversionError, match="DoRA has no form in GGUF"):
+        convert_adapter(tmp_path / "x" / "adapter", tmp_path / "d.gguf", other)
+    with pytest.raises(FormatError, match="no factors of a LoRA"):
+        _merge(base, tmp_path / "out", base)
+
+
+def test_peft_makes_its_file_again() -> None:
+    if importlib.util.find_spec("peft") is None:
+        pytest.skip("NOT-RUN: peft is not installed")
+    script = [sys.executable, str(ROOT / "fixtures" / "make_adapters.py"), "--check"]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
