@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from aprfmt.arch.steps import RowsPermuted
 from aprfmt.arch.vocabulary import split_key
+from aprfmt.errors import ArchError
 from aprfmt.inference.capture import POINTS, WHOLE
 from aprfmt.inference.engines.collect import HEADED, Collector, halves
 from aprfmt.inference.points import Name
@@ -22,6 +23,7 @@ from aprfmt.model import Model
 
 Numbers = NDArray[Any]
 Mask = NDArray[np.bool_]
+Columns = NDArray[np.int64] | None
 _NODE = re.compile(r"(.*?)-(\d{1,6})")
 _WEIGHT = re.compile(r"(?:blk\.(\d{1,6})\.)?([\w.]+\.(?:weight|bias))")
 # Operations that only repeat another node's result; a later view must not replace the node itself.
@@ -41,12 +43,12 @@ class Node:
 
 @dataclass(frozen=True)
 class NodePoint:
-    """The point a node's values belong to, and its columns [start, stop) of them, None for all."""
+    """The point a node's values belong to, and which columns of them, None for all."""
 
     point: str
     layer: int
     rank: int
-    columns: tuple[int, int] | None = None
+    columns: Columns = None
 
 
 @dataclass
@@ -57,7 +59,7 @@ class GraphReader:
     model: Model | None
     tokens: int
     outputs: Sequence[int] | None = None  # positions with logits, None: all
-    _roles: Mapping[str, list[tuple[str, int]]] = field(default_factory=dict)
+    _roles: Mapping[str, list[tuple[str, Columns]]] = field(default_factory=dict)
     _routed: dict[int, dict[str, Numbers]] = field(default_factory=dict)
     _scaled_q: set[int] = field(default_factory=set)
     _scores: dict[int, tuple[Numbers, Mask | None]] = field(default_factory=dict)
@@ -86,26 +88,19 @@ class GraphReader:
         match = _NODE.fullmatch(name)
         return (match[1], int(match[2])) if match else (name, WHOLE)
 
-    def _weights(self, source: str) -> list[tuple[str, int, tuple[int, int] | None]]:
+    def _weights(self, source: str) -> list[tuple[str, int, Columns]]:
         """Return (role, layer, columns) of a weight's name; [] for an activation."""
         match = _WEIGHT.fullmatch(source)
         if match is None:
             return []
         if source not in self._roles:
             return [(match[2], WHOLE if match[1] is None else int(match[1]), None)]
-        found = []
-        start = 0
-        held = self._roles[source]
-        for key, rows in held:
-            layer, role = split_key(key)
-            columns = (start, start + rows) if len(held) > 1 else None
-            found.append((role, WHOLE if layer is None else layer, columns))
-            start += rows
-        return found
+        keys = ((*split_key(key), columns) for key, columns in self._roles[source])
+        return [(role, WHOLE if layer is None else layer, columns) for layer, role, columns in keys]
 
     def _by_weight(
         self, point: str, name: Name, rank: int,
-        weights: list[tuple[str, int, tuple[int, int] | None]],
+        weights: list[tuple[str, int, Columns]],
     ) -> list[NodePoint]:  # fmt: skip
         return [
             NodePoint(point, layer, rank, cut) for role, layer, cut in weights if role == name.role
@@ -138,8 +133,8 @@ class GraphReader:
                 continue
             cut, mask = values, seen
             if place.columns is not None:
-                cut = values[..., place.columns[0] : place.columns[1]]
-                mask = None if seen is None else seen[..., place.columns[0] : place.columns[1]]
+                cut = values[..., place.columns]
+                mask = None if seen is None else seen[..., place.columns]
             self._put(place, cut, mask)
 
     def _add_scores(self, layer: int, scale: float | None) -> None:
@@ -233,14 +228,21 @@ class GraphReader:
         return halves(values) if permuted or adjacent else values
 
 
-def stored_roles(model: Model) -> dict[str, list[tuple[str, int]]]:
-    """Return the roles of each stored tensor in order, with their number of rows."""
-    found: dict[str, list[tuple[str, int]]] = {}
+def stored_roles(model: Model) -> dict[str, list[tuple[str, Columns]]]:
+    """Return the roles of each stored tensor in order, with their rows if it holds several."""
+    found: dict[str, list[tuple[str, Columns]]] = {}
     for tensor in model.roles.values():
         if len(tensor.stored) != 1:
             continue  # experts and split heads: no one node is the role's
-        held = [model.roles[key] for key in tensor.roles if key in model.roles]
-        found[tensor.stored[0].info.name] = [
-            (part.name, part.shape[0] if part.shape else 0) for part in held
-        ]
+        info = tensor.stored[0].info
+        if len(tensor.roles) == 1:
+            found[info.name] = [(tensor.name, None)]
+            continue
+        rows = [np.arange(info.shape[0] if info.shape else 0)]
+        try:
+            for step in tensor.layout:
+                rows = step.undo(rows, model.hyper)
+        except ArchError:  # not by rows
+            continue
+        found[info.name] = list(zip(tensor.roles, rows, strict=True))
     return found

@@ -14,7 +14,6 @@ from aprfmt.errors import ArchError, BackendUnavailableError
 from aprfmt.inference.backends.base import (
     ROWS,
     Array,
-    Backend,
     Heads,
     NormCast,
     Numbers,
@@ -28,6 +27,7 @@ from aprfmt.inference.fast.cuda.loader import cache_folder
 from aprfmt.inference.fast.cuda.ops import Ops
 from aprfmt.inference.fast.cuda.pending import CupyPending, Workspace
 from aprfmt.inference.fast.cuda.placed import Dense, Encoded, Placed, Placer
+from aprfmt.inference.fast.cupy_recurrent import CupyRecurrent
 from aprfmt.inference.weights import FREE_SHARE, Weight
 from aprfmt.tensors.stats import Stats
 
@@ -35,7 +35,7 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 STEPS = ("gelu_tanh",)  # activations that have a kernel NAME_steps
 
 
-class CupyBackend(Backend):
+class CupyBackend(CupyRecurrent):
     """The CuPy backend; `device` is cuda or cuda:N, `tf32` allows TF32 in float32 products."""
 
     name = "cupy"
@@ -90,11 +90,10 @@ class CupyBackend(Backend):
         values = memory.put(np.ascontiguousarray(x))
         if x.dtype == self._stored:
             return values
+        if x.dtype == np.float32:
+            return values.astype("float64") if self._wide != np.float32 else self.stored(values)
         out, count = self._empty(*x.shape), int(x.size)
-        name = "from_double" if x.dtype == np.float64 else "from_wide"
-        if name == "from_wide" and self._wide != np.float32:
-            return values.astype("float64")
-        self._ops.over(name, count, memory.pointer(values), memory.pointer(out), count)
+        self._ops.over("from_double", count, memory.pointer(values), memory.pointer(out), count)
         return out
 
     def to_numpy(self, x: Array) -> Numbers:
@@ -191,14 +190,26 @@ class CupyBackend(Backend):
             return self.linear(x, w, bias)
         placed = self._placer.place(w)
         if isinstance(placed, Dense):
-            placed = Dense(self._widened(placed.values))
-        y = self._dense(self._widened(x), w, placed, "float32", len(x))
-        return y if bias is None else y + self._widened(bias)
+            placed = Dense(self.widened(placed.values))
+        y = self._dense(self.widened(x), w, placed, "float32", len(x))
+        return y if bias is None else y + self.widened(bias)
 
-    def _widened(self, x: Array) -> Array:
+    def widened(self, x: Array) -> Array:
+        """Return x as a contiguous array of float32, or float64 if that is the dtype."""
         x = _whole(x)
+        if x.dtype == self._wide:
+            return x
         out = memory.arrays().empty(x.shape, self._wide)
         self._ops.over("to_wide", int(x.size), memory.pointer(x), memory.pointer(out), int(x.size))
+        return out
+
+    def stored(self, x: Array) -> Array:
+        """Return a wide array rounded to the dtype."""
+        x = _whole(x)
+        if x.dtype == self._stored:
+            return x
+        out, count = self._empty(*x.shape), int(x.size)
+        self._ops.over("from_wide", count, memory.pointer(x), memory.pointer(out), count)
         return out
 
     # element by element

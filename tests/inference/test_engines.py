@@ -23,13 +23,21 @@ from aprfmt.inference.engines.npz import load_npz
 from aprfmt.inference.engines.opening import is_trace, open_trace
 from aprfmt.inference.points_page import page
 from aprfmt.inference.running import RunRequest, requested, traced
-from aprfmt.inference.trace import Trace
+from aprfmt.inference.session import Session
+from aprfmt.inference.trace import Kept, Trace
 from aprfmt.inference.trace_file import save_trace
 from aprfmt.model import Model, open_model
 from tests.cli.run import aprfmt
-from tests.inference.judge import WITHOUT_A_FUNCTION, architecture, judged, rel, traced64
+from tests.inference.judge import (
+    WITHOUT_A_FUNCTION,
+    architecture,
+    backend,
+    judged,
+    rel,
+    traced64,
+)
 from tests.llama import needs_llama
-from tests.models import IDS, MAKERS
+from tests.models import IDS, MAKERS, save_tiny
 
 # Points that no engine shows by these means.
 NOT_SHOWN = {"q_mm", "k_mm", "v_mm", "router_margin", "k_pe_rope"}
@@ -91,6 +99,33 @@ def test_llama_cpp_is_read_at_our_points(name: str) -> None:
             assert f"L1.{point}" in shown or trace.aliases.get(f"L1.{point}") in shown, point
         assert trace.run["unknown"] == {}
         assert trace.run["backend"]["nodes"] > 40
+
+
+@needs_llama
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5", "qwen3_5_moe"])
+def test_llama_cpp_runs_delta_nets(name: str, tmp_path: Path) -> None:
+    """It wants heads of one size and sections within a head.
+
+    It brings vectors to length one by their length, at least eps: small ones differ.
+    """
+    rope = {
+        "rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1],
+    }  # fmt: skip
+    sizes = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+    save_tiny(name, tmp_path, rope_parameters=rope, **sizes)
+    kept = Kept()
+    with open_model(tmp_path) as model:
+        with Session.of(model, backend("numpy:float64")) as session:
+            keys = tuple(session.points)
+            ours = session.trace(IDS, keys, keep=kept.keep, fetch=kept.fetch, logits_rows="all")
+        with traced(RunRequest(IDS, parse_run("llama.cpp")), model) as trace:
+            for key in common_keys(trace, ours):
+                if POINTS[key.rpartition(".")[2]].name not in ("experts", "router_margin"):
+                    assert rel(trace.values(key), ours.values(key)) < 1e-3, key
+            attention = next(key for key in ours.records if key.endswith(".q")).partition(".")[0]
+            for key in ("L0.attn_out", *(f"{attention}.{p}" for p in ("q", "attn_gate", "attn"))):
+                assert key in trace.records, key
 
 
 @needs_llama

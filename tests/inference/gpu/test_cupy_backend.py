@@ -25,7 +25,7 @@ from tests.inference.gpu.machine import on
 from tests.inference.judge import judged, median_row, rel, run, traced, traced64
 from tests.models import EVERY, IDS, MAKERS
 
-FEW = ("gemma2",)
+FEW = ("gemma2", "qwen3_5")
 LEARNED = ("gpt2", "gpt_bigcode")  # 64 positions, and no more
 
 
@@ -71,7 +71,7 @@ def test_every_point_of_a_float32_trace(machine: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@cases(few=("gemma2",))
+@cases()
 def test_sixteen_bits_are_within_their_bound(machine: Any, name: str, dtype: str) -> None:
     _, exact = traced64(name)
     moe = any(record.point == "router" for record in exact.records.values())
@@ -80,7 +80,7 @@ def test_sixteen_bits_are_within_their_bound(machine: Any, name: str, dtype: str
     assert measure(run(name, cupy(dtype)), reference(name)) < bound
 
 
-@cases(few=("gemma2",))
+@cases()
 def test_steps_and_pieces_equal_the_prefill(machine: Any, name: str) -> None:
     ids = list(IDS)
     with open_model(judged(name).folder) as model, Session.of(model, cupy("float32")) as session:
