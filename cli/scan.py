@@ -16,7 +16,14 @@ _LINES = 20  # of each list; --json and the results have all
 
 
 @click.command("scan")
-@click.argument("roots", nargs=-1, required=True, metavar="ROOT...")
+@click.argument("roots", nargs=-1, metavar="ROOT...")
+@click.option(
+    "--list",
+    "listed",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="More roots: one a line; # begins a remark, - is stdin.",
+)
 @click.option(
     "--checks",
     multiple=True,
@@ -60,6 +67,11 @@ _LINES = 20  # of each list; --json and the results have all
 )
 @click.option("--max-bytes", callback=options.size, help="Begin models of so many bytes at most.")
 @click.option(
+    "--max-requests",
+    type=click.IntRange(1),
+    help="Begin no model after so many requests over the network.",
+)
+@click.option(
     "--no-families",
     "families",
     is_flag=True,
@@ -71,6 +83,7 @@ _LINES = 20  # of each list; --json and the results have all
 @options.common
 def command(
     roots: tuple[str, ...],
+    listed: Path | None,
     checks: tuple[str, ...],
     output: Path,
     jobs: int | None,
@@ -79,13 +92,14 @@ def command(
     unit_memory: int,
     max_time: float | None,
     max_bytes: int | None,
+    max_requests: int | None,
     families: bool,
     html: Path | None,
     force: bool,
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Check every model under each ROOT: folders, hub caches, Ollama's store, single files.
+    """Check every model under each ROOT: folders, hub caches, Ollama's store, files, addresses.
 
     Rows are added to the results as they come; what stands there is not asked again, so that a
     second scan does what is new or changed. Exit 0: nothing failed; 1: a check of a model failed;
@@ -96,8 +110,9 @@ def command(
 
     options.check_new(force, html)
     request = ScanRequest(
-        roots, output, checks, jobs or os.cpu_count() or 1, Limits(unit_time, unit_memory),
-        Budget(max_time, max_bytes), ray, families,
+        every_root(roots, listed), output, checks, jobs or os.cpu_count() or 1,
+        Limits(unit_time, unit_memory),
+        Budget(max_time, max_bytes, max_requests), ray, families,
     )  # fmt: skip
     with render.Progress("scan", quiet) as progress:
         report = scan(request, progress)
@@ -111,6 +126,21 @@ def command(
     if not as_json:
         show(report)
     return render.emit("scan", report.exit_code, body, as_json)
+
+
+def every_root(roots: tuple[str, ...], listed: Path | None) -> tuple[str, ...]:
+    """Return the roots of the command line and of a list; UsageError where there are none."""
+    from aprfmt.errors import UsageError
+    from aprfmt.model.hf_folder import read_text
+
+    text = ""
+    if listed is not None:
+        text = options.stdin("--list") if str(listed) == "-" else read_text(listed)
+    lines = [line.partition(" #")[0].strip() for line in text.splitlines()]
+    found = (*roots, *(line for line in lines if line and not line.startswith("#")))
+    if not found:
+        raise UsageError("nothing to scan; give a ROOT, or --list FILE")
+    return found
 
 
 def show(report: "ScanReport") -> None:

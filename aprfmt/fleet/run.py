@@ -7,22 +7,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aprfmt.errors import UsageError
 from aprfmt.fleet.questions import questions
 from aprfmt.fleet.results import Results, check_parquet, rows_of
 from aprfmt.fleet.subjects import Subject, Unlisted, find
 from aprfmt.fleet.summary import Summary
 from aprfmt.fleet.units import DERIVES, ERROR, OPEN, Row, Task, row_of
 from aprfmt.fleet.workers import Limits, Workers
+from aprfmt.remote.traffic import TRAFFIC
 
 Progress = Callable[[int, int], None]  # units done, units in all
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a whole scan may take: `seconds` of wall time, `bytes` of the models it begins."""
+    """What a whole scan may take: `seconds` of wall time, `bytes` of the models it begins.
+
+    `requests` are those over the network; once so many were made, no model is begun.
+    """
 
     seconds: float | None = None
     bytes: int | None = None
+    requests: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,7 @@ class ScanReport:
     left: int
     seconds: float
     found: Mapping[str, Any]
+    requests: int = 0
 
     @property
     def exit_code(self) -> int:
@@ -65,7 +72,7 @@ class ScanReport:
         """Return plain data for `--json`."""
         return {
             "results": str(self.out), "asked": self.asked, "kept": self.kept, "left": self.left,
-            "seconds": round(self.seconds, 3), **self.found,
+            "seconds": round(self.seconds, 3), "requests": self.requests, **self.found,
         }  # fmt: skip
 
 
@@ -78,15 +85,25 @@ class _Meter:
         self._bytes = 0
         self._begun: set[str] = set()
         self.asked = self.given = 0
+        self.before = 0  # requests of workers that have ended
+        self.workers: Workers | None = None
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self._began
 
+    @property
+    def requests(self) -> int:
+        """Requests made so far, here and by the workers."""
+        made = TRAFFIC.requests + self.before
+        return made + (self.workers.requests if self.workers is not None else 0)
+
     def within(self, task: Task) -> bool:
         """Say whether a task may be begun, and count it."""
         limit = self._budget
         if limit.seconds is not None and self.seconds >= limit.seconds:
+            return False
+        if limit.requests is not None and self.requests >= limit.requests:
             return False
         new = 0 if task.subject.identity in self._begun else task.subject.bytes
         if limit.bytes is not None and self._bytes + new > limit.bytes:
@@ -111,6 +128,8 @@ def scan(request: ScanRequest, progress: Progress | None = None) -> ScanReport:
     Raises UsageError for a root or a check that there is not, FormatError for results that are
     none, OutputError where they cannot be written.
     """
+    if request.ray is not None and request.budget.requests is not None:
+        raise UsageError("--max-requests counts this machine's requests; leave it out with --ray")
     names = (OPEN, *questions(request.checks))
     check_parquet(request.out)
     met = list(find(request.roots))
@@ -135,7 +154,9 @@ def scan(request: ScanRequest, progress: Progress | None = None) -> ScanReport:
         results.finish()
     with Summary(rows_of(request.out), subjects) as summary:
         found = summary.to_json()
-    return ScanReport(request.out, meter.asked, every - units, left, meter.seconds, found)
+    return ScanReport(
+        request.out, meter.asked, every - units, left, meter.seconds, found, meter.requests
+    )
 
 
 def _unlisted(each: Unlisted) -> Subject:
@@ -176,16 +197,18 @@ def _pairs(subjects: Sequence[Subject], results: Results) -> Iterator[Task]:
 
 
 def _ask(request: ScanRequest, tasks: Iterator[Task], results: Results, meter: _Meter) -> None:
-    for row in _rows(request, tasks):
+    for row in _rows(request, tasks, meter):
         results.add(row)
         meter.count()
 
 
-def _rows(request: ScanRequest, tasks: Iterator[Task]) -> Iterator[Row]:
+def _rows(request: ScanRequest, tasks: Iterator[Task], meter: _Meter) -> Iterator[Row]:
     if request.ray is not None:
         from aprfmt.fleet.on_ray import ray_rows
 
         yield from ray_rows(tasks, request.ray, request.limits)
         return
     with Workers(request.jobs, request.limits) as workers:
+        meter.workers = workers
         yield from workers.rows(tasks)
+        meter.before, meter.workers = meter.before + workers.requests, None

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from aprfmt.errors import AprfmtError, UsageError
 from aprfmt.model.hf_folder import INDEX, TEXT_FILES, WEIGHTS, candidates, in_hub_cache, read_text
+from aprfmt.remote.paths import RemotePath, is_remote, lists, place
 
 ENDS = 64 << 10  # bytes of the beginning and of the end that an identity is made of
 MAX_INDEX = 64 << 20  # bytes of a shard index or a manifest; larger ones are read by the reader
@@ -52,20 +53,20 @@ class Unlisted:
 def find(roots: Iterable[str]) -> Iterator[Subject | Unlisted]:
     """Yield every model under the roots, one of a kind, in the order of their first places.
 
-    A root is a folder, a model file, or `org/name` of the hub cache. Raises UsageError for a root
-    that is none of these. Links between folders are not followed: nothing is met twice, and no
-    circle is entered.
+    A root is a folder, a model file, `org/name` of the hub cache, or the address of a model or of a
+    folder of models. Raises UsageError for a root that is none of these. Links between folders are
+    not followed: nothing is met twice, and no circle is entered.
     """
     found: dict[str, Subject] = {}
     for root in roots:
-        for place, shown in _places(_root(root)):
-            if isinstance(place, Unlisted):
-                yield place
+        for lying, shown in _places(_root(root)):
+            if isinstance(lying, Unlisted):
+                yield lying
                 continue
             try:
-                subject = described(place, shown)
-            except OSError as error:
-                yield Unlisted(shown, f"{error.strerror or error}")
+                subject = described(lying, shown)
+            except (OSError, AprfmtError) as error:
+                yield Unlisted(shown, f"{getattr(error, 'strerror', None) or error}")
                 continue
             known = found.get(subject.identity)
             if known is None:
@@ -76,20 +77,23 @@ def find(roots: Iterable[str]) -> Iterator[Subject | Unlisted]:
 
 
 def _root(root: str) -> Path:
-    path = Path(root)
-    if path.exists():
+    path = place(root)
+    if is_remote(path) or path.exists():
         return path
     cached = in_hub_cache(root)
     if cached is None:
         raise UsageError(
-            f"{root}: no such file or folder; expected a folder, a model file, or owner/name "
-            "of the hub cache"
+            f"{root}: no such file or folder; expected a folder, a model file, owner/name of the "
+            "hub cache, or an address"
         )
     return cached
 
 
 def _places(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
     """Yield what can be opened under a root, and how it is shown."""
+    if is_remote(root):
+        yield from _elsewhere(root)
+        return
     if not root.is_dir():
         yield root, str(root)
         return
@@ -102,7 +106,7 @@ def _places(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
             if {"manifests", "blobs"} <= names:
                 yield from _ollama(folder)
                 continue
-            yield from ((place, str(place)) for place in models_of(folder))
+            yield from ((path, str(path)) for path in models_of(folder))
         except OSError as error:
             yield Unlisted(str(folder), error.strerror or str(error)), str(folder)
             continue
@@ -110,6 +114,19 @@ def _places(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
         if HUB.match(folder.name) and "snapshots" in names:
             inner = [entry for entry in inner if entry.name == "snapshots"]
         waiting += [Path(entry.path) for entry in reversed(inner)]
+
+
+def _elsewhere(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
+    """Yield the model at an address, or those of a folder; folders inside it are not entered."""
+    shown = str(root)
+    try:
+        found = models_of(root) if root.is_dir() else [root] if root.is_file() else []
+    except (OSError, AprfmtError) as error:
+        yield Unlisted(shown, str(error)), shown
+        return
+    if not found:
+        yield Unlisted(shown, "no model is there"), shown
+    yield from ((path, str(path)) for path in found)
 
 
 def models_of(folder: Path) -> list[Path]:
@@ -130,9 +147,9 @@ def _indexed(folder: Path) -> set[str]:
     try:
         if (folder / INDEX).stat().st_size > MAX_INDEX:
             return set()
-        table = json.loads((folder / INDEX).read_bytes()).get("weight_map", {})
+        table = json.loads(read_text(folder / INDEX, MAX_INDEX)).get("weight_map", {})
         return {name for name in table.values() if isinstance(name, str) and "/" not in name}
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (AprfmtError, OSError, ValueError, AttributeError, RecursionError):
         return set()
 
 
@@ -174,7 +191,7 @@ def files_of(path: Path) -> Sequence[Path]:
         names |= (
             {file.name for file in candidates(path)} if not (path / WEIGHTS).is_file() else set()
         )
-    elif path.suffix == ".safetensors":
+    elif path.suffix == ".safetensors" and lists(folder):
         names = {path.name, *TEXT_FILES}
     elif match := _SHARD.match(path.name):
         start, count, suffix = match.groups()
@@ -192,6 +209,8 @@ def file_identity(path: Path) -> str:
     A file named by its digest is known by its name. Of others it is the size, the time of the last
     change in nanoseconds, and the SHA-256 of both ends: a file that was only moved is the same.
     """
+    if isinstance(path, RemotePath):
+        return _published(path)
     real = path.resolve()
     named = _NAMED.match(real.name)
     if named and real.parent.name == "blobs":
@@ -205,3 +224,16 @@ def file_identity(path: Path) -> str:
             file.seek(max(ENDS, about.st_size - ENDS))
             digest.update(file.read(ENDS))
     return f"{about.st_size} {about.st_mtime_ns} {digest.hexdigest()}"
+
+
+def _published(path: RemotePath) -> str:
+    """Return what a site says of a file: its digest, or what changes with it, or how it begins."""
+    facts = path.site.facts(path.inner)
+    if facts is None:
+        raise FileNotFoundError(2, "No such file", str(path))
+    if facts.sha256:
+        return f"{facts.sha256} {facts.size}"
+    if facts.identity:
+        return facts.identity
+    beginning = path.site.first(path.inner)[1]
+    return f"{path} {facts.size} {hashlib.sha256(beginning).hexdigest()}"

@@ -25,11 +25,17 @@ class Limits:
     memory: int = 4 << 30
 
 
+def _allowed() -> list[str]:
+    """Return what a worker has to be told that this process was told."""
+    guard = sys.modules.get("aprfmt.remote.guard")
+    return ["--allow-http"] if guard is not None and guard.POLICY.plain_http else []
+
+
 class _Ended:
     """What a worker's pipe says at its end."""
 
 
-Heard = Row | None | _Ended  # an answer, the end of a task, or of the process
+Heard = Row | int | _Ended  # an answer, the requests a task made at its end, the process's end
 
 
 class _Worker:
@@ -39,7 +45,7 @@ class _Worker:
         self._limits = limits
         self._heard = heard
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "aprfmt.fleet.serve", str(limits.memory)],
+            [sys.executable, "-m", "aprfmt.fleet.serve", str(limits.memory), *_allowed()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -86,6 +92,7 @@ class Workers:
     def __init__(self, count: int, limits: Limits) -> None:
         self._limits = limits
         self._count = count
+        self.requests = 0  # over the network, of the tasks that are done
         self._all: list[_Worker] = []
         self._heard: queue.Queue[tuple[_Worker, Heard]] = queue.Queue()
 
@@ -119,7 +126,8 @@ class Workers:
                     code = worker.end()
                     why = f"the process ended with {code}: killed, or out of memory"
                     yield from self._lost(worker, why, again)
-            elif heard is None:
+            elif isinstance(heard, int):
+                self.requests += heard
                 worker.task = None
             elif worker in self._all:
                 worker.answered()
