@@ -87,9 +87,9 @@ def validate_model(
     Without `whole` the checks that read every stored byte are NOT_RUN.
     """
     from aprfmt.checks.asking import answered, ask
-    from aprfmt.checks.context import Context
+    from aprfmt.checks.context import Checked
 
-    context = Context(model, arch, progress)
+    context = Checked(model, arch, progress)
     answers = tuple(
         ask(row, context, strict=strict)
         if whole or not row.whole

@@ -18,7 +18,7 @@ from aprfmt.diagnosis.measure import Recorded
 from aprfmt.diagnosis.rejudge import judged_again
 from aprfmt.diagnosis.rounded import ReadAs, arithmetic
 from aprfmt.diagnosis.search import Purse, Search, Step, is_wide, spanned
-from aprfmt.diagnosis.shadow import Pass, View, plain, shadow
+from aprfmt.diagnosis.shadow import Pass, ShadowView, plain, shadow
 from aprfmt.diagnosis.world import MOVES, World
 
 Array = NDArray[Any]
@@ -38,7 +38,7 @@ class Answer:
     change: Change
     layers: Layers
     residual: float
-    then: View | None
+    then: ShadowView | None
     reach: float  # the number of points up to which the changed pass agrees
     world: World
     recorded: Recorded
@@ -51,7 +51,7 @@ class Divergence:
     `inside` are the weights that the unexplained operations read, by key.
     """
 
-    view: View
+    view: ShadowView
     answer: Answer | None
     others: tuple[Answer, ...] = ()
     likely: str = ""
@@ -133,7 +133,7 @@ def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
     return Examined(tuple(divergences), before, found, values, view is not None)
 
 
-def _as_good(answers: Sequence[Answer], best: Answer, view: View) -> tuple[Answer, ...]:
+def _as_good(answers: Sequence[Answer], best: Answer, view: ShadowView) -> tuple[Answer, ...]:
     """Return answers of other causes that explain a divergence as well as the best one."""
     return _one_each(tuple(
         answer
@@ -228,7 +228,7 @@ def _one_each(answers: tuple[Answer, ...]) -> tuple[Answer, ...]:
     return tuple({answer.change.cause: answer for answer in reversed(answers)}.values())
 
 
-def _like(view: View, found: Pass) -> set[str]:
+def _like(view: ShadowView, found: Pass) -> set[str]:
     """Return the diverging keys of the same point in all layers: one unexplained finding."""
     return {other.key for other in found.flagged if other.point == view.point}
 
@@ -336,7 +336,7 @@ def _scopes(case: Case, change: Change) -> list[Layers]:
     return [*found, frozenset({case.layer})]
 
 
-def _place(view: View, order: Mapping[str, int]) -> float:
+def _place(view: ShadowView, order: Mapping[str, int]) -> float:
     """Return a point's place in the order; a point the earlier pass lacks is at its layer's end."""
     same = [place for key, place in order.items() if key.startswith(f"L{view.layer}.")]
     return max(same, default=len(order)) + 0.5

@@ -9,6 +9,7 @@ from aprfmt.formats import mapped
 from aprfmt.formats.apr.layout import Header
 from aprfmt.formats.apr.parsed import FooterState, Parsed
 from aprfmt.formats.mapped import BufferFile
+from aprfmt.formats.shardset import union
 
 
 class Shard(mapped.Shard[Parsed]):
@@ -75,8 +76,6 @@ class AprSource(mapped.MappedSource[Shard]):
         self.metadata: Mapping[str, Value] = first.metadata
         self.tensors: Mapping[str, LazyTensor] = shards[0].tensors
         if len(shards) > 1:
-            from aprfmt.formats.shardset import union
-
             self.metadata = {k: v for k, v in first.metadata.items() if k != "sharding"}
             self.tensors = union([(s.file.path, s.tensors) for s in shards], str(path))
 
