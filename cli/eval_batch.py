@@ -159,10 +159,10 @@ def answer_to_json(answer: "Answer") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def show(run: "Run", body: dict[str, Any]) -> None:
+def show(body: dict[str, Any]) -> None:
     """Print what the batch holds and both losses."""
     loss, batch = body["loss"], body["batch"]
-    render.line(running.headline(running.run_facts(run)), style="head")
+    render.line(running.headline(body["run"]), style="head")
     rows = [
         ("batch", f"{batch['samples']} samples of {batch['tokens']} tokens, {batch['padding']} of "
          f"padding, {batch['labels']} labels"),

@@ -1,13 +1,10 @@
 """`aprfmt parity`: one model, several runs, point by point; reproductions and calibration."""
 
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from aprfmt.cli import options, parity_run, parity_show, running
+from aprfmt.cli import options, parity_run, running
 from aprfmt.cli.parity_run import Asked, Wanted
 from aprfmt.errors import UsageError
 
@@ -59,49 +56,13 @@ def command(
     operation that makes it runs alone in both, on equal inputs. Exit 1 where a difference is
     beyond rounding, 2 where a run is not possible here.
     """
-    from aprfmt.inference.device import parse_run
-
     if wanted.html is not None and (replayed is not None or calibrate is not None):
         raise UsageError("--html shows runs compared; leave it out beside --replay, --calibrate")
     options.check_new(wanted.force, wanted.html, wanted.bundle, calibrate)
     if replayed is not None:
-        models, runs = named(words)
+        models, runs = parity_run.named(words)
         if models or wanted.bundle or calibrate:
             raise UsageError("--replay needs no model; give only --between RUN RUN with it")
         return parity_run.replay(replayed, runs, wanted.as_json)
-    text, runs = model_and_runs(words)
-    if base is not None and asked.through is not None:
-        raise UsageError("--through has its own base: the model itself; leave --base out")
-    choices = [parse_run(run) for run in runs]
-    with ExitStack() as stack:
-        opened, request = parity_run.prepare(text, asked, tokens, stack)
-        request = replace(request, by_position=wanted.html is not None)
-        if not tokens.given and not wanted.as_json:
-            parity_show.show_chosen(request.ids)
-        if calibrate is not None:
-            return parity_run.measure(opened, choices, request, repeats, calibrate, wanted)
-        found = parity_run.compared(opened, choices, request, base, asked)
-        body = found.to_json() | {"ids_chosen": not tokens.given, "bundle": None}
-        if wanted.bundle is not None:
-            body["bundle"] = parity_run.write_bundle(wanted.bundle, found, runs, wanted.force)
-    return parity_run.finish(found, body, wanted)
-
-
-def named(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the models and the runs among the words of a command line."""
-    from aprfmt.inference.device import is_run
-
-    runs = [word for word in words if is_run(word)]
-    return [word for word in words if word not in runs], runs
-
-
-def model_and_runs(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the one model and its runs; UsageError for more, or for fewer than two runs."""
-    models, runs = named(words)
-    if len(models) != 1:
-        found = ", ".join(models) or "none"
-        raise UsageError(f"expected one MODEL and runs behind --between, found the models {found}; "
-                         "a run begins with a backend, an engine, cpu or cuda")  # fmt: skip
-    if len(runs) < 2:
-        raise UsageError(f"{len(runs)} runs; give at least two: --between cpu torch")
-    return models[0], runs
+    text, runs = parity_run.model_and_runs(words)
+    return parity_run.run(text, runs, base, calibrate, repeats, asked, wanted, tokens)

@@ -1,12 +1,14 @@
 """The ways of `aprfmt parity`: comparing runs, calibrating, a reproduction written or run again."""
 
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.cli import parity_show, render, running
+from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.inference.device import Choice
@@ -39,6 +41,50 @@ class Wanted:
     every: bool
     force: bool
     as_json: bool
+
+
+def run(
+    text: str, runs: list[str], base: str | None, calibrate: Path | None, repeats: int,
+    asked: Asked, wanted: Wanted, tokens: running.Tokens,
+) -> int:  # fmt: skip
+    """Compare the runs, or calibrate with them; print what was found and return the exit code."""
+    from aprfmt.inference.device import parse_run
+
+    if base is not None and asked.through is not None:
+        raise UsageError("--through has its own base: the model itself; leave --base out")
+    choices = [parse_run(run) for run in runs]
+    with ExitStack() as stack:
+        opened, request = prepare(text, asked, tokens, stack)
+        request = replace(request, by_position=wanted.html is not None)
+        if not tokens.given and not wanted.as_json:
+            parity_show.show_chosen(request.ids)
+        if calibrate is not None:
+            return measure(opened, choices, request, repeats, calibrate, wanted)
+        found = compared(opened, choices, request, base, asked)
+        body = found.to_json() | {"ids_chosen": not tokens.given, "bundle": None}
+        if wanted.bundle is not None:
+            body["bundle"] = write_bundle(wanted.bundle, found, runs, wanted.force)
+    return finish(found, body, wanted)
+
+
+def named(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the models and the runs among the words of a command line."""
+    from aprfmt.inference.device import is_run
+
+    runs = [word for word in words if is_run(word)]
+    return [word for word in words if word not in runs], runs
+
+
+def model_and_runs(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the one model and its runs; UsageError for more, or for fewer than two runs."""
+    models, runs = named(words)
+    if len(models) != 1:
+        found = ", ".join(models) or "none"
+        raise UsageError(f"expected one MODEL and runs behind --between, found the models {found}; "
+                         "a run begins with a backend, an engine, cpu or cuda")  # fmt: skip
+    if len(runs) < 2:
+        raise UsageError(f"{len(runs)} runs; give at least two: --between cpu torch")
+    return models[0], runs
 
 
 def prepare(

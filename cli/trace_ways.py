@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.cli import render, running, trace_map
+import click
+
+from aprfmt.cli import options, render, running, trace_map
 from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,6 +47,59 @@ class Wanted:
     def values(self) -> bool:
         """Whether anybody wants the values and not only their statistics."""
         return bool(self.save or self.save_aprt or self.reference)
+
+
+def show(
+    model: str | None, loaded: Path | None, list_points: bool, asked: Asked, wanted: Wanted,
+    dumped: trace_map.Dumped, tokens: running.Tokens, where: running.Where,
+) -> int:  # fmt: skip
+    """Take the way that the options name; UsageError where they name two."""
+    if dumped.mapping is not None and dumped.arrays is None:
+        raise UsageError("--mapping goes with --map DIR; a mapping file alone is opened by --load")
+    if dumped.arrays is not None:
+        if loaded is not None or asked.payload or asked.engine or list_points:
+            raise UsageError("--map reads dumped arrays; leave --load, --payload, --engine and "
+                             "--list-points out")  # fmt: skip
+        options.check_new(wanted.force, wanted.save, wanted.save_aprt, wanted.html)
+        named = model if model is not None else only_model()
+        return show_mapped(named, dumped, tokens, where, wanted, asked)
+    if loaded is not None:
+        unused = not_for_load(asked, tokens, where, list_points)
+        if unused:
+            raise UsageError(f"--load shows a saved trace; leave {', '.join(unused)} out")
+        given = None if tokens.ids is None else running.parse_ids(tokens.ids)
+        return show_saved(loaded, model, given, asked, wanted)
+    model = model if model is not None else only_model()
+    if list_points or not (asked.payload or asked.engine):  # naming an engine asks for a run
+        return show_points(model, list_points, asked, wanted, where)
+    options.check_new(wanted.force, wanted.save, wanted.save_aprt, wanted.html)
+    return show_run(model, asked, wanted, tokens, where)
+
+
+def not_for_load(
+    asked: Asked, tokens: running.Tokens, where: running.Where, list_points: bool
+) -> list[str]:
+    """Return the options that were given and that a saved trace has no use for."""
+    runs = {
+        "--payload": asked.payload, "--engine": asked.engine, "--prompt": tokens.prompt,
+        "--chat": tokens.chat, "--positions": asked.positions != "all", "--behind": asked.behind,
+        "--list-points": list_points, "--arch": where.arch,
+        **{f"--{field.name.replace('_', '-')}": getattr(where, field.name)
+           for field in fields(where)},
+    }  # fmt: skip
+    return [name for name, value in runs.items() if value]
+
+
+def only_model() -> str:
+    """Return the one model of the current folder, named on stderr; UsageError lists several."""
+    from aprfmt.model.hf_folder import candidates
+
+    found = candidates(Path.cwd())
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "no model here"
+        raise UsageError(f"trace: name a MODEL; the current folder has {names}")
+    click.echo(f"using {render.escape(found[0].name)}", err=True)
+    return found[0].name
 
 
 def show_points(

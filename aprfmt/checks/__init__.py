@@ -93,9 +93,9 @@ def validate_model(
     this one was made of.
     """
     from aprfmt.checks.asking import answered, ask
-    from aprfmt.checks.context import Context
+    from aprfmt.checks.context import Checked
 
-    context = Context(model, arch, progress, source)
+    context = Checked(model, arch, progress, source)
     answers = tuple(
         ask(row, context, strict=strict)
         if whole or not row.whole

@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 @dataclass
-class Context:
+class Checked:
     """One model under its checks. Everything costly is made when the first check asks for it."""
 
     model: Model

@@ -19,7 +19,7 @@ Need = Literal["file", "source", "model", "session", "baseline"]
 class CheckRow:
     """One check.
 
-    `run` is "module:function" (".module:function" of this package). It takes a Context, or where
+    `run` is "module:function" (".module:function" of this package). It takes a Checked, or where
     `needs` is not "file" a Subject, which is one; it returns a Result or raises NotRun. No
     `formats` are all formats.
 

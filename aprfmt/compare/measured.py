@@ -1,9 +1,11 @@
 """How far two values of one capture point are apart, and which of them are no numbers."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from aprfmt.compare.nonfinite import Census, NonFinite, alike
 
@@ -49,12 +51,29 @@ def measure(
     largest = float(delta[at]) if delta.size else 0.0
     index = tuple(int(i) for i in np.unravel_index(int(places[at]), shape)) if x.size else None
     return Apart(
-        _share(distance, norm), _share(rest, norm), largest, index,
+        share(distance, norm), share(rest, norm), largest, index,
         norm / float(np.sqrt(max(y.size, 1))), bool(same.all()), int(x.size), odd.result(shape),
     )  # fmt: skip
 
 
-def _share(distance: float, norm: float) -> float:
+def rel_l2(found: ArrayLike, expected: ArrayLike) -> float:
+    """Return ||found - expected|| / ||expected|| in float64, of values of any equal sizes.
+
+    Infinite where sizes differ, where one side alone is not finite, and where what is expected is
+    all zero and something else was found. NaN or infinities alike on both sides are no difference.
+    """
+    x, y = (np.asarray(values, np.float64).reshape(-1) for values in (found, expected))
+    if x.size != y.size:
+        return math.inf
+    same = alike(x, y)
+    if not (same | (np.isfinite(x) & np.isfinite(y))).all():
+        return math.inf
+    norm = float(np.linalg.norm(np.where(np.isfinite(y), y, 0.0)))
+    return share(float(np.linalg.norm(np.where(same, 0.0, x) - np.where(same, 0.0, y))), norm)
+
+
+def share(distance: float, norm: float) -> float:
+    """Return distance / norm: 0 where nothing differs, infinite of nothing and beyond float64."""
     if distance == 0:
         return 0.0
-    return distance / norm if 0 < norm < float("inf") else float("inf")
+    return distance / norm if 0 < norm < math.inf else math.inf

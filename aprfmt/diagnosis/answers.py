@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.diagnosis.case import Case, Change, Layers
 from aprfmt.diagnosis.measure import Recorded
-from aprfmt.diagnosis.shadow import Pass, View
+from aprfmt.diagnosis.shadow import Pass, ShadowView
 from aprfmt.diagnosis.world import MOVES, World
 
 Array = NDArray[Any]
@@ -23,7 +23,7 @@ class Answer:
     change: Change
     layers: Layers
     residual: float
-    then: View | None
+    then: ShadowView | None
     reach: float  # the number of points up to which the changed pass agrees
     world: World
     recorded: Recorded
@@ -36,7 +36,7 @@ class Divergence:
     `inside` are the weights that the unexplained operations read, by key.
     """
 
-    view: View
+    view: ShadowView
     answer: Answer | None
     others: tuple[Answer, ...] = ()
     likely: str = ""

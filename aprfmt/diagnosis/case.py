@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.compare.measured import rel_l2
 from aprfmt.compare.thresholds import BASE
-from aprfmt.diagnosis.measure import Recorded, rel
-from aprfmt.diagnosis.shadow import Pass, View, glance, shadow
+from aprfmt.diagnosis.measure import Recorded
+from aprfmt.diagnosis.shadow import Pass, ShadowView, glance, shadow
 from aprfmt.diagnosis.world import Call, World
 from aprfmt.errors import AprfmtError
 
@@ -54,7 +55,7 @@ class Case:
 
     world: World
     recorded: Recorded
-    view: View
+    view: ShadowView
     found: Pass
     plain: Mapping[str, Array]
     fitting: bool = True
@@ -117,9 +118,9 @@ class Case:
 
     def close(self, mine: Array, theirs: Array) -> bool:
         """Say whether two arrays agree within the point's tolerance."""
-        return rel(mine, theirs) <= self.view.tolerance
+        return rel_l2(mine, theirs) <= self.view.tolerance
 
-    def by_row(self, view: View) -> Array:
+    def by_row(self, view: ShadowView) -> Array:
         """Return the relative distance of every token's row of a view of this point."""
         axis = view.axis
         mine, theirs = (np.moveaxis(x, axis, 0) for x in (view.mine, view.theirs))
@@ -137,11 +138,11 @@ class Case:
             return self.recorded
         return self.recorded.leaving(chosen)
 
-    def attempt(self, change: Change, layers: Layers = None) -> View | None:
+    def attempt(self, change: Change, layers: Layers = None) -> ShadowView | None:
         """Return the point's view under a change; earlier layers are not computed."""
         return self.attempt_all([(change, layers)])
 
-    def attempt_all(self, changes: Sequence[tuple[Change, Layers]]) -> View | None:
+    def attempt_all(self, changes: Sequence[tuple[Change, Layers]]) -> ShadowView | None:
         """Return the point's view under changes made one after the other; None if impossible."""
         world, key = self.world, self.view.key
         for change, layers in changes:

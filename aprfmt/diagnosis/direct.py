@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.compare.measured import rel_l2
 from aprfmt.compare.rows import differ, spans
 from aprfmt.compare.thresholds import BASE, DISCRETE
 from aprfmt.compare.traced import TraceLike
 from aprfmt.compare.traces import Between, PointDiff, compare_point, dtypes_of
 from aprfmt.diagnosis.cuts import cuts
 from aprfmt.diagnosis.found import CauseFound, Evidence
-from aprfmt.diagnosis.measure import NO_VALUES, axis_of, fit, near_keys, rel, takes_masks
+from aprfmt.diagnosis.measure import NO_VALUES, axis_of, fit, near_keys, takes_masks
 from aprfmt.diagnosis.relations import relation
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import key_name, parse_key
@@ -169,7 +170,7 @@ def neighbour(key: str, a: TraceLike, b: TraceLike, bound: float) -> str:
     if not np.isfinite(theirs).all():
         return ""  # NaN and infinities would equal any others
     for name, value in _around(key, a):
-        if value.size == theirs.size and rel(value, theirs) <= bound:
+        if value.size == theirs.size and rel_l2(value, theirs) <= bound:
             return name
     return ""
 
@@ -218,15 +219,15 @@ def guess(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
         sums = y.sum(-1)
         if np.abs(sums - 1).max() > 1e-3:
             return "softmax_reduction", "rows of the probabilities do not sum to 1"
-    if point.endswith("_rope") and rel(_lengths(x), _lengths(y)) < 1e-4:
+    if point.endswith("_rope") and rel_l2(_lengths(x), _lengths(y)) < 1e-4:
         return "rope_theta", "the rotated vectors have equal lengths and other angles"
     factor = float(np.sum(x * y) / max(float(np.sum(x * x)), 1e-300))
-    if rel(x * factor, y) < 1e-4:
+    if rel_l2(x * factor, y) < 1e-4:
         cause = "attention_scale" if point == "scores" else "multiplier"
         return cause, f"all values differ by the factor {factor:.6g}"
     if point.endswith("norm"):
         ratio = np.sum(rows * (rows + away), 1) / np.maximum(np.sum(rows * rows, 1), 1e-300)
-        if rel(rows * ratio[:, None], rows + away) < 1e-4:
+        if rel_l2(rows * ratio[:, None], rows + away) < 1e-4:
             return "norm_eps", "each row differs by a factor of its own"
     return "", ""
 

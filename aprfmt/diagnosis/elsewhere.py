@@ -13,7 +13,7 @@ from aprfmt.diagnosis.case import Case, Change
 from aprfmt.diagnosis.cuts import agrees_without, cuts, depends
 from aprfmt.diagnosis.hypotheses.capture import around
 from aprfmt.diagnosis.relations import relation
-from aprfmt.diagnosis.shadow import View, shadow
+from aprfmt.diagnosis.shadow import ShadowView, shadow
 from aprfmt.inference.capture import key_name
 
 
@@ -56,7 +56,7 @@ def _everywhere(case: Case, names: Sequence[str]) -> set[str]:
     return {key_name(name, layer) for name in names for layer in range(case.world.n_layers)}
 
 
-def _acts(case: Case, cut: View, names: Sequence[str]) -> bool:
+def _acts(case: Case, cut: ShadowView, names: Sequence[str]) -> bool:
     """Say whether the trace's own values would have shown at the cut, or at a point before it."""
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]

@@ -19,7 +19,7 @@ from aprfmt.diagnosis.measure import Recorded
 from aprfmt.diagnosis.rejudge import judged_again
 from aprfmt.diagnosis.rounded import ReadAs, arithmetic
 from aprfmt.diagnosis.search import Purse, Search, Step, is_wide, spanned
-from aprfmt.diagnosis.shadow import Pass, View, plain, shadow
+from aprfmt.diagnosis.shadow import Pass, ShadowView, plain, shadow
 from aprfmt.diagnosis.world import MOVES, World
 
 Array = NDArray[Any]
@@ -117,7 +117,7 @@ def _read(world: World, recorded: Recorded) -> tuple[Recorded, Pass]:
     return (recorded, found) if grown is recorded else (grown, shadow(world, grown))
 
 
-def _as_good(answers: Sequence[Answer], best: Answer, view: View) -> tuple[Answer, ...]:
+def _as_good(answers: Sequence[Answer], best: Answer, view: ShadowView) -> tuple[Answer, ...]:
     """Return answers of other causes that explain a divergence as well as the best one."""
     return _one_each(tuple(
         answer
@@ -212,7 +212,7 @@ def _one_each(answers: tuple[Answer, ...]) -> tuple[Answer, ...]:
     return tuple({answer.change.cause: answer for answer in reversed(answers)}.values())
 
 
-def _like(view: View, found: Pass) -> set[str]:
+def _like(view: ShadowView, found: Pass) -> set[str]:
     """Return the diverging keys of the same point in all layers: one unexplained finding."""
     return {other.key for other in found.flagged if other.point == view.point}
 
@@ -286,7 +286,7 @@ def _verified(
     return best
 
 
-def _place(view: View, order: Mapping[str, int]) -> float:
+def _place(view: ShadowView, order: Mapping[str, int]) -> float:
     """Return a point's place in the order; a point the earlier pass lacks is at its layer's end."""
     same = [place for key, place in order.items() if key.startswith(f"L{view.layer}.")]
     return max(same, default=len(order)) + 0.5

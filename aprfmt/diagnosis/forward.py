@@ -8,7 +8,7 @@ from aprfmt.compare.causes import CAUSES
 from aprfmt.diagnosis.answers import Divergence, Examined
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.nextstep import recording
-from aprfmt.diagnosis.shadow import View
+from aprfmt.diagnosis.shadow import ShadowView
 from aprfmt.diagnosis.world import MOVES
 from aprfmt.inference.points import POINTS
 
@@ -80,7 +80,7 @@ def _where(divergence: Divergence) -> tuple[str, ...]:
     return tuple(f"L{layer}.{name}" for layer in layers for name in names)
 
 
-def _operations(view: View) -> tuple[str, ...]:
+def _operations(view: ShadowView) -> tuple[str, ...]:
     """Return the operations up to a point that compute something, in order."""
     return tuple(dict.fromkeys(call.op for call in view.calls if call.op not in MOVES))
 
@@ -128,7 +128,7 @@ def _unexplained(label: str, divergence: Divergence) -> CauseFound:
     )  # fmt: skip
 
 
-def _not_finite(label: str, view: View) -> CauseFound:
+def _not_finite(label: str, view: ShadowView) -> CauseFound:
     """Return the finding that an operation and the trace have different NaN or infinities.
 
     It is confirmed if all other values of the point are within the tolerance of one operation.

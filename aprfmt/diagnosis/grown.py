@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.compare.measured import rel_l2
 from aprfmt.compare.thresholds import MOE_FACTOR, ROUNDOFF, one_operation
 from aprfmt.diagnosis.hypotheses.reordered import rounded_to, table_rounded
-from aprfmt.diagnosis.measure import Recorded, rel
+from aprfmt.diagnosis.measure import Recorded
 from aprfmt.diagnosis.rounded import ReadAs
-from aprfmt.diagnosis.shadow import Pass, View, shadow
+from aprfmt.diagnosis.shadow import Pass, ShadowView, shadow
 from aprfmt.diagnosis.world import MOVES, OPS, World
 
 Array = NDArray[Any]
@@ -119,7 +120,7 @@ LEVELS: tuple[Level, ...] = (
 )
 
 
-def is_long(view: View) -> bool:
+def is_long(view: ShadowView) -> bool:
     """Say whether so much lies before a point that the rounding there has to be measured."""
     return view.residual is not None and sum(op.op not in MOVES for op in view.calls) > SPAN
 
@@ -143,7 +144,7 @@ def stated(world: World, recorded: Recorded, found: Pass) -> Recorded:
     return recorded.within(_bounds(long, _twin(world, recorded, level), found, world))
 
 
-def _holds(view: View) -> str:
+def _holds(view: ShadowView) -> str:
     """Return the 16-bit type that holds all values of a point exactly, "" for none."""
     assert view.seen is not None
     values = np.asarray(view.seen.values, np.float32)
@@ -179,7 +180,7 @@ def supposed(
     return None
 
 
-def with_direction(world: World, recorded: Recorded, found: Pass) -> View | None:
+def with_direction(world: World, recorded: Recorded, found: Pass) -> ShadowView | None:
     """Return the first long point whose difference is not only rounding, however small it is.
 
     Rounding has no direction; a wrong number moves values as a slightly larger or smaller result of
@@ -195,8 +196,8 @@ def with_direction(world: World, recorded: Recorded, found: Pass) -> View | None
 
 
 def _directed(
-    world: World, recorded: Recorded, long: list[View], twin: Pass
-) -> Iterator[View]:  # fmt: skip
+    world: World, recorded: Recorded, long: list[ShadowView], twin: Pass
+) -> Iterator[ShadowView]:  # fmt: skip
     """Yield points of which nudged operations explain a part, beside either reference."""
     moved = [shadow(made, recorded.within({})) for made in _nudged(world)]
     for view in long:
@@ -248,7 +249,7 @@ def _twin(world: World, recorded: Recorded, level: Level) -> Pass:
     return shadow(level.make(world, level.dtype), recorded.within({}))
 
 
-def _fits(view: View, twin: Pass, level: Level) -> bool:
+def _fits(view: ShadowView, twin: Pass, level: Level) -> bool:
     """Say whether a point is as far off as an arithmetic makes it: as a whole, and every row."""
     if not is_long(view):
         return (view.residual or 0.0) <= one_operation(level.dtype, level.dtype).rel_l2
@@ -260,15 +261,15 @@ def _fits(view: View, twin: Pass, level: Level) -> bool:
     return whole and bool(rows.min() >= LIKE / ROWS * 2 and rows.max() <= ROWS)
 
 
-def _off(view: View, twin: Pass) -> float:
+def _off(view: ShadowView, twin: Pass) -> float:
     """Return how far the rounded reference is from the reference, on the trace's rows."""
     other = twin.views.get(view.key)
     if other is None or view.seen is None:
         return 0.0
-    return rel(*(view.seen.both(x, view.axis)[0] for x in (other.mine, view.mine)))
+    return rel_l2(*(view.seen.both(x, view.axis)[0] for x in (other.mine, view.mine)))
 
 
-def _ratios(view: View, twin: Pass) -> Iterator[float]:
+def _ratios(view: ShadowView, twin: Pass) -> Iterator[float]:
     """Yield, row by row, the trace's distance over that of the rounded reference."""
     assert view.seen is not None
     mine, theirs = view.seen.both(view.mine, view.axis)
@@ -278,7 +279,7 @@ def _ratios(view: View, twin: Pass) -> Iterator[float]:
         yield float(np.linalg.norm(b - a) / max(float(np.linalg.norm(c - a)), 1e-30))
 
 
-def _bounds(long: list[View], twin: Pass, found: Pass, world: World) -> Mapping[str, float]:
+def _bounds(long: list[ShadowView], twin: Pass, found: Pass, world: World) -> Mapping[str, float]:
     factor = TIMES * (MOE_FACTOR if _may_flip(found, twin) else 1.0)
     offs = {view.key: _off(view, twin) for view in long}
     return {key: factor * off for key, off in offs.items() if 0 < off < np.inf}

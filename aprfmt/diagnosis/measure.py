@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.compare.measured import rel_l2
 from aprfmt.compare.rows import spans
 from aprfmt.compare.traced import TraceLike
 from aprfmt.inference.backends import BACKENDS
@@ -17,40 +18,13 @@ Array = NDArray[Any]
 NO_VALUES = "zero on both sides: nothing was measured"
 
 
-def rel(mine: Any, theirs: Any) -> float:
-    """Return ||mine - theirs|| / ||theirs|| in float64.
-
-    Infinite if the sizes differ or a NaN is on one side only. If `theirs` is all zero, the
-    distance is relative to `mine`. Equal infinities count as equal.
-    """
-    x = np.asarray(mine, np.float64).reshape(-1)
-    y = np.asarray(theirs, np.float64).reshape(-1)
-    if x.size != y.size:
-        return math.inf
-    same = (x == y) | (np.isnan(x) & np.isnan(y))
-    if not np.all(same | (np.isfinite(x) & np.isfinite(y))):
-        return math.inf
-    x, y = np.where(same, 0.0, x), np.where(same, 0.0, y)
-    away = float(np.linalg.norm(x - y))
-    if away == 0:
-        return 0.0
-    norm = _norm(theirs) or _norm(mine)
-    return away / norm if 0 < norm < math.inf else math.inf
-
-
 def apart(mine: Any, theirs: Any) -> float:
-    """Return `rel` over the elements that are finite on both sides."""
+    """Return `rel_l2` over the elements that are finite on both sides."""
     x, y = np.asarray(mine, np.float64).reshape(-1), np.asarray(theirs, np.float64).reshape(-1)
     if x.size != y.size:
         return math.inf
     finite = np.isfinite(x) & np.isfinite(y)
-    return rel(x[finite], y[finite])
-
-
-def _norm(x: Any) -> float:
-    """Return the norm of the finite values; in float64, as squares of float32 overflow."""
-    x = np.asarray(x, np.float64)
-    return float(np.linalg.norm(np.where(np.isfinite(x), x, 0.0)))
+    return rel_l2(x[finite], y[finite])
 
 
 @dataclass(frozen=True)
@@ -76,8 +50,8 @@ class Seen:
         """Return the relative distance of the reference's value, on rows and entries that count."""
         cut = self.of(mine, axis)
         if self.mask is None or cut.shape != self.values.shape:
-            return rel(cut, self.values)
-        return rel(cut[self.mask], self.values[self.mask])
+            return rel_l2(cut, self.values)
+        return rel_l2(cut[self.mask], self.values[self.mask])
 
     def both(self, mine: Array, axis: int) -> tuple[Array, Array]:
         """Return the reference's value and this trace's on the same rows, masked entries zero."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from aprfmt.arch.values import same_value
 from aprfmt.diagnosis.found import CauseFound
-from aprfmt.diagnosis.shadow import View
+from aprfmt.diagnosis.shadow import ShadowView
 from aprfmt.diagnosis.sides import Side
 from aprfmt.diagnosis.unread import refused
 from aprfmt.inference.points import POINTS
@@ -169,7 +169,7 @@ def with_next(
 # --- what to record ------------------------------------------------------------------------------
 
 
-def missing_points(view: View, views: Mapping[str, View]) -> list[str]:
+def missing_points(view: ShadowView, views: Mapping[str, ShadowView]) -> list[str]:
     """Return the keys that the trace lacks between the last good points and a divergence.
 
     Of several layers it is their outputs: with these, one layer is left.
@@ -184,7 +184,9 @@ def missing_points(view: View, views: Mapping[str, View]) -> list[str]:
     return lacking
 
 
-def recording(view: View, views: Mapping[str, View], ids: Sequence[int], model: str) -> str:
+def recording(
+    view: ShadowView, views: Mapping[str, ShadowView], ids: Sequence[int], model: str
+) -> str:
     """Say what to record of the missing points, with the engine's names; "" if none is missing."""
     lacking = missing_points(view, views)
     if not lacking:

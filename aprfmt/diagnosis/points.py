@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from aprfmt.compare.traces import PointDiff
 from aprfmt.diagnosis.direct import place_of
 from aprfmt.diagnosis.found import PointRow
-from aprfmt.diagnosis.shadow import Pass, View
+from aprfmt.diagnosis.shadow import Pass, ShadowView
 from aprfmt.inference.capture import parse_key
 
 
@@ -31,7 +31,11 @@ def point_rows(pairs: Sequence[PointDiff], passes: Mapping[str, Pass]) -> list[P
 
 
 def _row(
-    key: str, pair: PointDiff | None, label: str, view: View | None, entering: Mapping[int, float]
+    key: str,
+    pair: PointDiff | None,
+    label: str,
+    view: ShadowView | None,
+    entering: Mapping[int, float],
 ) -> PointRow:
     point, layer = parse_key(key)
     away = None if pair is None else pair.rel_l2

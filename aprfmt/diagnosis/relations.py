@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.diagnosis.measure import rel
+from aprfmt.compare.measured import rel_l2
 
 Array = NDArray[Any]
 
@@ -21,11 +21,11 @@ def relation(mine: Array, theirs: Array, bound: float) -> str:
     x, y = np.asarray(mine, np.float64), np.asarray(theirs, np.float64).reshape(np.shape(mine))
     if x.ndim < 2 or not (np.isfinite(x).all() and np.isfinite(y).all()):
         return ""
-    if rel(x, y) <= bound:
+    if rel_l2(x, y) <= bound:
         return ""
     rows = [(name, made(x)) for name, made in LAYOUTS if x.ndim == 3]
     for name, value in rows:
-        if rel(value, y) <= bound:
+        if rel_l2(value, y) <= bound:
             return name
     flat, away = x.reshape(len(x), -1), (y - x).reshape(len(x), -1)
     mean = away.mean(0)
@@ -35,17 +35,17 @@ def relation(mine: Array, theirs: Array, bound: float) -> str:
     ):
         return "its value with the same vector added to every row, as a bias is"
     factor = float(np.sum(x * y) / max(float(np.sum(x * x)), 1e-300))
-    if factor and rel(x * factor, y) <= bound:
+    if factor and rel_l2(x * factor, y) <= bound:
         return f"its value times {factor:.6g}"
     ends = [np.linalg.norm(v, axis=-1) for v in (x, y)]
-    if rel(*ends) <= bound:
+    if rel_l2(*ends) <= bound:
         return "its value with every vector rotated, as by rope"
     other = y.reshape(len(x), -1)
     scale = np.sum(other * flat, 1) / np.maximum(np.sum(flat * flat, 1), 1e-300)
-    if rel(flat * scale[:, None], other) <= bound:
+    if rel_l2(flat * scale[:, None], other) <= bound:
         return "its value with every row multiplied by a number of its own, as by a norm"
     column = np.sum(other * flat, 0) / np.maximum(np.sum(flat * flat, 0), 1e-300)
-    if len(x) > 2 and rel(flat * column, other) <= bound:
+    if len(x) > 2 and rel_l2(flat * column, other) <= bound:
         return (
             "its value with every column multiplied by a number of its own, as by a norm's weight"
         )

@@ -13,7 +13,7 @@ from typing import Any
 from aprfmt.compare.bounds import NMSE
 from aprfmt.compare.thresholds import ALL_PRODUCTS, products_of
 from aprfmt.compare.traced import RecordLike, TraceLike, Wrapped
-from aprfmt.diagnosis.shadow import Pass, View
+from aprfmt.diagnosis.shadow import Pass, ShadowView
 from aprfmt.diagnosis.world import MOVES
 
 
@@ -32,12 +32,12 @@ def arithmetic(found: Pass) -> str:
     return products_of(max(off), median(off), min(off))
 
 
-def _weight(view: View) -> Any:
+def _weight(view: ShadowView) -> Any:
     """Return the weight of a view's product."""
     return next(call.args[1] for call in view.calls if call.op == "linear")
 
 
-def _is_product(view: View) -> bool:
+def _is_product(view: ShadowView) -> bool:
     """Say whether a view is one product of the run's own values, and perhaps a bias."""
     ops = [call.op for call in view.calls if call.op not in MOVES]
     one = ops.count("linear") == 1 and set(ops) <= {"linear", "add"}

@@ -27,7 +27,7 @@ from aprfmt.diagnosis.hypotheses.usual_blocks import Usual, eps_change
 from aprfmt.diagnosis.hypotheses.usual_steps import single_layers
 from aprfmt.diagnosis.relevant import acts
 from aprfmt.diagnosis.rowwise import AGREES, masks, solved, solvers
-from aprfmt.diagnosis.shadow import View
+from aprfmt.diagnosis.shadow import ShadowView
 from aprfmt.diagnosis.world import MOVES
 
 RUNS = 1200  # passes of a small model at one divergence
@@ -100,7 +100,7 @@ class Search:
             return None
         return Tried(steps, view.residual, self.nearness(view))
 
-    def view(self, steps: tuple[Step, ...]) -> View | None:
+    def view(self, steps: tuple[Step, ...]) -> ShadowView | None:
         """Return the point's view with these steps."""
         if self.runs <= 0:
             return None
@@ -109,7 +109,7 @@ class Search:
         self.purse.left -= 1 / self.most
         return self.case.attempt_all([(step.change, step.layers) for step in steps])
 
-    def nearness(self, view: View) -> float:
+    def nearness(self, view: ShadowView) -> float:
         """Return minus the mean decimal logarithm of the rows' distances."""
         rows = self.case.by_row(view)[self.case.rows]
         return -float(np.mean(np.log10(np.maximum(rows, self.case.view.tolerance / 10))))

@@ -27,7 +27,7 @@ _APART = ("experts", "expert_w", "router_margin")
 
 
 @dataclass(frozen=True)  # no slots: `odd` is cached
-class View:
+class ShadowView:
     """One point of a shadowed pass.
 
     `mine` is the reference's value on the trace's input, `seen` the trace's. `residual` is their
@@ -97,15 +97,15 @@ class View:
 class Pass:
     """The views of one pass, in execution order."""
 
-    views: dict[str, View] = field(default_factory=dict)
+    views: dict[str, ShadowView] = field(default_factory=dict)
 
     @property
-    def flagged(self) -> list[View]:
+    def flagged(self) -> list[ShadowView]:
         """The views beyond their tolerance, in execution order."""
         return [view for view in self.views.values() if view.flagged]
 
     @property
-    def first(self) -> View | None:
+    def first(self) -> ShadowView | None:
         """The first view beyond its tolerance."""
         return next(iter(self.flagged), None)
 
@@ -148,7 +148,7 @@ def shadow(world: World, recorded: Recorded, until: str = "") -> Pass:
     return recorder.found
 
 
-def glance(world: World, recorded: Recorded, wanted: str) -> View | None:
+def glance(world: World, recorded: Recorded, wanted: str) -> ShadowView | None:
     """Return the view of one point of a shadowed pass, None where the pass has no such point.
 
     Nothing else is compared and no operation is remembered (the view has no `calls`): many times
@@ -212,13 +212,13 @@ class _Shadow(Recording):
         calls: tuple[Call, ...],
         base: str = "",
         x: Any = None,
-    ) -> View:
+    ) -> ShadowView:
         dtype = self._world.backend.dtype
         other = dtype if seen is None else seen.dtype
         empty = seen is not None and bool(mine.size) and not (mine.any() or seen.values.any())
         one = one_operation(dtype, other, self._engine, _kinds(calls, self._world)).rel_l2
         grown = self._recorded.bounds.get(key)
-        view = View(
+        view = ShadowView(
             key,
             point,
             layer,
@@ -291,7 +291,7 @@ class _Shadow(Recording):
             note = (
                 f"{close} tokens chose otherwise by a margin inside the rounding" if close else ""
             )
-            self.found.views[key] = View(
+            self.found.views[key] = ShadowView(
                 key, point, layer, mine, seen, wrong / len(mine), bound, whole, calls, "", note
             )
             return theirs if f"L{layer}.expert_w" in self._recorded.trace.records else x
@@ -307,7 +307,7 @@ class _Shadow(Recording):
                 _spread(ours, mine, size)[same], 0
             )
         )
-        self.found.views[key] = View(
+        self.found.views[key] = ShadowView(
             key, point, layer, mine, seen, residual if same.any() else None, bound, whole, calls
         )
         return self._world.backend.array(theirs.astype(mine.dtype))

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from aprfmt.arch.values import same_value
+from aprfmt.compare.measured import rel_l2
 from aprfmt.diagnosis.config import HYPER_CAUSES
 from aprfmt.diagnosis.flags import logits
 from aprfmt.diagnosis.found import CauseFound, Evidence
-from aprfmt.diagnosis.measure import rel
 from aprfmt.diagnosis.mixing import between, world_of
 from aprfmt.diagnosis.prompt import chosen_ids
 from aprfmt.errors import AprfmtError, ArchError
@@ -85,7 +85,7 @@ def _distance(good: Model, made: Model) -> tuple[float, float]:
         read = logits(replace(world_of(good, ids, "float32"), spec=made.spec, hp=made.hyper))
     except (AprfmtError, ValueError, IndexError):
         return math.inf, bound  # sizes that do not fit the weights
-    return rel(read, reference), bound
+    return rel_l2(read, reference), bound
 
 
 def _cause(model: Model, path: Path) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from aprfmt.base.encodings import encoding
 from aprfmt.base.outcome import Outcome
 from aprfmt.checks.asking import ask
-from aprfmt.checks.context import Context
+from aprfmt.checks.context import Checked
 from aprfmt.checks.file.manifest import tensor_rows
 from aprfmt.checks.records import NotRun
 from aprfmt.checks.table import file_checks
@@ -43,10 +43,10 @@ class Question:
 
     name: str
     proves: str
-    ask: Callable[[Context], Said]
+    ask: Callable[[Checked], Said]
 
 
-def digests(context: Context) -> Said:
+def digests(context: Checked) -> Said:
     """Return the SHA-256 of every tensor: of its stored bytes, and of its decoded values."""
     model = context.model
     rows = [
@@ -72,7 +72,7 @@ def _size(view: View) -> int:
     return view.nbytes + sum(part.info.nbytes for part in view.parts.values())
 
 
-def template(context: Context) -> Said:
+def template(context: Checked) -> Said:
     """Return the hash of the chat template, and that of the pieces in the order of their ids."""
     carried = context.carried
     text = carried.chat_template()
@@ -88,7 +88,7 @@ def template(context: Context) -> Said:
     })  # fmt: skip
 
 
-def encodings(context: Context) -> Said:
+def encodings(context: Checked) -> Said:
     """Return bytes and parameters by encoding."""
     bytes_of: Counter[str] = Counter()
     count_of: Counter[str] = Counter()
@@ -103,7 +103,7 @@ def encodings(context: Context) -> Said:
     })  # fmt: skip
 
 
-def support(context: Context) -> Said:
+def support(context: Checked) -> Said:
     """Return the architecture, how far it is known here, and a hash of its roles and shapes."""
     named = ""
     with suppress(AprfmtError):
@@ -131,7 +131,7 @@ REPORTS: tuple[Question, ...] = (
 
 
 def _of_check(row: Any) -> Question:
-    def asked(context: Context) -> Said:
+    def asked(context: Checked) -> Said:
         answer = ask(row, context)
         lines = [check.found for check in answer.checks if check.outcome == answer.outcome]
         found = answer.why or next(filter(None, lines), "")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aprfmt.base.version import __version__
-from aprfmt.checks.context import Context
+from aprfmt.checks.context import Checked
 from aprfmt.checks.records import NotRun
 from aprfmt.compare import diff
 from aprfmt.errors import AprfmtError
@@ -63,7 +63,7 @@ class Asker:
     def __init__(self) -> None:
         self._table: Mapping[str, Question] = questions()
         self._at: Subject | None = None
-        self._context: Context | None = None
+        self._context: Checked | None = None
 
     def answers(self, task: Task) -> Iterator[Row]:
         """Yield a row for every question; of a model that cannot be opened, one row."""
@@ -92,11 +92,11 @@ class Asker:
             return opened(context)
         return self._table[name].ask(context)
 
-    def _opened(self, subject: Subject) -> Context:
+    def _opened(self, subject: Subject) -> Checked:
         if self._context is None or self._at != subject:
             self.close()
             model = open_model(subject.path, partial=True, damaged=True)
-            self._at, self._context = subject, Context(model)
+            self._at, self._context = subject, Checked(model)
         return self._context
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class Asker:
         self._at = self._context = None
 
 
-def opened(context: Context) -> Said:
+def opened(context: Checked) -> Said:
     """Say what was opened: its format and its tensors; what is wrong, `layout` says."""
     model = context.model
     return Said("PASS", f"{model.format}, {len(model)} tensors", details={

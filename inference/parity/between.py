@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.outcome import Report
+from aprfmt.compare.measured import rel_l2
 from aprfmt.compare.thresholds import Measured
 from aprfmt.compare.traces import TraceDiff, common_keys, compare_traces
 from aprfmt.errors import UsageError
@@ -24,7 +25,7 @@ from aprfmt.inference.parity.cells import (
     RunFacts,
     RunPair,
 )
-from aprfmt.inference.parity.operations import MAX_OPERATIONS, rel_l2, take_apart
+from aprfmt.inference.parity.operations import MAX_OPERATIONS, take_apart
 from aprfmt.inference.parity.outcomes import (
     compare_experts,
     compare_logits,

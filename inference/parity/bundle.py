@@ -21,6 +21,7 @@ from aprfmt.arch.hyper import checked
 from aprfmt.arch.values import MAX_SIZE
 from aprfmt.base.protocols import Source, TensorInfo
 from aprfmt.base.version import __version__
+from aprfmt.compare.measured import rel_l2
 from aprfmt.compare.nonfinite import alike
 from aprfmt.errors import (
     AprfmtError,
@@ -35,7 +36,6 @@ from aprfmt.formats.jsonio import dumps, loads
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.device import Choice, parse_run
 from aprfmt.inference.parity.cell import PER_LAYER, BundledRows, Cell
-from aprfmt.inference.parity.operations import rel_l2
 from aprfmt.inference.rows import ArrayRows, Rows
 from aprfmt.inference.trace_file import windows
 

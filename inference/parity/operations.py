@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.compare.nonfinite import alike
+from aprfmt.compare.measured import rel_l2
 from aprfmt.compare.thresholds import one_operation
 from aprfmt.compare.traced import arithmetic, backend_name
 from aprfmt.compare.traces import PointDiff, TraceDiff
@@ -123,19 +123,3 @@ def _input_distance(cell_key: str, key: str, a: Trace, b: Trace) -> float | None
         own = f"{layer}.in"
     x, y = a.values(own), b.values(own)
     return None if x is None or y is None or x.shape != y.shape else rel_l2(y, x)
-
-
-def rel_l2(found: Numbers, expected: Numbers) -> float:
-    """Return the relative L2 distance; infinite where sizes differ, or one side is not finite.
-
-    What is not finite and alike on both sides is no difference.
-    """
-    x, y = (np.asarray(v, np.float64).reshape(-1) for v in (found, expected))
-    if x.size != y.size:
-        return float("inf")
-    same = alike(x, y)
-    if not (same | (np.isfinite(x) & np.isfinite(y))).all():
-        return float("inf")
-    norm = float(np.linalg.norm(np.where(np.isfinite(y), y, 0.0)))
-    gap = float(np.linalg.norm(np.where(same, 0.0, x) - np.where(same, 0.0, y)))
-    return 0.0 if gap == 0 else gap / norm if 0 < norm < np.inf else float("inf")

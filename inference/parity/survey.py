@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.compare.measured import rel_l2
 from aprfmt.compare.thresholds import DISCRETE, one_operation
 from aprfmt.compare.traced import backend_name, weights_between
 from aprfmt.inference.backends.base import Backend
@@ -19,7 +20,7 @@ from aprfmt.inference.capture import instances, key_name
 from aprfmt.inference.context import PassFacts
 from aprfmt.inference.parity.cell import given_as
 from aprfmt.inference.parity.matched import matched_weights
-from aprfmt.inference.parity.operations import arithmetics, rel_l2
+from aprfmt.inference.parity.operations import arithmetics
 from aprfmt.inference.parity.request import Request
 from aprfmt.inference.session import load_forward
 from aprfmt.inference.trace import Trace

@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.outcome import Check, Report
+from aprfmt.compare.measured import rel_l2
 from aprfmt.compare.thresholds import AMPLIFIED, DISCRETE
 from aprfmt.compare.traces import PointDiff, TraceDiff
 from aprfmt.inference.device import Choice
 from aprfmt.inference.parity.cells import Operation, Verdict
-from aprfmt.inference.parity.operations import rel_l2
 from aprfmt.inference.parity.survey import Survey
 from aprfmt.inference.trace import Trace
 

@@ -18,7 +18,7 @@ from aprfmt.arch.hyper import read_hyper, write_hyper
 from aprfmt.arch.required import coverage, expected_roles
 from aprfmt.arch.spec import ArchSpec, Facts, split_key
 from aprfmt.base.protocols import LazyTensor
-from aprfmt.checks.context import Context
+from aprfmt.checks.context import Checked
 from aprfmt.checks.file.population import completeness
 from aprfmt.conversion import convert
 from aprfmt.conversion.options import Options
@@ -157,7 +157,7 @@ def leavings(model: Model) -> Iterator[tuple[list[str], set[str]]]:
 
 def refusals(model: Model) -> Iterator[str]:
     """Yield the errors of validate, a session and conversions to all formats."""
-    checked = completeness(Context(model))
+    checked = completeness(Checked(model))
     yield " ".join(f.where for f in checked.findings if f.level == "fail")
     with pytest.raises(ArchError) as refused:
         Session.of(model, BACKENDS["numpy"]("cpu", "float32"))

@@ -14,7 +14,7 @@ import aprfmt
 from aprfmt.compare import TensorDiff, diff
 from aprfmt.compare.causes import CAUSES
 from aprfmt.compare.causes.packed import PACKED
-from aprfmt.compare.explain import Context, explain_pair, table
+from aprfmt.compare.explain import Surroundings, explain_pair, table
 from aprfmt.compare.explain.guesses import Explanation
 from aprfmt.formats import FORMATS
 from tests.compare import faults
@@ -382,7 +382,7 @@ def test_equal_tensors_have_no_explanation_and_a_refusal_is_possible(
     broken = edited(source, tmp_path / "b", NAMES["transposed"].change)
     assert all(row.explanation is None for row in diff(source, broken, explain=False).tensors)
     with aprfmt.open(source) as a, aprfmt.open(broken) as b:
-        context = Context(a, b)
+        context = Surroundings(a, b)
         key = "L1.attn_q.weight"
         assert explain_pair(a.roles[key], b.roles[key], context) is None
         key = "L1.ffn_up.weight"

@@ -14,16 +14,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from aprfmt.compare.measured import measure, rel_l2
 from aprfmt.compare.nonfinite import Census, census
 from aprfmt.compare.numbers import Accumulator
 from aprfmt.compare.tensors import steps_between
 from aprfmt.conversion import convert
 from aprfmt.diagnosis.conclude import rounding
 from aprfmt.diagnosis.found import CauseFound, PointRow
-from aprfmt.diagnosis.measure import fit, rel
+from aprfmt.diagnosis.measure import apart, fit
 from aprfmt.diagnosis.mixing import Share
 from aprfmt.diagnosis.settle import settled
-from aprfmt.inference.parity.operations import rel_l2
 from aprfmt.inference.parity.outcomes import compare_logits
 from aprfmt.model import open_model
 from tests.cli.run import Done, aprfmt
@@ -208,12 +208,11 @@ def sides(value: float) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("wrong", WRONG)
 def test_distances_fail_on_one_side_and_pass_over_both(wrong: str) -> None:
     x, y = sides(WRONG[wrong])
-    for distance in (rel, rel_l2):
-        assert distance(x, y) == distance(y, x) == math.inf
-        assert distance(y, y) == 0.0
-        near = y.copy()
-        near[0, 0] *= 1.5
-        assert 0 < distance(near, y) < 1
+    assert rel_l2(x, y) == rel_l2(y, x) == math.inf
+    assert rel_l2(y, y) == 0.0
+    near = y.copy()
+    near[0, 0] *= 1.5
+    assert 0 < rel_l2(near, y) < 1
     found, again = census(x, y), census(y, x)
     assert found is not None and again is not None
     assert (found.alone, found.at, found.side, found.b) == (1, (1, 2), "B", 1)
@@ -246,7 +245,20 @@ def test_squares_that_overflow_are_no_small_distance() -> None:
     with np.errstate(over="ignore"):
         measures.add(x, x * 2)
         assert measures.stats().rel_l2 == math.inf and math.isnan(measures.stats().cosine)
-        assert rel(x, x * 2) == rel_l2(x, x * 2) == math.inf
+        assert rel_l2(x, x * 2) == math.inf
+
+
+def test_what_is_found_of_nothing_is_infinitely_far_wherever_it_is_asked() -> None:
+    """One rule for an all-zero reference: for diff, trace, parity and diagnose."""
+    found, nothing = np.array([[3.0, 4.0]]), np.zeros((1, 2))
+    measures = Accumulator(nothing.shape)
+    measures.add(nothing, found)
+    everything = np.ones(2, bool), np.arange(2), nothing.shape
+    assert rel_l2(found, nothing) == apart(found, nothing) == math.inf
+    assert measure(found[0], nothing[0], *everything).rel == math.inf
+    assert measures.stats().rel_l2 == math.inf
+    assert rel_l2(nothing, found) == rel_l2(found * 0, found) == 1.0
+    assert rel_l2(nothing, nothing) == 0.0
 
 
 def test_a_nan_is_no_masked_score() -> None:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import aprfmt
+from aprfmt.compare.measured import rel_l2
 from aprfmt.diagnosis import conclude, diagnose
 from aprfmt.diagnosis.case import short_numbers
 from aprfmt.diagnosis.hypotheses.attention import cap_of
-from aprfmt.diagnosis.measure import fit, rel
+from aprfmt.diagnosis.measure import fit
 from aprfmt.diagnosis.prompt import LONGEST, chosen_ids, hidden_from
 from aprfmt.inference import aprt_facts
 from aprfmt.inference.aprt import save_aprt
@@ -263,12 +264,12 @@ def test_rows_of_two_traces_go_by_position(
 
 def test_distances_rows_and_masks() -> None:
     x = np.arange(12, dtype=np.float32).reshape(4, 3)
-    assert rel(x, x) == 0 and rel(x, x[:2]) == math.inf
-    assert rel(np.array([np.nan, 1]), np.array([np.nan, 1])) == 0
-    assert rel(np.array([np.nan, 1]), np.array([2.0, 1])) == math.inf
+    assert rel_l2(x, x) == 0 and rel_l2(x, x[:2]) == math.inf
+    assert rel_l2(np.array([np.nan, 1]), np.array([np.nan, 1])) == 0
+    assert rel_l2(np.array([np.nan, 1]), np.array([2.0, 1])) == math.inf
     huge = np.array([4e25, 1], np.float32)  # its square overflows float32
-    assert rel(np.ones(2, np.float32), huge) == pytest.approx(1)
-    assert rel(np.zeros(3), np.zeros(3)) == 0 and rel(np.ones(3), np.zeros(3)) == 1
+    assert rel_l2(np.ones(2, np.float32), huge) == pytest.approx(1)
+    assert rel_l2(np.zeros(3), np.zeros(3)) == 0 and rel_l2(np.ones(3), np.zeros(3)) == 1
     part = fit(x[[1, 3]], (1, 3), "float32", (4, 3), 0, 4)
     assert part is not None and part.rows is not None and part.rows.tolist() == [1, 3]
     assert part.distance(x, 0) == 0 and part.distance(x + 1, 0) > 0

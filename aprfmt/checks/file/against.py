@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from aprfmt.checks.records import Finding, NotRun, Result
 
 if TYPE_CHECKING:
-    from aprfmt.checks.context import Context
+    from aprfmt.checks.context import Checked
 
 
-def accounted(ctx: "Context") -> Result:
+def accounted(ctx: "Checked") -> Result:
     """Account for everything in the source: copied, transformed, or dropped as the file records."""
     from aprfmt.conversion.accounted import account, recorded
 

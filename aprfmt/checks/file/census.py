@@ -17,7 +17,7 @@ from aprfmt.model import Model
 from aprfmt.tensors.stats import Accumulator, Stats, compute, tensor_stats
 
 if TYPE_CHECKING:
-    from aprfmt.checks.context import Context, Progress
+    from aprfmt.checks.context import Checked, Progress
 
 WINDOW = 16 << 20  # bytes looked at, and then dropped, at a time
 
@@ -128,7 +128,7 @@ def _bad_bool(tensor: LazyTensor) -> str:
     return ""
 
 
-def values(ctx: "Context") -> Result:
+def values(ctx: "Checked") -> Result:
     """Check that every value is a number; computed buffers (masks) may hold infinities."""
     buffers = _buffers(ctx)
     findings, counted, unread = [], 0, []
@@ -164,7 +164,7 @@ def values(ctx: "Context") -> Result:
     return Result(f"{counted} tensors", findings)
 
 
-def _buffers(ctx: "Context") -> frozenset[str]:
+def _buffers(ctx: "Checked") -> frozenset[str]:
     """Return the stored names of what is computed, not learned, where the architecture knows."""
     try:
         style = ctx.model.style
@@ -173,7 +173,7 @@ def _buffers(ctx: "Context") -> frozenset[str]:
         return frozenset()
 
 
-def block_scales(ctx: "Context") -> Result:
+def block_scales(ctx: "Checked") -> Result:
     """Look for scales, sub-scales and sums of blocks that no quantizer writes."""
     seen, findings = 0, []
     for name, row in ctx.census.items():
@@ -210,7 +210,7 @@ def _has_scales(encoding: str) -> bool:
     return row.known and not row.numpy and not row.safetensors
 
 
-def packed(ctx: "Context") -> Result:
+def packed(ctx: "Checked") -> Result:
     """Check that every weight that is several tensors decodes: its parts are there and fit."""
     findings: list[Finding] = []
     seen = 0

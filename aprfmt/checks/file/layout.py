@@ -13,7 +13,7 @@ from aprfmt.formats.apr.layout import ALIGNMENT
 from aprfmt.formats.mapped import Shard
 
 if TYPE_CHECKING:
-    from aprfmt.checks.context import Context
+    from aprfmt.checks.context import Checked
 
 
 def _parsed(source: Any) -> list[Any]:
@@ -21,7 +21,7 @@ def _parsed(source: Any) -> list[Any]:
     return [shard.parsed for shard in source.shards]
 
 
-def layout(ctx: "Context") -> Result:
+def layout(ctx: "Checked") -> Result:
     """Collect what the reader found wrong (a failure each) and remarked on (a warning each).
 
     Wrong is what no reading is safe for: overlap, offsets and sizes outside the file, duplicates,
@@ -48,7 +48,7 @@ def _damaged(damage: Damage) -> Finding:
     return Finding(damage.where, damage.text + lost, "a file that keeps its format's rules", todo)
 
 
-def checksum(ctx: "Context") -> Result:
+def checksum(ctx: "Checked") -> Result:
     """Check every byte by the checksum behind the data; NotRun where a file has none."""
     source: Any = ctx.model.source
     matches = source.footer_matches()
@@ -69,7 +69,7 @@ def checksum(ctx: "Context") -> Result:
     return Result("CRC-32 of every byte matches")
 
 
-def side_manifest(ctx: "Context") -> Result:
+def side_manifest(ctx: "Checked") -> Result:
     """Check every byte by the hashes that `hash --write` left beside the model."""
     path = manifest.manifest_path(ctx.model.path)
     if not path.is_file():
@@ -84,7 +84,7 @@ def side_manifest(ctx: "Context") -> Result:
     return Result(f"{len(rows)} tensors match {path.name}", findings)
 
 
-def padding(ctx: "Context") -> Result:
+def padding(ctx: "Checked") -> Result:
     """Check that what stands between header and tensors is zeros."""
     if ctx.model.damage:
         raise NotRun("the file is damaged, so which bytes belong to nothing is not known")
@@ -107,7 +107,7 @@ def _first_stray(shard: Shard[Any]) -> str:
     return ""
 
 
-def alignment(ctx: "Context") -> Result:
+def alignment(ctx: "Checked") -> Result:
     """Check that every tensor begins at a multiple of 64, as most writers have it."""
     findings = []
     for path, parsed in zip(ctx.model.source.files, _parsed(ctx.model.source), strict=True):
@@ -124,7 +124,7 @@ def alignment(ctx: "Context") -> Result:
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[^.]+)")
 
 
-def shards(ctx: "Context") -> Result:
+def shards(ctx: "Checked") -> Result:
     """Check that index, names and files of a set say the same, and none lies about unclaimed."""
     source: Any = ctx.model.source
     own = {id(note) for parsed in _parsed(source) for note in parsed.notes}
@@ -162,7 +162,7 @@ def _strays(members: set[str], folder: Path) -> list[str]:
     return found
 
 
-def names(ctx: "Context") -> Result:
+def names(ctx: "Checked") -> Result:
     """Look for control, invisible and reversing characters in names of tensors and keys."""
     findings = []
     every = [("tensor", name) for name in ctx.model.source.tensors]

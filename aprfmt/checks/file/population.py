@@ -10,12 +10,12 @@ from aprfmt.errors import ArchError
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
-    from aprfmt.checks.context import Context
+    from aprfmt.checks.context import Checked
     from aprfmt.model.resolve import Resolution
     from aprfmt.tensors.stats import Stats
 
 
-def architecture(ctx: "Context") -> Result:
+def architecture(ctx: "Checked") -> Result:
     """Check that names and keys fit the tables of the architecture the file names."""
     name = ctx.spec.name
     try:
@@ -27,7 +27,7 @@ def architecture(ctx: "Context") -> Result:
     return Result(f"{name}, {len(resolution.roles)} roles")
 
 
-def completeness(ctx: "Context") -> Result:
+def completeness(ctx: "Checked") -> Result:
     """Check that every tensor the configuration demands is there, biases and head included."""
     found = ctx.resolution.coverage
     expected = f"all {found.expected} tensors of the configuration"
@@ -48,7 +48,7 @@ def completeness(ctx: "Context") -> Result:
     return Result(f"{found.found} of {found.expected}{tied}", findings)
 
 
-def shapes(ctx: "Context") -> Result:
+def shapes(ctx: "Checked") -> Result:
     """Check that every tensor has the shape that the configuration gives it."""
     todo = "weights and configuration disagree: aprfmt diff SOURCE FILE says which changed"
     findings = [
@@ -58,7 +58,7 @@ def shapes(ctx: "Context") -> Result:
     return Result(f"{len(ctx.resolution.roles)} roles", findings)
 
 
-def unexpected(ctx: "Context") -> Result:
+def unexpected(ctx: "Checked") -> Result:
     """Look for tensors that the architecture has no place for."""
     findings = [
         Finding(name, "a tensor of no role", f"tensors of {ctx.spec.name} only",
@@ -75,7 +75,7 @@ def disagreements(resolution: "Resolution", where: str) -> list[Finding]:
     return [Finding(*each, "one value from every source", level="warning") for each in said]
 
 
-def hyperparameters(ctx: "Context") -> Result:
+def hyperparameters(ctx: "Checked") -> Result:
     """Check that keys, configuration and tensors say the same of the forward pass."""
     resolution = ctx.resolution
     assumed = len(resolution.report.assumed)
@@ -90,7 +90,7 @@ FAR = 100.0  # beyond a bound by this factor it is no matter of training any mor
 _WORDS = {"std": "standard deviation", "rms": "root mean square"}
 
 
-def role_bounds(ctx: "Context") -> Result:
+def role_bounds(ctx: "Checked") -> Result:
     """Check that embeddings and norms have statistics of trained weights.
 
     Those are bounded that have a usual size; biases may be as large as they like.
@@ -119,7 +119,7 @@ def role_bounds(ctx: "Context") -> Result:
     return Result(f"{seen} tensors", findings)
 
 
-def _stats(ctx: "Context", logical: View) -> "Stats | None":
+def _stats(ctx: "Checked", logical: View) -> "Stats | None":
     """Return the statistics of the one stored tensor that a role is, if it is one with numbers."""
     if len(logical.stored) != 1:
         return None

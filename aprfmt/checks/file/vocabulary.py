@@ -22,7 +22,7 @@ from aprfmt.tokenizer.stated import stated
 from aprfmt.tokenizer.template import scan_template
 
 if TYPE_CHECKING:
-    from aprfmt.checks.context import Context
+    from aprfmt.checks.context import Checked
 
 _MANY = 20  # findings of one kind; the rest is counted
 
@@ -87,7 +87,7 @@ def _from_json(carried: Carried, data: Mapping[str, Any]) -> Words:
     return Words(carried.origin, tokens, pairs if merges is not None else None, {}, plain, False)
 
 
-def lists(ctx: "Context") -> Result:
+def lists(ctx: "Checked") -> Result:
     """Check that the vocabulary builds: lists of their lengths, every token once."""
     words = read_words(ctx.carried)
     findings = [
@@ -118,7 +118,7 @@ def _has_ids(carried: Carried) -> bool:
     return True
 
 
-def size(ctx: "Context") -> Result:
+def size(ctx: "Checked") -> Result:
     """Check that every token has a row of the embedding; in GGUF every row has a token."""
     rows, origin = _rows(ctx)
     words = ctx.words
@@ -141,7 +141,7 @@ def size(ctx: "Context") -> Result:
 _DENSE = ("gguf",)
 
 
-def _rows(ctx: "Context") -> tuple[int, str]:
+def _rows(ctx: "Checked") -> tuple[int, str]:
     """Return the rows of the embedding as stored, and its name."""
     resolution = ctx.resolution
     logical = resolution.roles.get("token_embd.weight")
@@ -150,7 +150,7 @@ def _rows(ctx: "Context") -> tuple[int, str]:
     return logical.shape[0], logical.stored[0].info.name
 
 
-def ids(ctx: "Context") -> Result:
+def ids(ctx: "Checked") -> Result:
     """Check that every special id is that of a token."""
     words = ctx.words
     count = len(words.tokens)
@@ -168,12 +168,12 @@ def ids(ctx: "Context") -> Result:
     return Result(f"{len(stated)} ids", findings)
 
 
-def _configured(ctx: "Context") -> list[tuple[str, int]]:
+def _configured(ctx: "Checked") -> list[tuple[str, int]]:
     """Return the ids that config.json and generation_config.json state, by place."""
     return [(where, i) for where, i in _said(ctx) if type(i) is int and i >= 0]
 
 
-def _no_ids(ctx: "Context") -> list[Finding]:
+def _no_ids(ctx: "Checked") -> list[Finding]:
     """Return a finding for each value that stands in place of an id and is not an id."""
     return [
         Finding(where, shorten(repr(value), 80), "an id, a list of ids, or null",
@@ -183,7 +183,7 @@ def _no_ids(ctx: "Context") -> list[Finding]:
     ]  # fmt: skip
 
 
-def _said(ctx: "Context") -> list[tuple[str, Any]]:
+def _said(ctx: "Checked") -> list[tuple[str, Any]]:
     """Return what config.json and generation_config.json say where ids stand; -1 means none."""
     found = []
     for name, source in (
@@ -197,7 +197,7 @@ def _said(ctx: "Context") -> list[tuple[str, Any]]:
     return found
 
 
-def merges(ctx: "Context") -> Result:
+def merges(ctx: "Checked") -> Result:
     """Check that every merge joins two tokens to a third."""
     words = ctx.words
     if words.merges is None:
@@ -228,7 +228,7 @@ def _wrong_merges(words: Words) -> list[tuple[int, Any]]:
     return wrong
 
 
-def template(ctx: "Context") -> Result:
+def template(ctx: "Checked") -> Result:
     """Check that the chat template only joins texts, and names no token the vocabulary lacks."""
     text = ctx.model.carried.chat_template()
     if text is None:
@@ -242,7 +242,7 @@ def template(ctx: "Context") -> Result:
     return Result(f"{len(text)} characters", findings)
 
 
-def _unknown_tokens(ctx: "Context") -> list[Finding]:
+def _unknown_tokens(ctx: "Checked") -> list[Finding]:
     """Return a finding for each control token that the template writes and no id stands for."""
     try:
         side = stated(ctx.model)

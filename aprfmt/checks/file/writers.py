@@ -12,7 +12,7 @@ from aprfmt.checks.records import Finding, Result
 from aprfmt.model import Model
 
 if TYPE_CHECKING:
-    from aprfmt.checks.context import Context
+    from aprfmt.checks.context import Checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ FAULTS: tuple[Fault, ...] = (
 )  # fmt: skip
 
 
-def writer(ctx: "Context") -> Result:
+def writer(ctx: "Checked") -> Result:
     """Look for traits of writers whose files are known to be wrong."""
     faults = [fault for fault in FAULTS if ctx.model.format in fault.formats]
     findings = [

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from aprfmt.checks.context import Context
+from aprfmt.checks.context import Checked
 from aprfmt.checks.gates.baseline import read
 from aprfmt.checks.gates.golden import Golden, find
 from aprfmt.checks.records import Answer, NotRun
@@ -51,7 +51,7 @@ class Request:
     allow_missing: tuple[str, ...] = ()
 
 
-class Subject(Context):
+class Subject(Checked):
     """The model under test; a context manager that closes everything it opened."""
 
     def __init__(self, request: Request, model: Model) -> None:

@@ -19,7 +19,7 @@ from aprfmt.compare.causes import CAUSES
 from aprfmt.compare.diffs import TensorDiff
 from aprfmt.compare.explain.case import Case, row_distances
 from aprfmt.compare.explain.compound import remainder, rereadings
-from aprfmt.compare.explain.context import Context
+from aprfmt.compare.explain.context import Surroundings
 from aprfmt.compare.explain.derived import with_derived
 from aprfmt.compare.explain.elsewhere import renamed
 from aprfmt.compare.explain.folds import with_folds
@@ -32,7 +32,7 @@ from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.tensors.view import View
 
-__all__ = ["Context", "Explanation", "explain_pair", "explained"]
+__all__ = ["Explanation", "Surroundings", "explain_pair", "explained"]
 
 TRIED = 6  # guesses applied to whole tensors, per pair
 PART = 0.5  # at most this share of rows differs: then they are also examined alone
@@ -43,7 +43,7 @@ DENSE = 0.3  # at a smaller distance not all values were misread
 REREAD = ("dtype_mislabel", "endianness", "rounding", "quantisation")  # not combined
 
 
-def explain_pair(a: View, b: View, context: Context, key: str = "") -> Explanation | None:
+def explain_pair(a: View, b: View, context: Surroundings, key: str = "") -> Explanation | None:
     """Return the first hypothesis that makes two differing tensors equal, or the likeliest one.
 
     `key` is the pair's key if it is not the tensors' own. None if nothing fits, or if the tensors
@@ -53,7 +53,7 @@ def explain_pair(a: View, b: View, context: Context, key: str = "") -> Explanati
         return _explain(a, b, context, key)
 
 
-def _explain(a: View, b: View, context: Context, key: str) -> Explanation | None:
+def _explain(a: View, b: View, context: Surroundings, key: str) -> Explanation | None:
     first, second = Reader(a), Reader(b)
     if not first.size or not second.size:
         return None
@@ -222,7 +222,7 @@ def explained(
     Of a role that differs in many layers a few pairs are tried alone. If nothing is found for them
     that is theirs alone, all layers are looked at together first.
     """
-    context = Context(a, b, base, {row.key: row for row in results})
+    context = Surroundings(a, b, base, {row.key: row for row in results})
     made = list(results)
     late: list[int] = []
     with np.errstate(all="ignore"):  # misread values may overflow
@@ -262,7 +262,7 @@ class Tries:
             self.vain[split_key(row.key)[1]] += 1
 
 
-def _alone(context: Context, pair: TensorPair, row: TensorDiff) -> TensorDiff:
+def _alone(context: Surroundings, pair: TensorPair, row: TensorDiff) -> TensorDiff:
     """Return a record with what explains its pair alone."""
     found = None
     try:
@@ -280,7 +280,7 @@ def _alone(context: Context, pair: TensorPair, row: TensorDiff) -> TensorDiff:
 
 
 def _together(
-    context: Context, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+    context: Surroundings, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
     """Return the records with what explains several tensors at once."""
     made = list(rows)

@@ -17,7 +17,7 @@ from aprfmt.compare.numbers import wide
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
-    from aprfmt.compare.explain.context import Context
+    from aprfmt.compare.explain.context import Surroundings
 
 SAMPLE_ROWS = 24  # rows that every guess is tried on first
 STRAY = 4.0  # a row further apart than this many slacks is not equal
@@ -49,7 +49,7 @@ class Case:
     """Two tensors of one role and shape, with their context."""
 
     def __init__(
-        self, key: str, a: Reader, b: Reader, context: "Context", shape: tuple[int, ...] = ()
+        self, key: str, a: Reader, b: Reader, context: "Surroundings", shape: tuple[int, ...] = ()
     ) -> None:
         self.key, self.a, self.b, self.context = key, a, b, context
         self.shape = shape or a.shape

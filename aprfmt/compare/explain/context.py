@@ -43,7 +43,7 @@ class Schemes:
     fruitless: int = 0
 
 
-class Context:
+class Surroundings:
     """Both models, and an optional third one (the base); gives tensors by key.
 
     `results` are the known records of pairs by key: they save passes and tell whether other

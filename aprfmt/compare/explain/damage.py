@@ -23,7 +23,7 @@ from aprfmt.compare.numbers import wide
 from aprfmt.tensors.runs import Bytes
 
 if TYPE_CHECKING:
-    from aprfmt.compare.explain.context import Context
+    from aprfmt.compare.explain.context import Surroundings
 
 CONTENT = 64  # bytes from which what stands in a range says where it came from
 SEARCHED = 2 << 30  # bytes looked through, of both files
@@ -269,7 +269,7 @@ def _match(
     return ""
 
 
-def _stored(context: "Context", label: str) -> list[LazyTensor]:
+def _stored(context: "Surroundings", label: str) -> list[LazyTensor]:
     """Return a model's stored tensors, each once."""
     found: dict[str, LazyTensor] = {}
     for view in context.models[label].values():

@@ -15,7 +15,7 @@ import numpy as np
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import Explanation, TensorDiff
-from aprfmt.compare.explain.context import Context
+from aprfmt.compare.explain.context import Surroundings
 from aprfmt.compare.explain.noise import UNIT, noise, noise_of
 from aprfmt.compare.explain.summary import named
 from aprfmt.errors import AprfmtError
@@ -48,7 +48,7 @@ class Change:
 
 
 def with_derived(
-    context: Context, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+    context: Surroundings, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
     """Return the records; the tensors of a training or a merge get that as explanation."""
     by_key = {pair.key: pair for pair in pairs}
@@ -136,7 +136,7 @@ def _rank(delta: "Array", rounding: float) -> int:
 
 
 def _explained(
-    context: Context,
+    context: Surroundings,
     pairs: Mapping[str, TensorPair],
     matrices: Sequence[TensorDiff],
     changes: Sequence[Change],

@@ -17,7 +17,7 @@ from aprfmt.compare.numbers import wide
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
-    from aprfmt.compare.explain.context import Context
+    from aprfmt.compare.explain.context import Surroundings
 
 KEPT_ROWS = 0.5  # share of equal rows from which a tensor is a damaged copy of the right one
 SHOWN = 3  # other tensors named
@@ -108,7 +108,7 @@ def _same_sample(x: Reader, y: Reader) -> bool:
     return float(np.linalg.norm(a - b)) <= 1.5 * noise(x.encoding, y.encoding) * norm
 
 
-def renamed(key: str, label: str, context: "Context") -> Explanation | None:
+def renamed(key: str, label: str, context: "Surroundings") -> Explanation | None:
     """Explain a tensor that only one file has: the other file may have it under another name.
 
     `label` is the file that has the key, "a" or "b".

@@ -15,7 +15,7 @@ import numpy as np
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import Explanation, TensorDiff
-from aprfmt.compare.explain.context import Context
+from aprfmt.compare.explain.context import Surroundings
 from aprfmt.compare.explain.noise import UNIT, noise
 from aprfmt.errors import AprfmtError
 
@@ -53,7 +53,7 @@ SCALES = (
 class Layer:
     """The tensors of a layer: values of both sides by role, and A's with the folds made."""
 
-    context: Context
+    context: Surroundings
     start: str
     pairs: Mapping[str, TensorPair]
     a: "dict[str, Array]" = field(default_factory=dict)
@@ -128,7 +128,7 @@ class Fold:
 
 
 def with_folds(
-    context: Context, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+    context: Surroundings, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
     """Return the records; tensors whose factors were moved get that as explanation."""
     made = {row.key: row for row in rows}

@@ -17,7 +17,7 @@ from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import Explanation, TensorDiff
 from aprfmt.compare.explain import fused
 from aprfmt.compare.explain.case import Case
-from aprfmt.compare.explain.context import Context
+from aprfmt.compare.explain.context import Surroundings
 from aprfmt.compare.explain.permutation import FOUND
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.explain.sources import Joined, runs, sources
@@ -61,7 +61,7 @@ class Order:
 
 
 def with_joined(
-    context: Context, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+    context: Surroundings, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
     """Return the records; fused tensors in another order get that as explanation."""
     made = {row.key: row for row in rows}
@@ -79,7 +79,7 @@ def with_joined(
 
 
 def _of_layer(
-    context: Context,
+    context: Surroundings,
     pairs: Mapping[str, TensorPair],
     rows: Mapping[str, TensorDiff],
     family: Family,
@@ -109,7 +109,10 @@ def _of_layer(
 
 
 def _case(
-    context: Context, pairs: Mapping[str, TensorPair], roles: Sequence[tuple[str, str]], layer: int
+    context: Surroundings,
+    pairs: Mapping[str, TensorPair],
+    roles: Sequence[tuple[str, str]],
+    layer: int,
 ) -> Case | None:
     """Return the pair of both sides' joined rows; None unless all parts fit together."""
     keys = [f"L{layer}.{role}" for role, _ in roles]
@@ -133,7 +136,7 @@ def _keys(case: Case) -> tuple[str, ...]:
 
 
 def _order(
-    context: Context, rows: Mapping[str, TensorDiff], family: Family, case: Case | None
+    context: Surroundings, rows: Mapping[str, TensorDiff], family: Family, case: Case | None
 ) -> Order | None:
     """Return the order that makes all rows equal; None if there is none, or nothing to explain."""
     if case is None or not _wanted(rows, _keys(case)):
@@ -166,7 +169,7 @@ def _wanted(rows: Mapping[str, TensorDiff], keys: Sequence[str]) -> bool:
     )
 
 
-def _named(context: Context, family: Family, case: Case, at: "Array") -> Order | None:
+def _named(context: Surroundings, family: Family, case: Case, at: "Array") -> Order | None:
     assert isinstance(case.a, Joined)
     parts = [(name, reader.rows) for (_, name), reader in
              zip(family.of("weight"), case.a.readers, strict=True)]  # fmt: skip

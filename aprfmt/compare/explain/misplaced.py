@@ -16,7 +16,7 @@ from aprfmt.compare.explain.sources import Joined, runs, sources
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
-    from aprfmt.compare.explain.context import Context
+    from aprfmt.compare.explain.context import Surroundings
 
 COLUMNS = 8  # below so many values a row is not known by them
 POOL = 1 << 31  # values of A looked through
@@ -103,7 +103,7 @@ def _line(case: Case, run: Run) -> str:
     return f"{name}: A's {numbered('row', run.there, run.there + run.count)}{of}"
 
 
-def _pool(context: "Context", like: Reader, key: str) -> Joined | None:
+def _pool(context: "Surroundings", like: Reader, key: str) -> Joined | None:
     """Return all rows of A with so many columns, made once; None where they are too many."""
     held = context.pools
     if like.columns not in held:

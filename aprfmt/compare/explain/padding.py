@@ -8,7 +8,7 @@ import numpy as np
 
 from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import Explanation, TensorDiff
-from aprfmt.compare.explain.context import Context
+from aprfmt.compare.explain.context import Surroundings
 from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.numbers import wide
@@ -24,7 +24,7 @@ STEP = 1 << 20  # values compared at a time
 
 
 def with_padding(
-    context: Context, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+    context: Surroundings, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
     """Return the records; a padded embedding and head get that as explanation, or neither does."""
     made = {row.key: row for row in rows}
@@ -47,7 +47,7 @@ def with_padding(
     return [made[row.key] for row in rows]
 
 
-def _padded(context: Context, key: str, a: View, b: View) -> Explanation | None:
+def _padded(context: Surroundings, key: str, a: View, b: View) -> Explanation | None:
     """Compare the rows that both have; None if they differ, or if ids reach the others."""
     first, second = Reader(a), Reader(b)
     if first.columns != second.columns or first.rows == second.rows:

@@ -17,7 +17,7 @@ from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import TensorDiff
 from aprfmt.compare.explain import permutation
 from aprfmt.compare.explain.case import Case
-from aprfmt.compare.explain.context import Context
+from aprfmt.compare.explain.context import Surroundings
 from aprfmt.compare.explain.guesses import Explanation
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.errors import AprfmtError
@@ -92,7 +92,7 @@ CAUSES_OF_EQUAL_FUNCTION = tuple(row.cause for row in SYMMETRIES)
 
 
 def with_symmetries(
-    context: Context, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+    context: Surroundings, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
     """Return the records; groups that moved together get the symmetry as explanation."""
     made = list(rows)
@@ -120,7 +120,7 @@ def with_symmetries(
 
 
 def _of_layer(
-    context: Context, pairs: Mapping[str, TensorPair], symmetry: Symmetry, layer: int
+    context: Surroundings, pairs: Mapping[str, TensorPair], symmetry: Symmetry, layer: int
 ) -> dict[str, Explanation]:
     """Return the explanations of a layer's tensors; {} unless all of them moved together."""
     start = f"L{layer}."
@@ -167,7 +167,7 @@ def _members(symmetry: Symmetry, here: Mapping[str, TensorPair]) -> Iterator[tup
             yield from ((unit, role, axis) for role in roles if role in here)
 
 
-def _counts(context: Context, symmetry: Symmetry, cases: Mapping[str, Case]) -> dict[str, int]:
+def _counts(context: Surroundings, symmetry: Symmetry, cases: Mapping[str, Case]) -> dict[str, int]:
     """Return the number of each unit; {} if not known, or if units are not interchangeable."""
     if not context.hyper:
         return {}
@@ -209,7 +209,7 @@ def _order(
     return np.arange(count) if still else None
 
 
-def _shared(case: Case, context: Context) -> bool:
+def _shared(case: Case, context: Surroundings) -> bool:
     """Say whether a q/k-norm has one weight for all heads, so that their order does not matter."""
     return case.role.endswith("_norm.weight") and case.a.size == context.hyper[0]["head_dim"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.compare.measured import rel_l2
 from aprfmt.diagnosis.case import Case, Change, Layers, heads_changed
-from aprfmt.diagnosis.measure import rel
 from aprfmt.diagnosis.world import Call, World
 
 Array = NDArray[Any]
@@ -74,7 +74,7 @@ def scale(case: Case) -> Iterator[Change]:
             return
         products, there = products[inside], cap * np.arctanh(there[inside] / cap)
     value = float(np.sum(products * there) / np.sum(products * products))
-    if value and rel(products * value, there) <= 20 * case.view.tolerance:
+    if value and rel_l2(products * value, there) <= 20 * case.view.tolerance:
         exact = [s for s in usual if math.isclose(s, value, rel_tol=5 * case.view.tolerance)]
         if exact:
             yield _scale_change(case, exact[0])
@@ -134,7 +134,7 @@ def cap_of(plain: Array, capped: Array) -> float | None:
         low, high = np.where(smaller, middle, low), np.where(smaller, high, middle)
     caps = np.sqrt(low * high)
     value = float(np.median(caps[: max(1, len(caps) // 4)]))
-    return value if rel(value * np.tanh(plain / value), capped) < 1e-2 else None
+    return value if rel_l2(value * np.tanh(plain / value), capped) < 1e-2 else None
 
 
 # --- which keys a query reads --------------------------------------------------------------------
@@ -171,7 +171,7 @@ def gqa(case: Case) -> Iterator[Change]:
         every = every if cap is None else cap * np.tanh(every / cap)
         known = known_entries(case)
         away = np.array([
-            [rel(every[h, g][known[h]], theirs[h][known[h]]) for g in range(n_kv)]
+            [rel_l2(every[h, g][known[h]], theirs[h][known[h]]) for g in range(n_kv)]
             for h in range(n_heads)
         ])  # fmt: skip
         if (away.min(axis=1) > case.view.tolerance).any():

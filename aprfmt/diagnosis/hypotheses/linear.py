@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.compare.measured import rel_l2
 from aprfmt.diagnosis.case import Case, Change
 from aprfmt.diagnosis.hypotheses.product import laid, numbers, overlaid, product_of, same_shape
-from aprfmt.diagnosis.measure import rel
 from aprfmt.diagnosis.world import World
 
 Array = NDArray[Any]
@@ -40,9 +40,9 @@ def bias(case: Case) -> Iterator[Change]:
                 overlaid({name: vector.astype(np.float32)}),
                 scoped=False,
             )
-    elif rel(vector, -found.bias) <= near:
+    elif rel_l2(vector, -found.bias) <= near:
         yield dropped_bias(case.world, name)
-    elif rel(vector, found.bias) <= near:
+    elif rel_l2(vector, found.bias) <= near:
         yield Change(
             "missing_bias", f"{name} is added twice", (name,),
             overlaid({name: (2 * found.bias).astype(np.float32)}), scoped=False,
@@ -89,7 +89,9 @@ def other_weight(case: Case) -> Iterator[Change]:
         bias_name = f"{other.removesuffix('.weight')}.bias"
         if bias_name in case.world.stored:
             shifts.append(np.asarray(case.world.stored[bias_name].numpy()))
-        if any(rel(y + shift, found.theirs[:some]) <= 10 * case.view.tolerance for shift in shifts):
+        if any(
+            rel_l2(y + shift, found.theirs[:some]) <= 10 * case.view.tolerance for shift in shifts
+        ):
             yield laid(case, {found.key: other})
             return
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.compare.measured import rel_l2
 from aprfmt.diagnosis.case import Case, Change, Layers
 from aprfmt.diagnosis.hypotheses.product import laid, same_shape
 from aprfmt.diagnosis.hypotheses.reordered import behind, with_eps
-from aprfmt.diagnosis.measure import rel
 from aprfmt.diagnosis.world import World
 
 OPS = ("rms_norm", "layer_norm")
@@ -48,7 +48,7 @@ def eps(case: Case) -> Iterator[Change]:
     square = np.mean(x.astype(np.float64) ** 2, -1).reshape(-1)
     mine, other = (np.asarray(v, np.float64).reshape(-1, width) for v in (ours, theirs))
     ratio = np.sum(other * mine, -1) / np.maximum(np.sum(mine * mine, -1), 1e-300)
-    if rel(mine * ratio[:, None], other) > 10 * case.view.tolerance or not (ratio > 0).all():
+    if rel_l2(mine * ratio[:, None], other) > 10 * case.view.tolerance or not (ratio > 0).all():
         return
     found = (square + call.kwargs["eps"]) / ratio**2 - square
     smallest = np.argsort(square, kind="stable")[: max(1, len(square) // 4)]

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.vocabulary import role_key, split_key
+from aprfmt.compare.measured import rel_l2
 from aprfmt.diagnosis.case import Case, Change
-from aprfmt.diagnosis.measure import rel
 from aprfmt.diagnosis.world import MOVES, World
 
 Array = NDArray[Any]
@@ -38,7 +38,7 @@ class Product:
 
     def close(self, case: Case, w: Array, slack: float = 10.0) -> bool:
         """Say whether the input times a weight is the trace's output."""
-        return rel(self.x @ w.T, self.bare) <= slack * case.view.tolerance
+        return rel_l2(self.x @ w.T, self.bare) <= slack * case.view.tolerance
 
 
 def product_of(case: Case) -> Product | None:

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.compare.measured import rel_l2
 from aprfmt.diagnosis.case import Case, Change, Layers
 from aprfmt.diagnosis.hypotheses.attention import cap_of
 from aprfmt.diagnosis.hypotheses.product import numbers, overlaid
 from aprfmt.diagnosis.hypotheses.steps import side_by_side
-from aprfmt.diagnosis.measure import rel
 from aprfmt.diagnosis.world import Call, World
 
 Array = NDArray[Any]
@@ -94,7 +94,7 @@ def factor(case: Case) -> Iterator[Change]:
     if not power or ours.shape != theirs.shape:
         return
     found = float(np.sum(ours * theirs)) / power
-    if found and rel(ours * found, theirs) <= 20 * case.view.tolerance:
+    if found and rel_l2(ours * found, theirs) <= 20 * case.view.tolerance:
         if abs(found * told - 1) <= 20 * case.view.tolerance:
             yield _factor_change(name, 1.0, told)
             return
@@ -124,7 +124,7 @@ def _added_factor(case: Case, name: str, told: float) -> Iterator[Change]:
     stream, added = (case.array(x).astype(np.float64) for x in call.args)
     theirs = case.view.theirs - stream
     found = float(np.sum(theirs * added) / max(float(np.sum(added * added)), 1e-300))
-    if found and rel(added * found, theirs) <= 100 * case.view.tolerance:
+    if found and rel_l2(added * found, theirs) <= 100 * case.view.tolerance:
         yield from case.rounded(lambda v: _factor_change(name, v, told), found * told)
 
 

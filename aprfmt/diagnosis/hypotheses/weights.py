@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from aprfmt.codecs import CODECS, decode, encode
+from aprfmt.compare.measured import rel_l2
 from aprfmt.diagnosis.case import Case, Change
 from aprfmt.diagnosis.hypotheses.norm import norm_key
 from aprfmt.diagnosis.hypotheses.product import numbers, overlaid, product_of
-from aprfmt.diagnosis.measure import rel
 from aprfmt.errors import CodecError
 
 MOST = 1 << 28  # values most values of all weights that are reread together
@@ -31,7 +31,7 @@ def scaled(case: Case) -> Iterator[Change]:
     if not power:
         return
     factor = float(np.sum(ours * theirs)) / power
-    if factor and rel(ours * factor, theirs) <= 3 * case.view.tolerance:
+    if factor and rel_l2(ours * factor, theirs) <= 3 * case.view.tolerance:
         yield Change(
             "scale", f"{found.key} is multiplied by {factor:.6g}", (found.key,),
             overlaid({found.key: (w * np.float32(factor)).reshape(shape)}),
@@ -39,7 +39,11 @@ def scaled(case: Case) -> Iterator[Change]:
         )  # fmt: skip
         return
     columns = np.sum(ours * theirs, 0) / np.maximum(np.sum(ours * ours, 0), 1e-300)
-    if len(ours) > 2 and columns.all() and rel(ours * columns, theirs) <= 3 * case.view.tolerance:
+    if (
+        len(ours) > 2
+        and columns.all()
+        and rel_l2(ours * columns, theirs) <= 3 * case.view.tolerance
+    ):
         changed = np.flatnonzero(np.abs(columns - 1) > 1e-3)
         yield Change(
             "scale",

@@ -1,0 +1,136 @@
+"""What `aprfmt eval` scores: texts, or a trainer's batch; and the model it is held against."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from aprfmt.cli import eval_batch, eval_show, render, running
+from aprfmt.cli.eval_windows import read_samples, window_tokens, windows_to_json
+from aprfmt.errors import UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.base.outcome import Check
+    from aprfmt.inference.evaluation import Sample
+    from aprfmt.inference.running import Run
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is scored, and how it is cut."""
+
+    texts: tuple[Path, ...]
+    samples: Path | None
+    ids: str | None
+    max_seq_len: int | None
+    overlap: int
+    convention: str
+    batch: Path | None
+    reported: tuple[float, float] | None
+    within: float
+    against: str | None
+    random_weights: bool
+
+    @property
+    def texts_given(self) -> bool:
+        """Whether there is a text to score."""
+        return bool(self.texts or self.samples or self.ids)
+
+
+def of_texts(model: str, asked: Asked, where: running.Where, as_json: bool, quiet: bool) -> int:
+    """Score texts, by two models where another is to be held against; print, return the code."""
+    from aprfmt.inference.evaluation import measure, plan
+    from aprfmt.inference.loss import judge
+
+    with ExitStack() as stack:
+        run = stack.enter_context(running.session(model, where))
+        found = list(read_samples(run.model, asked.texts, asked.samples, asked.ids))
+        capacity = window_tokens(run.model, asked.max_seq_len, asked.convention)
+        cut = capacity, asked.overlap, asked.convention
+        planned, skipped = plan(found, *cut)
+        for text in skipped:
+            render.warn(text, "skipped_sample")
+        other = None
+        if asked.against is not None:
+            other = stack.enter_context(other_model(asked.against, run, found, where))
+        with render.Progress("evaluating", quiet) as progress:
+            twin = None if other is None else other.session
+            measured = measure(run.session, planned, skipped, twin, progress)
+        kind: Literal["random", "trained"] = "random" if asked.random_weights else "trained"
+        checks = judge(measured.loss, kind, str(run.model.path))
+        body: dict[str, Any] = {
+            "run": running.run_facts(run),
+            **eval_show.loss_to_json(measured.loss),
+            **windows_to_json(run.model, planned, *cut),
+        }
+        if other is not None and measured.other is not None:
+            checks += judge(measured.other, kind, str(other.model.path))
+            difference = measured.divergence
+            body["against"] = {
+                "run": running.run_facts(other),
+                **eval_show.loss_to_json(measured.other),
+                "divergence": None if difference is None else asdict(difference),
+            }
+        return finish(run, body, checks, eval_show.show, as_json)
+
+
+def of_batch(model: str, asked: Asked, where: running.Where, as_json: bool, quiet: bool) -> int:
+    """Score a trainer's batch, and say what is wrong with the loss that was reported of it."""
+    others = {
+        "--text, --samples or --ids": asked.texts_given, "--against": asked.against is not None,
+        "--max-seq-len": asked.max_seq_len is not None, "--overlap": bool(asked.overlap),
+        "--convention": asked.convention != "disjoint",
+    }  # fmt: skip
+    found = [name for name, given in others.items() if given]
+    if found:
+        raise UsageError(f"--batch is scored as it is; found {found[0]} beside it")
+    assert asked.batch is not None
+    with running.session(model, where) as run:
+        body, checks = eval_batch.measure(run, asked.batch, asked.reported, asked.within, quiet)
+        body = {"run": running.run_facts(run), **body, **eval_show.loss_to_json(body["loss"])}
+        return finish(run, body, checks, eval_batch.show, as_json)
+
+
+def finish(
+    run: "Run", body: dict[str, Any], checks: "list[Check]",
+    show: Callable[[dict[str, Any]], None], as_json: bool,
+) -> int:  # fmt: skip
+    """Judge the checks, print what was found and return the exit code."""
+    from aprfmt.base.outcome import Report
+
+    report = Report(str(run.model.path), tuple(checks))
+    body["gate"] = report.to_json()
+    if not as_json:
+        show(body)
+        running.show_checks(report.checks)
+    return render.emit("eval", report.exit_code, body, as_json)
+
+
+@contextmanager
+def other_model(
+    text: str, here: "Run", samples: "list[Sample]", where: running.Where
+) -> "Iterator[Run]":
+    """Open the model to compare with, on the same device unless @RUN names one.
+
+    UsageError where it has another vocabulary.
+    """
+    from aprfmt.inference.device import split_run
+
+    with running.session(text, where.elsewhere(run=split_run(text)[1] is not None)) as there:
+        model, other = here.model, there.model
+        sizes = [int(each.hyper["vocab_size"]) for each in (model, other)]
+        if sizes[0] != sizes[1]:
+            raise UsageError(
+                f"{other.path}: {sizes[1]} tokens in the vocabulary, {model.path} has "
+                f"{sizes[0]}; distributions over different tokens cannot be compared"
+            )
+        mine, theirs = running.tokenizer_of(model), running.tokenizer_of(other)
+        if mine is not None and theirs is not None:
+            for i in sorted({i for sample in samples for i in sample.ids}):
+                if mine.token(i) != theirs.token(i):
+                    raise UsageError(
+                        f"{other.path}: token {i} is {theirs.token(i)!r}, in {model.path} "
+                        f"{mine.token(i)!r}; their ids mean other things"
+                    )
+        yield there
