@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aprfmt.cli import options, render
+from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.fleet.run import ScanReport
@@ -130,7 +131,6 @@ def command(
 
 def every_root(roots: tuple[str, ...], listed: Path | None) -> tuple[str, ...]:
     """Return the roots of the command line and of a list; UsageError where there are none."""
-    from aprfmt.errors import UsageError
     from aprfmt.model.hf_folder import read_text
 
     text = ""

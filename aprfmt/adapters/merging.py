@@ -18,6 +18,8 @@ from aprfmt.adapters.placing import Pair, placed, whole_tensors
 from aprfmt.adapters.reading import Adapter, read_adapter
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, Value
+from aprfmt.codecs import decode, encode
+from aprfmt.conversion import Options, convert_model
 from aprfmt.errors import ConversionError
 from aprfmt.model import Model, open_model
 
@@ -53,8 +55,6 @@ class MergedTensor(LazyTensor):
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
         """Return bytes [start, stop) of the merged weight, made now."""
-        from aprfmt.codecs import encode
-
         stop = self.info.nbytes if stop is None else min(stop, self.info.nbytes)
         row = self.info.row_bytes
         if not row or start >= stop:
@@ -68,8 +68,6 @@ class MergedTensor(LazyTensor):
         return memoryview(b"".join(made))[start - first * row : stop - first * row]
 
     def _rows(self, start: int, stop: int) -> "F32":
-        from aprfmt.codecs import decode
-
         stored = self.base.info
         assert stored.row_bytes is not None
         held = self.base.raw(start * stored.row_bytes, stop * stored.row_bytes)
@@ -234,8 +232,6 @@ def convert_merged(
     The output records the adapter's digest, so that it is not merged twice. Raises what `convert`
     and `merged_model` do.
     """
-    from aprfmt.conversion import Options, convert_model
-
     options = Options(**wishes)
     with open_model(src, arch=options.arch, allow_missing=options.allow_missing) as base:
         model, opened, found = merged_model(base, adapter)

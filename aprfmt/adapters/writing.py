@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.adapters.placing import Pair, placed, whole_tensors
+from aprfmt.adapters.placing import Pair, moved, placed, whole_tensors
 from aprfmt.adapters.reading import Adapter, Stored, read_adapter
 from aprfmt.base.protocols import Note, TensorInfo, Typed
+from aprfmt.codecs import encode
 from aprfmt.conversion.options import ConversionReport, TensorOutcome
 from aprfmt.conversion.outputs import make_info
 from aprfmt.errors import ConversionError, OutputError
 from aprfmt.formats import FORMATS
+from aprfmt.formats.atomic import FileSet
 from aprfmt.model import Model, open_model
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -98,7 +100,6 @@ def _outputs(
 
 def _in_style(adapter: Adapter, model: Model, style: str) -> Mapping[str, Pair]:
     """Return the pairs by the base's names, their rows in the order of a style."""
-    from aprfmt.adapters.placing import moved
     from aprfmt.arch.bind import groups_for
 
     found = placed(adapter, model)
@@ -114,8 +115,6 @@ def _in_style(adapter: Adapter, model: Model, style: str) -> Mapping[str, Pair]:
 
 
 def _row(name: str, stored: Stored, part: str, values: "np.ndarray[Any, Any]") -> Row:
-    from aprfmt.codecs import encode
-
     kind = stored.parts[part].encoding
     held = np.ascontiguousarray(values, np.float32)
     return make_info(name, held.shape, kind), encode(kind, held)[""]
@@ -178,8 +177,6 @@ def _write(
     to_gguf: bool, force: bool, dry_run: bool,
 ) -> tuple[tuple[Path, ...], dict[Path, int]]:  # fmt: skip
     """Write the file, or the folder; everything is published together."""
-    from aprfmt.formats.atomic import FileSet
-
     if not to_gguf and dst.suffix:
         raise ConversionError(f"{dst}: an adapter is written as .gguf, or as a folder for PEFT")
     weights = dst if to_gguf else dst / WEIGHTS
