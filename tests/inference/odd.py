@@ -17,7 +17,7 @@ from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept, Trace
 from aprfmt.model import open_model
-from tests.inference.judge import backend
+from tests.inference.judge import backend, rel
 from tests.models import MAKERS, save_tiny
 
 VOCAB = 131
@@ -67,6 +67,7 @@ PLAIN = ("F32", "BF16", "F16")
 SEEDS = {("qwen2_moe", "160"): 2}  # torch draws other weights on another machine: see `exact`
 SMALLEST_MARGIN = 1e-5
 _DRAWS = 8
+SLACK = 4  # another order of float32 additions may be so much further off than numpy's
 
 
 def forms(size: str) -> tuple[str, ...]:
@@ -169,3 +170,20 @@ def exact(arch: str, size: str, form: str, count: int) -> Trace:
 @cache
 def _run(arch: str, size: str, form: str, count: int, seed: int) -> Trace:
     return points(_drawn(arch, size, form, seed), backend("numpy:float64"), ODD_IDS[:count])
+
+
+def limit(case: tuple[str, str], form: str, count: int, key: str, bound: float) -> float:
+    """Return the bound of a float32 run at a point; more where numpy's own float32 is far off.
+
+    A delta net divides by the norms of its q and k: tiny ones carry their rounding along.
+    """
+    expected = exact(*case, form, count)
+    if not any(record.point == "delta" for record in expected.records.values()):
+        return bound
+    found = _single(*case, form, count, SEEDS[case])
+    return max(bound, SLACK * rel(found.values(key), expected.values(key)))
+
+
+@cache
+def _single(arch: str, size: str, form: str, count: int, seed: int) -> Trace:
+    return points(_drawn(arch, size, form, seed), backend("numpy:float32"), ODD_IDS[:count])

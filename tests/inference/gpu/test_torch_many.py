@@ -24,9 +24,9 @@ def test_layers_on_all_gpus_give_the_logits_of_one(name: str) -> None:
 def test_odd_sizes_on_all_gpus(arch: str) -> None:
     """Within float32's bound of the reference at every point, and in steps."""
     need(2)
-    wanted = exact(arch, "50", "BF16", len(ODD_IDS))
+    exact(arch, "50", "BF16", len(ODD_IDS))  # settles the seed
     found = points(odd(arch, "50"), cuda(device="cuda:all"), ODD_IDS)
-    held(found, wanted, arch)
+    held(found, (arch, "50"), "BF16", len(ODD_IDS))
     as_users_run(cuda(device="cuda:all"), (arch, "50"), "BF16", len(ODD_IDS))
 
 
