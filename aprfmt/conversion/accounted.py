@@ -16,6 +16,7 @@ from aprfmt.conversion.options import Drops
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
 from aprfmt.model.carried_files import json_object
+from aprfmt.model.completeness import ANY
 from aprfmt.model.hf_folder import TEXT_FILES
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.remote.paths import is_remote
@@ -216,11 +217,18 @@ class _Both:
         name = f"{key} (tied)"
         if key in self.roles:
             yield Entry(name, "tied head", "transformed", "a tensor of its own")
-        elif not self.roles or (table in self.roles and self.copy.hyper["tied_embeddings"]):
+        elif not self.roles or (table in self.roles and self._ties()):
             yield Entry(name, "tied head", "copied", "tied")
         else:
             why = self.excused(key) or self.excused(table)
             yield Entry(name, "tied head", "dropped" if why else "lost", why or "is not tied")
+
+    def _ties(self) -> bool:
+        """Say whether the copy ties its head; one that names no known architecture is not asked."""
+        try:
+            return bool(self.copy.hyper["tied_embeddings"])
+        except ArchError:
+            return True
 
     # --- files --------------------------------------------------------------------------------
 
@@ -247,6 +255,18 @@ class _Both:
         if name == "hf_quant_config.json" and not any(v.parts for v in self.copy.values()):
             return "in the encodings of the copy"
         return ""
+
+
+def _roles(copy: Model, source: Model) -> Mapping[str, "View"]:
+    """Return the copy's tensors by role; by the source's architecture where it names none."""
+    try:
+        return copy.roles
+    except ArchError:
+        pass
+    try:
+        return Model(copy.source, copy.folder, source.spec.name, ANY).roles
+    except ArchError:
+        return {}
 
 
 def _texts_of(model: Model) -> Mapping[str, str]:
