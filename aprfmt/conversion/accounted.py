@@ -16,7 +16,6 @@ from aprfmt.conversion.options import Drops
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
 from aprfmt.model.carried_files import json_object
-from aprfmt.model.completeness import ANY
 from aprfmt.model.hf_folder import TEXT_FILES
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.remote.paths import is_remote
@@ -138,13 +137,11 @@ class _Both:
 
     def __init__(self, copy: Model, source: Model, excused: Callable[[str], str]) -> None:
         self.copy, self.source, self.excused = copy, source, excused
+        self.roles, self.roles_of = _roles(copy, source), source.roles_of
         try:
-            self.roles: Mapping[str, View] = copy.roles
-            self.roles_of = source.roles_of
-            derived = {row.name(source.style or "") for row in source.spec.derived}
+            self.derived = {row.name(source.style or "") for row in source.spec.derived}
         except ArchError:
-            self.roles, self.roles_of, derived = {}, {}, set()
-        self.derived = derived
+            self.derived = set()
         self._texts, self._stated = _texts_of(copy), _texts_of(source)
 
     # --- tensors ------------------------------------------------------------------------------
@@ -263,10 +260,18 @@ def _roles(copy: Model, source: Model) -> Mapping[str, "View"]:
         return copy.roles
     except ArchError:
         pass
+    from aprfmt.arch.bind import bind
+    from aprfmt.tensors.view import View
+
     try:
-        return Model(copy.source, copy.folder, source.spec.name, ANY).roles
+        groups = bind(source.spec, copy.style or "", tuple(copy)).groups
     except ArchError:
         return {}
+    return {
+        key: View(*(copy[name].stored[0] for name in group.stored))
+        for group in groups
+        for key in group.roles
+    }
 
 
 def _texts_of(model: Model) -> Mapping[str, str]:
