@@ -182,7 +182,9 @@ class _Both:
         steps = {step for one in found for step in one.steps}
         if encodings != view.encoding:
             return Entry(name, kind, "transformed", f"{view.encoding} to {encodings}: {names}")
-        if steps or any(one.shape != view.shape for one in found):
+        before = {step for key in self.roles_of.get(view.name, ())
+                  for step in self.source.roles[key].steps}  # fmt: skip
+        if steps != before or (not before and any(one.shape != view.shape for one in found)):
             return Entry(name, kind, "transformed", f"laid out anew: {names}")
         return Entry(name, kind, "copied", names if names != name else "")
 
