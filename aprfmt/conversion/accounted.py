@@ -137,13 +137,11 @@ class _Both:
 
     def __init__(self, copy: Model, source: Model, excused: Callable[[str], str]) -> None:
         self.copy, self.source, self.excused = copy, source, excused
+        self.roles, self.roles_of = _roles(copy, source), source.roles_of
         try:
-            self.roles: Mapping[str, View] = copy.roles
-            self.roles_of = source.roles_of
-            derived = {row.name(source.style or "") for row in source.spec.derived}
+            self.derived = {row.name(source.style or "") for row in source.spec.derived}
         except ArchError:
-            self.roles, self.roles_of, derived = {}, {}, set()
-        self.derived = derived
+            self.derived = set()
         self._texts, self._stated = _texts_of(copy), _texts_of(source)
 
     # --- tensors ------------------------------------------------------------------------------
@@ -184,7 +182,9 @@ class _Both:
         steps = {step for one in found for step in one.steps}
         if encodings != view.encoding:
             return Entry(name, kind, "transformed", f"{view.encoding} to {encodings}: {names}")
-        if steps or any(one.shape != view.shape for one in found):
+        before = {step for key in self.roles_of.get(view.name, ())
+                  for step in self.source.roles[key].steps}  # fmt: skip
+        if steps != before or (not before and any(one.shape != view.shape for one in found)):
             return Entry(name, kind, "transformed", f"laid out anew: {names}")
         return Entry(name, kind, "copied", names if names != name else "")
 
@@ -216,11 +216,18 @@ class _Both:
         name = f"{key} (tied)"
         if key in self.roles:
             yield Entry(name, "tied head", "transformed", "a tensor of its own")
-        elif not self.roles or (table in self.roles and self.copy.hyper["tied_embeddings"]):
+        elif not self.roles or (table in self.roles and self._ties()):
             yield Entry(name, "tied head", "copied", "tied")
         else:
             why = self.excused(key) or self.excused(table)
             yield Entry(name, "tied head", "dropped" if why else "lost", why or "is not tied")
+
+    def _ties(self) -> bool:
+        """Say whether the copy ties its head; one that names no known architecture is not asked."""
+        try:
+            return bool(self.copy.hyper["tied_embeddings"])
+        except ArchError:
+            return True
 
     # --- files --------------------------------------------------------------------------------
 
@@ -247,6 +254,26 @@ class _Both:
         if name == "hf_quant_config.json" and not any(v.parts for v in self.copy.values()):
             return "in the encodings of the copy"
         return ""
+
+
+def _roles(copy: Model, source: Model) -> Mapping[str, "View"]:
+    """Return the copy's tensors by role; by the source's architecture where it names none."""
+    try:
+        return copy.roles
+    except ArchError:
+        pass
+    from aprfmt.arch.bind import bind
+    from aprfmt.tensors.view import View
+
+    try:
+        groups = bind(source.spec, copy.style or "", tuple(copy)).groups
+    except ArchError:
+        return {}
+    return {
+        key: View(*(copy[name].stored[0] for name in group.stored))
+        for group in groups
+        for key in group.roles
+    }
 
 
 def _texts_of(model: Model) -> Mapping[str, str]:

@@ -80,7 +80,7 @@ class RepackedTensor(LazyTensor):
             return memoryview(b"")
         first, last = start // row, -(-stop // row)
         rows = self._made().blocks(first, last).reshape(-1)
-        return memoryview(rows)[start - first * row : stop - first * row].toreadonly()
+        return rows.data[start - first * row : stop - first * row].toreadonly()
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
         """Release the pages of the parts that it is made of."""

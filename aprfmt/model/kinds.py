@@ -110,8 +110,8 @@ def _vocabulary(model: "Model") -> str:
 
 KINDS: tuple[Kind, ...] = (
     Kind("adapter", _is_adapter, _adapter, lambda model: (
-        f"aprfmt convert BASE OUT --adapter {model.path} merges it; convert with --base BASE "
-        "writes it in another form")),
+        f"merge it into its base (aprfmt convert BASE OUT --adapter {model.path}), or write it in "
+        "another form (aprfmt convert ADAPTER OUT --base BASE)")),
     Kind("imatrix", _is_imatrix, _imatrix, lambda model: (
         f"aprfmt quantize MODEL OUT.gguf --type Q4_K_M --imatrix {model.path} uses it")),
     Kind("projector", _is_projector, _projector, lambda model: (

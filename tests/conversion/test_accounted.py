@@ -165,3 +165,12 @@ def test_qa_asks_it_of_the_copy_it_is_given(demo_model: Path, tmp_path: Path) ->
     gate = next(row for row in again.json["gates"] if row["name"] == "format-parity")
     check = next(one for one in gate["checks"] if one["name"] == "against-accounted")
     assert check["outcome"] == "PASS"
+
+
+def test_a_copy_of_its_own_format_is_all_copied(folder: Path, tmp_path: Path) -> None:
+    """Rows of q and k lie in the order of GGUF on both sides."""
+    aprfmt.convert(folder, tmp_path / "m.gguf")
+    report = aprfmt.convert(tmp_path / "m.gguf", tmp_path / "again.gguf")
+    assert report.accounted is not None
+    counts = report.accounted.counts
+    assert counts["copied"] == len(report.accounted.entries) and counts["lost"] == 0

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import aprfmt
+from aprfmt.checks import validate
 from aprfmt.errors import CodecError, ConversionError
 from tests.cli.run import aprfmt as command
 from tests.conversion.dialect_floats import nvfp4
@@ -131,6 +132,8 @@ def test_a_global_scale_stands_beside_the_blocks_and_goes_on(tmp_path: Path) -> 
     second = rows["model.layers.1.mlp.up_proj.weight_scale_2"][2]
     assert reader["blk.1.ffn_up.scale"].data.tobytes() == second
     assert reader["blk.1.ffn_up.input_scale"].data.tolist() == [0.25]
+    report = validate(tmp_path / "m.gguf", against=tmp_path / "m")
+    assert [row.name for row in report.checks if row.outcome == "FAIL"] == []
     aprfmt.convert(tmp_path / "m.gguf", tmp_path / "again.gguf")
     aprfmt.convert(tmp_path / "m.gguf", tmp_path / "m.apr")
     aprfmt.convert(tmp_path / "m.apr", tmp_path / "back.gguf")

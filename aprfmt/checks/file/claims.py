@@ -105,7 +105,9 @@ def quantization(ctx: "Checked") -> Result:
     if config is None:
         raise NotRun("there is no config.json")
     section: Any = section_of(config)
-    packed = {t.encoding for t in ctx.model.values() if t.parts}
+    # A ggml type with a scale beside it (NVFP4) is said by the tensor's own type.
+    held = [t.encoding for t in ctx.model.values() if t.parts]
+    packed = {name for name in held if encoding_row(name).ggml is None}
     loose = [name for name in ctx.model if name.endswith(_PACKED) and not ctx.model[name].parts]
     key = next((key for key in SECTIONS if config.get(key) is section), SECTIONS[0])
     where = f"config.json: {key}"
@@ -122,12 +124,12 @@ def quantization(ctx: "Checked") -> Result:
         method = section.get("quant_method", "unnamed")
         raise NotRun(f"quantization {method!r} is not one this package knows by its tensors")
     if not claimed & packed:
-        held = ", ".join(sorted(packed)) or "no packed weight"
-        found = f"says {', '.join(sorted(claimed))}; the file holds {held}"
+        there = ", ".join(sorted(packed)) or "no packed weight"
+        found = f"says {', '.join(sorted(claimed))}; the file holds {there}"
         todo = "take it away, or get the weights it means"
         finding = Finding(where, found, f"{' or '.join(sorted(claimed))} weights", todo)
         return Result("", [finding])
-    count = len([t for t in ctx.model.values() if t.parts])
+    count = sum(name in packed for name in held)
     return Result(f"{', '.join(sorted(claimed & packed))}, {count} weights")
 
 
