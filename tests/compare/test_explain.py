@@ -101,8 +101,10 @@ def test_without_its_row_a_fault_is_not_explained(
 def test_the_table_names_known_causes_and_every_one_is_seeded() -> None:
     told = {cause for row in table.TABLE for cause in row.causes}
     assert told <= set(CAUSES)
-    # Packed encodings are seeded in tests/diagnose/faults_packed, the others in tests of their own.
-    others = {"expert_order", "missing_bias", *(cause.name for cause in PACKED)}
+    # Packed encodings are seeded in tests/diagnose/faults_packed, delta nets in faults_files beside
+    # it, the others in tests of their own.
+    others = {"expert_order", "missing_bias", "value_heads", "tap_order"}
+    others |= {cause.name for cause in PACKED}
     assert told - {fault.cause for fault in FAULTS} == others
     assert {row.find for row in table.TABLE} >= {fault.find for fault in FAULTS}
 

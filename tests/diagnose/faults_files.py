@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.arch.grouped_rows import Tiled
 from tests.diagnose import files
 from tests.diagnose.fault import Fault
 from tests.diagnose.making import damaged, halves_for_pairs
@@ -91,6 +92,20 @@ def one_more(rows: files.Rows) -> None:
 def one_more_and_a_factor(rows: files.Rows) -> None:
     one_more(rows)
     files.edit(UP, lambda x: x * 1.25)(rows)
+
+
+def value_heads_tiled(rows: files.Rows) -> None:
+    """Deal six value heads of 7 elements out to two key heads of 9, in all that has them."""
+    parts = {
+        "in_proj_qkv.weight": Tiled("7", "36"), "in_proj_z.weight": Tiled("7"),
+        "in_proj_a.weight": Tiled("1"), "in_proj_b.weight": Tiled("1"), "A_log": Tiled("1"),
+        "dt_bias": Tiled("1"), "conv1d.weight": Tiled("7", "36"),
+        "out_proj.weight": Tiled("7", axis=1),
+    }  # fmt: skip
+    sizes = {"delta_key_heads": 2, "delta_value_heads": 6}
+    for name, step in parts.items():
+        at = f"linear_attn.{name}"
+        files.edit_all(at, lambda x, step=step: step.apply([x], sizes)[0])(rows)
 
 
 def overflowed(x: Any) -> Any:
@@ -182,6 +197,26 @@ FILE_FAULTS: tuple[Fault, ...] = (
             tensors=files.edit(UP, lambda x: 1.25 * x)),
     damaged("norms-plus-1", "gemma", "1 added to norms that are stored without", "norm_offset",
             "L0.attn_norm.weight", tensors=files.edit_all("norm.weight", lambda x: x + 1)),
+    damaged("norms-twice", "qwen3_5", "1 added once more to norms that are stored without",
+            "norm_offset", "L0.attn_norm.weight",
+            tensors=files.edit_all("layernorm.weight", lambda x: x + 1)),
+    damaged("value-heads", "qwen3_5", "value heads of the delta nets tiled, as a GGUF has them",
+            "value_heads", ("L0.ssm_out.weight", "L0.attn_qkv.weight", "L0.ssm_a.weight"),
+            tensors=value_heads_tiled),
+    damaged("rates-exponentiated", "qwen3_5", "decay rates stored as -exp of their logarithm",
+            "function_of", "L0.ssm_a.weight",
+            tensors=files.edit_all("A_log", lambda x: -np.exp(x))),
+    damaged("rates-positive", "qwen3_5", "decay rates stored as exp of their logarithm",
+            "function_of", "L0.ssm_a.weight", tensors=files.edit_all("A_log", np.exp)),
+    damaged("rates-twice", "qwen3_5", "the same change of decay rates made twice",
+            "function_of", "L0.ssm_a.weight",
+            tensors=files.edit_all("A_log", lambda x: -np.exp(-np.exp(x)))),
+    damaged("taps-reversed", "qwen3_5", "kernels of the convolutions reversed", "tap_order",
+            "L0.ssm_conv1d.weight",
+            tensors=files.edit_all("conv1d.weight", lambda x: x[..., ::-1])),
+    damaged("kernels-transposed", "qwen3_5", "kernels stored by taps under the channels' shape",
+            "transpose", "L0.ssm_conv1d.weight",
+            tensors=files.edit_all("conv1d.weight", lambda x: x.T.reshape(x.shape))),
     damaged("head-gone", "llama", "no head, tied instead", "tied_embedding", "output.weight",
             tensors=files.drop("lm_head.weight"), config={"tie_word_embeddings": True}),
     damaged("head-overwritten", "llama", "the embedding stored as the head", "tied_embedding",

@@ -18,6 +18,19 @@ MOVED = (
         "Every differing row is found, to the bit, at the printed place.",
     ),
     Cause(
+        "value_heads", "tensor", "bug",
+        "The value heads of a delta net stand key head by key head on one side, and with the key "
+        "heads running fastest on the other, as in a GGUF of qwen3_5.",
+        "Equal multiset of blocks of a value head's rows (of the output: columns).",
+        "Putting the value heads in the other order makes the tensors equal.",
+    ),
+    Cause(
+        "tap_order", "tensor", "bug",
+        "The kernels of a short convolution run the other way: the first tap is the last.",
+        "Every kernel holds the other side's values in reverse.",
+        "Reversing every kernel makes the tensors equal.",
+    ),
+    Cause(
         "function_of", "tensor", "bug",
         "Values are a function of the other side's: reciprocals, squares, absolute values, "
         "logarithms, a constant taken away.",

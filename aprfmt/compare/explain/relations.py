@@ -41,6 +41,7 @@ def _functions() -> tuple[Function, ...]:
         Function("the squares of", np.square),
         Function("the exponentials of", np.exp),
         Function("the negated exponentials of", lambda x: -np.exp(x)),
+        Function("the negated exponentials, taken twice, of", lambda x: -np.exp(-np.exp(x))),
         Function("softplus of", _softplus),
         Function("the sigmoid of", lambda x: 1.0 / (1.0 + np.exp(-x))),
         Function("the hyperbolic tangent of", np.tanh),
