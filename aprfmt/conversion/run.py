@@ -31,7 +31,7 @@ CHUNK = 1 << 22  # elements decoded and encoded at a time
 
 @dataclass
 class Written:
-    """The checksum of one written output, and counts of changed values."""
+    """The checksum of one written output, where it is needed, and counts of changed values."""
 
     crc: int = 0
     counts: Counts = field(default_factory=Counts)
@@ -39,11 +39,18 @@ class Written:
 
 
 def chunks(output: Output, options: Options, written: Written) -> Iterator[memoryview]:
-    """Yield the stored bytes of one output; fills in `written` meanwhile."""
+    """Yield the stored bytes of one output; fills in `written` meanwhile.
+
+    Copied bytes are compared with the source's themselves: only a run that may be continued needs
+    their checksum.
+    """
     if output.part is not None:
         source = iter([memoryview(output.part.data())])
         written.counts = output.part.packed.counts
     elif output.copies and output.runs is not None:
+        if not options.resume:
+            yield from _copied(output.runs)
+            return
         source = _copied(output.runs)
     else:
         source = _encoded(output, options, written.counts)

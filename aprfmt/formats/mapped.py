@@ -22,6 +22,7 @@ from aprfmt.remote.paths import RemotePath
 Buffer = bytes | bytearray | memoryview
 
 _PAGE = mmap.PAGESIZE
+_AROUND = max(_PAGE, 64 << 10)  # what Linux maps around a page that is touched
 _DONTNEED: int | None = getattr(mmap, "MADV_DONTNEED", None)
 
 
@@ -81,10 +82,15 @@ class MappedFile:
         """Do nothing: the system reads ahead by itself."""
 
     def drop(self, start: int, stop: int) -> None:
-        """Release the whole pages inside [start, stop); they are read again if needed."""
+        """Release the pages of [start, stop), and those around that the system mapped with them.
+
+        They are read again if needed. A page at the edge of two windows would stay otherwise, with
+        its neighbours, for every window of a file.
+        """
         if self._map is None or _DONTNEED is None:
             return
-        first, last = -(-start // _PAGE) * _PAGE, stop // _PAGE * _PAGE
+        first = start // _AROUND * _AROUND
+        last = min(-(-stop // _AROUND) * _AROUND, -(-self.size // _PAGE) * _PAGE)
         if last > first:
             self._map.madvise(_DONTNEED, first, last - first)
 

@@ -2,6 +2,7 @@
 
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from aprfmt.formats.temporary import as_output_error
 
 _DIRECT = 64 << 10  # larger pieces are not copied into the buffer
 _BUFFER = 256 << 10
+_EARLY = 64 << 20  # from so many bytes on, they are synced while more are written
 _WINDOW = 16 << 20  # bytes per system call, so that an interrupt does not wait long
 
 
@@ -30,6 +32,7 @@ class OutputFile:
         self._buffer = bytearray()
         self._written = 0
         self._fd: int | None = None
+        self._early = _EarlySync()
 
     def open(self, old: os.stat_result | None) -> None:
         """Make the temporary file with the mode of the `old` file, or the default mode."""
@@ -85,6 +88,7 @@ class OutputFile:
         if self._fd is not None:
             self._flush()
             with self._errors("cannot be synced"):
+                self._early.join()
                 os.fsync(self._fd)
             self.abandon()
 
@@ -92,6 +96,8 @@ class OutputFile:
         """Close the file without syncing it."""
         fd, self._fd = self._fd, None
         if fd is not None:
+            with suppress(OSError):
+                self._early.join()
             with suppress(OSError):
                 os.close(fd)
 
@@ -104,7 +110,9 @@ class OutputFile:
         assert self._fd is not None
         with self._errors("cannot be written"):
             while view:
-                view = view[os.write(self._fd, view[:_WINDOW]) :]
+                count = os.write(self._fd, view[:_WINDOW])
+                view = view[count:]
+                self._early.wrote(self._fd, count)
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:
@@ -114,3 +122,39 @@ class OutputFile:
         except BaseException:
             self._failed = True
             raise
+
+
+class _EarlySync:
+    """Has a file's bytes written to disk while more come: the sync at the end then waits less.
+
+    One thread at a time, and none for small files. What it was refused is raised by `join`.
+    """
+
+    def __init__(self) -> None:
+        self._unsynced = 0
+        self._thread: threading.Thread | None = None
+        self._refused: OSError | None = None
+
+    def wrote(self, fd: int, count: int) -> None:
+        """Count bytes that were written; begin a sync where they are many and none is running."""
+        self._unsynced += count
+        if self._unsynced < _EARLY or (self._thread is not None and self._thread.is_alive()):
+            return
+        self.join()
+        self._unsynced = 0
+        self._thread = threading.Thread(target=self._sync, args=(fd,), name="aprfmt-sync")
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait for the sync that is running. Raises OSError where one was refused."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+        if self._refused is not None:
+            raise self._refused
+
+    def _sync(self, fd: int) -> None:
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            self._refused = error
