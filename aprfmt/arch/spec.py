@@ -8,7 +8,7 @@ Three independent tables make an `ArchSpec`:
 - `hyper`: per hyperparameter, the keys each style uses, and the default that applies where a
   style leaves it out (defaults exist nowhere else; the value keeps the origin "default").
 
-`block` (block.py) says which operations the forward pass performs, each field out of a fixed set.
+`block` says which operations the forward pass performs; each field has a fixed set of values.
 
 A *logical* tensor is the weight as Hugging Face's modules use it: [out, in] matrices, split
 q/k/v and gate/up, split-half rope order (unless the source itself is interleaved), experts
@@ -22,9 +22,8 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args, get_type_hints
 
-from aprfmt.arch.block import BlockSpec as BlockSpec
 from aprfmt.arch.vocabulary import F32_ROLES as F32_ROLES
 from aprfmt.arch.vocabulary import HYPER_NAMES as HYPER_NAMES
 from aprfmt.arch.vocabulary import role_key as role_key
@@ -283,6 +282,67 @@ class Binding:
     stored: tuple[str, ...]
     roles: tuple[str, ...]
     steps: tuple[LayoutStep, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpec:
+    """Which operations a decoder block performs; `check` checks each field's value.
+
+    norm: kind of the norms on the residual stream. norm_cast: where the result is rounded to the
+    activations' dtype ("before_weight": llama, mistral, mixtral, qwen, phi3, granite, smollm3,
+    deepseek; "after_weight": olmo2, gpt-oss, cohere, gemma). placement: pre (llama), post (olmo2:
+    after attention and MLP, none before), sandwich (gemma2/3: both), after (bert: of each sum, and
+    the stream goes on with it). qk_norm: none; head (RMS over head_dim, shared weight); width (RMS
+    over the whole projection before the split); head_layer (LayerNorm over head_dim: cohere and
+    stablelm with one weight row a head and no bias, phi2 with one shared weight and bias).
+    qk_norm_place: before_rope or after_rope (hunyuan). parallel_norm:
+    with a parallel residual attention and MLP read one norm, or one each (two: falcon-40b).
+    position: rope; learned rows added to the embedding; none. score_bias: none; alibi (a slope a
+    head times the distance); relative (a row of a table by the distance: mpnet). attends: to
+    earlier positions and itself (causal), or to all. head: logits, or none (encoders).
+    temperature: none; all: a factor on every query, by position (ministral3). mlp: gated or plain;
+    experts replace it on `moe_layers`. shared_expert: none; plain (added); gated (times its own
+    gate's sigmoid).
+
+    Rounding that shows in BF16 and F16 only. softmax_cast: "input" subtracts the maximum in the
+    scores' dtype first (gpt-oss; gpt2's softmax is "float32"). rope_cast: what is rounded to the
+    activations' dtype: cos and sin, and every product (table: most); cos and sin, then the float32
+    result (table_and_result: cohere); the float32 result only (result: olmo2, olmo3, ernie,
+    deepseek v2). router_cast: what is rounded: the logits and the experts' weights (weights:
+    qwen2-moe, qwen3-moe, gpt-oss); the logits only (logits: mixtral); nothing, the product is
+    float32 too (none: deepseek, hunyuan); the weights, of a float32 product (product: ernie).
+    activation_cast: each step inside gelu_tanh instead of its result (steps: gpt2 and phi2).
+    """
+
+    norm: Literal["rms", "layer"] = "rms"
+    norm_offset: Literal[0, 1] = 0
+    norm_cast: Literal["before_weight", "after_weight"] = "before_weight"
+    placement: Literal["pre", "post", "sandwich", "after"] = "pre"
+    qk_norm: Literal["none", "head", "width", "head_layer"] = "none"
+    parallel_norm: Literal["one", "two"] = "one"
+    qk_norm_place: Literal["before_rope", "after_rope"] = "before_rope"
+    attention: Literal["gqa", "mla"] = "gqa"
+    sinks: bool = False
+    position: Literal["rope", "learned", "none"] = "rope"
+    score_bias: Literal["none", "alibi", "relative"] = "none"
+    attends: Literal["causal", "all"] = "causal"
+    head: Literal["logits", "none"] = "logits"
+    temperature: Literal["none", "all"] = "none"
+    mlp: Literal["gated", "plain"] = "gated"
+    shared_expert: Literal["none", "plain", "gated"] = "none"
+    softmax_cast: Literal["float32", "input"] = "float32"
+    rope_cast: Literal["table", "table_and_result", "result"] = "table"
+    router_cast: Literal["weights", "logits", "none", "product"] = "weights"
+    activation_cast: Literal["result", "steps"] = "result"
+
+    def check(self) -> None:
+        """Raise ArchError for a value outside the enumerations."""
+        for name, kind in get_type_hints(BlockSpec).items():
+            values = get_args(kind) or (False, True)
+            if getattr(self, name) not in values:
+                raise ArchError(
+                    f"block field {name} is {getattr(self, name)!r}; expected one of {values}"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,172 @@
+"""Where a capture point is: which layers of which models have it, and where it equals another."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from aprfmt.arch.spec import BlockSpec
+from aprfmt.arch.vocabulary import role_key
+from aprfmt.base.protocols import Value
+
+WHOLE = -1  # the layer of whole-model points
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """A layer of one model: the facts that decide which points it has."""
+
+    block: BlockSpec
+    hp: Mapping[str, Value]
+    roles: Collection[str]
+    layer: int
+
+    def has(self, role: str) -> bool:
+        """Say whether the layer has a tensor (`attn_q.bias`)."""
+        return role_key(None if self.layer == WHOLE else self.layer, role) in self.roles
+
+    @property
+    def mla(self) -> bool:
+        """Multi-head latent attention."""
+        return self.block.attention == "mla"
+
+    @property
+    def moe(self) -> bool:
+        """The layer has experts."""
+        return bool(self.hp["moe_layers"][self.layer])
+
+    @property
+    def rotates(self) -> bool:
+        """The layer rotates q and k."""
+        return self.block.position == "rope" and bool(self.hp["rope_layers"][self.layer])
+
+    @property
+    def normed_late(self) -> bool:
+        """The layer's q/k-norms follow rope."""
+        return bool(self.hp["qk_norm"]) and self.block.qk_norm_place == "after_rope"
+
+    @property
+    def tempered(self) -> bool:
+        """The layer's queries get a factor that grows with the position."""
+        return self.block.temperature != "none" and self.hp["temperature_scale"] is not None
+
+    @property
+    def parallel(self) -> bool:
+        """Attention and MLP read the same norm."""
+        return bool(self.hp["parallel_residual"])
+
+    @property
+    def normed(self) -> bool:
+        """Attention reads a norm of the stream."""
+        return normed_before(self.block) and bool(self.hp["attn_norm_layers"][self.layer])
+
+    @property
+    def summed(self) -> bool:
+        """The sums with the stream are normalised."""
+        return self.block.placement == "after"
+
+    @property
+    def unscaled(self) -> bool:
+        """A block's output is added to the stream without a factor."""
+        return unscaled(self.block, self.hp)
+
+
+def unscaled(block: BlockSpec, hp: Mapping[str, Value]) -> bool:
+    """Say whether a block's output is added to the stream without a factor."""
+    return block.placement in ("pre", "after") and float(hp["residual_scale"]) == 1
+
+
+def normed_before(block: BlockSpec) -> bool:
+    """Say whether attention and the MLP read a norm of the stream."""
+    return block.placement in ("pre", "sandwich")
+
+
+# HERE: computed and captured. ABSENT: the architecture has no such tensor. Any other string is
+# the name of the point it equals (of the same layer, or a whole-model one; "out-" is the layer
+# before).
+HERE, ABSENT, BEFORE = "", "-", "out-"
+Where = Callable[[LayerFacts], str]
+
+
+def if_(condition: Callable[[LayerFacts], bool], otherwise: str = ABSENT) -> Where:
+    """Return HERE where a condition holds, else another placing."""
+    return lambda place: HERE if condition(place) else otherwise
+
+
+def product(part: str) -> Where:
+    """Return the placing of q_mm, k_mm or v_mm: it differs from q, k or v only by the bias."""
+
+    def where(place: LayerFacts) -> str:
+        if not place.has(f"attn_{part}.weight"):
+            return ABSENT
+        return HERE if place.has(f"attn_{part}.bias") else part
+
+    return where
+
+
+def is_normed(place: LayerFacts) -> bool:
+    """Say whether q and k are normed before rope."""
+    return bool(place.hp["qk_norm"]) and not place.mla and not place.normed_late
+
+
+def rotated(part: str) -> Where:
+    """Return the placing of q_rope or k_rope; without rotation it equals the point before it."""
+
+    def where(place: LayerFacts) -> str:
+        if place.rotates or place.mla:
+            return HERE
+        return f"{part}_norm" if is_normed(place) else part
+
+    return where
+
+
+def contribution(otherwise: Callable[[LayerFacts], str]) -> Where:
+    """Return the placing of what a half of a block adds to the stream."""
+    return lambda place: HERE if not place.unscaled else otherwise(place)
+
+
+def is_scaled(place: LayerFacts) -> bool:
+    """Say whether the embedding is scaled or has positions or token types added."""
+    learned = place.block.position == "learned" or "token_types.weight" in place.roles
+    return learned or float(place.hp["embedding_scale"]) != 1
+
+
+def embedded(place: LayerFacts) -> str:
+    """Return the point that is the input of layer 0."""
+    if "token_embd_norm.weight" in place.roles:
+        return "embd_norm"
+    return "embd_scaled" if is_scaled(place) else "embd"
+
+
+def entering(place: LayerFacts) -> str:
+    """Return what the stream that enters a layer equals."""
+    if place.layer > 0:
+        return BEFORE
+    return embedded(place)
+
+
+def multiplied(place: LayerFacts) -> str:
+    """Return the placing of the product of gate and up."""
+    if place.moe:
+        return ABSENT
+    return HERE if place.block.mlp == "gated" else "ffn_act"
+
+
+def ffn_norm(place: LayerFacts) -> str:
+    """Return the placing of the norm before the MLP."""
+    if place.parallel and place.block.parallel_norm == "one":
+        return "attn_norm" if normed_before(place.block) else "in"
+    return HERE if normed_before(place.block) else "mid"
+
+
+def raw_logits(place: LayerFacts) -> str:
+    """Return the placing of logits before their factor and softcap."""
+    if place.block.head == "none":
+        return ABSENT
+    scaled = float(place.hp["logit_scale"]) != 1 or place.hp["final_softcap"] is not None
+    return HERE if scaled else "logits"
+
+
+GATED = if_(lambda place: not place.moe and place.block.mlp == "gated")
+DENSE = if_(lambda place: not place.moe)
+MOE = if_(lambda place: place.moe)
+LATENT_Q = if_(lambda place: place.mla and place.hp["q_lora_rank"] is not None)
+MLA = if_(lambda place: place.mla)
