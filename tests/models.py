@@ -249,6 +249,19 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3_5_moe": ("Qwen3_5Moe", {
         key: value for key, value in (_LLAMA | _MOE | _DELTA).items() if key != "intermediate_size"
     } | {"shared_expert_intermediate_size": 56, "full_attention_interval": 2}),
+    "bloom": ("Bloom", {
+        "vocab_size": VOCAB, "hidden_size": 48, "n_layer": 3, "n_head": 6,
+        "layer_norm_epsilon": EPS, "bos_token_id": 1, "eos_token_id": 2,
+    }),
+    "mpt": ("Mpt", {
+        "vocab_size": VOCAB, "d_model": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": 64,
+        "layer_norm_epsilon": EPS, "bos_token_id": 1, "eos_token_id": 2,
+    }),
+    "opt": ("OPT", {
+        "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "ffn_dim": 72, "max_position_embeddings": 64,
+        "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
+    }),
     "olmoe": ("Olmoe", _LLAMA | {
         "num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40,
     }),
@@ -357,10 +370,14 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "norm_topk_prob": False,
         },
     ),
+    "mpt-clip": ("mpt", {"attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.2}}),
+    "opt-no-bias": ("opt", {"enable_bias": False, "activation_function": "gelu"}),
     "olmoe-clip": ("olmoe", {"clip_qkv": 0.5, "norm_topk_prob": True}),
 }
 
 EVERY: tuple[str, ...] = (*MAKERS, *VARIANTS)
+IN_GGUF: tuple[str, ...] = tuple(name for name in MAKERS if name != "opt")  # llama.cpp has none
+NO_ROPE = ("gpt2", "gpt_bigcode", "bloom", "mpt", "opt")
 
 
 def tiny(arch: str, tied: bool | None = None, seed: int = 0, **overrides: Any) -> Any:

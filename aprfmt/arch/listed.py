@@ -1,11 +1,11 @@
-"""Older decoders by their names: bloom, mpt, opt, gpt_neo, olmo, xglm, biogpt, persimmon, codegen.
+"""Older decoders by their names: gpt_neo, olmo, xglm, biogpt, persimmon, codegen.
 
 What converting, comparing, checking and quantizing need; no forward pass. Sources: transformers'
-modeling files; the gguf package's name map; the converter's bloom.py, mpt.py and olmo.py.
+modeling files; the gguf package's name map; the converter's olmo.py.
 """
 
 from aprfmt.arch import rules
-from aprfmt.arch.fused import GGUF_FUSED, GROUPED, IN_ORDER, fused_in, fused_rows
+from aprfmt.arch.fused import GROUPED, fused_in, fused_rows
 from aprfmt.arch.gpt2 import NO_ROPE, POSITIONS, four_times
 from aprfmt.arch.named import named
 from aprfmt.arch.rope import rope_rules
@@ -47,92 +47,6 @@ def _old(*overrides: HyperRule) -> tuple[HyperRule, ...]:
         *overrides,
     )
 
-
-_BEFORE, _AFTER = whole(
-    embed="transformer.word_embeddings", final="transformer.ln_f", norm_bias=True
-)
-BLOOM = named(
-    "bloom", ("bloom", "BloomForCausalLM"), "bloom",
-    tables(
-        (
-            *_BEFORE,
-            *norm("token_embd_norm", "transformer.word_embeddings_layernorm", bias=True,
-                layered=False),
-            *norm("attn_norm", _H + "input_layernorm", bias=True),
-            *fused_rows(""),
-            *linear("attn_output", _H + "self_attention.dense", "hidden_size", Q, bias=""),
-            *norm("ffn_norm", _H + "post_attention_layernorm", bias=True),
-            *_plain(_H + "mlp.dense_h_to_4h", _H + "mlp.dense_4h_to_h"),
-            *_AFTER,
-        ),
-        hf_first=fused_in(_H + "self_attention.query_key_value", GROUPED),
-        gguf_first=GGUF_FUSED,
-    ),
-    _old(
-        rules.hidden_size(None, "hidden_size n_embed"),
-        rules.n_layers(None, "n_layer num_hidden_layers"),
-        rules.n_heads(None, "n_head num_attention_heads"),
-        rules.ffn_size(four_times, ""),
-        rules.context_length(2048, "seq_length"),
-    ),
-)  # fmt: skip
-
-_B = "transformer.blocks.{L}."
-_MPT_BEFORE, _MPT_AFTER = whole(embed="transformer.wte", final="transformer.norm_f")
-MPT = named(
-    "mpt", ("mpt", "MptForCausalLM", "MPTForCausalLM"), "mpt",
-    tables(
-        (
-            *_MPT_BEFORE,
-            *norm("attn_norm", _B + "norm_1"),
-            *fused_rows(None),
-            *linear("attn_output", _B + "attn.out_proj", "hidden_size", Q),
-            *norm("ffn_norm", _B + "norm_2"),
-            *_plain(_B + "ffn.up_proj", _B + "ffn.down_proj", None),
-            *_MPT_AFTER,
-        ),
-        hf_first=fused_in(_B + "attn.Wqkv", IN_ORDER, ("weight",)),
-        gguf_first=GGUF_FUSED[:1],
-    ),
-    _old(
-        rules.hidden_size(2048, "d_model hidden_size"),
-        rules.n_layers(24, "n_layers num_hidden_layers"),
-        rules.n_heads(16, "n_heads num_attention_heads"),
-        rules.ffn_size(four_times, ""),
-        rules.vocab_size(50368),
-        rules.context_length(2048, "max_seq_len"),
-    ),
-)  # fmt: skip
-
-_O = "model.decoder.layers.{L}."
-_OPT_BEFORE, _OPT_AFTER = whole(
-    embed="model.decoder.embed_tokens", final="model.decoder.final_layer_norm", norm_bias=True
-)
-OPT = named(
-    "opt", ("opt", "OPTForCausalLM"), "",
-    tables(
-        (
-            *_OPT_BEFORE,
-            # Two rows more than positions: position 0 is row 2.
-            RoleRow("position_embd.weight", "model.decoder.embed_positions.weight",
-                ("context_length+2", "hidden_size"), layered=False),
-            *norm("attn_norm", _O + "self_attn_layer_norm", bias=True),
-            *linear("attn_q", _O + "self_attn.q_proj", Q, "hidden_size", bias=""),
-            *linear("attn_k", _O + "self_attn.k_proj", KV, "hidden_size", bias=""),
-            *linear("attn_v", _O + "self_attn.v_proj", KV, "hidden_size", bias=""),
-            *linear("attn_output", _O + "self_attn.out_proj", "hidden_size", Q, bias=""),
-            *norm("ffn_norm", _O + "final_layer_norm", bias=True),
-            *_plain(_O + "fc1", _O + "fc2"),
-            *_OPT_AFTER,
-        )
-    ),
-    _old(
-        rules.ffn_size(None, "ffn_dim"),
-        rules.context_length(2048),
-        rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
-        rules.activation("relu", "activation_function"),
-    ),
-)  # fmt: skip
 
 _NEO_BEFORE, _NEO_AFTER = whole(embed="transformer.wte", final="transformer.ln_f", norm_bias=True)
 GPT_NEO = named(

@@ -19,15 +19,15 @@ from aprfmt.inference.points import Name, Point
 
 Numbers = NDArray[Any]
 # Path prefixes before a layer's number, and before a whole-model module.
-_LAYER = re.compile(r"(?:\w+\.)*?(?:layers|h|blocks)\.(\d{1,9})(?:\.([\w.]+))?(#\w+)?")
+_LAYER = re.compile(r"(?:\w+\.)*?(?:layers|layer|h|blocks)\.(\d{1,9})(?:\.([\w.]+))?(#\w+)?")
 _NUMBER = re.compile(r"\d{1,9}#\w+")
 _ABOVE = re.compile(
-    r"(?:(?:model|language_model|transformer|base_model|gpt_neox)\.)*([\w.]+(?:#\w+)?)"
+    r"(?:(?:model|language_model|transformer|base_model|gpt_neox|decoder)\.)*([\w.]+(?:#\w+)?)"
 )
 # Architectures whose code in transformers leaves rotated vectors in adjacent pairs.
 ADJACENT = ("cohere", "cohere2", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "glm4", "gptj")
 # Architectures whose joined q, k and v come by groups of heads, q, k and v of each in turn.
-GROUPED = ("falcon", "falcon_40b", "gpt_bigcode", "gpt_neox")
+GROUPED = ("bloom", "falcon", "falcon_40b", "gpt_bigcode", "gpt_neox")
 # Rope is applied to [batch, heads, tokens, head_dim]; projections are [batch, tokens, width].
 HEADS_FIRST = ("#q_rope", "#k_rope", "#q_attn", "#k_attn", "#v", "#k_cache", "#v_cache")
 TURNED = ("#q_rope", "#k_rope", "#q_attn", "#k_attn")

@@ -66,7 +66,8 @@ def run(
     device = _device(choice.device)
     with ExitStack() as stack:
         folder, via = _folder(model, stack)
-        network = load(folder, choice.dtype, device)
+        head = model.spec.block.head == "logits"
+        network = load(folder, choice.dtype, device, head=head)
         if threads is not None:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(threads)
@@ -83,8 +84,11 @@ def run(
                 reader.add(key, _numbers(values))
 
         with torch.inference_mode(), hooked(network, known, take):
-            logits = network(torch.tensor([list(ids)], device=device), use_cache=False).logits
-        take("logits", logits)
+            given = torch.tensor([list(ids)], device=device)
+            if head:
+                take("logits", network(given, use_cache=False).logits)
+            else:
+                network(given)
         run = {
             "ids": [int(i) for i in ids], "model": str(model.path),
             "architecture": model.spec.name, "via": via,
@@ -146,14 +150,18 @@ def _folder(model: Model, stack: ExitStack) -> tuple[Path, str]:
     return target, f"{model.format} decoded to float32 and written as a folder by aprfmt"
 
 
-def load(folder: Path, dtype: str, device: torch.device) -> Any:
-    """Return transformers' model of a folder, in eval mode, with eager attention."""
+def load(folder: Path, dtype: str, device: torch.device, *, head: bool = True) -> Any:
+    """Return transformers' model of a folder, in eval mode, with eager attention.
+
+    Without a `head`: an encoder.
+    """
     log: Any = transformers.logging
     verbosity = log.get_verbosity()
     log.set_verbosity_error()
     log.disable_progress_bar()
     try:
-        network: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        kind = transformers.AutoModelForCausalLM if head else transformers.AutoModel
+        network: Any = kind.from_pretrained(
             folder, dtype=DTYPES[dtype], attn_implementation="eager", local_files_only=True,
             trust_remote_code=False,
         )  # fmt: skip

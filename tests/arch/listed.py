@@ -27,16 +27,6 @@ LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
     "modernbert": ("modernbert", "modernbert", BASE, {**SIZES, **_SPECIAL}),
     "nomic_bert": ("nomic_bert", "nomic_bert", BASE, _TYPED),
     "jina_embeddings_v3": ("jina_embeddings_v3", "jina_embeddings_v3", BASE, _TYPED),
-    "bloom": ("bloom", "bloom", CAUSAL, {
-        "hidden_size": 24, "n_layer": 3, "n_head": 6, "vocab_size": 56,
-    }),
-    "mpt": ("mpt", "mpt", CAUSAL, {
-        "d_model": 24, "n_layers": 3, "n_heads": 6, "vocab_size": 56, "max_seq_len": 128,
-    }),
-    "opt": ("opt", "opt", CAUSAL, {
-        "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 6, "ffn_dim": 40,
-        "vocab_size": 56, "max_position_embeddings": 128, "word_embed_proj_dim": 24,
-    }),
     "gpt_neo": ("gpt_neo", "gpt_neo", CAUSAL, {
         "hidden_size": 24, "num_layers": 4, "num_heads": 6, "intermediate_size": 40,
         "vocab_size": 56, "max_position_embeddings": 128,

@@ -13,7 +13,7 @@ from aprfmt.arch.bind import groups_for
 from aprfmt.arch.hyper import write_hyper
 from aprfmt.arch.spec import BlockSpec
 from aprfmt.errors import ArchError
-from tests.arch.tiny import TINY, Tiny, make, read
+from tests.arch.tiny import IN_GGUF, TINY, Tiny, make, read
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ def test_found_by_every_name_transformers_gives(tiny: Tiny) -> None:
         assert find_arch("hf", name, list(made.shapes), made.config).name == tiny.arch
 
 
-@pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
+@pytest.mark.parametrize("tiny", IN_GGUF, ids=lambda tiny: tiny.id)
 def test_found_in_our_own_gguf(tiny: Tiny) -> None:
     """llama may be mistral or mixtral, olmo2 olmo3, deepseek2 v2 or v3: names and keys decide."""
     found = read(tiny)

@@ -14,7 +14,7 @@ import pytest
 
 from aprfmt.arch.bind import groups_for
 from aprfmt.arch.hyper import write_hyper
-from tests.arch.tiny import TINY, Tiny, make, read
+from tests.arch.tiny import IN_GGUF, Tiny, make, read
 
 READ_BY_TRANSFORMERS = (
     "llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2", "stablelm",
@@ -22,7 +22,7 @@ READ_BY_TRANSFORMERS = (
 )  # fmt: skip
 CASES = [
     tiny
-    for tiny in TINY
+    for tiny in IN_GGUF
     if tiny.arch in READ_BY_TRANSFORMERS and tiny.label not in ("mixed", "parallel")
 ]
 

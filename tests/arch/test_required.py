@@ -40,6 +40,8 @@ NEEDED = {"dots1": ("n_routed_experts", "n_shared_experts", "num_experts_per_tok
 NOT_OURS = {
     "gpt2": {"add_cross_attention"}, "gemma3": {"use_bidirectional_attention"},
     "gpt_bigcode": {"add_cross_attention"},
+    "bloom": {"apply_residual_connection_post_layernorm"},
+    "opt": {"do_layer_norm_before", "_remove_final_layer_norm", "layer_norm_elementwise_affine"},
     # Falcon's other blocks are other architectures, or refused.
     "falcon": {"alibi", "parallel_attn", "new_decoder_architecture"},
     "falcon_40b": {"alibi", "parallel_attn", "new_decoder_architecture"},
@@ -244,10 +246,14 @@ def test_which_losses_a_pass_survives(folders: Mapping[str, Path]) -> None:
 INSISTED = {
     "attn_q.bias": {
         "qwen2", "qwen2_moe", "gpt_oss", "starcoder2", "phi2", "gpt2", "seed_oss", "glm4",
-        "gpt_neox", "gpt_bigcode",
+        "gpt_neox", "gpt_bigcode", "bloom", "opt",
     },
-    "attn_output.bias": {"gpt_oss", "starcoder2", "phi2", "gpt2", "gpt_neox", "gpt_bigcode"},
-    "ffn_up.bias": {"starcoder2", "phi2", "gpt2", "gpt_neox", "gpt_bigcode", "gptj"},
+    "attn_output.bias": {
+        "gpt_oss", "starcoder2", "phi2", "gpt2", "gpt_neox", "gpt_bigcode", "bloom", "opt",
+    },
+    "ffn_up.bias": {
+        "starcoder2", "phi2", "gpt2", "gpt_neox", "gpt_bigcode", "gptj", "bloom", "opt",
+    },
     "ffn_norm.weight": set(arch_names()) - {
         "phi2", "cohere", "olmo2", "olmo3", "exaone4", "cohere2", "gptj", "falcon",
     },

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from aprfmt.arch import find_arch
+from aprfmt.arch import ARCHS, find_arch
 from aprfmt.arch.bind import Bound, bind, known_shapes, logical_shapes
 from aprfmt.arch.hyper import KeyReport, derived_tensors, read_hyper
 from aprfmt.arch.spec import ArchSpec, Facts, HyperParams
@@ -23,13 +23,9 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 128,
 }
 YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 50000.0,
-    "factor": 4.0,
+    "rope_type": "yarn", "rope_theta": 50000.0, "factor": 4.0, "beta_fast": 16.0, "beta_slow": 2.0,
     "original_max_position_embeddings": 32,
-    "beta_fast": 16.0,
-    "beta_slow": 2.0,
-}
+}  # fmt: skip
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 50000.0,
@@ -63,15 +59,13 @@ MLA: dict[str, Any] = {
     "topk_group": 1,
 }
 GPT2: dict[str, Any] = {
-    "n_embd": 24,
-    "n_layer": 3,
-    "n_head": 6,
-    "vocab_size": 56,
-    "n_positions": 128,
-}
+    "n_embd": 24, "n_layer": 3, "n_head": 6, "vocab_size": 56, "n_positions": 128,
+}  # fmt: skip
 
 # What older decoders do not know: grouped heads; falcon's width of the MLP has a name of its own.
 UNGROUPED = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
+BLOOM = {"hidden_size": 24, "n_layer": 3, "n_head": 6, "vocab_size": 56}
+MPT = {"d_model": 24, "n_layers": 3, "n_heads": 6, "vocab_size": 56, "max_seq_len": 128}
 FALCON = {key: value for key, value in UNGROUPED.items() if key != "intermediate_size"}
 
 
@@ -305,12 +299,20 @@ TINY: tuple[Tiny, ...] = (
     Tiny("qwen3_5_moe", "qwen3_5_moe_text", "plain", {
         **MOE, **DELTA, "shared_expert_intermediate_size": 28,
     }, {key: value for key, value in SIZES.items() if key != "intermediate_size"}),
+    Tiny("bloom", "bloom", sizes=BLOOM),
+    Tiny("mpt", "mpt", "plain", {"attn_config": {"clip_qkv": 0.7, "softmax_scale": 0.3}}, MPT),
+    Tiny("opt", "opt", "plain", {"ffn_dim": 40, "word_embed_proj_dim": 24}, FALCON),
+    Tiny("opt", "opt", "no-bias", {
+        "ffn_dim": 40, "word_embed_proj_dim": 24, "enable_bias": False,
+        "activation_function": "gelu", "tie_word_embeddings": False,
+    }, FALCON),
     Tiny("olmoe", "olmoe", "plain", {"num_experts": 5, "num_experts_per_tok": 3}),
     Tiny("olmoe", "olmoe", "clipped", {
         "num_experts": 5, "num_experts_per_tok": 3, "clip_qkv": 0.7, "norm_topk_prob": True,
         "attention_bias": True,
     }),
 )  # fmt: skip
+IN_GGUF = tuple(tiny for tiny in TINY if "gguf" in ARCHS[tiny.arch].called)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,13 @@ import pytest
 from safetensors.numpy import load_file
 
 import aprfmt
-from tests.models import MAKERS, save_tiny
+from tests.models import IN_GGUF, MAKERS, save_tiny
 
 
-@pytest.mark.parametrize("form", ["gguf", "apr"])
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [(name, "apr") for name in MAKERS] + [(name, "gguf") for name in IN_GGUF],
+)
 def test_fused_and_turned_tensors_come_back(name: str, form: str, tmp_path: Path) -> None:
     save_tiny(name, tmp_path / "a")
     aprfmt.convert(tmp_path / "a", tmp_path / f"b.{form}")

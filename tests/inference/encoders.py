@@ -130,7 +130,8 @@ def write_pooling(folder: Path, kind: str) -> None:
 
 def pooled(rows: np.ndarray, kind: str) -> np.ndarray:
     """Return the embedding of rows without padding."""
-    return {"mean": rows.mean(0), "cls": rows[0], "last": rows[-1]}[kind]
+    found: np.ndarray = {"mean": rows.mean(0), "cls": rows[0], "last": rows[-1]}[kind]
+    return found
 
 
 def _hook(path: str, found: Found) -> Callable[..., None]:

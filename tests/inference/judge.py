@@ -31,7 +31,7 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="aprfmt-judge-")
 
 # Module below a layer -> (points of its output, point of its input).
 MODULES: dict[str, tuple[tuple[str, ...], str]] = {
-    r"input_layernorm|ln_1|ln_attn": (("attn_norm",), ""),
+    r"input_layernorm|ln_1|ln_attn|norm_1|self_attn_layer_norm": (("attn_norm",), ""),
     r"ln_mlp": (("ffn_norm",), ""),
     r"(self_)?attention\.query_key_value": (("q", "k", "v"), ""),
     r"(self_)?attention\.dense|(self_)?attn\.out_proj": (("attn_out",), "attn"),
@@ -41,7 +41,7 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"self_attn\.q_proj": (("q",), ""),
     r"self_attn\.k_proj": (("k",), ""),
     r"self_attn\.v_proj": (("v",), ""),
-    r"self_attn\.qkv_proj|attn\.c_attn": (("q", "k", "v"), ""),
+    r"self_attn\.qkv_proj|attn\.c_attn|attn\.Wqkv": (("q", "k", "v"), ""),
     r"self_attn\.q_(norm|layernorm)": (("q_norm",), ""),
     r"self_attn\.k_(norm|layernorm)": (("k_norm",), ""),
     r"self_attn\.query_layernorm": (("q_attn",), ""),
@@ -52,34 +52,43 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"self_attn\.kv_a_proj_with_mqa": (("kv_a",), ""),
     r"self_attn\.kv_a_layernorm": (("kv_a_norm",), ""),
     r"self_attn\.(o_proj|dense)|attn\.c_proj": (("attn_out",), "attn"),
-    r"pre_feedforward_layernorm|ln_2": (("ffn_norm",), "mid"),
+    r"pre_feedforward_layernorm|ln_2|norm_2|final_layer_norm": (("ffn_norm",), "mid"),
     r"post_self_attn_layernorm": (("attn_contrib",), ""),
     r"post_feedforward_layernorm|post_mlp_layernorm": (("ffn_contrib",), ""),
     r"linear_attn\.in_proj_qkv": (("delta_qkv",), ""),
     r"linear_attn\.in_proj_z": (("delta_gate",), ""),
     r"linear_attn\.out_proj": (("attn_out",), "delta_norm"),
     r"mlp\.gate_proj": (("ffn_gate",), ""),
-    r"mlp\.(up_proj|fc1|c_fc|fc_in|dense_h_to_4h)": (("ffn_up",), ""),
+    r"mlp\.(up_proj|fc1|c_fc|fc_in|dense_h_to_4h)|ffn\.up_proj|fc1": (("ffn_up",), ""),
     r"mlp\.gate_up_proj": (("ffn_gate", "ffn_up"), ""),
-    r"mlp\.(act_fn|activation_fn|act)": (("ffn_act",), ""),
-    r"mlp\.(down_proj|fc2|c_proj|fc_out|dense_4h_to_h)": (("ffn_out",), "ffn_mul"),
+    r"mlp\.(act_fn|activation_fn|act)|ffn\.act|activation_fn": (("ffn_act",), ""),
+    r"mlp\.(down_proj|fc2|c_proj|fc_out|dense_4h_to_h)|ffn\.down_proj|fc2": (
+        ("ffn_out",),
+        "ffn_mul",
+    ),
     r"(mlp|block_sparse_moe)\.(gate|router)": (("router",), ""),
     r"mlp|block_sparse_moe": (("ffn_out",), ""),
     r"": (("out",), "in"),
 }
 # Their attention is no function of its own in transformers' code.
-WITHOUT_A_FUNCTION = ("gptj", "falcon", "falcon_40b")
+WITHOUT_A_FUNCTION = ("gptj", "falcon", "falcon_40b", "bloom", "mpt")
+# Model types whose MLP's module adds the stream to what it returns.
+ADDING = ("bloom",)
 # Model types whose post_attention_layernorm ends the attention.
 SANDWICH = ("gemma2", "gemma3_text", "olmo2", "olmo3", "exaone4")
 # Model types whose code leaves rotated vectors in adjacent pairs.
 PAIRED = ("cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "glm4", "gptj")
 WHOLE: dict[str, str] = {
-    r"model\.embed_tokens|transformer\.(wte|word_embeddings)|gpt_neox\.embed_in": "embd",
-    r"model\.(norm|final_layernorm)|transformer\.ln_f|gpt_neox\.final_layer_norm": "final_norm",
+    r"model\.(decoder\.)?embed_tokens|transformer\.(wte|word_embeddings)": "embd",
+    r"gpt_neox\.embed_in": "embd",
+    r"transformer\.word_embeddings_layernorm": "embd_norm",
+    r"(model|transformer)\.(norm|final_layernorm|ln_f|norm_f)": "final_norm",
+    r"(gpt_neox|model\.decoder)\.final_layer_norm": "final_norm",
     r"lm_head": "logits_raw",
 }
 _RULE = "torch_chunk_gated_delta_rule"  # the function of a delta net, in transformers' code
-_LAYER = re.compile(r"(?:model\.layers|transformer\.h|gpt_neox\.layers)\.(\d+)\.?(.*)")
+_STACKS = "model.layers transformer.h gpt_neox.layers transformer.blocks model.decoder.layers"
+_LAYER = re.compile(rf"(?:{'|'.join(map(re.escape, _STACKS.split()))})\.(\d+)\.?(.*)")
 
 
 @dataclass(frozen=True)
@@ -112,16 +121,22 @@ def judged(name: str, tied: bool | None = None) -> Judged:
 def everything_float64(model: Any) -> Iterator[None]:
     """Make what the modelling code computes in float32 float64; frequencies stay as they are."""
     saved = torch.float32, torch.float, torch.Tensor.float
+    code: Any = sys.modules[type(model).__module__]
+    gelu = getattr(code, "bloom_gelu_forward", None)  # its constant has eight digits
     for module in model.modules():
         if hasattr(module, "scalar_embed_scale"):
             module.embed_scale.fill_(module.scalar_embed_scale)
         if hasattr(module, "pos_embd_dim"):  # gptj's cos and sin are made in float32
             module.embed_positions = _turns(*module.embed_positions.shape)
+    if gelu is not None:
+        code.bloom_gelu_forward = lambda x: torch.nn.functional.gelu(x, approximate="tanh")
     torch.float32 = torch.float = torch.float64
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
     try:
         yield
     finally:
+        if gelu is not None:
+            code.bloom_gelu_forward = gelu
         torch.float32, torch.float = saved[:2]
         torch.Tensor.float = saved[2]  # type: ignore[method-assign]
 
@@ -156,6 +171,8 @@ def watched(model: Any, found: Found) -> Iterator[None]:
         late = cfg.model_type.startswith("hunyuan")
         tempered = cfg.model_type == "ministral3"
         names = "q_attn" if late or tempered else "q_rope", "k_attn" if late else "k_rope"
+        if cfg.model_type == "opt":  # scaled already
+            query = query * query.shape[-1] ** 0.5
         for name, x in zip(names, (query, key), strict=True):
             halved = _halves(cfg, x) if turned else x
             found[prefix + name] = halved[0].transpose(0, 1).numpy()
@@ -230,13 +247,15 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
                 keep(prefix + "mid", args[0])
             return
         for pattern, (points, before) in MODULES.items():
-            if not re.fullmatch(pattern, name):
+            if not re.fullmatch(pattern, name) or (name == "mlp" and cfg.model_type in ADDING):
                 continue
             if before:
                 keep(prefix + before, args[0])
             if name == "self_attn.q_proj" and hasattr(cfg, "linear_num_value_heads"):
                 points = ("q", "attn_gate")
             first = out[0] if isinstance(out, tuple) else out
+            if name == "attn.Wqkv" and cfg.attn_config.clip_qkv:
+                first = first.clamp(-cfg.attn_config.clip_qkv, cfg.attn_config.clip_qkv)
             if name == "mlp":  # falcon adds the attention's output to it in place
                 first = first.clone()
             for point, part in zip(points, _split(cfg, points, first), strict=True):
@@ -267,7 +286,9 @@ def _groups(cfg: Any) -> int:
     heads: int = cfg.num_attention_heads
     one = 1 if getattr(cfg, "multi_query", False) else heads
     falcons = cfg.num_kv_heads if getattr(cfg, "new_decoder_architecture", False) else one
-    return {"gpt_neox": heads, "gpt_bigcode": one, "falcon": falcons}.get(cfg.model_type, 0)
+    return {"gpt_neox": heads, "bloom": heads, "gpt_bigcode": one, "falcon": falcons}.get(
+        cfg.model_type, 0
+    )
 
 
 def _widths(cfg: Any, points: tuple[str, ...], width: int) -> list[int]:

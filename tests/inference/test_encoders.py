@@ -15,8 +15,11 @@ import pytest
 
 import aprfmt
 from aprfmt.arch import ARCHS
+from aprfmt.compare.traces import common_keys
 from aprfmt.errors import UsageError
 from aprfmt.inference.engines.llama_library import Library
+from aprfmt.inference.running import requested
+from aprfmt.inference.running import traced as run_traced
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept, Trace
 from aprfmt.model import open_model
@@ -97,7 +100,7 @@ def test_other_containers_give_the_same_embedding(
     drop = ("pooler",) if extension == "gguf" else ()
     with open_model(encoded(name).folder) as model:
         known = any("pooler" in role for role in model.roles)
-    aprfmt.convert(encoded(name).folder, target, **({"drop": drop} if drop and known else {}))
+    aprfmt.convert(encoded(name).folder, target, drop=drop if known else ())
     with open_model(target) as model:
         assert model.resolution.notes == () and model.hyper["pooling"] == ENCODERS[name][2]
     assert rel(embedding(target, "numpy:float64"), encoded(name).embedding) < 1e-12
@@ -248,3 +251,16 @@ def test_a_published_encoder_gives_the_embeddings_of_its_library(
         unit = np.array([each / np.linalg.norm(each) for each in found])
         near = unit @ unit.T
         assert near[0, 1] > 0.4 > 0.2 > near[0, 2]
+
+
+@every
+def test_transformers_is_read_at_our_points(name: str) -> None:
+    """The engine's hooks: every point of ours that it shows has our value."""
+    ours = traced(encoded(name).folder, "numpy:float64")
+    request = requested(f"{encoded(name).folder}@transformers:float64", ids=IDS)
+    with run_traced(request) as trace:
+        shown = common_keys(trace, ours)
+        for key in shown:
+            assert rel(trace.values(key), ours.values(key)) < 2e-6, key
+        assert trace.run["unknown"] == {}
+    assert {key.rpartition(".")[2] for key in shown} >= INSIDE | {"embd_norm"}

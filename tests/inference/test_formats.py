@@ -9,11 +9,16 @@ import aprfmt
 from aprfmt.inference.session import Session
 from aprfmt.model import open_model
 from tests.inference.judge import backend, judged, run
-from tests.models import IDS, MAKERS
+from tests.models import IDS, IN_GGUF, MAKERS
+
+VARIED = ("llama-llama3", "phi3-long", "deepseek_v3-yarn")
 
 
-@pytest.mark.parametrize("extension", ["gguf", "apr"])
-@pytest.mark.parametrize("name", [*MAKERS, "llama-llama3", "phi3-long", "deepseek_v3-yarn"])
+@pytest.mark.parametrize(
+    ("name", "extension"),
+    [(name, "apr") for name in (*MAKERS, *VARIED)]
+    + [(name, "gguf") for name in (*IN_GGUF, *VARIED)],
+)
 def test_every_format_gives_the_folders_logits(name: str, extension: str, tmp_path: Path) -> None:
     b = backend("numpy:float32")
     target = tmp_path / f"model.{extension}"

@@ -1,0 +1,127 @@
+"""mpt: distances added to the scores instead of positions, norms without biases.
+
+transformers always adds them, with slopes up to 2^-8, whatever `alibi` and `alibi_bias_max` say.
+Source: transformers' modeling_mpt; the converter's mpt.py, llama.cpp's mpt.cpp.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from aprfmt.arch import losses, rules
+from aprfmt.arch.fused import GGUF_FUSED, IN_ORDER, fused_in, fused_rows
+from aprfmt.arch.gpt2 import NO_ROPE, four_times
+from aprfmt.arch.rows import Q, linear, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.values import number, positive
+from aprfmt.base.protocols import Value
+
+Params = Mapping[str, Value]
+Found = tuple[Value, str] | None
+_B = "transformer.blocks.{L}."
+_USUAL = 8.0
+_BEFORE, _AFTER = whole(embed="transformer.wte", final="transformer.norm_f")
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", _B + "norm_1"),
+        *fused_rows(None),
+        *linear("attn_output", _B + "attn.out_proj", "hidden_size", Q),
+        *norm("ffn_norm", _B + "norm_2"),
+        *linear("ffn_up", _B + "ffn.up_proj", "ffn_size", "hidden_size"),
+        *linear("ffn_down", _B + "ffn.down_proj", "hidden_size", "ffn_size"),
+        *_AFTER,
+    ),
+    hf_first=fused_in(_B + "attn.Wqkv", IN_ORDER, ("weight",)),
+    gguf_first=GGUF_FUSED[:1],
+)
+
+
+def _inner(facts: Facts, key: str) -> Found:
+    """Return a value of the object `attn_config`, and its key; None where it is absent or null."""
+    found = facts.first("attn_config")
+    inner: Any = found[0] if found is not None and isinstance(found[0], Mapping) else {}
+    value = inner.get(key)
+    return None if value is None else (value, f"attn_config.{key}")
+
+
+def _read_clip(facts: Facts, hp: Params) -> Found:
+    found = _inner(facts, "clip_qkv")
+    return None if found is None else (positive(*found), found[1])
+
+
+def _clamp(facts: Facts, hp: Params) -> Found:
+    """Return the clamp of a GGUF; llama.cpp takes 0 for none."""
+    found = facts.first("{arch}.attention.clamp_kqv")
+    return None if found is None else (number(*found) or None, found[1])
+
+
+def _read_scale(facts: Facts, hp: Params) -> Found:
+    found = _inner(facts, "softmax_scale")
+    return None if found is None else (rules.scale_factor(*found), found[1])
+
+
+def _write_config(value: Value, hp: Params) -> Params:
+    scale = None if hp["attn_scale"] == rules.plain_scale(hp) else hp["attn_scale"]
+    return {"attn_config": {"clip_qkv": value, "softmax_scale": scale}}
+
+
+def _touch(value: Value) -> None:
+    """Look at every key of an object, so that none is unknown: the others are about training."""
+    if isinstance(value, Mapping):
+        for key in value:
+            _touch(value[key])
+
+
+def _others(value: Value, facts: Facts, hp: Params) -> str:
+    """Say what an attn_config asks for that transformers does not do."""
+    found = facts.first("attn_config")
+    if found is not None:
+        _touch(found[0])
+    unlike = [
+        f"{found[1]} is {found[0]}"
+        for key, usual in (("alibi", True), ("alibi_bias_max", 8), ("qk_ln", False),
+                           ("prefix_lm", False))
+        if (found := _inner(facts, key)) is not None and found[0] != usual
+    ]  # fmt: skip
+    return f"{', '.join(unlike)}; transformers ignores that: ignored" if unlike else ""
+
+
+MPT = ArchSpec(
+    name="mpt",
+    called={"hf": ("mpt", "MptForCausalLM", "MPTForCausalLM"), "gguf": ("mpt",), "apr": ("mpt",)},
+    hyper=rules.hyper_table(
+        rules.hidden_size(2048, "d_model hidden_size"),
+        rules.n_layers(24, "n_layers num_hidden_layers"),
+        rules.n_heads(16, "n_heads num_attention_heads"),
+        rules.n_kv_heads(hf=""),
+        rules.head_dim(hf=""),
+        rules.ffn_size(four_times, ""),
+        rules.vocab_size(50368),
+        rules.context_length(2048, "max_seq_len"),
+        rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
+        HyperRule("activation", default="gelu"),
+        rules.tied_embeddings(True),
+        *NO_ROPE,
+        HyperRule("alibi_max_bias", {"gguf": ("{arch}.attention.max_alibi_bias",)}, "positive",
+            _USUAL, check=_others),
+        HyperRule("qkv_clip", {"gguf": ("{arch}.attention.clamp_kqv",)}, "positive", None,
+            read={"hf": _read_clip, "gguf": _clamp},
+            write={"hf": _write_config}),
+        rules.attn_scale(read={"hf": _read_scale}, write={"hf": lambda value, hp: {}}),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(norm="layer", position="none", score_bias="alibi", mlp="plain"),
+    lost=(
+        *losses.common_losses("gelu", partial=True),
+        Loss("hf", "alibi_max_bias", lambda hp: hp["alibi_max_bias"] != _USUAL,
+            "transformers takes 8 whatever config.json says"),
+        Loss("gguf", "attn_scale", lambda hp: hp["attn_scale"] != rules.plain_scale(hp),
+            "llama.cpp divides mpt's scores by sqrt(head_dim)"),
+    ),
+    ignored=frozenset(
+        """emb_pdrop resid_pdrop expansion_ratio init_device learned_pos_emb logit_scale no_bias
+        norm_type embedding_fraction verbose tokenizer_name init_config fc_type ffn_config
+        use_pad_tok_in_ffn""".split()
+    ),
+)  # fmt: skip
