@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.outcome import Check, check, not_run
-from aprfmt.checks.gates.forward import bits, relative
+from aprfmt.checks.gates.forward import bits
 from aprfmt.checks.records import Measure, NotRun, Result, listed
 from aprfmt.compare import DiffReport, diff_models
+from aprfmt.compare.measured import rel_l2
 from aprfmt.compare.nonfinite import census
 from aprfmt.compare.thresholds import (
     MAX_CE_LOSSY,
@@ -214,7 +215,7 @@ def _logits(
             check(f"{other}-logits", False, found, f"finite logits, relL2 {within}", FINITE),
             *(not_run(f"{other}-{name}", why) for name in ("cosine", "top", "loss")),
         ], float("inf")
-    norm, distance = float(np.linalg.norm(b)), relative(a, b)
+    norm, distance = float(np.linalg.norm(b)), rel_l2(a, b)
     cosine = float(np.sum(a * b) / (np.linalg.norm(a) * norm)) if norm and a.any() else 0.0
     straight = min(MIN_COSINE, 1 - bound.rel_l2**2 / 2)  # what the allowed distance makes of it
     flipped = _flips(a, b)

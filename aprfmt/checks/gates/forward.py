@@ -12,6 +12,7 @@ from aprfmt.base.outcome import Check, check
 from aprfmt.checks import bounds
 from aprfmt.checks.gates.golden import TEXT, Text
 from aprfmt.checks.records import Measure, NotRun, Result
+from aprfmt.compare.measured import rel_l2
 from aprfmt.compare.thresholds import Tolerance, tolerance
 from aprfmt.inference import evaluation
 from aprfmt.inference.evaluation import Sample, plan
@@ -146,7 +147,7 @@ def state(subject: "Subject") -> Result:
     if not np.isfinite(row).all():
         raise NotRun("the logits are not finite; see the gate logits")
     first = bits(row[-1])
-    far = relative(session.prefill(other)[-1], row[-1])
+    far = rel_l2(session.prefill(other)[-1], row[-1])
     again = bits(session.prefill(ids)[-1])
     for token in list(ids[:STEPS]):
         session.step(token)
@@ -184,13 +185,6 @@ def _difference(a: Numbers, b: Numbers) -> str:
     return f"{count} of {a.size} logits differ" if count else "equal bits"
 
 
-def relative(x: Numbers, y: Numbers) -> float:
-    """Return the distance of x from y, relative to y's norm."""
-    wide = y.astype(np.float64)
-    norm, distance = float(np.linalg.norm(wide)), float(np.linalg.norm(x - wide))
-    return distance / norm if norm else float(distance > 0)
-
-
 def _bound(session: Session) -> Tolerance:
     dtype = session.backend.dtype
     return tolerance(dtype, dtype, moe=bool(session.hp["n_experts"]))
@@ -202,7 +196,7 @@ def _stepped(session: Session, ids: Sequence[int]) -> Check:
     session.prefill(ids[:-STEPS] or ids[:1])
     for token in ids[max(len(ids) - STEPS, 1) :]:
         stepped = session.step(token)
-    distance, bound = relative(stepped, whole), _bound(session)
+    distance, bound = rel_l2(stepped, whole), _bound(session)
     return check("steps-are-prefill", distance <= bound.rel_l2, f"relL2 {distance:.3g}",
                  f"at most {bound.rel_l2:g} ({bound.reason})",
                  "keys and values of earlier tokens are not what a whole pass gives")  # fmt: skip
