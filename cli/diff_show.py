@@ -1,18 +1,15 @@
 """What `aprfmt diff` prints: counts, causes, differing fields, the worst tensors."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from aprfmt.cli import render
-
-if TYPE_CHECKING:
-    from aprfmt.compare import DiffReport
-    from aprfmt.compare.diffs import CauseGroup, Explanation, FieldDiff, TensorDiff
+from aprfmt.compare import DiffReport
+from aprfmt.compare.diffs import CauseGroup, Explanation, FieldDiff, TensorDiff
 
 FINDINGS = 12  # causes shown
 
 
-def show(report: "DiffReport", top: int, code: int) -> None:
+def show(report: DiffReport, top: int, code: int) -> None:
     """Print the summary, then the worst tensors."""
     counts = report.counts
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
@@ -45,7 +42,7 @@ def show(report: "DiffReport", top: int, code: int) -> None:
     render.line(words[code][0], style=words[code][1])
 
 
-def _findings(findings: "Sequence[CauseGroup]") -> None:
+def _findings(findings: Sequence[CauseGroup]) -> None:
     """Say what explains the differing tensors, one line a cause."""
     for found in findings[:FINDINGS]:
         sure = "" if found.confirmed else " (unconfirmed)"
@@ -58,7 +55,7 @@ def _findings(findings: "Sequence[CauseGroup]") -> None:
         render.line(f"  ... {len(findings) - FINDINGS} more findings (--json)", style="dim")
 
 
-def _derived(tensors: "Sequence[TensorDiff]") -> None:
+def _derived(tensors: Sequence[TensorDiff]) -> None:
     """Say how many quantized tensors derive from the base, by side and by how they were made."""
     found: dict[tuple[str, str], int] = {}
     for tensor in tensors:
@@ -72,7 +69,7 @@ def _derived(tensors: "Sequence[TensorDiff]") -> None:
         render.line(f"  {side.upper()}: {count} tensors {text}")
 
 
-def _fields(title: str, rows: "Sequence[FieldDiff]") -> None:
+def _fields(title: str, rows: Sequence[FieldDiff]) -> None:
     if not rows:
         return
     render.line(f"{title} that differ", style="head")
@@ -89,7 +86,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _tensor(tensor: "TensorDiff") -> None:
+def _tensor(tensor: TensorDiff) -> None:
     names = " | ".join(name or "-" for name in (tensor.name_a, tensor.name_b))
     encodings = f"{tensor.encoding_a or '-'} | {tensor.encoding_b or '-'}"
     cause = f" ({tensor.cause})" if tensor.cause else ""
@@ -122,7 +119,7 @@ def _tensor(tensor: "TensorDiff") -> None:
         render.line(f"      at most {tensor.steps_off:.3g} steps of the coarser encoding apart")
 
 
-def _explanation(found: "Explanation") -> None:
+def _explanation(found: Explanation) -> None:
     sure = "confirmed" if found.confirmed else "unconfirmed"
     after = ""
     if found.residual_after is not None:

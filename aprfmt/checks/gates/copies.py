@@ -1,13 +1,14 @@
 """Gates that hold one model against itself: in the other formats, and on other devices."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.outcome import Check, check, not_run
 from aprfmt.checks.gates.forward import bits
+from aprfmt.checks.gates.subject import Subject
 from aprfmt.checks.records import Measure, NotRun, Result, listed
 from aprfmt.compare import DiffReport, diff_models
 from aprfmt.compare.measured import rel_l2
@@ -33,9 +34,6 @@ from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept
 from aprfmt.model import Model
 
-if TYPE_CHECKING:
-    from aprfmt.checks.gates.subject import Subject
-
 Numbers = NDArray[Any]
 TOP = 5  # tokens whose order two devices must share, near ties aside
 TODO = "aprfmt parity and aprfmt diagnose name the operation"
@@ -45,7 +43,7 @@ FINITE = "aprfmt trace names the first point that is not finite"
 # --- formats ----------------------------------------------------------------------------------
 
 
-def format_parity(subject: "Subject") -> Result:
+def format_parity(subject: Subject) -> Result:
     """Convert to every other format and compare bytes, capture points and logits."""
     checks: list[Check] = []
     mine = _Run.of(subject, subject.model)
@@ -67,7 +65,7 @@ class _Run:
     """Hashes of all points of a pass, and its logits."""
 
     @classmethod
-    def of(cls, subject: "Subject", model: Model) -> "_Run":
+    def of(cls, subject: Subject, model: Model) -> "_Run":
         """Run the probe through a model, in a session of its own."""
         with subject.open_session(model) as session:
             return cls(session, subject.probe)
@@ -79,7 +77,7 @@ class _Run:
         self.logits: Numbers = session.logits(ids)
 
 
-def _same(subject: "Subject", mine: _Run, copy: Model, name: str) -> Iterator[Check]:
+def _same(subject: Subject, mine: _Run, copy: Model, name: str) -> Iterator[Check]:
     report = diff_models(subject.model, copy)
     yield _bytes(report, name)
     yield _facts(report, name)
@@ -118,7 +116,7 @@ def _runs(mine: _Run, theirs: _Run, name: str) -> Iterator[Check]:
                 "equal logits for every token", "see the first point that differs")  # fmt: skip
 
 
-def _against(subject: "Subject", mine: _Run, other: Model) -> Iterator[Check]:
+def _against(subject: Subject, mine: _Run, other: Model) -> Iterator[Check]:
     """Compare with the copy the user gave: equal, or the same model in a coarser encoding."""
     report = diff_models(subject.model, other)
     yield _facts(report, "against")
@@ -159,7 +157,7 @@ def _loss(logits: Numbers, labels: list[int]) -> float:
 # --- devices ----------------------------------------------------------------------------------
 
 
-def device_parity(subject: "Subject") -> Result:
+def device_parity(subject: Subject) -> Result:
     """Run the same tokens on every device asked for, and compare points, logits and loss."""
     request = subject.request
     others = list(request.also)
@@ -182,7 +180,7 @@ def device_parity(subject: "Subject") -> Result:
     return Result(checks=checks, measures=measures)
 
 
-def _pair(subject: "Subject", other: Session, choice: Choice) -> tuple[list[Check], Measure]:
+def _pair(subject: Subject, other: Session, choice: Choice) -> tuple[list[Check], Measure]:
     ids = subject.probe
     mine, theirs = subject.session, other
     a, b = mine.logits(ids).astype(np.float64), theirs.logits(ids).astype(np.float64)

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from aprfmt.base.encodings import encoding
 from aprfmt.base.outcome import Check, check
 from aprfmt.checks import bounds
 from aprfmt.checks.gates.golden import TEXT, Text
+from aprfmt.checks.gates.subject import Subject
 from aprfmt.checks.records import Measure, NotRun, Result
 from aprfmt.compare.measured import rel_l2
 from aprfmt.compare.thresholds import Tolerance, tolerance
@@ -20,14 +21,11 @@ from aprfmt.inference.gates import rows_gate
 from aprfmt.inference.loss import Loss, in_bits, judge, repeated, window_size
 from aprfmt.inference.session import Session
 
-if TYPE_CHECKING:
-    from aprfmt.checks.gates.subject import Subject
-
 Numbers = NDArray[Any]
 STEPS = 6  # tokens run one by one
 
 
-def logits(subject: "Subject") -> Result:
+def logits(subject: Subject) -> Result:
     """Judge the logits of a short text: finite everywhere, the last row spread and peaked."""
     rows = subject.session.logits(subject.probe)
     last = rows[-1].astype(np.float64)
@@ -50,7 +48,7 @@ def logits(subject: "Subject") -> Result:
 # --- loss -------------------------------------------------------------------------------------
 
 
-def loss(subject: "Subject") -> Result:
+def loss(subject: Subject) -> Result:
     """Measure the loss of each golden text in nats, and hold it to bounds on both sides."""
     kind: Literal["trained", "random"]
     kind = "random" if subject.request.random_weights else "trained"
@@ -69,7 +67,7 @@ def loss(subject: "Subject") -> Result:
     return Result(checks=checks, measures=measures)
 
 
-def _ids(subject: "Subject", text: Text) -> list[int]:
+def _ids(subject: Subject, text: Text) -> list[int]:
     if subject.tokenizer is not None and text.text is not None:
         return subject.tokenizer.encode(text.text)
     if text.ids is not None:
@@ -79,7 +77,7 @@ def _ids(subject: "Subject", text: Text) -> list[int]:
     raise NotRun("the model carries no tokenizer, and no golden file gives token ids")
 
 
-def _allowed(subject: "Subject") -> float:
+def _allowed(subject: Subject) -> float:
     """Return how far a stated loss may be off: quantized weights, or float16, cost something."""
     plain = all(encoding(tensor.encoding).block_size == 1 for tensor in subject.model.values())
     exact = subject.session.backend.dtype in ("float32", "float64")
@@ -136,7 +134,7 @@ def judged(
 # --- state ------------------------------------------------------------------------------------
 
 
-def state(subject: "Subject") -> Result:
+def state(subject: Subject) -> Result:
     """Ask the same before and after other work: equal bits, in this session and a fresh one."""
     session, ids = subject.session, subject.probe
     if len(ids) < 4:
