@@ -2,19 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aprfmt.cli import html
-
-if TYPE_CHECKING:
-    from aprfmt.compare import DiffReport
-    from aprfmt.compare.diffs import FieldDiff
+from aprfmt.compare import DiffReport
+from aprfmt.compare.diffs import FieldDiff
 
 IMAGES = 6  # difference images a page holds
 LONGEST = 300  # characters of a field's value in the tables
 
 
-def render_page(report: "DiffReport", code: int) -> str:
+def render_page(report: DiffReport, code: int) -> str:
     """Return the page of a DiffReport whose exit code is `code`."""
     fields = ("hyperparameters", "tokenizer", "metadata")
     found = report.to_json() | {name: _fields(getattr(report, name)) for name in fields}
@@ -26,7 +24,7 @@ def render_page(report: "DiffReport", code: int) -> str:
     return html.page("Comparison of two models", facts, data, (*html.REPORT, "diff.js"))
 
 
-def _fields(rows: "Sequence[FieldDiff]") -> list[dict[str, Any]]:
+def _fields(rows: Sequence[FieldDiff]) -> list[dict[str, Any]]:
     """Return fields with their values as texts, cut for a table; `whole` where it decides."""
     return [
         {

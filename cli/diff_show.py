@@ -1,22 +1,19 @@
 """What `aprfmt diff` prints: counts, causes, differing fields, the worst tensors."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from aprfmt.base.named import meaning
 from aprfmt.cli import render
-
-if TYPE_CHECKING:
-    from aprfmt.compare import DiffReport
-    from aprfmt.compare.diffs import CauseGroup, Explanation, FieldDiff, TensorDiff
-    from aprfmt.compare.sampled import SampleReport
+from aprfmt.compare import DiffReport
+from aprfmt.compare.diffs import CauseGroup, Explanation, FieldDiff, TensorDiff
+from aprfmt.compare.sampled import SampleReport
 
 FINDINGS = 12  # causes shown
 # By exit code: the verdict and its style.
 _VERDICTS = {0: ("equal", "good"), 1: ("different", "bad"), 2: ("damaged or unreadable", "bad")}
 
 
-def show(report: "DiffReport", top: int, code: int) -> None:
+def show(report: DiffReport, top: int, code: int) -> None:
     """Print the verdict and the counts behind it, then the worst tensors."""
     word, style = _VERDICTS[code]
     said = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items() if count)
@@ -47,7 +44,7 @@ def show(report: "DiffReport", top: int, code: int) -> None:
         render.line(f"... {left} more (--top, --json)", style="dim")
 
 
-def _findings(findings: "Sequence[CauseGroup]") -> None:
+def _findings(findings: Sequence[CauseGroup]) -> None:
     """Say what explains the differing tensors, one line a cause."""
     for found in findings[:FINDINGS]:
         sure = "" if found.confirmed else " (unconfirmed)"
@@ -60,7 +57,7 @@ def _findings(findings: "Sequence[CauseGroup]") -> None:
         render.line(f"  ... {len(findings) - FINDINGS} more findings (--json)", style="dim")
 
 
-def _derived(tensors: "Sequence[TensorDiff]") -> None:
+def _derived(tensors: Sequence[TensorDiff]) -> None:
     """Say how many quantized tensors derive from the base, by side and by how they were made."""
     found: dict[tuple[str, str], int] = {}
     for tensor in tensors:
@@ -74,7 +71,7 @@ def _derived(tensors: "Sequence[TensorDiff]") -> None:
         render.line(f"  {side.upper()}: {count} tensors {text}")
 
 
-def _fields(title: str, rows: "Sequence[FieldDiff]") -> None:
+def _fields(title: str, rows: Sequence[FieldDiff]) -> None:
     if not rows:
         return
     render.line(f"{title} that differ", style="head")
@@ -95,7 +92,7 @@ def _said(name: str, value: object) -> str:
     return (text if len(text) <= 60 else text[:57] + "...") + (f" = {called}" if called else "")
 
 
-def _tensor(tensor: "TensorDiff") -> None:
+def _tensor(tensor: TensorDiff) -> None:
     names = " | ".join(name or "-" for name in (tensor.name_a, tensor.name_b))
     encodings = f"{tensor.encoding_a or '-'} | {tensor.encoding_b or '-'}"
     cause = f" ({tensor.cause})" if tensor.cause else ""
@@ -128,7 +125,7 @@ def _tensor(tensor: "TensorDiff") -> None:
         render.line(f"      at most {tensor.steps_off:.3g} steps of the coarser encoding apart")
 
 
-def _explanation(found: "Explanation") -> None:
+def _explanation(found: Explanation) -> None:
     sure = "confirmed" if found.confirmed else "unconfirmed"
     after = ""
     if found.residual_after is not None:

@@ -1,14 +1,14 @@
 """Histograms that pages show: of values that are there, and of a stored tensor's."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aprfmt.base.shapes import matrix
-
-if TYPE_CHECKING:
-    from aprfmt.tensors.stats import Stats
-    from aprfmt.tensors.view import View
+from aprfmt.codecs.base import Array
+from aprfmt.tensors.stats import Stats
+from aprfmt.tensors.view import View
 
 BINS = 48
 CHUNK = 1 << 18  # values put into bins at a time
@@ -16,7 +16,7 @@ COUNTED = 1 << 22  # values of a stored tensor that are counted; of larger ones 
 RUN = 1 << 15  # values of a run of such rows
 
 
-def histogram(values: Any) -> dict[str, Any] | None:
+def histogram(values: Array) -> dict[str, Any] | None:
     """Return {low, high, counts} of the finite values; None where there is none."""
     flat = np.asarray(values).reshape(-1)
     flat = flat[np.isfinite(flat)]
@@ -28,7 +28,7 @@ def histogram(values: Any) -> dict[str, Any] | None:
     return {"low": low, "high": high, "counts": _counts(flat, low, high).tolist()}
 
 
-def tensor_histogram(tensor: "View", stats: "Stats") -> dict[str, Any] | None:
+def tensor_histogram(tensor: View, stats: Stats) -> dict[str, Any] | None:
     """Return {low, high, counts, of} of a stored tensor, whose extremes its statistics say.
 
     `of` is how many values were counted: all, or about COUNTED in runs of rows evenly spaced.
@@ -52,7 +52,7 @@ def tensor_histogram(tensor: "View", stats: "Stats") -> dict[str, Any] | None:
     return {"low": low, "high": high, "counts": counts.tolist(), "of": counted}
 
 
-def _counts(flat: Any, low: float, high: float) -> Any:
+def _counts(flat: Array, low: float, high: float) -> NDArray[np.int64]:
     """Count finite values into BINS equal parts of [low, high]."""
     counts = np.zeros(BINS, np.int64)
     for start in range(0, flat.size, CHUNK):

@@ -14,6 +14,7 @@ from aprfmt.errors import AprfmtError, UsageError
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
+    from aprfmt.tensors.view import View
     from aprfmt.tokenizer.stated import Stated
 
 LONGEST = 2000  # characters of a metadata value
@@ -96,12 +97,12 @@ def tensors(opened: "Model", stats: bool, progress: "render.Progress") -> list[d
     return rows
 
 
-def _all_bytes(tensor: Any) -> int:
+def _all_bytes(tensor: "View") -> int:
     """Return a tensor's stored bytes, companions included."""
-    return int(tensor.nbytes + sum(part.info.nbytes for part in tensor.parts.values()))
+    return tensor.nbytes + sum(part.info.nbytes for part in tensor.parts.values())
 
 
-def _measured(tensor: Any) -> dict[str, Any]:
+def _measured(tensor: "View") -> dict[str, Any]:
     from aprfmt.cli.histograms import tensor_histogram
     from aprfmt.tensors.stats import tensor_stats
 

@@ -1,16 +1,12 @@
 """What `aprfmt trace --reference` prints: the verdict, the points beyond tolerance, a summary."""
 
-from typing import TYPE_CHECKING
-
 from aprfmt.cli import render, running
-
-if TYPE_CHECKING:
-    from aprfmt.compare.traces import PointDiff, TraceDiff
+from aprfmt.compare.traces import PointDiff, TraceDiff
 
 SHOWN = 12  # points beyond tolerance, unless all points are asked for
 
 
-def show_difference(difference: "TraceDiff", reference: str, every: bool) -> None:
+def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
     """Print the verdict, then the points beyond their tolerance; `every` point if asked."""
     render.line(render.escape(f"against {reference}"), style="head")
     text, style = verdict(difference)
@@ -37,7 +33,7 @@ def show_difference(difference: "TraceDiff", reference: str, every: bool) -> Non
         render.line("every point: -v", style="dim")
 
 
-def verdict(difference: "TraceDiff") -> tuple[str, str]:
+def verdict(difference: TraceDiff) -> tuple[str, str]:
     """Return the one line that answers, and the style of it."""
     points, every = difference.points, len(difference.points)
     if difference.other_rows:
@@ -61,13 +57,13 @@ def verdict(difference: "TraceDiff") -> tuple[str, str]:
             f"{every - difference.compared} NOT-RUN{nearest}"), "warn"  # fmt: skip
 
 
-def _used_up(point: "PointDiff") -> float:
+def _used_up(point: PointDiff) -> float:
     """Return which part of its tolerance a point uses."""
     assert point.rel_l2 is not None
     return point.rel_l2 / point.tolerance if point.tolerance else point.rel_l2
 
 
-def _row(point: "PointDiff") -> tuple[str, ...]:
+def _row(point: PointDiff) -> tuple[str, ...]:
     if point.why:
         return point.key, "-", "-", "BEYOND" if point.beyond else "not comparable", point.why
     word = "BEYOND" if point.beyond else "within"

@@ -1,18 +1,16 @@
 """The page of `aprfmt trace --html`: heat map, histogram of a cell, sortable table."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from aprfmt.cli import html
 from aprfmt.cli.histograms import histogram
+from aprfmt.codecs.base import Array
 from aprfmt.compare.traces import TraceDiff, position_axis
 from aprfmt.inference.capture import POINTS
-
-if TYPE_CHECKING:
-    from aprfmt.codecs.base import Array
-    from aprfmt.inference.trace import Trace
+from aprfmt.inference.trace import Trace
 
 STATISTICS = ("std", "mean", "min", "max", "absmax", "l2", "zeros", "nan", "inf")
 
@@ -30,7 +28,7 @@ class Histograms:
         self.found: dict[str, dict[str, Any]] = {}
         self.rows: dict[str, list[float]] = {}
 
-    def add(self, key: str, values: "Array") -> None:
+    def add(self, key: str, values: Array) -> None:
         """Count values into BINS equal parts of their range, and measure rows."""
         found = histogram(values)
         if found is not None:
@@ -38,7 +36,7 @@ class Histograms:
         self.rows[key] = row_sizes(key, values)
 
 
-def row_sizes(key: str, values: "Array") -> list[float]:
+def row_sizes(key: str, values: Array) -> list[float]:
     """Return the root mean square of each position's values; [] where there is no such axis."""
     array, axis = np.asarray(values), position_axis(key.rpartition(".")[2])
     if array.ndim <= axis or not array.size:
@@ -89,7 +87,7 @@ def _largest(values: Sequence[float | None]) -> float | None:
 
 
 def render_page(
-    trace: "Trace", body: Mapping[str, Any], histograms: Histograms, difference: TraceDiff | None
+    trace: Trace, body: Mapping[str, Any], histograms: Histograms, difference: TraceDiff | None
 ) -> str:
     """Return the page of a trace: `body` is what `--json` prints, `difference` a TraceDiff."""
     points = {} if difference is None else {point.key: point for point in difference.points}
@@ -140,7 +138,7 @@ def _heat(
     return {"what": what, "label": label, "heats": maps, "positions": positions}
 
 
-def facts(trace: "Trace", body: Mapping[str, Any]) -> dict[str, object]:
+def facts(trace: Trace, body: Mapping[str, Any]) -> dict[str, object]:
     """Return what identifies the run."""
     run, ids = trace.run, trace.run.get("ids")
     backend = run.get("backend") or {}

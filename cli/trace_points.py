@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aprfmt.cli import running
 from aprfmt.errors import UsageError
@@ -16,11 +16,9 @@ from aprfmt.inference.capture import (
     instances,
     select_points,
 )
+from aprfmt.inference.trace import Trace
 from aprfmt.model import open_model
 from aprfmt.model.completeness import refuse_to_run
-
-if TYPE_CHECKING:
-    from aprfmt.inference.trace import Trace
 
 
 def parse_layers(text: str | None, count: int) -> set[int]:
@@ -39,7 +37,7 @@ def parse_layers(text: str | None, count: int) -> set[int]:
     return chosen
 
 
-def part(trace: "Trace", points: str | None, layers: str | None) -> "Trace":
+def part(trace: Trace, points: str | None, layers: str | None) -> Trace:
     """Return a trace with the records of these points and layers only; UsageError for none."""
     if points is None and layers is None:
         return trace

@@ -2,20 +2,18 @@
 
 from collections.abc import Iterable
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aprfmt.cli import render, running
 from aprfmt.inference.capture import BESIDE, SLOTS
 from aprfmt.inference.record import record_to_json
+from aprfmt.inference.trace import Trace
 from aprfmt.model import Model
-
-if TYPE_CHECKING:
-    from aprfmt.inference.trace import Trace
 
 SPIKE = 10.0  # a slot's deviation over the median of all layers: an observation, never a verdict
 
 
-def body(trace: "Trace") -> dict[str, Any]:
+def body(trace: Trace) -> dict[str, Any]:
     """Return records, slots, logits and observations as plain data."""
     layers = sorted({record.layer for record in trace.records.values() if record.layer >= 0})
     rows = []
@@ -52,13 +50,13 @@ def body(trace: "Trace") -> dict[str, Any]:
     }
 
 
-def embedding(trace: "Trace") -> list[float] | None:
+def embedding(trace: Trace) -> list[float] | None:
     """Return what the rows are pooled to, None where that is not there."""
     values = trace.values("pooled")
     return None if values is None else [float(value) for value in values.reshape(-1)]
 
 
-def logits(trace: "Trace") -> dict[str, Any] | None:
+def logits(trace: Trace) -> dict[str, Any] | None:
     """Return the last row's top five, None where the logits or their values are not there."""
     record, values = trace.find("logits"), trace.values("logits")
     if record is None or record.stats is None:
@@ -115,7 +113,7 @@ def _cells(stats: dict[str, Any]) -> list[str]:
     return cells
 
 
-def show(trace: "Trace", found: dict[str, Any], table: bool = True) -> None:
+def show(trace: Trace, found: dict[str, Any], table: bool = True) -> None:
     """Print embedding, the points of every layer, final norm and logits; or no table of them."""
     where = found.get("run")
     if where:
@@ -137,7 +135,7 @@ def show(trace: "Trace", found: dict[str, Any], table: bool = True) -> None:
         render.line(f"saved {render.escape(path)}")
 
 
-def _table(trace: "Trace", found: dict[str, Any]) -> None:
+def _table(trace: Trace, found: dict[str, Any]) -> None:
     """Print the statistics of every point, and the likeliest tokens."""
     rows = []
     for key in ("embd", "embd_scaled", "embd_norm"):
@@ -165,7 +163,7 @@ def _table(trace: "Trace", found: dict[str, Any]) -> None:
         running.show_top(found["logits"]["top"], f"top 5 of {where}")
 
 
-def _scope(trace: "Trace") -> list[str]:
+def _scope(trace: Trace) -> list[str]:
     """Say which tokens and positions the rows are of, and in what arithmetic they were computed."""
     said = []
     ids = trace.run.get("ids")
@@ -195,7 +193,7 @@ def spans(positions: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "none"
 
 
-def _whole(trace: "Trace", key: str) -> list[list[str]]:
+def _whole(trace: Trace, key: str) -> list[list[str]]:
     record = trace.find(key) if key in trace.records or key in trace.aliases else None
     if record is None or record.stats is None:
         return []

@@ -5,15 +5,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from aprfmt.errors import UsageError
 from aprfmt.inference.sampling import DeviceLogits, Sampler
 from aprfmt.inference.session import Numbers, Session
 from aprfmt.model import Model
-
-if TYPE_CHECKING:
-    from aprfmt.tokenizer import Tokenizer
+from aprfmt.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -65,7 +63,7 @@ class Stops(Collection[int]):
     """
 
     def __init__(
-        self, tokenizer: "Beside[Tokenizer | None]", stated: frozenset[int], *, ignore: bool
+        self, tokenizer: Beside[Tokenizer | None], stated: frozenset[int], *, ignore: bool
     ) -> None:
         self._tokenizer, self._stated, self._ignore = tokenizer, stated, ignore
 

@@ -14,16 +14,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from aprfmt.diagnosis.case import Case, Change, Layers
+from aprfmt.diagnosis.hypotheses.attention import scale_change
+from aprfmt.diagnosis.hypotheses.norm import eps_change
+from aprfmt.diagnosis.hypotheses.rope import theta_change
 from aprfmt.diagnosis.hypotheses.usual import (
     divided_change,
     groups,
     kinds_of_layers,
-    scale_change,
-    theta_change,
     usual_changes,
     window_change,
 )
-from aprfmt.diagnosis.hypotheses.usual_blocks import Usual, eps_change
+from aprfmt.diagnosis.hypotheses.usual_blocks import Usual
 from aprfmt.diagnosis.hypotheses.usual_steps import single_layers
 from aprfmt.diagnosis.relevant import acts
 from aprfmt.diagnosis.rowwise import AGREES, masks, solved, solvers

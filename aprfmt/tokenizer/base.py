@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from aprfmt.errors import FormatError, UsageError
+from aprfmt.tokenizer.template import render
 from aprfmt.tokenizer.vocabulary import filler
 
 
@@ -146,8 +147,6 @@ class Tokenizer:
         Raises FormatError if there is no template, or it is broken, unsafe or exceeds a limit;
         UsageError if it rejects the messages.
         """
-        from aprfmt.tokenizer.template import render
-
         if self.chat_template is None:
             raise FormatError(
                 f"{self.origin}: carries no chat template; looked for tokenizer.chat_template, "

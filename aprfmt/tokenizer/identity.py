@@ -11,6 +11,7 @@ from aprfmt.tokenizer.carriers import has_tokenizer
 from aprfmt.tokenizer.hf_json import from_json, special_texts
 from aprfmt.tokenizer.keys import FLAGS, MERGES, MODEL, PRE, TOKENS
 from aprfmt.tokenizer.pre import PRE_TOKENIZERS, name_of
+from aprfmt.tokenizer.template import scan_template
 from aprfmt.tokenizer.vocabulary import Vocabulary, from_metadata
 
 if TYPE_CHECKING:
@@ -105,8 +106,6 @@ def _quick(carried: Carried) -> dict[str, Any]:
         found["chat_template"] = f"unreadable: {error}"
         return found
     if template is not None:
-        from aprfmt.tokenizer.template import scan_template
-
         found["chat_template"] = f"{len(template)} characters"
         findings = scan_template(template)
         found["chat_template_scan"] = "; ".join(findings) or "nothing suspicious"

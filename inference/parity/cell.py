@@ -7,6 +7,7 @@ without which the result is the same to the bit is not part of the cell.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,14 +96,10 @@ class Cell:
         weights = Weights(rows, _BUDGET, f"cell of {self.key}")
         wanted = (self.point, self.layer)
         recorder = _Injector(backend, self.inputs, wanted, instances(spec.block, hp, weights))
-        try:
+        with closing(weights), suppress(_Done):
             load_forward(spec)(
                 backend, spec, hp, weights, list(self.ids), recorder=recorder, logits_rows="all"
             )
-        except _Done:
-            pass
-        finally:
-            weights.close()
         if recorder.found is None:
             raise UsageError(f"{self.key}: the pass never came to this point")
         return recorder.found
@@ -112,26 +109,30 @@ class _Done(Exception):
     """The wanted value is there; nothing after it is needed."""
 
 
-class _Injector:
-    """Puts inputs in, takes the wanted value out; the form is stepped as in a full trace."""
+class Stepped:
+    """A recorder that wants every `known` point: a full trace takes their step-by-step form."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        inputs: Mapping[str, Numbers],
-        wanted: tuple[str, int],
-        known: Mapping[str, Any],
-    ) -> None:
-        self._backend, self._inputs, self._wanted = backend, inputs, wanted
-        self._known = known
-        self.found: Numbers | None = None
+    def __init__(self, backend: Backend, known: Mapping[str, Any]) -> None:
+        self._backend, self._known = backend, known
 
     def begin(self, facts: PassFacts) -> None:
         """Take note of a pass that begins."""
 
     def wants(self, point: str, layer: int) -> bool:
-        """Want every point: their step-by-step form is what a full trace takes."""
+        """Say whether the point is known."""
         return key_name(point, layer) in self._known
+
+
+class _Injector(Stepped):
+    """Puts inputs in, takes the wanted value out."""
+
+    def __init__(
+        self, backend: Backend, inputs: Mapping[str, Numbers], wanted: tuple[str, int],
+        known: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        super().__init__(backend, known)
+        self._inputs, self._wanted = inputs, wanted
+        self.found: Numbers | None = None
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
         """Return the given input, or end the pass with the wanted value."""

@@ -6,6 +6,7 @@ one, and an operation that is wrong by little shows where it is, not where its e
 """
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +18,7 @@ from aprfmt.compare.thresholds import DISCRETE, one_operation
 from aprfmt.compare.traced import backend_name, weights_between
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import instances, key_name
-from aprfmt.inference.context import PassFacts
-from aprfmt.inference.parity.cell import given_as
+from aprfmt.inference.parity.cell import Stepped, given_as
 from aprfmt.inference.parity.matched import matched_weights
 from aprfmt.inference.parity.operations import arithmetics
 from aprfmt.inference.parity.request import Request
@@ -60,31 +60,23 @@ def survey(model: Model, reference: Backend, a: Trace, b: Trace, request: Reques
         memory = request.memory
         weights = model_weights(model, free_budget() if memory is None else memory)
     recorder = _Follower(reference, a, b, instances(model.spec.block, model.hyper, weights))
-    try:
+    with closing(weights):
         load_forward(model.spec)(
             reference, model.spec, model.hyper, weights, list(request.ids), recorder=recorder,
             logits_rows="all",
         )  # fmt: skip
-    finally:
-        weights.close()
     return recorder.survey
 
 
-class _Follower:
+class _Follower(Stepped):
     """Compares what the reference makes of the run's inputs with what the run made of them."""
 
     def __init__(self, backend: Backend, a: Trace, b: Trace, known: Mapping[str, Any]) -> None:
-        self._backend, self._a, self._b, self._known = backend, a, b, known
+        super().__init__(backend, known)
+        self._a, self._b = a, b
         self._kinds = (weights_between(a, b), "activate")
         self._alike: Numbers | None = None  # tokens that the reference sends to the same experts
         self.survey = Survey()
-
-    def begin(self, facts: PassFacts) -> None:
-        """Take note of a pass that begins."""
-
-    def wants(self, point: str, layer: int) -> bool:
-        """Want every point: their step-by-step form is what a full trace takes."""
-        return key_name(point, layer) in self._known
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
         """Judge the operation, and return the run's value."""

@@ -3,10 +3,11 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.checks.context import Checked
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.codecs.dialects import dialects_of
 from aprfmt.errors import AprfmtError
@@ -14,9 +15,6 @@ from aprfmt.model import Model
 from aprfmt.model.packing import packing_config
 from aprfmt.quantizing.mixture import FALLBACK, SCHEMES
 from aprfmt.tensors.companions import SECTIONS, section_of
-
-if TYPE_CHECKING:
-    from aprfmt.checks.context import Checked
 
 _FILE_TYPE = "general.file_type"
 _QUANTIZATION_VERSION = "general.quantization_version"
@@ -41,7 +39,7 @@ def file_types() -> dict[int, str]:
     return found | dict(_OTHER_TYPES)
 
 
-def file_type(ctx: "Checked") -> Result:
+def file_type(ctx: Checked) -> Result:
     """Check the stated file type: most weights have it, or of a mixture at least some."""
     metadata = ctx.model.metadata
     if _FILE_TYPE not in metadata:
@@ -99,7 +97,7 @@ def _with_fallbacks(claimed: str) -> set[str]:
     return found
 
 
-def quantization(ctx: "Checked") -> Result:
+def quantization(ctx: Checked) -> Result:
     """Check that config.json names a quantization exactly if weights are packed that way."""
     config = packing_config(ctx.model)
     if config is None:
@@ -153,7 +151,7 @@ _DTYPES: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def dtype(ctx: "Checked") -> Result:
+def dtype(ctx: Checked) -> Result:
     """Check that float weights beside a config.json have the dtype it names."""
     config = ctx.model.config
     if config is None or ctx.model.folder is None:
@@ -176,7 +174,7 @@ def dtype(ctx: "Checked") -> Result:
     return Result(f"{stated}", findings)
 
 
-def counts(ctx: "Checked") -> Result:
+def counts(ctx: Checked) -> Result:
     """Check that numbers a file states about its tensors are those of its tensors."""
     metadata = ctx.model.metadata
     held = {name: tensor.shape for name, tensor in ctx.model.items()}

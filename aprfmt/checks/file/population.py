@@ -1,21 +1,17 @@
 """Checks against the architecture: is every tensor there, of its shape, and plausible."""
 
-from typing import TYPE_CHECKING
-
 from aprfmt.arch.spec import ArchSpec, split_key
 from aprfmt.arch.steps import Added
 from aprfmt.checks import bounds
+from aprfmt.checks.context import Checked
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import ArchError
+from aprfmt.model.resolve import Resolution
+from aprfmt.tensors.stats import Stats
 from aprfmt.tensors.view import View
 
-if TYPE_CHECKING:
-    from aprfmt.checks.context import Checked
-    from aprfmt.model.resolve import Resolution
-    from aprfmt.tensors.stats import Stats
 
-
-def architecture(ctx: "Checked") -> Result:
+def architecture(ctx: Checked) -> Result:
     """Check that names and keys fit the tables of the architecture the file names."""
     name = ctx.spec.name
     try:
@@ -27,7 +23,7 @@ def architecture(ctx: "Checked") -> Result:
     return Result(f"{name}, {len(resolution.roles)} roles")
 
 
-def completeness(ctx: "Checked") -> Result:
+def completeness(ctx: Checked) -> Result:
     """Check that every tensor the configuration demands is there, biases and head included."""
     found = ctx.resolution.coverage
     expected = f"all {found.expected} tensors of the configuration"
@@ -48,7 +44,7 @@ def completeness(ctx: "Checked") -> Result:
     return Result(f"{found.found} of {found.expected}{tied}", findings)
 
 
-def shapes(ctx: "Checked") -> Result:
+def shapes(ctx: Checked) -> Result:
     """Check that every tensor has the shape that the configuration gives it."""
     todo = "weights and configuration disagree: aprfmt diff SOURCE FILE says which changed"
     findings = [
@@ -58,7 +54,7 @@ def shapes(ctx: "Checked") -> Result:
     return Result(f"{len(ctx.resolution.roles)} roles", findings)
 
 
-def unexpected(ctx: "Checked") -> Result:
+def unexpected(ctx: Checked) -> Result:
     """Look for tensors that the architecture has no place for."""
     findings = [
         Finding(name, "a tensor of no role", f"tensors of {ctx.spec.name} only",
@@ -68,14 +64,14 @@ def unexpected(ctx: "Checked") -> Result:
     return Result("none", findings)
 
 
-def disagreements(resolution: "Resolution", where: str) -> list[Finding]:
+def disagreements(resolution: Resolution, where: str) -> list[Finding]:
     """Return where keys, configuration and tensors say different things of one value."""
     said = [(where, text) for text in resolution.report.conflicts]
     said += [(note.where, note.text) for note in resolution.notes]
     return [Finding(*each, "one value from every source", level="warning") for each in said]
 
 
-def hyperparameters(ctx: "Checked") -> Result:
+def hyperparameters(ctx: Checked) -> Result:
     """Check that keys, configuration and tensors say the same of the forward pass."""
     resolution = ctx.resolution
     assumed = len(resolution.report.assumed)
@@ -90,7 +86,7 @@ FAR = 100.0  # beyond a bound by this factor it is no matter of training any mor
 _WORDS = {"std": "standard deviation", "rms": "root mean square"}
 
 
-def role_bounds(ctx: "Checked") -> Result:
+def role_bounds(ctx: Checked) -> Result:
     """Check that embeddings and norms have statistics of trained weights.
 
     Those are bounded that have a usual size; biases may be as large as they like.
@@ -119,7 +115,7 @@ def role_bounds(ctx: "Checked") -> Result:
     return Result(f"{seen} tensors", findings)
 
 
-def _stats(ctx: "Checked", logical: View) -> "Stats | None":
+def _stats(ctx: Checked, logical: View) -> Stats | None:
     """Return the statistics of the one stored tensor that a role is, if it is one with numbers."""
     if len(logical.stored) != 1:
         return None

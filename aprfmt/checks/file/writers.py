@@ -5,14 +5,12 @@ One row a fault. What cannot be told from the file itself has no row.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from aprfmt.base.encodings import encoding
+from aprfmt.checks.context import Checked
 from aprfmt.checks.records import Finding, Result
 from aprfmt.model import Model
-
-if TYPE_CHECKING:
-    from aprfmt.checks.context import Checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ FAULTS: tuple[Fault, ...] = (
 )  # fmt: skip
 
 
-def writer(ctx: "Checked") -> Result:
+def writer(ctx: Checked) -> Result:
     """Look for traits of writers whose files are known to be wrong."""
     faults = [fault for fault in FAULTS if ctx.model.format in fault.formats]
     findings = [

@@ -1,17 +1,19 @@
 """Gates that hold one model against itself: in the other formats, and on other devices."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.outcome import Check, check, not_run
 from aprfmt.checks.asking import retold
-from aprfmt.checks.gates.forward import bits, relative
+from aprfmt.checks.gates.forward import bits
+from aprfmt.checks.gates.subject import Subject
 from aprfmt.checks.records import Measure, NotRun, Result, listed
 from aprfmt.checks.table import ACCOUNTED
 from aprfmt.compare import DiffReport, diff_models
+from aprfmt.compare.measured import rel_l2
 from aprfmt.compare.nonfinite import census
 from aprfmt.compare.thresholds import (
     MAX_CE_LOSSY,
@@ -34,9 +36,6 @@ from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept
 from aprfmt.model import Model
 
-if TYPE_CHECKING:
-    from aprfmt.checks.gates.subject import Subject
-
 Numbers = NDArray[Any]
 TOP = 5  # tokens whose order two devices must share, near ties aside
 TODO = "aprfmt parity and aprfmt diagnose name the operation"
@@ -46,7 +45,7 @@ FINITE = "aprfmt trace names the first point that is not finite"
 # --- formats ----------------------------------------------------------------------------------
 
 
-def format_parity(subject: "Subject") -> Result:
+def format_parity(subject: Subject) -> Result:
     """Convert to every other format and compare bytes, capture points and logits."""
     checks: list[Check] = []
     mine = _Run.of(subject, subject.model)
@@ -70,7 +69,7 @@ class _Run:
     """Hashes of all points of a pass, and its logits."""
 
     @classmethod
-    def of(cls, subject: "Subject", model: Model) -> "_Run":
+    def of(cls, subject: Subject, model: Model) -> "_Run":
         """Run the probe through a model, in a session of its own."""
         with subject.open_session(model) as session:
             return cls(session, subject.probe)
@@ -82,7 +81,7 @@ class _Run:
         self.logits: Numbers = session.logits(ids)
 
 
-def _same(subject: "Subject", mine: _Run, copy: Model, name: str) -> Iterator[Check]:
+def _same(subject: Subject, mine: _Run, copy: Model, name: str) -> Iterator[Check]:
     report = diff_models(subject.model, copy)
     yield _bytes(report, name)
     yield _facts(report, name)
@@ -121,7 +120,7 @@ def _runs(mine: _Run, theirs: _Run, name: str) -> Iterator[Check]:
                 "equal logits for every token", "see the first point that differs")  # fmt: skip
 
 
-def _against(subject: "Subject", mine: _Run, other: Model) -> Iterator[Check]:
+def _against(subject: Subject, mine: _Run, other: Model) -> Iterator[Check]:
     """Compare with the copy the user gave: equal, or the same model in a coarser encoding."""
     report = diff_models(subject.model, other)
     yield _facts(report, "against")
@@ -162,7 +161,7 @@ def _loss(logits: Numbers, labels: list[int]) -> float:
 # --- devices ----------------------------------------------------------------------------------
 
 
-def device_parity(subject: "Subject") -> Result:
+def device_parity(subject: Subject) -> Result:
     """Run the same tokens on every device asked for, and compare points, logits and loss."""
     request = subject.request
     others = list(request.also)
@@ -185,7 +184,7 @@ def device_parity(subject: "Subject") -> Result:
     return Result(checks=checks, measures=measures)
 
 
-def _pair(subject: "Subject", other: Session, choice: Choice) -> tuple[list[Check], Measure]:
+def _pair(subject: Subject, other: Session, choice: Choice) -> tuple[list[Check], Measure]:
     ids = subject.probe
     mine, theirs = subject.session, other
     a, b = mine.logits(ids).astype(np.float64), theirs.logits(ids).astype(np.float64)
@@ -218,7 +217,7 @@ def _logits(
             check(f"{other}-logits", False, found, f"finite logits, relL2 {within}", FINITE),
             *(not_run(f"{other}-{name}", why) for name in ("cosine", "top", "loss")),
         ], float("inf")
-    norm, distance = float(np.linalg.norm(b)), relative(a, b)
+    norm, distance = float(np.linalg.norm(b)), rel_l2(a, b)
     cosine = float(np.sum(a * b) / (np.linalg.norm(a) * norm)) if norm and a.any() else 0.0
     straight = min(MIN_COSINE, 1 - bound.rel_l2**2 / 2)  # what the allowed distance makes of it
     flipped = _flips(a, b)

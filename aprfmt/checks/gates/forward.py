@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,9 @@ from aprfmt.base.encodings import encoding
 from aprfmt.base.outcome import Check, check
 from aprfmt.checks import bounds
 from aprfmt.checks.gates.golden import TEXT, Text
+from aprfmt.checks.gates.subject import Subject
 from aprfmt.checks.records import Measure, NotRun, Result
+from aprfmt.compare.measured import rel_l2
 from aprfmt.compare.thresholds import Tolerance, tolerance
 from aprfmt.inference import evaluation
 from aprfmt.inference.evaluation import Sample, plan
@@ -19,14 +21,11 @@ from aprfmt.inference.gates import rows_gate
 from aprfmt.inference.loss import Loss, in_bits, judge, repeated, window_size
 from aprfmt.inference.session import Session
 
-if TYPE_CHECKING:
-    from aprfmt.checks.gates.subject import Subject
-
 Numbers = NDArray[Any]
 STEPS = 6  # tokens run one by one
 
 
-def logits(subject: "Subject") -> Result:
+def logits(subject: Subject) -> Result:
     """Judge the logits of a short text: finite everywhere, the last row spread and peaked."""
     rows = subject.session.logits(subject.probe)
     last = rows[-1].astype(np.float64)
@@ -49,7 +48,7 @@ def logits(subject: "Subject") -> Result:
 # --- loss -------------------------------------------------------------------------------------
 
 
-def loss(subject: "Subject") -> Result:
+def loss(subject: Subject) -> Result:
     """Measure the loss of each golden text in nats, and hold it to bounds on both sides."""
     kind: Literal["trained", "random"]
     kind = "random" if subject.request.random_weights else "trained"
@@ -68,7 +67,7 @@ def loss(subject: "Subject") -> Result:
     return Result(checks=checks, measures=measures)
 
 
-def _ids(subject: "Subject", text: Text) -> list[int]:
+def _ids(subject: Subject, text: Text) -> list[int]:
     if subject.tokenizer is not None and text.text is not None:
         return subject.tokenizer.encode(text.text)
     if text.ids is not None:
@@ -78,7 +77,7 @@ def _ids(subject: "Subject", text: Text) -> list[int]:
     raise NotRun("the model carries no tokenizer, and no golden file gives token ids")
 
 
-def _allowed(subject: "Subject") -> float:
+def _allowed(subject: Subject) -> float:
     """Return how far a stated loss may be off: quantized weights, or float16, cost something."""
     plain = all(encoding(tensor.encoding).block_size == 1 for tensor in subject.model.values())
     exact = subject.session.backend.dtype in ("float32", "float64")
@@ -135,7 +134,7 @@ def judged(
 # --- state ------------------------------------------------------------------------------------
 
 
-def state(subject: "Subject") -> Result:
+def state(subject: Subject) -> Result:
     """Ask the same before and after other work: equal bits, in this session and a fresh one."""
     session, ids = subject.session, subject.probe
     if len(ids) < 4:
@@ -146,7 +145,7 @@ def state(subject: "Subject") -> Result:
     if not np.isfinite(row).all():
         raise NotRun("the logits are not finite; see the gate logits")
     first = bits(row[-1])
-    far = relative(session.prefill(other)[-1], row[-1])
+    far = rel_l2(session.prefill(other)[-1], row[-1])
     again = bits(session.prefill(ids)[-1])
     for token in list(ids[:STEPS]):
         session.step(token)
@@ -184,13 +183,6 @@ def _difference(a: Numbers, b: Numbers) -> str:
     return f"{count} of {a.size} logits differ" if count else "equal bits"
 
 
-def relative(x: Numbers, y: Numbers) -> float:
-    """Return the distance of x from y, relative to y's norm."""
-    wide = y.astype(np.float64)
-    norm, distance = float(np.linalg.norm(wide)), float(np.linalg.norm(x - wide))
-    return distance / norm if norm else float(distance > 0)
-
-
 def _bound(session: Session) -> Tolerance:
     dtype = session.backend.dtype
     return tolerance(dtype, dtype, moe=bool(session.hp["n_experts"]))
@@ -202,7 +194,7 @@ def _stepped(session: Session, ids: Sequence[int]) -> Check:
     session.prefill(ids[:-STEPS] or ids[:1])
     for token in ids[max(len(ids) - STEPS, 1) :]:
         stepped = session.step(token)
-    distance, bound = relative(stepped, whole), _bound(session)
+    distance, bound = rel_l2(stepped, whole), _bound(session)
     return check("steps-are-prefill", distance <= bound.rel_l2, f"relL2 {distance:.3g}",
                  f"at most {bound.rel_l2:g} ({bound.reason})",
                  "keys and values of earlier tokens are not what a whole pass gives")  # fmt: skip

@@ -7,21 +7,19 @@ are only seen here.
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aprfmt.base.outcome import Check, check, not_run
 from aprfmt.checks import bounds
 from aprfmt.checks.gates.gibberish import signals
 from aprfmt.checks.gates.golden import Prompt
+from aprfmt.checks.gates.subject import Subject
 from aprfmt.checks.records import NotRun, Result
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.formats import FORMATS
 from aprfmt.inference.sampling import Sampler, Sampling
-
-if TYPE_CHECKING:
-    from aprfmt.checks.gates.subject import Subject
-    from aprfmt.inference.session import Session
-    from aprfmt.tokenizer import Tokenizer
+from aprfmt.inference.session import Session
+from aprfmt.tokenizer import Tokenizer
 
 FORMS = ("direct", "chat")
 SHOWN = 60  # characters of an answer in a message
@@ -38,7 +36,7 @@ class Answer:
     stop: int | None
 
 
-def golden_output(subject: "Subject") -> Result:
+def golden_output(subject: Subject) -> Result:
     """Generate greedily from every golden prompt; compare, look for gibberish, name the side."""
     tokenizer = subject.need_tokenizer()
     prompts = subject.golden.prompts
@@ -96,7 +94,7 @@ class _Remembering(Sampler):
         return self.drawn[-1]
 
 
-def generate(session: "Session", tokenizer: "Tokenizer", prompt: Prompt) -> Answer:
+def generate(session: Session, tokenizer: Tokenizer, prompt: Prompt) -> Answer:
     """Answer a prompt greedily; stop tokens and template are the model's own."""
     if prompt.messages:
         text = tokenizer.apply_chat_template(prompt.messages, add_generation_prompt=True)
@@ -120,7 +118,7 @@ def generate(session: "Session", tokenizer: "Tokenizer", prompt: Prompt) -> Answ
 
 
 def ask(
-    session: "Session", tokenizer: "Tokenizer", prompt: Prompt
+    session: Session, tokenizer: Tokenizer, prompt: Prompt
 ) -> tuple[list[Check], Answer | None]:
     """Return the checks of one prompt, and its answer."""
     try:
@@ -133,7 +131,7 @@ def ask(
     return list(judged(prompt, answer, tokenizer)), answer
 
 
-def judged(prompt: Prompt, answer: Answer, tokenizer: "Tokenizer") -> list[Check]:
+def judged(prompt: Prompt, answer: Answer, tokenizer: Tokenizer) -> list[Check]:
     """Compare an answer with what is expected of it, and look for gibberish."""
     checks = []
     if prompt.messages and prompt.prompt is not None:
@@ -157,7 +155,7 @@ def judged(prompt: Prompt, answer: Answer, tokenizer: "Tokenizer") -> list[Check
     return checks
 
 
-def _expected(prompt: Prompt, answer: Answer, tokenizer: "Tokenizer") -> Check:
+def _expected(prompt: Prompt, answer: Answer, tokenizer: Tokenizer) -> Check:
     name, todo = f"{prompt.name}-answer", "compare the model with its source: aprfmt diagnose"
     wrong = ""
     if prompt.output_ids is not None and answer.ids != prompt.output_ids:
@@ -212,7 +210,7 @@ def _short(text: str) -> str:
 
 
 def _other_side(
-    subject: "Subject", typical: Mapping[str, Prompt]
+    subject: Subject, typical: Mapping[str, Prompt]
 ) -> tuple[str | None, dict[tuple[str, str], bool | None]]:
     """Ask the model of `--against`, else a copy in another format, one prompt of each form."""
     try:

@@ -1,26 +1,23 @@
 """Gates that read the file and run nothing: the tensor contract, and plausible metadata."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aprfmt.base.outcome import Check, check, not_run
 from aprfmt.base.protocols import Value
 from aprfmt.checks import bounds
 from aprfmt.checks.asking import retold
 from aprfmt.checks.file.population import disagreements
+from aprfmt.checks.gates.subject import Subject
 from aprfmt.checks.records import Measure, Result, listed
 from aprfmt.codecs import codec
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 
-if TYPE_CHECKING:
-    from aprfmt.checks.gates.subject import Subject
-
-
 # --- tensors ----------------------------------------------------------------------------------
 
 
-def tensor_contract(subject: "Subject") -> Result:
+def tensor_contract(subject: Subject) -> Result:
     """Hold the tensors to what configuration and architecture demand: names, shapes, encodings."""
     model, found = subject.model, subject.resolution.coverage
     checks = [
@@ -58,7 +55,7 @@ def _against_tensors(text: str) -> bool:
     return "the tensors say" in text
 
 
-def _presence(subject: "Subject") -> Check:
+def _presence(subject: Subject) -> Check:
     """Report keys that say something else than the tensors show (biases, head, vocabulary)."""
     found = [text for text in _disagreements(subject) if _against_tensors(text)]
     return check("keys-fit-tensors", not found, "; ".join(found) or "they do",
@@ -66,7 +63,7 @@ def _presence(subject: "Subject") -> Check:
                  "a part was lost, or config.json is another model's")  # fmt: skip
 
 
-def _disagreements(subject: "Subject") -> list[str]:
+def _disagreements(subject: Subject) -> list[str]:
     return [one.found for one in disagreements(subject.resolution, subject.where)]
 
 
@@ -84,7 +81,7 @@ def _decodable(model: Model) -> Check:
 # --- metadata ---------------------------------------------------------------------------------
 
 
-def metadata(subject: "Subject") -> Result:
+def metadata(subject: Subject) -> Result:
     """Ask whether hyperparameters and tokenizer facts can be a working model's."""
     model = subject.model
     return Result(
@@ -131,7 +128,7 @@ def _hyperparameters(model: Model) -> Iterator[Check]:
                     "convert again from a folder with its config.json")  # fmt: skip
 
 
-def _conflicts(subject: "Subject") -> Check:
+def _conflicts(subject: Subject) -> Check:
     said = [text for text in _disagreements(subject) if not _against_tensors(text)]
     said += [note.text for note in subject.model.notes if note.level == "warning"]
     return check("no-conflicts", not said, "; ".join(said) or "none",
@@ -139,7 +136,7 @@ def _conflicts(subject: "Subject") -> Check:
                  "one of them is another model's")  # fmt: skip
 
 
-def _tokenizer(subject: "Subject") -> Iterator[Check]:
+def _tokenizer(subject: Subject) -> Iterator[Check]:
     tokenizer = subject.tokenizer
     if tokenizer is None:
         yield not_run("tokenizer", "the model carries no tokenizer")

@@ -6,7 +6,7 @@ They prove nothing about single elements: that is what `aprfmt diff` is for.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +14,10 @@ from aprfmt.arch.spec import split_key
 from aprfmt.base.outcome import Check, check
 from aprfmt.checks import bounds
 from aprfmt.checks.bounds import RoleBounds, numbers, role_bounds
+from aprfmt.checks.gates.subject import Subject
 from aprfmt.checks.records import Measure, Result, listed
 from aprfmt.tensors.stats import Accumulator, Stats, merge, tensor_stats
 from aprfmt.tensors.view import View
-
-if TYPE_CHECKING:
-    from aprfmt.checks.gates.subject import Subject
 
 ELEMENTS_AT_ONCE = 1 << 22  # elements decoded at a time
 
@@ -33,7 +31,7 @@ class RoleStats:
     numbers: Mapping[str, float]
 
 
-def init_statistics(subject: "Subject") -> Result:
+def init_statistics(subject: Subject) -> Result:
     """Bound mean, deviation, norm and zeros of every tensor by the part it plays."""
     model = subject.model
     arch, block = model.spec.name, model.spec.block

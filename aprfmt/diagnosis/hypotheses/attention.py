@@ -34,15 +34,14 @@ def known_entries(case: Case) -> Array:
 # --- scale and softcap ---------------------------------------------------------------------------
 
 
-def _scale_change(case: Case, value: float) -> Change:
-    told = float(case.world.hp["attn_scale"])
+def scale_change(world: World, value: float) -> Change:
+    """Return the change that puts another factor on the scores."""
+    told = float(world.hp["attn_scale"])
     return Change(
-        "attention_scale",
-        f"scores are multiplied by {value:.9g}; the model says {told:.9g}",
-        ("attn_scale",),
-        lambda world, layers: heads_changed(world, layers, scale=value),
+        "attention_scale", f"scores are multiplied by {value:.9g}; the model says {told:.9g}",
+        ("attn_scale",), lambda world, layers: heads_changed(world, layers, scale=value),
         {"attn_scale": value},
-    )
+    )  # fmt: skip
 
 
 def scale(case: Case) -> Iterator[Change]:
@@ -60,7 +59,7 @@ def scale(case: Case) -> Iterator[Change]:
     theirs = case.part(call)
     if theirs is None:
         yield from case.best_number(
-            lambda s: _scale_change(case, s), (s for s in usual if not math.isclose(s, told))
+            lambda s: scale_change(case.world, s), (s for s in usual if not math.isclose(s, told))
         )
         return
     products, there = (
@@ -77,9 +76,9 @@ def scale(case: Case) -> Iterator[Change]:
     if value and rel_l2(products * value, there) <= 20 * case.view.tolerance:
         exact = [s for s in usual if math.isclose(s, value, rel_tol=5 * case.view.tolerance)]
         if exact:
-            yield _scale_change(case, exact[0])
+            yield scale_change(case.world, exact[0])
         else:
-            yield from case.rounded(lambda s: _scale_change(case, s), value)
+            yield from case.rounded(lambda s: scale_change(case.world, s), value)
 
 
 def _cap_change(case: Case, value: float | None) -> Change:

@@ -15,18 +15,21 @@ OPS = ("rms_norm", "layer_norm")
 EPS = tuple(10.0**-k for k in range(1, 13))
 
 
-def _eps_change(case: Case, eps: float, point: str = "") -> Change:
-    """Return the change of epsilon in all norms, or in the one behind a point."""
-    name = "lora_norm_eps" if case.view.point.endswith("_a_norm") else "norm_eps"
-    told = case.world.hp[name]
-    which = f"the norm at {case.view.point} alone adds" if point else "the norms add"
+def eps_change(
+    world: World, eps: float, name: str = "norm_eps", point: str = "", seen: str = ""
+) -> Change:
+    """Return the change of epsilon in all norms, or in the one at `point`, `seen` behind it."""
+    which = f"the norm at {seen} alone adds" if point else "the norms add"
     return Change(
-        "norm_eps",
-        f"{which} eps {eps:g} where the model says {told:g}",
-        (name,),
-        with_eps(eps, point),
-        {name: eps},
-    )
+        "norm_eps", f"{which} eps {eps:g} where the model says {world.hp[name]:g}", (name,),
+        with_eps(eps, point), {name: eps},
+    )  # fmt: skip
+
+
+def _eps_change(case: Case, eps: float, point: str = "") -> Change:
+    """Return the change of the norm that is looked at."""
+    name = "lora_norm_eps" if case.view.point.endswith("_a_norm") else "norm_eps"
+    return eps_change(case.world, eps, name, point, case.view.point)
 
 
 def eps(case: Case) -> Iterator[Change]:

@@ -230,18 +230,15 @@ def partial(case: Case) -> Iterator[Change]:
             return
 
 
-def _theta_change(case: Case, kind: Kind, theta: float) -> Change:
-    local = kind[0] != case.world.hp["rope_theta"]
+def theta_change(world: World, kind: Kind, theta: float) -> Change:
+    """Return the change that gives one kind of rope another base."""
+    local = kind[0] != world.hp["rope_theta"]
     name = "rope_theta_local" if local else "rope_theta"
-    hp = case.world.hp.replaced(rope_theta=theta)
-    rope = make(hp, (theta, kind[1]), length_of(case.world))
+    rope = make(world.hp.replaced(rope_theta=theta), (theta, kind[1]), length_of(world))
     return Change(
-        "rope_theta",
-        f"rope's base is {theta:g}; the model says {kind[0]:g}",
-        (name,),
-        turned(rope.inv_freq, rope.factor),
-        {name: theta},
-    )
+        "rope_theta", f"rope's base is {theta:g}; the model says {kind[0]:g}", (name,),
+        turned(rope.inv_freq, rope.factor), {name: theta},
+    )  # fmt: skip
 
 
 def theta(case: Case) -> Iterator[Change]:
@@ -253,7 +250,7 @@ def theta(case: Case) -> Iterator[Change]:
     if found is None:
         if coarse(case):
             yield from case.best_number(
-                lambda t: _theta_change(case, kind, t), (t for t in THETAS if t != kind[0])
+                lambda t: theta_change(case.world, kind, t), (t for t in THETAS if t != kind[0])
             )
         return
     if found.still or len(found.rows) < 2:
@@ -274,7 +271,7 @@ def theta(case: Case) -> Iterator[Change]:
     value = math.exp(slope * len(bare))
     if not 1 < value < 1e12 or math.isclose(value, kind[0], rel_tol=1e-4):
         return
-    yield from case.rounded(lambda t: _theta_change(case, kind, t), value)
+    yield from case.rounded(lambda t: theta_change(case.world, kind, t), value)
 
 
 def scaling(case: Case) -> Iterator[Change]:

@@ -12,7 +12,7 @@ from itertools import zip_longest
 import numpy as np
 
 from aprfmt.diagnosis.case import Change, Layers, heads_changed
-from aprfmt.diagnosis.hypotheses.attention import mapped_heads, masked
+from aprfmt.diagnosis.hypotheses.attention import mapped_heads, masked, scale_change
 from aprfmt.diagnosis.hypotheses.cache import cache_change
 from aprfmt.diagnosis.hypotheses.mlp import KINDS, activated
 from aprfmt.diagnosis.hypotheses.rope import (
@@ -20,6 +20,7 @@ from aprfmt.diagnosis.hypotheses.rope import (
     pairing_words,
     positions_change,
     restyled,
+    theta_change,
     turned_back,
     usual_positions,
 )
@@ -45,17 +46,6 @@ def kinds_of_layers(world: World) -> dict[Kind, Layers]:
 
 
 # --- rope ----------------------------------------------------------------------------------------
-
-
-def theta_change(world: World, kind: Kind, theta: float) -> Change:
-    """Return the change that gives one kind of rope another base."""
-    local = kind[0] != world.hp["rope_theta"]
-    name = "rope_theta_local" if local else "rope_theta"
-    rope = make(world.hp.replaced(rope_theta=theta), (theta, kind[1]), length_of(world))
-    return Change(
-        "rope_theta", f"rope's base is {theta:g}; the model says {kind[0]:g}", (name,),
-        turned(rope.inv_freq, rope.factor), {name: theta},
-    )  # fmt: skip
 
 
 def _thetas(world: World) -> Iterator[Usual]:
@@ -157,16 +147,6 @@ def _positions(world: World) -> Iterator[Usual]:
 
 
 # --- attention -----------------------------------------------------------------------------------
-
-
-def scale_change(world: World, value: float) -> Change:
-    """Return the change that puts another factor on the scores."""
-    told = float(world.hp["attn_scale"])
-    return Change(
-        "attention_scale", f"scores are multiplied by {value:.9g}; the model says {told:.9g}",
-        ("attn_scale",), lambda world, layers: heads_changed(world, layers, scale=value),
-        {"attn_scale": value},
-    )  # fmt: skip
 
 
 def _scales(world: World) -> Iterator[Usual]:

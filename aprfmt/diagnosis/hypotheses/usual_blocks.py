@@ -8,6 +8,7 @@ import numpy as np
 
 from aprfmt.diagnosis.case import Change, Layers
 from aprfmt.diagnosis.hypotheses.moe import routing_tries
+from aprfmt.diagnosis.hypotheses.norm import eps_change
 from aprfmt.diagnosis.hypotheses.product import overlaid
 from aprfmt.diagnosis.hypotheses.reordered import (
     normed_after_rope,
@@ -19,7 +20,6 @@ from aprfmt.diagnosis.hypotheses.reordered import (
     passed_by,
     rounded_to,
     table_rounded,
-    with_eps,
 )
 from aprfmt.diagnosis.hypotheses.stream import kept
 from aprfmt.diagnosis.world import World
@@ -44,15 +44,6 @@ def hyper(cause: str, says: str, **values: Any) -> Usual:
 
 
 # --- norms ---------------------------------------------------------------------------------------
-
-
-def eps_change(world: World, eps: float) -> Change:
-    """Return the change that gives all norms another epsilon."""
-    told = float(world.hp["norm_eps"])
-    return Change(
-        "norm_eps", f"the norms add eps {eps:g} where the model says {told:g}", ("norm_eps",),
-        with_eps(eps), {"norm_eps": eps},
-    )  # fmt: skip
 
 
 def _eps(world: World) -> Iterator[Usual]:
