@@ -174,3 +174,21 @@ def test_a_copy_of_its_own_format_is_all_copied(folder: Path, tmp_path: Path) ->
     assert report.accounted is not None
     counts = report.accounted.counts
     assert counts["copied"] == len(report.accounted.entries) and counts["lost"] == 0
+
+
+def test_draft_heads_and_towers_are_named_and_dropped_by_a_flag_only(
+    folder: Path, tmp_path: Path
+) -> None:
+    rows = tensors_of(folder)
+    more = {"mtp.fc.weight": "draft head", "model.visual.patch_embed.proj.weight": "tower"}
+    rows |= {name: ("F32", (2, 2), bytes(16)) for name in more}
+    write_mixed(folder / "model.safetensors", rows)
+    copy = fates(
+        command("convert", folder, tmp_path / "copy", "--to", "safetensors", "--json").json
+    )
+    assert {name: copy[name] for name in more} == {n: ("copied", k) for n, k in more.items()}
+    with pytest.raises(ConversionError, match="has no place"):
+        aprfmt.convert(folder, tmp_path / "m.gguf")
+    drops = [each for name in more for each in ("--drop", name)]
+    done = fates(command("convert", folder, tmp_path / "m.gguf", *drops, "--json").json)
+    assert {name: done[name] for name in more} == {n: ("dropped", k) for n, k in more.items()}
