@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from aprfmt.inference.placing import ABSENT as ABSENT
+from aprfmt.inference.placing import BEFORE as BEFORE
 from aprfmt.inference.placing import (
-    ABSENT,
     DENSE,
     ENDED,
     GATE,
     GATED,
-    HERE,
     LATENT_Q,
     MLA,
     MOE,
@@ -35,7 +35,7 @@ from aprfmt.inference.placing import (
     raw_logits,
     rotated,
 )
-from aprfmt.inference.placing import BEFORE as BEFORE
+from aprfmt.inference.placing import HERE as HERE
 from aprfmt.inference.placing import WHOLE as WHOLE
 from aprfmt.inference.placing import LayerFacts as LayerFacts
 from aprfmt.inference.placing import unscaled as unscaled
