@@ -82,8 +82,8 @@ def chunked(
     """Return what `recurrent` does, CHUNK tokens at a time."""
     reads = []
     for start in range(0, len(q), CHUNK):
-        part = (x[start : start + CHUNK].swapaxes(0, 1) for x in (q, k, v, g, beta))
-        read, state = _chunk(*part, state, xp)
+        i, j, w, c, b = (x[start : start + CHUNK].swapaxes(0, 1) for x in (q, k, v, g, beta))
+        read, state = _chunk(i, j, w, c, b, state, xp)
         reads.append(read.swapaxes(0, 1))
     return xp.concatenate(reads), state
 

@@ -60,9 +60,9 @@ class Recurrent:
         value's error is written. Wide inside, the result is rounded once. Token by token in
         deterministic mode.
         """
-        inputs = (self.to_numpy(x) for x in (q, k, v, decay, beta))
+        q, k, v, decay, beta = (self.to_numpy(x) for x in (q, k, v, decay, beta))
         with np.errstate(over="ignore", invalid="ignore"):
-            read, state = ruled(*inputs, state, steps=self.deterministic)
+            read, state = ruled(q, k, v, decay, beta, state, steps=self.deterministic)
         return self.array(read), state
 
     def gated_norm(

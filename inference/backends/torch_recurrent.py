@@ -46,8 +46,10 @@ class TorchRecurrent(Tiles):
             state = v.new_zeros(v.shape[1], k.shape[2], v.shape[2])
         reads = []
         for start in range(0, len(q), CHUNK):
-            part = (x[start : start + CHUNK].swapaxes(0, 1) for x in (q, k, v, decay, beta))
-            read, state = _chunk(*part, state)
+            i, j, w, g, b = (
+                x[start : start + CHUNK].swapaxes(0, 1) for x in (q, k, v, decay, beta)
+            )
+            read, state = _chunk(i, j, w, g, b, state)
             reads.append(read.swapaxes(0, 1))
         return self.narrow(torch.cat(reads)), state
 

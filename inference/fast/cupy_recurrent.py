@@ -24,13 +24,14 @@ class CupyRecurrent(Backend):
 
     def decay(self, a: Array, rate: Array, shift: Array) -> Array:
         """Return the decay's logarithm, wide."""
-        return log_decay(*(self.widened(x) for x in (a, rate, shift)), xp=memory.arrays())
+        a, rate, shift = (self.widened(x) for x in (a, rate, shift))
+        return log_decay(a, rate, shift, memory.arrays())
 
     def delta(
         self, q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array | None
     ) -> tuple[Array, Array]:
         """Work out a chunk of tokens at a time, wide; rounded once."""
-        inputs = (self.widened(x) for x in (q, k, v, decay, beta))
+        q, k, v, decay, beta = (self.widened(x) for x in (q, k, v, decay, beta))
         steps, xp = self.deterministic, memory.arrays()
-        read, state = ruled(*inputs, state, steps=steps, xp=xp)
+        read, state = ruled(q, k, v, decay, beta, state, steps=steps, xp=xp)
         return self.stored(read), state
