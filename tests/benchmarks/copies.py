@@ -1,0 +1,159 @@
+"""Lossless conversion beside `cp` and `sync` of the same bytes, in interleaved pairs.
+
+    python tests/benchmarks/copies.py [--json FILE] [--size 2.0] [--folder DIR] [--pairs 7]
+
+Each of the six directions runs bare (no source hash, no verification) and as it is by default;
+before every run `cp` and `sync` of the source are timed, so that both meet the same machine. The
+figure is the median of the pairs' ratios, the spread the half range of the middle half over the
+median: above 15 % it is "not measured". GGUFWriter and safetensors' save_file, which decode nothing
+either, stand beside it.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.benchmarks.files import APRFMT, PYTHON
+from tests.benchmarks.measure import cpu_name
+
+BARE = ("--no-verify", "--no-source-hash")
+UNSTEADY = 0.15
+_GGUF = """
+import sys, numpy as np, gguf
+from gguf import GGUFReader, GGUFWriter
+writer = GGUFWriter(sys.argv[2], "llama")
+for tensor in GGUFReader(sys.argv[1]).tensors:
+    writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+writer.write_header_to_file(); writer.write_kv_data_to_file(); writer.write_tensors_to_file()
+writer.close()
+"""
+_SAFETENSORS = """
+import sys, ml_dtypes
+from safetensors import safe_open
+from safetensors.numpy import save_file
+with safe_open(sys.argv[1], "np") as file:
+    save_file({name: file.get_tensor(name) for name in file.keys()}, sys.argv[2])
+"""
+
+
+def timed(command: Sequence[str]) -> float:
+    """Return the seconds a command takes."""
+    began = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began
+
+
+def gone(*paths: Path) -> None:
+    """Remove files and folders, and have the disk do so before anything is timed."""
+    for path in paths:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    os.sync()
+
+
+def pairs(
+    count: int, weights: Path, copy: Path, run: Callable[[], Sequence[str]], made: Path
+) -> tuple[list[float], list[float]]:
+    """Return the seconds of `count` interleaved runs: ours, and cp with sync."""
+    ours, peers = [], []
+    for _ in range(count):
+        peers.append(
+            timed(["sh", "-c", f"cp {str(weights)!r} {str(copy)!r} && sync {str(copy)!r}"])
+        )
+        gone(copy)
+        ours.append(timed(run()))
+        gone(made)
+    return ours, peers
+
+
+def row(case: str, ours: Sequence[float], peers: Sequence[float], nbytes: int) -> dict[str, Any]:
+    """Return the figure of one case."""
+    ratios = sorted(a / b for a, b in zip(ours, peers, strict=True))
+    median = statistics.median(ratios)
+    quarter = len(ratios) // 4
+    spread = (ratios[-1 - quarter] - ratios[quarter]) / 2 / median
+    return {
+        "case": case, "ratio": round(median, 3), "spread": round(spread, 3),
+        "measured": spread <= UNSTEADY, "seconds": round(statistics.median(ours), 3),
+        "cp_seconds": round(statistics.median(peers), 3),
+        "gigabytes_a_second": round(nbytes / 1e9 / statistics.median(ours), 3),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+    }  # fmt: skip
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print a case on a line."""
+    said = "" if found["measured"] else "  not measured: unsteady"
+    took, peer = f"{found['seconds']:7.2f} s", f"cp + sync {found['cp_seconds']:7.2f} s"
+    ratio = f"{found['ratio']:6.2f} +- {100 * found['spread']:3.0f} %"
+    print(f"{found['case']:44} {ratio}  {took}  {peer}{said}", flush=True)
+
+
+def weights_of(source: Path) -> Path:
+    """Return the file of a source that cp copies."""
+    return source / "model.safetensors" if source.is_dir() else source
+
+
+def main() -> None:
+    """Run everything and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json")
+    parser.add_argument("--size", type=float, default=2.0)
+    parser.add_argument("--folder")
+    parser.add_argument("--pairs", type=int, default=7)
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
+        folder = Path(name)
+        checkpoint, copy = folder / "checkpoint", folder / "copy"
+        make = [PYTHON, str(Path(__file__).with_name("files.py")), "--make", str(checkpoint),
+                "--size", str(args.size)]  # fmt: skip
+        subprocess.run(make, check=True)
+        sources = {"safetensors": checkpoint}
+        for kind in ("apr", "gguf"):
+            sources[kind] = folder / f"source.{kind}"
+            subprocess.run([*APRFMT, "convert", str(checkpoint), str(sources[kind]), *BARE,
+                            "--quiet"], check=True, stdout=subprocess.DEVNULL)  # fmt: skip
+        os.sync()
+        for first, second in permutations(sources, 2):
+            source, weights = sources[first], weights_of(sources[first])
+            made = folder / ("out" if second == "safetensors" else f"out.{second}")
+            command = [*APRFMT, "convert", str(source), str(made), "--to", second, "--quiet"]
+            for case, flags in (("bare", BARE), ("hash + verify", ())):
+                run = [*command, *flags]
+                times = pairs(args.pairs, weights, copy, lambda run=run: run, made)  # type: ignore[misc]
+                rows.append(row(f"{first} to {second}, {case}", *times, weights.stat().st_size))
+                show(rows[-1])
+        for case, code, source, suffix in (
+            ("GGUFWriter, gguf to gguf", _GGUF, sources["gguf"], "gguf"),
+            ("save_file, safetensors to safetensors", _SAFETENSORS, checkpoint, "safetensors"),
+        ):
+            weights, made = weights_of(source), folder / f"peer.{suffix}"
+            run = ["sh", "-c", '"$0" -c "$1" "$2" "$3" && sync "$3"', PYTHON, code, str(weights),
+                   str(made)]  # fmt: skip
+            try:
+                times = pairs(args.pairs, weights, copy, lambda run=run: run, made)  # type: ignore[misc]
+            except subprocess.CalledProcessError:
+                print(f"{case}: NOT-RUN, its library is not installed")
+                gone(made)
+                continue
+            rows.append(row(case, *times, weights.stat().st_size))
+            show(rows[-1])
+    if args.json:
+        machine = {"cpu": cpu_name(), "cpus": os.cpu_count(), "python": sys.version.split()[0]}
+        Path(args.json).write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
