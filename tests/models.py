@@ -12,94 +12,27 @@ from pathlib import Path
 from typing import Any
 
 from tests.drawn import fill
+from tests.model_values import DELTA, LAYER_NORM, LLAMA, LLAMA3, LONGROPE, MLA, MOE, YARN
+from tests.model_values import EPS as EPS
 
 # 29 tokens: longer than every window and than the trained context of the scaled ropes.
-IDS: tuple[int, ...] = (
-    3, 17, 96, 5, 5, 41, 8, 77, 2, 60, 31, 12, 88, 19, 4,
-    73, 50, 9, 66, 21, 35, 90, 1, 14, 58, 27, 83, 6, 45,
-)  # fmt: skip
-VOCAB = 97
-EPS = 3e-4  # no architecture's default
-WINDOW = 8
+from tests.model_values import IDS as IDS
+from tests.model_values import VOCAB as VOCAB
+from tests.model_values import WINDOW as WINDOW
 
-_LLAMA: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 72,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": EPS,
-    "rope_theta": 5000.0,
-    "pad_token_id": None,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_LAYER_NORM = {k: v for k, v in _LLAMA.items() if k != "rms_norm_eps"} | {"layer_norm_eps": EPS}
-_MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 40, "num_experts": 6}
-_DELTA: dict[str, Any] = {
-    "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 6,
-    "linear_key_head_dim": 9,
-    "linear_value_head_dim": 7,
-    "linear_conv_kernel_dim": 4,
-    "partial_rotary_factor": 0.5,
-}
-_MLA = {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 20,
-    "q_lora_rank": 28,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-    "first_k_dense_replace": 1,
-    "n_routed_experts": 8,
-    "n_shared_experts": 2,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 24,
-    "n_group": 4,
-    "topk_group": 2,
-    "routed_scaling_factor": 1.7,
-}
-_YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 5000.0,
-    "factor": 4.0,
-    "beta_fast": 4.0,
-    "beta_slow": 1.0,
-    "original_max_position_embeddings": 16,
-}
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-_LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 5000.0,
-    "short_factor": [1.0, 1.1, 1.3, 1.7, 2.1, 2.9],
-    "long_factor": [1.0, 1.6, 2.4, 3.5, 4.4, 6.0],
-}
-
-# name -> (transformers prefix, config values); None drops an inherited value.
 MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "llama": ("Llama", _LLAMA | {"head_dim": 16}),
-    "mistral": ("Mistral", _LLAMA | {"head_dim": 16, "sliding_window": WINDOW}),
-    "mixtral": ("Mixtral", _LLAMA | {"num_local_experts": 6, "sliding_window": None}),
+    "llama": ("Llama", LLAMA | {"head_dim": 16}),
+    "mistral": ("Mistral", LLAMA | {"head_dim": 16, "sliding_window": WINDOW}),
+    "mixtral": ("Mixtral", LLAMA | {"num_local_experts": 6, "sliding_window": None}),
     "qwen2": (
         "Qwen2",
-        _LLAMA | {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+        LLAMA | {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
     ),
-    "qwen3": ("Qwen3", _LLAMA | {"head_dim": 16}),
-    "gemma": ("Gemma", _LLAMA | {"head_dim": 16, "num_key_value_heads": 1}),
+    "qwen3": ("Qwen3", LLAMA | {"head_dim": 16}),
+    "gemma": ("Gemma", LLAMA | {"head_dim": 16, "num_key_value_heads": 1}),
     "gemma2": (
         "Gemma2",
-        _LLAMA | {
+        LLAMA | {
             "head_dim": 16, "num_hidden_layers": 4, "sliding_window": WINDOW,
             "query_pre_attn_scalar": 24, "attn_logit_softcapping": 4.0,
             "final_logit_softcapping": 6.0,
@@ -107,7 +40,7 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "gemma3": (
         "Gemma3",
-        _LLAMA | {
+        LLAMA | {
             "head_dim": 16, "num_hidden_layers": 7, "sliding_window": WINDOW,
             "query_pre_attn_scalar": 24, "rope_theta": None,
             "rope_parameters": {
@@ -116,12 +49,12 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             },
         },
     ),
-    "phi2": ("Phi", _LAYER_NORM | {"num_key_value_heads": 4, "partial_rotary_factor": 0.5}),
+    "phi2": ("Phi", LAYER_NORM | {"num_key_value_heads": 4, "partial_rotary_factor": 0.5}),
     "phi3": (
         "Phi3",
-        _LLAMA | {
+        LLAMA | {
             "hidden_size": 64, "sliding_window": 12, "original_max_position_embeddings": 32,
-            "partial_rotary_factor": 0.75, "rope_theta": None, "rope_parameters": _LONGROPE,
+            "partial_rotary_factor": 0.75, "rope_theta": None, "rope_parameters": LONGROPE,
         },
     ),
     "gpt2": (
@@ -133,94 +66,94 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "gpt_oss": (
         "GptOss",
-        _LLAMA | {
+        LLAMA | {
             "num_hidden_layers": 4, "head_dim": 16, "sliding_window": WINDOW,
             "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40,
             "swiglu_limit": 1.5, "rope_theta": None,
-            "rope_parameters": _YARN | {"truncate": False},
+            "rope_parameters": YARN | {"truncate": False},
         },
     ),
-    "olmo2": ("Olmo2", _LLAMA),
+    "olmo2": ("Olmo2", LLAMA),
     "olmo3": (
         "Olmo3",
-        _LLAMA | {
+        LLAMA | {
             "num_hidden_layers": 5, "sliding_window": WINDOW, "rope_theta": None,
             "rope_parameters": {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
-                "full_attention": _YARN,
+                "full_attention": YARN,
             },
         },
     ),
-    "stablelm": ("StableLm", _LAYER_NORM | {"hidden_size": 64, "partial_rotary_factor": 0.25}),
+    "stablelm": ("StableLm", LAYER_NORM | {"hidden_size": 64, "partial_rotary_factor": 0.25}),
     "starcoder2": (
         "Starcoder2",
-        _LLAMA | {"rms_norm_eps": None, "norm_epsilon": EPS, "sliding_window": WINDOW},
+        LLAMA | {"rms_norm_eps": None, "norm_epsilon": EPS, "sliding_window": WINDOW},
     ),
     "granite": (
         "Granite",
-        _LLAMA | {
+        LLAMA | {
             "attention_multiplier": 0.4, "embedding_multiplier": 3.5, "residual_multiplier": 0.6,
             "logits_scaling": 2.5,
         },
     ),
-    "smollm3": ("SmolLM3", _LLAMA | {"num_hidden_layers": 5}),
-    "cohere": ("Cohere", _LAYER_NORM | {"logit_scale": 0.3}),
+    "smollm3": ("SmolLM3", LLAMA | {"num_hidden_layers": 5}),
+    "cohere": ("Cohere", LAYER_NORM | {"logit_scale": 0.3}),
     "qwen2_moe": (
         "Qwen2Moe",
-        _LLAMA | _MOE | {"shared_expert_intermediate_size": 56},
+        LLAMA | MOE | {"shared_expert_intermediate_size": 56},
     ),
-    "qwen3_moe": ("Qwen3Moe", _LLAMA | _MOE | {"head_dim": 16, "norm_topk_prob": True}),
-    "deepseek_v2": ("DeepseekV2", _LLAMA | _MLA | {"topk_method": "group_limited_greedy"}),
-    "deepseek_v3": ("DeepseekV3", _LLAMA | _MLA | {"norm_topk_prob": True}),
-    "arcee": ("Arcee", _LLAMA | {"head_dim": 16}),
-    "seed_oss": ("SeedOss", _LLAMA | {"head_dim": 16, "attention_out_bias": True}),
-    "exaone4": ("Exaone4", _LLAMA | {"num_hidden_layers": 5, "sliding_window": WINDOW}),
+    "qwen3_moe": ("Qwen3Moe", LLAMA | MOE | {"head_dim": 16, "norm_topk_prob": True}),
+    "deepseek_v2": ("DeepseekV2", LLAMA | MLA | {"topk_method": "group_limited_greedy"}),
+    "deepseek_v3": ("DeepseekV3", LLAMA | MLA | {"norm_topk_prob": True}),
+    "arcee": ("Arcee", LLAMA | {"head_dim": 16}),
+    "seed_oss": ("SeedOss", LLAMA | {"head_dim": 16, "attention_out_bias": True}),
+    "exaone4": ("Exaone4", LLAMA | {"num_hidden_layers": 5, "sliding_window": WINDOW}),
     "cohere2": (
         "Cohere2",
-        _LAYER_NORM | {"logit_scale": 0.3, "num_hidden_layers": 5, "sliding_window": WINDOW},
+        LAYER_NORM | {"logit_scale": 0.3, "num_hidden_layers": 5, "sliding_window": WINDOW},
     ),
-    "ernie4_5": ("Ernie4_5", _LLAMA | {"head_dim": 16}),
-    "nemotron": ("Nemotron", {k: v for k, v in _LLAMA.items() if k != "rms_norm_eps"} | {
+    "ernie4_5": ("Ernie4_5", LLAMA | {"head_dim": 16}),
+    "nemotron": ("Nemotron", {k: v for k, v in LLAMA.items() if k != "rms_norm_eps"} | {
         "norm_eps": EPS, "head_dim": 16, "partial_rotary_factor": 0.5,
     }),
-    "glm4": ("Glm4", _LLAMA | {"head_dim": 16, "partial_rotary_factor": 0.5}),
-    "hunyuan_v1_dense": ("HunYuanDenseV1", _LLAMA | {"head_dim": 16}),
-    "hunyuan_v1_moe": ("HunYuanMoEV1", _LLAMA | {
+    "glm4": ("Glm4", LLAMA | {"head_dim": 16, "partial_rotary_factor": 0.5}),
+    "hunyuan_v1_dense": ("HunYuanDenseV1", LLAMA | {"head_dim": 16}),
+    "hunyuan_v1_moe": ("HunYuanMoEV1", LLAMA | {
         "head_dim": 16, "num_experts": 6, "moe_topk": 2, "intermediate_size": 40,
     }),
-    "glm4_moe": ("Glm4Moe", _LLAMA | {
+    "glm4_moe": ("Glm4Moe", LLAMA | {
         "head_dim": 16, "partial_rotary_factor": 0.5, "use_qk_norm": True,
         "first_k_dense_replace": 1, "n_routed_experts": 8, "n_shared_experts": 2,
         "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2,
         "routed_scaling_factor": 1.7,
     }),
-    "dots1": ("Dots1", _LLAMA | {
+    "dots1": ("Dots1", LLAMA | {
         "head_dim": 16, "first_k_dense_replace": 1, "n_routed_experts": 8, "n_shared_experts": 2,
         "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2,
         "routed_scaling_factor": 1.7, "norm_topk_prob": True, "sliding_window": WINDOW,
         "max_window_layers": 1,
     }),
-    "granitemoe": ("GraniteMoe", _LLAMA | {
+    "granitemoe": ("GraniteMoe", LLAMA | {
         "attention_multiplier": 0.4, "embedding_multiplier": 3.5, "residual_multiplier": 0.6,
         "logits_scaling": 2.5, "num_local_experts": 6, "num_experts_per_tok": 2,
         "intermediate_size": 40,
     }),
-    "minimax_m2": ("MiniMaxM2", _LLAMA | {
+    "minimax_m2": ("MiniMaxM2", LLAMA | {
         "head_dim": 16, "partial_rotary_factor": 0.5, "num_local_experts": 6,
         "num_experts_per_tok": 2, "intermediate_size": 40,
     }),
-    "ernie4_5_moe": ("Ernie4_5_Moe", _LLAMA | {
+    "ernie4_5_moe": ("Ernie4_5_Moe", LLAMA | {
         "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 40,
         "moe_num_shared_experts": 2,
     }),
-    "ministral3": ("Ministral3", _LLAMA | {
+    "ministral3": ("Ministral3", LLAMA | {
         "head_dim": 16, "rope_theta": None,
-        "rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0,
+        "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0,
                                     "llama_4_scaling_beta": 0.3},
     }),
     "gpt_neox": (
         "GPTNeoX",
-        {k: v for k, v in _LAYER_NORM.items() if k not in ("num_key_value_heads", "rope_theta")}
+        {k: v for k, v in LAYER_NORM.items() if k not in ("num_key_value_heads", "rope_theta")}
         | {"rotary_pct": 0.5, "rotary_emb_base": 5000.0},
     ),
     "gpt_bigcode": ("GPTBigCode", {
@@ -242,12 +175,12 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 64,
         "new_decoder_architecture": True,
     }),
-    "qwen3_next": ("Qwen3Next", _LLAMA | _MOE | _DELTA | {
+    "qwen3_next": ("Qwen3Next", LLAMA | MOE | DELTA | {
         "num_hidden_layers": 4, "shared_expert_intermediate_size": 56,
     }),
-    "qwen3_5": ("Qwen3_5", _LLAMA | _DELTA | {"full_attention_interval": 2}),
+    "qwen3_5": ("Qwen3_5", LLAMA | DELTA | {"full_attention_interval": 2}),
     "qwen3_5_moe": ("Qwen3_5Moe", {
-        key: value for key, value in (_LLAMA | _MOE | _DELTA).items() if key != "intermediate_size"
+        key: value for key, value in (LLAMA | MOE | DELTA).items() if key != "intermediate_size"
     } | {"shared_expert_intermediate_size": 56, "full_attention_interval": 2}),
     "bloom": ("Bloom", {
         "vocab_size": VOCAB, "hidden_size": 48, "n_layer": 3, "n_head": 6,
@@ -262,7 +195,7 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "ffn_dim": 72, "max_position_embeddings": 64,
         "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
     }),
-    "olmoe": ("Olmoe", _LLAMA | {
+    "olmoe": ("Olmoe", LLAMA | {
         "num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40,
     }),
 }  # fmt: skip
@@ -282,12 +215,12 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "rope_parameters": {"rope_type": "dynamic", "rope_theta": 5000.0, "factor": 3.0},
         },
     ),
-    "llama-yarn": ("llama", {"rope_parameters": _YARN}),
-    "llama-yarn-factor": ("llama", {"rope_parameters": _YARN | {"attention_factor": 1.3}}),
-    "llama-llama3": ("llama", {"rope_parameters": _LLAMA3}),
+    "llama-yarn": ("llama", {"rope_parameters": YARN}),
+    "llama-yarn-factor": ("llama", {"rope_parameters": YARN | {"attention_factor": 1.3}}),
+    "llama-llama3": ("llama", {"rope_parameters": LLAMA3}),
     "mistral-no-window": ("mistral", {"sliding_window": None}),
     "mixtral-window": ("mixtral", {"sliding_window": WINDOW}),
-    "qwen2-yarn": ("qwen2", {"rope_parameters": _YARN, "use_sliding_window": False}),
+    "qwen2-yarn": ("qwen2", {"rope_parameters": YARN, "use_sliding_window": False}),
     "qwen3-bias": ("qwen3", {"attention_bias": True}),
     "gemma3-softcap": ("gemma3", {"final_logit_softcapping": 6.0}),
     "phi2-qk-norm": ("phi2", {"qk_layernorm": True}),
@@ -313,7 +246,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "deepseek_v3-half": ("deepseek_v3", {"rope_interleave": False, "norm_topk_prob": False}),
     "deepseek_v3-yarn": (
         "deepseek_v3",
-        {"rope_parameters": _YARN | {"mscale": 0.8, "mscale_all_dim": 1.2}},
+        {"rope_parameters": YARN | {"mscale": 0.8, "mscale_all_dim": 1.2}},
     ),
     "exaone4-full": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 5}),
     "ernie4_5-bias": ("ernie4_5", {"use_bias": True}),

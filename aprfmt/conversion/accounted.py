@@ -19,6 +19,7 @@ from aprfmt.model.carried_files import json_object
 from aprfmt.model.hf_folder import TEXT_FILES
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.remote.paths import is_remote
+from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.tensors.view import View
@@ -263,7 +264,6 @@ def _roles(copy: Model, source: Model) -> Mapping[str, "View"]:
     except ArchError:
         pass
     from aprfmt.arch.bind import bind
-    from aprfmt.tensors.view import View
 
     try:
         groups = bind(source.spec, copy.style or "", tuple(copy)).groups

@@ -1,0 +1,58 @@
+"""Sizes and parts of configurations that the tiny models of tiny.py share."""
+
+from typing import Any
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 24,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "intermediate_size": 40,
+    "vocab_size": 56,
+    "max_position_embeddings": 128,
+}
+YARN = {
+    "rope_type": "yarn", "rope_theta": 50000.0, "factor": 4.0, "beta_fast": 16.0, "beta_slow": 2.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 50000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+MOE: dict[str, Any] = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+DELTA: dict[str, Any] = {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 7,
+    "linear_value_head_dim": 5,
+    "linear_conv_kernel_dim": 3,
+}
+MLA: dict[str, Any] = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 10,
+    "q_lora_rank": 14,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_routed_experts": 6,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
+GPT2: dict[str, Any] = {
+    "n_embd": 24, "n_layer": 3, "n_head": 6, "vocab_size": 56, "n_positions": 128,
+}  # fmt: skip
+
+# What older decoders do not know: grouped heads; falcon's width of the MLP has a name of its own.
+UNGROUPED = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
+BLOOM = {"hidden_size": 24, "n_layer": 3, "n_head": 6, "vocab_size": 56}
+MPT = {"d_model": 24, "n_layers": 3, "n_heads": 6, "vocab_size": 56, "max_seq_len": 128}
+FALCON = {key: value for key, value in UNGROUPED.items() if key != "intermediate_size"}

@@ -1,0 +1,77 @@
+"""Values that the tiny models of models.py share: ids, sizes, and parts of configurations."""
+
+from typing import Any
+
+IDS: tuple[int, ...] = (
+    3, 17, 96, 5, 5, 41, 8, 77, 2, 60, 31, 12, 88, 19, 4,
+    73, 50, 9, 66, 21, 35, 90, 1, 14, 58, 27, 83, 6, 45,
+)  # fmt: skip
+VOCAB = 97
+EPS = 3e-4  # no architecture's default
+WINDOW = 8
+
+LLAMA: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": EPS,
+    "rope_theta": 5000.0,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LAYER_NORM = {k: v for k, v in LLAMA.items() if k != "rms_norm_eps"} | {"layer_norm_eps": EPS}
+MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 40, "num_experts": 6}
+DELTA: dict[str, Any] = {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 9,
+    "linear_value_head_dim": 7,
+    "linear_conv_kernel_dim": 4,
+    "partial_rotary_factor": 0.5,
+}
+MLA = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 28,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 5000.0,
+    "factor": 4.0,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 16,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 5000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.7, 2.1, 2.9],
+    "long_factor": [1.0, 1.6, 2.4, 3.5, 4.4, 6.0],
+}
+
+# name -> (transformers prefix, config values); None drops an inherited value.
