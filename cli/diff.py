@@ -24,8 +24,12 @@ from aprfmt.compare.diffs import SECTIONS
     metavar="SRC",
     help="The float source: say which quantized tensors derive from it byte for byte.",
 )
-@click.option("--adapter", type=options.Place(), metavar="DIR",
-              help="Say whether B is A with this LoRA adapter merged: once, in every shard.")
+@click.option(
+    "--adapter",
+    type=options.Place(),
+    metavar="DIR",
+    help="Say whether B is A with this LoRA adapter merged: once, in every shard.",
+)
 @click.option("--imatrix", type=click.Path(path_type=Path), metavar="FILE",
               help="With --base: the importance matrix that was used.")  # fmt: skip
 @click.option("--explain/--no-explain", default=True, show_default=True,
