@@ -78,7 +78,8 @@ def _scales(draw: st.DrawFn, dtype: str, shape: tuple[int, ...]) -> Array:
     kind = np.dtype(_NAMES[dtype])
     bits = arrays.arrays(np.dtype(f"u{kind.itemsize}"), shape)
     held = draw(bits).view(kind)
-    wide = held.astype(np.float64)
+    with np.errstate(all="ignore"):  # patterns that are no numbers
+        wide = held.astype(np.float64)
     fit = np.isfinite(wide) & (np.abs(wide) <= 65504 / 16)
     found: Array = np.where(fit, held, kind.type(1))
     return found
