@@ -30,7 +30,7 @@ def damage(monkeypatch: pytest.MonkeyPatch, change: Damage) -> None:
     """Change the file between writing and verifying, as a disk or another program would."""
     real = conversion._verify
 
-    def verify(files: Sequence[Path], *rest: Any) -> int:
+    def verify(files: Sequence[Path], *rest: Any) -> Any:
         with open_source(files[0]) as written:
             place = written.tensors[UP].info.offset
         raw = bytearray(files[0].read_bytes())
