@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from aprfmt.inference.placing import ABSENT as ABSENT
+from aprfmt.inference.placing import BEFORE as BEFORE
 from aprfmt.inference.placing import (
     DENSE,
     GATED,
@@ -29,8 +31,6 @@ from aprfmt.inference.placing import (
     raw_logits,
     rotated,
 )
-from aprfmt.inference.placing import ABSENT as ABSENT
-from aprfmt.inference.placing import BEFORE as BEFORE
 from aprfmt.inference.placing import HERE as HERE
 from aprfmt.inference.placing import WHOLE as WHOLE
 from aprfmt.inference.placing import LayerFacts as LayerFacts
