@@ -161,6 +161,13 @@ def test_the_pooling_is_read_where_it_is_said(folder: Path) -> None:
         assert (row.value, row.origin) == ("mean", "default")
 
 
+def test_only_what_is_unusual_is_shown(folder: Path) -> None:
+    """The list of layers with a norm before attention, where the first one has none."""
+    shown = cli("inspect", encoded("modernbert").folder).out
+    assert "attn_norm_layers  (False, True" in shown
+    assert "attn_norm_layers" not in cli("inspect", folder).out
+
+
 def test_a_position_behind_the_last_is_refused(folder: Path) -> None:
     with pytest.raises(UsageError, match="61 learned positions"):
         embedding(folder, "numpy:float64", (3,) * 62)
