@@ -10,6 +10,8 @@ NEUTRAL: Mapping[str, Value] = {
     "rope_scaling_layers": "all", "embedding_scale": 1.0, "residual_scale": 1.0,
     "logit_scale": 1.0, "routed_scale": 1.0, "n_expert_groups": 1, "n_expert_groups_used": 1,
 }  # fmt: skip
+# Lists that say nothing where they are True in every layer.
+USUALLY_ALL = ("rope_layers", "attn_norm_layers")
 # Means something only if the other hyperparameter is used.
 WITH: Mapping[str, str] = {
     "rope_theta_local": "window_layers", "sliding_window": "window_layers",
@@ -38,7 +40,7 @@ def _matters(name: str, values: Mapping[str, Value]) -> bool:
     if name in LIKE and value == values.get(LIKE[name]):
         return False
     if isinstance(value, Sequence) and not isinstance(value, str):
-        if not any(value) or (name == "rope_layers" and all(value)):
+        if not any(value) or (name in USUALLY_ALL and all(value)):
             return False
     other = WITH.get(name)
     return other is None or (other in values and _matters(other, values))

@@ -29,6 +29,8 @@ HYPER_CAUSES: Mapping[str, str] = {
     "n_expert_groups_used": "moe_routing", "router": "moe_routing", "q_lora_rank": "",
     "kv_lora_rank": "", "qk_nope_head_dim": "", "qk_rope_head_dim": "",
     "swiglu_limit": "activation", "swiglu_alpha": "activation",
+    "position_offset": "positions", "alibi_max_bias": "positions", "pooling": "",
+    "attn_norm_layers": "",
 }  # fmt: skip
 
 # Hyperparameters read from the presence of tensors -> the roles that show them.

@@ -161,6 +161,13 @@ def test_the_pooling_is_read_where_it_is_said(folder: Path) -> None:
         assert (row.value, row.origin) == ("mean", "default")
 
 
+def test_only_what_is_unusual_is_shown(folder: Path) -> None:
+    """The list of layers with a norm before attention, where the first one has none."""
+    shown = cli("inspect", encoded("modernbert").folder).out
+    assert "attn_norm_layers  (False, True" in shown
+    assert "attn_norm_layers" not in cli("inspect", folder).out
+
+
 def test_a_position_behind_the_last_is_refused(folder: Path) -> None:
     with pytest.raises(UsageError, match="61 learned positions"):
         embedding(folder, "numpy:float64", (3,) * 62)
@@ -264,3 +271,21 @@ def test_transformers_is_read_at_our_points(name: str) -> None:
             assert rel(trace.values(key), ours.values(key)) < 2e-6, key
         assert trace.run["unknown"] == {}
     assert {key.rpartition(".")[2] for key in shown} >= INSIDE | {"embd_norm"}
+
+
+def test_a_decoder_with_a_pooling_file_has_the_embedding_too(tmp_path: Path) -> None:
+    """As Qwen3's embedding models are published: the last token's row, before any head."""
+    import torch
+
+    from tests.models import IDS as TOKENS
+    from tests.models import save_tiny
+
+    judge = save_tiny("qwen3", tmp_path / "model")
+    write_pooling(tmp_path / "model", "last")
+    with torch.no_grad():
+        rows = judge.model(torch.tensor([TOKENS])).last_hidden_state[0].numpy()
+    assert rel(embedding(tmp_path / "model", "numpy:float32", TOKENS), rows[-1]) < 5e-6
+    aprfmt.convert(tmp_path / "model", tmp_path / "model.gguf")
+    assert rel(embedding(tmp_path / "model.gguf", "torch:float32", TOKENS), rows[-1]) < 5e-6
+    with open_model(tmp_path / "model") as model:
+        assert model.resolution.report.conflicts == () and model.resolution.report.unknown == ()

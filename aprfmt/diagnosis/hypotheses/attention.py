@@ -235,6 +235,8 @@ def window(case: Case) -> Iterator[Change]:
     """Derive the window from the probabilities, or from the first row that differs."""
     if case.call("probs") is None or case.view.mine.shape[case.view.axis] != case.tokens:
         return
+    if case.world.spec.block.attends == "all":
+        return  # `mask` says it
     told = case.world.hp["sliding_window"] if _windowed(case) else None
     pattern = _pattern(case)
     if pattern is not None:
@@ -264,6 +266,13 @@ def mask(case: Case) -> Iterator[Change]:
         return
     pattern = _pattern(case)
     n = case.tokens
+    if case.world.spec.block.attends == "all":
+        seen = _causal(case) if pattern is None else pattern
+        says = "reaches other tokens than the model says"
+        if np.array_equal(seen, _causal(case)):
+            says = "is causal: queries do not see later tokens"
+        yield Change("mask", f"attention {says}", ("mask",), masked(seen))
+        return
     if pattern is not None:
         reach = pattern.sum(axis=1)
         steps = np.arange(1, n + 1)

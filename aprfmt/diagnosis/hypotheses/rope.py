@@ -351,9 +351,10 @@ def learned(case: Case) -> Iterator[Change]:
     """Find which rows of a learned position table were added."""
     if case.world.spec.block.position != "learned" or case.layer > 0:
         return
-    added = next((call for call in case.calls("add") if call.at.point == "embd"), None)
-    if added is None:
+    adds = [call for call in case.calls("add") if call.at.point == "embd"]
+    if not adds:
         return
+    added = adds[-1]  # behind the token types
     if not case.exact(added):
         for where in usual_positions(places(case.world)):
             yield positions_change(places(case.world), where)
@@ -371,9 +372,19 @@ def learned(case: Case) -> Iterator[Change]:
         )
         return
     nearest = [int(np.argmin(np.linalg.norm(table - row, axis=1))) for row in rows]
-    theirs = np.asarray(nearest, np.int64)
-    if case.close(table[theirs], rows) and not np.array_equal(theirs, ours):
+    told = int(case.world.hp["position_offset"])
+    theirs = np.asarray(nearest, np.int64) - told
+    if not case.close(table[theirs + told], rows) or np.array_equal(theirs, ours):
+        return
+    if theirs.min() >= 0:
         yield positions_change(ours, theirs)
+    elif len(np.unique(theirs - ours)) == 1:
+        first = int(theirs[0] - ours[0]) + told
+        yield Change(
+            "positions", f"position 0 takes row {first} of the table; the model says row {told}",
+            ("position_offset",), lambda world, layers: world.with_hyper(position_offset=first),
+            {"position_offset": first}, scoped=False,
+        )  # fmt: skip
 
 
 def rel_zero(x: Array, against: Array) -> float:

@@ -133,6 +133,13 @@ def residual(case: Case) -> Iterator[Change]:
     adds = case.calls("add")
     if case.layer < 0:
         return
+    if case.view.point == "scores":
+        for index, call in enumerate(adds):
+            yield Change(
+                "positions", "nothing is added to the scores for the distance", ("scores",),
+                kept(call.at.point, 0, _turn(adds, index)), {"score_bias": None},
+            )  # fmt: skip
+        return
     for says, keep in (
         ("what the sublayer computed replaces the stream instead of being added", 1),
         ("what the sublayer computed is not added to the stream", 0),
