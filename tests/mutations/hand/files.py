@@ -157,9 +157,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "output-unsynced", "aprfmt/formats/output.py",
-        '            with self._errors("cannot be synced"):\n                '
-        "os.fsync(self._fd)\n",
-        "",
+        "                self._early.join()\n                os.fsync(self._fd)\n",
+        "                self._early.join()\n",
         "files are not synced",
     ),
     Row(
