@@ -6,11 +6,12 @@ hold others; these are compared on the rows both have. Any other point of other 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from aprfmt.codecs.base import Array
 from aprfmt.compare.traced import RecordLike, TraceLike, Wrapped
+from aprfmt.tensors.stats import Stats
 
 CHOSEN = ("logits", "logits_raw")  # points with rows that were asked for
 
@@ -24,7 +25,7 @@ class Cut:
     shape: tuple[int, ...]
     positions: tuple[int, ...] | None
     dtype: str
-    stats: Any = None
+    stats: Stats | None = None
 
 
 class Shared(Wrapped):
@@ -42,15 +43,15 @@ class Shared(Wrapped):
         shape = (len(kept), *found.shape[1:])
         return Cut(found.key, found.point, shape, kept, found.dtype)
 
-    def values(self, key: str) -> Any:
+    def values(self, key: str) -> Array | None:
         """Return the values of a key, cut where they are to be."""
         return self._rows(key, self._trace.values(key))
 
-    def mask(self, key: str) -> Any:
+    def mask(self, key: str) -> Array | None:
         """Return which of the values are there."""
         return self._rows(key, self._trace.mask(key))
 
-    def _rows(self, key: str, values: Any) -> Any:
+    def _rows(self, key: str, values: Array | None) -> Array | None:
         found, kept = self._trace.find(key), self._kept(key)
         if values is None or found is None or kept is None:
             return values

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from aprfmt.codecs.base import Array
+from aprfmt.tensors.stats import Stats
+
 # Points of a model that chooses experts.
 ROUTED = ("router", "router_margin", "experts", "expert_w", "moe_out")
 
@@ -36,7 +39,7 @@ class RecordLike(Protocol):
         ...
 
     @property
-    def stats(self) -> Any:
+    def stats(self) -> Stats | None:
         """Statistics of the recorded values, None where they are not known."""
         ...
 
@@ -62,11 +65,11 @@ class TraceLike(Protocol):
         """Return the keys that a key stands for: a joined slot's parts, or the key itself."""
         ...
 
-    def values(self, key: str) -> Any:
+    def values(self, key: str) -> Array | None:
         """Return the recorded values, None where only statistics were kept."""
         ...
 
-    def mask(self, key: str) -> Any:
+    def mask(self, key: str) -> Array | None:
         """Return which of the values are there, None for all."""
         ...
 
@@ -105,11 +108,11 @@ class Wrapped:
         """Return the keys that a key stands for."""
         return self._trace.parts(key)
 
-    def values(self, key: str) -> Any:
+    def values(self, key: str) -> Array | None:
         """Return the recorded values, None where only statistics were kept."""
         return self._trace.values(key)
 
-    def mask(self, key: str) -> Any:
+    def mask(self, key: str) -> Array | None:
         """Return which of the values are there, None for all."""
         return self._trace.mask(key)
 

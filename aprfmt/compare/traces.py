@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aprfmt.codecs.base import Array
 from aprfmt.compare.measured import Apart, measure
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.compare.rows import Shared
@@ -257,7 +258,7 @@ def position_axis(point: str) -> int:
 
 
 def _by_position(
-    record: RecordLike, x: Any, y: Any, chosen: Any
+    record: RecordLike, x: Array, y: Array, chosen: Array
 ) -> tuple[float | None, ...] | None:
     """Return ||x-y|| / ||y|| of each token position; None where rows are of no positions."""
     axis = position_axis(record.point)

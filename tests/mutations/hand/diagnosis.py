@@ -94,9 +94,9 @@ ROWS: tuple[Row, ...] = (
         "a buffer that nobody filled is compared",
     ),
     Row(
-        "measure-lone-nan", "aprfmt/diagnosis/measure.py",
-        "if not np.all(same | (np.isfinite(x) & np.isfinite(y))):",
-        "if not np.all(same | (np.isfinite(x) | np.isfinite(y))):",
+        "measure-lone-nan", "aprfmt/compare/measured.py",
+        "if not (same | (np.isfinite(x) & np.isfinite(y))).all():",
+        "if not (same | (np.isfinite(x) | np.isfinite(y))).all():",
         "a NaN on one side is measured as a number",
     ),
     Row(
