@@ -116,7 +116,8 @@ def fit(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
     norm, copied = float((x * x).sum()), float((y * y)[inner].sum())
     apart = np.where(inner, delta, 0.0)
     usual = min(float((apart**2).sum()), 0.25 * float((step[inner] ** 2).sum()))
-    relative = usual / norm if norm else 0.0
+    # Of what is not an end of its group: in small groups the ends hold most of the norm.
+    relative = usual / copied if copied else 0.0
     mean, rms = _runs(finite)
     return Fit(
         x.size,

@@ -17,7 +17,7 @@ from aprfmt.diagnosis.world import World
 Array = NDArray[Any]
 NEAR = 4  # usual mistakes beside which a run may be rounded
 NEARLY = 0.1  # such a mistake leaves this share of the difference at most
-FAINT = 0.9  # a mistake inside the rounding leaves this share of the difference at most
+FAINT = 0.8  # a mistake inside the rounding leaves this share of the difference at most
 
 
 def beside_rounding(case: Case, search: Search) -> tuple[Divergence, World, Recorded, str] | None:

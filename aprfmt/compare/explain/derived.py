@@ -29,11 +29,12 @@ FULL = 0.9  # share of a difference outside such a sketch from which its rank is
 PROBES = 16  # columns more than the rank that a sketch has
 SHARE = 0.25  # of a matrix's smaller side that a low rank has at most
 FEW = 3  # differing matrices that are a fault rather than a training
+PAIR = 2  # differing matrices whose low rank says that a merge is the fault
 NEARLY_ALL = 0.5  # share of all matrices that a training changes at least
 RELATED = 0.2  # correlation of the values from which two tensors belong together
 FINE = 0.03  # rounding of the coarser encoding up to which a rank shows
 SMALL = 64 << 20  # elements of a matrix up to which its difference is looked at
-EVERY_ROW = 0.5  # share of the rows that a merge or a training changes at least
+EVERY_ROW = 0.5  # share of the rows and columns that a merge or a training changes at least
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def with_derived(
     matrices = [row for row in rows if row.shape_a is not None and len(row.shape_a) > 1
                 and row.shape_a == row.shape_b]  # fmt: skip
     open_ = [row for row in matrices if _open(row)]
-    if len(open_) < FEW and len(open_) < len(matrices):
+    if len(open_) < PAIR and len(open_) < len(matrices):
         return list(rows)
     changes: list[Change] = []
     for row in open_:
@@ -85,7 +86,7 @@ def _open(row: TensorDiff) -> bool:
 
 
 def _change(pair: TensorPair) -> Change | None:
-    """Measure how a pair of matrices differs; None where it is too large, or only in some rows."""
+    """Measure how a pair of matrices differs; None where it is too large, or only in a part."""
     assert pair.a is not None and pair.b is not None
     if np.prod(pair.a.shape) > SMALL:
         return None
@@ -95,8 +96,8 @@ def _change(pair: TensorPair) -> Change | None:
         return None
     delta = y - x
     norm = float(np.linalg.norm(x)) or 1.0
-    if np.any(delta, axis=1).mean() < EVERY_ROW:
-        return None
+    if min(np.any(delta, axis=axis).mean() for axis in (0, 1)) < EVERY_ROW:
+        return None  # a few rows or columns have a low rank, too
     plain = pair.a.encoding in UNIT and pair.b.encoding in UNIT
     unit = noise(pair.a.encoding, pair.b.encoding, moved=False)
     return Change(pair.key, _rank(delta, unit * norm), float(np.linalg.norm(delta)) / norm,

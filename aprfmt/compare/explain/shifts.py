@@ -58,10 +58,12 @@ def _shift_inside(a: Bytes | bytes, b: Bytes) -> tuple[int, int] | None:
 
 
 def _heads_turned(case: Case, a: Bytes | bytes, b: Bytes, shift: int) -> bool:
-    """Say whether whole heads moved and came round at the end: an order of heads (moves.py)."""
+    """Say whether whole heads or experts moved and came round at the end: an order (moves.py)."""
     row, size, far = case.b.row_bytes or 0, len(b), abs(shift)
-    heads = case.sizes("head_dim") if case.role.startswith("attn_") else []
-    if not row or case.b.columns == 1 or all(far % (row * rows) for rows in heads):
+    parts = case.sizes("head_dim") if case.role.startswith("attn_") else []
+    if len(case.shape) == 3:
+        parts = [int(case.shape[1])]
+    if not row or case.b.columns == 1 or all(far % (row * rows) for rows in parts):
         return False
     if shift > 0:
         return bytes_of(a, 0, far) == bytes_of(b, size - far, size)
