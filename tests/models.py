@@ -11,6 +11,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from tests.delta_models import MIXED, delta_nets
 from tests.drawn import fill
 
 # 29 tokens: longer than every window and than the trained context of the scaled ropes.
@@ -38,15 +39,6 @@ _LLAMA: dict[str, Any] = {
 }
 _LAYER_NORM = {k: v for k, v in _LLAMA.items() if k != "rms_norm_eps"} | {"layer_norm_eps": EPS}
 _MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 40, "num_experts": 6}
-_DELTA: dict[str, Any] = {
-    "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 6,
-    "linear_key_head_dim": 9,
-    "linear_value_head_dim": 7,
-    "linear_conv_kernel_dim": 4,
-    "partial_rotary_factor": 0.5,
-}
 _MLA = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 20,
@@ -242,13 +234,7 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 64,
         "new_decoder_architecture": True,
     }),
-    "qwen3_next": ("Qwen3Next", _LLAMA | _MOE | _DELTA | {
-        "num_hidden_layers": 4, "shared_expert_intermediate_size": 56,
-    }),
-    "qwen3_5": ("Qwen3_5", _LLAMA | _DELTA | {"full_attention_interval": 2}),
-    "qwen3_5_moe": ("Qwen3_5Moe", {
-        key: value for key, value in (_LLAMA | _MOE | _DELTA).items() if key != "intermediate_size"
-    } | {"shared_expert_intermediate_size": 56, "full_attention_interval": 2}),
+    **delta_nets(_LLAMA, _MOE),
     "olmoe": ("Olmoe", _LLAMA | {
         "num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40,
     }),
@@ -346,17 +332,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "num_ln_in_parallel_attn": 1,
         },
     ),
-    "qwen3_next-mixed": (
-        "qwen3_next",
-        {
-            "layer_types": ["full_attention", "linear_attention"] * 2,
-            "mlp_only_layers": [1],
-            "attention_bias": True,
-            "linear_num_value_heads": 2,
-            "linear_conv_kernel_dim": 3,
-            "norm_topk_prob": False,
-        },
-    ),
+    "qwen3_next-mixed": ("qwen3_next", MIXED),
     "olmoe-clip": ("olmoe", {"clip_qkv": 0.5, "norm_topk_prob": True}),
 }
 

@@ -43,6 +43,36 @@ def test_every_key_is_accounted_for(tiny: Tiny) -> None:
     assert set(report.read) & set(report.ignored) == set()
 
 
+# Hyperparameter -> attributes of the config object, the first one there counts.
+ATTRIBUTES = {
+    "norm_eps": "rms_norm_eps layer_norm_eps norm_epsilon layer_norm_epsilon",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logit_scale",
+    "attn_softcap": "attn_logit_softcapping",
+    "final_softcap": "final_logit_softcapping",
+    "norm_topk": "norm_topk_prob",
+    "routed_scale": "routed_scaling_factor",
+    "n_experts": "n_routed_experts num_local_experts num_experts",
+    "n_experts_used": "num_experts_per_tok",
+    "kv_lora_rank": "kv_lora_rank",
+    "q_lora_rank": "q_lora_rank",
+    "qk_nope_head_dim": "qk_nope_head_dim",
+    "qk_rope_head_dim": "qk_rope_head_dim",
+    "value_head_dim": "v_head_dim",
+    "shared_ffn_size": "shared_expert_intermediate_size",
+    "parallel_residual": "use_parallel_residual",
+    "attn_scale_by_layer": "scale_attn_by_inverse_layer_idx",
+    "swiglu_limit": "swiglu_limit",
+    "delta_key_heads": "linear_num_key_heads",
+    "delta_value_heads": "linear_num_value_heads",
+    "delta_key_dim": "linear_key_head_dim",
+    "delta_value_dim": "linear_value_head_dim",
+    "conv_taps": "linear_conv_kernel_dim",
+    "swiglu_alpha": "swiglu_alpha",
+}
+
+
 def attributes(c: Any, model: Any) -> dict[str, Any]:
     """Return hyperparameters as transformers' config object and modules have them."""
     n = c.num_hidden_layers
@@ -77,33 +107,7 @@ def attributes(c: Any, model: Any) -> dict[str, Any]:
         found["ffn_size"] = c.intermediate_size
     if kinds and window is not None and c.model_type != "mistral":
         found["window_layers"] = tuple(kind == "sliding_attention" for kind in kinds)
-    for name, key in {
-        "norm_eps": "rms_norm_eps layer_norm_eps norm_epsilon layer_norm_epsilon",
-        "embedding_scale": "embedding_multiplier",
-        "residual_scale": "residual_multiplier",
-        "logit_scale": "logit_scale",
-        "attn_softcap": "attn_logit_softcapping",
-        "final_softcap": "final_logit_softcapping",
-        "norm_topk": "norm_topk_prob",
-        "routed_scale": "routed_scaling_factor",
-        "n_experts": "n_routed_experts num_local_experts num_experts",
-        "n_experts_used": "num_experts_per_tok",
-        "kv_lora_rank": "kv_lora_rank",
-        "q_lora_rank": "q_lora_rank",
-        "qk_nope_head_dim": "qk_nope_head_dim",
-        "qk_rope_head_dim": "qk_rope_head_dim",
-        "value_head_dim": "v_head_dim",
-        "shared_ffn_size": "shared_expert_intermediate_size",
-        "parallel_residual": "use_parallel_residual",
-        "attn_scale_by_layer": "scale_attn_by_inverse_layer_idx",
-        "swiglu_limit": "swiglu_limit",
-        "delta_key_heads": "linear_num_key_heads",
-        "delta_value_heads": "linear_num_value_heads",
-        "delta_key_dim": "linear_key_head_dim",
-        "delta_value_dim": "linear_value_head_dim",
-        "conv_taps": "linear_conv_kernel_dim",
-        "swiglu_alpha": "swiglu_alpha",
-    }.items():
+    for name, key in ATTRIBUTES.items():
         present = [k for k in key.split() if hasattr(c, k)]
         if present:
             found[name] = getattr(c, present[0])

@@ -12,6 +12,7 @@ from aprfmt.arch.bind import Bound, bind, known_shapes, logical_shapes
 from aprfmt.arch.hyper import KeyReport, derived_tensors, read_hyper
 from aprfmt.arch.spec import ArchSpec, Facts, HyperParams
 from aprfmt.arch.values import single
+from tests.arch.tiny_delta import delta_nets
 
 SIZES: dict[str, Any] = {
     "hidden_size": 24,
@@ -39,14 +40,6 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 MOE: dict[str, Any] = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
-DELTA: dict[str, Any] = {
-    "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 6,
-    "linear_key_head_dim": 7,
-    "linear_value_head_dim": 5,
-    "linear_conv_kernel_dim": 3,
-}
 MLA: dict[str, Any] = {
     "num_key_value_heads": 6,
     "kv_lora_rank": 10,
@@ -286,25 +279,7 @@ TINY: tuple[Tiny, ...] = (
     Tiny("falcon_40b", "falcon", "plain", {
         "new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 40,
     }, FALCON),
-    Tiny("qwen3_next", "qwen3_next", "plain", {
-        **MOE, **DELTA, "shared_expert_intermediate_size": 28,
-    }),
-    Tiny("qwen3_next", "qwen3_next", "mixed", {
-        **MOE, **DELTA, "shared_expert_intermediate_size": 28, "mlp_only_layers": [1],
-        "attention_bias": True, "norm_topk_prob": False, "tie_word_embeddings": True,
-        "layer_types": ["full_attention", "linear_attention"] * 2,
-    }),
-    Tiny("qwen3_5", "qwen3_5_text", "plain", DELTA),
-    Tiny("qwen3_5", "qwen3_5_text", "sections", {
-        **DELTA, "num_hidden_layers": 6, "full_attention_interval": 3, "tie_word_embeddings": True,
-        "rope_parameters": {
-            "rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5,
-            "mrope_section": [2, 1, 0], "mrope_interleaved": True,
-        },
-    }),
-    Tiny("qwen3_5_moe", "qwen3_5_moe_text", "plain", {
-        **MOE, **DELTA, "shared_expert_intermediate_size": 28,
-    }, {key: value for key, value in SIZES.items() if key != "intermediate_size"}),
+    *(Tiny(*row) for row in delta_nets(SIZES, MOE)),
     Tiny("olmoe", "olmoe", "plain", {"num_experts": 5, "num_experts_per_tok": 3}),
     Tiny("olmoe", "olmoe", "clipped", {
         "num_experts": 5, "num_experts_per_tok": 3, "clip_qkv": 0.7, "norm_topk_prob": True,
