@@ -290,7 +290,7 @@ def _bounds(long: list[ShadowView], twin: Pass, found: Pass, dtype: str) -> Mapp
     return {key: factor * off for key, off in offs.items() if 0 < off < np.inf}
 
 
-def _is_few(view: View) -> bool:
+def _is_few(view: ShadowView) -> bool:
     """Say whether a few values are most of what a point is off by."""
     assert view.seen is not None
     mine, theirs = (np.float64(x) for x in view.seen.both(view.mine, view.axis))

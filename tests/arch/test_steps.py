@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aprfmt.arch.grouped_rows import ByGroup, Tiled
 from aprfmt.arch.joins import KvB, Split, Stacked
 from aprfmt.arch.moves import compose, invert, merged
+from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
 from aprfmt.arch.spec import LayoutStep, Move
 from aprfmt.arch.steps import Added, Reshaped, RowsPermuted, Transposed
 from aprfmt.errors import ArchError
@@ -22,7 +24,7 @@ def cases(draw: st.DrawFn) -> tuple[LayoutStep, list[tuple[int, ...]], dict[str,
     """Return a step, shapes of the logical tensors, and hyperparameters."""
     a, b, c, d = (draw(sizes) for _ in range(4))
     hp = {"a": a, "b": b, "c": c, "n_heads": a, "kv_lora_rank": b, "qk_nope_head_dim": c,
-          "value_head_dim": d}  # fmt: skip
+          "value_head_dim": d, "delta_key_heads": a, "delta_value_heads": a * b}  # fmt: skip
     tail = draw(st.sampled_from([(), (d,), (d, 2)]))
     rows: list[tuple[LayoutStep, list[tuple[int, ...]]]] = [
         (RowsPermuted("a"), [(2 * a * b, *tail)]),
@@ -34,6 +36,10 @@ def cases(draw: st.DrawFn) -> tuple[LayoutStep, list[tuple[int, ...]], dict[str,
         (Stacked("a"), [(a, b, *tail)]),
         (KvB(), [(a * (c + d), b)]),
         (Reshaped(("a", "b"), ("a*b",)), [(a, b)]),
+        (ByGroup("a", ("a*b", "a*c", "a"), ((0, 1), (2,))), [(a * (b + c), *tail), (a, *tail)]),
+        (Tiled("c", "2*b"), [(2 * b + a * b * c, *tail)]),
+        (Tiled("c", axis=1), [(d, a * b * c, *tail)]),
+        (Depthwise("a", "b"), [(a, b)]),
     ]
     step, shapes = draw(st.sampled_from(rows))
     return step, shapes, hp
@@ -110,6 +116,35 @@ def test_kv_b_is_the_converters_split() -> None:
     assert np.array_equal(v, view[:, 4:])
 
 
+def test_tiled_is_the_converters_order_of_value_heads() -> None:
+    """The converter: reshape(keys, each, head, ...), the first two axes exchanged."""
+    x = np.arange(2 * 3 * 4 * 5).reshape(24, 5)
+    theirs = x.reshape(2, 3, 4, 5).swapaxes(0, 1).reshape(24, 5)
+    hp = {"delta_key_heads": 2, "delta_value_heads": 6}
+    assert np.array_equal(Tiled("4").apply([x], hp)[0], theirs)
+    assert np.array_equal(Tiled("4", axis=1).apply([x.T], hp)[0], theirs.T)
+    behind = np.concatenate([-x[:7], x])
+    assert np.array_equal(Tiled("4", "7").apply([behind], hp)[0], np.concatenate([-x[:7], theirs]))
+
+
+def test_rates_are_negated_exponentials() -> None:
+    x = np.array([-4.6, 0.0, 0.7, 2.77], np.float32)
+    stored = NegativeExp().apply([x], {})[0]
+    assert stored.dtype == np.float32 and stored[1] == -1.0
+    np.testing.assert_allclose(stored, -np.exp(x), rtol=1e-6)
+    np.testing.assert_allclose(NegativeExp().undo([stored], {})[0], x, atol=3e-7)
+    assert np.isnan(NegativeExp().undo([np.ones(1, np.float32)], {})[0]).all()
+    assert NegativeExp().moves([(4,)], {}) is None
+
+
+def test_a_kernel_may_have_its_axis_of_one_in_two_places() -> None:
+    hp, x = {"c": 6, "t": 4}, np.arange(24).reshape(6, 4)
+    step = Depthwise("c", "t")
+    assert step.apply([x], hp)[0].shape == (6, 1, 4)
+    for shape in ((6, 1, 4), (6, 4, 1), (6, 4)):
+        assert np.array_equal(step.undo([x.reshape(shape)], hp)[0], x)
+
+
 def test_added_computes_in_float32() -> None:
     x = np.array([0.5, -1.25, 3.0, 1e-3], np.float32)
     stored = Added(1.0).apply([x], {})[0]
@@ -132,6 +167,11 @@ REFUSED: dict[str, tuple[LayoutStep, list[tuple[int, ...]], dict[str, int], str]
     "missing expert": (Stacked("n"), [(2, 3)] * 3, {"n": 4}, "3 tensors; expected 4"),
     "other expert": (Stacked("n"), [(2, 3), (3, 2)], {"n": 2}, "number 1 has shape"),
     "elements": (Reshaped(("a",), ("a",)), [(2, 3)], {"a": 5}, "6 elements"),
+    "partial group": (ByGroup("g", ("6", "4"), ((0,), (1,))), [(10, 2)], {"g": 4}, "g divides"),
+    "groups": (ByGroup("g", ("6", "4"), ((0,), (1,))), [(12, 2)], {"g": 2}, "12 rows"),
+    "value heads": (Tiled("3"), [(10, 2)], {"delta_key_heads": 2, "delta_value_heads": 4},
+                    "4 value heads of 3"),
+    "turned kernel": (Depthwise("c", "t"), [(4, 1, 6)], {"c": 6, "t": 4}, "4 taps for each of 6"),
     "kv_b": (KvB(), [(1, 2, 3)], {"n_heads": 1, "kv_lora_rank": 2, "qk_nope_head_dim": 3,
                                   "value_head_dim": 4}, "expected k_b"),
 }  # fmt: skip

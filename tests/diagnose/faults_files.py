@@ -1,6 +1,7 @@
 """Seeded faults of files: what converters write wrong, and what damages a copy."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -104,8 +105,11 @@ def value_heads_tiled(rows: files.Rows) -> None:
     }  # fmt: skip
     sizes = {"delta_key_heads": 2, "delta_value_heads": 6}
     for name, step in parts.items():
-        at = f"linear_attn.{name}"
-        files.edit_all(at, lambda x, step=step: step.apply([x], sizes)[0])(rows)
+        files.edit_all(f"linear_attn.{name}", partial(_applied, step, sizes))(rows)
+
+
+def _applied(step: Tiled, sizes: dict[str, int], x: Any) -> Any:
+    return step.apply([x], sizes)[0]
 
 
 def overflowed(x: Any) -> Any:

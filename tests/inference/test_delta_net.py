@@ -33,6 +33,12 @@ def drawn(tokens: int, decay: float = 0.3) -> tuple[Any, ...]:
     return q, k, v, g, beta, draw.normal(size=(VALUES, KEY_DIM, VALUE_DIM))
 
 
+def ruled(inputs: tuple[Any, ...], steps: bool = False) -> tuple[Any, Any]:
+    """Return reads and state of ours, by steps or by chunks."""
+    q, k, v, g, beta, state = inputs
+    return recurrence.ruled(q, k, v, g, beta, state, steps=steps)
+
+
 def by_transformers(*inputs: Any) -> tuple[Any, Any]:
     """Return reads and state of transformers' own loop over the tokens, in float64."""
     from transformers.models.qwen3_next import modeling_qwen3_next as code
@@ -52,7 +58,7 @@ def test_steps_chunks_and_torch_are_transformers_loop(tokens: int, decay: float)
     inputs = drawn(tokens, decay)
     wanted, after = by_transformers(*inputs)
     for steps in (True, False):
-        read, state = recurrence.ruled(*inputs, steps=steps)
+        read, state = ruled(inputs, steps=steps)
         assert rel(read, wanted) < 1e-12
         assert rel(state, after) < 1e-12
     b = backend("torch:float64")
@@ -60,15 +66,15 @@ def test_steps_chunks_and_torch_are_transformers_loop(tokens: int, decay: float)
     assert rel(read, wanted) < 1e-12
     assert rel(state, after) < 1e-12
     narrow = tuple(x.astype(np.float32) for x in inputs)
-    assert rel(recurrence.ruled(*narrow, steps=False)[0], wanted) < 5e-6
+    assert rel(ruled(narrow)[0], wanted) < 5e-6
 
 
 def test_a_sequence_may_be_cut_anywhere() -> None:
     *inputs, state = drawn(TOKENS)
-    whole, after = recurrence.ruled(*inputs, state, steps=False)
+    whole, after = ruled((*inputs, state))
     parts, start = [], 0
     for stop in (1, 5, 64, 65, 140, TOKENS):
-        read, state = recurrence.ruled(*(x[start:stop] for x in inputs), state, steps=False)
+        read, state = ruled((*(x[start:stop] for x in inputs), state))
         parts.append(read)
         start = stop
     assert rel(np.concatenate(parts), whole) < 1e-12

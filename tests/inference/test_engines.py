@@ -112,7 +112,7 @@ def test_llama_cpp_runs_delta_nets(name: str, tmp_path: Path) -> None:
         "rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5,
         "mrope_section": [2, 1, 1],
     }  # fmt: skip
-    sizes = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+    sizes: dict[str, Any] = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
     save_tiny(name, tmp_path, rope_parameters=rope, **sizes)
     kept = Kept()
     with open_model(tmp_path) as model:
