@@ -71,6 +71,8 @@ WARNINGS: Mapping[str, str] = {
     "dropped": "a tensor was left out because --drop asks for it.",
     "imatrix_gaps": "the importance matrix says nothing about some tensors, which are quantized "
     "without it: it was made for another model, or on too little text.",
+    "resume_left": "beside the output lies what a stopped run with --resume had written. Run it "
+    "with --resume again to go on, or remove the folder.",
     "no_tokenizer": "the model carries no tokenizer, so only token ids can be shown.",
     "context_length": "there are more tokens than the model was made for; it runs all the same, "
     "and what it says beyond is not what it was trained for.",

@@ -154,7 +154,7 @@ def _leftover(dst: Path, options: Options) -> list[Note]:
     if options.resume or not hidden.is_dir():
         return []
     text = f"{hidden.name} beside it is of an earlier run with --resume; it may be removed"
-    return [Note("warning", str(dst), text)]
+    return [Note("warning", str(dst), text, "resume_left")]
 
 
 def target_of(model: Model, dst: Path, to: str | None) -> FormatSpec:

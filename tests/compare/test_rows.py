@@ -18,6 +18,7 @@ from aprfmt.compare.explain import (
     moves,
     outliers,
     packed_faults,
+    recurrent,
     relations,
     shifts,
     table,
@@ -141,8 +142,8 @@ def test_a_row_for_two_encodings_or_shapes_does_its_own_work(
     assert left.cause != cause
 
 
-# Rows for packed encodings: the fault of tests/diagnose/faults_packed.py that only they explain.
-PACKED: dict[Callable[..., Any], str] = {
+# Rows for packed encodings and delta nets: the fault of tests/diagnose that only they explain.
+MADE: dict[Callable[..., Any], str] = {
     packed_faults.faults: "zero-of-one",
     packed_faults.order_of_outputs: "awq-order-decoded",
     packed_faults.other_scales: "scales-of-others",
@@ -150,14 +151,16 @@ PACKED: dict[Callable[..., Any], str] = {
     blocks.other_layout: "q4-1-fields",
     blocks.late_blocks: "q4-0-bytes-late",
     shifts.flat_offset: "q8-0-late",
+    recurrent.value_heads: "value-heads",
+    recurrent.taps: "taps-reversed",
 }
 
 
-@pytest.mark.parametrize("find", PACKED, ids=lambda find: find.__name__)
-def test_a_row_for_packed_tensors_does_its_own_work(
+@pytest.mark.parametrize("find", MADE, ids=lambda find: find.__name__)
+def test_a_row_for_made_models_does_its_own_work(
     find: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a, b = map(str, SEEDED[PACKED[find]].make())
+    a, b = map(str, SEEDED[MADE[find]].make())
 
     def confirmed() -> set[tuple[str, str]]:
         rows = diff(a, b).tensors
@@ -171,5 +174,5 @@ def test_a_row_for_packed_tensors_does_its_own_work(
 
 
 def test_every_row_of_the_table_is_taken_out_once() -> None:
-    tried = {fault.find for fault in FAULTS} | {find for find, *_ in PAIRS.values()} | set(PACKED)
+    tried = {fault.find for fault in FAULTS} | {find for find, *_ in PAIRS.values()} | set(MADE)
     assert tried == {row.find for row in table.TABLE}

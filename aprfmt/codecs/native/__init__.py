@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import aprfmt.codecs.native._kernels as _kernels  # says which module is missing where it is
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.codecs import iq_grids
-from aprfmt.codecs.base import Array
 from aprfmt.codecs.native.table import DISABLED, CheckedTable
 
 if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
     from aprfmt.codecs.native.encoders import Encoder
     from aprfmt.codecs.native.moments import Moments
 
@@ -51,6 +50,8 @@ _GRID_OF = {
 
 @cache
 def _hand_over_grids() -> None:
+    from aprfmt.codecs import iq_grids
+
     for name in set(_GRID_OF.values()):
         _kernels.set_grid(name, getattr(iq_grids, name).astype("int8").tobytes())
 
@@ -136,7 +137,7 @@ def force(level: str) -> None:
         table.forget()
 
 
-def matmul(encoding: str, x: Array, raw: Any, out: Array, threads: int = 1) -> None:
+def matmul(encoding: str, x: "Array", raw: Any, out: "Array", threads: int = 1) -> None:
     """Fill `out` [tokens, rows] with x [tokens, columns] times encoded `raw` [rows, columns].
 
     All arithmetic is float32 on the decoded weights; nothing decoded is kept. `x` and `out` are
@@ -151,7 +152,7 @@ def matmul(encoding: str, x: Array, raw: Any, out: Array, threads: int = 1) -> N
     matmuls([(encoding, x, raw, out)], threads)
 
 
-def matmuls(jobs: Sequence[tuple[str, Array, Any, Array]], threads: int = 1) -> None:
+def matmuls(jobs: "Sequence[tuple[str, Array, Any, Array]]", threads: int = 1) -> None:
     """Do several products (encoding, x, raw, out) of equally many tokens as `matmul` does each."""
     numbered = tuple((number(encoding), x, raw, out) for encoding, x, raw, out in jobs)
     if numbered and (tokens := math.prod(numbered[0][1].shape[:-1])):
@@ -164,7 +165,7 @@ def number(encoding: str) -> int:
     return _DECODERS[encoding][0]
 
 
-def products(jobs: tuple[tuple[int, Array, Any, Array], ...], tokens: int, threads: int) -> None:
+def products(jobs: "tuple[tuple[int, Array, Any, Array], ...]", tokens: int, threads: int) -> None:
     """Do at most eight products (number, x, raw, out) as `matmul` does each, in one go.
 
     The work is shared between threads that wait actively for a moment before they sleep, so a
