@@ -17,8 +17,8 @@ from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept, Trace
 from aprfmt.model import open_model
-from tests.inference.judge import backend, rel
-from tests.models import MAKERS, save_tiny
+from tests.inference.judge import backend
+from tests.models import IN_GGUF, MAKERS, save_tiny
 
 VOCAB = 131
 # 27 tokens, longer than the makers' windows; the last id is the vocabulary's last row.
@@ -67,12 +67,13 @@ PLAIN = ("F32", "BF16", "F16")
 SEEDS = {("qwen2_moe", "160"): 2}  # torch draws other weights on another machine: see `exact`
 SMALLEST_MARGIN = 1e-5
 _DRAWS = 8
-SLACK = 4  # another order of float32 additions may be so much further off than numpy's
+DELTA = 5  # times as far from float64 as others may a delta net's float32 be
 
 
-def forms(size: str) -> tuple[str, ...]:
-    """Return the forms that a model of this size is tried in."""
-    return {"50": (*PLAIN, "NF4"), "160": tuple(FORMS)}.get(size, PLAIN)
+def forms(arch: str, size: str) -> tuple[str, ...]:
+    """Return the forms that a model of this size is tried in; folders only without a GGUF form."""
+    found = {"50": (*PLAIN, "NF4"), "160": tuple(FORMS)}.get(size, PLAIN)
+    return found if arch in IN_GGUF else tuple(form for form in found if form in (*PLAIN, "NF4"))
 
 
 def changes(arch: str, size: Size) -> dict[str, Any]:
@@ -172,18 +173,11 @@ def _run(arch: str, size: str, form: str, count: int, seed: int) -> Trace:
     return points(_drawn(arch, size, form, seed), backend("numpy:float64"), ODD_IDS[:count])
 
 
-def limit(case: tuple[str, str], form: str, count: int, key: str, bound: float) -> float:
-    """Return the bound of a float32 run at a point; more where numpy's own float32 is far off.
+def limit(case: tuple[str, str], form: str, count: int, bound: float) -> float:
+    """Return the bound of a float32 run; a delta net's is wider.
 
-    A delta net divides by the norms of its q and k: tiny ones carry their rounding along.
+    It divides by the norms of its q and k, and tiny ones carry their rounding along: numpy's own
+    float32 was up to 2.2e-5 from float64 at a point, torch's on a GPU 3.6e-5.
     """
-    expected = exact(*case, form, count)
-    if not any(record.point == "delta" for record in expected.records.values()):
-        return bound
-    found = _single(*case, form, count, SEEDS[case])
-    return max(bound, SLACK * rel(found.values(key), expected.values(key)))
-
-
-@cache
-def _single(arch: str, size: str, form: str, count: int, seed: int) -> Trace:
-    return points(_drawn(arch, size, form, seed), backend("numpy:float32"), ODD_IDS[:count])
+    records = exact(*case, form, count).records.values()
+    return DELTA * bound if any(record.point == "delta" for record in records) else bound

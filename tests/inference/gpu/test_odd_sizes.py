@@ -56,7 +56,7 @@ def held(found: Trace, case: Case, form: str, count: int) -> None:
         if record.point == "experts":
             np.testing.assert_array_equal(values, wanted, err_msg=f"{what}: {key}")
         elif record.point not in DISCRETE:
-            assert rel(values, wanted) < limit(case, form, count, key, bound), f"{what}: {key}"
+            assert rel(values, wanted) < limit(case, form, count, bound), f"{what}: {key}"
 
 
 def every_point(backend: Backend, case: Case, form: str, counts: tuple[int, ...]) -> None:
@@ -70,14 +70,14 @@ def test_every_point_on_cupy(machine: Any, case: Case) -> None:
     if machine.name == "emulated":
         every_point(cupy(), case, "BF16", COUNTS[1:])
         return
-    for form in forms(case[1]):
+    for form in forms(*case):
         every_point(cupy(), case, form, COUNTS)
 
 
 @pytest.mark.gpu
 @on_torch
 def test_every_point_on_torch(case: Case) -> None:
-    for form in forms(case[1]):
+    for form in forms(*case):
         every_point(torch(), case, form, COUNTS)
 
 
@@ -93,7 +93,7 @@ def as_users_run(backend: Backend, case: Case, form: str, count: int) -> None:
             [first[-1], session.extend(ids[start - 2 : start])[-1]]
             + [session.step(token) for token in ids[start:]]
         )
-    bound = limit(case, form, count, "logits", 5e-6)
+    bound = limit(case, form, count, 5e-6)
     assert rel(whole, wanted) < bound, form
     assert rel(found, wanted[[start - 3, *range(start - 1, count)]]) < bound, form
 
