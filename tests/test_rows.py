@@ -41,7 +41,7 @@ WANTS = {"device-parity": "another device", "baseline": "a baseline file"}
 @cache
 def outcomes(model: Path) -> Mapping[str, Outcome]:
     """Return what every check says of a model."""
-    answers = [*validate(model).answers, *qa.run(model).answers]
+    answers = [*validate(model, against=model).answers, *qa.run(model).answers]
     return {answer.name: answer.outcome for answer in answers}
 
 

@@ -57,6 +57,8 @@ BIAS: RoleBounds = {"absmax": Bound(0, 1e4, "weight", "seen: up to 128 in Qwen2.
 KINDS: tuple[tuple[str, RoleBounds], ...] = (
     ("bias", BIAS),
     ("attn_sinks", BIAS),
+    ("ssm_conv1d", BIAS),  # few taps a channel, around any mean
+    ("ssm_a.", BIAS),  # logarithms of rates
     ("norm", NORM),
     ("token_embd", EMBEDDING),
     ("position_embd", EMBEDDING),

@@ -141,8 +141,10 @@ class _Both:
         self.roles, self.roles_of = _roles(copy, source), source.roles_of
         try:
             self.derived = {row.name(source.style or "") for row in source.spec.derived}
+            bound = {*self.roles_of, *source.resolution.unbound, *self.derived}
+            self.buffers = source.keys() - bound  # claimed by the architecture, of no role
         except ArchError:
-            self.derived = set()
+            self.derived, self.buffers = set(), set()
         self._texts, self._stated = _texts_of(copy), _texts_of(source)
 
     # --- tensors ------------------------------------------------------------------------------
@@ -177,6 +179,8 @@ class _Both:
                 return Entry(name, kind, "dropped", why)
             if name in self.derived:
                 return Entry(name, kind, "transformed", "follows from hyperparameters")
+            if name in self.buffers:
+                return Entry(name, kind, "dropped", "a buffer, which loaders compute")
             return Entry(name, kind, "lost", "the copy has no such tensor")
         encodings = "+".join(dict.fromkeys(one.encoding for one in found))
         names = ", ".join(dict.fromkeys(each for one in found for each in one.names))
