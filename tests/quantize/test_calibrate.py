@@ -14,13 +14,17 @@ import pytest
 
 import aprfmt
 from aprfmt.errors import UsageError
+from aprfmt.inference.engines.llama_cpp import _values
+from aprfmt.inference.engines.llama_library import Callback, Library
 from aprfmt.inference.importance import collect
 from tests.cli.run import aprfmt as command
 from tests.inference.judge import rel
+from tests.llama import needs_llama
 from tests.models import save_tiny
 
 IDS = [int(i) for i in np.random.default_rng(3).integers(3, 90, 45)]
 DENSE = {"llama": gguf.MODEL_ARCH.LLAMA, "gpt2": gguf.MODEL_ARCH.GPT2}
+PRODUCTS = (b"MUL_MAT", b"MUL_MAT_ID")
 DENSE |= {"qwen2": gguf.MODEL_ARCH.QWEN2, "phi3": gguf.MODEL_ARCH.PHI3}
 
 
@@ -59,6 +63,42 @@ def test_hooks_of_transformers_count_the_same(arch: str, tmp_path: Path) -> None
     for name, sums in expected.items():
         assert rel(ours.entries[name].sums, sums) < 1e-5, name
         np.testing.assert_array_equal(ours.entries[name].counts, [len(IDS)])
+
+
+@needs_llama
+@pytest.mark.parametrize("arch", ["llama", "gpt2", "qwen2", "mixtral"])
+def test_llama_cpp_multiplies_by_what_is_counted(arch: str, tmp_path: Path) -> None:
+    """The inputs of its own products, read by the callback that llama-imatrix reads them with."""
+    options: dict[str, Any] = (
+        {"use_sliding_window": False} if arch == "qwen2" else {}
+    )  # llama.cpp knows none there
+    save_tiny(arch, tmp_path / "hf", **options)
+    aprfmt.convert(tmp_path / "hf", tmp_path / "m.gguf", encoding="F32",
+                   metadata={"tokenizer.ggml.model": "no_vocab"})  # fmt: skip
+    library, theirs = Library.open(), dict[str, np.ndarray]()
+
+    def evaluated(pointer: Any, ask: bool, data: Any) -> bool:
+        weight = pointer.contents.src[0]
+        name = weight.contents.name.decode() if weight else ""
+        wanted = name.startswith("blk.") and library.base.ggml_op_desc(pointer) in PRODUCTS
+        if wanted and not ask:
+            x = np.asarray(_values(pointer.contents.src[1], library.base), np.float64)
+            theirs[name] = np.square(x).reshape(-1, x.shape[-1]).sum(0)
+        return wanted
+
+    with library.model(tmp_path / "m.gguf") as loaded:
+        made = library.context(loaded, len(IDS), 1, callback=Callback(evaluated))
+        with made as context:
+            assert library.decode(context, IDS) == 0
+    with aprfmt.open(tmp_path / "hf") as model:
+        ours = collect(model, IDS, "ids").entries
+    dense = {name for name in ours if "_exps" not in name}
+    assert dense and dense <= theirs.keys() <= ours.keys()
+    for name in dense:
+        assert rel(ours[name].sums, theirs[name]) < 1e-3, name  # its tables of GELU and SiLU
+    for name in ours.keys() - dense:
+        if "down" in name:  # others read a token once for all its experts
+            assert rel(ours[name].sums.sum(0), theirs[name]) < 1e-3, name
 
 
 def test_an_expert_counts_the_rows_that_chose_it(tmp_path: Path) -> None:
