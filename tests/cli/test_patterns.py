@@ -60,7 +60,7 @@ def test_every_command_takes_the_same_bare_name(gguf: Path, tmp_path: Path) -> N
     assert aprfmt("tree", gguf, "ffn_gate_exps", "--json").json["tree"]["tensors"] == len(GATES)
     assert aprfmt("tensors", gguf, "q_proj.weight", "--json").json["count"] == 3
     done = aprfmt("diff", gguf, gguf, "--tensor", "ffn_gate_exps")
-    assert done.code == 0 and done.out.startswith(f"{len(GATES)} tensors: ")
+    assert done.code == 0 and done.out.startswith(f"equal, {len(GATES)} tensors: ")
     changed = tmp_path / "half.gguf"
     done = aprfmt("convert", gguf, changed, "--tensor", "ffn_gate_exps=F16", "--json")
     assert [t["name"] for t in done.json["tensors"] if t["encoding"] == "F16"] == GATES
