@@ -136,3 +136,19 @@ def test_two_finetunes_of_one_model_are_not_explained_away(tmp_path: Path) -> No
     report = aprfmt.diff(tmp_path / "a", tmp_path / "b")
     assert report.counts["DIFFERENT"] > 20
     assert not [finding for finding in report.findings if finding.confirmed]
+
+
+def test_one_byte_of_a_quantized_model_is_damage(demo_model: Path, tmp_path: Path) -> None:
+    """Its values move by less than a step: another quantizer would not leave all other rows."""
+    path = tmp_path / "q.gguf"
+    aprfmt.convert(demo_model, path, quantize="Q5_0", pure=True)
+    with aprfmt.open(path) as model:
+        [tensor] = model["blk.1.ffn_up.weight"].stored
+        at = tensor.info.offset + 40 * 22 + 10  # of block 40, behind its scale and high bits
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x13  # two values, by few codes
+    (tmp_path / "damaged.gguf").write_bytes(data)
+    [row] = [
+        row for row in aprfmt.diff(path, tmp_path / "damaged.gguf").tensors if row.stats is not None
+    ]
+    assert row.explanation is not None and row.explanation.cause == "bit_rot"

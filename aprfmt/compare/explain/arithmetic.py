@@ -274,6 +274,8 @@ def quantisation(case: Case) -> Iterator[Guess | Explanation]:
                 rows=rows,
                 slack=slack,
             )
+    if len(case.changed_rows) < 2:
+        return  # another quantizer leaves no tensor alone but for one row; damage does
     off = steps_apart(case)
     if off is not None and off <= 1.0:
         yield Explanation(
