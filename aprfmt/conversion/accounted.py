@@ -141,10 +141,9 @@ class _Both:
         self.roles, self.roles_of = _roles(copy, source), source.roles_of
         try:
             self.derived = {row.name(source.style or "") for row in source.spec.derived}
-            bound = {*self.roles_of, *source.resolution.unbound, *self.derived}
-            self.buffers = source.keys() - bound  # claimed by the architecture, of no role
+            self.buffers = frozenset(source.resolution.buffers)
         except ArchError:
-            self.derived, self.buffers = set(), set()
+            self.derived, self.buffers = set(), frozenset()
         self._texts, self._stated = _texts_of(copy), _texts_of(source)
 
     # --- tensors ------------------------------------------------------------------------------

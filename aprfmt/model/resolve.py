@@ -37,6 +37,7 @@ class Resolution:
     notes: tuple[Note, ...] = ()
     unread: "Unread | None" = None  # packed weights that are not decoded
     unread_roles: frozenset[str] = frozenset()  # the missing roles that those are
+    buffers: tuple[str, ...] = ()  # stored tensors that loaders compute themselves
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -133,7 +134,9 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
     logical = {key: role.shape for key, role in roles.items()}
     found = coverage(spec, hyper, logical, demanded, accepts(model, spec))
     left = unread.roles(spec, style, hyper, found.missing) if unread else frozenset()
-    return Resolution(spec, hyper, roles, report, bound.unbound, found, tuple(notes), unread, left)
+    return Resolution(
+        spec, hyper, roles, report, bound.unbound, found, tuple(notes), unread, left, bound.buffers
+    )
 
 
 def spellings(model: "Model") -> dict[str, tuple[str, ...]]:

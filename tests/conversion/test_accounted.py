@@ -192,3 +192,18 @@ def test_draft_heads_and_towers_are_named_and_dropped_by_a_flag_only(
     drops = [each for name in more for each in ("--drop", name)]
     done = fates(command("convert", folder, tmp_path / "m.gguf", *drops, "--json").json)
     assert {name: done[name] for name in more} == {n: ("dropped", k) for n, k in more.items()}
+
+
+def test_a_buffer_that_loaders_compute_is_dropped(
+    tmp_path: Path,
+) -> None:
+    """Old llamas store their inverse frequencies."""
+    folder = llama_folder(tmp_path / "hf", "BF16")
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    rows = tensors_of(folder)
+    write_mixed(folder / "model.safetensors", rows | {name: ("F32", (4,), bytes(16))})
+    report = aprfmt.convert(folder, tmp_path / "m.gguf")
+    assert report.accounted is not None
+    [entry] = [entry for entry in report.accounted.entries if entry.name == name]
+    assert (entry.fate, entry.how) == ("dropped", "a buffer, which loaders compute")
+    assert report.accounted.counts["dropped"] == 1
