@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from aprfmt.arch.grouped import Grouped
+from aprfmt.arch.grouped_rows import Grouped
 from aprfmt.arch.joins import Split
 from aprfmt.arch.rows import KV, Q, RoleRow
 from aprfmt.arch.spec import Binding, LayoutStep

@@ -119,6 +119,29 @@ class ByGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Grouped(ByGroup):
+    """One stored tensor holds q, k and v, group by group of the key heads.
+
+    A group has the rows of its query heads, then of its key head, then of its value head. With as
+    many key heads as query heads that is q, k and v head by head (bloom, gpt_neox); falcon has
+    groups of several query heads. Used for weights and biases.
+    """
+
+    groups: str = "n_kv_heads"
+    parts: tuple[str, ...] = ("n_heads*head_dim", "n_kv_heads*head_dim", "n_kv_heads*head_dim")
+    outputs: tuple[tuple[int, ...], ...] = ((0,), (1,), (2,))
+
+    def _sizes(self, hp: Sizes) -> tuple[int, list[int]]:
+        heads, kv = size_of("n_heads", hp), size_of("n_kv_heads", hp)
+        if kv < 1 or heads % kv:
+            raise ArchError(f"{self}: {heads} query heads on {kv} key heads; expected whole groups")
+        return ByGroup._sizes(self, hp)
+
+    def __str__(self) -> str:
+        return "Grouped(q, k, v)"
+
+
+@dataclass(frozen=True, slots=True)
 class Tiled:
     """Value heads are stored with the key heads running fastest; logically by key head.
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 from aprfmt.arch.moves import Moves
 from aprfmt.arch.sizes import size_of
 from aprfmt.arch.spec import Array, Move
-from aprfmt.arch.steps import Shape, Shapes, Sizes, only
+from aprfmt.arch.steps import ChangesValues, Shape, Shapes, Sizes, only
 from aprfmt.errors import ArchError
 
 
@@ -60,26 +60,12 @@ class Depthwise:
 
 
 @dataclass(frozen=True, slots=True)
-class NegativeExp:
+class NegativeExp(ChangesValues):
     """The stored rate is -exp(x): what a decay is multiplied by; logical is its logarithm x.
 
     `undo(apply(x))` may differ in the last bits of float32, for rates far from 1 in more; a caller
     that must be exact compares, and stores the source's bits where they differ.
     """
-
-    permutes: ClassVar[bool] = False
-
-    def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
-        """Return the stored shape."""
-        return [only(stored, self)]
-
-    def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return the logical shape."""
-        return [only(logical, self)]
-
-    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """None: values change."""
-        return None
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
         """Return the logarithm of the negated rate, rounded once; NaN for a rate above zero."""

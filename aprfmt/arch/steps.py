@@ -147,16 +147,10 @@ class Transposed:
         return "Transposed"
 
 
-@dataclass(frozen=True, slots=True)
-class Added:
-    """A constant was added in float32 (GGUF gemma: norm weights are stored as 1 + w).
+class ChangesValues:
+    """What steps share that change every value in its place."""
 
-    `undo(apply(x)) == x` holds if |x| is not small against the constant: adding 1 loses BF16
-    values below about 1.5e-5 in magnitude and float32 values that need bits below 2^-24. A
-    caller that must be exact compares, and stores the source's bits where they differ.
-    """
-
-    amount: float
+    __slots__ = ()
     permutes: ClassVar[bool] = False
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
@@ -170,6 +164,18 @@ class Added:
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
         """None: values change."""
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Added(ChangesValues):
+    """A constant was added in float32 (GGUF gemma: norm weights are stored as 1 + w).
+
+    `undo(apply(x)) == x` holds if |x| is not small against the constant: adding 1 loses BF16
+    values below about 1.5e-5 in magnitude and float32 values that need bits below 2^-24. A
+    caller that must be exact compares, and stores the source's bits where they differ.
+    """
+
+    amount: float
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
         """Subtract the constant in float32."""
