@@ -8,7 +8,7 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,10 +69,7 @@ def _elements(output: "Output") -> int:
 def _size(value: object) -> int:
     if isinstance(value, str | bytes):
         return len(value)
-    try:
-        return 64 * len(value)  # type: ignore[arg-type]
-    except TypeError:
-        return 64
+    return 64 * len(value) if isinstance(value, Sized) else 64
 
 
 def _existing(path: Path) -> Path:

@@ -12,7 +12,7 @@ from aprfmt.codecs import codec, decode
 from aprfmt.codecs.parallel import cpu_count
 from aprfmt.conversion.choosing import importance_of
 from aprfmt.conversion.counts import Counts
-from aprfmt.conversion.options import Options, TensorOutcome
+from aprfmt.conversion.options import Options, Outcome, TensorOutcome
 from aprfmt.conversion.outputs import Output
 from aprfmt.conversion.repacking import judged_of
 from aprfmt.errors import ConversionError
@@ -168,13 +168,13 @@ def outcome(output: Output, written: Written) -> TensorOutcome:
     """Return how one output tensor was written."""
     counts = written.counts
     lossy = counts.changed or counts.overflowed or counts.underflowed
-    how = "bytes" if output.copies else "lossy" if lossy else "values"
+    how: Outcome = "bytes" if output.copies else "lossy" if lossy else "values"
     packed = output.part.packed if output.part is not None else None
     before, judged = judged_of(output) if output.copies else ("", None)
     if judged is not None:
         how = "lossy" if judged.inexact else "values"
     return TensorOutcome(
-        output.info.name, how, before or output.source_encoding, output.encoding,  # type: ignore[arg-type]
+        output.info.name, how, before or output.source_encoding, output.encoding,
         output.info.shape if packed is None else packed.shape,
         output.info.nbytes if packed is None else packed.nbytes, output.steps,
         counts.changed, counts.overflowed, counts.underflowed, *(judged or (0, 0, 0.0)),

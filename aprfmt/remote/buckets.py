@@ -11,7 +11,7 @@ from typing import Any
 
 from aprfmt.errors import BackendUnavailableError, RemoteError, UsageError
 from aprfmt.remote.guard import POLICY
-from aprfmt.remote.site import FIRST, Facts, changed, missing
+from aprfmt.remote.site import FIRST, Facts, changed, known
 from aprfmt.remote.sites import SiteSpec
 from aprfmt.remote.traffic import TRAFFIC
 
@@ -147,10 +147,7 @@ class BucketSite:
 
     def first(self, inner: str) -> tuple[Facts, bytes]:
         """Return what is known of a file, and its first bytes."""
-        found = self._asked(inner)
-        if found is None:
-            raise missing(self._where(inner))
-        return found
+        return known(self._asked(inner), self._where(inner))
 
     def fetch(self, inner: str, facts: Facts, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of the file that `facts` are of."""

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from aprfmt.errors import UsageError
 from aprfmt.remote.ranges import Denied, Gone, Ranges
-from aprfmt.remote.site import Facts, missing
+from aprfmt.remote.site import Facts, known
 from aprfmt.remote.sites import SiteSpec
 
 # (scheme, host) -> what a user's address said that must not be shown: queries by path, a password
@@ -84,10 +84,7 @@ class HttpSite:
 
     def first(self, inner: str) -> tuple[Facts, bytes]:
         """Return what is known of a file, and its first bytes."""
-        found = self._asked(inner)
-        if found is None:
-            raise missing(self._where(inner))
-        return found
+        return known(self._asked(inner), self._where(inner))
 
     def fetch(self, inner: str, facts: Facts, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of the file that `facts` are of."""

@@ -56,6 +56,13 @@ def missing(where: str) -> RemoteError:
     return RemoteError(f"{where}: the site has no such file; check the address")
 
 
+def known(found: tuple[Facts, bytes] | None, where: str) -> tuple[Facts, bytes]:
+    """Return a first answer; RemoteError where there was none."""
+    if found is None:
+        raise missing(where)
+    return found
+
+
 def changed(where: str, what: str, found: object, expected: object) -> RemoteError:
     """Return the error of a file whose bytes are not those of its first answer any more."""
     return RemoteError(

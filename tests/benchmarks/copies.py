@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def gone(*paths: Path) -> None:
 
 
 def pairs(
-    count: int, weights: Path, copy: Path, run: Callable[[], Sequence[str]], made: Path
+    count: int, weights: Path, copy: Path, run: Sequence[str], made: Path
 ) -> tuple[list[float], list[float]]:
     """Return the seconds of `count` interleaved runs: ours, and cp with sync."""
     ours, peers = [], []
@@ -72,7 +72,7 @@ def pairs(
             timed(["sh", "-c", f"cp {str(weights)!r} {str(copy)!r} && sync {str(copy)!r}"])
         )
         gone(copy)
-        ours.append(timed(run()))
+        ours.append(timed(run))
         gone(made)
     return ours, peers
 
@@ -132,7 +132,7 @@ def main() -> None:
             command = [*APRFMT, "convert", str(source), str(made), "--to", second, "--quiet"]
             for case, flags in (("bare", BARE), ("hash + verify", ())):
                 run = [*command, *flags]
-                times = pairs(args.pairs, weights, copy, lambda run=run: run, made)  # type: ignore[misc]
+                times = pairs(args.pairs, weights, copy, run, made)
                 rows.append(row(f"{first} to {second}, {case}", *times, weights.stat().st_size))
                 show(rows[-1])
         for case, code, source, suffix in (
@@ -143,7 +143,7 @@ def main() -> None:
             run = ["sh", "-c", '"$0" -c "$1" "$2" "$3" && sync "$3"', PYTHON, code, str(weights),
                    str(made)]  # fmt: skip
             try:
-                times = pairs(args.pairs, weights, copy, lambda run=run: run, made)  # type: ignore[misc]
+                times = pairs(args.pairs, weights, copy, run, made)
             except subprocess.CalledProcessError:
                 print(f"{case}: NOT-RUN, its library is not installed")
                 gone(made)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -101,7 +102,7 @@ def measured(root: Path, few: Path, runs: int) -> tuple[list[Row], list[str]]:
     alone = median(lambda: scan(root, "--jobs", "1"), runs)
     rows = [Row("scan", "1 worker", "s", alone, alone, "1 worker")]
     for jobs in (2, 4):
-        seconds = median(lambda jobs=jobs: scan(root, "--jobs", str(jobs)), runs)  # type: ignore[misc]
+        seconds = median(partial(scan, root, "--jobs", str(jobs)), runs)
         rows.append(Row("scan", f"{jobs} workers", "s", seconds, alone, "1 worker"))
     many, some = (scan(each, "--jobs", "2", watched=True) for each in (root, few))
     rows.append(Row("memory", "2 workers", "MiB", many.mib, some.mib, f"1/{FEW} of the models"))
