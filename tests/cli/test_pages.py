@@ -6,7 +6,6 @@ another, a control that Tab does not reach or that shows no focus, a picture in 
 
 import json
 import math
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -199,17 +198,15 @@ def test_tab_reaches_every_control_and_shows_where_it_is(
     """Tab goes from the skip link through every control that is not one of a group's arrows."""
     tab.show(1280)
     tab.open(pages[name])
-    number = (
-        "(() => { const all = [...document.querySelectorAll('a, button, select, input, summary,"
+    wanted = tab.evaluate(
+        "(async () => { let seen = [];"  # until the page has drawn everything
+        "while (seen.length < 4 || new Set(seen.slice(-4)).size > 1) {"
+        "await new Promise(drawn => requestAnimationFrame(drawn));"
+        "const all = [...document.querySelectorAll('a, button, select, input, summary,"
         ' [tabindex="0"]\')].filter(e => e.tabIndex >= 0 && e.checkVisibility());'
-        "all.forEach((e, i) => { e.dataset.at = i; }); return all.length; })()"
+        "all.forEach((e, i) => { e.dataset.at = i; }); seen.push(all.length); }"
+        "return seen.at(-1); })()"
     )
-    counts = [tab.evaluate(number)]
-    while len(counts) < 3 or len(set(counts[-3:])) > 1:  # until the page has drawn everything
-        time.sleep(0.05)
-        counts.append(tab.evaluate(number))
-        assert len(counts) < 200
-    wanted = counts[-1]
     assert wanted >= 4
     here = (
         "(() => { const e = document.activeElement, s = getComputedStyle(e);"
