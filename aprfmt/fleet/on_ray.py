@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from aprfmt.errors import BackendUnavailableError
-from aprfmt.fleet.units import ERROR, OPEN, Row, Task, row_of
+from aprfmt.fleet.answers import Answer, answer_of
+from aprfmt.fleet.units import ERROR, OPEN, Task, row_of
 from aprfmt.fleet.workers import Limits, Workers
 
 AHEAD = 4  # units submitted for every CPU of the cluster, so that none waits for us
@@ -20,15 +21,15 @@ RETRIES = 3  # of a unit whose worker or node was lost
 _asking: dict[Limits, Workers] = {}  # of this Ray worker: kept from unit to unit
 
 
-def _unit(task: Task, limits: Limits) -> list[Row]:
+def _unit(task: Task, limits: Limits) -> list[Answer]:
     """Answer one unit; runs in a Ray worker."""
     if limits not in _asking:
         _asking[limits] = Workers(1, limits)
-    return list(_asking[limits].rows([task]))
+    return list(_asking[limits].answers([task]))
 
 
-def ray_rows(tasks: Iterator[Task], address: str, limits: Limits) -> Iterator[Row]:
-    """Yield the rows of all tasks, each unit asked by a Ray task that declares what it takes.
+def ray_answers(tasks: Iterator[Task], address: str, limits: Limits) -> Iterator[Answer]:
+    """Yield the answers to all tasks, each unit asked by a Ray task that declares what it takes.
 
     `address` is that of a running cluster; "" joins one that runs here, or starts one. Models that
     cannot be opened are asked nothing else. Raises BackendUnavailableError where Ray is not there.
@@ -50,9 +51,9 @@ def ray_rows(tasks: Iterator[Task], address: str, limits: Limits) -> Iterator[Ro
         done, _ = ray.wait(list(running), num_returns=1)
         for reference in done:
             task, rest = running.pop(reference)
-            rows = _received(ray, reference, task)
-            yield from rows
-            if rest is not None and rows[0]["outcome"] != ERROR:
+            answers = _received(ray, reference, task)
+            yield from answers
+            if rest is not None and answers[0].facts.outcome != ERROR:
                 later += [replace(rest, names=(name,)) for name in rest.names]
 
 
@@ -66,13 +67,13 @@ def _units(tasks: Iterator[Task]) -> Iterator[tuple[Task, Task | None]]:
             yield from ((replace(task, names=(name,)), None) for name in task.names)
 
 
-def _received(ray: Any, reference: Any, task: Task) -> list[Row]:
+def _received(ray: Any, reference: Any, task: Task) -> list[Answer]:
     try:
-        rows: list[Row] = ray.get(reference)
-        return rows
+        answers: list[Answer] = ray.get(reference)
+        return answers
     except ray.exceptions.RayError as error:
         why = f"Ray gave it up after {RETRIES} more tries: {type(error).__name__}"
-        return [row_of(task, task.names[0], None, why=why)]
+        return [answer_of(row_of(task, task.names[0], None, why=why))]
 
 
 def _joined(address: str) -> Any:

@@ -7,13 +7,14 @@ that was cut off by a kill is dropped.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 from aprfmt.base.version import __version__
 from aprfmt.errors import FormatError, OutputError
+from aprfmt.fleet.answers import Answer, answer_of
 from aprfmt.fleet.subjects import Subject
 from aprfmt.fleet.units import ERROR, OPEN, SCHEMA, Row
 
@@ -34,17 +35,19 @@ class Results:
     """A results file, open to be added to; a context manager.
 
     `path` ends in .parquet, or is taken as JSON lines. Rows of another version of aprfmt, and those
-    with an ERROR, are not counted as done: they are asked again. Raises FormatError for a file that
-    holds something else, OutputError where it cannot be written.
+    with an ERROR, are not counted as done: they are asked again. `seen` is told every row that is
+    there. Raises FormatError for a file that holds something else, OutputError where it cannot be
+    written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, seen: Callable[[Row], None]) -> None:
         self.path = path
+        self._seen = seen
         self.lines = path.with_name(path.name + ".part") if path.suffix == PARQUET else path
         self.done: set[int] = set()
         self.places: dict[str, tuple[str, ...]] = {}
         if self.lines != path and path.is_file() and not self.lines.is_file():
-            _write_lines(self.lines, _read_parquet(path))
+            _write_lines(self.lines, read_parquet(path))
         end = self._read()
         try:
             self._file: IO[bytes] = self.lines.open("ab")
@@ -64,6 +67,7 @@ class Results:
                     "name another file with -o"
                 )
             end = at
+            self._seen(row)
             if row["version"] != __version__ or row["outcome"] == ERROR:
                 self.done.discard(key_of(row))
                 continue
@@ -87,14 +91,10 @@ class Results:
             or (name == OPEN and self.places.get(subject.identity) != subject.places)
         ]
 
-    def add(self, row: Row) -> None:
-        """Write a row; it is in the file when this returns."""
-        self._file.write(_line(row))
+    def add(self, answer: Answer) -> None:
+        """Write an answer; it is in the file when this returns."""
+        self._file.write(answer.line)
         self._file.flush()
-
-    def so_far(self) -> Iterator[Row]:
-        """Yield the rows that count, those of this run too."""
-        return latest(self.lines)
 
     def finish(self) -> None:
         """Close the file; write the Parquet file where one is wanted."""
@@ -110,12 +110,6 @@ class Results:
 
     def __exit__(self, *exc: object) -> None:
         self._file.close()
-
-
-def _line(row: Row) -> bytes:
-    return (
-        json.dumps(row, ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-    )
 
 
 def lines_of(path: Path) -> Iterator[tuple[Row, int]]:
@@ -148,14 +142,6 @@ def latest(path: Path) -> Iterator[Row]:
         last[key_of(row)] = number
     keep = set(last.values())
     yield from (row for number, (row, _) in enumerate(lines_of(path)) if number in keep)
-
-
-def rows_of(path: Path) -> Iterator[Row]:
-    """Yield the rows that count of a results file in either form."""
-    if path.suffix == PARQUET:
-        yield from _read_parquet(path)
-    else:
-        yield from latest(path)
 
 
 # --- Parquet ----------------------------------------------------------------------------------
@@ -202,7 +188,8 @@ def _write_parquet(path: Path, rows: Iterable[Row]) -> None:
     os.replace(new, path)
 
 
-def _read_parquet(path: Path) -> Iterator[Row]:
+def read_parquet(path: Path) -> Iterator[Row]:
+    """Yield the rows of a Parquet file of a scan; FormatError for another one."""
     arrow = _pyarrow()
     try:
         file = arrow.parquet.ParquetFile(path)
@@ -217,4 +204,4 @@ def _read_parquet(path: Path) -> Iterator[Row]:
 def _write_lines(path: Path, rows: Iterable[Row]) -> None:
     with path.open("wb") as file:
         for row in rows:
-            file.write(_line(row))
+            file.write(answer_of(row).line)

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.errors import UsageError
+from aprfmt.fleet.answers import Answer, answer_of, facts_of
 from aprfmt.fleet.questions import questions
-from aprfmt.fleet.results import Results, check_parquet, rows_of
+from aprfmt.fleet.results import Results, check_parquet
 from aprfmt.fleet.subjects import Subject, Unlisted, find
 from aprfmt.fleet.summary import Summary
-from aprfmt.fleet.units import DERIVES, ERROR, OPEN, Row, Task, row_of
+from aprfmt.fleet.units import DERIVES, ERROR, OPEN, Task, row_of
 from aprfmt.fleet.workers import Limits, Workers
 from aprfmt.remote.traffic import TRAFFIC
 
@@ -122,6 +123,18 @@ class _Meter:
         self._total += units
 
 
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """Where answers go: the file of results, and what they say together."""
+
+    results: Results
+    summary: Summary
+
+    def add(self, answer: Answer) -> None:
+        self.results.add(answer)
+        self.summary.add(answer.facts)
+
+
 def scan(request: ScanRequest, progress: Progress | None = None) -> ScanReport:
     """Ask every question of every model that has no answer yet; return what all answers say.
 
@@ -135,24 +148,28 @@ def scan(request: ScanRequest, progress: Progress | None = None) -> ScanReport:
     met = list(find(request.roots))
     subjects = [each for each in met if isinstance(each, Subject)]
     subjects += [_unlisted(each) for each in met if isinstance(each, Unlisted)]
-    with Results(request.out) as results:
+    with (
+        Summary(subjects) as summary,
+        Results(request.out, lambda row: summary.add(facts_of(row))) as results,
+    ):
+        gathered = _Gathered(results, summary)
         for subject in subjects:
             if not subject.path:
-                results.add(row_of(Task(subject, (OPEN,)), OPEN, None, why=_why(subject, met)))
+                row = row_of(Task(subject, (OPEN,)), OPEN, None, why=_why(subject, met))
+                gathered.add(answer_of(row))
         tasks = list(_tasks((each for each in subjects if each.path), names, results))
         units = sum(len(task.names) for task in tasks)
         every = len(names) * sum(bool(each.path) for each in subjects)
         meter = _Meter(request.budget, units, progress)
-        _ask(request, _begun(tasks, meter), results, meter)
+        _ask(request, _begun(tasks, meter), gathered, meter)
         left = units - meter.given
         if request.families:
-            pairs = list(_pairs(subjects, results))
+            pairs = list(_pairs(subjects, gathered))
             meter.add(len(pairs))
             before = meter.given
-            _ask(request, _begun(pairs, meter), results, meter)
+            _ask(request, _begun(pairs, meter), gathered, meter)
             left += len(pairs) - (meter.given - before)
         results.finish()
-    with Summary(rows_of(request.out), subjects) as summary:
         found = summary.to_json()
     return ScanReport(
         request.out, meter.asked, every - units, left, meter.seconds, found, meter.requests
@@ -186,29 +203,29 @@ def _begun(tasks: Iterable[Task], meter: _Meter) -> Iterator[Task]:
         yield task
 
 
-def _pairs(subjects: Sequence[Subject], results: Results) -> Iterator[Task]:
+def _pairs(subjects: Sequence[Subject], gathered: _Gathered) -> Iterator[Task]:
     """Yield the questions about two models: whether one derives from the other."""
     by_identity = {each.identity: each for each in subjects}
-    with Summary(results.so_far(), subjects) as summary:
-        for pair in summary.pairs():
-            subject, base = by_identity[pair.subject], by_identity[pair.base]
-            if results.wanted(subject, (DERIVES,), base):
-                yield Task(subject, (DERIVES,), base)
+    for pair in gathered.summary.pairs():
+        subject, base = by_identity[pair.subject], by_identity[pair.base]
+        if gathered.results.wanted(subject, (DERIVES,), base):
+            yield Task(subject, (DERIVES,), base)
 
 
-def _ask(request: ScanRequest, tasks: Iterator[Task], results: Results, meter: _Meter) -> None:
-    for row in _rows(request, tasks, meter):
-        results.add(row)
+def _ask(request: ScanRequest, tasks: Iterator[Task], gathered: _Gathered, meter: _Meter) -> None:
+    for answer in _answers(request, tasks, meter):
+        gathered.add(answer)
         meter.count()
 
 
-def _rows(request: ScanRequest, tasks: Iterator[Task], meter: _Meter) -> Iterator[Row]:
+def _answers(request: ScanRequest, tasks: Iterator[Task], meter: _Meter) -> Iterator[Answer]:
     if request.ray is not None:
-        from aprfmt.fleet.on_ray import ray_rows
+        from aprfmt.fleet.on_ray import ray_answers
 
-        yield from ray_rows(tasks, request.ray, request.limits)
+        yield from ray_answers(tasks, request.ray, request.limits)
         return
-    with Workers(request.jobs, request.limits) as workers:
+    # With a limit of requests nothing is begun before it is known what the one before it made.
+    with Workers(request.jobs, request.limits, request.budget.requests is None) as workers:
         meter.workers = workers
-        yield from workers.rows(tasks)
+        yield from workers.answers(tasks)
         meter.before, meter.workers = meter.before + workers.requests, None

@@ -1,24 +1,30 @@
 """A worker's own process: `python -m aprfmt.fleet.serve BYTES` answers tasks until its input ends.
 
-Tasks come pickled on standard input, rows go pickled to standard output, and after the rows of each
-task how many requests it made; what libraries print goes to standard error.
+Tasks come pickled on standard input. Answers go to standard output, each pickled and after the
+number of its bytes, and after those of a task how many requests it made; what libraries print goes
+to standard error.
 """
 
 import os
 import pickle
 import signal
+import struct
 import sys
 from contextlib import suppress
+from typing import IO
 
+from aprfmt.fleet.answers import Answer, answer_of
 from aprfmt.fleet.units import Asker
 from aprfmt.remote.traffic import TRAFFIC
+
+HEAD = struct.Struct("<I")  # bytes of the message that follows
 
 
 def main(memory: int) -> None:
     """Answer tasks; `memory` bytes of the process's own may be used."""
     with suppress(ValueError, OSError):  # the parent ends us when it is interrupted
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    answers = os.fdopen(os.dup(1), "wb")
+    pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     _bound_memory(memory)
     asker = Asker()
@@ -26,10 +32,14 @@ def main(memory: int) -> None:
         while True:
             task, before = pickle.load(sys.stdin.buffer), TRAFFIC.requests
             for row in asker.answers(task):
-                pickle.dump(row, answers)
-                answers.flush()
-            pickle.dump(TRAFFIC.requests - before, answers)
-            answers.flush()
+                _send(pipe, answer_of(row))
+            _send(pipe, TRAFFIC.requests - before)
+
+
+def _send(pipe: IO[bytes], message: Answer | int) -> None:
+    data = pickle.dumps(message)
+    pipe.write(HEAD.pack(len(data)) + data)
+    pipe.flush()
 
 
 def _bound_memory(size: int) -> None:

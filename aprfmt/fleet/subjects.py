@@ -200,7 +200,9 @@ def files_of(path: Path) -> Sequence[Path]:
         names = {path.name, *(f"{start}-{n:05d}-of-{count}{suffix}" for n in numbers)}
     else:
         names = {path.name}
-    return [folder / name for name in sorted(names) if (folder / name).is_file()] or [path]
+    if not is_remote(folder):
+        names &= set(os.listdir(folder))
+    return [file for name in sorted(names) if (file := folder / name).is_file()] or [path]
 
 
 def file_identity(path: Path) -> str:

@@ -1,31 +1,34 @@
 """What the rows of many models say together: damage, faults, copies, families, templates.
 
-Rows are read once; what has to be grouped stands in a temporary database on disk, so that memory
+What has to be grouped stands in a temporary database on disk, so that memory
 does not grow with the number of models.
 """
 
 import json
 import sqlite3
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aprfmt.fleet.answers import Facts
 from aprfmt.fleet.subjects import Subject
-from aprfmt.fleet.units import DERIVES, ERROR, OPEN, Row
+from aprfmt.fleet.units import DERIVES, ERROR
 
 SHARED = 0.5  # of the tensors of a family's members that are alike, from here on they are listed
 MANY = 1000  # groups of copies listed; the sums are of all
 
 _TABLES = """
+PRAGMA journal_mode = OFF;
+PRAGMA synchronous = OFF;
 CREATE TABLE models (identity TEXT PRIMARY KEY, model TEXT, bytes INT, places TEXT, format TEXT,
                      arch TEXT, level TEXT, shapes TEXT, quantized INT, template TEXT,
                      vocabulary TEXT, encodings TEXT);
 CREATE TABLE tensors (raw TEXT, decoded TEXT, bytes INT, identity TEXT, key TEXT);
-CREATE TABLE answers (identity TEXT, name TEXT, outcome TEXT, found TEXT, findings TEXT, base TEXT,
-                      details TEXT);
+CREATE TABLE answers (identity TEXT, name TEXT, base TEXT, outcome TEXT, found TEXT, findings TEXT,
+                      details TEXT, PRIMARY KEY (identity, name, base)) WITHOUT ROWID;
 """
 
 
@@ -38,12 +41,13 @@ class Pair:
 
 
 class Summary:
-    """The rows of the models of one scan, to be asked; a context manager.
+    """The answers about the models of one scan, to be asked; a context manager.
 
-    Rows of other models, which stand in the results from another scan, are left out.
+    Answers are added as they come; of a model and question the last one counts. Those about other
+    models, which stand in the results from another scan, are left out.
     """
 
-    def __init__(self, rows: Iterable[Row], subjects: Collection[Subject]) -> None:
+    def __init__(self, subjects: Collection[Subject]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="aprfmt-scan-")
         self._sql = sqlite3.connect(Path(self._folder.name) / "rows")
         self._sql.executescript(_TABLES)
@@ -54,13 +58,8 @@ class Summary:
                 for each in subjects
             ),
         )
-        wanted = {each.identity for each in subjects}
-        for row in rows:
-            if row["identity"] in wanted:
-                self._add(row)
-        self._sql.executescript(
-            "CREATE INDEX by_raw ON tensors (raw); CREATE INDEX by_decoded ON tensors (decoded);"
-        )
+        self._models = {each.identity for each in subjects}
+        self._indexed = False
 
     def __enter__(self) -> "Summary":
         return self
@@ -69,41 +68,40 @@ class Summary:
         self._sql.close()
         self._folder.cleanup()
 
-    def _add(self, row: Row) -> None:
-        identity, name, details = row["identity"], row["check"], row["details"]
-        told: dict[str, Any] = {}
-        if name == "digests":
+    def add(self, facts: Facts) -> None:
+        """Add an answer, in the place of an earlier one."""
+        identity, name = facts.identity, facts.name
+        if identity not in self._models:
+            return
+        if facts.tensors:
+            self._forget_tensors(identity)
             self._sql.executemany(
                 "INSERT INTO tensors VALUES (?, ?, ?, ?, ?)",
-                (
-                    (raw, decoded, size, identity, key)
-                    for key, _, _, size, raw, decoded in details.get("tensors", ())
-                    if raw is not None
-                ),
+                ((raw, decoded, size, identity, key) for raw, decoded, size, key in facts.tensors),
             )
-            details = {}
-        elif name == OPEN:
-            told = {"format": details.get("format")}
-        elif name == "support":
-            told = {"arch": details.get("architecture"), "level": details.get("level"),
-                    "shapes": details.get("shapes")}  # fmt: skip
-        elif name == "encodings":
-            told = {"quantized": details.get("quantized"),
-                    "encodings": json.dumps(details.get("bytes", {}))}  # fmt: skip
-        elif name == "template":
-            told = {"template": details.get("template") or "none",
-                    "vocabulary": details.get("vocabulary")}  # fmt: skip
-        for column, value in told.items():
+        if facts.model:
             self._sql.execute(
-                f"UPDATE models SET {column} = ? WHERE identity = ?", (value, identity)
+                f"UPDATE models SET {', '.join(f'{name} = ?' for name in facts.model)} "
+                "WHERE identity = ?",
+                (*facts.model.values(), identity),
             )
         self._sql.execute(
-            "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (identity, name, row["outcome"], row["found"], json.dumps(row["findings"]),
-             row.get("base_identity"), json.dumps(details)),
-        )  # fmt: skip
+            "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (identity, name, facts.base, facts.outcome, facts.found, facts.findings, facts.details),
+        )
+
+    def _forget_tensors(self, identity: str) -> None:
+        """Delete the tensors of an answer that another one replaces."""
+        known = "SELECT 1 FROM answers WHERE identity = ? AND name = 'digests'"
+        if self._sql.execute(known, (identity,)).fetchone():
+            self._sql.execute("CREATE INDEX IF NOT EXISTS by_identity ON tensors (identity)")
+            self._sql.execute("DELETE FROM tensors WHERE identity = ?", (identity,))
 
     def _ask(self, text: str, *values: Any) -> Iterator[tuple[Any, ...]]:
+        if not self._indexed:  # an index costs less when the rows are there
+            self._sql.execute("CREATE INDEX by_raw ON tensors (raw)")
+            self._sql.execute("CREATE INDEX by_decoded ON tensors (decoded)")
+            self._indexed = True
         with closing(self._sql.execute(text, values)) as cursor:
             yield from cursor
 

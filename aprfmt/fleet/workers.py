@@ -1,20 +1,30 @@
-"""Tasks on this machine: processes that may be slow, greedy or killed, one row for each question.
+"""Tasks on this machine: processes that may be slow, greedy or killed, an answer to each question.
 
-A process is given one model at a time and the questions about it. One that takes longer for a
-question than it may, or dies over it, is replaced: that question has an error, the others go on.
+A process is given one model at a time and the questions about it; where models are small, the next
+one too, so that it never waits for us. One that takes longer for a question than it may, or dies
+over it, is replaced: that question has an error, the others go on.
 """
 
+import os
 import pickle
 import queue
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from aprfmt.fleet.units import OPEN, Row, Task, row_of
+from aprfmt.fleet.answers import Answer, answer_of
+from aprfmt.fleet.serve import HEAD
+from aprfmt.fleet.units import OPEN, Task, row_of
+from aprfmt.remote.paths import is_remote, place
+
+AT_ONCE = 1 << 20  # bytes read of a worker's answers at once
+PAUSE = 0.005  # seconds in which answers gather: reading each by itself costs more than asking
+SMALL = 16 << 20  # bytes of a model that may wait behind another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +41,18 @@ def _allowed() -> list[str]:
     return ["--allow-http"] if guard is not None and guard.POLICY.plain_http else []
 
 
-class _Ended:
-    """What a worker's pipe says at its end."""
-
-
-Heard = Row | int | _Ended  # an answer, the requests a task made at its end, the process's end
+def _small(task: Task) -> bool:
+    """Say whether a task takes so little that another worker need not have it."""
+    sides = [task.subject] if task.base is None else [task.subject, task.base]
+    return sum(side.bytes for side in sides) <= SMALL and not any(
+        is_remote(place(side.path)) for side in sides
+    )
 
 
 class _Worker:
-    """One process, the task it is at, and how many questions of it are answered."""
+    """One process, the tasks it has been given, and how many questions of the first it answered."""
 
-    def __init__(self, limits: Limits, heard: "queue.Queue[tuple[_Worker, Heard]]") -> None:
+    def __init__(self, limits: Limits, heard: "queue.Queue[tuple[_Worker, bytes]]") -> None:
         self._limits = limits
         self._heard = heard
         self.process = subprocess.Popen(
@@ -49,30 +60,59 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        self.task: Task | None = None
+        self.tasks: deque[Task] = deque()
         self.done = 0
         self.until = 0.0
+        self._begun = b""  # of a message that has not come whole
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
+        """Pass on what the process writes, and b"" at its end."""
         assert self.process.stdout is not None
-        with suppress(EOFError, OSError, ValueError, pickle.UnpicklingError):
-            while True:
-                self._heard.put((self, pickle.load(self.process.stdout)))
-        self._heard.put((self, _Ended()))
+        with suppress(OSError, ValueError):
+            while some := os.read(self.process.stdout.fileno(), AT_ONCE):
+                self._heard.put((self, some))
+                time.sleep(PAUSE)
+        self._heard.put((self, b""))
 
     def give(self, task: Task) -> None:
         """Send a task; a process that has died is heard of as one that ended."""
         assert self.process.stdin is not None
-        self.task, self.done = task, 0
-        self.until = time.monotonic() + self._limits.seconds
+        self.tasks.append(task)
+        if len(self.tasks) == 1:
+            self._next()
         with suppress(OSError):
             pickle.dump(task, self.process.stdin)
             self.process.stdin.flush()
 
-    def answered(self) -> None:
-        """Count an answer; the next question has its own time."""
-        self.done += 1
+    def takes(self, task: Task) -> bool:
+        """Say whether a task may be given: there is none, or there is one and both are small."""
+        return not self.tasks or (len(self.tasks) == 1 and _small(task) and _small(self.tasks[0]))
+
+    def messages(self, some: bytes) -> Iterator[Answer | int]:
+        """Yield the answers, and at the end of each task its requests, that `some` completes."""
+        data, at = self._begun + some, 0
+        while len(data) - at >= HEAD.size:
+            end = at + HEAD.size + HEAD.unpack_from(data, at)[0]
+            if end > len(data):
+                break
+            message: Answer | int = pickle.loads(memoryview(data)[at + HEAD.size : end])
+            self._count(message)
+            yield message
+            at = end
+        self._begun = data[at:]
+
+    def _count(self, message: Answer | int) -> None:
+        """Count an answer, or go to the next task; each question has its own time."""
+        if isinstance(message, int):
+            self.tasks.popleft()
+            self._next()
+        else:
+            self.done += 1
+            self.until = time.monotonic() + self._limits.seconds
+
+    def _next(self) -> None:
+        self.done = 0
         self.until = time.monotonic() + self._limits.seconds
 
     def end(self) -> int:
@@ -87,14 +127,18 @@ class _Worker:
 
 
 class Workers:
-    """A fixed number of processes; a context manager that ends them."""
+    """A fixed number of processes; a context manager that ends them.
 
-    def __init__(self, count: int, limits: Limits) -> None:
+    Only where `ahead` is set is a small task given to a process that is still at another one.
+    """
+
+    def __init__(self, count: int, limits: Limits, ahead: bool = True) -> None:
         self._limits = limits
+        self._ahead = ahead
         self._count = count
         self.requests = 0  # over the network, of the tasks that are done
         self._all: list[_Worker] = []
-        self._heard: queue.Queue[tuple[_Worker, Heard]] = queue.Queue()
+        self._heard: queue.Queue[tuple[_Worker, bytes]] = queue.Queue()
 
     def __enter__(self) -> "Workers":
         return self
@@ -104,56 +148,90 @@ class Workers:
             worker.end()
         self._all = []
 
-    def rows(self, tasks: Iterable[Task]) -> Iterator[Row]:
-        """Yield the rows of all tasks as they come; tasks are taken as workers become free."""
-        waiting = iter(tasks)
-        again: list[Task] = []
+    def answers(self, tasks: Iterable[Task]) -> Iterator[Answer]:
+        """Yield the answers to all tasks as they come; tasks are taken as workers become free."""
+        waiting = _Waiting(tasks)
         while True:
-            self._fill(waiting, again)
-            busy = [worker for worker in self._all if worker.task is not None]
+            self._fill(waiting)
+            busy = [worker for worker in self._all if worker.tasks]
             if not busy:
                 return
             first = min(worker.until for worker in busy)
             try:
-                worker, heard = self._heard.get(timeout=max(0.0, first - time.monotonic()))
+                worker, some = self._heard.get(timeout=max(0.0, first - time.monotonic()))
             except queue.Empty:
                 worker = next(worker for worker in busy if worker.until == first)
                 why = f"took longer than {self._limits.seconds:g} s (--unit-time)"
-                yield from self._lost(worker, why, again)
+                yield from self._lost(worker, why, waiting)
                 continue
-            if isinstance(heard, _Ended):
-                if worker in self._all:  # one that was ended here is heard of, too
-                    code = worker.end()
-                    why = f"the process ended with {code}: killed, or out of memory"
-                    yield from self._lost(worker, why, again)
-            elif isinstance(heard, int):
-                self.requests += heard
-                worker.task = None
-            elif worker in self._all:
-                worker.answered()
-                yield heard
+            if worker not in self._all:
+                continue  # one that was ended here is heard of, too
+            if not some:
+                code = worker.end()
+                why = f"the process ended with {code}: killed, or out of memory"
+                yield from self._lost(worker, why, waiting)
+            for message in worker.messages(some):
+                if isinstance(message, int):
+                    self.requests += message
+                else:
+                    yield message
 
-    def _fill(self, waiting: Iterator[Task], again: list[Task]) -> None:
-        """Give a task to every worker that has none; start a worker only for a task."""
-        idle = [worker for worker in self._all if worker.task is None]
-        while idle or len(self._all) < self._count:
-            task = again.pop() if again else next(waiting, None)
-            if task is None:
-                return
-            if not idle:
-                self._all.append(_Worker(self._limits, self._heard))
-                idle.append(self._all[-1])
-            idle.pop().give(task)
+    def _fill(self, waiting: "_Waiting") -> None:
+        """Give tasks to the workers that have none, then to those that take one more.
 
-    def _lost(self, worker: _Worker, why: str, again: list[Task]) -> Iterator[Row]:
+        A worker is started only for a task.
+        """
+        for worker in sorted(self._all, key=lambda each: len(each.tasks)):
+            if worker.tasks and not self._ahead:
+                continue
+            while waiting.first is not None and worker.takes(waiting.first):
+                worker.give(waiting.take())
+                if not self._ahead:
+                    break
+        while waiting.first is not None and len(self._all) < self._count:
+            self._all.append(_Worker(self._limits, self._heard))
+            self._all[-1].give(waiting.take())
+
+    def _lost(self, worker: _Worker, why: str, waiting: "_Waiting") -> Iterator[Answer]:
         """Yield the error of the question a worker was at, and keep those it had yet to answer."""
         self._all.remove(worker)
         worker.end()
-        task = worker.task
-        if task is None or worker.done >= len(task.names):
+        if not worker.tasks:
+            return
+        task, *others = worker.tasks
+        waiting.again += others
+        if worker.done >= len(task.names):
             return
         name = task.names[worker.done]
-        yield row_of(task, name, None, why=why)
         left = task.names[worker.done + 1 :]
         if left and name != OPEN:  # of a model that cannot be opened nothing else is asked
-            again.append(replace(task, names=left))
+            waiting.again.append(replace(task, names=left))
+        yield answer_of(row_of(task, name, None, why=why))
+
+
+class _Waiting:
+    """Tasks that no worker has: those that a lost one had come first."""
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        self._tasks = iter(tasks)
+        self._next: Task | None = None
+        self.again: list[Task] = []
+
+    @property
+    def first(self) -> Task | None:
+        """The task that is to be given next, None where there is none."""
+        if self.again:
+            return self.again[-1]
+        if self._next is None:
+            self._next = next(self._tasks, None)
+        return self._next
+
+    def take(self) -> Task:
+        """Return that task; it waits no more."""
+        task = self.first
+        assert task is not None
+        if self.again:
+            self.again.pop()
+        else:
+            self._next = None
+        return task

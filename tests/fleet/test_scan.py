@@ -7,15 +7,17 @@ that may take any memory, a copy counted twice, a derivation taken from names.
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aprfmt.errors import FormatError
+from aprfmt.fleet.answers import Answer
 from aprfmt.fleet.questions import questions
-from aprfmt.fleet.results import latest, lines_of, rows_of
+from aprfmt.fleet.results import latest, lines_of, read_parquet
 from aprfmt.fleet.run import Budget, ScanRequest, scan
 from aprfmt.fleet.subjects import Subject, described, find
 from aprfmt.fleet.units import DERIVES, ERROR, OPEN, SCHEMA, Task
@@ -48,6 +50,10 @@ def request(root: Path, out: Path, **more: Any) -> ScanRequest:
 
 def asked(out: Path) -> Counter[tuple[str, str]]:
     return Counter((row["identity"], row["check"]) for row, _ in lines_of(out))
+
+
+def told(answers: Iterable[Answer]) -> list[dict[str, Any]]:
+    return [json.loads(answer.line) for answer in answers]
 
 
 def test_every_question_of_every_model_has_one_row(zoo: Path, tmp_path: Path) -> None:
@@ -105,9 +111,10 @@ def test_answers_of_another_version_are_asked_again(
     zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "r.jsonl"
-    scan(request(zoo / "base", out))
+    first = scan(request(zoo / "base", out))
     monkeypatch.setattr("aprfmt.fleet.results.__version__", "9.9")
-    assert scan(request(zoo / "base", out)).asked == 1 + len(FEW)
+    again = scan(request(zoo / "base", out))
+    assert again.asked == 1 + len(FEW) and again.found == first.found
 
 
 @pytest.mark.parametrize("text", ["{}\n", "not json\n", '{"schema": "x/1"}\n', "[1]\n"])
@@ -127,14 +134,14 @@ def test_a_file_that_vanishes_is_one_row(zoo: Path, tmp_path: Path) -> None:
     shutil.rmtree(gone)
     base = described(zoo / "base", "base")
     with Workers(1, Limits()) as workers:
-        rows = list(workers.rows([Task(subject, (OPEN, *FEW)), Task(base, (OPEN,))]))
+        rows = told(workers.answers([Task(subject, (OPEN, *FEW)), Task(base, (OPEN,))]))
     assert [row["outcome"] for row in rows] == [ERROR, "PASS"]
 
 
 def test_a_question_that_takes_too_long_is_one_row(tmp_path: Path) -> None:
     subject = described(sparse(tmp_path / "s.safetensors", 64 << 30), "endless")
     with Workers(1, Limits(seconds=2.0)) as workers:
-        rows = list(workers.rows([Task(subject, (OPEN, "values", "encodings"))]))
+        rows = told(workers.answers([Task(subject, (OPEN, "values", "encodings"))]))
     assert [(row["check"], row["outcome"]) for row in rows] == [
         (OPEN, "PASS"), ("values", ERROR), ("encodings", "PASS"),
     ]  # fmt: skip
@@ -144,7 +151,7 @@ def test_a_question_that_takes_too_long_is_one_row(tmp_path: Path) -> None:
 def test_a_question_that_takes_too_much_memory_is_one_row(tmp_path: Path) -> None:
     subject = described(sparse(tmp_path / "s.safetensors", 4 << 30), "greedy")
     with Workers(1, Limits(memory=1 << 30)) as workers:
-        rows = list(workers.rows([Task(subject, (OPEN, "digests", "encodings"))]))
+        rows = told(workers.answers([Task(subject, (OPEN, "digests", "encodings"))]))
     assert [(row["check"], row["outcome"]) for row in rows] == [
         (OPEN, "PASS"), ("digests", ERROR), ("encodings", "PASS"),
     ]  # fmt: skip
@@ -156,7 +163,8 @@ def test_a_worker_that_is_killed_loses_one_answer(tmp_path: Path, zoo: Path) -> 
     names = (OPEN, "values", "encodings", "support")
     rows = []
     with Workers(1, Limits()) as workers:
-        for row in workers.rows([Task(slow, names), Task(base, names)]):
+        for answer in workers.answers([Task(slow, names), Task(base, names)]):
+            row = json.loads(answer.line)
             rows.append(row)
             if row["check"] == OPEN and row["model"] == "slow":
                 workers._all[0].process.kill()
@@ -166,10 +174,36 @@ def test_a_worker_that_is_killed_loses_one_answer(tmp_path: Path, zoo: Path) -> 
     assert [row["outcome"] == ERROR for row in rows] == [name == 1 for name in range(8)]
 
 
+def test_a_worker_that_is_killed_gives_back_the_small_model_it_had_waiting(zoo: Path) -> None:
+    base = described(zoo / "base", "base")
+    tasks = [Task(replace(base, places=(f"{n}",)), (OPEN, *questions())) for n in range(30)]
+    rows, kills = [], 0
+    with Workers(2, Limits()) as workers:
+        for answer in workers.answers(tasks):
+            rows.append(json.loads(answer.line))
+            two = [worker for worker in workers._all if len(worker.tasks) == 2]
+            if two and len(rows) > 250 * kills:
+                two[0].process.kill()
+                kills += 1
+    wanted = {(task.subject.places[0], name) for task in tasks for name in task.names}
+    lost = {row["model"] for row in rows if row["check"] == OPEN and row["outcome"] == ERROR}
+    found = Counter((row["model"], row["check"]) for row in rows)
+    assert kills > 1 and set(found.values()) == {1}
+    assert {model for model, _ in wanted - set(found)} <= lost
+    assert sum(row["outcome"] == ERROR for row in rows) <= kills
+
+
+def test_a_budget_of_requests_gives_no_model_ahead(zoo: Path) -> None:
+    base = described(zoo / "base", "base")
+    with Workers(1, Limits(), ahead=False) as workers:
+        for _ in workers.answers([Task(base, (OPEN, *FEW))] * 4):
+            assert len(workers._all[0].tasks) <= 1
+
+
 def test_an_interrupt_ends_the_workers_and_keeps_the_rows(
     zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, given = tmp_path / "r.jsonl", Workers.rows
+    out, given = tmp_path / "r.jsonl", Workers.answers
     all_of: list[Any] = []
 
     def stopped(self: Workers, tasks: Any) -> Iterator[Any]:
@@ -180,7 +214,7 @@ def test_an_interrupt_ends_the_workers_and_keeps_the_rows(
             yield row
 
     with monkeypatch.context() as patched:
-        patched.setattr(Workers, "rows", stopped)
+        patched.setattr(Workers, "answers", stopped)
         with pytest.raises(KeyboardInterrupt):
             scan(request(zoo, out))
     first = [row for row, _ in lines_of(out)]
@@ -277,4 +311,4 @@ def test_parquet_holds_the_same_rows(zoo: Path, tmp_path: Path) -> None:
     assert first.found == lines.found and not table.with_name("r.parquet.part").exists()
     again = scan(request(zoo, table))
     assert again.asked == first.found["counts"][ERROR] and again.found == first.found
-    assert {row["check"] for row in rows_of(table)} >= {OPEN, *FEW}
+    assert {row["check"] for row in read_parquet(table)} >= {OPEN, *FEW}
