@@ -32,36 +32,66 @@ def architecture(name: str) -> str:
     return max((key for key in MAKERS if key in name), key=len, default="")
 
 
+def first_word(name: str) -> str:
+    """Return the first parameter of a test's name: the command, where a table goes by commands."""
+    return name.partition("-")[0]
+
+
+def page(name: str) -> str:
+    """Return the page of documentation that an example's name begins with."""
+    return name.partition(":")[0]
+
+
 @dataclass(frozen=True)
 class Family:
-    """One in `every` tests is taken, and the first of each kind where `kind` says a test's."""
+    """One in `every` tests is taken, and the first of each kind where `kind` says a test's.
+
+    Where `unit` says which tests need each other, they are taken or left out together, and those
+    of the units in `always` are taken.
+    """
 
     every: int
     kind: Callable[[str], str] | None = None
+    unit: Callable[[str], str] | None = None
+    always: frozenset[str] = frozenset()
 
 
+PAGES = ("README.md", "docs/examples.md", "docs/index.md", "docs/extending/adding_a_codec.md")
 FAMILIES: Mapping[str, Family] = {
     "tests/arch/test_find.py": Family(4),
     "tests/arch/test_required.py": Family(5),
-    "tests/cli/test_damage.py": Family(4),
+    "tests/cli/test_damage.py": Family(8),
     "tests/cli/test_missing.py": Family(4),
     "tests/codecs/test_encode_ggml.py": Family(4),
     "tests/codecs/test_native_encode.py": Family(3),
     "tests/codecs/test_oracles_made.py": Family(1 << 64),
+    "tests/compare/test_explain.py": Family(4),
     "tests/compare/test_nonfinite.py": Family(3),
-    "tests/diagnose/test_faults.py": Family(6, cause),
+    "tests/compare/test_rows.py": Family(3),
+    "tests/conversion/test_round_trips.py": Family(3),
+    "tests/diagnose/test_faults.py": Family(16, cause),
+    "tests/docs/test_examples.py": Family(4, unit=page, always=frozenset(PAGES)),
+    "tests/docs/test_tasks.py": Family(3),
     "tests/formats/test_atomic_kills.py": Family(3),
     "tests/formats/test_atomic_writers.py": Family(3),
     "tests/field/test_answers.py": Family(6),
-    "tests/fuzz/test_fuzz.py": Family(3),
+    "tests/field/test_field.py": Family(4),
+    "tests/field/test_rounded.py": Family(4),
+    "tests/fuzz/test_fuzz.py": Family(5),
     "tests/fuzz/test_planted.py": Family(4),
     "tests/inference/gpu/test_cupy_backend.py": Family(2),
+    "tests/inference/gpu/test_odd_sizes.py": Family(3, architecture),
     "tests/inference/test_cache.py": Family(3),
     "tests/inference/test_formats.py": Family(3, architecture),
     "tests/inference/test_ignored_keys.py": Family(3, architecture),
-    "tests/inference/test_nonfinite.py": Family(3),
-    "tests/inference/test_parity_text.py": Family(3),
+    "tests/inference/test_nonfinite.py": Family(6),
+    "tests/inference/test_parity_text.py": Family(6),
+    "tests/inference/test_real_models.py": Family(1 << 64),
     "tests/inference/test_rounding.py": Family(3, architecture),
+    "tests/robustness/test_configs.py": Family(3, first_word),
+    "tests/robustness/test_files.py": Family(3),
+    "tests/robustness/test_side_inputs.py": Family(4, first_word),
+    "tests/robustness/test_smoke.py": Family(4, first_word),
     "tests/tokenizer/test_hostile.py": Family(2),
     "tests/tokenizer/test_template.py": Family(3),
 }
@@ -80,12 +110,31 @@ def left_out(ids: Sequence[str], named: frozenset[str] = frozenset()) -> set[str
         family = FAMILIES.get(found["file"]) if found else None
         if found is None or family is None:
             continue
+        if family.unit is not None:
+            unit = family.unit(found["name"])
+            if unit not in family.always and not chosen(unit, family.every):
+                out.add(node)
+            continue
         kind = family.kind(found["name"]) if family.kind else ""
         first = (found["file"], found["test"], kind) not in kinds
         kinds.add((found["file"], found["test"], kind))
         if not (first or node in named or chosen(node, family.every)):
             out.add(node)
     return out
+
+
+def selected(request: Any, *names: str) -> set[tuple[Any, ...]]:
+    """Return the values of these parameters in the tests of a fixture's module that will run.
+
+    What a module prepares for all its tests at once it need not prepare for those left out.
+    """
+    return {
+        tuple(item.callspec.params[name] for name in names)
+        for item in request.session.items
+        if item.path == request.path
+        and hasattr(item, "callspec")
+        and set(names) <= item.callspec.params.keys()
+    }
 
 
 def chosen(node: str, every: int) -> bool:

@@ -20,6 +20,7 @@ from tests.compare.damage import patched
 from tests.compare.faults import flipped
 
 WIDTHS, SCHEMES = (390, 1280), ("light", "dark")
+pytestmark = pytest.mark.xdist_group("pages")  # one browser, and what it shows is made once
 IDS = "1417,362,258,1168,1529,457,72"
 NAMES = (
     "inspect",

@@ -9,7 +9,9 @@ import pytest
 from tests.models import save_tiny
 from tests.robustness.jail import Done, Job, run
 from tests.robustness.verdicts import assert_plain
+from tests.scope import selected
 
+pytestmark = pytest.mark.xdist_group("configs")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "inspect": ("inspect", "M"),
     "validate": ("validate", "M"),
@@ -48,7 +50,10 @@ PAIRS = [(command, case[0]) for command in COMMANDS for case in CASES]
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
+def done(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Done]:
+    asked = selected(request, "command", "id")
     folder = tmp_path_factory.mktemp("configs")
     warm, jobs = [], []
     for arch in ODD:
@@ -65,7 +70,11 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
                 (odd / file.name).symlink_to(file)
             (odd / "config.json").unlink()
             (odd / "config.json").write_text(json.dumps({**config, key: value}))
-            jobs += [Job(f"{command} {id}", _line(command, good, odd)) for command in COMMANDS]
+            jobs += [
+                Job(f"{command} {id}", _line(command, good, odd))
+                for command in COMMANDS
+                if (command, id) in asked
+            ]
     return run(jobs, warm)
 
 

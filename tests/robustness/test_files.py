@@ -13,7 +13,9 @@ from tests.formats import apr_cases, gguf_cases, safetensors_cases
 from tests.formats.fatal_cases import FATAL, NO_MODEL
 from tests.robustness.jail import Done, Job, run
 from tests.robustness.verdicts import assert_plain, assert_refused, assert_reported, assert_told
+from tests.scope import selected
 
+pytestmark = pytest.mark.xdist_group("files")
 TABLES = {"gguf": gguf_cases, "safetensors": safetensors_cases, "apr": apr_cases}
 # safetensors has no odd files: what its page does not allow is refused.
 ROWS = [
@@ -55,11 +57,16 @@ def test_all_files_of_the_comparison_are_here() -> None:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
+def done(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Done]:
+    asked = selected(request, "name")
     folder = tmp_path_factory.mktemp("files")
     (folder / "out").mkdir()
     jobs = []
     for name, (kind, level, case) in zip(IDS, ROWS, strict=True):
+        if (name,) not in asked:
+            continue
         path = folder / f"{name}.{kind}"
         path.write_bytes(case.data)
         jobs.append(Job(name, ("inspect", str(path))))

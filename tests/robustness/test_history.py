@@ -18,6 +18,7 @@ from tests.formats.gguf_files import aligned
 from tests.robustness.jail import Done, Job, run
 from tests.robustness.verdicts import assert_plain, assert_refused, assert_told
 
+pytestmark = pytest.mark.xdist_group("history")
 _CASES = {
     kind: {case.id: case for case in (*table.MALFORMED, *table.LEGAL)}
     for kind, table in (

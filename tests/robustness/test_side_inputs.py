@@ -18,7 +18,9 @@ from tests.formats.safetensors_cases import entry, file
 from tests.robustness.hostile import _Canary, small_llama
 from tests.robustness.jail import Done, Job, run
 from tests.robustness.verdicts import assert_plain
+from tests.scope import selected
 
+pytestmark = pytest.mark.xdist_group("side")
 # What is given a file: M is a good model, S the file, O a name in an empty folder.
 TAKERS: dict[str, tuple[str, ...]] = {
     "imatrix": ("quantize", "M", "O.gguf", "--type", "Q4_0", "--imatrix", "S"),
@@ -135,7 +137,9 @@ ANSWERS = ("copy", "diagnose")
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Done]]:
+def done(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Done]]:
     folder = tmp_path_factory.mktemp("side")
     model = small_llama(folder)
     for name, data in FILES.items():
@@ -161,7 +165,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Done
     warm = [line(taker, "list", folder / f"warm-{taker}") for taker in TAKERS]
     jobs = [
         Job(f"{taker} {name}", line(taker, name, folder / f"out-{taker}-{name}"))
-        for taker, name in PAIRS
+        for taker, name in sorted(selected(request, "taker", "name"))
     ]
     good = line("ids", "good", folder / "out-good")
     return folder, run([*jobs, Job("good ids", good)], warm)
@@ -170,8 +174,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Done
 def test_a_good_file_is_taken(done: tuple[Path, dict[str, Done]]) -> None:
     good = done[1]["good ids"]
     for name in FILES:
-        assert done[1][f"ids {name}"].code == 2
-    assert "token id -1" in done[1]["ids npy_minus"].err
+        if f"ids {name}" in done[1]:
+            assert done[1][f"ids {name}"].code == 2
     assert good.code in (0, 1) and not good.err  # 1: random weights fail the judgement of logits
 
 
@@ -181,7 +185,11 @@ def test_every_command_came_to_read_its_file(
 ) -> None:
     """A line that fails for another reason would prove nothing about the files."""
     folder, found = done
-    said = [found[f"{taker} {name}"].err for name in FILES if (taker, name) in PAIRS]
+    said = [
+        found[f"{taker} {name}"].err
+        for name in FILES
+        if (taker, name) in PAIRS and f"{taker} {name}" in found
+    ]
     assert sum(str(folder) in text for text in said) > len(said) // 2 or taker in ANSWERS, said[:3]
 
 
@@ -198,6 +206,8 @@ def test_side_input(taker: str, name: str, done: tuple[Path, dict[str, Done]]) -
     one = found[f"{taker} {name}"]
     assert_plain(one)
     assert one.code in (0, 1, 2), one.err
+    if (taker, name) == ("ids", "npy_minus"):
+        assert "token id -1" in one.err
     if one.code == 2:
         lines = [line for line in one.err.splitlines() if not line.startswith("warning: ")]
         if taker not in ANSWERS or lines:

@@ -8,6 +8,7 @@ from aprfmt.cli.commands import COMMANDS
 from tests.robustness.hostile import ODD, REFUSED, VALID, small_llama
 from tests.robustness.jail import Done, Job, run
 from tests.robustness.verdicts import assert_plain, assert_refused, assert_reported, assert_told
+from tests.scope import selected
 
 NO_MODEL = ("demo", "explain", "doctor")
 # How a command is given a model; M is the model, O a name in an empty folder. Others get it alone.
@@ -33,6 +34,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "eval": ("M", "--ids", "IDS"),
     "scan": ("M", "-o", "O.jsonl", "--jobs", "1"),
 }
+pytestmark = pytest.mark.xdist_group("smoke")
 READING = [name for name in COMMANDS if name not in NO_MODEL]
 # Every command opens its model in one place: all refusals go through a few, some through all.
 THOROUGH = ("inspect", "validate", "convert", "diff", "tokenize")
@@ -63,7 +65,9 @@ def _arguments(command: str, model: Path, out: Path, ids: Path) -> tuple[str, ..
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Done]]:
+def done(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Done]]:
     import numpy as np
 
     folder = tmp_path_factory.mktemp("smoke")
@@ -79,7 +83,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Done
         out = folder / f"warm-{command}"
         out.mkdir()
         warm.append(_arguments(command, good, out, ids))
-    for command, id in PAIRS:
+    for command, id in sorted(selected(request, "command", "id")):
         out = folder / f"out-{command}-{id}"
         out.mkdir()
         args = _arguments(command, models[id], out, ids)
