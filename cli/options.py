@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from aprfmt.cli import complete
+from aprfmt.cli import complete, render
 from aprfmt.errors import OutputError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,7 +41,7 @@ def gathered(**kinds: type[Any]) -> Callable[[F], F]:
 
 
 def common(function: F) -> F:
-    """Add --json, --quiet and --debug; the command gets `as_json` and `quiet`."""
+    """Add --json, --quiet, --debug and --allow-http; `render.wanted` says of the first two."""
     for option in (
         click.option(
             "--allow-http",
@@ -55,9 +55,17 @@ def common(function: F) -> F:
         click.option(
             "--quiet",
             is_flag=True,
+            expose_value=False,
+            callback=render.note_flag,
             help="No progress, and no report of what was written; warnings stay.",
         ),
-        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
+        click.option(
+            "--json",
+            is_flag=True,
+            expose_value=False,
+            callback=render.note_flag,
+            help="One JSON object on stdout.",
+        ),
     ):
         function = option(function)
     return function

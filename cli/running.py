@@ -14,7 +14,6 @@ from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.inference.backends import BACKENDS
 
 if TYPE_CHECKING:
-    from aprfmt.base.outcome import Check
     from aprfmt.compare.traces import PointDiff
     from aprfmt.inference.running import Run, RunRequest
     from aprfmt.inference.session import Numbers
@@ -309,12 +308,3 @@ def show_nonfinite(points: "Iterable[PointDiff]", name: str) -> None:
         render.line(render.escape(f"{key}: {text}"), style="bad" if found.alone else "warn")
     if len(odd) > NONFINITE:
         render.line(f"... {len(odd) - NONFINITE} more points (--json)", style="dim")
-
-
-def show_checks(checks: "Iterable[Check]") -> None:
-    """Print a line for each check: outcome, name, what was found and what was expected."""
-    styles = {"PASS": "good", "FAIL": "bad", "NOT_RUN": "warn"}
-    for check in checks:
-        todo = f"; {check.todo}" if check.todo else ""
-        text = f"{check.outcome:7} {check.name}: {check.found}; expected {check.expected}{todo}"
-        render.line(render.escape(text), style=styles[check.outcome])
