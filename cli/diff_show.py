@@ -78,8 +78,7 @@ def _fields(title: str, rows: Sequence[FieldDiff]) -> None:
         origins = f"  ({row.origin_a or '-'} | {row.origin_b or '-'})" if row.origin_a else ""
         sides = f"{_said(row.name, row.a)} | {_said(row.name, row.b)}"
         render.line(
-            render.escape(f"  {row.name}: {sides}{origins}"),
-            style="bad" if row.decisive else "",
+            render.escape(f"  {row.name}: {sides}{origins}"), style="bad" if row.decisive else ""
         )
 
 

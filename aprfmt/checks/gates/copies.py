@@ -16,12 +16,7 @@ from aprfmt.compare import DiffReport, diff_models, thresholds
 from aprfmt.compare.measured import rel_l2
 from aprfmt.compare.nonfinite import census
 from aprfmt.compare.traces import compare_traces
-from aprfmt.errors import (
-    ArchError,
-    BackendUnavailableError,
-    ConversionError,
-    UnsupportedError,
-)
+from aprfmt.errors import ArchError, BackendUnavailableError, ConversionError, UnsupportedError
 from aprfmt.formats import FORMATS
 from aprfmt.inference.device import Choice, choose
 from aprfmt.inference.loss import cross_entropy, divergence

@@ -133,10 +133,7 @@ def open_sink(
 
 
 def _program(
-    path: Path,
-    metadata: Mapping[str, Sequence[Piece]],
-    infos: Sequence[TensorInfo],
-    alignment: int,
+    path: Path, metadata: Mapping[str, Sequence[Piece]], infos: Sequence[TensorInfo], alignment: int
 ) -> Program:
     """Return one file.
 
