@@ -14,7 +14,7 @@ from aprfmt.errors import OutputError
 @contextmanager
 def calibrated(
     src: Path, text: Path, kept: Path | None, chunks: int | None, arch: str | None, *,
-    force: bool, quiet: bool,
+    force: bool,
 ) -> Iterator[Path]:  # fmt: skip
     """Run the text through SRC, write the matrix to `kept` or a temporary file, yield its path.
 
@@ -31,7 +31,7 @@ def calibrated(
         ids = check_ids(model, model.tokenizer.encode(read_text(text, "--calibrate")))
         name = "stdin" if text == Path("-") else text.name
         sample = whole(model, name, ids)
-        with render.Progress("calibrating", quiet) as progress:
+        with render.Progress("calibrating") as progress:
             found = collect(
                 model, ids, name, prefix=sample.prefix, chunks=chunks, progress=progress
             )

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from aprfmt.cli import html
-from aprfmt.cli.html import write_page as write_page
 
 
 def of_file(body: Mapping[str, Any]) -> str:

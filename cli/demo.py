@@ -1,18 +1,12 @@
 """`aprfmt demo`: the main job on the model that ships with the package."""
 
-import shlex
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
-from aprfmt.cli import options, render
+from aprfmt.cli import demo_run, options, render
 from aprfmt.errors import OutputError, UsageError
-
-SUFFIXES = (".json", ".jinja", ".safetensors")  # the model's files; the package's own are not
-OPENING = "It is a truth universally acknowledged, that a single man in possession"
 
 
 @click.command("demo")
@@ -22,7 +16,7 @@ OPENING = "It is a truth universally acknowledged, that a single man in possessi
               help="Keep the files of the steps in this folder.")  # fmt: skip
 @options.force
 @options.common
-def command(into: Path | None, out: Path | None, force: bool, as_json: bool, quiet: bool) -> int:
+def command(into: Path | None, out: Path | None, force: bool) -> int:
     """Import the demo model to APR v2, export it to GGUF, compare, show tensors, trace.
 
     Every step prints the aprfmt command it stands for. With --into the model is written as a
@@ -33,107 +27,32 @@ def command(into: Path | None, out: Path | None, force: bool, as_json: bool, qui
     if force and into is None:
         raise UsageError("--force goes with --into; --out names a new folder")
     if into is not None:
-        return emit_model(into, force, as_json, quiet)
+        return write(into, force)
     if out is not None:
         if out.exists() and any(out.iterdir()):
             raise OutputError(f"{out}: exists and is not empty; name a new folder")
         out.mkdir(parents=True, exist_ok=True)
-        steps = run(out, as_json)
+        steps = demo_run.run(out)
     else:
         with tempfile.TemporaryDirectory(prefix="aprfmt-demo-") as folder:
-            steps = run(Path(folder), as_json)
+            steps = demo_run.run(Path(folder))
     code = 0 if all(step["exit"] == step["expected"] for step in steps) else 1
-    body = {"folder": None if out is None else str(out), "steps": steps}
-    if not as_json and out is None:
-        render.line("(the files were in a temporary folder; keep them with --out DIR)",
-                    style="dim")  # fmt: skip
-    return render.emit("demo", code, body, as_json)
+
+    def show() -> None:
+        if out is None:
+            render.line("(the files were in a temporary folder; keep them with --out DIR)",
+                        style="dim")  # fmt: skip
+
+    return render.emit({"folder": None if out is None else str(out), "steps": steps}, code, show)
 
 
-def emit_model(folder: Path, force: bool, as_json: bool, quiet: bool) -> int:
+def write(folder: Path, force: bool) -> int:
     """Write the shipped model into `folder` and say so."""
-    sizes = write_model(folder, force)
-    if not as_json and not quiet:
+    sizes = demo_run.write_model(folder, force)
+
+    def show() -> None:
         total = render.size_text(sum(sizes.values()))
         render.line(f"wrote {render.escape(str(folder))}: {len(sizes)} files, {total}")
+
     body = {"folder": str(folder), "steps": [], "files": [str(path) for path in sizes]}
-    return render.emit("demo", 0, body, as_json)
-
-
-def write_model(folder: Path, force: bool) -> dict[Path, int]:
-    """Write the shipped model's files into `folder`, all or none; return their bytes by path.
-
-    Raises OutputError for a folder that is not empty without `force`, and for one that holds files
-    of another name.
-    """
-    from aprfmt.formats.atomic import FileSet
-
-    shipped = {path.name: path for path in sorted(model_folder().iterdir())
-               if path.suffix in SUFFIXES}  # fmt: skip
-    sizes: dict[Path, int] = {}
-    with FileSet(force=force, folder=folder, ours=lambda name: name in shipped) as files:
-        for name, path in shipped.items():
-            data = path.read_bytes()
-            files.create(folder / name).write(data)
-            sizes[folder / name] = len(data)
-    return sizes
-
-
-def model_folder() -> Path:
-    """Return the folder of the shipped model."""
-    from importlib.resources import files
-
-    return Path(str(files("aprfmt.demo_model")))
-
-
-def plan(folder: Path) -> list[tuple[str, list[str], int]]:
-    """Return (why, arguments, expected exit code) of every step."""
-    source, apr, gguf = str(model_folder()), str(folder / "demo.apr"), str(folder / "demo.gguf")
-    return [
-        ("what the model is", ["inspect", source], 0),
-        ("safetensors to APR v2, every bit kept", ["import", source, "-o", apr], 0),
-        ("APR v2 to GGUF", ["export", apr, "--to", "gguf", "-o", gguf], 0),
-        ("the two files hold the same model", ["diff", apr, gguf], 0),
-        ("and so does the original", ["diff", source, gguf], 0),
-        ("the tensors of one layer", ["tensors", gguf, "blk.0"], 0),
-        (
-            "activations of one layer, and what comes next",
-            ["trace", gguf, "--payload", "--layers", "0", "--prompt", OPENING],
-            0,
-        ),
-    ]
-
-
-def run(folder: Path, as_json: bool) -> list[dict[str, Any]]:
-    """Run every step in this process and return what came of it."""
-    from aprfmt.cli.main import group
-
-    results = []
-    for why, args, expected in plan(folder):
-        text = command_line(args)
-        if not as_json:
-            render.line()
-            render.line(f"# {why}", style="dim")
-            render.line(f"$ {text}", style="head")
-        exit_code = invoke(group, args, as_json)
-        results.append({"why": why, "command": text, "exit": exit_code, "expected": expected})
-        if exit_code != expected:
-            break
-    return results
-
-
-def command_line(args: Sequence[str]) -> str:
-    """Return the command a user would type."""
-    return shlex.join(["aprfmt", *args])
-
-
-def invoke(group: click.Group, args: Sequence[str], silent: bool) -> int:
-    """Run one command in this process; its output is shown unless `silent`."""
-    import contextlib
-    import io
-
-    with contextlib.ExitStack() as stack:
-        if silent:
-            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        code = group.main(args=list(args), prog_name="aprfmt", standalone_mode=False)
-    return int(code or 0)
+    return render.emit(body, 0, show, written=True)

@@ -5,6 +5,8 @@ from pathlib import Path
 import click
 
 from aprfmt.cli import diagnose_show, options, render
+from aprfmt.cli.diagnose_html import render_page
+from aprfmt.cli.html import add_page
 
 
 @click.command("diagnose")
@@ -20,18 +22,9 @@ from aprfmt.cli import diagnose_show, options, render
 @options.force
 @options.common
 def command(
-    a: str,
-    b: str,
-    model: str | None,
-    ids: str | None,
-    prompt: str | None,
-    memory: int | None,
-    html: Path | None,
-    arch: str | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-) -> int:
+    a: str, b: str, model: str | None, ids: str | None, prompt: str | None, memory: int | None,
+    html: Path | None, arch: str | None, force: bool,
+) -> int:  # fmt: skip
     """Find where A and B first differ, and why.
 
     A and B are models in any format, runs (MODEL@torch:cpu:bfloat16, MODEL@transformers) or saved
@@ -45,25 +38,11 @@ def command(
     from aprfmt.diagnosis import diagnose
 
     options.check_new(force, html)
-    with render.Progress("diagnose", quiet) as progress:
+    with render.Progress("diagnose") as progress:
         result = diagnose(
-            a,
-            b,
-            model=model,
-            ids=None if ids is None else parse_ids(ids),
-            prompt=prompt,
-            arch=arch,
-            memory=memory,
-            progress=progress,
-            notice=progress.say,
-        )
-    if not as_json:
-        diagnose_show.show(result)
+            a, b, model=model, ids=None if ids is None else parse_ids(ids), prompt=prompt,
+            arch=arch, memory=memory, progress=progress, notice=progress.say,
+        )  # fmt: skip
     body = result.to_json()
-    if html is not None:
-        from aprfmt.cli.diagnose_html import render_page
-        from aprfmt.cli.html import write_page
-
-        write_page(html, render_page(body), force)
-        body["html"] = str(html)
-    return render.emit("diagnose", result.exit_code, body, as_json)
+    add_page(body, html, force, lambda: render_page(body))
+    return render.emit(body, result.exit_code, lambda: diagnose_show.show(result))

@@ -6,6 +6,7 @@ import click
 
 from aprfmt.cli import options, render
 from aprfmt.cli.damage import told
+from aprfmt.cli.html import add_page
 from aprfmt.compare import diff
 from aprfmt.compare.diffs import SECTIONS
 from aprfmt.errors import UsageError
@@ -20,18 +21,10 @@ from aprfmt.errors import UsageError
               help="Show the worst N tensors.")  # fmt: skip
 @click.option("--accept", type=click.Choice(["within"]), multiple=True,
               help="Count WITHIN (rounding of the coarser encoding) as equal.")  # fmt: skip
-@click.option(
-    "--base",
-    type=options.Place(),
-    metavar="SRC",
-    help="The float source: say which quantized tensors derive from it byte for byte.",
-)
-@click.option(
-    "--adapter",
-    type=options.Place(),
-    metavar="DIR",
-    help="Say whether B is A with this LoRA adapter merged: once, in every shard.",
-)
+@click.option("--base", type=options.Place(), metavar="SRC", help="The float source: "
+              "say which quantized tensors derive from it byte for byte.")  # fmt: skip
+@click.option("--adapter", type=options.Place(), metavar="DIR", help="Say whether B is A "
+              "with this LoRA adapter merged: once, in every shard.")  # fmt: skip
 @click.option("--imatrix", type=click.Path(path_type=Path), metavar="FILE",
               help="With --base: the importance matrix that was used.")  # fmt: skip
 @click.option("--explain/--no-explain", default=True, show_default=True,
@@ -44,42 +37,27 @@ from aprfmt.errors import UsageError
 @options.force
 @options.common
 def command(
-    a: Path,
-    b: Path,
-    patterns: tuple[str, ...],
-    only: tuple[str, ...],
-    top: int,
-    accept: tuple[str, ...],
-    base: Path | None,
-    adapter: Path | None,
-    imatrix: Path | None,
-    explain: bool,
-    sample: int | None,
-    seed: int | None,
-    html: Path | None,
-    arch: str | None,
+    a: Path, b: Path, patterns: tuple[str, ...], only: tuple[str, ...], top: int,
+    accept: tuple[str, ...], base: Path | None, adapter: Path | None, imatrix: Path | None,
+    explain: bool, sample: int | None, seed: int | None, html: Path | None, arch: str | None,
     force: bool,
-    as_json: bool,
-    quiet: bool,
-) -> int:
+) -> int:  # fmt: skip
     """Compare two models in any formats, tensor by tensor, by what they mean.
 
     Exit 0: equal (layout-only differences are named), 1: different, 2: a file is damaged, or a
     tensor could not be read; the others are compared. --sample exits 1 where a range differs, and 2
     where none does: equality cannot be shown by ranges.
     """
+    from aprfmt.cli import diff_adapter, diff_html, diff_sampled, diff_show
+
     if sample is not None:
         if base or imatrix or html or only or accept:
             raise UsageError("--sample compares bytes: it goes with --tensor, --seed and --arch")
-        return sampled(a, b, sample, seed, patterns, arch, as_json)
-    from aprfmt.cli import diff_html, diff_show
-
+        return diff_sampled.run(a, b, sample, seed, patterns, arch)
     if adapter is not None:
-        from aprfmt.cli import diff_adapter
-
-        return diff_adapter.run(a, b, adapter, arch, as_json)
+        return diff_adapter.run(a, b, adapter, arch)
     only = only or (("tensors",) if patterns else SECTIONS)
-    with render.Progress("diff", quiet) as progress:
+    with render.Progress("diff") as progress:
         report = diff(
             a, b, tensors=patterns, only=only, arch=arch, base=base, imatrix=imatrix,
             explain=explain, images=0 if html is None else diff_html.IMAGES, progress=progress,
@@ -87,32 +65,7 @@ def command(
     code = report.exit_code(accept)
     for note in report.notes:
         render.warn(note, "comparison")
-    if not as_json:
-        diff_show.show(report, top, code)
     body = report.to_json()
-    if html is not None:
-        from aprfmt.cli.html import write_page
-
-        write_page(html, diff_html.render_page(report, code), force)
-        body["html"] = str(html)
+    add_page(body, html, force, lambda: diff_html.render_page(report, code))
     told(report.damage)
-    return render.emit("diff", code, body, as_json)
-
-
-def sampled(
-    a: Path,
-    b: Path,
-    nbytes: int,
-    seed: int | None,
-    patterns: tuple[str, ...],
-    arch: str | None,
-    as_json: bool,
-) -> int:
-    """Compare random ranges, and say what that shows."""
-    from aprfmt.cli import diff_show
-    from aprfmt.compare.sampled import sample
-
-    report = sample(a, b, nbytes, seed=seed, tensors=patterns, arch=arch)
-    if not as_json:
-        diff_show.show_sample(report)
-    return render.emit("diff", report.exit_code, report.to_json(), as_json)
+    return render.emit(body, code, lambda: diff_show.show(report, top, code))

@@ -11,17 +11,15 @@ if TYPE_CHECKING:
 _LINES = 10
 
 
-def run(a: Path, b: Path, adapter: Path, arch: str | None, as_json: bool) -> int:
+def run(a: Path, b: Path, adapter: Path, arch: str | None) -> int:
     """Answer and report. Exit 0: once in every weight, and nothing else differs; else 1."""
     from aprfmt.adapters import answers
     from aprfmt.model import open_model
 
     with open_model(a, arch=arch) as base, open_model(b, arch=arch) as copy:
         found, report = answers(base, copy, adapter)
-    code = 0 if found.yes else 1
-    if not as_json:
-        show(found, a, b)
-    return render.emit("diff", code, {**report.to_json(), "adapter": found.to_json()}, as_json)
+    body = {**report.to_json(), "adapter": found.to_json()}
+    return render.emit(body, 0 if found.yes else 1, lambda: show(found, a, b))
 
 
 def show(found: "Answer", a: Path, b: Path) -> None:

@@ -6,7 +6,6 @@ from aprfmt.base.named import meaning
 from aprfmt.cli import render
 from aprfmt.compare import DiffReport
 from aprfmt.compare.diffs import CauseGroup, Explanation, FieldDiff, TensorDiff
-from aprfmt.compare.sampled import SampleReport
 
 FINDINGS = 12  # causes shown
 # By exit code: the verdict and its style.
@@ -79,8 +78,7 @@ def _fields(title: str, rows: Sequence[FieldDiff]) -> None:
         origins = f"  ({row.origin_a or '-'} | {row.origin_b or '-'})" if row.origin_a else ""
         sides = f"{_said(row.name, row.a)} | {_said(row.name, row.b)}"
         render.line(
-            render.escape(f"  {row.name}: {sides}{origins}"),
-            style="bad" if row.decisive else "",
+            render.escape(f"  {row.name}: {sides}{origins}"), style="bad" if row.decisive else ""
         )
 
 
@@ -134,31 +132,3 @@ def _explanation(found: Explanation) -> None:
     render.line(render.escape(f"      {sure} {found.cause}{after}"))
     for sentence in found.evidence:
         render.line(render.escape(f"        {sentence}"))
-
-
-def show_sample(report: "SampleReport") -> None:
-    """Print what random ranges have shown, and what they cannot show."""
-    looked, whole = render.size_text(report.bytes), render.size_text(report.of_bytes)
-    render.line(f"{report.ranges} of {report.of_ranges} ranges, {looked} of {whole} a side "
-                f"(--seed {report.seed})", style="head")  # fmt: skip
-    if report.settled:
-        render.line(f"  {report.settled} tensors are equal by the digests of their files")
-    for found in report.differing[:FINDINGS]:
-        render.line(render.escape(f"  {found.tensor}: byte {found.byte} differs"), style="bad")
-    for one in report.unlike[:FINDINGS]:
-        render.line(render.escape(f"  {one.tensor}: {one.why}"), style="bad")
-    left = max(0, len(report.differing) - FINDINGS) + max(0, len(report.unlike) - FINDINGS)
-    if left:
-        render.line(f"  ... {left} more (--json)", style="dim")
-    if report.unsampled:
-        render.line(render.escape(f"  {len(report.unsampled)} tensors have no bytes to compare "
-                                  f"({report.unsampled[0].tensor}: {report.unsampled[0].why})"),
-                    style="warn")  # fmt: skip
-    if report.different:
-        render.line("different", style="bad")
-        return
-    if report.share is not None:
-        render.line(f"no range differs: with 95 % confidence fewer than {report.share:.2%} of the "
-                    "ranges do")  # fmt: skip
-    render.line("not shown to be equal: one changed tensor, or one bit, is easily missed; diff "
-                "without --sample reads everything", style="warn")  # fmt: skip

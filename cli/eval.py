@@ -43,9 +43,7 @@ from aprfmt.errors import UsageError
 @running.where
 @options.arch
 @options.common
-def command(
-    model: str, asked: Asked, as_json: bool, quiet: bool, where: running.Where,
-) -> int:  # fmt: skip
+def command(model: str, asked: Asked, where: running.Where) -> int:
     """Measure the cross-entropy of a text in nats per token, and the perplexity.
 
     A label is the token after the one that predicts it. A long text is cut into windows that share
@@ -53,11 +51,11 @@ def command(
     1 for a loss that cannot be: NaN, an exact 0.0, above ln(vocab), or too good to be true.
     """
     if asked.batch is not None:
-        return eval_run.of_batch(model, asked, where, as_json, quiet)
+        return eval_run.of_batch(model, asked, where)
     if asked.reported is not None:
         raise UsageError("--reported is the loss of a --batch; give --batch FILE.npz")
     if not asked.texts_given:
         raise UsageError(
             "nothing to evaluate; give --text FILE, --samples FILE.jsonl, --ids or --batch FILE.npz"
         )
-    return eval_run.of_texts(model, asked, where, as_json, quiet)
+    return eval_run.of_texts(model, asked, where)

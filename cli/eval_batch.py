@@ -36,7 +36,7 @@ def parse_reported(
 
 
 def measure(
-    run: "Run", path: Path, reported: tuple[float, float] | None, within: float, quiet: bool
+    run: "Run", path: Path, reported: tuple[float, float] | None, within: float
 ) -> "tuple[dict[str, Any], list[Check]]":
     """Score the batch and judge the reported loss; return the JSON and the checks."""
     from aprfmt.inference.batch import read_batch, score
@@ -46,7 +46,7 @@ def measure(
     vocab = int(run.model.hyper["vocab_size"])
     batch = read_batch(path, vocab)
     scored = []
-    with render.Progress("scoring", quiet) as progress:
+    with render.Progress("scoring") as progress:
         for one in score(batch, run.session):
             scored.append(one)
             progress(len(scored), len(batch.mask))

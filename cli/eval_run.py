@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from aprfmt.cli import eval_batch, eval_show, render, running
+from aprfmt.cli import checks_show, eval_batch, eval_show, render, running
 from aprfmt.cli.eval_windows import read_samples, window_tokens, windows_to_json
 from aprfmt.errors import UsageError
 
@@ -38,7 +38,7 @@ class Asked:
         return bool(self.texts or self.samples or self.ids)
 
 
-def of_texts(model: str, asked: Asked, where: running.Where, as_json: bool, quiet: bool) -> int:
+def of_texts(model: str, asked: Asked, where: running.Where) -> int:
     """Score texts, by two models where another is to be held against; print, return the code."""
     from aprfmt.inference.evaluation import measure, plan
     from aprfmt.inference.loss import judge
@@ -54,7 +54,7 @@ def of_texts(model: str, asked: Asked, where: running.Where, as_json: bool, quie
         other = None
         if asked.against is not None:
             other = stack.enter_context(other_model(asked.against, run, found, where))
-        with render.Progress("evaluating", quiet) as progress:
+        with render.Progress("evaluating") as progress:
             twin = None if other is None else other.session
             measured = measure(run.session, planned, skipped, twin, progress)
         kind: Literal["random", "trained"] = "random" if asked.random_weights else "trained"
@@ -72,10 +72,10 @@ def of_texts(model: str, asked: Asked, where: running.Where, as_json: bool, quie
                 **eval_show.loss_to_json(measured.other),
                 "divergence": None if difference is None else asdict(difference),
             }
-        return finish(run, body, checks, eval_show.show, as_json)
+        return finish(run, body, checks, eval_show.show)
 
 
-def of_batch(model: str, asked: Asked, where: running.Where, as_json: bool, quiet: bool) -> int:
+def of_batch(model: str, asked: Asked, where: running.Where) -> int:
     """Score a trainer's batch, and say what is wrong with the loss that was reported of it."""
     others = {
         "--text, --samples or --ids": asked.texts_given, "--against": asked.against is not None,
@@ -87,24 +87,26 @@ def of_batch(model: str, asked: Asked, where: running.Where, as_json: bool, quie
         raise UsageError(f"--batch is scored as it is; found {found[0]} beside it")
     assert asked.batch is not None
     with running.session(model, where) as run:
-        body, checks = eval_batch.measure(run, asked.batch, asked.reported, asked.within, quiet)
+        body, checks = eval_batch.measure(run, asked.batch, asked.reported, asked.within)
         body = {"run": running.run_facts(run), **body, **eval_show.loss_to_json(body["loss"])}
-        return finish(run, body, checks, eval_batch.show, as_json)
+        return finish(run, body, checks, eval_batch.show)
 
 
 def finish(
     run: "Run", body: dict[str, Any], checks: "list[Check]",
-    show: Callable[[dict[str, Any]], None], as_json: bool,
+    show: Callable[[dict[str, Any]], None],
 ) -> int:  # fmt: skip
     """Judge the checks, print what was found and return the exit code."""
     from aprfmt.base.outcome import Report
 
     report = Report(str(run.model.path), tuple(checks))
     body["gate"] = report.to_json()
-    if not as_json:
+
+    def show_all() -> None:
         show(body)
-        running.show_checks(report.checks)
-    return render.emit("eval", report.exit_code, body, as_json)
+        checks_show.show_checks(report.checks)
+
+    return render.emit(body, report.exit_code, show_all)
 
 
 @contextmanager

@@ -110,11 +110,7 @@ def window_tokens(model: "Model", asked: int | None, convention: str) -> int:
 
 
 def windows_to_json(
-    model: "Model",
-    planned: "Planned",
-    capacity: int,
-    overlap: int,
-    convention: str,
+    model: "Model", planned: "Planned", capacity: int, overlap: int, convention: str
 ) -> dict[str, Any]:
     """Return how the texts were cut: sizes in tokens, what stands before windows, and how many."""
     behind = [(sample, windows) for sample, windows in planned if sample.prefix]

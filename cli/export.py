@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert import run
+from aprfmt.cli.convert_run import run
 from aprfmt.cli.import_ import stem
 from aprfmt.errors import UsageError
 
@@ -20,9 +20,7 @@ from aprfmt.errors import UsageError
 @options.tensor_encodings
 @options.leaving
 @options.writing
-def command(
-    model: Path, to: str | None, output: Path | None, as_json: bool, quiet: bool, **wishes: Any
-) -> int:
+def command(model: Path, to: str | None, output: Path | None, **wishes: Any) -> int:
     """Convert MODEL to GGUF, or to safetensors in a folder that transformers loads."""
     from aprfmt.formats import FORMATS
 
@@ -32,4 +30,4 @@ def command(
         spec = FORMATS[to]
         default = f"{stem(model)}-hf" if spec.weights_name else f"{stem(model)}{spec.extensions[0]}"
         output = Path(default)
-    return run("export", model, output, to, quiet, as_json, **wishes)
+    return run(model, output, to, **wishes)

@@ -24,17 +24,9 @@ from aprfmt.errors import UsageError
 @options.force
 @options.common
 def command(
-    model: Path,
-    patterns: tuple[str, ...],
-    raw_only: bool,
-    write: bool,
-    blocks: bool,
-    check: Path | None,
-    arch: str | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-) -> int:
+    model: Path, patterns: tuple[str, ...], raw_only: bool, write: bool, blocks: bool,
+    check: Path | None, arch: str | None, force: bool,
+) -> int:  # fmt: skip
     """SHA-256 per tensor: of the stored bytes, and of the decoded logical values.
 
     The decoded hash is equal across formats: over `shape` and little-endian float32 values
@@ -51,21 +43,15 @@ def command(
     expected = manifest.read(check) if check is not None else None
     # A manifest says what a file is to be: none is made of a damaged one.
     with open_model(model, arch=arch, damaged=not write) as opened:
-        with render.Progress("hash", quiet) as progress:
+        with render.Progress("hash") as progress:
             rows = manifest.tensor_rows(opened, patterns, raw_only=raw_only, progress=progress)
         body: dict[str, Any] = {"model": str(opened.path), "tensors": rows}
-        code = 0
         if write:
             body["written"] = str(manifest.write(opened, rows, force=force, blocks=blocks))
         if expected is not None:
-            failures = manifest.compare(expected, opened, rows, selected=bool(patterns))
-            body["failures"] = failures
-            code = 1 if failures else 0
+            body["failures"] = manifest.compare(expected, opened, rows, selected=bool(patterns))
         body["damage"], damaged = told(opened.damage)
-        code = damaged or code
-    if not as_json:
-        show(body)
-    return render.emit("hash", code, body, as_json)
+    return render.emit(body, damaged or int(bool(body.get("failures"))), lambda: show(body))
 
 
 def show(body: dict[str, Any]) -> None:

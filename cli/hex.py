@@ -24,17 +24,9 @@ from aprfmt.errors import UsageError
               help="Header fields to show.")  # fmt: skip
 @options.common
 def command(
-    model: Path,
-    name: str | None,
-    named: str | None,
-    block: int,
-    blocks: int,
-    offset: int | None,
-    length: int,
-    limit: int,
-    as_json: bool,
-    quiet: bool,
-) -> int:
+    model: Path, name: str | None, named: str | None, block: int, blocks: int,
+    offset: int | None, length: int, limit: int,
+) -> int:  # fmt: skip
     """Show header fields, or the blocks of tensor NAME, or plain bytes, each beside its bytes.
 
     NAME is as `aprfmt cat` takes it: a stored name, a role, or a pattern of one tensor.
@@ -52,7 +44,5 @@ def command(
         body = hex_read.plain_bytes(model, offset, length)
     else:
         body = hex_read.header(model, limit)
-    if not as_json:
-        hex_show.show(body)
     body["damage"], code = told(body.get("damage", ()))
-    return render.emit("hex", code, body, as_json)
+    return render.emit(body, code, lambda: hex_show.show(body))

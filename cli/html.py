@@ -7,7 +7,7 @@ it.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -73,6 +73,13 @@ def ids_text(ids: Iterable[int]) -> str:
     """Return token ids as `3: 1 5 9`, of many the first."""
     known = list(ids)
     return f"{len(known)}: {' '.join(map(str, known[:IDS]))}"
+
+
+def add_page(body: dict[str, Any], path: Path | None, force: bool, text: Callable[[], str]) -> None:
+    """Publish a command's page where --html asked for one, and name it in what it prints."""
+    if path is not None:
+        write_page(path, text(), force)
+        body["html"] = str(path)
 
 
 def write_page(path: Path, text: str, force: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert import run
+from aprfmt.cli.convert_run import run
 
 
 @click.command("import")
@@ -17,10 +17,10 @@ from aprfmt.cli.convert import run
 @options.tensor_encodings
 @options.leaving
 @options.writing
-def command(src: Path, output: Path | None, as_json: bool, quiet: bool, **wishes: Any) -> int:
+def command(src: Path, output: Path | None, **wishes: Any) -> int:
     """Convert SRC (safetensors, GGUF, a Hugging Face folder) to APR v2 and verify it."""
     dst = output if output is not None else Path(f"{stem(src)}.apr")
-    return run("import", src, dst, "apr", quiet, as_json, **wishes)
+    return run(src, dst, "apr", **wishes)
 
 
 def stem(src: Path) -> str:

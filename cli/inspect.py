@@ -28,7 +28,7 @@ from aprfmt.errors import UsageError
 @options.common
 def command(
     model: Path, verbose: bool, all_metadata: bool, full: bool, partial: bool, verify: bool,
-    arch: str | None, as_json: bool, quiet: bool, paged: Paged,
+    arch: str | None, paged: Paged,
 ) -> int:  # fmt: skip
     """Say what a file is: in one line, then by part.
 
@@ -47,18 +47,19 @@ def command(
         _ = ARCHS[arch]  # a name nobody knows is an error, not a file without architecture
     with open_model(model, arch=arch, partial=partial, damaged=True) as opened:
         body = inspect_facts.facts(opened, full)
-        if not as_json:
-            inspect_show.show(body, verbose=verbose, metadata=all_metadata, full=full)
         body["damage"], code = told(opened.damage, partial=partial)
         if paged.html is not None:
-            write(opened, body, paged, quiet)
-            body["html"] = str(paged.html)
+            write(opened, body, paged)
         if verify:
             from aprfmt.base.outcome import exit_code
 
             body["checksum"] = verified(opened.source)
             code = code or exit_code(body["checksum"])
-    return render.emit("inspect", code, body, as_json)
+
+    def show() -> None:
+        inspect_show.show(body, verbose=verbose, metadata=all_metadata, full=full)
+
+    return render.emit(body, code, show)
 
 
 def verified(source: Source) -> str:

@@ -43,12 +43,11 @@ class Paged:
         check_new(self.force, self.html)
 
 
-def write(opened: "Model", body: Mapping[str, Any], paged: Paged, quiet: bool) -> None:
+def write(opened: "Model", body: dict[str, Any], paged: Paged) -> None:
     """Write the page of an open model; `body` is what `inspect --json` prints of it."""
-    assert paged.html is not None
-    with render.Progress("inspect", quiet) as progress:
+    with render.Progress("inspect") as progress:
         text = render_page(opened, body, paged, progress)
-    html.write_page(paged.html, text, paged.force)
+    html.add_page(body, paged.html, paged.force, lambda: text)
 
 
 def render_page(

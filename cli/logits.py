@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aprfmt.cli import options, render, running
+from aprfmt.cli import checks_show, options, render, running
 
 if TYPE_CHECKING:
     from aprfmt.base.outcome import Check
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 @options.force
 @options.common
 def command(
-    model: str, out: Path | None, force: bool, as_json: bool, quiet: bool,
-    tokens: running.Tokens, where: running.Where,
+    model: str, out: Path | None, force: bool, tokens: running.Tokens, where: running.Where,
 ) -> int:  # fmt: skip
     """Compute the logits of every token, and judge the last row.
 
@@ -32,7 +31,7 @@ def command(
     import numpy as np
 
     from aprfmt.base.outcome import Report
-    from aprfmt.cli.cat import write_npy
+    from aprfmt.formats.npy import write_npy
     from aprfmt.inference.gates import rows_gate
 
     options.check_new(force, out)
@@ -55,9 +54,7 @@ def command(
         }
         if out is not None:
             write_npy(out, np.ascontiguousarray(found, np.float32), force)
-    if not as_json:
-        show(body, report.checks)
-    return render.emit("logits", report.exit_code, body, as_json)
+    return render.emit(body, report.exit_code, lambda: show(body, report.checks))
 
 
 def show(body: dict[str, Any], found: "tuple[Check, ...]") -> None:
@@ -67,4 +64,4 @@ def show(body: dict[str, Any], found: "tuple[Check, ...]") -> None:
         shape = render.shape_text(body["shape"])
         render.line(f"{shape} float32 -> {render.escape(body['output'])}")
     running.show_top(body["top"], "top 5 of the last row (the first is the argmax)")
-    running.show_checks(found)
+    checks_show.show_checks(found)

@@ -78,7 +78,7 @@ def implied(args: list[str]) -> bool:
 def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if not value or ctx.resilient_parsing:
         return
-    from aprfmt.cli.doctor import version_line
+    from aprfmt.cli.doctor_facts import version_line
 
     click.echo(version_line())
     ctx.exit(0)

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert import run
+from aprfmt.cli.convert_run import run
 
 
 @click.command("merge")
@@ -16,6 +16,6 @@ from aprfmt.cli.convert import run
 @options.resume
 @options.no_verify
 @options.common
-def command(src: Path, dst: Path, as_json: bool, quiet: bool, **wishes: Any) -> int:
+def command(src: Path, dst: Path, **wishes: Any) -> int:
     """Write a sharded SRC (any shard, or the index) as the one file DST."""
-    return run("merge", src, dst, None, quiet, as_json, complete=False, **wishes)
+    return run(src, dst, None, complete=False, **wishes)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from aprfmt.cli import complete
+from aprfmt.cli import complete, render
 from aprfmt.errors import OutputError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -40,27 +40,35 @@ def gathered(**kinds: type[Any]) -> Callable[[F], F]:
     return add
 
 
-def common(function: F) -> F:
-    """Add --json, --quiet and --debug; the command gets `as_json` and `quiet`."""
-    for option in (
-        click.option(
-            "--allow-http",
-            is_flag=True,
-            expose_value=False,
-            is_eager=True,
-            callback=_plain_http,
-            help="Read from http:// addresses of other machines too.",
-        ),
-        click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks."),
-        click.option(
-            "--quiet",
-            is_flag=True,
-            help="No progress, and no report of what was written; warnings stay.",
-        ),
-        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
-    ):
-        function = option(function)
-    return function
+def group(*added: Callable[[F], F]) -> Callable[[F], F]:
+    """Return several options as one, in the order in which --help lists them."""
+
+    def add(function: F) -> F:
+        for option in reversed(added):
+            function = option(function)
+        return function
+
+    return add
+
+
+def _plain_http(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        from aprfmt.remote.guard import POLICY
+
+        POLICY.plain_http = True
+
+
+# What every command has; `render.wanted` says whether json and quiet were given.
+common = group(
+    click.option("--json", is_flag=True, expose_value=False, callback=render.note_flag,
+                 help="One JSON object on stdout."),
+    click.option("--quiet", is_flag=True, expose_value=False, callback=render.note_flag,
+                 help="No progress, and no report of what was written; warnings stay."),
+    click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks."),
+    click.option("--allow-http", is_flag=True, expose_value=False, is_eager=True,
+                 callback=_plain_http,
+                 help="Read from http:// addresses of other machines too."),
+)  # fmt: skip
 
 
 class Place(click.Path):
@@ -76,13 +84,6 @@ class Place(click.Path):
 def model(name: str = "model") -> Callable[[F], F]:
     """Add a MODEL argument: a file, a folder, org/name in the local hub cache, or an address."""
     return click.argument(name, type=Place())
-
-
-def _plain_http(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value:
-        from aprfmt.remote.guard import POLICY
-
-        POLICY.plain_http = True
 
 
 arch = click.option("--arch", help="Architecture by name, overriding what the file says.")
@@ -215,30 +216,15 @@ def html(help: str) -> Callable[[F], F]:
     return click.option("--html", type=FILE, metavar="FILE", help=help)
 
 
-def quantization(function: F) -> F:
-    """Add --pure, --imatrix, --fma and --allow-requantize."""
-    for option in (
-        click.option("--allow-requantize", is_flag=True,
-                     help="Quantize again what is quantized already (adds its own error)."),
-        click.option("--fma", type=click.Choice(["fused", "strict"]), default="fused",
-                     show_default=True, help="Rounding of multiply-adds in the searches."),
-        click.option("--imatrix", type=click.Path(path_type=Path), metavar="FILE",
-                     help="llama.cpp's importance matrix, GGUF or legacy."),
-        click.option("--pure", is_flag=True, help="One type for all weights, no mixture."),
-    ):  # fmt: skip
-        function = option(function)
-    return function
-
-
-def writing(function: F) -> F:
-    """Add what every conversion has behind its own options, down to --json."""
-    for option in (common, no_hash, no_carry, no_verify, resume, force, arch):
-        function = option(function)
-    return function
-
-
-def leaving(function: F) -> F:
-    """Add --allow-overflow, --allow-inexact, --drop, --allow-missing and --max-shard-size."""
-    for option in (max_shard_size, allow_missing, drop, allow_inexact, allow_overflow):
-        function = option(function)
-    return function
+quantization = group(
+    click.option("--pure", is_flag=True, help="One type for all weights, no mixture."),
+    click.option("--imatrix", type=click.Path(path_type=Path), metavar="FILE",
+                 help="llama.cpp's importance matrix, GGUF or legacy."),
+    click.option("--fma", type=click.Choice(["fused", "strict"]), default="fused",
+                 show_default=True, help="Rounding of multiply-adds in the searches."),
+    click.option("--allow-requantize", is_flag=True,
+                 help="Quantize again what is quantized already (adds its own error)."),
+)  # fmt: skip
+# What every conversion has behind its own options, down to --json.
+writing = group(arch, force, resume, no_verify, no_carry, no_hash, common)
+leaving = group(allow_overflow, allow_inexact, drop, allow_missing, max_shard_size)

@@ -47,7 +47,7 @@ REPEATS = 5
 @options.common
 def command(
     words: tuple[str, ...], between: bool, base: str | None, calibrate: Path | None, repeats: int,
-    replayed: Path | None, quiet: bool, asked: Asked, wanted: Wanted, tokens: running.Tokens,
+    replayed: Path | None, asked: Asked, wanted: Wanted, tokens: running.Tokens,
 ) -> int:  # fmt: skip
     """Compare runs of one model: every capture point, logits, losses, experts.
 
@@ -63,6 +63,6 @@ def command(
         models, runs = parity_run.named(words)
         if models or wanted.bundle or calibrate:
             raise UsageError("--replay needs no model; give only --between RUN RUN with it")
-        return parity_run.replay(replayed, runs, wanted.as_json)
+        return parity_run.replay(replayed, runs)
     text, runs = parity_run.model_and_runs(words)
     return parity_run.run(text, runs, base, calibrate, repeats, asked, wanted, tokens)

@@ -4,10 +4,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.cli import parity_show, render, running
+from aprfmt.cli.html import add_page
 from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +42,6 @@ class Wanted:
     html: Path | None
     every: bool
     force: bool
-    as_json: bool
 
 
 def run(
@@ -56,7 +57,7 @@ def run(
     with ExitStack() as stack:
         opened, request = prepare(text, asked, tokens, stack)
         request = replace(request, by_position=wanted.html is not None)
-        if not tokens.given and not wanted.as_json:
+        if not tokens.given and not render.wanted("json"):
             parity_show.show_chosen(request.ids)
         if calibrate is not None:
             return measure(opened, choices, request, repeats, calibrate, wanted)
@@ -134,18 +135,17 @@ def compared(
 
 def finish(found: "Parity", body: dict[str, Any], wanted: Wanted) -> int:
     """Draw and print a comparison as it is wanted; return the exit code."""
-    if wanted.html is not None:
-        from aprfmt.cli.html import write_page
-        from aprfmt.cli.parity_html import render_page
+    from aprfmt.cli.parity_html import render_page
 
-        write_page(wanted.html, render_page(body), wanted.force)
-        body["html"] = str(wanted.html)
-    if not wanted.as_json:
+    add_page(body, wanted.html, wanted.force, lambda: render_page(body))
+
+    def show() -> None:
         parity_show.show(found, wanted.every)
         if wanted.bundle is not None:
             path, none = f"wrote {wanted.bundle}", "no operation to reproduce; wrote none"
             render.line(render.escape(path if body["bundle"] else none))
-    return render.emit("parity", found.exit_code, body, wanted.as_json)
+
+    return render.emit(body, found.exit_code, show)
 
 
 def write_bundle(
@@ -163,15 +163,13 @@ def write_bundle(
             "bytes": path.stat().st_size}  # fmt: skip
 
 
-def replay(path: Path, runs: list[str], as_json: bool) -> int:
+def replay(path: Path, runs: list[str]) -> int:
     """Run a reproduction again; exit 1 where it still reproduces."""
     from aprfmt.inference.parity.bundle import replay as run_again
 
     found = run_again(path, runs)
-    if not as_json:
-        parity_show.show_replay(found)
-    body = {"replay": found.to_json()}
-    return render.emit("parity", 1 if found.reproduced else 0, body, as_json)
+    code = 1 if found.reproduced else 0
+    return render.emit({"replay": found.to_json()}, code, lambda: parity_show.show_replay(found))
 
 
 def measure(
@@ -186,6 +184,5 @@ def measure(
     if not found.beyond:
         save_calibration(path, found, force=wanted.force)
         body["written"] = str(path)
-    if not wanted.as_json:
-        parity_show.show_calibration(found, body["written"])
-    return render.emit("parity", 1 if found.beyond else 0, body, wanted.as_json)
+    show = partial(parity_show.show_calibration, found, body["written"])
+    return render.emit(body, 1 if found.beyond else 0, show)

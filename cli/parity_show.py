@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from aprfmt.cli import render, running
+from aprfmt.cli import checks_show, render, running
 
 if TYPE_CHECKING:
     from aprfmt.compare.traces import PointDiff
@@ -76,7 +76,7 @@ def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
     show_outcomes(pair)
     for operation in pair.operations:
         show_operation(operation)
-    running.show_checks(pair.report.checks)
+    checks_show.show_checks(pair.report.checks)
     render.line(render.escape(f"{pair.verdict}: {pair.cause}"), style=_STYLES[pair.verdict])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert import run
+from aprfmt.cli.convert_run import run
 from aprfmt.errors import UsageError
 
 
@@ -44,7 +44,7 @@ class Typed(click.Command):
 @options.writing
 def command(
     src: Path, dst: Path, to: str | None, calibrate: Path | None, chunks: int | None,
-    as_json: bool, quiet: bool, **wishes: Any,
+    **wishes: Any,
 ) -> int:  # fmt: skip
     """Quantize SRC to DST, by DST's extension or --to.
 
@@ -57,9 +57,9 @@ def command(
 
             made = calibrated(
                 src, calibrate, wishes["imatrix"], chunks, wishes["arch"],
-                force=wishes["force"], quiet=quiet,
+                force=wishes["force"],
             )  # fmt: skip
             wishes["imatrix"] = stack.enter_context(made)
         elif chunks is not None:
             raise UsageError("--chunks counts pieces of a text; give --calibrate TEXT with it")
-        return run("quantize", src, dst, to, quiet, as_json, **wishes)
+        return run(src, dst, to, **wishes)

@@ -5,7 +5,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -56,12 +56,34 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def emit(command: str, exit_code: int, body: Mapping[str, Any], as_json: bool) -> int:
-    """Print the JSON object if asked for; return the exit code for the command to return."""
-    if as_json:
-        print_json(envelope(command, exit_code, body))
+def wanted(flag: str) -> bool:
+    """Say whether the running command was given this flag of `options.common`: json, quiet."""
     context = click.get_current_context(silent=True)
-    if context is None or not context.params.get("quiet"):
+    return context is not None and bool(context.meta.get(f"{__name__}.{flag}"))
+
+
+def note_flag(context: click.Context, option: click.Parameter, value: bool) -> None:
+    """Keep a flag of `options.common` for `wanted`; click calls it."""
+    context.meta[f"{__name__}.{option.name}"] = value
+
+
+def emit(
+    body: Mapping[str, Any],
+    exit_code: int = 0,
+    show: Callable[[], None] | None = None,
+    written: bool = False,
+) -> int:
+    """Print a command's result, as one JSON object if asked for, else by `show` for people.
+
+    `written`: it only reports what was written, which --quiet leaves out. Returns the exit code,
+    for the command to return.
+    """
+    if wanted("json"):
+        command = click.get_current_context().info_name or ""
+        print_json(envelope(command, exit_code, body))
+    elif show is not None and not (written and wanted("quiet")):
+        show()
+    if not wanted("quiet"):
         for text in from_elsewhere():
             click.echo(escape(text), err=True)
     return exit_code
@@ -202,9 +224,9 @@ def duration_text(seconds: float) -> str:
 class Progress:
     """A line on stderr, only on a terminal, only after a second; quiet in a pipe."""
 
-    def __init__(self, what: str, quiet: bool, unit: str = "") -> None:
+    def __init__(self, what: str, unit: str = "") -> None:
         self._what, self._unit = what, unit
-        self._on = sys.stderr.isatty() and not quiet
+        self._on = sys.stderr.isatty() and not wanted("quiet")
         self._began = self._last = time.monotonic()
         self._shown = 0  # characters of the line that stands there
 

@@ -1,11 +1,11 @@
 """What every command that runs a model shares: what to run, on what, and the token ids."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,7 +14,6 @@ from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.inference.backends import BACKENDS
 
 if TYPE_CHECKING:
-    from aprfmt.base.outcome import Check
     from aprfmt.compare.traces import PointDiff
     from aprfmt.inference.running import Run, RunRequest
     from aprfmt.inference.session import Numbers
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
     from aprfmt.tokenizer import Tokenizer
 
-F = TypeVar("F", bound=Callable[..., Any])
 NONFINITE = 12  # points with NaN or infinities that are shown
 
 
@@ -31,37 +29,27 @@ def named(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def where(function: F) -> F:
-    """Add --device, --backend, --dtype, --threads, --memory, --deterministic, --allow-missing."""
-    for option in (
-        options.allow_missing,
-        click.option("--deterministic", is_flag=True,
-                     help="Fixed row blocks, and one thread unless --threads says otherwise: "
-                     "prefixes, batches and steps are equal to the bit."),
-        click.option("--memory", callback=options.size, metavar="SIZE",
-                     help="Budget for weights in memory, on a GPU its own (2G); the rest streams."),
-        click.option("--threads", type=click.IntRange(min=1), help="Threads of the arithmetic."),
-        click.option("--dtype", help="Arithmetic: float32 (default), float64, bfloat16, float16."),
-        click.option("--backend", metavar="NAME", help=f"{named(BACKENDS.own)}."),
-        click.option("--device", help="cpu, cuda, cuda:N, cuda:all or auto; only auto falls back."),
-    ):  # fmt: skip
-        function = option(function)
-    return function
-
-
-def what(function: F) -> F:
-    """Add --prompt, --ids, --chat: exactly one names the tokens."""
-    for option in (
-        click.option(
-            "--chat", metavar="TEXT", help="A user's message in the chat template; - is stdin."
-        ),
-        click.option("--ids", metavar="IDS", help="Token ids: 1,2,3 or a .npy file; - is stdin."),
-        click.option(
-            "--prompt", metavar="TEXT", help="Text, tokenized as the model does it; - is stdin."
-        ),
-    ):
-        function = option(function)
-    return function
+# Where a model runs; the fields of `Where`, but for --arch.
+where = options.group(
+    click.option("--device", help="cpu, cuda, cuda:N, cuda:all or auto; only auto falls back."),
+    click.option("--backend", metavar="NAME", help=f"{named(BACKENDS.own)}."),
+    click.option("--dtype", help="Arithmetic: float32 (default), float64, bfloat16, float16."),
+    click.option("--threads", type=click.IntRange(min=1), help="Threads of the arithmetic."),
+    click.option("--memory", callback=options.size, metavar="SIZE",
+                 help="Budget for weights in memory, on a GPU its own (2G); the rest streams."),
+    click.option("--deterministic", is_flag=True,
+                 help="Fixed row blocks, and one thread unless --threads says otherwise: "
+                 "prefixes, batches and steps are equal to the bit."),
+    options.allow_missing,
+)  # fmt: skip
+# What is run: exactly one names the tokens; the fields of `Tokens`.
+what = options.group(
+    click.option("--prompt", metavar="TEXT",
+                 help="Text, tokenized as the model does it; - is stdin."),
+    click.option("--ids", metavar="IDS", help="Token ids: 1,2,3 or a .npy file; - is stdin."),
+    click.option("--chat", metavar="TEXT",
+                 help="A user's message in the chat template; - is stdin."),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -309,12 +297,3 @@ def show_nonfinite(points: "Iterable[PointDiff]", name: str) -> None:
         render.line(render.escape(f"{key}: {text}"), style="bad" if found.alone else "warn")
     if len(odd) > NONFINITE:
         render.line(f"... {len(odd) - NONFINITE} more points (--json)", style="dim")
-
-
-def show_checks(checks: "Iterable[Check]") -> None:
-    """Print a line for each check: outcome, name, what was found and what was expected."""
-    styles = {"PASS": "good", "FAIL": "bad", "NOT_RUN": "warn"}
-    for check in checks:
-        todo = f"; {check.todo}" if check.todo else ""
-        text = f"{check.outcome:7} {check.name}: {check.found}; expected {check.expected}{todo}"
-        render.line(render.escape(text), style=styles[check.outcome])

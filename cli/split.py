@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert import run
+from aprfmt.cli.convert_run import run
 
 
 @click.command("split")
@@ -18,6 +18,6 @@ from aprfmt.cli.convert import run
 @options.resume
 @options.no_verify
 @options.common
-def command(src: Path, dst: Path, as_json: bool, quiet: bool, **wishes: Any) -> int:
+def command(src: Path, dst: Path, **wishes: Any) -> int:
     """Write SRC as shards named after DST (x.gguf gives x-00001-of-0000N.gguf)."""
-    return run("split", src, dst, None, quiet, as_json, complete=False, **wishes)
+    return run(src, dst, None, complete=False, **wishes)

@@ -17,15 +17,7 @@ from aprfmt.errors import UsageError
 @click.option("--no-parse-special", is_flag=True,
               help="Take special tokens spelled out in TEXT for plain text.")  # fmt: skip
 @options.common
-def command(
-    model: Path,
-    text: str,
-    decode: bool,
-    no_special: bool,
-    no_parse_special: bool,
-    as_json: bool,
-    quiet: bool,
-) -> int:
+def command(model: Path, text: str, decode: bool, no_special: bool, no_parse_special: bool) -> int:
     """Turn text into token ids, as the model's Hugging Face tokenizer does; TEXT - is stdin."""
     from aprfmt.model import open_model
 
@@ -49,9 +41,7 @@ def command(
         if ids[:2] == [tokenizer.bos_id] * 2:
             render.warn(f"begins with {body['tokens'][0]} twice: once in the text, once put there",
                         "double_bos")  # fmt: skip
-    if not as_json:
-        show(body, decode)
-    return render.emit("tokenize", 0, body, as_json)
+    return render.emit(body, 0, lambda: show(body, decode))
 
 
 def parse_ids(text: str) -> list[int]:

@@ -54,7 +54,7 @@ from aprfmt.cli.trace_ways import Asked, Wanted
 @options.force
 @options.common
 def command(
-    model: str | None, loaded: Path | None, list_points: bool, quiet: bool,
+    model: str | None, loaded: Path | None, list_points: bool,
     asked: Asked, wanted: Wanted, dumped: Dumped, tokens: running.Tokens, where: running.Where,
 ) -> int:  # fmt: skip
     """Show activations at named capture points.

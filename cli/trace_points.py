@@ -7,15 +7,7 @@ from typing import Any
 
 from aprfmt.cli import running
 from aprfmt.errors import UsageError
-from aprfmt.inference.capture import (
-    POINTS,
-    SLOTS,
-    STAGES,
-    WHOLE,
-    Instance,
-    instances,
-    select_points,
-)
+from aprfmt.inference import capture
 from aprfmt.inference.trace import Trace
 from aprfmt.model import open_model
 from aprfmt.model.completeness import refuse_to_run
@@ -41,14 +33,14 @@ def part(trace: Trace, points: str | None, layers: str | None) -> Trace:
     """Return a trace with the records of these points and layers only; UsageError for none."""
     if points is None and layers is None:
         return trace
-    names = set(POINTS if points is None else select_points(points.split(",")))
+    names = set(capture.POINTS if points is None else capture.select_points(points.split(",")))
     layered = parse_layers(
         layers, 1 + max((record.layer for record in trace.records.values()), default=0)
     )
-    records = {
+    records = {  # a joined slot has its parts
         key: record for key, record in trace.records.items()
-        if names.issuperset(SLOTS.get(record.point, (record.point,)))  # a joined slot has its parts
-        and (record.layer == WHOLE or record.layer in layered)
+        if names.issuperset(capture.SLOTS.get(record.point, (record.point,)))
+        and (record.layer == capture.WHOLE or record.layer in layered)
     }  # fmt: skip
     if not records:
         raise UsageError("--points, --layers: the trace holds none of these")
@@ -57,21 +49,21 @@ def part(trace: Trace, points: str | None, layers: str | None) -> Trace:
 
 
 def wanted_keys(
-    known: Mapping[str, Instance], points: str | None, layers: str | None, aprt: bool
+    known: Mapping[str, capture.Instance], points: str | None, layers: str | None, aprt: bool
 ) -> list[str]:
     """Return the keys to record, in execution order."""
     if points is not None:
-        names = set(select_points(points.split(",")))
+        names = set(capture.select_points(points.split(",")))
     else:
-        names = {name for parts in SLOTS.values() for name in parts}
+        names = {name for parts in capture.SLOTS.values() for name in parts}
         names |= {"embd", "final_norm", "pooled", "logits"}
     if aprt:
-        names |= {name for parts in STAGES.values() for name in parts}
+        names |= {name for parts in capture.STAGES.values() for name in parts}
     count = 1 + max((item.layer for item in known.values()), default=0)
     chosen = parse_layers(layers, count)
     return [
         key for key, item in known.items()
-        if item.point.name in names and (item.layer == WHOLE or item.layer in chosen)
+        if item.point.name in names and (item.layer == capture.WHOLE or item.layer in chosen)
     ]  # fmt: skip
 
 
@@ -80,7 +72,7 @@ def plan(text: str, points: str | None, layers: str | None, where: running.Where
     path = where.request(text).model  # a run that is not known is refused here too
     with open_model(path, arch=where.arch, allow_missing=where.allow_missing) as opened:
         refuse_to_run(opened.resolution, opened.path)
-        known = instances(opened.spec.block, opened.hyper, opened.roles)
+        known = capture.instances(opened.spec.block, opened.hyper, opened.roles)
         keys = set(wanted_keys(known, points or "all", layers, False))
         rows = [
             {

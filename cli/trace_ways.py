@@ -40,7 +40,6 @@ class Wanted:
     reference: str | None
     html: Path | None
     force: bool
-    as_json: bool
     verbose: bool
 
     @property
@@ -115,9 +114,7 @@ def show_points(
     if needs and not details:
         raise UsageError(f"{', '.join(needs)}: needs --payload, which runs the model")
     body = trace_points.plan(model, asked.points, asked.layers, where)
-    if not wanted.as_json:
-        trace_show.show_plan(body, details=details)
-    return render.emit("trace", 0, body, wanted.as_json)
+    return render.emit(body, 0, partial(trace_show.show_plan, body, details=details))
 
 
 def show_run(
@@ -205,7 +202,7 @@ def show_mapped(
         other = None
         if wanted.reference is not None:
             other = trace_run.check_reference(wanted.reference, ids, opened, stack, runs=False)
-        if not wanted.as_json:
+        if not render.wanted("json"):
             trace_map.show(found)
         against = partial(stored_against, trace, other, opened, wanted.html is not None)
         body = trace_show.body(trace) | {"mapping": found}
@@ -232,24 +229,24 @@ def finish(
 ) -> int:  # fmt: skip
     """Save, print, compare and draw a trace as it is wanted; return the exit code."""
     from aprfmt.cli import trace_against, trace_show
-    from aprfmt.cli.html import write_page
+    from aprfmt.cli.html import add_page
     from aprfmt.cli.trace_html import render_page
 
     code, difference = 1 if trace.nonfinite else 0, None
     body["saved"] = write(trace, wanted)
-    if not wanted.as_json:
-        trace_show.show(trace, body, table=wanted.verbose or wanted.reference is None)
     if wanted.reference is not None:
         difference = against()
         body["reference"] = {"against": wanted.reference, **difference.to_json()}
         code = code or difference.exit_code
-        if not wanted.as_json:
-            trace_against.show_difference(difference, wanted.reference, wanted.verbose)
-    if wanted.html is not None:
-        page = render_page(trace, body, histograms, difference)
-        write_page(wanted.html, page, wanted.force)
-        body["html"] = str(wanted.html)
-    return render.emit("trace", code, body, wanted.as_json)
+    add_page(body, wanted.html, wanted.force,
+             lambda: render_page(trace, body, histograms, difference))  # fmt: skip
+
+    def show() -> None:
+        trace_show.show(trace, body, table=wanted.verbose or wanted.reference is None)
+        if difference is not None:
+            trace_against.show_difference(difference, wanted.reference or "", wanted.verbose)
+
+    return render.emit(body, code, show)
 
 
 def write(trace: "Trace", wanted: Wanted) -> list[str]:

@@ -1,18 +1,11 @@
 """`aprfmt validate`: every byte of a model; PASS, FAIL or NOT-RUN for each check."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from aprfmt.cli import options, render
-
-if TYPE_CHECKING:
-    from aprfmt.checks.records import Finding, Validation
-
-
-_STYLES = {"PASS": "good", "FAIL": "bad", "NOT_RUN": "dim"}
-_LINES = 20  # findings printed for one check; --json has more
+from aprfmt.cli import checks_html, checks_show, options, render
+from aprfmt.cli.html import add_page
 
 
 @click.command("validate")
@@ -26,16 +19,9 @@ _LINES = 20  # findings printed for one check; --json has more
 @options.force
 @options.common
 def command(
-    model: Path,
-    strict: bool,
-    against: Path | None,
-    allow_missing: tuple[str, ...],
-    html: Path | None,
-    arch: str | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-) -> int:
+    model: Path, strict: bool, against: Path | None, allow_missing: tuple[str, ...],
+    html: Path | None, arch: str | None, force: bool,
+) -> int:  # fmt: skip
     """Check every byte of MODEL: checksums, values, scales, completeness, tokenizer, claims.
 
     A damaged file is reported as far as it can be read. Exit 0: nothing failed; 1: a check failed;
@@ -44,48 +30,11 @@ def command(
     from aprfmt.checks import validate
 
     options.check_new(force, html)
-    with render.Progress("validate", quiet, "bytes") as progress:
+    with render.Progress("validate", "bytes") as progress:
         report = validate(
             model, arch=arch, strict=strict, allow_missing=allow_missing, against=against,
             progress=progress,
         )  # fmt: skip
-    if not as_json:
-        show(report)
     body = report.to_json()
-    if html is not None:
-        from aprfmt.cli import checks_html
-
-        checks_html.write_page(html, checks_html.of_file(body), force)
-        body["html"] = str(html)
-    return render.emit("validate", report.exit_code, body, as_json)
-
-
-def show(report: "Validation") -> None:
-    """Print a line a check, its findings under it, and the verdict."""
-    from aprfmt.base.outcome import count_outcomes
-
-    width = max(len(check.name) for check in report.checks)
-    for check in report.checks:
-        word = check.outcome.replace("_", "-")
-        said = "" if check.outcome == "FAIL" else render.escape(check.found, 300)
-        render.line(
-            f"{word:7}  {check.name:{width}}  {said}".rstrip(), style=_STYLES[check.outcome]
-        )
-        noted = [one.finding for one in report.findings if one.check == check.name]
-        for finding in noted[:_LINES]:
-            render.line("         " + render.escape(_sentence(finding, report.strict), 1000))
-        if len(noted) > _LINES:
-            render.line(f"         ... {len(noted) - _LINES} more (--json)")
-    counts = count_outcomes(report.checks)
-    verdict = report.outcome.replace("_", "-")
-    render.line(
-        f"{verdict}: {counts['PASS']} passed, {counts['FAIL']} failed, "
-        f"{counts['NOT_RUN']} not run, {len(report.warnings)} warnings",
-        style=_STYLES[report.outcome],
-    )
-
-
-def _sentence(finding: "Finding", strict: bool) -> str:
-    level = "" if strict or finding.level == "fail" else "warning: "
-    parts = [f"{finding.where}: {finding.found}", f"expected {finding.expected}", finding.todo]
-    return level + " - ".join(part for part in parts if part)
+    add_page(body, html, force, lambda: checks_html.of_file(body))
+    return render.emit(body, report.exit_code, lambda: checks_show.show_validation(report))

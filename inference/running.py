@@ -203,9 +203,7 @@ class Run:
 
 @contextmanager
 def opened(
-    request: RunRequest,
-    model: Model | None = None,
-    tell: Callable[[Model], None] | None = None,
+    request: RunRequest, model: Model | None = None, tell: Callable[[Model], None] | None = None
 ) -> Iterator[Run]:
     """Open what a request names; a `model` that is open already is not opened again.
 
@@ -236,9 +234,7 @@ def opened(
 
 @contextmanager
 def traced(
-    request: RunRequest,
-    model: Model | None = None,
-    facts: Mapping[str, Value] | None = None,
+    request: RunRequest, model: Model | None = None, facts: Mapping[str, Value] | None = None
 ) -> Iterator[Trace]:
     """Open what a request names and run it: `opened` and `Run.trace` in one."""
     if request.ids is None:

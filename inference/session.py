@@ -97,10 +97,7 @@ class Session:
         self.ids = self.ids[:length]
 
     def extend(
-        self,
-        ids: Sequence[int],
-        recorder: Recorder | None = None,
-        logits_rows: LogitRows = "last",
+        self, ids: Sequence[int], recorder: Recorder | None = None, logits_rows: LogitRows = "last"
     ) -> Numbers:
         """Run `ids` behind the tokens so far; return logits [rows, vocab] of the wanted rows.
 

@@ -17,7 +17,7 @@ from aprfmt.base.outcome import Outcome
 from aprfmt.checks import validate
 from aprfmt.checks.table import CHECKS
 from aprfmt.cli.commands import COMMANDS
-from aprfmt.cli.explain import topics
+from aprfmt.cli.explain_topics import topics
 from aprfmt.codecs import CODECS
 from aprfmt.compare.causes import CAUSES
 from aprfmt.formats import FORMATS

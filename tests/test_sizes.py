@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from aprfmt.cli.commands import COMMANDS
+
 ROOT = Path(__file__).resolve().parent.parent
 LINKS = ("aprfmt/cli/", "aprfmt/inference/")
 CODE = sorted(
@@ -14,6 +16,7 @@ CODE = sorted(
     if not str(path.relative_to(ROOT)).startswith(LINKS)
 )  # fmt: skip
 FILE, FUNCTION = 400, 60
+COMMAND = 80  # a command: its options, one call, one rendering
 WHY = "# Long: "
 
 
@@ -33,6 +36,12 @@ def too_long(text: str) -> Iterator[str]:
 @pytest.mark.parametrize("name", CODE)
 def test_nothing_is_too_long(name: str) -> None:
     assert not list(too_long((ROOT / name).read_text())), name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_are_thin(name: str) -> None:
+    text = (ROOT / "cli" / f"{COMMANDS[name].module}.py").read_text()
+    assert len(text.splitlines()) <= COMMAND
 
 
 def test_what_is_too_long_is_seen() -> None:

@@ -1,9 +1,34 @@
-"""What is counted from a shape."""
+"""What is counted from a shape, and which part of one a slice names."""
 
 import math
 from collections.abc import Sequence
+
+from aprfmt.errors import UsageError
 
 
 def matrix(shape: Sequence[int]) -> tuple[int, int]:
     """Return (rows, columns) of a tensor seen as [rows, last axis]; a scalar is one row of one."""
     return math.prod(shape[:-1]), shape[-1] if shape else 1
+
+
+def parse_slice(text: str, shape: tuple[int, ...]) -> tuple[int | slice, ...]:
+    """Return a NumPy index for `0:4,:8`; UsageError where it does not fit the shape."""
+    index: list[int | slice] = []
+    for axis, part in enumerate(text.split(",")):
+        fields = part.strip().split(":")
+        try:
+            numbers = [int(field) if field.strip() else None for field in fields]
+        except ValueError:
+            raise UsageError(f"--slice {text!r}: {part!r} is no number or range") from None
+        if axis >= len(shape) or len(numbers) > 3:
+            raise UsageError(f"--slice {text!r}: does not fit shape {list(shape)}")
+        if len(numbers) == 1:
+            at = numbers[0]
+            if at is None or not -shape[axis] <= at < shape[axis]:
+                raise UsageError(f"--slice {text!r}: {part!r} is outside axis of {shape[axis]}")
+            index.append(at)
+        else:
+            if numbers[2:] == [0]:
+                raise UsageError(f"--slice {text!r}: a step of 0")
+            index.append(slice(*numbers))
+    return tuple(index)

@@ -6,16 +6,7 @@ from dataclasses import replace
 
 from aprfmt.base.outcome import Check, check, verdict
 from aprfmt.checks.context import Checked
-from aprfmt.checks.records import (
-    LISTED,
-    SHOWN,
-    Answer,
-    Finding,
-    NotRun,
-    Result,
-    listed,
-    summed,
-)
+from aprfmt.checks.records import LISTED, SHOWN, Answer, Finding, NotRun, Result, listed, summed
 from aprfmt.checks.table import CHECKS, CheckRow
 from aprfmt.errors import AprfmtError, UnsupportedError
 

@@ -9,15 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from aprfmt.codecs.base import (
-    CHUNK,
-    Array,
-    Bytes,
-    Codec,
-    Fma,
-    as_rows,
-    fused,
-)
+from aprfmt.codecs.base import CHUNK, Array, Bytes, Codec, Fma, as_rows, fused
 
 
 class BF16Codec(Codec):

@@ -10,15 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from aprfmt.codecs.base import (
-    CHUNK,
-    Array,
-    Bytes,
-    Codec,
-    Fma,
-    as_rows,
-    fused,
-)
+from aprfmt.codecs.base import CHUNK, Array, Bytes, Codec, Fma, as_rows, fused
 
 
 def _widened() -> npt.NDArray[np.uint32]:

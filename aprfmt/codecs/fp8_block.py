@@ -16,16 +16,7 @@ import numpy as np
 
 from aprfmt.codecs import f4, fp8
 from aprfmt.codecs.base import F32, Array
-from aprfmt.codecs.dialect import (
-    CodeTable,
-    Config,
-    Dialect,
-    Parts,
-    array,
-    fits,
-    need,
-    scales,
-)
+from aprfmt.codecs.dialect import CodeTable, Config, Dialect, Parts, array, fits, need, scales
 from aprfmt.errors import CodecError
 
 NAME = "fp8_block"

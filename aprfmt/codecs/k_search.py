@@ -11,13 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from aprfmt.codecs.arithmetic import (
-    F32,
-    nearest_int,
-    nearest_product,
-    ordered_sum,
-    sum_of_products,
-)
+from aprfmt.codecs.arithmetic import F32, nearest_int, nearest_product, ordered_sum, sum_of_products
 from aprfmt.codecs.base import Codes, half
 from aprfmt.codecs.searches import Steps, positive_scale, scale_and_min
 from aprfmt.codecs.weighted import (
@@ -114,13 +108,7 @@ def _by_search(
 
 
 def recode(
-    x: F32,
-    codes: Codes,
-    d: F32,
-    bounds: tuple[int, int],
-    *,
-    offset: F32 | None = None,
-    plus: int,
+    x: F32, codes: Codes, d: F32, bounds: tuple[int, int], *, offset: F32 | None = None, plus: int
 ) -> Codes:
     """Return the codes of x [n, 256] under the rounded scales d [n, sub-blocks].
 

@@ -9,15 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aprfmt.codecs.base import (
-    CHUNK,
-    F32,
-    U8,
-    Array,
-    Bytes,
-    Codec,
-    Codes,
-)
+from aprfmt.codecs.base import CHUNK, F32, U8, Array, Bytes, Codec, Codes
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from aprfmt.codecs.base import (
-    Array,
-    Bytes,
-    Codec,
-    Fma,
-    as_rows,
-    fused,
-)
+from aprfmt.codecs.base import Array, Bytes, Codec, Fma, as_rows, fused
 
 
 class PlainCodec(Codec):

@@ -26,9 +26,7 @@ class Nowhere(FileSet):
 
 
 def planned_sizes(
-    open_sink: Callable[[FileSet], Sink],
-    plan: Callable[[Sink], None],
-    texts: Mapping[Path, bytes],
+    open_sink: Callable[[FileSet], Sink], plan: Callable[[Sink], None], texts: Mapping[Path, bytes]
 ) -> dict[Path, int]:
     """Return the bytes of every file a conversion would write; nothing is written.
 

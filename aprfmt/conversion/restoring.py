@@ -63,12 +63,7 @@ def target_steps(model: Model, target: FormatSpec, roles: Sequence[str]) -> tupl
 
 
 def _record_one(
-    plan: Plan,
-    role: str,
-    name: str,
-    tensor: View,
-    steps: tuple[LayoutStep, ...],
-    model: Model,
+    plan: Plan, role: str, name: str, tensor: View, steps: tuple[LayoutStep, ...], model: Model
 ) -> None:
     assert name in PLAIN_FLOATS
     logical = np.asarray(tensor.numpy(), np.float32)

@@ -147,11 +147,7 @@ def _unrelated(report: DiffReport) -> bool:
 
 
 def _hyperparameters(
-    a: Model,
-    b: Model,
-    report: DiffReport,
-    tensors: Mapping[str, TensorDiff],
-    found: Levels,
+    a: Model, b: Model, report: DiffReport, tensors: Mapping[str, TensorDiff], found: Levels
 ) -> set[str]:
     """Record differing hyperparameters; return the keys of tensors they explain."""
     found.checked.append("hyperparameters: every one that changes the forward pass, with origin")

@@ -312,8 +312,7 @@ class Walk:
             there = self.traces.get(other.label)
             wanted = [key for key in (known if there is None else there.records) if key in known]
             self._taken(
-                side,
-                trace_of(side, self.ids, self.stack, None, wanted or ["logits"], self.memory),
+                side, trace_of(side, self.ids, self.stack, None, wanted or ["logits"], self.memory)
             )
         if len(self.traces) < 2:
             return

@@ -27,8 +27,7 @@ STALE_SECONDS = 24 * 3600  # age of files of another host or container, whose pi
 LOCK_SECONDS = 30  # a folder is locked for a few renames only
 _MAX_STEM = 150  # bytes of the name kept; with everything else stays below the usual 255
 _NAME = re.compile(
-    r"\..*\.(?P<pid>[0-9]{1,9})-(?P<place>[0-9a-f]{8})-[0-9a-f]{8}" + re.escape(SUFFIX),
-    re.DOTALL,
+    r"\..*\.(?P<pid>[0-9]{1,9})-(?P<place>[0-9a-f]{8})-[0-9a-f]{8}" + re.escape(SUFFIX), re.DOTALL
 )
 
 # What the user can do about an error.

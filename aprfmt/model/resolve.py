@@ -6,7 +6,7 @@ says wins over a carried config.json; where both say the same up to float32 roun
 exact value is kept.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from aprfmt.base.protocols import Note, Value, shape_is_known
 from aprfmt.errors import ArchError
 from aprfmt.model.hf_folder import pooling_file
 from aprfmt.model.kinds import kind_of
+from aprfmt.model.patterns import select, select_one
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -172,6 +173,31 @@ def spellings_by_name(model: "Model") -> dict[str, tuple[str, ...]]:
         for name in model.roles[key].names:
             found[name].update(dict.fromkeys(names))
     return {name: tuple(names) for name, names in found.items()}
+
+
+def names_matching(model: "Model", patterns: Iterable[str]) -> list[str]:
+    """Return the stored names that any pattern matches, in the file's order.
+
+    Raises UsageError for a pattern that matches none.
+    """
+    every = list(spellings_by_name(model).values())
+    names = list(model)
+    return [names[i] for i in select(every, patterns, str(model.path))]
+
+
+def one_tensor(model: "Model", name: str) -> "tuple[str, View]":
+    """Return (spelling, tensor) of a stored name, a role, or a pattern of one tensor.
+
+    Raises UsageError for a pattern that matches none, or several.
+    """
+    if name in model:
+        return name, model[name]
+    role = model.find(name)
+    if role is not None:
+        return name, role
+    names, every = list(model), list(spellings_by_name(model).values())
+    found = names[select_one(every, name, str(model.path))]
+    return found, model[found]
 
 
 def read_hyperparameters(

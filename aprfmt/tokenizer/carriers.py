@@ -10,29 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import Typed, Value
 from aprfmt.errors import ConversionError, FormatError
+from aprfmt.tokenizer import keys
 from aprfmt.tokenizer.build import is_blank_run, tokenizer_json
 from aprfmt.tokenizer.carried import TOKENIZER_JSON, Carried
 from aprfmt.tokenizer.hf_json import frame, from_json, stated_stops
-from aprfmt.tokenizer.keys import (
-    APR_CHAT_TEMPLATE,
-    APR_GGUF,
-    BYTE,
-    CHAT_TEMPLATE,
-    CONTROL,
-    FLAGS,
-    HF_JSON,
-    IDS,
-    KEYS,
-    MERGES,
-    MODEL,
-    NORMAL,
-    PRE,
-    SCORES,
-    TOKENS,
-    TYPES,
-    USER_DEFINED,
-    Key,
-)
 from aprfmt.tokenizer.pre import name_of
 from aprfmt.tokenizer.vocabulary import (
     BLANK,
@@ -50,15 +31,15 @@ _PREFIX = "tokenizer."
 _MODEL_NAMES: Mapping[str, str] = {"bpe": "gpt2", "spm": "llama", "wordpiece": "bert"}
 _SPM_PRE = "default"  # what llama.cpp's converter writes for a SentencePiece vocabulary
 _ADDED_SCORE = -1000.0  # likewise, for tokens that merging does not make
-_BY_APR: Mapping[str, Key] = {key.apr: key for key in KEYS}
-_BY_GGUF: Mapping[str, Key] = {key.gguf: key for key in KEYS}
+_BY_APR: Mapping[str, keys.Key] = {key.apr: key for key in keys.KEYS}
+_BY_GGUF: Mapping[str, keys.Key] = {key.gguf: key for key in keys.KEYS}
 
 
 def has_tokenizer(carried: Carried) -> bool:
     """Say whether a model carries a tokenizer, without parsing anything."""
     if carried.origin:
         return True
-    return bool(carried.length(TOKENS)) and carried.value(MODEL) not in NO_VOCABULARY
+    return bool(carried.length(keys.TOKENS)) and carried.value(keys.MODEL) not in NO_VOCABULARY
 
 
 # --- GGUF -----------------------------------------------------------------------------------
@@ -81,14 +62,14 @@ def to_gguf(model: "Model") -> dict[str, Value | Typed]:
     if data is not None:
         vocabulary = from_json(carried, data)
         found.update(_gguf_vocabulary(carried, vocabulary, data))
-        found[HF_JSON] = carried.tokenizer_json()
+        found[keys.HF_JSON] = carried.tokenizer_json()
     else:
         own = from_metadata(carried)
         assert own is not None
         found.update(_gguf_vocabulary(carried, own, None))
     template = carried.chat_template()
     if template is not None:
-        found[CHAT_TEMPLATE] = template
+        found[keys.CHAT_TEMPLATE] = template
     return found
 
 
@@ -103,31 +84,33 @@ def _gguf_vocabulary(
         )
     size = max(carried.vocab_size() or 0, len(vocabulary.tokens))
     tokens, types = padded(vocabulary, size)
-    found: dict[str, Value | Typed] = {MODEL.gguf: _MODEL_NAMES[vocabulary.kind]}
+    found: dict[str, Value | Typed] = {keys.MODEL.gguf: _MODEL_NAMES[vocabulary.kind]}
     if vocabulary.kind == "spm":
         scores = vocabulary.scores or scores_from_merges(vocabulary)
-        found[PRE.gguf] = _SPM_PRE
-        found[SCORES.gguf] = Typed([*scores, *[_ADDED_SCORE] * (size - len(scores))], SCORES.type)
-        found[FLAGS["add_space_prefix"].gguf] = vocabulary.add_space_prefix
+        found[keys.PRE.gguf] = _SPM_PRE
+        found[keys.SCORES.gguf] = Typed(
+            [*scores, *[_ADDED_SCORE] * (size - len(scores))], keys.SCORES.type
+        )
+        found[keys.FLAGS["add_space_prefix"].gguf] = vocabulary.add_space_prefix
         tokens = [
-            token.replace(BLANK, " ") if kind == USER_DEFINED else token
+            token.replace(BLANK, " ") if kind == keys.USER_DEFINED else token
             for token, kind in zip(tokens, types, strict=True)
         ]
     elif vocabulary.kind == "wordpiece":
-        found[PRE.gguf] = _SPM_PRE
+        found[keys.PRE.gguf] = _SPM_PRE
         found.update(_framed(data))
         tokens = [_begun(token) for token in tokens]
     else:
-        found[PRE.gguf] = vocabulary.pre or _name(carried, data)
-        found[MERGES.gguf] = Typed(list(vocabulary.merges or ()), MERGES.type)
-    found[TOKENS.gguf] = Typed(tokens, TOKENS.type)
-    found[TYPES.gguf] = Typed(types, TYPES.type)
+        found[keys.PRE.gguf] = vocabulary.pre or _name(carried, data)
+        found[keys.MERGES.gguf] = Typed(list(vocabulary.merges or ()), keys.MERGES.type)
+    found[keys.TOKENS.gguf] = Typed(tokens, keys.TOKENS.type)
+    found[keys.TYPES.gguf] = Typed(types, keys.TYPES.type)
     found.update(
         {key: Typed(value, _BY_GGUF[key].type) for key, value in _ids(carried, vocabulary)}
     )
     if vocabulary.kind != "wordpiece":  # always framed by [CLS] and [SEP]
-        found[FLAGS["add_bos_token"].gguf] = vocabulary.add_bos
-        found[FLAGS["add_eos_token"].gguf] = vocabulary.add_eos
+        found[keys.FLAGS["add_bos_token"].gguf] = vocabulary.add_bos
+        found[keys.FLAGS["add_eos_token"].gguf] = vocabulary.add_eos
     return found
 
 
@@ -136,7 +119,7 @@ def _framed(data: Mapping[str, Any] | None) -> dict[str, Value | Typed]:
     found: dict[str, Value | Typed] = {}
     for role, ids in zip(("bos", "eos"), frame(data or {}), strict=True):
         if len(ids) == 1:
-            found[IDS[role].gguf] = Typed(next(iter(ids)), IDS[role].type)
+            found[keys.IDS[role].gguf] = Typed(next(iter(ids)), keys.IDS[role].type)
     return found
 
 
@@ -151,8 +134,8 @@ def _name(carried: Carried, data: Mapping[str, Any] | None) -> str:
     """Return the `pre` name of a byte-level tokenizer; ConversionError if there is none."""
     if data is None:
         raise ConversionError(
-            f"{carried.spelled(PRE)}: missing; GGUF readers refuse a vocabulary that does not say "
-            "how its text is split; set it, or give the original tokenizer.json"
+            f"{carried.spelled(keys.PRE)}: missing; GGUF readers refuse a vocabulary that does not "
+            "say how its text is split; set it, or give the original tokenizer.json"
         )
     return name_of(data, carried.origin)
 
@@ -163,7 +146,7 @@ def _ids(carried: Carried, vocabulary: Vocabulary) -> list[tuple[str, int]]:
     others = sorted(stated_stops(carried) - {ids.get("eos"), ids.get("eom"), ids.get("eot")})
     if others and others[0] < len(vocabulary.tokens):
         ids.setdefault("eot", others[0])
-    return [(IDS[role].gguf, ids[role]) for role in IDS if role in ids]
+    return [(keys.IDS[role].gguf, ids[role]) for role in keys.IDS if role in ids]
 
 
 def scores_from_merges(vocabulary: Vocabulary) -> list[float]:
@@ -178,9 +161,9 @@ def scores_from_merges(vocabulary: Vocabulary) -> list[float]:
     after = len(ranks)
     scores = []
     for i, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
-        plain = kind == NORMAL or (kind == USER_DEFINED and is_blank_run(token))
+        plain = kind == keys.NORMAL or (kind == keys.USER_DEFINED and is_blank_run(token))
         score = -float(ranks.get(token, after + i)) if plain else _ADDED_SCORE
-        scores.append(0.0 if kind == BYTE else score)
+        scores.append(0.0 if kind == keys.BYTE else score)
     return scores
 
 
@@ -194,7 +177,7 @@ def to_apr(model: "Model") -> dict[str, Value]:
     """
     carried = model.carried
     if model.key_style == "apr":
-        kept = (_PREFIX, APR_CHAT_TEMPLATE, "special_tokens", APR_GGUF)
+        kept = (_PREFIX, keys.APR_CHAT_TEMPLATE, "special_tokens", keys.APR_GGUF)
         return {key: value for key, value in model.metadata.items() if key.startswith(kept)}
     own = model.key_style == "gguf" and any(key.startswith(_PREFIX) for key in model.metadata)
     if not own and not has_tokenizer(carried):
@@ -202,7 +185,7 @@ def to_apr(model: "Model") -> dict[str, Value]:
     found = _apr_from_gguf(model) if own else _apr_from_json(carried)
     template = carried.chat_template()
     if template is not None:
-        found[CHAT_TEMPLATE] = found[APR_CHAT_TEMPLATE] = template
+        found[keys.CHAT_TEMPLATE] = found[keys.APR_CHAT_TEMPLATE] = template
     return found
 
 
@@ -219,21 +202,21 @@ def _apr_from_gguf(model: "Model") -> dict[str, Value]:
         if row is not None:
             found[row.apr] = plain
         back[key] = [model.source.types.get(key, ""), None if row is not None else plain]
-    tokens = found.get(TOKENS.apr)
+    tokens = found.get(keys.TOKENS.apr)
     if isinstance(tokens, list):
         found["tokenizer.vocab_size"] = len(tokens)
-    found[APR_GGUF] = json.dumps(back, ensure_ascii=True, separators=(",", ":"))
+    found[keys.APR_GGUF] = json.dumps(back, ensure_ascii=True, separators=(",", ":"))
     return found
 
 
 def _back_from_apr(carried: Carried) -> dict[str, Value | Typed]:
     """Return the GGUF keys an APR was made from, with present values; {} for any other APR."""
-    text = carried.model.metadata.get(APR_GGUF)
+    text = carried.model.metadata.get(keys.APR_GGUF)
     if carried.model.key_style != "apr" or not isinstance(text, str):
         return {}
     from aprfmt.formats.jsonio import loads
 
-    where = f"{carried.where}: {APR_GGUF}"
+    where = f"{carried.where}: {keys.APR_GGUF}"
     rows = loads(text, where, max_bytes=256 << 20, nonfinite=True, surrogates=True)
     found: dict[str, Value | Typed] = {}
     for key, row in rows.items() if isinstance(rows, Mapping) else ():
@@ -253,30 +236,30 @@ def _apr_from_json(carried: Carried) -> dict[str, Value]:
     assert data is not None
     vocabulary = from_json(carried, data)
     found: dict[str, Value] = {
-        TOKENS.apr: list(vocabulary.tokens),
+        keys.TOKENS.apr: list(vocabulary.tokens),
         "tokenizer.vocab_size": len(vocabulary.tokens),
-        TYPES.apr: list(vocabulary.types),
+        keys.TYPES.apr: list(vocabulary.types),
         "tokenizer.model_type": str(data["model"].get("type") or vocabulary.kind),
     }
     if vocabulary.kind in _MODEL_NAMES:
-        found[MODEL.apr] = _MODEL_NAMES[vocabulary.kind]
+        found[keys.MODEL.apr] = _MODEL_NAMES[vocabulary.kind]
     if vocabulary.merges is not None:
-        found[MERGES.apr] = list(vocabulary.merges)
+        found[keys.MERGES.apr] = list(vocabulary.merges)
     if vocabulary.kind == "spm":
-        found[SCORES.apr] = list(vocabulary.scores or scores_from_merges(vocabulary))
-        found[FLAGS["add_space_prefix"].apr] = vocabulary.add_space_prefix
+        found[keys.SCORES.apr] = list(vocabulary.scores or scores_from_merges(vocabulary))
+        found[keys.FLAGS["add_space_prefix"].apr] = vocabulary.add_space_prefix
     elif vocabulary.kind == "bpe":
         try:
-            found[PRE.apr] = name_of(data, carried.origin)
+            found[keys.PRE.apr] = name_of(data, carried.origin)
         except ConversionError:
             pass  # optional in APR: the verbatim tokenizer.json says it
     found.update((_BY_GGUF[key].apr, i) for key, i in _ids(carried, vocabulary))
-    found[FLAGS["add_bos_token"].apr] = vocabulary.add_bos
-    found[FLAGS["add_eos_token"].apr] = vocabulary.add_eos
+    found[keys.FLAGS["add_bos_token"].apr] = vocabulary.add_bos
+    found[keys.FLAGS["add_eos_token"].apr] = vocabulary.add_eos
     names = {role: vocabulary.tokens[i] for role, i in vocabulary.ids.items()}
     roles = ("bos", "eos", "unk", "pad")
     found["special_tokens"] = {f"{role}_token": names.get(role) for role in roles}
-    found[HF_JSON] = carried.tokenizer_json()
+    found[keys.HF_JSON] = carried.tokenizer_json()
     return found
 
 
@@ -318,7 +301,7 @@ def to_hf(model: "Model") -> dict[str, str]:
 def ends(carried: Carried, vocabulary: Vocabulary) -> frozenset[int]:
     """Return the stop ids of a vocabulary from metadata."""
     control = {
-        vocabulary.tokens[i]: i for i, kind in enumerate(vocabulary.types) if kind == CONTROL
+        vocabulary.tokens[i]: i for i, kind in enumerate(vocabulary.types) if kind == keys.CONTROL
     }
     return stop_ids(vocabulary.ids, control.get, stated_stops(carried))
 

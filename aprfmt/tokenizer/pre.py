@@ -102,10 +102,7 @@ _BAILING = _split(
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
     r"|\s*[\r\n]|\s+(?!\S)|\s+"
 )
-_AYA = _split(
-    r"\d{1,3}(?=(?:\d{3})*\b)",
-    GPT4O,
-)
+_AYA = _split(r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O)
 
 # Order matters for `name_of`: of the names that split alike, the first is the one written.
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {

@@ -5,24 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aprfmt.errors import FormatError, UnsupportedError
+from aprfmt.tokenizer import keys
 from aprfmt.tokenizer.carried import Carried
-from aprfmt.tokenizer.keys import (
-    BYTE,
-    CONTROL,
-    END_TEXTS,
-    MERGES,
-    MODEL,
-    NORMAL,
-    PRE,
-    SCORES,
-    SWALLOWING,
-    TOKENS,
-    TYPES,
-    UNKNOWN,
-    UNUSED,
-    USER_DEFINED,
-    Key,
-)
 from aprfmt.tokenizer.pre import BY_ARCHITECTURE, PRE_TOKENIZERS
 
 BLANK = "\u2581"  # how SentencePiece spells a space
@@ -42,7 +26,7 @@ KINDS: Mapping[str, str] = {
 }
 NO_VOCABULARY = ("none", "no_vocab")
 _SPM_IDS: Mapping[str, int] = {"unk": 0, "bos": 1, "eos": 2}  # llama.cpp's defaults for absent keys
-_MODEL_TYPE = Key("", "string", "tokenizer.model_type")  # APR from safetensors
+_MODEL_TYPE = keys.Key("", "string", "tokenizer.model_type")  # APR from safetensors
 
 
 @dataclass(frozen=True)
@@ -70,7 +54,7 @@ class Vocabulary:
     @property
     def added(self) -> list[int]:
         """Ids of control and user-defined tokens (and of the unknown token), ascending."""
-        wanted = (UNKNOWN, CONTROL, USER_DEFINED)
+        wanted = (keys.UNKNOWN, keys.CONTROL, keys.USER_DEFINED)
         return [i for i, kind in enumerate(self.types) if kind in wanted]
 
 
@@ -80,16 +64,16 @@ def from_metadata(carried: Carried) -> Vocabulary | None:
     Raises FormatError for damaged keys, UnsupportedError for a kind other than byte-level BPE and
     SentencePiece BPE.
     """
-    tokens = carried.sequence(TOKENS, str)
+    tokens = carried.sequence(keys.TOKENS, str)
     if not tokens:
         return None
     kind = kind_of(carried)
     count = without_padding(tokens)
     del tokens[count:]
-    merges = carried.sequence(MERGES, str)
-    scores = carried.sequence(SCORES, (float, int))
-    types = carried.sequence(TYPES, int)
-    for key, values in ((SCORES, scores), (TYPES, types)):
+    merges = carried.sequence(keys.MERGES, str)
+    scores = carried.sequence(keys.SCORES, (float, int))
+    types = carried.sequence(keys.TYPES, int)
+    for key, values in ((keys.SCORES, scores), (keys.TYPES, types)):
         if values is not None and len(values) < count:
             raise FormatError(
                 f"{carried.spelled(key)}: {len(values)} elements for {count} tokens; "
@@ -126,16 +110,16 @@ def from_metadata(carried: Carried) -> Vocabulary | None:
 
 def kind_of(carried: Carried) -> str:
     """Return "bpe" or "spm" for the metadata's vocabulary. Raises UnsupportedError."""
-    name = carried.text(MODEL)
+    name = carried.text(keys.MODEL)
     if name is None and carried.model.key_style == "apr":
         name = carried.text(_MODEL_TYPE)
     if name is None:
         raise FormatError(
-            f"{carried.spelled(MODEL)}: missing beside the tokens; expected {', '.join(KINDS)}"
+            f"{carried.spelled(keys.MODEL)}: missing beside the tokens; expected {', '.join(KINDS)}"
         )
     if name not in KINDS:
         raise UnsupportedError(
-            f"{carried.spelled(MODEL)}: {name!r}; this package reads byte-level BPE and "
+            f"{carried.spelled(keys.MODEL)}: {name!r}; this package reads byte-level BPE and "
             f"SentencePiece BPE ({', '.join(KINDS)}); use the original tokenizer.json"
         )
     return KINDS[name]
@@ -143,7 +127,7 @@ def kind_of(carried: Carried) -> str:
 
 def _pre_name(carried: Carried, kind: str) -> str:
     """Return the `pre` name; for APR files without one, the architecture's."""
-    model, name = carried.text(MODEL) or "", carried.text(PRE) or ""
+    model, name = carried.text(keys.MODEL) or "", carried.text(keys.PRE) or ""
     if model in PRE_TOKENIZERS:
         return model  # gemma4's model name is also its `pre` name
     if kind == "spm":
@@ -157,10 +141,10 @@ def _pre_name(carried: Carried, kind: str) -> str:
 def _swallowing(carried: Carried, tokens: Sequence[str], types: Sequence[int]) -> frozenset[int]:
     """Return the ids of control tokens that remove the blanks behind them."""
     architecture = carried.model.metadata.get("general.architecture")
-    if not isinstance(architecture, str) or architecture not in SWALLOWING:
+    if not isinstance(architecture, str) or architecture not in keys.SWALLOWING:
         return frozenset()
-    plain = SWALLOWING[architecture]
-    return frozenset(i for i, t in enumerate(tokens) if types[i] == CONTROL and t not in plain)
+    plain = keys.SWALLOWING[architecture]
+    return frozenset(i for i, t in enumerate(tokens) if types[i] == keys.CONTROL and t not in plain)
 
 
 def without_padding(tokens: Sequence[str]) -> int:
@@ -174,7 +158,7 @@ def without_padding(tokens: Sequence[str]) -> int:
 def _spell_blanks(tokens: list[str], types: Sequence[int]) -> None:
     """Write spaces of user-defined tokens as U+2581, which llama.cpp's converter had replaced."""
     for i, kind in enumerate(types[: len(tokens)]):
-        if kind == USER_DEFINED and " " in tokens[i]:
+        if kind == keys.USER_DEFINED and " " in tokens[i]:
             tokens[i] = tokens[i].replace(" ", BLANK)
 
 
@@ -187,13 +171,13 @@ def _guess_types(
     tokens of SentencePiece are recognised by their spelling.
     """
     if kind == "spm":
-        types = [BYTE if BYTE_TOKEN.fullmatch(token) else NORMAL for token in tokens]
+        types = [keys.BYTE if BYTE_TOKEN.fullmatch(token) else keys.NORMAL for token in tokens]
     else:
         made = {"".join(merge.split(" ", 1)) for merge in merges or ()}
-        types = [CONTROL if len(t) > 1 and t not in made else NORMAL for t in tokens]
+        types = [keys.CONTROL if len(t) > 1 and t not in made else keys.NORMAL for t in tokens]
     for i in special:
         if i < len(types):
-            types[i] = CONTROL
+            types[i] = keys.CONTROL
     return types
 
 
@@ -207,7 +191,7 @@ def stop_ids(
     """
     found = {ids[role] for role in ("eos", "eot", "eom") if role in ids} | stated
     if not stated:
-        texts = {text: i for text in END_TEXTS if (i := control(text)) is not None}
+        texts = {text: i for text in keys.END_TEXTS if (i := control(text)) is not None}
         if {"<|return|>", "<|call|>"} <= texts.keys():
             texts.pop("<|end|>", None)  # gpt-oss: ends a part of the turn, not the turn
         found.update(texts.values())
@@ -224,5 +208,5 @@ def padded(vocabulary: Vocabulary, size: int) -> tuple[list[str], list[int]]:
     tokens, types = list(vocabulary.tokens[:size]), list(vocabulary.types[:size])
     for i in range(len(tokens), size):
         tokens.append(filler(i))
-        types.append(UNUSED)
+        types.append(keys.UNUSED)
     return tokens, types

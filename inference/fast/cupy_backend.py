@@ -11,15 +11,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.errors import ArchError, BackendUnavailableError
-from aprfmt.inference.backends.base import (
-    ROWS,
-    Array,
-    Heads,
-    NormCast,
-    Numbers,
-    RopeCast,
-    Style,
-)
+from aprfmt.inference.backends.base import ROWS, Array, Heads, NormCast, Numbers, RopeCast, Style
 from aprfmt.inference.fast.cuda import MATVEC, MATVEC_TOKENS, gemm, matvec, memory
 from aprfmt.inference.fast.cuda.arrays import Flat
 from aprfmt.inference.fast.cuda.attend import Attention

@@ -35,7 +35,8 @@ def test_only_a_terminal_sees_it_and_it_is_erased(
     now = iter(range(0, 100, 2))  # a clock of our own
     monkeypatch.setattr(sys, "stderr", err)
     monkeypatch.setattr("aprfmt.cli.render.time.monotonic", lambda: float(next(now)))
-    with render.Progress("convert", quiet, "bytes") as progress:
+    monkeypatch.setattr(render, "wanted", lambda flag: quiet and flag == "quiet")
+    with render.Progress("convert", "bytes") as progress:
         progress(1_000_000, 4_000_000)
         progress(4_000_000, 4_000_000)
     if not terminal or quiet:

@@ -274,7 +274,7 @@ def test_the_reference_is_run_under_the_same_limits(
 def test_generated_text_comes_piece_by_piece(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aprfmt.cli.run import Writer
+    from aprfmt.cli.run_show import Writer
 
     pieces: list[str] = []
     monkeypatch.setattr(Writer, "_print", lambda self, text: pieces.append(text))

@@ -45,7 +45,7 @@ ALLOWED = {
     ("aprfmt/fleet/summary.py", "tempfile.TemporaryDirectory"): "a database, gone at the end",
     ("cli/calibrate.py", "tempfile.TemporaryDirectory"): "a matrix, gone at the end",
     ("inference/rows.py", "self._rows.touch"): "counts a row as used; no file",
-    ("cli/cat.py", "np.save"): "into memory; the bytes are published",
+    ("aprfmt/formats/npy.py", "np.save"): "into memory; the bytes are published",
     ("cli/demo.py", "out.mkdir"): "the folder of --out; its files are other commands' outputs",
     ("cli/demo.py", "tempfile.TemporaryDirectory"): "a folder of its own, gone at the end",
     ("cli/main.py", "os.open"): "/dev/null in place of a closed pipe",

@@ -162,7 +162,7 @@ def _save_aprt(root: Path, version: int) -> None:
 def _npy(root: Path, version: int) -> None:
     import numpy as np
 
-    from aprfmt.cli.cat import write_npy
+    from aprfmt.formats.npy import write_npy
 
     write_npy(root / "x.npy", np.full(30_000, version, np.float32), True)
 

@@ -129,11 +129,7 @@ class Case:
                 self.b.side.drop()
 
     def distance(
-        self,
-        left: Take,
-        right: Take,
-        rows: "Array | None",
-        slack: float = 0.0,
+        self, left: Take, right: Take, rows: "Array | None", slack: float = 0.0
     ) -> Distance:
         """Return the distance over all of `rows` (None: of the tensor), window by window."""
         dd = ll = rr = 0.0

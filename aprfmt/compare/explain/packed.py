@@ -222,9 +222,7 @@ def spread(copy: Copy, numbers: "Array") -> "Array":
 def scaled(lattice: Lattice, factor: "Array | float", offset: "Array | float" = 0.0) -> Lattice:
     """Return a lattice whose values are multiplied and moved."""
     return Lattice(
-        lattice.step * np.abs(factor),
-        lattice.low * factor + offset,
-        lattice.high * factor + offset,
+        lattice.step * np.abs(factor), lattice.low * factor + offset, lattice.high * factor + offset
     )
 
 

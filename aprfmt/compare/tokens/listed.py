@@ -9,14 +9,7 @@ from typing import Any
 from aprfmt.base.protocols import Value
 from aprfmt.base.text import shorten
 from aprfmt.compare.tokens.places import place
-from aprfmt.tokenizer.keys import (
-    BYTE,
-    CONTROL,
-    NORMAL,
-    UNKNOWN,
-    UNUSED,
-    USER_DEFINED,
-)
+from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from aprfmt.tokenizer.stated import Stated
 from aprfmt.tokenizer.vocabulary import BLANK
 

@@ -7,16 +7,10 @@ from typing import Any
 from aprfmt.compare.tokens.ends import GENERATION
 from aprfmt.compare.tokens.listed import LOOKS_SPECIAL, spelled
 from aprfmt.compare.tokens.split import UNSAID
+from aprfmt.tokenizer import pre
 from aprfmt.tokenizer.build import is_blank_run, merges_from_scores, tokenizer_json
 from aprfmt.tokenizer.hf_json import FLAGS
 from aprfmt.tokenizer.keys import CONTROL, IDS, NORMAL, UNKNOWN, USER_DEFINED
-from aprfmt.tokenizer.pre import (
-    PRE_TOKENIZERS,
-    flatten,
-    pre_tokenizer_json,
-    row_splitting,
-    splitting,
-)
 from aprfmt.tokenizer.stated import Stated, id_list
 from aprfmt.tokenizer.vocabulary import BLANK, Vocabulary
 
@@ -143,9 +137,9 @@ def _beside(side: Stated, other: Stated) -> Parts:
     made["added"] = _added(side, like["added"])
     made["normalizer"] = _normalizer(side, other, like["normalizer"])
     if vocabulary.kind == "bpe" and other.data is not None:
-        if splitting(other.data) != row_splitting(vocabulary.pre):
-            row = PRE_TOKENIZERS[vocabulary.pre]
-            made["pre_tokenizer"] = (pre_tokenizer_json(row), row.ignore_merges)
+        if pre.splitting(other.data) != pre.row_splitting(vocabulary.pre):
+            row = pre.PRE_TOKENIZERS[vocabulary.pre]
+            made["pre_tokenizer"] = (pre.pre_tokenizer_json(row), row.ignore_merges)
     elif vocabulary.add_space_prefix != other.vocabulary.add_space_prefix:
         made["pre_tokenizer"] = (_prefixed(like["pre_tokenizer"][0], vocabulary.add_space_prefix),
                                  like["pre_tokenizer"][1])  # fmt: skip
@@ -190,7 +184,7 @@ def _added(side: Stated, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, An
 
 def _normalizer(side: Stated, other: Stated, node: Any) -> Any:
     """Return the other side's normalizer, without steps that llama.cpp would not make."""
-    steps = [dict(step) for step in flatten(node, "normalizers") if step.get("type") in UNSAID]
+    steps = [dict(step) for step in pre.flatten(node, "normalizers") if step.get("type") in UNSAID]
     want = side.vocabulary.add_space_prefix
     if want != other.vocabulary.add_space_prefix and side.vocabulary.kind == "spm":
         steps = [step for step in steps if step.get("prepend") != BLANK]
@@ -202,7 +196,7 @@ def _normalizer(side: Stated, other: Stated, node: Any) -> Any:
 
 def _prefixed(node: Any, want: bool) -> Any:
     """Return a pre-tokenizer whose Metaspace puts a blank in front, or does not."""
-    steps = [dict(step) for step in flatten(node, "pretokenizers")]
+    steps = [dict(step) for step in pre.flatten(node, "pretokenizers")]
     for step in steps:
         if step.get("type") == "Metaspace":
             step.pop("add_prefix_space", None)

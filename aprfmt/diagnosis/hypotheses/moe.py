@@ -54,14 +54,7 @@ def routing(case: Case) -> Iterator[Change]:
     if not _routes_here(case):
         return
     for says, values in routing_tries(case.world.hp):
-        yield Change(
-            "moe_routing",
-            says,
-            tuple(values),
-            _with(values),
-            values,
-            scoped=False,
-        )
+        yield Change("moe_routing", says, tuple(values), _with(values), values, scoped=False)
     yield from _factor(case)
     key = f"L{case.layer}.exp_probs_b.bias"
     if key in case.world.weights:

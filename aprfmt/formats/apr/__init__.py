@@ -9,20 +9,13 @@ from typing import Any
 
 from aprfmt.base.protocols import Sink
 from aprfmt.formats import FormatSpec, ValueRules
+from aprfmt.formats.apr import layout
 from aprfmt.formats.apr.fields import header_fields
-from aprfmt.formats.apr.layout import (
-    LEGACY_MAGICS,
-    MAGIC,
-    MAX_DIMS,
-    MAX_NAME_BYTES,
-    REFUSED_MAGICS,
-    order,
-)
 from aprfmt.formats.apr.metadata import ALIASES, TYPED
 from aprfmt.formats.apr.parse import parse
 from aprfmt.formats.apr.reader import open_source
 
-_MAGICS = (MAGIC, *LEGACY_MAGICS, *REFUSED_MAGICS)
+_MAGICS = (layout.MAGIC, *layout.LEGACY_MAGICS, *layout.REFUSED_MAGICS)
 
 
 def recognise(head: bytes, size: int) -> bool:
@@ -56,9 +49,9 @@ FORMAT = FormatSpec(
     header_fields=header_fields,
     structure=parse,
     carries=True,
-    max_name_bytes=MAX_NAME_BYTES,
-    max_dims=MAX_DIMS,
-    order=order,
+    max_name_bytes=layout.MAX_NAME_BYTES,
+    max_dims=layout.MAX_DIMS,
+    order=layout.order,
     rewrites=True,
     values=ValueRules(keys=keys),
     checksum=lambda source: source.footer_matches(),

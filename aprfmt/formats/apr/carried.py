@@ -24,11 +24,7 @@ def stored_info(info: TensorInfo) -> TensorInfo:
     by_rows = info.row_bytes is not None and info.nbytes == row.nbytes(info.shape)
     shape = (*info.shape[:-1], info.row_bytes or 0) if by_rows else (info.nbytes,)
     return replace(
-        info,
-        name=f"{info.name}@{info.encoding}",
-        shape=shape,
-        encoding="U8",
-        row_bytes=shape[-1],
+        info, name=f"{info.name}@{info.encoding}", shape=shape, encoding="U8", row_bytes=shape[-1]
     )
 
 
@@ -96,9 +92,5 @@ def _logical(name: str, entry: Value, stored: Mapping[str, TensorInfo]) -> Tenso
     if expected != carrier.nbytes:
         return f"{encoding_name} {list(shape)} takes {expected} bytes, {carrier.nbytes} are stored"
     return replace(
-        carrier,
-        name=name,
-        shape=shape,
-        encoding=encoding_name,
-        row_bytes=row.row_bytes(shape),
+        carrier, name=name, shape=shape, encoding=encoding_name, row_bytes=row.row_bytes(shape)
     )

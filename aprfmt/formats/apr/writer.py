@@ -14,6 +14,7 @@ from typing import Any
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import TensorInfo, Typed, Value
 from aprfmt.errors import CodecError, ConversionError, UsageError
+from aprfmt.formats import sequential
 from aprfmt.formats.apr import carried, layout
 from aprfmt.formats.apr.layout import BITS, COMPRESSED, align
 from aprfmt.formats.apr.metadata import TYPED, canonical, spell_metadata
@@ -22,16 +23,6 @@ from aprfmt.formats.apr.shards import MAX_SHARDS, manifest, manifest_name, shard
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.damage import label
 from aprfmt.formats.jsonio import dumps
-from aprfmt.formats.sequential import (
-    Checksum,
-    Program,
-    Room,
-    Segment,
-    SequentialSink,
-    check_unique,
-    deal,
-    program_size,
-)
 
 _U64 = 1 << 64
 _MAX_METADATA = (1 << 32) - 1
@@ -47,7 +38,7 @@ _NOT_KEPT = (
 )
 
 
-class AprSink(SequentialSink):
+class AprSink(sequential.SequentialSink):
     """An APR v2 model being written; see `aprfmt.base.protocols.Sink`.
 
     Metadata is canonical (`apr.metadata`): ConversionError for values JSON cannot hold and for
@@ -77,14 +68,14 @@ class AprSink(SequentialSink):
 
     def _lay_out(
         self, metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]
-    ) -> Sequence[Program]:
+    ) -> Sequence[sequential.Program]:
         where, like = str(self._path), self._like
         same = like is not None and _same_metadata(like, metadata)
         if like is not None and same and _unchanged(like, infos, self._limit):
             return [_copy(self._path, like, infos)]
         for info in infos:
             _check(info, where)
-        parts = deal(infos, self._limit, where)
+        parts = sequential.deal(infos, self._limit, where)
         flags = _flags(metadata, infos) | (
             like.header.flags & ~_NOT_KEPT if like is not None else 0
         )
@@ -102,7 +93,7 @@ class AprSink(SequentialSink):
 
     def _set(
         self, plain: Mapping[str, Value], parts: Sequence[Sequence[TensorInfo]], flags: int
-    ) -> list[Program]:
+    ) -> list[sequential.Program]:
         """Return the shards and their manifest; only the first shard has the custom keys."""
         where, count = str(self._path), len(parts)
         if count > MAX_SHARDS:
@@ -112,7 +103,7 @@ class AprSink(SequentialSink):
             )
         stem = stem_of(self._path.name)
         total = sum(info.nbytes for part in parts for info in part)
-        programs: list[Program] = []
+        programs: list[sequential.Program] = []
         rows: list[tuple[str, int, Sequence[str]]] = []
         for number, part in enumerate(parts):
             sharding = {"shard_count": count, "shard_index": number, "total_size": total}
@@ -122,10 +113,10 @@ class AprSink(SequentialSink):
             program = _fresh(path, raw, part, flags)
             programs.append(program)
             names = sorted(carried.stored_info(info).name for info in part)
-            rows.append((path.name, program_size(program), names))
+            rows.append((path.name, sequential.program_size(program), names))
         text = json.dumps(manifest(rows), indent=2, ensure_ascii=False)
         path = self._path.with_name(manifest_name(stem))
-        return [*programs, Program(path, (text + "\n").encode("utf-8"))]
+        return [*programs, sequential.Program(path, (text + "\n").encode("utf-8"))]
 
 
 def open_sink(
@@ -201,19 +192,21 @@ def _name(info: TensorInfo) -> bytes:
         ) from None
 
 
-def _fresh(path: Path, metadata: bytes, infos: Sequence[TensorInfo], flags: int) -> Program:
+def _fresh(
+    path: Path, metadata: bytes, infos: Sequence[TensorInfo], flags: int
+) -> sequential.Program:
     """Return one complete file: data in the order of `infos`, index sorted by name."""
     stored = [carried.stored_info(info) for info in infos]
-    check_unique(stored, str(path))
+    sequential.check_unique(stored, str(path))
     entries: list[tuple[bytes, bytes]] = []
-    body: list[Segment] = []
+    body: list[sequential.Segment] = []
     at = 0
     for info, place in zip(infos, stored, strict=True):
         code = encoding(place.encoding).apr
         assert code is not None  # stored_info gives nothing else
         name = _name(place)
         entries.append((name, layout.pack_entry(name, code, place.shape, at, place.nbytes)))
-        body += [Room(info.name, info.nbytes), layout.padding(info.nbytes)]
+        body += [sequential.Room(info.name, info.nbytes), layout.padding(info.nbytes)]
         at += align(info.nbytes)
     index = b"".join(entry for _, entry in sorted(entries))
     header = layout.fresh_header(flags, len(infos), len(metadata), len(index))
@@ -224,7 +217,7 @@ def _fresh(path: Path, metadata: bytes, infos: Sequence[TensorInfo], flags: int)
         index,
         layout.padding(len(index)),
     ]
-    return Program(path, b"".join(head), [*body, Checksum()])
+    return sequential.Program(path, b"".join(head), [*body, sequential.Checksum()])
 
 
 def _flags(metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]) -> int:
@@ -265,7 +258,7 @@ def _unchanged(like: AprSource, infos: Sequence[TensorInfo], limit: int | None) 
     return len(ours) == len(infos) and offsets == sorted(offsets)
 
 
-def _copy(path: Path, like: AprSource, infos: Sequence[TensorInfo]) -> Program:
+def _copy(path: Path, like: AprSource, infos: Sequence[TensorInfo]) -> sequential.Program:
     """Return a copy of `like`: all bytes between the tensors verbatim, then the footer.
 
     The footer's checksum is computed from what is written, unless the source's own footer is
@@ -276,12 +269,12 @@ def _copy(path: Path, like: AprSource, infos: Sequence[TensorInfo]) -> Program:
     ours = [parsed.infos[info.name] for info in infos]
     data = min((info.offset for info in ours if info.nbytes), default=parsed.end)
     at = data
-    body: list[Segment] = []
+    body: list[sequential.Segment] = []
     for info in ours:
         if info.nbytes:
             body.append(buffer[at : info.offset])
             at = info.offset + info.nbytes
-        body.append(Room(info.name, info.nbytes))
+        body.append(sequential.Room(info.name, info.nbytes))
     body.append(buffer[at : parsed.end])
     after = bytes(buffer[parsed.end :])
     if parsed.footer == "present":
@@ -290,7 +283,7 @@ def _copy(path: Path, like: AprSource, infos: Sequence[TensorInfo]) -> Program:
             damaged = computed != after and like.footer_matches() is False
             return after if damaged else computed
 
-        body.append(Checksum(settle))
+        body.append(sequential.Checksum(settle))
     else:
         body.append(after)
-    return Program(path, bytes(buffer[:data]), body)
+    return sequential.Program(path, bytes(buffer[:data]), body)

@@ -7,13 +7,7 @@ from aprfmt.base.protocols import Value
 from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError
 from aprfmt.formats.cursor import MAX_METADATA, Cursor
-from aprfmt.formats.gguf.arrays import (
-    StoredArray,
-    read_array,
-    read_length,
-    read_type,
-    report_bool,
-)
+from aprfmt.formats.gguf import arrays
 from aprfmt.formats.gguf.layout import ARRAY, BOOL, FLOAT32, MAX_KEY_BYTES, STRING, ValueType
 
 Drop = Callable[[int, int], None]  # tells the system that bytes [start, stop) are not needed now
@@ -88,7 +82,7 @@ def read_metadata(cursor: Cursor, count: int, drop: Drop | None) -> Metadata:
         if key in metadata.fields:
             error = f"{cursor.where}: {what} at offset {at} stands twice; keys must be unique"
             cursor.faults.add(FormatError(error))
-        field = _read_value(cursor, read_type(cursor, what), what)
+        field = _read_value(cursor, arrays.read_type(cursor, what), what)
         metadata.fields.setdefault(key, field)
         if cursor.offset - begin > MAX_METADATA:
             raise FormatError(
@@ -119,19 +113,19 @@ def _read_value(cursor: Cursor, kind: ValueType, what: str) -> Field:
     start = cursor.offset
     value: Value = None
     if kind is ARRAY:
-        value = read_array(cursor, what)
+        value = arrays.read_array(cursor, what)
     elif kind is STRING:
-        cursor.skip(read_length(cursor, what), what)
+        cursor.skip(arrays.read_length(cursor, what), what)
     else:
         # A bool is read as a number first: C's 2 is not Python's True.
         (value,) = cursor.unpack("B" if kind is BOOL else kind.letter, what)
         if kind is BOOL:
             if value > 1:
-                report_bool(cursor, what, start, value)
+                arrays.report_bool(cursor, what, start, value)
             value = bool(value)
         elif kind is FLOAT32 and value != value:
             value = StoredNaN(value)
             stored = cursor.buffer[start : cursor.offset].tobytes()
             value.raw = stored if cursor.order == "<" else stored[::-1]
-    name = value.type if isinstance(value, StoredArray) else kind.name
+    name = value.type if isinstance(value, arrays.StoredArray) else kind.name
     return Field(name, start, cursor.offset, value)

@@ -15,18 +15,9 @@ from aprfmt.base.protocols import Typed, Value
 from aprfmt.base.text import shorten
 from aprfmt.errors import ConversionError
 from aprfmt.formats.cursor import MAX_ARRAY, MAX_NESTING, MAX_STRING
+from aprfmt.formats.gguf import layout
 from aprfmt.formats.gguf.arrays import NumberArray, StoredArray
 from aprfmt.formats.gguf.known_keys import known_type
-from aprfmt.formats.gguf.layout import (
-    ARRAY,
-    BOOL,
-    FLOAT32,
-    MAX_KEY_BYTES,
-    STRING,
-    TYPE_BY_NAME,
-    ValueType,
-    pack_string,
-)
 from aprfmt.formats.gguf.metadata import StoredNaN
 
 Piece = bytes | memoryview
@@ -49,11 +40,12 @@ def encode_key(key: str) -> bytes:
         raw = key.encode()
     except UnicodeEncodeError:
         raise ConversionError(f"key {key!r} holds lone surrogates, which UTF-8 has not") from None
-    if not 0 < len(raw) <= MAX_KEY_BYTES:
+    if not 0 < len(raw) <= layout.MAX_KEY_BYTES:
         raise ConversionError(
-            f"key '{shorten(key, 100)}' has {len(raw)} bytes; GGUF keys have 1 to {MAX_KEY_BYTES}"
+            f"key '{shorten(key, 100)}' has {len(raw)} bytes; GGUF keys have 1 to "
+            f"{layout.MAX_KEY_BYTES}"
         )
-    return pack_string(raw)
+    return layout.pack_string(raw)
 
 
 def encode_value(key: str, value: Value | Typed) -> list[Piece]:
@@ -65,9 +57,9 @@ def encode_value(key: str, value: Value | Typed) -> list[Piece]:
     plain = value.value if isinstance(value, Typed) else value
     what = f"key '{shorten(key, 100)}'"
     head, _, rest = name.partition(":")
-    if head not in TYPE_BY_NAME or (rest and head != ARRAY.name):
+    if head not in layout.TYPE_BY_NAME or (rest and head != layout.ARRAY.name):
         raise ConversionError(f"{what}: there is no type {name!r}; GGUF has {_names()}")
-    kind = TYPE_BY_NAME[head]
+    kind = layout.TYPE_BY_NAME[head]
     return [struct.pack("<I", kind.id), *_pack(kind, rest, plain, what, 1)]
 
 
@@ -80,7 +72,7 @@ def type_of(key: str, value: Value) -> str:
 
 
 def _names() -> str:
-    return ", ".join(TYPE_BY_NAME) + " (array:uint8 and so on)"
+    return ", ".join(layout.TYPE_BY_NAME) + " (array:uint8 and so on)"
 
 
 def _is_list(value: Value) -> bool:
@@ -91,13 +83,13 @@ def _infer(value: Value, what: str, ints: Sequence[str], depth: int) -> str:
     if isinstance(value, StoredArray):
         return value.type
     if isinstance(value, bool):
-        return BOOL.name
+        return layout.BOOL.name
     if isinstance(value, int):
         return _infer_int(value, value, what, ints)
     if isinstance(value, float):
         return "float32"
     if isinstance(value, str):
-        return STRING.name
+        return layout.STRING.name
     if isinstance(value, bytes | bytearray):
         return "array:uint8"
     if not _is_list(value):
@@ -120,12 +112,12 @@ def _infer_element(values: Sequence[Value], what: str, depth: int) -> str:
     if kinds == {int, float}:
         return "float32"
     if kinds <= {str, bytes}:
-        return STRING.name
+        return layout.STRING.name
     found = {_infer(value, what, _ELEMENTS, depth + 1) for value in values}
     if len(found) == 1:
         return found.pop()
-    if all(name.startswith(f"{ARRAY.name}:") for name in found):
-        return ARRAY.name  # each says its own element type
+    if all(name.startswith(f"{layout.ARRAY.name}:") for name in found):
+        return layout.ARRAY.name  # each says its own element type
     raise ConversionError(
         f"{what}: a GGUF array has elements of one type, found {', '.join(sorted(found))}"
     )
@@ -138,12 +130,12 @@ def _infer_int(low: int, high: int, what: str, names: Sequence[str]) -> str:
     raise ConversionError(f"{what}: {low} to {high} fits none of {', '.join(names)}")
 
 
-def _pack(kind: ValueType, inner: str, value: Value, what: str, depth: int) -> list[Piece]:
-    if kind is ARRAY:
+def _pack(kind: layout.ValueType, inner: str, value: Value, what: str, depth: int) -> list[Piece]:
+    if kind is layout.ARRAY:
         return _pack_array(inner, value, what, depth)
-    if kind is STRING:
+    if kind is layout.STRING:
         return [_pack_text(value, what)]
-    if kind is FLOAT32 and isinstance(value, StoredNaN):
+    if kind is layout.FLOAT32 and isinstance(value, StoredNaN):
         return [value.raw]
     return [_pack_numbers(kind, (value,), what)]
 
@@ -159,17 +151,17 @@ def _pack_array(inner: str, value: Value, what: str, depth: int) -> list[Piece]:
     if isinstance(value, StoredArray) and value.type == f"array:{inner}" and value.order == "<":
         return [value.stored]
     head, _, rest = inner.partition(":")
-    if head not in TYPE_BY_NAME or (rest and head != ARRAY.name):
+    if head not in layout.TYPE_BY_NAME or (rest and head != layout.ARRAY.name):
         raise ConversionError(f"{what}: there is no element type {inner!r}; GGUF has {_names()}")
     if len(value) > MAX_ARRAY:
         raise ConversionError(f"{what}: {len(value)} elements, the limit is {MAX_ARRAY}")
-    element = TYPE_BY_NAME[head]
+    element = layout.TYPE_BY_NAME[head]
     pieces: list[Piece] = [struct.pack("<IQ", element.id, len(value))]
     if isinstance(value, NumberArray) and value.element is element:
         pieces.append(_swapped(value))
     elif element.fixed:
         pieces += [_pack_numbers(element, chunk, what) for chunk in _chunks(value)]
-    elif element is STRING:
+    elif element is layout.STRING:
         pieces.append(b"".join([_pack_text(text, what) for text in value]))
     else:
         for item in value:
@@ -193,10 +185,10 @@ def _chunks(values: Sequence[Value] | memoryview) -> Iterator[Sequence[Value]]:
         yield values[start : start + _CHUNK]
 
 
-def _pack_numbers(kind: ValueType, values: Sequence[Value], what: str) -> bytes:
+def _pack_numbers(kind: layout.ValueType, values: Sequence[Value], what: str) -> bytes:
     for value in values:
         # Python's True is 1 to struct, and any object is a bool to it.
-        if isinstance(value, bool) is not (kind is BOOL):
+        if isinstance(value, bool) is not (kind is layout.BOOL):
             raise ConversionError(
                 f"{what}: is {shorten(repr(value), 40)} ({type(value).__name__}), "
                 f"its type is {kind.name}"
@@ -222,7 +214,7 @@ def _pack_text(value: Value, what: str) -> bytes:
         ) from None
     if len(raw) > MAX_STRING:
         raise ConversionError(f"{what}: {len(raw)} bytes, readers accept up to {MAX_STRING}")
-    return pack_string(raw)
+    return layout.pack_string(raw)
 
 
 def _too_deep(what: str) -> NoReturn:

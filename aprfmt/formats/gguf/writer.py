@@ -14,25 +14,7 @@ from aprfmt.base.protocols import TensorInfo, Typed, Value
 from aprfmt.base.text import shorten
 from aprfmt.errors import CodecError, ConversionError, UsageError
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.gguf.layout import (
-    ALIGNMENT_KEY,
-    DEFAULT_ALIGNMENT,
-    HEADER_SIZE,
-    MAX_ALIGNMENT,
-    MAX_DIMS,
-    MAX_INT64,
-    MAX_NAME_BYTES,
-    MAX_SPLITS,
-    SPLIT_COUNT,
-    SPLIT_NO,
-    SPLIT_TENSORS,
-    SPLIT_TYPES,
-    align,
-    pack_header,
-    pack_tensor,
-    parse_split_name,
-    split_name,
-)
+from aprfmt.formats.gguf import layout
 from aprfmt.formats.gguf.split import divide
 from aprfmt.formats.gguf.typed import Piece, encode_key, encode_value
 from aprfmt.formats.sequential import Program, Room, Segment, SequentialSink
@@ -63,40 +45,44 @@ class GGUFSink(SequentialSink):
     ) -> Sequence[Program]:
         for info in infos:
             _check(info)
-        plain = {key: value for key, value in metadata.items() if key not in SPLIT_TYPES}
+        plain = {key: value for key, value in metadata.items() if key not in layout.SPLIT_TYPES}
         alignment = self._choose_alignment(plain)
         keys = {key: _encode(key, value) for key, value in plain.items()}
         # Every file is laid out by its own alignment key, so all of a split carry it.
-        rest = {key: pieces for key, pieces in keys.items() if key == ALIGNMENT_KEY}
+        rest = {key: pieces for key, pieces in keys.items() if key == layout.ALIGNMENT_KEY}
         parts = self._divide(infos, _bytes(keys), _bytes(rest), alignment)
         count = len(parts)
         if count == 1:
             return [_program(self._path, keys, infos, alignment)]
         programs = []
         for number, part in enumerate(parts):
-            path = self._path.with_name(split_name(self._stem(), number, count))
+            path = self._path.with_name(layout.split_name(self._stem(), number, count))
             own = _encode_split(number, count, len(infos))
             programs.append(_program(path, (rest if number else keys) | own, part, alignment))
         return programs
 
     def _stem(self) -> str:
         """Return NAME of a path NAME.gguf or NAME-00001-of-00003.gguf."""
-        found = parse_split_name(self._path.name)
+        found = layout.parse_split_name(self._path.name)
         return found[0] if found else self._path.stem
 
     def _choose_alignment(self, metadata: dict[str, Value | Typed]) -> int:
         """Return the alignment: as asked, else the metadata's, else 32; the key is set to it."""
-        given = metadata.get(ALIGNMENT_KEY)
+        given = metadata.get(layout.ALIGNMENT_KEY)
         given = given.value if isinstance(given, Typed) else given
         chosen = self._alignment_wish if self._alignment_wish is not None else given
-        chosen = DEFAULT_ALIGNMENT if chosen is None else chosen
-        if type(chosen) is not int or not 0 < chosen <= MAX_ALIGNMENT or chosen & (chosen - 1):
+        chosen = layout.DEFAULT_ALIGNMENT if chosen is None else chosen
+        if (
+            type(chosen) is not int
+            or not 0 < chosen <= layout.MAX_ALIGNMENT
+            or chosen & (chosen - 1)
+        ):
             raise UsageError(
                 f"{self._path}: alignment {chosen!r}; it must be a power of two up to "
-                f"{MAX_ALIGNMENT}"
+                f"{layout.MAX_ALIGNMENT}"
             )
-        if given is not None or chosen != DEFAULT_ALIGNMENT:
-            metadata[ALIGNMENT_KEY] = Typed(chosen, "uint32")
+        if given is not None or chosen != layout.DEFAULT_ALIGNMENT:
+            metadata[layout.ALIGNMENT_KEY] = Typed(chosen, "uint32")
         return chosen
 
     def _divide(
@@ -107,17 +93,17 @@ class GGUFSink(SequentialSink):
             return [infos]
         if self._limit <= 0:
             raise UsageError(f"{self._path}: a shard size of {self._limit} bytes; give a size > 0")
-        costs = [(len(_entry(i, 0)), align(i.nbytes, alignment)) for i in infos]
-        whole = divide(costs, (HEADER_SIZE + first,) * 2, alignment, self._limit)
+        costs = [(len(_entry(i, 0)), layout.align(i.nbytes, alignment)) for i in infos]
+        whole = divide(costs, (layout.HEADER_SIZE + first,) * 2, alignment, self._limit)
         if len(whole) == 1:
             return [infos]
         keys = _bytes(_encode_split(0, 0, 0))
-        heads = HEADER_SIZE + first + keys, HEADER_SIZE + rest + keys
+        heads = layout.HEADER_SIZE + first + keys, layout.HEADER_SIZE + rest + keys
         counts = divide(costs, heads, alignment, self._limit)
-        if len(counts) > MAX_SPLITS:
+        if len(counts) > layout.MAX_SPLITS:
             raise ConversionError(
                 f"{self._path}: {len(counts)} files of {self._limit} bytes; GGUF splits have at "
-                f"most {MAX_SPLITS}; allow larger ones"
+                f"most {layout.MAX_SPLITS}; allow larger ones"
             )
         left = iter(infos)
         return [list(islice(left, count)) for count in counts]
@@ -147,10 +133,7 @@ def open_sink(
 
 
 def _program(
-    path: Path,
-    metadata: Mapping[str, Sequence[Piece]],
-    infos: Sequence[TensorInfo],
-    alignment: int,
+    path: Path, metadata: Mapping[str, Sequence[Piece]], infos: Sequence[TensorInfo], alignment: int
 ) -> Program:
     """Return one file.
 
@@ -162,15 +145,15 @@ def _program(
     body: list[Segment] = []
     at = 0
     for info in infos:
-        end = align(info.nbytes, alignment)
+        end = layout.align(info.nbytes, alignment)
         entries.append(_entry(info, at))
         body += [Room(info.name, info.nbytes), zeros[: end - info.nbytes]]
         at += end
     if infos and not encoding(infos[-1].encoding).known:
         body.pop()
     pieces = [piece for key in metadata.values() for piece in key]
-    head = b"".join([pack_header(len(infos), len(metadata)), *pieces, *entries])
-    return Program(path, head.ljust(align(len(head), alignment), b"\0"), body)
+    head = b"".join([layout.pack_header(len(infos), len(metadata)), *pieces, *entries])
+    return Program(path, head.ljust(layout.align(len(head), alignment), b"\0"), body)
 
 
 def _encode(key: str, value: Value | Typed) -> list[Piece]:
@@ -179,8 +162,10 @@ def _encode(key: str, value: Value | Typed) -> list[Piece]:
 
 def _encode_split(number: int, count: int, tensors: int) -> dict[str, list[Piece]]:
     """Return the keys of one shard of a split of `tensors` tensors; it counts from 0."""
-    values = {SPLIT_NO: number, SPLIT_COUNT: count, SPLIT_TENSORS: tensors}
-    return {key: _encode(key, Typed(value, SPLIT_TYPES[key])) for key, value in values.items()}
+    values = {layout.SPLIT_NO: number, layout.SPLIT_COUNT: count, layout.SPLIT_TENSORS: tensors}
+    return {
+        key: _encode(key, Typed(value, layout.SPLIT_TYPES[key])) for key, value in values.items()
+    }
 
 
 def _bytes(metadata: Mapping[str, Sequence[Piece]]) -> int:
@@ -199,22 +184,22 @@ def _name(info: TensorInfo) -> bytes:
 def _entry(info: TensorInfo, data_offset: int) -> bytes:
     code = encoding(info.encoding).ggml
     assert code is not None  # judged by _check
-    return pack_tensor(_name(info), info.shape, code, data_offset)
+    return layout.pack_tensor(_name(info), info.shape, code, data_offset)
 
 
 def _check(info: TensorInfo) -> None:
     """Refuse what no GGUF reader would take. Raises ConversionError."""
     what = f"tensor {shorten(info.name, 100)!r}"
-    if len(_name(info)) > MAX_NAME_BYTES:
+    if len(_name(info)) > layout.MAX_NAME_BYTES:
         raise ConversionError(
             f"{what}: its name has {len(_name(info))} bytes, GGUF names have at most "
-            f"{MAX_NAME_BYTES}; shorten it"
+            f"{layout.MAX_NAME_BYTES}; shorten it"
         )
-    if len(info.shape) > MAX_DIMS:
+    if len(info.shape) > layout.MAX_DIMS:
         raise ConversionError(
-            f"{what}: {len(info.shape)} dimensions, GGUF has at most {MAX_DIMS}; reshape it"
+            f"{what}: {len(info.shape)} dimensions, GGUF has at most {layout.MAX_DIMS}; reshape it"
         )
-    if any(not 0 <= size <= MAX_INT64 for size in info.shape):
+    if any(not 0 <= size <= layout.MAX_INT64 for size in info.shape):
         raise ConversionError(f"{what}: shape {list(info.shape)}; sizes are 0 to 2^63-1")
     try:
         row = encoding(info.encoding)

@@ -244,9 +244,7 @@ def _check_end(parsed: Parsed, partial: bool) -> None:
         faults.cut(TruncatedError(f"{parsed.where}: {text}{todo}"), cut)
 
 
-def merge_metadata(
-    shards: Mapping[str, Mapping[str, str]],
-) -> tuple[dict[str, str], list[Note]]:
+def merge_metadata(shards: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, str], list[Note]]:
     """Return the metadata of all shards together, the first shard's values first, and warnings."""
     merged: dict[str, str] = {}
     notes: list[Note] = []

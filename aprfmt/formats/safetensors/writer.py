@@ -18,15 +18,7 @@ from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.cursor import MAX_HEADER
 from aprfmt.formats.damage import label
 from aprfmt.formats.jsonio import dumps
-from aprfmt.formats.safetensors.layout import (
-    INDEX_SUFFIX,
-    METADATA,
-    PREFIX,
-    U64,
-    bits,
-    order,
-    spell_header,
-)
+from aprfmt.formats.safetensors import layout
 from aprfmt.formats.safetensors.reader import SafetensorsSource
 from aprfmt.formats.sequential import Program, Room, SequentialSink, deal
 
@@ -61,7 +53,7 @@ class SafetensorsSink(SequentialSink):
         The order of `like` is used only if it has exactly the planned tensors.
         """
         if self._like is None or not _same_tensors(self._like, infos):
-            return order(infos)
+            return layout.order(infos)
         places = self._like.shards[0].parsed.infos
         return sorted(infos, key=lambda info: (places[info.name].offset, info.nbytes))
 
@@ -77,7 +69,7 @@ class SafetensorsSink(SequentialSink):
         texts.setdefault(_FORMAT_KEY, _FORMAT)
         for info in infos:
             _check(info, where)
-        if not in_place and list(infos) != order(infos):
+        if not in_place and list(infos) != layout.order(infos):
             raise ConversionError(
                 f"{where}: tensors are planned in another order than the format's; "
                 "plan them in the order of `order`"
@@ -111,7 +103,7 @@ class SafetensorsSink(SequentialSink):
         total = sum(info.nbytes for part in parts for info in part)
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         text = json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-        path = self._path.with_name(stem + INDEX_SUFFIX)
+        path = self._path.with_name(stem + layout.INDEX_SUFFIX)
         return [*programs, Program(path, text.encode("utf-8"))]
 
 
@@ -166,30 +158,31 @@ def _check(info: TensorInfo, where: str) -> None:
         raise ConversionError(
             f"{what}: safetensors has no dtype for {info.encoding}; choose another one"
         )
-    if info.name == METADATA or not _encodable(info.name):
+    if info.name == layout.METADATA or not _encodable(info.name):
         raise ConversionError(f"{what}: the format has no room for that name; rename the tensor")
     count = 1
     for dim in info.shape:
         count *= dim
-        if dim < 0 or count * bits(row) >= U64:
+        if dim < 0 or count * layout.bits(row) >= layout.U64:
             raise ConversionError(f"{what}: shape {list(info.shape)} does not fit into 64 bits")
-    if count * bits(row) % 8:
+    if count * layout.bits(row) % 8:
         raise ConversionError(
             f"{what}: {count} elements of {info.encoding} end inside a byte; "
             "the format wants whole bytes"
         )
-    if info.nbytes != count * bits(row) // 8:
+    if info.nbytes != count * layout.bits(row) // 8:
         raise ConversionError(
             f"{what}: {info.nbytes} bytes are planned, shape {list(info.shape)} of "
-            f"{info.encoding} takes {count * bits(row) // 8}"
+            f"{info.encoding} takes {count * layout.bits(row) // 8}"
         )
 
 
 def _program(path: Path, texts: Mapping[str, str], infos: Sequence[TensorInfo]) -> Program:
-    head = spell_header(texts, infos)
-    if len(head) - PREFIX > MAX_HEADER:
+    head = layout.spell_header(texts, infos)
+    size = len(head) - layout.PREFIX
+    if size > MAX_HEADER:
         raise ConversionError(
-            f"{path}: its header takes {len(head) - PREFIX} bytes, the format allows {MAX_HEADER}"
+            f"{path}: its header takes {size} bytes, the format allows {MAX_HEADER}"
         )
     return Program(path, head, _rooms(infos))
 

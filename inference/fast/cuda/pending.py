@@ -5,21 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.inference.fast.cuda import memory
+from aprfmt.inference.fast.cuda import memory, reduce
 from aprfmt.inference.fast.cuda.arrays import ITEM, Flat
-from aprfmt.inference.fast.cuda.reduce import (
-    COLUMNS,
-    RESULT,
-    THREADS,
-    WORKSPACE,
-    kernel,
-    split,
-    to_stats_of,
-)
 from aprfmt.tensors.stats import Stats, compute
 
 _ROWS = 512  # results allocated at a time
-JOBS = THREADS  # arrays per launch; one thread reads each
+JOBS = reduce.THREADS  # arrays per launch; one thread reads each
 PIECES = 1 << 15  # per launch, so that its buffer stays at 4 MiB
 KEPT = 1 << 29  # largest sum of bytes of arrays waiting for their launch
 
@@ -30,7 +21,7 @@ class Workspace:
     """Memory shared by reductions; one per backend, used by one stream."""
 
     def __init__(self) -> None:
-        self._room = memory.arrays().zeros(WORKSPACE, "float64")
+        self._room = memory.arrays().zeros(reduce.WORKSPACE, "float64")
         self._place = memory.pointer(self._room)
         self._kernels: dict[str, Any] = {}
         self._many: tuple[Any, Any] | None = None  # counters, pieces
@@ -38,7 +29,7 @@ class Workspace:
     def _kernel(self, name: str, dtype: str) -> Any:
         key = f"{name} {dtype}"
         if key not in self._kernels:
-            self._kernels[key] = kernel(name, dtype)
+            self._kernels[key] = reduce.kernel(name, dtype)
         return self._kernels[key]
 
     def stats(self, dtype: str, jobs: list[Job], pieces: int) -> None:
@@ -46,16 +37,16 @@ class Workspace:
         if len(jobs) == 1:
             place, count, size, result, _ = jobs[0]
             alone = (place, count, size, self._place, result)
-            self._kernel("stats", dtype)((pieces,), (THREADS,), alone)
+            self._kernel("stats", dtype)((pieces,), (reduce.THREADS,), alone)
             return
         if self._many is None:
             arrays = memory.arrays()
-            rooms = arrays.zeros(JOBS, "uint64"), arrays.empty(PIECES * COLUMNS, "float64")
+            rooms = arrays.zeros(JOBS, "uint64"), arrays.empty(PIECES * reduce.COLUMNS, "float64")
             self._many = rooms
         places = (memory.pointer(x) for x in self._many)
         table = memory.put(np.array(jobs, np.int64))
         args = (memory.pointer(table), len(jobs), *places)
-        self._kernel("stats_many", dtype)((pieces,), (THREADS,), args)
+        self._kernel("stats_many", dtype)((pieces,), (reduce.THREADS,), args)
 
 
 class _Waiting:
@@ -88,11 +79,11 @@ class CupyPending:
             self._found.append(compute(x))
             return
         if self._rows == _ROWS * len(self._chunks):
-            self._chunks.append(memory.arrays().empty((_ROWS, RESULT), "float64"))
+            self._chunks.append(memory.arrays().empty((_ROWS, reduce.RESULT), "float64"))
             self._next = memory.pointer(self._chunks[-1])
         whole, data = self._flat(x)
         count, dtype = data.count, data.dtype
-        pieces, size = split(count)
+        pieces, size = reduce.split(count)
         waiting = self._waiting.get(dtype)
         if waiting is None:
             waiting = self._waiting[dtype] = _Waiting()
@@ -103,7 +94,7 @@ class CupyPending:
         waiting.held.append(whole)
         waiting.pieces += pieces
         waiting.size += count * ITEM[dtype]
-        self._next += 8 * RESULT
+        self._next += 8 * reduce.RESULT
         self._found.append(count)
         self._rows += 1
         if len(waiting.jobs) == JOBS or waiting.size > KEPT:
@@ -125,5 +116,5 @@ class CupyPending:
         made: Iterator[Stats] = iter(())
         if counts:
             rows = np.concatenate([memory.get(chunk) for chunk in self._chunks])
-            made = iter(to_stats_of(counts, rows))
+            made = iter(reduce.to_stats_of(counts, rows))
         return [next(made) if isinstance(found, int) else found for found in self._found]

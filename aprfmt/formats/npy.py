@@ -1,0 +1,17 @@
+"""NumPy's own file of one array, as commands write it."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.formats.atomic import FileSet
+
+
+def write_npy(path: Path, values: NDArray[np.generic], force: bool) -> None:
+    """Publish an array as .npy; OutputError where the file is there already, unless `force`."""
+    buffer = io.BytesIO()
+    np.save(buffer, values, allow_pickle=False)
+    with FileSet(force=force) as files:
+        files.create(path).write(buffer.getbuffer())

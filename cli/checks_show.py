@@ -1,0 +1,77 @@
+"""What the checks of `validate` and the gates of `qa` print, and every other PASS or FAIL."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from aprfmt.cli import render
+
+if TYPE_CHECKING:
+    from aprfmt.base.outcome import Check
+    from aprfmt.checks.records import Finding, QaReport, Validation
+
+STYLES = {"PASS": "good", "FAIL": "bad", "NOT_RUN": "warn"}
+LINES = 20  # findings printed for one check; --json has more
+
+
+def show_checks(checks: "Iterable[Check]") -> None:
+    """Print a line for each check: outcome, name, what was found and what was expected."""
+    for check in checks:
+        todo = f"; {check.todo}" if check.todo else ""
+        text = f"{check.outcome:7} {check.name}: {check.found}; expected {check.expected}{todo}"
+        render.line(render.escape(text), style=STYLES[check.outcome])
+
+
+def show_validation(report: "Validation") -> None:
+    """Print a line a check, its findings under it, and the verdict."""
+    from aprfmt.base.outcome import count_outcomes
+
+    styles = STYLES | {"NOT_RUN": "dim"}  # what is not asked of this format is no warning
+    width = max(len(check.name) for check in report.checks)
+    for check in report.checks:
+        word = check.outcome.replace("_", "-")
+        said = "" if check.outcome == "FAIL" else render.escape(check.found, 300)
+        render.line(f"{word:7}  {check.name:{width}}  {said}".rstrip(), style=styles[check.outcome])
+        noted = [one.finding for one in report.findings if one.check == check.name]
+        for finding in noted[:LINES]:
+            render.line("         " + render.escape(_sentence(finding, report.strict), 1000))
+        if len(noted) > LINES:
+            render.line(f"         ... {len(noted) - LINES} more (--json)")
+    counts = count_outcomes(report.checks)
+    verdict = report.outcome.replace("_", "-")
+    render.line(
+        f"{verdict}: {counts['PASS']} passed, {counts['FAIL']} failed, "
+        f"{counts['NOT_RUN']} not run, {len(report.warnings)} warnings",
+        style=styles[report.outcome],
+    )
+
+
+def _sentence(finding: "Finding", strict: bool) -> str:
+    level = "" if strict or finding.level == "fail" else "warning: "
+    parts = [f"{finding.where}: {finding.found}", f"expected {finding.expected}", finding.todo]
+    return level + " - ".join(part for part in parts if part)
+
+
+def show_gates(report: "QaReport", saved: str | None) -> None:
+    """Print a line for each gate, what failed in it, and where the baseline went."""
+    render.line(render.escape(f"{report.subject} on {report.choice}"), style="head")
+    for gate in report.gates:
+        took = f"{gate.seconds:6.2f} s" if gate.outcome != "NOT_RUN" else "        "
+        text = f"{gate.outcome.replace('_', '-'):7} {gate.name:16} {took}  "
+        if gate.outcome == "PASS":
+            text += gate.proves
+        elif gate.outcome == "NOT_RUN":
+            text += gate.why
+        else:
+            text += f"{len(gate.failed)} of {len(gate.checks)} checks failed"
+        render.line(render.escape(text), style=STYLES[gate.outcome])
+        for each in gate.checks:
+            if each.outcome == "FAIL" or (each.outcome == "NOT_RUN" and gate.outcome != "NOT_RUN"):
+                todo = f"; {each.todo}" if each.todo else ""
+                place = f" ({each.where})" if each.where else ""
+                line = f"{each.name}{place}: {each.found}; expected {each.expected}{todo}"
+                render.line(render.escape(f"        {each.outcome.replace('_', '-')} {line}"),
+                            style=STYLES[each.outcome])  # fmt: skip
+    style = {0: "good", 1: "bad", 2: "warn"}[report.exit_code]
+    render.line(f"{report.outcome.replace('_', '-')}: {report.sentence}", style=style)
+    if saved is not None:
+        render.line(render.escape(f"baseline written to {saved}"))

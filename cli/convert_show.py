@@ -1,0 +1,116 @@
+"""What a conversion prints: what was written, which encodings became others, what was proven."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aprfmt.cli import render
+
+if TYPE_CHECKING:
+    from aprfmt.conversion import ConversionReport
+    from aprfmt.conversion.options import Outcome, TensorOutcome
+
+WORTH_SAYING = 1_000_000  # bytes of a verbatim tokenizer
+# What people read of a layout step, by the name before its sizes (arch/steps.py, arch/joins.py).
+STEPS: Mapping[str, str] = {
+    "Added": "norm weights +1 in GGUF",
+    "RowsPermuted": "q and k rows in the rope order of GGUF",
+    "Transposed": "matrices transposed",
+    "Reshaped": "reshaped",
+    "Split": "fused tensors apart or together",
+    "Stacked": "experts apart or stacked",
+    "KvB": "kv_b apart or together",
+}
+
+
+def one_place(report: "ConversionReport") -> Path | None:
+    """Return the target where it is all that was written, a file or a folder; None for files."""
+    target = report.target
+    alone = report.files == (target,) or all(path.parent == target for path in report.files)
+    return target if alone else None
+
+
+def show(report: "ConversionReport", dry_run: bool = False) -> None:
+    """Print what was written and what was proven."""
+    size = sum(report.sizes.values())
+    verb = "would write" if dry_run else "wrote"
+    arch = f", {report.arch}" if report.arch else ""
+    listed = one_place(report) is None
+    name = f"{len(report.files)} files" if listed else render.escape(str(report.target))
+    render.line(
+        f"{verb} {name} ({report.target_format}{arch}): "
+        f"{len(report.tensors)} tensors, {render.size_text(size)}"
+        + (f" ({size} bytes in {len(report.sizes)} files)" if dry_run else "")
+    )
+    for path in report.files if listed else ():
+        render.line(f"  {render.escape(str(path))}  {render.size_text(report.sizes[path])}")
+    _changed(report)
+    if report.carried_bytes >= WORTH_SAYING:
+        held = render.size_text(report.carried_bytes)
+        render.line(f"  of it {held} are tokenizer.json verbatim, which --no-carry leaves out")
+    _expected(report)
+    _verified(report, dry_run)
+
+
+def _changed(report: "ConversionReport") -> None:
+    """Print which encodings became others, and through which layout steps tensors went."""
+    changed = [t for t in report.tensors if t.encoding != t.source_encoding]
+    by_change: dict[tuple[str, str, str], list[TensorOutcome]] = {}
+    for tensor in changed:
+        by_change.setdefault((tensor.source_encoding, tensor.encoding, tensor.how), []).append(
+            tensor
+        )
+    for (before, after, how), tensors in by_change.items():
+        groups = sum(t.groups for t in tensors)
+        counts = ""
+        if groups:
+            counts = f": repacked, {sum(t.inexact for t in tensors)} of {groups} groups changed"
+            if how == "lossy":
+                counts += f", by at most {max(t.largest_error for t in tensors):.3g}"
+        elif how == "lossy":
+            fields = ("changed", "overflowed", "underflowed")
+            counts = ": " + ", ".join(
+                f"{sum(getattr(t, field) for t in tensors)} {field}" for field in fields
+            )
+        codes = [t.lost_codes for t in tensors if t.lost_codes is not None]
+        if codes:
+            lost = sum(codes)
+            counts += f"; {lost} codes do not come back" if lost else "; every code comes back"
+        render.line(f"  {before} -> {after}: {len(tensors)} tensors, {how}{counts}")
+    steps: dict[tuple[str, ...], int] = {}
+    for tensor in report.tensors:
+        said = tuple(dict.fromkeys(STEPS.get(s.partition("(")[0], s) for s in tensor.steps))
+        if said:
+            steps[said] = steps.get(said, 0) + 1
+    for said, count in steps.items():
+        render.line(f"  {', '.join(said)}: {count} tensors")
+
+
+def _expected(report: "ConversionReport") -> None:
+    """Print what a dry run expects the conversion to take."""
+    if report.estimate is None:
+        return
+    found = report.estimate
+    free = found["disk_free_bytes"]
+    room = "" if free is None else f" of {render.size_text(free)} free"
+    total = found["seconds"]["total"]
+    took = "unknown: nothing can be written there" if total is None else f"about {total:.1f} s"
+    short = free is not None and free < found["disk_bytes"]
+    render.line(f"  memory at most {render.size_text(found['memory_bytes'])}; disk "
+                f"{render.size_text(found['disk_bytes'])}{room}; time {took}",
+                style="bad" if short else "")  # fmt: skip
+
+
+def _verified(report: "ConversionReport", dry_run: bool) -> None:
+    """Print what reading the output back has shown."""
+    if report.verified is None:
+        if not dry_run:
+            render.line("  not verified (--no-verify)", style="warn")
+    else:
+        words: Mapping[Outcome, str] = {
+            "bytes": "byte-equal", "values": "value-equal", "lossy": "lossy as asked",
+        }  # fmt: skip
+        kinds = [f"{report.count(how)} {said}" for how, said in words.items() if report.count(how)]
+        render.line(f"  verified by reading back: {', '.join(kinds) or 'no tensors'}", style="good")
+    if report.accounted is not None and report.accounted.counts["dropped"]:
+        render.line(f"  accounted: {report.accounted.says}")

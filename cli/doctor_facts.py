@@ -1,0 +1,128 @@
+"""The facts of `aprfmt doctor`, as plain data: packages, kernels, devices; nothing is printed."""
+
+import os
+import platform
+import sys
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+from aprfmt.base.version import __version__
+from aprfmt.errors import BackendUnavailableError
+from aprfmt.inference import cuda_driver
+
+# What each package is for, and how to get it.
+PACKAGES: tuple[tuple[str, str, str], ...] = (
+    ("numpy", "everything that decodes", "pip install aprfmt"),
+    ("ml_dtypes", "FP8 and BF16 arrays", "pip install aprfmt"),
+    ("safetensors", "the tests' oracle", "pip install aprfmt"),
+    ("gguf", "the tests' oracle", "pip install aprfmt"),
+    ("tokenizers", "tokenize, run, trace --prompt", "pip install aprfmt"),
+    ("jinja2", "chat templates", "pip install aprfmt"),
+    ("torch", "backend torch", "pip install 'aprfmt[torch]'"),
+    ("cupy", "backend cupy", "pip install 'aprfmt[cuda12]' or 'aprfmt[cuda13]'"),
+    ("transformers", "engine transformers", "pip install transformers"),
+    ("llama-cpp-python", "engine llama.cpp", "pip install 'aprfmt[llama-cpp]'"),
+    ("zstandard", "zstd-compressed APR files", "pip install zstandard"),
+    ("obstore", "s3://, gs:// and az:// addresses", "pip install obstore"),
+    ("fsspec", "addresses of other schemes", "pip install fsspec"),
+)
+_DISTRIBUTIONS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy")}
+
+# What pyproject's user extras install.
+EXTRAS = ("torch", "cupy", "llama-cpp-python", "zstandard", "obstore")
+
+
+def installed(name: str) -> str | None:
+    """Return the version of an installed package without importing it, else None."""
+    for distribution in _DISTRIBUTIONS.get(name, (name,)):
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
+    return "unknown" if find_spec(name) is not None else None
+
+
+def native() -> dict[str, Any]:
+    """Say whether the C extension is built, for which processor, and what is switched off."""
+    if os.environ.get("APRFMT_NATIVE") == "0":
+        return {"built": False, "why": "APRFMT_NATIVE=0 is set"}
+    try:
+        from aprfmt.codecs import native as extension
+    except ImportError as error:
+        return {"built": False, "why": f"the extension was not built: {error}"}
+    return {
+        "built": True,
+        "cpu": extension.CPU,
+        "kernels": sorted(extension.KERNELS),
+        "disabled": dict(extension.DISABLED),
+    }
+
+
+def facts() -> dict[str, Any]:
+    """Return everything `doctor` says, as plain data."""
+    return {
+        "aprfmt": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "byteorder": sys.byteorder,
+        "cpus": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "packages": [
+            {"name": name, "version": installed(name), "for": purpose, "get": how}
+            for name, purpose, how in PACKAGES
+        ],
+        "native": native(),
+        "devices": devices(),
+        "llama_cpp": llama_cpp(),
+    }
+
+
+def llama_cpp() -> dict[str, str | None]:
+    """Say which of llama.cpp's libraries the engine loads, or why it has none ("" if it does)."""
+    from aprfmt.inference.engines.llama_library import Library, library_folder
+
+    folder: str | None = None
+    try:
+        folder = str(library_folder())
+        return {"folder": folder, "version": Library.open().version(), "why": ""}
+    except BackendUnavailableError as error:
+        return {"folder": folder, "version": None, "why": str(error)}
+
+
+def devices() -> dict[str, Any]:
+    """Say what the NVIDIA driver offers, and for each backend why it cannot use it ("" if it can).
+
+    torch is asked itself, as only it knows what it was built for; cupy's package and the driver
+    are compared without importing it.
+    """
+    found = cuda_driver.driver()
+    return {
+        "driver": cuda_driver.driver_version(),
+        "cuda": None if found.cuda is None else ".".join(map(str, found.cuda)),
+        "gpus": [asdict(gpu) for gpu in found.gpus],
+        "why": found.why,
+        "torch": torch_on_gpu(found),
+        "cupy": cuda_driver.cupy_problem(found),
+    }
+
+
+def torch_on_gpu(found: cuda_driver.Driver) -> str:
+    """Say why torch cannot use a GPU here; "" where it can."""
+    try:
+        import torch
+    except ImportError:
+        return f"torch is not installed; pip install 'aprfmt[{found.extra}]'"
+    if torch.cuda.is_available():
+        return ""
+    return cuda_driver.torch_problem(torch.__version__, torch.version.cuda, found)
+
+
+def version_line() -> str:
+    """Return the line of `--version`: version, extras, kernels."""
+    extras = [f"{name} {found}" for name in EXTRAS if (found := installed(name))]
+    kernels = native()
+    speed = f"native kernels ({kernels['cpu']})" if kernels["built"] else "numpy kernels"
+    return f"aprfmt {__version__} ({', '.join([speed, *extras])})"

@@ -1,0 +1,81 @@
+"""The two ways of `aprfmt repair`: from a good copy, or without one what is sound."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aprfmt.cli import render
+
+if TYPE_CHECKING:
+    from aprfmt.repair import Repair
+
+PROOFS = {
+    "compared": "every byte compared",
+    "sha256": "SHA-256 of the file is right",
+    "blocks": "every block has its digest",
+    "tensors": "every tensor has its digest",
+}
+
+
+def completed(
+    broken: Path, copy: Path, output: Path, manifest: Path | None, compare: bool, force: bool
+) -> int:
+    """Repair from a copy, and print what was taken."""
+    from aprfmt.repair import repair
+
+    if copy.is_dir():
+        copy = copy / broken.name
+    found = repair(broken, copy, output, manifest=manifest, compare=compare, force=force)
+    if found.unproven:
+        count = sum(stop - start for start, stop in found.unproven)
+        render.warn(
+            f"{output}: {render.size_text(count)} were taken from {broken.name} as they are, and "
+            "nothing proves them; give --manifest, or --compare to fetch and compare all bytes",
+            "unproven",
+        )
+    body = {
+        "broken": str(broken), "output": str(output), "source": str(copy),
+        "size": found.size, "taken_bytes": found.taken,
+        "ranges": [{"start": r.start, "stop": r.stop, "why": r.why} for r in found.ranges],
+        "unproven": [{"start": start, "stop": stop} for start, stop in found.unproven],
+        "proof": found.proof,
+    }  # fmt: skip
+    return render.emit(body, 0, partial(show, found, output), written=True)
+
+
+def show(found: "Repair", output: Path) -> None:
+    """Print what was taken, and what proves the result right."""
+    for one in found.ranges[:20]:
+        size = render.size_text(one.stop - one.start)
+        render.line(render.escape(f"{one.start}..{one.stop}  {size}  {one.why}"))
+    if len(found.ranges) > 20:
+        render.line(f"... {len(found.ranges) - 20} more (--json)", style="dim")
+    proof = PROOFS.get(found.proof, "nothing proves the rest")
+    render.line(
+        render.escape(f"wrote {output}: {render.size_text(found.size)}, "
+                      f"{render.size_text(found.taken)} of them new; {proof}"),
+        style="good" if found.proof and not found.unproven else "warn",
+    )  # fmt: skip
+
+
+def salvaged(broken: Path, output: Path, force: bool) -> int:
+    """Write the tensors that are sound, and print those that are not."""
+    from aprfmt.repair.salvage import salvage
+
+    found = salvage(broken, output, force=force)
+    render.warn(
+        f"{output}: {len(found.missing)} of {len(found.missing) + len(found.kept)} tensors are "
+        "missing, which the key aprfmt.repair.missing lists",
+        "salvaged",
+    )
+    body = {
+        "broken": str(broken), "output": str(output), "kept": len(found.kept),
+        "missing": found.missing,
+    }  # fmt: skip
+
+    def show_missing() -> None:
+        for name, why in found.missing.items():
+            render.line(render.escape(f"missing {name}: {why}"))
+        render.line(render.escape(f"wrote {output}: {len(found.kept)} tensors"))
+
+    return render.emit(body, 0, show_missing, written=True)

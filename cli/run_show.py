@@ -1,0 +1,102 @@
+"""What `aprfmt run` prints: the text as it comes, then how it ended and how fast it was."""
+
+import sys
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aprfmt.cli import render, running
+
+if TYPE_CHECKING:
+    from aprfmt.inference.generating import Beside
+    from aprfmt.tokenizer import Tokenizer
+
+CONTEXT = 4  # prompt tokens decoded with the output, so that its first word keeps its space
+
+
+class Writer:
+    """Turns the tokens so far into text, and prints what is new of it as it comes."""
+
+    def __init__(
+        self, tokenizer: "Beside[Tokenizer | None]", prompt: Sequence[int], *, live: bool
+    ) -> None:
+        self._later = tokenizer
+        self._context = list(prompt[-CONTEXT:])
+        self._live = live
+        self._shown = 0
+
+    @property
+    def _tokenizer(self) -> "Tokenizer | None":
+        return self._later.result
+
+    @cached_property
+    def _before(self) -> str:
+        assert self._tokenizer is not None
+        return str(self._tokenizer.decode(self._context, skip_special=True))
+
+    def text(self, ids: Sequence[int]) -> str | None:
+        """Return the text of generated ids as it reads behind the prompt; None without tokenizer.
+
+        Special tokens are left out.
+        """
+        if self._tokenizer is None:
+            return None
+        whole = self._tokenizer.decode([*self._context, *ids], skip_special=True)
+        if whole.startswith(self._before):
+            return str(whole[len(self._before) :])
+        return str(self._tokenizer.decode(ids, skip_special=True))
+
+    def show(self, ids: Sequence[int]) -> None:
+        """Print what is new, but for a character that may still be unfinished."""
+        if self._live:
+            found = self.text(ids)
+            if found is None:
+                self._print(f"{ids[-1]} ")
+            elif not found.endswith(("\ufffd", "\\")):
+                self._rest(found)
+
+    def finish(self, ids: Sequence[int]) -> None:
+        """Print what is missing, and end the line."""
+        found = self.text(ids)
+        if found is not None:
+            self._rest(found)
+        elif not self._live:
+            self._print(" ".join(map(str, ids)))
+        self._print("\n")
+
+    def _rest(self, text: str) -> None:
+        shown = "\n".join(render.escape(line) for line in text.split("\n"))
+        self._print(shown[self._shown :])
+        self._shown = len(shown)
+
+    def _print(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def report(body: dict[str, Any]) -> None:
+    """Say on stderr how it ended and how fast it was."""
+    took, stop = body["speed"], body["stop"]
+    why = {
+        "stop_token": f"stop token {stop['token']}",
+        "max_tokens": "--max-tokens reached",
+        "context": "the context is full",
+    }[stop["reason"]]
+    made = len(body["ids"])
+    parts = [f"{made} token{'' if made == 1 else 's'}, {why}"]
+    if took["decode_tokens_per_second"]:
+        parts.append(f"{took['decode_tokens_per_second']:.1f} tokens/s")
+    steps = took["steps"]
+    if steps["range_seconds"]:
+        low, high = (f"{1000 * seconds:.3g}" for seconds in steps["range_seconds"])
+        parts.append(f"a step {1000 * steps['median_seconds']:.3g} ms ({low} to {high}), the first "
+                     f"{1000 * steps['first_seconds']:.3g}")  # fmt: skip
+    if took["prefill_tokens_per_second"]:
+        parts.append(f"prompt of {took['prefill_tokens']} at "
+                     f"{took['prefill_tokens_per_second']:.1f} tokens/s")  # fmt: skip
+    parts.append(f"loaded in {took['load_seconds']:.2f} s, tokenizer beside it in "
+                 f"{took['tokenizer_seconds']:.2f} s")  # fmt: skip
+    parts.append(running.headline(body["run"]))
+    click.echo("; ".join(parts), err=True)

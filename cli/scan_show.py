@@ -1,0 +1,62 @@
+"""What `aprfmt scan` prints: the verdict, then damage, copies, families and templates."""
+
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.cli import render
+
+if TYPE_CHECKING:
+    from aprfmt.fleet.run import ScanReport
+
+DERIVED = "encoded again"  # the proof of a quantized model
+_LINES = 20  # of each list; --json and the results have all
+
+
+def show(report: "ScanReport") -> None:
+    """Print the verdict, then what is damaged, stored twice, derived and drifted."""
+    found = report.found
+    style = "bad" if found["counts"]["FAIL"] else "warn" if report.exit_code else "good"
+    render.line(verdict(report), style=style)
+    _listed("damage", [_damage(row) for row in found["damage"]], "bad")
+    copies = found["copies"]
+    if copies["tensors"]:
+        render.line(f"{copies['tensors']} tensors stored more than once: {copies['bytes']:,} bytes "
+                    "could be saved", style="head")  # fmt: skip
+    _listed("families", [
+        f"{row['model']}: {'from' if row['proof'] == DERIVED else 'like'} {row['base']}: "
+        f"{row['found']}" for row in found["families"]
+    ])  # fmt: skip
+    _listed("vocabularies with several templates", [
+        "; ".join(f"{one['models']} like {one['example']}" for one in row["templates"])
+        for row in found["templates"]
+    ])  # fmt: skip
+    left = f", {report.left} left (budget)" if report.left else ""
+    render.line(
+        f"{report.asked} asked now, {report.kept} known before{left}; rows in "
+        f"{render.escape(str(report.out))}"
+    )
+
+
+def verdict(report: "ScanReport") -> str:
+    """Return the first line: the outcome, and how many answers of which kind."""
+    counts = report.found["counts"]
+    word = "FAIL" if counts["FAIL"] else "NOT-RUN" if report.exit_code else "PASS"
+    return (
+        f"{word}: {len(report.found['models'])} models: {counts['PASS']} answers passed, "
+        f"{counts['FAIL']} failed, {counts['NOT_RUN']} not run, {counts['ERROR']} errors"
+    )
+
+
+def _damage(row: dict[str, Any]) -> str:
+    first = next(iter(row["findings"]), None)
+    said = f"{first['where']}: {first['found']}" if first else row["found"]
+    return f"{row['outcome']} {row['model']}: {row['check']}: {said}"
+
+
+def _listed(title: str, lines: list[str], style: str = "") -> None:
+    if not lines:
+        return
+    render.line(f"{title}: {len(lines)}", style="head")
+    for line in lines[:_LINES]:
+        render.line("  " + render.escape(line, 1000), style=style)
+    if len(lines) > _LINES:
+        render.line(f"  ... {len(lines) - _LINES} more (--json)", style="dim")
