@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import pytest
 
+from tests.scope import without_group
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "requirements.md"
 IDS = tuple(f"R{number:02}" for number in range(1, 76))
@@ -101,12 +103,11 @@ def summary(found: Sequence[Stood]) -> list[str]:
 # --- the hooks ----------------------------------------------------------------------------------
 
 _outcomes: dict[str, str] = {}
-_GROUP = re.compile(r"@\w+$")  # what xdist puts behind the tests of a group
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Remember how each test ended; a failing setup or teardown counts."""
-    name = _GROUP.sub("", report.nodeid)
+    name = without_group(report.nodeid)
     if report.when == "call" or report.outcome != "passed":
         if _outcomes.get(name) != "failed":
             _outcomes[name] = report.outcome

@@ -17,6 +17,11 @@ SCOPE = "APRFMT_TESTS"  # "sampled" takes the part, anything else the whole
 SAMPLED = "sampled"
 
 
+def without_group(node: str) -> str:
+    """Return a test's id without what xdist puts behind those of a group."""
+    return _GROUP.sub("", node)
+
+
 def cause(name: str) -> str:
     """Return what a seeded fault's row stands for: its first cause and its verdict."""
     from tests.diagnose.faults import FAULTS
@@ -88,6 +93,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/inference/test_parity_text.py": Family(6),
     "tests/inference/test_real_models.py": Family(1 << 64),
     "tests/inference/test_rounding.py": Family(3, architecture),
+    "tests/qa/test_gates.py": Family(3),
     "tests/robustness/test_configs.py": Family(3, first_word),
     "tests/robustness/test_files.py": Family(3),
     "tests/robustness/test_side_inputs.py": Family(4, first_word),
@@ -95,6 +101,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/tokenizer/test_hostile.py": Family(2),
     "tests/tokenizer/test_template.py": Family(3),
 }
+_GROUP = re.compile(r"@[\w./-]+$")
 _PARTS = re.compile(r"^(?P<file>[^:]+)::(?P<test>[^\[]+)\[(?P<name>.*)\]$", re.S)
 
 
@@ -106,7 +113,7 @@ def left_out(ids: Sequence[str], named: frozenset[str] = frozenset()) -> set[str
     out: set[str] = set()
     kinds: set[tuple[str, str, str]] = set()
     for node in ids:
-        found = _PARTS.match(node)
+        found = _PARTS.match(without_group(node))
         family = FAMILIES.get(found["file"]) if found else None
         if found is None or family is None:
             continue
@@ -118,7 +125,8 @@ def left_out(ids: Sequence[str], named: frozenset[str] = frozenset()) -> set[str
         kind = family.kind(found["name"]) if family.kind else ""
         first = (found["file"], found["test"], kind) not in kinds
         kinds.add((found["file"], found["test"], kind))
-        if not (first or node in named or chosen(node, family.every)):
+        plain = without_group(node)
+        if not (first or plain in named or chosen(plain, family.every)):
             out.add(node)
     return out
 

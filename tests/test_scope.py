@@ -4,10 +4,13 @@ Seen red: a family whose file is gone, a cause of which no row is taken, a hash 
 requirement's test left out.
 """
 
+import os
+
 import pytest
 
+from tests.conftest import not_run
 from tests.requirements import PAGE, ROOT, rows
-from tests.scope import FAMILIES, chosen, left_out
+from tests.scope import FAMILIES, chosen, left_out, without_group
 
 NAMED = frozenset(test for row in rows(PAGE.read_text()) for test in row.tests)
 
@@ -55,6 +58,21 @@ def test_the_first_of_each_function_and_what_a_requirement_names_are_taken() -> 
     assert not out & {ids[0], ids[7], ids[8], ids[30]} and len(out) > 30
     everywhere = [name for name in NAMED if "[" in name]
     assert not left_out(everywhere, NAMED)
+
+
+def test_the_name_of_a_group_changes_nothing() -> None:
+    file = "tests/robustness/test_side_inputs.py"
+    ids = [f"{file}::test_x[list-{n}]" for n in range(30)]
+    assert {f"{node}@side" for node in left_out(ids)} == left_out([f"{node}@side" for node in ids])
+    assert without_group("a.py::t[x@torch:cpu]@docs/extending/a-b.md") == "a.py::t[x@torch:cpu]"
+
+
+@pytest.mark.xdist_group("kept.together")
+def test_groups_reach_the_workers(request: pytest.FixtureRequest) -> None:
+    """Else what a group prepares once is prepared in every worker, and files are written twice."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        not_run("no workers")
+    assert request.node.nodeid.endswith("@kept.together")
 
 
 def test_the_choice_is_the_same_everywhere() -> None:
