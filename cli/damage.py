@@ -1,4 +1,4 @@
-"""Damage of a file that is read all the same: one line on stderr, a list in JSON, exit 2."""
+"""Damage of a file that is read nevertheless: one line on stderr, a list in JSON, exit 2."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict

@@ -74,7 +74,7 @@ def read_text(path: Path, option: str = "--text") -> str:
 
 
 def read_lines(model: "Model", path: Path) -> "Iterator[Sample]":
-    """Yield the samples of a .jsonl file; FormatError names a line that is no sample."""
+    """Yield the samples of a .jsonl file; FormatError names the first line that is not a sample."""
     from aprfmt.formats.jsonio import loads
     from aprfmt.inference.evaluation import Sample
 

@@ -33,7 +33,7 @@ class Paged:
     force: bool
 
     def check(self) -> None:
-        """Raise UsageError for what goes with a page only, OutputError for one that is there."""
+        """Raise UsageError for page options without --html, OutputError if the page exists."""
         from aprfmt.cli.options import check_new
 
         given = {"--stats": self.stats, "--vocabulary": self.vocabulary}

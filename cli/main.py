@@ -50,7 +50,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Inspect what is no command but a path or a URL; name near commands otherwise."""
+        """Inspect a path or a URL in place of a command; name near commands for any other word."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
 

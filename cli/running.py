@@ -76,7 +76,7 @@ class Where:
         )  # fmt: skip
 
     def elsewhere(self, run: bool = True) -> "Where":
-        """Return the same for another model, which is of its own kind; and has an own `run`."""
+        """Return the same for another model: without --arch, and by default without a device."""
         if not run:
             return replace(self, arch=None)
         return replace(self, arch=None, device=None, backend=None, dtype=None)
@@ -166,9 +166,10 @@ def _npy_ids(path: Path) -> list[int]:
 
 
 def parse_npy(view: memoryview, path: Path) -> list[int]:
-    """Return the integers of a .npy file's bytes; its header is not believed about their number.
+    """Return the integers of a .npy file's bytes.
 
-    Raises FormatError for what is no sequence of integers.
+    Their number is held against the size of the file, whatever its header says. Raises
+    FormatError if it does not hold one sequence of integers.
     """
     import io
 
@@ -188,7 +189,7 @@ def parse_npy(view: memoryview, path: Path) -> list[int]:
 
 
 def warn_of_length(model: "Model", ids: list[int]) -> None:
-    """Say where a prompt is longer than what the model was made for: it runs all the same."""
+    """Warn of a prompt longer than the model's context; it runs nevertheless."""
     context = int(model.hyper["context_length"])
     if len(ids) > context:
         render.warn(f"{model.path}: {len(ids)} tokens; the model was made for {context}",

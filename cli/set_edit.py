@@ -41,7 +41,7 @@ def changed_in_place(
 def parsed(
     opened: "Model", changes: tuple[tuple[str, str], ...], remove: tuple[str, ...], output: Path
 ) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Return (value by key, near names by key that nobody knows) of what was asked for."""
+    """Return (new values by key, near names by unknown key) of the changes asked for."""
     from aprfmt.conversion import NoFormatError, edits, target_of
     from aprfmt.formats import FORMATS
 
@@ -84,7 +84,7 @@ def trouble(opened: "Model") -> str | None:
 
 
 def warn(output: Path, form: str, unknown: dict[str, list[str]], why: str | None) -> None:
-    """Warn of keys that nobody knows, and of a file that is no model any more."""
+    """Warn of unknown keys, and of a file that can no longer be read as a model."""
     for key, near in unknown.items():
         names = f"near names: {', '.join(near)}" if near else "near names: none"
         render.warn(f"{output}: {key}: is no key of the file before, and none that readers of "

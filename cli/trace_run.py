@@ -94,7 +94,7 @@ def record(
 
 
 def warn_of_unknown(where: str, unknown: Mapping[str, Any]) -> None:
-    """Say which names of a foreign run are no point of ours."""
+    """Warn of the names in a foreign run that match no capture point."""
     for name, why in list(unknown.items())[:UNKNOWN]:
         render.warn(f"{where}: {name}: {why}", "unknown_point")
 

@@ -77,7 +77,7 @@ class Scored:
 def read_batch(path: Path, vocab: int) -> Batch:
     """Read ids, labels, mask and logits of an .npz; labels default to all tokens of the mask.
 
-    Raises FormatError for arrays that are no batch, or labels that are not its tokens.
+    Raises FormatError for arrays that do not form a batch, or labels that are not its tokens.
     """
     with ExitStack() as stack:
         file = NpzFile(path, stack)

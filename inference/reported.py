@@ -163,7 +163,7 @@ def _given(batch: Batch, sample: int, one: Scored, ahead: int = 1) -> Numbers:
 
 
 def _real(batch: Batch, sample: int) -> NDArray[np.bool_]:
-    """Return which tokens of a sample are no padding, the one after the last among them."""
+    """Return which tokens of a sample, and the one after the last, are not padding."""
     return np.append(batch.mask[sample], batch.label[sample, -1])
 
 

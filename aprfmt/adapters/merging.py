@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aprfmt.adapters.placing import Pair, placed, whole_tensors
+from aprfmt.adapters.placing import LowRank, placed, whole_tensors
 from aprfmt.adapters.reading import Adapter, read_adapter
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, Value
@@ -39,7 +39,9 @@ class MergedTensor(LazyTensor):
 
     info: TensorInfo
 
-    def __init__(self, base: LazyTensor, pair: Pair, *, times: int = 1, encoding: str = "") -> None:
+    def __init__(
+        self, base: LazyTensor, pair: LowRank, *, times: int = 1, encoding: str = ""
+    ) -> None:
         stored, kind = base.info, encoding or base.info.encoding
         row = ENCODINGS[kind]
         self.base, self._pair, self._times = base, pair, times
@@ -86,7 +88,7 @@ class MergedTensor(LazyTensor):
         self.base.drop()
 
 
-def merged_rows(weight: "F32", pair: Pair, start: int, stop: int) -> "F32":
+def merged_rows(weight: "F32", pair: LowRank, start: int, stop: int) -> "F32":
     """Return rows [start, stop) of a weight (float32) with a pair merged into them."""
     delta = (pair.b[start:stop] @ pair.a).astype(np.float32) * np.float32(pair.scale)
     found: F32 = weight + delta

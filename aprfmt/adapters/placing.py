@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Pair:
+class LowRank:
     """The change of one stored weight [out, in]: scale * (b @ a), both float64.
 
     With `magnitude` [out] (DoRA, float64) the changed weight's rows are given these lengths.
@@ -31,9 +31,9 @@ class Pair:
     magnitude: Array | None = None
 
 
-def placed(adapter: Adapter, base: Model) -> dict[str, Pair]:
-    """Return the pairs by the base's stored names; ConversionError for one that has no place."""
-    found: dict[str, Pair] = {}
+def placed(adapter: Adapter, base: Model) -> dict[str, LowRank]:
+    """Return the pairs by the base's stored names; ConversionError if one fits none."""
+    found: dict[str, LowRank] = {}
     for module, pair in adapter.pairs.items():
         name = _stored_name(adapter, module, base)
         if name in base:
@@ -68,7 +68,7 @@ def _stored_name(adapter: Adapter, module: str, base: Model) -> str:
     return max(ends, key=len)
 
 
-def _as_stored(adapter: Adapter, pair: Stored) -> Pair:
+def _as_stored(adapter: Adapter, pair: Stored) -> LowRank:
     a, b = factors(pair)
     magnitude = pair.parts.get("magnitude")
     if adapter.turned and not pair.embedding:
@@ -76,10 +76,10 @@ def _as_stored(adapter: Adapter, pair: Stored) -> Pair:
             raise ConversionError(f"{adapter.path}: {pair.module}: DoRA with fan_in_fan_out")
         a, b = b.T, a.T
     lengths = None if magnitude is None else magnitude.numpy().astype(np.float64).reshape(-1)
-    return Pair(a, b, pair.scale, lengths)
+    return LowRank(a, b, pair.scale, lengths)
 
 
-def _by_role(adapter: Adapter, pair: Stored, name: str, base: Model) -> tuple[str, Pair]:
+def _by_role(adapter: Adapter, pair: Stored, name: str, base: Model) -> tuple[str, LowRank]:
     """Return the base's name of a weight that it spells otherwise, and the pair in its rows."""
     from aprfmt.arch.bind import bind, groups_for
 
@@ -97,7 +97,7 @@ def _by_role(adapter: Adapter, pair: Stored, name: str, base: Model) -> tuple[st
     return there.stored[0], moved(_as_stored(adapter, pair), group, there, base, adapter)
 
 
-def moved(pair: Pair, here: "Group", there: "Group", base: Model, adapter: Adapter) -> Pair:
+def moved(pair: LowRank, here: "Group", there: "Group", base: Model, adapter: Adapter) -> LowRank:
     """Return a pair with its rows in the order of another style; ConversionError where it cannot.
 
     Rows may be permuted: then those of `b` are, and the lengths.
@@ -119,7 +119,7 @@ def moved(pair: Pair, here: "Group", there: "Group", base: Model, adapter: Adapt
         return np.ascontiguousarray(arrays[0])
 
     lengths = None if pair.magnitude is None else turned(pair.magnitude)
-    return Pair(pair.a, turned(pair.b), pair.scale, lengths)
+    return LowRank(pair.a, turned(pair.b), pair.scale, lengths)
 
 
 def whole_tensors(adapter: Adapter, base: Model) -> Mapping[str, Any]:

@@ -73,7 +73,7 @@ class Adapter:
 
 
 def read_adapter(path: Path) -> tuple[Model, Adapter]:
-    """Open an adapter; the caller closes the model. FormatError for what is none, or not whole."""
+    """Open an adapter; the caller closes the model. FormatError if the file is not one."""
     model = open_model(path)
     try:
         return model, _read(model)
@@ -112,7 +112,7 @@ def _read(model: Model) -> Adapter:
 def _refuse(
     model: Model, config: Mapping[str, Any], whole: Mapping[str, View], spelling: str
 ) -> None:
-    """Raise for an adapter that is no LoRA, or holds what is not read here."""
+    """Raise for an adapter that is not a LoRA, or has parts that are not supported here."""
     kind = config.get("peft_type", "LORA")
     if kind != "LORA":
         raise UnsupportedError(f"{model.path}: peft_type is {kind!r}; LORA is what is read")

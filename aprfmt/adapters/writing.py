@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.adapters.placing import Pair, moved, placed, whole_tensors
+from aprfmt.adapters.placing import LowRank, moved, placed, whole_tensors
 from aprfmt.adapters.reading import Adapter, Stored, read_adapter
 from aprfmt.base.protocols import Note, TensorInfo, Typed
 from aprfmt.codecs import encode
@@ -98,7 +98,7 @@ def _outputs(
             yield end, _row(end, stored, "magnitude", made.magnitude)
 
 
-def _in_style(adapter: Adapter, model: Model, style: str) -> Mapping[str, Pair]:
+def _in_style(adapter: Adapter, model: Model, style: str) -> Mapping[str, LowRank]:
     """Return the pairs by the base's names, their rows in the order of a style."""
     from aprfmt.arch.bind import groups_for
 

@@ -26,7 +26,7 @@ _Ends = frozenset[int]
 def matches_start(pattern: str, name: str) -> bool:
     """Say whether `pattern` matches at the start of `name`, as `re.match` does.
 
-    Raises CodecError for a pattern that is none, is too long, or looks back or behind; names that
+    Raises CodecError for a pattern that is wrong, is too long, or looks back or behind; names that
     are longer than any tensor's match nothing.
     """
     if len(name) > LONGEST:
@@ -70,7 +70,7 @@ def _inner(node: Node) -> list[Iterable[Node]]:
 
 
 def _check(nodes: Iterable[Node], pattern: str) -> None:
-    """Raise CodecError for what is not matched here."""
+    """Raise CodecError for a construct that is not supported here."""
     for node in nodes:
         op, value = node
         known = op in (*_REPEAT, *_ONE, _constants.BRANCH, _constants.SUBPATTERN, _constants.AT)

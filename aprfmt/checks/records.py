@@ -60,7 +60,7 @@ class Result:
 class NotRun(AprfmtError):
     """A check could not run, or not on everything; the message is the reason. Never a pass.
 
-    `findings` are what it found all the same: a failure among them fails the check.
+    `findings` are what it found until then: a failure among them fails the check.
     """
 
     def __init__(self, reason: str, findings: Iterable[Finding] = ()) -> None:

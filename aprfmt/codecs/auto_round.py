@@ -30,7 +30,7 @@ _FLOATS: Mapping[tuple[str, int], str] = {
 
 
 def _rewritten(said: Mapping[str, Any]) -> Config | None:
-    """Return a section of the method whose packing is named; None for what is left as it is."""
+    """Return a section of the method whose packing is named; None for a layer left unquantized."""
     bits = said.get("bits")
     if isinstance(bits, int) and bits >= _LEFT:
         return None

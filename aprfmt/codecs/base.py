@@ -286,7 +286,7 @@ class BlockCodec(Codec):
     ) -> Mapping[str, bytes]:
         """Return whole blocks of float32 `x`; a flat codec pads the last one with zeros.
 
-        Raises CodecError for a NaN or an infinity, or rows that are no whole number of blocks.
+        Raises CodecError for a NaN or an infinity, or rows that are not a whole number of blocks.
         """
         rows = as_rows(self.name, x)
         weights = self._weights(rows, importance)

@@ -52,7 +52,7 @@ def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
 
 
 def groups_of(parts: Parts, config: Config, inputs: int, groups: int) -> Array:
-    """Return the group [in] of each input; CodecError for one that has no scale."""
+    """Return the group [in] of each input; CodecError for an input without a scale."""
     if ".g_idx" in parts:
         index = array(NAME, parts, ".g_idx", _INT)
         fits(NAME, ".g_idx", index.shape, (inputs,))

@@ -132,7 +132,7 @@ def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
 
 
 def _spread(values: Array, shape: tuple[int, ...], config: Config) -> Array:
-    """Return scales that are no groups as an array that broadcasts over the weight."""
+    """Return scales of rows, tiles or the weight as an array that broadcasts over the weight."""
     if values.size == 1:
         return values.reshape((1,) * len(shape))
     if config.get("quant_algo") in _TILED:

@@ -1,4 +1,4 @@
-"""How far two values of one capture point are apart, and which of them are no numbers."""
+"""How far two values of one capture point are apart, and which of them are NaN or infinite."""
 
 import math
 from dataclasses import dataclass

@@ -101,7 +101,7 @@ LEAST_ROUNDED, ALIKE_PRODUCTS = 0.1, 6.0
 
 
 def products_of(largest: float, middle: float, smallest: float) -> str:
-    """Return the arithmetic that the relative errors of all products tell, "" for none."""
+    """Return the arithmetic that the relative errors of all products point to; "" if to none."""
     if not smallest * ALIKE_PRODUCTS >= middle or not largest <= ALIKE_PRODUCTS * middle:
         return ""
     for dtype in ("tf32", "float16", "bfloat16"):

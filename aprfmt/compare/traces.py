@@ -121,7 +121,7 @@ def check_ids(a: TraceLike, b: TraceLike) -> None:
 
 
 def unchecked_tokens(a: TraceLike, b: TraceLike) -> tuple[str, ...]:
-    """Say which side does not record its tokens: it may be of others, and nobody would see."""
+    """Say which side does not record its tokens: it may be a run of other tokens, unnoticed."""
     return tuple(
         f"token ids: {label} does not record them, so they were not checked"
         for label, trace in (("this trace", a), ("the reference", b))

@@ -1,4 +1,4 @@
-"""What became of every tensor and companion file of a source in a copy: nothing is lost unsaid.
+"""What became of every tensor and companion file of a source in a copy: no loss goes unreported.
 
 Two open models are held together: no plan of a conversion is believed. Every stored tensor, the
 scales of packed weights, a tied head and the files beside the weights are copied, transformed or

@@ -78,7 +78,7 @@ def split_type(left: str, model: Model) -> tuple[str, str]:
 
 
 def parse(model: Model, key: str, wished: str, text: str) -> Value | Typed:
-    """Return `text` as the value of a model's key; `wished` is the type asked for, "" for none.
+    """Return `text` as the value of a model's key; `wished` is the type asked for, "" if none was.
 
     `@FILE` means the content of the file. Raises UsageError if the text does not fit the type.
     """

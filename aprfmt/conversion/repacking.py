@@ -88,7 +88,7 @@ class RepackedTensor(LazyTensor):
 
 
 def _beside(origin: LazyTensor) -> Iterator[tuple[str, bytes]]:
-    """Yield the numbers beside a packed weight that are none of its own, as float32."""
+    """Yield the numbers stored beside a packed weight that are not part of it, as float32."""
     for name, suffixes in BESIDE.items():
         for part in (origin.parts.get(suffix) for suffix in suffixes):
             if part is not None:
@@ -168,7 +168,7 @@ def find(model: Model, target: FormatSpec, options: Options, *, copied: bool) ->
 
 
 def _asked(model: Model, options: Options) -> Mapping[str, str]:
-    """Return the encodings that somebody asked for, by the names of stored tensors."""
+    """Return the encodings asked for by options, by the names of stored tensors."""
     found = dict.fromkeys(model, options.encoding) if options.encoding else {}
     if options.tensor_encodings:
         names, every = list(model), list(spellings_by_name(model).values())
@@ -214,7 +214,7 @@ def _together(output: Output, held: Sequence[Substitute], name: str) -> bytes:
 def check_exact(
     outputs: Sequence[Output], found: Repacking, options: Options, path: object
 ) -> None:
-    """Raise ConversionError if values would change in repacks that nobody asked for."""
+    """Raise ConversionError if values would change in a repack that no option allows."""
     if options.allow_inexact:
         return
     changed: dict[str, RepackedTensor] = {

@@ -52,7 +52,7 @@ class Both:
     # --- without a pass -------------------------------------------------------------------------
 
     def quantify(self) -> None:
-        """Compare what differing hyperparameters come to; equal ones are no difference."""
+        """Compare what differing hyperparameters result in; equal results do not count."""
         levels, coverage = self.levels, self.levels.coverage
         for i, (finding, part) in enumerate(zip(levels.findings, levels.parts, strict=True)):
             if finding.level != "config" or not part.hyper or part.keys:

@@ -159,7 +159,7 @@ def no_row_in_common(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> 
 
 
 def neighbour(key: str, a: TraceLike, b: TraceLike, bound: float) -> str:
-    """Return the point of A that B's value of `key` equals, "" where there is none.
+    """Return the point of A whose value equals B's value of `key`; "" if no point's does.
 
     Sums with the residual stream count: `out` less `in` is what the layer added.
     """

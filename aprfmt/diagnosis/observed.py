@@ -55,7 +55,7 @@ def _bound(a: TraceLike, b: TraceLike, key: str) -> float:
 
 
 def _parted(x: Any, y: Any, bound: float) -> str:
-    """Say which statistics differ by more than a share of the values' size; "" for none."""
+    """Say which statistics differ by more than a share of the values' size; "" if none does."""
     if x is None or y is None:
         return ""
     size = max(abs(v) for v in (x.std, y.std, x.absmax, y.absmax, 1e-30) if v is not None)

@@ -18,7 +18,7 @@ from aprfmt.diagnosis.world import MOVES
 
 
 def arithmetic(found: Pass) -> str:
-    """Return the dtype of the arithmetic that the errors of all products tell, "" for none.
+    """Return the dtype of the arithmetic that the errors of all products point to; "" if to none.
 
     Only points count whose operations are one product and perhaps its bias. Where weights are
     quantized, values that were never quantized make such errors too: nothing is then said.

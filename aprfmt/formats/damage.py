@@ -53,7 +53,7 @@ class Faults:
             self.broken.setdefault(name, error)
 
     def first(self, error: FormatError) -> FormatError:
-        """Return the first collected fault, or `error`, which ended parsing, if there is none."""
+        """Return the first collected fault; without one, `error`, which ended parsing."""
         return self._errors[0] if self._errors else error
 
     def rename(self, names: Mapping[str, str]) -> None:

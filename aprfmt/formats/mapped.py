@@ -45,7 +45,7 @@ def open_regular(path: Path) -> int:
 def open_bytes(path: Path) -> ByteSource:
     """Open a file where it lies: mapped from this machine, or read by range from elsewhere.
 
-    Raises FormatError for what is no regular file, RemoteError where an address does not answer.
+    Raises FormatError if it is not a regular file, RemoteError where an address does not answer.
     """
     if isinstance(path, RemotePath):
         from aprfmt.remote.file import RemoteFile

@@ -155,7 +155,7 @@ def _target(name: str) -> str:
 
 
 def _pieces(path: Path, record: Path) -> list[Piece] | None:
-    """Return what a patch still has to write into a file; None if it is none of that file."""
+    """Return what a patch still has to write into a file; None if it is another file's."""
     try:
         fd = os.open(record, os.O_RDONLY | _FLAGS | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError:

@@ -151,7 +151,7 @@ class SequentialSink:
 
     @property
     def layout(self) -> str:
-        """A digest of the plan: every name and size, and all bytes that are no tensor's."""
+        """A digest of the plan: every name and size, and all bytes outside the tensors."""
         digest = hashlib.sha256()
         for program in self._programs or ():
             digest.update(f"{program.path.name!r} {len(program.head)}\n".encode())

@@ -252,7 +252,7 @@ class Model(Mapping[str, View]):
 
     @cached_property
     def unread(self) -> "Unread | None":
-        """The packed weights that config.json speaks of and nobody here decodes; None without."""
+        """The packed weights in config.json that no codec here decodes; None if there are none."""
         from aprfmt.model.unread import unread
 
         why = str(self._unread[0]) if self._unread else ""

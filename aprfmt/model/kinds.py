@@ -29,7 +29,7 @@ class Kind:
 
 
 def kind_of(model: "Model") -> Kind | None:
-    """Return what a file is that is no whole model, None for a model."""
+    """Return the kind of a file that is not a whole model; None for a model."""
     return next((kind for kind in KINDS if kind.is_one(model)), None)
 
 

@@ -28,7 +28,7 @@ def folder() -> Path:
 
 
 def limit() -> int:
-    """Return how many bytes may be kept. Raises UsageError for a limit that is no number."""
+    """Return how many bytes may be kept. Raises UsageError for a limit that is not a number."""
     text = os.environ.get(LIMIT, str(DEFAULT_LIMIT))
     if not text.isdecimal():
         raise UsageError(

@@ -46,7 +46,7 @@ class Target:
 
 
 def target(url: str, where: str) -> Target:
-    """Take a URL apart. Raises RemoteError for one that is none, or not http or https."""
+    """Take a URL apart. Raises RemoteError for text that is not a URL, or not http or https."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port

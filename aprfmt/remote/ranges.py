@@ -23,7 +23,7 @@ class Denied(RemoteError):
 
 
 class Gone(RemoteError):
-    """There is no such file."""
+    """The file does not exist at that address."""
 
 
 class Ranges:

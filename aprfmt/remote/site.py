@@ -27,7 +27,7 @@ class Site(Protocol):
     """A root under which files have names."""
 
     def facts(self, inner: str) -> Facts | None:
-        """Return what is known of a file, None where there is none of that name."""
+        """Return what is known of a file, None if the site has no file of that name."""
         ...
 
     def is_folder(self, inner: str) -> bool:

@@ -24,7 +24,7 @@ Fetch = Callable[[int, int], memoryview]
 
 
 class _Pool:
-    """Threads that end with the program: one that waits for a dead server keeps nobody waiting."""
+    """Threads that end with the program, even while one waits for a server that does not answer."""
 
     def __init__(self, count: int) -> None:
         self._jobs: SimpleQueue[tuple[Future[memoryview], Fetch, int, int]] = SimpleQueue()

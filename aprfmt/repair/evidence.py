@@ -23,7 +23,7 @@ def tensors_of(file: ByteSource, partial: bool = False) -> Mapping[str, TensorIn
 
 
 def header_end(file: ByteSource) -> int:
-    """Return where the tensors of a sound file begin; FormatError for one that is not sound."""
+    """Return where the tensors of a sound file begin; FormatError if the file is damaged."""
     parsed = _parsed(file)
     return min([info.offset for info in parsed.infos.values() if info.nbytes] or [file.size])
 

@@ -48,7 +48,7 @@ def is_table(path: Path) -> bool:
 
 
 def _rows(path: Path) -> dict[str, Mapping[str, Any]]:
-    """Return the columns of every name; {} for what is no such table."""
+    """Return the columns of every name; {} if the file is not a table of statistics."""
     if path.suffix == ".json":
         said = loads(_text(path), str(path), max_bytes=MAX_BYTES)
         said = said.get("statistics", said) if isinstance(said, dict) else said
@@ -74,7 +74,7 @@ def _rows(path: Path) -> dict[str, Mapping[str, Any]]:
 def load_table(
     path: Path, ids: Sequence[int] | None = None, model: Model | None = None
 ) -> Iterator[Trace]:
-    """Open a table as a trace of statistics; FormatError for an entry that is no number."""
+    """Open a table as a trace of statistics; FormatError for an entry that is not a number."""
     rows = _rows(path)
     records: dict[str, Record] = {}
     unknown: dict[str, str] = {}

@@ -116,6 +116,10 @@ def test_every_kind_of_extension_has_its_page() -> None:
         "adding_a_format.md", "adding_a_hypothesis.md", "adding_an_architecture.md",
         "adding_an_engine.md",
     }  # fmt: skip
+    for page in PAGES:  # a room with a project installs it before the page's commands run
+        if page.parent.name == "extending":
+            assert "pyproject.toml" in [block.title for block in examples.files(page)], page.name
+            assert list(examples.examples(page)), page.name
 
 
 def test_no_fenced_command_is_overlooked() -> None:

@@ -166,7 +166,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parse(manifest: Any, path: Path) -> dict[str, Any]:
-    """Return a manifest's JSON value once it is known to be one; FormatError."""
+    """Return the JSON value of a manifest; FormatError if the file is not a manifest."""
     if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
         raise FormatError(f"{path}: is no hash manifest; expected schema {SCHEMA}")
     wanted: tuple[tuple[str, Mapping[str, type]], ...] = (

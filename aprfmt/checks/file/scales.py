@@ -87,7 +87,7 @@ def _q8_k(blocks: "Blocks") -> Any:
 
 
 def _tq1_0(blocks: "Blocks") -> Any:
-    """Look for bytes that are no five (four, in qh) digits of base 3."""
+    """Look for bytes that do not encode five (in qh: four) base-3 digits."""
     five, four = np.ones(256, bool), np.ones(256, bool)
     five[[(number * 256 + 242) // 243 for number in range(243)]] = False
     four[[(number * 3 * 256 + 242) // 243 for number in range(81)]] = False

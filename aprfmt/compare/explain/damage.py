@@ -257,7 +257,7 @@ def _match(
     data: bytes,
     own: tuple[LazyTensor | None, int],
 ) -> str:
-    """Return the place in a tensor that holds all of `data`; "" if there is none."""
+    """Say where a tensor contains all of `data`, in words; "" if it does not."""
     here = window.find(needle)
     while here >= 0:
         begin = start + here - at

@@ -157,7 +157,7 @@ def _home(key: str) -> str:
 
 
 def _open(row: TensorDiff) -> bool:
-    """Say whether a tensor differs for no reason, or for one that may be a part of a fold."""
+    """Say whether a tensor's difference is unexplained, or its cause may be part of a fold."""
     found = row.explanation
     return row.verdict == "DIFFERENT" and (
         found is None or not found.confirmed or found.cause in ALONE

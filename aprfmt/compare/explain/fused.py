@@ -85,7 +85,7 @@ def _stacked(
 
 
 def _turned(at: "Array", names: str) -> str:
-    """Return the rotation, "" if it is none."""
+    """Return the rotation in words; "" if nothing is rotated."""
     n = len(at)
     by = int(at[0])
     if by and np.array_equal(at, (np.arange(n) + by) % n):

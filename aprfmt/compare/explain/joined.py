@@ -138,7 +138,7 @@ def _keys(case: Case) -> tuple[str, ...]:
 def _order(
     context: Surroundings, rows: Mapping[str, TensorDiff], family: Family, case: Case | None
 ) -> Order | None:
-    """Return the order that makes all rows equal; None if there is none, or nothing to explain."""
+    """Return the order that makes all rows equal; None if no order does, or if nothing differs."""
     if case is None or not _wanted(rows, _keys(case)):
         return None
     assert isinstance(case.a, Joined)
@@ -157,7 +157,7 @@ def _order(
 
 
 def _wanted(rows: Mapping[str, TensorDiff], keys: Sequence[str]) -> bool:
-    """Say whether a member differs for no reason, or for one that may be a part of the whole."""
+    """Say whether a member's difference is unexplained, or its cause may be part of the group's."""
     return any(
         rows[key].verdict == "DIFFERENT"
         and (

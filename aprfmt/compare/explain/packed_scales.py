@@ -77,7 +77,7 @@ def scales(copy: Copy, *, related: bool = True) -> Iterator[Explanation]:
 
 
 def _divides(grouping: Grouping, copy: Copy) -> bool:
-    """Say whether cells are no larger than the copy's own."""
+    """Say whether these cells fit inside the copy's own."""
     own = copy.grouping
     tall, wide = own.rows or copy.y.shape[0], own.columns or copy.y.shape[1]
     rows, columns = grouping.rows or copy.y.shape[0], grouping.columns or copy.y.shape[1]

@@ -169,7 +169,7 @@ def split_effect(bench: Bench, a: Parts, b: Parts, group: Sequence[str]) -> Effe
     """Return the effect of a group on what texts are split into before merging.
 
     With a vocabulary of short pieces another splitting may leave the ids of every probe as they
-    are; what the pre-tokenizer itself gives differs all the same.
+    are; what the pre-tokenizer itself gives differs even then.
     """
     read = [words(bench, parts) for parts in (a, exchanged(a, b, group), exchanged(b, a, group))]
     labels, rest = (apart(read[0], other) for other in read[1:])

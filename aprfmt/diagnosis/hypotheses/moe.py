@@ -13,7 +13,7 @@ from aprfmt.inference.context import Context, PassFacts
 
 Array = NDArray[Any]
 STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-MAX_TRIES = 5000  # assignments of experts to slots tried for a token
+MAX_TRIES = 5000  # assignments of experts to choices tried for a token
 
 
 def _routes_here(case: Case) -> bool:
@@ -124,7 +124,7 @@ def order(case: Case) -> Iterator[Change]:
 
 
 def _mapping(case: Case, calls: list[Any], count: int) -> list[int] | None:
-    """Return the expert behind each number, by a vote of the tokens; None if there is none."""
+    """Return the expert behind each number, by a vote of the tokens; None if no mapping wins."""
     tokens = case.tokens
     outputs = _every_output(case, count)
     if outputs is None:
@@ -143,18 +143,18 @@ def _mapping(case: Case, calls: list[Any], count: int) -> list[int] | None:
     wanted = case.view.theirs - (point - routed)
     votes = np.zeros((count, count))
     for token in case.rows.tolist():
-        slots = chosen[token]
-        if not slots or count ** len(slots) > MAX_TRIES:
+        picked = chosen[token]
+        if not picked or count ** len(picked) > MAX_TRIES:
             continue
         best, answer = np.inf, None
-        for guess in itertools.permutations(range(count), len(slots)):
-            total = sum(w * outputs[g][token] for g, (_, w) in zip(guess, slots, strict=True))
+        for guess in itertools.permutations(range(count), len(picked)):
+            total = sum(w * outputs[g][token] for g, (_, w) in zip(guess, picked, strict=True))
             away = float(np.linalg.norm(total - wanted[token]))
             if away < best:
                 best, answer = away, guess
         scale = max(float(np.linalg.norm(wanted[token])), 1e-30)
         if answer is not None and best <= 0.01 * scale:
-            for g, (e, _) in zip(answer, slots, strict=True):
+            for g, (e, _) in zip(answer, picked, strict=True):
                 votes[e, g] += 1
     mapping = [int(np.argmax(row)) if row.any() else -1 for row in votes]
     left = [g for g in range(count) if g not in mapping]

@@ -232,7 +232,7 @@ def _skip_numbers(cursor: Cursor, element: ValueType, count: int, what: str) -> 
 
 
 def report_bool(cursor: Cursor, what: str, at: int, found: int) -> None:
-    """Report a byte that is no bool to the cursor's faults."""
+    """Report a byte that is not 0 or 1 to the cursor's faults."""
     error = FormatError(
         f"{cursor.where}: {what} has a bool of {found} at offset {at}; GGUF has 0 and 1; "
         "the file is damaged"

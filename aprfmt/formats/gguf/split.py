@@ -51,7 +51,7 @@ def _whole(parsed: Parsed, key: str) -> int | None:
 def siblings(path: Path, parsed: Parsed) -> list[str]:
     """Return the names of all files of the model that `path` belongs to, in order.
 
-    A file that is no split is its own list. Raises FormatError where the split's keys and the
+    Without a split, the file alone. Raises FormatError where the split's keys and the
     file's name disagree: the other files' names could then not be told.
     """
     count = _whole(parsed, SPLIT_COUNT)

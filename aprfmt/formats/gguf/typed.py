@@ -35,7 +35,7 @@ _BOUNDS: Mapping[str, tuple[int, int]] = {
 
 
 def encode_key(key: str) -> bytes:
-    """Return a key as stored. Raises ConversionError for one that GGUF cannot hold."""
+    """Return a key as stored. Raises ConversionError for a key that GGUF cannot store."""
     try:
         raw = key.encode()
     except UnicodeEncodeError:
