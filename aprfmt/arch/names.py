@@ -32,6 +32,7 @@ _BETRAYS: dict[str, tuple[str, ...]] = {
         *PREFIXES["hf"],
         "gpt_neox.",
         "biogpt.",
+        "backbone.",
         "encoder.",
         "embeddings.",
         "layers.",

@@ -76,11 +76,30 @@ HYPER_NAMES: dict[str, str] = {
     "swiglu_alpha": "gain inside the sigmoid of gpt-oss's activation, None elsewhere",
 }
 
+# What only some architectures have: their tables add rows for it, and no others have one.
+SPECIAL_NAMES: dict[str, str] = {
+    "attention_layers": "tuple of bool: has layer i attention (hybrids)",
+    "ssm_layers": "tuple of bool: does layer i mix by a state space model (mamba)",
+    "mlp_layers": "tuple of bool: has layer i a dense MLP (nemotron_h: a layer is one thing only)",
+    "ssm_size": "inner width of a state space mixer",
+    "ssm_state": "numbers of state for each of its channels",
+    "ssm_rank": "rank of the compressed time step (mamba)",
+    "ssm_heads": "heads of a state space mixer (mamba2)",
+    "ssm_groups": "groups of heads that share B and C (mamba2)",
+    "ssm_group_size": "channels in a group: ssm_size / ssm_groups",
+    "ssm_norm": "state space mixers have a norm before their output",
+    "ssm_inner_norms": "norms without weights on time step, B and C (falcon_mamba)",
+    "ssm_bias": "a mixer's input and output projections have biases",
+    "conv_bias": "short convolutions have biases",
+    "folded_factors": "factors that llama.cpp expects in the weights (falcon_h1), None without",
+}
+
 # Roles (the part before .weight) whose tensors ggml's readers expect as F32, besides everything
 # one-dimensional: norms, expert routers, tables of positions and token types, kernels of short
 # convolutions. Source: llama.cpp's converter.
 F32_ROLES = (
     "_norm", "ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "token_types", "ssm_conv1d",
+    "ssm_a", "ssm_d", "shortconv.conv",
 )  # fmt: skip
 
 

@@ -13,6 +13,13 @@ _SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_
             "sep_token_id": 2}  # fmt: skip
 BASE, CAUSAL, MASKED = "AutoModel", "AutoModelForCausalLM", "AutoModelForMaskedLM"
 
+_MAMBA = {
+    "hidden_size": 24, "num_hidden_layers": 3, "vocab_size": 56, "state_size": 5,
+    "time_step_rank": 3,
+}  # fmt: skip
+_HYBRID = {**SIZES, **_SPECIAL, "num_hidden_layers": 4, "num_key_value_heads": 2}
+_MAMBA2 = {"mamba_n_heads": 6, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 5}
+
 # label -> (architecture, transformers' model type, loader, configuration)
 LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
     "bert": ("bert", "bert", BASE, _TYPED),
@@ -57,6 +64,28 @@ LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
         "n_embd": 24, "n_layer": 3, "n_head": 4, "vocab_size": 56, "n_positions": 128,
         "rotary_dim": 4,
     }),
+    "mamba": ("mamba", "mamba", CAUSAL, _MAMBA),
+    "falcon_mamba": ("falcon_mamba", "falcon_mamba", CAUSAL, _MAMBA),
+    "mamba2": ("mamba2", "mamba2", CAUSAL, {
+        "hidden_size": 24, "num_hidden_layers": 3, "vocab_size": 56, "state_size": 4, "head_dim": 8,
+        "num_heads": 6, "n_groups": 2,
+    }),
+    "jamba": ("jamba", "jamba", CAUSAL, {
+        **_HYBRID, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
+        "expert_layer_offset": 1, "num_experts": 4, "mamba_d_state": 5, "mamba_dt_rank": 3,
+    }),
+    "bamba": ("bamba", "bamba", CAUSAL, {**_HYBRID, **_MAMBA2, "attn_layer_indices": [1, 3]}),
+    "granitemoehybrid": ("granite_hybrid_moe", "granitemoehybrid", CAUSAL, {
+        **_HYBRID, **_MAMBA2, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "shared_intermediate_size": 20, "layer_types": ["mamba", "attention", "mamba", "mamba"],
+    }),
+    "granitemoehybrid-dense": ("granite_hybrid", "granitemoehybrid", CAUSAL, {
+        **_HYBRID, **_MAMBA2, "num_local_experts": 0, "num_experts_per_tok": 0,
+        "shared_intermediate_size": 20, "layer_types": ["mamba", "attention", "mamba", "mamba"],
+    }),
+    "falcon_h1": ("falcon_h1", "falcon_h1", CAUSAL, {
+        **_HYBRID, **_MAMBA2, "mamba_d_ssm": 48, "mamba_rms_norm": True, "head_dim": 6,
+    }),
 }  # fmt: skip
 # What a file of GGUF has no place for.
 HOMELESS = {"bert": "pooler", "jina_embeddings_v3": "pooler", "eurobert": "output.weight"}
@@ -64,6 +93,8 @@ HOMELESS = {"bert": "pooler", "jina_embeddings_v3": "pooler", "eurobert": "outpu
 # and norms that it names itself.
 UNMAPPED = {
     "llama4": ("ffn_gate_exps", "ffn_up_exps"), "bitnet": ("attn_sub_norm", "ffn_sub_norm"),
+    "granitemoehybrid": ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_shexp", "ffn_up_shexp"),
+    "granitemoehybrid-dense": ("ffn_gate", "ffn_up", "ffn_down"),
 }  # fmt: skip
 
 

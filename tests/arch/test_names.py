@@ -35,6 +35,9 @@ _DRAFT = {
         "eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm",
     )
 }  # fmt: skip
+_GRANITE_MOE = {"ffn_gate_inp"} | {
+    f"ffn_{part}_{kind}" for part in ("gate", "up", "down") for kind in ("exps", "shexp")
+}
 UNFILLED = {
     "llama": {"ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
     "mistral": {"ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
@@ -55,6 +58,9 @@ UNFILLED = {
     "jina_embeddings_v3": {"output_norm"},
     "mpt": {"attn_q_norm", "attn_k_norm", "ffn", "position_embd"},
     "gpt_bigcode": set(),
+    "bamba": _GRANITE_MOE,
+    "granite_hybrid": _GRANITE_MOE,
+    "granite_hybrid_moe": {"ffn_gate", "ffn_up", "ffn_down"},
     "ministral3": {"ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
 }
 
@@ -90,7 +96,7 @@ MERGED = {
     "down_proj_bias": "down_proj.bias",
     "gate.e_score_correction_bias": "gate.e_score_correction.bias",
     "moe.e_score_correction_bias": "moe.e_score_correction.bias",
-    "linear_attn.dt_bias": "linear_attn.dt_proj.bias",
+    ".dt_bias": ".dt_proj.bias",
 }
 
 
@@ -101,7 +107,7 @@ def converters_name(name: str) -> str:
     for ours, theirs in MERGED.items():
         if ours in merged and not merged.endswith(theirs):
             merged = merged.replace(ours, theirs)
-    whole = (".weight", ".bias", ".A_log")
+    whole = (".weight", ".bias", ".A_log", ".D")
     merged = merged if merged.endswith(whole) else merged + ".weight"
     return merged.replace("model.layers.0.feed_forward", "layers.0.feed_forward")
 
