@@ -83,6 +83,10 @@ FALCON_H1 = named(
             "llama.cpp expects the weights multiplied by these factors, and has no key for them: "
             "it would run this file without them",
         ),
+        Loss(
+            "gguf", "ssm_norm", lambda hp: hp["ssm_norm"],
+            "llama.cpp applies the mixers' norm behind the gate, this model before it",
+        ),
     ),
     derived=ROPE_TENSORS,
 )  # fmt: skip

@@ -27,7 +27,7 @@ from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.rows import LAYER, RoleRow, experts, gated_mlp, norm, tables, whole
-from aprfmt.arch.spec import Binding, Facts, HyperRule
+from aprfmt.arch.spec import Binding, Facts, HyperRule, Loss
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -100,6 +100,13 @@ BAMBA = named(
         _rotated(True),
         attention_layers(by_index("attn_layer_indices"), indices("attn_layer_indices")),
         *_SSM_RULES,
+    ),
+    lost=(
+        Loss(
+            "gguf", "rope_dim", lambda hp: hp["rope_dim"] != hp["head_dim"],
+            "the converter reorders whole heads, so that llama.cpp rotates other pairs than this "
+            "model does",
+        ),
     ),
     evidence=_is_bamba, derived=ROPE_TENSORS,
 )  # fmt: skip

@@ -190,7 +190,8 @@ MAMBA = named(
 )  # fmt: skip
 FALCON_MAMBA = named(
     "falcon_mamba", ("falcon_mamba", "FalconMambaForCausalLM"), "mamba",
-    _rows(mamba_mixer(_MIXER)), _mamba(*_MAMBA_HYPER, _normed(True)), evidence=_is_falcon, ignored=_UNUSED,
+    _rows(mamba_mixer(_MIXER)), _mamba(*_MAMBA_HYPER, _normed(True)), ignored=_UNUSED,
+    evidence=_is_falcon,
 )  # fmt: skip
 MAMBA2 = named(
     "mamba2", ("mamba2", "Mamba2ForCausalLM"), "mamba2",

@@ -79,8 +79,8 @@ HYPER_NAMES: dict[str, str] = {
 # What only some architectures have: their tables add rows for it, and no others have one.
 SPECIAL_NAMES: dict[str, str] = {
     "attention_layers": "tuple of bool: has layer i attention (hybrids)",
-    "ssm_layers": "tuple of bool: does layer i mix by a state space model (mamba)",
     "mlp_layers": "tuple of bool: has layer i a dense MLP (nemotron_h: a layer is one thing only)",
+    "ssm_layers": "tuple of bool: does layer i mix by a state space model (mamba)",
     "ssm_size": "inner width of a state space mixer",
     "ssm_state": "numbers of state for each of its channels",
     "ssm_rank": "rank of the compressed time step (mamba)",

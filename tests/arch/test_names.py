@@ -27,7 +27,7 @@ every_in_gguf = pytest.mark.parametrize("tiny", IN_GGUF, ids=lambda tiny: tiny.i
 # Base names of the gguf package that are not roles here: rope_freqs and factors are
 # hyperparameters, and no converter writes the others.
 NO_ROLES = {"rope_freqs", "rope_factors_long", "rope_factors_short", "blk.{bid}.attn_rot_embd"}
-ONCE = {"cls", "cls.output", "cls.norm", "output_norm", "position_embd", "token_types"}
+ONCE = {"dense_2", "cls", "cls.output", "cls.norm", "output_norm", "position_embd", "token_types"}
 # Base names llama.cpp knows for an architecture that its Hugging Face form never fills: llama's
 # experts are mixtral, phi2 has one norm, phi3's q, k, v and deepseek's are stored together.
 _DRAFT = {
@@ -58,6 +58,9 @@ UNFILLED = {
     "jina_embeddings_v3": {"output_norm"},
     "mpt": {"attn_q_norm", "attn_k_norm", "ffn", "position_embd"},
     "gpt_bigcode": set(),
+    "lfm2": {"dense_2"},  # of an embedding model's own projection
+    # Experts on a compressed stream (moe_latent_size), and MLPs beside experts.
+    "nemotron_h_moe": {"ffn_latent_up", "ffn_latent_down", "ffn_up", "ffn_down"},
     "bamba": _GRANITE_MOE,
     "granite_hybrid": _GRANITE_MOE,
     "granite_hybrid_moe": {"ffn_gate", "ffn_up", "ffn_down"},
@@ -96,6 +99,7 @@ MERGED = {
     "down_proj_bias": "down_proj.bias",
     "gate.e_score_correction_bias": "gate.e_score_correction.bias",
     "moe.e_score_correction_bias": "moe.e_score_correction.bias",
+    "feed_forward.expert_bias": "feed_forward.expert_bias.bias",
     ".dt_bias": ".dt_proj.bias",
 }
 
