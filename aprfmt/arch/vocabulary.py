@@ -91,6 +91,18 @@ SPECIAL_NAMES: dict[str, str] = {
     "ssm_inner_norms": "norms without weights on time step, B and C (falcon_mamba)",
     "ssm_bias": "a mixer's input and output projections have biases",
     "conv_bias": "short convolutions have biases",
+    "encoder_layers": "tuple of bool: has the encoder a layer i",
+    "decoder_layers": "tuple of bool: has the decoder a layer i",
+    "encoder_bias_layers": "tuple of bool: has layer i of the encoder a table of distances (t5)",
+    "decoder_bias_layers": "tuple of bool: has layer i of the decoder a table of distances (t5)",
+    "decoder_ffn_size": "inner width of the decoder's MLPs, where it is not ffn_size",
+    "source_length": "positions of the encoder (whisper), where it is not context_length",
+    "mel_bins": "frequencies of the encoder's input (whisper)",
+    "image_size": "height and width of an image (vision towers)",
+    "patch_size": "height and width of its patches",
+    "image_channels": "colours of an image",
+    "class_token": "a learned row stands before the patches",
+    "image_positions": "rows of the position table: patches, and one for the class",
     "folded_factors": "factors that llama.cpp expects in the weights (falcon_h1), None without",
 }
 

@@ -12,6 +12,7 @@ _TYPED = {**SIZES, "type_vocab_size": 3}
 _SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1,
             "sep_token_id": 2}  # fmt: skip
 BASE, CAUSAL, MASKED = "AutoModel", "AutoModelForCausalLM", "AutoModelForMaskedLM"
+SEQ2SEQ = "AutoModelForSeq2SeqLM"
 
 _MAMBA = {
     "hidden_size": 24, "num_hidden_layers": 3, "vocab_size": 56, "state_size": 5,
@@ -23,6 +24,14 @@ _LFM2 = {"layer_types": ["conv", "full_attention", "conv", "conv"], "conv_L_cach
 _NEMOTRON = {
     **_HYBRID, "head_dim": 6, "mamba_num_heads": 6, "mamba_head_dim": 8, "n_groups": 2,
     "ssm_state_size": 5,
+}  # fmt: skip
+_T5 = {
+    "d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4,
+    "vocab_size": 56, "relative_attention_num_buckets": 8,
+}  # fmt: skip
+_VISION = {
+    "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6, "intermediate_size": 40,
+    "image_size": 16, "patch_size": 4, "projection_dim": 12,
 }  # fmt: skip
 
 # label -> (architecture, transformers' model type, loader, configuration)
@@ -107,12 +116,38 @@ LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
         "n_routed_experts": 4, "moe_intermediate_size": 20, "num_experts_per_tok": 2,
         "moe_shared_expert_intermediate_size": 12,
     }),
+    "t5": ("t5", "t5", SEQ2SEQ, _T5),
+    "t5-v1.1": ("t5_gated", "t5", SEQ2SEQ, {
+        **_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+    }),
+    "mt5": ("t5_gated", "mt5", SEQ2SEQ, _T5),
+    "umt5": ("umt5", "umt5", SEQ2SEQ, {**_T5, "num_decoder_layers": 4}),
+    "t5-encoder": ("t5_encoder", "t5", "T5EncoderModel", _T5),
+    "t5-v1.1-encoder": ("t5_gated_encoder", "t5", "T5EncoderModel", {
+        **_T5, "feed_forward_proj": "gated-gelu",
+    }),
+    "umt5-encoder": ("umt5_encoder", "umt5", "UMT5EncoderModel", _T5),
+    "whisper": ("whisper", "whisper", "AutoModelForSpeechSeq2Seq", {
+        "d_model": 24, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 6,
+        "decoder_attention_heads": 6, "encoder_ffn_dim": 40, "decoder_ffn_dim": 36,
+        "vocab_size": 56, "num_mel_bins": 8, "max_source_positions": 30,
+        "max_target_positions": 20, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+        "decoder_start_token_id": 1,
+    }),
+    "clip_vision": ("clip_vision", "clip_vision_model", BASE, _VISION),
+    "siglip_vision": ("siglip_vision", "siglip_vision_model", BASE, _VISION),
 }  # fmt: skip
 # What a file of GGUF has no place for.
-HOMELESS = {"bert": "pooler", "jina_embeddings_v3": "pooler", "eurobert": "output.weight"}
+HOMELESS = {
+    "siglip_vision": "v.head",
+    "bert": "pooler",
+    "jina_embeddings_v3": "pooler",
+    "eurobert": "output.weight",
+}
 # Roles whose names the gguf package's map does not know: joined experts that the converter cuts,
 # and norms that it names itself.
 UNMAPPED = {
+    "clip_vision": ("v.class_embd",),  # named without a suffix
     "llama4": ("ffn_gate_exps", "ffn_up_exps"), "bitnet": ("attn_sub_norm", "ffn_sub_norm"),
     "granitemoehybrid": ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_shexp", "ffn_up_shexp"),
     "granitemoehybrid-dense": ("ffn_gate", "ffn_up", "ffn_down"),
@@ -130,7 +165,8 @@ def save(label: str, folder: Path) -> Any:
     config = auto.AutoConfig.for_model(kind, **values)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        model = getattr(auto, loader).from_config(config)
+        made = getattr(auto, loader)
+        model = getattr(made, "from_config", made)(config)
         with torch.no_grad():
             for tensor in model.parameters():
                 tensor.copy_(torch.randn(tensor.shape))
