@@ -130,8 +130,9 @@ def _named(*parts: str) -> Any:
 
 
 _UNUSED = frozenset(
-    "has_vision_encoder use_gelu use_silu projector_type vision.projector_type "
-    "vision.projection_dim vision.image_mean vision.image_std projection_dim vision_use_head".split()
+    """has_vision_encoder use_gelu use_silu projector_type vision.projector_type
+    vision.projection_dim vision.image_mean vision.image_std projection_dim
+    vision_use_head""".split()
 )
 _POSITIONS = _once("v.position_embd.weight", "embeddings.position_embedding.weight",
                    ("image_positions", "hidden_size"))  # fmt: skip

@@ -103,6 +103,17 @@ SPECIAL_NAMES: dict[str, str] = {
     "image_channels": "colours of an image",
     "class_token": "a learned row stands before the patches",
     "image_positions": "rows of the position table: patches, and one for the class",
+    "own_kv_layers": "tuple of bool: has layer i keys and values of its own (gemma3n, gemma4)",
+    "wide_layers": "tuple of bool: is the MLP of layer i twice as wide (gemma4)",
+    "per_layer_size": "width of what every layer takes from its own token embedding, 0 without",
+    "per_layer_vocab": "rows of that embedding",
+    "value_is_key": "layers without a window have no values: they are the keys (gemma4)",
+    "global_head_dim": "elements of a head in layers without a window (gemma4)",
+    "global_kv_heads": "key and value heads in layers without a window (gemma4)",
+    "global_rope_dim": "rotated elements of a head in layers without a window (gemma4)",
+    "altup_streams": "copies of the residual stream (gemma3n)",
+    "altup_extra": "those besides the first",
+    "laurel_rank": "rank of the short cut beside attention (gemma3n)",
     "folded_factors": "factors that llama.cpp expects in the weights (falcon_h1), None without",
 }
 
@@ -111,7 +122,7 @@ SPECIAL_NAMES: dict[str, str] = {
 # convolutions. Source: llama.cpp's converter.
 F32_ROLES = (
     "_norm", "ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "token_types", "ssm_conv1d",
-    "ssm_a", "ssm_d", "shortconv.conv",
+    "ssm_a", "ssm_d", "shortconv.conv", "altup_correct_coef", "altup_predict_coef",
 )  # fmt: skip
 
 

@@ -33,6 +33,11 @@ _VISION = {
     "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6, "intermediate_size": 40,
     "image_size": 16, "patch_size": 4, "projection_dim": 12,
 }  # fmt: skip
+_GEMMA = {
+    **_HYBRID, "head_dim": 6, "vocab_size_per_layer_input": 50, "hidden_size_per_layer_input": 8,
+    "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 5,
+}  # fmt: skip
 
 # label -> (architecture, transformers' model type, loader, configuration)
 LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
@@ -136,6 +141,19 @@ LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
     }),
     "clip_vision": ("clip_vision", "clip_vision_model", BASE, _VISION),
     "siglip_vision": ("siglip_vision", "siglip_vision_model", BASE, _VISION),
+    "gemma3n": ("gemma3n", "gemma3n_text", CAUSAL, {
+        **_GEMMA, "intermediate_size": [40] * 4, "altup_num_inputs": 4, "laurel_rank": 5,
+        "activation_sparsity_pattern": [0.0] * 4,
+    }),
+    "gemma4": ("gemma4", "gemma4_text", CAUSAL, {
+        **_GEMMA, "global_head_dim": 8, "use_double_wide_mlp": True,
+        "vocab_size_per_layer_input": 56,
+    }),
+    "gemma4-moe": ("gemma4", "gemma4_text", CAUSAL, {
+        **_GEMMA, "global_head_dim": 8, "enable_moe_block": True, "num_experts": 4,
+        "top_k_experts": 2, "moe_intermediate_size": 20, "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+    }),
 }  # fmt: skip
 # What a file of GGUF has no place for.
 HOMELESS = {
@@ -147,6 +165,7 @@ HOMELESS = {
 # Roles whose names the gguf package's map does not know: joined experts that the converter cuts,
 # and norms that it names itself.
 UNMAPPED = {
+    "gemma4-moe": ("ffn_gate_inp.scale", "ffn_down_exps.scale"),
     "clip_vision": ("v.class_embd",),  # named without a suffix
     "llama4": ("ffn_gate_exps", "ffn_up_exps"), "bitnet": ("attn_sub_norm", "ffn_sub_norm"),
     "granitemoehybrid": ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_shexp", "ffn_up_shexp"),

@@ -97,6 +97,7 @@ def test_gguf_base_names_are_those_of_the_gguf_package(arch: str) -> None:
     ours = {
         name.removesuffix(".weight")
         .removesuffix(".bias")
+        .removesuffix(".scale")
         .replace("{L}", "{bid}")
         .removesuffix(".{E}")
         for binding in spec.bindings["gguf"]
