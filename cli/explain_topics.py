@@ -109,7 +109,7 @@ def _encodings() -> dict[str, str]:
 
 def topics() -> dict[str, dict[str, str]]:
     """Return every topic by section; the tables are the ones the code runs on."""
-    from aprfmt.arch.spec import HYPER_NAMES
+    from aprfmt.arch.spec import HYPER_NAMES, SPECIAL_NAMES
     from aprfmt.base.outcome import EXIT_CODES
     from aprfmt.base.warnings import WARNINGS
     from aprfmt.checks.table import file_checks, gates
@@ -131,7 +131,7 @@ def topics() -> dict[str, dict[str, str]]:
         "role": ROLE_TEXTS,
         "encoding": _encodings(),
         "type": _types(),
-        "hyperparameter": HYPER_NAMES,
+        "hyperparameter": HYPER_NAMES | SPECIAL_NAMES,
         "capture point": {name: point.sentence for name, point in POINTS.items()},
         "exit code": {str(code): text for code, text in EXIT_CODES.items()},
     }

@@ -17,7 +17,11 @@ CARRIED = "aprfmt.hyper."
 STYLES = ("gguf", "apr")  # the key styles that may hold such keys
 _MAX_BYTES = 1 << 20
 
-LAYERED = ("rope_layers", "window_layers", "moe_layers", "delta_layers", "attn_norm_layers")
+LAYERED = (
+    "rope_layers", "window_layers", "moe_layers", "delta_layers", "attn_norm_layers",
+    "attention_layers", "ssm_layers", "mlp_layers", "encoder_layers", "decoder_layers",
+    "encoder_bias_layers", "decoder_bias_layers", "own_kv_layers", "wide_layers",
+)  # fmt: skip
 LISTED = ("rope_sections",)  # whole numbers
 WORDS: Mapping[str, tuple[str, ...]] = {
     "activation": ("silu", "gelu", "gelu_tanh", "relu", "swiglu_oai"),

@@ -41,7 +41,7 @@ def _factor(name: str, hf: str, gguf: str) -> HyperRule:
     return HyperRule(name, keys, "float", 1.0, {"apr": MISSING})
 
 
-_FACTORS = (
+FACTORS = (
     replace(
         rules.attn_scale(gguf_default=rules.plain_scale),
         keys={"hf": ("attention_multiplier",), "gguf": ("{arch}.attention.scale",)},
@@ -72,7 +72,7 @@ GRANITE = ArchSpec(
         *rules.attention_biases(),
         rules.mlp_bias(),
         rules.rope_style("half", permuted=True),
-        *_FACTORS,
+        *FACTORS,
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,
@@ -118,7 +118,7 @@ GRANITE_MOE = ArchSpec(
     hyper=rules.hyper_table(
         *rules.attention_biases(),
         rules.rope_style("half", permuted=True),
-        *_FACTORS,
+        *FACTORS,
         *moe.counts(8, 2, "num_local_experts num_experts"),
         moe.expert_size("intermediate_size"),
         moe.all_layers(),

@@ -14,6 +14,7 @@ from aprfmt.arch.keys import IGNORED, KNOWN
 from aprfmt.arch.spec import (
     HYPER_NAMES,
     MISSING,
+    SPECIAL_NAMES,
     ArchSpec,
     Facts,
     HyperParam,
@@ -102,7 +103,7 @@ def read_hyper(
 def _nowhere(rule: HyperRule, facts: Facts) -> str:
     keys = [key.replace("{arch}", facts.arch_key) for key in rule.keys.get(facts.style, ())]
     return (
-        f"nothing says {rule.name} ({HYPER_NAMES[rule.name]}); expected "
+        f"nothing says {rule.name} ({(HYPER_NAMES | SPECIAL_NAMES)[rule.name]}); expected "
         f"{' or '.join(keys) if keys else 'a config.json'}"
     )
 

@@ -72,8 +72,8 @@ def shared_experts(key: str, hf_default: int = 0) -> HyperRule:
     )
 
 
-def dense_first(hf_default: int) -> HyperRule:
-    """Return the rule for moe_layers: all layers except the first few."""
+def dense_first(hf_default: int, hf: str = "first_k_dense_replace") -> HyperRule:
+    """Return the rule for moe_layers: all layers except the first few, counted by key `hf`."""
 
     def read(*keys: str) -> Read:
         def layers(facts: Facts, hp: Params) -> Found:
@@ -85,7 +85,7 @@ def dense_first(hf_default: int) -> HyperRule:
 
         return layers
 
-    hf, gguf = "first_k_dense_replace", "{arch}.leading_dense_block_count"
+    gguf = "{arch}.leading_dense_block_count"
     return HyperRule(
         "moe_layers",
         read={"hf": read(hf), "gguf": read(gguf)},

@@ -4,7 +4,7 @@ A name is looked up with its numbers replaced by a mark, so matching takes time 
 name's length, for any number of templates.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -17,7 +17,8 @@ T = TypeVar("T")
 # checkpoints put the language model below another module.
 PREFIXES: dict[str, tuple[str, ...]] = {
     "hf": ("model.language_model.", "language_model.model.", "language_model.", "model.",
-           "transformer.", "bert.", "roberta.", "distilbert.transformer.", "distilbert.", "mpnet."),
+           "transformer.", "bert.", "roberta.", "distilbert.transformer.", "distilbert.", "mpnet.",
+           "vision_model.", "vision_tower.vision_model."),
     "gguf": (),
 }  # fmt: skip
 
@@ -27,11 +28,24 @@ NO_MODEL = ("__training__.",)
 # Prefixes by which a naming style is recognised. Other names (vision towers, optimiser state) do
 # not count.
 _BETRAYS: dict[str, tuple[str, ...]] = {
-    "gguf": ("blk.", "token_embd.", "output_norm.", "output.", "position_embd."),
+    "gguf": (
+        "blk.",
+        "token_embd.",
+        "output_norm.",
+        "output.",
+        "position_embd.",
+        "enc.blk.",
+        "dec.blk.",
+        "v.",
+    ),
     "hf": (
         *PREFIXES["hf"],
         "gpt_neox.",
         "biogpt.",
+        "backbone.",
+        "shared.",
+        "decoder.",
+        "post_layernorm.",
         "encoder.",
         "embeddings.",
         "layers.",
@@ -80,35 +94,51 @@ class Match(Generic[T]):
 
 
 class NameIndex(Generic[T]):
-    """The templates of one style, each with a value; {L} and {E} match whole dot-components."""
+    """The templates of one style, each with a value; {L} and {E} match whole dot-components.
+
+    A number in a template (t5's `layer.0`) matches itself alone.
+    """
 
     def __init__(self, style: str, rows: Iterable[tuple[str, T]]) -> None:
         self._style = style
-        self._rows: dict[str, tuple[tuple[str, ...], T]] = {}
+        self._rows: dict[str, list[tuple[tuple[str, ...], T]]] = {}
         for template, value in rows:
             parts = core(template, style).split(".")
-            marks = tuple(part for part in parts if part in ("{L}", "{E}"))
-            key = ".".join("#" if part in marks else part for part in parts)
-            if key in self._rows or any(part.isdecimal() for part in parts):
+            marks = tuple(part for part in parts if _is_mark(part))
+            key = ".".join("#" if _is_mark(part) else part for part in parts)
+            others = self._rows.setdefault(key, [])
+            if any(_overlap(marks, other) for other, _ in others):
                 raise ArchError(
-                    f"name template {template!r}: another one matches the same names, or it "
-                    "holds a bare number; expected distinct templates"
+                    f"name template {template!r}: another one matches the same names; expected "
+                    "distinct templates"
                 )
-            self._rows[key] = (marks, value)
+            others.append((marks, value))
 
     def find(self, name: str) -> Match[T] | None:
         """Return the template's value and the numbers in the name, or None."""
-        numbers: list[int] = []
+        numbers: list[str] = []
         parts = core(name, self._style).split(".")
         for i, part in enumerate(parts):
             if part.isascii() and part.isdigit():
                 # Numbers without leading zeros only, so that no two names mean the same tensor.
                 if len(part) > 6 or (part[0] == "0" and len(part) > 1):
                     return None
-                numbers.append(int(part))
+                numbers.append(part)
                 parts[i] = "#"
-        marks, value = self._rows.get(".".join(parts), ((), None))
-        if value is None or len(marks) != len(numbers):
-            return None
-        found = dict(zip(marks, numbers, strict=True))
-        return Match(value, found.get("{L}"), found.get("{E}"))
+        for marks, value in self._rows.get(".".join(parts), ()):
+            if len(marks) == len(numbers) and _overlap(marks, numbers):
+                found = dict(zip(marks, map(int, numbers), strict=True))
+                return Match(value, found.get("{L}"), found.get("{E}"))
+        return None
+
+
+def _is_mark(part: str) -> bool:
+    return part in ("{L}", "{E}") or (part.isascii() and part.isdigit())
+
+
+def _overlap(marks: Sequence[str], others: Sequence[str]) -> bool:
+    """Say whether marks and numbers at the same places can be the same numbers."""
+    return all(
+        a == b or a.startswith("{") or b.startswith("{")
+        for a, b in zip(marks, others, strict=False)
+    )

@@ -55,15 +55,16 @@ def expected_roles(
 
 def logical_shape(spec: ArchSpec, key: str, hp: Values) -> Shape:
     """Return the logical shape of a role key; ArchError if the table has no such role."""
-    return shape_of(_rule(spec, key).shape, hp)
+    return shape_of(_rule(spec, key, hp).shape, hp)
 
 
-def _rule(spec: ArchSpec, key: str) -> TensorRule:
-    role = split_key(key)[1]
-    for rule in spec.tensors:
-        if rule.role == role:
-            return rule
-    raise ArchError(f"{key}: {spec.name} has no such role")
+def _rule(spec: ArchSpec, key: str, hp: Values) -> TensorRule:
+    """Return a role's rule; of several (one for each kind of layer) the one for this layer."""
+    layer, role = split_key(key)
+    found = [rule for rule in spec.tensors if rule.role == role]
+    if not found:
+        raise ArchError(f"{key}: {spec.name} has no such role")
+    return next((rule for rule in found if len(found) > 1 and needed(rule, layer, hp)), found[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ def _vital(spec: ArchSpec, key: str, hp: Values) -> bool:
     It is possible without biases, without q/k-norms if all of them are missing, and without a
     head, which the embedding replaces.
     """
-    return not key.endswith(".bias") and needed(_rule(spec, key), split_key(key)[0], hp)
+    return not key.endswith(".bias") and needed(_rule(spec, key, hp), split_key(key)[0], hp)
 
 
 def collapsed(keys: Collection[str], required: Collection[str]) -> tuple[str, ...]:

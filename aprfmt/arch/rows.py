@@ -211,4 +211,4 @@ def _below_layer(row: RoleRow) -> str:
 
 def _gguf_name(row: RoleRow) -> str:
     name = row.gguf or row.role
-    return f"blk.{{L}}.{name}" if row.layered else name
+    return f"blk.{{L}}.{name}" if row.layered and "{L}" not in name else name

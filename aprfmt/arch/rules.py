@@ -9,7 +9,15 @@ from typing import Any
 from aprfmt.arch.pooling import pooling
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.spec import HYPER_NAMES, MISSING, Facts, HyperRule, Write, split_key
+from aprfmt.arch.spec import (
+    HYPER_NAMES,
+    MISSING,
+    SPECIAL_NAMES,
+    Facts,
+    HyperRule,
+    Write,
+    split_key,
+)
 from aprfmt.arch.values import MAX_LAYERS, number, single, text
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
@@ -381,10 +389,12 @@ BASE: tuple[HyperRule, ...] = (
 
 
 def hyper_table(*overrides: HyperRule) -> tuple[HyperRule, ...]:
-    """Return one rule for every hyperparameter, in the vocabulary's order; overrides win."""
+    """Return one rule for every hyperparameter, in the vocabulary's order; overrides win.
+
+    Rules of special ones follow: those that `overrides` has.
+    """
     rules = {rule.name: rule for rule in (*BASE, *overrides)}
-    if rules.keys() != HYPER_NAMES.keys():
-        raise ArchError(
-            f"rules and vocabulary differ in {sorted(rules.keys() ^ HYPER_NAMES.keys())}"
-        )
-    return tuple(rules[name] for name in HYPER_NAMES)
+    wrong = (rules.keys() ^ HYPER_NAMES.keys()) - SPECIAL_NAMES.keys()
+    if wrong:
+        raise ArchError(f"rules and vocabulary differ in {sorted(wrong)}")
+    return tuple(rules[name] for name in (*HYPER_NAMES, *SPECIAL_NAMES) if name in rules)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from aprfmt.arch.block import BlockSpec as BlockSpec
 from aprfmt.arch.vocabulary import F32_ROLES as F32_ROLES
 from aprfmt.arch.vocabulary import HYPER_NAMES as HYPER_NAMES
+from aprfmt.arch.vocabulary import SPECIAL_NAMES as SPECIAL_NAMES
 from aprfmt.arch.vocabulary import role_key as role_key
 from aprfmt.arch.vocabulary import split_key as split_key
 from aprfmt.base.protocols import Value

@@ -76,11 +76,53 @@ HYPER_NAMES: dict[str, str] = {
     "swiglu_alpha": "gain inside the sigmoid of gpt-oss's activation, None elsewhere",
 }
 
+# What only some architectures have: their tables add rows for it, and no others have one.
+SPECIAL_NAMES: dict[str, str] = {
+    "attention_layers": "tuple of bool: has layer i attention (hybrids)",
+    "mlp_layers": "tuple of bool: has layer i a dense MLP (nemotron_h: a layer is one thing only)",
+    "ssm_layers": "tuple of bool: does layer i mix by a state space model (mamba)",
+    "ssm_size": "inner width of a state space mixer",
+    "ssm_state": "numbers of state for each of its channels",
+    "ssm_rank": "rank of the compressed time step (mamba)",
+    "ssm_heads": "heads of a state space mixer (mamba2)",
+    "ssm_groups": "groups of heads that share B and C (mamba2)",
+    "ssm_group_size": "channels in a group: ssm_size / ssm_groups",
+    "ssm_norm": "state space mixers have a norm before their output",
+    "ssm_inner_norms": "norms without weights on time step, B and C (falcon_mamba)",
+    "ssm_bias": "a mixer's input and output projections have biases",
+    "conv_bias": "short convolutions have biases",
+    "encoder_layers": "tuple of bool: has the encoder a layer i",
+    "decoder_layers": "tuple of bool: has the decoder a layer i",
+    "encoder_bias_layers": "tuple of bool: has layer i of the encoder a table of distances (t5)",
+    "decoder_bias_layers": "tuple of bool: has layer i of the decoder a table of distances (t5)",
+    "decoder_ffn_size": "inner width of the decoder's MLPs, where it is not ffn_size",
+    "source_length": "positions of the encoder (whisper), where it is not context_length",
+    "mel_bins": "frequencies of the encoder's input (whisper)",
+    "image_size": "height and width of an image (vision towers)",
+    "patch_size": "height and width of its patches",
+    "image_channels": "colours of an image",
+    "class_token": "a learned row stands before the patches",
+    "image_positions": "rows of the position table: patches, and one for the class",
+    "own_kv_layers": "tuple of bool: has layer i keys and values of its own (gemma3n, gemma4)",
+    "wide_layers": "tuple of bool: is the MLP of layer i twice as wide (gemma4)",
+    "per_layer_size": "width of what every layer takes from its own token embedding, 0 without",
+    "per_layer_vocab": "rows of that embedding",
+    "value_is_key": "layers without a window have no values: they are the keys (gemma4)",
+    "global_head_dim": "elements of a head in layers without a window (gemma4)",
+    "global_kv_heads": "key and value heads in layers without a window (gemma4)",
+    "global_rope_dim": "rotated elements of a head in layers without a window (gemma4)",
+    "altup_streams": "copies of the residual stream (gemma3n)",
+    "altup_extra": "those besides the first",
+    "laurel_rank": "rank of the short cut beside attention (gemma3n)",
+    "folded_factors": "factors that llama.cpp expects in the weights (falcon_h1), None without",
+}
+
 # Roles (the part before .weight) whose tensors ggml's readers expect as F32, besides everything
 # one-dimensional: norms, expert routers, tables of positions and token types, kernels of short
 # convolutions. Source: llama.cpp's converter.
 F32_ROLES = (
     "_norm", "ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "token_types", "ssm_conv1d",
+    "ssm_a", "ssm_d", "shortconv.conv", "altup_correct_coef", "altup_predict_coef",
 )  # fmt: skip
 
 

@@ -90,7 +90,9 @@ def _imatrix(model: "Model") -> str:
 
 
 def _is_projector(model: "Model") -> bool:
-    return _type(model) == "mmproj" or model.metadata.get("general.architecture") == "clip"
+    """Say whether a file holds a projector; a vision tower without one is a model of its own."""
+    tower = model.metadata.get("general.architecture") == "clip"
+    return _type(model) == "mmproj" or (tower and any(name.startswith("mm.") for name in model))
 
 
 def _projector(model: "Model") -> str:

@@ -12,6 +12,32 @@ _TYPED = {**SIZES, "type_vocab_size": 3}
 _SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1,
             "sep_token_id": 2}  # fmt: skip
 BASE, CAUSAL, MASKED = "AutoModel", "AutoModelForCausalLM", "AutoModelForMaskedLM"
+SEQ2SEQ = "AutoModelForSeq2SeqLM"
+
+_MAMBA = {
+    "hidden_size": 24, "num_hidden_layers": 3, "vocab_size": 56, "state_size": 5,
+    "time_step_rank": 3,
+}  # fmt: skip
+_HYBRID = {**SIZES, **_SPECIAL, "num_hidden_layers": 4, "num_key_value_heads": 2}
+_MAMBA2 = {"mamba_n_heads": 6, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 5}
+_LFM2 = {"layer_types": ["conv", "full_attention", "conv", "conv"], "conv_L_cache": 3}
+_NEMOTRON = {
+    **_HYBRID, "head_dim": 6, "mamba_num_heads": 6, "mamba_head_dim": 8, "n_groups": 2,
+    "ssm_state_size": 5,
+}  # fmt: skip
+_T5 = {
+    "d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4,
+    "vocab_size": 56, "relative_attention_num_buckets": 8,
+}  # fmt: skip
+_VISION = {
+    "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6, "intermediate_size": 40,
+    "image_size": 16, "patch_size": 4, "projection_dim": 12,
+}  # fmt: skip
+_GEMMA = {
+    **_HYBRID, "head_dim": 6, "vocab_size_per_layer_input": 50, "hidden_size_per_layer_input": 8,
+    "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 5,
+}  # fmt: skip
 
 # label -> (architecture, transformers' model type, loader, configuration)
 LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
@@ -57,13 +83,93 @@ LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
         "n_embd": 24, "n_layer": 3, "n_head": 4, "vocab_size": 56, "n_positions": 128,
         "rotary_dim": 4,
     }),
+    "mamba": ("mamba", "mamba", CAUSAL, _MAMBA),
+    "falcon_mamba": ("falcon_mamba", "falcon_mamba", CAUSAL, _MAMBA),
+    "mamba2": ("mamba2", "mamba2", CAUSAL, {
+        "hidden_size": 24, "num_hidden_layers": 3, "vocab_size": 56, "state_size": 4, "head_dim": 8,
+        "num_heads": 6, "n_groups": 2,
+    }),
+    "jamba": ("jamba", "jamba", CAUSAL, {
+        **_HYBRID, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
+        "expert_layer_offset": 1, "num_experts": 4, "mamba_d_state": 5, "mamba_dt_rank": 3,
+    }),
+    "bamba": ("bamba", "bamba", CAUSAL, {**_HYBRID, **_MAMBA2, "attn_layer_indices": [1, 3]}),
+    "granitemoehybrid": ("granite_hybrid_moe", "granitemoehybrid", CAUSAL, {
+        **_HYBRID, **_MAMBA2, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "shared_intermediate_size": 20, "layer_types": ["mamba", "attention", "mamba", "mamba"],
+    }),
+    "granitemoehybrid-dense": ("granite_hybrid", "granitemoehybrid", CAUSAL, {
+        **_HYBRID, **_MAMBA2, "num_local_experts": 0, "num_experts_per_tok": 0,
+        "shared_intermediate_size": 20, "layer_types": ["mamba", "attention", "mamba", "mamba"],
+    }),
+    "falcon_h1": ("falcon_h1", "falcon_h1", CAUSAL, {
+        **_HYBRID, **_MAMBA2, "mamba_d_ssm": 48, "head_dim": 6,
+    }),
+    "falcon_h1-normed": ("falcon_h1", "falcon_h1", CAUSAL, {
+        **_HYBRID, **_MAMBA2, "mamba_d_ssm": 48, "mamba_rms_norm": True, "head_dim": 6,
+    }),
+    "lfm2": ("lfm2", "lfm2", CAUSAL, {**_HYBRID, **_LFM2, "block_multiple_of": 8}),
+    "lfm2_moe": ("lfm2_moe", "lfm2_moe", CAUSAL, {
+        **_HYBRID, **_LFM2, "num_dense_layers": 1, "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+    }),
+    "nemotron_h": ("nemotron_h", "nemotron_h", CAUSAL, {
+        **_NEMOTRON, "layers_block_type": ["mamba", "attention", "mlp", "mamba"],
+    }),
+    "nemotron_h-moe": ("nemotron_h_moe", "nemotron_h", CAUSAL, {
+        **_NEMOTRON, "layers_block_type": ["mamba", "attention", "moe", "moe"],
+        "n_routed_experts": 4, "moe_intermediate_size": 20, "num_experts_per_tok": 2,
+        "moe_shared_expert_intermediate_size": 12,
+    }),
+    "t5": ("t5", "t5", SEQ2SEQ, _T5),
+    "t5-v1.1": ("t5_gated", "t5", SEQ2SEQ, {
+        **_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+    }),
+    "mt5": ("t5_gated", "mt5", SEQ2SEQ, _T5),
+    "umt5": ("umt5", "umt5", SEQ2SEQ, {**_T5, "num_decoder_layers": 4}),
+    "t5-encoder": ("t5_encoder", "t5", "T5EncoderModel", _T5),
+    "t5-v1.1-encoder": ("t5_gated_encoder", "t5", "T5EncoderModel", {
+        **_T5, "feed_forward_proj": "gated-gelu",
+    }),
+    "umt5-encoder": ("umt5_encoder", "umt5", "UMT5EncoderModel", _T5),
+    "whisper": ("whisper", "whisper", "AutoModelForSpeechSeq2Seq", {
+        "d_model": 24, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 6,
+        "decoder_attention_heads": 6, "encoder_ffn_dim": 40, "decoder_ffn_dim": 36,
+        "vocab_size": 56, "num_mel_bins": 8, "max_source_positions": 30,
+        "max_target_positions": 20, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+        "decoder_start_token_id": 1,
+    }),
+    "clip_vision": ("clip_vision", "clip_vision_model", BASE, _VISION),
+    "siglip_vision": ("siglip_vision", "siglip_vision_model", BASE, _VISION),
+    "gemma3n": ("gemma3n", "gemma3n_text", CAUSAL, {
+        **_GEMMA, "intermediate_size": [40] * 4, "altup_num_inputs": 4, "laurel_rank": 5,
+        "activation_sparsity_pattern": [0.0] * 4,
+    }),
+    "gemma4": ("gemma4", "gemma4_text", CAUSAL, {
+        **_GEMMA, "global_head_dim": 8, "use_double_wide_mlp": True,
+        "vocab_size_per_layer_input": 56,
+    }),
+    "gemma4-moe": ("gemma4", "gemma4_text", CAUSAL, {
+        **_GEMMA, "global_head_dim": 8, "enable_moe_block": True, "num_experts": 4,
+        "top_k_experts": 2, "moe_intermediate_size": 20, "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+    }),
 }  # fmt: skip
 # What a file of GGUF has no place for.
-HOMELESS = {"bert": "pooler", "jina_embeddings_v3": "pooler", "eurobert": "output.weight"}
+HOMELESS = {
+    "siglip_vision": "v.head",
+    "bert": "pooler",
+    "jina_embeddings_v3": "pooler",
+    "eurobert": "output.weight",
+}
 # Roles whose names the gguf package's map does not know: joined experts that the converter cuts,
 # and norms that it names itself.
 UNMAPPED = {
+    "gemma4-moe": ("ffn_gate_inp.scale", "ffn_down_exps.scale"),
+    "clip_vision": ("v.class_embd",),  # named without a suffix
     "llama4": ("ffn_gate_exps", "ffn_up_exps"), "bitnet": ("attn_sub_norm", "ffn_sub_norm"),
+    "granitemoehybrid": ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_shexp", "ffn_up_shexp"),
+    "granitemoehybrid-dense": ("ffn_gate", "ffn_up", "ffn_down"),
 }  # fmt: skip
 
 
@@ -78,7 +184,8 @@ def save(label: str, folder: Path) -> Any:
     config = auto.AutoConfig.for_model(kind, **values)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        model = getattr(auto, loader).from_config(config)
+        made = getattr(auto, loader)
+        model = getattr(made, "from_config", made)(config)
         with torch.no_grad():
             for tensor in model.parameters():
                 tensor.copy_(torch.randn(tensor.shape))

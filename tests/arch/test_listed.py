@@ -18,6 +18,9 @@ from safetensors.numpy import load_file
 import aprfmt
 from aprfmt.arch import ARCHS
 from aprfmt.arch.bind import bind, groups_for
+from aprfmt.arch.hyper import read_hyper, write_hyper
+from aprfmt.arch.required import expected_roles
+from aprfmt.arch.spec import Facts
 from aprfmt.errors import AprfmtError
 from aprfmt.model import open_model
 from tests.arch.listed import HOMELESS, LISTED, UNMAPPED, save
@@ -42,6 +45,8 @@ def drops(label: str) -> dict[str, Any]:
 def asked(name: str) -> str:
     """Return the name that the converter asks the map about."""
     merged = converters_name(name.removeprefix("transformer."))
+    merged = re.sub(r"(altup_\w*projections)\.\d+", r"\1", merged)
+    merged = re.sub(r"^backbone\.(layers\.\d+)\.mixer\.experts", r"model.\1.mlp.experts", merged)
     return re.sub(r"^model\.(layers\.\d+\.feed_forward\.experts\.w)", r"\1", merged)
 
 
@@ -72,13 +77,13 @@ def test_gguf_names_are_those_of_the_gguf_package(label: str, folders: Mapping[s
         return
     name = spec.called["gguf"][0]
     arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
-    table = gguf.get_tensor_name_map(arch, 3)
     compared = 0
     with open_model(folders[label]) as model:
+        table = gguf.get_tensor_name_map(arch, model.hyper["n_layers"])
         theirs = {
             name: table.get_name(form, (".weight", ".bias"))
             for name in (stored for view in model.roles.values() for stored in view.names)
-            for form in (name, asked(name))
+            for form in (name, asked(name), f"vision_tower.vision_model.{name}")
             if table.get_name(form, (".weight", ".bias")) is not None
         }
         left = HOMELESS.get(label, "-")
@@ -108,11 +113,26 @@ def test_there_and_back_is_the_same_file(
     aprfmt.convert(target, tmp_path / "back", to="safetensors")
     before = load_file(folders[label] / "model.safetensors")
     after = load_file(tmp_path / "back" / "model.safetensors")
-    left = {"pooler": "pooler", "output.weight": "lm_head"}.get(HOMELESS.get(label, ""), "")
-    kept = {name for name in before if not (options and left in name)}
+    left = {"pooler": "pooler", "output.weight": "lm_head", "v.head": "head."}
+    gone = left.get(HOMELESS.get(label, ""), "")
+    kept = {name for name in before if not (options and gone in name)}
     assert set(after) == kept
     for name in kept:
         np.testing.assert_array_equal(after[name], before[name])
+
+
+@every
+def test_a_gguf_of_others_says_every_size(label: str, folders: Mapping[str, Path]) -> None:
+    """The keys that llama.cpp's converter writes are enough, without any of ours."""
+    spec = ARCHS[LISTED[label][0]]
+    if "gguf" not in spec.called:
+        return
+    with open_model(folders[label]) as model:
+        written = write_hyper(spec, model.hyper, "gguf", complete=False)
+        facts = Facts("gguf", written, {role: view.shape for role, view in model.roles.items()})
+        found, report = read_hyper(spec, facts, label)
+        assert report.unknown == () and report.conflicts == ()
+        assert expected_roles(spec, found) == expected_roles(spec, model.hyper)
 
 
 def test_the_level_is_said_and_no_forward_pass_is_tried(

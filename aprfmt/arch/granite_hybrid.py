@@ -1,0 +1,185 @@
+"""granite 4 hybrids and bamba: attention in some layers, mamba2's mixers in the others.
+
+GGUF has one name for them: bamba's files say that positions rotate and have no factors, granite's
+have experts with a shared one, or, without experts, the shared MLP alone. Sources: transformers'
+modeling files; the gguf package's name map; the converter's granite.py.
+"""
+
+from collections.abc import Collection, Mapping
+
+from aprfmt.arch import moe, rules
+from aprfmt.arch.granite import FACTORS
+from aprfmt.arch.joins import Split
+from aprfmt.arch.layer_kinds import (
+    ATTENTION,
+    SSM,
+    attention_layers,
+    attention_rows,
+    by_index,
+    by_names,
+    indices,
+    kv_heads,
+    others,
+)
+from aprfmt.arch.mamba import bias_rules, expanded, head_rules, mamba2_mixer, state_rules
+from aprfmt.arch.named import Made, named
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_gguf import ROPE_TENSORS
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import LAYER, RoleRow, experts, gated_mlp, norm, tables, whole
+from aprfmt.arch.spec import Binding, Facts, HyperRule, Loss
+from aprfmt.base.protocols import Value
+
+Params = Mapping[str, Value]
+Found = tuple[Value, str] | None
+ROTATED = "{arch}.rope.scaling.finetuned"
+_SSM_RULES = (
+    others(),
+    expanded("mamba_expand"),
+    *head_rules("mamba_n_heads", "mamba_n_groups", 128, 1),
+    *state_rules("mamba_d_state", "mamba_d_conv", 256),
+    *bias_rules("mamba_conv_bias", "mamba_proj_bias"),
+    rules.flag("ssm_norm", True, present=("ssm_norm.weight",)),
+)
+
+
+def _rotated(usual: bool) -> HyperRule:
+    """Return the rule for the layers that rotate: all or none."""
+
+    def every(value: bool, hp: Params) -> tuple[bool, ...]:
+        return (value,) * int(hp["n_layers"])
+
+    def hf(facts: Facts, hp: Params) -> Found:
+        found = facts.first("position_embedding_type")
+        return None if found is None else (every(found[0] == "rope", hp), found[1])
+
+    def gguf(facts: Facts, hp: Params) -> Found:
+        found = facts.first(ROTATED)
+        return None if found is None else (every(found[0] is True, hp), found[1])
+
+    def write_hf(value: Value, hp: Params) -> Params:
+        return {} if usual else {"position_embedding_type": "rope" if any(value) else "nope"}
+
+    return HyperRule(
+        "rope_layers", default=rules.per_layer(usual),
+        read={"gguf": gguf} | ({} if usual else {"hf": hf}),
+        write={"hf": write_hf, "gguf": lambda value, hp: {ROTATED: any(value)}},
+    )  # fmt: skip
+
+
+def _is_bamba(names: Collection[str], values: Mapping[str, Value]) -> bool:
+    rotated = values.get("granitehybrid.rope.scaling.finetuned") is True
+    return rotated and "granitehybrid.logit_scale" not in values
+
+
+def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
+    return any(".ffn_gate_inp." in name or ".block_sparse_moe." in name for name in names)
+
+
+_B_BEFORE, _B_AFTER = whole(final="model.final_layernorm")
+BAMBA = named(
+    "bamba", ("bamba", "BambaForCausalLM"), "granitehybrid",
+    tables((
+        *_B_BEFORE,
+        *norm("attn_norm", "input_layernorm"),
+        *attention_rows(permuted=True),
+        *mamba2_mixer(LAYER + "mamba", SSM),
+        *norm("ffn_norm", "pre_ff_layernorm"),
+        *gated_mlp(bias="mlp_bias", module="feed_forward"),
+        *_B_AFTER,
+    )),
+    rules.hyper_table(
+        kv_heads(8),
+        rules.ffn_size(14336),
+        rules.context_length(262144),
+        rules.norm_eps(1e-5),
+        *rules.attention_biases(),
+        rules.mlp_bias(),
+        *rope_rules(Rope(partial=0.5)),
+        rules.rope_style("half", permuted=True),
+        _rotated(True),
+        attention_layers(by_index("attn_layer_indices"), indices("attn_layer_indices")),
+        *_SSM_RULES,
+    ),
+    lost=(
+        Loss(
+            "gguf", "rope_dim", lambda hp: hp["rope_dim"] != hp["head_dim"],
+            "the converter reorders whole heads, so that llama.cpp rotates other pairs than this "
+            "model does",
+        ),
+    ),
+    evidence=_is_bamba, derived=ROPE_TENSORS,
+)  # fmt: skip
+
+_BEFORE, _AFTER = whole()
+_MOE, _MLP = LAYER + "block_sparse_moe.", LAYER + "shared_mlp."
+_EXPERTS = (
+    Binding((_MOE + "input_linear.weight",), ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
+        (Split(("moe_ffn_size", "moe_ffn_size"), axis=1),)),
+    Binding((_MOE + "output_linear.weight",), ("ffn_down_exps.weight",)),
+)  # fmt: skip
+_ROUTER = RoleRow("ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight",
+                  ("n_experts", "hidden_size"), "moe_layers")  # fmt: skip
+
+
+def _made(suffix: str, size: str, routed: tuple[RoleRow, ...]) -> Made:
+    """Return the tables; the MLP that every token takes has a suffix and a size."""
+    gate, up, down = (f"ffn_{name}{suffix}.weight" for name in ("gate", "up", "down"))
+    return tables(
+        (
+            *_BEFORE,
+            *norm("attn_norm", "input_layernorm"),
+            *attention_rows(permuted=True),
+            *mamba2_mixer(LAYER + "mamba", SSM),
+            *norm("ffn_norm", "post_attention_layernorm"),
+            *routed,
+            *(RoleRow(role, "", (size, "hidden_size")) for role in (gate, up)),
+            RoleRow(down, "", ("hidden_size", size)),
+            *_AFTER,
+        ),
+        hf_first=(
+            *(_EXPERTS if routed else ()),
+            Binding((_MLP + "input_linear.weight",), (gate, up), (Split((size, size)),)),
+            Binding((_MLP + "output_linear.weight",), (down,)),
+        ),
+    )
+
+
+def _kinds(value: Value, hp: Params) -> Params:
+    return {"layer_types": ["attention" if on else "mamba" for on in value]}
+
+
+def _granite(*overrides: HyperRule) -> tuple[HyperRule, ...]:
+    return rules.hyper_table(
+        kv_heads(),
+        rules.context_length(2048),
+        *rules.attention_biases(),
+        rules.rope_style("half", permuted=True),
+        _rotated(False),
+        *FACTORS,
+        attention_layers(by_names(ATTENTION, "layer_types", "layers_block_type"), _kinds),
+        *_SSM_RULES,
+        *overrides,
+    )
+
+
+_CALLED = "granitemoehybrid", "GraniteMoeHybridForCausalLM"
+GRANITE_HYBRID_MOE = named(
+    "granite_hybrid_moe", _CALLED, "granitehybrid", _made("_shexp", "shared_ffn_size",
+        (_ROUTER, *experts()[0])),
+    _granite(
+        *moe.counts(8, 2, "num_local_experts num_experts"),
+        rules.ffn_size(32000),
+        rules.size("moe_ffn_size", "", "expert_feed_forward_length",
+            default=lambda hp: hp["ffn_size"]),
+        rules.size("shared_ffn_size", "shared_intermediate_size",
+            "expert_shared_feed_forward_length", hf_default=1024),
+        moe.all_layers(),
+    ),
+    evidence=_has_experts, derived=ROPE_TENSORS,
+)  # fmt: skip
+GRANITE_HYBRID = named(
+    "granite_hybrid", _CALLED, "granitehybrid", _made("", "ffn_size", ()),
+    _granite(rules.ffn_size(1024, "shared_intermediate_size")),
+    derived=ROPE_TENSORS,
+)  # fmt: skip

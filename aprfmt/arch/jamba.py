@@ -1,0 +1,77 @@
+"""jamba: attention in every so many-th layer, mamba's mixers in the others; experts in some.
+
+The time step, B and C have norms of their own; nothing rotates. A GGUF says by key heads of zero
+where attention is missing, and by its tensors where experts are. Sources: transformers'
+modeling_jamba; the gguf package's name map; the converter's jamba.py.
+"""
+
+from collections.abc import Mapping
+
+from aprfmt.arch import moe, rules
+from aprfmt.arch.gpt2 import NO_ROPE
+from aprfmt.arch.layer_kinds import (
+    SSM,
+    attention_layers,
+    attention_rows,
+    by_period,
+    having,
+    kv_heads,
+    others,
+    write_period,
+)
+from aprfmt.arch.mamba import bias_rules, expanded, mamba_mixer, rank, state_rules
+from aprfmt.arch.named import named
+from aprfmt.arch.rows import LAYER, RoleRow, experts, gated_mlp, norm, tables, whole
+from aprfmt.arch.spec import Facts, HyperRule
+from aprfmt.base.protocols import Value
+
+_ATTENTION = "attn_layer_period", "attn_layer_offset"
+_EXPERTS = "expert_layer_period", "expert_layer_offset"
+_BEFORE, _AFTER = whole(final="model.final_layernorm")
+_ROWS, _BINDINGS = experts("feed_forward.experts")
+
+
+def _sparse(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
+    """Return the layers with experts: none where there is one expert only."""
+    if hp["n_experts"] == 1:
+        return (False,) * hp["n_layers"], "num_experts"
+    return by_period(*_EXPERTS, (2, 1))(facts, hp)
+
+
+JAMBA = named(
+    "jamba", ("jamba", "JambaForCausalLM"), "jamba",
+    tables(
+        (
+            *_BEFORE,
+            *norm("attn_norm", "input_layernorm"),
+            *attention_rows(bias=None),
+            *mamba_mixer(LAYER + "mamba", SSM),
+            *norm("ssm_dt_norm", "mamba.dt_layernorm", ("ssm_rank",), SSM),
+            *norm("ssm_b_norm", "mamba.b_layernorm", ("ssm_state",), SSM),
+            *norm("ssm_c_norm", "mamba.c_layernorm", ("ssm_state",), SSM),
+            *norm("ffn_norm", "pre_ff_layernorm"),
+            *gated_mlp(needs="!moe_layers", module="feed_forward"),
+            RoleRow("ffn_gate_inp.weight", "feed_forward.router.weight",
+                ("n_experts", "hidden_size"), "moe_layers"),
+            *_ROWS,
+            *_AFTER,
+        ),
+        hf_first=_BINDINGS[:3],
+    ),
+    rules.hyper_table(
+        kv_heads(8),
+        rules.ffn_size(14336),
+        rules.context_length(262144),
+        *NO_ROPE,
+        *moe.counts(16, 2),
+        rules.size("moe_ffn_size", default=lambda hp: hp["ffn_size"]),
+        HyperRule("moe_layers", read={"hf": _sparse}, write={"hf": write_period(*_EXPERTS)},
+            default=rules.per_layer(True), shape=having("ffn_gate_inp.weight")),
+        attention_layers(by_period(*_ATTENTION, (8, 4)), write_period(*_ATTENTION)),
+        others(),
+        expanded("mamba_expand"),
+        rank("mamba_dt_rank"),
+        *state_rules("mamba_d_state", "mamba_d_conv", 16),
+        *bias_rules("mamba_conv_bias", "mamba_proj_bias"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,207 @@
+"""State space models: mamba, falcon_mamba and mamba2, and what hybrids share with them.
+
+A mixer takes the place of attention. mamba's has a compressed time step (x_proj, dt_proj) and a
+rate for each number of state; mamba2's has heads, with one rate each, and groups of heads that
+share B and C. GGUF stores minus the exponential of A_log, and mamba2's vectors with an axis of one.
+Sources: transformers' modeling files; the gguf package's name map; the converter's mamba.py.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from aprfmt.arch import rules
+from aprfmt.arch.gpt2 import NO_ROPE
+from aprfmt.arch.named import named
+from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
+from aprfmt.arch.rows import RoleRow, linear, norm, tables, whole
+from aprfmt.arch.spec import Facts, HyperRule
+from aprfmt.arch.steps import Reshaped
+from aprfmt.arch.values import whole as whole_number
+from aprfmt.base.protocols import Value
+
+Params = Mapping[str, Value]
+Found = tuple[Value, str] | None
+Rows = tuple[RoleRow, ...]
+UNBOUNDED = 1 << 20  # the context length that the converter writes for models without one
+_ONE = (Reshaped(("ssm_heads",), ("ssm_heads", "1")),)
+_CHANNELS = "ssm_size+2*ssm_groups*ssm_state"
+
+
+def _convolution(module: str, channels: str, needs: str) -> Rows:
+    both = " & ".join(filter(None, (needs, "conv_bias")))
+    return (
+        RoleRow("ssm_conv1d.weight", f"{module}.conv1d.weight", (channels, "conv_taps"), needs,
+            (Depthwise(channels, "conv_taps"),)),
+        RoleRow("ssm_conv1d.bias", f"{module}.conv1d.bias", (channels,), both),
+    )  # fmt: skip
+
+
+def mamba_mixer(module: str, needs: str = "") -> Rows:
+    """Return the roles of a mamba mixer, which Hugging Face keeps below `module`."""
+    return (
+        *linear("ssm_in", f"{module}.in_proj", "2*ssm_size", "hidden_size", needs, bias="ssm_bias"),
+        *_convolution(module, "ssm_size", needs),
+        *linear("ssm_x", f"{module}.x_proj", "ssm_rank+2*ssm_state", "ssm_size", needs),
+        *linear("ssm_dt", f"{module}.dt_proj", "ssm_size", "ssm_rank", needs, bias=""),
+        RoleRow("ssm_a.weight", f"{module}.A_log", ("ssm_size", "ssm_state"), needs, (),
+            (NegativeExp(),), "ssm_a"),
+        RoleRow("ssm_d.weight", f"{module}.D", ("ssm_size",), needs, gguf="ssm_d"),
+        *linear("ssm_out", f"{module}.out_proj", "hidden_size", "ssm_size", needs, bias="ssm_bias"),
+    )  # fmt: skip
+
+
+def mamba2_mixer(module: str, needs: str = "") -> Rows:
+    """Return the roles of a mamba2 mixer, which Hugging Face keeps below `module`."""
+    normed = " & ".join(filter(None, (needs, "ssm_norm")))
+    into = "2*ssm_size+2*ssm_groups*ssm_state+ssm_heads"
+    return (
+        *linear("ssm_in", f"{module}.in_proj", into, "hidden_size", needs, bias="ssm_bias"),
+        *_convolution(module, _CHANNELS, needs),
+        RoleRow("ssm_dt.bias", f"{module}.dt_bias", ("ssm_heads",), needs),
+        RoleRow("ssm_a.weight", f"{module}.A_log", ("ssm_heads",), needs, (),
+            (*_ONE, NegativeExp()), "ssm_a"),
+        RoleRow("ssm_d.weight", f"{module}.D", ("ssm_heads",), needs, (), _ONE, "ssm_d"),
+        RoleRow("ssm_norm.weight", f"{module}.norm.weight", ("ssm_size",), normed, (),
+            (Reshaped(("ssm_size",), ("ssm_groups", "ssm_group_size")),)),
+        *linear("ssm_out", f"{module}.out_proj", "hidden_size", "ssm_size", needs, bias="ssm_bias"),
+    )  # fmt: skip
+
+
+def expanded(expand: str = "expand", key: str = "", default: int = 2) -> HyperRule:
+    """Return the rule for the mixers' inner width: stated by `key`, or so many times the stream."""
+
+    def read(facts: Facts, hp: Params) -> Found:
+        stated = facts.first(key) if key else None
+        if stated is not None:
+            return stated
+        found = facts.first(expand)
+        return None if found is None else (whole_number(*found, 1) * hp["hidden_size"], found[1])
+
+    def write(value: Value, hp: Params) -> Params:
+        times, rest = divmod(value, hp["hidden_size"])
+        return ({} if rest else {expand: times}) | ({key: value} if key else {})
+
+    return HyperRule(
+        "ssm_size", {"gguf": ("{arch}.ssm.inner_size",)}, "size",
+        lambda hp: default * hp["hidden_size"], read={"hf": read}, write={"hf": write},
+    )  # fmt: skip
+
+
+def rank(hf: str) -> HyperRule:
+    """Return the rule for the compressed time step's rank; `auto` is a sixteenth of the stream."""
+
+    def sixteenth(hp: Params) -> int:
+        return -(-int(hp["hidden_size"]) // 16)
+
+    def read(facts: Facts, hp: Params) -> Found:
+        found = facts.first(hf)
+        return None if found is None or found[0] == "auto" else found
+
+    return HyperRule(
+        "ssm_rank", {"hf": (hf,), "gguf": ("{arch}.ssm.time_step_rank",)}, "size", sixteenth,
+        read={"hf": read},
+    )  # fmt: skip
+
+
+def _group_size(hp: Params) -> int:
+    return int(hp["ssm_size"]) // int(hp["ssm_groups"])
+
+
+def state_rules(state: str, taps: str, default: int) -> tuple[HyperRule, ...]:
+    """Return the rules of both kinds of mixers; the arguments are keys of config.json."""
+    return (
+        rules.size("ssm_state", state, "ssm.state_size", hf_default=default),
+        rules.size("conv_taps", taps, "ssm.conv_kernel", default=4),
+    )
+
+
+def head_rules(heads: str, groups: str, default: int, n_groups: int) -> tuple[HyperRule, ...]:
+    """Return the rules of mamba2's heads and groups; the arguments are keys of config.json."""
+    return (
+        rules.size("ssm_heads", heads, "ssm.time_step_rank", hf_default=default),
+        rules.size("ssm_groups", groups, "ssm.group_count", hf_default=n_groups),
+        HyperRule("ssm_group_size", default=_group_size),
+    )
+
+
+def bias_rules(conv: str, projections: str) -> tuple[HyperRule, ...]:
+    """Return the rules for biases; the arguments are keys of config.json."""
+    return (
+        rules.flag("conv_bias", True, conv, present=("ssm_conv1d.bias",)),
+        rules.flag("ssm_bias", False, projections, present=("ssm_in.bias",)),
+    )
+
+
+def _no_heads(value: Value, hp: Params) -> Params:
+    return {"{arch}.attention.head_count": 0}
+
+
+# No attention, no MLP, no positions, and no bound on them.
+_ALONE: tuple[HyperRule, ...] = (
+    HyperRule("n_heads", default=0, write={"gguf": _no_heads}),
+    *(rules.fixed(name, 0) for name in ("n_kv_heads", "head_dim", "value_head_dim", "ffn_size")),
+    rules.context_length(UNBOUNDED, ""),
+    rules.fixed("attn_scale", 1.0),
+    *NO_ROPE,
+    HyperRule("ssm_layers", default=rules.per_layer(True)),
+)
+
+
+_UNUSED = frozenset({"attention.head_count", "feed_forward_length"})  # zeros in a GGUF
+
+
+def _rows(mixer: Rows) -> Any:
+    before, after = whole(embed="backbone.embeddings", final="backbone.norm_f")
+    layer = "backbone.layers.{L}."
+    return tables((*before, *norm("attn_norm", layer + "norm"), *mixer, *after))
+
+
+def _mamba(*overrides: HyperRule) -> tuple[HyperRule, ...]:
+    return rules.hyper_table(
+        *_ALONE,
+        rules.n_layers(32),
+        rules.norm_eps(1e-5, "layer_norm_epsilon"),
+        *bias_rules("use_conv_bias", "use_bias"),
+        *overrides,
+    )
+
+
+_MIXER = "backbone.layers.{L}.mixer"
+_MAMBA_HYPER = (
+    rules.tied_embeddings(True),
+    expanded("expand", "intermediate_size"),
+    rank("time_step_rank"),
+    *state_rules("state_size", "conv_kernel", 16),
+)
+
+
+def _normed(value: bool) -> HyperRule:
+    """Return the rule for norms without weights on the time step, B and C."""
+    return HyperRule("ssm_inner_norms", {"gguf": ("{arch}.ssm.dt_b_c_rms",)}, "bool", value)
+
+
+def _is_falcon(names: Any, values: Mapping[str, Value]) -> bool:
+    return values.get("mamba.ssm.dt_b_c_rms") is True
+
+
+MAMBA = named(
+    "mamba", ("mamba", "MambaForCausalLM", "MambaLMHeadModel"), "mamba",
+    _rows(mamba_mixer(_MIXER)), _mamba(*_MAMBA_HYPER, _normed(False)), ignored=_UNUSED,
+)  # fmt: skip
+FALCON_MAMBA = named(
+    "falcon_mamba", ("falcon_mamba", "FalconMambaForCausalLM"), "mamba",
+    _rows(mamba_mixer(_MIXER)), _mamba(*_MAMBA_HYPER, _normed(True)), ignored=_UNUSED,
+    evidence=_is_falcon,
+)  # fmt: skip
+MAMBA2 = named(
+    "mamba2", ("mamba2", "Mamba2ForCausalLM"), "mamba2",
+    _rows(mamba2_mixer(_MIXER)),
+    _mamba(
+        rules.tied_embeddings(),
+        expanded(),
+        *head_rules("num_heads", "n_groups", 128, 8),
+        *state_rules("state_size", "conv_kernel", 128),
+        rules.flag("ssm_norm", True, present=("ssm_norm.weight",)),
+    ),
+    ignored=_UNUSED,
+)  # fmt: skip

@@ -1,0 +1,248 @@
+"""nemotron_h and its mixture: a layer is a mamba2 mixer, attention, an MLP, or experts.
+
+config.json spells the kinds as a list or as letters (M, *, -, E); GGUF has key heads of zero where
+attention is missing and widths of zero where the MLP or the experts are. Sources: transformers'
+modeling_nemotron_h; the gguf package's name map; the converter's nemotron.py.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from aprfmt.arch import moe, rules
+from aprfmt.arch.deepseek import routed_scale, sigmoid_router
+from aprfmt.arch.gpt2 import NO_ROPE
+from aprfmt.arch.joins import Stacked
+from aprfmt.arch.layer_kinds import (
+    ATTENTION,
+    STATE_SPACE,
+    attention_layers,
+    attention_rows,
+    kv_heads,
+)
+from aprfmt.arch.mamba import bias_rules, head_rules, mamba2_mixer, state_rules
+from aprfmt.arch.mla import groups
+from aprfmt.arch.named import Made, named
+from aprfmt.arch.rows import RoleRow, linear, norm, tables, whole
+from aprfmt.arch.spec import Binding, Facts, HyperRule, Read
+from aprfmt.arch.values import sequence
+from aprfmt.arch.values import whole as whole_number
+from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
+
+Params = Mapping[str, Value]
+Found = tuple[Value, str] | None
+Rows = tuple[RoleRow, ...]
+_WIDTHS = "{arch}.feed_forward_length"
+_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_LAYER = "backbone.layers.{L}."
+_MIXER = _LAYER + "mixer"
+
+
+def _kinds(facts: Facts, hp: Params) -> tuple[list[Value], str] | None:
+    """Return the kind of each layer, in transformers' words."""
+    found = facts.first("layers_block_type", "layer_types", "hybrid_override_pattern")
+    if found is None:
+        return None
+    if isinstance(found[0], str):
+        kinds: list[Value] = [_LETTERS.get(letter) for letter in found[0]]
+    else:
+        kinds = list(sequence(*found))
+    known = {*_LETTERS.values(), *ATTENTION, *STATE_SPACE}
+    if len(kinds) < hp["n_layers"] or any(kind not in known for kind in kinds):
+        raise ArchError(
+            f"{found[1]}: is {found[0]!r}; expected a kind for each of {hp['n_layers']} layers: "
+            f"{', '.join(sorted(known))}, or a letter of {' '.join(_LETTERS)}"
+        )
+    return kinds[: hp["n_layers"]], found[1]
+
+
+def _of(*names: str) -> Read:
+    def read(facts: Facts, hp: Params) -> Found:
+        found = _kinds(facts, hp)
+        return None if found is None else (tuple(kind in names for kind in found[0]), found[1])
+
+    return read
+
+
+def _written(hp: Params) -> list[str]:
+    """Return the kinds as config.json lists them."""
+    marks = (("attention_layers", "attention"), ("mlp_layers", "mlp"), ("moe_layers", "moe"))
+    return [
+        next((word for name, word in marks if hp[name][i]), "mamba") for i in range(hp["n_layers"])
+    ]
+
+
+def _widths(facts: Facts) -> tuple[list[int], str] | None:
+    found = facts.first(_WIDTHS)
+    if found is None:
+        return None
+    listed = found[0] if isinstance(found[0], Sequence) else [found[0]]
+    return [whole_number(width, found[1]) for width in sequence(listed, found[1], 1)], found[1]
+
+
+def _wide(facts: Facts, hp: Params) -> Found:
+    """Return the layers whose width in a GGUF is not zero."""
+    found = _widths(facts)
+    if found is None:
+        return None
+    widths = found[0] * (1 if len(found[0]) > 1 else hp["n_layers"])
+    return tuple(width > 0 for width in widths[: hp["n_layers"]]), found[1]
+
+
+def _by_width(name: str, kind: str) -> HyperRule:
+    """Return the rule for the layers of one kind that a GGUF knows by their widths."""
+    return HyperRule(
+        name, {"gguf": (_WIDTHS,)}, read={"hf": _of(kind), "gguf": _wide},
+        write={"hf": lambda value, hp: {}, "gguf": lambda value, hp: {}},
+        default=rules.per_layer(False),
+    )  # fmt: skip
+
+
+def _remaining(hp: Params) -> tuple[bool, ...]:
+    return tuple(word == "mamba" for word in _written(hp))
+
+
+def _width(rule: HyperRule, layers: str) -> HyperRule:
+    """Return a width's rule with GGUF's list: zero in other layers than `layers`.
+
+    A key that GGUF has for the width alone is written beside the list, and believed first.
+    """
+    own = tuple(key for key in rule.keys["gguf"] if key != _WIDTHS)
+
+    def read(facts: Facts, hp: Params) -> Found:
+        stated, found = facts.first(*own), _widths(facts)
+        if stated is not None or found is None or not any(found[0]):
+            return stated
+        return max(found[0]), found[1]
+
+    def write(value: Value, hp: Params) -> Params:
+        return {_WIDTHS: [value if on else 0 for on in hp[layers]], **dict.fromkeys(own, value)}
+
+    return replace(rule, read={"gguf": read}, write={"gguf": write})
+
+
+def _inner() -> HyperRule:
+    """Return the rule for the mixers' width: heads times their size."""
+
+    def read(facts: Facts, hp: Params) -> Found:
+        heads, size = facts.first("mamba_num_heads"), facts.first("mamba_head_dim")
+        count = 128 if heads is None else whole_number(*heads, 1)
+        each = 64 if size is None else whole_number(*size, 1)
+        return count * each, (size or heads or ("", "mamba_head_dim"))[1]
+
+    def write(value: Value, hp: Params) -> Params:
+        return {"mamba_head_dim": value // hp["ssm_heads"]}
+
+    return HyperRule(
+        "ssm_size", {"gguf": ("{arch}.ssm.inner_size",)}, "size",
+        read={"hf": read}, write={"hf": write},
+    )  # fmt: skip
+
+
+# llama.cpp asks for the epsilon of LayerNorms, and uses that of RMSNorms.
+_EPS_KEYS = tuple(f"{{arch}}.attention.layer_norm_{kind}epsilon" for kind in ("rms_", ""))
+_EPS = replace(
+    rules.norm_eps(1e-5, "layer_norm_epsilon"),
+    keys={"hf": ("layer_norm_epsilon",), "gguf": _EPS_KEYS, "apr": ("rms_norm_eps",)},
+    write={"gguf": lambda value, hp: dict.fromkeys(_EPS_KEYS, value)},
+)
+
+
+_SECOND = frozenset({"attention.layer_norm_epsilon"})  # read under the other name
+
+
+def _made(*mlp: RoleRow, hf_first: tuple[Binding, ...] = ()) -> Made:
+    before, after = whole(embed="backbone.embeddings", final="backbone.norm_f")
+    return tables(
+        (
+            *before,
+            *norm("attn_norm", _LAYER + "norm"),
+            *attention_rows(_MIXER),
+            *mamba2_mixer(_MIXER, "ssm_layers"),
+            *mlp,
+            *after,
+        ),
+        hf_first=hf_first,
+    )
+
+
+def _hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
+    return rules.hyper_table(
+        kv_heads(8),
+        rules.head_dim(128),
+        rules.context_length(4096),
+        _EPS,
+        rules.activation("relu2", "mlp_hidden_act"),
+        *rules.attention_biases(),
+        rules.mlp_bias(),
+        *NO_ROPE,
+        attention_layers(_of(*ATTENTION), lambda value, hp: {"layers_block_type": _written(hp)}),
+        HyperRule("ssm_layers", default=_remaining),
+        HyperRule("mlp_layers", default=rules.per_layer(False)),
+        _inner(),
+        *head_rules("mamba_num_heads", "n_groups", 128, 8),
+        *state_rules("ssm_state_size", "conv_kernel", 128),
+        *bias_rules("use_conv_bias", "use_bias"),
+        rules.flag("ssm_norm", True, present=("ssm_norm.weight",)),
+        *overrides,
+    )
+
+
+def _plain(role: str, hf: str, size: str, needs: str) -> Rows:
+    return (
+        *linear(f"ffn_up{role}", f"{hf}.up_proj", size, "hidden_size", needs, bias="mlp_bias"),
+        *linear(f"ffn_down{role}", f"{hf}.down_proj", "hidden_size", size, needs, bias="mlp_bias"),
+    )
+
+
+_CALLED = "nemotron_h", "NemotronHForCausalLM"
+NEMOTRON_H = named(
+    "nemotron_h", _CALLED, "nemotron_h", _made(*_plain("", _MIXER, "ffn_size", "mlp_layers")),
+    _hyper(_width(rules.ffn_size(21504), "mlp_layers"), _by_width("mlp_layers", "mlp")),
+    ignored=_SECOND,
+)  # fmt: skip
+
+
+def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
+    return any(".mixer.gate." in name or ".ffn_gate_inp." in name for name in names)
+
+
+def _expert(name: str, shape: tuple[str, ...]) -> tuple[RoleRow, Binding]:
+    role = f"ffn_{name}_exps.weight"
+    stored = f"{_MIXER}.experts.{{E}}.{name}_proj.weight"
+    return RoleRow(role, "", shape, "moe_layers"), Binding(
+        (stored,), (role,), (Stacked("n_experts"),)
+    )
+
+
+_EXPERTS = (
+    _expert("up", ("n_experts", "moe_ffn_size", "hidden_size")),
+    _expert("down", ("n_experts", "hidden_size", "moe_ffn_size")),
+)
+NEMOTRON_H_MOE = named(
+    "nemotron_h_moe", _CALLED, "nemotron_h_moe",
+    _made(
+        RoleRow("ffn_gate_inp.weight", _MIXER + ".gate.weight", ("n_experts", "hidden_size"),
+            "moe_layers"),
+        RoleRow("exp_probs_b.bias", _MIXER + ".gate.e_score_correction_bias", ("n_experts",),
+            "moe_layers"),
+        *(row for row, _ in _EXPERTS),
+        *_plain("_shexp", _MIXER + ".shared_experts", "shared_ffn_size", "moe_layers"),
+        hf_first=tuple(binding for _, binding in _EXPERTS),
+    ),
+    _hyper(
+        rules.fixed("mlp_bias", False),
+        _by_width("moe_layers", "moe"),
+        _width(moe.expert_size(hf_default=7688), "moe_layers"),
+        HyperRule("ffn_size", {"hf": ("intermediate_size",)}, "size", 21504),
+        rules.size("shared_ffn_size", "moe_shared_expert_intermediate_size",
+            "expert_shared_feed_forward_length", hf_default=7688),
+        *moe.counts(8, 2, "n_routed_experts num_experts"),
+        moe.norm_topk(True),
+        routed_scale(1.0),
+        groups("n_expert_groups", "n_group", "expert_group_count", 1),
+        groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
+        sigmoid_router(),
+    ),
+    evidence=_has_experts, ignored=_SECOND,
+)  # fmt: skip

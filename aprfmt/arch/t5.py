@@ -1,0 +1,235 @@
+"""t5 and its family: an encoder and a decoder of as many or fewer layers, which looks at it.
+
+Layers of both share the number {L}; the longer stack counts them. The MLP is gated (t5 v1.1,
+flan, mt5, umt5) or not; the tables of distances stand in the first layers, umt5's in every one.
+An encoder alone (t5encoder, of diffusion models) is another row. Sources: transformers'
+modeling_t5 and modeling_umt5; the gguf package's name map; the converter's t5.py.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from aprfmt.arch import rules
+from aprfmt.arch.gpt2 import NO_ROPE
+from aprfmt.arch.named import Made, named
+from aprfmt.arch.rows import KV, Q, RoleRow, tables
+from aprfmt.arch.spec import ArchSpec, Binding, Facts, HyperRule
+from aprfmt.arch.values import text
+from aprfmt.arch.values import whole as whole_number
+from aprfmt.base.protocols import Value
+
+Params = Mapping[str, Value]
+Found = tuple[Value, str] | None
+Rows = tuple[RoleRow, ...]
+_COUNTS = {"encoder": ("num_layers", "{arch}.block_count"),
+           "decoder": ("num_decoder_layers", "{arch}.decoder_block_count")}  # fmt: skip
+_SHORT = {"encoder": "enc", "decoder": "dec"}
+
+
+def _row(stack: str, role: str, hf: str, shape: tuple[str, ...], needs: str = "") -> RoleRow:
+    """Return the row of a stack's layers; `hf` counts the parts of a layer."""
+    both = " & ".join(filter(None, (f"{stack}_layers", needs)))
+    gguf = f"{_SHORT[stack]}.blk.{{L}}.{role}.weight"
+    return RoleRow(
+        f"{_SHORT[stack]}.{role}.weight", f"{stack}.block.{{L}}.layer.{hf}.weight", shape, both,
+        gguf=gguf,
+    )  # fmt: skip
+
+
+def _attention(stack: str, prefix: str, module: str) -> Rows:
+    return (
+        _row(stack, f"{prefix}attn_q", f"{module}.q", (Q, "hidden_size")),
+        _row(stack, f"{prefix}attn_k", f"{module}.k", (KV, "hidden_size")),
+        _row(stack, f"{prefix}attn_v", f"{module}.v", (KV, "hidden_size")),
+        _row(stack, f"{prefix}attn_o", f"{module}.o", ("hidden_size", Q)),
+    )
+
+
+def _mlp(stack: str, at: int, gated: bool) -> Rows:
+    module, into, out = f"{at}.DenseReluDense", ("ffn_size", "hidden_size"), ("hidden_size",)
+    gate = (_row(stack, "ffn_gate", f"{module}.wi_0", into),) if gated else ()
+    return (
+        *gate,
+        _row(stack, "ffn_up", f"{module}.{'wi_1' if gated else 'wi'}", into),
+        _row(stack, "ffn_down", f"{module}.wo", (*out, "ffn_size")),
+    )
+
+
+def _stack(stack: str, gated: bool) -> Rows:
+    """Return the roles of the encoder's or the decoder's layers and of its last norm."""
+    cross = stack == "decoder"
+    width = ("hidden_size",)
+    return (
+        _row(stack, "attn_norm", "0.layer_norm", width),
+        *_attention(stack, "", "0.SelfAttention"),
+        _row(stack, "attn_rel_b", "0.SelfAttention.relative_attention_bias",
+            ("position_buckets", "n_heads"), f"{stack}_bias_layers"),
+        *((_row(stack, "cross_attn_norm", "1.layer_norm", width),) if cross else ()),
+        *(_attention(stack, "cross_", "1.EncDecAttention") if cross else ()),
+        _row(stack, "ffn_norm", f"{1 + cross}.layer_norm", width),
+        *_mlp(stack, 1 + cross, gated),
+    )  # fmt: skip
+
+
+def _last(stack: str) -> RoleRow:
+    name = f"{_SHORT[stack]}.output_norm.weight"
+    return RoleRow(name, f"{stack}.final_layer_norm.weight", ("hidden_size",), gguf=name,
+                   layered=False)  # fmt: skip
+
+
+_TABLE = ("vocab_size", "hidden_size")
+_TIED = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # the same table again
+
+
+def _made(gated: bool, *stacks: str) -> Made:
+    head = (RoleRow("output.weight", "lm_head.weight", _TABLE, "!tied_embeddings", layered=False),)
+    return tables(
+        (
+            RoleRow("token_embd.weight", "shared.weight", _TABLE, layered=False),
+            *(row for stack in stacks for row in _stack(stack, gated)),
+            *map(_last, stacks),
+            *(head if len(stacks) > 1 else ()),
+        ),
+        hf_more=() if len(stacks) > 1 else (Binding(_TIED[:1], ("token_embd.weight",)),),
+    )
+
+
+def _count(facts: Facts, stack: str) -> Found:
+    return facts.first(*_COUNTS[stack])
+
+
+def _longest(*stacks: str) -> HyperRule:
+    """Return the rule for the layers of the longer stack."""
+
+    def read(facts: Facts, hp: Params) -> Found:
+        found = [count for stack in stacks if (count := _count(facts, stack)) is not None]
+        return max(((whole_number(*one, 1), one[1]) for one in found), default=None)
+
+    none = {"hf": lambda value, hp: {}, "gguf": lambda value, hp: {}}
+    usual = rules.n_layers()
+    return HyperRule(
+        "n_layers", {"apr": usual.keys["apr"]}, "size", default_in={"hf": 6},
+        read={"hf": read, "gguf": read}, write=none, high=usual.high, shape=usual.shape,
+    )  # fmt: skip
+
+
+def _layers(stack: str) -> HyperRule:
+    """Return the rule for the layers that a stack has: the first so many."""
+
+    def read(facts: Facts, hp: Params) -> Found:
+        found = _count(facts, stack)
+        if found is None:
+            return None
+        return tuple(i < whole_number(*found) for i in range(hp["n_layers"])), found[1]
+
+    hf, gguf = _COUNTS[stack]
+    return HyperRule(
+        f"{stack}_layers", {"gguf": (gguf,)}, default=rules.per_layer(True),
+        read={"hf": read, "gguf": read},
+        write={"hf": lambda value, hp: {hf: sum(value)}, "gguf": lambda value, hp: {
+            gguf: sum(value)}},
+    )  # fmt: skip
+
+
+def _bias_layers(stack: str, every: bool) -> HyperRule:
+    def layers(hp: Params) -> tuple[bool, ...]:
+        here: tuple[bool, ...] = hp[f"{stack}_layers"]
+        return here if every else tuple(on and i == 0 for i, on in enumerate(here))
+
+    return HyperRule(f"{stack}_bias_layers", default=layers)
+
+
+def _activation(default: str) -> HyperRule:
+    """Return the rule for `feed_forward_proj`: an activation, gated or not."""
+    usual = rules.activation(default)
+    names = {"relu": "relu", "gated-gelu": "gelu_tanh", "gated-silu": "silu", "gelu": "gelu",
+             "silu": "silu"}  # fmt: skip
+
+    def read(facts: Facts, hp: Params) -> Found:
+        found = facts.first("feed_forward_proj")
+        return None if found is None else (names.get(text(*found), default), found[1])
+
+    return HyperRule(
+        usual.name, default=default, read={"hf": read},
+        write={"hf": lambda value, hp: {
+            "feed_forward_proj": "relu" if value == "relu" else "gated-gelu",
+        }},
+    )  # fmt: skip
+
+
+def _start(value: Value, hp: Params) -> Params:
+    """Return the keys that llama.cpp asks for, all of one epsilon."""
+    keys = ("rms_epsilon", "epsilon")
+    return {f"{{arch}}.attention.layer_norm_{key}": value for key in keys}
+
+
+def _hyper(gated: bool, every: bool, *stacks: str) -> tuple[HyperRule, ...]:
+    alone = len(stacks) == 1
+    eps = rules.norm_eps(1e-6, "layer_norm_epsilon")
+    return rules.hyper_table(
+        _longest(*stacks),
+        rules.hidden_size(512, "d_model"),
+        rules.n_heads(8, "num_heads"),
+        rules.n_kv_heads(hf=""),
+        rules.head_dim(64, "d_kv"),
+        rules.ffn_size(2048, "d_ff"),
+        rules.context_length(512, "n_positions"),
+        HyperRule(eps.name, eps.keys, eps.kind, eps.default, write={"gguf": _start}),
+        _activation("gelu_tanh" if gated else "relu"),
+        rules.fixed("tied_embeddings", True) if alone else rules.tied_embeddings(True),
+        rules.fixed("attn_scale", 1.0),
+        rules.size("position_buckets", "relative_attention_num_buckets",
+            "attention.relative_buckets_count", default=32),
+        *NO_ROPE,
+        *(_layers(stack) for stack in stacks),
+        *(_bias_layers(stack, every) for stack in stacks),
+    )  # fmt: skip
+
+
+_IGNORED = frozenset(
+    """attention.layer_norm_epsilon decoder_start_token_id relative_attention_max_distance
+    dense_act_fn is_gated_act dropout_rate num_decoder_layers scale_decoder_outputs
+    layerdrop use_bias""".split()
+)
+
+
+def _has(names: Collection[str], *parts: str) -> bool:
+    return any(part in name for name in names for part in parts)
+
+
+def _is(gated: bool, every: bool, decoder: bool) -> Any:
+    second = (
+        "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.",
+        "enc.blk.1.attn_rel_b.",
+    )
+
+    def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
+        """Say whether the names show this form."""
+        here = (
+            _has(names, ".wi_0.", ".ffn_gate."), _has(names, *second),
+            _has(names, "decoder.block.", "dec.blk."),
+        )  # fmt: skip
+        return here == (gated, every, decoder)
+
+    return evidence
+
+
+def _t5(name: str, types: str, gguf: str, gated: bool, *stacks: str) -> ArchSpec:
+    every = name.startswith("umt5")
+    return named(
+        name, tuple(types.split()), gguf, _made(gated, *stacks), _hyper(gated, every, *stacks),
+        evidence=_is(gated, every, len(stacks) > 1), ignored=_IGNORED, buffers={"hf": _TIED},
+    )  # fmt: skip
+
+
+_BOTH = ("encoder", "decoder")
+_T5_NAMES = "t5 T5ForConditionalGeneration T5WithLMHeadModel"
+_MT5_NAMES = "t5 T5ForConditionalGeneration mt5 MT5ForConditionalGeneration"
+T5 = _t5("t5", _T5_NAMES, "t5", False, *_BOTH)
+T5_GATED = _t5("t5_gated", _MT5_NAMES, "t5", True, *_BOTH)
+UMT5 = _t5("umt5", "umt5 UMT5ForConditionalGeneration UMT5Model", "t5", True, *_BOTH)
+T5_ENCODER = _t5("t5_encoder", "t5 T5EncoderModel", "t5encoder", False, "encoder")
+T5_GATED_ENCODER = _t5(
+    "t5_gated_encoder", "t5 T5EncoderModel mt5 MT5EncoderModel", "t5encoder", True, "encoder"
+)
+UMT5_ENCODER = _t5("umt5_encoder", "umt5 UMT5EncoderModel", "t5encoder", True, "encoder")

@@ -1,0 +1,115 @@
+"""whisper: an encoder of mel spectra behind two convolutions, and a decoder that looks at it.
+
+Layers of both share the number {L}; the longer stack counts them. Keys have no biases. GGUF has no
+form of the whole model. Source: transformers' modeling_whisper.
+"""
+
+from collections.abc import Mapping
+
+from aprfmt.arch import rules
+from aprfmt.arch.gpt2 import NO_ROPE
+from aprfmt.arch.named import named
+from aprfmt.arch.rows import Q, RoleRow, linear, norm, tables
+from aprfmt.arch.spec import Facts, HyperRule
+from aprfmt.arch.values import whole as whole_number
+from aprfmt.base.protocols import Value
+
+Params = Mapping[str, Value]
+Found = tuple[Value, str] | None
+Rows = tuple[RoleRow, ...]
+_STACKS = ("encoder", "decoder")
+_TABLE = ("vocab_size", "hidden_size")
+
+
+def _attention(stack: str, prefix: str, module: str) -> Rows:
+    at, needs = f"model.{stack}.layers.{{L}}.{module}", f"{stack}_layers"
+    return (
+        *linear(f"{prefix}_q", f"{at}.q_proj", Q, "hidden_size", needs, bias=""),
+        *linear(f"{prefix}_k", f"{at}.k_proj", Q, "hidden_size", needs),
+        *linear(f"{prefix}_v", f"{at}.v_proj", Q, "hidden_size", needs, bias=""),
+        *linear(f"{prefix}_o", f"{at}.out_proj", "hidden_size", Q, needs, bias=""),
+        *norm(f"{prefix}_norm", f"{at}_layer_norm", needs=needs, bias=True),
+    )
+
+
+def _layers(stack: str, size: str) -> Rows:
+    at, needs, name = f"model.{stack}.layers.{{L}}", f"{stack}_layers", stack[:3]
+    width = "hidden_size"
+    return (
+        *_attention(stack, f"{name}.attn", "self_attn"),
+        *(_attention(stack, "dec.cross_attn", "encoder_attn") if stack == "decoder" else ()),
+        *linear(f"{name}.ffn_up", f"{at}.fc1", size, width, needs, bias=""),
+        *linear(f"{name}.ffn_down", f"{at}.fc2", width, size, needs, bias=""),
+        *norm(f"{name}.ffn_norm", f"{at}.final_layer_norm", needs=needs, bias=True),
+    )
+
+
+def _once(role: str, hf: str, *shape: str) -> RoleRow:
+    return RoleRow(role, hf, shape, layered=False)
+
+
+def _convolution(number: int, into: str) -> Rows:
+    role, hf = f"enc.conv{number}", f"model.encoder.conv{number}"
+    return (
+        _once(f"{role}.weight", f"{hf}.weight", "hidden_size", into, "3"),
+        _once(f"{role}.bias", f"{hf}.bias", "hidden_size"),
+    )
+
+
+def _count(facts: Facts, stack: str) -> Found:
+    return facts.first(f"{stack}_layers")
+
+
+def _longest(facts: Facts, hp: Params) -> Found:
+    found = [count for stack in _STACKS if (count := _count(facts, stack)) is not None]
+    return max(((whole_number(*one, 1), one[1]) for one in found), default=None)
+
+
+def _stack_layers(stack: str) -> HyperRule:
+    def read(facts: Facts, hp: Params) -> Found:
+        found = _count(facts, stack)
+        if found is None:
+            return None
+        return tuple(i < whole_number(*found) for i in range(hp["n_layers"])), found[1]
+
+    return HyperRule(
+        f"{stack}_layers", read={"hf": read}, default=rules.per_layer(True),
+        write={"hf": lambda value, hp: {f"{stack}_layers": sum(value)}},
+    )  # fmt: skip
+
+
+WHISPER = named(
+    "whisper", ("whisper", "WhisperForConditionalGeneration", "WhisperModel"), "",
+    tables((
+        _once("token_embd.weight", "model.decoder.embed_tokens.weight", *_TABLE),
+        _once("position_embd.weight", "model.decoder.embed_positions.weight", "context_length",
+            "hidden_size"),
+        *_convolution(1, "mel_bins"),
+        *_convolution(2, "hidden_size"),
+        _once("enc.position_embd.weight", "model.encoder.embed_positions.weight", "source_length",
+            "hidden_size"),
+        *_layers("encoder", "ffn_size"),
+        *_layers("decoder", "decoder_ffn_size"),
+        *norm("enc.output_norm", "model.encoder.layer_norm", bias=True, layered=False),
+        *norm("output_norm", "model.decoder.layer_norm", bias=True, layered=False),
+        RoleRow("output.weight", "proj_out.weight", _TABLE, "!tied_embeddings", layered=False),
+    )),
+    rules.hyper_table(
+        HyperRule("n_layers", kind="size", default_in={"hf": 4}, read={"hf": _longest},
+            write={"hf": lambda value, hp: {}}, shape=rules.n_layers().shape),
+        rules.hidden_size(384, "d_model"),
+        rules.n_heads(6, "encoder_attention_heads"),
+        rules.n_kv_heads(hf=""),
+        rules.head_dim(hf=""),
+        rules.ffn_size(1536, "encoder_ffn_dim"),
+        rules.context_length(448, "max_target_positions"),
+        rules.fixed("norm_eps", 1e-5),
+        rules.activation("gelu", "activation_function"),
+        rules.tied_embeddings(True),
+        *NO_ROPE,
+        *map(_stack_layers, _STACKS),
+        rules.size("decoder_ffn_size", "decoder_ffn_dim", hf_default=1536),
+        rules.size("source_length", "max_source_positions", hf_default=1500),
+        rules.size("mel_bins", "num_mel_bins", hf_default=80),
+    ),
+)  # fmt: skip
