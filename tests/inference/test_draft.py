@@ -1,0 +1,150 @@
+"""Draft heads: our pass against transformers' modules, on every backend; what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from aprfmt.errors import ArchError, UsageError
+from aprfmt.inference.draft import DraftSession
+from aprfmt.inference.session import Session
+from aprfmt.inference.trace import Kept
+from aprfmt.model import open_model
+from tests.inference.drafts import NAMED, drafted
+from tests.inference.judge import backend, rel
+from tests.models import IDS
+
+# Points of a draft head alone; the others are those of its layer.
+OWN = {"draft_embd_norm", "draft_hidden", "draft_hidden_norm", "draft_in"}
+
+
+@pytest.mark.parametrize("run", ["numpy:float64", "torch:float64"])
+@pytest.mark.parametrize("name", NAMED)
+def test_every_point_is_transformers(name: str, run: str) -> None:
+    judge = drafted(name)
+    kept = Kept()
+    with open_model(judge.folder) as model, Session.of(model, backend(run)) as session:
+        draft = DraftSession(model, session)
+        trace = draft.trace(
+            IDS, tuple(draft.points), keep=kept.keep, fetch=kept.fetch, logits_rows="all"
+        )
+        both = list(draft.both(IDS, 5))
+    compared = set()
+    for key, wanted in judge.found.items():
+        found = trace.values(key)
+        if found is not None:
+            assert rel(found.reshape(wanted.shape), wanted) < 1e-10, key
+            compared.add(key)
+    assert compared >= OWN | {"L0.attn_norm", "L0.attn_out", "L0.ffn_norm", "L0.out", "final_norm"}
+    assert [len(mine) for mine, _ in both] == [5] * 5 + [3]
+    assert rel(np.concatenate([mine for mine, _ in both]), judge.logits[1:]) < 1e-10
+    assert rel(np.concatenate([its for _, its in both]), judge.found["logits_raw"]) < 1e-10
+
+
+@pytest.mark.parametrize("run", ["numpy:float32", "torch:float32", "torch:bfloat16"])
+def test_lower_precision_stays_near(run: str) -> None:
+    judge = drafted("qwen3_5")
+    with open_model(judge.folder) as model, Session.of(model, backend(run)) as session:
+        found = DraftSession(model, session).logits(IDS)
+    assert rel(found, judge.found["logits_raw"]) < (3e-6 if "32" in run else 5e-2)
+
+
+@pytest.mark.parametrize("name", ["glm4_moe", "qwen3_5"])
+def test_a_tied_head_is_the_models_embedding(name: str) -> None:
+    judge = drafted(name, tied=True)
+    b = backend("numpy:float64")
+    with open_model(judge.folder) as model, Session.of(model, b) as session:
+        draft = DraftSession(model, session)
+        assert rel(draft.logits(IDS), judge.found["logits_raw"]) < 1e-10
+        assert draft.weights["token_embd.weight"] is session.weights["token_embd.weight"]
+
+
+def test_its_own_embedding_and_head_are_used(tmp_path: Path) -> None:
+    """A checkpoint with copies of both says the same; changed copies say something else."""
+    judge = drafted("deepseek_v3")
+
+    def logits(factor: float) -> np.ndarray:
+        def own(state: dict[str, torch.Tensor]) -> None:
+            for name, source in (
+                ("embed_tokens", "model.embed_tokens"),
+                ("shared_head.head", "lm_head"),
+            ):
+                state[f"model.layers.3.{name}.weight"] = factor * state[f"{source}.weight"]
+
+        with (
+            open_model(_edited(judge.folder, tmp_path / str(factor), own)) as model,
+            Session.of(model, backend("numpy:float64")) as session,
+        ):
+            return DraftSession(model, session).logits(IDS)
+
+    assert rel(logits(1.0), judge.found["logits_raw"]) < 1e-10
+    assert rel(logits(-2.0), judge.found["logits_raw"]) > 0.1
+
+
+def test_a_model_without_a_head_says_so(tmp_path: Path) -> None:
+    folder = drafted("qwen3_5").folder
+    none = _edited(folder, tmp_path / "none", _without("mtp."))
+    with pytest.raises(
+        ArchError, match=r"mtp_num_hidden_layers = 1 is said, but no tensor .*mtp\.fc"
+    ):
+        _session(none)
+    config = json.loads((none / "config.json").read_text())
+    del config["mtp_num_hidden_layers"]
+    (none / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ArchError, match=r"has no draft head: no tensor such as mtp\.pre_fc_norm"):
+        _session(none)
+
+
+def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
+    folder = drafted("glm4_moe").folder
+    with pytest.raises(
+        ArchError, match=r"lacks 2 of \d+ tensors: model\.layers\.3\.eh_proj\.weight"
+    ):
+        _session(_edited(folder, tmp_path / "some", _without(".eh_proj", ".shared_head.norm")))
+
+    def short(state: dict[str, torch.Tensor]) -> None:
+        state["model.layers.3.enorm.weight"] = state["model.layers.3.enorm.weight"][:-1]
+
+    with pytest.raises(
+        ArchError, match=r"nextn\.enorm\.weight of the draft head has shape \[\d+\]"
+    ):
+        _session(_edited(folder, tmp_path / "short", short))
+
+
+def test_what_it_cannot_run_is_refused(demo_model: Path) -> None:
+    with pytest.raises(ArchError, match="no draft head of qwen2 is known"):
+        _session(demo_model)
+    with (
+        open_model(drafted("qwen3_5").folder) as model,
+        Session.of(model, backend("numpy:float64")) as session,
+    ):
+        draft = DraftSession(model, session)
+        with pytest.raises(UsageError, match="1 tokens; a draft head needs two"):
+            draft.logits([1])
+        with pytest.raises(UsageError, match="expected no cache"):
+            draft.prefill(IDS)
+
+
+def _session(folder: Path) -> None:
+    with open_model(folder) as model, Session.of(model, backend("numpy:float64")) as session:
+        DraftSession(model, session)
+
+
+def _without(*parts: str):  # type: ignore[no-untyped-def]
+    def change(state: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in state if any(part in name for part in parts)]:
+            del state[name]
+
+    return change
+
+
+def _edited(folder: Path, out: Path, change) -> Path:  # type: ignore[no-untyped-def]
+    shutil.copytree(folder, out)
+    state = load_file(out / "model.safetensors")
+    change(state)
+    save_file({name: value.clone() for name, value in state.items()}, out / "model.safetensors")
+    return out
