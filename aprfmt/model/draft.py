@@ -1,6 +1,6 @@
 """A model's draft head: its tensors found, and read as a model of one layer (arch/draft.py)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,7 @@ from aprfmt.arch import ARCHS
 from aprfmt.arch.bind import bind, groups_for, of_packed, without_partial
 from aprfmt.arch.draft import Renamed, head_hyper, head_spec
 from aprfmt.arch.required import coverage
-from aprfmt.arch.spec import ArchSpec, HyperParams
+from aprfmt.arch.spec import ArchSpec, HyperParams, split_key
 from aprfmt.errors import ArchError
 from aprfmt.model.completeness import listed
 from aprfmt.tensors.view import View
@@ -73,6 +73,17 @@ def draft_head(model: "Model") -> DraftHead:
             f"{list(wanted)}"
         )
     return DraftHead(spec, hyper, roles, shared)
+
+
+def in_head(model: "Model", names: Collection[str]) -> bool:
+    """Say whether these tensors, by stored names or role keys, are all of the draft head."""
+    style, count = model.style or "", int(model.hyper["n_layers"])
+    if style not in model.spec.draft or not names:
+        return False
+    renamed = Renamed(head_spec(model.spec), style, count)
+    return all(
+        (split_key(name)[0] or 0) >= count or renamed.find(name) is not None for name in names
+    )
 
 
 def _known() -> list[str]:

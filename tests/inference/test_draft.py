@@ -32,7 +32,7 @@ def test_every_point_is_transformers(name: str, run: str) -> None:
         trace = draft.trace(
             IDS, tuple(draft.points), keep=kept.keep, fetch=kept.fetch, logits_rows="all"
         )
-        both = list(draft.both(IDS, 5))
+        both = list(draft.both(IDS, range(len(IDS)), 5))
     compared = set()
     for key, wanted in judge.found.items():
         found = trace.values(key)
@@ -40,8 +40,8 @@ def test_every_point_is_transformers(name: str, run: str) -> None:
             assert rel(found.reshape(wanted.shape), wanted) < 1e-10, key
             compared.add(key)
     assert compared >= OWN | {"L0.attn_norm", "L0.attn_out", "L0.ffn_norm", "L0.out", "final_norm"}
-    assert [len(mine) for mine, _ in both] == [5] * 5 + [3]
-    assert rel(np.concatenate([mine for mine, _ in both]), judge.logits[1:]) < 1e-10
+    assert [(len(mine), len(its)) for mine, its in both] == [(5, 4), *[(5, 5)] * 4, (4, 4)]
+    assert rel(np.concatenate([mine for mine, _ in both]), judge.logits) < 1e-10
     assert rel(np.concatenate([its for _, its in both]), judge.found["logits_raw"]) < 1e-10
 
 
