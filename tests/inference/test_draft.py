@@ -3,17 +3,21 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import aprfmt
+from aprfmt.base.protocols import Typed
 from aprfmt.errors import ArchError, UsageError
 from aprfmt.inference.draft import DraftSession
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept
 from aprfmt.model import open_model
+from tests.formats.gguf_writing import Stored, read, write
 from tests.inference.drafts import NAMED, drafted
 from tests.inference.judge import backend, rel
 from tests.models import IDS
@@ -148,3 +152,68 @@ def _edited(folder: Path, out: Path, change) -> Path:  # type: ignore[no-untyped
     change(state)
     save_file({name: value.clone() for name, value in state.items()}, out / "model.safetensors")
     return out
+
+
+# Config values that make a model of one layer like the head's.
+ALONE = {
+    "qwen3_5": {"num_hidden_layers": 1, "layer_types": ["full_attention"]},
+    "qwen3_5_moe": {"num_hidden_layers": 1, "layer_types": ["full_attention"]},
+    "glm4_moe": {"num_hidden_layers": 1, "first_k_dense_replace": 0},
+    "deepseek_v3": {"num_hidden_layers": 1, "first_k_dense_replace": 0},
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_gguf_has_it_as_the_block_after_the_last(name: str, tmp_path: Path) -> None:
+    """As llama.cpp's converter lays it out: counted among the blocks, norms with one added."""
+    judge = drafted(name)
+    path = _as_gguf(judge.folder, name, tmp_path)
+    with open_model(path) as model, Session.of(model, backend("numpy:float64")) as session:
+        assert rel(session.logits(IDS), judge.logits) < 1e-6
+        assert rel(DraftSession(model, session).logits(IDS), judge.found["logits_raw"]) < 1e-6
+
+
+def _as_gguf(folder: Path, name: str, tmp_path: Path) -> Path:
+    names, state = NAMED[name], load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    count = config["num_hidden_layers"]
+    parts = ("enorm", "hnorm", "fc", "norm")
+    own = {part: names[part].replace("{N}", str(count)) for part in parts}
+    layer = names["layer"].replace("{N}", str(count)) + "."
+    main = {key: value for key, value in state.items() if not key.startswith((layer, "mtp."))}
+    heads = tuple(f"{stem}." for stem in own.values())
+    alone = {
+        f"model.layers.0.{key.removeprefix(layer)}": value
+        for key, value in state.items()
+        if key.startswith(layer) and not key.startswith(heads)
+    }
+    alone["model.norm.weight"] = state[f"{own['norm']}.weight"]
+    shared = ("model.embed_tokens.weight", "lm_head.weight")
+    alone |= {key: main[key] for key in shared if key in main}
+    meta, types, tensors = _converted(tmp_path / "main", main, config)
+    _, _, layers = _converted(tmp_path / "alone", alone, config | ALONE[name])
+    plus = np.float32(1 if names["layer"].startswith("mtp") else 0)
+    for part, called in (("enorm", "enorm"), ("hnorm", "hnorm"), ("fc", "eh_proj")):
+        values = state[f"{own[part]}.weight"].numpy() + (plus if part != "fc" else np.float32(0))
+        tensors[f"blk.{count}.nextn.{called}.weight"] = ("F32", values.shape, values.tobytes())
+    tensors[f"blk.{count}.nextn.shared_head_norm.weight"] = layers["output_norm.weight"]
+    for key, stored in layers.items():
+        if key.startswith("blk.0."):
+            tensors[f"blk.{count}.{key.removeprefix('blk.0.')}"] = stored
+    arch = meta["general.architecture"]
+    meta[f"{arch}.block_count"] = count + 1
+    typed = {key: Typed(value, types[key]) for key, value in meta.items()
+             if key.startswith("aprfmt.hyper.") or not key.startswith("aprfmt.")}  # fmt: skip
+    typed[f"{arch}.nextn_predict_layers"] = Typed(1, "uint32")
+    write(tmp_path / "model.gguf", typed, tensors)
+    return tmp_path / "model.gguf"
+
+
+def _converted(
+    folder: Path, state: dict[str, torch.Tensor], config: dict[str, object]
+) -> tuple[dict[str, Any], dict[str, str], dict[str, Stored]]:
+    folder.mkdir()
+    save_file({name: value.clone() for name, value in state.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    aprfmt.convert(folder, folder / "model.gguf")
+    return read(folder / "model.gguf")
