@@ -38,6 +38,12 @@ from aprfmt.errors import UsageError
     metavar="OTHER[@RUN]",
     help="Compare next-token distributions with this model, on the same tokens.",
 )
+@click.option("--draft", is_flag=True,
+              help="Run the model's draft head (MTP) too: the share of its drafts that the model "
+              "accepts, that is of places where the head's likeliest token, guessed one token "
+              "earlier, is the model's likeliest one.")  # fmt: skip
+@click.option("--least-accepted", type=click.FloatRange(0, 1), metavar="SHARE",
+              help="Exit 1 below this share of --draft (default: 0.05, a dead head).")  # fmt: skip
 @click.option("--random-weights", is_flag=True,
               help="The model is untrained: expect 0.5 nats to 1.5 times ln(vocab).")  # fmt: skip
 @running.where
@@ -48,8 +54,11 @@ def command(model: str, asked: Asked, where: running.Where) -> int:
 
     A label is the token after the one that predicts it. A long text is cut into windows that share
     no token; each begins with BOS where the model adds one, else its first token is no label. Exit
-    1 for a loss that cannot be: NaN, an exact 0.0, above ln(vocab), or too good to be true.
+    1 for a loss that cannot be: NaN, an exact 0.0, above ln(vocab), or too good to be true; with
+    --draft also for a draft head that is as good as dead.
     """
+    if asked.least_accepted is not None and not asked.draft:
+        raise UsageError("--least-accepted is a bound for --draft; give --draft too")
     if asked.batch is not None:
         return eval_run.of_batch(model, asked, where)
     if asked.reported is not None:

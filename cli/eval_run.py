@@ -30,6 +30,8 @@ class Asked:
     reported: tuple[float, float] | None
     within: float
     against: str | None
+    draft: bool
+    least_accepted: float | None
     random_weights: bool
 
     @property
@@ -40,11 +42,15 @@ class Asked:
 
 def of_texts(model: str, asked: Asked, where: running.Where) -> int:
     """Score texts, by two models where another is to be held against; print, return the code."""
+    from aprfmt.inference.draft import ALIVE, DraftSession
     from aprfmt.inference.evaluation import measure, plan
     from aprfmt.inference.loss import judge
 
+    if asked.draft and asked.against is not None:
+        raise UsageError("--draft measures one model; leave --against out")
     with ExitStack() as stack:
         run = stack.enter_context(running.session(model, where))
+        draft = stack.enter_context(DraftSession(run.model, run.session)) if asked.draft else None
         found = list(read_samples(run.model, asked.texts, asked.samples, asked.ids))
         capacity = window_tokens(run.model, asked.max_seq_len, asked.convention)
         cut = capacity, asked.overlap, asked.convention
@@ -56,7 +62,7 @@ def of_texts(model: str, asked: Asked, where: running.Where) -> int:
             other = stack.enter_context(other_model(asked.against, run, found, where))
         with render.Progress("evaluating") as progress:
             twin = None if other is None else other.session
-            measured = measure(run.session, planned, skipped, twin, progress)
+            measured = measure(run.session, planned, skipped, twin, progress, draft=draft)
         kind: Literal["random", "trained"] = "random" if asked.random_weights else "trained"
         checks = judge(measured.loss, kind, str(run.model.path))
         body: dict[str, Any] = {
@@ -64,6 +70,10 @@ def of_texts(model: str, asked: Asked, where: running.Where) -> int:
             **eval_show.loss_to_json(measured.loss),
             **windows_to_json(run.model, planned, *cut),
         }
+        if measured.acceptance is not None:
+            least = ALIVE if asked.least_accepted is None else asked.least_accepted
+            checks.insert(0, measured.acceptance.judged(least, str(run.model.path)))
+            body["draft"] = eval_show.draft_to_json(measured.acceptance, least)
         if other is not None and measured.other is not None:
             checks += judge(measured.other, kind, str(other.model.path))
             difference = measured.divergence
@@ -79,6 +89,7 @@ def of_batch(model: str, asked: Asked, where: running.Where) -> int:
     """Score a trainer's batch, and say what is wrong with the loss that was reported of it."""
     others = {
         "--text, --samples or --ids": asked.texts_given, "--against": asked.against is not None,
+        "--draft": asked.draft,
         "--max-seq-len": asked.max_seq_len is not None, "--overlap": bool(asked.overlap),
         "--convention": asked.convention != "disjoint",
     }  # fmt: skip

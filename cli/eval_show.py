@@ -7,6 +7,7 @@ from aprfmt.cli import render, running
 from aprfmt.cli.eval_windows import window_rows
 
 if TYPE_CHECKING:
+    from aprfmt.inference.draft import Acceptance
     from aprfmt.inference.loss import Loss
 
 
@@ -24,8 +25,27 @@ def loss_to_json(loss: "Loss") -> dict[str, Any]:
     }
 
 
+def draft_to_json(found: "Acceptance", least: float) -> dict[str, Any]:
+    """Return how many drafts there were, and how many of them the model accepts."""
+    return {
+        "drafts": found.drafts, "accepted": found.accepted,
+        "acceptance": found.rate, "least": least,
+    }  # fmt: skip
+
+
+def draft_verdict(draft: dict[str, Any]) -> str:
+    """Return what is said of a draft head first."""
+    if not draft["drafts"]:
+        return "not measured: no draft was scored"
+    state = "alive" if draft["acceptance"] >= draft["least"] else "dead"
+    return f"{state}: {100 * draft['acceptance']:.1f} % of {draft['drafts']} drafts accepted"
+
+
 def show(body: dict[str, Any]) -> None:
-    """Print the losses, and how far the two distributions are apart."""
+    """Print the losses, and how far the two distributions are apart; of drafts, that first."""
+    draft = body.get("draft")
+    if draft is not None:
+        render.line(f"draft head {draft_verdict(draft)}")
     for found in (body, body.get("against")):
         if found is None:
             continue

@@ -6,6 +6,7 @@ A point's key is `L3.attn_out`, a whole-model point's its name.
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
 from aprfmt.arch.spec import BlockSpec
 from aprfmt.base.protocols import Value
@@ -85,11 +86,9 @@ def instances(
     `k_cache` and `v_cache` are captured only in passes that continue a cache.
     """
     layers = range(int(hp["n_layers"]))
-    before = [
-        point for point in POINTS.values() if not point.layered and point.name.startswith("embd")
-    ]
-    after = [point for point in POINTS.values() if not point.layered and point not in before]
     inside = [point for point in POINTS.values() if point.layered]
+    before = list(takewhile(lambda point: not point.layered, POINTS.values()))
+    after = [point for point in POINTS.values() if not point.layered and point not in before]
     rows = [(point, WHOLE) for point in before]
     rows += [(point, layer) for layer in layers for point in inside]
     rows += [(point, WHOLE) for point in after]

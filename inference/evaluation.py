@@ -7,6 +7,7 @@ from itertools import repeat
 import numpy as np
 
 from aprfmt.errors import UsageError
+from aprfmt.inference.draft import Acceptance, DraftSession
 from aprfmt.inference.loss import (
     Divergence,
     Loss,
@@ -90,26 +91,29 @@ def without_label(sample: Sample, capacity: int, convention: str) -> str:
 class Measured:
     """The losses of one model, or of two with the distance between them.
 
-    `shifts` are the means against the token itself, the next and the one after, over the same rows.
+    `shifts` are the means against the token itself, the next and the one after, over the same rows;
+    `acceptance` is that of a draft head.
     """
 
     loss: Loss
     other: Loss | None = None
     divergence: Divergence | None = None
     shifts: tuple[float, ...] = ()
+    acceptance: Acceptance | None = None
 
 
 @dataclass(frozen=True)
 class _Rows:
     """Logits [rows, vocab] of a pass and of another model's, and the tokens they predict.
 
-    The first row predicts `ids[at]`.
+    The first row predicts `ids[at]`. `drafts` are a draft head's, of the last rows.
     """
 
     mine: Numbers
     theirs: Numbers | None
     ids: Sequence[int]
     at: int
+    drafts: Numbers | None = None
 
     def labels(self, shift: int = 0, count: int | None = None) -> Sequence[int]:
         """Return the token of each row, or the one `shift` places behind it."""
@@ -131,6 +135,16 @@ def _rows(sample: Sample, window: Window, mine: Session, other: Session | None) 
             at += len(part)
 
 
+def _drafted_rows(sample: Sample, window: Window, draft: DraftSession) -> Iterator[_Rows]:
+    """Run one window through a model and its draft head, a few rows at a time."""
+    vocab = int(draft.hp["vocab_size"])
+    most = min(max(1, ROW_BYTES // (8 * vocab)), rows_at_once(vocab))
+    ids, at = window.ids(sample.ids), window.rows.start + 1
+    for mine, drafts in draft.both(ids, window.rows, most):
+        yield _Rows(mine, None, ids, at, drafts)
+        at += len(mine)
+
+
 def measure(
     session: Session,
     planned: Planned,
@@ -138,19 +152,28 @@ def measure(
     other: Session | None = None,
     progress: Callable[[int, int], object] | None = None,
     shifts: bool = False,
+    draft: DraftSession | None = None,
 ) -> Measured:
-    """Score every window by one model or two; `shifts` holds rows against their neighbours too."""
+    """Score every window by one model or two; `shifts` holds rows against their neighbours too.
+
+    With a `draft` head of the model's its drafts are counted, and no other model is held to it.
+    """
     vocab = int(session.hp["vocab_size"])
     mine: list[Numbers] = []
     theirs: list[Numbers] = []
     parts: list[Divergence] = []
     shifted: list[list[Numbers]] = [[] for _ in range(SHIFTS if shifts else 0)]
+    acceptance = None if draft is None else Acceptance()
     total, done = sum(len(cut) for _, cut in planned), 0
     for sample, cut in planned:
         scored: list[Numbers] = []
         scored_there: list[Numbers] = []
         for window in cut:
-            for rows in _rows(sample, window, session, other):
+            passes = (_rows(sample, window, session, other) if draft is None
+                      else _drafted_rows(sample, window, draft))  # fmt: skip
+            for rows in passes:
+                if acceptance is not None and rows.drafts is not None:
+                    acceptance = acceptance.plus(rows.mine, rows.drafts)
                 scored.append(cross_entropy(rows.mine, rows.labels()))
                 if rows.theirs is not None:
                     scored_there.append(cross_entropy(rows.theirs, rows.labels()))
@@ -167,6 +190,7 @@ def measure(
         None if other is None else mean_loss(theirs, vocab, skipped),
         mean_divergence(parts) if parts else None,
         tuple(mean_loss(each, vocab).nats for each in shifted),
+        acceptance,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from aprfmt.arch.draft import EMBED_NORM, HIDDEN_NORM, JOIN
 from aprfmt.arch.spec import ArchSpec
 from aprfmt.base.protocols import Value
 from aprfmt.errors import UsageError
@@ -32,12 +33,14 @@ class Span:
     """Some stages of a pass: 0 embeds, i is layer i - 1, the one after the last layer is the head.
 
     `stream` is the residual stream [tokens, hidden] that enters stage `start`; None at 0. A pass
-    that stops before the head returns the stream that leaves it.
+    that stops before the head returns the stream that leaves it. `hidden` are the rows [tokens,
+    hidden] of another model that a draft head joins with its embedding (arch/draft.py).
     """
 
     start: int = 0
     stop: int | None = None
     stream: Array | None = None
+    hidden: Array | None = None
 
 
 WHOLE_PASS = Span()
@@ -81,6 +84,8 @@ def forward(
     count = int(hp["n_layers"])
     stop = count + 2 if span.stop is None else span.stop
     x = _embed(c) if span.stream is None else span.stream
+    if span.hidden is not None:
+        x = _joined(c, x, span.hidden)
     for layer in range(max(span.start, 1) - 1, min(stop - 1, count)):
         with weights.layer(layer):
             x = _block(c, layer, backend.at_layer(layer, count, x))
@@ -158,6 +163,16 @@ def _embed(c: Context) -> Array:
     if c.weights.get_role(None, "token_embd_norm.weight") is not None:
         x = c.tap("embd_norm", WHOLE, c.norm(None, "token_embd_norm", x))
     return x
+
+
+def _joined(c: Context, x: Array, hidden: Array) -> Array:
+    """Return what enters a draft head's layer: embedding and hidden rows, normalised and joined."""
+    parts = (
+        c.tap("draft_embd_norm", WHOLE, c.norm(None, EMBED_NORM, x)),
+        c.tap("draft_hidden_norm", WHOLE,
+            c.norm(None, HIDDEN_NORM, c.tap("draft_hidden", WHOLE, hidden))),
+    )  # fmt: skip
+    return c.tap("draft_in", WHOLE, c.linear(None, JOIN, c.backend.concat(parts)))
 
 
 def _positions(c: Context) -> Array:

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from aprfmt.arch.draft import JOIN
 from aprfmt.arch.spec import BlockSpec
 from aprfmt.arch.vocabulary import role_key
 from aprfmt.base.protocols import Value
 
+_JOIN = f"{JOIN}.weight"
 WHOLE = -1  # the layer of whole-model points
 
 
@@ -150,7 +152,7 @@ def entering(place: LayerFacts) -> str:
     """Return what the stream that enters a layer equals."""
     if place.layer > 0:
         return BEFORE
-    return embedded(place)
+    return "draft_in" if _JOIN in place.roles else embedded(place)
 
 
 def multiplied(place: LayerFacts) -> str:
@@ -175,6 +177,7 @@ def raw_logits(place: LayerFacts) -> str:
     return HERE if scaled else "logits"
 
 
+DRAFT = if_(lambda place: _JOIN in place.roles)
 GATED = if_(lambda place: not place.moe and place.block.mlp == "gated")
 DENSE = if_(lambda place: not place.moe)
 MOE = if_(lambda place: place.moe)

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 from numpy.typing import NDArray
 
@@ -63,7 +63,7 @@ class Session:
         """Let the weights go; the model stays open."""
         self.weights.close()
 
-    def __enter__(self) -> "Session":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -223,6 +223,10 @@ class Weights(Mapping[str, Weight]):
     def __contains__(self, key: object) -> bool:
         return key in self._rows  # the inherited method would build an error with near names
 
+    def share(self, key: str, weight: Weight) -> None:
+        """Use another model's handle for a key, and with it what is placed of that weight."""
+        self._handles[key] = weight
+
     def unread(self) -> list[str]:
         """Return the keys of weights that nobody has asked for so far."""
         return [key for key in self._rows if key not in self._handles]

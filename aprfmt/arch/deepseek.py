@@ -8,7 +8,7 @@ docs/architectures.md; the converter's deepseek.py; transformers' modeling_deeps
 
 from collections.abc import Collection, Mapping
 
-from aprfmt.arch import losses, moe, rules
+from aprfmt.arch import draft, losses, moe, rules
 from aprfmt.arch.joins import KvB
 from aprfmt.arch.mla import dense_first, groups, mla_hyper
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
@@ -240,6 +240,7 @@ DEEPSEEK_V3 = ArchSpec(
         "apr": ("deepseek_v3", "deepseek2", "deepseek"),
     },
     hyper=mla_hyper(
+        draft.main_layers(),
         rules.context_length(4096),
         HyperRule(
             "rope_style",
@@ -277,4 +278,5 @@ DEEPSEEK_V3 = ArchSpec(
         num_mtp_layers""".split()
     ),
     evidence=_has_router_bias,
+    draft=draft.NEXTN,
 )

@@ -4,7 +4,7 @@ GGUF calls the norm before the MLP `post_attention_norm`. Source: transformers' 
 the converter's glm.py, llama.cpp's glm4-moe.cpp.
 """
 
-from aprfmt.arch import losses, moe, rules
+from aprfmt.arch import draft, losses, moe, rules
 from aprfmt.arch.deepseek import EXPERTS_HF, ROUTER_BIAS, routed_scale, sigmoid_router
 from aprfmt.arch.mla import dense_first, groups, shared_experts
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
@@ -42,6 +42,7 @@ GLM4_MOE = ArchSpec(
         "apr": ("glm4_moe", "glm4moe"),
     },
     hyper=rules.hyper_table(
+        draft.main_layers(),
         rules.n_kv_heads(8),
         rules.context_length(131072),
         rules.norm_eps(1e-5),
@@ -67,4 +68,5 @@ GLM4_MOE = ArchSpec(
             "llama.cpp reads no groups of experts here and chooses among all"),
     ),
     ignored=frozenset({"num_nextn_predict_layers", "num_mtp_layers"}),
+    draft=draft.NEXTN,
 )  # fmt: skip

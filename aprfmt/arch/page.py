@@ -27,6 +27,16 @@ has no logits: `trace --points pooled` is its embedding, and `run`, `eval` and `
 bit. Commands that run a model refuse one of level `names` (exit 2).
 
 """
+_DRAFTS = """
+## Draft heads
+
+A head for multi-token prediction (MTP) is one more layer, which reads the model's hidden state of a
+token and the embedding of the next and guesses the one after it. `eval --draft` runs it and counts
+the guesses that the model itself would make. In a GGUF it is block `{N}`, the number of the model's
+layers, with `blk.{N}.nextn.*` beside the layer's tensors; converting to GGUF leaves it out by
+`--drop`. Its names in Hugging Face folders (embedding and head are the model's where it has none):
+
+"""
 _BLOCKS = """
 ## Blocks
 
@@ -52,9 +62,13 @@ def page() -> str:
     full = [spec for spec in specs if spec.level == "full"]
     blocks = [(spec.name, _called(spec), _unlike(spec), _lost(spec)) for spec in full]
     layouts = [row for spec in specs for row in _layouts(spec)]
+    drafts = [(spec.name, _code([f"{names.layer}*"]), _code(list(names.own)))
+              for spec in specs if (names := spec.draft.get("hf")) is not None]  # fmt: skip
     return (
         _HEAD
         + table(("architecture", "level", "model types", "GGUF", "runs on"), known)
+        + _DRAFTS
+        + table(("architecture", "layer", "other tensors"), drafts)
         + _BLOCKS
         + table(("architecture", "called", "unlike llama", "lost in GGUF"), blocks)
         + _LAYOUTS

@@ -7,7 +7,7 @@ images and videos change nothing in a text, but llama.cpp requires them. Sources
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aprfmt.arch import delta, losses, moe, rules
+from aprfmt.arch import delta, draft, losses, moe, rules
 from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE
 from aprfmt.arch.grouped_rows import Tiled
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, SHARED_GATE, shared_expert
@@ -16,7 +16,7 @@ from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope, write_hf
 from aprfmt.arch.rows import RoleRow, gated_mlp, tables, whole
 from aprfmt.arch.spec import ArchSpec, Binding, Facts, HyperRule, TensorRule
-from aprfmt.arch.values import MAX_LAYERS, sequence
+from aprfmt.arch.values import sequence
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.base.protocols import Value
 
@@ -96,22 +96,9 @@ def _sections() -> HyperRule:
     )
 
 
-def _n_layers() -> HyperRule:
-    """Return the rule for the blocks; a GGUF counts those of a draft head among them."""
-
-    def gguf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        found, draft = facts.first("{arch}.block_count"), facts.first("{arch}.nextn_predict_layers")
-        if found is None:
-            return None
-        blocks = whole_number(*found, 1, MAX_LAYERS)
-        return blocks - (0 if draft is None else whole_number(*draft, 0, blocks - 1)), found[1]
-
-    return replace(rules.n_layers(), read={"gguf": gguf})
-
-
 def _hyper(*own: HyperRule) -> tuple[HyperRule, ...]:
     return rules.hyper_table(
-        _n_layers(),
+        draft.main_layers(),
         rules.head_dim(256),
         rules.context_length(32768),
         *rules.attention_biases(),
@@ -140,6 +127,7 @@ QWEN3_5 = ArchSpec(
     block=delta.BLOCK,
     lost=_LOST,
     ignored=delta.IGNORED,
+    draft=draft.MTP,
 )  # fmt: skip
 
 _MOE_TENSORS, _MOE_BINDINGS = _tables(
@@ -171,4 +159,5 @@ QWEN3_5_MOE = ArchSpec(
     block=replace(delta.BLOCK, shared_expert="gated"),
     lost=_LOST,
     ignored=delta.IGNORED,
+    draft=draft.MTP,
 )  # fmt: skip

@@ -7,7 +7,7 @@ nets' store w of (1 + w). Sources: delta.py.
 
 from dataclasses import replace
 
-from aprfmt.arch import delta, losses, moe, rules
+from aprfmt.arch import delta, draft, losses, moe, rules
 from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE
 from aprfmt.arch.grouped_rows import ByGroup
 from aprfmt.arch.qwen2_moe import (
@@ -86,6 +86,7 @@ QWEN3_NEXT = ArchSpec(
         "apr": ("qwen3_next", "qwen3next"),
     },
     hyper=rules.hyper_table(
+        draft.main_layers(),
         rules.n_kv_heads(2),
         rules.head_dim(256),
         rules.ffn_size(5632),
@@ -112,4 +113,5 @@ QWEN3_NEXT = ArchSpec(
         *delta.LOST,
     ),
     ignored=delta.IGNORED,
+    draft=draft.MTP,
 )

@@ -301,6 +301,19 @@ class Loss:
     assumed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class DraftNames:
+    """How one naming style stores the draft head behind a model of {N} layers.
+
+    `layer` is the prefix of its decoder layer, `own` its other tensors by template, with the role
+    each holds; `counts` are keys that say how many draft layers there are.
+    """
+
+    layer: str
+    own: Mapping[str, str]
+    counts: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class ArchSpec:
     """One architecture. `called[style]` are its names in each style.
@@ -311,7 +324,8 @@ class ArchSpec:
     without an evidence function. `ignored` are config keys known not to change the forward pass.
     `buffers[style]` are name templates of stored tensors that are computed, not learned (masks,
     inverse frequencies). `derived` are hyperparameters that some styles keep in tensors. `level`:
-    names where there is no forward pass; `block` says nothing then.
+    names where there is no forward pass; `block` says nothing then. `draft[style]` are the names of
+    its draft head (draft.py), none where it has none that is known.
     """
 
     name: str
@@ -327,3 +341,4 @@ class ArchSpec:
     evidence: Callable[[Collection[str], Mapping[str, Value]], bool] | None = None
     level: Literal["full", "names"] = "full"
     forward: str = ""  # "module:function" of its own forward pass; "": the common one
+    draft: Mapping[str, DraftNames] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from aprfmt.diagnosis.sides import Side
 from aprfmt.diagnosis.unread import refused
 from aprfmt.inference.points import POINTS
 from aprfmt.model import Model
+from aprfmt.model.draft import in_head
 
 FOLDER = "safetensors"  # the format whose keys stand in a config.json, which `set` does not write
 MOST_POINTS = 12  # points that are asked for
@@ -119,7 +120,9 @@ def distances(asked: Asked, finding: CauseFound) -> str:
 
 
 def reach(asked: Asked, finding: CauseFound) -> str:
-    """Run what no probe reached."""
+    """Run what no probe reached; a draft head, where it is only that."""
+    if asked.b.model is not None and in_head(asked.b.model, finding.where):
+        return f"aprfmt eval {shlex.quote(asked.b.text)} --draft --text TEXT"
     if asked.length:
         vocab = min(int(side.model.hyper["vocab_size"]) for side in (asked.a, asked.b)
                     if side.model is not None)  # fmt: skip

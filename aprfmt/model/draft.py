@@ -1,0 +1,134 @@
+"""A model's draft head: its tensors found, and read as a model of one layer (arch/draft.py)."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.arch import ARCHS
+from aprfmt.arch.bind import bind, groups_for, of_packed, without_partial
+from aprfmt.arch.draft import Renamed, head_hyper, head_spec
+from aprfmt.arch.required import coverage
+from aprfmt.arch.spec import ArchSpec, HyperParams, split_key
+from aprfmt.errors import ArchError
+from aprfmt.model.completeness import listed
+from aprfmt.tensors.view import View
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+EMBED, OUTPUT = "token_embd.weight", "output.weight"
+TODO = "take them from the model's source: some tools leave a draft head out by its name"
+
+
+@dataclass(frozen=True)
+class DraftHead:
+    """Its tables, sizes and tensors by role; `shared` are roles that are the model's own tensors.
+
+    A shared role names the model's role: without a head of its own a tied model has its embedding.
+    """
+
+    spec: ArchSpec
+    hyper: HyperParams
+    roles: Mapping[str, View]
+    shared: Mapping[str, str]
+
+
+def draft_head(model: "Model") -> DraftHead:
+    """Return the draft head; ArchError where there is none, or where tensors of it are missing."""
+    style = model.style or ""
+    if style not in model.spec.draft:
+        raise ArchError(
+            f"{model.path}: no draft head of {model.spec.name} is known in {style or 'any'} names; "
+            f"expected one of {', '.join(_known())}"
+        )
+    spec, hyper = head_spec(model.spec), head_hyper(model.hyper)
+    renamed = Renamed(spec, style, int(model.hyper["n_layers"]))
+    stored = {target: name for name in model if (target := renamed.find(name)) is not None}
+    if not stored:
+        raise ArchError(f"{model.path}: {_absent(model, spec, style, renamed)}")
+    packed = {target for target, name in stored.items() if model[name].parts}
+    bound = of_packed(bind(spec, style, stored), packed)
+    bound = without_partial(bound, hyper)
+    roles = {
+        key: View(
+            *(model[stored[name]].stored[0] for name in group.stored),
+            role=key, group=group, hp=hyper,
+        )
+        for group in bound.groups
+        for key in group.roles
+    }  # fmt: skip
+    shared = _shared(model, roles)
+    found = {key: role.shape for key, role in roles.items()}
+    found |= {key: model.roles[theirs].shape for key, theirs in shared.items()}
+    judged = coverage(spec, hyper, found)
+    if judged.missing:
+        names = _names(spec, style, renamed, judged.missing, hyper)
+        raise ArchError(
+            f"{model.path}: the draft head lacks {len(judged.missing)} of {judged.expected} "
+            f"tensors: {listed(names)}; {TODO}"
+        )
+    for key, shape, wanted in judged.misshapen:
+        raise ArchError(
+            f"{model.path}: {key} of the draft head has shape {list(shape)}; expected "
+            f"{list(wanted)}"
+        )
+    return DraftHead(spec, hyper, roles, shared)
+
+
+def in_head(model: "Model", names: Collection[str]) -> bool:
+    """Say whether these tensors, by stored names or role keys, are all of the draft head."""
+    style, count = model.style or "", int(model.hyper["n_layers"])
+    if style not in model.spec.draft or not names:
+        return False
+    renamed = Renamed(head_spec(model.spec), style, count)
+    return all(
+        (split_key(name)[0] or 0) >= count or renamed.find(name) is not None for name in names
+    )
+
+
+def _known() -> list[str]:
+    """Return the architectures whose draft heads are known."""
+    return [name for name in ARCHS if ARCHS[name].draft]
+
+
+def _shared(model: "Model", roles: Mapping[str, View]) -> dict[str, str]:
+    """Return the roles that the file does not store for the head, as roles of the model."""
+    shared = {} if EMBED in roles else {EMBED: EMBED}
+    if OUTPUT in roles:
+        return shared
+    if OUTPUT in model.roles:
+        return {**shared, OUTPUT: OUTPUT}
+    return shared if shared else {OUTPUT: EMBED}  # tied to the model's embedding, not to its own
+
+
+def _names(
+    spec: ArchSpec, style: str, renamed: Renamed, keys: Sequence[str], hyper: HyperParams
+) -> tuple[str, ...]:
+    """Return what a file would call the tensors of these roles."""
+    groups = groups_for(spec, style, keys, hyper)
+    return tuple(renamed.stored(name) for group in groups for name in group.stored)
+
+
+def _absent(model: "Model", spec: ArchSpec, style: str, renamed: Renamed) -> str:
+    """Return that no tensor of the head is there, and whether the file says there is one."""
+    own = renamed.own
+    stated = _stated(model, spec)
+    if stated is None:
+        return f"has no draft head: no tensor such as {own[0]}, and no key that says it has one"
+    return f"{stated} is said, but no tensor of the draft head is there ({listed(own)}); {TODO}"
+
+
+def _stated(model: "Model", spec: ArchSpec) -> str | None:
+    """Return the key and value that say how many draft layers there are; None without one."""
+    config = model.config or {}
+    inner = config.get("text_config")
+    places: list[tuple[str, Mapping[str, Any]]] = [("gguf", model.metadata), ("hf", config)]
+    if isinstance(inner, Mapping):
+        places.append(("hf", inner))
+    arch = str(model.metadata.get("general.architecture", ""))
+    for style, values in places:
+        for key in spec.draft[style].counts:
+            name = key.replace("{arch}", arch)
+            if values.get(name):
+                return f"{name} = {values[name]!r}"
+    return None

@@ -1,0 +1,166 @@
+"""A draft head run behind its model, and how many of its drafts the model itself would choose.
+
+The head is a model of one layer (model/draft.py) whose pass begins with the hidden rows of the
+model; a trace of it has the points of that layer, and `draft_hidden` to `draft_in` before them.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from aprfmt.base.outcome import Check
+from aprfmt.errors import ArchError, UsageError
+from aprfmt.inference.backends.base import Array
+from aprfmt.inference.capture import WHOLE
+from aprfmt.inference.context import PassFacts, Recorder
+from aprfmt.inference.forward import LogitRows, Span, forward
+from aprfmt.inference.kv_cache import KVCache
+from aprfmt.inference.rows import Rows, StoredRows
+from aprfmt.inference.session import Numbers, Session
+from aprfmt.inference.weights import Weights
+from aprfmt.model import Model
+from aprfmt.model.draft import draft_head
+
+# Field reports of dead heads are of 0 to 1 %, of sound ones 40 to 90 %.
+ALIVE = 0.05
+
+
+class DraftSession(Session):
+    """A draft head as a session: row i of its logits guesses the token after the next one, i + 2.
+
+    Every pass runs the model first; the head has one row less than there are tokens.
+    """
+
+    def __init__(self, model: Model, main: Session) -> None:
+        if main.spec.forward:
+            raise ArchError(f"{model.path}: {main.spec.name} has a forward pass of its own; "
+                            "expected the common one, which runs draft heads")  # fmt: skip
+        head = draft_head(model)
+        shared = {key: model.roles[theirs] for key, theirs in head.shared.items()}
+        rows: dict[str, Rows] = {
+            key: StoredRows(view) for key, view in {**head.roles, **shared}.items()
+        }
+        weights = Weights(rows, main.weights.holder.budget, f"{model.path}: draft head")
+        for key, theirs in head.shared.items():
+            weights.share(key, main.weights[theirs])
+        super().__init__(head.spec, head.hyper, weights, main.backend)
+        self.main = main
+        self._graphs = None  # the hidden rows are no fixed input of a recorded pass
+
+    def _pass(
+        self, ids: Sequence[int], cache: KVCache | None, recorder: Recorder | None, rows: LogitRows
+    ) -> Any:
+        if cache is not None:
+            raise UsageError("a draft head runs whole sequences; expected no cache")
+        hidden, _ = self.hidden(ids)
+        span = Span(hidden=hidden[:-1])
+        return self._part(ids[1:], span, rows, recorder)
+
+    def hidden(self, ids: Sequence[int]) -> tuple[Array, Array]:
+        """Return the model's rows behind its last norm, and the stream before it.
+
+        Raises UsageError for a sequence of fewer than two tokens.
+        """
+        if len(ids) < 2:
+            raise UsageError(f"{len(ids)} tokens; a draft head needs two")
+        stop = int(self.main.hp["n_layers"]) + 1
+        stream = self._main_part(ids, Span(stop=stop))
+        taken = _Taken("final_norm")
+        self._main_part(ids, Span(stop, stream=stream), recorder=taken)
+        return taken.value, stream
+
+    def both(self, ids: Sequence[int], rows: range, most: int) -> Iterator[tuple[Numbers, Numbers]]:
+        """Yield the model's logits of these rows and the head's of the same places, in parts.
+
+        The model's row r and the head's draft in the second array guess the token behind token r;
+        the head made its guess one token earlier, so that row 0 has none. A part has `most` rows.
+        """
+        hidden, stream = self.hidden(ids)
+        entered = self._part(ids[1:], Span(stop=2, hidden=hidden[:-1]), "last", None)
+        after = int(self.main.hp["n_layers"]) + 1
+        for first in range(rows.start, rows.stop, most):
+            part = range(first, min(first + most, rows.stop))
+            mine = self.backend.to_numpy(self._main_part(ids, Span(after, stream=stream), part))
+            earlier = [row - 1 for row in part if row]
+            if not earlier:
+                yield mine, mine[:0]
+                continue
+            drafts = self._part(ids[1:], Span(2, stream=entered), earlier, None)
+            yield mine, self.backend.to_numpy(drafts)
+
+    def _part(
+        self, ids: Sequence[int], span: Span, rows: LogitRows, recorder: Recorder | None
+    ) -> Array:
+        return forward(
+            self.backend, self.spec, self.hp, self.weights, ids,
+            recorder=recorder, logits_rows=rows, span=span,
+        )  # fmt: skip
+
+    def _main_part(
+        self, ids: Sequence[int], span: Span, rows: LogitRows = "last",
+        recorder: Recorder | None = None,
+    ) -> Array:  # fmt: skip
+        main = self.main
+        return forward(
+            main.backend, main.spec, main.hp, main.weights, ids,
+            recorder=recorder, logits_rows=rows, span=span,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """How many drafts there were, and how many of them the model would choose itself.
+
+    A draft counts as accepted where its likeliest token is the model's own likeliest one there,
+    given the text before; nothing is sampled, and only the first token that a head drafts counts.
+    """
+
+    drafts: int = 0
+    accepted: int = 0
+
+    @property
+    def rate(self) -> float:
+        """The share of accepted ones, NaN without drafts."""
+        return self.accepted / self.drafts if self.drafts else math.nan
+
+    def plus(self, mine: Numbers, drafts: Numbers) -> "Acceptance":
+        """Count logits [rows, vocab] of both too; a row with a NaN or an infinity is no choice."""
+        mine = mine[len(mine) - len(drafts) :]
+        sound = np.isfinite(mine).all(-1) & np.isfinite(drafts).all(-1)
+        same = sound & (mine.argmax(-1) == drafts.argmax(-1))
+        return Acceptance(self.drafts + len(drafts), self.accepted + int(same.sum()))
+
+    def judged(self, least: float, where: str) -> Check:
+        """Return the check that the head is alive; NOT_RUN without drafts."""
+        expected = f"at least {100 * least:g} %"
+        if not self.drafts:
+            return Check("drafts-accepted", "NOT_RUN", where, "no draft was scored", expected)
+        alive = self.rate >= least
+        todo = "compare the head with its source: aprfmt diff SOURCE MODEL"
+        return Check(
+            "drafts-accepted", "PASS" if alive else "FAIL", where,
+            f"{100 * self.rate:.1f} % of {self.drafts} drafts", expected, "" if alive else todo,
+        )  # fmt: skip
+
+
+class _Taken:
+    """A recorder that takes one whole-model point as it lies on the device."""
+
+    def __init__(self, point: str) -> None:
+        self.point = point
+        self.value: Array = None
+
+    def begin(self, facts: PassFacts) -> None:
+        """Nothing to do."""
+
+    def wants(self, point: str, layer: int) -> bool:
+        """Say whether it is the point."""
+        return layer == WHOLE and point == self.point
+
+    def capture(self, point: str, layer: int, x: Array) -> Array:
+        """Take it."""
+        self.value = x
+        return x

@@ -1,0 +1,174 @@
+"""What broke draft heads in the field, done to the one of fixtures/draft: each leaves it dead.
+
+The bytes of such a head look healthy and the model itself answers as before; only the share of
+accepted drafts shows it. Met in ModelOpt #733 and llm-compressor #2735 (dropped by a pattern), GSQ
+#11 (0 of 3,595 drafts accepted), unsloth-zoo PR 1095 (norms at source + 2), kekzl/imp PR 1428.
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from aprfmt.diagnosis import diagnose
+from aprfmt.inference.draft import ALIVE, Acceptance
+from tests.cli.run import ROOT, Done, aprfmt
+
+SOUND = ROOT / "fixtures" / "draft"
+TEXT = SOUND / "held-out.txt"
+State = dict[str, torch.Tensor]
+HEAD, EMBED = "mtp.", "model.embed_tokens.weight"
+
+
+def encoding(state: State) -> None:
+    """BF16 bits are read as F16."""
+    for name in _of_head(state):
+        state[name] = state[name].view(torch.float16)
+
+
+def norms(state: State) -> None:
+    """A tool adds one to norms that stand without it, and the next tool does so again."""
+    for name in _of_head(state):
+        if state[name].ndim == 1:
+            state[name] = (state[name].float() + 1).to(torch.bfloat16)
+
+
+def embedding(state: State) -> None:
+    """The head has an embedding of its own, that of a tokenizer with another order."""
+    order = torch.randperm(len(state[EMBED]), generator=torch.Generator().manual_seed(3))
+    state["mtp.embed_tokens.weight"] = state[EMBED][order]
+
+
+def halves(state: State) -> None:
+    """The hidden state stands first, as in MiMo's heads."""
+    state["mtp.fc.weight"] = torch.cat(state["mtp.fc.weight"].chunk(2, dim=1)[::-1], dim=1)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault, and the cause that `diagnose` finds beside the sound model; "" for none.
+
+    `shown`: it says how to see what comes of it, though the model itself answers as before.
+    """
+
+    name: str
+    change: Callable[[State], None]
+    cause: str
+    shown: bool = True
+
+
+FAULTS = (
+    Fault("another encoding", encoding, "dtype_mislabel"),
+    Fault("norms shifted twice", norms, "norm_offset"),
+    Fault("wrong embedding", embedding, "extra_tensor", shown=False),
+    Fault("halves exchanged", halves, ""),
+)
+
+
+def _of_head(state: State) -> list[str]:
+    return [name for name in state if name.startswith(HEAD)]
+
+
+def _edited(change: Callable[[State], None], folder: Path) -> Path:
+    shutil.copytree(SOUND, folder)
+    state = load_file(folder / "model.safetensors")
+    change(state)
+    whole = {name: value.contiguous().clone() for name, value in state.items()}
+    save_file(whole, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def _measured(model: Path, *options: str) -> Done:
+    more = ("--text", TEXT, "--max-seq-len", 256, "--json", *options)
+    return aprfmt("eval", model, "--draft", *more)
+
+
+@pytest.mark.parametrize("run", ["numpy", "torch"])
+def test_the_trained_head_is_alive(run: str) -> None:
+    done = _measured(SOUND, "--backend", run)
+    found = done.json["draft"]
+    assert done.code == 0 and found["acceptance"] >= 0.3 and found["drafts"] > 2000
+    assert found["acceptance"] == found["accepted"] / found["drafts"] and found["least"] == ALIVE
+    plain = aprfmt("eval", SOUND, "--text", TEXT, "--max-seq-len", 256, "--json").json
+    assert done.json["loss"] == pytest.approx(plain["loss"], abs=1e-6)
+    assert done.json["loss_tokens"] == plain["loss_tokens"]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_leaves_it_dead(fault: Fault, tmp_path: Path) -> None:
+    folder = _edited(fault.change, tmp_path / "broken")
+    done = _measured(folder)
+    assert done.json["draft"]["acceptance"] < 0.05 and done.code == 1
+    failed = [each for each in done.json["gate"]["checks"] if each["outcome"] == "FAIL"]
+    assert [each["name"] for each in failed] == ["drafts-accepted"]
+    if fault.cause:
+        found = diagnose(str(SOUND), str(folder))
+        assert {each.cause for each in found.findings} == {fault.cause}
+        assert all(HEAD in place for each in found.findings for place in each.where)
+        steps = {f"aprfmt eval {folder} --draft --text TEXT"} if fault.shown else {""}
+        assert {each.next for each in found.findings} == steps
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [(HEAD, "mtp.fc.weight"), ("mtp.pre_fc", "mtp.pre_fc_norm_embedding.weight")],
+)
+def test_a_head_dropped_by_a_pattern_is_an_error_that_names_it(
+    pattern: str, names: str, tmp_path: Path
+) -> None:
+    def drop(state: State) -> None:
+        for name in [name for name in state if name.startswith(pattern)]:
+            del state[name]
+
+    done = aprfmt("eval", _edited(drop, tmp_path / "broken"), "--draft", "--text", TEXT)
+    assert done.code == 2 and done.out == "" and names in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_what_changes_nothing_leaves_it_alive(tmp_path: Path) -> None:
+    """Its own copy of the embedding, and float32 in place of bfloat16."""
+
+    def same(state: State) -> None:
+        state["mtp.embed_tokens.weight"] = state[EMBED]
+        state.update({name: state[name].float() for name in _of_head(state)})
+
+    found = _measured(_edited(same, tmp_path / "same")).json["draft"]
+    assert found == _measured(SOUND).json["draft"]
+
+
+def test_the_answer_comes_first() -> None:
+    done = aprfmt("eval", SOUND, "--draft", "--ids", "1,2,3,4,5")
+    assert done.out.splitlines()[0].startswith("draft head ")
+    asked = ("--text", TEXT, "--least-accepted", "0.99")
+    done = aprfmt("eval", SOUND, "--draft", *asked)
+    assert done.code == 1 and done.out.startswith("draft head dead: 8")
+    done = aprfmt("eval", SOUND, "--draft", "--ids", "1,2")
+    assert done.out.startswith("draft head not measured") and "NOT_RUN drafts-accepted" in done.out
+    none = aprfmt("eval", SOUND, "--draft", "--ids", "1,2", "--json").json["draft"]
+    assert (none["drafts"], none["acceptance"]) == (0, "NaN")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--draft", "--against", SOUND, "--ids", "1,2,3"), "--draft measures one model"),
+        (("--draft", "--batch", TEXT), "found --draft beside it"),
+        (("--least-accepted", "0.5", "--ids", "1,2,3"), "give --draft too"),
+    ],
+)
+def test_options_that_do_not_go_together(options: tuple[object, ...], says: str) -> None:
+    done = aprfmt("eval", SOUND, *options)
+    assert done.code == 2 and says in done.err
+
+
+def test_a_choice_of_nan_is_no_agreement() -> None:
+    """The likeliest of numbers that are none is the first of them on both sides."""
+    mine, drafts = np.eye(4, dtype=np.float32)[[2, 0, 1]], np.eye(4, dtype=np.float32)[[0, 3]]
+    assert Acceptance().plus(mine, drafts) == Acceptance(2, 1)
+    broken = np.full_like(drafts, np.nan)
+    assert Acceptance(2, 1).plus(np.full_like(mine, np.nan), broken) == Acceptance(4, 1)
