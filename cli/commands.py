@@ -66,7 +66,7 @@ GROUPS: Mapping[str, Mapping[str, CommandRow]] = {
             "aprfmt export model.gguf --to safetensors",
         ),
         "quantize": CommandRow(
-            "quantize", "Quantize with llama.cpp's mixtures or as bitsandbytes does.",
+            "quantize", "Quantize as llama.cpp, bitsandbytes, GPTQ, AWQ, MLX ... do.",
             "aprfmt quantize model small.gguf --type Q4_K_M",
         ),
         "set": CommandRow(

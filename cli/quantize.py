@@ -1,4 +1,4 @@
-"""`aprfmt quantize`: any format to any, with llama.cpp's mixtures or bitsandbytes' types."""
+"""`aprfmt quantize`: any format to any, with llama.cpp's mixtures or other libraries' types."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -49,7 +49,8 @@ def command(
     """Quantize SRC to DST, by DST's extension or --to.
 
     Q4_K_M and its kind follow llama.cpp's mixtures; NF4 and FP4 go to safetensors as bitsandbytes
-    stores them. Scheme, arithmetic, encoder version and importance matrix are recorded in DST.
+    stores them, COMPRESSED, MODELOPT, GPTQ, AWQ and MLX as those libraries do. Scheme, arithmetic,
+    encoder version and importance matrix are recorded in DST.
     """
     with ExitStack() as stack:
         if calibrate is not None:

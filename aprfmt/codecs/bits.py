@@ -71,3 +71,27 @@ def _apart(words: Codes) -> None:
         np.left_shift(words, np.uint64(shift), out=moved)
         words |= moved
         words &= np.uint64(mask)
+
+
+def halves_to_pairs(qs: U8) -> U8:
+    """Return nibbles of [n, b] in GGML's order of halves, the low one of a byte first: [n, b].
+
+    The way back from `pairs_to_halves`; `b` is a multiple of 8.
+    """
+    words = np.ascontiguousarray(qs).view("<u8")
+    made = np.empty((len(qs), 2, words.shape[1]), "<u4")
+    for half, shift in enumerate((0, 4)):
+        held = words >> np.uint64(shift)
+        held &= np.uint64(0x0F0F0F0F0F0F0F0F)
+        _together(held)
+        made[:, half] = held
+    return made.view(np.uint8).reshape(len(qs), -1)
+
+
+def _together(words: Codes) -> None:
+    """Gather the low nibbles of the eight bytes of every word in its low half, in place."""
+    moved = np.empty_like(words)
+    for shift, mask in ((4, 0x00FF00FF00FF00FF), (8, 0x0000FFFF0000FFFF), (16, 0x00000000FFFFFFFF)):
+        np.right_shift(words, np.uint64(shift), out=moved)
+        words |= moved
+        words &= np.uint64(mask)

@@ -1,11 +1,10 @@
-"""The source side of a repack: codes and numbers of groups of a dialect's weight.
+"""The source side of a repack: codes and numbers of groups of a dialect's weight or of blocks.
 
 Every function here raises CodecError with the reason where a weight of its dialect is no such grid
 of four-bit codes: of other bits, in order of activation, with factors for its inputs.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,37 +14,11 @@ from aprfmt.codecs import modelopt as nvidia
 from aprfmt.codecs.base import F32, U8, Array
 from aprfmt.codecs.bits import join_pairs
 from aprfmt.codecs.dialect import Config, Parts, StoredPart, array, fits, need, scales
+from aprfmt.codecs.grids import Groups, Source
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.errors import CodecError
 
 _FLOATS = ("F16", "BF16", "F32")
-
-
-@dataclass(frozen=True)
-class Groups:
-    """What stands beside the codes, by row and group.
-
-    `size` is the number of inputs in a group. `scale` [rows, groups] is float32, or uint8 where it
-    is E8M0 or E4M3. With integers a value is (code - 8) * scale, or code * scale + `offset`
-    [rows, groups] where there is one, `why` saying what it comes from; with E2M1 it is
-    code * (scale * `whole`), [1] or [experts]. `exact` is False where `whole` is a rounded number.
-    """
-
-    size: int
-    scale: Array
-    offset: F32 | None = None
-    why: str = ""
-    whole: F32 | None = None
-    exact: bool = True
-
-
-@dataclass(frozen=True)
-class Source:
-    """A weight of `shape` [..., out, in]; `codes(start, stop)` gives rows, uint8 [rows, in/2]."""
-
-    shape: tuple[int, ...]
-    groups: Groups
-    codes: Callable[[int, int], U8]
 
 
 def _bytes(part: StoredPart, rows: int) -> U8:
@@ -77,13 +50,13 @@ def _four(bits: object) -> None:
 
 def _micro(
     shape: tuple[int, ...], main: StoredPart, exponents: StoredPart, size: int, form: str,
-    whole: F32 | None = None, exact: bool = True,
+    whole: F32 | None = None, divisor: F32 | None = None, exact: bool = True,
 ) -> Source:  # fmt: skip
     """Return E2M1 codes under bytes that are scales; `form` are the encodings they may have."""
     if exponents.encoding not in form.split():
         raise CodecError(f"scales are {exponents.encoding}, expected {' or '.join(form.split())}")
     held = _bytes(exponents, int(np.prod(shape[:-1], dtype=np.int64)))
-    groups = Groups(size, held, whole=whole, exact=exact)
+    groups = Groups(size, held, whole=whole, exact=exact, divisor=divisor, codes="e2m1")
     return Source(shape, groups, _rows_of(main, shape))
 
 
@@ -128,13 +101,13 @@ def compressed_micro(packed: PackedWeight, target: str) -> Source:
     form, shape = _form(target, powers is not None), packed.dialect.shape_of(parts, config)
     main, stored = parts[packed.dialect.main], need(compressed.NAME, parts, compressed.SCALE)
     held = scales(compressed.NAME, parts, compressed.SCALE, form.split())
-    whole, exact = None, True
+    whole, divisor, exact = None, None, True
     if powers is None:
         divisor = compressed.global_scale(parts)
         whole = (np.float32(1) / divisor).astype(np.float32)
         seen = np.unique(held)
         exact = bool(np.array_equal(seen / divisor, seen * whole))
-    return _micro(shape, main, stored, size, form, whole, exact)
+    return _micro(shape, main, stored, size, form, whole, divisor, exact)
 
 
 def gpt_oss(packed: PackedWeight, target: str) -> Source:
@@ -194,7 +167,8 @@ def _with_zeros(size: int, scale: F32, zeros: Array) -> Groups:
     if (zeros == 8).all():
         return Groups(size, scale)
     low, high = int(zeros.min()), int(zeros.max())
-    return Groups(size, scale, -(zeros * scale), f"zero points are {low} to {high}, not 8")
+    why = f"zero points are {low} to {high}, not 8"
+    return Groups(size, scale, -(zeros * scale), why, zeros=zeros)
 
 
 def affine_gptq(packed: PackedWeight, target: str) -> Source:

@@ -8,7 +8,7 @@ import numpy as np
 from aprfmt.codecs import codec
 from aprfmt.codecs.base import U8, Array
 from aprfmt.codecs.bits import pairs_to_halves
-from aprfmt.codecs.repack_sources import Groups
+from aprfmt.codecs.grids import Groups
 from aprfmt.errors import CodecError
 
 _CHUNK = 1 << 19  # codes put into blocks at a time

@@ -14,9 +14,9 @@ import numpy as np
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import decode
 from aprfmt.codecs.base import F32, U8
+from aprfmt.codecs.grids import Source
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.codecs.repack_sources import (
-    Source,
     affine_awq,
     affine_gptq,
     affine_mlx,

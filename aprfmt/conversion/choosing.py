@@ -8,11 +8,20 @@ from aprfmt.arch.spec import F32_ROLES
 from aprfmt.arch.steps import Transposed
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.base.encodings import ENCODINGS, encoding
-from aprfmt.base.protocols import Note
+from aprfmt.base.protocols import Note, TensorInfo
 from aprfmt.codecs import encode
+from aprfmt.conversion.dialects import Sources, in_dialect, writer_of
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import PLAIN_FLOATS, Output, Plan, make_info
-from aprfmt.conversion.packed import Latest, Packed, PackedPart, has_companions, weight_dtype
+from aprfmt.conversion.packed import (
+    DTYPES,
+    Claimed,
+    Latest,
+    Packed,
+    PackedPart,
+    has_companions,
+    weight_dtype,
+)
 from aprfmt.conversion.restoring import target_steps
 from aprfmt.errors import ConversionError
 from aprfmt.formats import FormatSpec
@@ -46,6 +55,8 @@ def choose_encodings(
     chosen: list[Output] = []
     refused: list[str] = []
     asked_for = False
+    writer = writer_of(options)
+    written = "" if writer is None else writer.encoding
     for i, output in enumerate(outputs):
         wished = explicit.get(i) or _wish(output, options)
         if wished is None:
@@ -54,31 +65,43 @@ def choose_encodings(
             if widened and _is_vector(output) and wished in PLAIN_FLOATS:
                 wished = "F32"
         if wished != output.source_encoding and not encoding(wished).known:
-            raise ConversionError(
-                f"{output.info.name}: {wished} is not written here: "
-                f"{encoding(wished).removed or 'weights of several tensors are only read'}; "
-                "choose an encoding that is, Q8_0 or NF4 for example (aprfmt explain encoding)"
-            )
-        if not _held(wished, target):
+            if wished != written:
+                raise ConversionError(_not_written(output.info.name, wished))
+        holds = target.holds(encoding("U8")) if wished == written else _held(wished, target)
+        if not holds:
             asked_for = asked_for or wished != output.source_encoding
             refused.append(f"{output.info.name} ({_why(wished, output, reasons)})")
             continue
         same = wished == output.info.encoding
-        info = output.info if same else make_info(output.info.name, output.info.shape, wished)
+        if wished == written:  # its size is that of its tensors
+            info = TensorInfo(output.info.name, output.info.shape, wished, 0, 0, None)
+        else:
+            info = output.info if same else make_info(output.info.name, output.info.shape, wished)
         chosen.append(replace(output, info=info))
     if refused:
         raise ConversionError(
             f"{model.path}: {target.name} has no code for the encoding of {len(refused)} tensors: "
             f"{', '.join(refused[:3])}{' ...' if len(refused) > 3 else ''}; "
             + (
-                "choose a type that it has (GGUF: Q4_K_M and its kind, safetensors: NF4 and FP4), "
-                "or write APR, which holds them all"
+                "choose a type that it has (GGUF: Q4_K_M and its kind, safetensors: NF4, FP4 and "
+                "dialects), or write APR, which holds them all"
                 if asked_for
                 else "decode or requantize them with --encoding (F32 keeps every value) or "
                 "--tensor PATTERN=ENCODING"
             )
         )
     return chosen
+
+
+def _not_written(name: str, wished: str) -> str:
+    """Return the sentence for an encoding that nothing here can be stored in."""
+    removed = encoding(wished).removed
+    return (
+        f"{name}: {wished} is not written here: "
+        f"{removed or 'a dialect is the type of a whole model'}; choose an encoding that is, Q8_0 "
+        "or NF4 for example (aprfmt explain encoding)"
+        + ("" if removed else ", or a dialect with --type (aprfmt quantize --help)")
+    )
 
 
 def _why(wished: str, output: Output, reasons: Mapping[str, str]) -> str:
@@ -157,13 +180,19 @@ def in_parts(
     outputs: list[Output], model: Model, target: FormatSpec, options: Options
 ) -> list[Output]:
     """Replace every weight whose encoding has companions by its stored parts."""
-    latest = Latest()
+    latest, sources, writer = Latest(), Sources(), writer_of(options)
     found: list[Output] = []
     for output in outputs:
-        if output.copies or not has_companions(output.info.encoding):
+        packed: Packed
+        if writer is not None and output.info.encoding == writer.encoding:
+            dtype = weight_dtype(output.source_encoding, model.config, output.info.name)
+            output = _turned(output, model, target)
+            packed = in_dialect(output, writer, options, DTYPES[dtype], sources)
+        elif output.copies or not has_companions(output.info.encoding):
             found.append(output)
             continue
-        packed = _packed(output, model, target, options, latest)
+        else:
+            packed = _claimed(output, model, target, options, latest)
         main = f"{packed.name}@{packed.encoding}" if target.carries else packed.name
         for suffix, info in packed.infos(main).items():
             made = replace(output, info=info, runs=None, part=PackedPart(packed, suffix))
@@ -171,20 +200,26 @@ def in_parts(
     return found
 
 
-def _packed(
+def _claimed(
     output: Output, model: Model, target: FormatSpec, options: Options, latest: Latest
-) -> Packed:
+) -> Claimed:
     dtype = weight_dtype(output.source_encoding, model.config, output.info.name)
-    name, shape, make = output.info.encoding, output.info.shape, output.make
+    output, name = _turned(output, model, target), output.info.encoding
     wishes = {**options.packing, "dtype": dtype}
-    roles = [key for key in output.spellings if key in model.roles]
-    if any(isinstance(step, Transposed) for step in target_steps(model, target, roles)):
-        shape, make = shape[::-1], lambda: output.make().T.copy()  # see bind.of_packed
 
     def pack(values: "Array") -> Mapping[str, bytes]:
         return encode(name, values, fma=options.fma, options=wishes)
 
-    return Packed(output.info.name, name, shape, make, pack, latest)
+    return Claimed(output.info.name, name, output.info.shape, output.make, pack, latest)
+
+
+def _turned(output: Output, model: Model, target: FormatSpec) -> Output:
+    """Return a weight as [out, in], which is how packed ones are stored; see bind.of_packed."""
+    roles = [key for key in output.spellings if key in model.roles]
+    if not any(isinstance(step, Transposed) for step in target_steps(model, target, roles)):
+        return output
+    make, info = output.make, replace(output.info, shape=output.info.shape[::-1])
+    return replace(output, info=info, make=lambda: make().T.copy(), runs=None)
 
 
 def _is_vector(output: Output) -> bool:

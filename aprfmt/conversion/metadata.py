@@ -18,6 +18,7 @@ from aprfmt.base.protocols import Typed, Value
 from aprfmt.base.text import shorten
 from aprfmt.base.version import __version__
 from aprfmt.codecs import codec
+from aprfmt.conversion.dialects import InDialect, claims
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, Plan
 from aprfmt.conversion.quantized import IMATRIX_RECORD, RECORD
@@ -32,6 +33,7 @@ from aprfmt.model.packing import (
     without_packing,
 )
 from aprfmt.quantizing.mixture import Mixture, quantized
+from aprfmt.tensors.companions import SECTIONS
 from aprfmt.tokenizer import to_apr, to_gguf, to_hf
 from aprfmt.tokenizer.keys import HF_JSON
 
@@ -100,10 +102,7 @@ def _claim_packing(
     parts = {id(part) for tensor in model.values() for part in tensor.parts.values()}
     if not packed and (not parts or any(id(s) in parts for o in outputs for s in o.sources)):
         return  # nothing was packed, or packed weights are copied: the config already says so
-    claim = None
-    if packed:
-        name = min(packed)
-        claim = codec(name).config(options.packing, _left_out(outputs, name))
+    claim, files = _claim(outputs, packed, options)
     carried.texts.pop(MODELOPT_FILE, None)
     carried.metadata = without_described(carried.metadata)
     kept = carried.metadata.get(SAFETENSORS)
@@ -115,16 +114,32 @@ def _claim_packing(
         text = place.get(key)
         if isinstance(text, str):
             place[key] = _claimed_text(text, claim, model)
-    files = carried.metadata.get(FILES_KEY)
-    if isinstance(files, str):
-        held = json_object(files, f"{model.path}: {FILES_KEY}")
+    text = carried.metadata.get(FILES_KEY)
+    if isinstance(text, str):
+        held = json_object(text, f"{model.path}: {FILES_KEY}")
         if isinstance(held.get("config.json"), str):
             held["config.json"] = _claimed_text(held["config.json"], claim, model)
-        if held.pop(MODELOPT_FILE, None) is not None or "config.json" in held:
-            carried.metadata[FILES_KEY] = json.dumps(held, ensure_ascii=False)
+        if held.pop(MODELOPT_FILE, None) is not None or files or "config.json" in held:
+            carried.metadata[FILES_KEY] = json.dumps({**held, **files}, ensure_ascii=False)
+    elif "config.json" in carried.texts:
+        carried.texts.update(files)
     config = carried.metadata.get("hf_config")
     if isinstance(config, Mapping):
         carried.metadata["hf_config"] = _claimed(dict(config), claim)
+
+
+def _claim(
+    outputs: Sequence[Output], packed: set[str], options: Options
+) -> tuple[Mapping[str, Any] | None, dict[str, str]]:
+    """Return the keys of config.json that say how weights are packed, and files beside it."""
+    if not packed:
+        return None, {}
+    for output in outputs:
+        if output.part is not None and isinstance(output.part.packed, InDialect):
+            claim, files = claims(outputs)
+            return claim, {name: json.dumps(said, indent=4) + "\n" for name, said in files.items()}
+    name = min(packed)
+    return {SECTIONS[0]: codec(name).config(options.packing, _left_out(outputs, name))}, {}
 
 
 def _left_out(outputs: Sequence[Output], packing: str) -> list[str]:
@@ -139,7 +154,7 @@ def _left_out(outputs: Sequence[Output], packing: str) -> list[str]:
 
 
 def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: Model) -> str:
-    """Return config.json with `claim` as its `quantization_config`; verbatim if it agrees."""
+    """Return config.json with the keys of `claim` in it; verbatim if it agrees."""
     config = json_object(text, f"{model.path}: the config.json it carries")
     changed = _claimed(dict(config), claim)
     if changed == config:
@@ -148,12 +163,14 @@ def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: Model) -> s
 
 
 def _claimed(config: dict[str, Any], claim: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Set or remove `quantization_config`; sorted keys stay sorted."""
+    """Set or remove what config.json says of packing; sorted keys stay sorted."""
     if claim is None:
         return without_packing(config)
     ordered = list(config) == sorted(config)
-    config["quantization_config"] = dict(claim)
-    return dict(sorted(config.items())) if ordered else config
+    plain = without_packing(config)
+    made = {key: claim.get(key, plain.get(key)) for key in config if key in claim or key in plain}
+    made |= claim
+    return dict(sorted(made.items())) if ordered else made
 
 
 def _typed_like(model: Model, key: str, value: Value | Typed) -> Value | Typed:

@@ -72,6 +72,11 @@ class Options:
     resume: bool = False
     progress: Progress | None = None
 
+    @property
+    def writer(self) -> str | None:
+        """The row of codecs/writers.py that weights are written by; None for most schemes."""
+        return self.packing.get("writer")
+
 
 @dataclass(frozen=True, slots=True)
 class TensorOutcome:

@@ -2,7 +2,7 @@
 
 The size of a quant state depends on the values, so a weight may be encoded once for the plan and
 again for writing. In between only small parts are kept in memory, and all parts of the weight
-encoded last.
+encoded last. Dialects, whose sizes follow from the shape, are in `dialects`.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,8 +17,10 @@ from aprfmt.errors import ConversionError
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+    from aprfmt.codecs.repacks import Judged
 
 
+DTYPES: Mapping[str, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _SMALL = 4096  # bytes: parts up to this are kept from planning to writing
 
 
@@ -39,20 +41,38 @@ class Latest:
 class Packed:
     """One weight to be stored in several tensors.
 
-    `make` returns the weight's values, float32 of `shape`; `encode(values)` its parts by suffix
-    ("" are the packed bytes); `counts` says how many values changed.
+    `make` returns the weight's values, float32 of `shape`; `counts` says how many values changed,
+    `judged` the groups of one whose codes were kept.
     """
 
     name: str
     encoding: str
     shape: tuple[int, ...]
     make: "Callable[[], Array]"
+    counts: Counts = field(default_factory=Counts, kw_only=True)
+    nbytes: int = field(default=0, kw_only=True)  # sum over all parts
+    counted: bool = field(default=False, kw_only=True)
+    judged: "Judged | None" = field(default=None, kw_only=True)
+
+    def part(self, suffix: str) -> bytes:
+        """Return one part's bytes; "" is the one that holds the codes."""
+        raise NotImplementedError
+
+    def infos(self, main: str) -> dict[str, TensorInfo]:
+        """Return the stored tensors by suffix; `main` is a name for the one that holds the codes.
+
+        Names, dtypes and shapes are those of the library's own files.
+        """
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class Claimed(Packed):
+    """A weight beside which one of its parts claims it; `encode(values)` gives them by suffix."""
+
     encode: "Callable[[Array], Mapping[str, bytes]]"
     latest: Latest
-    counts: Counts = field(default_factory=Counts)
     kept: dict[str, bytes] = field(default_factory=dict)
-    nbytes: int = 0  # sum over all parts
-    counted: bool = False
 
     def part(self, suffix: str) -> bytes:
         """Return one part's bytes; encodes the weight again if they are no longer in memory."""
@@ -72,10 +92,7 @@ class Packed:
         self.counted = True
 
     def infos(self, main: str) -> dict[str, TensorInfo]:
-        """Return the stored tensors by suffix; `main` is the name of the packed bytes.
-
-        Names, dtypes and shapes are those of the library's own files, as the codec knows them.
-        """
+        """Return the stored tensors by suffix, as the codec knows them."""
         self.part("")  # encodes once
         parts = self.latest.parts
         found = {}
@@ -106,11 +123,11 @@ def weight_dtype(source: str, config: Mapping[str, Any] | None, name: str) -> st
 
     Raises ConversionError if bitsandbytes knows neither of the two.
     """
-    own = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}.get(source)
+    own = next((dtype for dtype, name in DTYPES.items() if name == source), None)
     if own is not None:
         return own
     said = (config or {}).get("dtype") or (config or {}).get("torch_dtype") or "float32"
-    if said not in ("float32", "float16", "bfloat16"):
+    if said not in DTYPES:
         raise ConversionError(
             f"{name}: config.json says dtype {said!r}; expected float32, float16 or bfloat16"
         )

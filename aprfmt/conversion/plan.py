@@ -20,6 +20,7 @@ from aprfmt.base.protocols import LazyTensor, Note, TensorInfo, Value
 from aprfmt.conversion.absent import absent_roles, check_complete
 from aprfmt.conversion.accounted import dropped_record, file_names
 from aprfmt.conversion.choosing import check_importance, choose_encodings, in_parts
+from aprfmt.conversion.dialects import keep_codes
 from aprfmt.conversion.options import Drops, Options
 from aprfmt.conversion.outputs import PLAIN_FLOATS as PLAIN_FLOATS
 from aprfmt.conversion.outputs import Output as Output
@@ -69,7 +70,9 @@ def build(model: Model, target: FormatSpec, options: Options) -> Plan:
     plan.outputs = choose_encodings(plan.outputs, model, target, options, repacking.reasons)
     check_exact(plan.outputs, repacking, options, model.path)
     plan.outputs = list(numbers_beside(plan.outputs))
-    check_requantization(plan.outputs, options, model.path)
+    check_requantization(
+        plan.outputs, options, model.path, *keep_codes(plan.outputs, model, options)
+    )
     check_importance(plan, options)
     plan.outputs = in_parts(plan.outputs, model, target, options)
     _check_names(plan.outputs, target)

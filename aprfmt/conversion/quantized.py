@@ -5,7 +5,7 @@ importance matrix; all four are written into the output's metadata, so that the 
 produced again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -129,8 +129,14 @@ def _claims(file_type: int | None) -> Mapping[str, Value | Typed]:
     return claims
 
 
-def check_requantization(outputs: "Sequence[Output]", options: Options, path: Path) -> None:
-    """Raise ConversionError if quantized tensors would be quantized again without permission."""
+def check_requantization(
+    outputs: "Sequence[Output]", options: Options, path: Path, kept: Container[str] = (),
+    reasons: Mapping[str, str] | None = None,
+) -> None:  # fmt: skip
+    """Raise ConversionError if quantized tensors would be quantized again without permission.
+
+    Those in `kept` keep their codes; `reasons` say why others do not.
+    """
     if options.quantize is None or options.allow_requantize:
         return
     again = [
@@ -139,9 +145,13 @@ def check_requantization(outputs: "Sequence[Output]", options: Options, path: Pa
         if output.encoding != output.source_encoding
         and quantized(output.encoding)
         and quantized(output.source_encoding)
+        and output.info.name not in kept
     ]
     if again:
-        shown = ", ".join(f"{o.info.name} ({o.source_encoding})" for o in again[:3])
+        why = {name: f"; {text}" for name, text in (reasons or {}).items() if text}
+        shown = ", ".join(
+            f"{o.info.name} ({o.source_encoding}{why.get(o.info.name, '')})" for o in again[:3]
+        )
         raise ConversionError(
             f"{path}: {len(again)} tensors are quantized already: {shown}"
             f"{' ...' if len(again) > 3 else ''}; a second quantization adds its own error to the "

@@ -20,6 +20,7 @@ from aprfmt.formats.mapped import MemoryTensor
 from aprfmt.model import Model
 from aprfmt.model.patterns import select
 from aprfmt.model.resolve import spellings_by_name
+from aprfmt.quantizing.mixture import leading
 from aprfmt.tensors.runs import Run
 from aprfmt.tensors.view import decode_tensor
 
@@ -141,15 +142,18 @@ def find(model: Model, target: FormatSpec, options: Options, *, copied: bool) ->
     from aprfmt.codecs.repacks import Repacked, pairs_of, repacked
 
     latest, asked = Latest(), _asked(model, options)
+    blocks = _chosen(model, options)
     every = {name for name in ENCODINGS if target.holds(ENCODINGS[name])}
     found: dict[str, Substitute] = {}
     reasons: dict[str, str] = {}
     for view in model.values():
         tensor = view.stored[0]
-        if not tensor.parts or (copied and view.name not in asked):
+        as_stored = copied and view.name not in asked and options.writer is None
+        if not tensor.parts or as_stored:
             continue
         if tensor.packed is None:
-            if _WHOLE in tensor.parts and asked.get(view.name) in (None, tensor.info.encoding):
+            wished = asked.get(view.name) or blocks.get(view.name)
+            if _WHOLE in tensor.parts and wished in (None, tensor.info.encoding):
                 found[view.name] = ScaledTensor(tensor)
             continue
         wished = asked.get(view.name)
@@ -177,6 +181,21 @@ def _asked(model: Model, options: Options) -> Mapping[str, str]:
     return {name: wished for name, wished in found.items() if wished is not None}
 
 
+def _chosen(model: Model, options: Options) -> Mapping[str, str]:
+    """Return the encodings that a mixture gives to tensors with a scale beside their blocks.
+
+    One that writes a dialect takes the blocks themselves.
+    """
+    if options.choose is None or options.writer is not None:
+        return {}
+    roles, found = model.roles_of, {}
+    for view in model.values():
+        if view.parts and view.stored[0].packed is None:
+            name = leading((*roles.get(view.name, ()), view.name))
+            found[view.name] = options.choose(name, view.shape, view.encoding)
+    return {name: wished for name, wished in found.items() if wished is not None}
+
+
 def numbers_beside(outputs: Sequence[Output]) -> Iterator[Output]:
     """Yield the outputs, each followed by the tensors that hold its numbers: NAME.scale.
 
@@ -184,7 +203,7 @@ def numbers_beside(outputs: Sequence[Output]) -> Iterator[Output]:
     """
     for output in outputs:
         yield output
-        held = [one for one in output.sources if isinstance(one, Substitute)]
+        held = [one for one in output.sources if isinstance(one, Substitute) and output.copies]
         stem = output.info.name.removesuffix(".weight")
         for name in dict.fromkeys(key for one in held for key in one.beside):
             data = _together(output, held, name)

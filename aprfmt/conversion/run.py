@@ -171,10 +171,13 @@ def outcome(output: Output, written: Written) -> TensorOutcome:
     how: Outcome = "bytes" if output.copies else "lossy" if lossy else "values"
     packed = output.part.packed if output.part is not None else None
     before, judged = judged_of(output) if output.copies else ("", None)
+    if packed is not None:
+        judged = packed.judged
     if judged is not None:
         how = "lossy" if judged.inexact else "values"
     return TensorOutcome(
-        output.info.name, how, before or output.source_encoding, output.encoding,
+        output.info.name if packed is None else packed.name, how,
+        before or output.source_encoding, output.encoding,
         output.info.shape if packed is None else packed.shape,
         output.info.nbytes if packed is None else packed.nbytes, output.steps,
         counts.changed, counts.overflowed, counts.underflowed, *(judged or (0, 0, 0.0)),

@@ -13,6 +13,7 @@ embeddings and stacked experts, which are plain parameters.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import mod
 from typing import Any
 
 from aprfmt.arch.vocabulary import split_key
@@ -28,12 +29,19 @@ QUANTIZER_VERSION = "1"
 class Scheme:
     """What `--type` names: the base encoding, and how it is encoded.
 
-    `mixed_type` is general.file_type of a GGUF made with it where that is not the base's.
+    `mixed_type` is general.file_type of a GGUF made with it where that is not the base's. Weights
+    [out, in] that are no `multiples` of these are left as they are.
     """
 
     base: str
     mixed_type: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    multiples: tuple[int, int] = (1, 1)
+
+    @property
+    def dialect(self) -> bool:
+        """Whether weights are stored in the tensors of a dialect (codecs/writers.py)."""
+        return "writer" in self.options
 
     @property
     def file_type(self) -> int | None:
@@ -43,6 +51,14 @@ class Scheme:
 
 def _pure(*names: str) -> dict[str, Scheme]:
     return {name: Scheme(name) for name in names}
+
+
+def _dialect(
+    base: str, writer: str, multiples: tuple[int, int], version: int = 1, *, rows: bool = False
+) -> Scheme:
+    """Return a scheme that writes a dialect; groups are of `multiples[1]` inputs, or `rows`."""
+    size = None if rows else multiples[1]
+    return Scheme(base, None, {"writer": writer, "size": size, "version": version}, multiples)
 
 
 _DOUBLE = {"double_quantization": True}
@@ -57,7 +73,16 @@ SCHEMES: Mapping[str, Scheme] = {
     "NF4-double": Scheme("NF4", options=_DOUBLE),
     "FP4": Scheme("FP4"),
     "FP4-double": Scheme("FP4", options=_DOUBLE),
-}
+    **{f"COMPRESSED-INT4-g{size}": _dialect("COMPRESSED_PACKED", "COMPRESSED-INT4", (1, size))
+       for size in (32, 128)},
+    "COMPRESSED-FP8": _dialect("COMPRESSED_PLAIN", "COMPRESSED-FP8", (1, 1), rows=True),
+    "COMPRESSED-NVFP4": _dialect("COMPRESSED_PACKED_FLOAT", "COMPRESSED-NVFP4", (1, 16)),
+    "MODELOPT-NVFP4": _dialect("MODELOPT", "MODELOPT-NVFP4", (1, 16)),
+    **{f"GPTQ-g{size}": _dialect("GPTQ", "GPTQ", (32, size)) for size in (32, 128)},
+    **{f"GPTQ-v2-g{size}": _dialect("GPTQ", "GPTQ", (32, size), 2) for size in (32, 128)},
+    **{f"AWQ-g{size}": _dialect("AWQ", "AWQ", (32, size)) for size in (32, 128)},
+    **{f"MLX-4bit-g{size}": _dialect("MLX", "MLX", (1, size)) for size in (32, 64, 128)},
+}  # fmt: skip
 
 
 def offered() -> list[str]:
@@ -94,7 +119,8 @@ KEPT_PARTS = (
     ".patch_merger", ".position_embd",
 )  # fmt: skip
 # Further weights that are not torch Linear modules; bitsandbytes does not pack them.
-NO_LINEAR = ("token_embd", "per_layer_token_embd", "output")
+EMBEDDINGS = ("token_embd", "per_layer_token_embd", "position_embd", "token_types")
+NO_LINEAR = (*EMBEDDINGS[:2], "output")
 # The gate of a shared expert is a Linear; llama.cpp does not quantize it.
 LINEAR_ALL_THE_SAME = ("ffn_gate_inp_shexp",)
 
@@ -220,7 +246,8 @@ class Mixture:
         imatrix: bool = False,
         arch: str = "",
     ) -> None:
-        self._base = scheme_of(scheme).base
+        row = scheme_of(scheme)
+        self._base, self._dialect, self._multiples = row.base, row.dialect, row.multiples
         self.scheme, self.pure = scheme, pure or scheme not in SCHEMES
         self._has_output = any(base_name(name)[0] == "output" for name in names)
         self._n_layers, self._n_gqa, self._n_experts = n_layers, n_gqa, n_experts
@@ -247,6 +274,9 @@ class Mixture:
         if row.numpy and not row.numpy.startswith(("float", "bfloat")):
             return None
         base, suffix, layer = base_name(name)
+        if self._dialect:
+            fits = len(shape) == 2 and all(shape) and not any(map(mod, shape, self._multiples))
+            return self._base if fits and is_linear(name, base, suffix, shape) else None
         if ENCODINGS[self._base].flat:
             return self._base if suffix == "weight" and linear(name, base, shape) else None
         if _dimensions(shape) < 2 or suffix != "weight" or kept(name, base):
@@ -293,6 +323,11 @@ def linear(name: str, base: str, shape: tuple[int, ...]) -> bool:
     if base in NO_LINEAR or base.endswith("_exps"):
         return False
     return len(shape) == 2 and not kept(name, base)
+
+
+def is_linear(name: str, base: str, suffix: str, shape: tuple[int, ...]) -> bool:
+    """Say whether a weight is a Linear that the makers of dialects pack: also one expert's."""
+    return suffix == "weight" and len(shape) == 2 and base not in NO_LINEAR and not kept(name, base)
 
 
 def leading(names: Sequence[str]) -> str:

@@ -1,0 +1,96 @@
+"""A weight as codes and numbers of groups, whatever stores it: repacks and writers share it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from aprfmt.codecs import f4, fp8
+from aprfmt.codecs.base import F32, U8, Array
+from aprfmt.codecs.bits import pairs
+
+_MIDDLE = np.float32(8)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """What stands beside the codes, by row and group.
+
+    `size` is the number of inputs in a group. `scale` [rows, groups] is float32, or uint8 where it
+    is E8M0 (groups of 32) or E4M3 (of 16). With integers a value is (code - 8) * scale, or
+    (code - `zeros`) * scale, or code * scale + `offset`, all [rows, groups] where they are, `why`
+    saying what an offset comes from; with E2M1 it is code * (scale * `whole`), [1] or [experts],
+    or code * (scale / `divisor`) [1]. `exact` is False where `whole` is a rounded number.
+    """
+
+    size: int
+    scale: Array
+    offset: F32 | None = None
+    why: str = ""
+    whole: F32 | None = None
+    exact: bool = True
+    zeros: Array | None = None
+    divisor: F32 | None = None
+    codes: Literal["int", "e2m1", "e4m3"] = "int"
+
+    def rows(self, start: int, stop: int) -> "Groups":
+        """Return the numbers of rows [start, stop)."""
+        at = slice(start, stop)
+        offset, zeros = (None if x is None else x[at] for x in (self.offset, self.zeros))
+        return replace(self, scale=self.scale[at], offset=offset, zeros=zeros)
+
+    def scales(self) -> F32:
+        """Return what a code is multiplied by, float32 [rows, groups]."""
+        if self.scale.dtype != np.uint8:
+            found: F32 = self.scale
+            return found
+        found = (fp8.E4M3 if self.size == 16 else fp8.E8M0).values[self.scale]
+        if self.divisor is not None:
+            return found / self.divisor
+        if self.whole is None:
+            return found
+        each = np.repeat(self.whole, len(found) // len(self.whole))
+        scaled: F32 = found * each[:, None]
+        return scaled
+
+    def same(self, other: "Groups") -> bool:
+        """Say whether every code has the same value under both."""
+        pairs_of = ((self.offset, other.offset), (self.zeros, other.zeros))
+        return np.array_equal(self.scales(), other.scales()) and all(
+            (a is None) == (b is None) and (a is None or b is None or np.array_equal(a, b))
+            for a, b in pairs_of
+        )
+
+
+@dataclass(frozen=True)
+class Source:
+    """A weight of `shape` [..., out, in] with its codes.
+
+    `codes(start, stop)` gives rows, uint8 [rows, in/2], the low nibble first; codes of eight bits
+    are [rows, in].
+    """
+
+    shape: tuple[int, ...]
+    groups: Groups
+    codes: Callable[[int, int], U8]
+
+    def values(self, start: int, stop: int) -> F32:
+        """Return the values of rows [start, stop), float32 [rows, in]."""
+        groups, held = self.groups.rows(start, stop), self.codes(start, stop)
+        if groups.codes == "e4m3":
+            codes: Array = fp8.E4M3.values[held]
+        elif groups.codes == "e2m1":
+            codes = f4.CODEC.values[pairs(held)]
+        else:
+            codes = pairs(held).astype(np.float32)
+        grouped = codes.reshape(*groups.scale.shape, groups.size)
+        scale = groups.scales()[..., None]
+        if (groups.codes == "int" and groups.offset is None) or groups.zeros is not None:
+            zeros = _MIDDLE if groups.zeros is None else groups.zeros[..., None].astype(np.float32)
+            grouped -= zeros
+        grouped *= scale
+        if groups.offset is not None and groups.zeros is None:
+            grouped += groups.offset[..., None]
+        found: F32 = grouped.reshape(len(held), -1)
+        return found

@@ -1,0 +1,75 @@
+"""Blocks of GGUF as codes and numbers of groups, which a writer can lay out in other ways."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from aprfmt.codecs import codec
+from aprfmt.codecs.base import F32, U8, Array, Blocks
+from aprfmt.codecs.bits import halves_to_pairs
+from aprfmt.codecs.grids import Groups, Source
+from aprfmt.errors import CodecError
+
+_CHUNK = 1 << 19  # codes taken out of blocks at a time
+
+Rows = Callable[[int, int], memoryview | bytes]  # the stored bytes of rows [start, stop)
+
+
+@dataclass(frozen=True)
+class BlockSource:
+    """How codes and numbers are taken out of an encoding's blocks.
+
+    `half` is the number of bytes that hold the two halves of as many codes; `groups(blocks)` are
+    the numbers of blocks [rows, blocks].
+    """
+
+    half: int
+    groups: Callable[[Blocks, F32 | None], Groups]
+
+
+def _scale(held: Array) -> F32:
+    found: F32 = held.astype(np.float32)
+    wrong = ~np.isfinite(found)
+    if wrong.any():
+        at = [int(index) for index in np.argwhere(wrong)[0]]
+        raise CodecError(f"its block {at} holds {found[tuple(at)]}, expected finite numbers")
+    return found
+
+
+def _small(held: Blocks, whole: F32 | None) -> Groups:
+    # Bit 7 is none that ggml reads, and 0x7F it reads as 0.
+    d = held["d"].reshape(len(held), -1) & 0x7F
+    return Groups(16, np.where(d == 0x7F, np.uint8(0), d), whole=whole, codes="e2m1")
+
+
+BLOCKS: Mapping[str, BlockSource] = {
+    "Q4_0": BlockSource(16, lambda held, whole: Groups(32, _scale(held["d"]))),
+    "Q4_1": BlockSource(16, lambda held, whole: Groups(
+        32, _scale(held["d"]), _scale(held["m"]), "its blocks have minimums")),
+    "NVFP4": BlockSource(8, _small),
+}  # fmt: skip
+
+
+def of_blocks(encoding: str, shape: tuple[int, ...], rows: Rows, whole: F32 | None) -> Source:
+    """Return a weight in blocks, [out, in], as codes and numbers; CodecError where it is none.
+
+    `whole` is the scale of scales that stands beside it.
+    """
+    kind, row = codec(encoding), BLOCKS[encoding]
+    assert kind.layout is not None
+    outputs, inputs = shape
+    step = max(1, _CHUNK // max(inputs, 1))
+
+    def blocks(start: int, stop: int) -> Blocks:
+        return np.frombuffer(rows(start, stop), kind.layout).reshape(stop - start, -1)
+
+    def codes(start: int, stop: int) -> U8:
+        made = np.empty((stop - start, inputs // 2), np.uint8)
+        for at in range(start, stop, step):
+            end = min(at + step, stop)
+            qs = np.ascontiguousarray(blocks(at, end)["qs"]).reshape(-1, row.half)
+            made[at - start : end - start] = halves_to_pairs(qs).reshape(end - at, -1)
+        return made
+
+    return Source(shape, row.groups(blocks(0, outputs), whole), codes)

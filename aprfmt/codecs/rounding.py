@@ -1,0 +1,63 @@
+"""Numbers of groups and codes nearest to a weight, as the libraries choose them uncalibrated.
+
+All in float32. Where a scale is stored in another encoding it is rounded to that first, so that
+codes are nearest under what is stored.
+"""
+
+import numpy as np
+
+from aprfmt.codecs.base import F32, U8
+from aprfmt.codecs.bits import join_pairs
+from aprfmt.codecs.grids import Groups
+
+# Between neighbouring E2M1 magnitudes; a tie goes to the even code: up where `>=` stands.
+_UP, _DOWN = (0.75, 1.75, 3.5), (0.25, 1.25, 2.5, 5.0)
+E2M1_MAX, E4M3_MAX = np.float32(6), np.float32(448)
+
+
+def grouped(values: F32, size: int) -> F32:
+    """Return values [rows, inputs] as [rows, groups, size], a view."""
+    return values.reshape(len(values), -1, size)
+
+
+def largest(values: F32, size: int) -> F32:
+    """Return the largest magnitude of each group, [rows, groups]."""
+    groups = grouped(values, size)
+    found: F32 = np.maximum(groups.max(axis=2), -groups.min(axis=2))
+    return found + np.float32(0)  # no -0
+
+
+def integer_codes(values: F32, groups: Groups) -> U8:
+    """Return codes of 0 to 15 nearest to value / scale + zero point, two a byte."""
+    zeros = np.float32(8) if groups.zeros is None else groups.zeros[..., None].astype(np.float32)
+    found = grouped(values, groups.size) / groups.scale[..., None]
+    np.rint(found, out=found)
+    found += zeros
+    np.clip(found, 0, 15, out=found)
+    made: U8 = join_pairs(found.reshape(len(values), -1).astype(np.uint8)).astype(np.uint8)
+    return made
+
+
+def e2m1_codes(values: F32, groups: Groups) -> U8:
+    """Return E2M1 codes nearest to value / scale, ties to even, two a byte.
+
+    What is below zero keeps its sign when it is rounded to zero.
+    """
+    found = grouped(values, groups.size) / groups.scales()[..., None]
+    codes = (found < 0).astype(np.uint8) << 3
+    np.abs(found, out=found)
+    for bound in _UP:
+        codes += found >= np.float32(bound)
+    for bound in _DOWN:
+        codes += found > np.float32(bound)
+    made: U8 = join_pairs(codes.reshape(len(values), -1)).astype(np.uint8)
+    return made
+
+
+def e4m3_bytes(values: F32) -> U8:
+    """Return values as E4M3, nearest even, clamped to its largest."""
+    from ml_dtypes import float8_e4m3fn
+
+    held = np.clip(values, -E4M3_MAX, E4M3_MAX).astype(float8_e4m3fn)
+    found: U8 = held.view(np.uint8)
+    return found

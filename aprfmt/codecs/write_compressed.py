@@ -1,0 +1,109 @@
+"""compressed-tensors without calibration: INT4 in groups, and FP8 with a scale a row.
+
+Scales are compressed-tensors' calculate_qparams for symmetric weights: the largest magnitude over
+half the range of the codes (15/2, 896/2), and its dtype's epsilon for a group of zeros.
+Source: compressed-tensors 0.20, quantization/utils/helpers.py and compressors/.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aprfmt.codecs.base import F32, U8, Array
+from aprfmt.codecs.compressed_tensors import NAME, SCALE
+from aprfmt.codecs.grids import Groups, Source
+from aprfmt.codecs.rounding import E4M3_MAX, e4m3_bytes, integer_codes, largest
+from aprfmt.codecs.writer import Settings, Tensor, Writer, narrowed
+from aprfmt.errors import CodecError
+
+EPSILON: Mapping[str, float] = {"F32": 2.0**-23, "BF16": 2.0**-7, "F16": 2.0**-10}
+
+
+def section(
+    form: str, weights: Mapping[str, Any], left_out: Sequence[str],
+    inputs: Mapping[str, Any] | None = None,
+) -> Mapping[str, Any]:  # fmt: skip
+    """Return the keys of config.json for one group of weights."""
+    group = {
+        "format": form, "input_activations": inputs, "output_activations": None,
+        "targets": ["Linear"],
+        "weights": {"symmetric": True, "dynamic": False, **weights},
+    }  # fmt: skip
+    return {
+        "quantization_config": {
+            "config_groups": {"group_0": group}, "format": form, "ignore": list(left_out),
+            "kv_cache_scheme": None, "quant_method": NAME, "quantization_status": "compressed",
+        }
+    }  # fmt: skip
+
+
+def _scale(most: F32, half: float, settings: Settings) -> F32:
+    found = narrowed("scale", most / np.float32(half), settings.scales)
+    return np.where(found == 0, np.float32(EPSILON[settings.scales]), found)
+
+
+def _choose_integers(values: F32, settings: Settings) -> Groups:
+    most = largest(values, settings.size)
+    return Groups(settings.size, _scale(most, 7.5, settings))
+
+
+def _hold_integers(groups: Groups, settings: Settings) -> Groups:
+    if groups.codes != "int" or groups.scale.dtype != np.float32:
+        raise CodecError("its codes are no integers")
+    if groups.offset is not None:
+        raise CodecError(f"{groups.why or 'it has minimums'}, and this layout is symmetric")
+    return Groups(groups.size, narrowed("scale", groups.scale, settings.scales))
+
+
+def _words(source: Source, settings: Settings) -> Array:
+    return source.codes(0, source.shape[0]).view("<i4")
+
+
+INT4 = Writer(
+    encoding="COMPRESSED_PACKED",
+    choose=_choose_integers,
+    codes=integer_codes,
+    hold=_hold_integers,
+    tensors={
+        ".weight_packed": Tensor("I32", lambda out, columns, n: (out, columns // 8), _words),
+        SCALE: Tensor("", lambda out, columns, n: (out, n), lambda source, s: source.groups.scale),
+        ".weight_shape": Tensor("I64", lambda out, columns, n: (2,),
+                                lambda source, s: np.array(source.shape, "<i8")),
+    },
+    section=lambda settings, left_out: section(
+        "pack-quantized",
+        {"num_bits": 4, "type": "int", "strategy": "group", "group_size": settings.size},
+        left_out,
+    ),
+)  # fmt: skip
+
+
+def _choose_rows(values: F32, settings: Settings) -> Groups:
+    scale = _scale(largest(values, settings.size), float(E4M3_MAX), settings)
+    return Groups(settings.size, scale, codes="e4m3")
+
+
+def _bytes(values: F32, groups: Groups) -> U8:
+    return e4m3_bytes((values / groups.scale).astype(np.float32, copy=False))
+
+
+def _hold_rows(groups: Groups, settings: Settings) -> Groups:
+    raise CodecError("nothing is repacked as FP8")
+
+
+FP8 = Writer(
+    encoding="COMPRESSED_PLAIN",
+    choose=_choose_rows,
+    codes=_bytes,
+    hold=_hold_rows,
+    tensors={
+        ".weight": Tensor("F8_E4M3", lambda out, columns, n: (out, columns),
+                          lambda source, s: source.codes(0, source.shape[0])),
+        SCALE: Tensor("", lambda out, columns, n: (out, 1), lambda source, s: source.groups.scale),
+    },
+    section=lambda settings, left_out: section(
+        "float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}, left_out,
+        {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True},
+    ),
+)  # fmt: skip

@@ -1,0 +1,157 @@
+"""NVFP4 without calibration, as compressed-tensors and as ModelOpt store it.
+
+Both map the tensor's largest magnitude to 6 * 448. compressed-tensors divides by its global scale
+(NVFP4A16: inputs are not quantized); ModelOpt multiplies by weight_scale_2. Without scales of
+inputs, which calibration gives, ModelOpt's algorithm is W4A16_NVFP4.
+Source: compressed-tensors 0.20, calculate_qparams and generate_gparam; nvidia-modelopt 0.47,
+quantization/qtensor/nvfp4_tensor.py and export/convert_hf_config.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from aprfmt.base.version import __version__
+from aprfmt.codecs.base import F32, U8, Array
+from aprfmt.codecs.compressed_tensors import SCALE
+from aprfmt.codecs.fp8 import E4M3
+from aprfmt.codecs.grids import Groups, Source
+from aprfmt.codecs.modelopt_scope import METHOD
+from aprfmt.codecs.rounding import E2M1_MAX, E4M3_MAX, e2m1_codes, e4m3_bytes, largest
+from aprfmt.codecs.write_compressed import section
+from aprfmt.codecs.writer import Settings, Tensor, Writer
+from aprfmt.errors import CodecError
+
+_SIZE = 16
+_EIGHTH = 0x20  # E4M3 of its epsilon, 0.125, for a group of zeros
+_TINY = np.finfo(np.float32).tiny
+_WHOLE = np.float32(E2M1_MAX * E4M3_MAX)
+
+
+def _divided(values: F32, settings: Settings) -> Groups:
+    """Return compressed-tensors' numbers: scales times the global scale, as E4M3."""
+    most = largest(values, _SIZE)
+    divisor = np.float32(1) / np.maximum(most.max(initial=0), _TINY) * _WHOLE  # rounded twice
+    if not np.isfinite(divisor):
+        divisor = np.float32(1)
+    held = e4m3_bytes(divisor * (most / E2M1_MAX))
+    held[held == 0] = _EIGHTH
+    return Groups(_SIZE, held, divisor=np.array([divisor], np.float32), codes="e2m1")
+
+
+def _multiplied(values: F32, settings: Settings) -> Groups:
+    """Return ModelOpt's numbers: scales over weight_scale_2, as E4M3."""
+    most = largest(values, _SIZE)
+    whole = np.float32(most.max(initial=0)) / _WHOLE
+    if not whole:
+        whole = np.float32(1)  # the library divides by zero
+    found = most / (E2M1_MAX * whole)
+    found[found == 0] = 1
+    held = e4m3_bytes(np.maximum(found, np.float32(2.0**-9)))
+    return Groups(_SIZE, held, whole=np.array([whole], np.float32), codes="e2m1")
+
+
+def _micro(groups: Groups) -> None:
+    if groups.codes != "e2m1" or groups.size != _SIZE:
+        raise CodecError("its codes are no E2M1 in groups of 16")
+    if groups.whole is not None and len(groups.whole) != 1:
+        raise CodecError(f"it has {len(groups.whole)} scales of scales, expected one")
+
+
+def _hold_divided(groups: Groups, settings: Settings) -> Groups:
+    _micro(groups)
+    if groups.divisor is not None:
+        return groups
+    whole = np.ones(1, np.float32) if groups.whole is None else groups.whole
+    with np.errstate(all="ignore"):
+        divisor = np.float32(1) / whole
+    if not np.isfinite(divisor).all() or not divisor.all():
+        raise CodecError(f"its scale of scales is {whole[0]}, which has no reciprocal")
+    return replace(groups, divisor=divisor)
+
+
+def _hold_multiplied(groups: Groups, settings: Settings) -> Groups:
+    _micro(groups)
+    whole = np.ones(1, np.float32) if groups.whole is None else groups.whole
+    return replace(groups, whole=whole, divisor=None)
+
+
+def _bytes(source: Source, settings: Settings) -> U8:
+    return source.codes(0, source.shape[0])
+
+
+def _scales(source: Source, settings: Settings) -> U8:
+    """Return the bytes of scales, none of them with the sign that ggml does not read."""
+    return np.bitwise_and(source.groups.scale, np.uint8(0x7F))
+
+
+def _number(groups: F32 | None) -> Array:
+    return np.asarray(groups, "<f4")
+
+
+COMPRESSED = Writer(
+    encoding="COMPRESSED_PACKED_FLOAT",
+    choose=_divided,
+    codes=e2m1_codes,
+    hold=_hold_divided,
+    tensors={
+        ".weight_packed": Tensor("U8", lambda out, columns, n: (out, columns // 2), _bytes),
+        SCALE: Tensor(E4M3.name, lambda out, columns, n: (out, n), _scales),
+        ".weight_global_scale": Tensor("F32", lambda out, columns, n: (1,),
+                                       lambda source, s: _number(source.groups.divisor)),
+    },
+    section=lambda settings, left_out: section(
+        "nvfp4-pack-quantized",
+        {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": _SIZE,
+         "scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"},
+        left_out,
+    ),
+)  # fmt: skip
+
+
+def _algorithm(settings: Settings) -> str:
+    return "NVFP4" if settings.activations else "W4A16_NVFP4"
+
+
+def _section(settings: Settings, left_out: Sequence[str]) -> Mapping[str, Any]:
+    numbers = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": _SIZE}
+    group = {"weights": numbers, "targets": ["Linear"]}
+    if settings.activations:
+        group = {"input_activations": dict(numbers), **group}
+    return {
+        "quantization_config": {
+            "config_groups": {"group_0": group}, "ignore": list(left_out),
+            "quant_algo": _algorithm(settings),
+            "producer": {"name": "aprfmt", "version": __version__}, "quant_method": METHOD,
+        }
+    }  # fmt: skip
+
+
+def _files(settings: Settings, left_out: Sequence[str]) -> Mapping[str, Any]:
+    return {
+        "hf_quant_config.json": {
+            "producer": {"name": "aprfmt", "version": __version__},
+            "quantization": {
+                "quant_algo": _algorithm(settings), "kv_cache_quant_algo": None,
+                "group_size": _SIZE, "exclude_modules": list(left_out),
+            },
+        }
+    }  # fmt: skip
+
+
+MODELOPT = Writer(
+    encoding="MODELOPT",
+    choose=_multiplied,
+    codes=e2m1_codes,
+    hold=_hold_multiplied,
+    tensors={
+        ".weight": Tensor("U8", lambda out, columns, n: (out, columns // 2), _bytes),
+        SCALE: Tensor(E4M3.name, lambda out, columns, n: (out, n), _scales),
+        ".weight_scale_2": Tensor("F32", lambda out, columns, n: (),
+                                  lambda source, s: _number(source.groups.whole)),
+    },
+    section=_section,
+    files=_files,
+)  # fmt: skip

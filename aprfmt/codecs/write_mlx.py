@@ -1,0 +1,86 @@
+"""MLX's affine mode, four bits: what mx.quantize makes of a weight, bit for bit.
+
+Per group: scale = (largest - smallest) / 15, at least 1e-7, negative where the largest magnitude is
+above; that end is the bias, and the scale is changed so that it has a code without error. Codes
+follow from both in float32, before they are stored in the weight's dtype.
+Source: mlx 0.32, backend/cpu/quantized.cpp.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from aprfmt.codecs.base import F32, U8
+from aprfmt.codecs.bits import join_pairs
+from aprfmt.codecs.grids import Groups
+from aprfmt.codecs.rounding import grouped
+from aprfmt.codecs.writer import Settings, Tensor, Writer, narrowed
+from aprfmt.errors import CodecError
+
+_LEAST = np.float32(1e-7)
+
+
+def _affine(values: F32, size: int) -> tuple[F32, F32]:
+    """Return scales and biases [rows, groups] before they are stored."""
+    groups = grouped(values, size)
+    high, low = groups.max(axis=2), groups.min(axis=2)
+    below = np.abs(low) > np.abs(high)
+    scale = np.maximum((high - low) / np.float32(15), _LEAST)
+    scale = np.where(below, scale, -scale)
+    edge = np.where(below, low, high)
+    code = np.rint(edge / scale)
+    some = code != 0
+    scale = np.where(some, edge / np.where(some, code, np.float32(1)), scale)
+    return scale.astype(np.float32), np.where(some, edge, np.float32(0))
+
+
+def _choose(values: F32, settings: Settings) -> Groups:
+    scale, bias = _affine(values, settings.size)
+    return Groups(
+        settings.size, narrowed("scale", scale, settings.scales),
+        narrowed("bias", bias, settings.scales), "it has biases",
+    )  # fmt: skip
+
+
+def _codes(values: F32, groups: Groups) -> U8:
+    scale, bias = _affine(values, groups.size)
+    found = grouped(values, groups.size) - bias[..., None]
+    found /= scale[..., None]
+    np.rint(found, out=found)
+    np.clip(found, 0, 15, out=found)
+    made: U8 = join_pairs(found.reshape(len(values), -1).astype(np.uint8)).astype(np.uint8)
+    return made
+
+
+def _hold(groups: Groups, settings: Settings) -> Groups:
+    if groups.codes != "int" or groups.scale.dtype != np.float32:
+        raise CodecError("its codes are no integers")
+    bias = groups.scale * np.float32(-8) if groups.offset is None else groups.offset
+    return replace(
+        groups, scale=narrowed("scale", groups.scale, settings.scales),
+        offset=narrowed("bias", bias, settings.scales), why="it has biases", zeros=None,
+    )  # fmt: skip
+
+
+def _section(settings: Settings, left_out: Sequence[str]) -> Mapping[str, Any]:
+    said = {"group_size": settings.size, "bits": 4, "mode": "affine"}
+    return {"quantization": said, "quantization_config": dict(said)}
+
+
+MLX = Writer(
+    encoding="MLX",
+    choose=_choose,
+    codes=_codes,
+    hold=_hold,
+    tensors={
+        ".weight": Tensor("U32", lambda out, columns, n: (out, columns // 8),
+                          lambda source, s: source.codes(0, source.shape[0]).view("<u4")),
+        ".scales": Tensor("", lambda out, columns, n: (out, n),
+                          lambda source, s: source.groups.scale),
+        ".biases": Tensor("", lambda out, columns, n: (out, n),
+                          lambda source, s: np.asarray(source.groups.offset)),
+    },
+    section=_section,
+)  # fmt: skip

@@ -1,0 +1,178 @@
+"""GPTQ and AWQ layouts without calibration: words of eight codes, along inputs or along outputs.
+
+GPTQ: symmetric, scale = 2 * largest magnitude / 15, zero point 8, stored less one (version 2: as it
+is), g_idx in order. AWQ: scale = (largest - smallest) / 15, at least 1e-5 / 15, zero point
+-round(smallest / scale) within 0 to 15. Scales are F16, as the libraries' kernels take them.
+Source: AutoGPTQ 0.7.1, quantization/quantizer.py and nn_modules/qlinear; AutoAWQ 0.2.7,
+quantize/quantizer.py and modules/linear/gemm.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aprfmt.codecs.base import F32, Array
+from aprfmt.codecs.grids import Groups, Source
+from aprfmt.codecs.rounding import grouped, integer_codes, largest
+from aprfmt.codecs.writer import Settings, Tensor, Writer, narrowed
+from aprfmt.errors import CodecError
+
+_SMALLEST = np.float32(2.0**-24)  # F16's, for a scale that it rounds to nothing
+_ROWS = 512  # outputs turned at a time
+_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of AWQ: nibble k of a word is output 8 * word + _ORDER[k]
+
+
+def _half(scale: F32) -> F32:
+    found = narrowed("scale", scale, "F16")
+    return np.where(found == 0, _SMALLEST, found)
+
+
+def _symmetric(values: F32, settings: Settings) -> Groups:
+    most = largest(values, settings.size)
+    most = np.where(most == 0, np.float32(1), most)
+    return Groups(settings.size, _half((most + most) / np.float32(15)))
+
+
+def _affine(values: F32, settings: Settings) -> Groups:
+    groups = grouped(values, settings.size)
+    high, low = groups.max(axis=2), groups.min(axis=2)
+    scale = _half(np.maximum(high - low, np.float32(1e-5)) / np.float32(15))
+    zeros = np.clip(-np.rint(low / scale), 0, 15).astype(np.int32)
+    return Groups(settings.size, scale, -(zeros * scale), "it has zero points", zeros=zeros)
+
+
+def _hold(groups: Groups, settings: Settings) -> Groups:
+    if groups.codes != "int" or groups.scale.dtype != np.float32:
+        raise CodecError("its codes are no integers")
+    if groups.offset is not None and groups.zeros is None:
+        raise CodecError(f"{groups.why or 'it has minimums'}, which are no zero points")
+    scale = narrowed("scale", groups.scale, "F16")
+    if groups.zeros is None:
+        return Groups(groups.size, scale)
+    return Groups(groups.size, scale, -(groups.zeros * scale), groups.why, zeros=groups.zeros)
+
+
+def _hold_from_one(groups: Groups, settings: Settings) -> Groups:
+    held = _hold(groups, settings)
+    zeros = held.zeros
+    if zeros is not None and settings.version == 1 and (zeros == 0).any():
+        raise CodecError("its zero points go down to 0, which a layout that stores them less one "
+                         "has not: write version 2")  # fmt: skip
+    return held
+
+
+def _zeros(source: Source) -> Array:
+    """Return the zero points [groups, outputs] as uint8."""
+    groups = source.groups
+    held = np.full(groups.scale.shape, 8) if groups.zeros is None else groups.zeros
+    return np.ascontiguousarray(held.T.astype(np.uint8))
+
+
+def _joined(codes: Array) -> Array:
+    """Return nibbles [rows, 8 * words] as words, the first one lowest."""
+    return np.ascontiguousarray(codes[:, 0::2] | codes[:, 1::2] << 4).view("<i4")
+
+
+def _along_inputs(source: Source, settings: Settings) -> Array:
+    """Return qweight int32 [in / 8, out]: the words of rows of codes, turned."""
+    outputs, inputs = source.shape
+    made = np.empty((inputs // 8, outputs), "<i4")
+    for start in range(0, outputs, _ROWS):
+        stop = min(start + _ROWS, outputs)
+        made[:, start:stop] = source.codes(start, stop).view("<i4").T
+    return made
+
+
+def _along_outputs(source: Source, settings: Settings) -> Array:
+    """Return qweight int32 [in, out / 8] in AWQ's order."""
+    outputs, inputs = source.shape
+    made = np.empty((inputs, outputs // 8), "<i4")
+    step = _ROWS
+    for start in range(0, outputs, step):
+        stop = min(start + step, outputs)
+        made[:, start // 8 : stop // 8] = _turned(source.codes(start, stop))
+    return made
+
+
+def _turned(held: Array) -> Array:
+    """Return codes [outputs, in / 2], two a byte, as AWQ's words [in, outputs / 8]."""
+    eight = held.reshape(-1, 8, held.shape[1])  # outputs of a word
+    words = np.zeros((len(eight), held.shape[1], 2), "<u4")  # by byte: the even input, the odd one
+    for place, output in enumerate(_ORDER):
+        codes = eight[:, output].astype("<u4")
+        words[..., 0] |= (codes & 15) << np.uint32(4 * place)
+        words[..., 1] |= codes >> 4 << np.uint32(4 * place)
+    found: Array = words.reshape(len(eight), -1).T.view("<i4")
+    return found
+
+
+def _scales(source: Source, settings: Settings) -> Array:
+    return np.ascontiguousarray(source.groups.scale.T)
+
+
+def _index(source: Source, settings: Settings) -> Array:
+    return (np.arange(source.shape[1]) // settings.size).astype("<i4")
+
+
+def _gptq_section(settings: Settings, left_out: Sequence[str]) -> Mapping[str, Any]:
+    """Return GPTQ's section; what is left out besides the head are GPTQModel's negative rules."""
+    rules: dict[str, Any] = {f"-:^{_quoted(name)}$": {} for name in left_out if name != "lm_head"}
+    return {
+        "quantization_config": {
+            "bits": 4, "group_size": settings.size, "desc_act": False, "sym": True,
+            "quant_method": "gptq",
+            "checkpoint_format": "gptq" if settings.version == 1 else "gptq_v2",
+            "lm_head": False, **({"dynamic": rules} if rules else {}),
+        }
+    }  # fmt: skip
+
+
+def _quoted(name: str) -> str:
+    return name.replace(".", r"\.")
+
+
+def _awq_section(settings: Settings, left_out: Sequence[str]) -> Mapping[str, Any]:
+    return {
+        "quantization_config": {
+            "quant_method": "awq", "zero_point": True, "group_size": settings.size, "bits": 4,
+            "version": "gemm", "modules_to_not_convert": list(left_out) or None,
+        }
+    }  # fmt: skip
+
+
+GPTQ = Writer(
+    encoding="GPTQ",
+    choose=_symmetric,
+    codes=integer_codes,
+    hold=_hold_from_one,
+    tensors={
+        ".qweight": Tensor("I32", lambda out, columns, n: (columns // 8, out), _along_inputs),
+        ".qzeros": Tensor("I32", lambda out, columns, n: (n, out // 8),
+                          lambda source, s: _joined(_zeros(source) - (s.version == 1))),
+        ".scales": Tensor("F16", lambda out, columns, n: (n, out), _scales),
+        ".g_idx": Tensor("I32", lambda out, columns, n: (columns,), _index),
+    },
+    section=_gptq_section,
+    scales="F16",
+)  # fmt: skip
+AWQ = Writer(
+    encoding="AWQ",
+    choose=_affine,
+    codes=integer_codes,
+    hold=_hold,
+    tensors={
+        ".qweight": Tensor("I32", lambda out, columns, n: (columns, out // 8), _along_outputs),
+        ".qzeros": Tensor("I32", lambda out, columns, n: (n, out // 8),
+                          lambda source, s: _joined(_mixed(_zeros(source)))),
+        ".scales": Tensor("F16", lambda out, columns, n: (n, out), _scales),
+    },
+    section=_awq_section,
+    scales="F16",
+)  # fmt: skip
+
+
+def _mixed(codes: Array) -> Array:
+    """Return codes [rows, outputs] in the order of AWQ's words."""
+    found: Array = codes.reshape(len(codes), -1, 8)[:, :, list(_ORDER)]
+    return found.reshape(len(codes), -1)

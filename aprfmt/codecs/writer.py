@@ -1,0 +1,154 @@
+"""What a writer is: one way of storing a weight in the several tensors of a dialect.
+
+A writer rounds values to the nearest on the scales that its library would choose without
+calibration, or takes codes and numbers of groups from a repack; either way the same rows
+lay them out. The table is in `writers.py`. Parts are made one at a time, so that a large weight is
+never held twice.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aprfmt.codecs import decode, encode
+from aprfmt.codecs.base import F32, U8, Array
+from aprfmt.codecs.dialect import StoredPart
+from aprfmt.codecs.grids import Groups, Source
+from aprfmt.codecs.repacks import Judged
+from aprfmt.errors import CodecError
+
+_ROWS = 1 << 20  # elements looked at in one step
+
+
+class Settings(NamedTuple):
+    """How a weight is written: inputs under a scale, the encoding of scales, a layout's version.
+
+    `activations` says that scales of inputs stand beside every weight.
+    """
+
+    size: int
+    scales: str
+    version: int = 1
+    activations: bool = False
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One stored tensor of a weight: `shape(outputs, inputs, groups)`, and how it is made.
+
+    `encoding` is "" where it is that of the scales.
+    """
+
+    encoding: str
+    shape: Callable[[int, int, int], tuple[int, ...]]
+    make: Callable[[Source, Settings], Array]
+
+
+@dataclass(frozen=True)
+class Writer:
+    """One way of storing a weight [out, in].
+
+    `encoding` is the dialect's row of the encoding table. `choose(values, settings)` gives the
+    numbers of groups as they are stored, `codes(values, groups)` the codes under them, as a Source
+    has them. `hold(groups, settings)` gives numbers of a repack as they can be stored here, or
+    raises CodecError. `tensors` are by suffix, the main part first; `section(settings, left_out)`
+    are the keys of config.json, and `files` more texts beside it.
+    """
+
+    encoding: str
+    choose: Callable[[F32, Settings], Groups]
+    codes: Callable[[F32, Groups], U8]
+    hold: Callable[[Groups, Settings], Groups]
+    tensors: Mapping[str, Tensor]
+    section: Callable[[Settings, Sequence[str]], Mapping[str, Any]]
+    files: Callable[[Settings, Sequence[str]], Mapping[str, Any]] = lambda settings, left_out: {}
+    scales: str = ""  # their encoding where it is not the weight's own
+
+    @property
+    def main(self) -> str:
+        """The suffix of the tensor that holds the codes."""
+        return next(iter(self.tensors))
+
+    def stored(self, shape: Sequence[int], settings: Settings) -> Mapping[str, StoredPart]:
+        """Return the stored tensors of a weight by suffix, without their bytes."""
+        outputs, inputs = shape
+        return {
+            suffix: StoredPart(
+                b"", row.encoding or settings.scales,
+                row.shape(outputs, inputs, inputs // settings.size),
+            )
+            for suffix, row in self.tensors.items()
+        }  # fmt: skip
+
+    def part(self, source: Source, suffix: str, settings: Settings) -> bytes:
+        """Return the bytes of one stored tensor."""
+        row = self.tensors[suffix]
+        made = np.ascontiguousarray(row.make(source, settings))
+        if made.dtype == np.float32 and (row.encoding or settings.scales) != "F32":
+            return encode(row.encoding or settings.scales, made)[""]
+        return made.tobytes()
+
+    def rounded(self, values: F32, settings: Settings) -> Source:
+        """Return values rounded to the nearest code; CodecError where they are no weight for it."""
+        outputs, inputs = values.shape
+        if inputs % settings.size:
+            raise CodecError(f"rows of {inputs} are no whole number of groups of {settings.size}")
+        wrong = ~np.isfinite(values)
+        if wrong.any():
+            at = [int(index) for index in np.argwhere(wrong)[0]]
+            raise CodecError(f"holds {values[tuple(at)]} at {at}, expected finite numbers")
+        with np.errstate(all="ignore"):
+            groups = self.choose(values, settings)
+
+        def codes(start: int, stop: int) -> U8:
+            step, made = max(1, _ROWS // max(inputs, 1)), []
+            with np.errstate(all="ignore"):
+                for at in range(start, stop, step):
+                    end = min(at + step, stop)
+                    made.append(self.codes(values[at:end], groups.rows(at, end)))
+            return made[0] if len(made) == 1 else np.concatenate(made)
+
+        return Source((outputs, inputs), groups, codes)
+
+    def taken(self, source: Source, settings: Settings) -> tuple[Source, Judged]:
+        """Return a repack's source as it is stored here, and in how many groups values change.
+
+        Raises CodecError with the reason where this layout cannot hold it.
+        """
+        if len(source.shape) != 2:
+            raise CodecError(f"its shape is {list(source.shape)}, expected [out, in]")
+        if source.groups.size != settings.size:
+            raise CodecError(
+                f"its groups are of {source.groups.size} inputs, expected {settings.size}"
+            )
+        held = replace(source, groups=self.hold(source.groups, settings))
+        return held, judged(source, held)
+
+
+def judged(before: Source, after: Source) -> Judged:
+    """Count the groups in which a value changes; looks at values only where numbers differ."""
+    count = before.groups.scale.size
+    if before.groups.same(after.groups):
+        return Judged(count, 0, 0.0)
+    rows, changed, largest = before.groups.scale.shape[0], 0, 0.0
+    step = max(1, _ROWS // max(before.shape[-1], 1))
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        values = [one.values(start, stop).astype(np.float64) for one in (before, after)]
+        off = np.abs(values[0] - values[1]).reshape(-1, before.groups.size)
+        changed += int(off.any(axis=1).sum())
+        largest = max(largest, float(off.max(initial=0.0)))
+    return Judged(count, changed, largest)
+
+
+def narrowed(what: str, held: F32, encoding: str) -> F32:
+    """Return numbers rounded to an encoding, as float32; CodecError where one is beyond it."""
+    found: F32 = decode(encoding, encode(encoding, np.ascontiguousarray(held, np.float32))[""],
+                        held.shape)  # fmt: skip
+    wrong = ~np.isfinite(found)
+    if wrong.any():
+        at = [int(index) for index in np.argwhere(wrong)[0]]
+        raise CodecError(f"{what} {held[tuple(at)]} at {at} is beyond {encoding}")
+    return found

@@ -1,0 +1,52 @@
+"""The table of weights written in a dialect's tensors, and of what is laid out anew undecoded.
+
+What a writer is stands in `writer.py`; the types of `quantize` that use one are rows of
+quantizing/mixture.py.
+"""
+
+from collections.abc import Callable, Mapping
+
+from aprfmt.base.registry import Registry
+from aprfmt.codecs.grids import Source
+from aprfmt.codecs.lattice import PackedWeight
+from aprfmt.codecs.repack_sources import (
+    affine_awq,
+    affine_gptq,
+    compressed_integers,
+    compressed_micro,
+    modelopt,
+)
+from aprfmt.codecs.writer import Writer
+from aprfmt.errors import CodecError
+
+Read = Callable[[PackedWeight, str], Source]
+# What is laid out anew without decoding: encoding read -> encodings written. Blocks of GGUF are
+# read by repack_blocks.
+PAIRS: Mapping[str, tuple[str, ...]] = {
+    "Q4_0": ("COMPRESSED_PACKED", "GPTQ", "AWQ", "MLX"),
+    "Q4_1": ("MLX",),
+    "NVFP4": ("MODELOPT", "COMPRESSED_PACKED_FLOAT"),
+    "GPTQ": ("AWQ", "COMPRESSED_PACKED"),
+    "AWQ": ("GPTQ", "COMPRESSED_PACKED"),
+    "COMPRESSED_PACKED": ("GPTQ", "AWQ"),
+    "MODELOPT": ("COMPRESSED_PACKED_FLOAT",),
+    "COMPRESSED_PACKED_FLOAT": ("MODELOPT",),
+}
+READS: Mapping[str, Read] = {
+    "GPTQ": affine_gptq, "AWQ": affine_awq, "COMPRESSED_PACKED": compressed_integers,
+    "MODELOPT": modelopt, "COMPRESSED_PACKED_FLOAT": compressed_micro,
+}  # fmt: skip
+
+WRITERS: Registry[Writer] = Registry(
+    "writers",
+    {
+        "COMPRESSED-INT4": "aprfmt.codecs.write_compressed:INT4",
+        "COMPRESSED-FP8": "aprfmt.codecs.write_compressed:FP8",
+        "COMPRESSED-NVFP4": "aprfmt.codecs.write_micro:COMPRESSED",
+        "MODELOPT-NVFP4": "aprfmt.codecs.write_micro:MODELOPT",
+        "GPTQ": "aprfmt.codecs.write_words:GPTQ",
+        "AWQ": "aprfmt.codecs.write_words:AWQ",
+        "MLX": "aprfmt.codecs.write_mlx:MLX",
+    },
+    CodecError,
+)

@@ -1,0 +1,276 @@
+"""Weights that are written in a dialect's several tensors: rounded, or put there undecoded.
+
+Which dialect and how, the scheme says (`packing` of the options). A weight whose codes stand in
+blocks, or in another dialect, on the very grid that is asked for keeps its codes: that is no second
+quantization.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.base.encodings import encoding
+from aprfmt.base.protocols import TensorInfo
+from aprfmt.conversion.options import Options
+from aprfmt.conversion.outputs import Output
+from aprfmt.conversion.packed import Packed, has_companions
+from aprfmt.conversion.repacking import ScaledTensor
+from aprfmt.errors import CodecError, ConversionError
+from aprfmt.quantizing.mixture import EMBEDDINGS, base_name
+from aprfmt.tensors.runs import Bytes
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.grids import Source
+    from aprfmt.codecs.repacks import Judged
+    from aprfmt.codecs.writer import Settings, Writer
+    from aprfmt.model import Model
+
+HEAD = "lm_head"
+_FLOATS = ("F32", "F16", "BF16")
+_CHUNK = 1 << 22  # elements compared at a time
+_ACTIVATIONS = "input_scale"  # stands beside ModelOpt's weights where calibration gave it
+
+
+@dataclass
+class Sources:
+    """The weight whose grid was made last, so that only one's is in memory."""
+
+    name: str = ""
+    source: "Source | None" = None
+
+
+@dataclass(eq=False)
+class InDialect(Packed):
+    """One weight to be stored in a dialect's tensors."""
+
+    writer: "Writer" = field(kw_only=True)
+    settings: "Settings" = field(kw_only=True)
+    output: Output = field(kw_only=True)
+    latest: Sources = field(kw_only=True)
+    beside: Mapping[str, bytes] = field(kw_only=True, default_factory=dict)  # float32 numbers
+
+    def part(self, suffix: str) -> bytes:
+        """Return one stored tensor's bytes."""
+        if suffix.lstrip(".") in self.beside:
+            return self.beside[suffix.lstrip(".")]
+        try:
+            made = self.writer.part(self.source(), suffix or self.writer.main, self.settings)
+        except CodecError as error:
+            raise ConversionError(f"{self.name}: {error}") from error
+        if not suffix and not self.counted:
+            self._count()
+        return made
+
+    def source(self) -> "Source":
+        """Return the weight's codes and numbers as they will be stored."""
+        if self.latest.name != self.name or self.latest.source is None:
+            self.latest.name, self.latest.source = self.name, self._made()
+        return self.latest.source
+
+    def _made(self) -> "Source":
+        found = kept_codes(self.output, self.writer, self.settings)
+        if not isinstance(found, str):
+            self.judged = found[1]
+            return found[0]
+        try:
+            return self.writer.rounded(self.make(), self.settings)
+        except CodecError as error:
+            raise ConversionError(f"{self.name}: {error}") from error
+
+    def _count(self) -> None:
+        """Count the values that rounding changed; those of a repack are counted by groups."""
+        self.counted = True
+        if self.judged is not None:
+            return
+        source, values = self.source(), self.make()
+        step = max(1, _CHUNK // max(self.shape[1], 1))
+        for start in range(0, self.shape[0], step):
+            stop = min(start + step, self.shape[0])
+            self.counts.add(values[start:stop], source.values(start, stop))
+
+    def infos(self, main: str) -> dict[str, TensorInfo]:
+        """Return the stored tensors by suffix, "" being the main one: `main` plays no part."""
+        stem = self.name.removesuffix(".weight")
+        found = {}
+        stored = dict(self.writer.stored(self.shape, self.settings))
+        for suffix, part in stored.items():
+            row = encoding(part.encoding)
+            found[suffix if suffix != self.writer.main else ""] = TensorInfo(
+                stem + suffix, part.shape, part.encoding, 0, row.nbytes(part.shape),
+                row.row_bytes(part.shape),
+            )  # fmt: skip
+        for name, data in self.beside.items():
+            shape = () if len(data) == 4 else (len(data) // 4,)
+            found[f".{name}"] = TensorInfo(f"{stem}.{name}", shape, "F32", 0, len(data), None)
+        self.nbytes = sum(info.nbytes for info in found.values())
+        return found
+
+
+def writer_of(options: Options) -> "Writer | None":
+    """Return the writer that a scheme names; None where it names none."""
+    from aprfmt.codecs.writers import WRITERS
+
+    return None if options.writer is None else WRITERS[options.writer]
+
+
+def in_dialect(
+    output: Output, writer: "Writer", options: Options, dtype: str, latest: Sources
+) -> InDialect:
+    """Return a weight as it will be stored; `dtype` is that of its scales where nothing says it."""
+    if len(output.info.shape) != 2:
+        raise ConversionError(
+            f"{output.info.name}: has shape {list(output.info.shape)}; {writer.encoding} stores "
+            "matrices [out, in]: leave it as it is with --tensor PATTERN=ENCODING"
+        )
+    return InDialect(
+        output.info.name, writer.encoding, output.info.shape, output.make, writer=writer,
+        settings=_settings(output, writer, options, dtype), output=output, latest=latest,
+        beside=_beside(output, writer),
+    )  # fmt: skip
+
+
+def _settings(output: Output, writer: "Writer", options: Options, dtype: str = "F32") -> "Settings":
+    """Return how a weight is written. Its scales have its own dtype where the layout leaves it."""
+    from aprfmt.codecs.writer import Settings
+
+    size = options.packing.get("size") or output.info.shape[-1]
+    scales = writer.scales or _scales_of(output) or dtype
+    return Settings(size, scales, options.packing.get("version", 1), bool(_beside(output, writer)))
+
+
+def _scales_of(output: Output) -> str:
+    """Return a float weight's own encoding, or that of a packed one's scales (blocks': F16)."""
+    if output.source_encoding in _FLOATS:
+        return output.source_encoding
+    if output.runs is not None:
+        return "F16"
+    parts = output.sources[0].parts if len(output.sources) == 1 else {}
+    found = (part.info.encoding for key, part in parts.items() if key.endswith(("scale", "scales")))
+    return next((name for name in found if name in _FLOATS), "")
+
+
+def _beside(output: Output, writer: "Writer") -> Mapping[str, bytes]:
+    """Return the scales of activations that stand beside a weight, where the layout has them."""
+    one = output.sources[0] if len(output.sources) == 1 else None
+    if not isinstance(one, ScaledTensor) or writer.encoding != "MODELOPT":
+        return {}
+    held = one.beside.get(_ACTIVATIONS)
+    return {} if held is None else {_ACTIVATIONS: held}
+
+
+def kept_codes(
+    output: Output, writer: "Writer", settings: "Settings"
+) -> "tuple[Source, Judged] | str":
+    """Return a weight's own codes laid out anew and how exact that is, or why it cannot be."""
+    from aprfmt.codecs.writers import PAIRS, READS
+
+    if writer.encoding not in PAIRS.get(output.source_encoding, ()):
+        return ""
+    try:
+        if output.source_encoding not in READS:
+            return writer.taken(_of_runs(output), settings)
+        one = output.sources[0] if len(output.sources) == 1 else None
+        if one is None or one.packed is None or output.steps or one.info.shape != output.info.shape:
+            return "its rows are laid out anew"
+        source = READS[output.source_encoding](one.packed(), "NVFP4")
+        return writer.taken(source, settings)
+    except CodecError as error:
+        return str(error)
+
+
+def _check_alone(
+    outputs: Sequence[Output], model: "Model", writer: "Writer", options: Options
+) -> None:
+    """Raise ConversionError where packed weights would stay what they are, or be of two kinds."""
+    parts = {id(part): view for view in model.values() for part in view.parts.values()}
+    for output in outputs:
+        if has_companions(output.info.encoding):
+            raise ConversionError(
+                f"{output.info.name}: {output.info.encoding} beside {options.quantize} is a folder "
+                "that no library loads; choose a plain float for it"
+            )
+        stays = next((parts[id(one)] for one in output.sources if id(one) in parts), None)
+        if stays is not None:
+            raise ConversionError(
+                f"{model.path}: {stays.name} is packed as {stays.encoding} already and would stay "
+                f"so beside {options.quantize}; start from the float model, or decode it with "
+                "--tensor PATTERN=BF16"
+            )
+
+
+def _of_runs(output: Output) -> "Source":
+    import numpy as np
+
+    from aprfmt.codecs.repack_blocks import of_blocks
+
+    row = encoding(output.source_encoding).row_bytes(output.info.shape)
+    if output.runs is None or row is None or len(output.info.shape) != 2:
+        raise CodecError("its rows are laid out anew")
+    data, size = Bytes(output.runs), row
+    scales = {one.beside.get("scale", b"") for one in output.sources
+              if isinstance(one, ScaledTensor)}  # fmt: skip
+    if len(scales) > 1 or (scales and len(output.sources) > 1):
+        raise CodecError("it is made of tensors with scales of their own")
+    held = next(iter(scales), b"")
+    return of_blocks(
+        output.source_encoding, output.info.shape,
+        lambda start, stop: data.window(start * size, stop * size),
+        np.frombuffer(held, "<f4") if held else None,
+    )  # fmt: skip
+
+
+def keep_codes(
+    outputs: Sequence[Output], model: "Model", options: Options
+) -> tuple[set[str], dict[str, str]]:
+    """Return the names of outputs whose codes are kept, and why those of others are not.
+
+    Raises ConversionError where values would change by it, unless --allow-inexact is given, and
+    for weights that no configuration could describe beside the others.
+    """
+    writer, path = writer_of(options), model.path
+    if writer is not None:
+        _check_alone(outputs, model, writer, options)
+    kept: dict[str, Judged] = {}
+    reasons: dict[str, str] = {}
+    for output in outputs if writer is not None else ():
+        assert writer is not None
+        if output.info.encoding != writer.encoding or output.source_encoding == writer.encoding:
+            continue
+        found = kept_codes(output, writer, _settings(output, writer, options))
+        if isinstance(found, str):
+            reasons[output.info.name] = found
+        else:
+            kept[output.info.name] = found[1]
+    changed = {name: one for name, one in kept.items() if one.inexact}
+    if changed and not options.allow_inexact:
+        worst = max(changed, key=lambda name: changed[name].largest)
+        raise ConversionError(
+            f"{path}: {sum(one.inexact for one in changed.values())} of "
+            f"{sum(one.groups for one in changed.values())} groups in {len(changed)} weights "
+            f"change when their codes are kept as {options.quantize}, by at most "
+            f"{changed[worst].largest:.3g} ({worst}); accept it with --allow-inexact"
+        )
+    return set(kept), reasons
+
+
+def claims(outputs: Sequence[Output]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return what config.json says of weights in a dialect, and the files beside it, as JSON.
+
+    Modules that are left as they are: every other matrix but embeddings.
+    """
+    held = [one.part.packed for one in outputs if one.part is not None]
+    packed = [one for one in held if isinstance(one, InDialect)]
+    left = [one for one in outputs if one.part is None and _is_module(one)]
+    every = all(one.beside for one in packed)
+    settings = packed[0].settings._replace(activations=every)
+    names = [one.info.name.removesuffix(".weight") for one in left]
+    if not any(base_name(one.role)[0] == "output" for one in outputs if one.role):
+        names.append(HEAD)  # tied: a module all the same
+    writer = packed[0].writer
+    return writer.section(settings, names), writer.files(settings, names)
+
+
+def _is_module(output: Output) -> bool:
+    """Say whether a tensor is the weight of a Linear, as far as names tell, the head included."""
+    base, suffix, _ = base_name(output.role or output.info.name)
+    return suffix == "weight" and len(output.info.shape) == 2 and base not in EMBEDDINGS
