@@ -89,7 +89,8 @@ def _encodings() -> dict[str, str]:
     found = {}
     for name, row in every().items():
         if not row.known:
-            found[name] = f"ggml id {row.ggml}. {row.removed}." if row.removed else _SEVERAL
+            size = f" {row.measure}." if row.measure else ""
+            found[name] = f"ggml id {row.ggml}.{size} {row.removed}." if row.removed else _SEVERAL
             continue
         codes = [
             f"{label} {code}"
@@ -102,6 +103,7 @@ def _encodings() -> dict[str, str]:
             f"{row.block_size} elements in {row.type_size} bytes, {row.bits_per_weight:g} bits a "
             f"weight; {', '.join(codes) or 'no code of its own in any container'}."
             + (" Blocks run over the flattened tensor." if row.flat else "")
+            + (f" In front of each row stands {row.row_layout}." * bool(row.row_layout))
             + (f" A block is {row.layout} (numbers and their bytes, in order)." * bool(row.layout))
         )
     return found

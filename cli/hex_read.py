@@ -71,12 +71,18 @@ def tensor_blocks(model: Path, name: str, first: int, count: int) -> dict[str, A
         if not row.known or not info.nbytes:
             raise UsageError(f"{info.name}: {info.encoding} has no blocks to show; use --offset")
         size = row.type_size if row.block_size > 1 else 16 // row.type_size * row.type_size
+        line = info.row_bytes if row.row_header else None
         total = -(-(info.nbytes - row.header) // size)
+        if line:
+            each = (line - row.row_header) // size  # blocks of a row
+            total = info.nbytes // line * each
         if first >= total:
             raise UsageError(f"{info.name}: --block {first}, the tensor has {total} blocks")
         rows = []
         for i in range(first, min(total, first + count)):
             start = row.header + i * size
+            if line:
+                start = i // each * line + row.row_header + i % each * size
             raw = bytes(tensor.raw(start, min(start + size, info.nbytes)))
             rows.append(
                 {"block": i, "offset": info.offset + start, **block_row(info.encoding, raw)}
@@ -102,7 +108,7 @@ def block_row(encoding: str, raw: bytes) -> dict[str, Any]:
                  "value": np.asarray(record[field]).reshape(-1)[:8].tolist()}
             )  # fmt: skip
     values: list[Any] | None = None
-    if reference.parts == ("",):
+    if reference.parts == ("",) and not reference.row.row_header:
         count = len(raw) // reference.type_size * reference.block_size
         values = decode(encoding, {"": raw}, (count,)).tolist()
     return {"bytes": raw.hex(), "fields": fields, "values": values}

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
+from aprfmt.base.forks import DECODED, MEASURED, Measure
 from aprfmt.errors import CodecError
 
 K = TypeVar("K")
@@ -58,8 +59,9 @@ class Encoding:
     `ggml`, `safetensors` and `apr` are the codes of the three containers, where they have one;
     `file_type` is the general.file_type of a GGUF that is mostly of it (enum llama_ftype).
     `layout` is the byte map of a block (see `members`), which decoding, byte swapping, bounds and
-    explanations go by. `claim` is for a weight stored in several tensors: a tensor W is one where
-    `W.CLAIM` stands beside it; its codec names the others.
+    explanations go by; `row_layout` that of what stands before the blocks of each row. `claim` is
+    for a weight stored in several tensors: a tensor W is one where `W.CLAIM` stands beside it; its
+    codec names the others.
     """
 
     name: str
@@ -71,7 +73,9 @@ class Encoding:
     apr: int | None = None
     flat: bool = False
     header: int = 0
-    removed: str = ""  # the sentence for a type that ggml dropped
+    removed: str = ""  # why it is not decoded: ggml dropped it, or a fork interleaves its rows
+    measure: Measure | None = None  # of a type that is copied, not decoded
+    row_layout: str = ""
     layout: str = ""
     file_type: int | None = None
     claim: str = ""
@@ -97,7 +101,13 @@ class Encoding:
                 f"{self.name} rows must be a multiple of {self.block_size} elements, "
                 f"found {row} in shape {list(shape)}"
             )
-        return count // self.block_size * self.type_size
+        rows = count // row if row else 0
+        return rows * self.row_header + count // self.block_size * self.type_size
+
+    @property
+    def row_header(self) -> int:
+        """Bytes in front of the blocks of each row."""
+        return _width(self.row_layout)
 
     def row_bytes(self, shape: Sequence[int]) -> int | None:
         """Return the bytes of one row (last axis), or None where rows are not separable."""
@@ -106,7 +116,7 @@ class Encoding:
         row = shape[-1] if shape else 1
         if row % self.block_size:
             return None
-        return row // self.block_size * self.type_size
+        return self.row_header + row // self.block_size * self.type_size
 
     @property
     def bits_per_weight(self) -> float:
@@ -114,10 +124,14 @@ class Encoding:
         return 8 * self.type_size / self.block_size if self.known else 0.0
 
 
+@cache
+def _width(layout: str) -> int:
+    return sum(width for _, width in numbers(layout))
+
+
 def block(name: str, block_size: int, layout: str, **codes: Any) -> Encoding:
     """Return the row of an encoding whose blocks have this layout, and so many bytes."""
-    size = sum(width for _, width in numbers(layout))
-    return Encoding(name, block_size, size, layout=layout, **codes)
+    return Encoding(name, block_size, _width(layout), layout=layout, **codes)
 
 
 def _plain(
@@ -192,6 +206,12 @@ _ROWS: tuple[Encoding, ...] = (
     _ggml("NVFP4", 64, "d:4u1 qs:32u1", 40, 39),
     _ggml("Q1_0", 128, "d:f2 qs:16u1", 41, 40),
     _ggml("Q2_0", 64, "d:f2 qs:16u1", 42, 41),
+    # ik_llama.cpp's: some with a header in front of every row, some only measured and copied.
+    *(_ggml(name, n, layout, id, row_layout=row) for name, n, layout, id, row in DECODED),
+    *(
+        Encoding(name, 0, 0, ggml=id, removed=why, measure=measure)
+        for name, id, measure, why in MEASURED
+    ),
     _plain("U8", 1, "uint8", None, 7),
     _plain("U16", 2, "uint16", None, None),
     _plain("U32", 4, "uint32", None, None),

@@ -43,6 +43,9 @@ WARNINGS: Mapping[str, str] = {
     "refuses such a file, aprfmt reads it. `aprfmt convert FILE OUT` puts it right.",
     "unknown_type": "tensors are of a ggml type that this version cannot decode: a fork's, or one "
     "that was removed. Their bytes are kept as they are.",
+    "contested_type": "two forks gave one ggml type id to different types. The line says which the "
+    "bytes between tensors, or a key of the file, speak for; what is not upstream's is copied as "
+    "it is.",
     "carried_tensors": "the file's table of tensors in encodings of other formats does not fit "
     "what is stored; those tensors stay under their stored names.",
     "unproven": "the repaired file has bytes of the broken one that neither a digest nor a "

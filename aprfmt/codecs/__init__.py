@@ -30,6 +30,13 @@ _ONE_A_FILE = (
     "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "Q1_0", "Q2_0",
     "APR_Q4", "APR_Q8", "NF4", "FP4", "F4",
 )  # fmt: skip
+# ik_llama.cpp's, a file a family
+_FORKED = {
+    "iqk": ("IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K", "Q6_0"),
+    "iqk_rows": ("IQ2_KS", "IQ3_KS", "IQ4_KS", "IQ5_KS", "IQ4_KSS", "IQ2_KL", "IQ1_BN", "IQ2_BN",
+                 "Q8_KV"),
+    "iqk_trellis": ("IQ1_KT", "IQ2_KT", "IQ3_KT", "IQ4_KT"),
+}  # fmt: skip
 _F8 = ("E4M3", "E5M2", "E4M3FNUZ", "E5M2FNUZ", "E8M0")
 _F6 = ("E2M3", "E3M2")
 
@@ -37,6 +44,7 @@ CODECS: "Registry[Codec]" = Registry(
     "codecs",
     {name: f"aprfmt.codecs.plain:{name}" for name in _PLAIN}
     | {name: f"aprfmt.codecs.{name.lower()}:CODEC" for name in _ONE_A_FILE}
+    | {n: f"aprfmt.codecs.{file}:{n}" for file, names in _FORKED.items() for n in names}
     | {f"F8_{kind}": f"aprfmt.codecs.fp8:{kind}" for kind in _F8}
     | {f"F6_{kind}": f"aprfmt.codecs.f6:{kind}" for kind in _F6},
     CodecError,
@@ -65,6 +73,8 @@ def codec(encoding: str) -> "Codec":
     if encoding in CODECS:
         return CODECS[encoding]
     row = encoding_row(encoding)
+    if row.measure is not None:
+        raise UnsupportedError(f"{encoding} ({row.measure}): copied, not decoded: {row.removed}")
     why = row.removed or (
         "" if row.known else "its layout is not known to us; bytes can be copied, not decoded"
     )
@@ -85,13 +95,19 @@ def decode_into(
     `out` yet, see `parallel.STORE_FRESH`) are for native kernels. Raises CodecError when lengths
     do not fit.
     """
+    parts = raw if isinstance(raw, Mapping) else {"": raw}
+    _fill(codec(encoding), parts, out, threads, fresh)
+
+
+def _fill(
+    reference: "Codec", parts: "Mapping[str, Bytes]", out: "Array", threads: int, fresh: bool
+) -> None:
     from aprfmt.codecs.base import check_out
     from aprfmt.codecs.parallel import STORE_BY_SIZE, STORE_FRESH
 
     store = STORE_FRESH if fresh else STORE_BY_SIZE
-    parts = raw if isinstance(raw, Mapping) else {"": raw}
-    reference, native = codec(encoding), native_kernels() if out.size else None
-    check_out(encoding, out, reference.dtype)
+    native = native_kernels() if out.size else None
+    check_out(reference.name, out, reference.dtype)
     if native is None:
         reference.decode(parts, out)
     else:
@@ -113,13 +129,14 @@ def decode(
     """
     import numpy as np
 
-    from aprfmt.codecs.base import check_length, part
+    from aprfmt.codecs.base import check_length, is_padded, part
 
-    reference = codec(encoding)
     count, columns = math.prod(shape), shape[-1] if shape else 1
-    if row_bytes is None or columns * reference.type_size == row_bytes * reference.block_size:
+    reference = codec(encoding).of_rows(columns)
+    if row_bytes is None or not is_padded(reference.row, columns, row_bytes):
         flat = np.empty(count, reference.dtype)
-        decode_into(encoding, raw, flat, threads=threads, fresh=True)
+        parts = raw if isinstance(raw, Mapping) else {"": raw}
+        _fill(reference, parts, flat, threads, True)
         try:
             return flat.reshape(shape)
         except ValueError:  # without elements, but with axes whose product numpy cannot count
@@ -154,7 +171,7 @@ def decode_chunked(
     """
     from aprfmt.codecs.base import check_out, pieces
 
-    reference = codec(encoding)
+    reference = codec(encoding).of_rows(shape[-1] if shape else 1)
     check_out(encoding, out, reference.dtype)
     parts = raw if isinstance(raw, Mapping) else {"": raw}
     for piece, stored, kept in pieces(reference, parts, shape, out.size, row_bytes):
@@ -163,7 +180,7 @@ def decode_chunked(
             raise CodecError(
                 f"{encoding}: the output holds {out.size} elements, expected {count} or more"
             )
-        decode_into(encoding, piece, out[:count])
+        _fill(reference, piece, out[:count], 1, False)
         rows = out[:count].reshape(stored)
         if kept == stored[1]:
             yield out[:count]

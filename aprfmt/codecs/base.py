@@ -62,6 +62,10 @@ class Codec:
         """Bytes an encoded block."""
         return self.row.type_size
 
+    def of_rows(self, columns: int) -> "Codec":
+        """Return the codec of rows of so many elements; itself where blocks stand alone."""
+        return self
+
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
         """Fill `out` (1-D, C-contiguous, of `dtype`, one entry an element).
 
@@ -360,6 +364,11 @@ def d_times(block: Blocks, scales: Array) -> F32:
     return found
 
 
+def is_padded(row: Encoding, columns: int, row_bytes: int) -> bool:
+    """Say whether rows of so many bytes hold more than the blocks of their columns."""
+    return (row_bytes - row.row_header) * row.block_size != columns * row.type_size
+
+
 def pieces(
     codec: Codec,
     raw: Mapping[str, Bytes],
@@ -373,7 +382,7 @@ def pieces(
     """
     count, columns = math.prod(shape), shape[-1] if shape else 1
     block, size = codec.block_size, codec.type_size
-    if row_bytes is not None and columns * size != row_bytes * block:
+    if row_bytes is not None and is_padded(codec.row, columns, row_bytes):
         rows, width = count // max(columns, 1), row_bytes // size * block
         check_length(codec.name, row_bytes, -(-columns // block) * size, f"{columns} elements")
         main = part(codec.name, raw)

@@ -163,10 +163,15 @@ def element_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> list[
         row = encoding_row(info.encoding)
         if not row.known or row.flat or move.start % row.block_size or move.count % row.block_size:
             return None
-        if info.nbytes * row.block_size != math.prod(info.shape) * row.type_size:
+        unit, width = row.block_size, row.type_size
+        if row.row_header:  # the scale of a row goes with it
+            unit, width = info.shape[-1] if info.shape else 1, info.row_bytes or 0
+            if move.start % unit or move.count % unit:
+                return None
+        if info.nbytes * unit != math.prod(info.shape) * width:
             return None  # padded rows: elements and bytes do not run in step
-        start = move.start // row.block_size * row.type_size
-        size = move.count // row.block_size * row.type_size
+        start = move.start // unit * width
+        size = move.count // unit * width
         last = runs[-1] if runs else None
         if last and last.tensor is stored[move.source] and last.start + last.nbytes == start:
             runs[-1] = Run(last.tensor, last.start, last.nbytes + size)

@@ -46,7 +46,8 @@ def _check_bytes(name: str, codec: Codec, seed: int) -> None:
     reference: Array = np.empty(count, codec.dtype)
     codec.decode({"": raw}, reference)
     assert reference.tobytes() == values.tobytes(), f"{name}: kernel and reference differ"
-    room: Array = np.empty(2 * codec.block_size, codec.dtype)
+    least = count if row.row_header else 2 * codec.block_size  # rows are not cut
+    room: Array = np.empty(least, codec.dtype)
     pieces = [piece.copy() for piece in decode_chunked(name, raw, (count,), room)]
     joined = np.concatenate(pieces).tobytes()
     assert joined == values.tobytes(), f"{name}: pieces differ from the whole"

@@ -12,12 +12,17 @@ import numpy.typing as npt
 import pytest
 
 from aprfmt.base.encodings import ENCODINGS
+from aprfmt.base.forks import DECODED
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import Codec
 
 Array = npt.NDArray[Any]
 
-GGML_BLOCKS = [n for n, row in ENCODINGS.items() if row.ggml is not None and row.block_size > 1]
+FORKED = [name for name, *_ in DECODED]
+GGML_BLOCKS = [
+    n for n, row in ENCODINGS.items()
+    if row.ggml is not None and row.block_size > 1 and n not in FORKED
+]  # fmt: skip
 ENCODERS = [
     "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
     "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4",

@@ -144,20 +144,21 @@ def test_arrays_compare_by_bytes_or_by_elements(path: Path) -> None:
 def test_every_encoding_by_name_and_size(path: Path, row: object) -> None:
     known = [r for r in BY_GGML.values() if r is row and r.known]
     width = known[0].block_size if known else 8
-    size = 3 * known[0].type_size if known else 50
+    row_bytes = known[0].row_header + known[0].type_size if known else None
+    size = 50 if row_bytes is None else 3 * row_bytes
     ggml_id = next(code for code, found in BY_GGML.items() if found is row)
     data = bytes(range(256)) * 4
     path.write_bytes(File(data=data[:size]).tensor("t", [width, 3], ggml_id).build())
     with open_source(path) as source:
         info = source.tensors["t"].info
         assert (info.encoding, info.shape, info.nbytes) == (BY_GGML[ggml_id].name, (3, width), size)
-        assert info.row_bytes == (known[0].type_size if known else None)
+        assert info.row_bytes == row_bytes
         assert bytes(source.tensors["t"].raw()) == data[:size]
         assert bytes(source.tensors["t"].raw(1, size - 1)) == data[1 : size - 1]
 
 
 def test_there_are_43_types_upstream() -> None:
-    assert sorted(BY_GGML) == list(range(43))
+    assert sorted(number for number in BY_GGML if number < 97) == list(range(43))
 
 
 def test_unknown_type_has_its_bytes(path: Path) -> None:

@@ -40,19 +40,24 @@ class Seen:
 def windows(tensor: LazyTensor) -> Iterator[tuple[int, MemoryTensor]]:
     """Yield (first block, rows or blocks as a tensor) of a stored one, about WINDOW bytes each.
 
+    Of rows that have a scale in front, the first row.
+
     Pages behind are dropped. A header in front of the blocks (APR_Q8) is part of every window.
     """
     info = tensor.info
     row = encoding_row(info.encoding)
     count = math.prod(info.shape)
     columns = info.shape[-1] if info.shape else 1
-    if info.row_bytes and columns * row.type_size != info.row_bytes * row.block_size:
+    if info.row_bytes and columns * row.type_size != info.row_bytes * row.block_size:  # or headed
         step = max(1, WINDOW // info.row_bytes)  # rows are padded to whole blocks
         for start in range(0, count // columns, step):
             rows = min(step, count // columns - start)
             at, stop = start * info.row_bytes, (start + rows) * info.row_bytes
             part = replace(info, shape=(rows, columns), nbytes=stop - at)
-            yield at // row.type_size, MemoryTensor(part, tensor.raw(at, stop))
+            yield (
+                start if row.row_header else at // row.type_size,
+                MemoryTensor(part, tensor.raw(at, stop)),
+            )
             tensor.drop(at, stop)
         return
     header = row.header if count else 0
@@ -106,9 +111,10 @@ def _look(tensor: LazyTensor, report: Callable[[int], None]) -> Seen:
             raw = window.raw()
             if row.header and not scale and header_is_bad(info.encoding, raw[: row.header]):
                 scale = "its scale is NaN or infinite"
-            bad = None if scale else first_bad(info.encoding, raw[row.header :])
+            bad = None if scale else first_bad(info.encoding, raw[row.header :], info.row_bytes)
             if bad is not None:
-                scale = f"block {first + bad[0]} has {bad[1]}"
+                unit = "row" if row.row_header else "block"
+                scale = f"{unit} {first + bad[0]} has {bad[1]}"
             total.add_stats(tensor_stats(window))
             done += len(raw)
             report(done)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.codecs import codec
+from aprfmt.codecs.row_codec import RowCodec
 
 if TYPE_CHECKING:
     Blocks = NDArray[np.void]
@@ -18,27 +19,36 @@ if TYPE_CHECKING:
 _EXPONENTS = {2: 0x7C00, 4: 0x7F800000}  # all ones: NaN or infinity, by bytes of a float
 
 
-def first_bad(encoding: str, raw: memoryview) -> tuple[int, str] | None:
+def first_bad(
+    encoding: str, raw: memoryview, row_bytes: int | None = None
+) -> tuple[int, str] | None:
     """Return (block, what is wrong) of the first bad block in whole blocks, or None.
 
-    Encodings without scales have none. Raises UnsupportedError for one without a codec.
+    Encodings without scales have none; of those with a scale in front of every row, of
+    `row_bytes`, it is the row. Raises UnsupportedError for one without a codec.
     """
-    layout = codec(encoding).layout
+    found = codec(encoding)
+    layout = found.layout
+    if isinstance(found, RowCodec) and row_bytes:
+        rows = np.frombuffer(raw, np.uint8).reshape(-1, row_bytes)
+        heads = np.ascontiguousarray(rows[:, : found.head.itemsize]).view(found.head)
+        bad = _not_finite(heads["d"].reshape(-1))
+        return (int(np.argmax(bad)), "a scale d that is NaN or infinite") if bad.any() else None
     if layout is None or layout.names is None or layout.fields is None or not len(raw):
         return None
     blocks = np.frombuffer(raw, layout)
-    found = []
+    wrong = []
     for field in (name for name in layout.names if layout.fields[name][0].base.kind == "f"):
         bad = _not_finite(blocks[field])
         if bad.any():
-            found.append((int(np.argmax(bad)), f"{field} that is NaN or infinite"))
+            wrong.append((int(np.argmax(bad)), f"{field} that is NaN or infinite"))
     rule = RULES.get(encoding)
     if rule is not None:
         test, sentence = rule
         bad = test(blocks)
         if bad.any():
-            found.append((int(np.argmax(bad)), sentence))
-    return min(found, default=None)
+            wrong.append((int(np.argmax(bad)), sentence))
+    return min(wrong, default=None)
 
 
 def header_is_bad(encoding: str, header: memoryview) -> bool:

@@ -65,7 +65,8 @@ def _blocked(case: Case) -> Iterator[tuple[Reader, Reader, str]]:
     if case.numbers is not None or case.a.shape != case.b.shape:
         return
     for reader, other, whose in ((case.b, case.a, "B's"), (case.a, case.b, "A's")):
-        if encoding_row(reader.encoding).block_size > 1 and reader.by_row:
+        row = encoding_row(reader.encoding)
+        if row.block_size > 1 and not row.row_header and reader.by_row:
             yield reader, other, whose
 
 

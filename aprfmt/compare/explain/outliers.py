@@ -66,7 +66,7 @@ def _beyond(case: Case) -> list[tuple[int, float, float]]:
 def flipped_bit(side: Reader, other: Reader, at: list[int]) -> str | None:
     """Return, in words, the one bit whose flip repairs all these places, or None."""
     row = encoding_row(side.encoding.split("+")[0])
-    if side.row_bytes is None or len({i // row.block_size for i in at}) != 1:
+    if row.row_header or side.row_bytes is None or len({i // row.block_size for i in at}) != 1:
         return None
     flat = at[0] // row.block_size * row.block_size
     line, column = divmod(flat, side.columns)

@@ -204,9 +204,22 @@ def _damage(case: Case, text: str, more: tuple[str, ...], confirmed: bool) -> Ex
 
 def _element(case: Case, at: int) -> tuple[int, ...]:
     """Return the index of the first element a byte of the logical tensor belongs to."""
-    row = encoding_row(case.b.encoding)
-    element = at // row.type_size * row.block_size
+    element = _block(case, at)[0] * encoding_row(case.b.encoding).block_size
     return tuple(int(i) for i in np.unravel_index(element, case.shape or (1,)))
+
+
+def _block(case: Case, at: int) -> tuple[int, int]:
+    """Return the block that a byte of the logical tensor is of, and its place there.
+
+    A place below 0 is in the header in front of the block's row.
+    """
+    row = encoding_row(case.b.encoding)
+    if not row.row_header:
+        return divmod(at, row.type_size)
+    line, inside = divmod(at, case.b.row_bytes or len(case.b.bytes))
+    number, place = divmod(max(inside - row.row_header, 0), row.type_size)
+    before = line * (case.b.columns // row.block_size)
+    return before + number, place if inside >= row.row_header else inside - row.row_header
 
 
 def _elements(case: Case, places: list[int]) -> str:
@@ -219,7 +232,7 @@ def _elements(case: Case, places: list[int]) -> str:
 
 def _flip_text(case: Case, at: int, bit: int) -> str:
     row = encoding_row(case.b.encoding)
-    inside = at % row.type_size
+    inside = _block(case, at)[1]
     place = list(_element(case, at))
     if row.block_size == 1:
         index = case.b.rows, case.b.columns
@@ -228,7 +241,10 @@ def _flip_text(case: Case, at: int, bit: int) -> str:
         x, y = (float(side.take(rows)[0, flat % index[1]]) for side in (case.a, case.b))
         where = f"bit {8 * inside + bit} of the {row.name} value at {place}: {x:g} | {y:g}"
     else:
-        where = f"bit {bit} of byte {inside} of the {row.name} block at {place}"
+        of = f"byte {inside} of the {row.name} block at {place}"
+        if inside < 0:
+            of = f"byte {inside + row.row_header} of the {row.name} row's header at {place}"
+        where = f"bit {bit} of {of}"
     tensor, offset = _locate(case.b, at)
     return f"{where} (byte {offset} of {tensor})"
 

@@ -24,7 +24,7 @@ def swapper(encoding: str) -> Callable[[memoryview], bytes]:
     """
     row = encoding_row(encoding)
     size = row.type_size
-    if not (row.layout or row.numpy):
+    if not (row.layout or row.numpy) or row.row_layout:
         raise UnsupportedError(
             f"{encoding}: its block layout is not known, so big-endian data of it cannot be "
             "read; convert the file where it was made"

@@ -7,17 +7,17 @@ rest readable goes to `Parsed.faults`.
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from aprfmt.base.encodings import Encoding
 from aprfmt.base.protocols import Note, Region, TensorInfo
 from aprfmt.base.text import shorten
 from aprfmt.errors import CodecError, FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.cursor import MAX_DIMS, Cursor
 from aprfmt.formats.damage import Faults, Structure, label, report_overlap
 from aprfmt.formats.gguf import layout
+from aprfmt.formats.gguf.forked import Entry, Room, count_of, headless, settle, undecoded
 from aprfmt.formats.gguf.layout import MAX_INT64, align, encoding_of
 from aprfmt.formats.gguf.metadata import Drop, Metadata, read_metadata
 
@@ -50,16 +50,6 @@ class Parsed(Structure):
         yield 0, self.table[1]
         for info in self.infos.values():
             yield info.offset, info.offset + info.nbytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A line of the tensor table; `offset` counts from the data section."""
-
-    name: str
-    shape: tuple[int, ...]
-    row: Encoding
-    offset: int
 
 
 def parse(
@@ -105,8 +95,11 @@ def _parse(cursor: Cursor, partial: bool, drop: Drop | None) -> Parsed:
         align(cursor.offset, alignment), cursor.offset, counts=(tensors, keys),
         table=(begin, cursor.offset),
     )  # fmt: skip
-    _place(parsed, entries, partial)
-    _note_entries(parsed, entries)
+    starts = sorted({entry.offset for entry in entries})
+    room = Room(starts, cursor.size - parsed.data_offset, alignment)
+    entries, said = settle(entries, room, metadata)
+    _place(parsed, entries, room, partial)
+    _note_entries(parsed, entries, room, said)
     _check_overlap(parsed)
     _check_end(parsed, partial)
     return parsed
@@ -149,8 +142,8 @@ def _alignment(metadata: Metadata, where: str) -> int:
     return int(value)
 
 
-def _read_table(cursor: Cursor, count: int, alignment: int) -> list[_Entry]:
-    entries: list[_Entry] = []
+def _read_table(cursor: Cursor, count: int, alignment: int) -> list[Entry]:
+    entries: list[Entry] = []
     seen: set[str] = set()
     for number in range(count):
         at = cursor.offset
@@ -174,7 +167,7 @@ def _read_table(cursor: Cursor, count: int, alignment: int) -> list[_Entry]:
     return entries
 
 
-def _read_entry(cursor: Cursor, name: str, at: int, alignment: int) -> _Entry:
+def _read_entry(cursor: Cursor, name: str, at: int, alignment: int) -> Entry:
     """Read what follows the name in a line of the table that begins at `at`."""
     tensor = label(name)
     ndim = cursor.uint(4, tensor)
@@ -185,7 +178,7 @@ def _read_entry(cursor: Cursor, name: str, at: int, alignment: int) -> _Entry:
     if what := _objection(dims, ggml_id, offset, alignment):
         error = FormatError(f"{cursor.where}: {tensor} at offset {at} {what}")
         cursor.faults.add(error, name)
-    return _Entry(name, dims[::-1], encoding_of(ggml_id), offset)
+    return Entry(name, dims[::-1], encoding_of(ggml_id), offset)
 
 
 def _too_many(ndim: int) -> str:
@@ -212,9 +205,8 @@ def _countable(dims: Sequence[int]) -> bool:
     return max(dims, default=0) <= MAX_INT64 and math.prod(dims) < MAX_INT64
 
 
-def _place(parsed: Parsed, entries: Sequence[_Entry], partial: bool) -> None:
+def _place(parsed: Parsed, entries: Sequence[Entry], room: Room, partial: bool) -> None:
     """Give every tensor its bytes; one of unknown layout takes all up to the next."""
-    starts = sorted({entry.offset for entry in entries})
     for entry in entries:
         if entry.name in parsed.infos:
             continue  # stands twice
@@ -222,8 +214,11 @@ def _place(parsed: Parsed, entries: Sequence[_Entry], partial: bool) -> None:
             nbytes = 0
         elif entry.row.known:
             nbytes = _known_size(parsed, entry)
+            if short := headless(entry, nbytes, room):
+                error = FormatError(f"{parsed.where}: {label(entry.name)} {short}")
+                parsed.faults.add(error, entry.name)
         else:
-            nbytes = _gap(parsed, entry, starts, partial) if math.prod(entry.shape) else 0
+            nbytes = _gap(parsed, entry, room.starts, partial) if math.prod(entry.shape) else 0
         offset = parsed.data_offset + entry.offset
         if offset + nbytes > MAX_INT64 and entry.name not in parsed.faults.broken:
             error = FormatError(
@@ -237,7 +232,7 @@ def _place(parsed: Parsed, entries: Sequence[_Entry], partial: bool) -> None:
         )  # fmt: skip
 
 
-def _gap(parsed: Parsed, entry: _Entry, starts: Sequence[int], partial: bool) -> int:
+def _gap(parsed: Parsed, entry: Entry, starts: Sequence[int], partial: bool) -> int:
     """Return the bytes between a tensor's start and the next one's, or the end of the file."""
     after = bisect_right(starts, entry.offset)
     if after < len(starts):
@@ -253,7 +248,7 @@ def _gap(parsed: Parsed, entry: _Entry, starts: Sequence[int], partial: bool) ->
     return max(0, left)
 
 
-def _known_size(parsed: Parsed, entry: _Entry) -> int:
+def _known_size(parsed: Parsed, entry: Entry) -> int:
     try:
         return entry.row.nbytes(entry.shape)
     except CodecError as error:
@@ -262,37 +257,29 @@ def _known_size(parsed: Parsed, entry: _Entry) -> int:
     return 0
 
 
-def _note_entries(parsed: Parsed, entries: Sequence[_Entry]) -> None:
+def _note_entries(
+    parsed: Parsed, entries: Sequence[Entry], room: Room, said: Mapping[int, str]
+) -> None:
     if parsed.order == ">":
         parsed.remark("big-endian; tensor bytes are given in little-endian order")
     names = [e.name for e in entries if len(e.name.encode()) > layout.MAX_NAME_BYTES]
     if names:
         parsed.warn(
             "long_name",
-            f"{_count(names, 'tensor name')} longer than {layout.MAX_NAME_BYTES} bytes, "
+            f"{count_of(names, 'tensor name')} longer than {layout.MAX_NAME_BYTES} bytes, "
             f"which llama.cpp refuses; the first is {shorten(names[0], 100)!r}",
         )
-    strange: dict[Encoding, list[str]] = {}
-    for entry in entries:
-        if not entry.row.known and entry.name not in parsed.faults.broken:
-            strange.setdefault(entry.row, []).append(entry.name)
-    for row, names in strange.items():
-        why = row.removed or "this id is unknown; its bytes can be copied, not decoded"
-        parsed.warn(
-            "unknown_type",
-            f"{_count(names, 'tensor')} of ggml type {row.ggml} ({row.name}), the first is "
-            f"{shorten(names[0], 100)!r}: {why}; sizes are taken from the gap to the next tensor",
-        )
+    doubtful = [e for e in entries if e.row.ggml not in said and e.name not in parsed.faults.broken]
+    for text in undecoded(doubtful, room):
+        parsed.warn("unknown_type", text)
+    for text in said.values():
+        parsed.warn("contested_type", text)
     offsets = [entry.offset for entry in entries]
     if offsets != sorted(offsets) and not parsed.faults.damage:
         parsed.warn(
             "tensor_order",
             "tensors lie in another order than the table has; llama.cpp refuses such files",
         )
-
-
-def _count(names: Sequence[str], noun: str) -> str:
-    return f"1 {noun} is" if len(names) == 1 else f"{len(names)} {noun}s are"
 
 
 def _check_overlap(parsed: Parsed) -> None:
