@@ -188,7 +188,7 @@ class Workers:
                 worker.give(waiting.take())
                 if not self._ahead:
                     break
-        while waiting.first is not None and len(self._all) < self._count:
+        while len(self._all) < self._count and waiting.first is not None:
             self._all.append(_Worker(self._limits, self._heard))
             self._all[-1].give(waiting.take())
 
