@@ -5,15 +5,17 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from aprfmt.base.protocols import Note
 from aprfmt.base.text import escape as escape
 from aprfmt.base.text import guard
+
+T = TypeVar("T")
 
 
 def envelope(command: str, exit_code: int, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,6 +164,13 @@ def table(
     line(text(list(headers)), style="head")
     for number, row in enumerate(cells):
         line(text(row), style=styles.get(number, ""))
+
+
+def first(rows: Sequence[T], most: int, indent: str = "", what: str = "more") -> Iterator[T]:
+    """Yield the first rows of a list; below them a line says how many are left to --json."""
+    yield from rows[:most]
+    if len(rows) > most:
+        line(f"{indent}... {len(rows) - most} {what} (--json)", style="dim")
 
 
 def pairs(rows: Iterable[tuple[str, object]], indent: str = "  ") -> None:
