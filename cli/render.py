@@ -18,7 +18,7 @@ from aprfmt.base.text import guard
 T = TypeVar("T")
 
 
-def envelope(command: str, exit_code: int, body: Mapping[str, Any]) -> dict[str, Any]:
+def envelope(command: str, exit_code: int, body: Mapping[str, object]) -> dict[str, object]:
     """Return the object every `--json` prints: schema, command, ok, exit, then the body."""
     from aprfmt.schemas import number
 
@@ -45,7 +45,7 @@ def print_json(value: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(plain(value), ensure_ascii=True) + "\n")
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any) -> object:
     """Return plain JSON data; NaN and infinities as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -70,7 +70,7 @@ def note_flag(context: click.Context, option: click.Parameter, value: bool) -> N
 
 
 def emit(
-    body: Mapping[str, Any],
+    body: Mapping[str, object],
     exit_code: int = 0,
     show: Callable[[], None] | None = None,
     written: bool = False,

@@ -134,8 +134,8 @@ def token_ids(model: "Model", tokens: Tokens) -> tuple[list[int], str | None]:
         return check_ids(model, parse_ids(tokens.ids)), None
     if tokens.chat is not None:
         message = [{"role": "user", "content": options.text_of(tokens.chat, "--chat")}]
-        text = model.tokenizer.apply_chat_template(message, add_generation_prompt=True)
-        return check_ids(model, model.tokenizer.encode(text, add_special=False)), text
+        text, ids = model.tokenizer.chat(message)
+        return check_ids(model, ids), text
     assert tokens.prompt is not None
     prompt = options.text_of(tokens.prompt, "--prompt")
     ids = model.tokenizer.encode(prompt)
@@ -211,7 +211,7 @@ def check_ids(model: "Model", ids: list[int]) -> list[int]:
     return ids
 
 
-def run_facts(run: "Run", trace: "Trace | None" = None) -> dict[str, Any]:
+def run_facts(run: "Run", trace: "Trace | None" = None) -> dict[str, object]:
     """Return what JSON says of where it ran: requested, ran, why, backend facts, peak memory.
 
     An engine's facts are those of its trace.
