@@ -1,12 +1,11 @@
 """The pages of `aprfmt validate --html` and `aprfmt qa --html`: the verdict, then every check."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from aprfmt.cli import html
 
 
-def of_file(body: Mapping[str, Any]) -> str:
+def of_file(body: Mapping[str, object]) -> str:
     """Return the page of what `validate --json` prints (Validation.to_json)."""
     facts = {
         "file": body["subject"], "format": body["format"],
@@ -15,7 +14,7 @@ def of_file(body: Mapping[str, Any]) -> str:
     return html.page("Validation of a file", facts, {"report": body}, html.CHECKED)
 
 
-def of_gates(body: Mapping[str, Any], code: int, sentence: str) -> str:
+def of_gates(body: Mapping[str, object], code: int, sentence: str) -> str:
     """Return the page of what `qa --json` prints; `code` and `sentence` are the verdict."""
     facts = {
         "model": body["model"], "asked for": body["requested"], "ran on": body["ran"],

@@ -32,10 +32,8 @@ def show_validation(report: "Validation") -> None:
         said = "" if check.outcome == "FAIL" else render.escape(check.found, 300)
         render.line(f"{word:7}  {check.name:{width}}  {said}".rstrip(), style=styles[check.outcome])
         noted = [one.finding for one in report.findings if one.check == check.name]
-        for finding in noted[:LINES]:
+        for finding in render.first(noted, LINES, " " * 9):
             render.line("         " + render.escape(_sentence(finding, report.strict), 1000))
-        if len(noted) > LINES:
-            render.line(f"         ... {len(noted) - LINES} more (--json)")
     counts = count_outcomes(report.checks)
     verdict = report.outcome.replace("_", "-")
     render.line(

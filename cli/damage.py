@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
 
 import click
 
@@ -10,7 +9,7 @@ from aprfmt.base.protocols import Damage
 from aprfmt.cli.render import escape
 
 
-def told(damage: Iterable[Damage], *, partial: bool = False) -> tuple[list[dict[str, Any]], int]:
+def told(damage: Iterable[Damage], *, partial: bool = False) -> tuple[list[dict[str, object]], int]:
     """Say what is wrong, in one line a file; return it as plain data, and the exit code.
 
     The code is 0 where nothing is wrong. With `partial` a cut file is what the user said it is:

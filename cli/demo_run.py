@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -58,7 +57,7 @@ def plan(folder: Path) -> list[tuple[str, list[str], int]]:
     ]
 
 
-def run(folder: Path) -> list[dict[str, Any]]:
+def run(folder: Path) -> list[dict[str, object]]:
     """Run every step in this process and return what came of it."""
     from aprfmt.cli.main import group
 

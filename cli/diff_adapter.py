@@ -29,14 +29,12 @@ def show(found: "Answer", a: Path, b: Path) -> None:
     render.line(f"{names[0]} is merged into {names[1]}, of the base {names[2]}: "
                 f"{found.found} ({len(found.weights)} weights)", style=style)  # fmt: skip
     odd = [each for each in found.weights if each.found != "once"]
-    for each in odd[:_LINES]:
+    for each in render.first(odd, _LINES, "  "):
         where = f" in {render.escape(each.file)}" if each.file else ""
         render.line(
             f"  {render.escape(each.key)}{where}: {each.found} (the change {each.times:.3f} times, "
             f"{each.rest:.3g} of it unexplained)"
         )
-    if len(odd) > _LINES:
-        render.line(f"  ... {len(odd) - _LINES} more (--json)")
     if found.others:
         shown = ", ".join(render.escape(key) for key in found.others[:_LINES])
         render.line(f"  {len(found.others)} tensors differ that it does not change: {shown}")

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from aprfmt.cli import html
 from aprfmt.compare import DiffReport
@@ -24,7 +23,7 @@ def render_page(report: DiffReport, code: int) -> str:
     return html.page("Comparison of two models", facts, data, (*html.REPORT, "diff.js"))
 
 
-def _fields(rows: Sequence[FieldDiff]) -> list[dict[str, Any]]:
+def _fields(rows: Sequence[FieldDiff]) -> list[dict[str, object]]:
     """Return fields with their values as texts, cut for a table; `whole` where it decides."""
     return [
         {

@@ -45,15 +45,13 @@ def show(report: DiffReport, top: int, code: int) -> None:
 
 def _findings(findings: Sequence[CauseGroup]) -> None:
     """Say what explains the differing tensors, one line a cause."""
-    for found in findings[:FINDINGS]:
+    for found in render.first(findings, FINDINGS, "  ", "more findings"):
         sure = "" if found.confirmed else " (unconfirmed)"
         many = f"{len(found.keys)} tensor{'s' if len(found.keys) > 1 else ''}"
         render.line(
             render.escape(f"  {found.cause}{sure}, {many}: {found.text}"),
             style="bad" if found.confirmed else "warn",
         )
-    if len(findings) > FINDINGS:
-        render.line(f"  ... {len(findings) - FINDINGS} more findings (--json)", style="dim")
 
 
 def _derived(tensors: Sequence[TensorDiff]) -> None:

@@ -6,7 +6,6 @@ import sys
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Any
 
 from aprfmt.base.version import __version__
 from aprfmt.errors import BackendUnavailableError
@@ -44,7 +43,7 @@ def installed(name: str) -> str | None:
     return "unknown" if find_spec(name) is not None else None
 
 
-def native() -> dict[str, Any]:
+def native() -> dict[str, object]:
     """Say whether the C extension is built, for which processor, and what is switched off."""
     if os.environ.get("APRFMT_NATIVE") == "0":
         return {"built": False, "why": "APRFMT_NATIVE=0 is set"}
@@ -60,7 +59,7 @@ def native() -> dict[str, Any]:
     }
 
 
-def facts() -> dict[str, Any]:
+def facts() -> dict[str, object]:
     """Return everything `doctor` says, as plain data."""
     return {
         "aprfmt": __version__,
@@ -92,7 +91,7 @@ def llama_cpp() -> dict[str, str | None]:
         return {"folder": folder, "version": None, "why": str(error)}
 
 
-def devices() -> dict[str, Any]:
+def devices() -> dict[str, object]:
     """Say what the NVIDIA driver offers, and for each backend why it cannot use it ("" if it can).
 
     torch is asked itself, as only it knows what it was built for; cupy's package and the driver

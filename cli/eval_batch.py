@@ -138,7 +138,7 @@ def todo(answer: "Answer") -> str:
     return "compare the forward passes: save the trainer's logits as `logits` in the batch"
 
 
-def batch_to_json(batch: "Batch") -> dict[str, Any]:
+def batch_to_json(batch: "Batch") -> dict[str, object]:
     """Return what the file holds."""
     samples, tokens = batch.mask.shape
     return {
@@ -148,7 +148,7 @@ def batch_to_json(batch: "Batch") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def answer_to_json(answer: "Answer") -> dict[str, Any]:
+def answer_to_json(answer: "Answer") -> dict[str, object]:
     """Return the verdict with every guess that gives the number."""
     return {
         "value": answer.reported, "recomputed": answer.right, "within": answer.within,

@@ -104,8 +104,8 @@ def of_batch(model: str, asked: Asked, where: running.Where) -> int:
 
 
 def finish(
-    run: "Run", body: dict[str, Any], checks: "list[Check]",
-    show: Callable[[dict[str, Any]], None],
+    run: "Run", body: dict[str, object], checks: "list[Check]",
+    show: Callable[[dict[str, object]], None],
 ) -> int:  # fmt: skip
     """Judge the checks, print what was found and return the exit code."""
     from aprfmt.base.outcome import Report

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from aprfmt.inference.loss import Loss
 
 
-def loss_to_json(loss: "Loss") -> dict[str, Any]:
+def loss_to_json(loss: "Loss") -> dict[str, object]:
     """Return the numbers with their unit."""
     return {
         "loss": loss.nats,

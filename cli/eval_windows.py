@@ -111,7 +111,7 @@ def window_tokens(model: "Model", asked: int | None, convention: str) -> int:
 
 def windows_to_json(
     model: "Model", planned: "Planned", capacity: int, overlap: int, convention: str
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return how the texts were cut: sizes in tokens, what stands before windows, and how many."""
     behind = [(sample, windows) for sample, windows in planned if sample.prefix]
     ids = list(behind[0][0].ids[: behind[0][0].prefix]) if behind else []

@@ -17,7 +17,7 @@ from aprfmt.model.patterns import select_one
 from aprfmt.model.resolve import spellings_by_name
 
 
-def header(model: Path, limit: int) -> dict[str, Any]:
+def header(model: Path, limit: int) -> dict[str, object]:
     """Return the header's fields with their bytes."""
     path, damage = model, None
     if model.is_dir() or model.suffix == ".json":  # a folder, an index, a manifest: its first file
@@ -48,7 +48,7 @@ def damage_of_file(path: Path) -> list[Damage]:
         return []
 
 
-def plain_bytes(model: Path, offset: int, length: int) -> dict[str, Any]:
+def plain_bytes(model: Path, offset: int, length: int) -> dict[str, object]:
     """Return bytes of the file as they stand."""
     with closing(open_bytes(model)) as file:
         if offset >= file.size:

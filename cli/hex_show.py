@@ -51,6 +51,6 @@ def _blocks(body: dict[str, Any]) -> None:
             render.line(f"  values   {_values(row['values'])}")
 
 
-def _values(values: list[Any]) -> str:
+def _values(values: list[object]) -> str:
     some = (f"{v:.6g}" if isinstance(v, float) else str(v) for v in values[:16])
     return " ".join(some) + (" .." if len(values) > 16 else "")

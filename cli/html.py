@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
 
 from aprfmt.base.text import escape, escape_html
 from aprfmt.cli.render import plain
@@ -32,7 +31,7 @@ MODEL = (
 
 
 def page(
-    title: str, facts: Mapping[str, object], data: Mapping[str, Any], parts: Iterable[str]
+    title: str, facts: Mapping[str, object], data: Mapping[str, object], parts: Iterable[str]
 ) -> str:
     """Return a whole page; `title`, `facts` and `data` may hold a file's text.
 
@@ -60,7 +59,7 @@ def in_script(text: str) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _told(value: Any) -> Any:
+def _told(value: object) -> object:
     """Return plain data with every string of it escaped for people."""
     if isinstance(value, str):
         return escape(value)
@@ -75,7 +74,9 @@ def ids_text(ids: Iterable[int]) -> str:
     return f"{len(known)}: {' '.join(map(str, known[:IDS]))}"
 
 
-def add_page(body: dict[str, Any], path: Path | None, force: bool, text: Callable[[], str]) -> None:
+def add_page(
+    body: dict[str, object], path: Path | None, force: bool, text: Callable[[], str]
+) -> None:
     """Publish a command's page where --html asked for one, and name it in what it prints."""
     if path is not None:
         write_page(path, text(), force)

@@ -61,12 +61,12 @@ def _file(opened: Model, full: bool) -> dict[str, Any]:
     }
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: object) -> object:
     """Return a metadata value whole, arrays as lists."""
     return value if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
 
 
-def _model(opened: Model) -> dict[str, Any]:
+def _model(opened: Model) -> dict[str, object]:
     """Return what the architecture's tables make of the file, and all remarks about it."""
     notes = [asdict(note) for note in opened.notes]
     try:
@@ -82,7 +82,7 @@ def _model(opened: Model) -> dict[str, Any]:
     return {**resolved(resolution), "notes": notes}
 
 
-def _tokenizer(opened: Model) -> dict[str, Any]:
+def _tokenizer(opened: Model) -> dict[str, object]:
     from aprfmt.tokenizer import facts as tokenizer_facts
 
     try:
@@ -91,7 +91,7 @@ def _tokenizer(opened: Model) -> dict[str, Any]:
         return {"error": str(error)}
 
 
-def resolved(resolution: "Resolution") -> dict[str, Any]:
+def resolved(resolution: "Resolution") -> dict[str, object]:
     """Return what the architecture's tables made of the file."""
     from aprfmt.arch.used import used
 

@@ -43,7 +43,7 @@ class Paged:
         check_new(self.force, self.html)
 
 
-def write(opened: "Model", body: dict[str, Any], paged: Paged) -> None:
+def write(opened: "Model", body: dict[str, object], paged: Paged) -> None:
     """Write the page of an open model; `body` is what `inspect --json` prints of it."""
     with render.Progress("inspect") as progress:
         text = render_page(opened, body, paged, progress)
@@ -51,7 +51,7 @@ def write(opened: "Model", body: dict[str, Any], paged: Paged) -> None:
 
 
 def render_page(
-    opened: "Model", body: Mapping[str, Any], paged: Paged, progress: "render.Progress"
+    opened: "Model", body: Mapping[str, object], paged: Paged, progress: "render.Progress"
 ) -> str:
     """Return the page. Of damaged tensors the damage is shown, and everything of the others."""
     from aprfmt.checks import validate_model
@@ -80,7 +80,7 @@ def _called(path: Path) -> str:
     return path.resolve().parent.name if path.stem == "model" else path.name
 
 
-def tensors(opened: "Model", stats: bool, progress: "render.Progress") -> list[dict[str, Any]]:
+def tensors(opened: "Model", stats: bool, progress: "render.Progress") -> list[dict[str, object]]:
     """Return a row for every tensor of the file, with statistics and a histogram if asked for."""
     roles, rows = opened.roles_of, []
     for done, (name, tensor) in enumerate(opened.items()):
@@ -101,7 +101,7 @@ def _all_bytes(tensor: "View") -> int:
     return tensor.nbytes + sum(part.info.nbytes for part in tensor.parts.values())
 
 
-def _measured(tensor: "View") -> dict[str, Any]:
+def _measured(tensor: "View") -> dict[str, object]:
     from aprfmt.cli.histograms import tensor_histogram
     from aprfmt.tensors.stats import tensor_stats
 
@@ -117,7 +117,7 @@ def metadata(opened: "Model") -> list[list[str]]:
     return [[key, _value(value)] for key, value in opened.metadata.items()]
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if isinstance(value, str):
         return value if len(value) <= LONGEST else f"{value[:LONGEST]}... ({len(value)} characters)"
     if isinstance(value, Sequence):
@@ -126,7 +126,7 @@ def _value(value: Any) -> str:
     return str(value)
 
 
-def tokenizer(opened: "Model", everything: bool) -> dict[str, Any] | None:
+def tokenizer(opened: "Model", everything: bool) -> dict[str, object] | None:
     """Return a model's vocabulary, special tokens and template; None without a tokenizer.
 
     A tokenizer that cannot be read is its error.
@@ -140,7 +140,7 @@ def tokenizer(opened: "Model", everything: bool) -> dict[str, Any] | None:
         return {"error": str(error)}
 
 
-def _tokenizer(found: "Stated", everything: bool) -> dict[str, Any]:
+def _tokenizer(found: "Stated", everything: bool) -> dict[str, object]:
     from aprfmt.tokenizer import scan_template
     from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
     from aprfmt.tokenizer.pieces import readable
@@ -151,7 +151,7 @@ def _tokenizer(found: "Stated", everything: bool) -> dict[str, Any]:
         UNUSED: "unused", BYTE: "byte",
     }  # fmt: skip
 
-    def row(i: int) -> list[Any]:
+    def row(i: int) -> list[object]:
         return [i, readable(words.tokens[i], words.kind), named.get(words.types[i], "")]
 
     roles: dict[int, list[str]] = {}
@@ -181,7 +181,7 @@ def _lines(text: str | None) -> list[str]:
     return [*lines[:LINES], *more]
 
 
-def previews(found: "Stated") -> list[dict[str, Any]]:
+def previews(found: "Stated") -> list[dict[str, object]]:
     """Return what the template makes of a few conversations, or why it makes nothing."""
     from aprfmt.tokenizer.conversations import rendered
 

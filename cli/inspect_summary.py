@@ -67,7 +67,7 @@ def _name(opened: Model, body: dict[str, Any]) -> str:
     return opened.path.resolve().parent.name if named else opened.path.stem
 
 
-def _hyper(body: dict[str, Any], name: str) -> Any:
+def _hyper(body: dict[str, Any], name: str) -> object:
     return body.get("hyperparameters", {}).get(name, {}).get("value")
 
 
@@ -82,7 +82,7 @@ def _quantization(body: dict[str, Any]) -> str:
     return main if whole else f"mostly {main}"
 
 
-def _tokenizer(facts: dict[str, Any]) -> str:
+def _tokenizer(facts: dict[str, object]) -> str:
     if "error" in facts:
         return "a tokenizer that cannot be read"
     if not facts:
@@ -92,7 +92,7 @@ def _tokenizer(facts: dict[str, Any]) -> str:
     return kind + (f" of {facts['entries']}" if "entries" in facts else "")
 
 
-def _licence(opened: Model, metadata: dict[str, Any]) -> str:
+def _licence(opened: Model, metadata: dict[str, object]) -> str:
     for key in ("general.license", "license"):
         value = metadata.get(key)
         if isinstance(value, str) and value:

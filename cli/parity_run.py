@@ -133,7 +133,7 @@ def compared(
         return parity(model, choices, request, source)
 
 
-def finish(found: "Parity", body: dict[str, Any], wanted: Wanted) -> int:
+def finish(found: "Parity", body: dict[str, object], wanted: Wanted) -> int:
     """Draw and print a comparison as it is wanted; return the exit code."""
     from aprfmt.cli.parity_html import render_page
 
@@ -150,7 +150,7 @@ def finish(found: "Parity", body: dict[str, Any], wanted: Wanted) -> int:
 
 def write_bundle(
     path: Path, found: "Parity", runs: list[str], force: bool
-) -> dict[str, Any] | None:
+) -> dict[str, object] | None:
     """Write the first reproduction there is; None where no operation was taken apart."""
     from aprfmt.inference.parity.bundle import save_bundle
     from aprfmt.inference.parity.reproduce import bundle_of

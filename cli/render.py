@@ -5,9 +5,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -15,8 +15,10 @@ from aprfmt.base.protocols import Note
 from aprfmt.base.text import escape as escape
 from aprfmt.base.text import guard
 
+T = TypeVar("T")
 
-def envelope(command: str, exit_code: int, body: Mapping[str, Any]) -> dict[str, Any]:
+
+def envelope(command: str, exit_code: int, body: Mapping[str, object]) -> dict[str, object]:
     """Return the object every `--json` prints: schema, command, ok, exit, then the body."""
     from aprfmt.schemas import number
 
@@ -43,7 +45,7 @@ def print_json(value: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(plain(value), ensure_ascii=True) + "\n")
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any) -> object:
     """Return plain JSON data; NaN and infinities as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -68,7 +70,7 @@ def note_flag(context: click.Context, option: click.Parameter, value: bool) -> N
 
 
 def emit(
-    body: Mapping[str, Any],
+    body: Mapping[str, object],
     exit_code: int = 0,
     show: Callable[[], None] | None = None,
     written: bool = False,
@@ -162,6 +164,13 @@ def table(
     line(text(list(headers)), style="head")
     for number, row in enumerate(cells):
         line(text(row), style=styles.get(number, ""))
+
+
+def first(rows: Sequence[T], most: int, indent: str = "", what: str = "more") -> Iterator[T]:
+    """Yield the first rows of a list; below them a line says how many are left to --json."""
+    yield from rows[:most]
+    if len(rows) > most:
+        line(f"{indent}... {len(rows) - most} {what} (--json)", style="dim")
 
 
 def pairs(rows: Iterable[tuple[str, object]], indent: str = "  ") -> None:

@@ -9,6 +9,7 @@ from aprfmt.cli import render
 if TYPE_CHECKING:
     from aprfmt.repair import Repair
 
+RANGES = 20  # ranges shown
 PROOFS = {
     "compared": "every byte compared",
     "sha256": "SHA-256 of the file is right",
@@ -45,11 +46,9 @@ def completed(
 
 def show(found: "Repair", output: Path) -> None:
     """Print what was taken, and what proves the result right."""
-    for one in found.ranges[:20]:
+    for one in render.first(found.ranges, RANGES):
         size = render.size_text(one.stop - one.start)
         render.line(render.escape(f"{one.start}..{one.stop}  {size}  {one.why}"))
-    if len(found.ranges) > 20:
-        render.line(f"... {len(found.ranges) - 20} more (--json)", style="dim")
     proof = PROOFS.get(found.proof, "nothing proves the rest")
     render.line(
         render.escape(f"wrote {output}: {render.size_text(found.size)}, "

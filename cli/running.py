@@ -134,8 +134,8 @@ def token_ids(model: "Model", tokens: Tokens) -> tuple[list[int], str | None]:
         return check_ids(model, parse_ids(tokens.ids)), None
     if tokens.chat is not None:
         message = [{"role": "user", "content": options.text_of(tokens.chat, "--chat")}]
-        text = model.tokenizer.apply_chat_template(message, add_generation_prompt=True)
-        return check_ids(model, model.tokenizer.encode(text, add_special=False)), text
+        text, ids = model.tokenizer.chat(message)
+        return check_ids(model, ids), text
     assert tokens.prompt is not None
     prompt = options.text_of(tokens.prompt, "--prompt")
     ids = model.tokenizer.encode(prompt)
@@ -151,10 +151,14 @@ def parse_ids(text: str) -> list[int]:
     text = options.text_of(text, "--ids")
     if text.endswith(".npy"):
         return _npy_ids(Path(text))
-    words = re.split(r"\s*,\s*|\s+", text.strip())
+    return numbers_of(re.split(r"\s*,\s*|\s+", text.strip()), "--ids")
+
+
+def numbers_of(words: Sequence[str], option: str) -> list[int]:
+    """Return the token ids that words spell; UsageError, naming the option, for other words."""
     bad = [word for word in words if not (word.isascii() and word.isdigit() and len(word) < 10)]
     if bad:
-        raise UsageError(f"--ids: {bad[0]!r} is no token id; expected for example 1,2,3")
+        raise UsageError(f"{option}: {bad[0]!r} is no token id; expected for example 1,2,3")
     return [int(word) for word in words]
 
 
@@ -207,7 +211,7 @@ def check_ids(model: "Model", ids: list[int]) -> list[int]:
     return ids
 
 
-def run_facts(run: "Run", trace: "Trace | None" = None) -> dict[str, Any]:
+def run_facts(run: "Run", trace: "Trace | None" = None) -> dict[str, object]:
     """Return what JSON says of where it ran: requested, ran, why, backend facts, peak memory.
 
     An engine's facts are those of its trace.
@@ -293,8 +297,7 @@ def show_nonfinite(points: "Iterable[PointDiff]", name: str) -> None:
         (point.key, found) for point in points if (found := point.nonfinite) is not None
         and (found.alone or not point.key.endswith("router_margin"))
     ]  # fmt: skip
-    for key, found in sorted(odd, key=lambda row: not row[1].alone)[:NONFINITE]:
+    odd.sort(key=lambda row: not row[1].alone)
+    for key, found in render.first(odd, NONFINITE, what="more points"):
         text = found.says(name, "the reference")
         render.line(render.escape(f"{key}: {text}"), style="bad" if found.alone else "warn")
-    if len(odd) > NONFINITE:
-        render.line(f"... {len(odd) - NONFINITE} more points (--json)", style="dim")

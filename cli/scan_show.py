@@ -56,7 +56,5 @@ def _listed(title: str, lines: list[str], style: str = "") -> None:
     if not lines:
         return
     render.line(f"{title}: {len(lines)}", style="head")
-    for line in lines[:_LINES]:
+    for line in render.first(lines, _LINES, "  "):
         render.line("  " + render.escape(line, 1000), style=style)
-    if len(lines) > _LINES:
-        render.line(f"  ... {len(lines) - _LINES} more (--json)", style="dim")

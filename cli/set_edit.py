@@ -28,7 +28,7 @@ def finish(model: Path) -> None:
 
 
 def changed_in_place(
-    opened: "Model", values: dict[str, Any], remove: tuple[str, ...]
+    opened: "Model", values: dict[str, object], remove: tuple[str, ...]
 ) -> dict[str, Any]:
     """Change the file of an open model, which closes it; return the body of the JSON."""
     from aprfmt.conversion import Options
@@ -40,7 +40,7 @@ def changed_in_place(
 
 def parsed(
     opened: "Model", changes: tuple[tuple[str, str], ...], remove: tuple[str, ...], output: Path
-) -> tuple[dict[str, Any], dict[str, list[str]]]:
+) -> tuple[dict[str, object], dict[str, list[str]]]:
     """Return (new values by key, near names by unknown key) of the changes asked for."""
     from aprfmt.conversion import NoFormatError, edits, target_of
     from aprfmt.formats import FORMATS

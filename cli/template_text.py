@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
 
 
-def rendered(opened: "Model", messages: list[dict[str, Any]], open_turn: bool) -> dict[str, Any]:
+def rendered(opened: "Model", messages: list[dict[str, Any]], open_turn: bool) -> dict[str, object]:
     """Return the text, its ids, and the tokenizer's origin; `no_ids` says why there are none."""
     from aprfmt.tokenizer import render_alone
 
@@ -21,8 +21,7 @@ def rendered(opened: "Model", messages: list[dict[str, Any]], open_turn: bool) -
         if text is None:
             raise
         return {"tokenizer": None, "text": text, "ids": None, "no_ids": str(error)}
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=open_turn)
-    ids = tokenizer.encode(text, add_special=False)
+    text, ids = tokenizer.chat(messages, add_generation_prompt=open_turn)
     return {"tokenizer": tokenizer.origin, "text": text, "ids": ids}
 
 
@@ -34,7 +33,7 @@ def given(user: str | None, system: str | None) -> list[dict[str, Any]]:
     return [*first, {"role": "user", "content": user}]
 
 
-def read_messages(path: Path) -> list[dict[str, Any]]:
+def read_messages(path: Path) -> list[dict[str, object]]:
     """Return the messages of a JSON file. Raises FormatError where it holds anything else."""
     from aprfmt.formats.jsonio import load_file
 

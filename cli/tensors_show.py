@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 STATS = ("mean", "std", "min", "max", "zeros", "nan", "inf")  # columns of --stats
 
 
-def listed(name: str, tensor: "View", roles: tuple[str, ...], stats: bool) -> dict[str, Any]:
+def listed(name: str, tensor: "View", roles: tuple[str, ...], stats: bool) -> dict[str, object]:
     """Return one tensor's row."""
     row: dict[str, Any] = {
         "name": name,
@@ -29,7 +29,7 @@ def listed(name: str, tensor: "View", roles: tuple[str, ...], stats: bool) -> di
     return row
 
 
-def tensor_stats(tensor: "View") -> dict[str, Any]:
+def tensor_stats(tensor: "View") -> dict[str, object]:
     """Return the statistics of one tensor, or the reason there are none."""
     from aprfmt.tensors.stats import tensor_stats as of_tensor
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import click
 
-from aprfmt.cli import options, render
-from aprfmt.errors import UsageError
+from aprfmt.cli import options, render, running
 
 
 @click.command("tokenize")
@@ -26,7 +25,7 @@ def command(model: Path, text: str, decode: bool, no_special: bool, no_parse_spe
         tokenizer = opened.tokenizer
         body: dict[str, Any] = {"model": str(opened.path), "tokenizer": tokenizer.origin}
         if decode:
-            ids = parse_ids(text)
+            ids = running.numbers_of(text.replace(",", " ").split(), "--decode")
             text = tokenizer.decode(ids)
             none = [i for i in ids if tokenizer.token(i) == f"[PAD{i}]"]
             if none:
@@ -42,15 +41,6 @@ def command(model: Path, text: str, decode: bool, no_special: bool, no_parse_spe
             render.warn(f"begins with {body['tokens'][0]} twice: once in the text, once put there",
                         "double_bos")  # fmt: skip
     return render.emit(body, 0, lambda: show(body, decode))
-
-
-def parse_ids(text: str) -> list[int]:
-    """Return the ids of `1,2,3` or `1 2 3`; UsageError for anything else."""
-    words = text.replace(",", " ").split()
-    bad = [word for word in words if not (word.isascii() and word.isdigit() and len(word) < 10)]
-    if bad:
-        raise UsageError(f"--decode: {bad[0]!r} is no token id; expected for example 1,2,3")
-    return [int(word) for word in words]
 
 
 def show(body: dict[str, Any], decode: bool) -> None:

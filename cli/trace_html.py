@@ -49,7 +49,7 @@ def row_sizes(key: str, values: Array) -> list[float]:
 
 def heats(
     rows: Mapping[str, Sequence[float | None]], positions: Mapping[str, Sequence[int]]
-) -> tuple[list[dict[str, Any]], list[str]]:
+) -> tuple[list[dict[str, object]], list[str]]:
     """Return what the heat maps of a page show, and the names of their columns.
 
     `rows` are numbers of each position by key (`L3.attn_out`), `positions` the token positions
@@ -76,7 +76,7 @@ def heats(
     ], names  # fmt: skip
 
 
-def _grouped(values: Sequence[Any], size: int) -> list[Sequence[Any]]:
+def _grouped(values: Sequence[object], size: int) -> list[Sequence[Any]]:
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 
@@ -133,8 +133,8 @@ def render_page(
 
 
 def _heat(
-    what: str, label: str, maps: list[dict[str, Any]], positions: list[str]
-) -> dict[str, Any]:
+    what: str, label: str, maps: list[dict[str, object]], positions: list[str]
+) -> dict[str, object]:
     return {"what": what, "label": label, "heats": maps, "positions": positions}
 
 

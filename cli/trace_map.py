@@ -29,7 +29,7 @@ class Dumped:
 def mapped(
     text: str, dumped: Dumped, tokens: running.Tokens, where: running.Where, save: Path | None,
     force: bool, stack: ExitStack,
-) -> tuple["Model", "Trace", dict[str, Any]]:  # fmt: skip
+) -> tuple["Model", "Trace", dict[str, object]]:  # fmt: skip
     """Return the model, the trace of the arrays, and what is said of the mapping.
 
     Without a mapping file one is proposed and written beside the trace that is saved.

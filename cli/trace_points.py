@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from aprfmt.cli import running
 from aprfmt.errors import UsageError
@@ -67,7 +66,9 @@ def wanted_keys(
     ]  # fmt: skip
 
 
-def plan(text: str, points: str | None, layers: str | None, where: running.Where) -> dict[str, Any]:
+def plan(
+    text: str, points: str | None, layers: str | None, where: running.Where
+) -> dict[str, object]:
     """Return the points of a model without running it: no statistics are made up."""
     path = where.request(text).model  # a run that is not known is refused here too
     with open_model(path, arch=where.arch, allow_missing=where.allow_missing) as opened:

@@ -66,7 +66,7 @@ class Watched:
 
 
 def record(
-    run: Run, asked: RunRequest, stack: ExitStack, facts: dict[str, Any], values: bool,
+    run: Run, asked: RunRequest, stack: ExitStack, facts: dict[str, object], values: bool,
     watch: Watch | None = None,
 ) -> Trace:  # fmt: skip
     """Run and record; values go to disk as they come, if anybody wants them, and past `watch`."""
@@ -93,7 +93,7 @@ def record(
     return replace(trace, nonfinite=every.nonfinite or trace.nonfinite)
 
 
-def warn_of_unknown(where: str, unknown: Mapping[str, Any]) -> None:
+def warn_of_unknown(where: str, unknown: Mapping[str, object]) -> None:
     """Warn of the names in a foreign run that match no capture point."""
     for name, why in list(unknown.items())[:UNKNOWN]:
         render.warn(f"{where}: {name}: {why}", "unknown_point")

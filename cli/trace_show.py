@@ -56,7 +56,7 @@ def embedding(trace: Trace) -> list[float] | None:
     return None if values is None else [float(value) for value in values.reshape(-1)]
 
 
-def logits(trace: Trace) -> dict[str, Any] | None:
+def logits(trace: Trace) -> dict[str, object] | None:
     """Return the last row's top five, None where the logits or their values are not there."""
     record, values = trace.find("logits"), trace.values("logits")
     if record is None or record.stats is None:
@@ -76,7 +76,7 @@ def name_tokens(found: dict[str, Any], model: Model) -> None:
         row |= running.named_token(tokenizer, row["id"])
 
 
-def observations(rows: list[dict[str, Any]]) -> list[str]:
+def observations(rows: list[dict[str, object]]) -> list[str]:
     """Name spikes against the median of the layers; early massive activations are normal."""
     return [
         f"L{layer} {'/'.join(points)}: std {std:.4g} is {times:.0f} times the median of the layers "

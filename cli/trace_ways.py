@@ -224,7 +224,7 @@ def stored_against(
 
 
 def finish(
-    trace: "Trace", body: dict[str, Any], wanted: Wanted,
+    trace: "Trace", body: dict[str, object], wanted: Wanted,
     against: "Callable[[], TraceDiff]", histograms: "Histograms",
 ) -> int:  # fmt: skip
     """Save, print, compare and draw a trace as it is wanted; return the exit code."""

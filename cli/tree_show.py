@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from aprfmt.tensors.view import View
 
 
-def build(tensors: "list[tuple[str, View]]") -> dict[str, Any]:
+def build(tensors: "list[tuple[str, View]]") -> dict[str, object]:
     """Return nested nodes {name, nbytes, tensors, children}; leaves have shape and encoding."""
     root: dict[str, Any] = {"name": "", "nbytes": 0, "tensors": 0, "children": {}}
     for name, tensor in tensors:
@@ -30,7 +30,7 @@ def build(tensors: "list[tuple[str, View]]") -> dict[str, Any]:
     return _lists(root)
 
 
-def _lists(root: dict[str, Any]) -> dict[str, Any]:
+def _lists(root: dict[str, Any]) -> dict[str, object]:
     """Turn the children maps into lists, without recursion (names may have any depth)."""
     stack = [root]
     while stack:
@@ -40,7 +40,7 @@ def _lists(root: dict[str, Any]) -> dict[str, Any]:
     return root
 
 
-def show(root: dict[str, Any], depth: int | None, title: str) -> None:
+def show(root: dict[str, object], depth: int | None, title: str) -> None:
     """Print the tree with lines, numbers in their own order."""
     render.line(render.escape(title), style="head")
     stack: list[tuple[dict[str, Any], str, bool, int]] = []

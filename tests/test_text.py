@@ -1,19 +1,28 @@
 """Text of a file is printed without anything that a terminal or an eye would be fooled by."""
 
 import html
+import re
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aprfmt.base.text import ELLIPSIS, escape, escape_html, guard, shorten, unescape
+from aprfmt.base.text import ELLIPSIS, escape, escape_html, guard, shorten
 
 # Any code point, surrogates too, with what is near an escape made frequent.
 TEXT = st.text(
     st.one_of(st.sampled_from("\\nrtxuU0019afAF10\x1b\u202e\n"), st.characters(codec=None)),
     max_size=60,
 )
+
+ESCAPE = re.compile(r"\\(?:[\\nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
+
+
+def unescape(escaped: str) -> str:
+    """Undo `escape` called without a limit."""
+    short = {"\\\\": "\\", "\\n": "\n", "\\r": "\r", "\\t": "\t"}
+    return ESCAPE.sub(lambda match: short.get(match[0]) or chr(int(match[0][2:], 16)), escaped)
 
 
 @pytest.mark.parametrize(

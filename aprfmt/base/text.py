@@ -32,8 +32,6 @@ _LONGEST = 10  # characters of the longest escape
 _ESCAPED = re.compile(rf"[{_UNSAFE}]|\\(?=\\|{_CODE}|[{_UNSAFE}])")
 _RAW = re.compile(rf"(?!\n)[{_UNSAFE}]")
 _UNIT = re.compile(rf"\\(?:\\|{_CODE})|.", re.DOTALL)  # of escaped text: never cut inside one
-_ESCAPE = re.compile(rf"\\(?:\\|{_CODE})")
-_BACK = {"\\\\": "\\"} | {escaped: plain for plain, escaped in _SHORT.items()}
 ELLIPSIS = "…"
 
 
@@ -54,11 +52,6 @@ def guard(text: str) -> str:
     For text that should be escaped already: a second line of defence if a piece was forgotten.
     """
     return text if text.isprintable() else _RAW.sub(_spell, text)
-
-
-def unescape(escaped: str) -> str:
-    """Undo `escape` called without a limit."""
-    return _ESCAPE.sub(lambda match: _BACK.get(match[0]) or chr(int(match[0][2:], 16)), escaped)
 
 
 def escape_html(text: str, limit: int | None = None) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from aprfmt.base.protocols import Damage, Value
 from aprfmt.compare.nonfinite import NonFinite
@@ -245,7 +245,7 @@ class DiffReport:
                  for one in apart[:ROWS]], len(apart))],
         ).html()  # fmt: skip
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain data for `--json`."""
         return {
             "a": self.a,

@@ -8,7 +8,7 @@ one moved weight changes exactly one block.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class Oracle:
         return self.base.roles.get("token_embd.weight") if tied else None
 
     def judge(
-        self, diff: TensorDiff, a: View, b: View, metadata: tuple[Mapping[str, Any], ...]
+        self, diff: TensorDiff, a: View, b: View, metadata: tuple[Mapping[str, object], ...]
     ) -> TensorDiff:
         """Return `diff` with a derivation for every quantized side, and the verdict they give.
 
@@ -100,7 +100,7 @@ class Oracle:
         return all(np.array_equal(x, y, equal_nan=True) for (*_, x), (*_, y) in pairs)
 
     def _derive(
-        self, key: str, side: View, base: View | None, metadata: Mapping[str, Any]
+        self, key: str, side: View, base: View | None, metadata: Mapping[str, object]
     ) -> Derivation:
         name = side.encoding
         if base is None or base.shape != side.shape:
@@ -241,7 +241,7 @@ def _derive_lattice(name: str, side: View, base: View) -> Derivation:
 
 def judged(
     oracle: Oracle | None, diff: TensorDiff, a: View | None, b: View | None,
-    metadata: tuple[Mapping[str, Any], ...],
+    metadata: tuple[Mapping[str, object], ...],
 ) -> TensorDiff:  # fmt: skip
     """Ask the oracle, if there is one, about a pair that both sides have and could be read."""
     if oracle is None or a is None or b is None or diff.verdict in ("UNREADABLE", "SHAPE_DIFFERS"):

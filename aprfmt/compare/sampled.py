@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import ByteSource
 from aprfmt.compare.align import TensorPair, align
@@ -78,7 +78,7 @@ class SampleReport:
         """1 where they differ; 2 otherwise: that they are equal cannot be shown so."""
         return 1 if self.different else 2
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain data for `--json`."""
         return {
             "a": self.a,

@@ -86,7 +86,7 @@ class Wrapped:
         self._trace = trace
 
     @property
-    def run(self) -> Mapping[str, Any]:
+    def run(self) -> Mapping[str, object]:
         """Ids, prompt, model."""
         return self._trace.run
 

@@ -58,7 +58,7 @@ def digest_of(sink: "Sink", options: "Options", texts: Mapping[str, str]) -> str
     if not isinstance(sink, SequentialSink):
         raise UsageError(f"{sink.files[0]}: files of this format cannot be continued")
     matrix = file_sha256(options.imatrix) if options.imatrix is not None else ""
-    unsaid: dict[str, Any] = {name: None for name in (*_FREE, "imatrix")}
+    unsaid: dict[str, Any] = dict.fromkeys((*_FREE, "imatrix"))
     plain = replace(options, **unsaid)
     parts = (__version__, sink.layout, matrix, repr(plain), repr(sorted(texts.items())))
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()

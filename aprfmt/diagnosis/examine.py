@@ -175,7 +175,7 @@ def _reaching(
     """Return these steps as an answer, in the layers in which the pass agrees furthest."""
     scopes: list[Layers | None] = [None]
     if len(spanned(case)) <= 1 and case.layer >= 0:
-        scopes = [scope for scope in scopes_of(case, replace(steps[0].change, scoped=True))]
+        scopes = list(scopes_of(case, replace(steps[0].change, scoped=True)))
     best: Answer | None = None
     for scope in scopes:
         world, recorded = case.world, case.recorded

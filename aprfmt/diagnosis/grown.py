@@ -260,7 +260,7 @@ def _fits(view: ShadowView, twin: Pass, level: Level) -> bool:
     off = _off(view, twin)
     if not 0 < off < np.inf or view.residual is None:
         return False
-    rows = np.array([ratio for ratio in _ratios(view, twin)])
+    rows = np.array(list(_ratios(view, twin)))
     whole = LIKE <= view.residual / off <= TIMES
     return whole and bool(rows.min() >= LIKE / ROWS * 2 and rows.max() <= ROWS)
 

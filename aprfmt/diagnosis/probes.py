@@ -148,7 +148,7 @@ def probe(ids: Sequence[int], every: Sequence[Mapping[str, Any]], why: str) -> P
         return Probe(tuple(ids), None, why)
     rows = {length - 1 for length in LENGTHS} | set(range(FIRST_ROW, FIRST_ROW + 2))
     for hp in every:
-        rows |= {reach for reach in reaches(hp)}
+        rows |= set(reaches(hp))
     rows |= {len(ids) // 2, len(ids) - 1}
     return Probe(tuple(ids), tuple(sorted(row for row in rows if row < len(ids))), why)
 

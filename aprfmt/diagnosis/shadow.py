@@ -5,6 +5,7 @@ trace's value for the rest of the pass. So every operation gets the trace's own 
 operation shows a difference, a right operation with a wrong input does not.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -141,10 +142,8 @@ def plain(world: World) -> dict[str, Array]:
 def shadow(world: World, recorded: Recorded, until: str = "") -> Pass:
     """Run a pass on the trace's own inputs; stop after the key `until`."""
     recorder = _Shadow(world, recorded, until)
-    try:
+    with contextlib.suppress(Stop):
         world.run(recorder)
-    except Stop:
-        pass
     return recorder.found
 
 
@@ -155,10 +154,8 @@ def glance(world: World, recorded: Recorded, wanted: str) -> ShadowView | None:
     quicker than `shadow` where the trace holds few points.
     """
     recorder = _Glance(world, recorded, wanted)
-    try:
+    with contextlib.suppress(Stop):
         world.run(recorder)
-    except Stop:
-        pass
     return recorder.found.views.get(wanted)
 
 
@@ -363,7 +360,7 @@ def _kinds(calls: Sequence[Call], world: World) -> list[str]:
     """
     read = [call.args[1] for call in calls if call.op in ("linear", "router")]
     stored = world.stored
-    weights = [(stored[w.key] if w.key in stored else w).encoding for w in read]
+    weights = [stored.get(w.key, w).encoding for w in read]
     found = [call.op for call in calls if call.op == "activate"]
     return [*found, *(weights_class([encoding]) for encoding in weights)]
 

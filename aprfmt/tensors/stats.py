@@ -47,13 +47,6 @@ class Stats:
         """How many values the mean is of."""
         return self.count - self.nan - self.inf
 
-    @property
-    def std_sample(self) -> float | None:
-        """The deviation with divisor n - 1, None for fewer than two finite values."""
-        if self.std is None or self.finite < 2:
-            return None
-        return self.std * math.sqrt(self.finite / (self.finite - 1))
-
     def to_json(self) -> dict[str, Any]:
         """Return plain data; the divisor of `std` is said."""
         return asdict(self) | {"std_divisor": "n"}

@@ -160,13 +160,13 @@ class Tokenizer:
             where=self.template_origin or self.origin,
         )
 
-    def encode_chat(
+    def chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
-    ) -> list[int]:
-        """Return the ids of a rendered chat.
+    ) -> tuple[str, list[int]]:
+        """Return the text of a rendered chat, and its ids.
 
         `encode` adds no special tokens here, because the template writes them itself
         (transformers does the same).
         """
         text = self.apply_chat_template(messages, add_generation_prompt=add_generation_prompt)
-        return self.encode(text, add_special=False)
+        return text, self.encode(text, add_special=False)

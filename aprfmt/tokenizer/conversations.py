@@ -52,7 +52,7 @@ def named_tokens(texts: Mapping[str, tuple[str, str]]) -> list[str]:
 
     `texts` is what `rendered` gives.
     """
-    said = json.dumps([row for row in CONVERSATIONS.values()])
+    said = json.dumps(list(CONVERSATIONS.values()))
     found: dict[str, None] = {}
     for status, text in texts.values():
         if status == "ok":

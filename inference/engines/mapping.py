@@ -143,9 +143,8 @@ def load_mapped(
     beside = path / BESIDE if path.is_dir() else path
     mapping = read_mapping(beside) if beside.is_file() else None
     place = path if path.is_dir() else path.parent / _inside(mapping, path)
-    with open_captures(place) as captures:
-        with mapped_trace(captures, mapping, ids, model) as trace:
-            yield trace
+    with open_captures(place) as captures, mapped_trace(captures, mapping, ids, model) as trace:
+        yield trace
 
 
 def _inside(mapping: NameMap | None, path: Path) -> str:

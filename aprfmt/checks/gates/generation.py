@@ -97,8 +97,7 @@ class _Remembering(Sampler):
 def generate(session: Session, tokenizer: Tokenizer, prompt: Prompt) -> Answer:
     """Answer a prompt greedily; stop tokens and template are the model's own."""
     if prompt.messages:
-        text = tokenizer.apply_chat_template(prompt.messages, add_generation_prompt=True)
-        ids = tokenizer.encode(text, add_special=False)
+        text, ids = tokenizer.chat(prompt.messages)
     else:
         assert prompt.prompt is not None
         text, ids = prompt.prompt, tokenizer.encode(prompt.prompt)

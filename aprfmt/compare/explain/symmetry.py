@@ -88,7 +88,6 @@ SYMMETRIES: tuple[Symmetry, ...] = (
          "ffn_down_shexp.weight", "ffn_gate_inp_shexp.weight"),
     ),
 )  # fmt: skip
-CAUSES_OF_EQUAL_FUNCTION = tuple(row.cause for row in SYMMETRIES)
 
 
 def with_symmetries(

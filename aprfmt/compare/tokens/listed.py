@@ -44,7 +44,7 @@ class Difference:
     still: bool = False
 
 
-def said(value: Any) -> str:
+def said(value: object) -> str:
     """Return a value as a report shows it."""
     return shorten(repr(value), 60)
 

@@ -162,7 +162,7 @@ def _padded(tokens: Sequence[str], side: Stated) -> list[str]:
     return [*tokens[:size], *[""] * (size - len(tokens))]
 
 
-def _added(side: Stated, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _added(side: Stated, rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
     """Return the tokens that lists split off whole; flags they cannot say are the other side's."""
     known = {row["content"]: row for row in rows}
     found = []
@@ -182,7 +182,7 @@ def _added(side: Stated, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     return found
 
 
-def _normalizer(side: Stated, other: Stated, node: Any) -> Any:
+def _normalizer(side: Stated, other: Stated, node: object) -> object:
     """Return the other side's normalizer, without steps that llama.cpp would not make."""
     steps = [dict(step) for step in pre.flatten(node, "normalizers") if step.get("type") in UNSAID]
     want = side.vocabulary.add_space_prefix
@@ -194,7 +194,7 @@ def _normalizer(side: Stated, other: Stated, node: Any) -> Any:
     return {"type": "Sequence", "normalizers": steps} if steps else None
 
 
-def _prefixed(node: Any, want: bool) -> Any:
+def _prefixed(node: object, want: bool) -> object:
     """Return a pre-tokenizer whose Metaspace puts a blank in front, or does not."""
     steps = [dict(step) for step in pre.flatten(node, "pretokenizers")]
     for step in steps:

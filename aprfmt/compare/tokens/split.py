@@ -107,7 +107,7 @@ def _splitting(side: Stated) -> Any:
     return _cleaned(flatten(side.data.get("pre_tokenizer"), "pretokenizers")), ignores
 
 
-def _cleaned(nodes: Any) -> tuple[Any, ...]:
+def _cleaned(nodes: Any) -> tuple[object, ...]:
     rows = [{key: value for key, value in node.items() if key not in _IDLE} for node in nodes]
     return tuple(("unknown", str(sorted(row.items(), key=str))) for row in rows)
 

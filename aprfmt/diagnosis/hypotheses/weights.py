@@ -57,7 +57,7 @@ def scaled(case: Case) -> Iterator[Change]:
 def reread(case: Case) -> Iterator[Change]:
     """Read the stored bytes of a weight or a bias as the other 16-bit type; then of all weights."""
     stored = case.world.stored
-    behind = [call for call in case.calls("linear", "router", "embed")]
+    behind = list(case.calls("linear", "router", "embed"))
     keys = [(call.args[0] if call.op == "embed" else call.args[1]).key for call in behind]
     norm, product = norm_key(case), product_of(case)
     if norm is not None:

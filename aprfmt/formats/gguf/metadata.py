@@ -62,11 +62,6 @@ class Metadata(Mapping[str, Value]):
         """Value types by key: `uint32`, `string`, `array:string`, `array:array:int32`."""
         return {key: field.type for key, field in self.fields.items()}
 
-    def raw(self, key: str) -> memoryview:
-        """Return a value's bytes as stored, without the u32 of its type."""
-        field = self.fields[key]
-        return self.buffer[field.start : field.end]
-
 
 def read_metadata(cursor: Cursor, count: int, drop: Drop | None) -> Metadata:
     """Read `count` keys and step over their values; the first of equal keys counts.

@@ -34,14 +34,6 @@ class GGUFSource(MappedSource[Shard]):
             name: tensor for shard in shards for name, tensor in shard.tensors.items()
         }
 
-    def raw_value(self, key: str) -> memoryview:
-        """Return a value's stored bytes, in the file's byte order; KeyError for an unknown key.
-
-        An array begins with the u32 of its element type and its u64 count, a string with its u64
-        length.
-        """
-        return self.shards[0].parsed.metadata.raw(key)
-
 
 def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> GGUFSource:
     """Open a GGUF file; any shard of a split opens the whole model.
