@@ -97,11 +97,14 @@ class Tokens:
 
 
 @contextmanager
-def session(text: str, where: Where, engines: bool = False) -> "Iterator[Run]":
-    """Open MODEL[@RUN] and warn of what is odd; UsageError for an engine unless these do."""
+def session(text: str, where: Where, engines: bool = False, draft: bool = False) -> "Iterator[Run]":
+    """Open MODEL[@RUN], or its `draft` head, and warn of what is odd.
+
+    Raises UsageError for an engine unless these do.
+    """
     from aprfmt.inference.running import opened
 
-    request = where.request(text)
+    request = replace(where.request(text), draft=draft)
     if request.choice.is_engine and not engines:
         request.backend()  # raises: it says what takes an engine
     if request.choice.why.startswith("auto"):

@@ -45,6 +45,9 @@ from aprfmt.cli.trace_ways import Asked, Wanted
     metavar="NAME",
     help="Run a foreign engine: transformers or llama.cpp (MODEL@NAME is the same).",
 )
+@click.option("--draft", is_flag=True,
+              help="Trace the model's draft head (MTP), which reads the model's last rows and the "
+              "tokens after them: one row less than tokens, layer 0 is its own.")  # fmt: skip
 @click.option("-v", "--verbose", is_flag=True,
               help="With --reference: every point and its statistics.")  # fmt: skip
 @options.html("Write a page: heat map, histograms, sortable table.")

@@ -10,6 +10,7 @@ from aprfmt.inference import capture
 from aprfmt.inference.trace import Trace
 from aprfmt.model import open_model
 from aprfmt.model.completeness import refuse_to_run
+from aprfmt.model.draft import draft_head
 
 
 def parse_layers(text: str | None, count: int) -> set[int]:
@@ -56,6 +57,8 @@ def wanted_keys(
     else:
         names = {name for parts in capture.SLOTS.values() for name in parts}
         names |= {"embd", "final_norm", "pooled", "logits"}
+        names |= {item.point.name for item in known.values()
+                  if item.point.name.startswith("draft_") and not item.absent}  # fmt: skip
     if aprt:
         names |= {name for parts in capture.STAGES.values() for name in parts}
     count = 1 + max((item.layer for item in known.values()), default=0)
@@ -67,13 +70,14 @@ def wanted_keys(
 
 
 def plan(
-    text: str, points: str | None, layers: str | None, where: running.Where
+    text: str, points: str | None, layers: str | None, where: running.Where, draft: bool = False
 ) -> dict[str, object]:
-    """Return the points of a model without running it: no statistics are made up."""
+    """Return the points of a model, or its draft head, unrun: no statistics are made up."""
     path = where.request(text).model  # a run that is not known is refused here too
     with open_model(path, arch=where.arch, allow_missing=where.allow_missing) as opened:
         refuse_to_run(opened.resolution, opened.path)
-        known = capture.instances(opened.spec.block, opened.hyper, opened.roles)
+        head = draft_head(opened) if draft else opened
+        known = capture.instances(head.spec.block, head.hyper, head.roles)
         keys = set(wanted_keys(known, points or "all", layers, False))
         rows = [
             {

@@ -22,7 +22,9 @@ Watch = Callable[[str, "Numbers"], None]
 UNKNOWN = 8  # names of a foreign run that are warned of
 
 
-def runner(text: str, engine: str | None, where: running.Where, stack: ExitStack) -> Run:
+def runner(
+    text: str, engine: str | None, where: running.Where, stack: ExitStack, draft: bool = False
+) -> Run:
     """Open MODEL[@RUN] on a backend or an engine; UsageError for a run that is named twice."""
     if engine is not None:
         if model_and_run(text)[1] or where.backend:
@@ -34,7 +36,7 @@ def runner(text: str, engine: str | None, where: running.Where, stack: ExitStack
     if choice.is_engine and (where.deterministic or where.memory):
         render.warn(f"{choice}: --deterministic and --memory are for our own backends; ignored",
                     "ignored_option")  # fmt: skip
-    return stack.enter_context(running.session(text, where, engines=True))
+    return stack.enter_context(running.session(text, where, engines=True, draft=draft))
 
 
 def recording(
@@ -143,7 +145,7 @@ def compare(
         return compare_traces(trace, saved, moe=mixture(here.model), positions=positions)
     assert asked.wanted is not None
     with ExitStack() as stack:
-        there = runner(reference, None, where.elsewhere(), stack)
+        there = runner(reference, None, where.elsewhere(), stack, here.request.draft)
         keys = [key for key in asked.wanted if key in there.points]
         both = replace(
             there.request, ids=asked.ids, wanted=keys, positions=asked.positions,

@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any
 
 from aprfmt.cli import render, running
-from aprfmt.inference.capture import BESIDE, SLOTS
+from aprfmt.inference.capture import BESIDE, ENTERING, SLOTS
 from aprfmt.inference.record import record_to_json
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model
@@ -138,7 +138,7 @@ def show(trace: Trace, found: dict[str, Any], table: bool = True) -> None:
 def _table(trace: Trace, found: dict[str, Any]) -> None:
     """Print the statistics of every point, and the likeliest tokens."""
     rows = []
-    for key in ("embd", "embd_scaled", "embd_norm"):
+    for key in ENTERING:
         rows += _whole(trace, key)
     odd = {(layer, point) for layer, points in spikes(found["slots"]) for point in points}
     styles = {}

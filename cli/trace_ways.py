@@ -29,6 +29,7 @@ class Asked:
     positions: str
     behind: int
     engine: str | None
+    draft: bool
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def not_for_load(
     runs = {
         "--payload": asked.payload, "--engine": asked.engine, "--prompt": tokens.prompt,
         "--chat": tokens.chat, "--positions": asked.positions != "all", "--behind": asked.behind,
-        "--list-points": list_points, "--arch": where.arch,
+        "--list-points": list_points, "--draft": asked.draft, "--arch": where.arch,
         **{f"--{field.name.replace('_', '-')}": getattr(where, field.name)
            for field in fields(where)},
     }  # fmt: skip
@@ -113,7 +114,7 @@ def show_points(
     ]  # fmt: skip
     if needs and not details:
         raise UsageError(f"{', '.join(needs)}: needs --payload, which runs the model")
-    body = trace_points.plan(model, asked.points, asked.layers, where)
+    body = trace_points.plan(model, asked.points, asked.layers, where, asked.draft)
     return render.emit(body, 0, partial(trace_show.show_plan, body, details=details))
 
 
@@ -128,7 +129,7 @@ def show_run(
     positions = parse_positions(asked.positions)
     histograms = trace_html.Histograms()
     with ExitStack() as stack:
-        run = trace_run.runner(text, asked.engine, where, stack)
+        run = trace_run.runner(text, asked.engine, where, stack, asked.draft)
         ids, said = running.token_ids(run.model, tokens)
         running.warn_of_length(run.model, ids)
         aprt = wanted.save_aprt is not None

@@ -43,6 +43,9 @@ STAGES: Mapping[str, tuple[str, ...]] = {
 }
 STAGE_ALIASES: Mapping[str, str] = {"layer_output": "post_ffn_residual"}
 
+# The whole-model points before the first layer.
+ENTERING = tuple(takewhile(lambda name: not POINTS[name].layered, POINTS))
+
 _KEY = re.compile(r"L(\d{1,9})\.(\w+)")
 
 
@@ -87,7 +90,7 @@ def instances(
     """
     layers = range(int(hp["n_layers"]))
     inside = [point for point in POINTS.values() if point.layered]
-    before = list(takewhile(lambda point: not point.layered, POINTS.values()))
+    before = [POINTS[name] for name in ENTERING]
     after = [point for point in POINTS.values() if not point.layered and point not in before]
     rows = [(point, WHOLE) for point in before]
     rows += [(point, layer) for layer in layers for point in inside]

@@ -50,6 +50,11 @@ class DraftSession(Session):
         self.main = main
         self._graphs = None  # the hidden rows are no fixed input of a recorded pass
 
+    def close(self) -> None:
+        """Let the weights of both go."""
+        super().close()
+        self.main.close()
+
     def _pass(
         self, ids: Sequence[int], cache: KVCache | None, recorder: Recorder | None, rows: LogitRows
     ) -> Any:

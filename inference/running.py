@@ -17,6 +17,7 @@ from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import Instance, instances
 from aprfmt.inference.cuda_driver import full_memory_is_named
 from aprfmt.inference.device import Choice, choose, parse_run, split_run
+from aprfmt.inference.draft import DraftSession
 from aprfmt.inference.engines import ENGINES
 from aprfmt.inference.engines.collect import weights_of
 from aprfmt.inference.forward import LogitRows
@@ -37,8 +38,9 @@ class RunRequest:
 
     `model` is a path, unused where the caller has the model open. `threads`, `memory` (bytes for
     decoded weights) and `deterministic` are None and False where the machine decides. `through` is
-    an encoding that the layers' matrices pass through first. `wanted` are keys (`L3.attn_out`),
-    None for every point there is; the first `behind` tokens only fill the cache.
+    an encoding that the layers' matrices pass through first. `draft`: the model's draft head is
+    what runs, behind the model. `wanted` are keys (`L3.attn_out`), None for every point there is;
+    the first `behind` tokens only fill the cache.
     """
 
     ids: tuple[int, ...] | None = None
@@ -50,6 +52,7 @@ class RunRequest:
     memory: int | None = None
     deterministic: bool = False
     through: str | None = None
+    draft: bool = False
     wanted: Collection[str] | None = None
     positions: Positions = "all"
     logits_rows: LogitRows = "all"
@@ -68,9 +71,11 @@ class RunRequest:
         """Open a session of a model, which the caller closes (a context manager)."""
         backend = self.backend() if backend is None else backend
         if self.through is None:
-            return Session.of(model, backend, memory=self.memory)
-        weights = matched_weights(model, self.through, self.memory)
-        return Session(model.spec, model.hyper, weights, backend)
+            main = Session.of(model, backend, memory=self.memory)
+        else:
+            weights = matched_weights(model, self.through, self.memory)
+            main = Session(model.spec, model.hyper, weights, backend)
+        return DraftSession(model, main) if self.draft else main
 
 
 def requested(
@@ -219,6 +224,8 @@ def opened(
             )
         if tell is not None:
             tell(model)
+        if backend is None and request.draft:
+            raise UsageError(f"{choice}: an engine's pass has no draft head; use a backend of ours")
         if backend is None:
             refuse_to_run(model.resolution, model.path)
             if request.through is not None:

