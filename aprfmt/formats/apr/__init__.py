@@ -16,6 +16,7 @@ from aprfmt.formats.apr.layout import (
     MAX_DIMS,
     MAX_NAME_BYTES,
     REFUSED_MAGICS,
+    holds,
     order,
 )
 from aprfmt.formats.apr.metadata import ALIASES, TYPED
@@ -51,7 +52,7 @@ FORMAT = FormatSpec(
     recognise=recognise,
     open_source=open_source,
     open_sink=open_sink,
-    holds=lambda row: row.apr is not None,
+    holds=holds,
     style="hf",
     header_fields=header_fields,
     structure=parse,
