@@ -77,7 +77,10 @@ class Source:
 
     def values(self, start: int, stop: int) -> F32:
         """Return the values of rows [start, stop), float32 [rows, in]."""
-        groups, held = self.groups.rows(start, stop), self.codes(start, stop)
+        with np.errstate(all="ignore"):
+            return self._values(self.groups.rows(start, stop), self.codes(start, stop))
+
+    def _values(self, groups: Groups, held: U8) -> F32:
         if groups.codes == "e4m3":
             codes: Array = fp8.E4M3.values[held]
         elif groups.codes == "e2m1":

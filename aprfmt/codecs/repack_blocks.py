@@ -43,11 +43,20 @@ def _small(held: Blocks, whole: F32 | None) -> Groups:
     return Groups(16, np.where(d == 0x7F, np.uint8(0), d), whole=whole, codes="e2m1")
 
 
+def _powers(held: Blocks, whole: F32 | None) -> Groups:
+    e = np.ascontiguousarray(held["e"])
+    if (e == 255).any():
+        at = [int(index) for index in np.argwhere(e == 255)[0]]
+        raise CodecError(f"its block {at} has the exponent 255, expected one of a number")
+    return Groups(32, e, codes="e2m1")
+
+
 BLOCKS: Mapping[str, BlockSource] = {
     "Q4_0": BlockSource(16, lambda held, whole: Groups(32, _scale(held["d"]))),
     "Q4_1": BlockSource(16, lambda held, whole: Groups(
         32, _scale(held["d"]), _scale(held["m"]), "its blocks have minimums")),
     "NVFP4": BlockSource(8, _small),
+    "MXFP4": BlockSource(16, _powers),
 }  # fmt: skip
 
 

@@ -1,8 +1,9 @@
-"""NVFP4 without calibration, as compressed-tensors and as ModelOpt store it.
+"""NVFP4 and MXFP4 without calibration, as compressed-tensors and as ModelOpt store them.
 
-Both map the tensor's largest magnitude to 6 * 448. compressed-tensors divides by its global scale
-(NVFP4A16: inputs are not quantized); ModelOpt multiplies by weight_scale_2. Without scales of
-inputs, which calibration gives, ModelOpt's algorithm is W4A16_NVFP4.
+NVFP4: both map the tensor's largest magnitude to 6 * 448. compressed-tensors divides by its global
+scale (NVFP4A16: inputs are not quantized); ModelOpt multiplies by weight_scale_2. Without scales of
+inputs, which calibration gives, ModelOpt's algorithm is W4A16_NVFP4. MXFP4 (MXFP4A16): a quarter of
+the power of two at or below the largest magnitude, of the next one above from 1.75 times it on.
 Source: compressed-tensors 0.20, calculate_qparams and generate_gparam; nvidia-modelopt 0.47,
 quantization/qtensor/nvfp4_tensor.py and export/convert_hf_config.py.
 """
@@ -24,7 +25,7 @@ from aprfmt.codecs.write_compressed import section
 from aprfmt.codecs.writer import Settings, Tensor, Writer
 from aprfmt.errors import CodecError
 
-_SIZE = 16
+_SIZE, _POWERS = 16, 32
 _EIGHTH = 0x20  # E4M3 of its epsilon, 0.125, for a group of zeros
 _TINY = np.finfo(np.float32).tiny
 _WHOLE = np.float32(E2M1_MAX * E4M3_MAX)
@@ -53,9 +54,20 @@ def _multiplied(values: F32, settings: Settings) -> Groups:
     return Groups(_SIZE, held, whole=np.array([whole], np.float32), codes="e2m1")
 
 
-def _micro(groups: Groups) -> None:
-    if groups.codes != "e2m1" or groups.size != _SIZE:
-        raise CodecError("its codes are no E2M1 in groups of 16")
+def _powers(values: F32, settings: Settings) -> Groups:
+    bits = np.ascontiguousarray(largest(values, _POWERS)).view(np.uint32) + np.uint32(1 << 21)
+    held = np.maximum((bits >> 23).astype(np.int32) - 2, 0)
+    return Groups(_POWERS, held.astype(np.uint8), codes="e2m1")
+
+
+def _hold_powers(groups: Groups, settings: Settings) -> Groups:
+    _micro(groups, _POWERS)
+    return groups
+
+
+def _micro(groups: Groups, size: int = _SIZE) -> None:
+    if groups.codes != "e2m1" or groups.size != size:
+        raise CodecError(f"its codes are no E2M1 in groups of {size}")
     if groups.whole is not None and len(groups.whole) != 1:
         raise CodecError(f"it has {len(groups.whole)} scales of scales, expected one")
 
@@ -106,6 +118,25 @@ COMPRESSED = Writer(
         "nvfp4-pack-quantized",
         {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": _SIZE,
          "scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"},
+        left_out,
+    ),
+)  # fmt: skip
+
+
+MXFP4 = Writer(
+    encoding="COMPRESSED_PACKED_FLOAT",
+    choose=_powers,
+    codes=e2m1_codes,
+    hold=_hold_powers,
+    tensors={
+        ".weight_packed": Tensor("U8", lambda out, columns, n: (out, columns // 2), _bytes),
+        SCALE: Tensor("U8", lambda out, columns, n: (out, n),
+                      lambda source, s: source.groups.scale),
+    },
+    section=lambda settings, left_out: section(
+        "mxfp4-pack-quantized",
+        {"num_bits": 4, "type": "float", "strategy": "group", "group_size": _POWERS,
+         "scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"},
         left_out,
     ),
 )  # fmt: skip

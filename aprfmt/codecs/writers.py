@@ -14,6 +14,7 @@ from aprfmt.codecs.repack_sources import (
     affine_gptq,
     compressed_integers,
     compressed_micro,
+    fp8_micro,
     modelopt,
 )
 from aprfmt.codecs.writer import Writer
@@ -26,6 +27,8 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "Q4_0": ("COMPRESSED_PACKED", "GPTQ", "AWQ", "MLX"),
     "Q4_1": ("MLX",),
     "NVFP4": ("MODELOPT", "COMPRESSED_PACKED_FLOAT"),
+    "MXFP4": ("COMPRESSED_PACKED_FLOAT",),
+    "FP8_BLOCK": ("COMPRESSED_PACKED_FLOAT",),
     "GPTQ": ("AWQ", "COMPRESSED_PACKED"),
     "AWQ": ("GPTQ", "COMPRESSED_PACKED"),
     "COMPRESSED_PACKED": ("GPTQ", "AWQ"),
@@ -33,8 +36,12 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "COMPRESSED_PACKED_FLOAT": ("MODELOPT",),
 }
 READS: Mapping[str, Read] = {
-    "GPTQ": affine_gptq, "AWQ": affine_awq, "COMPRESSED_PACKED": compressed_integers,
-    "MODELOPT": modelopt, "COMPRESSED_PACKED_FLOAT": compressed_micro,
+    "GPTQ": affine_gptq,
+    "AWQ": affine_awq,
+    "COMPRESSED_PACKED": compressed_integers,
+    "MODELOPT": modelopt,
+    "COMPRESSED_PACKED_FLOAT": compressed_micro,
+    "FP8_BLOCK": fp8_micro,
 }  # fmt: skip
 
 WRITERS: Registry[Writer] = Registry(
@@ -43,6 +50,7 @@ WRITERS: Registry[Writer] = Registry(
         "COMPRESSED-INT4": "aprfmt.codecs.write_compressed:INT4",
         "COMPRESSED-FP8": "aprfmt.codecs.write_compressed:FP8",
         "COMPRESSED-NVFP4": "aprfmt.codecs.write_micro:COMPRESSED",
+        "COMPRESSED-MXFP4": "aprfmt.codecs.write_micro:MXFP4",
         "MODELOPT-NVFP4": "aprfmt.codecs.write_micro:MODELOPT",
         "GPTQ": "aprfmt.codecs.write_words:GPTQ",
         "AWQ": "aprfmt.codecs.write_words:AWQ",

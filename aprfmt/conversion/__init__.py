@@ -168,9 +168,13 @@ def _open_sink(
     model: Model, target: FormatSpec, weights: Path, options: Options, files: FileSet | None
 ) -> Sink:
     """Open the target's sink into a set of files, with the options it understands."""
+    from aprfmt.conversion.choosing import kept_as_bytes
+
     wishes: dict[str, Any] = {"files": files}
     if options.alignment is not None:
         wishes["alignment"] = options.alignment
+    if kept_as_bytes(model, target, options):
+        wishes["carry"] = True
     kept = getattr(model.source, "shards", ())  # none where tensors were put in place of a file's
     if target.rewrites and model.format == target.name and kept:
         wishes["like"] = model.source

@@ -67,7 +67,11 @@ def choose_encodings(
         if wished != output.source_encoding and not encoding(wished).known:
             if wished != written:
                 raise ConversionError(_not_written(output.info.name, wished))
-        holds = target.holds(encoding("U8")) if wished == written else _held(wished, target)
+        if wished == written:
+            holds = target.holds(encoding("U8"))
+        else:
+            kept = wished == output.source_encoding and kept_as_bytes(model, target, options)
+            holds = _held(wished, target) or kept
         if not holds:
             asked_for = asked_for or wished != output.source_encoding
             refused.append(f"{output.info.name} ({_why(wished, output, reasons)})")
@@ -142,6 +146,11 @@ def _wish(output: Output, options: Options) -> str | None:
     ):  # fmt: skip
         return None
     return wished if wished in PLAIN_FLOATS or not _is_vector(output) else None
+
+
+def kept_as_bytes(model: Model, target: FormatSpec, options: Options) -> bool:
+    """Say whether a target stores encodings it has no code for: in copies of bytes."""
+    return target.keeps and (options.generic or model.format == target.name)
 
 
 def _held(name: str, target: FormatSpec) -> bool:

@@ -172,7 +172,8 @@ def kept_codes(
         one = output.sources[0] if len(output.sources) == 1 else None
         if one is None or one.packed is None or output.steps or one.info.shape != output.info.shape:
             return "its rows are laid out anew"
-        source = READS[output.source_encoding](one.packed(), "NVFP4")
+        micro = "NVFP4" if settings.size == 16 else "MXFP4"
+        source = READS[output.source_encoding](one.packed(), micro)
         return writer.taken(source, settings)
     except CodecError as error:
         return str(error)

@@ -76,6 +76,7 @@ class FormatSpec:
     vectors_f32: bool = False
     keys_like: str = ""
     carries: bool = False  # True: encodings without a code are stored too, as plain bytes
+    keeps: bool = False  # True: where that is asked for; open_sink then takes `carry=True`
     max_name_bytes: int | None = None
     max_dims: int | None = None
     splits: bool = True

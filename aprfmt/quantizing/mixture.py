@@ -77,6 +77,7 @@ SCHEMES: Mapping[str, Scheme] = {
        for size in (32, 128)},
     "COMPRESSED-FP8": _dialect("COMPRESSED_PLAIN", "COMPRESSED-FP8", (1, 1), rows=True),
     "COMPRESSED-NVFP4": _dialect("COMPRESSED_PACKED_FLOAT", "COMPRESSED-NVFP4", (1, 16)),
+    "COMPRESSED-MXFP4": _dialect("COMPRESSED_PACKED_FLOAT", "COMPRESSED-MXFP4", (1, 32)),
     "MODELOPT-NVFP4": _dialect("MODELOPT", "MODELOPT-NVFP4", (1, 16)),
     **{f"GPTQ-g{size}": _dialect("GPTQ", "GPTQ", (32, size)) for size in (32, 128)},
     **{f"GPTQ-v2-g{size}": _dialect("GPTQ", "GPTQ", (32, size), 2) for size in (32, 128)},

@@ -225,3 +225,11 @@ def test_a_mixture_keeps_the_scale_beside_nvfp4_blocks(tmp_path: Path) -> None:
                 values = view.numpy()
                 off = np.linalg.norm(after.roles[role].numpy() - values)
                 assert off < 0.01 * np.linalg.norm(values), role
+
+
+def test_mxfp4_of_a_gguf_goes_back_to_a_folder(tmp_path: Path) -> None:
+    write_folder(tmp_path / "m", "compressed_packed_float")
+    aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf")
+    report = aprfmt.convert(tmp_path / "m.gguf", tmp_path / "back", to="safetensors",
+                            quantize="COMPRESSED-MXFP4")  # fmt: skip
+    assert report.lossless and tensors_of(tmp_path / "back") == tensors_of(tmp_path / "m")

@@ -80,6 +80,11 @@ CODES: dict[int, tuple[str, ...]] = {
 _SUPERBLOCK = 256  # K-quants: the only blocks whose rows a writer pads
 
 
+def holds(row: Encoding) -> bool:
+    """Say whether the format has a code for an encoding."""
+    return row.apr is not None
+
+
 def align(count: int) -> int:
     """Return `count` rounded up to the next multiple of 64."""
     return -(-count // ALIGNMENT) * ALIGNMENT

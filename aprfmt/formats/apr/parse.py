@@ -11,8 +11,8 @@ from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import Region, TensorInfo, Value
 from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
-from aprfmt.formats import jsonio
-from aprfmt.formats.apr import carried, layout
+from aprfmt.formats import carried, jsonio
+from aprfmt.formats.apr import layout
 from aprfmt.formats.apr.extent import check_end, check_regions
 from aprfmt.formats.apr.layout import BITS, CODES, COMPRESSED, HEADER_SIZE, Header
 from aprfmt.formats.apr.metadata import misfits

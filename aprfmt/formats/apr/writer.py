@@ -7,15 +7,15 @@ unchanged plan keeps every byte between the tensors; a changed one keeps the fla
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import TensorInfo, Typed, Value
 from aprfmt.errors import CodecError, ConversionError, UsageError
-from aprfmt.formats import sequential
-from aprfmt.formats.apr import carried, layout
+from aprfmt.formats import carried, sequential
+from aprfmt.formats.apr import layout
 from aprfmt.formats.apr.layout import BITS, COMPRESSED, align
 from aprfmt.formats.apr.metadata import TYPED, canonical, spell_metadata
 from aprfmt.formats.apr.reader import AprSource
@@ -80,7 +80,7 @@ class AprSink(sequential.SequentialSink):
             like.header.flags & ~_NOT_KEPT if like is not None else 0
         )
         if like is not None and same and len(parts) == 1:
-            if carried.describe(infos) == carried.describe(_infos(like)):
+            if _described(infos) == _described(_infos(like)):
                 return [_fresh(self._path, like.metadata_raw, infos, flags)]
         plain = canonical(metadata, where)
         plain.setdefault("param_count", sum(math.prod(info.shape) for info in infos))
@@ -88,7 +88,7 @@ class AprSink(sequential.SequentialSink):
             del plain["sharding"]  # described the source's shards
         if len(parts) > 1:
             return self._set(plain, parts, flags | BITS["SHARDED"])
-        raw = _spell({**plain, **carried.describe(infos)}, where)
+        raw = _spell({**plain, **_described(infos)}, where)
         return [_fresh(self._path, raw, infos, flags)]
 
     def _set(
@@ -108,11 +108,11 @@ class AprSink(sequential.SequentialSink):
         for number, part in enumerate(parts):
             sharding = {"shard_count": count, "shard_index": number, "total_size": total}
             kept = {k: v for k, v in plain.items() if number == 0 or k in _TYPED_NAMES}
-            raw = _spell({**kept, "sharding": sharding, **carried.describe(part)}, where)
+            raw = _spell({**kept, "sharding": sharding, **_described(part)}, where)
             path = self._path.with_name(shard_name(stem, number, count))
             program = _fresh(path, raw, part, flags)
             programs.append(program)
-            names = sorted(carried.stored_info(info).name for info in part)
+            names = sorted(carried.stored_info(info, layout.holds).name for info in part)
             rows.append((path.name, sequential.program_size(program), names))
         text = json.dumps(manifest(rows), indent=2, ensure_ascii=False)
         path = self._path.with_name(manifest_name(stem))
@@ -152,10 +152,15 @@ def _spell(metadata: Mapping[str, Value], where: str) -> bytes:
     return raw
 
 
+def _described(infos: Iterable[TensorInfo]) -> dict[str, Value]:
+    """Return the metadata entry for tensors that the format has no code for."""
+    return carried.describe(infos, layout.holds)
+
+
 def _check(info: TensorInfo, where: str) -> None:
     """Raise ConversionError for a tensor that APR cannot hold."""
     what = f"{where}: {label(info.name)}"
-    stored = carried.stored_info(info)
+    stored = carried.stored_info(info, layout.holds)
     length = len(_name(stored))
     if length > layout.MAX_NAME_BYTES:
         raise ConversionError(
@@ -196,7 +201,7 @@ def _fresh(
     path: Path, metadata: bytes, infos: Sequence[TensorInfo], flags: int
 ) -> sequential.Program:
     """Return one complete file: data in the order of `infos`, index sorted by name."""
-    stored = [carried.stored_info(info) for info in infos]
+    stored = [carried.stored_info(info, layout.holds) for info in infos]
     sequential.check_unique(stored, str(path))
     entries: list[tuple[bytes, bytes]] = []
     body: list[sequential.Segment] = []

@@ -9,7 +9,7 @@ from typing import Any
 from aprfmt.base.protocols import Sink
 from aprfmt.formats import FormatSpec, ValueRules
 from aprfmt.formats.safetensors.fields import header_fields
-from aprfmt.formats.safetensors.layout import fill_header, is_json, order
+from aprfmt.formats.safetensors.layout import fill_header, holds, is_json, order
 from aprfmt.formats.safetensors.parse import parse
 from aprfmt.formats.safetensors.reader import open_source
 
@@ -40,7 +40,8 @@ FORMAT = FormatSpec(
     recognise=recognise,
     open_source=open_source,
     open_sink=open_sink,
-    holds=lambda row: bool(row.safetensors),
+    holds=holds,
+    keeps=True,
     style="hf",
     header_fields=header_fields,
     structure=parse,

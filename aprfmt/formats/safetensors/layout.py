@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from aprfmt.base.encodings import BY_SAFETENSORS, Encoding, encoding
 from aprfmt.base.protocols import TensorInfo, Value
+from aprfmt.formats.carried import stored_info
 from aprfmt.formats.jsonio import dumps
 
 PREFIX = 8  # bytes of the header's length
@@ -31,18 +32,22 @@ def bits(row: Encoding) -> int:
     return 8 * row.type_size // row.block_size
 
 
+def holds(row: Encoding) -> bool:
+    """Say whether the format has a dtype for an encoding."""
+    return bool(row.safetensors)
+
+
 def order(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
     """Return the tensors in the order the reference writes them: widest dtypes first, then names.
 
-    Encodings that the format lacks come last; `plan` raises for them.
+    Encodings that the format lacks stand where their bytes do (carried.py).
     """
-    return sorted(
-        infos,
-        key=lambda info: (
-            -_RANKS.get(info.encoding, -1),
-            info.name.encode("utf-8", "surrogatepass"),
-        ),
-    )
+
+    def place(info: TensorInfo) -> tuple[int, bytes]:
+        stored = stored_info(info, holds)
+        return -_RANKS[stored.encoding], stored.name.encode("utf-8", "surrogatepass")
+
+    return sorted(infos, key=place)
 
 
 def spell_header(metadata: Mapping[str, str], infos: Sequence[TensorInfo]) -> bytes:
@@ -50,9 +55,10 @@ def spell_header(metadata: Mapping[str, str], infos: Sequence[TensorInfo]) -> by
     header: dict[str, Value] = {METADATA: dict(metadata)} if metadata else {}
     at = 0
     for info in infos:
-        header[info.name] = {
-            "dtype": encoding(info.encoding).safetensors,
-            "shape": list(info.shape),
+        stored = stored_info(info, holds)
+        header[stored.name] = {
+            "dtype": encoding(stored.encoding).safetensors,
+            "shape": list(stored.shape),
             "data_offsets": [at, at + info.nbytes],
         }
         at += info.nbytes

@@ -13,7 +13,7 @@ from aprfmt.base.encodings import BY_SAFETENSORS, UNNAMED, Encoding
 from aprfmt.base.protocols import Note, Region, TensorInfo
 from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError, TruncatedError
-from aprfmt.formats import jsonio
+from aprfmt.formats import carried, jsonio
 from aprfmt.formats.cursor import MAX_COUNT, MAX_HEADER, hold
 from aprfmt.formats.damage import Faults, Structure, label, report_overlap
 from aprfmt.formats.safetensors.layout import FIELDS, METADATA, PREFIX, U64, bits
@@ -37,6 +37,7 @@ class Parsed(Structure):
     infos: dict[str, TensorInfo] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     end: int = 0
+    carried: Mapping[str, str] = field(default_factory=dict)  # name -> that of its bytes
 
     @property
     def data_offset(self) -> int:
@@ -93,7 +94,26 @@ def _parse(buffer: Region, partial: bool, faults: Faults) -> Parsed:
     parsed.end = max([parsed.data_offset, *(i.offset + i.nbytes for i in parsed.sound())])
     _check_end(parsed, partial)
     _check_gaps(parsed)
+    if carried.KEY in metadata:
+        _join(parsed)
     return parsed
+
+
+def _join(parsed: Parsed) -> None:
+    """Give tensors that the format has no dtype for their own names, encodings and shapes."""
+    where, stored = parsed.where, parsed.infos
+    text = parsed.metadata.pop(carried.KEY)
+    try:
+        table: Any = jsonio.loads(text.encode(), f"{where}: {carried.KEY}", max_bytes=MAX_HEADER)
+    except (FormatError, UnicodeEncodeError) as error:
+        parsed.warn("carried_tensors", f"{carried.KEY} cannot be read, its tensors stay bytes: "
+                    f"{shorten(str(error), 200)}")  # fmt: skip
+        return
+    _, parsed.infos, notes = carried.join({carried.KEY: table}, stored, where)
+    parsed.notes += notes
+    names = dict(zip(stored, parsed.infos, strict=True))
+    parsed.carried = {name: at for at, name in names.items() if name != at}
+    parsed.faults.rename(names)
 
 
 def _read_header(raw: bytes, where: str, faults: Faults) -> dict[str, Any]:

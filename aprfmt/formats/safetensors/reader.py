@@ -166,16 +166,23 @@ def members(path: Path, weight_map: Mapping[str, Any]) -> dict[str, Path]:
 
 
 def _check_map(path: Path, weight_map: Mapping[str, str], shards: Mapping[str, Shard]) -> None:
+    stored = {file_name: _stored(shard) for file_name, shard in shards.items()}
     for name, file_name in weight_map.items():
-        if file_name in shards and name not in shards[file_name].parsed.infos:
+        if file_name in shards and name not in stored[file_name]:
             raise FormatError(
                 f"{path}: tensor {name!r} is said to be in {file_name}, which does not hold it; "
                 "index and shards are not of one model"
             )
-    for file_name, shard in shards.items():
-        for name in shard.parsed.infos:
+    for file_name in shards:
+        for name in stored[file_name]:
             if weight_map.get(name) != file_name:
                 raise FormatError(
                     f"{path}: {file_name} holds tensor {name!r}, which the index does not list for "
                     "it; index and shards are not of one model"
                 )
+
+
+def _stored(shard: Shard) -> set[str]:
+    """Return the names of a shard's tensors as its header has them."""
+    parsed = shard.parsed
+    return {parsed.carried.get(name, name) for name in parsed.infos}

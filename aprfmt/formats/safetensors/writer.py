@@ -15,6 +15,7 @@ from aprfmt.base.protocols import TensorInfo, Typed, Value
 from aprfmt.base.text import shorten
 from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats.atomic import FileSet
+from aprfmt.formats.carried import KEY, describe, stored_info
 from aprfmt.formats.cursor import MAX_HEADER
 from aprfmt.formats.damage import label
 from aprfmt.formats.jsonio import dumps
@@ -24,6 +25,7 @@ from aprfmt.formats.sequential import Program, Room, SequentialSink, deal
 
 # transformers refuses files that do not name the framework of their tensors.
 _FORMAT_KEY, _FORMAT = "format", "pt"
+_CARRIES = "aprfmt"  # the framework of a file whose tensors are not all of the format's dtypes
 _SHARD = re.compile(r"(?P<stem>.+)-[0-9]{5}-of-[0-9]{5}")
 
 
@@ -31,7 +33,8 @@ class SafetensorsSink(SequentialSink):
     """A safetensors model being written; see `aprfmt.base.protocols.Sink`.
 
     Tensors are planned in the order of `order`. Metadata holds strings only, and gets `format: pt`
-    if it lacks the key. ConversionError for what the format cannot hold.
+    if it lacks the key. ConversionError for what the format cannot hold, unless its bytes may be
+    carried (carried.py); then `format` says so, and loaders that look at it refuse the file.
     """
 
     def __init__(
@@ -42,9 +45,11 @@ class SafetensorsSink(SequentialSink):
         files: FileSet | None = None,
         max_shard_size: int | None = None,
         like: SafetensorsSource | None = None,
+        carry: bool = False,
     ) -> None:
         super().__init__(path, force=force, files=files)
         self._limit = max_shard_size
+        self._carries = carry or (like is not None and any(s.parsed.carried for s in like.shards))
         self._like = like if like is not None and len(like.shards) == 1 else None
 
     def order(self, infos: Sequence[TensorInfo]) -> list[TensorInfo]:
@@ -68,7 +73,11 @@ class SafetensorsSink(SequentialSink):
             return [Program(self._path, like.header_raw, _rooms(infos))]
         texts.setdefault(_FORMAT_KEY, _FORMAT)
         for info in infos:
-            _check(info, where)
+            _check(stored_info(info, layout.holds) if self._carries else info, where)
+        if not all(layout.holds(encoding(info.encoding)) for info in infos):
+            texts[_FORMAT_KEY] = _CARRIES
+        elif texts[_FORMAT_KEY] == _CARRIES:
+            texts[_FORMAT_KEY] = _FORMAT
         if not in_place and list(infos) != layout.order(infos):
             raise ConversionError(
                 f"{where}: tensors are planned in another order than the format's; "
@@ -99,7 +108,7 @@ class SafetensorsSink(SequentialSink):
             path = self._path.with_name(f"{stem}-{number:05d}-of-{count:05d}.safetensors")
             kept = texts if number == 1 else {_FORMAT_KEY: texts[_FORMAT_KEY]}
             programs.append(_program(path, kept, part))
-            weight_map.update((info.name, path.name) for info in part)
+            weight_map.update((stored_info(info, holds).name, path.name) for info in part)
         total = sum(info.nbytes for part in parts for info in part)
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         text = json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
@@ -114,19 +123,22 @@ def open_sink(
     max_shard_size: int | None = None,
     files: FileSet | None = None,
     like: Any = None,
+    carry: bool = False,
     **options: Any,
 ) -> SafetensorsSink:
     """Start writing `path`.
 
     More than `max_shard_size` tensor bytes become shards with an index. `like` is an open
-    safetensors source whose header is kept if the plan is the same. With `files` the sink writes
+    safetensors source whose header is kept if the plan is the same. `carry` lets bytes of encodings
+    without a dtype be stored under another name. With `files` the sink writes
     into that set, and the set's owner publishes it.
     """
     if options:
         raise UsageError(f"{path}: safetensors files are not written with {', '.join(options)}")
     return SafetensorsSink(
-        Path(path), force=force, files=files, max_shard_size=max_shard_size, like=like
-    )
+        Path(path), force=force, files=files, max_shard_size=max_shard_size, like=like,
+        carry=carry,
+    )  # fmt: skip
 
 
 def _texts(metadata: Mapping[str, Value | Typed], where: str) -> dict[str, str]:
@@ -178,6 +190,9 @@ def _check(info: TensorInfo, where: str) -> None:
 
 
 def _program(path: Path, texts: Mapping[str, str], infos: Sequence[TensorInfo]) -> Program:
+    described = describe(infos, layout.holds)
+    if described:
+        texts = {**texts, KEY: dumps(described[KEY])}
     head = layout.spell_header(texts, infos)
     size = len(head) - layout.PREFIX
     if size > MAX_HEADER:

@@ -1,25 +1,28 @@
-"""Encodings APR has no code for, carried losslessly under another name.
+"""Encodings a container has no code for, carried losslessly under another name.
 
 Such a tensor is stored as U8 `[..., row_bytes]` (flat encodings: `[nbytes]`) under `NAME@Q5_0`, and
-the metadata key `aprfmt.tensors` maps NAME to its encoding and shape. A reader that does not know
-this does not find NAME and stops, instead of reading packed bytes as weights. In this package NAME
-is the *logical* tensor, and the entry in the index is the *stored* one.
+the metadata key `aprfmt.tensors` (in safetensors its JSON) maps NAME to its encoding and shape. A
+reader that does not know this does not find NAME and stops, instead of reading packed bytes as
+weights. In this package NAME is the *logical* tensor, and the entry in the index is the *stored*
+one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import Encoding, encoding
 from aprfmt.base.protocols import Note, TensorInfo, Value
 from aprfmt.formats.cursor import MAX_DIMS
 
 KEY = "aprfmt.tensors"
 
+Holds = Callable[[Encoding], bool]  # has the container a code for an encoding?
 
-def stored_info(info: TensorInfo) -> TensorInfo:
+
+def stored_info(info: TensorInfo, holds: Holds) -> TensorInfo:
     """Return a tensor's index entry: itself, or its bytes as U8 under `NAME@ENCODING`."""
     row = encoding(info.encoding)
-    if row.apr is not None:
+    if holds(row):
         return info
     by_rows = info.row_bytes is not None and info.nbytes == row.nbytes(info.shape)
     shape = (*info.shape[:-1], info.row_bytes or 0) if by_rows else (info.nbytes,)
@@ -28,12 +31,12 @@ def stored_info(info: TensorInfo) -> TensorInfo:
     )
 
 
-def describe(infos: Iterable[TensorInfo]) -> dict[str, Value]:
+def describe(infos: Iterable[TensorInfo], holds: Holds) -> dict[str, Value]:
     """Return the metadata entry for the carried tensors; {} if there are none."""
     table = {
         info.name: {"encoding": info.encoding, "shape": list(info.shape)}
         for info in infos
-        if encoding(info.encoding).apr is None
+        if not holds(encoding(info.encoding))
     }
     return {KEY: table} if table else {}
 
